@@ -1,0 +1,41 @@
+# Each target does all of its set-up: a fresh machine needs python3 (3.11 or newer) and make.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+
+.PHONY: demo test check bench docs clean
+
+demo: $(VENV)/.installed  ## train an embedding layer on text that Python carries (a minute or so)
+	@$(BIN)/embedlayer demo --output out/demo
+
+test: $(VENV)/.installed-dev  ## run the test suite
+	@$(BIN)/python -m pytest
+
+check: $(VENV)/.installed-dev  ## lint, formatting, types
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+
+bench: $(VENV)/.installed-dev  ## our speed beside the peers'
+	@$(BIN)/python -m benchmarks
+
+docs: $(VENV)/.installed-dev  ## build the documentation into docs/_build
+	@$(BIN)/python -m sphinx -q -W -b html docs docs/_build
+
+clean:  ## remove what the other targets made
+	rm -rf $(VENV) out docs/_build .pytest_cache .mypy_cache .ruff_cache .hypothesis
+
+$(VENV)/pyvenv.cfg:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "embedlayer needs Python 3.11 or newer: make PYTHON=python3.12 ..."; exit 1; }
+	@$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.installed: $(VENV)/pyvenv.cfg pyproject.toml constraints.txt
+	@echo "Installing into $(VENV) ..."
+	@$(PIP) --editable '.[plots]'
+	@touch $@
+
+$(VENV)/.installed-dev: $(VENV)/.installed
+	@echo "Installing what the tests need ..."
+	@$(PIP) --editable '.[dev]'
+	@touch $@

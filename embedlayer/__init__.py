@@ -1,0 +1,158 @@
+"""embedlayer: the embedding layer of a language model, whole.
+
+Every public name has one import path, this module, and is loaded when it is first used.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from embedlayer.analysis.geometry import pca as pca
+    from embedlayer.analysis.vectors import TokenVectors as TokenVectors
+    from embedlayer.errors import (
+        CheckpointError as CheckpointError,
+    )
+    from embedlayer.errors import (
+        EmbedLayerError as EmbedLayerError,
+    )
+    from embedlayer.errors import (
+        EmbedLayerWarning as EmbedLayerWarning,
+    )
+    from embedlayer.errors import (
+        FileError as FileError,
+    )
+    from embedlayer.errors import (
+        MissingExtraError as MissingExtraError,
+    )
+    from embedlayer.errors import (
+        PositionError as PositionError,
+    )
+    from embedlayer.errors import (
+        ShapeError as ShapeError,
+    )
+    from embedlayer.errors import (
+        SizeError as SizeError,
+    )
+    from embedlayer.errors import (
+        TextError as TextError,
+    )
+    from embedlayer.errors import (
+        TokenIdError as TokenIdError,
+    )
+    from embedlayer.errors import (
+        TokenizerError as TokenizerError,
+    )
+    from embedlayer.layers.input import (
+        GPT_CONFIG_124M as GPT_CONFIG_124M,
+    )
+    from embedlayer.layers.input import (
+        GPTEmbedding as GPTEmbedding,
+    )
+    from embedlayer.layers.input import (
+        TransformerEmbedding as TransformerEmbedding,
+    )
+    from embedlayer.layers.output import OutputHead as OutputHead
+    from embedlayer.losses.linear_cross_entropy import linear_cross_entropy as linear_cross_entropy
+    from embedlayer.models.decoder import DecoderLM as DecoderLM
+    from embedlayer.optim.param_groups import param_groups as param_groups
+    from embedlayer.planner import PRESETS as PRESETS
+    from embedlayer.planner import EmbeddingPlan as EmbeddingPlan
+    from embedlayer.planner import plan as plan
+    from embedlayer.positions.alibi import AlibiBias as AlibiBias
+    from embedlayer.positions.learned import LearnedPositionalEmbedding as LearnedPositionalEmbedding
+    from embedlayer.positions.position import Position as Position
+    from embedlayer.positions.position import positions_of as positions_of
+    from embedlayer.positions.rotary import RotaryEmbedding as RotaryEmbedding
+    from embedlayer.positions.sinusoidal import (
+        SinusoidalPositionalEmbedding as SinusoidalPositionalEmbedding,
+    )
+    from embedlayer.positions.sinusoidal import (
+        sinusoids as sinusoids,
+    )
+    from embedlayer.scratch import (
+        ScratchCombinedEmbedding as ScratchCombinedEmbedding,
+    )
+    from embedlayer.scratch import (
+        ScratchEmbedding as ScratchEmbedding,
+    )
+    from embedlayer.scratch import (
+        ScratchEmbeddingWithGrad as ScratchEmbeddingWithGrad,
+    )
+    from embedlayer.scratch import (
+        ScratchPositionEmbedding as ScratchPositionEmbedding,
+    )
+    from embedlayer.scratch import (
+        demonstrate_embeddings as demonstrate_embeddings,
+    )
+    from embedlayer.tables.dense import TokenEmbedding as TokenEmbedding
+    from embedlayer.tables.factorized import FactorizedEmbedding as FactorizedEmbedding
+    from embedlayer.tables.table import TokenTable as TokenTable
+    from embedlayer.text.corpus import TokenCorpus as TokenCorpus
+    from embedlayer.text.tokenizer import load_tokenizer as load_tokenizer
+    from embedlayer.text.tokenizer import train_tokenizer as train_tokenizer
+    from embedlayer.text.windows import TokenWindows as TokenWindows
+    from embedlayer.text.windows import create_dataloader as create_dataloader
+    from embedlayer.training.loop import Trainer as Trainer
+    from embedlayer.training.loop import TrainingOptions as TrainingOptions
+    from embedlayer.training.run_directory import RunDirectory as RunDirectory
+    from embedlayer.training.run_directory import load_run as load_run
+
+_HOMES = {
+    "embedlayer.analysis.geometry": ("pca",),
+    "embedlayer.analysis.vectors": ("TokenVectors",),
+    "embedlayer.errors": (
+        "CheckpointError",
+        "EmbedLayerError",
+        "EmbedLayerWarning",
+        "FileError",
+        "MissingExtraError",
+        "PositionError",
+        "ShapeError",
+        "SizeError",
+        "TextError",
+        "TokenIdError",
+        "TokenizerError",
+    ),
+    "embedlayer.layers.input": ("GPT_CONFIG_124M", "GPTEmbedding", "TransformerEmbedding"),
+    "embedlayer.layers.output": ("OutputHead",),
+    "embedlayer.losses.linear_cross_entropy": ("linear_cross_entropy",),
+    "embedlayer.models.decoder": ("DecoderLM",),
+    "embedlayer.optim.param_groups": ("param_groups",),
+    "embedlayer.planner": ("PRESETS", "EmbeddingPlan", "plan"),
+    "embedlayer.positions.alibi": ("AlibiBias",),
+    "embedlayer.positions.learned": ("LearnedPositionalEmbedding",),
+    "embedlayer.positions.position": ("Position", "positions_of"),
+    "embedlayer.positions.rotary": ("RotaryEmbedding",),
+    "embedlayer.positions.sinusoidal": ("SinusoidalPositionalEmbedding", "sinusoids"),
+    "embedlayer.scratch": (
+        "ScratchCombinedEmbedding",
+        "ScratchEmbedding",
+        "ScratchEmbeddingWithGrad",
+        "ScratchPositionEmbedding",
+        "demonstrate_embeddings",
+    ),
+    "embedlayer.tables.dense": ("TokenEmbedding",),
+    "embedlayer.tables.factorized": ("FactorizedEmbedding",),
+    "embedlayer.tables.table": ("TokenTable",),
+    "embedlayer.text.corpus": ("TokenCorpus",),
+    "embedlayer.text.tokenizer": ("load_tokenizer", "train_tokenizer"),
+    "embedlayer.text.windows": ("TokenWindows", "create_dataloader"),
+    "embedlayer.training.loop": ("Trainer", "TrainingOptions"),
+    "embedlayer.training.run_directory": ("RunDirectory", "load_run"),
+}
+_HOME = {name: module for module, names in _HOMES.items() for name in names}
+
+__all__ = sorted(_HOME)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(_HOME[name]), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOME})

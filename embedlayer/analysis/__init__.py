@@ -1,0 +1,1 @@
+"""Looking inside: neighbours in a table, its geometry, and what a position scheme does, as numbers."""

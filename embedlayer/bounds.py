@@ -1,0 +1,144 @@
+"""The door at which IDs and positions are checked, once.
+
+On the CPU a bad index is an error at once. On an accelerator nobody waits for the device: bad indices are clamped,
+the first one is remembered on the device, and `check()` raises the same error when somebody waits anyway. Under
+`torch.compile` the CPU check is one custom operator, so one graph stays one graph.
+"""
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from embedlayer.derived import Derived
+from embedlayer.errors import EmbedLayerError, PositionError, ShapeError, TokenIdError
+
+Kind = Literal["token id", "position"]
+
+
+class Bounds(Derived):
+    """Indices that must lie in `0 .. size - 1`.
+
+    Args:
+        size: How many rows there are.
+        kind: What the indices are, for the message.
+    """
+
+    first_outside: Tensor  # (flat index, value, length of the last dimension) of the first bad one, or -1s
+
+    def __init__(self, size: int, kind: Kind) -> None:
+        super().__init__()
+        self.size = size
+        self.kind: Kind = kind
+        self.derive()
+
+    def derived(self) -> dict[str, Tensor]:
+        """Nothing is wrong yet."""
+        return {"first_outside": torch.full((3,), -1)}
+
+    def forward(self, indices: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Indices that are safe to look up, and a mask of those that were not (`None` where none can be left).
+
+        Raises:
+            ShapeError: Not integers, a scalar, or sequences of length 0.
+            TokenIdError: On the CPU, at once, naming row, column, value and size. Positions: `PositionError`.
+        """
+        if indices.dtype not in (torch.int64, torch.int32):
+            raise ShapeError(
+                f"A {self.kind} must be int64 or int32, not {str(indices.dtype).removeprefix('torch.')}. "
+                f"Look-up is by whole numbers: pass the tokenizer's ids, for instance ids.long()."
+            )
+        if indices.dim() == 0 or indices.shape[-1] == 0:
+            raise ShapeError(
+                f"{self.kind.capitalize()}s must have shape (..., T) with T at least 1, not {tuple(indices.shape)}. "
+                f"An empty text has no vectors; a single one is written torch.tensor([[7]])."
+            )
+        if indices.is_meta:
+            return indices, None
+        if indices.device.type != "cpu":
+            return self.clamped(indices)
+        if torch.compiler.is_compiling():
+            return _checked_copy(indices, self.size, self.kind), None
+        raise_if_outside(indices, self.size, self.kind)
+        return indices, None
+
+    def clamped(self, indices: Tensor) -> tuple[Tensor, Tensor]:
+        """Clamp, and remember the first index that was outside, without waiting for the device."""
+        outside = (indices < 0) | (indices >= self.size)
+        flat = outside.flatten()
+        places = torch.arange(flat.numel(), device=indices.device)
+        first = torch.where(flat, places, flat.numel()).amin(dim=0, keepdim=True)
+        value = indices.flatten().index_select(0, first.clamp(max=flat.numel() - 1)).to(torch.int64)
+        found = torch.cat([first, value, torch.full_like(first, indices.shape[-1])])
+        is_new = (first < flat.numel()) & (self.first_outside[:1] < 0)
+        self.first_outside.copy_(torch.where(is_new, found, self.first_outside))
+        return indices.clamp(0, self.size - 1), outside
+
+    def extra_repr(self) -> str:
+        """The rule, for `print`."""
+        return f"{self.kind} < {self.size}"
+
+    def check(self) -> None:
+        """Wait for the device and raise the error of the first bad index since the last check, if there was one.
+
+        Raises:
+            TokenIdError: A token ID was outside. Positions: `PositionError`.
+        """
+        if self.first_outside.device.type in ("cpu", "meta"):
+            return
+        self.raise_recorded()
+
+    def raise_recorded(self) -> None:
+        """Raise what `clamped` remembered, and forget it."""
+        place, value, length = self.first_outside.tolist()
+        if place >= 0:
+            self.first_outside.fill_(-1)
+            raise _outside(self.kind, value, self.size, row=place // length, column=place % length)
+
+
+def raise_if_outside(indices: Tensor, size: int, kind: Kind, *, ignore: int | None = None) -> None:
+    """Raise the error of the first index outside `0 .. size - 1`; on the CPU only, since it reads the values.
+
+    Args:
+        indices: Integers of any shape.
+        size: How many rows there are.
+        kind: What the indices are, for the message.
+        ignore: A value that is allowed although it is outside.
+    """
+    if indices.numel() == 0:
+        return
+    if ignore is not None:
+        indices = torch.where(indices == ignore, 0, indices)
+    low, high = torch.aminmax(indices)
+    if low >= 0 and high < size:
+        return
+    outside = ((indices < 0) | (indices >= size)).flatten().to(torch.uint8)
+    place = int(torch.nonzero(outside)[0])
+    length = indices.shape[-1] if indices.dim() else 1
+    raise _outside(kind, int(indices.flatten()[place]), size, row=place // length, column=place % length)
+
+
+def _outside(kind: Kind, value: int, size: int, *, row: int, column: int) -> EmbedLayerError:
+    place = f"{kind} {value} at row {row}, column {column}"
+    if kind == "token id":
+        return TokenIdError(
+            f"{place} is outside this table of {size} rows (0..{size - 1}).\n"
+            f"Check that tokenizer and table belong together, or build the table with the tokenizer's vocabulary size."
+        )
+    hint = (
+        f"Shorten the sequence to {size} tokens, or build the layer with a larger max_seq_len."
+        if value >= 0
+        else "Positions count from 0."
+    )
+    return PositionError(f"{place}: a sequence of {value + 1} exceeds the {size} positions covered here.\n{hint}")
+
+
+@torch.library.custom_op("embedlayer::checked_copy", mutates_args=())
+def _checked_copy(indices: Tensor, size: int, kind: str) -> Tensor:
+    raise_if_outside(indices, size, "position" if kind == "position" else "token id")
+    return indices.clone()
+
+
+@_checked_copy.register_fake
+def _(indices: Tensor, size: int, kind: str) -> Tensor:
+    return torch.empty_like(indices)

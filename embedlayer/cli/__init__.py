@@ -1,0 +1,1 @@
+"""The embedlayer command, one file a subcommand."""

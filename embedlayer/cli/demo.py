@@ -1,0 +1,62 @@
+"""`embedlayer demo`: the main job on text that every Python carries."""
+
+from pathlib import Path
+
+import click
+
+
+def carried_text() -> str:
+    """The Python language reference, or where it is missing the docstrings of the standard library."""
+    try:
+        from pydoc_data.topics import topics
+
+        return "\n\n".join(topics[name] for name in sorted(topics))
+    except ImportError:
+        return _standard_docstrings()
+
+
+def _standard_docstrings() -> str:
+    import ast
+    import sysconfig
+
+    found = []
+    for file in sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py")):
+        tree = ast.parse(file.read_text(encoding="utf-8", errors="replace"))
+        documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+        found += [ast.get_docstring(node) for node in ast.walk(tree) if isinstance(node, documented)]
+    return "\n\n".join(text for text in found if text)
+
+
+@click.command()
+@click.option(
+    "-o", "--output", type=click.Path(path_type=Path), default=Path("out/demo"), show_default=True, help="Folder."
+)
+@click.option("--minutes", default=1.25, show_default=True, help="Time to train.")
+@click.option("--steps", type=int, help="Updates instead of a time.")
+@click.option("--json", "as_json", is_flag=True, help="Print the result as one line of JSON, and nothing else.")
+@click.pass_context
+def demo(context: click.Context, output: Path, minutes: float, steps: int | None, as_json: bool) -> int:
+    """Train a small embedding layer on the Python language reference, and show what it learned."""
+    from embedlayer.cli.train import train
+    from embedlayer.files import writable_folder, write_text
+
+    text = writable_folder(output) / "python-reference.txt"
+    write_text(text, carried_text())
+    probes = (" class", " float", " first", " three", " import", " name", " True", " return")
+    result: int = context.invoke(
+        train,
+        files=(str(text),),
+        output=output,
+        overwrite=True,
+        minutes=None if steps is not None else minutes,
+        steps=steps,
+        probe=probes,
+        as_json=as_json,
+    )
+    if result == 0 and not as_json:
+        click.echo(
+            f"\nLook at {output / 'report.html'} in a browser, or try:\n"
+            f'  embedlayer embed {output} "for name in names"\n'
+            f'  embedlayer neighbors {output} " class"'
+        )
+    return result

@@ -1,0 +1,413 @@
+"""The main job, from files of text to a folder with a trained embedding layer: what `train` and `demo` share."""
+
+import json
+import math
+import signal
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from embedlayer.errors import FileError, SizeError
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+    from embedlayer.models.decoder import DecoderLM
+    from embedlayer.report import NeighborRow
+    from embedlayer.training.loop import Trainer, TrainingOptions
+    from embedlayer.training.run_directory import RunDirectory
+
+SECONDS_BETWEEN_CHECKPOINTS = 60
+SECONDS_BETWEEN_LINES = 10
+TOKENIZER_BYTES = 200_000_000
+NEIGHBORS = 6
+
+
+@dataclass(frozen=True)
+class LayerOptions:
+    """What is trained: the tokenizer, the two ends, and the decoder between them."""
+
+    tokenizer: str = "bpe"
+    tokenizer_from: Path | None = None
+    vocab_size: int = 4096
+    dim: int = 192
+    layers: int = 4
+    heads: int = 6
+    kv_heads: int | None = None
+    rank: int | None = None
+    position: str = "rotary"
+    tied: bool = True
+    dropout: float = 0.0
+    init_std: float = 0.02
+    pad_to_multiple_of: int | None = None
+
+
+def start_run(
+    directory: "RunDirectory",
+    sources: Sequence[str | Path],
+    layer: LayerOptions,
+    options: "TrainingOptions",
+    *,
+    validation_fraction: float,
+    probes: Sequence[str],
+    device: str,
+    quiet: bool,
+) -> tuple["Trainer", "Tokenizer"]:
+    """Text to tokenizer, corpus, model and trainer, all written down in the folder."""
+    import torch
+
+    from embedlayer.files import writable_folder
+    from embedlayer.text.corpus import TokenCorpus, find_texts, read_pieces
+    from embedlayer.text.tokenizer import load_tokenizer, train_tokenizer
+    from embedlayer.training.loop import Trainer
+
+    writable_folder(directory.path)
+    with _kept_standard_input(find_texts(sources), directory.path) as texts:
+        if layer.tokenizer_from is not None:
+            tokenizer = load_tokenizer(layer.tokenizer_from)
+        else:
+            _say(f"Learning a {layer.tokenizer} tokenizer of {layer.vocab_size} entries", quiet)
+            pieces = _at_most(TOKENIZER_BYTES, (piece for text in texts for piece in read_pieces(text)))
+            tokenizer = train_tokenizer(pieces, layer.tokenizer, vocab_size=layer.vocab_size)  # type: ignore[arg-type]
+        _say("Turning the text into token IDs", quiet)
+        corpus = TokenCorpus.build(texts, tokenizer, directory.corpus)
+    bytes_per_token = corpus.num_bytes / len(corpus)
+    _say(f"  {len(corpus):,} tokens, {bytes_per_token:.2f} bytes each, {tokenizer.get_vocab_size():,} entries", quiet)
+
+    torch.manual_seed(options.seed)
+    model = build_model(layer, tokenizer.get_vocab_size(), options.max_length).to(device)
+    trainer = Trainer(model, *corpus.split(validation_fraction), options)
+    chosen = [_single_token(tokenizer, probe) for probe in probes] or frequent_words(corpus.ids, tokenizer)
+    notes = {"neighbors_before": _neighbors_of(chosen, model, tokenizer)}
+    directory.start(trainer, tokenizer, validation_fraction=validation_fraction, notes=notes)
+    return trainer, tokenizer
+
+
+def build_model(layer: LayerOptions, vocab_size: int, max_length: int) -> "DecoderLM":
+    """The decoder that the options describe."""
+    from embedlayer.layers.input import make_position
+    from embedlayer.layers.output import OutputHead
+    from embedlayer.models.decoder import DecoderLM
+    from embedlayer.tables.dense import TokenEmbedding
+    from embedlayer.tables.factorized import FactorizedEmbedding
+    from embedlayer.tables.table import TokenTable
+
+    table: TokenTable
+    if layer.rank is None:
+        table = TokenEmbedding(
+            vocab_size,
+            layer.dim,
+            scale="sqrt_dim",
+            init_std=layer.init_std,
+            pad_to_multiple_of=layer.pad_to_multiple_of,
+        )
+    else:
+        table = FactorizedEmbedding(
+            vocab_size,
+            layer.dim,
+            layer.rank,
+            scale="sqrt_dim",
+            init_std=layer.init_std,
+            pad_to_multiple_of=layer.pad_to_multiple_of,
+        )
+    position = make_position(
+        layer.position,  # type: ignore[arg-type]
+        max_seq_len=max_length,
+        embed_dim=layer.dim,
+        num_heads=layer.heads,
+    )
+    return DecoderLM(
+        table,
+        position,
+        None if layer.tied else OutputHead(vocab_size=vocab_size, embed_dim=layer.dim),
+        num_layers=layer.layers,
+        num_heads=layer.heads,
+        num_kv_heads=layer.kv_heads,
+        dropout=layer.dropout,
+    )
+
+
+def train_to_the_end(directory: "RunDirectory", trainer: "Trainer", tokenizer: "Tokenizer", *, quiet: bool) -> bool:
+    """Train with a live display and checkpoints; Ctrl-C ends after the step it falls in, with everything saved.
+
+    Returns:
+        Whether the last step was reached.
+    """
+    saved_at = time.monotonic()
+    with _stopping_gently(trainer), _display(trainer, quiet=quiet) as show:
+        for line in trainer.run(on_step=show.step):
+            directory.add_metrics(line)
+            show.line(line)
+            if time.monotonic() - saved_at > SECONDS_BETWEEN_CHECKPOINTS:
+                directory.save_checkpoint(trainer)
+                saved_at = time.monotonic()
+    directory.save_checkpoint(trainer)
+    if trainer.step != trainer.steps:
+        return False
+    directory.finish(trainer, tokenizer)
+    return True
+
+
+def summarise(directory: "RunDirectory") -> dict[str, Any]:
+    """What a finished run came to, as plain numbers."""
+    from embedlayer.training.run_directory import load_run
+
+    model, _ = load_run(directory.path)
+    metrics = directory.read_metrics()
+    validated = [line for line in metrics if "validation_loss" in line]
+    if not validated or metrics[0]["step"] != 0:
+        raise FileError(f"{directory.metrics} is not the record of a finished run. Train again, or resume the run.")
+    return {
+        "directory": str(directory.path),
+        "first_loss": metrics[0]["loss"],
+        "ln_vocab_size": math.log(model.table.vocab_size),
+        "validation_loss": validated[-1]["validation_loss"],
+        "validation_bits_per_byte": validated[-1]["validation_bits_per_byte"],
+        "steps": metrics[-1]["step"],
+        "tokens_per_second": _median([line["tokens_per_second"] for line in metrics[1:]] or [0]),
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "table_parameters": sum(parameter.numel() for parameter in model.table.parameters()),
+        "neighbors": [
+            {"token": row.token, "before": list(row.before), "after": list(row.after)}
+            for row in neighbor_rows(directory)
+        ],
+        "files": sorted(file.name + "/" * file.is_dir() for file in directory.path.iterdir()),
+    }
+
+
+def show_summary(summary: dict[str, Any], *, as_json: bool) -> None:
+    """Print what a run came to: for people, or as one line of JSON."""
+    if as_json:
+        click.echo(json.dumps(summary))
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    from embedlayer.plots import visible_text
+
+    console = Console(soft_wrap=False)
+    console.print(
+        f"\nFirst loss       {summary['first_loss']:.2f} nats per token (guessing evenly costs ln V = "
+        f"{summary['ln_vocab_size']:.2f})\n"
+        f"Validation loss  {summary['validation_loss']:.3f} nats per token, "
+        f"{summary['validation_bits_per_byte']:.3f} bits per byte\n"
+        f"Trained          {summary['steps']:,} steps at {summary['tokens_per_second']:,} tokens/s, "
+        f"{summary['parameters']:,} parameters, {summary['table_parameters']:,} of them in the table\n",
+        highlight=False,
+    )
+    table = Table(title="Nearest tokens", title_justify="left", box=None, pad_edge=False, title_style="bold")
+    for heading in ("token", "before training", "after training"):
+        table.add_column(heading, overflow="fold")
+    for row in summary["neighbors"]:
+        cells = ["  ".join(visible_text(text) for text, _ in row[when][:5]) for when in ("before", "after")]
+        table.add_row(visible_text(row["token"]), *cells)
+    console.print(table, markup=False)
+    click.echo(f"\nWritten to {summary['directory']}: {', '.join(summary['files'])}")
+
+
+def neighbor_rows(directory: "RunDirectory") -> "list[NeighborRow]":
+    """The run's probe tokens with what was nearest before and is nearest after training."""
+    from embedlayer.report import NeighborRow
+    from embedlayer.training.run_directory import load_run
+
+    model, tokenizer = load_run(directory.path)
+    before = directory.read()["notes"]["neighbors_before"]
+    after = _neighbors_of([row["id"] for row in before], model, tokenizer)
+    return [
+        NeighborRow(token=old["token"], before=_pairs(old["near"]), after=_pairs(new["near"]))
+        for old, new in zip(before, after, strict=True)
+    ]
+
+
+def frequent_words(ids: Any, tokenizer: "Tokenizer", count: int = 8, shortest: int = 4) -> list[int]:
+    """IDs of frequent whole words, spread over the frequent half of the words that occur: what to look at first."""
+    import numpy as np
+
+    from embedlayer.text.tokenizer import token_text
+
+    counts = np.zeros(tokenizer.get_vocab_size(), dtype=np.int64)
+    for start in range(0, len(ids), 1 << 20):
+        counts += np.bincount(ids[start : start + (1 << 20)], minlength=len(counts))
+    words = [int(token) for token in np.argsort(-counts, kind="stable") if counts[token] >= 5]
+    starts_word = any(token_text(tokenizer, token).startswith(" ") for token in words[:200])
+    named = [
+        token
+        for token in words[:1000]
+        if (text := token_text(tokenizer, token)).strip().isalpha()
+        and len(text.strip()) >= shortest
+        and text.startswith(" ") == starts_word
+    ]
+    named = named or words
+    return [named[i * (len(named) - 1) // max(1, count - 1)] for i in range(min(count, len(named)))]
+
+
+def _neighbors_of(tokens: Sequence[int], model: "DecoderLM", tokenizer: "Tokenizer") -> list[dict[str, Any]]:
+    from embedlayer.analysis.vectors import TokenVectors
+    from embedlayer.text.tokenizer import token_text
+
+    vectors = TokenVectors(model.table, tokenizer)
+    return [
+        {
+            "id": token,
+            "token": token_text(tokenizer, token),
+            "near": vectors.most_similar(token, topn=min(NEIGHBORS, len(vectors) - 1)),
+        }
+        for token in tokens
+    ]
+
+
+def _pairs(rows: Sequence[Sequence[Any]]) -> list[tuple[str, float]]:
+    return [(str(text), float(score)) for text, score in rows]
+
+
+def _single_token(tokenizer: "Tokenizer", text: str) -> int:
+    ids = tokenizer.encode(text, add_special_tokens=False).ids
+    if len(ids) != 1:
+        raise SizeError(f"--probe {text!r} is {len(ids)} tokens for this tokenizer; it must be one.")
+    return int(ids[0])
+
+
+def _at_most(size: int, pieces: Iterator[str]) -> Iterator[str]:
+    """Pieces until they come to `size` bytes: enough to learn a vocabulary from."""
+    for piece in pieces:
+        yield piece
+        size -= len(piece.encode())
+        if size <= 0:
+            return
+
+
+@contextmanager
+def _kept_standard_input(texts: Sequence[str | Path], folder: Path) -> Iterator[Sequence[str | Path]]:
+    """Standard input can be read once, and the text is needed twice: keep it in a file for that long."""
+    if "-" not in map(str, texts):
+        yield texts
+        return
+    import shutil
+    import tempfile
+
+    with tempfile.NamedTemporaryFile(dir=folder, prefix=".standard-input.", suffix=".txt") as kept:
+        shutil.copyfileobj(sys.stdin.buffer, kept)
+        kept.flush()
+        yield [Path(kept.name) if str(text) == "-" else text for text in texts]
+
+
+@contextmanager
+def _stopping_gently(trainer: "Trainer") -> Iterator[None]:
+    """Ctrl-C and SIGTERM ask the trainer to stop after the step it is in; a second one stops at once."""
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        trainer.stop()
+        signal.signal(number, before[number])
+        click.echo("\nStopping after this step ... (again to stop at once)", err=True)
+
+    before: dict[int, Any] = {}
+    try:
+        for wanted in (signal.SIGINT, signal.SIGTERM):
+            before[wanted] = signal.signal(wanted, stop)
+    except ValueError:  # not the main thread: nobody sends signals here
+        yield
+        return
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+class _Silent:
+    """Show nothing."""
+
+    def step(self, step: int) -> None:
+        """Step number `step` was done."""
+
+    def line(self, line: dict[str, Any]) -> None:
+        """A line of metrics was measured."""
+
+
+class _Lines(_Silent):
+    """A line now and then, for logs and pipes."""
+
+    def __init__(self, trainer: "Trainer") -> None:
+        self.trainer = trainer
+        self.started = self.shown = time.monotonic()
+        self.first_step = trainer.step
+
+    def line(self, line: dict[str, Any]) -> None:
+        now = time.monotonic()
+        is_last = line["step"] == self.trainer.steps
+        if line["step"] and not is_last and now - self.shown < SECONDS_BETWEEN_LINES:
+            return
+        self.shown = now
+        done = line["step"] - self.first_step
+        left = (now - self.started) / done * ((self.trainer.steps or 0) - line["step"]) if done else float("nan")
+        text = f"step {line['step']}/{self.trainer.steps or '?'}  loss {line['loss']:.3f}"
+        text += f"  validation {line['validation_loss']:.3f}" if "validation_loss" in line else ""
+        text += f"  {line['tokens_per_second']:,} tokens/s  {left:.0f} s left" if done else ""
+        click.echo(text)
+
+
+@contextmanager
+def _display(trainer: "Trainer", *, quiet: bool) -> Iterator[_Silent]:
+    if quiet:
+        yield _Silent()
+        return
+    if not sys.stdout.isatty():
+        yield _Lines(trainer)
+        return
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (
+        TextColumn("step {task.completed:,.0f}/{task.total:,.0f}"),
+        BarColumn(),
+        TextColumn("loss [bold]{task.fields[loss]}[/bold]"),
+        TextColumn("validation {task.fields[validation]}"),
+        TextColumn("{task.fields[speed]} tokens/s"),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns) as progress:
+        task = progress.add_task("", total=1, loss="...", validation="...", speed="...")
+
+        class Live(_Silent):
+            def step(self, step: int) -> None:
+                progress.update(task, completed=step, total=trainer.steps)
+
+            def line(self, line: dict[str, Any]) -> None:
+                fields: dict[str, Any] = {"loss": f"{line['loss']:.3f}"}
+                if line["step"]:
+                    fields["speed"] = f"{line['tokens_per_second']:,}"
+                if "validation_loss" in line:
+                    fields["validation"] = f"{line['validation_loss']:.3f}"
+                progress.update(task, completed=line["step"], total=trainer.steps, **fields)
+
+        yield Live()
+
+
+def _median(values: Sequence[float]) -> float:
+    return sorted(values)[len(values) // 2]
+
+
+def _say(text: str, quiet: bool) -> None:
+    if not quiet:
+        click.echo(text)
+
+
+def chosen_device(name: str) -> str:
+    """`auto` as the device it means; a device that is not there is an error.
+
+    Raises:
+        SizeError: CUDA is asked for and not there.
+    """
+    import torch
+
+    if name == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    if name.startswith("cuda") and not torch.cuda.is_available():
+        raise SizeError(f"Device {name} is not available here; use --device cpu or auto.")
+    return name

@@ -1,0 +1,127 @@
+"""`embedlayer train`: real text in, a trained embedding layer out."""
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from embedlayer.errors import FileError, SizeError
+
+
+@click.command()
+@click.argument("files", nargs=-1, metavar="FILE...")
+@click.option("-o", "--output", required=True, type=click.Path(path_type=Path), help="Folder for the result.")
+@click.option("--resume", is_flag=True, help="Continue the run in the folder where it stopped.")
+@click.option("--overwrite", is_flag=True, help="Replace a run that is in the folder.")
+@click.option(
+    "--tokenizer",
+    type=click.Choice(["bpe", "wordpiece", "unigram", "word", "byte"]),
+    default="bpe",
+    show_default=True,
+    help="Kind to learn from the text.",
+)
+@click.option("--tokenizer-from", type=click.Path(path_type=Path), help="Use this tokenizer (file or folder) instead.")
+@click.option("--vocab-size", default=4096, show_default=True, help="Entries of a learned tokenizer.")
+@click.option("--dim", default=192, show_default=True, help="Width of a row of the table.")
+@click.option("--layers", default=4, show_default=True, help="Blocks of the decoder.")
+@click.option("--heads", default=6, show_default=True, help="Query heads.")
+@click.option("--kv-heads", type=int, help="Key/value heads.  [default: as many as query heads]")
+@click.option("--rank", type=int, help="Factorise the table to this rank.  [default: a dense table]")
+@click.option(
+    "--position",
+    type=click.Choice(["rotary", "learned", "sinusoidal", "alibi", "none"]),
+    default="rotary",
+    show_default=True,
+    help="Position scheme.",
+)
+@click.option("--tied/--untied", default=True, show_default=True, help="Read the table as the output head too.")
+@click.option("--dropout", default=0.0, show_default=True, help="Share of numbers set to 0 in training.")
+@click.option("--init-std", default=0.02, show_default=True, help="Standard deviation of the table's fresh rows.")
+@click.option("--pad-to-multiple-of", type=int, help="Store spare rows up to this multiple.")
+@click.option("--length", default=128, show_default=True, help="Tokens per window.")
+@click.option("--batch-size", default=16, show_default=True, help="Windows per forward pass.")
+@click.option("--accumulate", default=1, show_default=True, help="Forward passes per update.")
+@click.option("--learning-rate", default=3e-3, show_default=True, help="Peak of the schedule.")
+@click.option("--steps", type=int, help="Updates.")
+@click.option("--minutes", type=float, help="Time to fill instead of a number of steps.  [default: 2]")
+@click.option("--log-every", default=10, show_default=True, help="Steps from one line of metrics to the next.")
+@click.option("--validation-fraction", default=0.1, show_default=True, help="Share of the text to measure on.")
+@click.option("--seed", default=0, show_default=True, help="Of weights, order and dropout.")
+@click.option("--device", default="auto", show_default=True, help="cpu, cuda, ...")
+@click.option(
+    "--precision",
+    type=click.Choice(["auto", "float32", "bfloat16"]),
+    default="auto",
+    show_default=True,
+    help="Of matrices.",
+)
+@click.option("--probe", multiple=True, help="A token whose neighbours to show; may be repeated.")
+@click.option("--json", "as_json", is_flag=True, help="Print the result as one line of JSON, and nothing else.")
+def train(files: tuple[str, ...], **options: Any) -> int:
+    """Train an embedding layer on text.
+
+    FILE... are text files (.gz too), folders of them, or - for standard input.
+    """
+    from embedlayer.cli.pipeline import (
+        LayerOptions,
+        chosen_device,
+        show_summary,
+        start_run,
+        summarise,
+        train_to_the_end,
+    )
+    from embedlayer.cli.report import make_report
+    from embedlayer.training.loop import TrainingOptions
+    from embedlayer.training.run_directory import RunDirectory
+
+    directory = RunDirectory(options["output"])
+    device = chosen_device(options["device"])
+    quiet = options["as_json"]
+    if options["resume"]:
+        if files:
+            raise SizeError("--resume reads the text kept in the folder: leave the files out.")
+        trainer, tokenizer, _ = directory.resume(device)
+        if not quiet:
+            click.echo(f"Continuing at step {trainer.step}")
+    else:
+        if not files:
+            raise SizeError("There is no text to train on: name a file, a folder, or - for standard input.")
+        if directory.holds_a_run and not options["overwrite"]:
+            raise FileError(
+                f"{directory.path} holds a run already. Continue it with --resume, replace it with --overwrite, "
+                f"or choose another folder."
+            )
+        minutes = 2.0 if options["steps"] is None and options["minutes"] is None else options["minutes"]
+        training = TrainingOptions(
+            steps=options["steps"],
+            minutes=minutes,
+            batch_size=options["batch_size"],
+            accumulate=options["accumulate"],
+            max_length=options["length"],
+            learning_rate=options["learning_rate"],
+            log_every=options["log_every"],
+            seed=options["seed"],
+            precision=options["precision"],
+        )
+        names = LayerOptions.__dataclass_fields__
+        layer = LayerOptions(**{name: value for name, value in options.items() if name in names})
+        trainer, tokenizer = start_run(
+            directory,
+            files,
+            layer,
+            training,
+            validation_fraction=options["validation_fraction"],
+            probes=options["probe"],
+            device=device,
+            quiet=quiet,
+        )
+    if not train_to_the_end(directory, trainer, tokenizer, quiet=quiet):
+        click.echo(
+            f"Stopped at step {trainer.step} of {trainer.steps}; everything is saved.\n"
+            f"Continue with: embedlayer train --resume -o {directory.path}",
+            err=True,
+        )
+        return 130
+    make_report(directory)
+    show_summary(summarise(directory), as_json=options["as_json"])
+    return 0

@@ -1,0 +1,36 @@
+"""Tensors that follow from a module's arguments: angle frequencies, slopes, sinusoids, counters.
+
+They are not learned, so they are not saved; and they are exact, so `.to(torch.bfloat16)`, `.half()`, a birth on the
+meta device and `to_empty` must leave them right. Each of these goes through `Module._apply`; there the tensors are
+made again from the arguments, on the device that the module has moved to.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+
+class Derived(nn.Module, ABC):
+    """Abstract: a module whose `derived()` tensors are non-persistent buffers that no cast or move can harm."""
+
+    @abstractmethod
+    def derived(self) -> dict[str, Tensor]:
+        """The tensors by name, computed on the CPU from the constructor's arguments."""
+
+    def derive(self, device: torch.device | str | None = None) -> None:
+        """Make the buffers again on `device`. Call it once at the end of `__init__`."""
+        with torch.device("cpu"):
+            tensors = self.derived()
+        device = torch.get_default_device() if device is None else device
+        for name, tensor in tensors.items():
+            self.register_buffer(name, tensor.to(device), persistent=False)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Derived":
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        names = self._non_persistent_buffers_set
+        self.derive(
+            next(buffer.device for name, buffer in self._buffers.items() if name in names and buffer is not None)
+        )
+        return self

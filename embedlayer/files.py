@@ -1,0 +1,186 @@
+"""The ground under everything that touches a disk: nothing half-written is ever seen, nothing is unpickled.
+
+A save goes to a temporary name beside its target, is flushed to the disk, and takes the target's name in one rename.
+Whatever stops it on the way, a full disk or a killed process, leaves the old file as it was.
+"""
+
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from embedlayer.errors import CheckpointError, FileError
+
+JsonObject = dict[str, Any]
+
+
+@contextmanager
+def replacing(path: Path | str) -> Iterator[Path]:
+    """Yield a temporary path beside `path`; on leaving without an error it becomes `path`, else it is removed.
+
+    Raises:
+        FileError: The folder cannot be written, or the disk is full. What stood at `path` before is still there.
+    """
+    path = Path(path)
+    partial: Path | None = None
+    try:
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".partial")
+        os.close(handle)
+        partial = Path(name)
+        yield partial
+        _flush_to_disk(partial)
+        partial.chmod(0o666 & ~_umask())
+        partial.replace(path)
+        _flush_to_disk(path.parent)
+    except OSError as error:
+        raise FileError(
+            f"Cannot write {path}: {error.strerror or error}.\n"
+            f"What was there before is unchanged. Free some space or choose a folder that can be written."
+        ) from error
+    finally:
+        if partial is not None:
+            partial.unlink(missing_ok=True)
+
+
+@contextmanager
+def replacing_folder(path: Path | str) -> Iterator[Path]:
+    """Like `replacing`, for a whole folder: it appears complete or not at all.
+
+    An existing folder at `path` is replaced.
+
+    Raises:
+        FileError: The parent folder cannot be written, or the disk is full.
+    """
+    path = Path(path)
+    partial: Path | None = None
+    try:
+        partial = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}.", suffix=".partial"))
+        yield partial
+        for file in partial.iterdir():
+            _flush_to_disk(file)
+        partial.chmod(0o777 & ~_umask())
+        if path.exists():
+            old = partial.with_suffix(".old")
+            path.rename(old)
+            try:
+                partial.rename(path)
+            except BaseException:
+                old.rename(path)
+                raise
+            shutil.rmtree(old)
+        else:
+            partial.rename(path)
+        _flush_to_disk(path.parent)
+    except FileError:  # raised by whoever fills the folder: it says better what went wrong
+        raise
+    except OSError as error:
+        raise FileError(f"Cannot write the folder {path}: {error.strerror or error}.") from error
+    finally:
+        if partial is not None:
+            shutil.rmtree(partial, ignore_errors=True)
+
+
+def writable_folder(path: Path | str) -> Path:
+    """Create `path` if need be and make sure that it can be written to.
+
+    Raises:
+        FileError: It is a file, or cannot be created or written.
+    """
+    path = Path(path)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path):
+            return path
+    except OSError as error:
+        raise FileError(
+            f"Cannot write into the folder {path}: {error.strerror or error}. Choose another folder."
+        ) from error
+
+
+def write_text(path: Path | str, text: str) -> None:
+    """Write a UTF-8 text file, wholly or not at all."""
+    with replacing(path) as partial:
+        partial.write_text(text, encoding="utf-8")
+
+
+def write_json(path: Path | str, value: JsonObject) -> None:
+    """Write a JSON object, wholly or not at all."""
+    write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+
+
+def read_json(path: Path | str) -> JsonObject:
+    """Read a JSON object.
+
+    Raises:
+        FileError: There is no such file, or it cannot be read.
+        CheckpointError: It is not a JSON object.
+    """
+    try:
+        value = json.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise FileError(f"Cannot read {path}: {error.strerror or error}.") from error
+    except ValueError as error:
+        raise CheckpointError(f"{path} is not JSON ({error}): it is damaged or another kind of file.") from error
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{path} holds a JSON {type(value).__name__} where an object is expected.")
+    return value
+
+
+def save_tensors(path: Path | str, tensors: Mapping[str, Any], metadata: Mapping[str, str] | None = None) -> None:
+    """Write named tensors as one safetensors file, wholly or not at all.
+
+    Args:
+        path: The file.
+        tensors: Name to `torch.Tensor`. Tensors that share memory must be given once.
+        metadata: Strings for the file's header, beside `{"format": "pt"}`.
+    """
+    from safetensors import SafetensorError
+    from safetensors.torch import save_file
+
+    contiguous = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
+    with replacing(path) as partial:
+        try:
+            save_file(contiguous, partial, metadata={"format": "pt", **(metadata or {})})
+        except SafetensorError as error:  # its own I/O errors come as this type, a full disk among them
+            raise OSError(str(error)) from error
+
+
+def load_tensors(path: Path | str, device: str = "cpu") -> tuple[dict[str, Any], dict[str, str]]:
+    """Read a safetensors file: its tensors by name, and its metadata.
+
+    Raises:
+        FileError: There is no such file, or it cannot be read.
+        CheckpointError: It is truncated or not a safetensors file.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(Path(path), framework="pt", device=device) as file:
+            names = list(file.keys())
+            return {name: file.get_tensor(name) for name in names}, dict(file.metadata() or {})
+    except OSError as error:
+        raise FileError(f"Cannot read {path}: {error.strerror or error}.") from error
+    except SafetensorError as error:
+        raise CheckpointError(
+            f"{path} is not a whole safetensors file ({error}): it is damaged or was cut short. "
+            f"Copy it again or use an earlier checkpoint."
+        ) from error
+
+
+def _umask() -> int:
+    """The process's umask, which can only be read by setting it."""
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def _flush_to_disk(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,215 @@
+"""The way in: token IDs to what enters the first block."""
+
+from typing import Any, Literal
+
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from embedlayer.errors import SizeError
+from embedlayer.files import JsonObject
+from embedlayer.positions.alibi import AlibiBias
+from embedlayer.positions.learned import LearnedPositionalEmbedding
+from embedlayer.positions.position import AttentionMask, Position, positions_of
+from embedlayer.positions.rotary import RotaryEmbedding
+from embedlayer.positions.sinusoidal import SinusoidalPositionalEmbedding
+from embedlayer.pretrained import Pretrained, describe
+from embedlayer.shapes import Ids, Positions, Vectors
+from embedlayer.tables.dense import TokenEmbedding
+from embedlayer.tables.table import TokenTable
+
+PositionName = Literal["learned", "sinusoidal", "rotary", "alibi", "none"]
+
+GPT_CONFIG_124M: dict[str, Any] = {
+    "vocab_size": 50257,
+    "context_size": 256,
+    "emb_dim": 768,
+    "n_heads": 12,
+    "n_layers": 12,
+    "drop_rate": 0.1,
+    "qkv_bias": False,
+}
+"""GPT-2 small as the book "Build a Large Language Model From Scratch" writes it, with a context of 256."""
+
+
+def make_position(
+    name: PositionName, *, max_seq_len: int, embed_dim: int, num_heads: int | None = None, init_std: float = 0.02
+) -> Position:
+    """A position scheme by its name.
+
+    Raises:
+        SizeError: The name is unknown, or a scheme that works on heads is asked for without `num_heads`.
+    """
+    if name == "learned":
+        return LearnedPositionalEmbedding(max_seq_len, embed_dim, init_std=init_std)
+    if name == "sinusoidal":
+        return SinusoidalPositionalEmbedding(max_seq_len, embed_dim)
+    if name == "none":
+        return Position()
+    if name not in ("rotary", "alibi"):
+        raise SizeError(f"Position {name!r} is none of: learned, sinusoidal, rotary, alibi, none.")
+    if num_heads is None:
+        raise SizeError(f"{name} positions work on attention heads: give num_heads, or the position as an object.")
+    if name == "alibi":
+        return AlibiBias(num_heads)
+    if embed_dim % num_heads:
+        raise SizeError(f"embed_dim {embed_dim} is not divisible by {num_heads} heads.")
+    return RotaryEmbedding(embed_dim // num_heads)
+
+
+class TransformerEmbedding(Pretrained):
+    """The input of a transformer: `dropout(position.add(scale * table(ids), positions))`.
+
+    Args:
+        vocab_size: Rows of the table, V.
+        embed_dim: Width of a row, D.
+        max_seq_len: Longest sequence.
+        dropout: Share of the numbers set to 0 in training.
+        position: A `Position`, or the name of one: `"learned"`, `"sinusoidal"`, `"rotary"`, `"alibi"`, `"none"`. Rotary
+            and ALiBi add nothing here: hand `layer.position` to the attention, which calls `rotate` and `bias`.
+        scale: Factor on the looked-up rows: a number, `"sqrt_dim"` (the original Transformer), or `None`.
+        padding_idx: Row that is zero and stays zero; `None` for no such row.
+        init_std: Standard deviation of the normal initialisation: a number, or `"1/sqrt_dim"`.
+        num_heads: Query heads; needed for `"rotary"` and `"alibi"`.
+        table: A table to use instead of a fresh one of these sizes, which keeps its own scale and padding.
+
+    Raises:
+        SizeError: A size is below 1, or `table` has other sizes.
+
+    Example:
+        >>> layer = TransformerEmbedding(vocab_size=1000, embed_dim=64, max_seq_len=128)
+        >>> layer(torch.tensor([[5, 2, 7]])).shape
+        torch.Size([1, 3, 64])
+
+    Reference: Vaswani et al., Attention is all you need, 2017, section 3.4.
+    """
+
+    def __init__(
+        self,
+        vocab_size: int,
+        embed_dim: int,
+        max_seq_len: int,
+        dropout: float = 0.1,
+        *,
+        position: PositionName | Position = "learned",
+        scale: float | Literal["sqrt_dim"] | None = "sqrt_dim",
+        padding_idx: int | None = None,
+        init_std: float | Literal["1/sqrt_dim"] = 0.02,
+        num_heads: int | None = None,
+        table: TokenTable | None = None,
+    ) -> None:
+        super().__init__()
+        if table is None:
+            table = TokenEmbedding(vocab_size, embed_dim, padding_idx=padding_idx, scale=scale, init_std=init_std)
+        if (table.vocab_size, table.embed_dim) != (vocab_size, embed_dim):
+            raise SizeError(
+                f"The table has {table.vocab_size} tokens of width {table.embed_dim}, "
+                f"the layer was asked for {vocab_size} of {embed_dim}."
+            )
+        self.table = table
+        self.position = (
+            position
+            if isinstance(position, Position)
+            else make_position(position, max_seq_len=max_seq_len, embed_dim=embed_dim, num_heads=num_heads)
+        )
+        self.max_seq_len = max_seq_len
+        self.dropout = nn.Dropout(dropout)
+
+    @property
+    def config(self) -> JsonObject:
+        """The constructor's arguments."""
+        return {
+            "vocab_size": self.table.vocab_size,
+            "embed_dim": self.table.embed_dim,
+            "max_seq_len": self.max_seq_len,
+            "dropout": self.dropout.p,
+            "table": describe(self.table),
+            "position": describe(self.position),
+        }
+
+    def forward(
+        self, ids: Ids, *, positions: Positions | None = None, attention_mask: AttentionMask | None = None
+    ) -> Vectors:
+        """Token IDs `(T,)` or `(B, T)` to vectors `(T, D)` or `(B, T, D)`.
+
+        Args:
+            ids: Token IDs.
+            positions: Where each token stands, `(T,)` or the shape of `ids`; by default from 0, or as the mask says.
+            attention_mask: Padding and packed documents, as in `positions_of`.
+
+        Raises:
+            TokenIdError: An ID is outside the table.
+            PositionError: The sequence is longer than the positions cover.
+        """
+        x: Tensor = self.dropout(embed(ids, self.table, self.position, positions, attention_mask))
+        return x
+
+    def check(self) -> None:
+        """Wait for the device and raise the error of a bad ID or position since the last check."""
+        self.table.check()
+        self.position.check()
+
+
+class GPTEmbedding(Pretrained):
+    """The input of GPT-2: `tok_emb(ids) + pos_emb(positions)`, without scale and without dropout.
+
+    Args:
+        vocab_size: Rows of the table, V.
+        emb_dim: Width of a row, D.
+        context_size: Longest sequence.
+        init_std: Standard deviation of both tables' normal initialisation.
+
+    Raises:
+        SizeError: A size is below 1.
+
+    Example:
+        >>> GPTEmbedding(50257, 256, 4)(torch.tensor([[40, 367, 2885, 1464]])).shape
+        torch.Size([1, 4, 256])
+
+    Reference: Radford et al., GPT-2, 2019 (`wte`, `wpe`).
+    """
+
+    def __init__(self, vocab_size: int, emb_dim: int, context_size: int, *, init_std: float = 0.02) -> None:
+        super().__init__()
+        self.tok_emb = TokenEmbedding(vocab_size, emb_dim, init_std=init_std)
+        self.pos_emb = LearnedPositionalEmbedding(context_size, emb_dim, init_std=init_std)
+
+    @property
+    def config(self) -> JsonObject:
+        """The constructor's arguments."""
+        return {
+            "vocab_size": self.tok_emb.vocab_size,
+            "emb_dim": self.tok_emb.embed_dim,
+            "context_size": self.pos_emb.max_seq_len,
+            "init_std": self.tok_emb.init_std,
+        }
+
+    def forward(
+        self, ids: Ids, *, positions: Positions | None = None, attention_mask: AttentionMask | None = None
+    ) -> Vectors:
+        """Token IDs `(T,)` or `(B, T)` to vectors; the arguments and errors of `TransformerEmbedding.forward`."""
+        return embed(ids, self.tok_emb, self.pos_emb, positions, attention_mask)
+
+    def check(self) -> None:
+        """Wait for the device and raise the error of a bad ID or position since the last check."""
+        self.tok_emb.check()
+        self.pos_emb.check()
+
+
+def embed(
+    ids: Int[Tensor, "*batch T"],
+    table: TokenTable,
+    position: Position,
+    positions: Positions | None = None,
+    attention_mask: AttentionMask | None = None,
+) -> Float[Tensor, "*batch T D"]:
+    """`position.add(table(ids), positions)`: the one definition of the way in.
+
+    Args:
+        ids: Token IDs.
+        table: What each token is.
+        position: Where each token is.
+        positions: By default `positions_of(ids, attention_mask)`.
+        attention_mask: Padding and packed documents, as in `positions_of`.
+    """
+    vectors = table(ids)
+    return position.add(vectors, positions_of(ids, attention_mask) if positions is None else positions)

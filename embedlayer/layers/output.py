@@ -1,0 +1,153 @@
+"""The way out: hidden states to logits and loss, through the input's table or one of its own."""
+
+from typing import Any, Unpack
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from embedlayer.errors import SizeError
+from embedlayer.files import JsonObject
+from embedlayer.losses.linear_cross_entropy import (
+    LogitOptions,
+    LossOptions,
+    finish_logits,
+    linear_cross_entropy,
+)
+from embedlayer.pretrained import Pretrained
+from embedlayer.tables.table import TokenTable, check_sizes
+
+
+class OutputHead(Pretrained, nn.Linear):
+    """Hidden states to a score for each token: `finish_logits(hidden @ weight.T)`.
+
+    Given a table it is tied: it refers to the table and owns no rows, so there is one parameter and one key in the
+    state, and `head.weight is table.weight`. Given sizes it is free: an `nn.Linear` with a weight of its own.
+
+    Args:
+        table: The table to tie to, or `None` for a free head.
+        vocab_size: Tokens, V, of a free head.
+        embed_dim: Width of the hidden state, D, of a free head.
+        bias: Learn one number per token that is added to its logit.
+        softcap: `softcap * tanh(logits / softcap)`; `None` for none.
+        logit_scale: Factor on the products.
+        mask_padding: Make the logit of the padding token -inf.
+        padding_idx: Padding token of a free head; a tied head takes its table's.
+        init_std: Standard deviation of a free head's normal initialisation.
+
+    Raises:
+        SizeError: Neither a table nor both sizes are given, or both are.
+
+    Example:
+        >>> table = TokenEmbedding(100, 8)
+        >>> head = OutputHead(table)
+        >>> head.weight is table.weight, len(list(head.parameters()))
+        (True, 0)
+        >>> head(table(torch.tensor([[1, 2, 3]]))).shape
+        torch.Size([1, 3, 100])
+
+    Reference: Press and Wolf, Using the output embedding to improve language models, 2017.
+    """
+
+    def __init__(
+        self,
+        table: TokenTable | None = None,
+        *,
+        vocab_size: int | None = None,
+        embed_dim: int | None = None,
+        bias: bool = False,
+        softcap: float | None = None,
+        logit_scale: float = 1.0,
+        mask_padding: bool = False,
+        padding_idx: int | None = None,
+        init_std: float = 0.02,
+    ) -> None:
+        if softcap is not None and softcap <= 0:
+            raise SizeError(f"softcap must be positive, not {softcap}.")
+        self.init_std = init_std
+        self.softcap = softcap
+        self.logit_scale = logit_scale
+        self.mask_padding = mask_padding
+        if table is None:
+            if vocab_size is None or embed_dim is None:
+                raise SizeError("OutputHead needs a table to tie to, or vocab_size and embed_dim for a free head.")
+            check_sizes(padding_idx=padding_idx, vocab_size=vocab_size, embed_dim=embed_dim)
+            nn.Linear.__init__(self, embed_dim, vocab_size, bias=bias)
+            self.padding_idx = padding_idx
+        else:
+            if (vocab_size, embed_dim, padding_idx) != (None, None, None):
+                raise SizeError("A tied OutputHead takes its sizes and padding from the table: give only the table.")
+            nn.Module.__init__(self)
+            self.in_features, self.out_features = table.embed_dim, table.vocab_size
+            self.padding_idx = table.padding_idx
+            self.register_parameter("bias", nn.Parameter(torch.zeros(table.vocab_size)) if bias else None)
+        self.__dict__["table"] = table  # past Module.__setattr__: referred to, not registered
+
+    @property
+    def tied(self) -> bool:
+        """Whether the rows are the table's."""
+        return self.__dict__["table"] is not None
+
+    @property
+    def config(self) -> JsonObject:
+        """The constructor's arguments, without the table of a tied head."""
+        options: JsonObject = {
+            "bias": self.bias is not None,
+            "softcap": self.softcap,
+            "logit_scale": self.logit_scale,
+            "mask_padding": self.mask_padding,
+        }
+        if self.tied:
+            return options
+        sizes = {"vocab_size": self.out_features, "embed_dim": self.in_features}
+        return {**sizes, **options, "padding_idx": self.padding_idx, "init_std": self.init_std}
+
+    def reset_parameters(self) -> None:
+        """Draw a free head's weight from N(0, init_std^2); a bias starts at 0."""
+        nn.init.normal_(self.weight, std=self.init_std)
+        if self.bias is not None:
+            nn.init.zeros_(self.bias)
+
+    def __getattr__(self, name: str) -> Any:
+        table = self.__dict__.get("table")
+        return table.weight if name == "weight" and table is not None else super().__getattr__(name)
+
+    def forward(self, hidden: Float[Tensor, "*batch D"]) -> Float[Tensor, "*batch V"]:
+        """A score for each token, `(..., D)` to `(..., V)`."""
+        table: TokenTable | None = self.__dict__["table"]
+        if table is not None:
+            return table.logits(hidden, **self.logit_options())
+        return finish_logits(nn.functional.linear(hidden, self.weight), **self.logit_options())
+
+    def loss(
+        self, hidden: Float[Tensor, "*batch D"], targets: Int[Tensor, "*batch"], **options: Unpack[LossOptions]
+    ) -> Float[Tensor, "*result"]:
+        """Cross entropy of `targets` under `softmax(head(hidden))`, in nats per token.
+
+        Args:
+            hidden: What the last block gives.
+            targets: Token IDs, or `ignore_index`.
+            **options: `ignore_index`, `label_smoothing`, `z_loss` and `reduction` of `LossOptions`.
+        """
+        table: TokenTable | None = self.__dict__["table"]
+        options = {**self.logit_options(), **options}
+        if table is not None:
+            return table.loss(hidden, targets, **options)
+        return linear_cross_entropy(hidden, self.weight, targets, **options)
+
+    def logit_options(self) -> LogitOptions:
+        """What stands between the products and the logits of this head."""
+        return {
+            "logit_scale": self.logit_scale,
+            "bias": self.bias,
+            "softcap": self.softcap,
+            "padding_idx": self.padding_idx,
+            "mask_padding": self.mask_padding,
+        }
+
+    def extra_repr(self) -> str:
+        """Sizes and options, for `print`."""
+        parts = [f"{self.in_features}, {self.out_features}", "tied" if self.tied else "free"]
+        parts += [f"softcap={self.softcap:g}"] if self.softcap is not None else []
+        parts += [f"logit_scale={self.logit_scale:g}"] if self.logit_scale != 1.0 else []
+        return ", ".join(parts)

@@ -1,0 +1,1 @@
+"""What a prediction costs: the loss of a vocabulary head."""

@@ -1,0 +1,1 @@
+"""The small decoder that the layer is trained inside."""

@@ -1,0 +1,46 @@
+"""What decays and what does not: a model's parameters by what they are."""
+
+from typing import Any
+
+from torch import nn
+
+from embedlayer.positions.position import Position
+from embedlayer.tables.table import TokenTable
+
+
+def param_groups(model: nn.Module, *, weight_decay: float = 0.1) -> list[dict[str, Any]]:
+    """Parameter groups for an optimizer: tables, positions, norms (and biases) without weight decay, matrices with it.
+
+    Decay pulls a row to zero at every step, also at those where its token does not occur, so rare tokens would fade
+    (a frozen table's rows even to nothing); norms and biases are scales and shifts, not directions.
+
+    Args:
+        model: Any module; tables are its `TokenTable`s, also where a head is tied to one.
+        weight_decay: Of the matrices.
+
+    Returns:
+        Groups with `name`, `params` and `weight_decay`; those without parameters are left out. Each parameter that is
+        trained stands in exactly one.
+
+    Example:
+        >>> model = DecoderLM(TokenEmbedding(100, 32), RotaryEmbedding(8), num_layers=1)
+        >>> [group["name"] for group in param_groups(model)]
+        ['tables', 'norms', 'matrices']
+    """
+    kinds: dict[nn.Parameter, str] = {}
+    for module in model.modules():
+        kind = "tables" if isinstance(module, TokenTable) else "positions" if isinstance(module, Position) else None
+        if kind is not None:
+            kinds |= dict.fromkeys(module.parameters(), kind)
+    for parameter in model.parameters():
+        kinds.setdefault(parameter, "norms" if parameter.dim() < 2 else "matrices")
+    decay = {"tables": 0.0, "positions": 0.0, "norms": 0.0, "matrices": weight_decay}
+    groups = [
+        {
+            "name": name,
+            "params": [parameter for parameter, kind in kinds.items() if kind == name and parameter.requires_grad],
+            "weight_decay": value,
+        }
+        for name, value in decay.items()
+    ]
+    return [group for group in groups if group["params"]]

@@ -1,0 +1,1 @@
+"""Where a token is: every scheme is a Position with three hooks."""

@@ -1,0 +1,107 @@
+"""A position speaks at one of three places: added to the input, rotating queries and keys, or as a bias on the scores.
+
+Every scheme is a `Position` and overrides exactly one of three neutral hooks; attention calls all three and never asks
+which scheme it has. Positions come from the caller, so offsets, cached decoding, left padding and packed sequences are
+the same mechanism: other numbers.
+"""
+
+from abc import ABC, abstractmethod
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from embedlayer.errors import ShapeError
+from embedlayer.files import JsonObject
+from embedlayer.pretrained import Pretrained
+from embedlayer.shapes import Positions
+
+AttentionMask = Int[Tensor, "*batch T"] | Bool[Tensor, "*batch T"]
+"""0 for padding; 1 for text, or 1, 2, 3, ... from left to right for the documents packed into a row."""
+
+
+class Position(Pretrained):
+    """No position at all (NoPE), and the base of every scheme.
+
+    Attributes:
+        max_seq_len: Positions that the scheme covers, or `None` for no limit.
+
+    Reference: Kazemnejad et al., The impact of positional encoding on length generalization, 2023 (NoPE).
+    """
+
+    max_seq_len: int | None = None
+
+    @property
+    def config(self) -> JsonObject:
+        """The constructor's arguments."""
+        return {}
+
+    def add(self, x: Float[Tensor, "*batch T D"], positions: Positions) -> Float[Tensor, "*batch T D"]:
+        """What enters the first block: `x` and, for an additive scheme, a vector for each position."""
+        return x
+
+    def rotate(
+        self, q: Float[Tensor, "*batch H T K"], k: Float[Tensor, "*batch G T K"], positions: Positions
+    ) -> tuple[Float[Tensor, "*batch H T K"], Float[Tensor, "*batch G T K"]]:
+        """Queries and keys as attention compares them; G key heads may be fewer than H."""
+        return q, k
+
+    def bias(
+        self, query_positions: Int[Tensor, "*rows Tq"], key_positions: Int[Tensor, "*rows Tk"]
+    ) -> Float[Tensor, "rows H Tq Tk"] | None:
+        """What is added to the scores, `(1 or B, H, Tq, Tk)`; masking the future is attention's business."""
+        return None
+
+    def check(self) -> None:
+        """Wait for the device and raise the error of a position outside the scheme since the last check."""
+
+
+class AdditivePosition(Position, ABC):
+    """Abstract: a scheme that adds one vector for each position."""
+
+    @abstractmethod
+    def vectors(self, positions: Positions) -> Float[Tensor, "*rows T D"]:
+        """The vector of each position.
+
+        Raises:
+            PositionError: A position is outside `0 .. max_seq_len - 1`.
+        """
+
+    def forward(self, ids: Int[Tensor, "*batch T"]) -> Float[Tensor, "T D"]:
+        """The vectors of positions 0 to T - 1, for sequences like `ids`."""
+        return self.vectors(torch.arange(ids.shape[-1], device=ids.device))
+
+    def add(self, x: Float[Tensor, "*batch T D"], positions: Positions) -> Float[Tensor, "*batch T D"]:
+        """`x[..., t, :] + vectors(positions)[..., t, :]`."""
+        return x + self.vectors(positions).to(x.dtype)
+
+
+def positions_of(
+    ids: Int[Tensor, "*batch T"], attention_mask: AttentionMask | None = None, *, offset: int = 0
+) -> Positions:
+    """Where each token stands in its own text.
+
+    Args:
+        ids: Token IDs; only their shape and device count.
+        attention_mask: 0 for padding; 1 for text, or 1, 2, 3, ... from left to right for documents packed into one row,
+            each of which counts from 0. Padding gets position 0. `None`: every row is one text without padding.
+        offset: Position of the first token, for a sequence that continues a cached one.
+
+    Returns:
+        `(T,)` without a mask, else the shape of the mask.
+
+    Example:
+        >>> positions_of(torch.zeros(2, 4).long(), torch.tensor([[0, 0, 1, 1], [1, 1, 2, 2]]))
+        tensor([[0, 0, 0, 1],
+                [0, 1, 0, 1]])
+    """
+    if attention_mask is None:
+        return torch.arange(offset, offset + ids.shape[-1], device=ids.device)
+    if attention_mask.shape != ids.shape:
+        raise ShapeError(f"attention_mask {tuple(attention_mask.shape)} must have the shape of ids {tuple(ids.shape)}.")
+    is_text = attention_mask != 0
+    place = is_text.cumsum(-1) - 1
+    document = attention_mask.long().cummax(-1).values
+    is_first = is_text & (document != torch.nn.functional.pad(document, (1, 0))[..., :-1])
+    start = torch.where(is_first, place, 0).cummax(-1).values
+    return (place - start + offset) * is_text

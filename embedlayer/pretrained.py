@@ -1,0 +1,141 @@
+"""Save and load any layer of the house: `config.json`, `model.safetensors`, and `tokenizer.json` where there is one.
+
+A layer states its constructor's arguments as JSON in `config`; a layer inside a layer stands there as its own
+description, `{"kind": "RotaryEmbedding", "head_dim": 64, ...}`. Reading is the same walk backwards, so every
+combination of tables, positions and heads that can be built can be saved.
+"""
+
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+
+from embedlayer.derived import Derived
+from embedlayer.errors import CheckpointError, EmbedLayerError
+from embedlayer.files import JsonObject, load_tensors, read_json, save_tensors, writable_folder, write_json
+
+FORMAT_VERSION = 1
+Layer = TypeVar("Layer", bound="Pretrained")
+
+CONFIG, WEIGHTS, TOKENIZER = "config.json", "model.safetensors", "tokenizer.json"
+
+
+class Pretrained(nn.Module):
+    """Abstract: a layer that can be saved to a folder and read back bit for bit."""
+
+    @property
+    def config(self) -> JsonObject:
+        """The constructor's arguments as JSON; inner layers through `describe`."""
+        raise NotImplementedError
+
+    @classmethod
+    def from_config(cls: type[Layer], config: JsonObject) -> Layer:
+        """Build the layer that `config` describes, freshly initialised.
+
+        Raises:
+            CheckpointError: An argument is unknown or missing.
+        """
+        arguments = {name: build(value) if is_description(value) else value for name, value in config.items()}
+        try:
+            return cls(**arguments)
+        except TypeError as error:
+            raise CheckpointError(f"The saved configuration does not fit {cls.__name__}: {error}.") from error
+
+    def save_pretrained(self, directory: Path | str, *, tokenizer: Any = None) -> None:
+        """Write `config.json`, `model.safetensors` and, if given, `tokenizer.json` into `directory`.
+
+        Each file is replaced wholly or not at all, the configuration last.
+
+        Raises:
+            FileError: The folder cannot be written.
+        """
+        directory = writable_folder(directory)
+        if tokenizer is not None:
+            from embedlayer.text.tokenizer import as_tokenizer, save_tokenizer
+
+            save_tokenizer(as_tokenizer(tokenizer), directory / TOKENIZER)
+        save_tensors(directory / WEIGHTS, self.state_dict())
+        write_json(directory / CONFIG, {"format_version": FORMAT_VERSION, **describe(self)})
+
+    @classmethod
+    def read_pretrained(cls: type[Layer], directory: Path | str, *, device: torch.device | str = "cpu") -> Layer:
+        """Read what `save_pretrained` wrote, in the dtype it was saved in.
+
+        Raises:
+            FileError: The folder or a file in it is missing.
+            CheckpointError: A file is damaged, of another format, or describes another class than this one.
+        """
+        directory = Path(directory)
+        description = read_json(directory / CONFIG)
+        version = description.pop("format_version", None)
+        if version != FORMAT_VERSION or not is_description(description):
+            raise CheckpointError(
+                f"{directory / CONFIG} has format version {version!r} and kind {description.get('kind')!r}; "
+                f"this embedlayer reads version {FORMAT_VERSION} of its own layers."
+            )
+        with torch.device("meta"):
+            layer = build(description)
+        if not isinstance(layer, cls):
+            raise CheckpointError(
+                f"{directory} holds a {type(layer).__name__}, not a {cls.__name__}: "
+                f"read it with {type(layer).__name__}.from_pretrained."
+            )
+        tensors, _ = load_tensors(directory / WEIGHTS, str(device))
+        assign(layer, tensors, source=directory / WEIGHTS)
+        for module in layer.modules():
+            if isinstance(module, Derived):
+                module.derive(device)
+        return layer
+
+
+def describe(layer: Pretrained) -> JsonObject:
+    """`{"kind": class name, **config}`: what `build` needs to make the layer again."""
+    return {"kind": type(layer).__name__, **layer.config}
+
+
+def is_description(value: object) -> bool:
+    """Whether `value` is what `describe` returns."""
+    return isinstance(value, dict) and isinstance(value.get("kind"), str)
+
+
+def build(description: JsonObject) -> Pretrained:
+    """Build a layer from its description, freshly initialised.
+
+    Raises:
+        CheckpointError: The kind is not a layer of this library, or its arguments do not fit.
+    """
+    import embedlayer
+
+    arguments = dict(description)
+    kind = arguments.pop("kind")
+    layer = getattr(embedlayer, kind) if kind in embedlayer.__all__ else None
+    if not (isinstance(layer, type) and issubclass(layer, Pretrained)):
+        raise CheckpointError(f"A layer of kind {kind!r} is not known to embedlayer {embedlayer.__version__}.")
+    try:
+        return layer.from_config(arguments)
+    except CheckpointError:
+        raise
+    except (EmbedLayerError, TypeError) as error:
+        raise CheckpointError(f"The saved configuration of {kind} cannot be built: {error}") from error
+
+
+def assign(layer: nn.Module, tensors: dict[str, torch.Tensor], *, source: Path) -> None:
+    """Give a layer its tensors by name, all or none.
+
+    Raises:
+        CheckpointError: Names or shapes differ; the message lists them.
+    """
+    expected = {name: tuple(tensor.shape) for name, tensor in layer.state_dict().items()}
+    found = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    if expected != found:
+        faults = [f"{name} is missing" for name in expected.keys() - found.keys()]
+        faults += [f"{name} is unexpected" for name in found.keys() - expected.keys()]
+        faults += [
+            f"{name} has shape {found[name]} where {shape} is expected"
+            for name, shape in expected.items()
+            if found.get(name, shape) != shape
+        ]
+        shown = "; ".join(sorted(faults)[:8]) + ("; ..." if len(faults) > 8 else "")
+        raise CheckpointError(f"{source} does not fit its configuration: {shown}.")
+    layer.load_state_dict(tensors, assign=True)

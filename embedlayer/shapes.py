@@ -1,0 +1,28 @@
+"""The one legend of shape letters, and the tensors that have names.
+
+| letter | means | also called |
+|---|---|---|
+| `V` | vocabulary: tokens that have a row | vocab_size, num_embeddings |
+| `D` | width of a row and of the residual stream | embed_dim, d_model, n_embd, hidden_size |
+| `B` | batch | |
+| `T` | positions in a sequence | seq_len, context |
+| `H` | query heads | num_heads |
+| `G` | key/value heads, `G <= H` | num_kv_heads |
+| `K` | width of one head | head_dim |
+| `R` | rank of a factorisation | |
+
+A suffix on a variable repeats its shape: `q_BHTK` is `(B, H, T, K)`. jaxtyping checks the shapes in signatures in
+every test run; at run time they cost nothing.
+"""
+
+from jaxtyping import Float, Int
+from torch import Tensor
+
+Ids = Int[Tensor, "*batch T"]
+"""Token IDs: int32 or int64, of any shape whose last dimension is the sequence."""
+
+Vectors = Float[Tensor, "*batch T D"]
+"""One vector for each ID."""
+
+Positions = Int[Tensor, "*rows T"]
+"""Where each token stands: `(T,)` or `(1, T)` for all sequences alike, `(B, T)` for each its own."""

@@ -1,0 +1,1 @@
+"""What a token is: every way to store one row per token."""

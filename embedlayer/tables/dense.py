@@ -1,0 +1,176 @@
+"""The dense table: one learned row per token."""
+
+import math
+from pathlib import Path
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from embedlayer.bounds import Bounds
+from embedlayer.errors import ShapeError, SizeError
+from embedlayer.files import JsonObject
+from embedlayer.shapes import Ids, Vectors
+from embedlayer.tables.table import TokenTable, check_sizes
+
+
+class TokenEmbedding(TokenTable, nn.Embedding):
+    """One learned row per token: `out[..., :] = scale * weight[ids]`.
+
+    It is an `nn.Embedding` (parameter `weight`, `(num_rows, D)`), so whatever looks for one finds it.
+
+    Args:
+        vocab_size: Rows of the table that are tokens, V.
+        embed_dim: Width of a row, D.
+        padding_idx: Row that is zero and stays zero; `None` for no such row.
+        scale: Factor on every looked-up row: a number, `"sqrt_dim"`, or `None` for none.
+        init_std: Standard deviation of the normal initialisation: a number, or `"1/sqrt_dim"`.
+        pad_to_multiple_of: Store spare zero rows up to this multiple (64 suits GPUs), out of look-up and loss.
+        device: Where to put the rows.
+        dtype: In which type.
+
+    Raises:
+        SizeError: A size is below 1, the padding row is no token, or an option is not one of those above.
+
+    Example:
+        >>> TokenEmbedding(100, 8)(torch.tensor([[1, 2, 3]])).shape
+        torch.Size([1, 3, 8])
+
+    Reference: torch/nn/modules/sparse.py. We differ: `init_std` is 0.02 and not 1 (with a tied head a start of 1 makes
+    the first loss far larger than ln V), a bad ID is an error that names it, and the padding row also stays zero when
+    the same rows are a head.
+    """
+
+    def __init__(
+        self,
+        vocab_size: int,
+        embed_dim: int,
+        *,
+        padding_idx: int | None = None,
+        scale: float | Literal["sqrt_dim"] | None = None,
+        init_std: float | Literal["1/sqrt_dim"] = 0.02,
+        pad_to_multiple_of: int | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        multiple = 1 if pad_to_multiple_of is None else pad_to_multiple_of
+        check_sizes(padding_idx=padding_idx, vocab_size=vocab_size, embed_dim=embed_dim, pad_to_multiple_of=multiple)
+        self.vocab_size = vocab_size
+        self.num_rows = math.ceil(vocab_size / multiple) * multiple
+        self.embed_dim = embed_dim
+        self.init_std = resolve_init_std(init_std, embed_dim)
+        nn.Embedding.__init__(self, self.num_rows, embed_dim, padding_idx, device=device, dtype=dtype)
+        self.scale = resolve_scale(scale, embed_dim)
+        self.pad_to_multiple_of = pad_to_multiple_of
+        self.bounds = Bounds(vocab_size, "token id")
+
+    @property
+    def config(self) -> JsonObject:
+        """The constructor's arguments."""
+        return {
+            "vocab_size": self.vocab_size,
+            "embed_dim": self.embed_dim,
+            "padding_idx": self.padding_idx,
+            "scale": self.scale,
+            "init_std": self.init_std,
+            "pad_to_multiple_of": self.pad_to_multiple_of,
+        }
+
+    def reset_parameters(self) -> None:
+        """Draw the rows from N(0, init_std^2); padding and spare rows are zero."""
+        nn.init.normal_(self.weight, std=self.init_std)
+        with torch.no_grad():
+            self.weight[self.vocab_size :] = 0
+        self._fill_padding_idx_with_zero()
+
+    def forward(self, ids: Ids) -> Vectors:
+        """The rows of `ids`, times `scale`: `(..., T)` to `(..., T, D)`.
+
+        Raises:
+            TokenIdError: An ID is outside the table; on an accelerator it is raised by `check()`, and until then a bad
+                ID gives zeros and gets no gradient.
+            ShapeError: Not integers, a scalar, or sequences of length 0.
+        """
+        ids, outside = self.bounds(ids)
+        vectors = F.embedding(ids, self.weight, self.padding_idx)
+        if outside is not None:
+            vectors = vectors.masked_fill(outside.unsqueeze(-1), 0)
+        return vectors if self.scale is None else self.scale * vectors
+
+    def rows(self, start: int, stop: int) -> Float[Tensor, "N D"]:
+        """Rows `start` to `stop - 1` as stored: a view, without `scale`."""
+        return self.weight[start:stop]
+
+    def products(self, hidden: Float[Tensor, "*batch D"]) -> Float[Tensor, "*batch V"]:
+        """`hidden @ weight.T`, in one product."""
+        return F.linear(hidden, self.rows(0, self.vocab_size))
+
+    def check(self) -> None:
+        """Wait for the device and raise the error of a bad ID that was looked up since the last check."""
+        self.bounds.check()
+
+    @classmethod
+    def from_pretrained(  # type: ignore[override]
+        cls: type["TokenEmbedding"],
+        source: Float[Tensor, "V D"] | Path | str,
+        freeze: bool | None = None,
+        padding_idx: int | None = None,
+        *,
+        scale: float | Literal["sqrt_dim"] | None = None,
+    ) -> "TokenEmbedding":
+        """A table from a tensor, or from a folder.
+
+        Args:
+            source: A `(V, D)` tensor, which becomes the weight itself (torch's meaning, frozen unless `freeze=False`),
+                or a folder that `save_pretrained` wrote (Hugging Face's meaning, trainable unless `freeze=True`).
+            freeze: Whether the rows are kept as they are.
+            padding_idx: With a tensor: row that is zero; the tensor is copied if its row is not.
+            scale: With a tensor: as in the constructor.
+
+        Raises:
+            ShapeError: The tensor is not `(V, D)`.
+            FileError: The folder cannot be read. Damaged: `CheckpointError`.
+        """
+        if not isinstance(source, Tensor):
+            table = cls.read_pretrained(source)
+            table.weight.requires_grad_(not freeze)
+            return table
+        if source.dim() != 2:
+            raise ShapeError(f"A table must have shape (V, D), not {tuple(source.shape)}.")
+        vocab_size, embed_dim = source.shape
+        table = cls(vocab_size, embed_dim, padding_idx=padding_idx, scale=scale, device="meta", dtype=source.dtype)
+        weight = source.detach()
+        if padding_idx is not None and weight[padding_idx].any():
+            weight = weight.clone()
+            weight[padding_idx] = 0
+        table.weight = nn.Parameter(weight, requires_grad=freeze is False)
+        table.bounds.derive(weight.device)
+        return table
+
+    def extra_repr(self) -> str:
+        """Sizes and options, for `print`."""
+        parts = [f"{self.vocab_size}, {self.embed_dim}"]
+        parts += [f"num_rows={self.num_rows}"] if self.num_rows != self.vocab_size else []
+        parts += [f"padding_idx={self.padding_idx}"] if self.padding_idx is not None else []
+        parts += [f"scale={self.scale:.6g}"] if self.scale is not None else []
+        return ", ".join(parts)
+
+
+def resolve_scale(scale: float | str | None, embed_dim: int) -> float | None:
+    """`"sqrt_dim"` as the number it means; numbers and `None` as they are."""
+    if scale == "sqrt_dim":
+        return math.sqrt(embed_dim)
+    if isinstance(scale, str):
+        raise SizeError(f'scale must be a number, "sqrt_dim" or None, not {scale!r}.')
+    return None if scale is None else float(scale)
+
+
+def resolve_init_std(init_std: float | str, embed_dim: int) -> float:
+    """`"1/sqrt_dim"` as the number it means; numbers as they are."""
+    if init_std == "1/sqrt_dim":
+        return 1 / math.sqrt(embed_dim)
+    if isinstance(init_std, str) or init_std < 0:
+        raise SizeError(f'init_std must be a number of at least 0, or "1/sqrt_dim", not {init_std!r}.')
+    return float(init_std)

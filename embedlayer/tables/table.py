@@ -1,0 +1,82 @@
+"""A token table, read in two directions.
+
+By rows on the way in, `table(ids) -> vectors`; against all rows on the way out, `table.logits(hidden)` and
+`table.loss(hidden, targets)`. Every way to store the numbers is a `TokenTable`. Tying is not a flag: it is the same
+object at both ends.
+"""
+
+from abc import ABC, abstractmethod
+from typing import Unpack
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from embedlayer.errors import SizeError
+from embedlayer.losses.linear_cross_entropy import LogitOptions, LossOptions, cross_entropy, finish_logits
+from embedlayer.pretrained import Pretrained
+from embedlayer.shapes import Ids, Vectors
+
+ROWS_AT_ONCE = 8192
+
+
+class TokenTable(Pretrained, ABC):
+    """Abstract: one vector for each token, however it is stored.
+
+    Attributes:
+        vocab_size: Tokens that have a row, V. IDs run from 0 to V - 1.
+        num_rows: Rows stored, V and the spare ones; spare rows are never looked up and have no logit.
+        embed_dim: Width of a vector, D.
+        padding_idx: Token whose row is zero and stays zero, or `None`.
+        scale: Factor that `forward` applies and `rows` and `logits` do not, or `None` for none.
+    """
+
+    vocab_size: int
+    num_rows: int
+    embed_dim: int
+    padding_idx: int | None
+    scale: float | None
+
+    @abstractmethod
+    def forward(self, ids: Ids) -> Vectors:
+        """The vectors of `ids`, times `scale`: `(..., T)` to `(..., T, D)`."""
+
+    @abstractmethod
+    def rows(self, start: int, stop: int) -> Float[Tensor, "N D"]:
+        """Rows `start` to `stop - 1` as stored, without `scale`."""
+
+    @abstractmethod
+    def check(self) -> None:
+        """Wait for the device and raise the error of a bad ID that was looked up since the last check."""
+
+    def products(self, hidden: Float[Tensor, "*batch D"]) -> Float[Tensor, "*batch V"]:
+        """`hidden @ rows.T`, by chunks of rows; a kind with a shorter way takes it."""
+        chunks = range(0, self.vocab_size, ROWS_AT_ONCE)
+        parts = [F.linear(hidden, self.rows(start, min(start + ROWS_AT_ONCE, self.vocab_size))) for start in chunks]
+        return torch.cat(parts, dim=-1)
+
+    def logits(self, hidden: Float[Tensor, "*batch D"], **options: Unpack[LogitOptions]) -> Float[Tensor, "*batch V"]:
+        """`finish_logits(hidden @ rows.T)`: a score for each token; padding's is 0 and sends no gradient."""
+        options.setdefault("padding_idx", self.padding_idx)
+        return finish_logits(self.products(hidden), **options)
+
+    def loss(
+        self, hidden: Float[Tensor, "*batch D"], targets: Int[Tensor, "*batch"], **options: Unpack[LossOptions]
+    ) -> Float[Tensor, "*result"]:
+        """Cross entropy of `targets` under `softmax(logits(hidden))`, in nats: `linear_cross_entropy` over the rows."""
+        options.setdefault("padding_idx", self.padding_idx)
+        return cross_entropy(self.products(hidden), targets, **options)
+
+
+def check_sizes(*, padding_idx: int | None, vocab_size: int, **sizes: int) -> None:
+    """Refuse sizes below 1 and a padding row that is not in the vocabulary.
+
+    Raises:
+        SizeError: Naming the size.
+    """
+    for name, size in {"vocab_size": vocab_size, **sizes}.items():
+        if size < 1:
+            raise SizeError(f"{name} must be at least 1, not {size}.")
+    if padding_idx is not None and not 0 <= padding_idx < vocab_size:
+        raise SizeError(f"padding_idx {padding_idx} is not one of the {vocab_size} tokens (0..{vocab_size - 1}).")

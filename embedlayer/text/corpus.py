@@ -1,0 +1,503 @@
+"""Files of any size, streamed through a tokenizer into one memory-mapped array of token IDs.
+
+How a long text is cut. A text is encoded in pieces, and the IDs of the pieces must be the IDs of the whole. Where a
+cut does no harm depends on the tokenizer: to GPT-2 a space belongs to the word after it, LLaMA and T5 put a space
+before every text they are given, others glue line breaks to the full stop before them. Instead of knowing them all,
+we ask the tokenizer itself. A cut between `left` and `right` is taken only if, for some hundred characters on either
+side,
+
+    encode(left + right) == encode(left) + encode(anchor + right)[len(encode(anchor)):]
+
+where the anchor is the last few characters of `left`: it takes what a tokenizer does to the start of a text upon
+itself, and its IDs are thrown away. The limit: a tokenizer whose choice depends on text further away than that may
+see the cut. Where no cut passes within a million characters (one endless word, say), one is made all the same, with
+a warning.
+"""
+
+import codecs
+import gzip
+import re
+import sys
+import warnings
+import zlib
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import islice
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+import numpy.typing as npt
+from tokenizers import Tokenizer
+
+from embedlayer.errors import CheckpointError, EmbedLayerWarning, FileError, SizeError, TextError
+from embedlayer.files import read_json, replacing_folder, writable_folder, write_json
+from embedlayer.text.tokenizer import as_tokenizer, end_of_text_id, fingerprint, table_size, without_limits
+
+IdArray = npt.NDArray[np.integer[Any]]
+Progress = Callable[[int, int], None]
+_Bytes = IO[bytes] | gzip.GzipFile
+
+_FORMAT_VERSION = 1
+_READ_BYTES = 1 << 16
+_FEWEST_CHARS, _MOST_CHARS = 512, 1 << 14
+_ENDLESS_CHARS = 1 << 20
+_CONTEXT_CHARS, _ANCHOR_CHARS = 128, 16
+_PIECES_AT_ONCE = 32
+_TRIES = 8
+_CUTS = (  # best first
+    re.compile(r"(?<=[^\W_])(?= [^\W_])"),  # a single space between two words
+    re.compile(r"(?<=\S)(?=\s)"),  # any white space
+    re.compile(r"(?<=\w)(?=[^\w\s])|(?<=[^\w\s])(?=\w)"),  # a word beside a mark
+)
+
+
+def find_texts(paths: Sequence[str | Path]) -> list[str | Path]:
+    """The texts that are meant by files, folders and `"-"` for standard input.
+
+    A folder stands for the text files in it and below it, in sorted order. Hidden ones are left out, and so are
+    binary ones: those with a zero byte in their first 8 KiB (of what is inside, for a `.gz`).
+
+    Raises:
+        FileError: A path does not exist or cannot be read.
+        TextError: A folder holds no text file, or nothing was given.
+    """
+    found: list[str | Path] = []
+    for given in paths:
+        path = Path(given)
+        if str(given) == "-":
+            found.append("-")
+        elif path.is_dir():
+            found += _texts_below(path)
+        elif path.exists():
+            found.append(path)
+        else:
+            raise FileError(f"There is no file or folder {path}. Check the path, or give - for standard input.")
+    if not found:
+        raise TextError("No text was given. Name files or folders, or - for standard input.")
+    return found
+
+
+def read_pieces(source: str | Path, *, tokenizer: object = None) -> Iterator[str]:
+    """A text in pieces of some thousand characters; put together they are the text, character for character.
+
+    Args:
+        source: A UTF-8 file, gzipped if it ends in `.gz`, or `"-"` for standard input. Line ends stay as they are; a
+            byte-order mark in front is left out.
+        tokenizer: Makes sure that no cut changes what this tokenizer gives (see the head of this module). Without it
+            cuts are made between words.
+
+    Raises:
+        FileError: The file cannot be read.
+        TextError: It is not UTF-8.
+    """
+    with _opened(source) as (stream, _):
+        checked = None if tokenizer is None else without_limits(as_tokenizer(tokenizer))
+        yield from _cut(_decoded(source, stream), checked)
+
+
+def encode_pieces(pieces: Iterable[str], tokenizer: object) -> Iterator[tuple[str, IdArray]]:
+    """Each piece of one text with its IDs; joined they are the IDs of the whole text, without special tokens around.
+
+    Args:
+        pieces: As `read_pieces` cuts them for this tokenizer.
+        tokenizer: A `tokenizers.Tokenizer`, or a fast tokenizer of transformers.
+    """
+    tokenizer = without_limits(as_tokenizer(tokenizer))
+    pieces, anchor = iter(pieces), ""
+    while batch := list(islice(pieces, _PIECES_AT_ONCE)):
+        anchors = [anchor, *(piece[-_ANCHOR_CHARS:] for piece in batch)]
+        anchor = anchors.pop()
+        texts = [before + piece for before, piece in zip(anchors, batch, strict=True)]
+        encodings = tokenizer.encode_batch_fast(texts + anchors, add_special_tokens=False)
+        for piece, whole, before in zip(batch, encodings, encodings[len(batch) :], strict=False):
+            yield piece, np.array(whole.ids[len(before) :], dtype=np.int64)
+
+
+class TokenCorpus:
+    """Texts as one array of token IDs, with the places where documents start.
+
+    Between two documents stands the tokenizer's end-of-text token, if it has one. On the disk a corpus is a folder:
+    `ids.bin` (the IDs, little-endian), `documents.npy`, `blocks.npy` and `index.json`.
+
+    Attributes:
+        ids: All IDs, `(N,)`, uint16 if the tokenizer's IDs fit and else uint32. Mapped from the disk, unless the
+            corpus was made by `from_text`.
+        documents: Where each document starts in `ids`, int64.
+        blocks: `(pieces, 2)` int64: how many tokens, and how many bytes of text, end with each piece.
+        vocab_size: Rows that a table needs for these IDs.
+        tokenizer_fingerprint: `fingerprint` of the tokenizer.
+    """
+
+    def __init__(
+        self,
+        ids: IdArray,
+        documents: npt.NDArray[np.int64],
+        blocks: npt.NDArray[np.int64],
+        *,
+        vocab_size: int,
+        tokenizer_fingerprint: str,
+    ) -> None:
+        self.ids = ids
+        self.documents = documents
+        self.blocks = blocks
+        self.vocab_size = vocab_size
+        self.tokenizer_fingerprint = tokenizer_fingerprint
+
+    @classmethod
+    def build(
+        cls,
+        sources: Sequence[str | Path],
+        tokenizer: object,
+        path: str | Path,
+        *,
+        on_progress: Progress | None = None,
+    ) -> "TokenCorpus":
+        """Encode texts of any size into the folder `path`, in constant memory; it appears complete or not at all.
+
+        Args:
+            sources: Files, folders, and `"-"` for standard input, as for `find_texts`; each file is a document.
+            tokenizer: A `tokenizers.Tokenizer`, or a fast tokenizer of transformers.
+            path: A new or empty folder, or an older corpus, which is replaced.
+            on_progress: Called with the bytes read so far and the bytes in all, 0 if unknown.
+
+        Raises:
+            FileError: A source cannot be read, or `path` cannot be written or holds something else.
+            TextError: A source is not UTF-8, or there is no text at all.
+        """
+        tokenizer, path = as_tokenizer(tokenizer), Path(path)
+        found = find_texts(sources)
+        _check_replaceable(path)
+        writable_folder(path.parent)
+        with replacing_folder(path) as folder:
+            with (folder / "ids.bin").open("wb") as file:
+                writer = _Writer(tokenizer, lambda ids: file.write(ids.tobytes()))
+                total = 0 if "-" in found else sum(Path(source).stat().st_size for source in found)
+                earlier = 0
+                for source in found:
+                    with _opened(source) as (stream, position):
+                        writer.add_document(
+                            str(source),
+                            _decoded(source, stream),
+                            lambda: on_progress(earlier + position(), total) if on_progress else None,  # noqa: B023
+                        )
+                        earlier += position()
+            writer.finish(folder, sources)
+        return cls.open(path)
+
+    @classmethod
+    def from_text(cls, text: str, tokenizer: object) -> "TokenCorpus":
+        """Encode one text that is in memory already, and keep it there.
+
+        Raises:
+            TextError: It is empty, or cannot be written in UTF-8 (lone surrogates).
+
+        Example:
+            >>> from embedlayer.text.tokenizer import train_tokenizer
+            >>> corpus = TokenCorpus.from_text("Hello", train_tokenizer((), kind="byte"))
+            >>> corpus.ids
+            array([ 72, 101, 108, 108, 111], dtype=uint16)
+        """
+        kept: list[IdArray] = []
+        writer = _Writer(as_tokenizer(tokenizer), kept.append)
+        slices = (text[at : at + _READ_BYTES] for at in range(0, len(text), _READ_BYTES))
+        try:
+            writer.add_document("the text", slices, lambda: None)
+        except UnicodeEncodeError as error:
+            raise TextError(
+                f"The text cannot be encoded: character {error.object[error.start]!r} is half of a surrogate pair. "
+                f"Decode the bytes it came from with errors='strict' or 'replace'."
+            ) from error
+        writer.check_not_empty(["the text"])
+        return cls(np.concatenate(kept), *writer.tables(), **writer.facts())
+
+    @classmethod
+    def open(cls, path: str | Path) -> "TokenCorpus":
+        """Map a corpus that `build` wrote.
+
+        Raises:
+            FileError: There is no corpus at `path`.
+            CheckpointError: It is damaged: a file is missing, cut short, or does not fit the others.
+        """
+        path = Path(path)
+        index = read_json(path / "index.json")
+        if index.get("format_version") != _FORMAT_VERSION:
+            raise CheckpointError(
+                f"{path} has corpus format {index.get('format_version')!r}; this version of embedlayer reads "
+                f"{_FORMAT_VERSION}. Build it again."
+            )
+        try:
+            dtype: np.dtype[Any] = np.dtype({"uint16": "<u2", "uint32": "<u4"}[index["dtype"]])
+            num_tokens, num_bytes = int(index["num_tokens"]), int(index["num_bytes"])
+            vocab_size, tokenizer_fingerprint = int(index["vocab_size"]), str(index["tokenizer"])
+            documents = np.load(path / "documents.npy", allow_pickle=False)
+            blocks = np.load(path / "blocks.npy", allow_pickle=False)
+            size = (path / "ids.bin").stat().st_size
+        except (KeyError, TypeError, ValueError, EOFError, OSError) as error:
+            raise CheckpointError(f"{path} is not a whole corpus ({error!r}). Build it again.") from error
+        if num_tokens < 1 or size != num_tokens * dtype.itemsize:
+            raise CheckpointError(
+                f"{path / 'ids.bin'} has {size} bytes where {num_tokens} tokens of {dtype.itemsize} bytes belong: "
+                f"it was cut short or changed. Build the corpus again."
+            )
+        if not (
+            _increases(documents, from_zero=True)
+            and documents[-1] < num_tokens
+            and blocks.ndim == 2
+            and blocks.shape[1:] == (2,)
+            and _increases(blocks[:, 0])
+            and blocks[-1].tolist() == [num_tokens, num_bytes]
+        ):
+            raise CheckpointError(f"{path}: documents.npy or blocks.npy does not fit ids.bin. Build the corpus again.")
+        ids = np.memmap(path / "ids.bin", dtype=dtype, mode="r", shape=(num_tokens,))
+        return cls(ids, documents, blocks, vocab_size=vocab_size, tokenizer_fingerprint=tokenizer_fingerprint)
+
+    @property
+    def num_tokens(self) -> int:
+        """IDs in all."""
+        return len(self.ids)
+
+    @property
+    def num_bytes(self) -> int:
+        """UTF-8 bytes of the text that the IDs stand for: what bits per byte are counted against."""
+        return int(self.blocks[-1, 1])
+
+    def __len__(self) -> int:
+        return self.num_tokens
+
+    def __repr__(self) -> str:
+        return f"TokenCorpus({self.num_tokens} tokens, {self.num_bytes} bytes, {len(self.documents)} documents)"
+
+    def split(self, validation_fraction: float) -> tuple["TokenCorpus", "TokenCorpus"]:
+        """A first part for training and a last one for validation: two views of the same array.
+
+        The cut is made where a piece of text ends, nearest to the wanted place, so that `num_bytes` is exact.
+
+        Raises:
+            SizeError: `validation_fraction` is not between 0 and 1.
+            TextError: The corpus is too small to be cut.
+        """
+        if not 0 < validation_fraction < 1:
+            raise SizeError(f"validation_fraction is {validation_fraction}; it must lie between 0 and 1, such as 0.1.")
+        if len(self.blocks) < 2:
+            raise TextError(
+                f"A corpus of {self.num_tokens} tokens ({self.num_bytes} bytes) is too small to set a part aside for "
+                f"validation: it has no inner place to cut. Give a text of a few thousand characters."
+            )
+        wanted = self.num_tokens * (1 - validation_fraction)
+        last = int(np.abs(self.blocks[:-1, 0] - wanted).argmin())
+        cut = int(self.blocks[last, 0])
+        starts = np.unique(np.maximum(self.documents - cut, 0)[np.searchsorted(self.documents, cut, "right") - 1 :])
+        return (
+            self._view(self.ids[:cut], self.documents[self.documents < cut], self.blocks[: last + 1]),
+            self._view(self.ids[cut:], starts, self.blocks[last + 1 :] - self.blocks[last]),
+        )
+
+    def _view(self, ids: IdArray, documents: npt.NDArray[np.int64], blocks: npt.NDArray[np.int64]) -> "TokenCorpus":
+        return TokenCorpus(
+            ids, documents, blocks, vocab_size=self.vocab_size, tokenizer_fingerprint=self.tokenizer_fingerprint
+        )
+
+
+class _Writer:
+    """Encodes one document after the other, hands their IDs on, and keeps count."""
+
+    def __init__(self, tokenizer: Tokenizer, write: Callable[[IdArray], object]) -> None:
+        self.tokenizer = without_limits(tokenizer)
+        self.write = write
+        self.vocab_size = table_size(tokenizer)
+        self.dtype = np.dtype("<u2" if self.vocab_size <= 1 << 16 else "<u4")
+        self.separator = end_of_text_id(tokenizer)
+        self.documents, self.token_ends, self.byte_ends = array("q"), array("q"), array("q")
+        self.num_tokens = self.num_bytes = 0
+
+    def add_document(self, name: str, texts: Iterable[str], after_piece: Callable[[], object]) -> None:
+        started = False
+        for piece, ids in encode_pieces(_cut(texts, self.tokenizer), self.tokenizer):
+            self.num_bytes += len(piece.encode())
+            if len(ids):
+                if not started:
+                    self._start_document()
+                    started = True
+                self.write(ids.astype(self.dtype))
+                self.num_tokens += len(ids)
+                self.token_ends.append(self.num_tokens)
+                self.byte_ends.append(self.num_bytes)
+            elif self.byte_ends:
+                self.byte_ends[-1] = self.num_bytes
+            after_piece()
+        if not started:
+            warnings.warn(f"{name} is left out: it holds no text.", EmbedLayerWarning, stacklevel=4)
+
+    def _start_document(self) -> None:
+        if self.num_tokens and self.separator is not None:
+            self.write(np.array([self.separator], dtype=self.dtype))
+            self.num_tokens += 1
+            self.token_ends[-1] += 1
+        self.documents.append(self.num_tokens)
+
+    def check_not_empty(self, sources: Sequence[str | Path]) -> None:
+        if not self.num_tokens:
+            raise TextError(f"There is no text in {', '.join(map(str, sources))}. Give a file with at least one word.")
+
+    def tables(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        blocks = np.stack([np.array(ends, dtype=np.int64) for ends in (self.token_ends, self.byte_ends)], axis=1)
+        return np.array(self.documents, dtype=np.int64), blocks
+
+    def facts(self) -> dict[str, Any]:
+        return {"vocab_size": self.vocab_size, "tokenizer_fingerprint": fingerprint(self.tokenizer)}
+
+    def finish(self, folder: Path, sources: Sequence[str | Path]) -> None:
+        self.check_not_empty(sources)
+        documents, blocks = self.tables()
+        np.save(folder / "documents.npy", documents, allow_pickle=False)
+        np.save(folder / "blocks.npy", blocks, allow_pickle=False)
+        write_json(
+            folder / "index.json",
+            {
+                "format_version": _FORMAT_VERSION,
+                "dtype": {2: "uint16", 4: "uint32"}[self.dtype.itemsize],
+                "num_tokens": self.num_tokens,
+                "num_bytes": self.num_bytes,
+                "vocab_size": self.vocab_size,
+                "tokenizer": fingerprint(self.tokenizer),
+            },
+        )
+
+
+# Cutting
+
+
+def _cut(texts: Iterable[str], tokenizer: Tokenizer | None) -> Iterator[str]:
+    """Pieces between checked cuts. They start small and grow with the text, so that a short one can be split too."""
+    rest, done, wanted = "", 0, _FEWEST_CHARS
+    for text in texts:
+        rest += text
+        while len(rest) >= wanted + _CONTEXT_CHARS:
+            cut = _find_cut(rest, wanted, tokenizer)
+            if cut is None and wanted < _ENDLESS_CHARS:
+                wanted *= 2
+                continue
+            if cut is None:
+                cut = wanted
+                warnings.warn(
+                    f"No harmless place to cut was found in {wanted} characters from character {done} on. Cut at "
+                    f"{done + cut}: the IDs next to it may differ from those of the uncut text.",
+                    EmbedLayerWarning,
+                    stacklevel=2,
+                )
+            yield rest[:cut]
+            rest, done = rest[cut:], done + cut
+            wanted = min(max(done // 64, _FEWEST_CHARS), _MOST_CHARS)
+    if rest:
+        yield rest
+
+
+def _find_cut(text: str, end: int, tokenizer: Tokenizer | None) -> int | None:
+    """The last harmless cut between `end / 2` and `end`."""
+    for pattern in _CUTS:
+        places = [match.start() for match in pattern.finditer(text, end // 2, end + 1)]
+        for place in reversed(places[-_TRIES:]):
+            if tokenizer is None or _harmless(text, place, tokenizer):
+                return place
+    return None
+
+
+def _harmless(text: str, place: int, tokenizer: Tokenizer) -> bool:
+    def encode(part: str) -> list[int]:
+        return tokenizer.encode(part, add_special_tokens=False).ids
+
+    left, right = text[max(0, place - _CONTEXT_CHARS) : place], text[place : place + _CONTEXT_CHARS]
+    anchor = left[-_ANCHOR_CHARS:]
+    return encode(left + right) == encode(left) + encode(anchor + right)[len(encode(anchor)) :]
+
+
+# Reading
+
+
+def _texts_below(folder: Path) -> list[Path]:
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    visible = [file for file in files if not any(part.startswith(".") for part in file.relative_to(folder).parts)]
+    texts = [file for file in visible if not _is_binary(file)]
+    if not texts:
+        raise TextError(f"The folder {folder} holds no text files ({len(visible)} files are binary). Name files.")
+    return texts
+
+
+def _is_binary(file: Path) -> bool:
+    try:
+        with _opened(file) as (stream, _):
+            return b"\0" in _read(file, stream, 8192)
+    except FileError:
+        return False  # not known: it stays, and reading it says what is wrong
+
+
+@contextmanager
+def _opened(source: str | Path) -> Iterator[tuple[_Bytes, Callable[[], int]]]:
+    """The bytes of a text, decompressed, and how many bytes of the source have been read."""
+    if str(source) == "-":
+        yield sys.stdin.buffer, lambda: 0
+        return
+    try:
+        file = open(source, "rb")  # noqa: SIM115  closed below; errors of the block inside are not ours to explain
+    except OSError as error:
+        raise FileError(f"Cannot read {source}: {error.strerror or error}.") from error
+    with file:
+        if str(source).endswith(".gz"):
+            with gzip.GzipFile(fileobj=file) as unzipped:
+                yield unzipped, file.tell
+        else:
+            yield file, file.tell
+
+
+def _read(source: str | Path, stream: _Bytes, size: int = _READ_BYTES) -> bytes:
+    try:
+        return stream.read(size)
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise FileError(f"Cannot read {source}: {error}. The file is damaged or not gzipped.") from error
+    except OSError as error:
+        raise FileError(f"Cannot read {source}: {error.strerror or error}.") from error
+
+
+def _decoded(source: str | Path, stream: _Bytes) -> Iterator[str]:
+    """The text as it is read. Line ends are kept, a byte-order mark in front is not."""
+    offset, rest, block = 0, b"", _read(source, stream)
+    if block.startswith(codecs.BOM_UTF8):
+        offset, block = len(codecs.BOM_UTF8), block[len(codecs.BOM_UTF8) :] or _read(source, stream)
+    while block or rest:
+        raw = rest + block
+        try:
+            text, used = codecs.utf_8_decode(raw, "strict", not block)
+        except UnicodeDecodeError as error:
+            raise TextError(_not_utf8(source, offset + error.start, raw[error.start], raw)) from error
+        yield text
+        offset, rest, block = offset + used, raw[used:], _read(source, stream)
+
+
+def _not_utf8(source: str | Path, offset: int, byte: int, raw: bytes) -> str:
+    name = "Standard input" if str(source) == "-" else str(source)
+    encoding = "UTF-16" if raw.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) else "ISO-8859-1"
+    return (
+        f"{name} is not UTF-8 text: byte 0x{byte:02X} at offset {offset}. If it is text in another encoding, "
+        f"convert it, for example: iconv -f {encoding} -t UTF-8 FILE > NEW_FILE"
+    )
+
+
+def _check_replaceable(path: Path) -> None:
+    """A corpus may replace an older one or an empty folder, and nothing else."""
+    names = {file.name for file in path.iterdir()} if path.is_dir() else set()
+    if names and not {"index.json", "ids.bin"} <= names:
+        raise FileError(f"The folder {path} holds something other than a corpus. Choose a new folder for the corpus.")
+    if path.exists() and not path.is_dir():
+        raise FileError(f"{path} is a file where the corpus's folder should be. Choose a new folder.")
+
+
+def _increases(numbers: npt.NDArray[Any], *, from_zero: bool = False) -> bool:
+    return (
+        numbers.dtype == np.int64
+        and numbers.ndim == 1
+        and len(numbers) > 0
+        and bool((np.diff(numbers) > 0).all())
+        and (numbers[0] == 0 if from_zero else numbers[0] > 0)
+    )

@@ -1,0 +1,266 @@
+"""Token IDs to batches: windows are cut from the (memory-mapped) array when a batch is made, and never before."""
+
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from jaxtyping import Int64
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from embedlayer.errors import SizeError, TextError, TokenizerError
+from embedlayer.text.corpus import IdArray, TokenCorpus, read_pieces
+
+Batch = tuple[Int64[Tensor, "B T"], Int64[Tensor, "B T"]]
+Window = tuple[Int64[Tensor, " T"], Int64[Tensor, " T"]]
+
+_GATHER_BYTES = 1 << 17
+
+
+class TokenWindows(Dataset[Window]):
+    """Window `i` of a text: `inputs = ids[s : s + T]`, `targets = ids[s + 1 : s + T + 1]` with `s = i * stride`.
+
+    There are as many windows as `range(0, len(ids) - max_length, stride)` has members.
+
+    Args:
+        ids: A `TokenCorpus`, or a one-dimensional array of token IDs. It is not copied; a memory-mapped one is mapped
+            again in the worker processes of a `DataLoader`.
+        max_length: Tokens in a window, T.
+        stride: Tokens from the start of one window to the start of the next.
+
+    Raises:
+        SizeError: `max_length` or `stride` is below 1.
+        TextError: The text is too short for one window and its target.
+
+    Example:
+        >>> TokenWindows(np.arange(10), max_length=4, stride=4)[1]
+        (tensor([4, 5, 6, 7]), tensor([5, 6, 7, 8]))
+    """
+
+    def __init__(self, ids: TokenCorpus | IdArray, max_length: int, stride: int) -> None:
+        self.ids = _array(ids)
+        self.max_length = max_length
+        self.stride = stride
+        _check_windows(self.ids, max_length, stride=stride)
+
+    def __len__(self) -> int:
+        return len(range(0, len(self.ids) - self.max_length, self.stride))
+
+    def __getitem__(self, index: int) -> Window:
+        inputs, targets = self.batch([range(len(self))[index]])
+        return inputs[0], targets[0]
+
+    def __getitems__(self, indices: Sequence[int]) -> list[Window]:
+        return list(zip(*self.batch(indices), strict=True))
+
+    def batch(self, indices: Sequence[int] | npt.NDArray[np.int64]) -> Batch:
+        """Inputs and targets of several windows, `(B, T)` each, in one gather."""
+        return _gather(self.ids, np.asarray(indices, dtype=np.int64) * self.stride, self.max_length)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "ids": _MappedFile.of(self.ids) or self.ids}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        ids = state["ids"]
+        self.__dict__.update(state, ids=ids.open() if isinstance(ids, _MappedFile) else ids)
+
+
+def create_dataloader(
+    text_or_corpus: str | Path | TokenCorpus,
+    tokenizer: object = None,
+    *,
+    batch_size: int = 4,
+    max_length: int = 256,
+    stride: int = 128,
+    shuffle: bool = True,
+    drop_last: bool = True,
+    num_workers: int = 0,
+    generator: torch.Generator | None = None,
+) -> DataLoader[Any]:
+    """Batches of `(inputs, targets)`, `(B, T)` int64 each: sliding windows over a text, the targets one token on.
+
+    Args:
+        text_or_corpus: A text itself as `str`, the `Path` of a UTF-8 text file, or a `TokenCorpus`.
+        tokenizer: For a text: a `tokenizers.Tokenizer` or a fast tokenizer of transformers. Unused for a corpus.
+        batch_size: Windows in a batch, B.
+        max_length: Tokens in a window, T.
+        stride: Tokens from the start of one window to the start of the next.
+        shuffle: A new random order in each pass.
+        drop_last: Leave out a last batch with fewer than `batch_size` windows.
+        num_workers: Processes that cut batches; 0 cuts them here. The batches are the same.
+        generator: Decides the order; torch's global generator by default.
+
+    Raises:
+        TextError: The text is empty or shorter than one window and its target.
+        TokenizerError: A text is given without a tokenizer.
+        SizeError: A size is below 1.
+
+    Example:
+        >>> from embedlayer.text.tokenizer import train_tokenizer
+        >>> loader = create_dataloader(
+        ...     "I love dogs.", train_tokenizer((), kind="byte"), batch_size=2, max_length=4, stride=4, shuffle=False
+        ... )
+        >>> inputs, targets = next(iter(loader))
+        >>> bytes(inputs[1].tolist()), bytes(targets[1].tolist())
+        (b've d', b'e do')
+    """
+    if batch_size < 1:
+        raise SizeError(f"batch_size is {batch_size}; it must be 1 or more.")
+    return _WindowLoader(
+        TokenWindows(_corpus(text_or_corpus, tokenizer), max_length, stride),
+        batch_size=batch_size,
+        shuffle=shuffle,
+        drop_last=drop_last,
+        num_workers=num_workers,
+        generator=generator,
+    )
+
+
+class WindowSampler:
+    """The training order as a pure function of the step: a run that resumes meets the very window it would have met.
+
+    An epoch takes every window of a cut into `max_length` tokens once, in random order. Where the cut starts is drawn
+    anew for each epoch, so that a token is not always met at the same place. `(seed, epoch)` decides everything; a
+    batch that reaches the end of an epoch goes on in the next.
+
+    Args:
+        ids_or_corpus: A `TokenCorpus`, or a one-dimensional array of token IDs.
+        max_length: Tokens in a window, T.
+        batch_size: Windows in a batch, B.
+        seed: Any integer.
+
+    Raises:
+        SizeError: `max_length` or `batch_size` is below 1.
+        TextError: The text is too short for one window and its target.
+
+    Example:
+        >>> sampler = WindowSampler(np.arange(100), max_length=8, batch_size=2, seed=1)
+        >>> inputs, targets = sampler.batch(step=3)
+        >>> inputs.shape, bool((targets == inputs + 1).all())
+        (torch.Size([2, 8]), True)
+    """
+
+    def __init__(self, ids_or_corpus: TokenCorpus | IdArray, *, max_length: int, batch_size: int, seed: int) -> None:
+        self.ids = _array(ids_or_corpus)
+        self.max_length = max_length
+        self.batch_size = batch_size
+        self.seed = seed
+        _check_windows(self.ids, max_length, batch_size=batch_size)
+        # One window is given up to the phase, where there is more than one: every epoch has the same number.
+        self.num_windows = max(1, (len(self.ids) - max_length) // max_length)
+        self._order: tuple[int, npt.NDArray[np.int64]] = (-1, np.empty(0, np.int64))
+
+    def epoch(self, step: int) -> float:
+        """How many times the text has been gone through before this step."""
+        return step * self.batch_size / self.num_windows
+
+    def batch(self, step: int) -> Batch:
+        """Inputs and targets of one step, `(B, T)` each."""
+        first = step * self.batch_size
+        starts = [self._start(number) for number in range(first, first + self.batch_size)]
+        return _gather(self.ids, np.array(starts, dtype=np.int64), self.max_length)
+
+    def _start(self, number: int) -> int:
+        epoch, index = divmod(number, self.num_windows)
+        if self._order[0] != epoch:
+            self._order = epoch, self._starts(epoch)
+        return int(self._order[1][index])
+
+    def _starts(self, epoch: int) -> npt.NDArray[np.int64]:
+        generator = torch.Generator().manual_seed(_mixed(self.seed, epoch))
+        spare = len(self.ids) - 1 - self.num_windows * self.max_length
+        phase = int(torch.randint(min(spare + 1, self.max_length), (), generator=generator))
+        return torch.randperm(self.num_windows, generator=generator).numpy() * self.max_length + phase
+
+
+class _WindowLoader(DataLoader[Any]):
+    """A `DataLoader` of `TokenWindows` that, without workers, cuts several batches in one gather."""
+
+    def __init__(self, windows: TokenWindows, **options: Any) -> None:
+        super().__init__(windows, collate_fn=_stack, **options)
+
+    def __iter__(self) -> Any:
+        return super().__iter__() if self.num_workers else self._cut_here()
+
+    def _cut_here(self) -> Iterator[Batch]:
+        windows, per_batch = self.dataset, self.batch_size
+        assert isinstance(windows, TokenWindows)
+        assert per_batch is not None
+        # DataLoader draws a seed before it draws the order: draw it too, and the order is the same.
+        torch.empty((), dtype=torch.int64).random_(generator=self.generator)
+        together = max(1, _GATHER_BYTES // (8 * per_batch * (windows.max_length + 1)))
+        batches = iter(self.batch_sampler or ())
+        while group := list(islice(batches, together)):
+            inputs, targets = windows.batch([index for batch in group for index in batch])
+            yield from zip(torch.split(inputs, per_batch), torch.split(targets, per_batch), strict=True)
+
+
+class _MappedFile:
+    """Where a memory-mapped array lies, to map it again instead of copying it to another process."""
+
+    def __init__(self, filename: str, dtype: np.dtype[Any], offset: int, length: int) -> None:
+        self.place = filename, dtype, offset, length
+
+    @classmethod
+    def of(cls, ids: IdArray) -> "_MappedFile | None":
+        root: Any = ids
+        while isinstance(root.base, np.ndarray):
+            root = root.base
+        if not isinstance(root, np.memmap) or root.filename is None or not ids.flags.c_contiguous:
+            return None
+        offset = root.offset + ids.ctypes.data - root.ctypes.data
+        return cls(str(root.filename), ids.dtype, offset, len(ids))
+
+    def open(self) -> IdArray:
+        filename, dtype, offset, length = self.place
+        return np.memmap(filename, dtype=dtype, mode="r", offset=offset, shape=(length,))
+
+
+def _stack(windows: list[Window]) -> Batch:
+    inputs, targets = zip(*windows, strict=True)
+    return torch.stack(inputs), torch.stack(targets)
+
+
+def _gather(ids: IdArray, starts: npt.NDArray[np.int64], length: int) -> Batch:
+    """`ids[s : s + length]` and the same one token on, for each start."""
+    rows = np.lib.stride_tricks.sliding_window_view(ids, length + 1)[starts]
+    return (
+        torch.from_numpy(rows[:, :-1].astype(np.int64, order="C")),
+        torch.from_numpy(rows[:, 1:].astype(np.int64, order="C")),
+    )
+
+
+def _mixed(seed: int, epoch: int) -> int:
+    """One 63-bit seed of two numbers, so that neighbouring seeds and epochs have nothing in common."""
+    return int(np.random.SeedSequence([seed % 2**64, epoch]).generate_state(1, np.uint64)[0] >> np.uint64(1))
+
+
+def _array(ids: TokenCorpus | IdArray) -> IdArray:
+    return ids.ids if isinstance(ids, TokenCorpus) else ids
+
+
+def _corpus(text_or_corpus: str | Path | TokenCorpus, tokenizer: object) -> TokenCorpus:
+    if isinstance(text_or_corpus, TokenCorpus):
+        return text_or_corpus
+    if tokenizer is None:
+        raise TokenizerError("A text needs a tokenizer: create_dataloader(text, tokenizer). Only a corpus needs none.")
+    if isinstance(text_or_corpus, Path):
+        text_or_corpus = "".join(read_pieces(text_or_corpus))
+    return TokenCorpus.from_text(text_or_corpus, tokenizer)
+
+
+def _check_windows(ids: IdArray, max_length: int, **sizes: int) -> None:
+    for name, size in {"max_length": max_length, **sizes}.items():
+        if size < 1:
+            raise SizeError(f"{name} is {size}; it must be 1 or more.")
+    if ids.ndim != 1:
+        raise SizeError(f"Windows are cut from a one-dimensional array of token IDs; this one has shape {ids.shape}.")
+    if len(ids) <= max_length:
+        raise TextError(
+            f"The text has {len(ids)} tokens and a window of max_length={max_length} needs {max_length + 1}, one for "
+            f"the last target. Give a longer text or a max_length of at most {max(len(ids) - 1, 0)}."
+        )

@@ -1,0 +1,1 @@
+"""Train, checkpoint, resume, measure."""

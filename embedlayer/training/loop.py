@@ -1,0 +1,301 @@
+"""The training loop: a pure function of the step wherever that is possible, so that a run resumes bit for bit.
+
+Which windows a step reads, its learning rate and when it validates follow from the step number; what does not (weights,
+moments, generators, the loss since the last line) stands in `state()`. Nothing is printed here: `run()` yields one
+dictionary per logged step, and who calls it shows it.
+"""
+
+import copy
+import math
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from embedlayer.errors import CheckpointError, EmbedLayerWarning, SizeError, TextError
+from embedlayer.files import JsonObject
+from embedlayer.models.decoder import DecoderLM
+from embedlayer.optim.param_groups import param_groups
+from embedlayer.text.corpus import TokenCorpus
+from embedlayer.text.windows import TokenWindows, WindowSampler
+
+FAR_FROM_LN_V = 1.0  # nats; fresh rows of a sensible size start within 0.3
+
+
+@dataclass(frozen=True)
+class TrainingOptions:
+    """How a run is trained.
+
+    Attributes:
+        steps: Updates; `None` to have them follow from `minutes`.
+        minutes: Wall-clock time to fill, from a short measurement at the start.
+        batch_size: Windows per forward pass.
+        accumulate: Forward passes per update.
+        max_length: Tokens per window, T.
+        learning_rate: Peak, reached after `warmup_fraction` of the steps; from there a cosine down to
+            `final_fraction` of it.
+        warmup_fraction: Share of the steps that warm up.
+        final_fraction: Share of the peak that the last step has.
+        weight_decay: Of the matrices; tables, positions and norms have none.
+        beta1: AdamW's decay of the mean.
+        beta2: AdamW's decay of the mean square.
+        max_grad_norm: Longer gradients are clipped to this length.
+        log_every: Steps from one line of metrics to the next.
+        validate_every: Lines of metrics from one validation to the next; the first and the last always validate.
+        validation_tokens: At most so many tokens of the validation part are read each time.
+        seed: Of the weights, the windows and dropout.
+        precision: `"float32"`, `"bfloat16"` (autocast), or `"auto"`: bfloat16 on a GPU that has it.
+    """
+
+    steps: int | None = None
+    minutes: float | None = None
+    batch_size: int = 16
+    accumulate: int = 1
+    max_length: int = 128
+    learning_rate: float = 3e-3
+    warmup_fraction: float = 0.1
+    final_fraction: float = 0.05
+    weight_decay: float = 0.1
+    beta1: float = 0.9
+    beta2: float = 0.95
+    max_grad_norm: float = 1.0
+    log_every: int = 10
+    validate_every: int = 5
+    validation_tokens: int = 32768
+    seed: int = 0
+    precision: Literal["auto", "float32", "bfloat16"] = "auto"
+
+    def __post_init__(self) -> None:
+        if (self.steps is None) == (self.minutes is None):
+            raise SizeError(f"Give either steps or minutes, not {self.steps} and {self.minutes}.")
+        for name in ("batch_size", "accumulate", "max_length", "log_every", "validate_every", "validation_tokens"):
+            if getattr(self, name) < 1:
+                raise SizeError(f"{name} must be at least 1, not {getattr(self, name)}.")
+        for name in ("steps", "minutes", "learning_rate", "max_grad_norm"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value < math.inf:
+                raise SizeError(f"{name} must be positive, not {value}.")
+
+    def learning_rate_at(self, step: int, steps: int) -> float:
+        """The learning rate of update `step` (1 to `steps`)."""
+        warmup = max(1, round(self.warmup_fraction * steps))
+        if step <= warmup:
+            return self.learning_rate * step / warmup
+        progress = (step - warmup) / max(1, steps - warmup)
+        cosine = (1 + math.cos(math.pi * progress)) / 2
+        return self.learning_rate * (self.final_fraction + (1 - self.final_fraction) * cosine)
+
+
+class Trainer:
+    """Train a decoder, and with it its embedding layer, on a corpus.
+
+    Args:
+        model: The model, on its device.
+        training: Token IDs to learn from.
+        validation: Token IDs to measure on.
+        options: How.
+
+    Raises:
+        TextError: A part is shorter than one window.
+
+    Example:
+        >>> trainer = Trainer(model, *corpus.split(0.1), TrainingOptions(steps=2, max_length=8, batch_size=2))
+        >>> [line["step"] for line in trainer.run()]
+        [0, 2]
+    """
+
+    def __init__(
+        self, model: DecoderLM, training: TokenCorpus, validation: TokenCorpus, options: TrainingOptions
+    ) -> None:
+        self.model = model
+        self.options = options
+        self.device = next(model.parameters()).device
+        for name, part in {"training": training, "validation": validation}.items():
+            if len(part) <= options.max_length:
+                raise TextError(
+                    f"The {name} part has {len(part)} tokens, one window needs {options.max_length + 1}. "
+                    f"Give more text, or a smaller max_length."
+                )
+        self.validation = validation
+        self.sampler = WindowSampler(
+            training, max_length=options.max_length, batch_size=options.batch_size, seed=options.seed
+        )
+        self.optimizer = self._fresh_optimizer(model)
+        self.steps = options.steps
+        self.step = 0
+        self._stopping = False
+        self._losses = torch.zeros(2, device=self.device)  # sum and count since the last line
+
+    def stop(self) -> None:
+        """Let `run()` end after the step that it is in; it can be called again to go on."""
+        self._stopping = True
+
+    def run(self, on_step: Callable[[int], None] | None = None) -> Iterator[dict[str, Any]]:
+        """Train to the last step; yields a line of metrics every `log_every` steps, the first before any update.
+
+        A line holds `step`, `loss` (nats per token, mean since the last line), `lr`, `tokens_per_second`, and on some
+        lines, the last included, `validation_loss` (nats per token) and `validation_bits_per_byte`.
+
+        Args:
+            on_step: Called with the number of each step that is done.
+        """
+        self._stopping = False
+        if self.steps is None:
+            self.steps = self._steps_in(self.options.minutes or 0.0)
+        if self.step == 0:
+            yield self._first_line()
+        clock, tokens = time.perf_counter(), 0
+        while self.step < self.steps and not self._stopping:
+            learning_rate = self.options.learning_rate_at(self.step + 1, self.steps)
+            self._losses += self._update(self.model, self.optimizer, self.step, learning_rate)
+            self.step += 1
+            if on_step is not None:
+                on_step(self.step)
+            tokens += self.options.accumulate * self.options.batch_size * self.options.max_length
+            if self.step % self.options.log_every and self.step < self.steps:
+                continue
+            self.model.check()
+            total, count = self._losses.tolist()
+            self._losses.zero_()
+            line = {
+                "step": self.step,
+                "loss": total / count,
+                "lr": learning_rate,
+                "tokens_per_second": round(tokens / (time.perf_counter() - clock)),
+            }
+            if self.step % (self.options.log_every * self.options.validate_every) == 0 or self.step == self.steps:
+                line |= self.validate()
+            yield line
+            clock, tokens = time.perf_counter(), 0
+
+    def validate(self) -> dict[str, float]:
+        """Loss on the validation part: nats per token, and bits per byte, which compares across tokenizers."""
+        length, batch_size = self.options.max_length, self.options.batch_size
+        windows = TokenWindows(self.validation, length, length)
+        count = max(1, min(len(windows), self.options.validation_tokens // length))
+        total = 0.0
+        self.model.eval()
+        with torch.no_grad(), self._autocast():
+            for start in range(0, count, batch_size):
+                inputs, targets = windows.batch(range(start, min(start + batch_size, count)))
+                total += float(self.model.loss(inputs.to(self.device), targets.to(self.device), reduction="sum"))
+        self.model.train()
+        nats = total / (count * length)
+        bytes_per_token = self.validation.num_bytes / len(self.validation)
+        return {"validation_loss": nats, "validation_bits_per_byte": nats / math.log(2) / bytes_per_token}
+
+    def state(self) -> tuple[dict[str, Tensor], JsonObject]:
+        """Everything that the rest of the run depends on: tensors by name, and the rest as JSON."""
+        tensors = {f"model.{name}": tensor for name, tensor in self.model.state_dict().items()}
+        for name, parameter in self.model.named_parameters():
+            moments = self.optimizer.state.get(parameter, {})
+            tensors |= {f"optimizer.{name}.{key}": value for key, value in moments.items()}
+        tensors["losses"] = self._losses
+        tensors["generator.cpu"] = torch.get_rng_state()
+        if self.device.type == "cuda":
+            tensors["generator.cuda"] = torch.cuda.get_rng_state(self.device)
+        return tensors, {
+            "step": self.step,
+            "steps": self.steps,
+            "options": asdict(self.options),
+        }
+
+    def load_state(self, tensors: dict[str, Tensor], rest: JsonObject) -> None:
+        """Continue where `state()` was taken.
+
+        Raises:
+            CheckpointError: It is the state of another model.
+        """
+        try:
+            self.model.load_state_dict(
+                {name.removeprefix("model."): t for name, t in tensors.items() if name.startswith("model.")}
+            )
+            for name, parameter in self.model.named_parameters():
+                prefix = f"optimizer.{name}."
+                moments = {key.removeprefix(prefix): t for key, t in tensors.items() if key.startswith(prefix)}
+                if moments:
+                    on_device = {k: t if k == "step" else t.to(parameter.device) for k, t in moments.items()}
+                    self.optimizer.state[parameter] = on_device
+            self.step, self.steps = rest["step"], rest["steps"]
+            self._losses.copy_(tensors["losses"])
+            torch.set_rng_state(tensors["generator.cpu"].cpu())
+            if self.device.type == "cuda" and "generator.cuda" in tensors:
+                torch.cuda.set_rng_state(tensors["generator.cuda"].cpu(), self.device)
+        except (KeyError, RuntimeError) as error:
+            raise CheckpointError(f"The checkpoint does not fit this run: {error}") from error
+
+    def _first_line(self) -> dict[str, Any]:
+        measured = self.validate()
+        inputs, targets = self._batch(0)
+        self.model.eval()
+        with torch.no_grad(), self._autocast():
+            loss = float(self.model.loss(inputs, targets))
+        self.model.train()
+        uniform = math.log(self.model.table.vocab_size)
+        if not abs(loss - uniform) <= FAR_FROM_LN_V:
+            warnings.warn(
+                f"The first loss is {loss:.1f}, and guessing evenly costs ln V = {uniform:.2f} nats. The rows start "
+                f"too large for the head (a tied table wants init_std=0.02 and scale='sqrt_dim', not N(0, 1)), or are "
+                f"those of another tokenizer; training may not recover.",
+                EmbedLayerWarning,
+                stacklevel=3,
+            )
+        return {"step": 0, "loss": loss, "lr": 0.0, "tokens_per_second": 0, **measured}
+
+    def _update(self, model: DecoderLM, optimizer: torch.optim.Optimizer, step: int, learning_rate: float) -> Tensor:
+        """Update `step`, counted from 0; returns its loss and a 1, without waiting for the device."""
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate
+        result = torch.tensor([0.0, 1.0], device=self.device)
+        for part in range(self.options.accumulate):
+            inputs, targets = self._batch(step * self.options.accumulate + part)
+            with self._autocast():
+                loss = model.loss(inputs, targets) / self.options.accumulate
+            loss.backward()
+            result[0] += loss.detach()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), self.options.max_grad_norm)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        return result
+
+    def _batch(self, index: int) -> tuple[Tensor, Tensor]:
+        inputs, targets = self.sampler.batch(index)
+        return inputs.to(self.device), targets.to(self.device)
+
+    def _autocast(self) -> AbstractContextManager[Any]:
+        precision = self.options.precision
+        if precision == "auto":
+            precision = "bfloat16" if self.device.type == "cuda" and torch.cuda.is_bf16_supported() else "float32"
+        return torch.autocast(self.device.type, torch.bfloat16) if precision == "bfloat16" else nullcontext()
+
+    def _fresh_optimizer(self, model: DecoderLM) -> torch.optim.AdamW:
+        return torch.optim.AdamW(
+            param_groups(model, weight_decay=self.options.weight_decay),
+            lr=self.options.learning_rate,
+            betas=(self.options.beta1, self.options.beta2),
+            fused=True,
+        )
+
+    def _steps_in(self, minutes: float, warm: int = 3, measured: int = 8) -> int:
+        """How many steps fit, from a few on a copy of the model; the run itself is left as it was."""
+        model = copy.deepcopy(self.model)
+        optimizer = self._fresh_optimizer(model)
+        started = time.perf_counter()
+        times = []
+        with torch.random.fork_rng():
+            for index in range(warm + measured):
+                clock = time.perf_counter()
+                float(self._update(model, optimizer, index, self.options.learning_rate)[0])
+                times.append(time.perf_counter() - clock)
+        clock = time.perf_counter()
+        self.validate()
+        validation = time.perf_counter() - clock
+        per_step = sorted(times[warm:])[measured // 2]
+        per_step += validation / (self.options.log_every * self.options.validate_every)
+        left = 60 * minutes - (time.perf_counter() - started) - 2 * validation
+        return max(1, int(left / per_step))

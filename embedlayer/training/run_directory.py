@@ -1,0 +1,179 @@
+"""The folder of a run: everything that a result is, and everything that resuming needs.
+
+```
+DIR/
+  config.json            what the model is
+  model.safetensors      its weights, the trained table among them
+  tokenizer.json         text to IDs
+  metrics.jsonl          one line per logged step
+  report.html            the same to look at
+  run.json               how it was trained
+  checkpoint.safetensors weights, moments and generators in the middle of a run
+  corpus/                the token IDs that it reads
+```
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from tokenizers import Tokenizer
+
+from embedlayer.errors import CheckpointError, FileError
+from embedlayer.files import (
+    JsonObject,
+    load_tensors,
+    read_json,
+    save_tensors,
+    writable_folder,
+    write_json,
+    write_text,
+)
+from embedlayer.models.decoder import DecoderLM
+from embedlayer.pretrained import TOKENIZER, build, describe
+from embedlayer.text.corpus import TokenCorpus
+from embedlayer.text.tokenizer import load_tokenizer, save_tokenizer
+from embedlayer.training.loop import Trainer, TrainingOptions
+
+FORMAT_VERSION = 1
+
+
+class Run(NamedTuple):
+    """A trained layer with its tokenizer, as `load_run` reads it."""
+
+    model: DecoderLM
+    tokenizer: Tokenizer
+
+
+class RunDirectory:
+    """A run's folder, by the names of its files."""
+
+    def __init__(self, path: Path | str) -> None:
+        self.path = Path(path)
+        self.corpus = self.path / "corpus"
+        self.checkpoint = self.path / "checkpoint.safetensors"
+        self.metrics = self.path / "metrics.jsonl"
+        self.report = self.path / "report.html"
+        self.run = self.path / "run.json"
+
+    @property
+    def holds_a_run(self) -> bool:
+        """Whether a run was started here."""
+        return self.run.exists()
+
+    def start(
+        self, trainer: Trainer, tokenizer: Tokenizer, *, validation_fraction: float, notes: JsonObject | None = None
+    ) -> None:
+        """Write down what the run is, before its first step; what an earlier run left here goes.
+
+        Args:
+            trainer: The run; its model is described, so that resuming can build it.
+            tokenizer: Text to IDs.
+            validation_fraction: Share of the corpus that is measured on.
+            notes: Anything else that should come back in `read()["notes"]`.
+
+        Raises:
+            FileError: The folder cannot be written.
+        """
+        writable_folder(self.path)
+        for file in (self.run, self.checkpoint, self.metrics, self.report):
+            file.unlink(missing_ok=True)
+        save_tokenizer(tokenizer, self.path / TOKENIZER)
+        description: JsonObject = {
+            "format_version": FORMAT_VERSION,
+            "options": asdict(trainer.options),
+            "model": describe(trainer.model),
+            "validation_fraction": validation_fraction,
+            "notes": notes or {},
+        }
+        write_json(self.run, description)
+
+    def read(self) -> JsonObject:
+        """What `start` wrote.
+
+        Raises:
+            FileError: There is no run here.
+            CheckpointError: The file is damaged or of another version.
+        """
+        if not self.holds_a_run:
+            raise FileError(f"{self.path} holds no run: there is no {self.run.name} in it.")
+        description = read_json(self.run)
+        if description.get("format_version") != FORMAT_VERSION:
+            raise CheckpointError(
+                f"{self.run} has format version {description.get('format_version')!r}; "
+                f"this embedlayer reads version {FORMAT_VERSION}."
+            )
+        return description
+
+    def resume(self, device: torch.device | str = "cpu") -> tuple[Trainer, Tokenizer, JsonObject]:
+        """Build the run again and continue at its last checkpoint, or at step 0 if it has none.
+
+        Returns:
+            The trainer, the tokenizer, and the notes given to `start`.
+
+        Raises:
+            FileError: There is no run here, or a file of it cannot be read.
+            CheckpointError: A file is damaged.
+        """
+        description = self.read()
+        options = TrainingOptions(**description["options"])
+        torch.manual_seed(options.seed)
+        model = build(description["model"])
+        if not isinstance(model, DecoderLM):
+            raise CheckpointError(f"{self.run} describes a {type(model).__name__}, not a DecoderLM.")
+        parts = TokenCorpus.open(self.corpus).split(description["validation_fraction"])
+        trainer = Trainer(model.to(device), *parts, options)
+        if self.checkpoint.exists():
+            tensors, metadata = load_tensors(self.checkpoint)
+            trainer.load_state(tensors, json.loads(metadata.get("state", "{}")))
+        self._keep_metrics_up_to(trainer.step if self.checkpoint.exists() else -1)
+        return trainer, load_tokenizer(self.path / TOKENIZER), description["notes"]
+
+    def save_checkpoint(self, trainer: Trainer) -> None:
+        """Write the run's state; the last checkpoint stays until the new one is whole."""
+        tensors, rest = trainer.state()
+        save_tensors(self.checkpoint, tensors, {"state": json.dumps(rest)})
+
+    def finish(self, trainer: Trainer, tokenizer: Tokenizer) -> None:
+        """Write the result: the model as it is now, with its tokenizer."""
+        trainer.model.save_pretrained(self.path, tokenizer=tokenizer)
+
+    def add_metrics(self, line: JsonObject) -> None:
+        """Append one line to the metrics."""
+        try:
+            with self.metrics.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(line) + "\n")
+        except OSError as error:
+            raise FileError(f"Cannot write {self.metrics}: {error.strerror or error}.") from error
+
+    def read_metrics(self) -> list[dict[str, Any]]:
+        """All lines of the metrics; a line that a killed process left unfinished is passed over."""
+        if not self.metrics.exists():
+            return []
+        lines = self.metrics.read_text(encoding="utf-8").splitlines(keepends=True)
+        return [json.loads(line) for line in lines if line.endswith("\n")]
+
+    def _keep_metrics_up_to(self, step: int) -> None:
+        lines: Sequence[dict[str, Any]] = [line for line in self.read_metrics() if line["step"] <= step]
+        write_text(self.metrics, "".join(json.dumps(line) + "\n" for line in lines))
+
+
+def load_run(path: Path | str, *, device: torch.device | str = "cpu") -> Run:
+    """Read the result of a run: its model, with the trained table, and its tokenizer.
+
+    Raises:
+        FileError: The folder or a file in it is missing.
+        CheckpointError: A file is damaged or does not fit.
+    """
+    path = Path(path)
+    if not (path / "config.json").exists():
+        unfinished = RunDirectory(path).holds_a_run
+        hint = (
+            "the run in it is not finished: continue it with embedlayer train --resume" if unfinished else "no result"
+        )
+        raise FileError(f"{path} holds no trained layer ({hint}).")
+    model = DecoderLM.read_pretrained(path, device=device).eval()
+    return Run(model, load_tokenizer(path / TOKENIZER))

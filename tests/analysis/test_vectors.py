@@ -1,0 +1,182 @@
+"""Neighbours, checked against a brute-force float64 search."""
+
+import pytest
+import torch
+from tokenizers import Tokenizer, models
+from torch import Tensor
+
+from embedlayer.analysis import vectors as vectors_module
+from embedlayer.analysis.vectors import TokenVectors
+from embedlayer.errors import ShapeError, SizeError, TokenIdError, TokenizerError
+from embedlayer.tables.dense import TokenEmbedding
+from embedlayer.tables.factorized import FactorizedEmbedding
+from embedlayer.text.tokenizer import load_tokenizer, token_text, train_tokenizer
+
+TEXT = (
+    "the cat sat on the mat and the dog sat on the log, then the cats and the dogs ran to the first of the logs. " * 5
+)
+
+
+@pytest.fixture(scope="module")
+def bpe() -> Tokenizer:
+    return train_tokenizer(TEXT, "bpe", vocab_size=300)
+
+
+def words(*entries: str) -> Tokenizer:
+    return Tokenizer(models.WordLevel({entry: index for index, entry in enumerate(entries)}, unk_token=entries[0]))
+
+
+def brute_force(
+    rows: Tensor, positive: list[int], negative: list[int], topn: int, stop: int
+) -> list[tuple[int, float]]:
+    """gensim's definition, written out."""
+    rows = rows.double()
+    unit = rows / rows.norm(dim=1, keepdim=True).clamp_min(1e-300)
+    query = (unit[positive].sum(0) - unit[negative].sum(0)) / (len(positive) + len(negative))
+    scores = (unit @ (query / query.norm())).tolist()
+    ranked = sorted((-score, index) for index, score in enumerate(scores[:stop]) if index not in positive + negative)
+    return [(index, -score) for score, index in ranked[:topn]]
+
+
+@pytest.mark.parametrize(
+    ("positive", "negative", "topn", "restrict_vocab"),
+    [([260], [], 10, None), ([260, 270], [280], 5, None), ([], [265], 3, None), ([280, 261], [], 400, 270)],
+)
+@pytest.mark.parametrize("chunk", [37, 1 << 19])
+def test_neighbours_equal_a_brute_force_search(bpe, monkeypatch, positive, negative, topn, restrict_vocab, chunk):
+    monkeypatch.setattr(vectors_module, "CHUNK_NUMBERS", chunk)
+    table = torch.randn(bpe.get_vocab_size(), 12)
+    found = TokenVectors(table, bpe).most_similar(positive, negative, topn, restrict_vocab)
+    stop = restrict_vocab or len(table)
+    expected = brute_force(table, positive, negative, topn, stop)
+    assert [text for text, _ in found] == [token_text(bpe, index) for index, _ in expected]
+    assert [score for _, score in found] == pytest.approx([score for _, score in expected], abs=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
+def test_scores_are_as_exact_as_the_stored_numbers(bpe, dtype):
+    table = torch.randn(bpe.get_vocab_size(), 16).to(dtype)
+    (_, score), *_ = TokenVectors(table, bpe).most_similar([262], topn=1)
+    (_, expected), *_ = brute_force(table, [262], [], 1, len(table))
+    assert score == pytest.approx(expected, abs=1e-12 if dtype == torch.float64 else 1e-6)
+
+
+@pytest.mark.parametrize("make", [TokenEmbedding, lambda v, d: FactorizedEmbedding(v, d, rank=3)])
+def test_every_kind_of_table_answers_like_its_rows_written_out(bpe, make):
+    table = make(bpe.get_vocab_size(), 8)
+    written_out = table.rows(0, bpe.get_vocab_size()).detach()
+    by_table, by_rows = TokenVectors(table, bpe), TokenVectors(written_out, bpe)
+    assert len(by_table) == bpe.get_vocab_size()
+    torch.testing.assert_close(by_table[" the"], by_rows[" the"])
+    assert [t for t, _ in by_table.most_similar(" the")] == [t for t, _ in by_rows.most_similar(" the")]
+    assert not by_table[" the"].requires_grad
+
+
+def test_answers_follow_a_table_that_is_trained_further(bpe):
+    table = TokenEmbedding(bpe.get_vocab_size(), 8)
+    vectors = TokenVectors(table, bpe)
+    before = vectors.similarity(" the", " cat")
+    with torch.no_grad():
+        table.weight[vectors.id_of(" cat")] = table.weight[vectors.id_of(" the")]
+    assert before < vectors.similarity(" the", " cat") == pytest.approx(1.0)
+
+
+def test_a_token_goes_by_text_by_id_and_by_bytes(bpe):
+    vectors = TokenVectors(torch.randn(bpe.get_vocab_size(), 4), bpe)
+    index = bpe.token_to_id("Ġthe")
+    assert vectors.id_of(" the") == vectors.id_of("Ġthe") == vectors.id_of(b" the") == vectors.id_of(index) == index
+    assert " the" in vectors
+    assert "the cat" not in vectors
+    assert 10_000 not in vectors
+
+
+@pytest.mark.parametrize(
+    "kind",
+    ["bpe", "wordpiece", "unigram", "word", "byte"],
+)
+def test_a_readable_text_that_is_unique_leads_back_to_its_token(kind):
+    tokenizer = train_tokenizer(TEXT + " naïve 日本", kind, vocab_size=320)
+    vectors = TokenVectors(torch.randn(tokenizer.get_vocab_size(), 4), tokenizer)
+    texts = [token_text(tokenizer, index) for index in range(tokenizer.get_vocab_size())]
+    lost = [text for text in texts if texts.count(text) == 1 and vectors.id_of(text) != texts.index(text)]
+    # a piece at the start of a word and the same letters inside one differ only by SentencePiece's own space
+    assert [text for text in lost if f" {text}" not in texts] == []
+
+
+def test_bytes_that_are_half_a_character_have_a_row(bpe):
+    vectors = TokenVectors(torch.randn(bpe.get_vocab_size(), 4), bpe)
+    assert token_text(bpe, vectors.id_of(b"\xe6")) == "<0xE6>"
+
+
+def test_a_text_of_several_tokens_is_refused_with_its_pieces(bpe):
+    vectors = TokenVectors(torch.randn(bpe.get_vocab_size(), 4), bpe)
+    with pytest.raises(TokenizerError, match=r"(?s)tokens to this tokenizer: 'Ġthe', 'Ġcat'\..*Ask for one of them"):
+        vectors[" the cat"]
+
+
+def test_an_unknown_word_is_refused_and_never_taken_for_the_unknown_token():
+    vectors = TokenVectors(torch.randn(3, 4), words("<unk>", "cat", "dog"))
+    with pytest.raises(TokenizerError, match="'zebra' is not in this tokenizer's vocabulary"):
+        vectors.most_similar("zebra")
+    assert "<unk>" in vectors
+    with pytest.raises(TokenizerError, match="no tokens"):
+        vectors[""]
+
+
+def test_real_tokenizers_find_their_words(shared_data):
+    for name, word, index in (
+        ("gpt2-encoder.json", " first", 717),
+        ("bert-base-cased-vocab.txt", "##ing", 1158),
+        ("t5-small.tokenizer.json", " first", 166),
+    ):
+        tokenizer = load_tokenizer(shared_data / "tokenizers" / name)
+        assert TokenVectors(torch.zeros(60_000, 1), tokenizer).id_of(word) == index
+
+
+def test_equal_rows_come_in_the_order_of_their_ids():
+    tokenizer = words(*(f"w{index}" for index in range(300)))
+    table = torch.randn(7, 33)[torch.arange(300) % 7]
+    found = TokenVectors(table, tokenizer).most_similar("w0", topn=42)
+    assert [text for text, _ in found] == [f"w{index}" for index in range(7, 300, 7)]
+    assert {score for _, score in found} == {found[0][1]}
+
+
+def test_zero_rows_are_alike_to_nothing_and_never_nan():
+    vectors = TokenVectors(torch.tensor([[0.0, 0.0], [1.0, 0.0], [-1.0, 0.0]]), words("<pad>", "a", "b"))
+    assert vectors.similarity("<pad>", "a") == vectors.similarity("<pad>", "<pad>") == 0.0
+    assert vectors.most_similar("a") == [("<pad>", 0.0), ("b", -1.0)]
+    assert vectors.most_similar("<pad>") == [("a", 0.0), ("b", 0.0)]
+
+
+def test_spare_rows_and_broken_rows_are_never_an_answer():
+    table = torch.tensor([[1.0, 0.0], [1.0, 0.1], [torch.nan, 0.0], [1.0, 0.0], [1.0, 0.0]])
+    vectors = TokenVectors(table, words("a", "b", "broken"))
+    assert len(vectors) == 3
+    assert [text for text, _ in vectors.most_similar("a")] == ["b"]
+
+
+def test_similarity_is_the_cosine_and_distance_the_rest():
+    table = torch.randn(3, 5, dtype=torch.float64)
+    vectors = TokenVectors(table, words("a", "b", "c"))
+    expected = float(torch.cosine_similarity(table[0], table[1], dim=0))
+    assert vectors.similarity("a", "b") == pytest.approx(expected, abs=1e-12)
+    assert vectors.distance("a", "b") == pytest.approx(1 - expected, abs=1e-12)
+    assert vectors.similar_by_vector(table[2] * 3, topn=1)[0] == ("c", pytest.approx(1.0))
+
+
+def test_wrong_questions_say_what_to_ask():
+    tokenizer = words("a", "b", "c")
+    vectors = TokenVectors(torch.randn(3, 5), tokenizer)
+    with pytest.raises(TokenIdError, match=r"Token id 3 is outside this table of 3 rows \(0..2\)"):
+        vectors[3]
+    with pytest.raises(SizeError, match="at least one"):
+        vectors.most_similar([])
+    with pytest.raises(SizeError, match="restrict_vocab"):
+        vectors.most_similar("a", restrict_vocab=0)
+    with pytest.raises(ShapeError, match=r"\(5,\); found \(4,\)"):
+        vectors.similar_by_vector(torch.zeros(4))
+    with pytest.raises(ShapeError, match=r"\(V, D\)"):
+        TokenVectors(torch.zeros(3), tokenizer)
+    with pytest.raises(TokenizerError, match="IDs up to 2, the table has 2 rows"):
+        TokenVectors(torch.zeros(2, 5), tokenizer)
+    assert vectors.most_similar("a", topn=0) == []

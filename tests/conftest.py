@@ -1,0 +1,33 @@
+"""Fixtures shared by all tests."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import jaxtyping
+import pytest
+import torch
+
+SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
+
+
+@pytest.fixture(autouse=True)
+def quiet_machine() -> None:
+    """One thread and a fixed seed for each test: two test processes share two cores."""
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+
+
+@pytest.fixture
+def unchecked() -> Iterator[None]:
+    """Switch jaxtyping's checks off: for wrong input that must meet our own errors, and for torch.compile."""
+    jaxtyping.config.update("jaxtyping_disable", True)
+    yield
+    jaxtyping.config.update("jaxtyping_disable", False)
+
+
+@pytest.fixture(scope="session")
+def shared_data() -> Path:
+    """Real texts, tokenizers and models that stand beside the checkout; skips where they do not."""
+    if not SHARED.is_dir():
+        pytest.skip(f"the real inputs at {SHARED} are not on this machine")
+    return SHARED

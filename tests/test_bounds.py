@@ -1,0 +1,93 @@
+"""Bad IDs and positions at the door."""
+
+import pytest
+import torch
+
+from embedlayer import FactorizedEmbedding, PositionError, ShapeError, TokenEmbedding, TokenIdError
+from embedlayer.bounds import Bounds
+
+
+def test_a_bad_id_is_named_with_its_place_and_the_size(unchecked: None) -> None:
+    ids = torch.zeros(4, 20, dtype=torch.long)
+    ids[3, 17] = 50257
+    with pytest.raises(
+        TokenIdError, match=r"token id 50257 at row 3, column 17 is outside this table of 50257 rows"
+    ) as error:
+        TokenEmbedding(50257, 4)(ids)
+    assert isinstance(error.value, IndexError)
+
+
+@pytest.mark.parametrize(
+    ("ids", "kind", "message"),
+    [
+        (torch.tensor([[1, -1]]), TokenIdError, "token id -1 at row 0, column 1"),
+        (torch.tensor([[1.0, 2.0]]), ShapeError, "must be int64 or int32, not float32"),
+        (torch.tensor([[True]]), ShapeError, "not bool"),
+        (torch.tensor(3), ShapeError, r"must have shape \(\.\.\., T\).*not \(\)"),
+        (torch.zeros(2, 0, dtype=torch.long), ShapeError, r"not \(2, 0\)"),
+        (torch.zeros(0, dtype=torch.long), ShapeError, "An empty text has no vectors"),
+    ],
+)
+def test_what_cannot_be_looked_up_is_refused(unchecked: None, ids, kind, message) -> None:
+    for table in (TokenEmbedding(10, 4), FactorizedEmbedding(10, 4, 2)):
+        with pytest.raises(kind, match=message):
+            table(ids)
+
+
+def test_a_batch_without_sequences_is_an_empty_result() -> None:
+    assert TokenEmbedding(10, 4)(torch.zeros(0, 5, dtype=torch.long)).shape == (0, 5, 4)
+
+
+def test_int32_and_any_number_of_dimensions_are_looked_up() -> None:
+    table = TokenEmbedding(10, 4)
+    ids = torch.randint(0, 10, (2, 3, 5))
+    assert torch.equal(table(ids), table.weight[ids])
+    assert torch.equal(table(ids.int()), table(ids))
+    assert torch.equal(table(ids[0, 0]), table(ids)[0, 0])
+
+
+@pytest.mark.parametrize("kind", ["token id", "position"])
+def test_without_waiting_the_first_bad_index_is_remembered(kind) -> None:
+    """What runs on an accelerator, run here: `clamped` reads no value back."""
+    bounds = Bounds(10, kind)
+    safe, outside = bounds.clamped(torch.tensor([[1, 2, 3], [4, 12, -5]]))
+    assert safe.tolist() == [[1, 2, 3], [4, 9, 0]]
+    assert outside.tolist() == [[False] * 3, [False, True, True]]
+    bounds.clamped(torch.tensor([[99]]))
+    with pytest.raises(TokenIdError if kind == "token id" else PositionError, match=f"{kind} 12 at row 1, column 1"):
+        bounds.raise_recorded()
+    bounds.raise_recorded()
+
+
+def test_a_clamped_id_gives_zeros_and_gets_no_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
+    table = TokenEmbedding(10, 4)
+    monkeypatch.setattr(table.bounds, "forward", table.bounds.clamped)
+    vectors = table(torch.tensor([[3, 11]]))
+    vectors.sum().backward()
+    assert vectors[0, 1].eq(0).all()
+    assert table.weight.grad.abs().sum(1).nonzero().flatten().tolist() == [3]
+
+
+def test_a_move_or_cast_forgets_nothing_and_keeps_the_counter() -> None:
+    table = TokenEmbedding(10, 4).half()
+    assert table.bounds.first_outside.tolist() == [-1, -1, -1]
+    assert table.bounds.first_outside.dtype == torch.int64
+    assert "bounds" not in "".join(table.state_dict())
+
+
+def test_under_compile_one_graph_stays_one_graph_and_still_checks(unchecked: None) -> None:
+    table = TokenEmbedding(10, 4)
+    compiled = torch.compile(table, fullgraph=True, backend="aot_eager")
+    ids = torch.randint(0, 10, (2, 3))
+    assert torch.equal(compiled(ids), table(ids))
+    with pytest.raises(TokenIdError, match="token id 10 at row 1, column 2"):
+        compiled(torch.tensor([[0, 1, 2], [3, 4, 10]]))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_on_the_gpu_the_error_comes_when_somebody_waits() -> None:
+    table = TokenEmbedding(10, 4).cuda()
+    table(torch.tensor([[1, 11]], device="cuda"))
+    with pytest.raises(TokenIdError, match="token id 11 at row 0, column 1"):
+        table.check()

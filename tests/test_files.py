@@ -1,0 +1,103 @@
+"""Nothing half-written is ever seen."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from embedlayer import files
+from embedlayer.errors import CheckpointError, FileError
+
+
+def test_a_failed_write_leaves_the_old_file_and_no_litter(tmp_path: Path) -> None:
+    file = tmp_path / "a.txt"
+    files.write_text(file, "old")
+    with pytest.raises(RuntimeError), files.replacing(file) as partial:
+        partial.write_text("new")
+        raise RuntimeError
+    assert file.read_text() == "old"
+    assert os.listdir(tmp_path) == ["a.txt"]
+
+
+def test_a_new_file_has_the_permissions_of_any_other(tmp_path: Path) -> None:
+    (tmp_path / "plain").touch()
+    files.write_text(tmp_path / "ours", "x")
+    assert (tmp_path / "ours").stat().st_mode == (tmp_path / "plain").stat().st_mode
+
+
+def test_a_full_disk_leaves_the_old_tensors(tmp_path: Path) -> None:
+    """A process that may write 64 kB at most is a disk that is full after 64 kB."""
+    file = tmp_path / "model.safetensors"
+    files.save_tensors(file, {"weight": torch.ones(4)})
+    code = f"""
+import resource, signal, torch
+from embedlayer import files
+from embedlayer.errors import FileError
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (65536, 65536))
+try:
+    files.save_tensors({str(file)!r}, {{"weight": torch.zeros(100_000)}})
+except FileError as error:
+    print("refused:", error)
+"""
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "refused: Cannot write" in result.stdout
+    tensors, _ = files.load_tensors(file)
+    assert torch.equal(tensors["weight"], torch.ones(4))
+    assert os.listdir(tmp_path) == ["model.safetensors"]
+
+
+def test_tensors_and_metadata_come_back(tmp_path: Path) -> None:
+    file = tmp_path / "t.safetensors"
+    stored = {"a": torch.randn(3, 4).T, "b": torch.arange(5, dtype=torch.int16)}
+    files.save_tensors(file, stored, {"note": "x"})
+    tensors, metadata = files.load_tensors(file)
+    assert metadata == {"format": "pt", "note": "x"}
+    assert all(torch.equal(tensors[name], value) for name, value in stored.items())
+
+
+@pytest.mark.parametrize("damage", [lambda b: b[:50], lambda b: b[:-8], lambda b: b"\xff" * 8 + b[8:], lambda b: b""])
+def test_a_damaged_tensor_file_is_a_checkpoint_error(tmp_path: Path, damage) -> None:
+    file = tmp_path / "t.safetensors"
+    files.save_tensors(file, {"a": torch.zeros(64)})
+    file.write_bytes(damage(file.read_bytes()))
+    with pytest.raises(CheckpointError, match="not a whole safetensors file"):
+        files.load_tensors(file)
+
+
+def test_what_is_missing_or_no_json_is_named(tmp_path: Path) -> None:
+    with pytest.raises(FileError, match="Cannot read"):
+        files.load_tensors(tmp_path / "none.safetensors")
+    with pytest.raises(FileError, match="Cannot read"):
+        files.read_json(tmp_path / "none.json")
+    (tmp_path / "bad.json").write_text("{")
+    with pytest.raises(CheckpointError, match="not JSON"):
+        files.read_json(tmp_path / "bad.json")
+    (tmp_path / "list.json").write_text("[1]")
+    with pytest.raises(CheckpointError, match="list where an object is expected"):
+        files.read_json(tmp_path / "list.json")
+
+
+def test_a_folder_that_is_a_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(FileError, match="Cannot write into the folder"):
+        files.writable_folder(tmp_path / "file" / "inner")
+    assert files.writable_folder(tmp_path / "a" / "b").is_dir()
+
+
+def test_a_folder_appears_whole_or_not_at_all(tmp_path: Path) -> None:
+    folder = tmp_path / "corpus"
+    with files.replacing_folder(folder) as partial:
+        (partial / "ids").write_text("old")
+        assert not folder.exists()
+    with pytest.raises(KeyboardInterrupt), files.replacing_folder(folder) as partial:
+        (partial / "ids").write_text("new")
+        raise KeyboardInterrupt
+    assert (folder / "ids").read_text() == "old"
+    assert os.listdir(tmp_path) == ["corpus"]
+    with files.replacing_folder(folder) as partial:
+        (partial / "ids").write_text("new")
+    assert (folder / "ids").read_text() == "new"

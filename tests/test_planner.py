@@ -1,0 +1,254 @@
+import doctest
+import math
+import subprocess
+import sys
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+import embedlayer.planner
+from embedlayer.errors import SizeError
+from embedlayer.planner import (
+    DTYPE_BITS,
+    PRESETS,
+    EmbeddingPlan,
+    format_bytes,
+    format_parameters,
+    plan,
+    textbook_tables,
+)
+
+TORCH_DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+
+# As printed in introductions to embeddings, where MB and GB are binary.
+PRINTED_MODELS = [
+    ("GPT-2 Small", 50257, 768, "38.6M", "147 MB"),
+    ("LLaMA 7B", 32000, 4096, "131M", "500 MB"),
+    ("LLaMA 70B", 32000, 8192, "262M", "1 GB"),
+]
+PRINTED_SIZES = [
+    {"vocab": 1000, "dim": 64, "name": "Tiny"},
+    {"vocab": 8000, "dim": 256, "name": "Small"},
+    {"vocab": 32000, "dim": 512, "name": "Medium"},
+    {"vocab": 50000, "dim": 768, "name": "Large (GPT-2)"},
+    {"vocab": 100000, "dim": 4096, "name": "Large (LLaMA)"},
+]
+
+
+class Ends(nn.Module):
+    """Table, head and positions as plain torch has them."""
+
+    def __init__(self, row: EmbeddingPlan):
+        super().__init__()
+        if row.rank is None:
+            self.table: nn.Module = nn.Embedding(row.vocab_size, row.embed_dim)
+        else:
+            self.table = nn.Sequential(
+                nn.Embedding(row.vocab_size, row.rank), nn.Linear(row.rank, row.embed_dim, bias=False)
+            )
+        self.positions = nn.Embedding(row.positions, row.embed_dim) if row.positions else None
+        self.head = None if row.tied else nn.Linear(row.embed_dim, row.vocab_size, bias=False)
+        self.to(TORCH_DTYPES[row.dtype])
+
+
+def storage(tensors) -> int:
+    return sum(tensor.nbytes for tensor in tensors)
+
+
+@pytest.mark.parametrize(("name", "vocab_size", "embed_dim", "parameters", "memory"), PRINTED_MODELS)
+def test_known_models_have_the_printed_parameters_and_memory(name, vocab_size, embed_dim, parameters, memory):
+    row = {row.name: row for row in textbook_tables()["models"]}[name]
+    assert (row.vocab_size, row.embed_dim) == (vocab_size, embed_dim)
+    millions = row.table_parameters / 10**6
+    assert parameters in (f"{millions:.1f}M", f"{millions:.0f}M")
+    size, unit = memory.split()
+    assert round(row.table_bytes / {"MB": 2**20, "GB": 2**30}[unit]) == int(size)
+
+
+@pytest.mark.parametrize("cfg", PRINTED_SIZES, ids=lambda cfg: cfg["name"])
+def test_sizes_from_tiny_to_large_equal_the_printed_code(cfg):
+    params = cfg["vocab"] * cfg["dim"]
+    memory_mb = params * 4 / (1024 * 1024)  # 4 bytes per float32
+    memory_fp16 = memory_mb / 2  # fp16/bf16 halves memory
+
+    row = {row.name: row for row in textbook_tables()["sizes"]}[cfg["name"]]
+    assert row.table_parameters == params
+    assert row.table_bytes / 2**20 == memory_mb
+    assert plan(vocab_size=cfg["vocab"], embed_dim=cfg["dim"], dtype="bf16").table_bytes / 2**20 == memory_fp16
+
+
+@given(
+    vocab_size=st.integers(1, 40),
+    embed_dim=st.integers(4, 9),
+    tied=st.booleans(),
+    rank=st.none() | st.integers(1, 4),
+    positions=st.integers(0, 5),
+    dtype=st.sampled_from(list(TORCH_DTYPES)),
+)
+@settings(max_examples=40, deadline=None)
+def test_parameters_and_bytes_are_those_of_torch_modules(vocab_size, embed_dim, tied, rank, positions, dtype):
+    row = EmbeddingPlan(vocab_size, embed_dim, tied=tied, rank=rank, positions=positions, dtype=dtype)
+    ends = Ends(row)
+    assert row.parameters == sum(p.numel() for p in ends.parameters())
+    assert row.table_parameters == sum(p.numel() for p in ends.table.parameters())
+    assert row.weight_bytes == storage(ends.parameters())
+    assert row.table_bytes == storage(ends.table.parameters())
+
+
+@pytest.mark.parametrize("dtype", list(TORCH_DTYPES))
+@pytest.mark.parametrize("tied", [True, False])
+def test_gradient_optimizer_and_logits_are_those_of_a_training_step(dtype, tied):
+    row = EmbeddingPlan(37, 8, tied=tied, dtype=dtype, tokens=6, moment_dtype=dtype)
+    ends = Ends(row)
+    optimizer = torch.optim.AdamW(ends.parameters())
+    weight = ends.table.weight if tied else ends.head.weight
+    logits = ends.table(torch.arange(6)) @ weight.T
+    logits.retain_grad()
+    logits.float().logsumexp(-1).sum().backward()
+    optimizer.step()
+
+    assert row.gradient_bytes == storage(p.grad for p in ends.parameters())
+    moments = [state[name] for state in optimizer.state.values() for name in ("exp_avg", "exp_avg_sq")]
+    assert row.optimizer_bytes == storage(moments)
+    assert row.logits_bytes == logits.nbytes
+    assert row.logits_gradient_bytes == logits.grad.nbytes
+    assert row.total_bytes == storage([*ends.parameters(), *moments, logits, logits.grad]) + row.gradient_bytes
+
+
+def test_a_factorised_plan_agrees_with_the_factorised_table():
+    factorized = pytest.importorskip("embedlayer.tables.factorized")
+    table = factorized.FactorizedEmbedding(300, 48, 16)
+    row = plan(vocab_size=300, embed_dim=48, rank=16)
+    assert row.parameters == sum(p.numel() for p in table.parameters())
+    assert row.weight_bytes == storage(table.parameters())
+
+
+def test_moments_are_fp32_unless_asked_for_otherwise():
+    halves = plan("gpt2", dtype="bf16")
+    assert halves.optimizer_bytes == plan("gpt2").optimizer_bytes
+    assert plan("gpt2", dtype="bf16", moment_dtype="bf16").optimizer_bytes == halves.optimizer_bytes // 2
+
+
+def test_sgd_keeps_nothing_and_inference_has_no_gradient():
+    sgd, none = (plan("gpt2", tokens=8, optimizer=name) for name in ("sgd", "none"))
+    assert sgd.optimizer_bytes == none.optimizer_bytes == 0
+    assert sgd.gradient_bytes == sgd.weight_bytes
+    assert none.total_bytes == none.weight_bytes + none.logits_bytes
+
+
+@pytest.mark.parametrize("embed_dim", [8, 7])
+def test_quantised_rows_are_packed_with_a_scale_each(embed_dim):
+    codes = torch.zeros(37, embed_dim, dtype=torch.int8)
+    nibbles = torch.zeros(37, math.ceil(embed_dim / 2), dtype=torch.uint8)
+    scales = torch.zeros(37, dtype=torch.float32)
+    int8, int4 = (EmbeddingPlan(37, embed_dim, dtype=name, tokens=5) for name in ("int8", "int4"))
+    assert int8.table_bytes == storage([codes, scales])
+    assert int4.table_bytes == storage([nibbles, scales])
+    assert int8.scale_bytes == int4.scale_bytes == scales.nbytes
+    assert int4.gradient_bytes == int4.optimizer_bytes == int4.logits_gradient_bytes == 0
+    assert int4.logits_bytes == torch.zeros(5, 37).nbytes
+
+
+def test_a_quantised_factorised_table_has_scales_for_both_factors():
+    row = EmbeddingPlan(37, 8, rank=3, dtype="int8", tied=False)
+    assert row.table_bytes == 37 * (3 + 4) + 3 * (8 + 4)
+    assert row.scale_bytes == (37 + 3 + 37) * 4
+
+
+@given(vocab_size=st.integers(1, 10**6), embed_dim=st.integers(1, 10**4), dtype=st.sampled_from(list(DTYPE_BITS)))
+def test_tying_halves_the_two_ends(vocab_size, embed_dim, dtype):
+    tied, untied = (EmbeddingPlan(vocab_size, embed_dim, tied=tied, dtype=dtype) for tied in (True, False))
+    assert untied.parameters == 2 * tied.parameters
+    assert untied.weight_bytes == 2 * tied.weight_bytes
+
+
+def test_tying_shares_one_tensor_in_torch_too():
+    table, head = nn.Embedding(50, 8), nn.Linear(8, 50, bias=False)
+    head.weight = table.weight
+    assert plan(vocab_size=50, embed_dim=8).parameters == sum(
+        p.numel() for p in {*table.parameters(), *head.parameters()}
+    )
+
+
+def test_presets_tie_as_the_models_do():
+    tied = {name for name, preset in PRESETS.items() if preset.tied}
+    assert {"gpt2", "gemma-2b", "gemma-7b", "gemma-3-1b", "llama-3.2-1b", "qwen2-0.5b", "bert-base"} <= tied
+    assert not {"llama-7b", "llama-2-70b", "llama-3-8b", "mistral-7b", "qwen2-7b", "phi-3-mini"} & tied
+
+
+@pytest.mark.parametrize("name", list(PRESETS))
+def test_every_preset_can_be_planned(name):
+    row = plan(name)
+    assert row.name == name
+    assert row.total_bytes == row.weight_bytes * 4
+
+
+def test_gpt2_is_its_two_tables():
+    row = plan("gpt2")
+    assert row.parameters == 50257 * 768 + 1024 * 768
+    assert format_parameters(row.table_parameters) == "38.6 M"
+    assert format_bytes(row.table_bytes) == "147.2 MiB"
+
+
+def test_sizes_given_beside_a_preset_replace_its_own():
+    row = plan("gpt2", vocab_size=50304, tied=False, positions=0, rank=64)
+    assert (row.vocab_size, row.embed_dim, row.tied, row.positions, row.rank) == (50304, 768, False, 0, 64)
+
+
+def test_a_dictionary_holds_every_size():
+    row = plan("albert-base", tokens=7)
+    values = row.as_dict()
+    assert (
+        EmbeddingPlan(**{name: values[name] for name in EmbeddingPlan.__match_args__}, rank=128, tokens=7).rank == 128
+    )
+    assert values["rank"] == 128
+    assert values["total_bytes"] == row.total_bytes
+    assert values["table_parameters"] == 30000 * 128 + 128 * 768
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"preset": "gpt-2"}, r"no preset 'gpt-2'.\nDid you mean gpt2"),
+        ({"preset": "Gemma-2B"}, "gemma-2b"),
+        ({"preset": "zzz"}, "Known: gpt2, "),
+        ({}, "embed_dim and vocab_size missing"),
+        ({"vocab_size": 5}, "embed_dim missing"),
+        ({"vocab_size": 0, "embed_dim": 4}, "vocab_size must be at least 1, not 0"),
+        ({"vocab_size": 5, "embed_dim": -1}, "embed_dim must be at least 1"),
+        ({"vocab_size": 5, "embed_dim": 4, "rank": 0}, "rank must be at least 1"),
+        ({"vocab_size": 5, "embed_dim": 4, "rank": 5}, "rank 5 exceeds embed_dim 4"),
+        ({"preset": "gpt2", "positions": -1}, "positions must be at least 0"),
+        ({"preset": "gpt2", "tokens": -1}, "tokens must be at least 0"),
+        ({"preset": "gpt2", "dtype": "fp8"}, "dtype 'fp8' is unknown: use one of fp32, fp16"),
+        ({"preset": "gpt2", "optimizer": "lion"}, "optimizer 'lion' is unknown"),
+        ({"preset": "gpt2", "moment_dtype": "int8"}, "moment_dtype 'int8' is unknown"),
+    ],
+)
+def test_what_cannot_be_planned_says_why(options, words):
+    with pytest.raises(SizeError, match=words):
+        plan(**options)
+
+
+@pytest.mark.parametrize(("count", "text"), [(0, "0 B"), (999, "999 B"), (1000, "1.0 KiB"), (2**31, "2.0 GiB")])
+def test_bytes_are_binary(count, text):
+    assert format_bytes(count) == text
+
+
+@pytest.mark.parametrize(("count", "text"), [(64, "64"), (64_000, "64.0 K"), (2_101_346_304, "2.1 B")])
+def test_parameters_are_decimal(count, text):
+    assert format_parameters(count) == text
+
+
+def test_the_examples_in_the_docstrings_run():
+    results = doctest.testmod(embedlayer.planner)
+    assert results.failed == 0
+    assert results.attempted >= 5
+
+
+def test_torch_is_not_needed():
+    code = "import embedlayer.planner, sys; assert not {'torch', 'numpy'} & sys.modules.keys()"
+    subprocess.run([sys.executable, "-W", "error", "-c", code], check=True)
