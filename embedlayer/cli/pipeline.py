@@ -3,6 +3,7 @@
 import json
 import math
 import signal
+import statistics
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -65,7 +66,7 @@ def start_run(
 
     from embedlayer.files import writable_folder
     from embedlayer.text.corpus import TokenCorpus, find_texts, read_pieces
-    from embedlayer.text.tokenizer import load_tokenizer, train_tokenizer
+    from embedlayer.text.tokenizer import load_tokenizer, table_size, train_tokenizer
     from embedlayer.training.loop import Trainer
 
     writable_folder(directory.path)
@@ -82,7 +83,7 @@ def start_run(
     _say(f"  {len(corpus):,} tokens, {bytes_per_token:.2f} bytes each, {tokenizer.get_vocab_size():,} entries", quiet)
 
     torch.manual_seed(options.seed)
-    model = build_model(layer, tokenizer.get_vocab_size(), options.max_length).to(device)
+    model = build_model(layer, table_size(tokenizer), options.max_length).to(device)
     trainer = Trainer(model, *corpus.split(validation_fraction), options)
     chosen = [_single_token(tokenizer, probe) for probe in probes] or frequent_words(corpus.ids, tokenizer)
     notes = {"neighbors_before": _neighbors_of(chosen, model, tokenizer)}
@@ -171,7 +172,7 @@ def summarise(directory: "RunDirectory") -> dict[str, Any]:
         "validation_loss": validated[-1]["validation_loss"],
         "validation_bits_per_byte": validated[-1]["validation_bits_per_byte"],
         "steps": metrics[-1]["step"],
-        "tokens_per_second": _median([line["tokens_per_second"] for line in metrics[1:]] or [0]),
+        "tokens_per_second": round(statistics.median([line["tokens_per_second"] for line in metrics[1:]])),
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "table_parameters": sum(parameter.numel() for parameter in model.table.parameters()),
         "neighbors": [
@@ -230,9 +231,9 @@ def frequent_words(ids: Any, tokenizer: "Tokenizer", count: int = 8, shortest: i
     """IDs of frequent whole words, spread over the frequent half of the words that occur: what to look at first."""
     import numpy as np
 
-    from embedlayer.text.tokenizer import token_text
+    from embedlayer.text.tokenizer import table_size, token_text
 
-    counts = np.zeros(tokenizer.get_vocab_size(), dtype=np.int64)
+    counts = np.zeros(table_size(tokenizer), dtype=np.int64)
     for start in range(0, len(ids), 1 << 20):
         counts += np.bincount(ids[start : start + (1 << 20)], minlength=len(counts))
     words = [int(token) for token in np.argsort(-counts, kind="stable") if counts[token] >= 5]
@@ -387,10 +388,6 @@ def _display(trainer: "Trainer", *, quiet: bool) -> Iterator[_Silent]:
                 progress.update(task, completed=line["step"], total=trainer.steps, **fields)
 
         yield Live()
-
-
-def _median(values: Sequence[float]) -> float:
-    return sorted(values)[len(values) // 2]
 
 
 def _say(text: str, quiet: bool) -> None:

@@ -39,7 +39,7 @@ from embedlayer.errors import FileError, SizeError
 @click.option("--init-std", default=0.02, show_default=True, help="Standard deviation of the table's fresh rows.")
 @click.option("--pad-to-multiple-of", type=int, help="Store spare rows up to this multiple.")
 @click.option("--length", default=128, show_default=True, help="Tokens per window.")
-@click.option("--batch-size", default=16, show_default=True, help="Windows per forward pass.")
+@click.option("--batch-size", default=8, show_default=True, help="Windows per forward pass.")
 @click.option("--accumulate", default=1, show_default=True, help="Forward passes per update.")
 @click.option("--learning-rate", default=3e-3, show_default=True, help="Peak of the schedule.")
 @click.option("--steps", type=int, help="Updates.")

@@ -142,9 +142,12 @@ class DecoderLM(Pretrained):
             positions: Where each token stands; by default from 0, or as the mask says.
             attention_mask: 0 for padding; 1, or 1, 2, 3, ... for packed documents, which do not see each other.
         """
-        positions = positions_of(ids, attention_mask) if positions is None and ids.dim() else positions
+        if ids.dim() == 1:
+            mask = None if attention_mask is None else attention_mask.unsqueeze(0)
+            return self.hidden(ids.unsqueeze(0), positions=positions, attention_mask=mask).squeeze(0)
+        if positions is None:
+            positions = positions_of(ids, attention_mask)
         x = self.dropout(embed(ids, self.table, self.position, positions))
-        assert positions is not None
         scores = attention_scores_bias(self.position.bias(positions, positions), attention_mask, ids.shape[-1])
         for block in self.blocks:
             x = block(x, self.position, positions, scores)
@@ -183,7 +186,7 @@ class Block(nn.Module):
         x: Float[Tensor, "*batch T D"],
         position: Position,
         positions: Positions,
-        scores: Float[Tensor, "*rows H T T"] | None,
+        scores: Float[Tensor, "*mask H T T"] | None,
     ) -> Float[Tensor, "*batch T D"]:
         """One step of the residual stream."""
         x = x + self.dropout(self.attention(self.attention_norm(x), position, positions, scores))
@@ -208,7 +211,7 @@ class Attention(nn.Module):
         x: Float[Tensor, "*batch T D"],
         position: Position,
         positions: Positions,
-        scores: Float[Tensor, "*rows H T T"] | None,
+        scores: Float[Tensor, "*mask H T T"] | None,
     ) -> Float[Tensor, "*batch T D"]:
         """`softmax(q k^T / sqrt(K) + scores) v`, causal where `scores` is `None`."""
         q_BHTK, k_BGTK, v_BGTK = (

@@ -95,6 +95,8 @@ def positions_of(
         tensor([[0, 0, 0, 1],
                 [0, 1, 0, 1]])
     """
+    if ids.dim() == 0:
+        raise ShapeError("IDs must have shape (..., T), not (): a single one is written torch.tensor([7]).")
     if attention_mask is None:
         return torch.arange(offset, offset + ids.shape[-1], device=ids.device)
     if attention_mask.shape != ids.shape:

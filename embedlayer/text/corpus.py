@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -37,7 +37,7 @@ from embedlayer.text.tokenizer import as_tokenizer, end_of_text_id, fingerprint,
 
 IdArray = npt.NDArray[np.integer[Any]]
 Progress = Callable[[int, int], None]
-_Bytes = IO[bytes] | gzip.GzipFile
+_Read = Callable[[int], bytes]
 
 _FORMAT_VERSION = 1
 _READ_BYTES = 1 << 16
@@ -92,9 +92,9 @@ def read_pieces(source: str | Path, *, tokenizer: object = None) -> Iterator[str
         FileError: The file cannot be read.
         TextError: It is not UTF-8.
     """
-    with _opened(source) as (stream, _):
+    with _opened(source) as (read, _):
         checked = None if tokenizer is None else without_limits(as_tokenizer(tokenizer))
-        yield from _cut(_decoded(source, stream), checked)
+        yield from _cut(_decoded(source, read), checked)
 
 
 def encode_pieces(pieces: Iterable[str], tokenizer: object) -> Iterator[tuple[str, IdArray]]:
@@ -176,10 +176,10 @@ class TokenCorpus:
                 total = 0 if "-" in found else sum(Path(source).stat().st_size for source in found)
                 earlier = 0
                 for source in found:
-                    with _opened(source) as (stream, position):
+                    with _opened(source) as (read, position):
                         writer.add_document(
                             str(source),
-                            _decoded(source, stream),
+                            _decoded(source, read),
                             lambda: on_progress(earlier + position(), total) if on_progress else None,  # noqa: B023
                         )
                         earlier += position()
@@ -199,16 +199,17 @@ class TokenCorpus:
             >>> corpus.ids
             array([ 72, 101, 108, 108, 111], dtype=uint16)
         """
-        kept: list[IdArray] = []
-        writer = _Writer(as_tokenizer(tokenizer), kept.append)
-        slices = (text[at : at + _READ_BYTES] for at in range(0, len(text), _READ_BYTES))
         try:
-            writer.add_document("the text", slices, lambda: None)
+            text.encode()
         except UnicodeEncodeError as error:
             raise TextError(
                 f"The text cannot be encoded: character {error.object[error.start]!r} is half of a surrogate pair. "
                 f"Decode the bytes it came from with errors='strict' or 'replace'."
             ) from error
+        kept: list[IdArray] = []
+        writer = _Writer(as_tokenizer(tokenizer), kept.append)
+        slices = (text[at : at + _READ_BYTES] for at in range(0, len(text), _READ_BYTES))
+        writer.add_document("the text", slices, lambda: None)
         writer.check_not_empty(["the text"])
         return cls(np.concatenate(kept), *writer.tables(), **writer.facts())
 
@@ -427,17 +428,17 @@ def _texts_below(folder: Path) -> list[Path]:
 
 def _is_binary(file: Path) -> bool:
     try:
-        with _opened(file) as (stream, _):
-            return b"\0" in _read(file, stream, 8192)
+        with _opened(file) as (read, _):
+            return b"\0" in _checked(file, read, 8192)
     except FileError:
         return False  # not known: it stays, and reading it says what is wrong
 
 
 @contextmanager
-def _opened(source: str | Path) -> Iterator[tuple[_Bytes, Callable[[], int]]]:
+def _opened(source: str | Path) -> Iterator[tuple[_Read, Callable[[], int]]]:
     """The bytes of a text, decompressed, and how many bytes of the source have been read."""
     if str(source) == "-":
-        yield sys.stdin.buffer, lambda: 0
+        yield sys.stdin.buffer.read, lambda: 0
         return
     try:
         file = open(source, "rb")  # noqa: SIM115  closed below; errors of the block inside are not ours to explain
@@ -446,25 +447,25 @@ def _opened(source: str | Path) -> Iterator[tuple[_Bytes, Callable[[], int]]]:
     with file:
         if str(source).endswith(".gz"):
             with gzip.GzipFile(fileobj=file) as unzipped:
-                yield unzipped, file.tell
+                yield unzipped.read, file.tell
         else:
-            yield file, file.tell
+            yield file.read, file.tell
 
 
-def _read(source: str | Path, stream: _Bytes, size: int = _READ_BYTES) -> bytes:
+def _checked(source: str | Path, read: _Read, size: int = _READ_BYTES) -> bytes:
     try:
-        return stream.read(size)
+        return read(size)
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise FileError(f"Cannot read {source}: {error}. The file is damaged or not gzipped.") from error
     except OSError as error:
         raise FileError(f"Cannot read {source}: {error.strerror or error}.") from error
 
 
-def _decoded(source: str | Path, stream: _Bytes) -> Iterator[str]:
+def _decoded(source: str | Path, read: _Read) -> Iterator[str]:
     """The text as it is read. Line ends are kept, a byte-order mark in front is not."""
-    offset, rest, block = 0, b"", _read(source, stream)
+    offset, rest, block = 0, b"", _checked(source, read)
     if block.startswith(codecs.BOM_UTF8):
-        offset, block = len(codecs.BOM_UTF8), block[len(codecs.BOM_UTF8) :] or _read(source, stream)
+        offset, block = len(codecs.BOM_UTF8), block[len(codecs.BOM_UTF8) :] or _checked(source, read)
     while block or rest:
         raw = rest + block
         try:
@@ -472,7 +473,7 @@ def _decoded(source: str | Path, stream: _Bytes) -> Iterator[str]:
         except UnicodeDecodeError as error:
             raise TextError(_not_utf8(source, offset + error.start, raw[error.start], raw)) from error
         yield text
-        offset, rest, block = offset + used, raw[used:], _read(source, stream)
+        offset, rest, block = offset + used, raw[used:], _checked(source, read)
 
 
 def _not_utf8(source: str | Path, offset: int, byte: int, raw: bytes) -> str:
@@ -499,5 +500,5 @@ def _increases(numbers: npt.NDArray[Any], *, from_zero: bool = False) -> bool:
         and numbers.ndim == 1
         and len(numbers) > 0
         and bool((np.diff(numbers) > 0).all())
-        and (numbers[0] == 0 if from_zero else numbers[0] > 0)
+        and bool(numbers[0] == 0 if from_zero else numbers[0] > 0)
     )

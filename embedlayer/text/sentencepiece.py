@@ -5,7 +5,7 @@ those few fields are read from the file, which is a protocol buffer.
 """
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,14 +43,15 @@ def convert(path: Path) -> Tokenizer:
         tokenizer = _tokenizer(processor, raw)
     except (RuntimeError, IndexError, struct.error) as error:
         raise TokenizerError(f"{path} is not a whole SentencePiece model ({error}): it is damaged.") from error
-    _check_same_ids(path, tokenizer, processor)
+    symbols = [piece for piece, kind in zip(_pieces(processor), _kinds(raw), strict=True) if kind == _USER_DEFINED]
+    _check_same_ids(path, tokenizer, processor, [*_PROBE, *(f"a {symbol} b{symbol}c" for symbol in symbols[:4])])
     return tokenizer
 
 
 def _tokenizer(processor: Any, raw: bytes) -> Tokenizer:
     fields = dict(_fields(raw))
     trainer, normalizer = dict(_fields(fields.get(2, b""))), dict(_fields(fields.get(3, b"")))
-    pieces = [(processor.id_to_piece(i), processor.get_score(i)) for i in range(processor.get_piece_size())]
+    pieces = [(piece, processor.get_score(i)) for i, piece in enumerate(_pieces(processor))]
     byte_fallback = any(processor.is_byte(i) for i in range(len(pieces)))
     kind = trainer.get(3, _UNIGRAM)
     if kind == _UNIGRAM:
@@ -81,14 +82,14 @@ def _tokenizer(processor: Any, raw: bytes) -> Tokenizer:
     controls = [i for i in range(len(pieces)) if processor.is_control(i) or processor.is_unknown(i)]
     tokenizer.add_special_tokens([AddedToken(pieces[i][0], normalized=False, special=True) for i in controls])
     users = [piece for piece, kind in zip(pieces, _kinds(raw), strict=True) if kind == _USER_DEFINED]
-    tokenizer.add_tokens([AddedToken(piece, normalized=_SPACE in piece, special=False) for piece, _ in users])
+    tokenizer.add_tokens([AddedToken(piece, normalized=not adds_space, special=False) for piece, _ in users])
     return tokenizer
 
 
 def _normalizer(charsmap: bytes, *, adds_space: bool, trims: bool, space: str) -> normalizers.Normalizer:
     steps: list[normalizers.Normalizer] = [normalizers.Precompiled(charsmap)] if charsmap else []
     if trims:
-        steps += [normalizers.Replace(Regex("^ +| +$"), ""), normalizers.Replace(Regex(" {2,}"), " ")]
+        steps += [normalizers.Replace(Regex(r"\A +| +\z"), ""), normalizers.Replace(Regex(" {2,}"), " ")]
     if adds_space:
         steps.append(normalizers.Prepend(space))
     return normalizers.Sequence([*steps, normalizers.Replace(" ", space)])
@@ -114,8 +115,12 @@ def _kinds(raw: bytes) -> list[int]:
     return [dict(_fields(piece)).get(3, 1) for number, piece in _fields(raw) if number == 1]
 
 
-def _check_same_ids(path: Path, tokenizer: Tokenizer, processor: Any) -> None:
-    for text in _PROBE:
+def _pieces(processor: Any) -> list[str]:
+    return [processor.id_to_piece(i) for i in range(processor.get_piece_size())]
+
+
+def _check_same_ids(path: Path, tokenizer: Tokenizer, processor: Any, texts: Sequence[str]) -> None:
+    for text in texts:
         ours, theirs = tokenizer.encode(text, add_special_tokens=False).ids, processor.encode(text)
         if ours != theirs:
             raise TokenizerError(

@@ -381,6 +381,10 @@ def _load_bpe(vocabulary: Path, merges: Path) -> Tokenizer:
     lines = [line for line in _read_text(merges).split("\n") if line and not line.startswith("#version")]
     pairs = [(left, right) for left, _, right in (line.partition(" ") for line in lines)]
 
+    for pair in pairs:
+        if not all(piece in vocab for piece in (*pair, "".join(pair))):
+            raise TokenizerError(f"{merges} merges {pair}, which {vocabulary} does not know. Use files of one model.")
+
     def build() -> Tokenizer:
         tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=pairs))
         tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)

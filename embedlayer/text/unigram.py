@@ -59,7 +59,8 @@ def train_pieces(words: Mapping[str, int], size: int) -> list[tuple[str, float]]
         alive[order[max(size, int(_KEPT_EACH_ROUND * number)) :]] = False
         scores = np.where(alive, scores, _IMPOSSIBLE)
     best = np.argsort(-scores, kind="stable")[:number]
-    return [(pieces[i], float(scores[i])) for i in best]
+    # Ten digits survive being written to tokenizer.json and read again; all seventeen do not.
+    return [(pieces[i], round(float(scores[i]), 10)) for i in best]
 
 
 def _candidates(words: Mapping[str, int], size: int) -> tuple[list[str], Floats]:

@@ -184,14 +184,16 @@ class _WindowLoader(DataLoader[Any]):
         super().__init__(windows, collate_fn=_stack, **options)
 
     def __iter__(self) -> Any:
-        return super().__iter__() if self.num_workers else self._cut_here()
+        if self.num_workers:
+            return super().__iter__()
+        # DataLoader draws a seed for its workers before it draws the order: draw it too, and the order is the same.
+        torch.empty((), dtype=torch.int64).random_(generator=self.generator)
+        return self._cut_here()
 
     def _cut_here(self) -> Iterator[Batch]:
         windows, per_batch = self.dataset, self.batch_size
         assert isinstance(windows, TokenWindows)
         assert per_batch is not None
-        # DataLoader draws a seed before it draws the order: draw it too, and the order is the same.
-        torch.empty((), dtype=torch.int64).random_(generator=self.generator)
         together = max(1, _GATHER_BYTES // (8 * per_batch * (windows.max_length + 1)))
         batches = iter(self.batch_sampler or ())
         while group := list(islice(batches, together)):

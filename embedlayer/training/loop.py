@@ -54,7 +54,7 @@ class TrainingOptions:
 
     steps: int | None = None
     minutes: float | None = None
-    batch_size: int = 16
+    batch_size: int = 8
     accumulate: int = 1
     max_length: int = 128
     learning_rate: float = 3e-3

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import torch
 from tokenizers import Tokenizer
 
-from embedlayer.errors import CheckpointError, FileError
+from embedlayer.errors import CheckpointError, FileError, TokenizerError
 from embedlayer.files import (
     JsonObject,
     load_tensors,
@@ -35,7 +35,7 @@ from embedlayer.files import (
 from embedlayer.models.decoder import DecoderLM
 from embedlayer.pretrained import TOKENIZER, build, describe
 from embedlayer.text.corpus import TokenCorpus
-from embedlayer.text.tokenizer import load_tokenizer, save_tokenizer
+from embedlayer.text.tokenizer import load_tokenizer, save_tokenizer, table_size
 from embedlayer.training.loop import Trainer, TrainingOptions
 
 FORMAT_VERSION = 1
@@ -167,6 +167,7 @@ def load_run(path: Path | str, *, device: torch.device | str = "cpu") -> Run:
     Raises:
         FileError: The folder or a file in it is missing.
         CheckpointError: A file is damaged or does not fit.
+        TokenizerError: The tokenizer has more entries than the table.
     """
     path = Path(path)
     if not (path / "config.json").exists():
@@ -176,4 +177,10 @@ def load_run(path: Path | str, *, device: torch.device | str = "cpu") -> Run:
         )
         raise FileError(f"{path} holds no trained layer ({hint}).")
     model = DecoderLM.read_pretrained(path, device=device).eval()
-    return Run(model, load_tokenizer(path / TOKENIZER))
+    tokenizer = load_tokenizer(path / TOKENIZER)
+    if table_size(tokenizer) > model.table.vocab_size:
+        raise TokenizerError(
+            f"The tokenizer in {path} gives IDs up to {table_size(tokenizer) - 1}, the table has "
+            f"{model.table.vocab_size} rows: they do not belong together."
+        )
+    return Run(model, tokenizer)

@@ -121,6 +121,7 @@ def test_a_vocabulary_has_at_most_the_size_asked_for_and_no_gaps(kind):
 
 def test_unigram_spends_fewer_tokens_on_its_text_than_the_trainer_of_the_tokenizers_library():
     from pydoc_data.topics import topics
+
     from tokenizers import models, trainers
 
     text = "\n".join(topics[name] for name in sorted(topics))[:100_000]
@@ -152,7 +153,7 @@ def test_what_cannot_be_trained_says_why(call: Callable[[], object], error, word
 
 @pytest.mark.usefixtures("unchecked")
 def test_an_unknown_kind_is_named_with_the_known_ones():
-    with pytest.raises(TokenizerError, match="'bpee'. Choose one of bpe, wordpiece, unigram, word, byte"):
+    with pytest.raises(TokenizerError, match=r"'bpee'\. Choose one of bpe, wordpiece, unigram, word, byte"):
         train_tokenizer(TEXT, "bpee")
 
 
@@ -214,17 +215,29 @@ def test_sentencepiece_models_of_every_making_give_the_same_ids(tmp_path, model_
     )
     (tmp_path / "m.vocab").unlink()
     tokenizer, processor = load_tokenizer(tmp_path), sentencepiece.SentencePieceProcessor(str(tmp_path / "m.model"))
-    for text in (TEXT, "  two  dogs \n", "ﬁne DOGS 🙂🙂 begin", "a<sep>b <cls> c" if "user_defined_symbols" in options else ""):
+    for text in (
+        TEXT,
+        "  two  dogs \n",
+        "ﬁne DOGS 🙂🙂 begin",
+        "a<sep>b <cls> c" if "user_defined_symbols" in options else "",
+    ):
         assert tokenizer.encode(text, add_special_tokens=False).ids == processor.encode(text), text
 
 
-def test_sentencepiece_model_that_cannot_be_converted_is_refused(tmp_path):
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"model_type": "char"}, "word or character model"),
+        ({"model_type": "bpe", "vocab_size": 90, "user_defined_symbols": ["<sep>"]}, "rules of SentencePiece"),
+    ],
+)
+def test_sentencepiece_model_that_cannot_be_converted_faithfully_is_refused(tmp_path, options, words):
     sentencepiece = pytest.importorskip("sentencepiece")
     (tmp_path / "text.txt").write_text(TEXT)
     sentencepiece.SentencePieceTrainer.train(
-        input=str(tmp_path / "text.txt"), model_prefix=str(tmp_path / "m"), model_type="char", minloglevel=2
+        input=str(tmp_path / "text.txt"), model_prefix=str(tmp_path / "m"), minloglevel=2, **options
     )
-    with pytest.raises(TokenizerError, match="word or character model"):
+    with pytest.raises(TokenizerError, match=words):
         load_tokenizer(tmp_path / "m.model")
 
 
@@ -269,7 +282,7 @@ def broken_files(folder: Path) -> list[tuple[Path, type[EmbedLayerError], str]]:
         (folder / "b", TokenizerError, "JSON list"),
         (folder / "c", TokenizerError, "does not make a tokenizer"),
         (folder / "d", FileError, "merges.txt: No such file"),
-        (folder / "e", TokenizerError, "does not make a tokenizer"),
+        (folder / "e", TokenizerError, "Use files of one model"),
         (folder / "f", TokenizerError, r"no \[UNK\]"),
         (folder / "g", TokenizerError, "not a whole SentencePiece model"),
         (folder / "h", TokenizerError, "not UTF-8"),

@@ -1,0 +1,147 @@
+"""What all cases share: fair timing, memory in a process of its own, a table, a line of JSON, a row of CSV.
+
+A case is a module of this folder with a `CASE`. Its `run` gives rows: plain mappings with one competitor each, whose
+unit stands in the name (`time_ms`, `peak_mib`).
+"""
+
+import csv
+import gc
+import json
+import os
+import platform
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from statistics import median, quantiles
+
+Value = str | int | float | bool
+Row = dict[str, Value]
+
+RESULTS = Path(__file__).parent / "results"
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is measured, and how."""
+
+    title: str
+    run: Callable[[], list[Row]]
+
+
+def time_alternately(
+    competitors: Mapping[str, Callable[[], object]], *, rounds: int = 5, warmup: int = 1
+) -> dict[str, Row]:
+    """Milliseconds that each competitor takes; they run in turns, so that a busy machine is unfair to none.
+
+    Returns:
+        For each, the median `time_ms` with its 20th and 80th percentile.
+    """
+    samples: dict[str, list[float]] = {name: [] for name in competitors}
+    for turn in range(warmup + rounds):
+        for name, run in competitors.items():
+            gc.collect()
+            start = time.perf_counter()
+            run()
+            elapsed = 1000 * (time.perf_counter() - start)
+            if turn >= warmup:
+                samples[name].append(elapsed)
+    return {name: _spread(times) for name, times in samples.items()}
+
+
+def run_apart(code: str, *arguments: str) -> dict[str, Value]:
+    """Run Python code in a fresh process and give the JSON object that it prints last, with `peak_mib` measured there.
+
+    The code calls `benchmarks.harness.tell(...)` at its end.
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=Path(__file__).parents[1],
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])},
+    )
+    if done.returncode:
+        raise RuntimeError(f"The measured process failed:\n{done.stderr}")
+    told: dict[str, Value] = json.loads(done.stdout.splitlines()[-1])
+    return told
+
+
+def tell(**facts: Value) -> None:
+    """In a process started by `run_apart`: report facts, and the most memory this process ever had."""
+    kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    print(json.dumps({**facts, "peak_mib": round(kib / 1024, 1)}))
+
+
+def report(name: str, title: str, rows: list[Row], *, save: bool) -> None:
+    """Print the table and the line of JSON; with `save`, append the rows to the case's CSV."""
+    from rich.console import Console
+    from rich.table import Table
+
+    columns = _columns(rows)
+    same = [column for column in columns if len(rows) > 1 and len({row.get(column) for row in rows}) == 1]
+    varying = [column for column in columns if column not in same]
+    table = Table(*varying, title=title, title_justify="left")
+    for row in rows:
+        table.add_row(*(_shown(row.get(column, "")) for column in varying))
+    console = Console(soft_wrap=False)
+    console.width = max(console.width, 120)
+    console.print(table)
+    if same:
+        console.print("In all rows: " + ", ".join(f"{column} {_shown(rows[0][column])}" for column in same))
+    surroundings = environment()
+    if save:
+        _append(RESULTS / f"{name}.csv", [{**row, **surroundings} for row in rows])
+    print(json.dumps({"case": name, "rows": rows, **surroundings}), flush=True)
+
+
+def environment() -> Row:
+    """What a reader must know to judge a number."""
+    import torch
+
+    return {
+        "date": datetime.now(UTC).date().isoformat(),
+        "device": _processor(),
+        "cores": os.cpu_count() or 0,
+        "threads": torch.get_num_threads(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": version("numpy"),
+        "tokenizers": version("tokenizers"),
+    }
+
+
+def _spread(times: list[float]) -> Row:
+    fifths = quantiles(times, n=5, method="inclusive") if len(times) > 1 else times * 4
+    return {"time_ms": round(median(times), 3), "p20_ms": round(fifths[0], 3), "p80_ms": round(fifths[-1], 3)}
+
+
+def _columns(rows: list[Row]) -> list[str]:
+    return list(dict.fromkeys(column for row in rows for column in row))
+
+
+def _shown(value: Value) -> str:
+    return f"{value:,.1f}" if isinstance(value, float) else str(value)
+
+
+def _append(path: Path, rows: list[Row]) -> None:
+    path.parent.mkdir(exist_ok=True)
+    older = list(csv.DictReader(path.open(newline=""))) if path.exists() else []
+    rows = [*older, *rows]
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, fieldnames=_columns(rows), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def _processor() -> str:
+    cpuinfo = Path("/proc/cpuinfo")
+    lines: Iterator[str] = iter(cpuinfo.read_text().splitlines() if cpuinfo.exists() else ())
+    model = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
+    return model or platform.processor() or platform.machine()

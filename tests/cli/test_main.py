@@ -1,0 +1,68 @@
+"""The command as a person meets it."""
+
+import subprocess
+import sys
+import time
+
+import pytest
+
+from embedlayer import __version__
+from embedlayer.cli.main import cli, main
+
+
+def test_help_lists_every_command_and_loads_no_torch() -> None:
+    started = time.perf_counter()
+    result = subprocess.run([sys.executable, "-m", "embedlayer", "--help"], capture_output=True, text=True, check=True)
+    assert time.perf_counter() - started < 5
+    for name in cli.commands:
+        assert name in result.stdout
+
+
+def test_the_version_is_the_packages(capsys) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main(["--version"])
+    assert stop.value.code == 0
+    assert __version__ in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["train", "-o", "{tmp}/run"], 2, "There is no text to train on"),
+        (["train", "{tmp}/none.txt", "-o", "{tmp}/run"], 1, "none.txt"),
+        (["train", "{tmp}/empty.txt", "-o", "{tmp}/run", "--steps", "1"], 2, "empty"),
+        (
+            ["train", "{tmp}/short.txt", "-o", "{tmp}/run", "--steps", "1", "--tokenizer", "byte"],
+            2,
+            "too small to set a part aside for validation",
+        ),
+        (["train", "{tmp}/latin1.txt", "-o", "{tmp}/run", "--steps", "1"], 2, "UTF-8"),
+        (["train", "{tmp}/short.txt", "-o", "{tmp}/short.txt/run", "--steps", "1"], 1, "Cannot write into the folder"),
+        (["train", "{tmp}/short.txt", "-o", "{tmp}/run", "--steps", "-1"], 2, "steps must be positive"),
+        (
+            ["train", "{tmp}/short.txt", "-o", "{tmp}/run", "--heads", "5", "--length", "4"],
+            2,
+            "not divisible by 5 heads",
+        ),
+        (["train", "-o", "{tmp}", "--resume"], 1, "holds no run"),
+        (["train", "{tmp}/short.txt", "-o", "{tmp}", "--resume"], 2, "leave the files out"),
+        (["embed", "{tmp}", "hello"], 1, "holds no trained layer"),
+        (["neighbors", "{tmp}/nowhere", "hello"], 1, "holds no trained layer"),
+        (["report", "{tmp}"], 1, "holds no trained layer"),
+        (["plan", "gtp2"], 2, "gpt2"),
+        (["trian"], 2, "No such command"),
+        (["train", "--steps", "many", "-o", "x"], 2, "'many' is not a valid integer"),
+    ],
+)
+def test_bad_input_ends_with_a_sentence_and_a_code(tmp_path, capsys, arguments, code, message) -> None:
+    (tmp_path / "empty.txt").write_text("")
+    (tmp_path / "short.txt").write_text("a few words, fewer than a window")
+    (tmp_path / "latin1.txt").write_bytes("naïve café".encode("latin-1") * 100)
+    before = sorted(path.name for path in tmp_path.iterdir())
+    with pytest.raises(SystemExit) as stop:
+        main([argument.format(tmp=tmp_path) for argument in arguments])
+    shown = capsys.readouterr()
+    assert stop.value.code == code, shown.err
+    assert message in shown.err
+    assert "Traceback" not in shown.err
+    assert sorted(path.name for path in tmp_path.iterdir() if path.name != "run") == before

@@ -1,0 +1,186 @@
+"""The main job through the command, on a small scale."""
+
+import gzip
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from embedlayer.cli.demo import carried_text
+from embedlayer.cli.main import main
+
+SMALL = "--dim 24 --heads 2 --layers 1 --length 32 --batch-size 4 --vocab-size 400 --log-every 2".split()
+FILES = {"config.json", "model.safetensors", "tokenizer.json", "metrics.jsonl", "report.html", "run.json", "corpus"}
+
+
+def run(*arguments: object) -> int:
+    with pytest.raises(SystemExit) as stop:
+        main([str(argument) for argument in arguments])
+    return int(stop.value.code or 0)
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory):
+    file = tmp_path_factory.mktemp("text") / "reference.txt"
+    file.write_text(carried_text()[:60_000])
+    return file
+
+
+@pytest.fixture(scope="module")
+def trained(text, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("trained") / "run"
+    assert run("train", text, "-o", folder, "--steps", 6, "--position", "learned", *SMALL) == 0
+    return folder
+
+
+def test_a_run_leaves_a_self_contained_folder(trained) -> None:
+    assert {file.name for file in trained.iterdir()} >= FILES
+    lines = [json.loads(line) for line in (trained / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == [0, 2, 4, 6]
+    assert all({"step", "loss", "lr", "tokens_per_second"} <= line.keys() for line in lines)
+    assert "validation_loss" in lines[0]
+    assert "validation_loss" in lines[-1]
+    page = (trained / "report.html").read_text()
+    assert "<svg" in page
+    assert not list(trained.glob(".*"))
+
+
+def test_embed_shows_the_way_in_step_by_step(trained, capsys) -> None:
+    assert run("embed", trained, "I love dogs") == 0
+    shown = capsys.readouterr().out
+    for word in ("1 pieces", "2 ids", "3 rows", "4 scale", "5 positions  LearnedPositionalEmbedding", "6 result"):
+        assert word in shown
+    assert run("embed", trained, "I love dogs", "--json") == 0
+    steps = json.loads(capsys.readouterr().out)
+    assert steps["shape"] == [1, len(steps["ids"]), 24]
+    for t, (row, added) in enumerate(zip(steps["rows"], steps["added"], strict=True)):
+        expected = [steps["scale"] * a + b for a, b in zip(row, added, strict=True)]
+        assert steps["vectors"][0][t] == pytest.approx(expected, abs=1e-6)
+
+
+def test_with_words_as_tokens_three_words_are_three_vectors(tmp_path, capsys) -> None:
+    (tmp_path / "dogs.txt").write_text("I love dogs and I love cats . " * 200)
+    assert run("train", tmp_path / "dogs.txt", "-o", tmp_path / "run", "--steps", 1, *SMALL, "--tokenizer", "word") == 0
+    capsys.readouterr()
+    assert run("embed", tmp_path / "run", "I love dogs", "--json") == 0
+    steps = json.loads(capsys.readouterr().out)
+    assert steps["shape"] == [1, 3, 24]
+    assert [piece.strip() for piece in steps["pieces"]] == ["I", "love", "dogs"]
+    assert steps["added"] is None
+
+
+def test_neighbors_lists_tokens_by_cosine(trained, capsys) -> None:
+    assert run("neighbors", trained, " the", "-n", 5) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 5
+    assert run("neighbors", trained, " the", "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    scores = [row["cosine"] for row in found["neighbors"]]
+    assert scores == sorted(scores, reverse=True)
+    assert len(scores) == 10
+    assert run("neighbors", trained, " the dogs") == 2
+    assert "tokens" in capsys.readouterr().err
+
+
+def test_json_is_one_line_and_nothing_else(text, tmp_path, capsys) -> None:
+    assert run("train", text, "-o", tmp_path / "run", "--steps", 2, *SMALL, "--json") == 0
+    shown = capsys.readouterr().out
+    assert len(shown.splitlines()) == 1
+    summary = json.loads(shown)
+    assert summary["steps"] == 2
+    assert summary["first_loss"] == pytest.approx(summary["ln_vocab_size"], abs=0.3)
+    assert set(summary["files"]) >= FILES - {"corpus"}
+
+
+@pytest.mark.parametrize(
+    "choice",
+    [
+        "--untied",
+        "--rank 8",
+        "--pad-to-multiple-of 64",
+        "--kv-heads 1",
+        "--dropout 0.1",
+        "--position alibi",
+        "--position sinusoidal",
+        "--position none",
+        "--tokenizer byte",
+        "--tokenizer wordpiece",
+        "--tokenizer unigram",
+        "--probe ' the' --probe ' is'",
+    ],
+)
+def test_every_choice_trains_and_is_read_back(text, tmp_path, capsys, choice) -> None:
+    import shlex
+
+    folder = tmp_path / "run"
+    assert run("train", text, "-o", folder, "--steps", 2, *SMALL, *shlex.split(choice)) == 0, capsys.readouterr().err
+    assert run("embed", folder, "a class", "--json") == 0
+
+
+def test_folders_gz_and_standard_input_are_read(text, tmp_path, capsys, monkeypatch) -> None:
+    folder = tmp_path / "texts"
+    folder.mkdir()
+    content = text.read_bytes()
+    (folder / "a.txt").write_bytes(content[:30_000])
+    (folder / "b.txt.gz").write_bytes(gzip.compress(content[30_000:]))
+    assert run("train", folder, "-o", tmp_path / "one", "--steps", 1, *SMALL) == 0
+
+    class Input:
+        buffer = io.BytesIO(content)
+
+    monkeypatch.setattr(sys, "stdin", Input)
+    assert run("train", "-", "-o", tmp_path / "two", "--steps", 1, *SMALL) == 0
+    assert {file.name for file in (tmp_path / "two").iterdir()} >= FILES
+
+
+def test_a_run_is_not_replaced_unless_asked(trained, text, capsys) -> None:
+    before = (trained / "model.safetensors").read_bytes()
+    assert run("train", text, "-o", trained, "--steps", 1) == 1
+    assert "Continue it with --resume, replace it with --overwrite" in capsys.readouterr().err
+    assert (trained / "model.safetensors").read_bytes() == before
+
+
+def test_ctrl_c_saves_and_resuming_gives_the_uninterrupted_result(text, tmp_path) -> None:
+    """A real signal to a real process, then the rest of the run."""
+    arguments = [str(text), "--steps", "120", "--dropout", "0.1", *SMALL]
+    command = [sys.executable, "-m", "embedlayer", "train"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    stopped, whole = tmp_path / "stopped", tmp_path / "whole"
+    process = subprocess.Popen(
+        [*command, *arguments, "-o", str(stopped)],
+        stderr=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=environment,
+    )
+    metrics = stopped / "metrics.jsonl"
+    while not metrics.exists() or len(metrics.read_text().splitlines()) < 3:
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.02)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130, errors
+    assert "everything is saved" in errors
+    assert "embedlayer train --resume -o" in errors
+    subprocess.run([*command, "--resume", "-o", str(stopped)], check=True, capture_output=True, env=environment)
+    subprocess.run([*command, *arguments, "-o", str(whole)], check=True, capture_output=True, env=environment)
+    assert (stopped / "model.safetensors").read_bytes() == (whole / "model.safetensors").read_bytes()
+
+
+def test_a_report_can_be_written_again(trained, capsys) -> None:
+    (trained / "report.html").unlink()
+    assert run("report", trained) == 0
+    assert (trained / "report.html").exists()
+
+
+def test_the_demo_runs_on_the_text_that_python_carries(tmp_path, capsys) -> None:
+    assert len(carried_text()) > 400_000
+    assert run("demo", "-o", tmp_path / "demo", "--steps", 1, "--json") == 0
+    summary = json.loads(capsys.readouterr().out)
+    assert summary["first_loss"] == pytest.approx(summary["ln_vocab_size"], abs=0.3)
+    assert summary["ln_vocab_size"] == pytest.approx(8.3178, abs=1e-4)
+    assert summary["neighbors"][0]["token"] == " class"

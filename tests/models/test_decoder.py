@@ -1,0 +1,164 @@
+"""The small decoder."""
+
+import copy
+
+import pytest
+import torch
+
+from embedlayer import (
+    AlibiBias,
+    CheckpointError,
+    DecoderLM,
+    FactorizedEmbedding,
+    LearnedPositionalEmbedding,
+    OutputHead,
+    Position,
+    RotaryEmbedding,
+    SinusoidalPositionalEmbedding,
+    SizeError,
+    TokenEmbedding,
+)
+
+POSITIONS = {
+    "learned": lambda: LearnedPositionalEmbedding(16, 24),
+    "sinusoidal": lambda: SinusoidalPositionalEmbedding(16, 24),
+    "rotary": lambda: RotaryEmbedding(6),
+    "alibi": lambda: AlibiBias(4),
+    "none": Position,
+}
+
+
+def small(position="rotary", *, table=None, head=None, **options) -> DecoderLM:
+    table = TokenEmbedding(50, 24, scale="sqrt_dim", padding_idx=0) if table is None else table
+    return DecoderLM(table, POSITIONS[position](), head, **{"num_layers": 2, "num_heads": 4, **options}).eval()
+
+
+@pytest.mark.parametrize("position", POSITIONS)
+def test_no_token_sees_a_later_one(position) -> None:
+    model = small(position)
+    ids = torch.randint(1, 50, (2, 10))
+    changed = ids.clone()
+    changed[:, 6:] = torch.randint(1, 50, (2, 4))
+    assert torch.allclose(model(ids)[:, :6], model(changed)[:, :6], atol=1e-6)
+    assert not torch.allclose(model(ids)[:, 6:], model(changed)[:, 6:], atol=1e-6)
+
+
+@pytest.mark.parametrize("position", POSITIONS)
+def test_left_padding_and_packing_change_no_logit(position) -> None:
+    model = small(position)
+    first, second = torch.tensor([5, 6, 7]), torch.tensor([8, 9])
+    padded = model(torch.tensor([[0, 0, 5, 6, 7]]), attention_mask=torch.tensor([[0, 0, 1, 1, 1]]))
+    assert torch.isfinite(padded).all()
+    assert torch.allclose(padded[0, 2:], model(first), atol=1e-5)
+    packed = model(torch.tensor([[5, 6, 7, 8, 9]]), attention_mask=torch.tensor([[1, 1, 1, 2, 2]]))
+    assert torch.allclose(packed[0], torch.cat([model(first), model(second)]), atol=1e-5)
+
+
+@pytest.mark.parametrize("position", POSITIONS)
+def test_a_single_sequence_needs_no_batch(position) -> None:
+    model = small(position)
+    ids = torch.randint(1, 50, (2, 10))
+    assert torch.allclose(model(ids[0]), model(ids)[0], atol=1e-6)
+
+
+@pytest.mark.parametrize("position", ["rotary", "alibi"])
+def test_relative_schemes_do_not_see_an_offset(position) -> None:
+    model = small(position)
+    ids = torch.randint(1, 50, (1, 8))
+    assert torch.allclose(model(ids), model(ids, positions=torch.arange(100, 108)), atol=1e-5)
+
+
+def test_without_positions_the_last_token_sees_its_past_as_a_set() -> None:
+    model = small("none", num_layers=1)
+    ids = torch.randint(1, 50, (1, 8))
+    shuffled = ids.clone()
+    shuffled[:, :7] = ids[:, torch.randperm(7)]
+    assert torch.allclose(model(ids)[:, -1], model(shuffled)[:, -1], atol=1e-6)
+
+
+def test_fewer_key_heads_equal_repeated_ones() -> None:
+    grouped = small(num_kv_heads=2)
+    full = small()
+    state = dict(grouped.state_dict())
+    for name, tensor in state.items():
+        if ".key." in name or ".value." in name:
+            state[name] = tensor.unflatten(0, (2, 6)).repeat_interleave(2, dim=0).flatten(0, 1)
+    full.load_state_dict(state)
+    ids = torch.randint(1, 50, (2, 10))
+    assert torch.allclose(full(ids), grouped(ids), atol=1e-6)
+
+
+def test_the_loss_is_the_cross_entropy_of_the_logits() -> None:
+    model = small()
+    ids = torch.randint(1, 50, (2, 11))
+    logits = model(ids[:, :-1])
+    expected = torch.nn.functional.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten())
+    assert torch.allclose(model.loss(ids[:, :-1], ids[:, 1:]), expected)
+
+
+@pytest.mark.parametrize("position", POSITIONS)
+@pytest.mark.parametrize("tied", [True, False])
+def test_what_was_saved_is_read_back_bit_for_bit(tmp_path, position, tied) -> None:
+    head = None if tied else OutputHead(vocab_size=50, embed_dim=24, bias=True, softcap=20.0)
+    model = small(position, head=head)
+    model.save_pretrained(tmp_path)
+    again = DecoderLM.read_pretrained(tmp_path).eval()
+    ids = torch.randint(1, 50, (2, 10))
+    assert torch.equal(again(ids), model(ids))
+    assert again.config == model.config
+    assert again.head.tied == tied
+    assert (again.head.weight is again.table.weight) == tied
+
+
+def test_a_factorised_table_ties_too(tmp_path) -> None:
+    model = small(table=FactorizedEmbedding(50, 24, 6))
+    ids = torch.randint(1, 50, (2, 10))
+    model.save_pretrained(tmp_path)
+    assert torch.equal(DecoderLM.read_pretrained(tmp_path).eval()(ids), model(ids))
+    assert copy.deepcopy(model).head.__dict__["table"] is not model.table
+
+
+@pytest.mark.parametrize("position", ["rotary", "alibi"])
+def test_it_compiles_to_one_graph(unchecked: None, position) -> None:
+    model = small(position)
+    ids, targets = torch.randint(1, 50, (2, 10)), torch.randint(1, 50, (2, 10))
+    compiled = torch.compile(model.loss, fullgraph=True, backend="aot_eager")
+    assert torch.allclose(compiled(ids, targets), model.loss(ids, targets))
+
+
+def test_every_parameter_gets_a_gradient() -> None:
+    model = small("learned", table=TokenEmbedding(50, 24)).train()
+    model.loss(torch.arange(16)[None], torch.arange(1, 17)[None]).backward()
+    assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in model.parameters())
+
+
+def test_sizes_that_do_not_fit_are_refused() -> None:
+    with pytest.raises(SizeError, match="embed_dim 24 is not divisible by 5 heads"):
+        small(num_heads=5)
+    with pytest.raises(SizeError, match="4 query heads cannot share 3 key/value heads"):
+        small(num_kv_heads=3)
+    with pytest.raises(SizeError, match="the table has 50 tokens of width 24"):
+        small(head=OutputHead(vocab_size=51, embed_dim=24))
+
+
+def test_a_damaged_folder_says_what_does_not_fit(tmp_path) -> None:
+    model = small()
+    model.save_pretrained(tmp_path)
+    config = tmp_path / "config.json"
+    text = config.read_text()
+    config.write_text(text.replace('"num_layers": 2', '"num_layers": 3'))
+    with pytest.raises(CheckpointError, match=r"blocks.2.attention.key.weight is missing"):
+        DecoderLM.read_pretrained(tmp_path)
+    config.write_text(text.replace('"num_layers"', '"layers"'))
+    with pytest.raises(CheckpointError, match="unexpected keyword argument 'layers'"):
+        DecoderLM.read_pretrained(tmp_path)
+    config.write_text(text.replace('"format_version": 1', '"format_version": 99'))
+    with pytest.raises(CheckpointError, match="format version 99"):
+        DecoderLM.read_pretrained(tmp_path)
+    config.write_text(text)
+    weights = tmp_path / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+    with pytest.raises(CheckpointError, match="cut short"):
+        DecoderLM.read_pretrained(tmp_path)
+    with pytest.raises(CheckpointError, match="holds a DecoderLM, not a TokenEmbedding"):
+        TokenEmbedding.from_pretrained(tmp_path)

@@ -1,0 +1,194 @@
+"""The dense table."""
+
+import copy
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from embedlayer import CheckpointError, ShapeError, SizeError, TokenEmbedding
+from embedlayer.scratch import ScratchEmbeddingWithGrad
+
+SEED_000 = (
+    torch.tensor(  # printed in "Understanding the difference between embedding layers and linear layers", Raschka
+        [
+            [0.3374, -0.1778, -0.3035, -0.5880, 1.5810],
+            [1.3010, 1.2753, -0.2010, -0.1606, -0.4015],
+            [0.6957, -1.8061, -1.1589, 0.3255, -0.6315],
+            [-2.8400, -0.7849, -1.4096, -0.4076, 0.7953],
+        ]
+    )
+)
+
+
+def test_a_seed_gives_the_table_that_people_expect() -> None:
+    torch.manual_seed(123)
+    table = TokenEmbedding(4, 5, init_std=1.0)
+    torch.manual_seed(123)
+    assert torch.equal(table.weight, nn.Embedding(4, 5).weight)
+    assert torch.allclose(table.weight, SEED_000, atol=5e-5)
+
+
+def test_look_up_is_a_linear_layer_on_one_hot_rows_in_value_and_gradient() -> None:
+    ids = torch.tensor([2, 3, 1])
+    table = TokenEmbedding(4, 5, init_std=1.0)
+    linear = nn.Linear(4, 5, bias=False)
+    linear.weight = nn.Parameter(table.weight.detach().T.clone())
+    one_hot = nn.functional.one_hot(ids, 4).float()
+    looked_up, multiplied = table(ids), linear(one_hot)
+    assert torch.equal(looked_up, multiplied)
+    upstream = torch.randn(3, 5)
+    looked_up.backward(upstream)
+    multiplied.backward(upstream)
+    assert torch.equal(table.weight.grad, linear.weight.grad.T)
+
+
+@pytest.mark.parametrize("padding_idx", [None, 0, 7])
+@pytest.mark.parametrize("scale", [None, 0.5, "sqrt_dim"])
+def test_values_and_gradients_equal_the_one_hot_oracle(padding_idx, scale) -> None:
+    table = TokenEmbedding(11, 6, padding_idx=padding_idx, scale=scale, dtype=torch.float64)
+    factor = math.sqrt(6) if scale == "sqrt_dim" else scale
+    oracle = ScratchEmbeddingWithGrad(
+        11, 6, padding_idx=padding_idx, scale=factor, W=table.weight.detach().numpy().copy()
+    )
+    ids = torch.tensor([[3, 7, 1, 0], [3, 3, 10, 7]])
+    upstream = torch.randn(2, 4, 6, dtype=torch.float64)
+    vectors = table(ids)
+    vectors.backward(upstream)
+    np.testing.assert_allclose(vectors.detach().numpy(), oracle.forward(ids.numpy()), rtol=1e-15)
+    np.testing.assert_allclose(table.weight.grad.numpy(), oracle.backward(upstream.numpy()), rtol=1e-14, atol=1e-14)
+
+
+def test_only_looked_up_rows_receive_a_gradient() -> None:
+    table = TokenEmbedding(10, 4)
+    table(torch.tensor([[3, 7, 1]])).sum().backward()
+    assert table.weight.grad.abs().sum(1).nonzero().flatten().tolist() == [1, 3, 7]
+    assert table.weight.grad.abs().sum(1)[[1, 3, 7]].tolist() == [4.0, 4.0, 4.0]
+
+
+def test_it_is_an_embedding_with_one_key() -> None:
+    table = TokenEmbedding(10, 4)
+    assert isinstance(table, nn.Embedding)
+    assert (table.num_embeddings, table.embedding_dim) == (10, 4)
+    assert list(table.state_dict()) == ["weight"]
+
+
+@pytest.mark.parametrize("scale", ["sqrt_dim", 3.0])
+def test_scale_is_on_the_way_in_only(scale) -> None:
+    table = TokenEmbedding(10, 4, scale=scale)
+    assert torch.equal(table(torch.arange(10)), table.scale * table.weight)
+    assert torch.equal(table.rows(2, 5), table.weight[2:5])
+    hidden = torch.randn(3, 4)
+    assert torch.equal(table.logits(hidden), hidden @ table.weight.T)
+
+
+def test_the_padding_row_is_zero_and_stays_zero_when_the_head_is_tied() -> None:
+    table = TokenEmbedding(10, 4, padding_idx=0, init_std=1.0)
+    optimizer = torch.optim.AdamW(table.parameters(), lr=0.1, weight_decay=0.1)
+    ids = torch.tensor([[0, 3, 5], [1, 0, 2]])
+    for _ in range(5):
+        optimizer.zero_grad()
+        hidden = table(ids)
+        loss = table.loss(hidden, torch.tensor([[3, 5, 0], [0, 2, 1]])) + table.logits(hidden).square().mean()
+        loss.backward()
+        assert table.weight.grad[0].eq(0).all()
+        optimizer.step()
+    assert table.weight[0].eq(0).all()
+    assert table.logits(torch.randn(2, 4))[:, 0].eq(0).all()
+    table.reset_parameters()
+    assert table.weight[0].eq(0).all()
+
+
+def test_spare_rows_are_stored_and_stay_out_of_everything() -> None:
+    table = TokenEmbedding(10, 4, pad_to_multiple_of=8)
+    assert (table.num_rows, table.vocab_size, tuple(table.weight.shape)) == (16, 10, (16, 4))
+    assert table.weight[10:].eq(0).all()
+    assert table.logits(torch.randn(2, 4)).shape == (2, 10)
+    table.loss(torch.randn(3, 4), torch.tensor([1, 2, 9])).backward()
+    assert table.weight.grad[10:].eq(0).all()
+    with pytest.raises(IndexError, match="token id 10 .* 10 rows"):
+        table(torch.tensor([10]))
+
+
+def test_output_variance_is_level_over_widths_only_where_the_rows_start_at_one_over_sqrt_dim() -> None:
+    """With the sqrt(D) scale the variance is D std^2: level for std = D^-1/2, growing with D at a fixed 0.02."""
+    ids = torch.arange(1000)
+    for width in (8, 32, 128, 512):
+        level = TokenEmbedding(1000, width, scale="sqrt_dim", init_std="1/sqrt_dim")(ids).var().item()
+        growing = TokenEmbedding(1000, width, scale="sqrt_dim")(ids).var().item()
+        assert level == pytest.approx(1.0, rel=0.05)
+        assert growing == pytest.approx(width * 0.02**2, rel=0.05)
+
+
+def test_from_a_tensor_it_is_frozen_and_shares_the_numbers(unchecked: None) -> None:
+    numbers = torch.randn(5, 3)
+    table = TokenEmbedding.from_pretrained(numbers)
+    assert not table.weight.requires_grad
+    assert table.weight.data_ptr() == numbers.data_ptr()
+    assert torch.equal(table(torch.tensor([4])), numbers[[4]])
+    assert TokenEmbedding.from_pretrained(numbers, freeze=False).weight.requires_grad
+    padded = TokenEmbedding.from_pretrained(numbers, padding_idx=2)
+    assert padded.weight[2].eq(0).all()
+    assert numbers[2].ne(0).all()
+    assert TokenEmbedding.from_pretrained(numbers.bfloat16()).weight.dtype == torch.bfloat16
+    with pytest.raises(ShapeError, match=r"shape \(V, D\), not \(5,\)"):
+        TokenEmbedding.from_pretrained(numbers[:, 0])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_what_was_saved_is_read_back_bit_for_bit(tmp_path, dtype) -> None:
+    table = TokenEmbedding(10, 4, padding_idx=1, scale="sqrt_dim", pad_to_multiple_of=4, dtype=dtype)
+    table.save_pretrained(tmp_path)
+    again = TokenEmbedding.from_pretrained(tmp_path)
+    assert again.weight.requires_grad
+    assert again.weight.dtype == dtype
+    assert torch.equal(again.weight, table.weight)
+    assert again.config == table.config
+    assert torch.equal(again(torch.arange(10)), table(torch.arange(10)))
+
+
+def test_copies_and_compiled_tables_give_the_same(unchecked: None) -> None:
+    table = TokenEmbedding(10, 4, padding_idx=0, scale="sqrt_dim")
+    ids = torch.randint(0, 10, (2, 3))
+    assert torch.equal(copy.deepcopy(table)(ids), table(ids))
+    compiled = torch.compile(lambda ids: table.logits(table(ids)), fullgraph=True, backend="aot_eager")
+    assert torch.allclose(compiled(ids), table.logits(table(ids)))
+
+
+def test_the_gradient_is_right_in_float64() -> None:
+    table = TokenEmbedding(5, 3, padding_idx=1, dtype=torch.float64)
+    ids = torch.tensor([[0, 4, 1]])
+
+    def through_the_table(weight):
+        return torch.func.functional_call(table, {"weight": weight}, ids)
+
+    assert torch.autograd.gradcheck(lambda w: through_the_table(w)[:, :2], table.weight)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"vocab_size": 0, "embed_dim": 4}, "vocab_size must be at least 1, not 0"),
+        ({"vocab_size": 4, "embed_dim": 0}, "embed_dim must be at least 1"),
+        ({"vocab_size": 4, "embed_dim": 4, "padding_idx": 4}, "padding_idx 4 is not one of the 4 tokens"),
+        ({"vocab_size": 4, "embed_dim": 4, "init_std": -1.0}, "init_std must be a number"),
+        ({"vocab_size": 4, "embed_dim": 4, "pad_to_multiple_of": 0}, "pad_to_multiple_of must be at least 1"),
+    ],
+)
+def test_sizes_that_cannot_be_are_refused(arguments, message) -> None:
+    with pytest.raises(SizeError, match=message):
+        TokenEmbedding(**arguments)
+
+
+def test_a_word_that_is_no_scale_is_refused(unchecked: None) -> None:
+    with pytest.raises(SizeError, match="'sqrt'"):
+        TokenEmbedding(4, 4, scale="sqrt")
+
+
+def test_a_folder_that_holds_another_kind_is_refused(tmp_path) -> None:
+    TokenEmbedding(10, 4).save_pretrained(tmp_path)
+    (tmp_path / "config.json").write_text((tmp_path / "config.json").read_text().replace("TokenEmbedding", "os.system"))
+    with pytest.raises(CheckpointError, match="kind 'os.system' is not known"):
+        TokenEmbedding.from_pretrained(tmp_path)

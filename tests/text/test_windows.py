@@ -1,0 +1,225 @@
+"""Windows: the notebook's batches without its list, and an order that knows every step."""
+
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils.data import DataLoader
+
+from embedlayer.errors import SizeError, TextError, TokenizerError
+from embedlayer.text.corpus import TokenCorpus
+from embedlayer.text.tokenizer import load_tokenizer, train_tokenizer
+from embedlayer.text.windows import TokenWindows, WindowSampler, create_dataloader
+
+BYTES = train_tokenizer((), "byte")
+TEXT = "In the beginning there was a small dog, and the small dog loved other dogs. " * 20
+
+
+def notebook_windows(ids, max_length, stride):
+    """What the notebook's `create_dataloader_v1` holds in its lists."""
+    starts = range(0, len(ids) - max_length, stride)
+    return [(ids[s : s + max_length], ids[s + 1 : s + max_length + 1]) for s in starts]
+
+
+def as_lists(batches):
+    return [(x.tolist(), y.tolist()) for x, y in batches]
+
+
+@pytest.fixture
+def corpus(tmp_path):
+    (tmp_path / "t.txt").write_text(TEXT)
+    return TokenCorpus.build([tmp_path / "t.txt"], BYTES, tmp_path / "corpus")
+
+
+def test_the_notebooks_first_batch_is_cut_as_by_hand(shared_data):
+    text = (shared_data / "text" / "the-verdict.txt").read_text()
+    tokenizer = load_tokenizer(shared_data / "tokenizers" / "gpt2-encoder.json")
+    loader = create_dataloader(text, tokenizer, batch_size=8, max_length=4, stride=4, shuffle=False)
+    inputs, targets = next(iter(loader))
+    ids = tokenizer.encode(text).ids
+    assert inputs.shape == targets.shape == (8, 4)
+    assert inputs.tolist() == [ids[start : start + 4] for start in range(0, 32, 4)]
+    assert targets.tolist() == [ids[start : start + 4] for start in range(1, 33, 4)]
+    assert inputs[0].tolist() == [40, 367, 2885, 1464]  # printed in the notebook: "I HAD always"
+
+
+@given(st.integers(2, 60), st.integers(1, 12), st.integers(1, 15), st.integers(1, 9), st.booleans())
+@settings(max_examples=60, deadline=None)
+def test_batches_equal_those_of_the_notebooks_list(count, max_length, stride, batch_size, drop_last):
+    ids = np.random.default_rng(count).integers(0, 60_000, count + max_length).astype(np.uint16)
+    expected = DataLoader(
+        [tuple(map(torch.tensor, window)) for window in notebook_windows(ids.tolist(), max_length, stride)],
+        batch_size=batch_size,
+        drop_last=drop_last,
+    )
+    corpus = TokenCorpus(
+        ids, np.array([0]), np.array([[len(ids), len(ids)]]), vocab_size=60_000, tokenizer_fingerprint=""
+    )
+    loader = create_dataloader(
+        corpus, batch_size=batch_size, max_length=max_length, stride=stride, shuffle=False, drop_last=drop_last
+    )
+    assert as_lists(loader) == as_lists(expected)
+    assert len(loader) == len(expected)
+
+
+def test_single_windows_and_a_plain_dataloader_over_them_agree(corpus):
+    windows = TokenWindows(corpus, max_length=7, stride=3)
+    plain = DataLoader(windows, batch_size=5)
+    assert as_lists(plain) == as_lists(create_dataloader(corpus, batch_size=5, max_length=7, stride=3, shuffle=False))
+    assert as_lists([windows[-1]]) == as_lists([windows[len(windows) - 1]])
+    with pytest.raises(IndexError):
+        windows[len(windows)]
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_workers_give_the_same_batches_in_the_same_order(corpus, shuffle):
+    def batches(num_workers):
+        generator = torch.Generator().manual_seed(1)
+        return as_lists(
+            create_dataloader(
+                corpus, max_length=32, stride=8, shuffle=shuffle, num_workers=num_workers, generator=generator
+            )
+        )
+
+    assert batches(0) == batches(1)
+
+
+def test_the_global_seed_fixes_the_order_and_each_pass_has_its_own(corpus):
+    def passes():
+        torch.manual_seed(5)
+        loader = create_dataloader(corpus, max_length=8, stride=8)
+        return as_lists(loader), as_lists(loader)
+
+    first, second = passes()
+    assert first != second
+    assert passes() == (first, second)
+
+
+def test_inputs_and_targets_may_be_written_to_independently(corpus):
+    inputs, targets = next(iter(create_dataloader(corpus, max_length=8, stride=1, shuffle=False)))
+    before = targets.clone()
+    inputs.zero_()
+    assert torch.equal(targets, before)
+
+
+def test_a_mapped_corpus_travels_to_another_process_as_a_file_name(corpus):
+    train, validation = corpus.split(0.4)
+    for part in (train, validation):
+        windows = TokenWindows(part, max_length=8, stride=2)
+        packed = pickle.dumps(windows)
+        assert len(packed) < part.ids.nbytes
+        again = pickle.loads(packed)
+        assert isinstance(again.ids, np.memmap)
+        assert as_lists(again[i] for i in range(len(again))) == as_lists(windows[i] for i in range(len(windows)))
+
+
+def test_a_text_its_path_and_its_corpus_give_the_same(corpus, tmp_path):
+    options = {"max_length": 16, "stride": 16, "shuffle": False}
+    expected = as_lists(create_dataloader(corpus, **options))
+    assert as_lists(create_dataloader(TEXT, BYTES, **options)) == expected
+    assert as_lists(create_dataloader(tmp_path / "t.txt", BYTES, **options)) == expected
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "error", "words"),
+    [
+        (("Hello", BYTES), {"max_length": 5}, TextError, "5 tokens and a window of max_length=5 needs 6.* at most 4"),
+        (("", BYTES), {}, TextError, "no text"),
+        (("Hello",), {}, TokenizerError, "needs a tokenizer"),
+        ((TEXT, BYTES), {"batch_size": 0}, SizeError, "batch_size is 0"),
+        ((TEXT, BYTES), {"max_length": 0}, SizeError, "max_length is 0"),
+        ((TEXT, BYTES), {"stride": 0}, SizeError, "stride is 0"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:.*left out")
+def test_what_gives_no_window_says_why(arguments, options, error, words):
+    with pytest.raises(error, match=words):
+        create_dataloader(*arguments, **options)
+
+
+def test_the_shortest_text_that_has_a_window_gives_one():
+    inputs, targets = next(iter(create_dataloader("Hello!", BYTES, batch_size=1, max_length=5)))
+    assert (bytes(inputs[0].tolist()), bytes(targets[0].tolist())) == (b"Hello", b"ello!")
+
+
+# The order of training
+
+
+@given(st.integers(2, 300), st.integers(1, 20), st.integers(1, 40), st.integers(-3, 2**64), st.integers(0, 40))
+@settings(max_examples=80, deadline=None)
+def test_a_step_is_the_same_whatever_came_before(extra, max_length, batch_size, seed, step):
+    ids = np.arange(extra + max_length, dtype=np.uint16)
+    options = {"max_length": max_length, "batch_size": batch_size, "seed": seed}
+    fresh, used = WindowSampler(ids, **options), WindowSampler(ids, **options)
+    used.batch(0)
+    used.batch(step + 3)
+    inputs, targets = fresh.batch(step)
+    assert inputs.shape == (batch_size, max_length)
+    assert inputs.dtype == torch.int64
+    assert torch.equal(targets, inputs + 1)
+    assert torch.equal(inputs, inputs[:, :1] + torch.arange(max_length))
+    assert torch.equal(inputs, used.batch(step)[0])
+
+
+def starts_of_epoch(sampler: WindowSampler, epoch: int) -> list[int]:
+    first = epoch * sampler.num_windows
+    return [int(sampler.batch(step)[0][0, 0]) for step in range(first, first + sampler.num_windows)]
+
+
+def test_every_epoch_takes_each_window_of_its_own_cut_once():
+    sampler = WindowSampler(np.arange(1000, dtype=np.uint16), max_length=16, batch_size=1, seed=3)
+    phases = set()
+    for epoch in range(8):
+        starts = starts_of_epoch(sampler, epoch)
+        assert starts != sorted(starts)
+        assert np.array_equal(np.diff(sorted(starts)), np.full(sampler.num_windows - 1, 16))
+        phases.add(min(starts))
+    assert len(phases) > 3
+    assert sampler.epoch(sampler.num_windows) == 1.0
+
+
+def test_seeds_and_epochs_give_different_orders():
+    ids = np.arange(1000, dtype=np.uint16)
+    samplers = [WindowSampler(ids, max_length=16, batch_size=1, seed=seed) for seed in (0, 1)]
+    orders = [tuple(starts_of_epoch(sampler, epoch)) for sampler in samplers for epoch in (0, 1)]
+    assert len(set(orders)) == 4
+
+
+def test_a_batch_across_the_end_of_an_epoch_goes_on_in_the_next():
+    ids = np.arange(101, dtype=np.uint16)
+    single = WindowSampler(ids, max_length=10, batch_size=1, seed=0)
+    wide = WindowSampler(ids, max_length=10, batch_size=25, seed=0)
+    expected = [single.batch(step)[0][0].tolist() for step in range(50)]
+    assert [*wide.batch(0)[0].tolist(), *wide.batch(1)[0].tolist()] == expected
+
+
+@pytest.mark.parametrize(
+    ("count", "options", "error"),
+    [
+        (10, {"max_length": 10, "batch_size": 1}, TextError),
+        (10, {"max_length": 0, "batch_size": 1}, SizeError),
+        (10, {"max_length": 1, "batch_size": 0}, SizeError),
+    ],
+)
+def test_a_sampler_without_windows_is_refused(count, options, error):
+    with pytest.raises(error):
+        WindowSampler(np.arange(count), seed=0, **options)
+
+
+def test_two_dimensional_ids_are_refused():
+    with pytest.raises(SizeError, match=r"shape \(2, 2\)"):
+        TokenWindows(np.zeros((2, 2), np.int64), 1, 1)
+
+
+def test_examples_in_the_docstrings_run():
+    import doctest
+
+    from embedlayer.text import corpus, tokenizer, windows
+
+    for module in (corpus, tokenizer, windows):
+        assert doctest.testmod(module).failed == 0
+        assert Path(module.__file__).exists()

@@ -1,0 +1,167 @@
+"""The training loop."""
+
+import math
+from itertools import pairwise
+
+import pytest
+import torch
+
+from embedlayer import (
+    CheckpointError,
+    DecoderLM,
+    RotaryEmbedding,
+    SizeError,
+    TextError,
+    TokenCorpus,
+    TokenEmbedding,
+    Trainer,
+    TrainingOptions,
+    train_tokenizer,
+)
+
+TEXT = "the cat sat on the mat and the dog sat on the cat . " * 200
+
+
+@pytest.fixture(scope="module")
+def corpus() -> TokenCorpus:
+    return TokenCorpus.from_text(TEXT, train_tokenizer(TEXT, "byte"))
+
+
+def options(**changes) -> TrainingOptions:
+    sizes = {"steps": 12, "batch_size": 4, "max_length": 16, "log_every": 5, "validate_every": 2}
+    return TrainingOptions(**{**sizes, **changes})
+
+
+def trainer_of(corpus, *, init_std=0.02, dropout=0.0, **changes) -> Trainer:
+    torch.manual_seed(1)
+    table = TokenEmbedding(257, 16, scale="sqrt_dim", init_std=init_std)
+    model = DecoderLM(table, RotaryEmbedding(8), num_layers=1, num_heads=2, dropout=dropout)
+    return Trainer(model, *corpus.split(0.2), options(**changes))
+
+
+def weights(trainer: Trainer) -> dict[str, torch.Tensor]:
+    return {name: tensor.clone() for name, tensor in trainer.model.state_dict().items()}
+
+
+def without_speed(lines):
+    return [{name: value for name, value in line.items() if name != "tokens_per_second"} for line in lines]
+
+
+def test_the_first_line_is_step_zero_before_any_update(corpus) -> None:
+    trainer = trainer_of(corpus)
+    before = weights(trainer)
+    first = next(trainer.run())
+    assert first["step"] == 0
+    assert first["loss"] == pytest.approx(math.log(257), abs=0.3)
+    assert first["validation_loss"] == pytest.approx(math.log(257), abs=0.3)
+    assert all(torch.equal(before[name], tensor) for name, tensor in trainer.model.state_dict().items())
+
+
+def test_lines_come_at_the_steps_asked_for_and_the_last_one_validates(corpus) -> None:
+    lines = list(trainer_of(corpus).run())
+    assert [line["step"] for line in lines] == [0, 5, 10, 12]
+    assert [line["step"] for line in lines if "validation_loss" in line] == [0, 10, 12]
+    for line in lines:
+        assert {"step", "loss", "lr", "tokens_per_second"} <= line.keys()
+
+
+def test_it_learns(corpus) -> None:
+    lines = list(trainer_of(corpus, steps=60, learning_rate=1e-2).run())
+    assert lines[-1]["validation_loss"] < lines[0]["validation_loss"] - 2
+    bits = lines[-1]["validation_loss"] / math.log(2)
+    assert lines[-1]["validation_bits_per_byte"] == pytest.approx(bits, rel=1e-2)  # a byte a token, and an end of text
+
+
+def test_the_same_seed_gives_the_same_run_and_another_one_another(corpus) -> None:
+    runs = [without_speed(trainer_of(corpus, seed=seed, dropout=0.1).run()) for seed in (3, 3, 4)]
+    assert runs[0] == runs[1]
+    assert runs[0] != runs[2]
+
+
+@pytest.mark.parametrize("stop_at", [3, 5, 10])
+def test_a_run_that_was_stopped_continues_bit_for_bit(corpus, stop_at) -> None:
+    whole = trainer_of(corpus, dropout=0.1)
+    expected = list(whole.run())
+
+    first = trainer_of(corpus, dropout=0.1)
+    lines = list(first.run(on_step=lambda step: first.stop() if step == stop_at else None))
+    tensors, rest = first.state()
+    tensors = {name: tensor.clone() for name, tensor in tensors.items()}
+
+    torch.manual_seed(999)
+    second = trainer_of(corpus, dropout=0.1)
+    second.load_state(tensors, rest)
+    lines += list(second.run())
+    assert without_speed(lines) == without_speed(expected)
+    assert all(torch.equal(tensor, weights(whole)[name]) for name, tensor in weights(second).items())
+
+
+def test_accumulation_equals_one_larger_batch(corpus) -> None:
+    """The mean of two halves' gradients is the gradient of the whole."""
+    whole, halves = trainer_of(corpus, batch_size=8), trainer_of(corpus, batch_size=4, accumulate=2)
+    assert torch.equal(torch.cat([halves.sampler.batch(0)[0], halves.sampler.batch(1)[0]]), whole.sampler.batch(0)[0])
+    list(whole.run())
+    list(halves.run())
+    for name, tensor in weights(whole).items():
+        assert torch.allclose(tensor, weights(halves)[name], atol=2e-4), name
+
+
+def test_minutes_become_a_number_of_steps_and_leave_the_run_as_it_was(corpus) -> None:
+    timed = trainer_of(corpus, steps=None, minutes=0.03, dropout=0.1)
+    lines = list(timed.run())
+    assert timed.steps is not None
+    assert timed.steps >= 1
+    counted = list(trainer_of(corpus, steps=timed.steps, dropout=0.1).run())
+    assert without_speed(lines) == without_speed(counted)
+
+
+def test_a_first_loss_far_from_guessing_is_warned_about(corpus) -> None:
+    with pytest.warns(UserWarning, match=r"first loss is [\d.]+, and guessing evenly costs ln V = 5.55"):
+        next(trainer_of(corpus, init_std=1.0).run())
+
+
+def test_the_learning_rate_warms_up_and_falls_along_a_cosine() -> None:
+    schedule = options(steps=100, learning_rate=1.0, warmup_fraction=0.1, final_fraction=0.1)
+    rates = [schedule.learning_rate_at(step, 100) for step in range(1, 101)]
+    assert rates[:10] == pytest.approx([step / 10 for step in range(1, 11)])
+    assert rates[54] == pytest.approx(0.55)
+    assert rates[-1] == pytest.approx(0.1)
+    assert all(a > b for a, b in pairwise(rates[9:]))
+
+
+def test_spare_rows_do_not_move(corpus) -> None:
+    model = DecoderLM(TokenEmbedding(257, 16, pad_to_multiple_of=64), RotaryEmbedding(8), num_layers=1, num_heads=2)
+    list(Trainer(model, *corpus.split(0.2), options()).run())
+    assert model.table.weight[257:].eq(0).all()
+
+
+def test_bfloat16_autocast_stays_near_float32(corpus) -> None:
+    losses = [list(trainer_of(corpus, precision=p).run())[-1]["validation_loss"] for p in ("float32", "bfloat16")]
+    assert losses[1] == pytest.approx(losses[0], abs=0.05)
+
+
+def test_a_text_shorter_than_a_window_is_refused(corpus) -> None:
+    with pytest.raises(TextError, match="validation part has .* tokens, one window needs 5001"):
+        trainer_of(corpus, max_length=5000)
+
+
+def test_the_state_of_another_model_is_refused(corpus) -> None:
+    tensors, rest = trainer_of(corpus).state()
+    del tensors["model.norm.weight"]
+    with pytest.raises(CheckpointError, match="does not fit this run"):
+        trainer_of(corpus).load_state(tensors, rest)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"steps": None}, "Give either steps or minutes"),
+        ({"minutes": 1.0}, "Give either steps or minutes"),
+        ({"batch_size": 0}, "batch_size must be at least 1"),
+        ({"learning_rate": 0.0}, "learning_rate must be positive"),
+        ({"steps": None, "minutes": math.inf}, "minutes must be positive"),
+    ],
+)
+def test_options_that_cannot_be_are_refused(changes, message) -> None:
+    with pytest.raises(SizeError, match=message):
+        options(**changes)

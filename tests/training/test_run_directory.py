@@ -1,0 +1,113 @@
+"""The folder of a run."""
+
+import json
+
+import pytest
+import torch
+
+from embedlayer import (
+    CheckpointError,
+    DecoderLM,
+    FileError,
+    LearnedPositionalEmbedding,
+    RunDirectory,
+    TokenCorpus,
+    TokenEmbedding,
+    Trainer,
+    TrainingOptions,
+    load_run,
+    train_tokenizer,
+)
+
+TEXT = "the cat sat on the mat and the dog sat on the cat . " * 100
+
+
+@pytest.fixture
+def started(tmp_path):
+    tokenizer = train_tokenizer(TEXT, "byte")
+    directory = RunDirectory(tmp_path / "run")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "text.txt").write_text(TEXT)
+    corpus = TokenCorpus.build([tmp_path / "text.txt"], tokenizer, directory.corpus)
+    torch.manual_seed(0)
+    model = DecoderLM(
+        TokenEmbedding(257, 16), LearnedPositionalEmbedding(8, 16), num_layers=1, num_heads=2, dropout=0.1
+    )
+    options = TrainingOptions(steps=6, batch_size=2, max_length=8, log_every=2, seed=0)
+    trainer = Trainer(model, *corpus.split(0.2), options)
+    directory.start(trainer, tokenizer, validation_fraction=0.2, notes={"who": "test"})
+    return directory, trainer, tokenizer
+
+
+def train(directory, trainer, until=None) -> None:
+    for line in trainer.run(on_step=lambda step: trainer.stop() if step == until else None):
+        directory.add_metrics(line)
+
+
+def test_a_run_comes_back_bit_for_bit_from_its_folder(started) -> None:
+    directory, trainer, tokenizer = started
+    train(directory, trainer)
+    directory.finish(trainer, tokenizer)
+    model, read = load_run(directory.path)
+    ids = torch.tensor([read.encode("the cat").ids])
+    assert torch.equal(model(ids), trainer.model.eval()(ids))
+    assert read.to_str() == tokenizer.to_str()
+
+
+def test_a_run_killed_after_its_checkpoint_resumes_to_the_same_result_and_metrics(started) -> None:
+    directory, trainer, _ = started
+    train(directory, trainer, until=4)
+    directory.save_checkpoint(trainer)
+    train(directory, trainer)
+    expected = [{**line, "tokens_per_second": 0} for line in directory.read_metrics()]
+    end = {name: tensor.clone() for name, tensor in trainer.model.state_dict().items()}
+
+    with directory.metrics.open("a") as file:
+        file.write('{"step": 6, "lo')
+    resumed, _, notes = directory.resume()
+    assert (resumed.step, notes) == (4, {"who": "test"})
+    train(directory, resumed)
+    assert [{**line, "tokens_per_second": 0} for line in directory.read_metrics()] == expected
+    assert all(torch.equal(end[name], tensor) for name, tensor in resumed.model.state_dict().items())
+
+
+def test_a_run_killed_before_its_first_checkpoint_starts_again_as_it_would_have_gone(started) -> None:
+    directory, trainer, _ = started
+    train(directory, trainer)
+    end = {name: tensor.clone() for name, tensor in trainer.model.state_dict().items()}
+    resumed, _, _ = directory.resume()
+    assert resumed.step == 0
+    assert directory.read_metrics() == []
+    train(directory, resumed)
+    assert all(torch.equal(end[name], tensor) for name, tensor in resumed.model.state_dict().items())
+
+
+def test_what_is_missing_or_damaged_is_named(started, tmp_path) -> None:
+    directory, trainer, tokenizer = started
+    with pytest.raises(FileError, match="is not finished: continue it with"):
+        load_run(directory.path)
+    with pytest.raises(FileError, match="no result"):
+        load_run(tmp_path)
+    with pytest.raises(FileError, match=r"holds no run: there is no run\.json"):
+        RunDirectory(tmp_path).resume()
+    directory.save_checkpoint(trainer)
+    directory.checkpoint.write_bytes(directory.checkpoint.read_bytes()[:1000])
+    with pytest.raises(CheckpointError, match="cut short"):
+        directory.resume()
+    directory.finish(trainer, tokenizer)
+    (directory.path / "tokenizer.json").write_text("{}")
+    with pytest.raises((CheckpointError, ValueError), match=r"tokenizer\.json"):
+        load_run(directory.path)
+    description = json.loads(directory.run.read_text())
+    directory.run.write_text(json.dumps({**description, "format_version": 7}))
+    with pytest.raises(CheckpointError, match="format version 7"):
+        directory.resume()
+
+
+def test_starting_again_clears_what_an_earlier_run_left(started) -> None:
+    directory, trainer, tokenizer = started
+    train(directory, trainer)
+    directory.save_checkpoint(trainer)
+    directory.start(trainer, tokenizer, validation_fraction=0.2)
+    assert not directory.metrics.exists()
+    assert not directory.checkpoint.exists()
