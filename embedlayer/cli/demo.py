@@ -31,7 +31,7 @@ def _standard_docstrings() -> str:
 @click.option(
     "-o", "--output", type=click.Path(path_type=Path), default=Path("out/demo"), show_default=True, help="Folder."
 )
-@click.option("--minutes", default=1.25, show_default=True, help="Time to train.")
+@click.option("--minutes", default=1.4, show_default=True, help="Time to train.")
 @click.option("--steps", type=int, help="Updates instead of a time.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as one line of JSON, and nothing else.")
 @click.pass_context

@@ -2,7 +2,6 @@
 
 import json
 import math
-import signal
 import statistics
 import sys
 import time
@@ -10,7 +9,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -26,7 +24,6 @@ if TYPE_CHECKING:
     from embedlayer.training.run_directory import RunDirectory
 
 SECONDS_BETWEEN_CHECKPOINTS = 60
-SECONDS_BETWEEN_LINES = 10
 TOKENIZER_BYTES = 200_000_000
 NEIGHBORS = 6
 
@@ -141,8 +138,10 @@ def train_to_the_end(directory: "RunDirectory", trainer: "Trainer", tokenizer: "
     Returns:
         Whether the last step was reached.
     """
+    from embedlayer.cli.progress import display, stopping_gently
+
     saved_at = time.monotonic()
-    with _stopping_gently(trainer), _display(trainer, quiet=quiet) as show:
+    with stopping_gently(trainer), display(trainer, quiet=quiet) as show:
         for line in trainer.run(on_step=show.step):
             directory.add_metrics(line)
             show.line(line)
@@ -200,7 +199,7 @@ def show_summary(summary: dict[str, Any], *, as_json: bool) -> None:
         f"Validation loss  {summary['validation_loss']:.3f} nats per token, "
         f"{summary['validation_bits_per_byte']:.3f} bits per byte\n"
         f"Trained          {summary['steps']:,} steps at {summary['tokens_per_second']:,} tokens/s, "
-        f"{summary['parameters']:,} parameters, {summary['table_parameters']:,} of them in the table\n",
+        f"{summary['parameters']:,} parameters (table {summary['table_parameters']:,})\n",
         highlight=False,
     )
     table = Table(title="Nearest tokens", title_justify="left", box=None, pad_edge=False, title_style="bold")
@@ -233,9 +232,7 @@ def frequent_words(ids: Any, tokenizer: "Tokenizer", count: int = 8, shortest: i
 
     from embedlayer.text.tokenizer import table_size, token_text
 
-    counts = np.zeros(table_size(tokenizer), dtype=np.int64)
-    for start in range(0, len(ids), 1 << 20):
-        counts += np.bincount(ids[start : start + (1 << 20)], minlength=len(counts))
+    counts = token_counts(ids, table_size(tokenizer))
     words = [int(token) for token in np.argsort(-counts, kind="stable") if counts[token] >= 5]
     starts_word = any(token_text(tokenizer, token).startswith(" ") for token in words[:200])
     named = [
@@ -247,6 +244,16 @@ def frequent_words(ids: Any, tokenizer: "Tokenizer", count: int = 8, shortest: i
     ]
     named = named or words
     return [named[i * (len(named) - 1) // max(1, count - 1)] for i in range(min(count, len(named)))]
+
+
+def token_counts(ids: Any, size: int) -> Any:
+    """How often each ID occurs, `(size,)`, read from a mapped array in chunks."""
+    import numpy as np
+
+    counts = np.zeros(size, dtype=np.int64)
+    for start in range(0, len(ids), 1 << 20):
+        counts += np.bincount(ids[start : start + (1 << 20)], minlength=size)
+    return counts
 
 
 def _neighbors_of(tokens: Sequence[int], model: "DecoderLM", tokenizer: "Tokenizer") -> list[dict[str, Any]]:
@@ -297,97 +304,6 @@ def _kept_standard_input(texts: Sequence[str | Path], folder: Path) -> Iterator[
         shutil.copyfileobj(sys.stdin.buffer, kept)
         kept.flush()
         yield [Path(kept.name) if str(text) == "-" else text for text in texts]
-
-
-@contextmanager
-def _stopping_gently(trainer: "Trainer") -> Iterator[None]:
-    """Ctrl-C and SIGTERM ask the trainer to stop after the step it is in; a second one stops at once."""
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        trainer.stop()
-        signal.signal(number, before[number])
-        click.echo("\nStopping after this step ... (again to stop at once)", err=True)
-
-    before: dict[int, Any] = {}
-    try:
-        for wanted in (signal.SIGINT, signal.SIGTERM):
-            before[wanted] = signal.signal(wanted, stop)
-    except ValueError:  # not the main thread: nobody sends signals here
-        yield
-        return
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-class _Silent:
-    """Show nothing."""
-
-    def step(self, step: int) -> None:
-        """Step number `step` was done."""
-
-    def line(self, line: dict[str, Any]) -> None:
-        """A line of metrics was measured."""
-
-
-class _Lines(_Silent):
-    """A line now and then, for logs and pipes."""
-
-    def __init__(self, trainer: "Trainer") -> None:
-        self.trainer = trainer
-        self.started = self.shown = time.monotonic()
-        self.first_step = trainer.step
-
-    def line(self, line: dict[str, Any]) -> None:
-        now = time.monotonic()
-        is_last = line["step"] == self.trainer.steps
-        if line["step"] and not is_last and now - self.shown < SECONDS_BETWEEN_LINES:
-            return
-        self.shown = now
-        done = line["step"] - self.first_step
-        left = (now - self.started) / done * ((self.trainer.steps or 0) - line["step"]) if done else float("nan")
-        text = f"step {line['step']}/{self.trainer.steps or '?'}  loss {line['loss']:.3f}"
-        text += f"  validation {line['validation_loss']:.3f}" if "validation_loss" in line else ""
-        text += f"  {line['tokens_per_second']:,} tokens/s  {left:.0f} s left" if done else ""
-        click.echo(text)
-
-
-@contextmanager
-def _display(trainer: "Trainer", *, quiet: bool) -> Iterator[_Silent]:
-    if quiet:
-        yield _Silent()
-        return
-    if not sys.stdout.isatty():
-        yield _Lines(trainer)
-        return
-    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (
-        TextColumn("step {task.completed:,.0f}/{task.total:,.0f}"),
-        BarColumn(),
-        TextColumn("loss [bold]{task.fields[loss]}[/bold]"),
-        TextColumn("validation {task.fields[validation]}"),
-        TextColumn("{task.fields[speed]} tokens/s"),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns) as progress:
-        task = progress.add_task("", total=1, loss="...", validation="...", speed="...")
-
-        class Live(_Silent):
-            def step(self, step: int) -> None:
-                progress.update(task, completed=step, total=trainer.steps)
-
-            def line(self, line: dict[str, Any]) -> None:
-                fields: dict[str, Any] = {"loss": f"{line['loss']:.3f}"}
-                if line["step"]:
-                    fields["speed"] = f"{line['tokens_per_second']:,}"
-                if "validation_loss" in line:
-                    fields["validation"] = f"{line['validation_loss']:.3f}"
-                progress.update(task, completed=line["step"], total=trainer.steps, **fields)
-
-        yield Live()
 
 
 def _say(text: str, quiet: bool) -> None:

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from embedlayer.training.run_directory import RunDirectory
 
 POSITIONS_SHOWN = 128
-LABELS = 400
+LABELS = 300
 
 
 @click.command()
@@ -33,7 +33,7 @@ def make_report(directory: "RunDirectory") -> None:
     import torch
 
     from embedlayer.analysis.geometry import pca, position_values
-    from embedlayer.cli.pipeline import neighbor_rows, summarise
+    from embedlayer.cli.pipeline import frequent_words, neighbor_rows, summarise, token_counts
     from embedlayer.report import RunReport, TableMap, write_report
     from embedlayer.text.corpus import TokenCorpus
     from embedlayer.text.tokenizer import token_text
@@ -42,10 +42,11 @@ def make_report(directory: "RunDirectory") -> None:
     model, tokenizer = load_run(directory.path)
     summary = summarise(directory)
     table = model.table
-    counts = np.bincount(TokenCorpus.open(directory.corpus).ids, minlength=table.vocab_size)
+    corpus = TokenCorpus.open(directory.corpus)
+    counts = token_counts(corpus.ids, table.vocab_size)
     with torch.no_grad():
         components = pca(table.rows(0, table.vocab_size))
-    frequent = [int(token) for token in np.argsort(-counts, kind="stable")[:LABELS] if counts[token]]
+    frequent = frequent_words(corpus.ids, tokenizer, count=LABELS)
     write_report(
         directory.report,
         RunReport(

@@ -1,0 +1,68 @@
+"""Train the same decoder tied, untied, factorised, and tied from a N(0, 1) start, for the same steps.
+
+    python examples/tied_or_untied.py --steps 300 --write docs/tying.md
+
+trains each on the Python language reference and puts the table between the markers of the page.
+"""
+
+import argparse
+import math
+from pathlib import Path
+
+import torch
+from tables import markdown_table, write_between_markers
+
+import embedlayer as el
+from embedlayer.cli.demo import carried_text
+
+VOCABULARY, WIDTH, LENGTH = 4096, 192, 128
+
+
+def variants() -> dict[str, tuple[el.TokenTable, el.OutputHead | None]]:
+    """Each variant's table and head; no head means one tied to the table."""
+    scaled = {"scale": "sqrt_dim"}
+    return {
+        "tied, std 0.02": (el.TokenEmbedding(VOCABULARY, WIDTH, **scaled), None),
+        "untied, std 0.02": (
+            el.TokenEmbedding(VOCABULARY, WIDTH, **scaled),
+            el.OutputHead(vocab_size=VOCABULARY, embed_dim=WIDTH),
+        ),
+        "tied, factorised to rank 48": (el.FactorizedEmbedding(VOCABULARY, WIDTH, 48, **scaled), None),
+        "tied, std 1 (`nn.Embedding`'s start)": (el.TokenEmbedding(VOCABULARY, WIDTH, init_std=1.0), None),
+    }
+
+
+def main(steps: int, page: Path | None) -> None:
+    tokenizer = el.train_tokenizer(carried_text(), vocab_size=VOCABULARY)
+    corpus = el.TokenCorpus.from_text(carried_text(), tokenizer)
+    rows = []
+    for name in variants():
+        torch.manual_seed(0)
+        table, head = variants()[name]
+        model = el.DecoderLM(table, el.RotaryEmbedding(32), head, num_layers=4, num_heads=6)
+        options = el.TrainingOptions(steps=steps, max_length=LENGTH, seed=0)
+        lines = list(el.Trainer(model, *corpus.split(0.1), options).run())
+        ends = {*table.parameters(), *model.head.parameters()}
+        rows.append(
+            {
+                "variant": name,
+                "parameters at both ends": f"{sum(parameter.numel() for parameter in ends):,}",
+                "first loss": f"{lines[0]['loss']:.2f}",
+                "validation loss": f"{lines[-1]['validation_loss']:.3f}",
+            }
+        )
+        print(rows[-1], flush=True)
+    text = markdown_table(rows)
+    text += f"\n{steps} steps of 8 x {LENGTH} tokens, seed 0, V = {VOCABULARY:,}, D = {WIDTH}, 4 layers; "
+    text += f"ln V = {math.log(VOCABULARY):.2f}.\n"
+    print(text)
+    if page is not None:
+        write_between_markers(page, "tied-or-untied", text)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--write", type=Path, help="page to put the table into")
+    arguments = parser.parse_args()
+    main(arguments.steps, arguments.write)

@@ -1,0 +1,169 @@
+"""What README, docs and docstrings say is executed."""
+
+import doctest
+import importlib
+import pkgutil
+import re
+import runpy
+import subprocess
+import sys
+from itertools import takewhile
+from pathlib import Path
+
+import pytest
+import torch
+
+import embedlayer
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+MODULES = [
+    module.name for module in pkgutil.walk_packages(embedlayer.__path__, "embedlayer.") if "__main__" not in module.name
+]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.filterwarnings("ignore:.*The rows start:UserWarning")
+def test_the_code_on_a_page_runs_from_top_to_bottom(page, tmp_path, monkeypatch, unchecked) -> None:
+    monkeypatch.chdir(tmp_path)
+    names: dict = {}
+    for block in re.findall(r"^```python\n(.*?)^```", page.read_text(), flags=re.S | re.M):
+        exec(compile(block, str(page), "exec"), names)
+
+
+@pytest.fixture
+def example_names() -> dict:
+    """What docstring examples may use without saying so: torch, every public name, and a small model."""
+    torch.manual_seed(0)
+    names = {name: getattr(embedlayer, name) for name in embedlayer.__all__}
+    text = "the cat sat on the mat . " * 100
+    tokenizer = embedlayer.train_tokenizer(text, "byte")
+    table = embedlayer.TokenEmbedding(257, 16, scale="sqrt_dim")
+    model = embedlayer.DecoderLM(table, embedlayer.RotaryEmbedding(8), num_layers=1, num_heads=2)
+    corpus = embedlayer.TokenCorpus.from_text(text, tokenizer)
+    return {**names, "torch": torch, "model": model, "corpus": corpus, "tokenizer": tokenizer}
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_the_examples_in_docstrings_run(name, example_names, tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    module = importlib.import_module(name)
+    finder, runner = doctest.DocTestFinder(exclude_empty=True), doctest.DocTestRunner(optionflags=doctest.ELLIPSIS)
+    for test in finder.find(module, globs={**example_names, **vars(module)}):
+        runner.run(test)
+    assert runner.failures == 0
+
+
+def test_the_example_in_the_readme_is_the_file() -> None:
+    readme = (ROOT / "README.md").read_text()
+    block = re.search(r"<!-- the file examples/quickstart.py.*?```python\n(.*?)^```", readme, flags=re.S | re.M).group(
+        1
+    )
+    file = (ROOT / "examples" / "quickstart.py").read_text()
+    assert file.partition('"""\n\n')[2] == block
+
+
+def test_the_tree_in_the_readme_is_the_tree() -> None:
+    readme = (ROOT / "README.md").read_text()
+    tree = re.search(r"## The tree\n\n```\n(.*?)```", readme, flags=re.S).group(1)
+    listed: set[str] = set()
+    above: list[tuple[int, str]] = []
+    for line in tree.splitlines():
+        indent = len(line) - len(line.lstrip())
+        above = [(depth, folder) for depth, folder in above if depth < indent]
+        parent = above[-1][1] if above else ""
+        for name in takewhile(re.compile(r"[\w.]+(/|\.py)").fullmatch, line.split()):
+            path = parent + name
+            listed.add(path)
+            if name.endswith("/"):
+                above.append((indent, path))
+    for path in listed:
+        assert (ROOT / path).exists(), f"README lists {path}, which is not there"
+    files = {
+        str(file.relative_to(ROOT))
+        for file in (ROOT / "embedlayer").rglob("*.py")
+        if not file.name.startswith("__") and file.parent.name != "cli"
+    }
+    assert files <= listed, f"README's tree lacks {sorted(files - listed)}"
+
+
+def test_every_room_has_its_tests_file_for_file() -> None:
+    together = {"text/sentencepiece.py": "text/test_tokenizer.py", "text/unigram.py": "text/test_tokenizer.py"}
+    together |= {"shapes.py": "test_init.py", "pretrained.py": "tables/test_dense.py"}
+    together |= {
+        f"cli/{name}.py": "cli/test_train.py"
+        for name in ("demo", "embed", "neighbors", "pipeline", "progress", "report")
+    }
+    for file in (ROOT / "embedlayer").rglob("*.py"):
+        name = file.relative_to(ROOT / "embedlayer")
+        if not file.name.startswith("__"):
+            test = together.get(str(name), str(name.with_name(f"test_{name.name}")))
+            assert (ROOT / "tests" / test).exists(), f"{name} has no tests"
+
+
+def test_the_numbers_in_the_readme_are_rows_of_the_results() -> None:
+    import csv
+
+    readme = (ROOT / "README.md").read_text()
+    table = re.search(r"<!-- numbers -->\n(.*?)<!-- end of numbers -->", readme, flags=re.S).group(1)
+    checked = 0
+    for line in table.splitlines()[2:]:
+        *_, theirs, ours, row = (cell.strip() for cell in line.strip("|").split("|"))
+        file, _, conditions = row.replace("`", "").partition(",")
+        wanted = dict(condition.strip().rsplit(" ", 1) for condition in conditions.split(",") if condition.strip())
+        with (ROOT / "benchmarks" / "results" / file).open() as handle:
+            found = [r for r in csv.DictReader(handle) if all(r[key] == value for key, value in wanted.items())]
+        times = {f"{float(r['time_ms']):.3g}" for r in found}
+        for cell in (theirs, ours):
+            number = float(cell.removesuffix(" ms").replace(",", ""))
+            assert f"{number:.3g}" in times, f"{cell} of {line} is not in {file}"
+            checked += 1
+    assert checked
+
+
+def test_the_commands_of_the_readme_are_there() -> None:
+    readme, makefile = (ROOT / "README.md").read_text(), (ROOT / "Makefile").read_text()
+    for target in re.findall(r"`?make (\w+)", readme + (ROOT / "CONTRIBUTING.md").read_text()):
+        assert re.search(rf"^{target}:", makefile, flags=re.M), f"make {target} is not in the Makefile"
+    from embedlayer.cli.main import cli
+
+    for command in re.findall(r"^embedlayer (\w+)", readme, flags=re.M):
+        assert command in cli.commands
+
+
+def test_the_changelog_knows_the_version() -> None:
+    assert f"## {embedlayer.__version__}" in (ROOT / "CHANGELOG.md").read_text()
+
+
+@pytest.mark.parametrize(
+    "arguments", [["quickstart.py"], ["output_variance.py"], ["tied_or_untied.py", "--steps", "1"]]
+)
+@pytest.mark.filterwarnings("ignore:.*The rows start:UserWarning")
+def test_an_example_runs(arguments, monkeypatch, unchecked, capsys) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "examples"))
+    monkeypatch.setattr(sys, "argv", arguments)
+    runpy.run_path(str(ROOT / "examples" / arguments[0]), run_name="__main__")
+    assert capsys.readouterr().out
+
+
+def test_every_example_is_run_here_or_is_a_helper() -> None:
+    names = {file.name for file in (ROOT / "examples").glob("*.py")}
+    assert names == {"quickstart.py", "output_variance.py", "tied_or_untied.py", "tables.py"}
+
+
+def test_tables_on_pages_were_made_by_the_command_above_them() -> None:
+    for page in PAGES:
+        for name, command, body in re.findall(
+            r"<!-- ([\w-]+): made by `(.*?)` -->\n(.*?)<!-- end of \1 -->", page.read_text(), re.S
+        ):
+            assert (ROOT / command.split()[1]).exists(), f"{page.name}: {command}"
+            assert body.startswith("| "), f"{page.name}: run {command} to fill {name}"
+
+
+def test_the_documentation_builds_without_a_warning(tmp_path) -> None:
+    pytest.importorskip("sphinx", reason="the docs extra is not installed")
+    pytest.importorskip("furo", reason="the docs extra is not installed")
+    command = [sys.executable, "-m", "sphinx", "-q", "-W", "-b", "html", str(ROOT / "docs"), str(tmp_path)]
+    result = subprocess.run(command, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    assert (tmp_path / "tying.html").exists()
