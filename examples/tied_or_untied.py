@@ -18,27 +18,25 @@ from embedlayer.cli.demo import carried_text
 VOCABULARY, WIDTH, LENGTH = 4096, 192, 128
 
 
-def variants() -> dict[str, tuple[el.TokenTable, el.OutputHead | None]]:
-    """Each variant's table and head; no head means one tied to the table."""
-    scaled = {"scale": "sqrt_dim"}
-    return {
-        "tied, std 0.02": (el.TokenEmbedding(VOCABULARY, WIDTH, **scaled), None),
-        "untied, std 0.02": (
-            el.TokenEmbedding(VOCABULARY, WIDTH, **scaled),
-            el.OutputHead(vocab_size=VOCABULARY, embed_dim=WIDTH),
-        ),
-        "tied, factorised to rank 48": (el.FactorizedEmbedding(VOCABULARY, WIDTH, 48, **scaled), None),
-        "tied, std 1 (`nn.Embedding`'s start)": (el.TokenEmbedding(VOCABULARY, WIDTH, init_std=1.0), None),
-    }
+def dense(init_std: float = 0.02) -> el.TokenTable:
+    return el.TokenEmbedding(VOCABULARY, WIDTH, scale="sqrt_dim", init_std=init_std)
+
+
+VARIANTS = {  # each makes its table and its head; no head means one tied to the table
+    "tied, std 0.02": lambda: (dense(), None),
+    "untied, std 0.02": lambda: (dense(), el.OutputHead(vocab_size=VOCABULARY, embed_dim=WIDTH)),
+    "tied, factorised to rank 48": lambda: (el.FactorizedEmbedding(VOCABULARY, WIDTH, 48, scale="sqrt_dim"), None),
+    "tied, std 1 (`nn.Embedding`'s start)": lambda: (dense(init_std=1.0), None),
+}
 
 
 def main(steps: int, page: Path | None) -> None:
     tokenizer = el.train_tokenizer(carried_text(), vocab_size=VOCABULARY)
     corpus = el.TokenCorpus.from_text(carried_text(), tokenizer)
     rows = []
-    for name in variants():
+    for name, make in VARIANTS.items():
         torch.manual_seed(0)
-        table, head = variants()[name]
+        table, head = make()
         model = el.DecoderLM(table, el.RotaryEmbedding(32), head, num_layers=4, num_heads=6)
         options = el.TrainingOptions(steps=steps, max_length=LENGTH, seed=0)
         lines = list(el.Trainer(model, *corpus.split(0.1), options).run())

@@ -88,8 +88,7 @@ def test_the_tree_in_the_readme_is_the_tree() -> None:
 
 
 def test_every_room_has_its_tests_file_for_file() -> None:
-    together = {"text/sentencepiece.py": "text/test_tokenizer.py", "text/unigram.py": "text/test_tokenizer.py"}
-    together |= {"shapes.py": "test_init.py", "pretrained.py": "tables/test_dense.py"}
+    together = {"shapes.py": "test_init.py"}
     together |= {
         f"cli/{name}.py": "cli/test_train.py"
         for name in ("demo", "embed", "neighbors", "pipeline", "progress", "report")

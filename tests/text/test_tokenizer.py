@@ -16,7 +16,6 @@ from tokenizers import Tokenizer
 from embedlayer.errors import (
     EmbedLayerError,
     FileError,
-    MissingExtraError,
     SizeError,
     TextError,
     TokenIdError,
@@ -119,22 +118,6 @@ def test_a_vocabulary_has_at_most_the_size_asked_for_and_no_gaps(kind):
     assert table_size(tokenizer) == tokenizer.get_vocab_size()
 
 
-def test_unigram_spends_fewer_tokens_on_its_text_than_the_trainer_of_the_tokenizers_library():
-    from pydoc_data.topics import topics
-
-    from tokenizers import models, trainers
-
-    text = "\n".join(topics[name] for name in sorted(topics))[:100_000]
-    ours = train_tokenizer(text, "unigram", vocab_size=1000)
-    theirs = Tokenizer(models.Unigram())
-    theirs.normalizer, theirs.pre_tokenizer = ours.normalizer, ours.pre_tokenizer
-    trainer = trainers.UnigramTrainer(
-        vocab_size=1000, special_tokens=[END_OF_TEXT, "<unk>"], unk_token="<unk>", show_progress=False
-    )
-    theirs.train_from_iterator([text], trainer)
-    assert len(ours.encode(text).ids) <= 1.01 * len(theirs.encode(text).ids)
-
-
 @pytest.mark.parametrize(
     ("call", "error", "words"),
     [
@@ -178,74 +161,6 @@ def test_bert_vocabulary_is_cased_if_it_holds_capitals_or_its_config_says_so(sha
     assert load_tokenizer(tmp_path).encode("Hello dogs").tokens[1:-1] == ["hello", "dog", "##s"]
     (tmp_path / "tokenizer_config.json").write_text('{"do_lower_case": false}')
     assert load_tokenizer(tmp_path).encode("Hello dogs").tokens[1:-1] == ["[UNK]", "dog", "##s"]
-
-
-@pytest.mark.parametrize("text", ["the-verdict.txt", "tinyshakespeare.txt", "enwiki-plain.txt"])
-def test_llama_model_gives_the_ids_of_sentencepiece_and_of_phi3(shared_data, text):
-    sentencepiece = pytest.importorskip("sentencepiece")
-    model = shared_data / "tokenizers" / "llama2-tokenizer.model"
-    real = (shared_data / "text" / text).read_bytes().decode()[:60_000]
-    ids = load_tokenizer(model).encode(real, add_special_tokens=False).ids
-    assert ids == sentencepiece.SentencePieceProcessor(str(model)).encode(real)
-    assert ids == load_tokenizer(shared_data / "tokenizers" / "phi-3-mini.tokenizer.json").encode(real).ids
-
-
-@pytest.mark.parametrize("model_type", ["bpe", "unigram"])
-@pytest.mark.parametrize(
-    "options",
-    [
-        {},
-        {"byte_fallback": True, "remove_extra_whitespaces": False, "normalization_rule_name": "identity"},
-        {"add_dummy_prefix": False, "normalization_rule_name": "nfkc_cf"},
-        {"add_dummy_prefix": False, "user_defined_symbols": ["<sep>", "<cls>"]},
-    ],
-    ids=["default", "llama", "folding", "symbols"],
-)
-def test_sentencepiece_models_of_every_making_give_the_same_ids(tmp_path, model_type, options):
-    sentencepiece = pytest.importorskip("sentencepiece")
-    (tmp_path / "text.txt").write_text(TEXT)
-    sentencepiece.SentencePieceTrainer.train(
-        input=str(tmp_path / "text.txt"),
-        model_prefix=str(tmp_path / "m"),
-        model_type=model_type,
-        vocab_size=330 if options.get("byte_fallback") else 90,
-        hard_vocab_limit=False,
-        minloglevel=2,
-        **options,
-    )
-    (tmp_path / "m.vocab").unlink()
-    tokenizer, processor = load_tokenizer(tmp_path), sentencepiece.SentencePieceProcessor(str(tmp_path / "m.model"))
-    for text in (
-        TEXT,
-        "  two  dogs \n",
-        "ﬁne DOGS 🙂🙂 begin",
-        "a<sep>b <cls> c" if "user_defined_symbols" in options else "",
-    ):
-        assert tokenizer.encode(text, add_special_tokens=False).ids == processor.encode(text), text
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"model_type": "char"}, "word or character model"),
-        ({"model_type": "bpe", "vocab_size": 90, "user_defined_symbols": ["<sep>"]}, "rules of SentencePiece"),
-    ],
-)
-def test_sentencepiece_model_that_cannot_be_converted_faithfully_is_refused(tmp_path, options, words):
-    sentencepiece = pytest.importorskip("sentencepiece")
-    (tmp_path / "text.txt").write_text(TEXT)
-    sentencepiece.SentencePieceTrainer.train(
-        input=str(tmp_path / "text.txt"), model_prefix=str(tmp_path / "m"), minloglevel=2, **options
-    )
-    with pytest.raises(TokenizerError, match=words):
-        load_tokenizer(tmp_path / "m.model")
-
-
-def test_a_missing_sentencepiece_names_the_install_line(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "sentencepiece", None)
-    (tmp_path / "m.model").write_bytes(b"")
-    with pytest.raises(MissingExtraError, match=r"pip install 'embedlayer\[spm\]'"):
-        load_tokenizer(tmp_path / "m.model")
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -298,14 +213,6 @@ def test_broken_and_missing_files_are_refused_with_a_reason(tmp_path):
     for path, error, words in broken_files(tmp_path):
         with pytest.raises(error, match=words):
             load_tokenizer(path)
-
-
-def test_a_cut_off_sentencepiece_model_is_refused(shared_data, tmp_path):
-    pytest.importorskip("sentencepiece")
-    whole = (shared_data / "tokenizers" / "llama2-tokenizer.model").read_bytes()
-    (tmp_path / "m.model").write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(TokenizerError):
-        load_tokenizer(tmp_path / "m.model")
 
 
 def test_a_fast_tokenizer_of_transformers_is_unwrapped():

@@ -13,6 +13,7 @@ from embedlayer import (
     RunDirectory,
     TokenCorpus,
     TokenEmbedding,
+    TokenizerError,
     Trainer,
     TrainingOptions,
     load_run,
@@ -111,3 +112,10 @@ def test_starting_again_clears_what_an_earlier_run_left(started) -> None:
     directory.start(trainer, tokenizer, validation_fraction=0.2)
     assert not directory.metrics.exists()
     assert not directory.checkpoint.exists()
+
+
+def test_a_tokenizer_larger_than_the_table_is_refused(started) -> None:
+    directory, trainer, _ = started
+    directory.finish(trainer, train_tokenizer((), "byte", special_tokens=["<a>", "<b>", "<c>"]))
+    with pytest.raises(TokenizerError, match="gives IDs up to 258, the table has 257 rows"):
+        load_run(directory.path)
