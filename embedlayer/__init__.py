@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     )
     from embedlayer.layers.output import OutputHead as OutputHead
     from embedlayer.losses.linear_cross_entropy import linear_cross_entropy as linear_cross_entropy
+    from embedlayer.losses.linear_cross_entropy import token_log_probs as token_log_probs
     from embedlayer.models.decoder import DecoderLM as DecoderLM
     from embedlayer.optim.param_groups import param_groups as param_groups
     from embedlayer.planner import PRESETS as PRESETS
@@ -117,7 +118,7 @@ _HOMES = {
     ),
     "embedlayer.layers.input": ("GPT_CONFIG_124M", "GPTEmbedding", "TransformerEmbedding"),
     "embedlayer.layers.output": ("OutputHead",),
-    "embedlayer.losses.linear_cross_entropy": ("linear_cross_entropy",),
+    "embedlayer.losses.linear_cross_entropy": ("linear_cross_entropy", "token_log_probs"),
     "embedlayer.models.decoder": ("DecoderLM",),
     "embedlayer.optim.param_groups": ("param_groups",),
     "embedlayer.planner": ("PRESETS", "EmbeddingPlan", "plan"),

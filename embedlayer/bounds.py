@@ -58,7 +58,7 @@ class Bounds(Derived):
         if indices.device.type != "cpu":
             return self.clamped(indices)
         if torch.compiler.is_compiling():
-            return _checked_copy(indices, self.size, self.kind), None
+            return checked_copy(indices, self.size, self.kind), None
         raise_if_outside(indices, self.size, self.kind)
         return indices, None
 
@@ -134,11 +134,12 @@ def _outside(kind: Kind, value: int, size: int, *, row: int, column: int) -> Emb
 
 
 @torch.library.custom_op("embedlayer::checked_copy", mutates_args=())
-def _checked_copy(indices: Tensor, size: int, kind: str) -> Tensor:
+def checked_copy(indices: Tensor, size: int, kind: str) -> Tensor:
+    """The indices, once `raise_if_outside` has seen them: what a compiled graph calls on the CPU."""
     raise_if_outside(indices, size, "position" if kind == "position" else "token id")
     return indices.clone()
 
 
-@_checked_copy.register_fake
+@checked_copy.register_fake
 def _(indices: Tensor, size: int, kind: str) -> Tensor:
     return torch.empty_like(indices)

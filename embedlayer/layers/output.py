@@ -11,6 +11,7 @@ from embedlayer.files import JsonObject
 from embedlayer.losses.linear_cross_entropy import (
     LogitOptions,
     LossOptions,
+    ScoreOptions,
     finish_logits,
     linear_cross_entropy,
 )
@@ -127,13 +128,19 @@ class OutputHead(Pretrained, nn.Linear):
         Args:
             hidden: What the last block gives.
             targets: Token IDs, or `ignore_index`.
-            **options: `ignore_index`, `label_smoothing`, `z_loss` and `reduction` of `LossOptions`.
+            **options: See `LossOptions`.
         """
         table: TokenTable | None = self.__dict__["table"]
         options = {**self.logit_options(), **options}
         if table is not None:
             return table.loss(hidden, targets, **options)
         return linear_cross_entropy(hidden, self.weight, targets, **options)
+
+    def token_log_probs(
+        self, hidden: Float[Tensor, "*batch D"], tokens: Int[Tensor, "*batch"], **options: Unpack[ScoreOptions]
+    ) -> Float[Tensor, "*batch"]:
+        """Log-probability of each given token under `softmax(head(hidden))`, in nats, without logits."""
+        return -self.loss(hidden, tokens, **options, reduction="none")
 
     def logit_options(self) -> LogitOptions:
         """What stands between the products and the logits of this head."""

@@ -103,9 +103,9 @@ class TokenEmbedding(TokenTable, nn.Embedding):
         """Rows `start` to `stop - 1` as stored: a view, without `scale`."""
         return self.weight[start:stop]
 
-    def products(self, hidden: Float[Tensor, "*batch D"]) -> Float[Tensor, "*batch V"]:
-        """`hidden @ weight.T`, in one product."""
-        return F.linear(hidden, self.rows(0, self.vocab_size))
+    def as_linear(self, hidden: Float[Tensor, "*batch D"]) -> tuple[Tensor, Tensor]:
+        """`hidden` and `weight`, whole, so that the gradient of its spare rows needs no copy."""
+        return hidden, self.weight
 
     def check(self) -> None:
         """Wait for the device and raise the error of a bad ID that was looked up since the last check."""

@@ -101,9 +101,9 @@ class FactorizedEmbedding(TokenTable):
         """Rows `start` to `stop - 1` of E1 E2, without `scale`."""
         return F.linear(self.inner.rows(start, stop), self.projection.weight)
 
-    def products(self, hidden: Float[Tensor, "*batch D"]) -> Float[Tensor, "*batch V"]:
-        """`(hidden @ E2.T) @ E1.T`: the narrow rows are compared with a narrowed hidden state."""
-        return self.inner.products(F.linear(hidden, self.projection.weight.T))
+    def as_linear(self, hidden: Float[Tensor, "*batch D"]) -> tuple[Tensor, Tensor]:
+        """`hidden @ E2.T` and `E1`: the narrow rows are compared with a narrowed hidden state."""
+        return F.linear(hidden, self.projection.weight.T), self.inner.weight
 
     def check(self) -> None:
         """Wait for the device and raise the error of a bad ID that was looked up since the last check."""

@@ -14,7 +14,14 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from embedlayer.errors import SizeError
-from embedlayer.losses.linear_cross_entropy import LogitOptions, LossOptions, cross_entropy, finish_logits
+from embedlayer.losses.linear_cross_entropy import (
+    LogitOptions,
+    LossOptions,
+    ScoreOptions,
+    cross_entropy_over_rows,
+    finish_logits,
+    linear_cross_entropy,
+)
 from embedlayer.pretrained import Pretrained
 from embedlayer.shapes import Ids, Vectors
 
@@ -50,8 +57,19 @@ class TokenTable(Pretrained, ABC):
     def check(self) -> None:
         """Wait for the device and raise the error of a bad ID that was looked up since the last check."""
 
+    def as_linear(self, hidden: Float[Tensor, "*batch D"]) -> tuple[Tensor, Tensor] | None:
+        """Two tensors, `(..., K)` and `(num_rows, K)`, whose product is `hidden @ rows.T`; `None` if there are none.
+
+        A kind that stores its rows, or has a shorter way than by its rows, says so here, and its `logits`, `loss` and
+        `token_log_probs` take that way. The others are read by `rows`, a block at a time.
+        """
+        return None
+
     def products(self, hidden: Float[Tensor, "*batch D"]) -> Float[Tensor, "*batch V"]:
-        """`hidden @ rows.T`, by chunks of rows; a kind with a shorter way takes it."""
+        """`hidden @ rows.T`."""
+        linear = self.as_linear(hidden)
+        if linear is not None:
+            return F.linear(linear[0], linear[1][: self.vocab_size])
         chunks = range(0, self.vocab_size, ROWS_AT_ONCE)
         parts = [F.linear(hidden, self.rows(start, min(start + ROWS_AT_ONCE, self.vocab_size))) for start in chunks]
         return torch.cat(parts, dim=-1)
@@ -64,9 +82,27 @@ class TokenTable(Pretrained, ABC):
     def loss(
         self, hidden: Float[Tensor, "*batch D"], targets: Int[Tensor, "*batch"], **options: Unpack[LossOptions]
     ) -> Float[Tensor, "*result"]:
-        """Cross entropy of `targets` under `softmax(logits(hidden))`, in nats: `linear_cross_entropy` over the rows."""
+        """`linear_cross_entropy` over the rows: of `targets` under `softmax(logits(hidden))`, in nats, without logits.
+
+        Args:
+            hidden: What the last block gives.
+            targets: Token IDs, or `ignore_index`.
+            **options: See `LossOptions`.
+        """
         options.setdefault("padding_idx", self.padding_idx)
-        return cross_entropy(self.products(hidden), targets, **options)
+        linear = self.as_linear(hidden)
+        if linear is not None:
+            options["vocab_size"] = self.vocab_size
+            return linear_cross_entropy(*linear, targets, **options)
+        return cross_entropy_over_rows(
+            hidden, self.rows, targets, vocab_size=self.vocab_size, rows_at_once=ROWS_AT_ONCE, options=options
+        )
+
+    def token_log_probs(
+        self, hidden: Float[Tensor, "*batch D"], tokens: Int[Tensor, "*batch"], **options: Unpack[ScoreOptions]
+    ) -> Float[Tensor, "*batch"]:
+        """`token_log_probs` over the rows: the log-probability of each given token, in nats, without logits."""
+        return -self.loss(hidden, tokens, **options, reduction="none")
 
 
 def check_sizes(*, padding_idx: int | None, vocab_size: int, **sizes: int) -> None:

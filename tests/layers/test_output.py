@@ -105,3 +105,15 @@ def test_its_picture_says_what_it_is() -> None:
     table = TokenEmbedding(10, 4, padding_idx=1, scale=2.0, pad_to_multiple_of=8)
     assert repr(OutputHead(table, softcap=30.0)) == "OutputHead(4, 10, tied, softcap=30)"
     assert "TokenEmbedding(\n  10, 4, num_rows=16, padding_idx=1, scale=2" in repr(table)
+
+
+@pytest.mark.parametrize("make_table", [lambda: TokenEmbedding(10, 4), lambda: FactorizedEmbedding(10, 4, 2)])
+@pytest.mark.parametrize("impl", ["plain", "chunked"])
+def test_log_probs_of_tokens_are_those_of_its_logits(make_table, impl) -> None:
+    table = make_table().double()
+    free = OutputHead(vocab_size=10, embed_dim=4, softcap=2.0).double()
+    for head in (OutputHead(table, softcap=2.0), free):
+        hidden, tokens = torch.randn(3, 4, dtype=torch.float64), torch.tensor([9, 0, 3])
+        expected = F.log_softmax(head(hidden), -1)[torch.arange(3), tokens]
+        made = head.token_log_probs(hidden, tokens, impl=impl)
+        torch.testing.assert_close(made, expected, rtol=1e-12, atol=1e-12)

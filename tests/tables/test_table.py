@@ -2,8 +2,9 @@
 
 import pytest
 import torch
+import torch.nn.functional as F
 
-from embedlayer import TokenEmbedding, TokenTable
+from embedlayer import TokenEmbedding, TokenIdError, TokenTable, linear_cross_entropy
 from embedlayer.tables import table as module
 
 
@@ -39,3 +40,47 @@ def test_logits_and_loss_follow_from_the_rows_chunk_by_chunk(monkeypatch: pytest
 def test_a_table_that_cannot_say_its_rows_cannot_be_made() -> None:
     with pytest.raises(TypeError, match="abstract"):
         TokenTable()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"reduction": "none", "padding_idx": 9, "bias": True, "softcap": 3.0, "logit_scale": 0.5},
+        {"label_smoothing": 0.1, "z_loss": 0.1, "padding_idx": 22},
+        {"padding_idx": 8, "mask_padding": True, "reduction": "sum"},
+    ],
+)
+def test_a_loss_by_blocks_of_rows_equals_the_plain_definition_with_its_gradients(monkeypatch, options) -> None:
+    monkeypatch.setattr(module, "ROWS_AT_ONCE", 7)
+    weight = torch.randn(23, 4, dtype=torch.float64, requires_grad=True)
+    hidden = torch.randn(2, 3, 4, dtype=torch.float64, requires_grad=True)
+    targets = torch.tensor([[0, 7, 1], [21, -100, 13]])
+    if options.get("bias"):
+        options = {**options, "bias": torch.randn(23, dtype=torch.float64)}
+    ours = RowsOnly(weight).loss(hidden, targets, **options)
+    plain = linear_cross_entropy(hidden, weight, targets, impl="plain", **options)
+    torch.testing.assert_close(ours, plain, rtol=1e-12, atol=1e-12)
+    made = torch.autograd.grad(ours.sum(), (hidden, weight))
+    torch.testing.assert_close(made, torch.autograd.grad(plain.sum(), (hidden, weight)), rtol=1e-11, atol=1e-12)
+
+
+def test_a_loss_by_blocks_of_rows_names_a_target_outside_and_is_zero_where_nothing_counts() -> None:
+    table = RowsOnly(torch.randn(23, 4))
+    with pytest.raises(TokenIdError, match="token id 23 at row 0, column 1"):
+        table.loss(torch.randn(2, 4), torch.tensor([1, 23]))
+    assert table.loss(torch.randn(2, 4), torch.tensor([-100, -100])) == 0
+    assert table.token_log_probs(torch.randn(0, 4), torch.zeros(0, dtype=torch.long)).shape == (0,)
+
+
+@pytest.mark.parametrize("impl", ["plain", "chunked"])
+def test_spare_rows_and_padding_take_no_part_in_the_loss(impl) -> None:
+    table = TokenEmbedding(21, 4, padding_idx=2, pad_to_multiple_of=8, init_std=1.0, dtype=torch.float64)
+    hidden, targets = torch.randn(5, 4, dtype=torch.float64), torch.tensor([1, 20, 0, -100, 7])
+    loss = table.loss(hidden, targets, impl=impl)
+    loss.backward()
+    torch.testing.assert_close(loss, F.cross_entropy(table.logits(hidden), targets), rtol=1e-12, atol=1e-12)
+    assert table.weight.grad.shape == (24, 4)
+    assert table.weight.grad[21:].eq(0).all()
+    assert table.weight.grad[2].eq(0).all()
+    assert table.weight.grad[3].ne(0).all()

@@ -1,0 +1,67 @@
+"""The Triton kernels against the plain definition in float64, through Triton's interpreter on the CPU.
+
+The interpreter must be chosen before Triton is imported, so `test_triton_kernels.py` runs this file in a process of its
+own; its name keeps it from being collected otherwise.
+"""
+
+import pytest
+import torch
+from comparison import assert_no_worse
+
+from embedlayer import TokenIdError, linear_cross_entropy, token_log_probs
+
+
+def results(hidden, weight, targets, impl, bias=None, **options):
+    leaves = [leaf for leaf in (hidden, weight, bias) if leaf is not None]
+    loss = linear_cross_entropy(hidden, weight, targets, bias=bias, impl=impl, **options)
+    upstream = torch.linspace(0.5, 1.5, loss.numel(), dtype=loss.dtype).view(loss.shape)
+    return loss, *torch.autograd.grad(loss, leaves, upstream)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])  # the interpreter multiplies bfloat16 as integers
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"reduction": "none", "logit_scale": 0.5, "padding_idx": 3},
+        {"bias": True, "softcap": 2.0, "reduction": "sum", "padding_idx": 3, "mask_padding": True, "vocab_size": 130},
+    ],
+)
+def test_it_is_no_worse_than_plain(options, dtype) -> None:
+    hidden, weight = torch.randn(7, 11, 70, dtype=dtype), torch.randn(150, 70, dtype=dtype)
+    targets = torch.randint(4, options.get("vocab_size", 150), (7, 11))
+    targets[2, 3:7] = -100
+    parts = {"hidden": hidden, "weight": weight}
+    if options.get("bias"):
+        parts["bias"] = torch.randn(130, dtype=dtype)
+    options = {name: value for name, value in options.items() if name != "bias"}
+
+    def run(impl, dtype):
+        cast = {name: part.detach().to(dtype).requires_grad_() for name, part in parts.items()}
+        return results(**cast, targets=targets, impl=impl, **options)
+
+    for fast, plain, exact in zip(run("triton", dtype), run("plain", dtype), run("plain", torch.float64), strict=True):
+        assert fast.dtype == plain.dtype
+        assert_no_worse(fast, plain, exact, slack=2 * torch.finfo(dtype).eps * exact.abs().max().item())
+
+
+def test_log_probs_and_nothing_that_counts_and_only_what_is_needed() -> None:
+    hidden, weight, tokens = torch.randn(3, 8), torch.randn(20, 8, requires_grad=True), torch.tensor([1, 19, 0])
+    plain = token_log_probs(hidden, weight, tokens, impl="plain")
+    torch.testing.assert_close(token_log_probs(hidden, weight, tokens, impl="triton"), plain)
+    loss = linear_cross_entropy(hidden, weight, torch.full((3,), -100), impl="triton")
+    loss.backward()
+    assert loss == 0
+    assert weight.grad.eq(0).all()
+
+
+def test_a_target_outside_is_named() -> None:
+    with pytest.raises(TokenIdError, match="token id 20 at row 0, column 1"):
+        linear_cross_entropy(torch.randn(2, 8), torch.randn(20, 8), torch.tensor([1, 20]), impl="triton")
+
+
+def test_options_that_it_does_not_know_are_computed_in_chunks() -> None:
+    hidden, weight, targets = torch.randn(3, 8), torch.randn(20, 8), torch.tensor([1, 2, 3])
+    made = linear_cross_entropy(hidden, weight, targets, impl="triton", z_loss=0.1, label_smoothing=0.1)
+    chunked = linear_cross_entropy(hidden, weight, targets, impl="chunked", z_loss=0.1, label_smoothing=0.1)
+    assert torch.equal(made, chunked)
