@@ -1,8 +1,8 @@
 """A training step of a token table: look-up, backward, optimizer; 2,048 Zipf tokens.
 
 `RowAdamW` beside what it equals, `nn.Embedding` with torch's fused AdamW, and beside what it must not be slower than,
-`nn.Embedding(sparse=True)` with `SparseAdam`, which ends elsewhere. The run is 10,000 steps old when it is measured: every
-row was touched before, after gaps as a Zipf stream makes them, the longest thousands of steps.
+`nn.Embedding(sparse=True)` with `SparseAdam`, which ends elsewhere. The run is 10,000 steps old when it is measured:
+every row was touched before, after gaps as a Zipf stream makes them, the longest thousands of steps.
 """
 
 import math
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from benchmarks.harness import Case, Row, time_alternately
 from embedlayer.optim.row_adamw import RowAdamW
+from embedlayer.tables.catch_up import Betas, History
 from embedlayer.tables.dense import TokenEmbedding
 
 TOKENS = 2048
@@ -57,14 +58,15 @@ def aged(setting: Setting) -> tuple[TokenEmbedding, RowAdamW]:
     state["step"].fill_(AGE)
     state["exp_avg"].normal_(std=1e-5)
     state["exp_avg_sq"].uniform_(1e-9, 1e-8)
-    ledger = table.weight.row_ledger
+    ledger = table.ledger
     per_step = -torch.expm1(TOKENS * torch.log1p(-zipf(setting.vocab_size)))
     gaps = torch.distributions.Geometric(per_step.clamp(max=1 - 1e-9)).sample().clamp(max=AGE - 1)
-    history = type(ledger.history)(0, ledger.history.betas)
+    assert ledger is not None
+    history = History(0, Betas(*setting.betas, eps=1e-8))
     for step in range(AGE):
         history.record(1e-3 * (1 + math.cos(math.pi * step / AGE / 2)) / 2, 1e-2)
     rows_at = (AGE - gaps).int()
-    tensors = {"rows_at": rows_at, "moments_at": rows_at, "history": history.lines}
+    tensors = {"rows_at": rows_at, "moments_at": rows_at, "history": torch.from_numpy(history.lines)}
     moments = (state["exp_avg"], state["exp_avg_sq"])
     ledger.load_state(table.weight, moments, tensors, {"start": 0, "betas": list(history.betas)})
     return table, optimizer

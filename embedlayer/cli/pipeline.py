@@ -45,6 +45,7 @@ class LayerOptions:
     rank: int | None = None
     position: str = "rotary"
     tied: bool = True
+    row_sparse: bool = False
     dropout: float = 0.0
     init_std: float = 0.02
     pad_to_multiple_of: int | None = None
@@ -100,6 +101,11 @@ def build_model(layer: LayerOptions, vocab_size: int, max_length: int) -> "Decod
     from embedlayer.tables.factorized import FactorizedEmbedding
     from embedlayer.tables.table import TokenTable
 
+    if layer.row_sparse and (layer.tied or layer.rank is not None):
+        raise SizeError(
+            "--row-sparse trains only the rows that a batch uses. A tied head sends a gradient to every row, and a "
+            "factorised table's projection is in every vector: use it with --untied and without --rank."
+        )
     table: TokenTable
     if layer.rank is None:
         table = TokenEmbedding(
@@ -108,6 +114,7 @@ def build_model(layer: LayerOptions, vocab_size: int, max_length: int) -> "Decod
             scale="sqrt_dim",
             init_std=layer.init_std,
             pad_to_multiple_of=layer.pad_to_multiple_of,
+            row_sparse=layer.row_sparse,
         )
     else:
         table = FactorizedEmbedding(

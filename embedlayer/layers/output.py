@@ -79,7 +79,7 @@ class OutputHead(Pretrained, nn.Linear):
                 raise SizeError("A tied OutputHead takes its sizes and padding from the table: give only the table.")
             if table.row_sparse:
                 raise SizeError(
-                    "A head cannot be tied to a row-sparse table: the loss sends a gradient to every row, at every step. "
+                    "A head cannot be tied to a row-sparse table: the loss sends a gradient to every row.\n"
                     "Give the model a head of its own (OutputHead(vocab_size=..., embed_dim=...)), or build the table "
                     "with row_sparse=False."
                 )

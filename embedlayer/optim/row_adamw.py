@@ -1,10 +1,11 @@
 """AdamW at the cost of the rows that a batch uses, with the results of dense AdamW.
 
 Dense AdamW moves every row of a table at every step, also those without gradient. For a row-sparse table `RowAdamW`
-writes only to the rows that have a gradient, and the table's ledger makes up for the missed steps of a row just before it
-is read (`embedlayer.tables.catch_up`). All other parameters go through torch's own fused AdamW.
+writes only to the rows that have a gradient, and the table's ledger makes up for the missed steps of a row just before
+it is read (`embedlayer.tables.catch_up`). All other parameters go through torch's own fused AdamW.
 """
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -15,7 +16,7 @@ from torch.optim.optimizer import ParamsT
 
 from embedlayer.errors import CheckpointError, ShapeError, SizeError
 from embedlayer.tables.catch_up import Betas, check_betas
-from embedlayer.tables.ledger import NUMBERS_AT_ONCE, RowLedger, coalesced, row_sparse
+from embedlayer.tables.ledger import RowChunks, RowLedger, coalesced, root_, row_sparse
 
 State = dict[str, Any]
 
@@ -129,9 +130,19 @@ class RowAdamW(torch.optim.Optimizer):
         for parameter in self._tables():
             parameter.row_ledger.detach()
 
+    def load_rows(self, parameter: Any, tensors: dict[str, Tensor], rest: dict[str, Any]) -> None:
+        """Continue with rows that are behind, from what their ledger's `state()` gave beside raw rows and moments.
+
+        Raises:
+            KeyError: Something is missing.
+        """
+        ledger: RowLedger = parameter.row_ledger
+        state = self.state[parameter]
+        ledger.load_state(parameter, (state["exp_avg"], state["exp_avg_sq"]), tensors, rest)
+
     def __getstate__(self) -> dict[str, Any]:
         self.flush()
-        return super().__getstate__()  # type: ignore[no-any-return]
+        return super().__getstate__()
 
     def _tables(self) -> list[Any]:
         return [p for group in self.param_groups for p in group["params"] if is_row_sparse(p)]
@@ -142,8 +153,8 @@ class RowAdamW(torch.optim.Optimizer):
             ledger: RowLedger = parameter.row_ledger
             if ledger.replaced:
                 raise ShapeError(
-                    f"A table's weight {tuple(parameter.shape)} was replaced behind the optimizer's back, and its steps "
-                    f"would go to the old one. Build the optimizer again after resizing or assigning a weight."
+                    f"A table's weight {tuple(parameter.shape)} was replaced behind the optimizer's back, and its "
+                    f"steps would go to the old one. Build the optimizer again after resizing or assigning a weight."
                 )
             if parameter.grad is not None:
                 row_sparse(parameter.grad)
@@ -154,7 +165,7 @@ class RowAdamW(torch.optim.Optimizer):
             for parameter in group["params"]:
                 if parameter.grad is not None and parameter.grad.is_sparse and not is_row_sparse(parameter):
                     raise ShapeError(
-                        f"A sparse gradient {tuple(parameter.shape)} came from a table that keeps no ledger of its rows. "
+                        f"A sparse gradient {tuple(parameter.shape)} came from a table without a ledger of its rows. "
                         f"Use TokenEmbedding(..., row_sparse=True), or sparse=False."
                     )
 
@@ -171,13 +182,21 @@ class RowAdamW(torch.optim.Optimizer):
         if not parameters:
             return
         states = [self._moments(parameter, fused=bool(group["fused"])) for parameter in parameters]
-        _adamw(
+        adamw(
             parameters,
             [parameter.grad for parameter in parameters if parameter.grad is not None],
-            [(state["exp_avg"], state["exp_avg_sq"]) for state in states],
+            [state["exp_avg"] for state in states],
+            [state["exp_avg_sq"] for state in states],
+            [],
             [state["step"] for state in states],
-            group,
             fused=group["fused"],
+            amsgrad=False,
+            beta1=group["betas"][0],
+            beta2=group["betas"][1],
+            lr=group["lr"],
+            weight_decay=group["weight_decay"],
+            eps=group["eps"],
+            maximize=False,
         )
 
     def _step_rows(self, parameter: Any, group: dict[str, Any]) -> None:
@@ -189,18 +208,20 @@ class RowAdamW(torch.optim.Optimizer):
         exp_avg, exp_avg_sq = state["exp_avg"], state["exp_avg_sq"]
         ledger.attach(parameter, int(state["step"]), (exp_avg, exp_avg_sq), betas_of(group))
         ledger.catch_up(parameter, rows)
-        before, lags = ledger.begin_step(rows, float(group["lr"]), group["weight_decay"])
-        size = max(1, NUMBERS_AT_ONCE // parameter.shape[1])
-        for start in range(0, len(rows), size):
-            part = rows[start : start + size]
-            p, m, v = (each.index_select(0, part) for each in (parameter.detach(), exp_avg, exp_avg_sq))
-            if lags is not None:
-                m.mul_(lags[0][start : start + size])
-                v.mul_(lags[1][start : start + size])
-            step = torch.tensor(float(before), device=p.device)
-            _adamw([p], [values[start : start + size]], [(m, v)], [step], group, fused=True)
+        lr, (beta1, beta2) = float(group["lr"]), group["betas"]
+        decays = ledger.begin_step(rows, lr, group["weight_decay"])
+        correction = 1 - beta1**ledger.step
+        root_correction = math.sqrt(1 - beta2**ledger.step)
+        chunks = RowChunks(rows, parameter.detach(), exp_avg, exp_avg_sq)
+        below = chunks.scratch()
+        for part, (p, m, v) in chunks:
+            g = values[part].to(p.dtype)
+            m.mul_(decays[0][part]).add_(g, alpha=1 - beta1)
+            v.mul_(decays[1][part]).addcmul_(g, g, value=1 - beta2)
+            root = root_(below[: len(p)].copy_(v)).div_(root_correction).add_(group["eps"])
+            p.mul_(1 - lr * group["weight_decay"]).addcdiv_(m, root, value=-lr / correction)
             for whole, piece in ((parameter.detach(), p), (exp_avg, m), (exp_avg_sq, v)):
-                whole.index_copy_(0, part, piece)
+                chunks.write(whole, piece)
         state["step"] += 1
 
     def _check_sizes(self, state_dict: dict[str, Any]) -> None:
@@ -210,8 +231,8 @@ class RowAdamW(torch.optim.Optimizer):
             moments = state_dict["state"].get(place, {}).get("exp_avg")
             if moments is not None and moments.shape != parameter.shape:
                 raise CheckpointError(
-                    f"The state of parameter {place} is {tuple(moments.shape)}, the parameter {tuple(parameter.shape)}: "
-                    f"it belongs to another table. Resize state and table together."
+                    f"The state of parameter {place} is {tuple(moments.shape)}, the parameter "
+                    f"{tuple(parameter.shape)}: it belongs to another table. Resize state and table together."
                 )
 
 
@@ -239,30 +260,3 @@ def check_group(group: dict[str, Any]) -> None:
         raise SizeError(f"lr and weight_decay must be at least 0, not {group['lr']} and {group['weight_decay']}.")
     if any(is_row_sparse(parameter) for parameter in group["params"] if isinstance(parameter, Tensor)):
         check_betas(betas_of(group))
-
-
-def _adamw(
-    parameters: list[Tensor],
-    grads: list[Tensor],
-    moments: list[tuple[Tensor, Tensor]],
-    steps: list[Tensor],
-    group: dict[str, Any],
-    *,
-    fused: bool | None,
-) -> None:
-    adamw(
-        parameters,
-        grads,
-        [mean for mean, _ in moments],
-        [square for _, square in moments],
-        [],
-        steps,
-        fused=fused,
-        amsgrad=False,
-        beta1=group["betas"][0],
-        beta2=group["betas"][1],
-        lr=group["lr"],
-        weight_decay=group["weight_decay"],
-        eps=group["eps"],
-        maximize=False,
-    )

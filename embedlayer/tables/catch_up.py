@@ -10,6 +10,8 @@ the definition, one missed step after the other. `History.gaps` gives the same s
 The weights `w_j` and nodes `e_j` are the same for all rows last touched at `t0`. As a function of `s` the sum is a
 Stieltjes transform of a measure on `e_1 .. e_k`, so a Gauss quadrature of a few nodes gives it for every `s >= 0`.
 
+All of it is worked out in NumPy: the arrays are small, and threads would only wait for each other.
+
 Reference: Golub and Meurant, Matrices, Moments and Quadrature, 2010, chapters 3 and 4 (Lanczos and Gauss rules).
 """
 
@@ -17,7 +19,7 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import torch
+import numpy as np
 from jaxtyping import Float, Int
 from torch import Tensor
 
@@ -43,9 +45,9 @@ class Betas(NamedTuple):
 class Gaps(NamedTuple):
     """`p -> p * kept - m * sum_q weights[:, q] / (sqrt(v) + nodes[:, q])`, one row of each for each gap."""
 
-    kept: Float[Tensor, " G"]
-    nodes: Float[Tensor, "G Q"]
-    weights: Float[Tensor, "G Q"]
+    kept: Float[np.ndarray, " G"]
+    nodes: Float[np.ndarray, "G Q"]
+    weights: Float[np.ndarray, "G Q"]
 
 
 def replay(
@@ -91,7 +93,7 @@ class History:
         self.start = start
         self.betas = betas
         self.size = 0
-        self._lines = torch.zeros(3, 64, dtype=torch.float64)  # lr * sqrt(bc2) / bc1; eps * sqrt(bc2); log kept
+        self._lines = np.zeros((3, 64))  # lr * sqrt(bc2) / bc1; eps * sqrt(bc2); log kept since the start
 
     @property
     def step(self) -> int:
@@ -99,14 +101,14 @@ class History:
         return self.start + self.size
 
     @property
-    def lines(self) -> Float[Tensor, "3 N"]:
+    def lines(self) -> Float[np.ndarray, "3 N"]:
         """What is recorded, a column for each step: all that resuming needs besides `start` and `betas`."""
-        return self._lines[:, : self.size]
+        return self._lines[:, : self.size].copy()
 
-    def load(self, lines: Float[Tensor, "3 N"]) -> None:
+    def load(self, lines: Float[np.ndarray, "3 N"]) -> None:
         """Put in what `lines` gave."""
         self.size = lines.shape[1]
-        self._lines = torch.cat([lines.to("cpu", torch.float64), torch.zeros(3, 64, dtype=torch.float64)], dim=1)
+        self._lines = np.concatenate([lines, np.zeros((3, 64))], axis=1)
 
     def record(self, lr: float, weight_decay: float) -> int:
         """Write down one step; returns its number.
@@ -117,70 +119,77 @@ class History:
         if lr < 0 or not lr * weight_decay < 1:
             raise SizeError(f"lr {lr:g} must be at least 0, and lr * weight_decay {lr * weight_decay:g} below 1.")
         if self.size == self._lines.shape[1]:
-            self._lines = torch.cat([self._lines, torch.zeros_like(self._lines)], dim=1)
+            self._lines = np.concatenate([self._lines, np.zeros_like(self._lines)], axis=1)
         beta1, beta2, eps = self.betas
         t = self.step + 1
         root = math.sqrt(-math.expm1(t * math.log(beta2)))
-        before = float(self._lines[2, self.size - 1]) if self.size else 0.0
-        line = (lr * root / (1 - beta1**t), eps * root, before + math.log1p(-lr * weight_decay))
-        self._lines[:, self.size] = torch.tensor(line, dtype=torch.float64)
+        before = self._lines[2, self.size - 1] if self.size else 0.0
+        self._lines[:, self.size] = (lr * root / (1 - beta1**t), eps * root, before + math.log1p(-lr * weight_decay))
         self.size += 1
         return t
 
-    def kept(self, at: Int[Tensor, " G"]) -> Float[Tensor, " G"]:
-        """`kept(at, step)`: what weight decay has left of a row since each of these steps."""
-        logs = self._lines[2, : self.size]
-        if not self.size or not logs[-1]:
-            return torch.ones(at.shape, dtype=torch.float64)
-        since = torch.where(at > self.start, logs[(at - self.start - 1).clamp(min=0)], 0.0)
-        return (logs[-1] - since).exp_()
+    @property
+    def decays(self) -> bool:
+        """Whether any step decayed."""
+        return bool(self.size and self._lines[2, self.size - 1])
 
-    def gaps(self, at: Int[Tensor, " G"], *, tolerance: float) -> Gaps:
+    def kept(self, at: Int[np.ndarray, " G"]) -> Float[np.ndarray, " G"]:
+        """`kept(at, step)`: what weight decay has left of a row since each of these steps."""
+        if not self.decays:
+            return np.ones(at.shape)
+        logs = self._lines[2]
+        since = np.where(at > self.start, logs[np.maximum(at - self.start - 1, 0)], 0.0)
+        left: Float[np.ndarray, " G"] = np.exp(logs[self.size - 1] - since)
+        return left
+
+    def gaps(self, at: Int[np.ndarray, " G"], *, tolerance: float) -> Gaps:
         """The catch-up of rows that were right after steps `at`, in as few terms as `tolerance` allows.
 
         Args:
-            at: Different steps before `step`, on the CPU.
+            at: Different steps before `step`.
             tolerance: Largest relative error of the sum, for every `s >= 0`.
         """
         nodes, weights = self.terms(at, tolerance=tolerance)
         lags = self.step - at
-        parts: list[tuple[Tensor, Tensor, Tensor]] = []
-        left = torch.arange(len(at))
+        parts = []
+        left = np.arange(len(at))
         for count in NODES:
             if count >= nodes.shape[1] or not len(left):
                 break
             few, their = compress(nodes, weights, count)
-            short = (lags <= count).unsqueeze(1)
-            few, their = torch.where(short, nodes[:, :count], few), torch.where(short, weights[:, :count], their)
+            short = (lags <= count)[:, None]
+            few, their = np.where(short, nodes[:, :count], few), np.where(short, weights[:, :count], their)
             good = missed(nodes, weights, few, their) <= tolerance
             parts.append((left[good], few[good], their[good]))
             left, lags, nodes, weights = left[~good], lags[~good], nodes[~good], weights[~good]
         parts.append((left, nodes, weights))
-        most = max((part.shape[1] for where, part, _ in parts if len(where)), default=1)
-        all_nodes, all_weights = torch.ones(len(at), most).double(), torch.zeros(len(at), most).double()
-        for where, part, their in parts:
-            if len(where):
-                all_nodes[where, : part.shape[1]], all_weights[where, : part.shape[1]] = part, their
+        most = max((few.shape[1] for places, few, _ in parts if len(places)), default=1)
+        all_nodes, all_weights = np.ones((len(at), most)), np.zeros((len(at), most))
+        for places, few, their in parts:
+            if len(places):
+                all_nodes[places, : few.shape[1]], all_weights[places, : few.shape[1]] = few, their
         return Gaps(self.kept(at), all_nodes, all_weights)
 
-    def terms(self, at: Int[Tensor, " G"], *, tolerance: float) -> tuple[Float[Tensor, "G J"], Float[Tensor, "G J"]]:
+    def terms(
+        self, at: Int[np.ndarray, " G"], *, tolerance: float
+    ) -> tuple[Float[np.ndarray, "G J"], Float[np.ndarray, "G J"]]:
         """Nodes `e_j` and weights `w_j` of the sum as it stands above; what is past a gap's end has weight 0."""
-        ratio = math.log(self.betas.beta1 / math.sqrt(self.betas.beta2)) if self.betas.beta1 else -math.inf
+        beta1, beta2, _ = self.betas
+        ratio = math.log(beta1 / math.sqrt(beta2)) if beta1 else -math.inf
         lags = self.step - at
         most = max(1, min(int(lags.max()), math.ceil(math.log(tolerance / 1000) / ratio)))
-        j = torch.arange(1, most + 1, dtype=torch.float64)
-        missing = torch.arange(1, most + 1) > lags.unsqueeze(1)
-        where = (at.unsqueeze(1) - self.start + torch.arange(most)).clamp_(max=self.size - 1)
-        amplitudes, roots, logs = (line[where] for line in self._lines)
-        weights = amplitudes.mul_((ratio * j).exp() if self.betas.beta1 else torch.zeros_like(j))
-        if self._lines[2, self.size - 1]:
-            weights *= (self._lines[2, self.size - 1] - logs).exp_()
-        return roots.mul_((-0.5 * math.log(self.betas.beta2) * j).exp_()), weights.masked_fill_(missing, 0.0)
+        j = np.arange(1, most + 1)
+        places = np.minimum(at[:, None] - self.start + j - 1, self.size - 1)
+        weights = self._lines[0][places] * (np.exp(ratio * j) if beta1 else 0.0)
+        weights[j > lags[:, None]] = 0
+        if self.decays:
+            weights *= np.exp(self._lines[2, self.size - 1] - self._lines[2][places])
+        return self._lines[1][places] * np.exp(-0.5 * math.log(beta2) * j), weights
 
 
 def compress(
-    nodes: Float[Tensor, "G J"], weights: Float[Tensor, "G J"], count: int
-) -> tuple[Float[Tensor, "G Q"], Float[Tensor, "G Q"]]:
+    nodes: Float[np.ndarray, "G J"], weights: Float[np.ndarray, "G J"], count: int
+) -> tuple[Float[np.ndarray, "G Q"], Float[np.ndarray, "G Q"]]:
     """A Gauss rule of `count` nodes with nearly the same `sum_j weights / (s + nodes)` for every `s >= 0`.
 
     The rule is made in `u = e_1 / (e + e_1)`, where all lies between 0 and 1 however far the nodes spread, and where
@@ -188,60 +197,63 @@ def compress(
     """
     first = nodes[:, :1]
     u = first / (nodes + first)
-    rule = two_nodes if count == 2 else lanczos
-    places, their = rule(u, weights, count)
-    inside = torch.where(weights > 0, u, math.inf).amin(1, keepdim=True).clamp(max=0.5)
-    return first / places.clamp(min=inside, max=torch.full_like(inside, 0.5)) - first, their
+    places, their = two_nodes(u, weights) if count == 2 else lanczos(u, weights, count)
+    places = np.clip(places, u.min(1, keepdims=True), u.max(1, keepdims=True))
+    return first / places - first, their
 
 
 def two_nodes(
-    u: Float[Tensor, "G J"], weights: Float[Tensor, "G J"], count: int = 2
-) -> tuple[Float[Tensor, "G 2"], Float[Tensor, "G 2"]]:
-    """The Gauss rule of two nodes, from mean, variance and skew of the measure: what `lanczos` gives, in closed form."""
-    total = weights.sum(1, keepdim=True)
-    share = weights / total.clamp(min=TINY)
-    mean = (share * u).sum(1, keepdim=True)
+    u: Float[np.ndarray, "G J"], weights: Float[np.ndarray, "G J"]
+) -> tuple[Float[np.ndarray, "G 2"], Float[np.ndarray, "G 2"]]:
+    """The Gauss rule of two nodes in closed form, from mean, variance and skew of the measure."""
+    total = weights.sum(1, keepdims=True)
+    share = weights / np.maximum(total, TINY)
+    mean = (share * u).sum(1, keepdims=True)
     off = u - mean
     spread = share * off * off
-    variance = spread.sum(1, keepdim=True).clamp(min=TINY)
-    skew = (spread * off).sum(1, keepdim=True) / (2 * variance)
-    half = (variance + skew * skew).sqrt()
+    variance = np.maximum(spread.sum(1, keepdims=True), TINY)
+    skew = (spread * off).sum(1, keepdims=True) / (2 * variance)
+    half = np.sqrt(variance + skew * skew)
     part = 0.5 * (1 + skew / half)
-    return torch.cat([mean + skew - half, mean + skew + half], 1), total * torch.cat([part, 1 - part], 1)
+    return np.concatenate([mean + skew - half, mean + skew + half], 1), total * np.concatenate([part, 1 - part], 1)
 
 
 def lanczos(
-    u: Float[Tensor, "G J"], weights: Float[Tensor, "G J"], count: int
-) -> tuple[Float[Tensor, "G Q"], Float[Tensor, "G Q"]]:
+    u: Float[np.ndarray, "G J"], weights: Float[np.ndarray, "G J"], count: int
+) -> tuple[Float[np.ndarray, "G Q"], Float[np.ndarray, "G Q"]]:
     """The Gauss rule of `count` nodes: eigenvalues of the Jacobi matrix of the measure, and their share of its mass."""
-    total = weights.sum(1)
-    q = weights.clamp(min=0).sqrt() / total.clamp(min=TINY).sqrt().unsqueeze(1)
-    basis = q.unsqueeze(2)
-    matrix = torch.zeros(len(u), count, count, dtype=u.dtype)
+    total = weights.sum(1, keepdims=True)
+    basis = np.zeros((len(u), count, u.shape[1]))
+    basis[:, 0] = np.sqrt(weights / np.maximum(total, TINY))
+    matrix = np.zeros((len(u), count, count))
     for n in range(count):
-        z = u * q
-        matrix[:, n, n] = (z * q).sum(1)
-        for _ in range(2):
-            z = z - (basis @ (basis.mT @ z.unsqueeze(2))).squeeze(2)
-        if n + 1 < count:
-            length = z.norm(dim=1)
-            q = z / length.clamp(min=TINY).unsqueeze(1)
-            matrix[:, n + 1, n] = matrix[:, n, n + 1] = length
-            basis = torch.cat([basis, q.unsqueeze(2)], dim=2)
-    places, vectors = torch.linalg.eigh(matrix)
-    return places, total.unsqueeze(1) * vectors[:, 0] ** 2
+        z = u * basis[:, n]
+        matrix[:, n, n] = (z * basis[:, n]).sum(1)
+        if n + 1 == count:
+            break
+        for _ in range(2):  # once is not enough to stay orthogonal
+            known = basis[:, : n + 1]
+            z = z - (np.matmul(known, z[:, :, None]).transpose(0, 2, 1) @ known)[:, 0]
+        length = np.sqrt((z * z).sum(1))
+        basis[:, n + 1] = z / np.maximum(length, TINY)[:, None]
+        matrix[:, n + 1, n] = matrix[:, n, n + 1] = length
+    places, vectors = np.linalg.eigh(matrix)
+    return places, total * vectors[:, 0] ** 2
 
 
 def missed(
-    nodes: Float[Tensor, "G J"], weights: Float[Tensor, "G J"], few: Float[Tensor, "G Q"], their: Float[Tensor, "G Q"]
-) -> Float[Tensor, " G"]:
+    nodes: Float[np.ndarray, "G J"],
+    weights: Float[np.ndarray, "G J"],
+    few: Float[np.ndarray, "G Q"],
+    their: Float[np.ndarray, "G Q"],
+) -> Float[np.ndarray, " G"]:
     """Largest relative error at `SAMPLES` when the sum over `nodes` is replaced by the one over `few`."""
-    worst = torch.zeros(len(nodes), dtype=nodes.dtype)
+    worst = np.zeros(len(nodes))
     for sample in SAMPLES:
         s = sample * nodes[:, :1]
         exact = (weights / (nodes + s)).sum(1)
         found = (their / (few + s)).sum(1)
-        worst = torch.maximum(worst, (found - exact).abs() / exact.clamp(min=TINY))
+        worst = np.maximum(worst, np.abs(found - exact) / np.maximum(exact, TINY))
     return worst
 
 

@@ -30,8 +30,9 @@ class TokenEmbedding(TokenTable, nn.Embedding):
         scale: Factor on every looked-up row: a number, `"sqrt_dim"`, or `None` for none.
         init_std: Standard deviation of the normal initialisation: a number, or `"1/sqrt_dim"`.
         pad_to_multiple_of: Store spare zero rows up to this multiple (64 suits GPUs), out of look-up and loss.
-        row_sparse: Give gradients of the looked-up rows only, for `RowAdamW`. Between its steps rows may be behind: this
-            class brings them up to date before it reads or saves them; call `flush()` before reading `weight` itself.
+        row_sparse: Give gradients of the looked-up rows only, for `RowAdamW`. Between its steps rows may be
+            behind: they are brought up to date before they are looked up or saved; call `flush()` before reading
+            `weight` itself.
         device: Where to put the rows.
         dtype: In which type.
 
@@ -46,6 +47,9 @@ class TokenEmbedding(TokenTable, nn.Embedding):
     the first loss far larger than ln V), a bad ID is an error that names it, and the padding row also stays zero when
     the same rows are a head.
     """
+
+    ledger: RowLedger | None = None
+    """Of a row-sparse table: which rows are behind."""
 
     def __init__(
         self,
@@ -131,24 +135,26 @@ class TokenEmbedding(TokenTable, nn.Embedding):
 
         Needed only before `weight` is read directly. Works in chunks; does nothing where no row is behind.
         """
-        if self.row_sparse and not torch.compiler.is_compiling():
-            self._ledger.flush(self.weight, start, stop)
+        if self.ledger is not None and not torch.compiler.is_compiling():
+            self.ledger.flush(self.weight, start, stop)
 
     def _catch_up(self, ids: Tensor) -> None:
         if torch.compiler.is_compiling():
             catch_up_operator(self.weight.detach(), ids, self._handle)
-        else:
-            self._ledger.catch_up(self.weight, ids)
+        elif self.ledger is not None:
+            self.ledger.catch_up(self.weight, ids)
 
-    def _watch(self, weight: nn.Parameter | None) -> None:
+    def _watch(self, weight: Tensor | None) -> None:
         """Give a weight of a row-sparse table its ledger; an optimizer that holds the one before is told."""
-        if not self.row_sparse or weight is None or getattr(weight, "row_ledger", None) is self.__dict__.get("_ledger", 0):
+        if not self.row_sparse or not isinstance(weight, nn.Parameter):
             return
-        if "_ledger" in self.__dict__:
-            self._ledger.replaced = True
-        self._ledger = getattr(weight, "row_ledger", None) or RowLedger(self.padding_idx)
-        self._handle = self._ledger.handle
-        self._ledger.watch(weight)
+        if self.ledger is not None and getattr(weight, "row_ledger", None) is self.ledger:
+            return
+        if self.ledger is not None:
+            self.ledger.replaced = True
+        self.ledger = getattr(weight, "row_ledger", None) or RowLedger(self.padding_idx)
+        self._handle = self.ledger.handle
+        self.ledger.watch(weight)
 
     def register_parameter(self, name: str, param: nn.Parameter | None) -> None:
         """As in torch; a new weight of a row-sparse table starts with rows that are right."""
@@ -163,7 +169,7 @@ class TokenEmbedding(TokenTable, nn.Embedding):
         return self
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
-        if self.row_sparse and not self._ledger.raw:
+        if self.ledger is not None and not self.ledger.raw:
             self.flush()
         super()._save_to_state_dict(destination, prefix, keep_vars)
 
@@ -173,10 +179,10 @@ class TokenEmbedding(TokenTable, nn.Embedding):
 
     def __getstate__(self) -> dict[str, Any]:
         self.flush()
-        return {name: value for name, value in self.__dict__.items() if name not in ("_ledger", "_handle")}
+        return {name: value for name, value in self.__dict__.items() if name not in ("ledger", "_handle")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
         self._watch(self.weight)
 
     @classmethod

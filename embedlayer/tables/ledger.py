@@ -1,25 +1,28 @@
 """Which rows of a table are behind, and by how much: the ledger that a row-sparse table keeps for its optimizer.
 
-`RowAdamW` writes to the rows of a batch only. The ledger remembers the last step of each row, and brings rows up to date
-just before they are read. It stands on the parameter (`weight.row_ledger`), because that is what an optimizer gets.
+`RowAdamW` writes to the rows of a batch only. The ledger remembers the last step of each row, and brings rows up to
+date just before they are read. It stands on the parameter (`weight.row_ledger`): that is what an optimizer is given.
 """
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import count
 from weakref import ReferenceType, WeakValueDictionary, ref
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from embedlayer.errors import ShapeError, SizeError
+from embedlayer.errors import ShapeError
 from embedlayer.files import JsonObject
 from embedlayer.tables.catch_up import Betas, History
 
 ROWS_AT_ONCE = 4096
-NUMBERS_AT_ONCE = 1 << 18
-"""A chunk of rows of this many numbers stays in the processor's cache while it is worked on."""
+NUMBERS_AT_ONCE = (1 << 15) - 1
+"""A chunk of rows of this many numbers stays in the cache while it is worked on. From 2^15 on, torch would split each
+of the many small operations over threads, and waiting for each other costs more than that saves."""
 
 TOLERANCES = {torch.float64: 1e-12}
 TOLERANCE = 1e-7  # float32 resolves 6e-8
@@ -116,26 +119,19 @@ class RowLedger:
         if len(behind):
             self._bring(weight, torch.unique(behind).long())
 
-    def begin_step(self, rows: Tensor, lr: float, weight_decay: float) -> tuple[int, tuple[Tensor, Tensor] | None]:
-        """Note that the optimizer makes a step on `rows`, which are up to date.
+    def begin_step(self, rows: Tensor, lr: float, weight_decay: float) -> list[Tensor]:
+        """Note that the optimizer makes a step on `rows`, whose values are up to date.
 
         Returns:
-            The number of steps before, and by what the moments of these rows must be multiplied to be right after
-            that step (`None` where they are).
+            For both moments of these rows, by what they decay up to and with this step, `(U, 1)`.
         """
         assert self.history is not None
-        before = self.step
         moments_at = self.moments_at.index_select(0, rows)
-        lag = torch.where(moments_at > 0, before - moments_at, 0).double().unsqueeze(1)
-        factors = None
-        if lag.any():
-            compute = torch.float64 if self.exp_avg.dtype == torch.float64 else torch.float32
-            beta1, beta2, _ = self.history.betas
-            factors = (torch.pow(beta1, lag).to(compute), torch.pow(beta2, lag).to(compute))
         now = self.history.record(lr, weight_decay)
+        lag = (now - moments_at).double().unsqueeze(1)
         self.rows_at[rows] = now
         self.moments_at[rows] = now
-        return before, factors
+        return [torch.pow(beta, lag).to(compute_type(self.exp_avg)) for beta in self.history.betas[:2]]
 
     def flush(self, weight: Tensor, start: int = 0, stop: int | None = None, *, moments: bool = False) -> None:
         """Bring rows `start` to `stop - 1` up to date, in chunks; with `moments`, also the optimizer's state."""
@@ -155,7 +151,11 @@ class RowLedger:
         """The ledger as it is: tensors, and the rest as JSON. Rows stay behind."""
         if self.history is None:
             return {}, {}
-        tensors = {"rows_at": self.rows_at, "moments_at": self.moments_at, "history": self.history.lines}
+        tensors = {
+            "rows_at": self.rows_at,
+            "moments_at": self.moments_at,
+            "history": torch.from_numpy(self.history.lines),
+        }
         return tensors, {"start": self.history.start, "betas": list(self.history.betas)}
 
     def load_state(
@@ -165,7 +165,7 @@ class RowLedger:
         self.detach()
         self.attach(weight, rest["start"], moments, Betas(*rest["betas"]))
         assert self.history is not None
-        self.history.load(tensors["history"])
+        self.history.load(tensors["history"].cpu().numpy())
         self.rows_at.copy_(tensors["rows_at"])
         self.moments_at.copy_(tensors["moments_at"])
 
@@ -178,9 +178,9 @@ class RowLedger:
         moments = self.exp_avg if moments is None else moments
         if moments.shape != weight.shape:
             raise ShapeError(
-                f"The table is {tuple(weight.shape)} and the optimizer's state for it {tuple(moments.shape)}: the table "
-                f"was resized behind the optimizer's back, or the state is another table's. Build the optimizer again "
-                f"after resizing."
+                f"The table is {tuple(weight.shape)} and the optimizer's state for it {tuple(moments.shape)}: the "
+                f"table was resized behind the optimizer's back, or the state is another table's. Build the optimizer "
+                f"again after resizing."
             )
 
     @torch.no_grad()
@@ -192,48 +192,38 @@ class RowLedger:
         moments_at = self.moments_at[rows]
         touched = moments_at > 0
         never = rows[~touched]
-        kept = history.kept(torch.tensor([history.start]))
-        if len(never) and float(kept) != 1:
+        if len(never) and history.decays:
             self._shrink(weight, never, history)
         rows, moments_at = rows[touched], moments_at[touched]
         self.rows_at[never] = history.step
         if not len(rows):
             return
-        rows_at = self.rows_at[rows]
-        gaps, inverse = torch.unique(rows_at.cpu(), return_inverse=True)
-        solved = history.gaps(gaps.long(), tolerance=TOLERANCES.get(weight.dtype, TOLERANCE))
-        beta1, beta2, _ = history.betas
-        lag = (rows_at - moments_at).double().cpu().unsqueeze(1)  # values caught up before, moments not
+        rows_at = self.rows_at[rows].cpu().numpy().astype(np.int64)
+        gaps, inverse = np.unique(rows_at, return_inverse=True)
+        solved = history.gaps(gaps, tolerance=TOLERANCES.get(weight.dtype, TOLERANCE))
         nodes, weights = solved.nodes[inverse], solved.weights[inverse]
+        lag = (rows_at - moments_at.cpu().numpy())[:, None]  # values were caught up for a reader, moments were not
         if lag.any():
-            growth = torch.pow(beta2, -0.5 * lag)
-            nodes, weights = nodes * growth, weights * torch.pow(beta1 / beta2**0.5, lag)
-        compute = torch.float64 if weight.dtype == torch.float64 else torch.float32
-        kept, nodes, weights = (
-            each.to(weight.device, compute) for each in (solved.kept[inverse].unsqueeze(1), nodes, weights)
+            beta1, beta2, _ = history.betas
+            nodes, weights = nodes * beta2 ** (-0.5 * lag), weights * (beta1 / math.sqrt(beta2)) ** lag
+        kept, nodes_q, weights_q = (
+            torch.from_numpy(each).to(weight.device, compute_type(weight))
+            for each in (solved.kept[inverse][:, None], nodes, weights)
         )
-        for part in _chunks(len(rows), weight.shape[1]):
-            self._move(weight, rows[part], kept[part], nodes[part], weights[part])
+        chunks = RowChunks(rows, weight, self.exp_avg, self.exp_avg_sq)
+        room = chunks.scratch()
+        for part, (p, m, v) in chunks:
+            move(p, m, root_(v), kept[part], nodes_q[part], weights_q[part], room[: len(p)])
+            chunks.write(weight, p)
         self.rows_at[rows] = history.step
-
-    def _move(self, weight: Tensor, rows: Tensor, kept: Tensor, nodes: Tensor, weights: Tensor) -> None:
-        """`p * kept - m * sum_q weights_q / (sqrt(v) + nodes_q)`, for one chunk of rows."""
-        p, m, root = (each.index_select(0, rows) for each in (weight, self.exp_avg, self.exp_avg_sq))
-        p, m, root = p.to(kept.dtype), m.to(kept.dtype), root.to(kept.dtype).sqrt_()
-        pushed = torch.div(weights[:, :1], root + nodes[:, :1])
-        below = torch.empty_like(root)
-        for q in range(1, nodes.shape[1]):
-            torch.add(root, nodes[:, q : q + 1], out=below)
-            pushed.addcdiv_(weights[:, q : q + 1], below)
-        p.mul_(kept).addcmul_(m, pushed, value=-1)
-        weight.index_copy_(0, rows, p.to(weight.dtype))
 
     def _shrink(self, weight: Tensor, rows: Tensor, history: History) -> None:
         """Rows that never had a gradient know weight decay only."""
-        kept = history.kept(self.rows_at[rows].long().cpu()).unsqueeze(1).to(weight.device)
-        for part in _chunks(len(rows), weight.shape[1]):
-            values = weight.index_select(0, rows[part])
-            weight.index_copy_(0, rows[part], (values * kept[part].to(values.dtype)))
+        kept = torch.from_numpy(history.kept(self.rows_at[rows].cpu().numpy().astype(np.int64)))
+        kept = kept.unsqueeze(1).to(weight.device, compute_type(weight))
+        chunks = RowChunks(rows, weight)
+        for part, (p,) in chunks:
+            chunks.write(weight, p.mul_(kept[part]))
 
     @torch.no_grad()
     def _decay_moments(self, low: int, high: int) -> None:
@@ -242,10 +232,11 @@ class RowLedger:
         rows = ((at < self.step) & (at > 0)).nonzero().squeeze(1)
         lag = (self.step - at[rows]).double().unsqueeze(1)
         rows = rows + low
-        for part in _chunks(len(rows), self.exp_avg.shape[1]):
-            for moment, beta in ((self.exp_avg, self.history.betas.beta1), (self.exp_avg_sq, self.history.betas.beta2)):
-                values = moment.index_select(0, rows[part])
-                moment.index_copy_(0, rows[part], values * torch.pow(beta, lag[part]).to(values.dtype))
+        factors = [torch.pow(beta, lag).to(compute_type(self.exp_avg)) for beta in self.history.betas[:2]]
+        chunks = RowChunks(rows, self.exp_avg, self.exp_avg_sq)
+        for part, (m, v) in chunks:
+            chunks.write(self.exp_avg, m.mul_(factors[0][part]))
+            chunks.write(self.exp_avg_sq, v.mul_(factors[1][part]))
         self.moments_at[rows] = self.step
 
 
@@ -270,9 +261,9 @@ def row_sparse(grad: Tensor) -> Tensor:
     """
     if grad.layout is not torch.sparse_coo:
         raise ShapeError(
-            f"A dense gradient {tuple(grad.shape)} arrived at a row-sparse table: something read all rows with gradients "
-            f"on (a tied head, logits(), loss(), or weight itself). Read it under torch.no_grad(), give the model a head "
-            f"of its own, or build the table with row_sparse=False."
+            f"A dense gradient {tuple(grad.shape)} arrived at a row-sparse table: something read all rows with "
+            f"gradients on (a tied head, logits(), loss(), or weight itself). Read it under torch.no_grad(), give the "
+            f"model a head of its own, or build the table with row_sparse=False."
         )
     return grad
 
@@ -301,9 +292,61 @@ def coalesced(grad: Tensor, *, drop: int | None = None) -> Tensor:
     return torch.sparse_coo_tensor(rows.unsqueeze(0), values, grad.shape, is_coalesced=True, check_invariants=False)
 
 
-def _chunks(rows: int, width: int) -> list[slice]:
-    size = max(1, NUMBERS_AT_ONCE // width)
-    return [slice(start, start + size) for start in range(0, rows, size)]
+class RowChunks:
+    """Rows of some tables, a chunk that fits the cache at a time, in the type that is computed in.
+
+    Args:
+        rows: Which.
+        *tables: Of the same size; the copies that iterating gives are overwritten by the next chunk's.
+
+    Example:
+        >>> table, chunks = torch.ones(9, 2), RowChunks(torch.tensor([2, 7]), table)
+        >>> for part, (values,) in chunks:
+        ...     chunks.write(table, values.mul_(3))
+    """
+
+    def __init__(self, rows: Tensor, *tables: Tensor) -> None:
+        self.rows = rows
+        self.tables = tables
+        self.size = max(1, min(len(rows), NUMBERS_AT_ONCE // tables[0].shape[1]))
+        self.part = rows[:0]
+
+    def scratch(self) -> Tensor:
+        """Room for a chunk, in the type that is computed in."""
+        table = self.tables[0]
+        return table.new_empty((self.size, table.shape[1]), dtype=compute_type(table))
+
+    def __iter__(self) -> Iterator[tuple[slice, list[Tensor]]]:
+        room = [table.new_empty((self.size, table.shape[1])) for table in self.tables]
+        for start in range(0, len(self.rows), self.size):
+            part = slice(start, start + self.size)
+            self.part = self.rows[part]
+            found = [each[: len(self.part)] for each in room]
+            for table, values in zip(self.tables, found, strict=True):
+                torch.index_select(table, 0, self.part, out=values)
+            yield part, [values.to(compute_type(values)) for values in found]
+
+    def write(self, table: Tensor, values: Tensor) -> None:
+        """Put the present chunk's rows of `table` back."""
+        table.index_copy_(0, self.part, values.to(table.dtype))
+
+
+def compute_type(table: Tensor) -> torch.dtype:
+    """float32, or float64 for tables of that type."""
+    return torch.float64 if table.dtype == torch.float64 else torch.float32
+
+
+def root_(squares: Tensor) -> Tensor:
+    """The square root, in place. `torch.sqrt` would wake all threads for a chunk, which takes longer than the chunk."""
+    return squares.rsqrt_().reciprocal_()
+
+
+def move(p: Tensor, m: Tensor, root: Tensor, kept: Tensor, nodes: Tensor, weights: Tensor, room: Tensor) -> None:
+    """`p = p * kept - m * sum_q weights[:, q] / (root + nodes[:, q])` in place, in `room` and `root`'s memory too."""
+    pushed = torch.div(weights[:, :1], torch.add(root, nodes[:, :1], out=room))
+    for q in range(1, nodes.shape[1]):
+        pushed.addcdiv_(weights[:, q : q + 1], torch.add(root, nodes[:, q : q + 1], out=room))
+    p.mul_(kept).addcmul_(m, pushed, value=-1)
 
 
 @torch.library.custom_op("embedlayer::catch_up", mutates_args=("weight",))
