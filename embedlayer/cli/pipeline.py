@@ -50,6 +50,13 @@ class LayerOptions:
     init_std: float = 0.02
     pad_to_multiple_of: int | None = None
 
+    def __post_init__(self) -> None:
+        if self.row_sparse and (self.tied or self.rank is not None):
+            raise SizeError(
+                "--row-sparse trains only the rows that a batch uses. A tied head sends a gradient to every row, and a "
+                "factorised table's projection is in every vector: use it with --untied and without --rank."
+            )
+
 
 def start_run(
     directory: "RunDirectory",
@@ -101,11 +108,6 @@ def build_model(layer: LayerOptions, vocab_size: int, max_length: int) -> "Decod
     from embedlayer.tables.factorized import FactorizedEmbedding
     from embedlayer.tables.table import TokenTable
 
-    if layer.row_sparse and (layer.tied or layer.rank is not None):
-        raise SizeError(
-            "--row-sparse trains only the rows that a batch uses. A tied head sends a gradient to every row, and a "
-            "factorised table's projection is in every vector: use it with --untied and without --rank."
-        )
     table: TokenTable
     if layer.rank is None:
         table = TokenEmbedding(

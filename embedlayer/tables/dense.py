@@ -14,7 +14,7 @@ from embedlayer.bounds import Bounds
 from embedlayer.errors import ShapeError, SizeError
 from embedlayer.files import JsonObject
 from embedlayer.shapes import Ids, Vectors
-from embedlayer.tables.ledger import RowLedger, catch_up_operator
+from embedlayer.tables.ledger import RowLedger, caught_up
 from embedlayer.tables.table import TokenTable, check_sizes
 
 
@@ -109,8 +109,9 @@ class TokenEmbedding(TokenTable, nn.Embedding):
         """
         ids, outside = self.bounds(ids)
         if self.row_sparse:
-            self._catch_up(ids)
-            vectors = F.embedding(ids, self.weight, sparse=True)  # the ledger drops the padding row's gradient
+            vectors = F.embedding(
+                self._caught_up(ids), self.weight, sparse=True
+            )  # the ledger drops the padding row's gradient
         else:
             vectors = F.embedding(ids, self.weight, self.padding_idx)
         if outside is not None:
@@ -138,11 +139,12 @@ class TokenEmbedding(TokenTable, nn.Embedding):
         if self.ledger is not None and not torch.compiler.is_compiling():
             self.ledger.flush(self.weight, start, stop)
 
-    def _catch_up(self, ids: Tensor) -> None:
+    def _caught_up(self, ids: Tensor) -> Tensor:
         if torch.compiler.is_compiling():
-            catch_up_operator(self.weight.detach(), ids, self._handle)
-        elif self.ledger is not None:
+            return caught_up(ids, self._handle)
+        if self.ledger is not None:
             self.ledger.catch_up(self.weight, ids)
+        return ids
 
     def _watch(self, weight: Tensor | None) -> None:
         """Give a weight of a row-sparse table its ledger; an optimizer that holds the one before is told."""

@@ -275,16 +275,11 @@ def coalesced(grad: Tensor, *, drop: int | None = None) -> Tensor:
         grad: Sparse COO, `(V, D)`, rows in any order.
         drop: A row to leave out.
     """
-    if grad.is_coalesced() and drop is None:
-        return grad
-    ids, values = grad._indices()[0], grad._values()
-    rows, order = torch.sort(ids, stable=True)
-    rows, counts = torch.unique_consecutive(rows, return_counts=True)
-    if not grad.is_coalesced():
-        if len(rows) == len(ids):
-            values = values.index_select(0, order)
-        else:
-            values = F.embedding_bag(order, values, counts.cumsum(0) - counts, mode="sum")
+    rows, values = grad._indices()[0], grad._values()
+    if not (rows[1:] > rows[:-1]).all():  # not `is_coalesced()`: autograd forgets that flag when it stores a gradient
+        ids, order = torch.sort(rows, stable=True)
+        rows, counts = torch.unique_consecutive(ids, return_counts=True)
+        values = F.embedding_bag(order, values, counts.cumsum(0) - counts, mode="sum")
     if drop is not None:
         kept = rows != drop
         if not kept.all():
@@ -349,12 +344,19 @@ def move(p: Tensor, m: Tensor, root: Tensor, kept: Tensor, nodes: Tensor, weight
     p.mul_(kept).addcmul_(m, pushed, value=-1)
 
 
-@torch.library.custom_op("embedlayer::catch_up", mutates_args=("weight",))
-def catch_up_operator(weight: Tensor, ids: Tensor, handle: int) -> None:
-    """`RowLedger.catch_up` for torch.compile: one node of the graph."""
-    _ledgers[handle].catch_up(weight, ids)
+@torch.library.custom_op("embedlayer::caught_up", mutates_args=())
+def caught_up(ids: Tensor, handle: int) -> Tensor:
+    """`RowLedger.catch_up` as one node of a compiled graph: a copy of `ids`, so that the look-up comes after it.
+
+    The table is not an argument: AOTAutograd would copy all of it, and send a dense gradient through the change.
+    """
+    ledger = _ledgers[handle]
+    weight = ledger.watched() if ledger.watched is not None else None
+    assert weight is not None
+    ledger.catch_up(weight, ids)
+    return ids.clone()
 
 
-@catch_up_operator.register_fake
-def _(weight: Tensor, ids: Tensor, handle: int) -> None:
-    return None
+@caught_up.register_fake
+def _(ids: Tensor, handle: int) -> Tensor:
+    return torch.empty_like(ids)
