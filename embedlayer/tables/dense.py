@@ -141,7 +141,8 @@ class TokenEmbedding(TokenTable, nn.Embedding):
 
     def _caught_up(self, ids: Tensor) -> Tensor:
         if torch.compiler.is_compiling():
-            return caught_up(ids, self._handle)
+            current: Tensor = caught_up(ids, self._handle)
+            return current
         if self.ledger is not None:
             self.ledger.catch_up(self.weight, ids)
         return ids
