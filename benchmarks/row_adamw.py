@@ -72,14 +72,14 @@ def aged(setting: Setting) -> tuple[TokenEmbedding, RowAdamW]:
     return table, optimizer
 
 
-def step_of(table: nn.Module, optimizer: torch.optim.Optimizer, batches: list[Tensor]) -> Callable[[], None]:
+def step_of(table: nn.Embedding, optimizer: torch.optim.Optimizer, batches: list[Tensor]) -> Callable[[], None]:
     """One step on the next batch."""
     turns = iter(range(1 << 30))
+    upstream = torch.full((TOKENS, table.embedding_dim), 1e-3)
 
     def step() -> None:
         ids = batches[next(turns) % len(batches)]
-        vectors = table(ids)
-        vectors.backward(torch.full((), 1e-3).expand_as(vectors).contiguous())
+        table(ids).backward(upstream[: len(ids)])
         optimizer.step()
         optimizer.zero_grad()
 

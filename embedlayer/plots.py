@@ -122,7 +122,7 @@ def optimizer_paths(
     """One number of a table over the steps, under one optimizer and others that are compared with it.
 
     Args:
-        values: For each optimizer, the number after each step; the first one is drawn as a broad band behind the others.
+        values: For each optimizer, the number after each step; the first one is a broad band behind the others.
         touched: Steps at which the row had a gradient, marked at the foot.
         title: The figure's title.
     """

@@ -66,7 +66,10 @@ class RowLedger:
         padding_idx = self.padding_idx
 
         def tidy(grad: Tensor) -> Tensor:
-            return coalesced(row_sparse(grad), drop=padding_idx)
+            tidied = coalesced(row_sparse(grad), drop=padding_idx)
+            if tidied._values().data_ptr() == grad._values().data_ptr():
+                tidied = tidied.clone()  # clipping works in place, and these numbers may be somebody else's
+            return tidied
 
         tidy.__torch_unserializable__ = True  # type: ignore[attr-defined]
         weight.requires_grad_(True).register_hook(tidy)
@@ -313,9 +316,8 @@ class RowChunks:
 
     def __iter__(self) -> Iterator[tuple[slice, list[Tensor]]]:
         room = [table.new_empty((self.size, table.shape[1])) for table in self.tables]
-        for start in range(0, len(self.rows), self.size):
-            part = slice(start, start + self.size)
-            self.part = self.rows[part]
+        for number, rows in enumerate(self.rows.split(self.size)):
+            self.part, part = rows, slice(number * self.size, (number + 1) * self.size)
             found = [each[: len(self.part)] for each in room]
             for table, values in zip(self.tables, found, strict=True):
                 torch.index_select(table, 0, self.part, out=values)

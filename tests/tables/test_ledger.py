@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from embedlayer import OutputHead, RowAdamW, SizeError, TokenEmbedding
+from embedlayer import OutputHead, RowAdamW, SizeError, TokenEmbedding, clip_grad_norm_
 from embedlayer.tables.ledger import coalesced
 
 
@@ -48,6 +48,13 @@ def test_equal_ids_are_summed_in_the_order_of_the_batch() -> None:
         assert torch.equal(total, one_by_one)
     only_padding = torch.sparse_coo_tensor(torch.tensor([[2, 2]]), values[:2], (5, 3), check_invariants=False)
     assert coalesced(only_padding, drop=2)._nnz() == 0
+
+
+def test_clipping_leaves_what_backward_was_called_with_alone() -> None:
+    table, upstream = TokenEmbedding(10, 4, row_sparse=True), torch.ones(2, 4)
+    table(torch.tensor([1, 2])).backward(upstream)
+    clip_grad_norm_(table.parameters(), 0.1)
+    assert upstream.eq(1).all()
 
 
 def test_every_way_of_reading_sees_rows_that_are_up_to_date(tmp_path) -> None:
