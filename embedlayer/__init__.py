@@ -57,7 +57,9 @@ if TYPE_CHECKING:
     from embedlayer.losses.linear_cross_entropy import linear_cross_entropy as linear_cross_entropy
     from embedlayer.losses.linear_cross_entropy import token_log_probs as token_log_probs
     from embedlayer.models.decoder import DecoderLM as DecoderLM
+    from embedlayer.optim.clip import clip_grad_norm_ as clip_grad_norm_
     from embedlayer.optim.param_groups import param_groups as param_groups
+    from embedlayer.optim.row_adamw import RowAdamW as RowAdamW
     from embedlayer.planner import PRESETS as PRESETS
     from embedlayer.planner import EmbeddingPlan as EmbeddingPlan
     from embedlayer.planner import plan as plan
@@ -120,7 +122,9 @@ _HOMES = {
     "embedlayer.layers.output": ("OutputHead",),
     "embedlayer.losses.linear_cross_entropy": ("linear_cross_entropy", "token_log_probs"),
     "embedlayer.models.decoder": ("DecoderLM",),
+    "embedlayer.optim.clip": ("clip_grad_norm_",),
     "embedlayer.optim.param_groups": ("param_groups",),
+    "embedlayer.optim.row_adamw": ("RowAdamW",),
     "embedlayer.planner": ("PRESETS", "EmbeddingPlan", "plan"),
     "embedlayer.positions.alibi": ("AlibiBias",),
     "embedlayer.positions.learned": ("LearnedPositionalEmbedding",),

@@ -116,6 +116,30 @@ def loss_curve(
     return figure
 
 
+def optimizer_paths(
+    values: Mapping[str, Sequence[float]], *, touched: Sequence[int] = (), title: str = "Who ends where"
+) -> "matplotlib.figure.Figure":
+    """One number of a table over the steps, under one optimizer and others that are compared with it.
+
+    Args:
+        values: For each optimizer, the number after each step; the first one is a broad band behind the others.
+        touched: Steps at which the row had a gradient, marked at the foot.
+        title: The figure's title.
+    """
+    looks = [(MUTED, 6.0, 0.35, "-"), (BLUE, 1.6, 1.0, "-"), (ORANGE, 1.6, 1.0, (0, (5, 2)))]
+    with _figure(7.2, 3.9) as (figure, axes):
+        for (name, numbers), (colour, width, alpha, style) in zip(values.items(), looks, strict=False):
+            steps = range(1, len(numbers) + 1)
+            axes.plot(steps, numbers, color=colour, linewidth=width, alpha=alpha, linestyle=style, label=name)
+        across = axes.get_xaxis_transform()
+        axes.plot(touched, [0.02] * len(touched), "|", color=INK, markersize=9, transform=across, label="gradient")
+        axes.set(xlabel="step", ylabel="one number of a rare row")
+        axes.set_title(title)
+        axes.margins(x=0.02, y=0.1)
+        axes.legend(loc="best")
+    return figure
+
+
 def table_map(
     coordinates: Float[Tensor, "N 2"],
     labels: Mapping[int, str] | None = None,

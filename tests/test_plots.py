@@ -33,6 +33,15 @@ def texts(figure: Figure):
     return [text.get_text() for text in figure.axes[0].texts]
 
 
+def test_optimizer_paths_hold_each_path_and_the_steps_with_a_gradient():
+    paths = {"dense": [1.0, 2.0, 3.0], "rows": [1.0, 2.0, 3.0], "lazy": [1.0, 1.0, 1.5]}
+    figure = plots.optimizer_paths(paths, touched=[1, 3])
+    *lines, marks = figure.axes[0].lines
+    assert {line.get_label(): line.get_ydata().tolist() for line in lines} == paths
+    assert marks.get_xdata().tolist() == [1, 3]
+    drawn(figure)
+
+
 def test_the_loss_curve_holds_the_finite_losses_and_the_baseline():
     figure = plots.loss_curve(METRICS, baseline=math.log(4096))
     training, validation, baseline = figure.axes[0].lines

@@ -42,9 +42,17 @@ class LayerOptions:
     rank: int | None = None
     position: str = "rotary"
     tied: bool = True
+    row_sparse: bool = False
     dropout: float = 0.0
     init_std: float = 0.02
     pad_to_multiple_of: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.row_sparse and (self.tied or self.rank is not None):
+            raise SizeError(
+                "--row-sparse trains only the rows that a batch uses. A tied head sends a gradient to every row, and a "
+                "factorised table's projection is in every vector: use it with --untied and without --rank."
+            )
 
 
 def start_run(
@@ -105,6 +113,7 @@ def build_model(layer: LayerOptions, vocab_size: int, max_length: int) -> "Decod
             scale="sqrt_dim",
             init_std=layer.init_std,
             pad_to_multiple_of=layer.pad_to_multiple_of,
+            row_sparse=layer.row_sparse,
         )
     else:
         table = FactorizedEmbedding(

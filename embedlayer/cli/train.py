@@ -35,6 +35,9 @@ from embedlayer.errors import FileError, SizeError
     help="Position scheme.",
 )
 @click.option("--tied/--untied", default=True, show_default=True, help="Read the table as the output head too.")
+@click.option(
+    "--row-sparse", is_flag=True, help="Train the table at the cost of the batch, with the same result; needs --untied."
+)
 @click.option("--dropout", default=0.0, show_default=True, help="Share of numbers set to 0 in training.")
 @click.option("--init-std", default=0.02, show_default=True, help="Standard deviation of the table's fresh rows.")
 @click.option("--pad-to-multiple-of", type=int, help="Store spare rows up to this multiple.")

@@ -37,7 +37,7 @@ class OutputHead(Pretrained, nn.Linear):
         init_std: Standard deviation of a free head's normal initialisation.
 
     Raises:
-        SizeError: Neither a table nor both sizes are given, or both are.
+        SizeError: Neither a table nor both sizes are given, or both are; or the table is row-sparse.
 
     Example:
         >>> table = TokenEmbedding(100, 8)
@@ -78,6 +78,12 @@ class OutputHead(Pretrained, nn.Linear):
         else:
             if (vocab_size, embed_dim, padding_idx) != (None, None, None):
                 raise SizeError("A tied OutputHead takes its sizes and padding from the table: give only the table.")
+            if table.row_sparse:
+                raise SizeError(
+                    "A head cannot be tied to a row-sparse table: the loss sends a gradient to every row.\n"
+                    "Give the model a head of its own (OutputHead(vocab_size=..., embed_dim=...)), or build the table "
+                    "with row_sparse=False."
+                )
             nn.Module.__init__(self)
             self.in_features, self.out_features = table.embed_dim, table.vocab_size
             self.padding_idx = table.padding_idx

@@ -1,8 +1,9 @@
 """The dense table: one learned row per token."""
 
 import math
+from collections.abc import Callable
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -13,6 +14,7 @@ from embedlayer.bounds import Bounds
 from embedlayer.errors import ShapeError, SizeError
 from embedlayer.files import JsonObject
 from embedlayer.shapes import Ids, Vectors
+from embedlayer.tables.ledger import RowLedger, caught_up
 from embedlayer.tables.table import TokenTable, check_sizes
 
 
@@ -28,6 +30,9 @@ class TokenEmbedding(TokenTable, nn.Embedding):
         scale: Factor on every looked-up row: a number, `"sqrt_dim"`, or `None` for none.
         init_std: Standard deviation of the normal initialisation: a number, or `"1/sqrt_dim"`.
         pad_to_multiple_of: Store spare zero rows up to this multiple (64 suits GPUs), out of look-up and loss.
+        row_sparse: Give gradients of the looked-up rows only, for `RowAdamW`. Between its steps rows may be
+            behind: they are brought up to date before they are looked up or saved; call `flush()` before reading
+            `weight` itself.
         device: Where to put the rows.
         dtype: In which type.
 
@@ -43,6 +48,9 @@ class TokenEmbedding(TokenTable, nn.Embedding):
     the same rows are a head.
     """
 
+    ledger: RowLedger | None = None
+    """Of a row-sparse table: which rows are behind."""
+
     def __init__(
         self,
         vocab_size: int,
@@ -52,6 +60,7 @@ class TokenEmbedding(TokenTable, nn.Embedding):
         scale: float | Literal["sqrt_dim"] | None = None,
         init_std: float | Literal["1/sqrt_dim"] = 0.02,
         pad_to_multiple_of: int | None = None,
+        row_sparse: bool = False,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -61,7 +70,11 @@ class TokenEmbedding(TokenTable, nn.Embedding):
         self.num_rows = math.ceil(vocab_size / multiple) * multiple
         self.embed_dim = embed_dim
         self.init_std = resolve_init_std(init_std, embed_dim)
-        nn.Embedding.__init__(self, self.num_rows, embed_dim, padding_idx, device=device, dtype=dtype)
+        nn.Embedding.__init__(
+            self, self.num_rows, embed_dim, padding_idx, sparse=row_sparse, device=device, dtype=dtype
+        )
+        self.row_sparse = row_sparse
+        self._watch(self.weight)
         self.scale = resolve_scale(scale, embed_dim)
         self.pad_to_multiple_of = pad_to_multiple_of
         self.bounds = Bounds(vocab_size, "token id")
@@ -76,6 +89,7 @@ class TokenEmbedding(TokenTable, nn.Embedding):
             "scale": self.scale,
             "init_std": self.init_std,
             "pad_to_multiple_of": self.pad_to_multiple_of,
+            "row_sparse": self.row_sparse,
         }
 
     def reset_parameters(self) -> None:
@@ -94,13 +108,19 @@ class TokenEmbedding(TokenTable, nn.Embedding):
             ShapeError: Not integers, a scalar, or sequences of length 0.
         """
         ids, outside = self.bounds(ids)
-        vectors = F.embedding(ids, self.weight, self.padding_idx)
+        if self.row_sparse:
+            vectors = F.embedding(
+                self._caught_up(ids), self.weight, sparse=True
+            )  # the ledger drops the padding row's gradient
+        else:
+            vectors = F.embedding(ids, self.weight, self.padding_idx)
         if outside is not None:
             vectors = vectors.masked_fill(outside.unsqueeze(-1), 0)
         return vectors if self.scale is None else self.scale * vectors
 
     def rows(self, start: int, stop: int) -> Float[Tensor, "N D"]:
         """Rows `start` to `stop - 1` as stored: a view, without `scale`."""
+        self.flush(start, stop)
         return self.weight[start:stop]
 
     def as_linear(self, hidden: Float[Tensor, "*batch D"]) -> tuple[Tensor, Tensor]:
@@ -110,6 +130,63 @@ class TokenEmbedding(TokenTable, nn.Embedding):
     def check(self) -> None:
         """Wait for the device and raise the error of a bad ID that was looked up since the last check."""
         self.bounds.check()
+
+    def flush(self, start: int = 0, stop: int | None = None) -> None:
+        """Bring rows `start` to `stop - 1` of a row-sparse table up to date: what dense AdamW would have made of them.
+
+        Needed only before `weight` is read directly. Works in chunks; does nothing where no row is behind.
+        """
+        if self.ledger is not None and not torch.compiler.is_compiling():
+            self.ledger.flush(self.weight, start, stop)
+
+    def _caught_up(self, ids: Tensor) -> Tensor:
+        if torch.compiler.is_compiling():
+            current: Tensor = caught_up(ids, self._handle)
+            return current
+        if self.ledger is not None:
+            self.ledger.catch_up(self.weight, ids)
+        return ids
+
+    def _watch(self, weight: Tensor | None) -> None:
+        """Give a weight of a row-sparse table its ledger; an optimizer that holds the one before is told."""
+        if not self.row_sparse or not isinstance(weight, nn.Parameter):
+            return
+        if self.ledger is not None and getattr(weight, "row_ledger", None) is self.ledger:
+            return
+        if self.ledger is not None:
+            self.ledger.replaced = True
+        self.ledger = getattr(weight, "row_ledger", None) or RowLedger(self.padding_idx)
+        self._handle = self.ledger.handle
+        self.ledger.watch(weight)
+
+    def register_parameter(self, name: str, param: nn.Parameter | None) -> None:
+        """As in torch; a new weight of a row-sparse table starts with rows that are right."""
+        super().register_parameter(name, param)
+        if name == "weight":
+            self._watch(param)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "TokenEmbedding":
+        self.flush()
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        self._watch(self.weight)
+        return self
+
+    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+        if self.ledger is not None and not self.ledger.raw:
+            self.flush()
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+
+    def _load_from_state_dict(self, *arguments: Any) -> None:
+        self.flush()
+        super()._load_from_state_dict(*arguments)
+
+    def __getstate__(self) -> dict[str, Any]:
+        self.flush()
+        return {name: value for name, value in self.__dict__.items() if name not in ("ledger", "_handle")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        self._watch(self.weight)
 
     @classmethod
     def from_pretrained(  # type: ignore[override]
@@ -155,6 +232,7 @@ class TokenEmbedding(TokenTable, nn.Embedding):
         parts += [f"num_rows={self.num_rows}"] if self.num_rows != self.vocab_size else []
         parts += [f"padding_idx={self.padding_idx}"] if self.padding_idx is not None else []
         parts += [f"scale={self.scale:.6g}"] if self.scale is not None else []
+        parts += ["row_sparse"] if self.row_sparse else []
         return ", ".join(parts)
 
 

@@ -37,6 +37,7 @@ class TokenTable(Pretrained, ABC):
         embed_dim: Width of a vector, D.
         padding_idx: Token whose row is zero and stays zero, or `None`.
         scale: Factor that `forward` applies and `rows` and `logits` do not, or `None` for none.
+        row_sparse: Whether only looked-up rows get a gradient, so that nothing can be learned through `logits`.
     """
 
     vocab_size: int
@@ -44,6 +45,7 @@ class TokenTable(Pretrained, ABC):
     embed_dim: int
     padding_idx: int | None
     scale: float | None
+    row_sparse: bool = False
 
     @abstractmethod
     def forward(self, ids: Ids) -> Vectors:

@@ -20,7 +20,10 @@ from torch import Tensor
 from embedlayer.errors import CheckpointError, EmbedLayerWarning, SizeError, TextError
 from embedlayer.files import JsonObject
 from embedlayer.models.decoder import DecoderLM
+from embedlayer.optim.clip import clip_grad_norm_
 from embedlayer.optim.param_groups import param_groups
+from embedlayer.optim.row_adamw import RowAdamW
+from embedlayer.tables.ledger import raw_rows
 from embedlayer.text.corpus import TokenCorpus
 from embedlayer.text.windows import TokenWindows, WindowSampler
 
@@ -191,10 +194,15 @@ class Trainer:
 
     def state(self) -> tuple[dict[str, Tensor], JsonObject]:
         """Everything that the rest of the run depends on: tensors by name, and the rest as JSON."""
-        tensors = {f"model.{name}": tensor for name, tensor in self.model.state_dict().items()}
+        with raw_rows(self.model):
+            tensors = {f"model.{name}": tensor for name, tensor in self.model.state_dict().items()}
+        ledgers: JsonObject = {}
         for name, parameter in self.model.named_parameters():
             moments = self.optimizer.state.get(parameter, {})
             tensors |= {f"optimizer.{name}.{key}": value for key, value in moments.items()}
+            if ledger := getattr(parameter, "row_ledger", None):
+                behind, ledgers[name] = ledger.state()
+                tensors |= {f"ledger.{name}.{key}": value for key, value in behind.items()}
         tensors["losses"] = self._losses
         tensors["generator.cpu"] = torch.get_rng_state()
         if self.device.type == "cuda":
@@ -203,6 +211,7 @@ class Trainer:
             "step": self.step,
             "steps": self.steps,
             "options": asdict(self.options),
+            "ledgers": ledgers,
         }
 
     def load_state(self, tensors: dict[str, Tensor], rest: JsonObject) -> None:
@@ -221,6 +230,10 @@ class Trainer:
                 if moments:
                     on_device = {k: t if k == "step" else t.to(parameter.device) for k, t in moments.items()}
                     self.optimizer.state[parameter] = on_device
+                if ledger := rest.get("ledgers", {}).get(name):
+                    prefix = f"ledger.{name}."
+                    behind = {key.removeprefix(prefix): t for key, t in tensors.items() if key.startswith(prefix)}
+                    self.optimizer.load_rows(parameter, behind, ledger)
             self.step, self.steps = rest["step"], rest["steps"]
             self._losses.copy_(tensors["losses"])
             torch.set_rng_state(tensors["generator.cpu"].cpu())
@@ -258,7 +271,7 @@ class Trainer:
                 loss = model.loss(inputs, targets) / self.options.accumulate
             loss.backward()
             result[0] += loss.detach()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), self.options.max_grad_norm)
+        clip_grad_norm_(model.parameters(), self.options.max_grad_norm)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         return result
@@ -273,12 +286,11 @@ class Trainer:
             precision = "bfloat16" if self.device.type == "cuda" and torch.cuda.is_bf16_supported() else "float32"
         return torch.autocast(self.device.type, torch.bfloat16) if precision == "bfloat16" else nullcontext()
 
-    def _fresh_optimizer(self, model: DecoderLM) -> torch.optim.AdamW:
-        return torch.optim.AdamW(
+    def _fresh_optimizer(self, model: DecoderLM) -> RowAdamW:
+        return RowAdamW(
             param_groups(model, weight_decay=self.options.weight_decay),
             lr=self.options.learning_rate,
             betas=(self.options.beta1, self.options.beta2),
-            fused=True,
         )
 
     def _steps_in(self, minutes: float, warm: int = 3, measured: int = 8) -> int:

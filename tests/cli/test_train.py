@@ -184,3 +184,23 @@ def test_the_demo_runs_on_the_text_that_python_carries(tmp_path, capsys) -> None
     assert summary["first_loss"] == pytest.approx(summary["ln_vocab_size"], abs=0.3)
     assert summary["ln_vocab_size"] == pytest.approx(8.3178, abs=1e-4)
     assert summary["neighbors"][0]["token"] == " class"
+
+
+def test_row_sparse_training_has_the_loss_curve_of_dense_training(text, tmp_path, capsys) -> None:
+    lines = []
+    for flags in ((), ("--row-sparse",)):
+        folder = tmp_path / f"run{len(flags)}"
+        assert run("train", text, "-o", folder, "--steps", 20, "--untied", *SMALL, *flags) == 0, capsys.readouterr().err
+        lines.append([json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()])
+    assert len(lines[0]) == 11
+    for dense, row in zip(*lines, strict=True):
+        assert row["loss"] == pytest.approx(dense["loss"], abs=1e-4)
+        assert row["step"] == dense["step"]
+    assert run("embed", tmp_path / "run1", "a class", "--json") == 0
+
+
+@pytest.mark.parametrize("others", [(), ("--untied", "--rank", "8")])
+def test_row_sparse_training_of_a_table_that_is_read_whole_is_refused(text, tmp_path, capsys, others) -> None:
+    assert run("train", text, "-o", tmp_path / "run", "--steps", 1, *SMALL, "--row-sparse", *others) == 2
+    assert not (tmp_path / "run").exists()
+    assert "use it with --untied and without --rank" in capsys.readouterr().err

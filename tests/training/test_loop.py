@@ -1,5 +1,6 @@
 """The training loop."""
 
+import json
 import math
 from itertools import pairwise
 
@@ -9,6 +10,7 @@ import torch
 from embedlayer import (
     CheckpointError,
     DecoderLM,
+    OutputHead,
     RotaryEmbedding,
     SizeError,
     TextError,
@@ -165,3 +167,39 @@ def test_the_state_of_another_model_is_refused(corpus) -> None:
 def test_options_that_cannot_be_are_refused(changes, message) -> None:
     with pytest.raises(SizeError, match=message):
         options(**changes)
+
+
+def untied(corpus, *, row_sparse, dropout=0.0, steps=40, **changes) -> Trainer:
+    torch.manual_seed(1)
+    table = TokenEmbedding(257, 16, scale="sqrt_dim", row_sparse=row_sparse)
+    head = OutputHead(vocab_size=257, embed_dim=16)
+    model = DecoderLM(table, RotaryEmbedding(8), head, num_layers=1, num_heads=2, dropout=dropout)
+    return Trainer(model, *corpus.split(0.2), options(steps=steps, **changes))
+
+
+def test_a_row_sparse_table_gives_the_loss_curve_of_the_dense_one(corpus) -> None:
+    dense, sparse = (list(untied(corpus, row_sparse=kind).run()) for kind in (False, True))
+    for ours, theirs in zip(sparse, dense, strict=True):
+        assert ours["loss"] == pytest.approx(theirs["loss"], abs=1e-4)
+        assert ours.get("validation_loss", 0) == pytest.approx(theirs.get("validation_loss", 0), abs=1e-4)
+
+
+def test_a_row_sparse_run_that_was_stopped_continues_bit_for_bit_with_rows_behind(corpus) -> None:
+    changes = {"row_sparse": True, "dropout": 0.1, "steps": 14, "accumulate": 2}
+    whole = untied(corpus, **changes)
+    expected = list(whole.run())
+
+    first = untied(corpus, **changes)
+    lines = list(first.run(on_step=lambda step: first.stop() if step == 8 else None))
+    tensors, rest = first.state()
+    ledger = first.model.table.ledger
+    assert ledger.rows_at.unique().numel() > 1
+    assert any(name.startswith("ledger.table.weight.") for name in tensors)
+    tensors, rest = {name: tensor.clone() for name, tensor in tensors.items()}, json.loads(json.dumps(rest))
+
+    second = untied(corpus, **changes)
+    second.load_state(tensors, rest)
+    assert torch.equal(second.model.table.ledger.rows_at, ledger.rows_at)
+    lines += list(second.run())
+    assert without_speed(lines) == without_speed(expected)
+    assert all(torch.equal(tensor, weights(whole)[name]) for name, tensor in weights(second).items())

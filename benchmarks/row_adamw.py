@@ -1,0 +1,122 @@
+"""A training step of a token table: look-up, backward, optimizer; 2,048 Zipf tokens.
+
+`RowAdamW` beside what it equals, `nn.Embedding` with torch's fused AdamW, and beside what it must not be slower than,
+`nn.Embedding(sparse=True)` with `SparseAdam`, which ends elsewhere. The run is 10,000 steps old when it is measured:
+every row was touched before, after gaps as a Zipf stream makes them, the longest thousands of steps.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from benchmarks.harness import Case, Row, time_alternately
+from embedlayer.optim.row_adamw import RowAdamW
+from embedlayer.tables.catch_up import Betas, History
+from embedlayer.tables.dense import TokenEmbedding
+
+TOKENS = 2048
+AGE = 10_000
+FRESH_BATCHES = 64
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A table, and the peers that are worth their time on it."""
+
+    model: str
+    vocab_size: int
+    embed_dim: int
+    betas: tuple[float, float] = (0.9, 0.999)
+    peers: bool = True
+    rounds: int = 9
+
+
+SETTINGS = (
+    Setting("GPT-2", 50_257, 768),
+    Setting("Llama 3.2 1B", 128_256, 2048, rounds=7),
+    Setting("Llama 3.2 1B", 128_256, 2048, betas=(0.9, 0.95), peers=False, rounds=7),
+    Setting("V alone", 32_000, 256, peers=False, rounds=25),
+    Setting("V alone", 512_000, 256, peers=False, rounds=25),
+)
+
+
+def zipf(vocab_size: int) -> Tensor:
+    """Chance of each token."""
+    chances = 1 / torch.arange(1, vocab_size + 1, dtype=torch.float64)
+    return chances / chances.sum()
+
+
+def aged(setting: Setting) -> tuple[TokenEmbedding, RowAdamW]:
+    """A table and its optimizer after `AGE` steps: moments of random gradients, rows as far behind as they would be."""
+    table = TokenEmbedding(setting.vocab_size, setting.embed_dim, row_sparse=True)
+    optimizer = RowAdamW(table.parameters(), lr=1e-3, betas=setting.betas)
+    step_of(table, optimizer, [torch.zeros(1, dtype=torch.long)])()
+    state = optimizer.state[table.weight]
+    state["step"].fill_(AGE)
+    state["exp_avg"].normal_(std=1e-5)
+    state["exp_avg_sq"].uniform_(1e-9, 1e-8)
+    ledger = table.ledger
+    per_step = -torch.expm1(TOKENS * torch.log1p(-zipf(setting.vocab_size)))
+    gaps = torch.distributions.Geometric(per_step.clamp(max=1 - 1e-9)).sample().clamp(max=AGE - 1)
+    assert ledger is not None
+    history = History(0, Betas(*setting.betas, eps=1e-8))
+    for step in range(AGE):
+        history.record(1e-3 * (1 + math.cos(math.pi * step / AGE / 2)) / 2, 1e-2)
+    rows_at = (AGE - gaps).int()
+    tensors = {"rows_at": rows_at, "moments_at": rows_at, "history": torch.from_numpy(history.lines)}
+    moments = (state["exp_avg"], state["exp_avg_sq"])
+    ledger.load_state(table.weight, moments, tensors, {"start": 0, "betas": list(history.betas)})
+    return table, optimizer
+
+
+def step_of(table: nn.Embedding, optimizer: torch.optim.Optimizer, batches: list[Tensor]) -> Callable[[], None]:
+    """One step on the next batch."""
+    turns = iter(range(1 << 30))
+    upstream = torch.full((TOKENS, table.embedding_dim), 1e-3)
+
+    def step() -> None:
+        ids = batches[next(turns) % len(batches)]
+        table(ids).backward(upstream[: len(ids)])
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+def measure(setting: Setting) -> list[Row]:
+    torch.manual_seed(0)
+    batches = list(torch.multinomial(zipf(setting.vocab_size), FRESH_BATCHES * TOKENS, replacement=True).split(TOKENS))
+    sizes = (setting.vocab_size, setting.embed_dim)
+    competitors = {"embedlayer RowAdamW": step_of(*aged(setting), batches)}
+    if setting.peers:
+        dense, sparse = nn.Embedding(*sizes), nn.Embedding(*sizes, sparse=True)
+        adamw = torch.optim.AdamW(dense.parameters(), betas=setting.betas, fused=True)
+        competitors["nn.Embedding, AdamW(fused)"] = step_of(dense, adamw, batches)
+        lazy = torch.optim.SparseAdam(sparse.parameters(), betas=setting.betas)
+        competitors["nn.Embedding(sparse), SparseAdam"] = step_of(sparse, lazy, batches)
+    times = time_alternately(competitors, rounds=setting.rounds, warmup=2)
+    fastest = float(times["embedlayer RowAdamW"]["time_ms"])
+    return [
+        {
+            "competitor": name,
+            "model": setting.model,
+            "vocab_size": setting.vocab_size,
+            "embed_dim": setting.embed_dim,
+            "betas": " ".join(map(str, setting.betas)),
+            "tokens": TOKENS,
+            "dtype": "float32",
+            **spread,
+            "times_ours": round(float(spread["time_ms"]) / fastest, 2),
+        }
+        for name, spread in times.items()
+    ]
+
+
+def run() -> list[Row]:
+    return [row for setting in SETTINGS for row in measure(setting)]
+
+
+CASE = Case("One step of a token table: look-up, backward, optimizer", run)

@@ -1,0 +1,275 @@
+"""What dense AdamW does to a row that gets no gradient, in one go.
+
+Without gradient a row still moves: its momentum dies out and keeps pushing, and weight decay shrinks it. `replay` is
+the definition, one missed step after the other. `History.gaps` gives the same sum in a few terms: with `s = sqrt(v)`
+
+    p(t0+k) = p(t0) * kept(t0, t0+k) - m * sum_j w_j / (s + e_j),   j = 1..k
+    w_j = lr_i * b1^j / b2^(j/2) * sqrt(bc2_i) / bc1_i * kept(i, t0+k),   e_j = eps * sqrt(bc2_i) / b2^(j/2),   i = t0+j
+    kept(i, n) = prod_{i < l <= n} (1 - lr_l * wd_l),   bc1_i = 1 - b1^i,   bc2_i = 1 - b2^i
+
+The weights `w_j` and nodes `e_j` are the same for all rows last touched at `t0`. As a function of `s` the sum is a
+Stieltjes transform of a measure on `e_1 .. e_k`, so a Gauss quadrature of a few nodes gives it for every `s >= 0`.
+
+All of it is worked out in NumPy: the arrays are small, and threads would only wait for each other.
+
+Reference: Golub and Meurant, Matrices, Moments and Quadrature, 2010, chapters 3 and 4 (Lanczos and Gauss rules).
+"""
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from embedlayer.errors import SizeError
+
+NODES = (2, 4, 8, 12, 16)
+"""Numbers of Gauss nodes, tried in turn; where the last one misses too, the sum is taken term by term."""
+
+SAMPLES = (0.0, 0.5, 3.0, 20.0, 200.0)
+"""Where the quadrature is compared with the sum: values of `s / e_1`. It is exact for `s` to infinity."""
+
+TINY = 1e-300
+
+
+class Betas(NamedTuple):
+    """What fixes how moments die out: AdamW's `betas` and `eps`."""
+
+    beta1: float
+    beta2: float
+    eps: float
+
+
+class Gaps(NamedTuple):
+    """`p -> p * kept - m * sum_q weights[:, q] / (sqrt(v) + nodes[:, q])`, one row of each for each gap."""
+
+    kept: Float[np.ndarray, " G"]
+    nodes: Float[np.ndarray, "G Q"]
+    weights: Float[np.ndarray, "G Q"]
+
+
+def replay(
+    row: tuple[Tensor, Tensor, Tensor],
+    at: int,
+    rates: Sequence[float],
+    decays: Sequence[float],
+    betas: Betas,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The definition: AdamW's update with a zero gradient, once for each missed step.
+
+    Args:
+        row: Values, mean and mean square `(p, m, v)` after step `at`.
+        at: The step after which they were right.
+        rates: Learning rate of each missed step.
+        decays: Weight decay of each missed step.
+        betas: `beta1`, `beta2` and `eps`.
+
+    Returns:
+        `(p, m, v)` after step `at + len(rates)`.
+    """
+    p, m, v = row
+    for t, (lr, decay) in enumerate(zip(rates, decays, strict=True), start=at + 1):
+        m, v = betas.beta1 * m, betas.beta2 * v
+        mean, square = m / (1 - betas.beta1**t), v / (1 - betas.beta2**t)
+        p = p * (1 - lr * decay) - lr * mean / (square.sqrt() + betas.eps)
+    return p, m, v
+
+
+class History:
+    """The learning rates and decays of the steps since `start`, as the catch-up needs them.
+
+    Args:
+        start: The last step before the first one that is recorded.
+        betas: `beta1`, `beta2` and `eps` of all steps recorded.
+
+    Raises:
+        SizeError: The moments would not die out, or nothing keeps 0 / 0 out of rows that have no moments.
+    """
+
+    def __init__(self, start: int, betas: Betas) -> None:
+        check_betas(betas)
+        self.start = start
+        self.betas = betas
+        self.size = 0
+        self._lines = np.zeros((3, 64))  # lr * sqrt(bc2) / bc1; eps * sqrt(bc2); log kept since the start
+
+    @property
+    def step(self) -> int:
+        """The last step recorded."""
+        return self.start + self.size
+
+    @property
+    def lines(self) -> Float[np.ndarray, "3 N"]:
+        """What is recorded, a column for each step: all that resuming needs besides `start` and `betas`."""
+        return self._lines[:, : self.size].copy()
+
+    def load(self, lines: Float[np.ndarray, "3 N"]) -> None:
+        """Put in what `lines` gave."""
+        self.size = lines.shape[1]
+        self._lines = np.concatenate([lines, np.zeros((3, 64))], axis=1)
+
+    def record(self, lr: float, weight_decay: float) -> int:
+        """Write down one step; returns its number.
+
+        Raises:
+            SizeError: `lr` is negative, or `lr * weight_decay` is not below 1.
+        """
+        if lr < 0 or not lr * weight_decay < 1:
+            raise SizeError(f"lr {lr:g} must be at least 0, and lr * weight_decay {lr * weight_decay:g} below 1.")
+        if self.size == self._lines.shape[1]:
+            self._lines = np.concatenate([self._lines, np.zeros_like(self._lines)], axis=1)
+        beta1, beta2, eps = self.betas
+        t = self.step + 1
+        root = math.sqrt(-math.expm1(t * math.log(beta2)))
+        before = self._lines[2, self.size - 1] if self.size else 0.0
+        self._lines[:, self.size] = (lr * root / (1 - beta1**t), eps * root, before + math.log1p(-lr * weight_decay))
+        self.size += 1
+        return t
+
+    @property
+    def decays(self) -> bool:
+        """Whether any step decayed."""
+        return bool(self.size and self._lines[2, self.size - 1])
+
+    def kept(self, at: Int[np.ndarray, " G"]) -> Float[np.ndarray, " G"]:
+        """`kept(at, step)`: what weight decay has left of a row since each of these steps."""
+        if not self.decays:
+            return np.ones(at.shape)
+        logs = self._lines[2]
+        since = np.where(at > self.start, logs[np.maximum(at - self.start - 1, 0)], 0.0)
+        left: Float[np.ndarray, " G"] = np.exp(logs[self.size - 1] - since)
+        return left
+
+    def gaps(self, at: Int[np.ndarray, " G"], *, tolerance: float) -> Gaps:
+        """The catch-up of rows that were right after steps `at`, in as few terms as `tolerance` allows.
+
+        Args:
+            at: Different steps before `step`.
+            tolerance: Largest relative error of the sum, for every `s >= 0`.
+        """
+        nodes, weights = self.terms(at, tolerance=tolerance)
+        lags = self.step - at
+        parts = []
+        left = np.arange(len(at))
+        for count in NODES:
+            if count >= nodes.shape[1] or not len(left):
+                break
+            few, their = compress(nodes, weights, count)
+            short = (lags <= count)[:, None]
+            few, their = np.where(short, nodes[:, :count], few), np.where(short, weights[:, :count], their)
+            good = missed(nodes, weights, few, their) <= tolerance
+            parts.append((left[good], few[good], their[good]))
+            left, lags, nodes, weights = left[~good], lags[~good], nodes[~good], weights[~good]
+        parts.append((left, nodes, weights))
+        most = max((few.shape[1] for places, few, _ in parts if len(places)), default=1)
+        all_nodes, all_weights = np.ones((len(at), most)), np.zeros((len(at), most))
+        for places, few, their in parts:
+            if len(places):
+                all_nodes[places, : few.shape[1]], all_weights[places, : few.shape[1]] = few, their
+        return Gaps(self.kept(at), all_nodes, all_weights)
+
+    def terms(
+        self, at: Int[np.ndarray, " G"], *, tolerance: float
+    ) -> tuple[Float[np.ndarray, "G J"], Float[np.ndarray, "G J"]]:
+        """Nodes `e_j` and weights `w_j` of the sum as it stands above; what is past a gap's end has weight 0."""
+        beta1, beta2, _ = self.betas
+        ratio = math.log(beta1 / math.sqrt(beta2)) if beta1 else -math.inf
+        lags = self.step - at
+        most = max(1, min(int(lags.max()), math.ceil(math.log(tolerance / 1000) / ratio)))
+        j = np.arange(1, most + 1)
+        places = np.minimum(at[:, None] - self.start + j - 1, self.size - 1)
+        weights = self._lines[0][places] * (np.exp(ratio * j) if beta1 else 0.0)
+        weights[j > lags[:, None]] = 0
+        if self.decays:
+            weights *= np.exp(self._lines[2, self.size - 1] - self._lines[2][places])
+        return self._lines[1][places] * np.exp(-0.5 * math.log(beta2) * j), weights
+
+
+def compress(
+    nodes: Float[np.ndarray, "G J"], weights: Float[np.ndarray, "G J"], count: int
+) -> tuple[Float[np.ndarray, "G Q"], Float[np.ndarray, "G Q"]]:
+    """A Gauss rule of `count` nodes with nearly the same `sum_j weights / (s + nodes)` for every `s >= 0`.
+
+    The rule is made in `u = e_1 / (e + e_1)`, where all lies between 0 and 1 however far the nodes spread, and where
+    it is most exact around `s = e_1`.
+    """
+    first = nodes[:, :1]
+    u = first / (nodes + first)
+    places, their = two_nodes(u, weights) if count == 2 else lanczos(u, weights, count)
+    places = np.clip(places, u.min(1, keepdims=True), u.max(1, keepdims=True))
+    return first / places - first, their
+
+
+def two_nodes(
+    u: Float[np.ndarray, "G J"], weights: Float[np.ndarray, "G J"]
+) -> tuple[Float[np.ndarray, "G 2"], Float[np.ndarray, "G 2"]]:
+    """The Gauss rule of two nodes in closed form, from mean, variance and skew of the measure."""
+    total = weights.sum(1, keepdims=True)
+    share = weights / np.maximum(total, TINY)
+    mean = (share * u).sum(1, keepdims=True)
+    off = u - mean
+    spread = share * off * off
+    variance = np.maximum(spread.sum(1, keepdims=True), TINY)
+    skew = (spread * off).sum(1, keepdims=True) / (2 * variance)
+    half = np.sqrt(variance + skew * skew)
+    part = 0.5 * (1 + skew / half)
+    return np.concatenate([mean + skew - half, mean + skew + half], 1), total * np.concatenate([part, 1 - part], 1)
+
+
+def lanczos(
+    u: Float[np.ndarray, "G J"], weights: Float[np.ndarray, "G J"], count: int
+) -> tuple[Float[np.ndarray, "G Q"], Float[np.ndarray, "G Q"]]:
+    """The Gauss rule of `count` nodes: eigenvalues of the Jacobi matrix of the measure, and their share of its mass."""
+    total = weights.sum(1, keepdims=True)
+    basis = np.zeros((len(u), count, u.shape[1]))
+    basis[:, 0] = np.sqrt(weights / np.maximum(total, TINY))
+    matrix = np.zeros((len(u), count, count))
+    for n in range(count):
+        z = u * basis[:, n]
+        matrix[:, n, n] = (z * basis[:, n]).sum(1)
+        if n + 1 == count:
+            break
+        for _ in range(2):  # once is not enough to stay orthogonal
+            known = basis[:, : n + 1]
+            z = z - (np.matmul(known, z[:, :, None]).transpose(0, 2, 1) @ known)[:, 0]
+        length = np.sqrt((z * z).sum(1))
+        basis[:, n + 1] = z / np.maximum(length, TINY)[:, None]
+        matrix[:, n + 1, n] = matrix[:, n, n + 1] = length
+    places, vectors = np.linalg.eigh(matrix)
+    return places, total * vectors[:, 0] ** 2
+
+
+def missed(
+    nodes: Float[np.ndarray, "G J"],
+    weights: Float[np.ndarray, "G J"],
+    few: Float[np.ndarray, "G Q"],
+    their: Float[np.ndarray, "G Q"],
+) -> Float[np.ndarray, " G"]:
+    """Largest relative error at `SAMPLES` when the sum over `nodes` is replaced by the one over `few`."""
+    worst = np.zeros(len(nodes))
+    for sample in SAMPLES:
+        s = sample * nodes[:, :1]
+        exact = (weights / (nodes + s)).sum(1)
+        found = (their / (few + s)).sum(1)
+        worst = np.maximum(worst, np.abs(found - exact) / np.maximum(exact, TINY))
+    return worst
+
+
+def check_betas(betas: Betas) -> None:
+    """Refuse decays under which a row's momentum would not die out.
+
+    Raises:
+        SizeError: `beta1 >= sqrt(beta2)`, or a value outside what AdamW takes.
+    """
+    beta1, beta2, eps = betas
+    if not (0 <= beta1 < 1 and 0 < beta2 < 1):
+        raise SizeError(f"betas must lie between 0 and 1, not {(beta1, beta2)}.")
+    if beta1 >= math.sqrt(beta2):
+        raise SizeError(
+            f"beta1 {beta1:g} is not below sqrt(beta2) = {math.sqrt(beta2):.6g}: steps of a row without gradient would "
+            f"grow instead of dying out. Lower beta1 or raise beta2."
+        )
+    if not eps > 0:
+        raise SizeError(f"eps must be positive, not {eps:g}: a row that never had a gradient would move by 0 / 0.")

@@ -1,0 +1,363 @@
+"""RowAdamW: where dense AdamW ends, touching only the rows of a batch. The oracle is torch.optim.AdamW in float64."""
+
+import copy
+import math
+from functools import lru_cache
+
+import pytest
+import torch
+from comparison import assert_no_worse
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from embedlayer import CheckpointError, RowAdamW, ShapeError, SizeError, TokenEmbedding, clip_grad_norm_
+
+V, D, TOKENS = 64, 4, 6
+ZIPF = 1 / torch.arange(1, V + 1, dtype=torch.float64)
+
+
+def table_of(*, row_sparse, dtype=torch.float64, seed=1, **options) -> TokenEmbedding:
+    table = TokenEmbedding(V, D, row_sparse=row_sparse, dtype=dtype, **options)
+    start = torch.randn(V, D, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) * 0.02
+    with torch.no_grad():
+        table.weight.copy_(start)
+        if table.padding_idx is not None:
+            table.weight[table.padding_idx] = 0
+    return table
+
+
+def pair(**options):
+    """A row-sparse table with RowAdamW, and the dense one with torch's AdamW."""
+    settings = {"lr": 1e-2, "weight_decay": 0.1, **options}
+    row, dense = table_of(row_sparse=True), table_of(row_sparse=False)
+    return (row, RowAdamW(row.parameters(), **settings)), (dense, torch.optim.AdamW(dense.parameters(), **settings))
+
+
+@lru_cache(maxsize=2000)
+def seeded(seed, tokens=TOKENS):
+    """Zipf token IDs and an upstream gradient."""
+    return batch(torch.Generator().manual_seed(seed), tokens=tokens)
+
+
+def batch(generator, dtype=torch.float64, *, scale=1.0, tokens=TOKENS):
+    ids = torch.multinomial(ZIPF, tokens, replacement=True, generator=generator)
+    return ids, (torch.randn(tokens, D, generator=generator, dtype=torch.float64) * scale).to(dtype)
+
+
+def backward(table, ids, upstream) -> None:
+    (table(ids) * upstream).sum().backward()
+
+
+def train(table, optimizer, steps, *, first=0, lr=None, scale=1.0) -> None:
+    for t in range(first, first + steps):
+        if lr is not None:
+            optimizer.param_groups[0]["lr"] = lr(t)
+        optimizer.zero_grad()
+        ids, upstream = seeded(t)
+        backward(table, ids, (upstream * scale).to(table.weight.dtype))
+        optimizer.step()
+
+
+def whole(table) -> torch.Tensor:
+    return table.rows(0, table.num_rows).detach().double()
+
+
+def assert_same(a, b, tolerance=1e-12) -> None:
+    assert (whole(a) - whole(b)).abs().max() <= tolerance
+
+
+def warm_up_and_cosine(t: int, steps: int = 1000, peak: float = 3e-3) -> float:
+    if t < 100:
+        return peak * (t + 1) / 100
+    return peak * (0.1 + 0.45 * (1 + math.cos(math.pi * (t - 100) / (steps - 100))))
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e-3, 1e-7])
+@pytest.mark.parametrize("betas", [(0.9, 0.999), (0.9, 0.95)])
+def test_after_a_thousand_steps_it_is_where_dense_adamw_is(betas, scale) -> None:
+    kinds = [(False, torch.float64), (True, torch.float64)]
+    kinds += [(True, torch.float32), (False, torch.float32)] if scale == 1e-3 else []
+    results = []
+    for row_sparse, dtype in kinds:
+        table = table_of(row_sparse=row_sparse, dtype=dtype)
+        kind = RowAdamW if row_sparse else torch.optim.AdamW
+        optimizer = kind(table.parameters(), lr=1e-3, betas=betas, weight_decay=0.1)
+        train(table, optimizer, 1000, lr=warm_up_and_cosine, scale=scale)
+        results.append(whole(table))
+    exact, ours, *single = results
+    assert (ours - exact).abs().max() <= 1e-9
+    if single:
+        ours_32, dense_32 = single
+        assert (ours_32 - exact).abs().max() <= 1.5 * (dense_32 - exact).abs().max()
+
+
+@pytest.mark.parametrize("betas", [(0.9, 0.999), (0.9, 0.95)])
+def test_in_bfloat16_it_is_no_further_off_than_dense_adamw(betas) -> None:
+    results = []
+    for row_sparse, dtype in ((True, torch.bfloat16), (False, torch.bfloat16), (False, torch.float64)):
+        table = table_of(row_sparse=row_sparse, dtype=dtype)
+        kind = RowAdamW if row_sparse else torch.optim.AdamW
+        optimizer = kind(table.parameters(), lr=1e-3, betas=betas, weight_decay=0.1)
+        train(table, optimizer, 300, lr=lambda t: warm_up_and_cosine(t, 300))
+        results.append(whole(table))
+    assert_no_worse(*results, slack=0.0)
+
+
+@settings(max_examples=8, deadline=None)
+@given(
+    rates=st.lists(st.sampled_from([0.0, 1e-5, 1e-3, 1e-2, 0.5]), min_size=2, max_size=60),
+    gap=st.integers(0, 200),
+    decay=st.sampled_from([0.0, 0.01, 0.5]),
+    betas=st.sampled_from([(0.9, 0.999), (0.9, 0.95), (0.0, 0.9), (0.5, 0.99)]),
+)
+def test_any_gaps_and_any_learning_rates_give_the_dense_result(rates, gap, decay, betas) -> None:
+    sides = pair(betas=betas, weight_decay=decay)
+    for table, optimizer in sides:
+        train(table, optimizer, 3)
+        for t, lr in enumerate(rates + [1e-3] * gap):
+            optimizer.param_groups[0]["lr"] = lr
+            table.weight.grad = None
+            ids = torch.tensor([t % 2])
+            backward(table, ids, torch.full((1, D), 1e-3, dtype=torch.float64))
+            optimizer.step()
+    assert_same(sides[0][0], sides[1][0], 1e-11)
+
+
+def test_only_the_rows_of_the_batch_are_written_and_reading_brings_the_others_up_to_date() -> None:
+    (row, optimizer), (dense, reference) = pair()
+    for table, its in ((row, optimizer), (dense, reference)):
+        train(table, its, 5)
+    before = row.weight.detach().clone()
+    for table, its in ((row, optimizer), (dense, reference)):
+        its.zero_grad()
+        backward(table, torch.tensor([3, 3, 5]), torch.ones(3, D, dtype=torch.float64))
+        its.step()
+    changed = (row.weight.detach() != before).any(1).nonzero().flatten().tolist()
+    assert changed == [3, 5]
+    assert torch.allclose(row(torch.tensor([0, 9])), dense(torch.tensor([0, 9])), atol=1e-14, rtol=0)
+    hidden = torch.randn(2, D, dtype=torch.float64)
+    with torch.no_grad():
+        assert torch.allclose(row.logits(hidden), dense.logits(hidden), atol=1e-13, rtol=0)
+    row.flush()
+    assert torch.allclose(row.weight, dense.weight, atol=1e-14, rtol=0)
+
+
+def test_a_validation_between_steps_changes_nothing() -> None:
+    (row, optimizer), (dense, reference) = pair()
+    for t in range(0, 200, 20):
+        train(row, optimizer, 20, first=t)
+        train(dense, reference, 20, first=t)
+        with torch.no_grad():
+            assert torch.allclose(row(torch.arange(V)), dense(torch.arange(V)), atol=1e-12, rtol=0)
+    assert_same(row, dense)
+
+
+def test_accumulated_gradients_a_table_used_twice_and_clipping_give_the_dense_result() -> None:
+    (row, optimizer), (dense, reference) = pair()
+    for t in range(30):
+        for table, its, clip in ((row, optimizer, clip_grad_norm_), (dense, reference, nn.utils.clip_grad_norm_)):
+            its.zero_grad()
+            for part in range(2):
+                generator = torch.Generator().manual_seed(100 * t + part)
+                (ids, up), (more, more_up) = batch(generator), batch(generator)
+                ((table(ids) * up).sum() + (table(more) * more_up).sum()).backward()
+            norm = clip(table.parameters(), 1.0)
+            its.step()
+        assert norm > 1
+    assert_same(row, dense)
+
+
+def test_the_clipped_norm_is_taken_over_dense_and_sparse_gradients_together() -> None:
+    row, dense, linear = table_of(row_sparse=True), table_of(row_sparse=False), nn.Linear(D, 3).double()
+    ids, upstream = batch(torch.Generator().manual_seed(0), tokens=20)
+    found = []
+    for table, clip in ((row, clip_grad_norm_), (dense, nn.utils.clip_grad_norm_)):
+        linear.zero_grad()
+        (linear(table(ids) * upstream)).sum().backward()
+        norm = clip([*table.parameters(), *linear.parameters()], 0.5)
+        found.append((norm, table.weight.grad.to_dense(), linear.weight.grad.clone()))
+    assert all(torch.allclose(a, b, rtol=1e-12) for a, b in zip(*found, strict=True))
+    with pytest.raises(RuntimeError, match="non-finite"):
+        row.weight.grad._values().fill_(math.nan)
+        clip_grad_norm_(row.parameters(), 1.0, error_if_nonfinite=True)
+
+
+def test_several_tables_groups_and_dense_parameters_in_one_optimizer() -> None:
+    def build(row_sparse):
+        torch.manual_seed(3)
+        tables = [table_of(row_sparse=row_sparse, seed=seed, padding_idx=0) for seed in (1, 2)]
+        linear = nn.Linear(D, 5).double()
+        groups = [
+            {"params": tables[0].parameters(), "lr": 1e-2, "weight_decay": 0.0},
+            {"params": [*tables[1].parameters(), linear.weight], "betas": (0.8, 0.99), "eps": 1e-6},
+            {"params": [linear.bias]},
+        ]
+        kind = RowAdamW if row_sparse else torch.optim.AdamW
+        return tables, linear, kind(groups, lr=3e-3, weight_decay=0.1, **({} if row_sparse else {"fused": True}))
+
+    sides = [build(True), build(False)]
+    for tables, linear, optimizer in sides:
+        for t in range(60):
+            optimizer.zero_grad()
+            ids, _ = batch(torch.Generator().manual_seed(t))
+            hidden = tables[0](ids) + (tables[1](ids.flip(0)) if t % 3 else 0)
+            linear(hidden).square().sum().backward()
+            optimizer.step()
+    for a, b in zip(sides[0][0], sides[1][0], strict=True):
+        assert_same(a, b)
+        assert whole(a)[0].eq(0).all()
+    assert torch.allclose(sides[0][1].weight, sides[1][1].weight, atol=1e-13, rtol=0)
+
+
+def test_betas_and_eps_may_change_on_the_way() -> None:
+    (row, optimizer), (dense, reference) = pair()
+    for part, betas in enumerate([(0.9, 0.999), (0.8, 0.99), (0.8, 0.95)]):
+        for table, its in ((row, optimizer), (dense, reference)):
+            its.param_groups[0]["betas"] = betas
+            train(table, its, 40, first=40 * part)
+    assert_same(row, dense)
+
+
+def test_the_state_goes_to_dense_adamw_and_back() -> None:
+    (row, optimizer), (dense, reference) = pair()
+    train(row, optimizer, 50)
+    train(dense, reference, 50)
+    other, back = table_of(row_sparse=False), table_of(row_sparse=True)
+    other.load_state_dict(row.state_dict())
+    adamw = torch.optim.AdamW(other.parameters(), lr=1.0)
+    adamw.load_state_dict(optimizer.state_dict())
+    train(other, adamw, 50, first=50)
+    back.load_state_dict(other.state_dict())
+    again = RowAdamW(back.parameters())
+    again.load_state_dict(adamw.state_dict())
+    train(back, again, 50, first=100)
+    train(dense, reference, 100, first=50)
+    assert_same(back, dense)
+    for key in ("exp_avg", "exp_avg_sq"):
+        ours, theirs = again.state_dict()["state"][0][key], reference.state_dict()["state"][0][key]
+        assert torch.allclose(ours, theirs, rtol=1e-9, atol=1e-300)
+    assert again.state_dict()["state"][0]["step"] == 150
+
+
+def test_a_copy_of_model_and_optimizer_goes_on_alike() -> None:
+    (row, optimizer), (dense, reference) = pair()
+    train(row, optimizer, 40)
+    train(dense, reference, 40)
+    for pieces in (copy.deepcopy((row, optimizer)), copy.deepcopy((optimizer, row))[::-1]):
+        table, its = pieces
+        assert table.weight is its.param_groups[0]["params"][0]
+        train(table, its, 1, first=40)
+        train(table, its, 39, first=41)
+        if pieces[0] is not row:
+            fresh = copy.deepcopy((dense, reference))
+            train(*fresh, 40, first=40)
+            assert_same(table, fresh[0])
+    alone = copy.deepcopy(row)
+    assert torch.equal(alone.weight, row.weight)
+    assert alone.ledger is not row.ledger
+
+
+def test_an_update_under_grad_scaler_that_is_skipped_leaves_the_counters_right() -> None:
+    (row, optimizer), (dense, reference) = pair()
+    for table, its in ((row, optimizer), (dense, reference)):
+        scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+        for t in range(20):
+            its.zero_grad()
+            ids, up = batch(torch.Generator().manual_seed(t))
+            if t == 7:
+                up[2] = math.nan
+            scaler.scale((table(ids) * up).sum()).backward()
+            scaler.step(its)
+            scaler.update()
+    assert_same(row, dense)
+    assert optimizer.state_dict()["state"][0]["step"] == 19
+
+
+def test_a_step_allocates_nothing_of_the_size_of_the_table() -> None:
+    table = TokenEmbedding(20_000, 64, row_sparse=True)
+    optimizer = RowAdamW(table.parameters())
+    ids = torch.randint(0, 20_000, (128,))
+    for _ in range(2):
+        table(ids).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    with torch.profiler.profile(profile_memory=True) as profile:
+        table(ids.flip(0)).sum().backward()
+        optimizer.step()
+    largest = max(event.self_cpu_memory_usage for event in profile.events())
+    assert 0 < largest < table.weight.numel() * table.weight.element_size() / 4
+
+
+def test_a_closure_is_called_and_its_loss_returned() -> None:
+    (row, optimizer), _ = pair()
+
+    def closure() -> float:
+        backward(row, torch.tensor([1]), torch.ones(1, D, dtype=torch.float64))
+        return 3.0
+
+    assert optimizer.step(closure) == 3.0
+    assert row.weight.row_ledger.step == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"amsgrad": True}, "amsgrad keeps a maximum"),
+        ({"maximize": True}, "minimise the negative loss"),
+        ({"betas": (0.99, 0.95)}, r"beta1 0.99 is not below sqrt\(beta2\)"),
+        ({"betas": (0.9, 1.0)}, "betas must lie between 0 and 1"),
+        ({"eps": 0.0}, "eps must be positive"),
+        ({"lr": -1.0}, "lr and weight_decay must be at least 0"),
+    ],
+)
+def test_options_that_no_row_can_be_caught_up_with_are_refused(options, message) -> None:
+    with pytest.raises(SizeError, match=message):
+        RowAdamW(table_of(row_sparse=True).parameters(), **options)
+
+
+def test_gradients_of_the_wrong_layout_are_refused_with_the_remedy() -> None:
+    (row, optimizer), _ = pair()
+    with pytest.raises(ShapeError, match=r"dense gradient \(64, 4\) arrived .* under torch.no_grad"):
+        row.logits(torch.randn(2, D, dtype=torch.float64)).sum().backward()
+    row.weight.grad = torch.zeros_like(row.weight)
+    with pytest.raises(ShapeError, match="dense gradient"):
+        optimizer.step()
+    other = nn.Embedding(5, 3, sparse=True)
+    other(torch.tensor([1])).sum().backward()
+    with pytest.raises(ShapeError, match="row_sparse=True"):
+        RowAdamW(other.parameters()).step()
+    backward_of = table_of(row_sparse=True)
+    backward(backward_of, *batch(torch.Generator().manual_seed(0)))
+    with pytest.raises(RuntimeError, match="does not support sparse gradients"):
+        torch.optim.AdamW(backward_of.parameters()).step()
+
+
+def test_a_table_resized_behind_the_optimizers_back_is_refused() -> None:
+    (row, optimizer), _ = pair()
+    train(row, optimizer, 2)
+    row.weight = nn.Parameter(torch.zeros(V + 1, D, dtype=torch.float64))
+    with pytest.raises(ShapeError, match="was replaced behind the optimizer's back"):
+        train(row, optimizer, 1)
+    (row, optimizer), _ = pair()
+    train(row, optimizer, 2)
+    row.weight.data = torch.zeros(V + 1, D, dtype=torch.float64)
+    with pytest.raises(ShapeError, match=r"table is \(65, 4\) and the optimizer's state for it \(64, 4\)"):
+        row(torch.tensor([1]))
+
+
+def test_the_state_of_another_size_is_refused() -> None:
+    (row, optimizer), _ = pair()
+    train(row, optimizer, 2)
+    smaller = TokenEmbedding(V - 1, D, row_sparse=True, dtype=torch.float64)
+    with pytest.raises(CheckpointError, match=r"state of parameter 0 is \(64, 4\), the parameter \(63, 4\)"):
+        RowAdamW(smaller.parameters()).load_state_dict(optimizer.state_dict())
+
+
+def test_two_optimizers_in_turn_end_where_two_dense_ones_do() -> None:
+    row, dense = table_of(row_sparse=True), table_of(row_sparse=False)
+    for table, kind in ((row, RowAdamW), (dense, torch.optim.AdamW)):
+        both = [kind(table.parameters(), lr=1e-2), kind(table.parameters(), lr=3e-3, weight_decay=0.2)]
+        for t in range(6):
+            train(table, both[t % 2], 7, first=7 * t)
+    assert_same(row, dense)

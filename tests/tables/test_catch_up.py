@@ -1,0 +1,89 @@
+"""The catch-up of a row beside its definition, a loop over the missed steps."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from embedlayer import SizeError
+from embedlayer.tables.catch_up import Betas, History, compress, lanczos, replay, two_nodes
+
+STEPS = 1200
+SPREAD = torch.cat([torch.zeros(1), torch.logspace(-13, 1, 60)]).double()  # sqrt(v), far below eps to far above
+
+
+def rates(steps=STEPS) -> list[float]:
+    return [1e-3 * min(1, t / 100) * (0.55 + 0.45 * math.cos(math.pi * t / steps)) for t in range(1, steps + 1)]
+
+
+def recorded(betas: Betas, all_rates: list[float], decay: float) -> History:
+    history = History(0, betas)
+    for lr in all_rates:
+        history.record(lr, decay)
+    return history
+
+
+def caught_up(gaps, index: int, p, m, v) -> torch.Tensor:
+    nodes, weights = torch.from_numpy(gaps.nodes[index]), torch.from_numpy(gaps.weights[index])
+    return p * gaps.kept[index] - m * (weights / (v.sqrt().unsqueeze(1) + nodes)).sum(1)
+
+
+@pytest.mark.parametrize("tolerance", [1e-7, 1e-12])
+@pytest.mark.parametrize("decay", [0.0, 0.1])
+@pytest.mark.parametrize("betas", [(0.9, 0.999), (0.9, 0.95), (0.95, 0.99), (0.0, 0.9)])
+def test_it_equals_the_loop_over_the_missed_steps_for_every_mean_square(betas, decay, tolerance) -> None:
+    betas = Betas(*betas, 1e-8)
+    gaps_at = np.array([1, 2, 7, 50, 400, 1000, 1150, 1190, 1196, 1197, 1198, 1199])
+    gaps = recorded(betas, rates(), decay).gaps(gaps_at, tolerance=tolerance)
+    p, m = torch.zeros(len(SPREAD)).double(), torch.ones(len(SPREAD)).double()
+    for index, at in enumerate(gaps_at.tolist()):
+        exact, _, _ = replay((p, m, SPREAD**2), at, rates()[at:], [decay] * (STEPS - at), betas)
+        assert ((caught_up(gaps, index, p, m, SPREAD**2) - exact).abs() <= 3 * tolerance * exact.abs() + 1e-300).all()
+    assert gaps.kept[0] == pytest.approx(math.prod(1 - lr * decay for lr in rates()[1:]), rel=1e-13)
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    lrs=st.lists(st.sampled_from([0.0, 1e-6, 1e-3, 0.1]), min_size=1, max_size=80),
+    at=st.integers(0, 3000),
+    decay=st.sampled_from([0.0, 0.3]),
+    square=st.sampled_from([0.0, 1e-30, 1e-16, 1e-8, 1.0]),
+)
+def test_it_equals_the_loop_whatever_the_learning_rates_do(lrs, at, decay, square) -> None:
+    betas = Betas(0.9, 0.99, 1e-8)
+    history = History(at, betas)
+    for lr in lrs:
+        history.record(lr, decay)
+    p, m, v = (torch.tensor([value], dtype=torch.float64) for value in (0.5, 1e-3, square))
+    exact, _, _ = replay((p, m, v), at, lrs, [decay] * len(lrs), betas)
+    ours = caught_up(history.gaps(np.array([at]), tolerance=1e-12), 0, p, m, v)
+    assert torch.allclose(ours, exact, rtol=1e-10, atol=1e-12)
+
+
+def test_with_usual_betas_two_nodes_are_enough_past_a_thousand_steps() -> None:
+    gaps = recorded(Betas(0.9, 0.999, 1e-8), rates(3000), 0.1).gaps(np.arange(1100, 2990, 30), tolerance=1e-7)
+    assert gaps.nodes.shape[1] == 2
+
+
+def test_two_nodes_in_closed_form_are_those_of_lanczos() -> None:
+    generator = np.random.default_rng(0)
+    u, weights = generator.random((5, 40)), generator.random((5, 40))
+    for mine, general in zip(two_nodes(u, weights), lanczos(u, weights, 2), strict=True):
+        np.testing.assert_allclose(mine, general, rtol=1e-9)
+
+
+def test_a_rule_of_n_nodes_keeps_2n_moments() -> None:
+    generator = np.random.default_rng(0)
+    nodes, weights = 1 + generator.random((3, 50)), generator.random((3, 50))
+    few, their = compress(nodes, weights, 4)
+    u, short = (nodes[:, :1] / (each + nodes[:, :1]) for each in (nodes, few))
+    for power in range(8):
+        np.testing.assert_allclose((their * short**power).sum(1), (weights * u**power).sum(1), rtol=1e-10)
+
+
+def test_a_step_that_would_turn_a_row_around_is_refused() -> None:
+    with pytest.raises(SizeError, match=r"lr \* weight_decay 2 below 1"):
+        History(0, Betas(0.9, 0.999, 1e-8)).record(2.0, 1.0)

@@ -1,0 +1,141 @@
+"""Row-sparse tables: their gradients, and rows that are behind."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from embedlayer import OutputHead, RowAdamW, SizeError, TokenEmbedding, clip_grad_norm_
+from embedlayer.tables.ledger import coalesced
+
+
+def behind(**options) -> tuple[TokenEmbedding, RowAdamW]:
+    """A table whose rows 5 to 9 are behind."""
+    torch.manual_seed(0)
+    table = TokenEmbedding(10, 4, row_sparse=True, **options)
+    optimizer = RowAdamW(table.parameters(), lr=0.1, weight_decay=0.5)
+    step(table, optimizer, torch.arange(10))
+    for _ in range(3):
+        step(table, optimizer, torch.tensor([[1, 2, 2]]))
+    return table, optimizer
+
+
+def step(table, optimizer, ids) -> None:
+    optimizer.zero_grad()
+    table(ids).sum().backward()
+    optimizer.step()
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_the_gradient_is_the_dense_one_with_each_row_once(dtype) -> None:
+    row = TokenEmbedding(11, 6, padding_idx=7, scale=0.5, row_sparse=True, dtype=dtype)
+    dense = TokenEmbedding(11, 6, padding_idx=7, scale=0.5, dtype=dtype)
+    ids, upstream = torch.tensor([[3, 7, 1, 0], [3, 3, 10, 7]]), torch.randn(2, 4, 6).to(dtype)
+    for table in (row, dense):
+        table(ids).backward(upstream)
+    assert row.weight.grad._indices().tolist() == [[0, 1, 3, 10]]
+    assert torch.allclose(row.weight.grad.to_dense(), dense.weight.grad, rtol=1e-2 if dtype == torch.bfloat16 else 1e-6)
+
+
+def test_equal_ids_are_summed_in_the_order_of_the_batch() -> None:
+    ids, values = torch.randint(0, 5, (200,)), torch.randn(200, 3)
+    grad = torch.sparse_coo_tensor(ids.unsqueeze(0), values, (5, 3), check_invariants=False)
+    for row, total in zip(coalesced(grad)._indices()[0], coalesced(grad)._values(), strict=True):
+        one_by_one = torch.zeros(3)
+        for value in values[ids == row]:
+            one_by_one += value
+        assert torch.equal(total, one_by_one)
+    only_padding = torch.sparse_coo_tensor(torch.tensor([[2, 2]]), values[:2], (5, 3), check_invariants=False)
+    assert coalesced(only_padding, drop=2)._nnz() == 0
+
+
+def test_clipping_leaves_what_backward_was_called_with_alone() -> None:
+    table, upstream = TokenEmbedding(10, 4, row_sparse=True), torch.ones(2, 4)
+    table(torch.tensor([1, 2])).backward(upstream)
+    clip_grad_norm_(table.parameters(), 0.1)
+    assert upstream.eq(1).all()
+
+
+def test_every_way_of_reading_sees_rows_that_are_up_to_date(tmp_path) -> None:
+    table, _ = behind()
+    raw = table.weight.detach().clone()
+    table.flush()
+    flushed = table.weight.detach().clone()
+    assert (raw[5:] != flushed[5:]).all()
+
+    @torch.enable_grad()
+    def fresh() -> TokenEmbedding:
+        return behind()[0]
+
+    hidden = torch.eye(4)
+    with torch.no_grad():
+        assert torch.equal(fresh()(torch.arange(10)), flushed)
+        assert torch.equal(fresh().rows(4, 8), flushed[4:8])
+        assert torch.allclose(fresh().logits(hidden), flushed.T)
+        assert torch.allclose(fresh().loss(hidden, torch.arange(4)), table.loss(hidden, torch.arange(4)))
+    assert torch.equal(fresh().state_dict()["weight"], flushed)
+    assert torch.equal(nn.ModuleList([fresh()]).state_dict()["0.weight"], flushed)
+    assert torch.equal(copy.deepcopy(fresh()).weight, flushed)
+    assert torch.equal(copy.copy(fresh()).weight, flushed)
+    assert torch.allclose(fresh().double().weight, flushed.double())
+    fresh().save_pretrained(tmp_path)
+    again = TokenEmbedding.from_pretrained(tmp_path)
+    assert torch.equal(again.weight, flushed)
+    assert again.row_sparse
+    assert again.config == table.config
+
+
+def test_rows_that_are_loaded_are_taken_as_they_are() -> None:
+    table, _ = behind()
+    numbers = torch.randn(10, 4)
+    table.load_state_dict({"weight": numbers})
+    assert torch.equal(table.rows(0, 10), numbers)
+
+
+def test_a_copy_learns_on_its_own() -> None:
+    table, _ = behind()
+    twin = copy.deepcopy(table)
+    before = table.rows(0, 10).clone()
+    optimizer = RowAdamW(twin.parameters())
+    step(twin, optimizer, torch.tensor([1, 9]))
+    assert torch.equal(table.rows(0, 10), before)
+    assert twin.weight.grad is None or twin.weight.grad._indices().tolist() == [[1, 9]]
+
+
+def test_padding_and_spare_rows_stay_zero() -> None:
+    table, optimizer = behind(padding_idx=2, pad_to_multiple_of=8)
+    step(table, optimizer, torch.tensor([2, 2]))
+    assert table.weight.row_ledger.step == 5
+    assert table.rows(0, 16)[[2, *range(10, 16)]].eq(0).all()
+
+
+def test_a_compiled_model_brings_its_rows_up_to_date(unchecked: None) -> None:
+    torch._dynamo.reset()
+    sides = []
+    for compiled in (False, True):
+        table, optimizer = behind(padding_idx=0)
+        run = torch.compile(table, fullgraph=True, backend="aot_eager") if compiled else table
+        for t in range(6):
+            optimizer.zero_grad()
+            ids = torch.tensor([[0, t % 7 + 1, 9, 9]])
+            vectors = run(ids)
+            vectors.square().sum().backward()
+            assert table.weight.grad._indices().tolist() == [[t % 7 + 1, 9]]
+            optimizer.step()
+        sides.append((vectors.detach(), table.rows(0, 10)))
+    assert all(torch.allclose(a, b, atol=1e-7) for a, b in zip(*sides, strict=True))
+
+
+def test_a_head_cannot_be_tied_to_a_row_sparse_table() -> None:
+    with pytest.raises(SizeError, match="sends a gradient to every row.\nGive the model a head of its own"):
+        OutputHead(TokenEmbedding(10, 4, row_sparse=True))
+
+
+def test_a_frozen_table_is_read_and_not_watched_until_it_learns() -> None:
+    table = TokenEmbedding(10, 4, row_sparse=True)
+    table.weight.requires_grad_(False)
+    assert not table(torch.tensor([1])).requires_grad
+    table.weight.requires_grad_(True)
+    table(torch.tensor([1, 1])).sum().backward()
+    assert table.weight.grad._indices().tolist() == [[1]]
