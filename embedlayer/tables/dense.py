@@ -109,9 +109,8 @@ class TokenEmbedding(TokenTable, nn.Embedding):
         """
         ids, outside = self.bounds(ids)
         if self.row_sparse:
-            vectors = F.embedding(
-                self._caught_up(ids), self.weight, sparse=True
-            )  # the ledger drops the padding row's gradient
+            # the ledger drops the padding row's gradient
+            vectors = F.embedding(self._caught_up(ids), self.weight, sparse=True)
         else:
             vectors = F.embedding(ids, self.weight, self.padding_idx)
         if outside is not None:
@@ -125,6 +124,7 @@ class TokenEmbedding(TokenTable, nn.Embedding):
 
     def as_linear(self, hidden: Float[Tensor, "*batch D"]) -> tuple[Tensor, Tensor]:
         """`hidden` and `weight`, whole, so that the gradient of its spare rows needs no copy."""
+        self.flush()
         return hidden, self.weight
 
     def check(self) -> None:

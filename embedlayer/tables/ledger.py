@@ -298,9 +298,12 @@ class RowChunks:
         *tables: Of the same size; the copies that iterating gives are overwritten by the next chunk's.
 
     Example:
-        >>> table, chunks = torch.ones(9, 2), RowChunks(torch.tensor([2, 7]), table)
+        >>> table = torch.ones(9, 2)
+        >>> chunks = RowChunks(torch.tensor([2, 7]), table)
         >>> for part, (values,) in chunks:
         ...     chunks.write(table, values.mul_(3))
+        >>> table[:, 0]
+        tensor([1., 1., 3., 1., 1., 1., 1., 3., 1.])
     """
 
     def __init__(self, rows: Tensor, *tables: Tensor) -> None:
