@@ -55,7 +55,9 @@ if TYPE_CHECKING:
     )
     from embedlayer.layers.output import OutputHead as OutputHead
     from embedlayer.losses.linear_cross_entropy import linear_cross_entropy as linear_cross_entropy
+    from embedlayer.models.cache import KeyValueCache as KeyValueCache
     from embedlayer.models.decoder import DecoderLM as DecoderLM
+    from embedlayer.models.generate import generate as generate
     from embedlayer.optim.param_groups import param_groups as param_groups
     from embedlayer.planner import PRESETS as PRESETS
     from embedlayer.planner import EmbeddingPlan as EmbeddingPlan
@@ -118,7 +120,9 @@ _HOMES = {
     "embedlayer.layers.input": ("GPT_CONFIG_124M", "GPTEmbedding", "TransformerEmbedding"),
     "embedlayer.layers.output": ("OutputHead",),
     "embedlayer.losses.linear_cross_entropy": ("linear_cross_entropy",),
+    "embedlayer.models.cache": ("KeyValueCache",),
     "embedlayer.models.decoder": ("DecoderLM",),
+    "embedlayer.models.generate": ("generate",),
     "embedlayer.optim.param_groups": ("param_groups",),
     "embedlayer.planner": ("PRESETS", "EmbeddingPlan", "plan"),
     "embedlayer.positions.alibi": ("AlibiBias",),
