@@ -58,6 +58,7 @@ if TYPE_CHECKING:
     from embedlayer.models.cache import KeyValueCache as KeyValueCache
     from embedlayer.models.decoder import DecoderLM as DecoderLM
     from embedlayer.models.generate import generate as generate
+    from embedlayer.models.llama import load_llama as load_llama
     from embedlayer.optim.param_groups import param_groups as param_groups
     from embedlayer.planner import PRESETS as PRESETS
     from embedlayer.planner import EmbeddingPlan as EmbeddingPlan
@@ -149,6 +150,7 @@ _HOMES = {
     "embedlayer.models.cache": ("KeyValueCache",),
     "embedlayer.models.decoder": ("DecoderLM",),
     "embedlayer.models.generate": ("generate",),
+    "embedlayer.models.llama": ("load_llama",),
     "embedlayer.optim.param_groups": ("param_groups",),
     "embedlayer.planner": ("PRESETS", "EmbeddingPlan", "plan"),
     "embedlayer.positions.alibi": ("AlibiBias",),

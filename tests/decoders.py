@@ -3,6 +3,7 @@
 from embedlayer import (
     AlibiBias,
     DecoderLM,
+    DynamicNTK,
     LearnedPositionalEmbedding,
     Position,
     RotaryEmbedding,
@@ -14,6 +15,7 @@ POSITIONS = {
     "learned": lambda: LearnedPositionalEmbedding(16, 24),
     "sinusoidal": lambda: SinusoidalPositionalEmbedding(16, 24),
     "rotary": lambda: RotaryEmbedding(6),
+    "dynamic": lambda: RotaryEmbedding(6, scaling=DynamicNTK(factor=2.0, original_max_seq_len=6, length=16)),
     "alibi": lambda: AlibiBias(4),
     "none": Position,
 }

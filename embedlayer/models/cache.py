@@ -5,7 +5,9 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from embedlayer.errors import ShapeError
-from embedlayer.positions.position import AttentionMask, positions_of
+from embedlayer.positions.position import AttentionMask, Position, positions_of
+from embedlayer.positions.rotary import RotaryEmbedding
+from embedlayer.positions.rotary_scaling import DynamicNTK, LongRope
 from embedlayer.shapes import Positions
 
 
@@ -29,12 +31,15 @@ class KeyValueCache:
     """Keys as attention compares them (rotated) and values of the tokens read so far.
 
     Start with an empty one and hand the same one to every call of a `DecoderLM`: each call reads the tokens that are
-    new, sees the remembered ones, and remembers what it read. Keys are kept rotated, which is right for every scheme
-    whose angles depend on nothing but the position.
+    new, sees the remembered ones, and remembers what it read. Keys are kept rotated. Where their angles depend on the
+    length too (`DynamicNTK`, `LongRope`), they are turned on when it grows past the trained one. What later blocks
+    remember still comes from attention by the earlier angles, so logits then differ from reading everything anew; with
+    a position made by `RotaryEmbedding.at_length` they do not.
 
     Attributes:
         positions: Where each remembered token stands, `(B, S)`.
         documents: 0 for padding, else the document of each, as in `positions_of`; `None` if all is one text.
+        length: Longest position seen plus one, where angles depend on it.
         blocks: The keys and values, block by block.
 
     Example:
@@ -48,6 +53,7 @@ class KeyValueCache:
     def __init__(self) -> None:
         self.positions: Int[Tensor, "B S"] | None = None
         self.documents: AttentionMask | None = None
+        self.length = 0
         self.blocks: list[BlockCache] = []
 
     def __len__(self) -> int:
@@ -86,6 +92,19 @@ class KeyValueCache:
         if attention_mask is None and self.documents is not None:
             attention_mask = self.documents.gather(-1, last).expand(ids.shape)
         return positions.expand(ids.shape), attention_mask
+
+    def follow(self, position: Position, positions: Int[Tensor, "B T"]) -> None:
+        """Turn the remembered keys as sequences that reach `positions` ask, where angles depend on the length."""
+        scaling = position.scaling if isinstance(position, RotaryEmbedding) else None
+        if not isinstance(scaling, DynamicNTK | LongRope) or scaling.length is not None:
+            return
+        assert isinstance(position, RotaryEmbedding)
+        before, self.length = self.length, max(self.length, int(positions.max()) + 1)
+        if self.positions is None or self.length == before:
+            return
+        for block in self.blocks:
+            if block.keys is not None:
+                block.keys = position.rerotate(block.keys, self.positions, from_length=before, to_length=self.length)
 
     def remember(
         self, positions: Int[Tensor, "B T"], documents: AttentionMask | None

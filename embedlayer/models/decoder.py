@@ -172,6 +172,7 @@ class DecoderLM(Pretrained):
         x = self.dropout(embed(ids, self.table, self.position, positions))
         seen = positions
         if cache is not None:  # only now: a bad ID or position above leaves the cache as it was
+            cache.follow(self.position, positions)
             seen, attention_mask = cache.remember(positions, attention_mask)
         bias = self.position.bias(positions, seen)
         scores = attention_scores_bias(bias, attention_mask, ids.shape[-1], seen.shape[-1], device=ids.device)

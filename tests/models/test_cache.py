@@ -4,7 +4,17 @@ import pytest
 import torch
 from decoders import POSITIONS, small
 
-from embedlayer import KeyValueCache, PositionError, ShapeError, TokenIdError
+from embedlayer import (
+    DecoderLM,
+    DynamicNTK,
+    KeyValueCache,
+    LongRope,
+    PositionError,
+    RotaryEmbedding,
+    ShapeError,
+    TokenEmbedding,
+    TokenIdError,
+)
 
 
 @pytest.mark.parametrize("position", POSITIONS)
@@ -44,6 +54,19 @@ def test_a_further_document_can_be_appended_with_its_own_positions(position) -> 
         ids[:, 4:], positions=torch.arange(3), attention_mask=torch.full((1, 3), 2, dtype=torch.long), cache=cache
     )
     assert torch.allclose(second, model(ids[:, 4:]), atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "scaling", [DynamicNTK(2.0, 6), LongRope([1.0, 1.5, 2.0], [2.0, 3.0, 4.0], 6, factor=2.0)], ids=["dynamic", "long"]
+)
+def test_remembered_keys_are_turned_on_when_the_length_asks_for_other_angles(scaling) -> None:
+    """With one block, whose keys follow from the tokens alone, this is exact."""
+    table = TokenEmbedding(50, 24, init_std=1.0)
+    model = DecoderLM(table, RotaryEmbedding(6, scaling=scaling), num_layers=1, num_heads=4).eval()
+    ids, cache = torch.randint(1, 50, (2, 10)), KeyValueCache()
+    for start, stop in ((0, 4), (4, 7), (7, 8), (8, 10)):
+        logits = model(ids[:, start:stop], cache=cache)
+        assert torch.allclose(logits, model(ids[:, :stop])[:, start:], atol=1e-5)
 
 
 def test_a_single_sequence_needs_no_batch() -> None:
