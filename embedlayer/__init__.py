@@ -54,9 +54,16 @@ if TYPE_CHECKING:
         TransformerEmbedding as TransformerEmbedding,
     )
     from embedlayer.layers.output import OutputHead as OutputHead
-    from embedlayer.losses.linear_cross_entropy import linear_cross_entropy as linear_cross_entropy
-    from embedlayer.losses.linear_cross_entropy import token_log_probs as token_log_probs
+    from embedlayer.losses.linear_cross_entropy import (
+        linear_cross_entropy as linear_cross_entropy,
+    )
+    from embedlayer.losses.linear_cross_entropy import (
+        token_log_probs as token_log_probs,
+    )
+    from embedlayer.models.cache import KeyValueCache as KeyValueCache
     from embedlayer.models.decoder import DecoderLM as DecoderLM
+    from embedlayer.models.generate import generate as generate
+    from embedlayer.models.llama import load_llama as load_llama
     from embedlayer.optim.clip import clip_grad_norm_ as clip_grad_norm_
     from embedlayer.optim.param_groups import param_groups as param_groups
     from embedlayer.optim.row_adamw import RowAdamW as RowAdamW
@@ -145,14 +152,17 @@ _HOMES = {
         "TokenIdError",
         "TokenizerError",
     ),
-    "embedlayer.layers.input": ("GPT_CONFIG_124M", "GPTEmbedding", "TransformerEmbedding"),
+    "embedlayer.layers.input": ("GPTEmbedding", "GPT_CONFIG_124M", "TransformerEmbedding"),
     "embedlayer.layers.output": ("OutputHead",),
     "embedlayer.losses.linear_cross_entropy": ("linear_cross_entropy", "token_log_probs"),
+    "embedlayer.models.cache": ("KeyValueCache",),
     "embedlayer.models.decoder": ("DecoderLM",),
+    "embedlayer.models.generate": ("generate",),
+    "embedlayer.models.llama": ("load_llama",),
     "embedlayer.optim.clip": ("clip_grad_norm_",),
     "embedlayer.optim.param_groups": ("param_groups",),
     "embedlayer.optim.row_adamw": ("RowAdamW",),
-    "embedlayer.planner": ("PRESETS", "EmbeddingPlan", "plan"),
+    "embedlayer.planner": ("EmbeddingPlan", "PRESETS", "plan"),
     "embedlayer.positions.alibi": ("AlibiBias",),
     "embedlayer.positions.learned": ("LearnedPositionalEmbedding",),
     "embedlayer.positions.position": ("Position", "positions_of"),

@@ -34,3 +34,10 @@ class Derived(nn.Module, ABC):
             next(buffer.device for name, buffer in self._buffers.items() if name in names and buffer is not None)
         )
         return self
+
+
+def derive_all(module: nn.Module, device: torch.device | str) -> None:
+    """Make the derived tensors of a module and all inside it on `device`, after a birth on the meta device."""
+    for part in module.modules():
+        if isinstance(part, Derived):
+            part.derive(device)

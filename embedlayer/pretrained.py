@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
-from embedlayer.derived import Derived
+from embedlayer.derived import derive_all
 from embedlayer.errors import CheckpointError, EmbedLayerError
 from embedlayer.files import JsonObject, load_tensors, read_json, save_tensors, writable_folder, write_json
 
@@ -88,9 +88,7 @@ class Pretrained(Described, nn.Module):
             )
         tensors, _ = load_tensors(directory / WEIGHTS, str(device))
         assign(layer, tensors, source=directory / WEIGHTS)
-        for module in layer.modules():
-            if isinstance(module, Derived):
-                module.derive(device)
+        derive_all(layer, device)
         return layer
 
 

@@ -13,6 +13,7 @@ from embedlayer.files import JsonObject
 from embedlayer.layers.input import embed
 from embedlayer.layers.output import OutputHead
 from embedlayer.losses.linear_cross_entropy import LossOptions
+from embedlayer.models.cache import BlockCache, KeyValueCache
 from embedlayer.positions.position import AttentionMask, Position, positions_of
 from embedlayer.pretrained import Pretrained, build, describe
 from embedlayer.shapes import Ids, Positions
@@ -32,6 +33,7 @@ class DecoderLM(Pretrained):
         num_layers: Blocks.
         num_heads: Query heads, H.
         num_kv_heads: Key/value heads, G, a divisor of H; H if `None`.
+        head_dim: Width of a head, K; the width divided by H if `None`.
         mlp_dim: Width inside the SwiGLU; 8/3 of the width, rounded up to 32, if `None`.
         dropout: Share of the numbers set to 0 in training, after the embedding and after each sublayer.
         norm_eps: Added to the mean square in RMSNorm.
@@ -56,6 +58,7 @@ class DecoderLM(Pretrained):
         num_layers: int = 4,
         num_heads: int = 4,
         num_kv_heads: int | None = None,
+        head_dim: int | None = None,
         mlp_dim: int | None = None,
         dropout: float = 0.0,
         norm_eps: float = 1e-5,
@@ -65,10 +68,13 @@ class DecoderLM(Pretrained):
         head = OutputHead(table) if head is None else head
         num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
         mlp_dim = math.ceil(8 * width / 3 / 32) * 32 if mlp_dim is None else mlp_dim
-        if num_heads < 1 or width % num_heads:
+        if num_heads < 1 or (head_dim is None and width % num_heads):
             raise SizeError(f"embed_dim {width} is not divisible by {num_heads} heads.")
         if num_kv_heads < 1 or num_heads % num_kv_heads:
             raise SizeError(f"{num_heads} query heads cannot share {num_kv_heads} key/value heads evenly.")
+        head_dim = width // num_heads if head_dim is None else head_dim
+        if head_dim < 1:
+            raise SizeError(f"head_dim must be at least 1, not {head_dim}.")
         if (head.in_features, head.out_features) != (width, table.vocab_size):
             raise SizeError(
                 f"The head maps width {head.in_features} to {head.out_features} tokens, "
@@ -78,7 +84,9 @@ class DecoderLM(Pretrained):
         self.position = position
         self.dropout = nn.Dropout(dropout)
         self.blocks = nn.ModuleList(
-            Block(width, num_heads, num_kv_heads, mlp_dim, dropout=dropout, norm_eps=norm_eps, depth=num_layers)
+            Block(
+                width, num_heads, num_kv_heads, head_dim, mlp_dim, dropout=dropout, norm_eps=norm_eps, depth=num_layers
+            )
             for _ in range(num_layers)
         )
         self.norm = nn.RMSNorm(width, eps=norm_eps)
@@ -87,6 +95,7 @@ class DecoderLM(Pretrained):
             "num_layers": num_layers,
             "num_heads": num_heads,
             "num_kv_heads": num_kv_heads,
+            "head_dim": head_dim,
             "mlp_dim": mlp_dim,
             "dropout": dropout,
             "norm_eps": norm_eps,
@@ -114,10 +123,15 @@ class DecoderLM(Pretrained):
         return cls(table, position, OutputHead(tied_to, **head), **options)
 
     def forward(
-        self, ids: Ids, *, positions: Positions | None = None, attention_mask: AttentionMask | None = None
+        self,
+        ids: Ids,
+        *,
+        positions: Positions | None = None,
+        attention_mask: AttentionMask | None = None,
+        cache: KeyValueCache | None = None,
     ) -> Float[Tensor, "*batch T V"]:
-        """Logits of the next token at every place, `(T,)` or `(B, T)` to `(..., T, V)`."""
-        logits: Tensor = self.head(self.hidden(ids, positions=positions, attention_mask=attention_mask))
+        """Logits of the next token at every place, `(T,)` or `(B, T)` to `(..., T, V)`; the arguments of `hidden`."""
+        logits: Tensor = self.head(self.hidden(ids, positions=positions, attention_mask=attention_mask, cache=cache))
         return logits
 
     def loss(
@@ -133,24 +147,37 @@ class DecoderLM(Pretrained):
         return self.head.loss(self.hidden(ids, positions=positions, attention_mask=attention_mask), targets, **options)
 
     def hidden(
-        self, ids: Ids, *, positions: Positions | None = None, attention_mask: AttentionMask | None = None
+        self,
+        ids: Ids,
+        *,
+        positions: Positions | None = None,
+        attention_mask: AttentionMask | None = None,
+        cache: KeyValueCache | None = None,
     ) -> Float[Tensor, "*batch T D"]:
         """What the head reads: the last block's output, normalised.
 
         Args:
             ids: Token IDs `(T,)` or `(B, T)`.
-            positions: Where each token stands; by default from 0, or as the mask says.
+            positions: Where each token stands; by default from 0, or as the mask says, or on from the cached text.
             attention_mask: 0 for padding; 1, or 1, 2, 3, ... for packed documents, which do not see each other.
+            cache: What was read before; `ids`, `positions` and `attention_mask` are then those of the new tokens.
         """
         if ids.dim() == 1:
             mask = None if attention_mask is None else attention_mask.unsqueeze(0)
-            return self.hidden(ids.unsqueeze(0), positions=positions, attention_mask=mask).squeeze(0)
-        if positions is None:
+            return self.hidden(ids.unsqueeze(0), positions=positions, attention_mask=mask, cache=cache).squeeze(0)
+        if cache is not None:
+            positions, attention_mask = cache.places_of(ids, positions, attention_mask)
+        elif positions is None:
             positions = positions_of(ids, attention_mask)
         x = self.dropout(embed(ids, self.table, self.position, positions))
-        scores = attention_scores_bias(self.position.bias(positions, positions), attention_mask, ids.shape[-1])
-        for block in self.blocks:
-            x = block(x, self.position, positions, scores)
+        seen = positions
+        if cache is not None:  # only now: a bad ID or position above leaves the cache as it was
+            cache.follow(self.position, positions)
+            seen, attention_mask = cache.remember(positions, attention_mask)
+        bias = self.position.bias(positions, seen)
+        scores = attention_scores_bias(bias, attention_mask, ids.shape[-1], seen.shape[-1], device=ids.device)
+        for number, block in enumerate(self.blocks):
+            x = block(x, self.position, positions, scores, None if cache is None else cache.block(number))
         normalised: Tensor = self.norm(x)
         return normalised
 
@@ -168,6 +195,7 @@ class Block(nn.Module):
         width: int,
         num_heads: int,
         num_kv_heads: int,
+        head_dim: int,
         mlp_dim: int,
         *,
         dropout: float,
@@ -176,7 +204,7 @@ class Block(nn.Module):
     ) -> None:
         super().__init__()
         self.attention_norm = nn.RMSNorm(width, eps=norm_eps)
-        self.attention = Attention(width, num_heads, num_kv_heads, depth=depth)
+        self.attention = Attention(width, num_heads, num_kv_heads, head_dim, depth=depth)
         self.mlp_norm = nn.RMSNorm(width, eps=norm_eps)
         self.mlp = SwiGLU(width, mlp_dim, depth=depth)
         self.dropout = nn.Dropout(dropout)
@@ -186,10 +214,11 @@ class Block(nn.Module):
         x: Float[Tensor, "*batch T D"],
         position: Position,
         positions: Positions,
-        scores: Float[Tensor, "*mask H T T"] | None,
+        scores: Float[Tensor, "*mask T S"] | None,
+        past: BlockCache | None = None,
     ) -> Float[Tensor, "*batch T D"]:
         """One step of the residual stream."""
-        x = x + self.dropout(self.attention(self.attention_norm(x), position, positions, scores))
+        x = x + self.dropout(self.attention(self.attention_norm(x), position, positions, scores, past))
         y: Tensor = x + self.dropout(self.mlp(self.mlp_norm(x)))
         return y
 
@@ -197,9 +226,9 @@ class Block(nn.Module):
 class Attention(nn.Module):
     """Causal attention with H query heads and G key/value heads, whatever the position scheme."""
 
-    def __init__(self, width: int, num_heads: int, num_kv_heads: int, *, depth: int) -> None:
+    def __init__(self, width: int, num_heads: int, num_kv_heads: int, head_dim: int, *, depth: int) -> None:
         super().__init__()
-        self.head_dim = width // num_heads
+        self.head_dim = head_dim
         self.query = nn.Linear(width, num_heads * self.head_dim, bias=False)
         self.key = nn.Linear(width, num_kv_heads * self.head_dim, bias=False)
         self.value = nn.Linear(width, num_kv_heads * self.head_dim, bias=False)
@@ -211,19 +240,21 @@ class Attention(nn.Module):
         x: Float[Tensor, "*batch T D"],
         position: Position,
         positions: Positions,
-        scores: Float[Tensor, "*mask H T T"] | None,
+        scores: Float[Tensor, "*mask T S"] | None,
+        past: BlockCache | None = None,
     ) -> Float[Tensor, "*batch T D"]:
-        """`softmax(q k^T / sqrt(K) + scores) v`, causal where `scores` is `None`."""
+        """`softmax(q k^T / sqrt(K) + scores) v` over past and new tokens, causal where `scores` is `None`."""
         q_BHTK, k_BGTK, v_BGTK = (
             part(x).unflatten(-1, (-1, self.head_dim)).transpose(-2, -3) for part in (self.query, self.key, self.value)
         )
         q_BHTK, k_BGTK = position.rotate(q_BHTK, k_BGTK, positions)
+        k_BGSK, v_BGSK = (k_BGTK, v_BGTK) if past is None else past.extend(k_BGTK, v_BGTK)
         y_BHTK = F.scaled_dot_product_attention(
             q_BHTK,
-            k_BGTK,
-            v_BGTK,
+            k_BGSK,
+            v_BGSK,
             attn_mask=None if scores is None else scores.to(q_BHTK.dtype),
-            is_causal=scores is None,
+            is_causal=scores is None and q_BHTK.shape[-2] == k_BGSK.shape[-2],  # a single new token sees all
             enable_gqa=q_BHTK.shape[-3] != k_BGTK.shape[-3],
         )
         result: Tensor = self.out(y_BHTK.transpose(-2, -3).flatten(-2))
@@ -254,20 +285,35 @@ def initialise(inner: list[nn.Linear], outer: nn.Linear, depth: int) -> None:
 
 
 def attention_scores_bias(
-    bias: Float[Tensor, "rows H T T"] | None, attention_mask: AttentionMask | None, length: int
-) -> Float[Tensor, "*rows H T T"] | None:
-    """The position's bias with -inf wherever a token may not look; `None` for plain causal attention.
+    bias: Float[Tensor, "rows H T S"] | None,
+    documents: Int[Tensor, "*batch S"] | Bool[Tensor, "*batch S"] | None,
+    queries: int,
+    keys: int,
+    *,
+    device: torch.device,
+) -> Float[Tensor, "*rows T S"] | None:
+    """The position's bias with -inf wherever a token may not look.
 
     A token sees itself and earlier tokens of its own document. Padding sees itself only, so that no row is empty.
+
+    Args:
+        bias: What the position adds to the scores.
+        documents: For each of the keys 0 for padding, else its document.
+        queries: New tokens, T: the last of the keys.
+        keys: All tokens, S.
+        device: Where to make the result.
+
+    Returns:
+        `None` where only the future is to be hidden, and the queries are all of the keys or the last one alone.
     """
-    if bias is None and attention_mask is None:
+    if bias is None and documents is None and queries in (1, keys):
         return None
-    device = bias.device if bias is not None else attention_mask.device  # type: ignore[union-attr]
-    allowed: Bool[Tensor, "*rows T T"] = torch.ones(length, length, dtype=torch.bool, device=device).tril()
-    if attention_mask is not None:
-        same = attention_mask.unsqueeze(-1) == attention_mask.unsqueeze(-2)
-        is_text = (attention_mask != 0).unsqueeze(-1)
-        allowed = (allowed & same & is_text) | torch.eye(length, dtype=torch.bool, device=device)
+    allowed: Bool[Tensor, "*rows T S"] = torch.ones(queries, keys, dtype=torch.bool, device=device)
+    allowed = allowed.tril(keys - queries)
+    if documents is not None:
+        asking = documents[..., keys - queries :].unsqueeze(-1)
+        itself = torch.eye(keys, dtype=torch.bool, device=device)[keys - queries :]
+        allowed = (allowed & (asking == documents.unsqueeze(-2)) & (asking != 0)) | itself
         allowed = allowed.unsqueeze(-3)
     start = torch.zeros((), device=device) if bias is None else bias
     return torch.where(allowed, start, float("-inf"))

@@ -5,7 +5,7 @@ those few fields are read from the file, which is a protocol buffer.
 """
 
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -58,10 +58,13 @@ def _tokenizer(processor: Any, raw: bytes) -> Tokenizer:
         tokenizer = Tokenizer(models.Unigram(pieces, processor.unk_id(), byte_fallback))
     elif kind == _BPE:
         unknown = processor.id_to_piece(processor.unk_id())
+        ids = {piece: i for i, (piece, _) in enumerate(pieces)}
+        whole = [i for i in range(len(pieces)) if not (processor.is_byte(i) or processor.is_control(i))]
+        best = sorted(whole, key=lambda i: (-pieces[i][1], i))
         tokenizer = Tokenizer(
             models.BPE(
-                vocab={piece: i for i, (piece, _) in enumerate(pieces)},
-                merges=_merges(processor, pieces),
+                vocab=ids,
+                merges=merges_of((pieces[i][0] for i in best), ids),
                 unk_token=unknown,
                 fuse_unk=True,
                 byte_fallback=byte_fallback,
@@ -95,16 +98,14 @@ def _normalizer(charsmap: bytes, *, adds_space: bool, trims: bool, space: str) -
     return normalizers.Sequence([*steps, normalizers.Replace(" ", space)])
 
 
-def _merges(processor: Any, pieces: list[tuple[str, float]]) -> list[tuple[str, str]]:
-    """Every way to put a piece together from two others, best score first.
+def merges_of(pieces: Iterable[str], ids: Mapping[str, int]) -> list[tuple[str, str]]:
+    """Every way to put each piece together from two that have IDs, piece after piece.
 
-    SentencePiece merges the neighbours whose joint piece has the best score; a list of merges says the same.
+    SentencePiece merges the neighbours whose joint piece has the best score; a list of merges, best piece first, says
+    the same.
     """
-    ids = {piece: i for i, (piece, _) in enumerate(pieces)}
-    whole = [i for i in range(len(pieces)) if not (processor.is_byte(i) or processor.is_control(i))]
     merges = []
-    for i in sorted(whole, key=lambda i: (-pieces[i][1], i)):
-        piece = pieces[i][0]
+    for piece in pieces:
         splits = ((piece[:cut], piece[cut:]) for cut in range(1, len(piece)))
         known = [(left, right) for left, right in splits if left in ids and right in ids]
         merges += sorted(known, key=lambda pair: (ids[pair[0]], ids[pair[1]]))

@@ -25,6 +25,7 @@ END_OF_TEXT = "<|endoftext|>"
 
 _ENDS_OF_TEXT = (END_OF_TEXT, "</s>", "[SEP]", "<eos>", "<|end_of_text|>", "<|eot_id|>")
 _KNOWN_SPECIALS = (END_OF_TEXT, "<s>", "<pad>", "</s>", "<unk>", "<mask>")
+_LLAMA2C = ("tokenizer.bin", "tok[0-9]*.bin")
 _WORDS = r"\w+(?:['’]\w+)*|[^\w\s]"
 
 
@@ -105,6 +106,7 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
     - SentencePiece's `.model`, BPE or Unigram, with the `spm` extra. The result is compared with SentencePiece on
       sample text and refused where the two differ. Unlike in SentencePiece, control symbols such as `</s>` in a text
       are read as such.
+    - llama2.c's `tokenizer.bin` (`tok512.bin`).
     - A folder that holds one of these, looked for in this order.
 
     Raises:
@@ -117,6 +119,8 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
         path = _only_tokenizer_in(path)
     if path.suffix == ".model":
         return _load_sentencepiece(path)
+    if path.suffix == ".bin":
+        return _load_llama2c(path)
     pair = _bpe_pair(path)
     if path.suffix == ".json":
         content = _read_json(path)
@@ -129,7 +133,7 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
         return _load_vocab_txt(path)
     raise TokenizerError(
         f"{path} has no known tokenizer form. Give a tokenizer.json, encoder.json with vocab.bpe, vocab.json with "
-        f"merges.txt, a BERT vocab.txt, or a SentencePiece .model."
+        f"merges.txt, a BERT vocab.txt, a SentencePiece .model, or llama2.c's tokenizer.bin."
     )
 
 
@@ -339,7 +343,7 @@ def _train_word(texts: Iterable[str], vocab_size: int, specials: list[str], min_
 
 def _only_tokenizer_in(folder: Path) -> Path:
     """The file to read in a folder: a plain name before a prefixed one, in the order that `load_tokenizer` states."""
-    for names in (("tokenizer.json",), ("vocab.json", "encoder.json"), ("*.model",), ("vocab.txt",)):
+    for names in (("tokenizer.json",), ("vocab.json", "encoder.json"), ("*.model",), ("vocab.txt",), _LLAMA2C):
         for pattern in (*names, *(f"*{name.lstrip('*')}" for name in names)):
             found = sorted(file for file in folder.glob(pattern) if not file.name.startswith("."))
             if len(found) > 1:
@@ -349,7 +353,7 @@ def _only_tokenizer_in(folder: Path) -> Path:
                 return found[0]
     raise TokenizerError(
         f"{folder} holds no tokenizer: none of tokenizer.json, vocab.json with merges.txt, encoder.json with "
-        f"vocab.bpe, a SentencePiece .model, or vocab.txt."
+        f"vocab.bpe, a SentencePiece .model, vocab.txt, or llama2.c's tokenizer.bin."
     )
 
 
@@ -426,6 +430,12 @@ def _load_sentencepiece(path: Path) -> Tokenizer:
     from embedlayer.text.sentencepiece import convert
 
     return _built(path, partial(convert, path))
+
+
+def _load_llama2c(path: Path) -> Tokenizer:
+    from embedlayer.text.llama2c import read
+
+    return _built(path, partial(read, path))
 
 
 def _read_text(path: Path) -> str:

@@ -4,33 +4,9 @@ import copy
 
 import pytest
 import torch
+from decoders import POSITIONS, small
 
-from embedlayer import (
-    AlibiBias,
-    CheckpointError,
-    DecoderLM,
-    FactorizedEmbedding,
-    LearnedPositionalEmbedding,
-    OutputHead,
-    Position,
-    RotaryEmbedding,
-    SinusoidalPositionalEmbedding,
-    SizeError,
-    TokenEmbedding,
-)
-
-POSITIONS = {
-    "learned": lambda: LearnedPositionalEmbedding(16, 24),
-    "sinusoidal": lambda: SinusoidalPositionalEmbedding(16, 24),
-    "rotary": lambda: RotaryEmbedding(6),
-    "alibi": lambda: AlibiBias(4),
-    "none": Position,
-}
-
-
-def small(position="rotary", *, table=None, head=None, **options) -> DecoderLM:
-    table = TokenEmbedding(50, 24, scale="sqrt_dim", padding_idx=0) if table is None else table
-    return DecoderLM(table, POSITIONS[position](), head, **{"num_layers": 2, "num_heads": 4, **options}).eval()
+from embedlayer import CheckpointError, DecoderLM, FactorizedEmbedding, OutputHead, SizeError, TokenEmbedding
 
 
 @pytest.mark.parametrize("position", POSITIONS)

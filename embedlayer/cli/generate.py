@@ -1,0 +1,171 @@
+"""`embedlayer generate`: what a model says next."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import click
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+    from embedlayer.models.decoder import DecoderLM
+
+TOKENS = 256
+
+
+class Opened(NamedTuple):
+    """A model to decode with."""
+
+    model: "DecoderLM"
+    tokenizer: "Tokenizer"
+    starts_with: tuple[int, ...]
+    """What stands in front of a text where the tokenizer adds nothing."""
+    stops: tuple[int, ...]
+    """Tokens that end a text."""
+    adds_specials: bool
+    """Whether the tokenizer's own special tokens belong to a text, as they do for models made by others."""
+
+
+@click.command()
+@click.argument("directory", type=click.Path(path_type=Path))
+@click.argument("text", default="")
+@click.option("--tokens", type=int, help=f"Tokens to add at most.  [default: {TOKENS}, or what the positions reach]")
+@click.option("--temperature", default=0.0, show_default=True, help="0 takes the likeliest token; larger is more even.")
+@click.option("--top-k", type=int, help="Draw from the so many likeliest tokens only.")
+@click.option("--seed", default=0, show_default=True, help="Of what is drawn.")
+@click.option("--tokenizer", "tokenizer_from", type=click.Path(path_type=Path), help="Use this tokenizer instead.")
+@click.option("--device", default="auto", show_default=True, help="cpu, cuda, ...")
+@click.option("--json", "as_json", is_flag=True, help="Print the result as one line of JSON, and nothing else.")
+def generate(
+    directory: Path,
+    text: str,
+    tokens: int | None,
+    temperature: float,
+    top_k: int | None,
+    seed: int,
+    tokenizer_from: Path | None,
+    device: str,
+    as_json: bool,
+) -> None:
+    """Continue TEXT with the model in DIRECTORY: a trained run, or a LLaMA-type checkpoint (a folder or a file)."""
+    import torch
+
+    from embedlayer.cli.pipeline import chosen_device
+    from embedlayer.models.generate import next_tokens
+
+    opened = open_model(directory, tokenizer_from, chosen_device(device))
+    model = opened.model
+    ids = begin(opened, text)
+    reach = model.position.max_seq_len
+    if tokens is None:
+        tokens = TOKENS if reach is None else max(0, min(TOKENS, reach + 1 - len(ids)))
+    torch.manual_seed(seed)
+    following = next_tokens(
+        model,
+        torch.tensor([ids], device=next(model.parameters()).device),
+        max_new_tokens=tokens,
+        temperature=temperature,
+        top_k=top_k,
+        stop_id=opened.stops,
+    )
+    new: list[int] = []
+    shown = ""
+    for token in following:
+        new.append(int(token))
+        if not as_json:
+            shown = _show(opened.tokenizer.decode([*ids, *new]).rstrip("\ufffd"), shown)
+    said = opened.tokenizer.decode([*ids, *new])
+    if as_json:
+        stopped = bool(new) and new[-1] in opened.stops
+        click.echo(json.dumps({"text": said, "ids": ids + new, "new_tokens": len(new), "stopped": stopped}))
+        return
+    if not said.startswith(shown):  # a decoder that takes back what it gave: say it all again
+        click.echo()
+        shown = ""
+    click.echo(said[len(shown) :])
+
+
+def _show(text: str, shown: str) -> str:
+    """Print what is new in `text`; returns what stands on the screen."""
+    if not text.startswith(shown):
+        return shown
+    click.echo(text[len(shown) :], nl=False)
+    return text
+
+
+def begin(opened: Opened, text: str) -> list[int]:
+    """The tokens that a text begins with.
+
+    Raises:
+        TextError: There are none, and the model has no token that starts a text.
+    """
+    from embedlayer.errors import TextError
+
+    ids: list[int] = opened.tokenizer.encode(text, add_special_tokens=opened.adds_specials).ids
+    ids = ids or list(opened.starts_with)
+    if not ids:
+        raise TextError("This model has no token that starts a text: give it a beginning.")
+    return ids
+
+
+def open_model(path: Path, tokenizer_from: Path | None = None, device: str = "cpu") -> Opened:
+    """A trained run, or a LLaMA-type checkpoint, with its tokenizer.
+
+    Raises:
+        FileError: There is no model.
+        CheckpointError: It is damaged, or of another kind.
+        TokenizerError: The tokenizer is missing, damaged, or has more entries than the table.
+    """
+    from embedlayer.errors import TokenizerError
+    from embedlayer.models.llama import load_llama
+    from embedlayer.text.tokenizer import end_of_text_id, load_tokenizer, table_size
+    from embedlayer.training.run_directory import load_run
+
+    if is_run(path):
+        model, tokenizer = load_run(path, device=device)
+        tokenizer = tokenizer if tokenizer_from is None else load_tokenizer(tokenizer_from)
+        end = end_of_text_id(tokenizer)
+        ends: tuple[int, ...] = () if end is None else (end,)
+        opened = Opened(model, tokenizer, starts_with=ends, stops=ends, adds_specials=False)
+    else:
+        model = load_llama(path, device=device)
+        folder = path if path.is_dir() else path.parent
+        tokenizer = load_tokenizer(folder if tokenizer_from is None else tokenizer_from)
+        starts, ends = _special_ids(folder, tokenizer)
+        opened = Opened(model, tokenizer, starts_with=starts[:1], stops=(*starts, *ends), adds_specials=True)
+    if table_size(tokenizer) > model.table.vocab_size:
+        raise TokenizerError(
+            f"The tokenizer gives IDs up to {table_size(tokenizer) - 1}, the table in {path} has "
+            f"{model.table.vocab_size} rows: they do not belong together."
+        )
+    return opened
+
+
+def is_run(path: Path) -> bool:
+    """Whether a folder is one of ours: trained or in training, or nothing that another kind of model is read from."""
+    from embedlayer.files import read_json
+    from embedlayer.training.run_directory import RunDirectory
+
+    config = path / "config.json"
+    if path.is_file() or (config.exists() and "format_version" not in read_json(config)):
+        return False
+    return config.exists() or RunDirectory(path).holds_a_run or not any(path.glob("*.safetensors*"))
+
+
+def _special_ids(folder: Path, tokenizer: "Tokenizer") -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Tokens that start and that end a text: as the configuration says, else by their names."""
+    from embedlayer.files import read_json
+    from embedlayer.text.tokenizer import end_of_text_id
+
+    stated: dict[str, Any] = {}
+    for name in ("config.json", "generation_config.json"):
+        if (folder / name).exists():
+            stated |= {key: value for key, value in read_json(folder / name).items() if value is not None}
+
+    def ids(key: str, named: int | None) -> tuple[int, ...]:
+        values = stated.get(key, named)
+        values = values if isinstance(values, list) else [values]
+        return tuple(value for value in values if isinstance(value, int))
+
+    return ids("bos_token_id", tokenizer.token_to_id("<s>")), ids("eos_token_id", end_of_text_id(tokenizer))

@@ -1,0 +1,294 @@
+"""LLaMA-type checkpoints as a `DecoderLM`, in the two layouts that they come in.
+
+The model is the same in both; names differ, and so does the order of the channels of queries and keys: Meta's rotary
+pairs are neighbours, Hugging Face's lie half a head apart. Neither is permuted here: the rotary embedding is told.
+"""
+
+import re
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from embedlayer.derived import derive_all
+from embedlayer.errors import CheckpointError, EmbedLayerWarning, FileError
+from embedlayer.files import JsonObject, load_tensors, read_json
+from embedlayer.layers.output import OutputHead
+from embedlayer.models.decoder import DecoderLM
+from embedlayer.positions.position import Position
+from embedlayer.positions.rotary import RotaryEmbedding
+from embedlayer.pretrained import CONFIG, WEIGHTS, assign
+from embedlayer.tables.dense import TokenEmbedding
+
+META = {
+    "tok_embeddings.weight": "table.weight",
+    "layers.{}.attention_norm.weight": "blocks.{}.attention_norm.weight",
+    "layers.{}.attention.wq.weight": "blocks.{}.attention.query.weight",
+    "layers.{}.attention.wk.weight": "blocks.{}.attention.key.weight",
+    "layers.{}.attention.wv.weight": "blocks.{}.attention.value.weight",
+    "layers.{}.attention.wo.weight": "blocks.{}.attention.out.weight",
+    "layers.{}.ffn_norm.weight": "blocks.{}.mlp_norm.weight",
+    "layers.{}.feed_forward.w1.weight": "blocks.{}.mlp.gate.weight",
+    "layers.{}.feed_forward.w3.weight": "blocks.{}.mlp.up.weight",
+    "layers.{}.feed_forward.w2.weight": "blocks.{}.mlp.down.weight",
+    "norm.weight": "norm.weight",
+    "output.weight": "head.weight",
+}
+"""Meta's names, and ours."""
+
+HUGGING_FACE = {
+    "model.embed_tokens.weight": "table.weight",
+    "model.layers.{}.input_layernorm.weight": "blocks.{}.attention_norm.weight",
+    "model.layers.{}.self_attn.q_proj.weight": "blocks.{}.attention.query.weight",
+    "model.layers.{}.self_attn.k_proj.weight": "blocks.{}.attention.key.weight",
+    "model.layers.{}.self_attn.v_proj.weight": "blocks.{}.attention.value.weight",
+    "model.layers.{}.self_attn.o_proj.weight": "blocks.{}.attention.out.weight",
+    "model.layers.{}.post_attention_layernorm.weight": "blocks.{}.mlp_norm.weight",
+    "model.layers.{}.mlp.gate_proj.weight": "blocks.{}.mlp.gate.weight",
+    "model.layers.{}.mlp.up_proj.weight": "blocks.{}.mlp.up.weight",
+    "model.layers.{}.mlp.down_proj.weight": "blocks.{}.mlp.down.weight",
+    "model.norm.weight": "norm.weight",
+    "lm_head.weight": "head.weight",
+}
+"""The names of transformers' `LlamaForCausalLM`, and ours."""
+
+MODEL_TYPES = ("llama", "mistral")
+DEFAULT_BASE = 10000.0
+INDEX = "model.safetensors.index.json"
+
+_DERIVED = re.compile(r"(.*\.)?(rotary_emb\.inv_freq|rope\.freqs|freqs_cos|freqs_sin)")
+_CONVERT = (
+    'Pickles are never loaded; convert one that you trust, once: python -c "import torch, safetensors.torch as s; '
+    "s.save_file({k: v.clone() for k, v in torch.load('model.bin', weights_only=True).items()}, 'model.safetensors')\""
+)
+_FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+
+
+def load_llama(path: Path | str, *, dtype: torch.dtype | None = None, device: torch.device | str = "cpu") -> DecoderLM:
+    """Read a LLaMA-type checkpoint.
+
+    - Hugging Face's layout: a folder with `config.json` (`model_type` llama, or mistral without a sliding window) and
+      `model.safetensors`, sharded or not.
+    - Meta's: a safetensors file with `tok_embeddings.weight`, `layers.0.attention.wq.weight`, ..., or a folder that
+      holds one. Its sizes (`n_heads`, `norm_eps`, ...) stand in the file's metadata or in `params.json` beside it; a
+      rotary base that is not stated is 10000, as in LLaMA 1 and 2.
+
+    A head without rows of its own is tied. Table and head keep the checkpoint's padding row as it is.
+
+    Args:
+        path: The file or folder.
+        dtype: In which type; that of the checkpoint if `None`.
+        device: Where to put it.
+
+    Returns:
+        The model, in evaluation mode.
+
+    Raises:
+        FileError: A file is missing or cannot be read.
+        CheckpointError: It is damaged, is a pickle, or describes a model that `DecoderLM` is not: named by its key.
+
+    Reference: transformers/models/llama/modeling_llama.py; meta-llama/llama, llama/model.py.
+    """
+    path = Path(path)
+    tensors, metadata = _read(path, str(device))
+    if "tok_embeddings.weight" in tensors and "layers.0.attention.wq.weight" in tensors:
+        names, sizes = META, _meta_sizes(path, metadata, len(tensors["layers.0.attention.wq.weight"]))
+    elif "model.embed_tokens.weight" in tensors:
+        names, sizes = HUGGING_FACE, _hugging_face_sizes(path)
+    else:
+        raise CheckpointError(
+            f"{path} is no LLaMA-type checkpoint: it has neither model.embed_tokens.weight (Hugging Face's layout) nor "
+            f"tok_embeddings.weight (Meta's)."
+        )
+    renamed = {_our_name(name, names): _float(name, tensor, dtype) for name, tensor in tensors.items()}
+    renamed.pop("", None)
+    tied = sizes.pop("tied", "head.weight" not in renamed)
+    if tied and "head.weight" in renamed:
+        tied = torch.equal(renamed["head.weight"], renamed["table.weight"])
+        if tied:
+            del renamed["head.weight"]
+        else:
+            message = f"{path} says that its head is tied, and holds a head with other rows: these are used."
+            warnings.warn(message, EmbedLayerWarning, stacklevel=2)
+    with torch.device("meta"):
+        model = _build(path, renamed, tied=tied, **sizes)
+    assign(model, renamed, source=path)
+    derive_all(model, device)
+    return model.eval()
+
+
+def _build(path: Path, tensors: Mapping[str, Tensor], *, tied: bool, position: Position, **sizes: Any) -> DecoderLM:
+    """The model that sizes and shapes describe, without its numbers."""
+    table, up = tensors["table.weight"], tensors.get("blocks.0.mlp.up.weight")
+    if table.dim() != 2 or up is None or up.dim() != 2:
+        raise CheckpointError(f"{path} is not whole: it lacks a (V, D) table, or the tensors of the first block.")
+    vocab_size, embed_dim = table.shape
+    found = {
+        "vocab_size": vocab_size,
+        "embed_dim": embed_dim,
+        "num_layers": len({name.split(".")[1] for name in tensors if name.startswith("blocks.")}),
+    }
+    for name, number in found.items():
+        stated = sizes.pop(name) or number
+        if stated != number:
+            raise CheckpointError(f"{path} states {name} {stated}, and its tensors have {number}: they do not fit.")
+    return DecoderLM(
+        TokenEmbedding(vocab_size, embed_dim),
+        position,
+        None if tied else OutputHead(vocab_size=vocab_size, embed_dim=embed_dim),
+        num_layers=found["num_layers"],
+        head_dim=getattr(position, "head_dim", None),
+        mlp_dim=len(up),
+        **sizes,
+    )
+
+
+# Sizes
+
+
+def _hugging_face_sizes(path: Path) -> JsonObject:
+    file = (path if path.is_dir() else path.parent) / CONFIG
+    config = read_json(file)
+    refuse_unless(file, config, "model_type", *MODEL_TYPES)
+    refuse_unless(file, config, "hidden_act", "silu", "swish", None)
+    for key in ("attention_bias", "mlp_bias", "sliding_window", "quantization_config"):
+        refuse_unless(file, config, key, False, None)
+    heads = _number(file, config, "num_attention_heads", int)
+    return {
+        "vocab_size": _number(file, config, "vocab_size", int),
+        "embed_dim": _number(file, config, "hidden_size", int),
+        "num_layers": _number(file, config, "num_hidden_layers", int),
+        "num_heads": heads,
+        "num_kv_heads": _number(file, config, "num_key_value_heads", int, heads),
+        "norm_eps": _number(file, config, "rms_norm_eps", float),
+        "tied": config.get("tie_word_embeddings", False) is True,
+        "position": RotaryEmbedding.from_config(config, default_base=DEFAULT_BASE),
+    }
+
+
+def _meta_sizes(path: Path, metadata: JsonObject, query_rows: int) -> JsonObject:
+    file = (path if path.is_dir() else path.parent) / "params.json"
+    if "n_heads" not in metadata:
+        if not file.exists():
+            raise CheckpointError(
+                f"{path} does not state its sizes: its metadata has no n_heads, and there is no {file.name} beside it."
+            )
+        metadata = read_json(file)
+    refuse_unless(file, metadata, "use_scaled_rope", False, None)
+    heads = _number(path, metadata, "n_heads", int)
+    stated = re.search(r"theta ([\d.]+)", str(metadata.get("rope", "")))
+    base = _number(
+        path, {"rope_theta": stated[1], **metadata} if stated else metadata, "rope_theta", float, DEFAULT_BASE
+    )
+    return {
+        "vocab_size": max(0, _number(path, metadata, "vocab_size", int, 0)),
+        "embed_dim": _number(path, metadata, "dim", int, 0),
+        "num_layers": _number(path, metadata, "n_layers", int, 0),
+        "num_heads": heads,
+        "num_kv_heads": _number(path, metadata, "n_kv_heads", int, heads),
+        "norm_eps": _number(path, metadata, "norm_eps", float),
+        "position": RotaryEmbedding(query_rows // max(1, heads), base, interleaved=True),
+    }
+
+
+def refuse_unless(file: Path, config: Mapping[str, Any], key: str, *allowed: object) -> None:
+    """Refuse a configuration that asks for something that is not among what is understood.
+
+    Raises:
+        CheckpointError: Naming the key, its value and what is understood.
+    """
+    if config.get(key) not in allowed:
+        known = ", ".join(str(value) for value in allowed if value is not None)
+        raise CheckpointError(f"{file}: {key} {config.get(key)!r} is not what DecoderLM has (known: {known}).")
+
+
+def _number(file: Path, config: Mapping[str, Any], key: str, kind: type, default: Any = None) -> Any:
+    """The number at `key`, which metadata hold as a string."""
+    found = default if config.get(key) is None else config[key]
+    if found is None:
+        raise CheckpointError(f"{file} does not state {key}.")
+    try:
+        number = kind(found)
+    except (TypeError, ValueError, OverflowError):
+        number = None
+    if number is None or isinstance(found, bool) or number != float(found) or not abs(number) < 2**31:
+        raise CheckpointError(f"{file}: {key} must be a number, not {found!r}.")
+    return number
+
+
+# Reading
+
+
+def _read(path: Path, device: str) -> tuple[dict[str, Tensor], dict[str, str]]:
+    tensors: dict[str, Tensor] = {}
+    metadata: dict[str, str] = {}
+    for file in weight_files(path):
+        found, metadata = load_tensors(file, device)
+        twice = tensors.keys() & found.keys()
+        if twice:
+            raise CheckpointError(f"{file} holds {min(twice)}, which another file of {path} holds too.")
+        tensors |= found
+    return tensors, metadata
+
+
+def weight_files(path: Path | str) -> list[Path]:
+    """The safetensors files of a checkpoint: the file itself, or what a folder holds, in shards or whole.
+
+    Raises:
+        FileError: There is none.
+        CheckpointError: Pickles, an index that is damaged or leaves the folder, or several files and no index.
+    """
+    path = Path(path)
+    if not path.is_dir():
+        if path.name.endswith(".index.json"):
+            return _shards(path)
+        if path.exists() and path.suffix != ".safetensors":
+            raise CheckpointError(f"{path} is not a safetensors file. {_CONVERT}")
+        return [path]
+    if (path / INDEX).exists():
+        return _shards(path / INDEX)
+    if (path / WEIGHTS).exists():
+        return [path / WEIGHTS]
+    files = sorted(path.glob("*.safetensors"))
+    if len(files) > 1:
+        raise CheckpointError(f"{path} holds {len(files)} safetensors files and no {INDEX}: name the file.")
+    pickles = sorted(file.name for suffix in ("bin", "pt", "pth") for file in path.glob(f"*.{suffix}"))
+    if not files and pickles:
+        raise CheckpointError(f"{path} holds no safetensors file, only {', '.join(pickles)}. {_CONVERT}")
+    if not files:
+        raise FileError(f"{path} holds no model: there is no safetensors file in it.")
+    return files
+
+
+def _shards(index: Path) -> list[Path]:
+    places = read_json(index).get("weight_map")
+    if not isinstance(places, dict) or not places or not all(isinstance(name, str) for name in places.values()):
+        raise CheckpointError(f"{index} is not an index of shards: its weight_map should name a file for each tensor.")
+    names = sorted(set(places.values()))
+    for name in names:
+        if Path(name).name != name or not name.endswith(".safetensors"):
+            raise CheckpointError(f"{index} names the shard {name!r}, which is no safetensors file of its folder.")
+        if not (index.parent / name).exists():
+            raise FileError(f"{index.parent} lacks the shard {name} that {index.name} names. Copy it there.")
+    return [index.parent / name for name in names]
+
+
+def _our_name(name: str, names: Mapping[str, str]) -> str:
+    """Our name of a tensor; "" for one that follows from the sizes; an unknown one keeps its name, and is refused."""
+    if _DERIVED.fullmatch(name):
+        return ""
+    block = re.fullmatch(r"(.*?\.?layers)\.(0|[1-9]\d{0,5})\.(.*)", name)
+    if block is None:
+        return names.get(name, name)
+    pattern = names.get(f"{block[1]}.{{}}.{block[3]}")
+    return name if pattern is None else pattern.format(block[2])
+
+
+def _float(name: str, tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
+    if tensor.dtype not in _FLOATS:
+        kind = str(tensor.dtype).removeprefix("torch.")
+        raise CheckpointError(f"{name} is stored as {kind}: only checkpoints in float32, bfloat16, float16 are read.")
+    return tensor if dtype is None else tensor.to(dtype)

@@ -1,0 +1,121 @@
+"""`embedlayer generate` on a run of ours and on LLaMA-type checkpoints."""
+
+import json
+
+import pytest
+import torch
+
+from embedlayer import (
+    DecoderLM,
+    LearnedPositionalEmbedding,
+    OutputHead,
+    RotaryEmbedding,
+    TokenEmbedding,
+    generate,
+    train_tokenizer,
+)
+from embedlayer.cli.main import main
+
+
+def run(*arguments: object) -> int:
+    with pytest.raises(SystemExit) as stop:
+        main([str(argument) for argument in arguments])
+    return int(stop.value.code or 0)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    torch.manual_seed(3)
+    folder = tmp_path_factory.mktemp("run")
+    head = OutputHead(vocab_size=257, embed_dim=16, init_std=1.0)
+    model = DecoderLM(TokenEmbedding(257, 16, init_std=1.0), RotaryEmbedding(8), head, num_layers=1, num_heads=2)
+    model.save_pretrained(folder, tokenizer=train_tokenizer((), "byte"))
+    return folder
+
+
+def test_a_run_of_ours_continues_the_text(folder, capsys) -> None:
+    assert run("generate", folder, "Once", "--tokens", 20, "--json") == 0
+    result = json.loads(capsys.readouterr().out)
+    model, tokenizer = DecoderLM.read_pretrained(folder), train_tokenizer((), "byte")
+    prompt = torch.tensor(tokenizer.encode("Once").ids)
+    assert result["ids"] == generate(model, prompt, max_new_tokens=20, stop_id=256).tolist()
+    assert result["text"] == tokenizer.decode(result["ids"])
+    assert result["new_tokens"] == len(result["ids"]) - 4
+    assert result["stopped"] == (result["ids"][-1] == 256)
+    assert run("generate", folder, "Once", "--tokens", 20) == 0
+    assert capsys.readouterr().out == result["text"] + "\n"
+
+
+def test_a_seed_fixes_what_is_drawn_and_no_text_starts_at_the_end_of_another(folder, capsys) -> None:
+    said = []
+    for seed in (1, 1, 2):
+        assert run("generate", folder, "--tokens", 30, "--temperature", 1, "--top-k", 40, "--seed", seed, "--json") == 0
+        said.append(json.loads(capsys.readouterr().out)["ids"])
+    assert said[0] == said[1] != said[2]
+    assert said[0][0] == 256
+
+
+def test_without_a_number_of_tokens_it_says_what_its_positions_reach(tmp_path, capsys) -> None:
+    head = OutputHead(vocab_size=257, embed_dim=16, init_std=1.0)
+    position = LearnedPositionalEmbedding(12, 16)
+    DecoderLM(TokenEmbedding(257, 16), position, head, num_layers=1, num_heads=2).save_pretrained(
+        tmp_path, tokenizer=train_tokenizer((), "byte", special_tokens=())
+    )
+    assert run("generate", tmp_path, "Once", "--json") == 0
+    assert len(json.loads(capsys.readouterr().out)["ids"]) == 13
+    assert run("generate", tmp_path, "Once", "--tokens", 40) == 2
+    assert "exceeds the 12 positions" in capsys.readouterr().err
+    assert run("generate", tmp_path) == 2
+    assert "give it a beginning" in capsys.readouterr().err
+
+
+def test_a_checkpoint_of_transformers_is_continued(tmp_path, capsys) -> None:
+    transformers = pytest.importorskip("transformers", reason="the dev extra is not installed")
+    from tokenizers import processors
+
+    tokenizer = train_tokenizer("Once upon a time there was a cat. " * 9, vocab_size=300, special_tokens=["<s>"])
+    tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    config = transformers.LlamaConfig(
+        vocab_size=300,
+        hidden_size=16,
+        intermediate_size=24,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        initializer_range=0.5,
+        bos_token_id=0,
+        eos_token_id=[7, 8],
+    )
+    theirs = transformers.LlamaForCausalLM(config)
+    theirs.save_pretrained(tmp_path)
+    assert run("generate", tmp_path, "Once", "--tokens", 9, "--json") == 0
+    result = json.loads(capsys.readouterr().out)
+    prompt = torch.tensor([tokenizer.encode("Once").ids])
+    assert prompt[0, 0] == 0
+    expected = theirs.generate(prompt, max_new_tokens=9, do_sample=False, eos_token_id=[0, 7, 8], pad_token_id=0)
+    assert result["ids"] == expected[0].tolist()
+
+
+def test_stories260k_says_its_story(shared_data, capsys) -> None:
+    models = shared_data / "models"
+    assert run("generate", models / "stories260K.safetensors", "--json") == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result["text"] in (models / "stories260K.md").read_text()
+    assert len(result["ids"]) == 257
+    assert run("generate", models, "Once upon", "--tokens", 5) == 0
+    assert capsys.readouterr().out == "Once upon a time, there was\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["{tmp}", "hello"], 1, "holds no trained layer"),
+        (["{tmp}/nowhere.safetensors", "hello"], 1, "holds no trained layer"),
+        (["{run}", "hello", "--temperature", "-1"], 2, "temperature must be 0 or a positive number"),
+        (["{run}", "hello", "--tokens", "-1"], 2, "max_new_tokens must be at least 0"),
+        (["{run}", "hello", "--tokenizer", "{tmp}/none.json"], 1, "none.json"),
+    ],
+)
+def test_bad_input_ends_with_a_sentence_and_a_code(folder, tmp_path, capsys, arguments, code, message) -> None:
+    assert run("generate", *(argument.format(tmp=tmp_path, run=folder) for argument in arguments)) == code
+    assert message in capsys.readouterr().err

@@ -1,0 +1,251 @@
+"""LLaMA-type checkpoints beside transformers' LlamaForCausalLM."""
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from embedlayer import (
+    CheckpointError,
+    DecoderLM,
+    EmbedLayerError,
+    EmbedLayerWarning,
+    FileError,
+    RotaryEmbedding,
+    generate,
+    load_llama,
+    load_tokenizer,
+    permute_qk,
+)
+from embedlayer.models.llama import HUGGING_FACE, META
+
+transformers = pytest.importorskip("transformers", reason="the dev extra is not installed")
+
+SIZES = {
+    "vocab_size": 61,
+    "hidden_size": 32,
+    "intermediate_size": 44,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+}
+
+
+def peer(**options):
+    torch.manual_seed(1)
+    kind = options.pop("model_type", "Llama")
+    config = getattr(transformers, f"{kind}Config")(**{**SIZES, "initializer_range": 0.2, **options})
+    model = getattr(transformers, f"{kind}ForCausalLM")(config).eval()
+    for parameter in model.parameters():
+        if parameter.dim() == 1:  # norms that are all ones would hide a norm that is not read
+            torch.nn.init.uniform_(parameter, 0.5, 1.5)
+    return model
+
+
+def as_meta(state, path, *, heads=4, kv_heads=2, **metadata):
+    """A state of transformers' model in Meta's layout."""
+    names = {ours: meta for meta, ours in META.items()}
+    tensors = {}
+    for name, tensor in state.items():
+        pattern, number = name, ""
+        for part in name.split("."):
+            if part.isdigit():
+                pattern, number = name.replace(f".{part}.", ".{}."), part
+        if "q_proj" in name or "k_proj" in name:
+            tensor = permute_qk(tensor, heads if "q_proj" in name else kv_heads, to="interleaved")
+        tensors[names[HUGGING_FACE[pattern]].format(number)] = tensor.clone()
+    sizes = {"n_heads": heads, "n_kv_heads": kv_heads, "norm_eps": "1e-06", **metadata}
+    save_file(tensors, path, metadata={key: str(value) for key, value in sizes.items()})
+
+
+@pytest.fixture
+def folder(tmp_path):
+    peer().save_pretrained(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"tie_word_embeddings": True},
+        {"num_key_value_heads": 4, "rms_norm_eps": 1e-3},
+        {"num_key_value_heads": 1, "head_dim": 6, "rope_parameters": {"rope_type": "default", "rope_theta": 500.0}},
+        {
+            "rope_parameters": {
+                "rope_type": "llama3",
+                "rope_theta": 10000.0,
+                "factor": 8.0,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 64,
+            }
+        },
+        {"model_type": "Mistral", "sliding_window": None},
+    ],
+    ids=["grouped", "tied", "plain", "head-dim", "llama3", "mistral"],
+)
+def test_logits_are_those_of_transformers(tmp_path, options) -> None:
+    theirs = peer(**options)
+    theirs.save_pretrained(tmp_path)
+    ours = load_llama(tmp_path)
+    ids = torch.randint(0, 61, (2, 40))
+    with torch.no_grad():
+        expected = theirs(ids).logits
+        assert expected.abs().max() > 0.5
+        assert (ours(ids) - expected).abs().max() < 1e-5
+    assert ours.head.tied == options.get("tie_word_embeddings", False)
+    assert not ours.training
+    alone = {"attention_mask": torch.ones_like(ids), "eos_token_id": None, "pad_token_id": 0}
+    new = theirs.generate(ids, max_new_tokens=8, do_sample=False, **alone)
+    assert torch.equal(generate(ours, ids, max_new_tokens=8), new)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_metas_layout_gives_the_same_logits(tmp_path, tied) -> None:
+    theirs = peer(tie_word_embeddings=tied)
+    state = {name: tensor for name, tensor in theirs.state_dict().items() if not (tied and name == "lm_head.weight")}
+    file = tmp_path / "model.safetensors"
+    as_meta(state, file, rope="interleaved pairs, theta 10000")
+    ids = torch.randint(0, 61, (2, 40))
+    for path in (file, tmp_path):
+        ours = load_llama(path)
+        assert ours.position.interleaved
+        assert ours.head.tied == tied
+        with torch.no_grad():
+            assert (ours(ids) - theirs(ids).logits).abs().max() < 1e-5
+
+
+def test_sizes_may_stand_in_params_json(tmp_path) -> None:
+    theirs = peer(rope_parameters={"rope_type": "default", "rope_theta": 700.0})
+    as_meta(theirs.state_dict(), tmp_path / "a.safetensors")
+    save_file(load_file(tmp_path / "a.safetensors"), tmp_path / "a.safetensors")  # without metadata
+    with pytest.raises(CheckpointError, match=r"no n_heads, and there is no params.json"):
+        load_llama(tmp_path)
+    params = {"dim": 32, "n_layers": 2, "n_heads": 4, "n_kv_heads": 2, "vocab_size": -1, "norm_eps": 1e-6}
+    (tmp_path / "params.json").write_text(json.dumps({**params, "rope_theta": 700.0}))
+    ids = torch.randint(0, 61, (1, 20))
+    with torch.no_grad():
+        assert (load_llama(tmp_path)(ids) - theirs(ids).logits).abs().max() < 1e-5
+    (tmp_path / "params.json").write_text(json.dumps({**params, "use_scaled_rope": True}))
+    with pytest.raises(CheckpointError, match="use_scaled_rope True is not what DecoderLM has"):
+        load_llama(tmp_path)
+
+
+def test_shards_are_read_through_their_index(tmp_path) -> None:
+    theirs = peer()
+    theirs.save_pretrained(tmp_path, max_shard_size="20KB")
+    assert len(list(tmp_path.glob("*.safetensors"))) > 1
+    ids = torch.randint(0, 61, (1, 9))
+    with torch.no_grad():
+        for path in (tmp_path, tmp_path / "model.safetensors.index.json"):
+            assert (load_llama(path)(ids) - theirs(ids).logits).abs().max() < 1e-5
+    shard = min(tmp_path.glob("*.safetensors"))
+    content = shard.read_bytes()
+    shard.unlink()
+    with pytest.raises(FileError, match=f"lacks the shard {shard.name}"):
+        load_llama(tmp_path)
+    shard.write_bytes(content[: len(content) // 2])
+    with pytest.raises(CheckpointError, match="cut short"):
+        load_llama(tmp_path)
+    index = tmp_path / "model.safetensors.index.json"
+    for name in ("../model.safetensors", "/etc/passwd", "pytorch_model.bin"):
+        index.write_text(json.dumps({"weight_map": {"model.norm.weight": name}}))
+        with pytest.raises(CheckpointError, match="is no safetensors file of its folder"):
+            load_llama(tmp_path)
+
+
+def test_it_keeps_the_dtype_or_takes_another_one_and_saves_as_ours(tmp_path) -> None:
+    peer().bfloat16().save_pretrained(tmp_path)
+    assert load_llama(tmp_path).table.weight.dtype == torch.bfloat16
+    ours = load_llama(tmp_path, dtype=torch.float32)
+    assert {parameter.dtype for parameter in ours.parameters()} == {torch.float32}
+    ours.save_pretrained(tmp_path / "ours")
+    ids = torch.randint(0, 61, (1, 9))
+    assert torch.equal(DecoderLM.read_pretrained(tmp_path / "ours").eval()(ids), ours(ids))
+
+
+def test_a_tied_head_that_is_stored_too_must_be_the_table(folder) -> None:
+    config = folder / "config.json"
+    config.write_text(config.read_text().replace('"tie_word_embeddings": false', '"tie_word_embeddings": true'))
+    with pytest.warns(EmbedLayerWarning, match="holds a head with other rows"):
+        assert not load_llama(folder).head.tied
+    weights = load_file(folder / "model.safetensors")
+    weights["lm_head.weight"] = weights["model.embed_tokens.weight"].clone()
+    save_file(weights, folder / "model.safetensors")
+    assert load_llama(folder).head.tied
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"hidden_act": "gelu"}, "hidden_act 'gelu' is not what DecoderLM has"),
+        ({"attention_bias": True}, "attention_bias True is not"),
+        ({"mlp_bias": True}, "mlp_bias True is not"),
+        ({"model_type": "qwen2"}, r"model_type 'qwen2' is not what DecoderLM has \(known: llama, mistral\)"),
+        ({"sliding_window": 4096}, "sliding_window 4096 is not"),
+        ({"quantization_config": {"bits": 4}}, "quantization_config"),
+        ({"rms_norm_eps": None}, "does not state rms_norm_eps"),
+        ({"num_attention_heads": "many"}, "num_attention_heads must be a number, not 'many'"),
+        ({"num_attention_heads": 2.5}, "num_attention_heads must be a number, not 2.5"),
+        ({"num_attention_heads": 0}, "32 is not divisible by 0 heads"),
+        ({"num_attention_heads": True}, "num_attention_heads"),
+        ({"num_key_value_heads": 3}, "3 key/value heads"),
+        ({"num_key_value_heads": 4}, r"attention.key.weight has shape \(16, 32\) where \(32, 32\) is expected"),
+        ({"num_hidden_layers": 10**12}, "num_hidden_layers must be a number"),
+        ({"num_hidden_layers": 3}, "states num_layers 3, and its tensors have 2"),
+        ({"vocab_size": 62}, "states vocab_size 62, and its tensors have 61"),
+        ({"hidden_size": 64}, "states embed_dim 64, and its tensors have 32"),
+        ({"rope_parameters": {"rope_type": "spiral", "rope_theta": 1.0}}, "rope_type 'spiral'"),
+        ({"rope_parameters": [1]}, "rope"),
+    ],
+)
+def test_what_decoderlm_is_not_is_refused_by_name(folder, changes, message) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, **changes}))
+    with pytest.raises(EmbedLayerError, match=message):
+        load_llama(folder)
+
+
+def test_tensors_that_are_missing_unknown_or_of_another_type_are_named(folder) -> None:
+    file = folder / "model.safetensors"
+    weights = load_file(file)
+    save_file({**weights, "model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(4)}, file)
+    load_llama(folder)  # old checkpoints carry what follows from the sizes
+    for name, change, message in (
+        ("model.layers.1.mlp.up_proj.weight", None, "blocks.1.mlp.up.weight is missing"),
+        ("model.layers.0.mlp.up_proj.weight", None, "lacks a .* or the tensors of the first block"),
+        ("model.embed_tokens.weight", None, "is no LLaMA-type checkpoint"),
+        ("lm_head.weight", None, "head.weight is missing"),
+        ("model.layers.0.self_attn.q_proj.bias", torch.ones(32), "q_proj.bias is unexpected"),
+        ("model.layers.7.self_attn.q_proj.weight", torch.ones(32, 32), "its tensors have 3"),
+        ("model.norm.weight", torch.ones(32, dtype=torch.int8), "model.norm.weight is stored as int8"),
+        ("model.embed_tokens.weight", torch.ones(32), "is not whole"),
+    ):
+        changed = {key: tensor for key, tensor in weights.items() if key != name}
+        save_file(changed if change is None else {**changed, name: change}, file)
+        with pytest.raises(CheckpointError, match=message):
+            load_llama(folder)
+
+
+def test_pickles_are_refused_with_the_line_that_converts_them(tmp_path) -> None:
+    (tmp_path / "pytorch_model.bin").write_bytes(b"PK")
+    for path in (tmp_path, tmp_path / "pytorch_model.bin"):
+        with pytest.raises(CheckpointError, match="weights_only=True"):
+            load_llama(path)
+    with pytest.raises(FileError, match="no safetensors file in it"):
+        load_llama(tmp_path.joinpath("empty").mkdir() or tmp_path / "empty")
+    with pytest.raises(FileError):
+        load_llama(tmp_path / "nowhere")
+
+
+def test_stories260k_says_its_story_word_for_word(shared_data) -> None:
+    models = shared_data / "models"
+    model, tokenizer = load_llama(models / "stories260K.safetensors"), load_tokenizer(models / "tok512.bin")
+    assert isinstance(model.position, RotaryEmbedding)
+    assert model.head.tied
+    ids = generate(model, torch.tensor([1]), max_new_tokens=256, stop_id=1)
+    story = (models / "stories260K.md").read_text().partition("-t 0.0\n")[2].partition("\n```")[0]
+    assert len(story) > 500
+    assert tokenizer.decode(ids.tolist()) == story
