@@ -12,6 +12,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO
 
@@ -122,7 +123,7 @@ def read_header(path: Path | str) -> Header:
         raise _damaged(path, "its metadata is no object")
     first = 8 + len(raw)
     tensors = sorted((_entry(path, name, entry, first, size) for name, entry in entries.items()), key=_place)
-    for before, after in zip(tensors, tensors[1:], strict=False):
+    for before, after in pairwise(tensors):
         if after.start < before.stop:
             raise _damaged(path, f"{before.name} and {after.name} overlap")
     strings = {str(key): str(value) for key, value in metadata.items()}
@@ -386,12 +387,13 @@ def _mapped(tensor: TensorInfo, kind: torch.dtype) -> Tensor:
     return torch.frombuffer(pages, dtype=kind, count=tensor.nbytes // kind.itemsize, offset=offset)
 
 
-
 def _weight_map(index: Path) -> dict[str, str]:
     """Tensor to shard, from an index whose shards all lie beside it."""
     shards = read_json(index).get("weight_map")
     if not isinstance(shards, dict) or not all(isinstance(file, str) for file in shards.values()):
-        raise CheckpointError(f"{index} has no weight_map from tensors to files: it is damaged or another kind of file.")
+        raise CheckpointError(
+            f"{index} has no weight_map from tensors to files: it is damaged or another kind of file."
+        )
     for file in set(shards.values()):
         if "\0" in file or "\\" in file or file in ("", ".", "..") or PurePosixPath(file).name != file:
             raise CheckpointError(f"{index} names the shard {file!r}, which is not a file beside it: refused.")
