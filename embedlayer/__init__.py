@@ -64,7 +64,33 @@ if TYPE_CHECKING:
     from embedlayer.positions.learned import LearnedPositionalEmbedding as LearnedPositionalEmbedding
     from embedlayer.positions.position import Position as Position
     from embedlayer.positions.position import positions_of as positions_of
-    from embedlayer.positions.rotary import RotaryEmbedding as RotaryEmbedding
+    from embedlayer.positions.rotary import (
+        RotaryEmbedding as RotaryEmbedding,
+    )
+    from embedlayer.positions.rotary import (
+        permute_qk as permute_qk,
+    )
+    from embedlayer.positions.rotary import (
+        rotary_positions as rotary_positions,
+    )
+    from embedlayer.positions.rotary_scaling import (
+        DynamicNTK as DynamicNTK,
+    )
+    from embedlayer.positions.rotary_scaling import (
+        Linear as Linear,
+    )
+    from embedlayer.positions.rotary_scaling import (
+        Llama3 as Llama3,
+    )
+    from embedlayer.positions.rotary_scaling import (
+        LongRope as LongRope,
+    )
+    from embedlayer.positions.rotary_scaling import (
+        Proportional as Proportional,
+    )
+    from embedlayer.positions.rotary_scaling import (
+        Yarn as Yarn,
+    )
     from embedlayer.positions.sinusoidal import (
         SinusoidalPositionalEmbedding as SinusoidalPositionalEmbedding,
     )
@@ -124,7 +150,8 @@ _HOMES = {
     "embedlayer.positions.alibi": ("AlibiBias",),
     "embedlayer.positions.learned": ("LearnedPositionalEmbedding",),
     "embedlayer.positions.position": ("Position", "positions_of"),
-    "embedlayer.positions.rotary": ("RotaryEmbedding",),
+    "embedlayer.positions.rotary": ("RotaryEmbedding", "permute_qk", "rotary_positions"),
+    "embedlayer.positions.rotary_scaling": ("DynamicNTK", "Linear", "Llama3", "LongRope", "Proportional", "Yarn"),
     "embedlayer.positions.sinusoidal": ("SinusoidalPositionalEmbedding", "sinusoids"),
     "embedlayer.scratch": (
         "ScratchCombinedEmbedding",

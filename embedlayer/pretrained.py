@@ -17,21 +17,22 @@ from embedlayer.files import JsonObject, load_tensors, read_json, save_tensors, 
 
 FORMAT_VERSION = 1
 Layer = TypeVar("Layer", bound="Pretrained")
+Thing = TypeVar("Thing", bound="Described")
 
 CONFIG, WEIGHTS, TOKENIZER = "config.json", "model.safetensors", "tokenizer.json"
 
 
-class Pretrained(nn.Module):
-    """Abstract: a layer that can be saved to a folder and read back bit for bit."""
+class Described:
+    """Abstract: something that states its constructor's arguments as JSON, and is built from them."""
 
     @property
     def config(self) -> JsonObject:
-        """The constructor's arguments as JSON; inner layers through `describe`."""
+        """The constructor's arguments as JSON; inner ones through `describe`."""
         raise NotImplementedError
 
     @classmethod
-    def from_config(cls: type[Layer], config: JsonObject) -> Layer:
-        """Build the layer that `config` describes, freshly initialised.
+    def from_config(cls: type[Thing], config: JsonObject) -> Thing:
+        """Build what `config` describes, freshly initialised.
 
         Raises:
             CheckpointError: An argument is unknown or missing.
@@ -41,6 +42,10 @@ class Pretrained(nn.Module):
             return cls(**arguments)
         except TypeError as error:
             raise CheckpointError(f"The saved configuration does not fit {cls.__name__}: {error}.") from error
+
+
+class Pretrained(Described, nn.Module):
+    """Abstract: a layer that can be saved to a folder and read back bit for bit."""
 
     def save_pretrained(self, directory: Path | str, *, tokenizer: Any = None) -> None:
         """Write `config.json`, `model.safetensors` and, if given, `tokenizer.json` into `directory`.
@@ -89,8 +94,8 @@ class Pretrained(nn.Module):
         return layer
 
 
-def describe(layer: Pretrained) -> JsonObject:
-    """`{"kind": class name, **config}`: what `build` needs to make the layer again."""
+def describe(layer: Described) -> JsonObject:
+    """`{"kind": class name, **config}`: what `build` needs to make it again."""
     return {"kind": type(layer).__name__, **layer.config}
 
 
@@ -99,18 +104,18 @@ def is_description(value: object) -> bool:
     return isinstance(value, dict) and isinstance(value.get("kind"), str)
 
 
-def build(description: JsonObject) -> Pretrained:
-    """Build a layer from its description, freshly initialised.
+def build(description: JsonObject) -> Any:
+    """Build a layer, or a part that a layer describes, from its description, freshly initialised.
 
     Raises:
-        CheckpointError: The kind is not a layer of this library, or its arguments do not fit.
+        CheckpointError: The kind is not of this library, or its arguments do not fit.
     """
     import embedlayer
 
     arguments = dict(description)
     kind = arguments.pop("kind")
     layer = getattr(embedlayer, kind) if kind in embedlayer.__all__ else None
-    if not (isinstance(layer, type) and issubclass(layer, Pretrained)):
+    if not (isinstance(layer, type) and issubclass(layer, Described)):
         raise CheckpointError(f"A layer of kind {kind!r} is not known to embedlayer {embedlayer.__version__}.")
     try:
         return layer.from_config(arguments)
