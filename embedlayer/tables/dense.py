@@ -11,6 +11,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from embedlayer.bounds import Bounds
+from embedlayer.derived import Derived
 from embedlayer.errors import ShapeError, SizeError
 from embedlayer.files import JsonObject
 from embedlayer.shapes import Ids, Vectors
@@ -18,7 +19,7 @@ from embedlayer.tables.ledger import RowLedger, caught_up
 from embedlayer.tables.table import TokenTable, check_sizes
 
 
-class TokenEmbedding(TokenTable, nn.Embedding):
+class TokenEmbedding(TokenTable, nn.Embedding, Derived):
     """One learned row per token: `out[..., :] = scale * weight[ids]`.
 
     It is an `nn.Embedding` (parameter `weight`, `(num_rows, D)`), so whatever looks for one finds it.
@@ -28,6 +29,8 @@ class TokenEmbedding(TokenTable, nn.Embedding):
         embed_dim: Width of a row, D.
         padding_idx: Row that is zero and stays zero; `None` for no such row.
         scale: Factor on every looked-up row: a number, `"sqrt_dim"`, or `None` for none.
+        round_scale: Round the scale to the type of the rows, as Gemma does: sqrt(3072) = 55.4256 is 55.5 in bfloat16.
+            The rounded number is the buffer `embed_scale`, made again whenever the type changes.
         init_std: Standard deviation of the normal initialisation: a number, or `"1/sqrt_dim"`.
         pad_to_multiple_of: Store spare zero rows up to this multiple (64 suits GPUs), out of look-up and loss.
         row_sparse: Give gradients of the looked-up rows only, for `RowAdamW`. Between its steps rows may be
@@ -42,6 +45,8 @@ class TokenEmbedding(TokenTable, nn.Embedding):
     Example:
         >>> TokenEmbedding(100, 8)(torch.tensor([[1, 2, 3]])).shape
         torch.Size([1, 3, 8])
+        >>> TokenEmbedding(100, 3072, scale="sqrt_dim", round_scale=True).bfloat16().embed_scale
+        tensor(55.5000, dtype=torch.bfloat16)
 
     Reference: torch/nn/modules/sparse.py. We differ: `init_std` is 0.02 and not 1 (with a tied head a start of 1 makes
     the first loss far larger than ln V), a bad ID is an error that names it, and the padding row also stays zero when
@@ -51,6 +56,8 @@ class TokenEmbedding(TokenTable, nn.Embedding):
     ledger: RowLedger | None = None
     """Of a row-sparse table: which rows are behind."""
 
+    embed_scale: Tensor | None
+
     def __init__(
         self,
         vocab_size: int,
@@ -58,6 +65,7 @@ class TokenEmbedding(TokenTable, nn.Embedding):
         *,
         padding_idx: int | None = None,
         scale: float | Literal["sqrt_dim"] | None = None,
+        round_scale: bool = False,
         init_std: float | Literal["1/sqrt_dim"] = 0.02,
         pad_to_multiple_of: int | None = None,
         row_sparse: bool = False,
@@ -76,8 +84,11 @@ class TokenEmbedding(TokenTable, nn.Embedding):
         self.row_sparse = row_sparse
         self._watch(self.weight)
         self.scale = resolve_scale(scale, embed_dim)
+        self.round_scale = round_scale
         self.pad_to_multiple_of = pad_to_multiple_of
         self.bounds = Bounds(vocab_size, "token id")
+        self.register_buffer("embed_scale", None, persistent=False)
+        self.derive(self.weight.device)
 
     @property
     def config(self) -> JsonObject:
@@ -87,6 +98,7 @@ class TokenEmbedding(TokenTable, nn.Embedding):
             "embed_dim": self.embed_dim,
             "padding_idx": self.padding_idx,
             "scale": self.scale,
+            "round_scale": self.round_scale,
             "init_std": self.init_std,
             "pad_to_multiple_of": self.pad_to_multiple_of,
             "row_sparse": self.row_sparse,
@@ -98,6 +110,12 @@ class TokenEmbedding(TokenTable, nn.Embedding):
         with torch.no_grad():
             self.weight[self.vocab_size :] = 0
         self._fill_padding_idx_with_zero()
+
+    def derived(self) -> dict[str, Tensor]:
+        """The rounded scale, where there is one."""
+        if not self.round_scale or self.scale is None:
+            return {}
+        return {"embed_scale": torch.tensor(self.scale, dtype=self.weight.dtype)}
 
     def forward(self, ids: Ids) -> Vectors:
         """The rows of `ids`, times `scale`: `(..., T)` to `(..., T, D)`.
@@ -115,7 +133,8 @@ class TokenEmbedding(TokenTable, nn.Embedding):
             vectors = F.embedding(ids, self.weight, self.padding_idx)
         if outside is not None:
             vectors = vectors.masked_fill(outside.unsqueeze(-1), 0)
-        return vectors if self.scale is None else self.scale * vectors
+        scale = self.embed_scale if self.round_scale else self.scale
+        return vectors if scale is None else scale * vectors
 
     def rows(self, start: int, stop: int) -> Float[Tensor, "N D"]:
         """Rows `start` to `stop - 1` as stored: a view, without `scale`."""
@@ -167,7 +186,7 @@ class TokenEmbedding(TokenTable, nn.Embedding):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "TokenEmbedding":
         self.flush()
-        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        super()._apply(fn, recurse)
         self._watch(self.weight)
         return self
 
@@ -233,6 +252,7 @@ class TokenEmbedding(TokenTable, nn.Embedding):
         parts += [f"padding_idx={self.padding_idx}"] if self.padding_idx is not None else []
         parts += [f"scale={self.scale:.6g}"] if self.scale is not None else []
         parts += ["row_sparse"] if self.row_sparse else []
+        parts += ["rounded"] if self.round_scale else []
         return ", ".join(parts)
 
 
