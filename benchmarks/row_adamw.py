@@ -32,14 +32,16 @@ class Setting:
     betas: tuple[float, float] = (0.9, 0.999)
     peers: bool = True
     rounds: int = 9
+    tokens_of: int | None = None
+    """Draw the batches as from a vocabulary of this size, so that tables of different sizes see the same ones."""
 
 
 SETTINGS = (
     Setting("GPT-2", 50_257, 768),
     Setting("Llama 3.2 1B", 128_256, 2048, rounds=7),
     Setting("Llama 3.2 1B", 128_256, 2048, betas=(0.9, 0.95), peers=False, rounds=7),
-    Setting("V alone", 32_000, 256, peers=False, rounds=25),
-    Setting("V alone", 512_000, 256, peers=False, rounds=25),
+    Setting("V alone", 32_000, 256, peers=False, rounds=25, tokens_of=32_000),
+    Setting("V alone", 512_000, 256, peers=False, rounds=25, tokens_of=32_000),
 )
 
 
@@ -59,8 +61,9 @@ def aged(setting: Setting) -> tuple[TokenEmbedding, RowAdamW]:
     state["exp_avg"].normal_(std=1e-5)
     state["exp_avg_sq"].uniform_(1e-9, 1e-8)
     ledger = table.ledger
-    per_step = -torch.expm1(TOKENS * torch.log1p(-zipf(setting.vocab_size)))
-    gaps = torch.distributions.Geometric(per_step.clamp(max=1 - 1e-9)).sample().clamp(max=AGE - 1)
+    per_step = -torch.expm1(TOKENS * torch.log1p(-zipf(setting.tokens_of or setting.vocab_size)))
+    gaps = torch.full((setting.vocab_size,), AGE - 1.0, dtype=torch.float64)
+    gaps[: len(per_step)] = torch.distributions.Geometric(per_step.clamp(max=1 - 1e-9)).sample().clamp(max=AGE - 1)
     assert ledger is not None
     history = History(0, Betas(*setting.betas, eps=1e-8))
     for step in range(AGE):
@@ -88,7 +91,8 @@ def step_of(table: nn.Embedding, optimizer: torch.optim.Optimizer, batches: list
 
 def measure(setting: Setting) -> list[Row]:
     torch.manual_seed(0)
-    batches = list(torch.multinomial(zipf(setting.vocab_size), FRESH_BATCHES * TOKENS, replacement=True).split(TOKENS))
+    chances = zipf(setting.tokens_of or setting.vocab_size)
+    batches = list(torch.multinomial(chances, FRESH_BATCHES * TOKENS, replacement=True).split(TOKENS))
     sizes = (setting.vocab_size, setting.embed_dim)
     competitors = {"embedlayer RowAdamW": step_of(*aged(setting), batches)}
     if setting.peers:

@@ -177,7 +177,7 @@ class History:
         beta1, beta2, _ = self.betas
         ratio = math.log(beta1 / math.sqrt(beta2)) if beta1 else -math.inf
         lags = self.step - at
-        most = max(1, min(int(lags.max()), math.ceil(math.log(tolerance / 1000) / ratio)))
+        most = max(1, min(int(lags.max()), math.ceil(math.log(tolerance / 100) / ratio)))
         j = np.arange(1, most + 1)
         places = np.minimum(at[:, None] - self.start + j - 1, self.size - 1)
         weights = self._lines[0][places] * (np.exp(ratio * j) if beta1 else 0.0)
