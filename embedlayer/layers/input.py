@@ -2,14 +2,16 @@
 
 from typing import Any, Literal
 
+import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from embedlayer.errors import SizeError
 from embedlayer.files import JsonObject
+from embedlayer.layers.one_pass import scale_add_drop
 from embedlayer.positions.alibi import AlibiBias
 from embedlayer.positions.learned import LearnedPositionalEmbedding
-from embedlayer.positions.position import AttentionMask, Position, positions_of
+from embedlayer.positions.position import AdditivePosition, AttentionMask, Position, positions_of
 from embedlayer.positions.rotary import RotaryEmbedding
 from embedlayer.positions.sinusoidal import SinusoidalPositionalEmbedding
 from embedlayer.pretrained import Pretrained, describe
@@ -140,8 +142,8 @@ class TransformerEmbedding(Pretrained):
             TokenIdError: An ID is outside the table.
             PositionError: The sequence is longer than the positions cover.
         """
-        x: Tensor = self.dropout(embed(ids, self.table, self.position, positions, attention_mask))
-        return x
+        dropout = self.dropout.p if self.training else 0.0
+        return embed(ids, self.table, self.position, positions, attention_mask, dropout=dropout)
 
     def check(self) -> None:
         """Wait for the device and raise the error of a bad ID or position since the last check."""
@@ -201,8 +203,10 @@ def embed(
     position: Position,
     positions: Positions | None = None,
     attention_mask: AttentionMask | None = None,
+    *,
+    dropout: float = 0.0,
 ) -> Float[Tensor, "*batch T D"]:
-    """`position.add(table(ids), positions)`: the one definition of the way in.
+    """`dropout(position.add(table(ids), positions))`: the one definition of the way in.
 
     Args:
         ids: Token IDs.
@@ -210,6 +214,12 @@ def embed(
         position: Where each token is.
         positions: By default `positions_of(ids, attention_mask)`.
         attention_mask: Padding and packed documents, as in `positions_of`.
+        dropout: Share of the numbers that become 0.
     """
-    vectors = table(ids)
-    return position.add(vectors, positions_of(ids, attention_mask) if positions is None else positions)
+    x = table.look_up(ids)
+    positions = positions_of(ids, attention_mask) if positions is None else positions
+    if isinstance(position, AdditivePosition):  # the same sum, in one pass over the vectors
+        return scale_add_drop(x, table.factor, position.vectors(positions), dropout)
+    x = scale_add_drop(x, table.factor, None, 0.0)
+    moved = position.add(x, positions)
+    return scale_add_drop(x, None, None, dropout) if moved is x else F.dropout(moved, dropout)

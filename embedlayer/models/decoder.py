@@ -169,7 +169,8 @@ class DecoderLM(Pretrained):
             positions, attention_mask = cache.places_of(ids, positions, attention_mask)
         elif positions is None:
             positions = positions_of(ids, attention_mask)
-        x = self.dropout(embed(ids, self.table, self.position, positions))
+        dropout = self.dropout.p if self.training else 0.0
+        x = embed(ids, self.table, self.position, positions, dropout=dropout)
         seen = positions
         if cache is not None:  # only now: a bad ID or position above leaves the cache as it was
             cache.follow(self.position, positions)

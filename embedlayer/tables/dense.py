@@ -117,24 +117,15 @@ class TokenEmbedding(TokenTable, nn.Embedding, Derived):
             return {}
         return {"embed_scale": torch.tensor(self.scale, dtype=self.weight.dtype)}
 
-    def forward(self, ids: Ids) -> Vectors:
-        """The rows of `ids`, times `scale`: `(..., T)` to `(..., T, D)`.
-
-        Raises:
-            TokenIdError: An ID is outside the table; on an accelerator it is raised by `check()`, and until then a bad
-                ID gives zeros and gets no gradient.
-            ShapeError: Not integers, a scalar, or sequences of length 0.
-        """
+    def look_up(self, ids: Ids) -> Vectors:
+        """`weight[ids]`: `(..., T)` to `(..., T, D)`."""
         ids, outside = self.bounds(ids)
         if self.row_sparse:
             # the ledger drops the padding row's gradient
             vectors = F.embedding(self._caught_up(ids), self.weight, sparse=True)
         else:
             vectors = F.embedding(ids, self.weight, self.padding_idx)
-        if outside is not None:
-            vectors = vectors.masked_fill(outside.unsqueeze(-1), 0)
-        scale = self.embed_scale if self.round_scale else self.scale
-        return vectors if scale is None else scale * vectors
+        return vectors if outside is None else vectors.masked_fill(outside.unsqueeze(-1), 0)
 
     def rows(self, start: int, stop: int) -> Float[Tensor, "N D"]:
         """Rows `start` to `stop - 1` as stored: a view, without `scale`."""

@@ -92,10 +92,10 @@ class FactorizedEmbedding(TokenTable):
             "pad_to_multiple_of": inner["pad_to_multiple_of"],
         }
 
-    def forward(self, ids: Ids) -> Vectors:
-        """`scale * E1[ids] @ E2`: `(..., T)` to `(..., T, D)`. Bad IDs: see `TokenEmbedding.forward`."""
-        vectors: Tensor = self.projection(self.inner(ids))
-        return vectors if self.scale is None else self.scale * vectors
+    def look_up(self, ids: Ids) -> Vectors:
+        """`E1[ids] @ E2`: `(..., T)` to `(..., T, D)`."""
+        vectors: Tensor = self.projection(self.inner.look_up(ids))
+        return vectors
 
     def rows(self, start: int, stop: int) -> Float[Tensor, "N D"]:
         """Rows `start` to `stop - 1` of E1 E2, without `scale`."""

@@ -48,8 +48,25 @@ class TokenTable(Pretrained, ABC):
     row_sparse: bool = False
 
     @abstractmethod
+    def look_up(self, ids: Ids) -> Vectors:
+        """The vectors of `ids` without `scale`, `(..., T)` to `(..., T, D)`, in memory that nobody else reads.
+
+        Raises:
+            TokenIdError: An ID is outside the table; on an accelerator it is raised by `check()`, and until then a bad
+                ID gives zeros and gets no gradient.
+            ShapeError: Not integers, a scalar, or sequences of length 0.
+        """
+
     def forward(self, ids: Ids) -> Vectors:
-        """The vectors of `ids`, times `scale`: `(..., T)` to `(..., T, D)`."""
+        """`scale * look_up(ids)`: `(..., T)` to `(..., T, D)`, with the errors of `look_up`."""
+        vectors, factor = self.look_up(ids), self.factor
+        return vectors if factor is None else factor * vectors
+
+    @property
+    def factor(self) -> float | Tensor | None:
+        """What `forward` multiplies by: `scale`, or the buffer `embed_scale` of a kind that rounds it."""
+        rounded: Tensor | None = getattr(self, "embed_scale", None)
+        return self.scale if rounded is None else rounded
 
     @abstractmethod
     def rows(self, start: int, stop: int) -> Float[Tensor, "N D"]:

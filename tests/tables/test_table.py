@@ -17,7 +17,7 @@ class RowsOnly(TokenTable):
         self.vocab_size, self.embed_dim = weight.shape
         self.num_rows, self.padding_idx, self.scale = self.vocab_size, None, None
 
-    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+    def look_up(self, ids: torch.Tensor) -> torch.Tensor:
         return self.weight[ids]
 
     def rows(self, start: int, stop: int) -> torch.Tensor:

@@ -1,0 +1,161 @@
+"""Scale, positions and dropout in one pass over the vectors that were just looked up.
+
+Written one after the other, `dropout(scale * x + positions)` goes through memory four times, and most of its time is
+spent on drawing a random number for each element. Here a piece that fits the cache is scaled, moved and thinned out
+while it is there, in place, and dropout draws 16 bits an element: its share is a whole number of 65536ths. The random
+bits are not kept: the backward pass draws them again from the generator's saved state.
+"""
+
+import math
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor
+
+PIECE = 1 << 17
+"""Numbers in a piece: with the random bits, what a core's cache holds."""
+
+
+def scale_add_drop(
+    x: Float[Tensor, "*batch T D"],
+    scale: float | Tensor | None,
+    addend: Float[Tensor, "*rows T D"] | None,
+    dropout: float,
+) -> Float[Tensor, "*batch T D"]:
+    """`dropout(scale * x + addend)`; `x` may be overwritten.
+
+    Args:
+        x: Vectors that nobody else reads: a fresh look-up.
+        scale: Factor, or `None` for none.
+        addend: One vector for each position, or `None` for none.
+        dropout: Share of the numbers that become 0; the others grow by `1 / (1 - dropout)`.
+
+    On a CPU in eager mode it is one pass; elsewhere it is left to the compiler, by `plain_scale_add_drop`.
+    """
+    fits = x.dim() in (2, 3) and (addend is None or addend.dim() <= x.dim()) and not isinstance(scale, Tensor)
+    if x.device.type != "cpu" or torch.compiler.is_compiling() or not fits:
+        return plain_scale_add_drop(x, scale, addend, dropout)
+    if scale is None and addend is None and dropout == 0:
+        return x
+    result: Tensor = _OnePass.apply(  # type: ignore[no-untyped-call]
+        x, None if addend is None else addend.to(x.dtype), 1.0 if scale is None else scale, dropout
+    )
+    return result
+
+
+def plain_scale_add_drop(
+    x: Float[Tensor, "*batch T D"],
+    scale: float | Tensor | None,
+    addend: Float[Tensor, "*rows T D"] | None,
+    dropout: float,
+) -> Float[Tensor, "*batch T D"]:
+    """The definition of `scale_add_drop`, operation by operation."""
+    x = x if scale is None else scale * x
+    x = x if addend is None else x + addend.to(x.dtype)
+    return F.dropout(x, dropout) if dropout else x
+
+
+class _Thinner:
+    """Zeros and ones for a piece at a time, a share `threshold / 65536` of them zeros."""
+
+    def __init__(self, dropout: float, size: int, like: Tensor, state: Tensor | None = None) -> None:
+        self.threshold = round(dropout * (1 << 16))
+        kept = (1 << 16) - self.threshold
+        self.growth = (1 << 16) / kept if kept else 0.0
+        self.generator = None if state is None else torch.Generator().set_state(state)
+        self.bits = torch.empty(math.ceil(size / 4), dtype=torch.int64)
+        self.ones = like.new_empty(size)
+
+    def ones_for(self, piece: Tensor) -> Tensor:
+        """As many zeros and ones as `piece` has numbers, in memory that the next call overwrites."""
+        count = piece.numel()
+        words = self.bits[: math.ceil(count / 4)].random_(-(1 << 63), None, generator=self.generator)
+        ones = self.ones[:count]
+        torch.ge(words.view(torch.int16)[:count], self.threshold - (1 << 15), out=ones)
+        return ones.view_as(piece)
+
+
+class _OnePass(torch.autograd.Function):
+    """In place on `x`; keeps the generator's state and no tensor."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, addend: Tensor | None, scale: float, dropout: float) -> Tensor:
+        ctx.scale, ctx.dropout = scale, dropout
+        ctx.addend_shape = None if addend is None else addend.shape
+        ctx.state = torch.get_rng_state() if dropout and any(ctx.needs_input_grad[:2]) else None
+        pieces = list(_pieces(x))
+        thinner = _Thinner(dropout, pieces[0].size, x) if dropout and pieces else None
+        growth = 1.0 if thinner is None else thinner.growth
+        grown = addend if addend is None or growth == 1 else addend * growth
+        for piece in pieces:
+            part = piece.of(x)
+            if grown is None:
+                part.mul_(scale * growth)
+            else:
+                torch.add(piece.of(grown), part, alpha=scale * growth, out=part)
+            if thinner is not None:
+                part.mul_(thinner.ones_for(part))
+        ctx.mark_dirty(x)
+        return x
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        pieces = list(_pieces(grad))
+        thinner = _Thinner(ctx.dropout, pieces[0].size, grad, ctx.state) if ctx.dropout and pieces else None
+        if torch.is_grad_enabled():
+            return _differentiable(ctx, grad, pieces, thinner)
+        growth = 1.0 if thinner is None else thinner.growth
+        grad_x = torch.empty_like(grad, memory_format=torch.contiguous_format)
+        grad_addend = grad.new_zeros(ctx.addend_shape) if ctx.needs_input_grad[1] else None
+        for piece in pieces:
+            part, target = piece.of(grad), piece.of(grad_x)
+            factor = growth if thinner is None else thinner.ones_for(part).mul_(growth)
+            torch.mul(part, factor, out=target)
+            if grad_addend is not None:
+                piece.of(grad_addend).add_(target)
+            if ctx.scale != 1:
+                target.mul_(ctx.scale)
+        return grad_x if ctx.needs_input_grad[0] else None, grad_addend, None, None
+
+
+def _differentiable(
+    ctx: Any, grad: Tensor, pieces: "list[_Piece]", thinner: _Thinner | None
+) -> tuple[Tensor | None, ...]:
+    """The same gradients by operations that have gradients themselves (`create_graph=True`)."""
+    if thinner is not None:
+        ones = torch.empty_like(grad, memory_format=torch.contiguous_format)
+        for piece in pieces:
+            piece.of(ones).copy_(thinner.ones_for(piece.of(grad)))
+        grad = grad * (ones * thinner.growth)
+    grad_addend = grad.sum_to_size(ctx.addend_shape) if ctx.needs_input_grad[1] else None
+    return grad * ctx.scale if ctx.needs_input_grad[0] else None, grad_addend, None, None
+
+
+class _Piece(NamedTuple):
+    """Tokens `start` to `stop - 1` of row `row`."""
+
+    row: int
+    start: int
+    stop: int
+    width: int
+
+    @property
+    def size(self) -> int:
+        return (self.stop - self.start) * self.width
+
+    def of(self, tensor: Tensor) -> Tensor:
+        """This piece of a `(B, T, D)` tensor, or of one that all rows share: `(1, T, D)` or `(T, D)`."""
+        if tensor.dim() == 3:
+            tensor = tensor[self.row if len(tensor) > 1 else 0]
+        return tensor[self.start : self.stop]
+
+
+def _pieces(x: Tensor) -> Iterator[_Piece]:
+    *rows, length, width = x.shape
+    tokens = max(1, PIECE // max(width, 1))
+    for row in range(rows[0] if rows else 1):
+        for start in range(0, length, tokens):
+            yield _Piece(row, start, min(start + tokens, length), width)
