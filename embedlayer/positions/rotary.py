@@ -14,6 +14,7 @@ from embedlayer.files import JsonObject
 from embedlayer.positions.position import Position
 from embedlayer.positions.rotary_config import has_layer_types, layer_types, read_rotary, rotated_layers
 from embedlayer.positions.rotary_scaling import DynamicNTK, Length, LongRope, RotaryScaling, rotary_frequencies
+from embedlayer.positions.turn import turn
 from embedlayer.pretrained import describe
 from embedlayer.shapes import Positions
 
@@ -35,25 +36,6 @@ def rotary_angles(positions: Positions, turns_per_position: Int[Tensor, " half"]
     phase = ((positions.long().unsqueeze(-1) * turns_per_position + half_a_turn) & (TURN - 1)) - half_a_turn
     wide = torch.float32 if phase.device.type == "mps" else torch.float64  # so that one rounding remains
     return (phase.to(wide) * (2 * math.pi / TURN)).float()
-
-
-def apply_rotary(
-    x: Float[Tensor, "*batch T K"],
-    cos: Float[Tensor, "*#batch T half"],
-    sin: Float[Tensor, "*#batch T half"],
-    *,
-    interleaved: bool = False,
-) -> Float[Tensor, "*batch T K"]:
-    """Turn each pair of the first `2 * half` channels: `(a, b) -> (a cos - b sin, b cos + a sin)`.
-
-    Pair i is channels `(i, i + half)`, or `(2i, 2i + 1)` when interleaved. Further channels pass through.
-    """
-    rotary_dim = 2 * cos.shape[-1]
-    turned, rest = x[..., :rotary_dim], x[..., rotary_dim:]
-    pair = -1 if interleaved else -2
-    a, b = turned.unflatten(-1, (-1, 2) if interleaved else (2, -1)).unbind(pair)
-    result = torch.stack([a * cos - b * sin, b * cos + a * sin], dim=pair).flatten(-2).to(x.dtype)
-    return torch.cat([result, rest], dim=-1) if rest.shape[-1] else result
 
 
 class RotaryEmbedding(Position, Derived):
@@ -205,8 +187,8 @@ class RotaryEmbedding(Position, Derived):
         """Queries and keys, each pair turned by its angle."""
         cos, sin = (table.unsqueeze(-3) for table in self.cos_sin(positions))
         return (
-            apply_rotary(q, cos, sin, interleaved=self.interleaved),
-            apply_rotary(k, cos, sin, interleaved=self.interleaved),
+            turn(q, cos, sin, interleaved=self.interleaved),
+            turn(k, cos, sin, interleaved=self.interleaved),
         )
 
     def rerotate(
@@ -230,7 +212,7 @@ class RotaryEmbedding(Position, Derived):
         """
         difference = self.turns_at(to_length) - self.turns_at(from_length)
         angles = rotary_angles(positions, difference).unsqueeze(-3)
-        return apply_rotary(cached_keys, angles.cos(), angles.sin(), interleaved=self.interleaved)
+        return turn(cached_keys, angles.cos(), angles.sin(), interleaved=self.interleaved)
 
     def at_length(self, length: int) -> "RotaryEmbedding":
         """These positions with the frequencies of `length` in every call, so that a cache stays valid up to there.
