@@ -135,7 +135,8 @@ def test_the_changelog_knows_the_version() -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments", [["quickstart.py"], ["output_variance.py"], ["tied_or_untied.py", "--steps", "1"]]
+    "arguments",
+    [["quickstart.py"], ["output_variance.py"], ["tied_or_untied.py", "--steps", "1"], ["checkpoints.py"]],
 )
 @pytest.mark.filterwarnings("ignore:.*The rows start:UserWarning")
 def test_an_example_runs(arguments, monkeypatch, unchecked, capsys) -> None:
@@ -147,7 +148,14 @@ def test_an_example_runs(arguments, monkeypatch, unchecked, capsys) -> None:
 
 def test_every_example_is_run_here_or_is_a_helper() -> None:
     names = {file.name for file in (ROOT / "examples").glob("*.py")}
-    assert names == {"quickstart.py", "output_variance.py", "tied_or_untied.py", "tables.py"}
+    assert names == {
+        "quickstart.py",
+        "output_variance.py",
+        "tied_or_untied.py",
+        "checkpoints.py",
+        "peers.py",
+        "tables.py",
+    }
 
 
 def test_tables_on_pages_were_made_by_the_command_above_them() -> None:
