@@ -11,6 +11,17 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from embedlayer.analysis.geometry import pca as pca
     from embedlayer.analysis.vectors import TokenVectors as TokenVectors
+    from embedlayer.checkpoints.layer import (
+        EmbeddingLayer as EmbeddingLayer,
+    )
+    from embedlayer.checkpoints.layer import (
+        LayerReport as LayerReport,
+    )
+    from embedlayer.checkpoints.layer import (
+        TransformedHead as TransformedHead,
+    )
+    from embedlayer.checkpoints.loader import load as load
+    from embedlayer.checkpoints.writer import WriteReceipt as WriteReceipt
     from embedlayer.errors import (
         CheckpointError as CheckpointError,
     )
@@ -139,6 +150,9 @@ if TYPE_CHECKING:
 _HOMES = {
     "embedlayer.analysis.geometry": ("pca",),
     "embedlayer.analysis.vectors": ("TokenVectors",),
+    "embedlayer.checkpoints.layer": ("EmbeddingLayer", "LayerReport", "TransformedHead"),
+    "embedlayer.checkpoints.loader": ("load",),
+    "embedlayer.checkpoints.writer": ("WriteReceipt",),
     "embedlayer.errors": (
         "CheckpointError",
         "EmbedLayerError",

@@ -141,6 +141,7 @@ def test_the_changelog_knows_the_version() -> None:
         ["output_variance.py"],
         ["tied_or_untied.py", "--steps", "1"],
         ["beyond_the_trained_length.py", "--steps", "1", "--windows", "1"],
+        ["checkpoints.py"],
     ],
 )
 @pytest.mark.filterwarnings("ignore:.*The rows start:UserWarning")
@@ -158,6 +159,8 @@ def test_every_example_is_run_here_or_is_a_helper() -> None:
         "output_variance.py",
         "tied_or_untied.py",
         "beyond_the_trained_length.py",
+        "checkpoints.py",
+        "peers.py",
         "tables.py",
     }
 
