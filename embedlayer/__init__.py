@@ -11,6 +11,8 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from embedlayer.analysis.geometry import pca as pca
     from embedlayer.analysis.vectors import TokenVectors as TokenVectors
+    from embedlayer.checkpoints.formats import read_vectors as read_vectors
+    from embedlayer.checkpoints.formats import write_vectors as write_vectors
     from embedlayer.errors import (
         CheckpointError as CheckpointError,
     )
@@ -131,6 +133,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "embedlayer.analysis.geometry": ("pca",),
     "embedlayer.analysis.vectors": ("TokenVectors",),
+    "embedlayer.checkpoints.formats": ("read_vectors", "write_vectors"),
     "embedlayer.errors": (
         "CheckpointError",
         "EmbedLayerError",

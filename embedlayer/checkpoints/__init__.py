@@ -1,0 +1,1 @@
+"""The front ends of real checkpoints, and the files that tables travel in."""
