@@ -69,6 +69,7 @@ if TYPE_CHECKING:
     from embedlayer.positions.learned import LearnedPositionalEmbedding as LearnedPositionalEmbedding
     from embedlayer.positions.position import Position as Position
     from embedlayer.positions.position import positions_of as positions_of
+    from embedlayer.positions.relative import RelativePositionBias as RelativePositionBias
     from embedlayer.positions.rotary import (
         RotaryEmbedding as RotaryEmbedding,
     )
@@ -159,6 +160,7 @@ _HOMES = {
     "embedlayer.positions.alibi": ("AlibiBias",),
     "embedlayer.positions.learned": ("LearnedPositionalEmbedding",),
     "embedlayer.positions.position": ("Position", "positions_of"),
+    "embedlayer.positions.relative": ("RelativePositionBias",),
     "embedlayer.positions.rotary": ("RotaryEmbedding", "permute_qk", "rotary_positions"),
     "embedlayer.positions.rotary_scaling": ("DynamicNTK", "Linear", "Llama3", "LongRope", "Proportional", "Yarn"),
     "embedlayer.positions.sinusoidal": ("SinusoidalPositionalEmbedding", "sinusoids"),

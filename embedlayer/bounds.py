@@ -22,13 +22,15 @@ class Bounds(Derived):
     Args:
         size: How many rows there are.
         kind: What the indices are, for the message.
+        offset: Rows in front of row 0: indices may go down to `-offset`, and what is looked up is `index + offset`.
     """
 
     first_outside: Tensor  # (flat index, value, length of the last dimension) of the first bad one, or -1s
 
-    def __init__(self, size: int, kind: Kind) -> None:
+    def __init__(self, size: int, kind: Kind, *, offset: int = 0) -> None:
         super().__init__()
         self.size = size
+        self.offset = offset
         self.kind: Kind = kind
         self.derive()
 
@@ -53,18 +55,19 @@ class Bounds(Derived):
                 f"{self.kind.capitalize()}s must have shape (..., T) with T at least 1, not {tuple(indices.shape)}. "
                 f"An empty text has no vectors; a single one is written torch.tensor([[7]])."
             )
-        if indices.is_meta:
-            return indices, None
-        if indices.device.type != "cpu":
-            return self.clamped(indices)
+        rows = indices + self.offset if self.offset else indices
+        if rows.is_meta:
+            return rows, None
+        if rows.device.type != "cpu":
+            return self.clamped(rows)
         if torch.compiler.is_compiling():
-            return _checked_copy(indices, self.size, self.kind), None
-        raise_if_outside(indices, self.size, self.kind)
-        return indices, None
+            return _checked_copy(rows, self.size, self.kind, self.offset), None
+        raise_if_outside(rows, self.size + self.offset, self.kind, offset=self.offset)
+        return rows, None
 
     def clamped(self, indices: Tensor) -> tuple[Tensor, Tensor]:
         """Clamp, and remember the first index that was outside, without waiting for the device."""
-        outside = (indices < 0) | (indices >= self.size)
+        outside = (indices < 0) | (indices >= self.size + self.offset)
         flat = outside.flatten()
         places = torch.arange(flat.numel(), device=indices.device)
         first = torch.where(flat, places, flat.numel()).amin(dim=0, keepdim=True)
@@ -72,7 +75,7 @@ class Bounds(Derived):
         found = torch.cat([first, value, torch.full_like(first, indices.shape[-1])])
         is_new = (first < flat.numel()) & (self.first_outside[:1] < 0)
         self.first_outside.copy_(torch.where(is_new, found, self.first_outside))
-        return indices.clamp(0, self.size - 1), outside
+        return indices.clamp(0, self.size + self.offset - 1), outside
 
     def extra_repr(self) -> str:
         """The rule, for `print`."""
@@ -93,10 +96,10 @@ class Bounds(Derived):
         place, value, length = self.first_outside.tolist()
         if place >= 0:
             self.first_outside.fill_(-1)
-            raise _outside(self.kind, value, self.size, row=place // length, column=place % length)
+            raise _outside(self.kind, value - self.offset, self.size, row=place // length, column=place % length)
 
 
-def raise_if_outside(indices: Tensor, size: int, kind: Kind, *, ignore: int | None = None) -> None:
+def raise_if_outside(indices: Tensor, size: int, kind: Kind, *, ignore: int | None = None, offset: int = 0) -> None:
     """Raise the error of the first index outside `0 .. size - 1`; on the CPU only, since it reads the values.
 
     Args:
@@ -104,6 +107,7 @@ def raise_if_outside(indices: Tensor, size: int, kind: Kind, *, ignore: int | No
         size: How many rows there are.
         kind: What the indices are, for the message.
         ignore: A value that is allowed although it is outside.
+        offset: How far the indices were shifted, for the message.
     """
     if indices.numel() == 0:
         return
@@ -115,7 +119,8 @@ def raise_if_outside(indices: Tensor, size: int, kind: Kind, *, ignore: int | No
     outside = ((indices < 0) | (indices >= size)).flatten().to(torch.uint8)
     place = int(torch.nonzero(outside)[0])
     length = indices.shape[-1] if indices.dim() else 1
-    raise _outside(kind, int(indices.flatten()[place]), size, row=place // length, column=place % length)
+    value = int(indices.flatten()[place]) - offset
+    raise _outside(kind, value, size - offset, row=place // length, column=place % length)
 
 
 def _outside(kind: Kind, value: int, size: int, *, row: int, column: int) -> EmbedLayerError:
@@ -134,11 +139,11 @@ def _outside(kind: Kind, value: int, size: int, *, row: int, column: int) -> Emb
 
 
 @torch.library.custom_op("embedlayer::checked_copy", mutates_args=())
-def _checked_copy(indices: Tensor, size: int, kind: str) -> Tensor:
-    raise_if_outside(indices, size, "position" if kind == "position" else "token id")
+def _checked_copy(indices: Tensor, size: int, kind: str, offset: int) -> Tensor:
+    raise_if_outside(indices, size + offset, "position" if kind == "position" else "token id", offset=offset)
     return indices.clone()
 
 
 @_checked_copy.register_fake
-def _(indices: Tensor, size: int, kind: str) -> Tensor:
+def _(indices: Tensor, size: int, kind: str, offset: int) -> Tensor:
     return torch.empty_like(indices)

@@ -30,9 +30,9 @@ class Derived(nn.Module, ABC):
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Derived":
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         names = self._non_persistent_buffers_set
-        self.derive(
-            next(buffer.device for name, buffer in self._buffers.items() if name in names and buffer is not None)
-        )
+        derived = [buffer for name, buffer in self._buffers.items() if name in names and buffer is not None]
+        if derived:
+            self.derive(derived[0].device)
         return self
 
 

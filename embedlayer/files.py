@@ -123,7 +123,7 @@ def read_json(path: Path | str) -> JsonObject:
         value = json.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
         raise FileError(f"Cannot read {path}: {error.strerror or error}.") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{path} is not JSON ({error}): it is damaged or another kind of file.") from error
     if not isinstance(value, dict):
         raise CheckpointError(f"{path} holds a JSON {type(value).__name__} where an object is expected.")

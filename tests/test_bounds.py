@@ -91,3 +91,13 @@ def test_on_the_gpu_the_error_comes_when_somebody_waits() -> None:
     table(torch.tensor([[1, 11]], device="cuda"))
     with pytest.raises(TokenIdError, match="token id 11 at row 0, column 1"):
         table.check()
+
+
+def test_rows_in_front_of_row_0_are_reached_and_errors_name_the_index_itself() -> None:
+    bounds = Bounds(10, "position", offset=2)
+    assert bounds(torch.tensor([-2, 0, 9]))[0].tolist() == [0, 2, 11]
+    safe, outside = bounds.clamped(torch.tensor([[-2, 9], [10, -3]]) + 2)
+    assert safe.tolist() == [[0, 11], [11, 0]]
+    assert outside.tolist() == [[False, False], [True, True]]
+    with pytest.raises(PositionError, match="position 10 at row 1, column 0: a sequence of 11 exceeds the 10"):
+        bounds.raise_recorded()

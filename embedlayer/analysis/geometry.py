@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, cast
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
@@ -151,7 +152,7 @@ def _turned(position: Position, length: int) -> PositionPicture:
     device, width = _device(position), cast(int, position.head_dim)
     places = torch.arange(max(length, 2), device=device)  # at position 0 alone nothing moves, so no pair shows
     units_BKTK = torch.eye(width, device=device)[None, :, None].expand(1, width, len(places), width).contiguous()
-    turned_KTK = position.rotate(units_BKTK, units_BKTK.clone(), places[None])[0][0]
+    turned_KTK = F.normalize(position.rotate(units_BKTK, units_BKTK.clone(), places[None])[0][0], dim=-1)
     cosines_KT = turned_KTK.diagonal(dim1=0, dim2=2).T
     moved_KK = turned_KTK.abs().sum(1).fill_diagonal_(0.0)
     partners = moved_KK.argmax(1).where(moved_KK.amax(1) > 0, torch.arange(width, device=device))

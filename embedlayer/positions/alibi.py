@@ -1,6 +1,6 @@
-"""ALiBi: attention scores fall linearly with the distance (BLOOM)."""
+"""ALiBi: attention scores fall linearly with the distance (BLOOM, MPT)."""
 
-import math
+from collections.abc import Callable
 
 import torch
 from jaxtyping import Float, Int
@@ -11,17 +11,26 @@ from embedlayer.errors import SizeError
 from embedlayer.files import JsonObject
 from embedlayer.positions.position import Position
 
+ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
+"""`(score, batch, head, query index, key index) -> score`, as `torch.nn.attention.flex_attention` calls it."""
 
-def alibi_slopes(num_heads: int) -> Float[Tensor, " H"]:
-    """How fast each head forgets: `2^(-8i / H)` for i = 1 .. H, in float64.
+
+def alibi_slopes(num_heads: int, max_bias: float = 8.0) -> Float[Tensor, " H"]:
+    """How fast each head forgets: `2^(-max_bias i / H)` for i = 1 .. H, in float64.
 
     Where H is no power of two: the slopes of the power of two below it, then every other slope of twice that power.
 
-    Reference: Press et al., Train short, test long, 2022; transformers/models/bloom/modeling_bloom.py.
+    BLOOM starts from the power of two below H and fills up, MPT starts from the one above and takes `[1::2] + [::2]`.
+    Written down differently, for 8 both are these numbers for every H; another `max_bias` (`alibi_bias_max`) only MPT
+    has.
+
+    Reference: Press et al., Train short, test long, 2022; transformers/models/bloom/modeling_bloom.py and
+    transformers/models/mpt/modeling_mpt.py (which builds the biases for 8 whatever its configuration says).
     """
-    power = 2 ** int(math.log2(num_heads))
-    slopes = [2 ** (-8 * i / power) for i in range(1, power + 1)]
-    slopes += [2 ** (-4 * i / power) for i in range(1, 2 * (num_heads - power), 2)]
+    above = 2 ** (num_heads - 1).bit_length()
+    slopes = [2 ** (-max_bias * i / above) for i in range(1, above + 1)]
+    if above != num_heads:
+        slopes = (slopes[1::2] + slopes[::2])[:num_heads]
     return torch.tensor(slopes, dtype=torch.float64)
 
 
@@ -33,30 +42,36 @@ class AlibiBias(Position, Derived):
 
     Args:
         num_heads: Query heads, H; any number.
+        max_bias: Negative exponent of the smallest slope where H is a power of two (`alibi_bias_max` of MPT).
+        scale: Factor on the bias: Falcon multiplies it by `head_dim ** -0.5` together with the scores.
 
     Raises:
-        SizeError: `num_heads` is below 1.
+        SizeError: `num_heads` is below 1, or `max_bias` not positive.
 
     Reference: Press et al., Train short, test long, 2022.
     """
 
     slopes: Float[Tensor, " H"]
 
-    def __init__(self, num_heads: int) -> None:
+    def __init__(self, num_heads: int, *, max_bias: float = 8.0, scale: float = 1.0) -> None:
         super().__init__()
         if num_heads < 1:
             raise SizeError(f"num_heads must be at least 1, not {num_heads}.")
+        if max_bias <= 0:
+            raise SizeError(f"max_bias must be positive, not {max_bias}.")
         self.num_heads = num_heads
+        self.max_bias = max_bias
+        self.scale = scale
         self.derive()
 
     @property
     def config(self) -> JsonObject:
         """The constructor's arguments."""
-        return {"num_heads": self.num_heads}
+        return {"num_heads": self.num_heads, "max_bias": self.max_bias, "scale": self.scale}
 
     def derived(self) -> dict[str, Tensor]:
-        """The slopes."""
-        return {"slopes": alibi_slopes(self.num_heads).float()}
+        """The slopes, times the scale."""
+        return {"slopes": (alibi_slopes(self.num_heads, self.max_bias) * self.scale).float()}
 
     def bias(
         self, query_positions: Int[Tensor, "*rows Tq"], key_positions: Int[Tensor, "*rows Tk"]
@@ -66,6 +81,31 @@ class AlibiBias(Position, Derived):
         distance: Tensor = (query.unsqueeze(-1) - key.unsqueeze(-2)).abs().unsqueeze(1)
         return distance * -self.slopes.view(-1, 1, 1)
 
+    def score_mod(
+        self,
+        query_positions: Int[Tensor, "*rows Tq"] | None = None,
+        key_positions: Int[Tensor, "*rows Tk"] | None = None,
+    ) -> ScoreMod:
+        """The same bias for `torch.nn.attention.flex_attention`, which never makes the matrix of it.
+
+        Args:
+            query_positions: Where each query stands, `(Tq,)`, `(1, Tq)` or `(B, Tq)`; its index if `None`.
+            key_positions: Where each key stands; its index if `None`.
+
+        Example:
+            >>> from torch.nn.attention.flex_attention import flex_attention
+            >>> mod = AlibiBias(8).score_mod()  # flex_attention(q, k, v, score_mod=mod)
+        """
+        slopes = self.slopes
+        query, key = (None if at is None else torch.atleast_2d(at) for at in (query_positions, key_positions))
+
+        def add_bias(score: Tensor, batch: Tensor, head: Tensor, q: Tensor, k: Tensor) -> Tensor:
+            i = q if query is None else query[batch if len(query) > 1 else 0, q]
+            j = k if key is None else key[batch if len(key) > 1 else 0, k]
+            return score - slopes[head] * (i - j).abs()
+
+        return add_bias
+
     def extra_repr(self) -> str:
-        """Size, for `print`."""
-        return f"{self.num_heads}"
+        """Size and factors, for `print`."""
+        return f"{self.num_heads}, max_bias={self.max_bias:g}, scale={self.scale:g}"

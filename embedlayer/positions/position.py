@@ -77,15 +77,22 @@ class AdditivePosition(Position, ABC):
 
 
 def positions_of(
-    ids: Int[Tensor, "*batch T"], attention_mask: AttentionMask | None = None, *, offset: int = 0
+    ids: Int[Tensor, "*batch T"],
+    attention_mask: AttentionMask | None = None,
+    *,
+    offset: int = 0,
+    padding_position: int = 0,
 ) -> Positions:
     """Where each token stands in its own text.
 
     Args:
         ids: Token IDs; only their shape and device count.
         attention_mask: 0 for padding; 1 for text, or 1, 2, 3, ... from left to right for documents packed into one row,
-            each of which counts from 0. Padding gets position 0. `None`: every row is one text without padding.
-        offset: Position of the first token, for a sequence that continues a cached one.
+            each of which counts from 0. `None`: every row is one text without padding.
+        offset: Position of the first token, for a sequence that continues a cached one; or where counting begins:
+            RoBERTa counts from `padding_idx + 1`, which is `positions_of(ids, ids != padding_idx,
+            offset=padding_idx + 1, padding_position=padding_idx)`.
+        padding_position: Position of padding.
 
     Returns:
         `(T,)` without a mask, else the shape of the mask.
@@ -106,4 +113,4 @@ def positions_of(
     document = attention_mask.long().cummax(-1).values
     is_first = is_text & (document != torch.nn.functional.pad(document, (1, 0))[..., :-1])
     start = torch.where(is_first, place, 0).cummax(-1).values
-    return (place - start + offset) * is_text
+    return torch.where(is_text, place - start + offset, padding_position)

@@ -10,13 +10,14 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from embedlayer.bounds import Bounds
+from embedlayer.derived import Derived
 from embedlayer.errors import ShapeError, SizeError
 from embedlayer.files import JsonObject
 from embedlayer.shapes import Ids, Vectors
 from embedlayer.tables.table import TokenTable, check_sizes
 
 
-class TokenEmbedding(TokenTable, nn.Embedding):
+class TokenEmbedding(TokenTable, nn.Embedding, Derived):
     """One learned row per token: `out[..., :] = scale * weight[ids]`.
 
     It is an `nn.Embedding` (parameter `weight`, `(num_rows, D)`), so whatever looks for one finds it.
@@ -26,6 +27,8 @@ class TokenEmbedding(TokenTable, nn.Embedding):
         embed_dim: Width of a row, D.
         padding_idx: Row that is zero and stays zero; `None` for no such row.
         scale: Factor on every looked-up row: a number, `"sqrt_dim"`, or `None` for none.
+        round_scale: Round the scale to the type of the rows, as Gemma does: sqrt(3072) = 55.4256 is 55.5 in bfloat16.
+            The rounded number is the buffer `embed_scale`, made again whenever the type changes.
         init_std: Standard deviation of the normal initialisation: a number, or `"1/sqrt_dim"`.
         pad_to_multiple_of: Store spare zero rows up to this multiple (64 suits GPUs), out of look-up and loss.
         device: Where to put the rows.
@@ -37,11 +40,15 @@ class TokenEmbedding(TokenTable, nn.Embedding):
     Example:
         >>> TokenEmbedding(100, 8)(torch.tensor([[1, 2, 3]])).shape
         torch.Size([1, 3, 8])
+        >>> TokenEmbedding(100, 3072, scale="sqrt_dim", round_scale=True).bfloat16().embed_scale
+        tensor(55.5000, dtype=torch.bfloat16)
 
     Reference: torch/nn/modules/sparse.py. We differ: `init_std` is 0.02 and not 1 (with a tied head a start of 1 makes
     the first loss far larger than ln V), a bad ID is an error that names it, and the padding row also stays zero when
     the same rows are a head.
     """
+
+    embed_scale: Tensor | None
 
     def __init__(
         self,
@@ -50,6 +57,7 @@ class TokenEmbedding(TokenTable, nn.Embedding):
         *,
         padding_idx: int | None = None,
         scale: float | Literal["sqrt_dim"] | None = None,
+        round_scale: bool = False,
         init_std: float | Literal["1/sqrt_dim"] = 0.02,
         pad_to_multiple_of: int | None = None,
         device: torch.device | str | None = None,
@@ -63,8 +71,11 @@ class TokenEmbedding(TokenTable, nn.Embedding):
         self.init_std = resolve_init_std(init_std, embed_dim)
         nn.Embedding.__init__(self, self.num_rows, embed_dim, padding_idx, device=device, dtype=dtype)
         self.scale = resolve_scale(scale, embed_dim)
+        self.round_scale = round_scale
         self.pad_to_multiple_of = pad_to_multiple_of
         self.bounds = Bounds(vocab_size, "token id")
+        self.register_buffer("embed_scale", None, persistent=False)
+        self.derive(self.weight.device)
 
     @property
     def config(self) -> JsonObject:
@@ -74,6 +85,7 @@ class TokenEmbedding(TokenTable, nn.Embedding):
             "embed_dim": self.embed_dim,
             "padding_idx": self.padding_idx,
             "scale": self.scale,
+            "round_scale": self.round_scale,
             "init_std": self.init_std,
             "pad_to_multiple_of": self.pad_to_multiple_of,
         }
@@ -84,6 +96,12 @@ class TokenEmbedding(TokenTable, nn.Embedding):
         with torch.no_grad():
             self.weight[self.vocab_size :] = 0
         self._fill_padding_idx_with_zero()
+
+    def derived(self) -> dict[str, Tensor]:
+        """The rounded scale, where there is one."""
+        if not self.round_scale or self.scale is None:
+            return {}
+        return {"embed_scale": torch.tensor(self.scale, dtype=self.weight.dtype)}
 
     def forward(self, ids: Ids) -> Vectors:
         """The rows of `ids`, times `scale`: `(..., T)` to `(..., T, D)`.
@@ -97,7 +115,8 @@ class TokenEmbedding(TokenTable, nn.Embedding):
         vectors = F.embedding(ids, self.weight, self.padding_idx)
         if outside is not None:
             vectors = vectors.masked_fill(outside.unsqueeze(-1), 0)
-        return vectors if self.scale is None else self.scale * vectors
+        scale = self.embed_scale if self.round_scale else self.scale
+        return vectors if scale is None else scale * vectors
 
     def rows(self, start: int, stop: int) -> Float[Tensor, "N D"]:
         """Rows `start` to `stop - 1` as stored: a view, without `scale`."""
@@ -155,6 +174,7 @@ class TokenEmbedding(TokenTable, nn.Embedding):
         parts += [f"num_rows={self.num_rows}"] if self.num_rows != self.vocab_size else []
         parts += [f"padding_idx={self.padding_idx}"] if self.padding_idx is not None else []
         parts += [f"scale={self.scale:.6g}"] if self.scale is not None else []
+        parts += ["rounded"] if self.round_scale else []
         return ", ".join(parts)
 
 

@@ -11,6 +11,7 @@ from embedlayer.positions.alibi import AlibiBias
 from embedlayer.positions.learned import LearnedPositionalEmbedding
 from embedlayer.positions.position import Position
 from embedlayer.positions.rotary import RotaryEmbedding
+from embedlayer.positions.rotary_scaling import Yarn
 from embedlayer.positions.sinusoidal import SinusoidalPositionalEmbedding
 
 
@@ -101,3 +102,8 @@ def test_a_scheme_without_positions_has_no_picture():
 def test_one_position_is_a_picture_too():
     assert position_values(RotaryEmbedding(4), 1).values.tolist() == [[1.0, 1.0]]
     assert position_values(AlibiBias(2), 1).values.tolist() == [[0.0, 0.0]]
+
+
+def test_a_rotation_that_also_scales_is_shown_by_its_angle():
+    plain, scaled = (RotaryEmbedding(8, scaling=Yarn(1.0, 16, attention_factor=factor)) for factor in (1.0, 1.5))
+    torch.testing.assert_close(position_values(scaled, 20).values, position_values(plain, 20).values)

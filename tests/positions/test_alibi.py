@@ -57,3 +57,66 @@ def test_queries_may_be_fewer_than_keys() -> None:
 def test_no_heads_are_refused() -> None:
     with pytest.raises(SizeError, match="num_heads must be at least 1"):
         AlibiBias(0)
+
+
+HEADS = [1, 2, 3, 6, 8, 12, 20, 71]
+
+
+def of_keys(position: AlibiBias, length: int) -> torch.Tensor:
+    """The bias that the last query sees, up to a constant: what BLOOM, MPT and Falcon add."""
+    bias = position.bias(torch.tensor([length - 1]), torch.arange(length))[0]
+    return bias - bias[..., :1]
+
+
+@pytest.mark.parametrize("num_heads", HEADS)
+def test_biases_equal_those_of_bloom_mpt_and_falcon(num_heads) -> None:
+    pytest.importorskip("transformers")
+    from transformers.models.bloom import modeling_bloom as bloom
+    from transformers.models.falcon import modeling_falcon as falcon
+    from transformers.models.mpt import modeling_mpt as mpt
+
+    everything = torch.ones(1, 40, dtype=torch.long)
+    theirs = bloom.build_alibi_tensor(everything, num_heads, torch.float32)
+    torch.testing.assert_close(of_keys(AlibiBias(num_heads), 40), theirs, atol=1e-6, rtol=5e-6)
+    theirs = mpt.build_mpt_alibi_tensor(num_heads, 40)
+    ours = of_keys(AlibiBias(num_heads), 40)
+    torch.testing.assert_close(ours, theirs - theirs[..., :1], atol=1e-5, rtol=5e-6)
+    theirs = mpt.build_mpt_alibi_tensor(num_heads, 40, alibi_bias_max=16)
+    ours = of_keys(AlibiBias(num_heads, max_bias=16.0), 40)
+    torch.testing.assert_close(ours, theirs - theirs[..., :1], atol=1e-5, rtol=5e-6)
+    theirs = falcon.build_alibi_tensor(everything, num_heads, torch.float32) / 64**0.5  # products rounded to bfloat16
+    torch.testing.assert_close(of_keys(AlibiBias(num_heads, scale=64**-0.5), 40), theirs, atol=0, rtol=2**-7)
+
+
+@pytest.mark.filterwarnings("ignore:.*flex_attention:UserWarning")
+@pytest.mark.parametrize(
+    ("queries", "keys"),
+    [
+        (None, None),
+        (torch.arange(3, 8), torch.arange(8)),
+        (torch.tensor([[0, 1, 0, 1, 2], [4, 3, 2, 1, 0]]), torch.tensor([[0, 1, 0, 1, 2, 0, 0, 0], [7] * 8])),
+    ],
+)
+def test_flex_attention_with_the_score_mod_equals_attention_with_the_bias(queries, keys, unchecked: None) -> None:
+    from torch.nn.attention.flex_attention import flex_attention
+
+    position = AlibiBias(4)
+    q, k, v = torch.randn(2, 4, 5, 16), torch.randn(2, 4, 8, 16), torch.randn(2, 4, 8, 16)
+    ours = flex_attention(q, k, v, score_mod=position.score_mod(queries, keys))
+    bias = position.bias(torch.arange(5) if queries is None else queries, torch.arange(8) if keys is None else keys)
+    expected = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=bias.expand(2, -1, -1, -1))
+    torch.testing.assert_close(ours, expected, atol=1e-5, rtol=1e-5)
+
+
+def test_what_was_saved_is_built_again(tmp_path) -> None:
+    position = AlibiBias(6, max_bias=16.0, scale=0.5)
+    position.save_pretrained(tmp_path)
+    again = AlibiBias.read_pretrained(tmp_path)
+    assert again.config == position.config
+    assert torch.equal(again.slopes, position.slopes)
+    assert AlibiBias.from_config({"num_heads": 6}).max_bias == 8.0
+
+
+def test_a_largest_bias_that_cannot_be_is_refused() -> None:
+    with pytest.raises(SizeError, match="max_bias must be positive"):
+        AlibiBias(4, max_bias=0.0)

@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import nn
 
-from embedlayer import LearnedPositionalEmbedding, PositionError, SizeError
+from embedlayer import LearnedPositionalEmbedding, PositionError, SizeError, positions_of
 from embedlayer.scratch import ScratchPositionEmbedding
 
 
@@ -54,3 +54,92 @@ def test_what_was_saved_is_read_back_bit_for_bit(tmp_path) -> None:
     position = LearnedPositionalEmbedding(7, 4)
     position.save_pretrained(tmp_path)
     assert torch.equal(LearnedPositionalEmbedding.read_pretrained(tmp_path).weight, position.weight)
+
+
+MASK = torch.tensor([[0, 0, 1, 1, 1], [1, 1, 1, 0, 0], [1, 1, 1, 1, 1]])
+
+
+def test_with_an_offset_of_2_it_equals_opt_also_at_padding() -> None:
+    pytest.importorskip("transformers")
+    from transformers.models.opt.modeling_opt import OPTLearnedPositionalEmbedding
+
+    theirs, ours = OPTLearnedPositionalEmbedding(10, 4), LearnedPositionalEmbedding(10, 4, offset=2)
+    ours.load_state_dict(theirs.state_dict())
+    assert torch.equal(ours.vectors(positions_of(MASK, MASK, padding_position=-1)), theirs(MASK))
+
+
+def test_with_an_offset_of_2_it_equals_bart() -> None:
+    pytest.importorskip("transformers")
+    from transformers.models.bart.modeling_bart import BartLearnedPositionalEmbedding
+
+    theirs, ours = BartLearnedPositionalEmbedding(10, 4), LearnedPositionalEmbedding(10, 4, offset=2)
+    ours.load_state_dict(theirs.state_dict())
+    ids = torch.zeros(1, 10, dtype=torch.long)
+    assert torch.equal(ours(ids), theirs(ids)[0])
+
+
+def test_positions_from_padding_equal_those_of_roberta() -> None:
+    pytest.importorskip("transformers")
+    from transformers.models.roberta.modeling_roberta import RobertaEmbeddings
+
+    ids = torch.where(MASK == 1, 7, 1)  # its padding_idx is 1
+    theirs = RobertaEmbeddings.create_position_ids_from_input_ids(ids, 1)
+    assert torch.equal(positions_of(ids, ids != 1, offset=2, padding_position=1), theirs)
+
+
+def test_errors_speak_of_positions_not_of_rows(unchecked: None) -> None:
+    position = LearnedPositionalEmbedding(7, 4, offset=2)
+    assert position.weight.shape == (9, 4)
+    with pytest.raises(PositionError, match="position 7 at row 0, column 1: a sequence of 8 exceeds the 7 positions"):
+        position.vectors(torch.tensor([6, 7]))
+    with pytest.raises(PositionError, match="position -3 at row 0, column 0"):
+        position.vectors(torch.tensor([-3]))
+    torch.compiler.reset()
+    compiled = torch.compile(position.vectors, fullgraph=True, backend="aot_eager")
+    assert torch.equal(compiled(torch.tensor([-2, 6])), position.weight[[0, 8]])
+    with pytest.raises(PositionError, match="position 7 at row 0, column 1: a sequence of 8 exceeds the 7 positions"):
+        compiled(torch.tensor([6, 7]))
+
+
+@pytest.mark.parametrize("offset", [0, 2])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_extending_keeps_old_rows_bit_for_bit(offset, dtype) -> None:
+    position = LearnedPositionalEmbedding(6, 4, offset=offset, init_std=0.5, dtype=dtype)
+    position.weight.requires_grad_(False)
+    longer, shorter = position.resize(10, "extend"), position.resize(3, "extend")
+    assert torch.equal(longer.weight[: 6 + offset], position.weight)
+    assert torch.equal(shorter.weight, position.weight[: 3 + offset])
+    assert 0.1 < longer.weight[6 + offset :].float().std() < 1.5
+    assert (longer.max_seq_len, longer.weight.dtype, longer.weight.requires_grad) == (10, dtype, False)
+    assert longer.vectors(torch.tensor([9])).shape == (1, 4)
+    assert position.weight.shape == (6 + offset, 4)
+
+
+@pytest.mark.parametrize("offset", [0, 2])
+@pytest.mark.parametrize("new_len", [1, 3, 6, 11, 16])
+def test_interpolating_reads_between_rows_and_keeps_the_ends(offset, new_len) -> None:
+    position = LearnedPositionalEmbedding(6, 4, offset=offset, dtype=torch.float64)
+    resized = position.resize(new_len)
+    rows = position.weight[offset:].detach().numpy()
+    places = np.linspace(0, 5, new_len)
+    expected = np.stack([np.interp(places, np.arange(6), rows[:, channel]) for channel in range(4)], axis=1)
+    np.testing.assert_allclose(resized.weight[offset:].detach().numpy(), expected, atol=1e-7)
+    assert torch.equal(resized.weight[:offset], position.weight[:offset])
+    assert resized.weight.requires_grad
+
+
+def test_resizing_and_offsets_that_cannot_be_are_refused(unchecked: None) -> None:
+    with pytest.raises(SizeError, match="not 'wrap'"):
+        LearnedPositionalEmbedding(6, 4).resize(8, "wrap")
+    with pytest.raises(SizeError, match="not 0 and 4"):
+        LearnedPositionalEmbedding(6, 4).resize(0)
+    with pytest.raises(SizeError, match="offset must be at least 0, not -1"):
+        LearnedPositionalEmbedding(6, 4, offset=-1)
+
+
+def test_a_table_with_an_offset_is_read_back(tmp_path) -> None:
+    position = LearnedPositionalEmbedding(7, 4, offset=2)
+    position.save_pretrained(tmp_path)
+    again = LearnedPositionalEmbedding.read_pretrained(tmp_path)
+    assert (again.offset, again.max_seq_len) == (2, 7)
+    assert torch.equal(again.weight, position.weight)

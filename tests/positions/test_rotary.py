@@ -6,7 +6,7 @@ from comparison import assert_no_worse
 from hypothesis import given
 from hypothesis import strategies as st
 
-from embedlayer import RotaryEmbedding, SizeError
+from embedlayer import RotaryEmbedding, SizeError, permute_qk
 from embedlayer.positions.rotary import rotary_angles, rotary_frequencies, turns
 
 
@@ -113,3 +113,44 @@ def test_what_was_saved_is_built_again(tmp_path) -> None:
     again = RotaryEmbedding.read_pretrained(tmp_path)
     assert again.config == position.config
     assert torch.equal(again.turns_per_position, position.turns_per_position)
+
+
+@pytest.mark.parametrize("rotary_dim", [None, 4])
+@pytest.mark.parametrize(("to", "start"), [("half_split", True), ("interleaved", False)])
+def test_permuted_projections_give_the_same_scores_in_the_other_layout(to, start, rotary_dim) -> None:
+    query, key = torch.randn(4 * 8, 20, dtype=torch.float64), torch.randn(2 * 8, 20, dtype=torch.float64)
+    query_bias, key_bias = torch.randn(4 * 8).double(), torch.randn(2 * 8).double()
+    x = torch.randn(7, 20, dtype=torch.float64)
+
+    def scores(interleaved: bool, *parameters):
+        wq, wk, bq, bk = parameters
+        position = RotaryEmbedding(8, interleaved=interleaved, rotary_dim=rotary_dim)
+        q, k = ((x @ w.T + b).unflatten(-1, (-1, 8)).transpose(0, 1) for w, b in ((wq, bq), (wk, bk)))
+        q, k = position.rotate(q, k, torch.arange(7))
+        return q @ k.repeat_interleave(2, 0).mT
+
+    heads = (4, 2, 4, 2)
+    before = (query, key, query_bias, key_bias)
+    after = [permute_qk(w, h, to=to, rotary_dim=rotary_dim) for w, h in zip(before, heads, strict=True)]
+    torch.testing.assert_close(scores(start, *before), scores(not start, *after))
+    assert not torch.equal(after[0], query)
+    back = "interleaved" if to == "half_split" else "half_split"
+    for w, moved, h in zip(before, after, heads, strict=True):
+        assert torch.equal(permute_qk(moved, h, to=back, rotary_dim=rotary_dim), w)
+
+
+def test_the_way_to_half_split_is_that_of_transformers_conversion_of_llama() -> None:
+    weight, heads = torch.randn(4 * 8, 5), 4
+    theirs = weight.view(heads, 8 // 2, 2, 5).transpose(1, 2).reshape(4 * 8, 5)
+    assert torch.equal(permute_qk(weight, heads, to="half_split"), theirs)
+
+
+@pytest.mark.parametrize(("heads", "rotary_dim"), [(5, None), (0, None), (32, None), (4, 3), (4, 10)])
+def test_rows_that_are_no_heads_with_pairs_are_refused(heads, rotary_dim) -> None:
+    with pytest.raises(SizeError, match="32 rows cannot be"):
+        permute_qk(torch.zeros(32, 4), heads, to="half_split", rotary_dim=rotary_dim)
+
+
+def test_a_layout_that_is_none_is_refused(unchecked: None) -> None:
+    with pytest.raises(SizeError, match="'interleaved' or 'half_split', not 'neox'"):
+        permute_qk(torch.zeros(32, 4), 4, to="neox")

@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from comparison import assert_no_worse
 from hypothesis import given
 from hypothesis import strategies as st
 
-from embedlayer import PositionError, SinusoidalPositionalEmbedding, sinusoids
+from embedlayer import PositionError, SinusoidalPositionalEmbedding, SizeError, positions_of, sinusoids
 from embedlayer.scratch import scratch_sinusoidal
 
 
@@ -65,3 +66,67 @@ def test_what_was_saved_is_built_again(tmp_path) -> None:
     position = SinusoidalPositionalEmbedding(10, 6, base=100.0)
     position.save_pretrained(tmp_path)
     assert torch.equal(SinusoidalPositionalEmbedding.read_pretrained(tmp_path).waves, position.waves)
+
+
+MASK = torch.tensor([[0, 0, 1, 1, 1], [1, 1, 1, 0, 0], [1, 1, 1, 1, 1]])
+
+
+@pytest.mark.parametrize("width", [4, 9, 16])
+def test_rows_equal_those_of_m2m100_and_xglm_also_at_padding(width) -> None:
+    pytest.importorskip("transformers")
+    from transformers.models.m2m_100.modeling_m2m_100 import M2M100SinusoidalPositionalEmbedding
+    from transformers.models.xglm.modeling_xglm import XGLMSinusoidalPositionalEmbedding
+
+    ours = SinusoidalPositionalEmbedding(60, width, layout="concatenated", endpoint=True, offset=2, padding_idx=1)
+    theirs = M2M100SinusoidalPositionalEmbedding(60, width, padding_idx=1)
+    assert ours.waves.shape == theirs.weights.shape
+    exact = sinusoids(torch.arange(62).double(), width, layout="concatenated", endpoint=True)
+    exact[1] = 0
+    assert_no_worse(ours.waves, theirs.weights, exact, slack=1e-8)
+    torch.testing.assert_close(ours.waves, theirs.weights, atol=8e-6, rtol=0)  # theirs: angles in float32
+    places = positions_of(MASK, MASK, padding_position=-1)
+    ids = torch.where(MASK == 1, 7, 1)
+    torch.testing.assert_close(ours.vectors(places), theirs(ids), atol=1e-6, rtol=0)
+    xglm = XGLMSinusoidalPositionalEmbedding(60, width, padding_idx=1)
+    torch.testing.assert_close(ours.vectors(places), xglm(places), atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("width", [1, 7, 16])
+def test_rows_equal_those_of_marian_and_pegasus(width) -> None:
+    pytest.importorskip("transformers")
+    from transformers.models.marian.modeling_marian import MarianSinusoidalPositionalEmbedding
+
+    theirs = MarianSinusoidalPositionalEmbedding(60, width).create_weight()
+    ours = SinusoidalPositionalEmbedding(60, width, layout="concatenated")
+    torch.testing.assert_close(ours.waves, theirs, atol=1e-7, rtol=0)
+    assert torch.equal(
+        ours.waves[:, : (width + 1) // 2], SinusoidalPositionalEmbedding(60, width).waves[:, ::2]
+    )  # the same sines, in another place
+
+
+def test_the_longest_wave_is_the_base_where_the_endpoint_is_counted() -> None:
+    position = torch.tensor([2 * math.pi * 100.0], dtype=torch.float64)
+    assert sinusoids(position, 8, 100.0, endpoint=True)[0, 7].item() == pytest.approx(1.0)
+    assert sinusoids(position, 8, 100.0)[0, 7].item() != pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"layout": "mixed"}, "layout must be"),
+        ({"endpoint": True}, "at least 4, not 3"),
+        ({"offset": -1}, "offset must be at least 0"),
+        ({"padding_idx": 10}, "one of the 10 rows, not 0 and 10"),
+    ],
+)
+def test_options_that_cannot_be_are_refused(options, message, unchecked: None) -> None:
+    with pytest.raises(SizeError, match=message):
+        SinusoidalPositionalEmbedding(10, 3, **options)
+
+
+def test_every_option_is_saved(tmp_path) -> None:
+    position = SinusoidalPositionalEmbedding(10, 6, layout="concatenated", endpoint=True, offset=2, padding_idx=1)
+    position.save_pretrained(tmp_path)
+    again = SinusoidalPositionalEmbedding.read_pretrained(tmp_path)
+    assert again.config == position.config
+    assert torch.equal(again.waves, position.waves)

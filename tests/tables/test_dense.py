@@ -192,3 +192,29 @@ def test_a_folder_that_holds_another_kind_is_refused(tmp_path) -> None:
     (tmp_path / "config.json").write_text((tmp_path / "config.json").read_text().replace("TokenEmbedding", "os.system"))
     with pytest.raises(CheckpointError, match="kind 'os.system' is not known"):
         TokenEmbedding.from_pretrained(tmp_path)
+
+
+def test_a_rounded_scale_follows_the_type_of_the_rows() -> None:
+    table = TokenEmbedding(7, 3072, scale="sqrt_dim", round_scale=True)
+    ids = torch.tensor([[1, 2]])
+    assert table.embed_scale == torch.tensor(3072.0).sqrt()
+    half = copy.deepcopy(table).bfloat16()
+    assert half.embed_scale.dtype == torch.bfloat16
+    assert half.embed_scale.item() == 55.5
+    assert torch.equal(half(ids), half.weight[ids] * 55.5)
+    assert half.float().embed_scale == table.embed_scale
+    assert TokenEmbedding(7, 3072, scale="sqrt_dim", round_scale=True, dtype=torch.bfloat16).embed_scale.item() == 55.5
+    assert set(table.state_dict()) == {"weight"}
+    assert TokenEmbedding(7, 3072, scale="sqrt_dim").embed_scale is None
+
+
+def test_a_rounded_scale_survives_the_meta_device_and_saving(tmp_path) -> None:
+    with torch.device("meta"):
+        table = TokenEmbedding(7, 3072, scale="sqrt_dim", round_scale=True, dtype=torch.bfloat16)
+    table.to_empty(device="cpu")
+    assert table.embed_scale.item() == 55.5
+    table.reset_parameters()
+    table.save_pretrained(tmp_path)
+    again = TokenEmbedding.from_pretrained(tmp_path)
+    assert again.embed_scale.item() == 55.5
+    assert torch.equal(again(torch.tensor([3])), table(torch.tensor([3])))

@@ -1,0 +1,93 @@
+"""Relative buckets, against T5's own."""
+
+import pytest
+import torch
+
+from embedlayer import DecoderLM, RelativePositionBias, SizeError, TokenEmbedding
+
+SIZES = [(32, 128), (32, 1000), (8, 20), (64, 256)]
+
+
+@pytest.mark.parametrize("bidirectional", [True, False])
+@pytest.mark.parametrize(("num_buckets", "max_distance"), SIZES)
+def test_buckets_of_all_distances_equal_those_of_t5(num_buckets, max_distance, bidirectional) -> None:
+    pytest.importorskip("transformers")
+    from transformers.models.t5.modeling_t5 import T5Attention
+
+    position = RelativePositionBias(2, num_buckets=num_buckets, max_distance=max_distance, bidirectional=bidirectional)
+    relative = torch.arange(-3 * max_distance, 3 * max_distance)[None]
+    theirs = T5Attention._relative_position_bucket(
+        relative, bidirectional=bidirectional, num_buckets=num_buckets, max_distance=max_distance
+    )
+    assert torch.equal(position.bucket(relative), theirs)
+    assert position.bucket(relative).max() == (num_buckets - 1)
+
+
+@pytest.mark.parametrize("is_decoder", [True, False])
+def test_the_bias_equals_that_of_a_live_t5_layer(is_decoder) -> None:
+    transformers = pytest.importorskip("transformers")
+    from transformers.models.t5.modeling_t5 import T5Attention
+
+    config = transformers.T5Config(
+        d_model=16, d_kv=4, num_heads=4, is_decoder=is_decoder, relative_attention_num_buckets=16
+    )
+    layer = T5Attention(config, has_relative_attention_bias=True, layer_idx=0)
+    position = RelativePositionBias(4, num_buckets=16, bidirectional=not is_decoder)
+    with torch.no_grad():
+        position.weight.copy_(layer.relative_attention_bias.weight)
+    theirs = layer.compute_bias(200, 200)
+    assert torch.equal(position.bias(torch.arange(200), torch.arange(200)), theirs)
+    one = position.bias(torch.tensor([199]), torch.arange(200))
+    assert torch.equal(one, theirs[:, :, -1:])
+
+
+def test_the_bias_depends_on_the_distance_only_and_on_each_rows_positions() -> None:
+    position = RelativePositionBias(3)
+    places = torch.arange(9)
+    assert torch.equal(position.bias(places + 1000, places + 1000), position.bias(places, places))
+    rows = torch.tensor([[0, 1, 2], [5, 0, 1]])
+    assert torch.equal(position.bias(rows, rows)[1:], position.bias(rows[1], rows[1]))
+    assert position.bias(rows.int(), rows.int()).shape == (2, 3, 3, 3)
+
+
+def test_a_gradient_reaches_the_buckets_that_were_used() -> None:
+    position = RelativePositionBias(2, num_buckets=8, max_distance=20).double()
+    position.bias(torch.arange(3), torch.arange(3)).sum().backward()
+    assert position.weight.grad[:, 0].tolist() == [3.0, 2.0, 1.0, 0.0, 0.0, 2.0, 1.0, 0.0]
+
+
+def test_a_decoder_learns_through_it_in_any_dtype_and_compiles(unchecked: None) -> None:
+    model = DecoderLM(TokenEmbedding(20, 16), RelativePositionBias(4, bidirectional=False), num_layers=1, num_heads=4)
+    ids = torch.randint(0, 20, (2, 12))
+    model.loss(ids, ids).mean().backward()
+    assert model.position.weight.grad.abs().sum() > 0
+    assert model.to(torch.bfloat16)(ids).dtype == torch.bfloat16
+    assert model.position.buckets.dtype == torch.int64
+    position = model.float().position
+    compiled = torch.compile(position.bias, fullgraph=True, backend="aot_eager")
+    assert torch.equal(compiled(ids, ids), position.bias(ids, ids))
+
+
+def test_what_was_saved_is_read_back_bit_for_bit(tmp_path) -> None:
+    position = RelativePositionBias(4, num_buckets=8, max_distance=20, bidirectional=False)
+    position.save_pretrained(tmp_path)
+    again = RelativePositionBias.read_pretrained(tmp_path)
+    assert list(again.state_dict()) == ["weight"]
+    assert torch.equal(
+        again.bias(torch.arange(30), torch.arange(30)), position.bias(torch.arange(30), torch.arange(30))
+    )
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        {"num_heads": 0},
+        {"num_heads": 2, "num_buckets": 2},
+        {"num_heads": 2, "num_buckets": 7},
+        {"num_heads": 2, "num_buckets": 1, "bidirectional": False},
+        {"num_heads": 2, "max_distance": 8},
+    ],
+)
+def test_sizes_that_cannot_be_are_refused(sizes) -> None:
+    with pytest.raises(SizeError, match="are not possible"):
+        RelativePositionBias(**sizes)
