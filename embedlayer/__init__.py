@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from embedlayer.analysis.vectors import TokenVectors as TokenVectors
     from embedlayer.checkpoints.formats import read_vectors as read_vectors
     from embedlayer.checkpoints.formats import write_vectors as write_vectors
+    from embedlayer.checkpoints.patch import patch as patch
+    from embedlayer.checkpoints.patch import unpatch as unpatch
     from embedlayer.errors import (
         CheckpointError as CheckpointError,
     )
@@ -135,6 +137,7 @@ _HOMES = {
     "embedlayer.analysis.geometry": ("pca",),
     "embedlayer.analysis.vectors": ("TokenVectors",),
     "embedlayer.checkpoints.formats": ("read_vectors", "write_vectors"),
+    "embedlayer.checkpoints.patch": ("patch", "unpatch"),
     "embedlayer.errors": (
         "CheckpointError",
         "EmbedLayerError",
