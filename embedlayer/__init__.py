@@ -11,6 +11,8 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from embedlayer.analysis.geometry import pca as pca
     from embedlayer.analysis.vectors import TokenVectors as TokenVectors
+    from embedlayer.checkpoints.formats import read_vectors as read_vectors
+    from embedlayer.checkpoints.formats import write_vectors as write_vectors
     from embedlayer.checkpoints.layer import (
         EmbeddingLayer as EmbeddingLayer,
     )
@@ -21,6 +23,8 @@ if TYPE_CHECKING:
         TransformedHead as TransformedHead,
     )
     from embedlayer.checkpoints.loader import load as load
+    from embedlayer.checkpoints.patch import patch as patch
+    from embedlayer.checkpoints.patch import unpatch as unpatch
     from embedlayer.checkpoints.writer import WriteReceipt as WriteReceipt
     from embedlayer.errors import (
         CheckpointError as CheckpointError,
@@ -150,8 +154,10 @@ if TYPE_CHECKING:
 _HOMES = {
     "embedlayer.analysis.geometry": ("pca",),
     "embedlayer.analysis.vectors": ("TokenVectors",),
+    "embedlayer.checkpoints.formats": ("read_vectors", "write_vectors"),
     "embedlayer.checkpoints.layer": ("EmbeddingLayer", "LayerReport", "TransformedHead"),
     "embedlayer.checkpoints.loader": ("load",),
+    "embedlayer.checkpoints.patch": ("patch", "unpatch"),
     "embedlayer.checkpoints.writer": ("WriteReceipt",),
     "embedlayer.errors": (
         "CheckpointError",

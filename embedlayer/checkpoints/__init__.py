@@ -1,1 +1,1 @@
-"""The front end of real checkpoints: table, positions, scale, norms and head, and nothing else of the model."""
+"""The front ends of real checkpoints, and the files that tables travel in."""

@@ -1,0 +1,271 @@
+"""The library's two ends inside live transformers models."""
+
+import copy
+import warnings
+
+import pytest
+import torch
+
+from embedlayer import CheckpointError, OutputHead, TokenEmbedding, TokenIdError, patch, unpatch
+
+transformers = pytest.importorskip("transformers", reason="the dev extra is not installed")
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*gradient_checkpointing.* is deprecated:FutureWarning")  # in peft
+
+SMALL = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "vocab_size": 99}
+IDS = {"pad_token_id": 1, "bos_token_id": 2, "eos_token_id": 2}
+GPT2 = {"vocab_size": 99, "n_positions": 64, "n_embd": 16, "n_layer": 2, "n_head": 2}
+LLAMA = {**SMALL, "intermediate_size": 24}
+GEMMA = {**LLAMA, "num_key_value_heads": 1, "head_dim": 8}
+OPT = {**SMALL, "ffn_dim": 24, "max_position_embeddings": 64, "word_embed_proj_dim": 16}
+KINDS = {
+    "gpt2": ("GPT2LMHeadModel", "GPT2Config", GPT2),
+    "llama": ("LlamaForCausalLM", "LlamaConfig", LLAMA),
+    "llama-tied": ("LlamaForCausalLM", "LlamaConfig", {**LLAMA, "tie_word_embeddings": True}),
+    "gemma": ("GemmaForCausalLM", "GemmaConfig", GEMMA),
+    "opt": ("OPTForCausalLM", "OPTConfig", OPT),
+}
+TIED = [kind for kind in KINDS if kind != "llama"]
+
+
+def made(kind):
+    torch.manual_seed(0)
+    model, config, options = KINDS[kind]
+    model = getattr(transformers, model)(getattr(transformers, config)(**options, **IDS)).eval()
+    with torch.no_grad():  # large enough that a wrong scale, a zeroed padding row or a masked logit shows
+        model.get_input_embeddings().weight.normal_(std=0.5)
+    return model
+
+
+def pair(kind):
+    plain = made(kind)
+    return plain, patch(copy.deepcopy(plain))
+
+
+def table_name(model):
+    return next(name for name, module in model.named_modules() if module is model.get_input_embeddings())
+
+
+@pytest.fixture
+def ids():
+    return torch.randint(0, 99, (2, 9))  # token 1, the padding token of most, among them
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_outputs_names_and_parameters_stay(kind, dtype, ids) -> None:
+    plain, patched = made(kind).to(dtype), made(kind).to(dtype)
+    before = dict(patched.named_parameters(remove_duplicate=False))
+    assert patch(patched) is patched
+    table, head = patched.get_input_embeddings(), patched.get_output_embeddings()
+    assert isinstance(table, TokenEmbedding)
+    assert isinstance(head, OutputHead)
+    assert (head.weight is table.weight) == head.tied == (kind in TIED)
+    with torch.no_grad():
+        assert torch.equal(patched(ids).logits, plain(ids).logits)
+    after = dict(patched.named_parameters(remove_duplicate=False))
+    assert list(after) == list(before)
+    assert all(after[name] is before[name] for name in before)
+    assert list(patched.state_dict()) == list(plain.state_dict())
+    patched.load_state_dict(plain.state_dict())
+    plain.load_state_dict(patched.state_dict())
+    patched.tie_weights()
+    assert (head.weight is table.weight) == (kind in TIED)
+    assert patch(patched).get_input_embeddings() is table
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_unpatching_gives_the_model_back_with_its_weights_as_they_are_now(kind, ids) -> None:
+    plain, patched = pair(kind)
+    kinds = [type(module) for module in plain.modules()]
+    with torch.no_grad():
+        for model in (plain, patched):
+            model.get_input_embeddings().weight.mul_(1.5)
+        patched.bfloat16().float()
+        plain.bfloat16().float()
+    assert unpatch(patched) is patched
+    assert [type(module) for module in patched.modules()] == kinds
+    with torch.no_grad():
+        rounded = kind == "gemma"  # transformers' scale stays rounded when the model goes to bfloat16 and back
+        assert torch.allclose(patched(ids).logits, plain(ids).logits, atol=1e-2 if rounded else 0.0)
+    assert unpatch(patched) is patched
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_generating_and_saving_give_the_same_tokens_and_files(kind, ids, tmp_path) -> None:
+    plain, patched = pair(kind)
+    ids = ids.clamp(min=3)
+    options = {"max_new_tokens": 8, "do_sample": False, "attention_mask": torch.ones_like(ids)}
+    assert torch.equal(patched.generate(ids, **options), plain.generate(ids, **options))
+    plain.save_pretrained(tmp_path / "plain")
+    patched.save_pretrained(tmp_path / "patched")
+    files = sorted(file.name for file in (tmp_path / "plain").iterdir())
+    assert sorted(file.name for file in (tmp_path / "patched").iterdir()) == files
+    for file in files:
+        assert (tmp_path / "plain" / file).read_bytes() == (tmp_path / "patched" / file).read_bytes()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_training_with_gradient_checkpointing_gives_the_same_gradients(kind, ids) -> None:
+    plain, patched = pair(kind)
+    patched.activation_checkpointing_enable()
+    patched.enable_input_require_grads()
+    for model in (plain, patched):
+        model.train()
+        torch.manual_seed(3)
+        model(ids, labels=ids).loss.backward()
+    for (name, ours), (_, theirs) in zip(patched.named_parameters(), plain.named_parameters(), strict=True):
+        assert torch.allclose(ours.grad, theirs.grad, atol=1e-6), name
+    unpatch(patched)
+    patched.disable_input_require_grads()  # the hook went along
+
+
+def test_a_bad_id_is_named_and_the_head_has_a_loss(ids) -> None:
+    _, patched = pair("llama-tied")
+    with pytest.raises(TokenIdError, match="token id 99 at row 0, column 1 is outside this table of 99 rows"):
+        patched(torch.tensor([[5, 99]]))
+    hidden = patched.model(ids).last_hidden_state[:, :-1]
+    expected = torch.nn.functional.cross_entropy(patched(ids).logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
+    assert torch.allclose(patched.get_output_embeddings().loss(hidden, ids[:, 1:]), expected, atol=1e-6)
+
+
+def test_a_copy_reads_its_own_table(ids) -> None:
+    _, patched = pair("gpt2")
+    twin = copy.deepcopy(patched)
+    with torch.no_grad():
+        assert torch.equal(twin(ids).logits, patched(ids).logits)
+        twin.get_input_embeddings().weight.zero_()
+        assert twin(ids).logits.abs().max() == 0
+        assert patched(ids).logits.abs().max() > 0
+
+
+def test_what_is_no_plain_table_is_refused_and_left_alone() -> None:
+    with pytest.raises(CheckpointError, match="has no get_input_embeddings"):
+        patch(torch.nn.Linear(2, 2))
+    model = made("gpt2")
+    model.transformer.wte.max_norm = 1.0
+    with pytest.raises(CheckpointError, match="has no max_norm"):
+        patch(model)
+    assert type(model.lm_head) is torch.nn.Linear
+
+    class Odd(torch.nn.Embedding):
+        pass
+
+    model.transformer.wte = Odd(99, 16)
+    with pytest.raises(CheckpointError, match="What a Odd does beyond look-up"):
+        patch(model)
+    model.transformer.wte = torch.nn.Linear(2, 2)
+    with pytest.raises(CheckpointError, match="are a Linear, not an nn.Embedding"):
+        patch(model)
+
+
+def test_a_model_without_a_head_and_a_head_with_a_bias(ids) -> None:
+    config = transformers.BertConfig(**SMALL, intermediate_size=24)
+    for kind in (transformers.BertModel, transformers.BertForMaskedLM):
+        plain = kind(config).eval()
+        if kind is transformers.BertForMaskedLM:
+            torch.nn.init.normal_(plain.cls.predictions.bias)
+        patched = patch(copy.deepcopy(plain))
+        with torch.no_grad():
+            assert torch.allclose(patched(ids)[0], plain(ids)[0], atol=1e-6)
+        assert list(patched.state_dict()) == list(plain.state_dict())
+
+
+# PEFT
+
+
+@pytest.fixture
+def peft():
+    return pytest.importorskip("peft", reason="the dev extra is not installed")
+
+
+def with_lora(peft, model, targets, **options):
+    torch.manual_seed(5)
+    config = peft.LoraConfig(r=3, lora_alpha=6, target_modules=targets, init_lora_weights=False, **options)
+    with warnings.catch_warnings():  # that the head of a tied model does not follow: here it does
+        warnings.filterwarnings("ignore", message=".*tie_word_embeddings=True.*")
+        warnings.filterwarnings("ignore", message=".*but no tied modules are added.*")
+        warnings.filterwarnings("ignore", message=".*fan_in_fan_out.*")
+        return peft.get_peft_model(model, config)
+
+
+def with_rows(plain, adapted):
+    """The plain model with LoRA's product added to its table: what LoRA on the table means."""
+    lora = next(
+        module for module in adapted.modules() if hasattr(module, "lora_embedding_A") and len(module.lora_embedding_A)
+    )
+    delta = lora.get_delta_weight("default").detach()
+    assert delta.abs().max() > 0.05
+    expected = copy.deepcopy(plain)
+    with torch.no_grad():
+        expected.get_input_embeddings().weight.add_(delta)
+    return expected
+
+
+@pytest.mark.parametrize(("kind", "ensured"), [*((kind, False) for kind in KINDS), *((kind, True) for kind in TIED)])
+def test_lora_on_the_table_is_seen_by_a_tied_head_once(peft, kind, ensured, ids) -> None:
+    plain, patched = pair(kind)
+    name = table_name(plain).rsplit(".", 1)[-1]
+    adapted = with_lora(peft, patched, [name], ensure_weight_tying=ensured)
+    expected = with_rows(plain, adapted)
+    with torch.no_grad():
+        logits = adapted(ids).logits
+        assert torch.allclose(logits, expected(ids).logits, atol=1e-5)
+        assert not torch.allclose(logits, plain(ids).logits, atol=1e-2)
+        with adapted.disable_adapter():
+            assert torch.equal(adapted(ids).logits, plain(ids).logits)
+    adapted(ids, labels=ids).loss.backward()
+    trained = {name for name, parameter in adapted.named_parameters() if parameter.grad is not None}
+    assert trained
+    assert all("lora" in name for name in trained)
+
+
+@pytest.mark.parametrize("kind", ["gemma", "gpt2"])
+@pytest.mark.filterwarnings("ignore:Model with `tie_word_embeddings=True`")  # where PEFT fears that merging unties
+def test_merging_lora_gives_the_same_and_unpatching_works_under_it(peft, kind, ids) -> None:
+    plain, patched = pair(kind)
+    adapted = with_lora(peft, patched, [table_name(plain).rsplit(".", 1)[-1]])
+    expected = with_rows(plain, adapted)
+    with torch.no_grad():
+        adapted.merge_adapter()
+        assert torch.allclose(adapted(ids).logits, expected(ids).logits, atol=1e-5)
+        adapted.unmerge_adapter()
+        merged = copy.deepcopy(adapted).merge_and_unload()
+        assert isinstance(merged.get_input_embeddings(), TokenEmbedding)
+        assert torch.allclose(unpatch(merged)(ids).logits, expected(ids).logits, atol=1e-5)
+        unpatch(adapted)
+        assert not any(isinstance(module, TokenEmbedding | OutputHead) for module in adapted.modules())
+        with adapted.disable_adapter():
+            assert torch.allclose(adapted(ids).logits, plain(ids).logits, atol=1e-5)
+
+
+def test_the_rows_and_the_loss_of_the_head_follow_lora_too(peft, ids) -> None:
+    plain, patched = pair("llama-tied")
+    adapted = with_lora(peft, patched, ["embed_tokens"])
+    expected = with_rows(plain, adapted)
+    head, hidden = patched.get_output_embeddings(), torch.randn(5, 16)
+    rows = expected.get_input_embeddings().weight
+    assert torch.allclose(head.__dict__["table"].rows(3, 40), rows[3:40], atol=1e-6)
+    wanted = torch.nn.functional.cross_entropy(hidden @ rows.T, ids[0, :5])
+    assert torch.allclose(head.loss(hidden, ids[0, :5]), wanted, atol=1e-5)
+
+
+def test_lora_elsewhere_and_trained_copies_work_as_without_a_patch(peft, ids) -> None:
+    for options in ({"targets": ["q_proj"]}, {"targets": ["q_proj"], "modules_to_save": ["lm_head", "embed_tokens"]}):
+        plain, patched = (with_lora(peft, model, **options) for model in pair("llama"))
+        with torch.no_grad():
+            assert torch.allclose(patched(ids).logits, plain(ids).logits, atol=1e-6)
+        assert list(patched.state_dict()) == list(plain.state_dict())
+
+
+def test_dora_on_a_tied_table_is_refused(peft, ids) -> None:
+    _, patched = pair("llama-tied")
+    adapted = with_lora(peft, patched, ["embed_tokens"], use_dora=True)
+    with pytest.raises(CheckpointError, match="default is a variant of LoRA"):
+        adapted(ids)
+
+
+def test_a_model_that_peft_has_wrapped_before_is_refused(peft) -> None:
+    adapted = with_lora(peft, made("llama-tied"), ["embed_tokens"])
+    with pytest.raises(CheckpointError, match="Patch before adding PEFT"):
+        patch(adapted)

@@ -1,0 +1,58 @@
+"""`embedlayer export`."""
+
+import json
+import shutil
+
+import pytest
+import torch
+
+from embedlayer import DecoderLM, RotaryEmbedding, TokenEmbedding, read_vectors, train_tokenizer
+from embedlayer.checkpoints.formats import VectorFormat
+from embedlayer.cli.export import FORMATS
+from embedlayer.cli.main import main
+
+
+def run(*arguments: object) -> int:
+    with pytest.raises(SystemExit) as stop:
+        main([str(argument) for argument in arguments])
+    return int(stop.value.code or 0)
+
+
+def test_the_choices_are_the_formats() -> None:
+    assert VectorFormat.__args__ == FORMATS
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_a_runs_table_is_written_with_its_tokens(tmp_path, capsys, format) -> None:
+    tokenizer = train_tokenizer("the cat sat on the mat", "word", special_tokens=["a b"])
+    table = TokenEmbedding(20, 8)  # more rows than tokens
+    DecoderLM(table, RotaryEmbedding(4), num_layers=1, num_heads=2).save_pretrained(tmp_path, tokenizer=tokenizer)
+    file = tmp_path / "table"
+    assert run("export", tmp_path, "--format", format, "-o", file, "--json") == 0
+    count = tokenizer.get_vocab_size()
+    assert json.loads(capsys.readouterr().out) == {
+        "file": str(file),
+        "format": format,
+        "rows": count,
+        "columns": 8,
+    }
+    tokens, rows = read_vectors(file, format)
+    assert torch.equal(rows, table.weight[:count])
+    assert tokens[0] == ("a b" if format in ("npy", "projector") else "a▁b")
+    assert tokens[1:] == [tokenizer.id_to_token(token) for token in range(1, count)]
+
+
+def test_the_table_of_stories260k_is_written(shared_data, tmp_path, capsys) -> None:
+    shutil.copy(shared_data / "models" / "stories260K.safetensors", tmp_path)
+    shutil.copy(shared_data / "models" / "tok512.bin", tmp_path)
+    assert run("export", tmp_path, "-o", tmp_path / "table.vec") == 0
+    assert "Wrote 512 rows of 64 numbers as fasttext" in capsys.readouterr().out
+    assert read_vectors(tmp_path / "table.vec")[0][265] == "▁the"
+
+
+def test_a_name_that_says_nothing_is_refused(tmp_path, capsys) -> None:
+    DecoderLM(TokenEmbedding(257, 8), RotaryEmbedding(4), num_layers=1, num_heads=2).save_pretrained(
+        tmp_path, tokenizer=train_tokenizer((), "byte")
+    )
+    assert run("export", tmp_path, "-o", tmp_path / "table") == 2
+    assert "does not tell the format" in capsys.readouterr().err
