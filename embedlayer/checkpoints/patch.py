@@ -185,7 +185,7 @@ class InputRows(TokenTable):
         weight: nn.Parameter = self.__dict__["head"]._parameters["weight"]
         return weight
 
-    def forward(self, ids: Ids) -> Vectors:
+    def look_up(self, ids: Ids) -> Vectors:
         """The model's own look-up."""
         vectors: Tensor = self.__dict__["owner"].get_input_embeddings()(ids)
         return vectors
