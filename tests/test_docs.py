@@ -180,7 +180,7 @@ def test_what_is_said_about_lengths_follows_from_the_table() -> None:
     at_64, at_128, at_512 = ({name: row[place] for name, row in losses.items()} for place in (0, 1, 3))
     rotary = {name: row for name, row in losses.items() if name.startswith("rotary,")}
     assert max(at_128, key=at_128.get) == max(at_512, key=at_512.get) == "sinusoidal"
-    assert min(at_64.values()) == at_64["rotary"]
+    assert min(at_64, key=at_64.get) in ("rotary", "ALiBi")
     assert at_128["rotary"] > at_64["rotary"] + 0.1
     assert at_512["rotary"] > at_512["none"]
     assert all(row[3] > row[0] + 0.3 for row in rotary.values())
