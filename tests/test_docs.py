@@ -183,11 +183,13 @@ def test_what_is_said_about_lengths_follows_from_the_table() -> None:
     at_64, at_128, at_512 = ({name: row[place] for name, row in losses.items()} for place in (0, 1, 3))
     rotary = {name: row for name, row in losses.items() if name.startswith("rotary,")}
     assert max(at_128, key=at_128.get) == max(at_512, key=at_512.get) == "sinusoidal"
-    assert min(at_64.values()) == at_64["rotary"]
+    assert min(at_64, key=at_64.get) in ("rotary", "ALiBi")
     assert at_128["rotary"] > at_64["rotary"] + 0.1
     assert at_512["rotary"] > at_512["none"]
     assert all(row[3] > row[0] + 0.3 for row in rotary.values())
-    assert min(rotary, key=lambda name: rotary[name][3]) == "rotary, `Yarn(n / 64, 64)`"
+    for name, row in rotary.items():
+        softer = [loss < plain for loss, plain in zip(row[1:], losses["rotary"][1:], strict=True)]
+        assert all(softer) if "Yarn" in name or "Llama3" in name else not softer[2]
     assert min(at_512, key=at_512.get) == "ALiBi"
     assert abs(at_512["ALiBi"] - at_64["ALiBi"]) < 0.05
     assert at_64["ALiBi"] < at_64["rotary"] + 0.05
