@@ -6,6 +6,7 @@ tensor that the family names.
 
 import math
 import warnings
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -111,7 +112,7 @@ def load(
         layer = _saved(checkpoint, dtype, device)
     else:
         layer = _Loader(checkpoint, dtype, device).layer()
-    layer._find_tokenizer = lambda: _tokenizer_file(checkpoint)
+    layer._find_tokenizer = partial(_tokenizer_file, checkpoint)
     for note in layer.origin.notes:
         warnings.warn(f"{checkpoint.name}: {note}", EmbedLayerWarning, stacklevel=2)
     return layer
