@@ -130,6 +130,7 @@ class Family:
         norm: LayerNorm of the step `"norm"`.
         projection: Of the step `"project"`; left out where the checkpoint has none.
         head: The way out, or `None` for a family without one.
+        defaults: Keys that published configurations leave out, and what transformers then takes.
     """
 
     name: str
@@ -144,6 +145,7 @@ class Family:
     norm: Norm | None = None
     projection: Linear | None = None
     head: Head | None = Head()
+    defaults: tuple[tuple[str, int | float], ...] = ()
 
 
 def _layer_norm(name: str, eps_key: str, eps: float) -> Norm:
@@ -277,6 +279,12 @@ FAMILIES: tuple[Family, ...] = (
         "gemma3_text",
         scale="sqrt_dim_rounded",
         head=Head(softcap="final_logit_softcapping", tied=True),
+        defaults=(
+            ("head_dim", 256),
+            ("rope_theta", 1_000_000.0),
+            ("rope_local_base_freq", 10_000.0),
+            ("sliding_window_pattern", 6),
+        ),
     ),
     Family(
         "gpt_neox",
@@ -297,7 +305,7 @@ FAMILIES: tuple[Family, ...] = (
     _llama("phi", head=Head(bias=("lm_head.bias",))),
     _llama("phi3"),
     Family("falcon", ("falcon",), ("word_embeddings.weight",), position=FalconPositions(), head=Head(tied=True)),
-    _llama("cohere", head=Head(logit_scale="logit_scale", tied=True)),
+    _llama("cohere", position=Rotary(500_000.0), head=Head(logit_scale="logit_scale", tied=True)),
     _llama("granite", scale="embedding_multiplier", head=Head(logit_scale="1/logits_scaling")),
     Family("model2vec", ("model2vec",), ("embeddings",), head=None),
     Family("static_embedding", ("StaticEmbedding",), ("embedding.weight", "embeddings"), head=None),

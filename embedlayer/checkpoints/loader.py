@@ -6,6 +6,7 @@ tensor that the family names.
 
 import math
 import warnings
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,7 @@ from embedlayer.pretrained import assign, is_description
 from embedlayer.tables.dense import TokenEmbedding
 
 ROWS_AT_ONCE = 8192
+DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads")
 MOST = {
     **dict.fromkeys(HEADS, 1 << 16),
@@ -88,6 +90,7 @@ def load(
         FileError: There is nothing of that name, or a file cannot be read.
         CheckpointError: A file is damaged, a pickle, or lacks a tensor that its family needs; or tensors and
             configuration disagree.
+        SizeError: `dtype` is none that rows can be looked up in.
         MissingExtraError: The hub needs `pip install 'embedlayer[hf]'`.
 
     Warns:
@@ -95,15 +98,21 @@ def load(
             the configuration contradicts the tensors in a way that can be resolved.
 
     Example:
-        >>> layer = load("checkpoint")  # doctest: +SKIP
-        >>> first_block_input = layer.input(layer_ids)  # doctest: +SKIP
+        >>> from embedlayer.files import save_tensors, write_json
+        >>> save_tensors("model.safetensors", {"wte.weight": torch.randn(100, 8), "wpe.weight": torch.randn(16, 8)})
+        >>> write_json("config.json", {"model_type": "gpt2", "vocab_size": 100, "n_embd": 8})
+        >>> layer = load(".")
+        >>> layer.input(torch.tensor([[1, 2, 3]])).shape, layer.head.tied
+        (torch.Size([1, 3, 8]), True)
     """
+    if dtype is not None and dtype not in DTYPES:
+        raise SizeError(f"dtype must be one of {', '.join(map(str, DTYPES))}, not {dtype}.")
     checkpoint = Checkpoint.open(source, revision=revision)
     if is_description(checkpoint.config):
         layer = _saved(checkpoint, dtype, device)
     else:
         layer = _Loader(checkpoint, dtype, device).layer()
-    layer._find_tokenizer = lambda: _tokenizer_file(checkpoint)
+    layer._find_tokenizer = partial(_tokenizer_file, checkpoint)
     for note in layer.origin.notes:
         warnings.warn(f"{checkpoint.name}: {note}", EmbedLayerWarning, stacklevel=2)
     return layer
@@ -146,6 +155,9 @@ class _Loader:
         self.notes: list[str] = []
         self.nonfinite: dict[str, int] = {}
         self.family = self._family()
+        rotary = "rope_parameters" in self.config
+        defaults = {key: value for key, value in self.family.defaults if not (rotary and "rope" in key)}
+        self.config = {**defaults, **self.config}
         self.width = 0
         for key, most in MOST.items():
             if self._whole_or_none(key) is not None:
@@ -264,7 +276,7 @@ class _Loader:
             )
         name, *others = candidates
         info = self.checkpoint.info(name)
-        if self.dtype is None and info.torch_dtype not in (torch.float64, torch.float32, torch.float16, torch.bfloat16):
+        if self.dtype is None and info.torch_dtype not in DTYPES:
             raise CheckpointError(
                 f"The table {name} is stored as {info.dtype}: without scales those are no vectors. "
                 f"If its numbers are meant as they are, give a dtype, such as load(..., dtype=torch.float32)."

@@ -51,6 +51,7 @@ CONFIG_KEYS = {  # the keys of a configuration that speak of rotary positions an
     "partial_rotary_factor",
     "rotary_pct",
     "rotary_dim",
+    "rotary",  # GPT-J says true
     "rope_local_base_freq",
     "local_rope_theta",
     "global_rope_theta",
@@ -221,7 +222,7 @@ def has_layer_types(config: JsonObject) -> bool:
 
 def _check_names(config: JsonObject) -> None:
     for key in config:
-        if ("rope" in key or "rotary" in key) and key not in CONFIG_KEYS:
+        if ("rope" in key or "rotary" in key) and key not in CONFIG_KEYS and config[key] is not False:
             raise CheckpointError(f"The configuration's key {key!r} is not known here.{_hint(key, CONFIG_KEYS)}")
     if config.get("alibi"):
         raise CheckpointError("This configuration says alibi: its positions are an AlibiBias, not rotary.")

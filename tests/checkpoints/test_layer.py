@@ -2,6 +2,7 @@
 
 import copy
 import json
+import pickle
 
 import pytest
 import torch
@@ -166,6 +167,7 @@ def test_copies_casts_and_compiled_layers_give_the_same(load_peer, unchecked: No
     ids = torch.randint(4, 90, (2, LENGTH))
     expected = layer.input(ids)
     assert torch.equal(copy.deepcopy(layer).input(ids), expected)
+    assert torch.equal(pickle.loads(pickle.dumps(layer)).input(ids), expected)  # for worker processes
     assert torch.allclose(torch.compile(layer, fullgraph=True, backend="eager")(ids), expected)
     assert copy.deepcopy(layer).bfloat16().input(ids).dtype == torch.bfloat16
 

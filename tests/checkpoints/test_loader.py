@@ -230,6 +230,55 @@ def test_an_empty_table_is_refused(tmp_path, gpt2) -> None:
         el.load(write(tmp_path, GPT2 | {"vocab_size": 0}, **gpt2))
 
 
+PUBLISHED = {  # how the published configurations say it, with smaller sizes
+    "gpt-j-6b": {"model_type": "gptj", "n_embd": 64, "n_head": 2, "n_layer": 1, "rotary": True, "rotary_dim": 8},
+    "Qwen2.5-7B": LLAMA | {"model_type": "qwen2", "rope_theta": 1e6, "use_mrope": False, "use_sliding_window": False},
+    "Llama-2-7b": LLAMA | {"rope_scaling": None},
+    "pythia": LLAMA | {"model_type": "gpt_neox", "rotary_emb_base": 10000, "rotary_pct": 0.25, "hidden_size": 64},
+    "falcon-7b": LLAMA | {"model_type": "falcon", "alibi": False, "multi_query": True},
+    "c4ai-command-r": LLAMA | {"model_type": "cohere", "logit_scale": 0.0625},
+    "gemma-3-4b": {
+        "model_type": "gemma3",
+        "text_config": {
+            "model_type": "gemma3_text",
+            "hidden_size": 64,
+            "num_hidden_layers": 7,
+            "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
+        },
+    },
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_what_published_configurations_leave_out_is_what_transformers_takes(tmp_path, name) -> None:
+    from transformers import AutoConfig
+
+    config = PUBLISHED[name]
+    text = config.get("text_config", config)
+    table = {"gptj": "wte", "gpt_neox": "embed_in", "falcon": "word_embeddings"}.get(
+        config["model_type"], "embed_tokens"
+    )
+    rows = torch.randn(V, text.get("hidden_size", text.get("n_embd")))
+    layer = el.load(write(tmp_path, config, **{f"{table}__weight": rows}))
+    with quiet():
+        peer = AutoConfig.for_model(**text)
+    stated = getattr(peer, "rope_parameters", None) or {"rope_theta": 10000.0}
+    kinds = [kind for kind in stated if kind.endswith("attention")]
+    for kind in kinds or [None]:
+        theirs = stated[kind] if kind else stated
+        ours = layer.position_of(kind)
+        assert ours.base == theirs["rope_theta"]
+        assert (ours.scaling is None) == ("factor" not in theirs)
+        share = peer.rotary_dim / 32 if name == "gpt-j-6b" else theirs.get("partial_rotary_factor", 1)
+        head_dim = getattr(peer, "head_dim", None) or peer.hidden_size // peer.num_attention_heads
+        assert (ours.head_dim, ours.rotary_dim) == (head_dim, int(head_dim * share))
+
+
+def test_a_type_that_rows_cannot_have_is_refused(tmp_path, gpt2) -> None:
+    with pytest.raises(el.SizeError, match=r"not torch\.int8"):
+        el.load(write(tmp_path, GPT2, **gpt2), dtype=torch.int8)
+
+
 def test_the_tokenizer_is_read_when_it_is_asked_for(tmp_path, gpt2) -> None:
     folder = write(tmp_path, GPT2, **gpt2)
     assert el.load(folder).tokenizer is None
