@@ -13,8 +13,19 @@ if TYPE_CHECKING:
     from embedlayer.analysis.vectors import TokenVectors as TokenVectors
     from embedlayer.checkpoints.formats import read_vectors as read_vectors
     from embedlayer.checkpoints.formats import write_vectors as write_vectors
+    from embedlayer.checkpoints.layer import (
+        EmbeddingLayer as EmbeddingLayer,
+    )
+    from embedlayer.checkpoints.layer import (
+        LayerReport as LayerReport,
+    )
+    from embedlayer.checkpoints.layer import (
+        TransformedHead as TransformedHead,
+    )
+    from embedlayer.checkpoints.loader import load as load
     from embedlayer.checkpoints.patch import patch as patch
     from embedlayer.checkpoints.patch import unpatch as unpatch
+    from embedlayer.checkpoints.writer import WriteReceipt as WriteReceipt
     from embedlayer.errors import (
         CheckpointError as CheckpointError,
     )
@@ -138,6 +149,9 @@ _HOMES = {
     "embedlayer.analysis.vectors": ("TokenVectors",),
     "embedlayer.checkpoints.formats": ("read_vectors", "write_vectors"),
     "embedlayer.checkpoints.patch": ("patch", "unpatch"),
+    "embedlayer.checkpoints.layer": ("EmbeddingLayer", "LayerReport", "TransformedHead"),
+    "embedlayer.checkpoints.loader": ("load",),
+    "embedlayer.checkpoints.writer": ("WriteReceipt",),
     "embedlayer.errors": (
         "CheckpointError",
         "EmbedLayerError",

@@ -43,6 +43,11 @@ class Described:
         except TypeError as error:
             raise CheckpointError(f"The saved configuration does not fit {cls.__name__}: {error}.") from error
 
+    @classmethod
+    def from_description(cls: type[Thing], arguments: JsonObject) -> Thing:
+        """What `build` calls: `from_config`, except where that also reads configurations of another make."""
+        return cls.from_config(arguments)
+
 
 class Pretrained(Described, nn.Module):
     """Abstract: a layer that can be saved to a folder and read back bit for bit."""
@@ -116,7 +121,7 @@ def build(description: JsonObject) -> Any:
     if not (isinstance(layer, type) and issubclass(layer, Described)):
         raise CheckpointError(f"A layer of kind {kind!r} is not known to embedlayer {embedlayer.__version__}.")
     try:
-        return layer.from_config(arguments)
+        return layer.from_description(arguments)
     except CheckpointError:
         raise
     except (EmbedLayerError, TypeError) as error:

@@ -135,7 +135,14 @@ def test_the_changelog_knows_the_version() -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments", [["quickstart.py"], ["output_variance.py"], ["tied_or_untied.py", "--steps", "1"]]
+    "arguments",
+    [
+        ["quickstart.py"],
+        ["output_variance.py"],
+        ["tied_or_untied.py", "--steps", "1"],
+        ["beyond_the_trained_length.py", "--steps", "1", "--windows", "1"],
+        ["checkpoints.py"],
+    ],
 )
 @pytest.mark.filterwarnings("ignore:.*The rows start:UserWarning")
 def test_an_example_runs(arguments, monkeypatch, unchecked, capsys) -> None:
@@ -147,7 +154,15 @@ def test_an_example_runs(arguments, monkeypatch, unchecked, capsys) -> None:
 
 def test_every_example_is_run_here_or_is_a_helper() -> None:
     names = {file.name for file in (ROOT / "examples").glob("*.py")}
-    assert names == {"quickstart.py", "output_variance.py", "tied_or_untied.py", "tables.py"}
+    assert names == {
+        "quickstart.py",
+        "output_variance.py",
+        "tied_or_untied.py",
+        "beyond_the_trained_length.py",
+        "checkpoints.py",
+        "peers.py",
+        "tables.py",
+    }
 
 
 def test_tables_on_pages_were_made_by_the_command_above_them() -> None:
@@ -157,6 +172,29 @@ def test_tables_on_pages_were_made_by_the_command_above_them() -> None:
         ):
             assert (ROOT / command.split()[1]).exists(), f"{page.name}: {command}"
             assert body.startswith("| "), f"{page.name}: run {command} to fill {name}"
+
+
+def test_what_is_said_about_lengths_follows_from_the_table() -> None:
+    page = (ROOT / "docs" / "positions.md").read_text()
+    table = re.search(r"<!-- beyond-the-trained-length:.*?-->\n(.*?)\n\n", page, flags=re.S).group(1)
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()[2:]]
+    losses = {name: [float(loss) for loss in row if loss != "cannot"] for name, *row in cells}
+    assert len(losses.pop("learned")) == 1
+    at_64, at_128, at_512 = ({name: row[place] for name, row in losses.items()} for place in (0, 1, 3))
+    rotary = {name: row for name, row in losses.items() if name.startswith("rotary,")}
+    assert max(at_128, key=at_128.get) == max(at_512, key=at_512.get) == "sinusoidal"
+    assert min(at_64, key=at_64.get) in ("rotary", "ALiBi")
+    assert at_128["rotary"] > at_64["rotary"] + 0.1
+    assert at_512["rotary"] > at_512["none"]
+    assert all(row[3] > row[0] + 0.3 for row in rotary.values())
+    for name, row in rotary.items():
+        softer = [loss < plain for loss, plain in zip(row[1:], losses["rotary"][1:], strict=True)]
+        assert all(softer) if "Yarn" in name or "Llama3" in name else not softer[2]
+    assert min(at_512, key=at_512.get) == "ALiBi"
+    assert abs(at_512["ALiBi"] - at_64["ALiBi"]) < 0.05
+    assert at_64["ALiBi"] < at_64["rotary"] + 0.05
+    for name in ("relative (T5)", "none", "learned, resized by interpolation"):
+        assert at_512[name] > at_64[name] + 0.1
 
 
 def test_the_documentation_builds_without_a_warning(tmp_path) -> None:

@@ -137,10 +137,10 @@ def _place(tensor: TensorInfo) -> tuple[int, int]:
 def _header_bytes(file: BinaryIO, path: Path, size: int) -> bytes:
     """The JSON, after its stated length was compared with the file's."""
     start = file.read(8)
-    if start[:2] == b"PK" or start[:1] == b"\x80":
-        raise _pickle(path)
     length = int.from_bytes(start, "little")
     if len(start) < 8 or length > size - 8:
+        if start[:2] == b"PK" or start[:1] == b"\x80":  # torch.save's zip, or a bare pickle
+            raise _pickle(path)
         raise _damaged(path, f"it has {size:,} bytes, of which the header should take {8 + length:,}")
     if length > MOST_HEADER_BYTES:
         raise _damaged(path, f"its header claims {length:,} bytes, the format allows {MOST_HEADER_BYTES:,}")
@@ -201,6 +201,10 @@ class _Place(ABC):
     def files(self) -> Sequence[Path] | None:
         """All files at its top, or `None` where they cannot be listed."""
 
+    @abstractmethod
+    def below(self, folder: str) -> "_Place":
+        """A folder of it."""
+
 
 class _Folder(_Place):
     def __init__(self, folder: Path) -> None:
@@ -214,20 +218,27 @@ class _Folder(_Place):
     def files(self) -> Sequence[Path]:
         return sorted(path for path in self.folder.iterdir() if path.is_file())
 
+    def below(self, folder: str) -> "_Folder":
+        return _Folder(self.folder / folder)
+
 
 class _Hub(_Place):
-    def __init__(self, name: str, revision: str | None) -> None:
-        self.name = name
+    def __init__(self, repository: str, revision: str | None, folder: str = "") -> None:
+        self.name = f"{repository}/{folder}" if folder else repository
+        self.repository = repository
         self.revision = revision
+        self.folder = folder
 
     def find(self, file: str) -> Path | None:
         hub = require("huggingface_hub", extra="hf")
         errors = require("huggingface_hub.errors", extra="hf")
         try:
-            return Path(hub.hf_hub_download(self.name, file, revision=self.revision))
+            return Path(
+                hub.hf_hub_download(self.repository, file, subfolder=self.folder or None, revision=self.revision)
+            )
         except errors.EntryNotFoundError:  # also: not in the cache, and offline
             return None
-        except (OSError, ValueError, errors.RevisionResolutionError) as error:
+        except (OSError, ValueError) as error:
             reason = str(error).strip().splitlines()[:1]
             raise FileError(
                 f"Cannot get {file} of {self.name!r} from the hub: {(reason or [type(error).__name__])[0]}\n"
@@ -237,6 +248,9 @@ class _Hub(_Place):
     def files(self) -> None:
         return None
 
+    def below(self, folder: str) -> "_Hub":
+        return _Hub(self.repository, self.revision, folder)
+
 
 class Checkpoint:
     """A checkpoint that is open: its configuration, the names of its tensors, and each tensor when it is asked for.
@@ -244,15 +258,19 @@ class Checkpoint:
     Attributes:
         name: What it was opened by.
         config: Its `config.json`, empty if there is none.
+        is_static_embedding: Whether it is sentence-transformers' StaticEmbedding, a table without a model.
         bytes_read: Bytes of headers and tensors that were read so far.
     """
 
-    def __init__(self, place: _Place, shards: dict[str, str] | None, single: str | None) -> None:
+    def __init__(
+        self, place: _Place, shards: dict[str, str] | None, single: str | None, *, is_static_embedding: bool = False
+    ) -> None:
         self._place = place
         self._shards = shards
         self._single = single
         self._headers: dict[str, Header] = {}
         self.bytes_read = 0
+        self.is_static_embedding = is_static_embedding
         self.name = place.name if single in (None, WEIGHTS) else f"{place.name}/{single}"
         config = place.find(CONFIG)
         self.config: JsonObject = {} if config is None else read_json(config)
@@ -290,11 +308,13 @@ class Checkpoint:
 
     @classmethod
     def _of(cls, place: _Place) -> "Checkpoint":
+        folder, is_static = _first_module(place)
+        place = place.below(folder) if folder else place
         index = place.find(INDEX)
         if index is not None:
-            return cls(place, _weight_map(index), None)
+            return cls(place, _weight_map(index), None, is_static_embedding=is_static)
         if place.find(WEIGHTS) is not None:
-            return cls(place, None, WEIGHTS)
+            return cls(place, None, WEIGHTS, is_static_embedding=is_static)
         files = place.files()
         if files is None:
             raise FileError(
@@ -387,6 +407,30 @@ def _mapped(tensor: TensorInfo, kind: torch.dtype) -> Tensor:
     return torch.frombuffer(pages, dtype=kind, count=tensor.nbytes // kind.itemsize, offset=offset)
 
 
+def _first_module(place: _Place) -> tuple[str, bool]:
+    """Of a sentence-transformers model: the folder of its first module, and whether that is a StaticEmbedding."""
+    path = place.find("modules.json")
+    if path is None:
+        return "", False
+    try:
+        first = json.loads(path.read_text(encoding="utf-8"))[0]
+        folder, kind = first["path"], first["type"]
+    except OSError as error:
+        raise FileError(f"Cannot read {path}: {error.strerror or error}.") from error
+    except (ValueError, RecursionError, LookupError, TypeError) as error:
+        raise CheckpointError(f"{path} is no list of modules ({error!r}): it is damaged.") from error
+    if not (isinstance(folder, str) and isinstance(kind, str) and (not folder or _is_plain_name(folder))):
+        raise CheckpointError(
+            f"{path} puts its first module into {folder!r}, which is not a folder beside it: refused."
+        )
+    return folder, kind.endswith(".StaticEmbedding")
+
+
+def _is_plain_name(name: str) -> bool:
+    """Whether a name from a file stays in its folder."""
+    return PurePosixPath(name).name == name and name not in ("", ".", "..") and not {"\0", "\\"} & set(name)
+
+
 def _weight_map(index: Path) -> dict[str, str]:
     """Tensor to shard, from an index whose shards all lie beside it."""
     shards = read_json(index).get("weight_map")
@@ -395,7 +439,7 @@ def _weight_map(index: Path) -> dict[str, str]:
             f"{index} has no weight_map from tensors to files: it is damaged or another kind of file."
         )
     for file in set(shards.values()):
-        if "\0" in file or "\\" in file or file in ("", ".", "..") or PurePosixPath(file).name != file:
+        if not _is_plain_name(file):
             raise CheckpointError(f"{index} names the shard {file!r}, which is not a file beside it: refused.")
         if not file.endswith(".safetensors"):
             raise CheckpointError(f"{index} names the shard {file!r}, which is no safetensors file.")

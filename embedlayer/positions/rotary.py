@@ -144,9 +144,14 @@ class RotaryEmbedding(Position, Derived):
         `rope_theta` and `original_max_position_embeddings` where they are missing.
         """
         if "base" in config:
-            return super().from_config(config)
+            return cls.from_description(config)
         arguments = read_rotary(config, layer_type, interleaved=interleaved, default_base=default_base)
         return Position() if arguments is None else cls(**arguments)
+
+    @classmethod
+    def from_description(cls, arguments: JsonObject) -> "RotaryEmbedding":
+        """One's own `config`, whatever its keys."""
+        return super().from_config(arguments)
 
     @property
     def config(self) -> JsonObject:

@@ -51,6 +51,7 @@ CONFIG_KEYS = {  # the keys of a configuration that speak of rotary positions an
     "partial_rotary_factor",
     "rotary_pct",
     "rotary_dim",
+    "rotary",  # GPT-J says true
     "rope_local_base_freq",
     "local_rope_theta",
     "global_rope_theta",
@@ -62,6 +63,7 @@ CONFIG_KEYS = {  # the keys of a configuration that speak of rotary positions an
 INTERLEAVED_FAMILIES = {
     *("gptj", "codegen", "cohere", "cohere2", "cohere2_moe", "glm", "glm4", "ernie4_5", "ernie4_5_moe", "helium"),
     *("moonshine", "moonshine_streaming", "llama4", "llama4_text", "deepseek_v2", "blt"),
+    *("deepseek_v3", "mistral4", "axk1", "youtu"),  # unless rope_interleave says otherwise
 }
 """Families whose code in transformers pairs channels (2i, 2i + 1); their configurations do not say so."""
 
@@ -108,6 +110,8 @@ def read_rotary(
     parameters = _parameters(config, layer_type)
     if parameters is None:
         return None
+    if "mrope_section" in parameters:
+        raise CheckpointError("mrope_section: positions along several axes are outside this library for now.")
     kind = _agreed({"rope_type": parameters.get("rope_type"), "type": parameters.get("type")}) or "default"
     kind = "longrope" if kind == "su" else kind
     if kind == "yarn" and config.get("model_type") == "phi3":
@@ -115,7 +119,7 @@ def read_rotary(
     if kind not in KEYS:
         raise CheckpointError(f"rope_type {kind!r} is not known here.{_hint(kind, KEYS)}")
     _check_keys(kind, parameters)
-    width = head_width(config)
+    width = head_width(config, layer_type)
     share = _partial(config, parameters, width)
     arguments: dict[str, Any] = {
         "head_dim": width,
@@ -127,12 +131,22 @@ def read_rotary(
     return arguments
 
 
-def head_width(config: JsonObject) -> int:
-    """Channels of a head that rotary positions see.
+def head_width(config: JsonObject, layer_type: str | None = None) -> int:
+    """Channels of a head that rotary positions see; Gemma 4 has wider heads in its layers of full attention.
 
     Raises:
-        CheckpointError: The configuration does not say.
+        CheckpointError: The configuration does not say, or layers of one type differ.
     """
+    overrides = config.get("per_layer_config") or {}
+    types = config.get("layer_types") or ()
+    own = {
+        f"layer {i}": overrides.get(str(i), {}).get("head_dim") for i, kind in enumerate(types) if kind == layer_type
+    }
+    if layer_type == FULL:
+        own["global_head_dim"] = config.get("global_head_dim")
+    width = _agreed(own)
+    if width is not None:
+        return _whole(width, "head_dim")
     for key in ("qk_rope_head_dim", "head_dim"):
         if config.get(key) is not None:
             return _whole(config[key], key)
@@ -208,7 +222,7 @@ def has_layer_types(config: JsonObject) -> bool:
 
 def _check_names(config: JsonObject) -> None:
     for key in config:
-        if ("rope" in key or "rotary" in key) and key not in CONFIG_KEYS:
+        if ("rope" in key or "rotary" in key) and key not in CONFIG_KEYS and config[key] is not False:
             raise CheckpointError(f"The configuration's key {key!r} is not known here.{_hint(key, CONFIG_KEYS)}")
     if config.get("alibi"):
         raise CheckpointError("This configuration says alibi: its positions are an AlibiBias, not rotary.")
@@ -250,8 +264,6 @@ def _parameters(config: JsonObject, layer_type: str | None) -> Mapping[str, Any]
 
 
 def _check_keys(kind: str, parameters: Mapping[str, Any]) -> None:
-    if "mrope_section" in parameters:
-        raise CheckpointError("mrope_section: positions along several axes are outside this library for now.")
     required, optional = KEYS[kind]
     allowed = COMMON_KEYS | required | optional
     for key in parameters:
@@ -351,7 +363,8 @@ def _longest(config: JsonObject, kind: str) -> int:
 
 
 def _interleaved(config: JsonObject) -> bool:
-    return bool(config.get("rope_interleave", config.get("model_type") in INTERLEAVED_FAMILIES))
+    told = config.get("rope_interleave")
+    return config.get("model_type") in INTERLEAVED_FAMILIES if told is None else bool(told)
 
 
 def _agreed(named: Mapping[str, Any]) -> Any:

@@ -141,6 +141,13 @@ def test_pickles_are_refused_with_the_line_that_converts_them(tmp_path) -> None:
     assert torch.equal(Checkpoint.open(tmp_path).read("lm_head.weight"), weights["wte.weight"])
 
 
+@pytest.mark.parametrize("length", [0x80, 0x0280, 0x0480, 0x4B50])
+def test_a_header_whose_length_looks_like_a_pickle_is_a_header(tmp_path, length) -> None:
+    raw = json.dumps({"a": {"dtype": "U8", "shape": [4], "data_offsets": [0, 4]}}).encode().ljust(length)
+    write_raw(tmp_path / "model.safetensors", raw, b"1234")
+    assert Checkpoint.open(tmp_path).read("a").tolist() == [49, 50, 51, 52]
+
+
 def test_several_files_without_an_index_are_not_guessed_among(tmp_path) -> None:
     for name in ("a", "b"):
         save_file({name: torch.ones(1)}, tmp_path / f"{name}.safetensors")

@@ -22,6 +22,15 @@ from embedlayer.positions.rotary_config import layer_types, read_rotary, rotated
 
 SMALL = {"hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 6, "max_position_embeddings": 128}
 DIVISORS = {"short_factor": [1.0] * 8, "long_factor": [2.0] * 8}
+DEEPSEEK = {
+    "type": "yarn",
+    "factor": 4.0,
+    "original_max_position_embeddings": 32,
+    "beta_fast": 32,
+    "beta_slow": 1,
+    "mscale": 1.0,
+    "mscale_all_dim": 0.5,
+}
 FAMILIES: list[tuple[str, str, dict]] = [  # module of transformers, its configuration and module of angles, options
     ("llama", "Llama", {}),
     ("llama", "Llama", {"rope_theta": 5e5, "rope_scaling": {"type": "linear", "factor": 2.0}}),
@@ -41,6 +50,11 @@ FAMILIES: list[tuple[str, str, dict]] = [  # module of transformers, its configu
     ("gpt_oss", "GptOss", {"head_dim": 16}),
     ("modernbert", "ModernBert", {"vocab_size": 10}),
     ("olmo3", "Olmo3", {}),
+    ("gemma4", "Gemma4Text", {"head_dim": 16, "global_head_dim": 32}),
+    ("deepseek_v3", "DeepseekV3", {"qk_rope_head_dim": 8}),
+    ("deepseek_v3", "DeepseekV3", {"qk_rope_head_dim": 8, "rope_scaling": DEEPSEEK}),
+    ("cohere2", "Cohere2", {}),
+    ("glm", "Glm", {"head_dim": 16, "partial_rotary_factor": 0.5}),
 ]
 
 
@@ -56,7 +70,9 @@ def test_every_layer_type_of_a_live_model_has_the_frequencies_that_are_read(modu
     configuration = importlib.import_module(f"transformers.models.{module}.configuration_{module}")
     modeling = importlib.import_module(f"transformers.models.{module}.modeling_{module}")
     config = getattr(configuration, f"{name}Config")(**{**SMALL, **options})
-    theirs = getattr(modeling, f"{name.removesuffix('Text')}RotaryEmbedding")(config)
+    short = f"{name.removesuffix('Text')}RotaryEmbedding"
+    theirs = getattr(modeling, f"{name}RotaryEmbedding", None) or getattr(modeling, short)
+    theirs = theirs(config)
     by_type = [key for key in config.rope_parameters if isinstance(config.rope_parameters[key], dict)]
     for layer_type in by_type or [None]:
         prefix = f"{layer_type}_" if layer_type else ""
@@ -228,6 +244,7 @@ ROPE = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 
     [
         ({"rope_parameters": {**ROPE, "attn_factor": 1.0}}, "no key 'attn_factor'.*Did you mean .*attention_factor"),
         ({"rope_parameters": {**ROPE, "mrope_section": [1]}}, "several axes are outside"),
+        ({"rope_scaling": {"type": "mrope", "mrope_section": [1]}, "rope_theta": 1e4}, "several axes are outside"),
         ({"rope_parameters": {**ROPE, "rope_type": "yarm"}}, "'yarm' is not known here. Did you mean yarn"),
         ({"rope_parameters": {**ROPE, "type": "linear"}}, "contradicts itself"),
         ({"rope_parameters": {**ROPE, "factor": "4"}}, "factor must be a number, not '4'"),

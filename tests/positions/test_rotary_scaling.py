@@ -20,6 +20,7 @@ from embedlayer import (
     Yarn,
 )
 from embedlayer.positions.rotary_scaling import RotaryScaling, rotary_frequencies
+from embedlayer.pretrained import build
 
 TRAINED, HEAD = 64, 16
 SHORT, LONG = tuple(1 + i / 10 for i in range(8)), tuple(2.0 + i for i in range(8))
@@ -171,6 +172,7 @@ def test_what_was_saved_is_built_again_also_inside_a_model(name, tmp_path) -> No
 def test_a_configuration_from_before_scalings_is_still_read() -> None:
     old = {"head_dim": 8, "base": 100.0, "interleaved": True, "rotary_dim": 4}
     assert RotaryEmbedding.from_config(old).config == {**old, "scaling": None}
+    assert build({"kind": "RotaryEmbedding", "head_dim": 8}).config == RotaryEmbedding(8).config
     with pytest.raises(CheckpointError, match="unexpected keyword argument 'scalling'"):
         RotaryEmbedding.from_config({**old, "scalling": None})
 

