@@ -6,6 +6,7 @@ from embedlayer import (
     DynamicNTK,
     LearnedPositionalEmbedding,
     Position,
+    RelativePositionBias,
     RotaryEmbedding,
     SinusoidalPositionalEmbedding,
     TokenEmbedding,
@@ -17,6 +18,7 @@ POSITIONS = {
     "rotary": lambda: RotaryEmbedding(6),
     "dynamic": lambda: RotaryEmbedding(6, scaling=DynamicNTK(factor=2.0, original_max_seq_len=6, length=16)),
     "alibi": lambda: AlibiBias(4),
+    "relative": lambda: RelativePositionBias(4, num_buckets=8, max_distance=12, bidirectional=False, init_std=1.0),
     "none": Position,
 }
 

@@ -95,7 +95,7 @@ def load_llama(path: Path | str, *, dtype: torch.dtype | None = None, device: to
     path = Path(path)
     tensors, metadata = _read(path, str(device))
     if "tok_embeddings.weight" in tensors and "layers.0.attention.wq.weight" in tensors:
-        names, sizes = META, _meta_sizes(path, metadata, len(tensors["layers.0.attention.wq.weight"]))
+        names, sizes = META, _meta_sizes(path, metadata, sum(tensors["layers.0.attention.wq.weight"].shape[:1]))
     elif "model.embed_tokens.weight" in tensors:
         names, sizes = HUGGING_FACE, _hugging_face_sizes(path)
     else:
@@ -157,6 +157,7 @@ def _hugging_face_sizes(path: Path) -> JsonObject:
     for key in ("attention_bias", "mlp_bias", "sliding_window", "quantization_config"):
         refuse_unless(file, config, key, False, None)
     heads = _number(file, config, "num_attention_heads", int)
+    _number(file, config, "head_dim", int, 0)
     return {
         "vocab_size": _number(file, config, "vocab_size", int),
         "embed_dim": _number(file, config, "hidden_size", int),
@@ -183,8 +184,10 @@ def _meta_sizes(path: Path, metadata: JsonObject, query_rows: int) -> JsonObject
     base = _number(
         path, {"rope_theta": stated[1], **metadata} if stated else metadata, "rope_theta", float, DEFAULT_BASE
     )
+    if str(metadata.get("vocab_size")) == "-1":  # Meta's way to leave it to the tokenizer
+        metadata = {**metadata, "vocab_size": None}
     return {
-        "vocab_size": max(0, _number(path, metadata, "vocab_size", int, 0)),
+        "vocab_size": _number(path, metadata, "vocab_size", int, 0),
         "embed_dim": _number(path, metadata, "dim", int, 0),
         "num_layers": _number(path, metadata, "n_layers", int, 0),
         "num_heads": heads,
@@ -214,8 +217,9 @@ def _number(file: Path, config: Mapping[str, Any], key: str, kind: type, default
         number = kind(found)
     except (TypeError, ValueError, OverflowError):
         number = None
-    if number is None or isinstance(found, bool) or number != float(found) or not abs(number) < 2**31:
-        raise CheckpointError(f"{file}: {key} must be a number, not {found!r}.")
+    if number is None or isinstance(found, bool) or number != float(found) or not 0 <= number < 2**31:
+        kinds = {int: "a whole number", float: "a number"}
+        raise CheckpointError(f"{file}: {key} must be {kinds[kind]} of at least 0, not {found!r}.")
     return number
 
 

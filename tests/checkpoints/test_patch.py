@@ -18,11 +18,13 @@ GPT2 = {"vocab_size": 99, "n_positions": 64, "n_embd": 16, "n_layer": 2, "n_head
 LLAMA = {**SMALL, "intermediate_size": 24}
 GEMMA = {**LLAMA, "num_key_value_heads": 1, "head_dim": 8}
 OPT = {**SMALL, "ffn_dim": 24, "max_position_embeddings": 64, "word_embed_proj_dim": 16}
+XGLM = {"vocab_size": 99, "d_model": 16, "ffn_dim": 24, "num_layers": 2, "attention_heads": 2}
 KINDS = {
     "gpt2": ("GPT2LMHeadModel", "GPT2Config", GPT2),
     "llama": ("LlamaForCausalLM", "LlamaConfig", LLAMA),
     "llama-tied": ("LlamaForCausalLM", "LlamaConfig", {**LLAMA, "tie_word_embeddings": True}),
     "gemma": ("GemmaForCausalLM", "GemmaConfig", GEMMA),
+    "xglm": ("XGLMForCausalLM", "XGLMConfig", {**XGLM, "max_position_embeddings": 64}),
     "opt": ("OPTForCausalLM", "OPTConfig", OPT),
 }
 TIED = [kind for kind in KINDS if kind != "llama"]
