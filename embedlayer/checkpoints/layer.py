@@ -488,7 +488,7 @@ class EmbeddingLayer(Pretrained):
             dtype=str(first.dtype).removeprefix("torch."),
             device=str(first.device),
             scale=self.table.scale,
-            embed_scale=None if embed_scale is None else float(embed_scale),
+            embed_scale=float(embed_scale) if isinstance(embed_scale, Tensor) else None,
             padding_idx=self.table.padding_idx,
             recipe=self.recipe,
             positions={"": _shown(self.position)} | {kind: _shown(position) for kind, position in self._others()},

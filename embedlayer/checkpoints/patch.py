@@ -102,8 +102,6 @@ def _table_like(old: nn.Module) -> TokenEmbedding:
     table.weight = old.weight
     table.derive(old.weight.device)
     table.bounds.derive(old.weight.device)
-    if scale is not None and not rounded:
-        table.__dict__["embed_scale"] = scale  # PEFT multiplies LoRA by this name
     return _in_place_of(old, table)
 
 

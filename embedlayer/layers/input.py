@@ -217,9 +217,14 @@ def embed(
         dropout: Share of the numbers that become 0.
     """
     x = table.look_up(ids)
-    positions = positions_of(ids, attention_mask) if positions is None else positions
+    stored = None
+    if positions is None:
+        if attention_mask is None and isinstance(position, AdditivePosition):
+            stored = position.stored(ids.shape[-1])
+        positions = positions_of(ids, attention_mask)
     if isinstance(position, AdditivePosition):  # the same sum, in one pass over the vectors
-        return scale_add_drop(x, table.factor, position.vectors(positions), dropout)
+        addend = position.vectors(positions) if stored is None else stored
+        return scale_add_drop(x, table.factor, addend, dropout)
     x = scale_add_drop(x, table.factor, None, 0.0)
     moved = position.add(x, positions)
     return scale_add_drop(x, None, None, dropout) if moved is x else F.dropout(moved, dropout)

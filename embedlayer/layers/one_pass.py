@@ -15,8 +15,8 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-PIECE = 1 << 17
-"""Numbers in a piece: with the random bits, what a core's cache holds."""
+PIECE = 1 << 19
+"""Numbers in a piece: few enough for the cache, and so many that threads seldom wait for each other."""
 
 
 def scale_add_drop(
@@ -61,7 +61,8 @@ def plain_scale_add_drop(
 class _Thinner:
     """Zeros and ones for a piece at a time, a share `threshold / 65536` of them zeros."""
 
-    def __init__(self, dropout: float, size: int, like: Tensor, state: Tensor | None = None) -> None:
+    def __init__(self, dropout: float, pieces: "list[_Piece]", like: Tensor, state: Tensor | None = None) -> None:
+        size = max((piece.size for piece in pieces), default=0)
         self.threshold = round(dropout * (1 << 16))
         kept = (1 << 16) - self.threshold
         self.growth = (1 << 16) / kept if kept else 0.0
@@ -86,52 +87,52 @@ class _OnePass(torch.autograd.Function):
         ctx.scale, ctx.dropout = scale, dropout
         ctx.addend_shape = None if addend is None else addend.shape
         ctx.state = torch.get_rng_state() if dropout and any(ctx.needs_input_grad[:2]) else None
-        pieces = list(_pieces(x))
-        thinner = _Thinner(dropout, pieces[0].size, x) if dropout and pieces else None
-        growth = 1.0 if thinner is None else thinner.growth
-        grown = addend if addend is None or growth == 1 else addend * growth
-        for piece in pieces:
-            part = piece.of(x)
-            if grown is None:
-                part.mul_(scale * growth)
-            else:
-                torch.add(piece.of(grown), part, alpha=scale * growth, out=part)
-            if thinner is not None:
-                part.mul_(thinner.ones_for(part))
         ctx.mark_dirty(x)
+        if not dropout:
+            return _scale_add(x, addend, scale)
+        pieces = list(_pieces(x))
+        thinner = _Thinner(dropout, pieces, x)
+        grown = None if addend is None else addend * thinner.growth
+        for piece in pieces:
+            part = _scale_add(piece.of(x), None if grown is None else piece.of(grown), scale * thinner.growth)
+            part.mul_(thinner.ones_for(part))
         return x
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        pieces = list(_pieces(grad))
-        thinner = _Thinner(ctx.dropout, pieces[0].size, grad, ctx.state) if ctx.dropout and pieces else None
-        if torch.is_grad_enabled():
-            return _differentiable(ctx, grad, pieces, thinner)
-        growth = 1.0 if thinner is None else thinner.growth
-        grad_x = torch.empty_like(grad, memory_format=torch.contiguous_format)
-        grad_addend = grad.new_zeros(ctx.addend_shape) if ctx.needs_input_grad[1] else None
-        for piece in pieces:
-            part, target = piece.of(grad), piece.of(grad_x)
-            factor = growth if thinner is None else thinner.ones_for(part).mul_(growth)
-            torch.mul(part, factor, out=target)
-            if grad_addend is not None:
-                piece.of(grad_addend).add_(target)
-            if ctx.scale != 1:
-                target.mul_(ctx.scale)
-        return grad_x if ctx.needs_input_grad[0] else None, grad_addend, None, None
+        needs_x, needs_addend = ctx.needs_input_grad[:2]
+        if ctx.dropout and not torch.is_grad_enabled():
+            return _thinned(ctx, grad)
+        if ctx.dropout:  # create_graph=True: operations that have gradients themselves
+            pieces = list(_pieces(grad))
+            thinner = _Thinner(ctx.dropout, pieces, grad, ctx.state)
+            ones = torch.empty_like(grad, memory_format=torch.contiguous_format)
+            for piece in pieces:
+                piece.of(ones).copy_(thinner.ones_for(piece.of(grad)))
+            grad = grad * (ones * thinner.growth)
+        grad_addend = grad.sum_to_size(ctx.addend_shape) if needs_addend else None
+        return grad * ctx.scale if needs_x else None, grad_addend, None, None
 
 
-def _differentiable(
-    ctx: Any, grad: Tensor, pieces: "list[_Piece]", thinner: _Thinner | None
-) -> tuple[Tensor | None, ...]:
-    """The same gradients by operations that have gradients themselves (`create_graph=True`)."""
-    if thinner is not None:
-        ones = torch.empty_like(grad, memory_format=torch.contiguous_format)
-        for piece in pieces:
-            piece.of(ones).copy_(thinner.ones_for(piece.of(grad)))
-        grad = grad * (ones * thinner.growth)
-    grad_addend = grad.sum_to_size(ctx.addend_shape) if ctx.needs_input_grad[1] else None
-    return grad * ctx.scale if ctx.needs_input_grad[0] else None, grad_addend, None, None
+def _scale_add(x: Tensor, addend: Tensor | None, scale: float) -> Tensor:
+    """`scale * x + addend`, in place."""
+    return x.mul_(scale) if addend is None else torch.add(addend, x, alpha=scale, out=x)
+
+
+def _thinned(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    """The gradients where dropout let numbers through, in one pass."""
+    pieces = list(_pieces(grad))
+    thinner = _Thinner(ctx.dropout, pieces, grad, ctx.state)
+    grad_x = torch.empty_like(grad, memory_format=torch.contiguous_format)
+    grad_addend = grad.new_zeros(ctx.addend_shape) if ctx.needs_input_grad[1] else None
+    for piece in pieces:
+        part, target = piece.of(grad), piece.of(grad_x)
+        torch.mul(part, thinner.ones_for(part).mul_(thinner.growth), out=target)
+        if grad_addend is not None:
+            piece.of(grad_addend).add_(target)
+        if ctx.scale != 1:
+            target.mul_(ctx.scale)
+    return grad_x if ctx.needs_input_grad[0] else None, grad_addend, None, None
 
 
 class _Piece(NamedTuple):

@@ -73,6 +73,10 @@ class LearnedPositionalEmbedding(AdditivePosition, nn.Embedding):
         """Draw the rows from N(0, init_std^2)."""
         nn.init.normal_(self.weight, std=self.init_std)
 
+    def stored(self, length: int) -> Float[Tensor, "T D"] | None:
+        """Rows of `weight`."""
+        return self.weight[self.offset : self.offset + length] if length <= (self.max_seq_len or 0) else None
+
     def vectors(self, positions: Positions) -> Float[Tensor, "*rows T D"]:
         """`weight[positions + offset]`."""
         places, outside = self.bounds(positions)

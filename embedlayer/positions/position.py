@@ -67,6 +67,10 @@ class AdditivePosition(Position, ABC):
             PositionError: A position is outside `0 .. max_seq_len - 1`.
         """
 
+    def stored(self, length: int) -> Float[Tensor, "T D"] | None:
+        """The vectors of positions 0 to `length - 1` where they lie, to be read only; `None` if they lie nowhere."""
+        return None
+
     def forward(self, ids: Int[Tensor, "*batch T"]) -> Float[Tensor, "T D"]:
         """The vectors of positions 0 to T - 1, for sequences like `ids`."""
         return self.vectors(torch.arange(ids.shape[-1], device=ids.device))

@@ -138,6 +138,10 @@ class SinusoidalPositionalEmbedding(AdditivePosition, Derived):
             waves[self.padding_idx] = 0
         return {"waves": waves.float()}
 
+    def stored(self, length: int) -> Float[Tensor, "T D"] | None:
+        """Rows of `waves`."""
+        return self.waves[self.offset : self.offset + length] if length <= (self.max_seq_len or 0) else None
+
     def vectors(self, positions: Positions) -> Float[Tensor, "*rows T D"]:
         """`sinusoids(positions + offset)`."""
         places, outside = self.bounds(positions)

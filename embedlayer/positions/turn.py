@@ -11,8 +11,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-PIECE = 1 << 17
-"""Numbers in a piece: with its result, what a core's cache holds."""
+PIECE = 1 << 19
+"""Numbers in a piece: few enough for the cache, and so many that threads seldom wait for each other."""
 
 
 def apply_rotary(

@@ -56,7 +56,8 @@ class TokenEmbedding(TokenTable, nn.Embedding, Derived):
     ledger: RowLedger | None = None
     """Of a row-sparse table: which rows are behind."""
 
-    embed_scale: Tensor | None
+    embed_scale: float | Tensor | None
+    """What look-ups are multiplied by, under the name by which PEFT finds it."""
 
     def __init__(
         self,
@@ -87,7 +88,8 @@ class TokenEmbedding(TokenTable, nn.Embedding, Derived):
         self.round_scale = round_scale
         self.pad_to_multiple_of = pad_to_multiple_of
         self.bounds = Bounds(vocab_size, "token id")
-        self.register_buffer("embed_scale", None, persistent=False)
+        if not round_scale:
+            self.embed_scale = self.scale
         self.derive(self.weight.device)
 
     @property
@@ -113,9 +115,10 @@ class TokenEmbedding(TokenTable, nn.Embedding, Derived):
 
     def derived(self) -> dict[str, Tensor]:
         """The rounded scale, where there is one."""
-        if not self.round_scale or self.scale is None:
+        if not self.round_scale:
             return {}
-        return {"embed_scale": torch.tensor(self.scale, dtype=self.weight.dtype)}
+        scale = 1.0 if self.scale is None else self.scale
+        return {"embed_scale": torch.tensor(scale, dtype=self.weight.dtype)}
 
     def look_up(self, ids: Ids) -> Vectors:
         """`weight[ids]`: `(..., T)` to `(..., T, D)`."""

@@ -64,9 +64,9 @@ class TokenTable(Pretrained, ABC):
 
     @property
     def factor(self) -> float | Tensor | None:
-        """What `forward` multiplies by: `scale`, or the buffer `embed_scale` of a kind that rounds it."""
-        rounded: Tensor | None = getattr(self, "embed_scale", None)
-        return self.scale if rounded is None else rounded
+        """What `forward` multiplies by: `scale`, or the `embed_scale` of a kind that may round it."""
+        factor: float | Tensor | None = getattr(self, "embed_scale", self.scale)
+        return factor
 
     @abstractmethod
     def rows(self, start: int, stop: int) -> Float[Tensor, "N D"]:

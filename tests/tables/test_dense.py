@@ -205,7 +205,7 @@ def test_a_rounded_scale_follows_the_type_of_the_rows() -> None:
     assert half.float().embed_scale == table.embed_scale
     assert TokenEmbedding(7, 3072, scale="sqrt_dim", round_scale=True, dtype=torch.bfloat16).embed_scale.item() == 55.5
     assert set(table.state_dict()) == {"weight"}
-    assert TokenEmbedding(7, 3072, scale="sqrt_dim").embed_scale is None
+    assert TokenEmbedding(7, 3072, scale="sqrt_dim").embed_scale == 3072**0.5
 
 
 def test_a_rounded_scale_survives_the_meta_device_and_saving(tmp_path) -> None:
