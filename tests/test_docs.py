@@ -108,8 +108,8 @@ def test_the_numbers_in_the_readme_are_rows_of_the_results() -> None:
     checked = 0
     for line in table.splitlines()[2:]:
         *_, theirs, ours, row = (cell.strip() for cell in line.strip("|").split("|"))
-        file, _, conditions = row.replace("`", "").partition(",")
-        wanted = dict(condition.strip().rsplit(" ", 1) for condition in conditions.split(",") if condition.strip())
+        file, _, conditions = row.replace("`", "").partition(": ")
+        wanted = dict(condition.strip().split("=") for condition in conditions.split(";"))
         with (ROOT / "benchmarks" / "results" / file).open() as handle:
             found = [r for r in csv.DictReader(handle) if all(r[key] == value for key, value in wanted.items())]
         times = {f"{float(r['time_ms']):.3g}" for r in found}
