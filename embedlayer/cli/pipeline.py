@@ -208,7 +208,7 @@ def show_summary(summary: dict[str, Any], *, as_json: bool) -> None:
         f"Validation loss  {summary['validation_loss']:.3f} nats per token, "
         f"{summary['validation_bits_per_byte']:.3f} bits per byte\n"
         f"Trained          {summary['steps']:,} steps at {summary['tokens_per_second']:,} tokens/s, "
-        f"{summary['parameters']:,} parameters (table {summary['table_parameters']:,})\n",
+        f"{summary['parameters'] / 1e6:.2f} M parameters ({summary['table_parameters'] / 1e6:.2f} M in the table)\n",
         highlight=False,
     )
     table = Table(title="Nearest tokens", title_justify="left", box=None, pad_edge=False, title_style="bold")
