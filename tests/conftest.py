@@ -6,6 +6,11 @@ from pathlib import Path
 import jaxtyping
 import pytest
 import torch
+from hypothesis import settings
+
+# The same examples in every run, however busy the machine: a failure is a change of ours.
+settings.register_profile("suite", deadline=None, derandomize=True)
+settings.load_profile("suite")
 
 SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
 

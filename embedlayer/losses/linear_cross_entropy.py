@@ -110,7 +110,8 @@ def linear_cross_entropy(
     work. An empty batch, and one whose targets are all ignored, has loss 0 and zero gradients.
 
     Unless `impl` is `"plain"`, the gradients are made in the forward pass, a chunk of tokens at a time, so no memory
-    grows with tokens times V; for `reduction="none"` the backward pass computes the logits of each chunk again.
+    grows with tokens times V; for `reduction="none"` the backward pass computes the logits of each chunk again. On CUDA
+    the chunked way waits for the device once, to check the targets and to drop those that are ignored.
 
     Args:
         hidden: What the last block gives, `(..., D)`.
