@@ -90,7 +90,9 @@ def start_run(
     torch.manual_seed(options.seed)
     model = build_model(layer, table_size(tokenizer), options.max_length).to(device)
     trainer = Trainer(model, *corpus.split(validation_fraction), options)
-    chosen = [_single_token(tokenizer, probe) for probe in probes] or frequent_words(corpus.ids, tokenizer)
+    chosen = [_single_token(tokenizer, probe) for probe in probes] or frequent_words(
+        token_counts(corpus.ids, table_size(tokenizer)), tokenizer
+    )
     notes = {"neighbors_before": _neighbors_of(chosen, model, tokenizer)}
     directory.start(trainer, tokenizer, validation_fraction=validation_fraction, notes=notes)
     return trainer, tokenizer
@@ -164,11 +166,8 @@ def train_to_the_end(directory: "RunDirectory", trainer: "Trainer", tokenizer: "
     return True
 
 
-def summarise(directory: "RunDirectory") -> dict[str, Any]:
+def summarise(directory: "RunDirectory", model: "DecoderLM", neighbors: "Sequence[NeighborRow]") -> dict[str, Any]:
     """What a finished run came to, as plain numbers."""
-    from embedlayer.training.run_directory import load_run
-
-    model, _ = load_run(directory.path)
     metrics = directory.read_metrics()
     validated = [line for line in metrics if "validation_loss" in line]
     if not validated or metrics[0]["step"] != 0:
@@ -183,11 +182,7 @@ def summarise(directory: "RunDirectory") -> dict[str, Any]:
         "tokens_per_second": round(statistics.median([line["tokens_per_second"] for line in metrics[1:]])),
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "table_parameters": sum(parameter.numel() for parameter in model.table.parameters()),
-        "neighbors": [
-            {"token": row.token, "before": list(row.before), "after": list(row.after)}
-            for row in neighbor_rows(directory)
-        ],
-        "files": sorted(file.name + "/" * file.is_dir() for file in directory.path.iterdir()),
+        "neighbors": [{"token": row.token, "before": list(row.before), "after": list(row.after)} for row in neighbors],
     }
 
 
@@ -221,12 +216,10 @@ def show_summary(summary: dict[str, Any], *, as_json: bool) -> None:
     click.echo(f"\nWritten to {summary['directory']}: {', '.join(summary['files'])}")
 
 
-def neighbor_rows(directory: "RunDirectory") -> "list[NeighborRow]":
+def neighbor_rows(directory: "RunDirectory", model: "DecoderLM", tokenizer: "Tokenizer") -> "list[NeighborRow]":
     """The run's probe tokens with what was nearest before and is nearest after training."""
     from embedlayer.report import NeighborRow
-    from embedlayer.training.run_directory import load_run
 
-    model, tokenizer = load_run(directory.path)
     before = directory.read()["notes"]["neighbors_before"]
     after = _neighbors_of([row["id"] for row in before], model, tokenizer)
     return [
@@ -235,13 +228,12 @@ def neighbor_rows(directory: "RunDirectory") -> "list[NeighborRow]":
     ]
 
 
-def frequent_words(ids: Any, tokenizer: "Tokenizer", count: int = 8, shortest: int = 4) -> list[int]:
+def frequent_words(counts: Any, tokenizer: "Tokenizer", count: int = 8, shortest: int = 4) -> list[int]:
     """IDs of frequent whole words, spread over the frequent half of the words that occur: what to look at first."""
     import numpy as np
 
-    from embedlayer.text.tokenizer import table_size, token_text
+    from embedlayer.text.tokenizer import token_text
 
-    counts = token_counts(ids, table_size(tokenizer))
     words = [int(token) for token in np.argsort(-counts, kind="stable") if counts[token] >= 5]
     starts_word = any(token_text(tokenizer, token).startswith(" ") for token in words[:200])
     named = [

@@ -23,8 +23,11 @@ def report(directory: Path) -> None:
     click.echo(f"Written to {run.report}")
 
 
-def make_report(directory: "RunDirectory") -> None:
+def make_report(directory: "RunDirectory") -> dict[str, Any]:
     """Write `report.html` from what stands in the run's folder.
+
+    Returns:
+        What the run came to, as `summarise` gives it, and the names of its files.
 
     Raises:
         FileError: The run is not finished.
@@ -40,13 +43,14 @@ def make_report(directory: "RunDirectory") -> None:
     from embedlayer.training.run_directory import load_run
 
     model, tokenizer = load_run(directory.path)
-    summary = summarise(directory)
+    neighbors = neighbor_rows(directory, model, tokenizer)
+    summary = summarise(directory, model, neighbors)
     table = model.table
     corpus = TokenCorpus.open(directory.corpus)
     counts = token_counts(corpus.ids, table.vocab_size)
     with torch.no_grad():
         components = pca(table.rows(0, table.vocab_size))
-    frequent = frequent_words(corpus.ids, tokenizer, count=LABELS)
+    frequent = frequent_words(counts, tokenizer, count=LABELS)
     write_report(
         directory.report,
         RunReport(
@@ -54,7 +58,7 @@ def make_report(directory: "RunDirectory") -> None:
             summary=_tiles(summary),
             metrics=directory.read_metrics(),
             baseline=summary["ln_vocab_size"],
-            neighbors=neighbor_rows(directory),
+            neighbors=neighbors,
             table=TableMap(
                 coordinates=components.coordinates.float(),
                 labels={token: token_text(tokenizer, token) for token in frequent},
@@ -66,6 +70,7 @@ def make_report(directory: "RunDirectory") -> None:
             options=_options(directory.read(), table),
         ),
     )
+    return {**summary, "files": directory.files()}
 
 
 def _tiles(summary: dict[str, Any]) -> dict[str, str]:

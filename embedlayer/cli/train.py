@@ -70,7 +70,6 @@ def train(files: tuple[str, ...], **options: Any) -> int:
         chosen_device,
         show_summary,
         start_run,
-        summarise,
         train_to_the_end,
     )
     from embedlayer.cli.report import make_report
@@ -125,6 +124,5 @@ def train(files: tuple[str, ...], **options: Any) -> int:
             err=True,
         )
         return 130
-    make_report(directory)
-    show_summary(summarise(directory), as_json=options["as_json"])
+    show_summary(make_report(directory), as_json=options["as_json"])
     return 0

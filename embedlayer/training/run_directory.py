@@ -64,6 +64,10 @@ class RunDirectory:
         """Whether a run was started here."""
         return self.run.exists()
 
+    def files(self) -> list[str]:
+        """Names of what stands in the folder, folders with a slash behind."""
+        return sorted(file.name + "/" * file.is_dir() for file in self.path.iterdir())
+
     def start(
         self, trainer: Trainer, tokenizer: Tokenizer, *, validation_fraction: float, notes: JsonObject | None = None
     ) -> None:
