@@ -234,7 +234,8 @@ class RowLedger:
         nodes, weights = solved.nodes, solved.weights
         if lag.any():  # values were caught up for a reader, moments were not
             beta1, beta2, _ = history.betas
-            nodes = nodes * beta2 ** (-0.5 * lag)
+            with np.errstate(over="ignore"):  # a node at infinity pushes nothing, as it should
+                nodes = nodes * beta2 ** (-0.5 * lag)
             weights = weights * (beta1 / math.sqrt(beta2)) ** lag
         numbers = torch.from_numpy(np.concatenate([solved.kept[None], weights, nodes]))
         kept, *terms = numbers.to(weight.device, compute_type(weight)).unsqueeze(2)
