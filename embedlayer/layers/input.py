@@ -2,13 +2,14 @@
 
 from typing import Any, Literal
 
+import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from embedlayer.errors import SizeError
 from embedlayer.files import JsonObject
-from embedlayer.layers.one_pass import scale_add_drop
+from embedlayer.layers.one_pass import gather_scale_add, scale_add_drop
 from embedlayer.positions.alibi import AlibiBias
 from embedlayer.positions.learned import LearnedPositionalEmbedding
 from embedlayer.positions.position import AdditivePosition, AttentionMask, Position, positions_of
@@ -216,7 +217,6 @@ def embed(
         attention_mask: Padding and packed documents, as in `positions_of`.
         dropout: Share of the numbers that become 0.
     """
-    x = table.look_up(ids)
     stored = None
     if positions is None:
         if attention_mask is None and isinstance(position, AdditivePosition):
@@ -224,7 +224,10 @@ def embed(
         positions = positions_of(ids, attention_mask)
     if isinstance(position, AdditivePosition):  # the same sum, in one pass over the vectors
         addend = position.vectors(positions) if stored is None else stored
-        return scale_add_drop(x, table.factor, addend, dropout)
-    x = scale_add_drop(x, table.factor, None, 0.0)
+        found = None if dropout or torch.is_grad_enabled() else table.stored(ids)
+        if found is not None:
+            return gather_scale_add(*found, table.factor, addend)
+        return scale_add_drop(table.look_up(ids), table.factor, addend, dropout)
+    x = scale_add_drop(table.look_up(ids), table.factor, None, 0.0)
     moved = position.add(x, positions)
     return scale_add_drop(x, None, None, dropout) if moved is x else F.dropout(moved, dropout)

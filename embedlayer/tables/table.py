@@ -57,6 +57,13 @@ class TokenTable(Pretrained, ABC):
             ShapeError: Not integers, a scalar, or sequences of length 0.
         """
 
+    def stored(self, ids: Ids) -> tuple[Tensor, Tensor] | None:
+        """Checked IDs and the tensor whose rows they are, to be read only; `None` where a look-up is more than that.
+
+        The errors are those of `look_up`.
+        """
+        return None
+
     def forward(self, ids: Ids) -> Vectors:
         """`scale * look_up(ids)`: `(..., T)` to `(..., T, D)`, with the errors of `look_up`."""
         vectors, factor = self.look_up(ids), self.factor
