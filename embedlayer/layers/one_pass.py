@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
-PIECE = 1 << 19
+PIECE = 1 << 20
 """Numbers in a piece: few enough for the cache, and so many that threads seldom wait for each other."""
 
 
