@@ -216,13 +216,13 @@ class RowAdamW(torch.optim.Optimizer):
         room = scratch(parameter, size)
         for part in parts(rows, size):
             p, m, v = (each[part] for each in numbers)
-            g, some = values[part].to(p.dtype), rows[part]
+            g = values[part].to(p.dtype)
             m.mul_(decays[0][part]).add_(g, alpha=1 - beta1)
             v.mul_(decays[1][part]).addcmul_(g, g, value=1 - beta2)
-            below = root(v, out=room[: len(some)]).add_(group["eps"] * root_correction)
+            below = root(v, out=room[: len(p)]).add_(group["eps"] * root_correction)
             p.mul_(1 - lr * group["weight_decay"]).addcdiv_(m, below, value=-lr * root_correction / correction)
-            for whole, piece in ((parameter.detach(), p), (exp_avg, m), (exp_avg_sq, v)):
-                whole.index_copy_(0, some, piece.to(whole.dtype))
+        for whole, its in zip((parameter.detach(), exp_avg, exp_avg_sq), numbers, strict=True):
+            whole.index_copy_(0, rows, its.to(whole.dtype))
         state["step"] += 1
 
     def _check_sizes(self, state_dict: dict[str, Any]) -> None:

@@ -248,7 +248,10 @@ class RowLedger:
             low = part.start if keep else 0
             p, m, v = (gather(table, some, each[low:]) for table, each in zip(tables, room, strict=True))
             move(p, m, root(v, out=below[: len(some)]), kept[part], [each[part] for each in terms], pushed[: len(some)])
-            weight.index_copy_(0, some, p.to(weight.dtype))
+            if not keep:
+                weight.index_copy_(0, some, p.to(weight.dtype))
+        if keep:  # at once: a call costs as much as some hundred rows
+            weight.index_copy_(0, rows, room[0].to(weight.dtype))
         self.rows_at.index_fill_(0, rows, history.step)
         return room
 
