@@ -11,7 +11,7 @@ from typing import Literal, NotRequired, TypedDict, Unpack, get_args
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
@@ -223,21 +223,52 @@ def cross_entropy_over_rows(
     this one way, whatever `impl` says.
     """
     refuse_clash(options)
-    smoothing, ignore_index = options.get("label_smoothing", 0.0), options.get("ignore_index", -100)
+    ignore_index = options.get("ignore_index", -100)
     kept = targets != ignore_index
     places = checked_targets(targets, vocab_size, ignore_index).masked_fill(~kept, 0)
+    scores = scores_over_rows(hidden, rows, places, within=(0, vocab_size), rows_at_once=rows_at_once, options=options)
+    return cross_entropy_of_scores(*scores, kept, vocab_size=vocab_size, options=options)
+
+
+def scores_over_rows(
+    hidden: Float[Tensor, "*batch D"],
+    rows: Callable[[int, int], Float[Tensor, "N D"]],
+    targets: Int[Tensor, "*batch"],
+    *,
+    within: tuple[int, int],
+    rows_at_once: int,
+    options: LogitOptions | LossOptions,
+) -> tuple[Float[Tensor, "*batch"], Float[Tensor, "*batch"], Float[Tensor, "*batch"]]:
+    """Over a part of the tokens, `within[0]` to `within[1] - 1`: logsumexp, the target's logit or 0, sum of logits.
+
+    Parts are put together by logsumexp and two sums; `cross_entropy_of_scores` makes losses of them.
+    """
 
     def block(start: int) -> tuple[Tensor, Tensor, Tensor]:
-        stop = min(start + rows_at_once, vocab_size)
+        stop = min(start + rows_at_once, within[1])
         found: tuple[Tensor, Tensor, Tensor] = checkpoint(
-            _block_of_logits, hidden, rows, places, start, stop, options, use_reentrant=False
+            _block_of_logits, hidden, rows, targets, start, stop, options, use_reentrant=False
         )
         return found
 
-    levels, picked, sums = block(0)
-    for start in range(rows_at_once, vocab_size, rows_at_once):
+    levels, picked, sums = block(within[0])
+    for start in range(within[0] + rows_at_once, within[1], rows_at_once):
         level, pick, total = block(start)
         levels, picked, sums = torch.logaddexp(levels, level), picked + pick, sums + total
+    return levels, picked, sums
+
+
+def cross_entropy_of_scores(
+    levels: Float[Tensor, "*batch"],
+    picked: Float[Tensor, "*batch"],
+    sums: Float[Tensor, "*batch"],
+    kept: Bool[Tensor, "*batch"],
+    *,
+    vocab_size: int,
+    options: LossOptions,
+) -> Float[Tensor, "*result"]:
+    """The loss, from what `scores_over_rows` gives over all tokens; targets that are not `kept` cost nothing."""
+    smoothing = options.get("label_smoothing", 0.0)
     losses = levels - (1 - smoothing) * picked
     if smoothing:
         losses = losses - smoothing / vocab_size * sums
@@ -247,7 +278,7 @@ def cross_entropy_over_rows(
 
 
 def _block_of_logits(
-    hidden: Tensor, rows: Callable[[int, int], Tensor], targets: Tensor, start: int, stop: int, options: LossOptions
+    hidden: Tensor, rows: Callable[[int, int], Tensor], targets: Tensor, start: int, stop: int, options: LogitOptions | LossOptions
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Over the tokens `start..stop - 1`: logsumexp, the target's logit or 0, and the sum of the logits."""
     bias, padding_idx = options.get("bias"), options.get("padding_idx")
