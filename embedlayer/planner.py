@@ -44,9 +44,9 @@ ROWS_AT_ONCE = 8192
 class EmbeddingPlan:
     """What the table, the head, their training and the loss take, in parameters and bytes; of one device.
 
-    An int8 or int4 table stores a scale and an offset for each row or group (int4: two numbers a byte, rows filled up
-    to whole bytes), keeps learned positions in fp32, and is not trained: it has gradients and optimizer state only for
-    `delta_rows`.
+    An int8 or int4 table stores a scale and an offset for each row or group (int4: two numbers a byte; the last group
+    of a row is filled up), keeps learned positions in fp32, and is not trained: it has gradients and optimizer state
+    only for `delta_rows`.
 
     Args:
         vocab_size: Rows of the table, V.
@@ -295,11 +295,13 @@ class EmbeddingPlan:
         return self._factors[0][0] * self._factors[0][1] if self.tied else self.head_parameters
 
     def _groups(self, columns: int) -> int:
-        return 1 if self.group_size is None else -(-columns // self.group_size)
+        return -(-columns // (self.group_size or columns))
 
     def _row_bytes(self, columns: int) -> int:
-        scales = self._groups(columns) * SCALE_BYTES[self.dtype] if _quantised(self.dtype) else 0
-        return -(-columns * DTYPE_BITS[self.dtype] // 8) + scales
+        if not _quantised(self.dtype):
+            return columns * _bytes(self.dtype)
+        codes = -(-(self.group_size or columns) * DTYPE_BITS[self.dtype] // 8)
+        return self._groups(columns) * (codes + SCALE_BYTES[self.dtype])
 
 
 @dataclass(frozen=True)
