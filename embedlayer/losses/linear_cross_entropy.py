@@ -227,16 +227,13 @@ def cross_entropy_over_rows(
     kept = targets != ignore_index
     places = checked_targets(targets, vocab_size, ignore_index).masked_fill(~kept, 0)
 
-    def block(start: int) -> tuple[Tensor, Tensor, Tensor]:
-        stop = min(start + rows_at_once, vocab_size)
-        found: tuple[Tensor, Tensor, Tensor] = checkpoint(
-            _block_of_logits, hidden, rows, places, start, stop, options, use_reentrant=False
-        )
-        return found
-
-    levels, picked, sums = block(0)
-    for start in range(rows_at_once, vocab_size, rows_at_once):
-        level, pick, total = block(start)
+    bounds = [(start, min(start + rows_at_once, vocab_size)) for start in range(0, vocab_size, rows_at_once)]
+    blocks = (
+        checkpoint(_block_of_logits, hidden, rows, places, start, stop, options, use_reentrant=False)
+        for start, stop in bounds
+    )
+    levels, picked, sums = next(blocks)
+    for level, pick, total in blocks:
         levels, picked, sums = torch.logaddexp(levels, level), picked + pick, sums + total
     losses = levels - (1 - smoothing) * picked
     if smoothing:
