@@ -141,6 +141,7 @@ if TYPE_CHECKING:
     from embedlayer.tables.delta import DeltaEmbedding as DeltaEmbedding
     from embedlayer.tables.dense import TokenEmbedding as TokenEmbedding
     from embedlayer.tables.factorized import FactorizedEmbedding as FactorizedEmbedding
+    from embedlayer.tables.quantized import QuantizedEmbedding as QuantizedEmbedding
     from embedlayer.tables.table import TokenTable as TokenTable
     from embedlayer.text.corpus import TokenCorpus as TokenCorpus
     from embedlayer.text.tokenizer import load_tokenizer as load_tokenizer
@@ -201,6 +202,7 @@ _HOMES = {
     "embedlayer.tables.delta": ("DeltaEmbedding",),
     "embedlayer.tables.dense": ("TokenEmbedding",),
     "embedlayer.tables.factorized": ("FactorizedEmbedding",),
+    "embedlayer.tables.quantized": ("QuantizedEmbedding",),
     "embedlayer.tables.table": ("TokenTable",),
     "embedlayer.text.corpus": ("TokenCorpus",),
     "embedlayer.text.tokenizer": ("load_tokenizer", "train_tokenizer"),

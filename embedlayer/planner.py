@@ -33,7 +33,10 @@ OPTIMIZER_MOMENTS = {"adamw": 2, "sgd": 0, "none": 0}
 """Numbers an optimizer keeps for each parameter. `none` is inference: no gradient either."""
 
 SCALE_BYTES = {"int8": 8, "int4": 4}
-"""A row of a quantised matrix, or a group of its numbers, carries a scale and an offset: in fp32, in fp16."""
+"""A row of a quantised matrix, or a group of its numbers, carries a step and an offset: in fp32, in fp16."""
+
+ROW_SCALE_BYTES = {"int8": 0, "int4": 4}
+"""An int4 row also carries a scale in fp32."""
 
 ID_BYTES = 8
 ROWS_AT_ONCE = 8192
@@ -44,7 +47,7 @@ ROWS_AT_ONCE = 8192
 class EmbeddingPlan:
     """What the table, the head, their training and the loss take, in parameters and bytes; of one device.
 
-    An int8 or int4 table stores a scale and an offset for each row or group (int4: two numbers a byte; the last group
+    An int8 or int4 table stores a step and an offset for each row or group (int4: two numbers a byte; the last group
     of a row is filled up), keeps learned positions in fp32, and is not trained: it has gradients and optimizer state
     only for `delta_rows`.
 
@@ -178,11 +181,11 @@ class EmbeddingPlan:
 
     @property
     def scale_bytes(self) -> int:
-        """The share of `weight_bytes` that is scales and offsets."""
+        """The share of `weight_bytes` that is steps, offsets and scales."""
         if not _quantised(self.dtype):
             return 0
         matrices = [*self._factors, *([] if self.tied else [(self._rows, self.embed_dim)])]
-        return sum(rows * self._groups(columns) for rows, columns in matrices) * SCALE_BYTES[self.dtype]
+        return sum(rows * self._scale_bytes_of(columns) for rows, columns in matrices)
 
     @property
     def trained(self) -> bool:
@@ -297,11 +300,15 @@ class EmbeddingPlan:
     def _groups(self, columns: int) -> int:
         return -(-columns // (self.group_size or columns))
 
+    def _scale_bytes_of(self, columns: int) -> int:
+        """Steps, offsets and scale of a quantised row."""
+        return self._groups(columns) * SCALE_BYTES[self.dtype] + ROW_SCALE_BYTES[self.dtype]
+
     def _row_bytes(self, columns: int) -> int:
         if not _quantised(self.dtype):
             return columns * _bytes(self.dtype)
         codes = -(-(self.group_size or columns) * DTYPE_BITS[self.dtype] // 8)
-        return self._groups(columns) * (codes + SCALE_BYTES[self.dtype])
+        return self._groups(columns) * codes + self._scale_bytes_of(columns)
 
 
 @dataclass(frozen=True)

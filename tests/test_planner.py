@@ -1,6 +1,5 @@
 import doctest
 import gc
-import math
 import subprocess
 import sys
 
@@ -18,6 +17,7 @@ from embedlayer import (
     LearnedPositionalEmbedding,
     OutputHead,
     Position,
+    QuantizedEmbedding,
     RowAdamW,
     TokenEmbedding,
     TokenTable,
@@ -133,6 +133,9 @@ PLANS = {
     "one of three shards": {"shards": 3, "chunked_loss": True},
     "one of four shards, plain": {"shards": 4, "tied": False},
     "inference": {"optimizer": "none"},
+    "int8": {"dtype": "int8"},
+    "int4 in groups": {"dtype": "int4", "group_size": 16},
+    "rows beside int4": {"dtype": "int4", "delta_rows": 40},
 }
 
 
@@ -142,6 +145,8 @@ def built(row: EmbeddingPlan) -> tuple[TokenTable, OutputHead, LearnedPositional
     table: TokenTable
     if row.rank is not None:
         table = FactorizedEmbedding(rows, row.embed_dim, row.rank, dtype=dtype)
+    elif row.dtype.startswith("int"):
+        table = QuantizedEmbedding(rows, row.embed_dim, int(row.dtype[3:]), group_size=row.group_size)
     else:
         table = TokenEmbedding(rows, row.embed_dim, row_sparse=row.row_sparse, dtype=dtype)
     if row.delta_rows:
@@ -168,7 +173,8 @@ def step(row: EmbeddingPlan) -> dict[str, int]:
         parameters += [] if positions is None else list(positions.parameters())
         trained = [parameter for parameter in parameters if parameter.requires_grad]
         derived = table.token_tensor.nbytes if row.delta_rows else 0
-        found = {"weight_bytes": storage(parameters) + derived}
+        stored = [part for name, part in table.state_dict().items() if name.endswith(("packed", "row_scale"))]
+        found = {"weight_bytes": storage([*parameters, *stored]) + derived}
         optimizer = None
         if row.trained:
             kind = {"adamw": RowAdamW if row.row_sparse else torch.optim.AdamW, "sgd": torch.optim.SGD}[row.optimizer]
@@ -255,27 +261,22 @@ def test_sgd_keeps_nothing_and_inference_has_no_gradient():
     assert none.peak_bytes == none.weight_bytes + none.logits_bytes + none.activation_bytes
 
 
-@pytest.mark.parametrize("embed_dim", [8, 7])
-def test_quantised_rows_are_packed_with_a_scale_and_an_offset_each(embed_dim):
-    codes = torch.zeros(37, embed_dim, dtype=torch.int8)
-    nibbles = torch.zeros(37, math.ceil(embed_dim / 2), dtype=torch.uint8)
-    wide, narrow = torch.zeros(37, 2, dtype=torch.float32), torch.zeros(37, 2, dtype=torch.float16)
-    int8, int4 = (EmbeddingPlan(37, embed_dim, dtype=name, tokens=5) for name in ("int8", "int4"))
-    assert int8.table_bytes == storage([codes, wide])
-    assert int4.table_bytes == storage([nibbles, narrow])
-    assert (int8.scale_bytes, int4.scale_bytes) == (wide.nbytes, narrow.nbytes)
-    assert int4.gradient_bytes == int4.optimizer_bytes == 0
-    assert int4.loss_bytes == int4.logits_bytes == torch.zeros(5, 37).nbytes
+@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize("group_size", [None, 8, 32])
+@pytest.mark.parametrize("embed_dim", [70, 33])
+def test_quantised_rows_are_as_large_as_the_quantised_table(bits, group_size, embed_dim):
+    table = QuantizedEmbedding(37, embed_dim, bits, group_size=group_size)
+    row = EmbeddingPlan(37, embed_dim, dtype=f"int{bits}", group_size=group_size, tokens=5)
+    assert row.weight_bytes == table.nbytes
+    assert 0 < row.scale_bytes < row.weight_bytes
+    assert row.gradient_bytes == row.optimizer_bytes == 0
+    assert row.loss_bytes == row.logits_bytes == torch.zeros(5, 37).nbytes
 
 
 def test_a_quantised_factorised_table_has_scales_for_both_factors():
     row = EmbeddingPlan(37, 8, rank=3, dtype="int8", tied=False)
     assert row.table_bytes == 37 * (3 + 8) + 3 * (8 + 8)
     assert row.scale_bytes == (37 + 3 + 37) * 8
-
-
-def test_smaller_groups_have_more_scales():
-    assert EmbeddingPlan(37, 70, dtype="int4", group_size=32).table_bytes == 37 * 3 * (16 + 4)
 
 
 @given(vocab_size=st.integers(1, 10**6), embed_dim=st.integers(1, 10**4), dtype=st.sampled_from(list(DTYPE_BITS)))

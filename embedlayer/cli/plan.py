@@ -172,10 +172,13 @@ def planned(
     from embedlayer.positions.learned import LearnedPositionalEmbedding
     from embedlayer.tables.delta import DeltaEmbedding
     from embedlayer.tables.factorized import FactorizedEmbedding
+    from embedlayer.tables.quantized import QuantizedEmbedding
 
     base = table.base if isinstance(table, DeltaEmbedding) else table
     stored = str(next(iter(base.state_dict().values())).dtype).removeprefix("torch.")
     dtype = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}.get(stored)
+    if isinstance(base, QuantizedEmbedding):
+        dtype = f"int{base.layout.bits}"
     if dtype is None:
         raise CheckpointError(f"A table of {stored} is not planned: give its sizes and --dtype.")
     return EmbeddingPlan(
@@ -185,6 +188,7 @@ def planned(
         rank=base.rank if isinstance(base, FactorizedEmbedding) else None,
         positions=len(position.weight) if isinstance(position, LearnedPositionalEmbedding) else 0,
         dtype=dtype,
+        group_size=base.group_size if isinstance(base, QuantizedEmbedding) else None,
         row_sparse=base.row_sparse,
         delta_rows=len(table.token_ids) if isinstance(table, DeltaEmbedding) else 0,
         name=name,
@@ -314,7 +318,7 @@ def _note(plans: list[EmbeddingPlan]) -> str:
     if plans[0].scale_bytes:
         scales = f", {format_bytes(plans[0].scale_bytes)}" if len(plans) == 1 else ""
         kind = "group" if plans[0].group_size else "row"
-        return f"{plans[0].dtype} rows are not trained; each {kind} has a scale and an offset{scales}."
+        return f"{plans[0].dtype} rows are not trained; each {kind} has a step and an offset{scales}."
     if len(plans) == 1 and plans[0].trained and plans[0].tokens:
         return "The peak: weights, optimizer, vectors, and the larger of loss and gradients."
     return ""

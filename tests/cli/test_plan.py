@@ -88,7 +88,7 @@ def test_the_textbook_tables_are_printed_by_command():
 
 @pytest.mark.parametrize("models", [["gpt2"], ["gpt2", "bert-base"]])
 def test_a_quantised_plan_says_that_it_is_not_trained_and_has_scales(models):
-    assert "int4 rows are not trained; each row has a scale and an offset" in run(*models, "--dtype=int4").output
+    assert "int4 rows are not trained; each row has a step and an offset" in run(*models, "--dtype=int4").output
     assert "each group has" in run(*models, "--dtype=int4", "--group-size=32").output
 
 
@@ -144,6 +144,18 @@ def test_a_saved_model_of_ours_is_planned_by_its_kind_of_table(tmp_path):
     )
     now, *_ = json.loads(run("--checkpoint", str(tmp_path), "--tokens", "0", "--json").output)
     assert (now["rank"], now["delta_rows"], now["tied"], now["tokens"]) == (8, 5, True, 0)
+
+
+def test_a_saved_quantised_table_is_planned_by_its_bits_and_groups(tmp_path):
+    import torch
+
+    from embedlayer import QuantizedEmbedding
+    from embedlayer.cli.plan import planned
+    from embedlayer.positions.position import Position
+
+    table = QuantizedEmbedding.from_table(torch.randn(300, 48), bits=4, group_size=32)
+    row = planned(table, None, Position(), name="")
+    assert (row.dtype, row.group_size, row.weight_bytes) == ("int4", 32, table.nbytes)
 
 
 @pytest.mark.parametrize(
