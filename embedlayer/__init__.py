@@ -83,7 +83,9 @@ if TYPE_CHECKING:
     from embedlayer.optim.param_groups import param_groups as param_groups
     from embedlayer.optim.row_adamw import RowAdamW as RowAdamW
     from embedlayer.planner import PRESETS as PRESETS
+    from embedlayer.planner import Change as Change
     from embedlayer.planner import EmbeddingPlan as EmbeddingPlan
+    from embedlayer.planner import changes as changes
     from embedlayer.planner import plan as plan
     from embedlayer.positions.alibi import AlibiBias as AlibiBias
     from embedlayer.positions.learned import LearnedPositionalEmbedding as LearnedPositionalEmbedding
@@ -184,7 +186,7 @@ _HOMES = {
     "embedlayer.optim.clip": ("clip_grad_norm_",),
     "embedlayer.optim.param_groups": ("param_groups",),
     "embedlayer.optim.row_adamw": ("RowAdamW",),
-    "embedlayer.planner": ("EmbeddingPlan", "PRESETS", "plan"),
+    "embedlayer.planner": ("Change", "EmbeddingPlan", "PRESETS", "changes", "plan"),
     "embedlayer.positions.alibi": ("AlibiBias",),
     "embedlayer.positions.learned": ("LearnedPositionalEmbedding",),
     "embedlayer.positions.position": ("Position", "positions_of"),

