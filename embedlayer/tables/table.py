@@ -80,7 +80,7 @@ class TokenTable(Pretrained, ABC):
         """Two tensors, `(..., K)` and `(num_rows, K)`, whose product is `hidden @ rows.T`; `None` if there are none.
 
         A kind that stores its rows, or has a shorter way than by its rows, says so here, and its `logits`, `loss` and
-        `token_log_probs` take that way. The others are read by `rows`, a block at a time.
+        `token_log_probs` take that way. The others are asked for `products`, a block of rows at a time.
         """
         return None
 
