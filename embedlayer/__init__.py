@@ -83,7 +83,9 @@ if TYPE_CHECKING:
     from embedlayer.optim.param_groups import param_groups as param_groups
     from embedlayer.optim.row_adamw import RowAdamW as RowAdamW
     from embedlayer.planner import PRESETS as PRESETS
+    from embedlayer.planner import Change as Change
     from embedlayer.planner import EmbeddingPlan as EmbeddingPlan
+    from embedlayer.planner import changes as changes
     from embedlayer.planner import plan as plan
     from embedlayer.positions.alibi import AlibiBias as AlibiBias
     from embedlayer.positions.learned import LearnedPositionalEmbedding as LearnedPositionalEmbedding
@@ -138,8 +140,10 @@ if TYPE_CHECKING:
     from embedlayer.scratch import (
         demonstrate_embeddings as demonstrate_embeddings,
     )
+    from embedlayer.tables.delta import DeltaEmbedding as DeltaEmbedding
     from embedlayer.tables.dense import TokenEmbedding as TokenEmbedding
     from embedlayer.tables.factorized import FactorizedEmbedding as FactorizedEmbedding
+    from embedlayer.tables.quantized import QuantizedEmbedding as QuantizedEmbedding
     from embedlayer.tables.table import TokenTable as TokenTable
     from embedlayer.text.corpus import TokenCorpus as TokenCorpus
     from embedlayer.text.tokenizer import load_tokenizer as load_tokenizer
@@ -182,7 +186,7 @@ _HOMES = {
     "embedlayer.optim.clip": ("clip_grad_norm_",),
     "embedlayer.optim.param_groups": ("param_groups",),
     "embedlayer.optim.row_adamw": ("RowAdamW",),
-    "embedlayer.planner": ("EmbeddingPlan", "PRESETS", "plan"),
+    "embedlayer.planner": ("Change", "EmbeddingPlan", "PRESETS", "changes", "plan"),
     "embedlayer.positions.alibi": ("AlibiBias",),
     "embedlayer.positions.learned": ("LearnedPositionalEmbedding",),
     "embedlayer.positions.position": ("Position", "positions_of"),
@@ -197,8 +201,10 @@ _HOMES = {
         "ScratchPositionEmbedding",
         "demonstrate_embeddings",
     ),
+    "embedlayer.tables.delta": ("DeltaEmbedding",),
     "embedlayer.tables.dense": ("TokenEmbedding",),
     "embedlayer.tables.factorized": ("FactorizedEmbedding",),
+    "embedlayer.tables.quantized": ("QuantizedEmbedding",),
     "embedlayer.tables.table": ("TokenTable",),
     "embedlayer.text.corpus": ("TokenCorpus",),
     "embedlayer.text.tokenizer": ("load_tokenizer", "train_tokenizer"),

@@ -28,10 +28,7 @@ from embedlayer.losses.linear_cross_entropy import (
 from embedlayer.shapes import Ids, Vectors
 from embedlayer.tables.dense import TokenEmbedding
 from embedlayer.tables.factorized import FactorizedEmbedding
-from embedlayer.tables.table import TokenTable
-
-SCORES_AT_ONCE = 1 << 24
-"""Numbers in a block of scores while a loss is made."""
+from embedlayer.tables.table import ROWS_AT_ONCE, TokenTable
 
 
 ROW_PARAMETERS: dict[type[TokenTable], tuple[str, ...]] = {
@@ -155,10 +152,10 @@ class ShardedTable(TokenTable):
         everybody, counts = gather_rows(hidden.flatten(0, -2), self._group)
         scores = scores_over_rows(
             everybody,
-            lambda start, stop: self.local.rows(start - self.start, stop - self.start),
+            lambda some, start, stop: self.local.products(some, start - self.start, stop - self.start),
             gather_rows(places.flatten(), self._group)[0],
             within=(self.start, self.stop),
-            rows_at_once=max(256, SCORES_AT_ONCE // max(len(everybody), 1)),
+            rows_at_once=ROWS_AT_ONCE,
             options=options,
         )
         home = exchange(torch.stack(scores, dim=1), counts, self._here(counts), self._group)

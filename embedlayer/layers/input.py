@@ -1,6 +1,7 @@
 """The way in: token IDs to what enters the first block."""
 
-from typing import Any, Literal
+import math
+from typing import Any, Literal, get_args
 
 import torch
 import torch.nn.functional as F
@@ -13,6 +14,7 @@ from embedlayer.layers.one_pass import gather_scale_add, scale_add_drop
 from embedlayer.positions.alibi import AlibiBias
 from embedlayer.positions.learned import LearnedPositionalEmbedding
 from embedlayer.positions.position import AdditivePosition, AttentionMask, Position, positions_of
+from embedlayer.positions.relative import RelativePositionBias
 from embedlayer.positions.rotary import RotaryEmbedding
 from embedlayer.positions.sinusoidal import SinusoidalPositionalEmbedding
 from embedlayer.pretrained import Pretrained, describe
@@ -20,7 +22,7 @@ from embedlayer.shapes import Ids, Positions, Vectors
 from embedlayer.tables.dense import TokenEmbedding
 from embedlayer.tables.table import TokenTable
 
-PositionName = Literal["learned", "sinusoidal", "rotary", "alibi", "none"]
+PositionName = Literal["learned", "sinusoidal", "scaled-sinusoidal", "rotary", "alibi", "relative", "none"]
 
 GPT_CONFIG_124M: dict[str, Any] = {
     "vocab_size": 50257,
@@ -37,7 +39,7 @@ GPT_CONFIG_124M: dict[str, Any] = {
 def make_position(
     name: PositionName, *, max_seq_len: int, embed_dim: int, num_heads: int | None = None, init_std: float = 0.02
 ) -> Position:
-    """A position scheme by its name.
+    """A position scheme by its name; `"relative"` is T5's for decoders, `"scaled-sinusoidal"` learns one factor.
 
     Raises:
         SizeError: The name is unknown, or a scheme that works on heads is asked for without `num_heads`.
@@ -46,14 +48,20 @@ def make_position(
         return LearnedPositionalEmbedding(max_seq_len, embed_dim, init_std=init_std)
     if name == "sinusoidal":
         return SinusoidalPositionalEmbedding(max_seq_len, embed_dim)
+    if name == "scaled-sinusoidal":
+        return SinusoidalPositionalEmbedding(
+            max_seq_len, embed_dim, layout="concatenated", init_scale=1 / math.sqrt(embed_dim)
+        )
     if name == "none":
         return Position()
-    if name not in ("rotary", "alibi"):
-        raise SizeError(f"Position {name!r} is none of: learned, sinusoidal, rotary, alibi, none.")
+    if name not in ("rotary", "alibi", "relative"):
+        raise SizeError(f"Position {name!r} is none of: {', '.join(get_args(PositionName))}.")
     if num_heads is None:
         raise SizeError(f"{name} positions work on attention heads: give num_heads, or the position as an object.")
     if name == "alibi":
         return AlibiBias(num_heads)
+    if name == "relative":
+        return RelativePositionBias(num_heads, bidirectional=False, init_std=init_std)
     if embed_dim % num_heads:
         raise SizeError(f"embed_dim {embed_dim} is not divisible by {num_heads} heads.")
     return RotaryEmbedding(embed_dim // num_heads)
@@ -67,12 +75,13 @@ class TransformerEmbedding(Pretrained):
         embed_dim: Width of a row, D.
         max_seq_len: Longest sequence.
         dropout: Share of the numbers set to 0 in training.
-        position: A `Position`, or the name of one: `"learned"`, `"sinusoidal"`, `"rotary"`, `"alibi"`, `"none"`. Rotary
-            and ALiBi add nothing here: hand `layer.position` to the attention, which calls `rotate` and `bias`.
+        position: A `Position`, or the name of one: `"learned"`, `"sinusoidal"`, `"scaled-sinusoidal"`, `"rotary"`,
+            `"alibi"`, `"relative"`, `"none"`. Those that rotate or are biases add nothing here: hand `layer.position`
+            to the attention, which calls `rotate` and `bias`.
         scale: Factor on the looked-up rows: a number, `"sqrt_dim"` (the original Transformer), or `None`.
         padding_idx: Row that is zero and stays zero; `None` for no such row.
         init_std: Standard deviation of the normal initialisation: a number, or `"1/sqrt_dim"`.
-        num_heads: Query heads; needed for `"rotary"` and `"alibi"`.
+        num_heads: Query heads; needed for `"rotary"`, `"alibi"` and `"relative"`.
         table: A table to use instead of a fresh one of these sizes, which keeps its own scale and padding.
 
     Raises:

@@ -17,6 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 from embedlayer.bounds import checked_copy, raise_if_outside
 from embedlayer.errors import MissingExtraError, ShapeError, SizeError
+from embedlayer.losses.chunk_length import TOKENS_AT_ONCE
 from embedlayer.losses.chunked import Terms, chunked_cross_entropy
 
 Impl = Literal["auto", "plain", "chunked", "triton"]
@@ -209,52 +210,51 @@ def cross_entropy(
 
 def cross_entropy_over_rows(
     hidden: Float[Tensor, "*batch D"],
-    rows: Callable[[int, int], Float[Tensor, "N D"]],
+    products: Callable[[Tensor, int, int], Tensor],
     targets: Int[Tensor, "*batch"],
     *,
     vocab_size: int,
     rows_at_once: int,
     options: LossOptions,
 ) -> Float[Tensor, "*result"]:
-    """`linear_cross_entropy` where the rows come a block at a time and have a history of their own.
+    """`linear_cross_entropy` of rows that are known by `products(hidden, start, stop)`, their `hidden @ rows.T`.
 
-    Of each block only `logsumexp`, the targets' logits and the sums of logits are kept; the backward pass asks for the
-    block again. So no memory grows with tokens times V, and whatever `rows` computes from gets its gradient. There is
-    this one way, whatever `impl` says.
+    Of each block of tokens and rows only `logsumexp`, the targets' logits and the sums of logits are kept; the backward
+    pass asks for the block again. So no memory grows with tokens times V, and whatever `products` computes from gets
+    its gradient. There is this one way, whatever `impl` says.
     """
     refuse_clash(options)
     ignore_index = options.get("ignore_index", -100)
     kept = targets != ignore_index
     places = checked_targets(targets, vocab_size, ignore_index).masked_fill(~kept, 0)
-    scores = scores_over_rows(hidden, rows, places, within=(0, vocab_size), rows_at_once=rows_at_once, options=options)
+    scores = scores_over_rows(
+        hidden, products, places, within=(0, vocab_size), rows_at_once=rows_at_once, options=options
+    )
     return cross_entropy_of_scores(*scores, kept, vocab_size=vocab_size, options=options)
 
 
 def scores_over_rows(
     hidden: Float[Tensor, "*batch D"],
-    rows: Callable[[int, int], Float[Tensor, "N D"]],
+    products: Callable[[Tensor, int, int], Tensor],
     targets: Int[Tensor, "*batch"],
     *,
     within: tuple[int, int],
     rows_at_once: int,
     options: LogitOptions | LossOptions,
 ) -> tuple[Float[Tensor, "*batch"], Float[Tensor, "*batch"], Float[Tensor, "*batch"]]:
-    """Over a part of the tokens, `within[0]` to `within[1] - 1`: logsumexp, the target's logit or 0, sum of logits.
+    """Over the tokens `within[0]` to `within[1] - 1`: logsumexp, the target's logit or 0, and the sum of the logits.
 
-    Parts are put together by logsumexp and two sums; `cross_entropy_of_scores` makes losses of them.
+    Those of several parts of the vocabulary are put together by logsumexp and two sums, and `cross_entropy_of_scores`
+    makes losses of them. Goes by blocks of tokens and rows, each of which the backward pass computes again.
     """
-
-    def block(start: int) -> tuple[Tensor, Tensor, Tensor]:
-        stop = min(start + rows_at_once, within[1])
-        found: tuple[Tensor, Tensor, Tensor] = checkpoint(
-            _block_of_logits, hidden, rows, targets, start, stop, options, use_reentrant=False
-        )
-        return found
-
-    levels, picked, sums = block(within[0])
-    for start in range(within[0] + rows_at_once, within[1], rows_at_once):
-        level, pick, total = block(start)
-        levels, picked, sums = torch.logaddexp(levels, level), picked + pick, sums + total
+    tokens_at_once = TOKENS_AT_ONCE["cuda" if hidden.device.type == "cuda" else "cpu"]
+    parts = zip(
+        hidden.reshape(-1, hidden.shape[-1]).split(tokens_at_once),
+        targets.reshape(-1).split(tokens_at_once),
+        strict=True,
+    )
+    found = [_over_blocks(part, products, aims, within, rows_at_once, options) for part, aims in parts]
+    levels, picked, sums = (torch.cat(pieces).view(targets.shape) for pieces in zip(*found, strict=True))
     return levels, picked, sums
 
 
@@ -277,13 +277,39 @@ def cross_entropy_of_scores(
     return reduced(torch.where(kept, losses, 0.0), kept, options.get("reduction", "mean"))
 
 
+def _over_blocks(
+    hidden: Tensor,
+    products: Callable[[Tensor, int, int], Tensor],
+    targets: Tensor,
+    within: tuple[int, int],
+    rows_at_once: int,
+    options: LogitOptions | LossOptions,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """`_block_of_logits` over all rows `within`, a block at a time."""
+    low, high = within
+    ends = [(start, min(start + rows_at_once, high)) for start in range(low, high, rows_at_once)]
+    blocks: list[tuple[Tensor, Tensor, Tensor]] = [
+        checkpoint(_block_of_logits, hidden, products, targets, start, stop, options, use_reentrant=False)
+        for start, stop in ends
+    ]
+    levels, picked, sums = blocks[0]
+    for level, pick, total in blocks[1:]:
+        levels, picked, sums = torch.logaddexp(levels, level), picked + pick, sums + total
+    return levels, picked, sums
+
+
 def _block_of_logits(
-    hidden: Tensor, rows: Callable[[int, int], Tensor], targets: Tensor, start: int, stop: int, options: LogitOptions | LossOptions
+    hidden: Tensor,
+    products: Callable[[Tensor, int, int], Tensor],
+    targets: Tensor,
+    start: int,
+    stop: int,
+    options: LogitOptions | LossOptions,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Over the tokens `start..stop - 1`: logsumexp, the target's logit or 0, and the sum of the logits."""
     bias, padding_idx = options.get("bias"), options.get("padding_idx")
     logits = finish_logits(
-        F.linear(hidden, rows(start, stop)),
+        products(hidden, start, stop),
         logit_scale=options.get("logit_scale", 1.0),
         bias=None if bias is None else bias[start:stop],
         softcap=options.get("softcap"),
