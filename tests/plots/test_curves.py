@@ -20,7 +20,6 @@ def test_each_strip_holds_its_columns():
     np.testing.assert_array_equal(second["dimension 30"], np.stack([np.arange(50), values[:, 30]], 1))
     assert figure.axes[1].get_xlabel() == "position"
     assert figure.get_supylabel() == "added to the token"
-    drawn(figure)
 
 
 @pytest.mark.parametrize("values", [torch.zeros(1, 2), torch.full((4, 2), torch.nan), torch.zeros(0, 2)])

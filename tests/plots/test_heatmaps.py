@@ -50,7 +50,6 @@ def test_colours_reach_the_largest_number_but_not_for_a_few_outliers():
     figure = plots.position_heatmap(values.view(40, 25))
     assert figure.axes[0].images[0].cmap.colorbar_extend == "both"
     assert not plots.position_heatmap(torch.eye(3)).axes[0].images[0].cmap.colorbar_extend
-    drawn(figure)
 
 
 @pytest.mark.parametrize(

@@ -74,7 +74,6 @@ def test_rows_that_are_not_finite_have_no_place_and_leave_the_others_where_they_
     np.testing.assert_array_equal(offsets[:50], plots.table_map(whole).axes[0].collections[0].get_offsets())
     assert np.ma.getmaskarray(offsets)[50:].all() or np.isnan(offsets[50:]).all()
     assert texts(figure) == ["there"]
-    drawn(figure)
 
 
 def test_a_table_without_a_finite_row_or_with_one_column_is_still_a_figure():

@@ -18,7 +18,6 @@ def test_cosines_are_drawn_as_torch_computes_them_and_written_into_the_cells():
     assert texts(figure) == [f"{value:.2f}".replace("-", "−") for value in expected.flatten().tolist()]
     assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == list("abcde")
     assert figure.axes[0].images[0].get_clim() == (-1.0, 1.0)
-    drawn(figure)
 
 
 def test_zero_rows_are_like_nobody_and_broken_rows_are_grey():
@@ -27,7 +26,6 @@ def test_zero_rows_are_like_nobody_and_broken_rows_are_grey():
     assert image(figure).mask[2].all()
     assert not image(figure).mask[:2, :2].any()
     assert "grey" in figure.axes[1].get_ylabel()
-    drawn(figure)
 
 
 @pytest.mark.parametrize("rows", [torch.ones(1, 3), torch.zeros(0, 3)])
@@ -69,7 +67,6 @@ def test_neighbouring_sinusoids_are_as_alike_as_the_picture_says(width, neighbou
     assert curve[1] == pytest.approx(expected, abs=1e-6)
     assert figure.axes[1].get_title(loc="left") == f"neighbours: {neighbours}"
     np.testing.assert_allclose(curve, [np.diagonal(matrix, d).mean() for d in range(50)], atol=1e-12)
-    drawn(figure)
 
 
 def test_near_positions_are_more_alike_and_no_two_are_the_same():
