@@ -109,8 +109,10 @@ def _components(rows: Float[Tensor, "V D"]) -> tuple[Float[Tensor, "V 2"], Float
 
 def _words(table: TokenTable, tokenizer: Tokenizer) -> dict[int, str]:
     """Whole words, hubs first: `NAMED_ROWS`, spread over all IDs, since frequent words come first and lie together."""
-    texts = ((index, token_text(tokenizer, index)) for index in _ids(table, tokenizer))
-    whole = [(index, text.strip()) for index, text in texts if text.strip().isalpha() and len(text.strip()) > 2]
+    texts = {index: token_text(tokenizer, index) for index in _ids(table, tokenizer)}
+    begin = " " if any(len(text) > 3 and text.startswith(" ") for text in texts.values()) else ""
+    named = {index: text.strip() for index, text in texts.items() if text.startswith(begin)}
+    whole = [(index, text) for index, text in named.items() if text.isalpha() and len(text) > 2]
     words = whole[:: math.ceil(len(whole) / NAMED_ROWS) or 1]
     rows = [table.rows(index, index + 1) for index, _ in words]
     return dict(words[place] for place in hubs(torch.cat(rows)).tolist()) if words else {}

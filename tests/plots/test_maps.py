@@ -98,6 +98,17 @@ def test_a_tokenizer_names_whole_words_and_the_hub_first():
     assert texts(plots.table_map(table, {cat: "mine"}, tokenizer=tokenizer)) == ["mine"]
 
 
+def test_pieces_of_words_are_not_named_where_words_begin_with_a_space():
+    tokenizer = el.train_tokenizer("the thermal weather gathers other feathers together " * 20, vocab_size=300)
+    words = {"the", "thermal", "weather", "gathers", "other", "feathers", "together"}
+    table = el.TokenEmbedding(tokenizer.get_vocab_size(), 16)
+    named = set(texts(plots.table_map(table, tokenizer=tokenizer)))
+    pieces = {tokenizer.decode([index]) for index in range(tokenizer.get_vocab_size())}
+    assert "ther" in pieces
+    assert named
+    assert all(any(word.startswith(name) for word in words) for name in named)
+
+
 def test_the_numbers_given_are_left_as_they_are():
     coordinates = torch.tensor([[0.0, torch.inf], [1.0, 1.0]], dtype=torch.float64)
     kept = coordinates.clone()
