@@ -37,6 +37,8 @@ STYLE: dict[str, Any] = {
     "figure.dpi": 100,
     "figure.facecolor": PAPER,
     "figure.constrained_layout.use": True,
+    "figure.constrained_layout.w_pad": 0.09,
+    "figure.constrained_layout.h_pad": 0.09,
     "savefig.facecolor": PAPER,
     "savefig.dpi": 200,
     "font.size": 9.5,
