@@ -137,13 +137,14 @@ def scores_by_distance(
     if type(position).rotate is Position.rotate or not starts:
         raise SizeError(f"{type(position).__name__} rotates nothing, or no start was given: choose RotaryEmbedding.")
     width = int(getattr(position, "head_dim", 0))
-    q = torch.full((width,), width**-0.5) if q is None else q
+    device = _device(position)
+    q = torch.full((width,), width**-0.5, device=device) if q is None else q
     k = q if k is None else k
     if len(q) != width or len(k) != width:
         raise ShapeError(f"q and k must have the {width} channels of a head, not {len(q)} and {len(k)}.")
     curves = []
     for start in starts:
-        places = torch.arange(start, start + length)
+        places = torch.arange(start, start + length, device=device)
         turned_q, turned_k = position.rotate(q.expand(1, 1, length, -1), k.expand(1, 1, length, -1), places[None])
         curves.append(turned_q[0, 0] @ turned_k[0, 0, 0])
     return torch.stack(curves)
@@ -177,7 +178,7 @@ def rotary_angles(
         pairs = sorted({round(turn * (turning - 1) / 4) for turn in range(5)})
     if not 1 <= len(pairs) <= 6 or not all(0 <= pair < turning for pair in pairs):
         raise SizeError(f"Choose 1 to 6 of the {turning} pairs (0..{turning - 1}), not {list(pairs)}.")
-    places = torch.arange(length)
+    places = torch.arange(length, device=_device(position))
     cos, sin = position.cos_sin(places)
     steps = position.turns_at(length).double() / TURN
     radius = 1.25 * position.magnitude
@@ -201,6 +202,10 @@ def rotary_angles(
         bar = colorbar(figure, dots, list(clocks), label="position")
         bar.set_yticks(range(0, length, math.ceil(length / 5)))
     return figure
+
+
+def _device(position: Position) -> torch.device:
+    return next((tensor.device for tensor in (*position.parameters(), *position.buffers())), torch.device("cpu"))
 
 
 def _count(value: float) -> str:

@@ -39,7 +39,7 @@ def norm_histogram(
         >>> figure = norm_histogram(TokenEmbedding(100, 16))
     """
     if isinstance(norms, TokenTable):
-        norms = torch.cat([torch.linalg.vector_norm(rows, dim=1) for rows in _chunks(norms)])
+        norms = torch.cat([_lengths(rows) for rows in _chunks(norms)])
     finite = norms.detach().double().cpu()
     finite = finite[finite.isfinite()]
     with new_figure(7.2, 3.6) as figure:
@@ -140,7 +140,7 @@ def gradient_rows(
     """Length of the gradient of each row of a table after one step, only of rows that have one.
 
     Args:
-        gradient: A table after `backward()`, or a gradient, dense or sparse.
+        gradient: A table after `backward()` (a factorised one has narrow rows), or a gradient, dense or sparse.
         tokenizer: Names the rows; without one they have their IDs.
         most: Rows to draw, those with the longest gradients.
         title: The figure's title; by default it counts the rows with a gradient.
@@ -177,19 +177,26 @@ def gradient_rows(
 def used_rows(gradient: TokenTable | Float[Tensor, "V D"]) -> tuple[int, Int[Tensor, " N"], Float[Tensor, " N"]]:
     """Rows of the table, the IDs of those that have a gradient, and its length for each."""
     if isinstance(gradient, TokenTable):
-        weight = getattr(gradient, "weight", None)
-        if not isinstance(weight, Tensor) or weight.grad is None:
+        by_token = (part for part in gradient.parameters() if len(part) == gradient.num_rows)
+        gradients = [part.grad for part in by_token if part.grad is not None]
+        if not gradients:
             raise ShapeError(f"This {type(gradient).__name__} has no gradient: call backward() first, or give one.")
-        gradient = weight.grad
+        gradient = gradients[0]
     gradient = gradient.detach()
     if gradient.is_sparse:
         gradient = gradient.coalesce()
-        ids, norms = gradient.indices()[0], torch.linalg.vector_norm(gradient.values(), dim=1)
+        ids, norms = gradient.indices()[0], _lengths(gradient.values())
     else:
-        norms = torch.linalg.vector_norm(gradient, dim=1)
+        norms = _lengths(gradient)
         ids = torch.arange(len(norms), device=norms.device)
     used = norms != 0
     return gradient.shape[0], ids[used].cpu(), norms[used].double().cpu()
+
+
+def _lengths(rows: Float[Tensor, "N D"]) -> Float[Tensor, " N"]:
+    """`|row|` for each row, in float32 or wider."""
+    lengths: Tensor = torch.linalg.vector_norm(rows, dim=1, dtype=torch.promote_types(rows.dtype, torch.float32))
+    return lengths
 
 
 def _named(tokenizer: Tokenizer | None, index: int) -> str:

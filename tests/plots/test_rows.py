@@ -31,6 +31,13 @@ def test_the_lengths_of_a_tables_rows_are_read_a_chunk_at_a_time(table, monkeypa
     assert max(read) == 8192
 
 
+def test_narrow_numbers_are_added_up_in_wide_ones():
+    rows = torch.full((2, 4096), 0.01, dtype=torch.bfloat16)
+    figure = plots.norm_histogram(el.TokenEmbedding.from_pretrained(rows), bins=1)
+    assert texts(figure) == [f"median {rows.float().norm(dim=1)[0]:.3g}"]
+    assert variance_shares(rows).dtype == torch.float64
+
+
 def test_shares_of_the_variance_are_those_of_the_principal_components():
     rows = torch.randn(300, 6) @ torch.diag(torch.tensor([5.0, 3.0, 1.0, 0.5, 0.1, 0.0])) + 7
     expected = el.pca(rows, 6).explained_variance_ratio
@@ -73,6 +80,14 @@ def test_only_rows_that_were_used_are_drawn_the_longest_first(row_sparse):
     assert bars == pytest.approx([np.sqrt(8) * size for size in (3, 2, 2)])
     assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == ["row 4", "row 7", "row 9"]
     assert figure.axes[0].get_title(loc="left") == "3 of 1,000 rows have a gradient"
+
+
+def test_a_factorised_table_is_drawn_by_its_narrow_rows():
+    table = el.FactorizedEmbedding(50, 8, 3)
+    table(torch.tensor([7, 4])).sum().backward()
+    lengths = table.inner.weight.grad.norm(dim=1)
+    found = [bar.get_width() for bar in plots.gradient_rows(table).axes[0].patches]
+    np.testing.assert_allclose(sorted(found), sorted(lengths[[4, 7]].tolist()), rtol=1e-6)
 
 
 def test_a_tied_table_has_a_gradient_in_every_row_of_which_a_few_are_drawn():
