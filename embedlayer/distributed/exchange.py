@@ -16,7 +16,7 @@ from torch import Tensor
 def exchange(
     rows: Shaped[Tensor, "N *each"], sends: Sequence[int], receives: Sequence[int], group: dist.ProcessGroup | None
 ) -> Shaped[Tensor, "M *each"]:
-    """Send the first `sends[0]` rows to rank 0, the next `sends[1]` to rank 1, ...; returns what all sent here, by rank.
+    """Send the first `sends[0]` rows to rank 0, the next `sends[1]` to rank 1, ...; returns what came, by rank.
 
     Differentiable in `rows`. Every process of the group must call it, and call backward through it, in the same order.
 

@@ -28,14 +28,15 @@ from embedlayer.losses.linear_cross_entropy import (
 from embedlayer.shapes import Ids, Vectors
 from embedlayer.tables.dense import TokenEmbedding
 from embedlayer.tables.factorized import FactorizedEmbedding
+from embedlayer.tables.quantized import QuantizedEmbedding
 from embedlayer.tables.table import ROWS_AT_ONCE, TokenTable
 
-
-ROW_PARAMETERS: dict[type[TokenTable], tuple[str, ...]] = {
+ROW_TENSORS: dict[type[TokenTable], tuple[str, ...]] = {
     TokenEmbedding: ("weight",),
     FactorizedEmbedding: ("inner.weight",),
+    QuantizedEmbedding: ("packed", "row_scale"),
 }
-"""The kinds that can be divided, and their parameters that have a row for each token."""
+"""The kinds that can be divided, and their tensors that have a row for each token."""
 
 
 class ShardedTable(TokenTable):
@@ -57,12 +58,10 @@ class ShardedTable(TokenTable):
     Raises:
         SizeError: The mesh is not one-dimensional, or a rank has no row.
 
-    Every rank takes part in each look-up, loss and backward pass. See `shard_table`, which makes one from a whole table.
+    Every rank takes part in each look-up, loss and backward pass. `shard_table` makes one of a whole table.
     """
 
-    def __init__(
-        self, local: TokenTable, mesh: DeviceMesh, *, vocab_size: int, padding_idx: int | None = None
-    ) -> None:
+    def __init__(self, local: TokenTable, mesh: DeviceMesh, *, vocab_size: int, padding_idx: int | None = None) -> None:
         super().__init__()
         self.mesh = mesh
         self.vocab_size = self.num_rows = vocab_size
@@ -74,9 +73,11 @@ class ShardedTable(TokenTable):
         self.local = local
         self.bounds = Bounds(vocab_size, "token id")
         for _, parameter in self.sharded_parameters():
-            parameter.register_hook(lambda grad: grad / mesh.size())
-        self._register_state_dict_hook(_rows_as_dtensors)
-        self.register_load_state_dict_pre_hook(_rows_from_dtensors)
+            if parameter.requires_grad:
+                parameter.register_hook(lambda grad: grad / mesh.size())
+            parameter.divided_among = mesh.get_group()  # type: ignore[attr-defined]
+        self._register_state_dict_hook(_rows_as_dtensors)  # type: ignore[no-untyped-call]
+        self.register_load_state_dict_pre_hook(_rows_from_dtensors)  # type: ignore[no-untyped-call]
 
     @property
     def config(self) -> JsonObject:
@@ -91,13 +92,18 @@ class ShardedTable(TokenTable):
     @property
     def weight(self) -> Tensor:
         """This rank's rows."""
-        weight: Tensor = self.local.weight
-        return weight
+        return self.local.get_parameter(next(iter(ROW_TENSORS[type(self.local)])))
 
     def sharded_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """The parameters of which each rank has its own rows, by their names in `local`."""
-        for name in ROW_PARAMETERS[type(self.local)]:
-            yield name, self.local.get_parameter(name)
+        """The parameters of which each rank has its own rows, by their names in the whole table."""
+        for name, parameter in self.local.named_parameters():
+            if name in ROW_TENSORS[type(self.local)]:
+                yield name, parameter
+
+    def whole(self, part: Tensor) -> DTensor:
+        """This rank's rows of a tensor that has one for each token, as a part of the tensor of all; no copy is made."""
+        shape, stride = torch.Size((self.vocab_size, *part.shape[1:])), part.stride()
+        return DTensor.from_local(part, self.mesh, [Shard(0)], run_check=False, shape=shape, stride=stride)
 
     def look_up(self, ids: Ids) -> Vectors:
         """`rows[ids]`, from the ranks that have them: the batch's IDs and rows cross the network, each once."""
@@ -125,14 +131,14 @@ class ShardedTable(TokenTable):
         widest = math.ceil(self.vocab_size / size)
         parts = exchange(F.pad(scores, (0, widest - scores.shape[1])), counts, self._here(counts), self._group)
         own = parts.unflatten(0, (size, -1)).transpose(0, 1).flatten(1)
-        return own[:, : self.vocab_size].view(*hidden.shape[:-1], self.vocab_size)
+        logits: Tensor = own[:, : self.vocab_size].reshape(*hidden.shape[:-1], self.vocab_size)
+        return logits
 
     def sharded_logits(self, hidden: Float[Tensor, "*batch D"], **options: Unpack[LogitOptions]) -> DTensor:
-        """The logits of all ranks' hidden states, `(tokens of all, V)`, divided by token ID as `loss_parallel` wants."""
+        """The logits of all ranks' hidden states, `(tokens of all, V)`, divided by token as `loss_parallel` wants."""
         options.setdefault("padding_idx", self.padding_idx)
         scores = self._local_logits(gather_rows(hidden.flatten(0, -2), self._group)[0], options)
-        shape = torch.Size((len(scores), self.vocab_size))
-        stride = (self.vocab_size, 1)
+        shape, stride = torch.Size((len(scores), self.vocab_size)), (self.vocab_size, 1)
         return DTensor.from_local(scores, self.mesh, [Shard(1)], run_check=False, shape=shape, stride=stride)
 
     def loss(
@@ -227,7 +233,9 @@ def rows_of(mesh: DeviceMesh, vocab_size: int) -> tuple[int, int]:
 @singledispatch
 def part_of(table: TokenTable, start: int, stop: int) -> TokenTable:
     """Rows `start` to `stop - 1` of a table, as a table of the same kind."""
-    raise TypeError(f"A {type(table).__name__} cannot be divided: divide a TokenEmbedding or FactorizedEmbedding.")
+    raise TypeError(
+        f"A {type(table).__name__} cannot be divided: give one of {', '.join(kind.__name__ for kind in ROW_TENSORS)}."
+    )
 
 
 @part_of.register
@@ -248,38 +256,42 @@ def _(table: FactorizedEmbedding, start: int, stop: int) -> FactorizedEmbedding:
     return part
 
 
+@part_of.register
+def _(table: QuantizedEmbedding, start: int, stop: int) -> QuantizedEmbedding:
+    part = QuantizedEmbedding(**_sizes_of_part(table, start, stop), device=table.packed.device)
+    part.packed.copy_(table.packed[start:stop])
+    if part.row_scale is not None and table.row_scale is not None:
+        part.row_scale.copy_(table.row_scale[start:stop])
+    return part
+
+
 def _sizes_of_part(table: TokenTable, start: int, stop: int) -> JsonObject:
     padding_idx = table.padding_idx
     here = padding_idx is not None and start <= padding_idx < stop
-    return {
+    sizes = {
         **table.config,
         "vocab_size": stop - start,
         "padding_idx": padding_idx - start if padding_idx is not None and here else None,
-        "pad_to_multiple_of": None,
     }
+    sizes.pop("pad_to_multiple_of", None)
+    return sizes
 
 
 def _rows_as_dtensors(table: ShardedTable, state: dict[str, Any], prefix: str, _: dict[str, Any]) -> None:
     """What `state_dict()` gives: whole tensors by the names of the undivided table, of which each rank has a part."""
-    sharded = dict(table.sharded_parameters())
-    for name, parameter in table.local.named_parameters():
-        value = state.pop(f"{prefix}local.{name}")
-        if name in sharded:
-            shape = torch.Size((table.vocab_size, *parameter.shape[1:]))
-            stride = parameter.stride()
-            value = DTensor.from_local(value, table.mesh, [Shard(0)], run_check=False, shape=shape, stride=stride)
-        state[prefix + name] = value
+    inner = f"{prefix}local."
+    for key in [key for key in state if key.startswith(inner)]:
+        name, value = key.removeprefix(inner), state.pop(key)
+        state[prefix + name] = table.whole(value) if name in ROW_TENSORS[type(table.local)] else value
 
 
 def _rows_from_dtensors(table: ShardedTable, state: dict[str, Any], prefix: str, *_: Any) -> None:
-    """What `load_state_dict()` takes: DTensors of any division of the same mesh, or whole tensors."""
-    sharded = dict(table.sharded_parameters())
-    for name, _parameter in table.local.named_parameters():
+    """What `load_state_dict()` takes: what `state_dict()` gives, or the whole tensors of an undivided table."""
+    for name in table.local.state_dict():
         value = state.pop(prefix + name, None)
-        if value is None:
-            continue
         if isinstance(value, DTensor):
-            value = value.redistribute(table.mesh, [Shard(0)]).to_local() if name in sharded else value.full_tensor()
-        elif name in sharded:
+            value = value.redistribute(table.mesh, [Shard(0)]).to_local()
+        elif value is not None and name in ROW_TENSORS[type(table.local)]:
             value = value[table.start : table.stop]
-        state[f"{prefix}local.{name}"] = value
+        if value is not None:
+            state[f"{prefix}local.{name}"] = value

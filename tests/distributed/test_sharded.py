@@ -6,7 +6,7 @@ import torch.distributed as dist
 from processes import on_ranks
 from torch.distributed.device_mesh import init_device_mesh
 
-from embedlayer import FactorizedEmbedding, OutputHead, SizeError, TokenEmbedding
+from embedlayer import FactorizedEmbedding, OutputHead, TokenEmbedding
 from embedlayer.distributed.sharded import shard_table
 
 V, D, T = 23, 6, 10
