@@ -5,8 +5,10 @@ import torch
 import torch.distributed as dist
 from processes import on_ranks
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Replicate
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-from embedlayer import FactorizedEmbedding, OutputHead, TokenEmbedding
+from embedlayer import EmbedLayerError, FactorizedEmbedding, OutputHead, QuantizedEmbedding, TokenEmbedding
 from embedlayer.distributed.sharded import shard_table
 
 V, D, T = 23, 6, 10
@@ -96,3 +98,74 @@ def check(ranks: int, kind: str, options: dict, results: list) -> None:
         assert same(all_logits, table.logits(hidden).flatten(0, -2))
         assert same(rows, table.rows(3, 9))
         assert all(same(a, b) for a, b in zip(rest, others, strict=True))
+
+
+def test_a_table_that_cannot_be_divided_is_refused() -> None:
+    assert (
+        on_ranks(2, refusals) == [["A table is divided along one", "3 rows, 2 to a rank", "token id 23 at row 0"]] * 2
+    )
+
+
+def refusals() -> list[str]:
+    ranks = dist.get_world_size()
+    mesh = init_device_mesh("cpu", (ranks,))
+    found = []
+    for wrong in (
+        lambda: shard_table(whole("dense"), init_device_mesh("cpu", (1, ranks))),
+        lambda: shard_table(TokenEmbedding(1, D), mesh),
+        lambda: shard_table(whole("dense"), mesh)(torch.tensor([V])),
+    ):
+        with pytest.raises(EmbedLayerError) as caught:
+            wrong()
+        found.append(str(caught.value)[:28])
+    return found
+
+
+def test_a_quantised_table_is_divided_and_the_states_of_all_kinds_are_those_of_whole_tables() -> None:
+    for quantised, states in on_ranks(3, quantised_and_states):
+        table = QuantizedEmbedding.from_table(whole("dense").float(), 4)
+        assert torch.equal(quantised[0], table(torch.arange(V)))
+        assert torch.allclose(quantised[1], table.loss(torch.ones(V, D), torch.arange(V)))
+        for kind, state in zip(("dense", "factorised"), states, strict=True):
+            expected = whole(kind).state_dict()
+            assert state.keys() == expected.keys()
+            assert all(torch.equal(state[name], value) for name, value in expected.items())
+
+
+def quantised_and_states():
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    table = shard_table(QuantizedEmbedding.from_table(whole("dense").float(), 4), mesh)
+    quantised = table(torch.arange(V)), table.loss(torch.ones(V, D), torch.arange(V))
+    states = []
+    for kind in ("dense", "factorised"):
+        divided = shard_table(whole(kind), mesh)
+        state = divided.state_dict()
+        other = shard_table(whole(kind), mesh)
+        for _, parameter in other.named_parameters():
+            parameter.detach().zero_()
+        other.load_state_dict(state)
+        fresh = shard_table(whole(kind), mesh)
+        fresh.load_state_dict(whole(kind).state_dict())
+        ids = torch.arange(V)
+        assert torch.equal(other(ids), divided(ids))
+        assert torch.equal(fresh(ids), divided(ids))
+        states.append({name: getattr(v, "full_tensor", lambda v=v: v)() for name, v in state.items()})
+    return quantised, states
+
+
+def test_torch_divides_a_plain_table_by_rows_and_by_columns() -> None:
+    table = TokenEmbedding(24, D, scale=1.5)
+    for results in on_ranks(2, by_torch, table.weight.detach()):
+        for found in results:
+            assert torch.equal(found, table(torch.arange(24)))
+
+
+def by_torch(weight: torch.Tensor) -> list[torch.Tensor]:
+    mesh = init_device_mesh("cpu", (2,))
+    found = []
+    for plan in (RowwiseParallel(input_layouts=Replicate()), ColwiseParallel(output_layouts=Replicate())):
+        table = TokenEmbedding(24, D, scale=1.5)
+        table.load_state_dict({"weight": weight})
+        parallelize_module(table, mesh, plan)
+        found.append(table(torch.arange(24)).detach())
+    return found
