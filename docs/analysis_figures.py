@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 import embedlayer as el
-from embedlayer.analysis.evaluate import correlation, ranks
+from embedlayer.analysis.evaluate import ranks
 from embedlayer.analysis.token_kinds import token_kinds
 from embedlayer.cli.tables import open_table
 from embedlayer.files import load_tensors
@@ -83,8 +83,6 @@ def main() -> None:
         print("\n".join(found), end="\n\n")
         if arguments.write:
             write_between_markers(arguments.write, name, "\n".join(found) + "\n")
-    norms = el.norms_by_frequency(rows, run.counts)
-    print(f"norms never {norms[0].median:.2f}, {correlation(ranks(run.counts.double()), ranks(rows.norm(dim=1))):.2f}")
 
 
 if __name__ == "__main__":
