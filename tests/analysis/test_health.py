@@ -4,7 +4,7 @@ import json
 
 import pytest
 import torch
-from real_tables import area_under_curve, minilm, stories
+from real_tables import stories
 
 from embedlayer.analysis import rows as rows_module
 from embedlayer.analysis.health import health
@@ -86,18 +86,6 @@ def test_byte_pieces_of_stories_are_reported_by_kind(shared_data) -> None:
     assert [row.text for row in first] == ["<0x00>", "<0x01>", "<0x02>"]
     assert all(row.score > 0.99 for row in first)
     assert sum(map(len, found.duplicates)) < 512
-
-
-def test_under_trained_rows_of_minilm_are_what_its_tokenizer_never_gives() -> None:
-    layer = minilm()
-    found = health(layer.table, layer.tokenizer)
-    unreachable = torch.tensor([kind == "unreachable" for kind in found.kinds or ()])
-    assert area_under_curve(found.under_trained.scores, unreachable) > 0.995
-    counts = {count.kind: (count.rows, count.under_trained) for count in found.by_kind}
-    rows, flagged = counts["unreachable"]
-    assert flagged >= rows - 3
-    words, flagged_words = counts["word"]
-    assert flagged_words < 0.01 * words
 
 
 def test_the_result_is_json() -> None:
