@@ -57,6 +57,17 @@ def test_rows_that_only_decay_were_never_touched() -> None:
         health(table, before=before[:59])
 
 
+def test_a_free_head_tells_what_its_table_cannot() -> None:
+    table, head = torch.randn(600, 24), torch.randn(600, 24)
+    head[:60] = torch.randn(24) + 0.1 * torch.randn(60, 24)
+    assert not health(table).under_trained.flagged.any()
+    found = health(table, head=head)
+    assert found.under_trained.flagged.nonzero()[:, 0].tolist() == list(range(60))
+    torch.testing.assert_close(found.norms, table.norm(dim=1))
+    with pytest.raises(ShapeError, match="600 rows and the head 599"):
+        health(table, head=head[1:])
+
+
 def test_every_row_of_a_tied_table_is_touched() -> None:
     table = TokenEmbedding(40, 8)
     before = table.weight.detach().clone()
