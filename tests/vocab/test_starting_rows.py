@@ -1,0 +1,1 @@
+"""Tests of vocab/starting_rows."""
