@@ -201,6 +201,16 @@ def test_what_is_said_about_lengths_follows_from_the_table() -> None:
         assert at_512[name] > at_64[name] + 0.1
 
 
+def test_what_is_said_about_starting_rows_follows_from_the_table() -> None:
+    page = (ROOT / "docs" / "vocabulary.md").read_text()
+    table = re.search(r"<!-- starting-rows:.*?-->\n(.*?)\n\n", page, flags=re.S).group(1)
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()[2:]]
+    new, another, total = ({row[0]: float(row[place]) for row in cells} for place in (1, 2, 3))
+    assert min(total, key=total.get).startswith("`SubwordMean()`")
+    assert min(new, key=new.get) == max(another, key=another.get) == "`Copy(of=...)` its first piece"
+    assert total["`MeanNoise()`"] > total["`Mean()`"]
+
+
 def test_the_documentation_builds_without_a_warning(tmp_path) -> None:
     pytest.importorskip("sphinx", reason="the docs extra is not installed")
     pytest.importorskip("furo", reason="the docs extra is not installed")

@@ -376,6 +376,14 @@ def test_a_token_that_is_there_in_another_spelling_is_not_added() -> None:
         edit_tokenizer(TRAINED["bpe"], add=[" small"])
 
 
+@pytest.mark.parametrize(("kind", "token"), [("bpe", "Ġzebra"), ("unigram", "two▁words x")])
+def test_a_new_token_is_given_as_text_and_not_as_a_file_writes_it(kind, token) -> None:
+    with pytest.raises(VocabularyError, match=r"cannot be added: no text has the '.'.*Give the text itself: '.* "):
+        edit_tokenizer(TRAINED[kind], add=[token])
+    with pytest.raises(VocabularyError, match="named twice"):
+        edit_tokenizer(TRAINED["unigram"], add=[" zebra", "▁zebra"])
+
+
 def test_a_byte_that_nothing_else_writes_stays() -> None:
     with pytest.raises(VocabularyError, match="'a' .* cannot be dropped: a byte that no other token writes"):
         edit_tokenizer(TRAINED["bpe"], remove=["a"])
@@ -396,6 +404,14 @@ def test_a_token_that_could_never_be_found_is_an_error() -> None:
 def test_texts_with_none_of_the_tokens_are_an_error(texts) -> None:
     with pytest.raises(VocabularyError, match="The texts hold none of the tokenizer's tokens"):
         used_tokens(TRAINED["word"], texts)
+
+
+def test_what_stands_around_a_text_is_no_text() -> None:
+    tokenizer = Tokenizer.from_str(TRAINED["word"].to_str())
+    end = tokenizer.token_to_id("<|endoftext|>")
+    tokenizer.post_processor = processors.BertProcessing(("<|endoftext|>", end), ("<|endoftext|>", end))
+    with pytest.raises(VocabularyError, match="hold none of the tokenizer's tokens: 0 IDs were read"):
+        used_tokens(tokenizer, "")
 
 
 def test_a_tokenizer_with_parts_written_in_python_is_refused() -> None:
