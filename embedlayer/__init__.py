@@ -69,6 +69,9 @@ if TYPE_CHECKING:
     from embedlayer.errors import (
         TokenizerError as TokenizerError,
     )
+    from embedlayer.errors import (
+        VocabularyError as VocabularyError,
+    )
     from embedlayer.layers.input import (
         GPT_CONFIG_124M as GPT_CONFIG_124M,
     )
@@ -164,6 +167,17 @@ if TYPE_CHECKING:
     from embedlayer.training.loop import TrainingOptions as TrainingOptions
     from embedlayer.training.run_directory import RunDirectory as RunDirectory
     from embedlayer.training.run_directory import load_run as load_run
+    from embedlayer.vocab.starting_rows import Copy as Copy
+    from embedlayer.vocab.starting_rows import Mean as Mean
+    from embedlayer.vocab.starting_rows import MeanNoise as MeanNoise
+    from embedlayer.vocab.starting_rows import Random as Random
+    from embedlayer.vocab.starting_rows import StartingRows as StartingRows
+    from embedlayer.vocab.starting_rows import SubwordMean as SubwordMean
+    from embedlayer.vocab.starting_rows import Vectors as Vectors
+    from embedlayer.vocab.tokenizer_edit import TokenizerEdit as TokenizerEdit
+    from embedlayer.vocab.tokenizer_edit import edit_tokenizer as edit_tokenizer
+    from embedlayer.vocab.tokenizer_edit import used_tokens as used_tokens
+    from embedlayer.vocab.transplant import match_tokenizers as match_tokenizers
 
 _HOMES = {
     "embedlayer.analysis.atlas": ("write_atlas",),
@@ -195,6 +209,7 @@ _HOMES = {
         "TextError",
         "TokenIdError",
         "TokenizerError",
+        "VocabularyError",
     ),
     "embedlayer.layers.input": ("GPTEmbedding", "GPT_CONFIG_124M", "TransformerEmbedding"),
     "embedlayer.layers.output": ("OutputHead",),
@@ -231,6 +246,17 @@ _HOMES = {
     "embedlayer.text.windows": ("TokenWindows", "create_dataloader"),
     "embedlayer.training.loop": ("Trainer", "TrainingOptions"),
     "embedlayer.training.run_directory": ("RunDirectory", "load_run"),
+    "embedlayer.vocab.starting_rows": (
+        "Copy",
+        "Mean",
+        "MeanNoise",
+        "Random",
+        "StartingRows",
+        "SubwordMean",
+        "Vectors",
+    ),
+    "embedlayer.vocab.tokenizer_edit": ("TokenizerEdit", "edit_tokenizer", "used_tokens"),
+    "embedlayer.vocab.transplant": ("match_tokenizers",),
 }
 _HOME = {name: module for module, names in _HOMES.items() for name in names}
 
