@@ -141,6 +141,7 @@ if TYPE_CHECKING:
     from embedlayer.scratch import (
         demonstrate_embeddings as demonstrate_embeddings,
     )
+    from embedlayer.tables.delta import DeltaEmbedding as DeltaEmbedding
     from embedlayer.tables.dense import TokenEmbedding as TokenEmbedding
     from embedlayer.tables.factorized import FactorizedEmbedding as FactorizedEmbedding
     from embedlayer.tables.table import TokenTable as TokenTable
@@ -218,6 +219,7 @@ _HOMES = {
         "ScratchPositionEmbedding",
         "demonstrate_embeddings",
     ),
+    "embedlayer.tables.delta": ("DeltaEmbedding",),
     "embedlayer.tables.dense": ("TokenEmbedding",),
     "embedlayer.tables.factorized": ("FactorizedEmbedding",),
     "embedlayer.tables.table": ("TokenTable",),

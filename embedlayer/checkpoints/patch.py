@@ -198,12 +198,14 @@ class InputRows(TokenTable):
             rows = rows + delta.to(rows.dtype)
         return rows
 
-    def products(self, hidden: Float[Tensor, "*batch D"]) -> Float[Tensor, "*batch V"]:
-        """`hidden @ rows.T`: LoRA adds two narrow products."""
-        products = F.linear(hidden, self.weight)
+    def products(
+        self, hidden: Float[Tensor, "*batch D"], start: int = 0, stop: int | None = None
+    ) -> Float[Tensor, "*batch N"]:
+        """`hidden @ rows(start, stop).T`: LoRA adds two narrow products."""
+        products = F.linear(hidden, self.weight[start:stop])
         for adapter in self.adapters():
             narrow = hidden.to(adapter.b.dtype) @ adapter.b * adapter.scaling
-            products = products + (narrow @ adapter.a).to(products.dtype)
+            products = products + (narrow @ adapter.a[:, start:stop]).to(products.dtype)
         return products
 
     def adapters(self) -> Iterator[Adapter]:

@@ -84,14 +84,17 @@ class TokenTable(Pretrained, ABC):
         """
         return None
 
-    def products(self, hidden: Float[Tensor, "*batch D"]) -> Float[Tensor, "*batch V"]:
-        """`hidden @ rows.T`."""
+    def products(
+        self, hidden: Float[Tensor, "*batch D"], start: int = 0, stop: int | None = None
+    ) -> Float[Tensor, "*batch N"]:
+        """`hidden @ rows(start, stop).T`, in memory that nobody else reads; of all V rows if no ends are given."""
+        stop = self.vocab_size if stop is None else stop
         linear = self.as_linear(hidden)
         if linear is not None:
-            return F.linear(linear[0], linear[1][: self.vocab_size])
-        chunks = range(0, self.vocab_size, ROWS_AT_ONCE)
-        parts = [F.linear(hidden, self.rows(start, min(start + ROWS_AT_ONCE, self.vocab_size))) for start in chunks]
-        return torch.cat(parts, dim=-1)
+            return F.linear(linear[0], linear[1][start:stop])
+        chunks = range(start, stop, ROWS_AT_ONCE)
+        parts = [F.linear(hidden, self.rows(first, min(first + ROWS_AT_ONCE, stop))) for first in chunks]
+        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
 
     def logits(self, hidden: Float[Tensor, "*batch D"], **options: Unpack[LogitOptions]) -> Float[Tensor, "*batch V"]:
         """`finish_logits(hidden @ rows.T)`: a score for each token; padding's is 0 and sends no gradient."""
@@ -114,7 +117,7 @@ class TokenTable(Pretrained, ABC):
             options["vocab_size"] = self.vocab_size
             return linear_cross_entropy(*linear, targets, **options)
         return cross_entropy_over_rows(
-            hidden, self.rows, targets, vocab_size=self.vocab_size, rows_at_once=ROWS_AT_ONCE, options=options
+            hidden, self.products, targets, vocab_size=self.vocab_size, rows_at_once=ROWS_AT_ONCE, options=options
         )
 
     def token_log_probs(
