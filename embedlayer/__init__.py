@@ -159,6 +159,8 @@ if TYPE_CHECKING:
     from embedlayer.vocab.edit import remove_tokens as remove_tokens
     from embedlayer.vocab.edit import transplant as transplant
     from embedlayer.vocab.edit import trim_vocabulary as trim_vocabulary
+    from embedlayer.vocab.new_rows import merge_rows as merge_rows
+    from embedlayer.vocab.new_rows import train_only_rows as train_only_rows
     from embedlayer.vocab.receipt import Receipt as Receipt
     from embedlayer.vocab.starting_rows import Copy as Copy
     from embedlayer.vocab.starting_rows import Mean as Mean
@@ -229,6 +231,7 @@ _HOMES = {
     "embedlayer.training.loop": ("Trainer", "TrainingOptions"),
     "embedlayer.training.run_directory": ("RunDirectory", "load_run"),
     "embedlayer.vocab.edit": ("add_tokens", "edit_vocabulary", "remove_tokens", "transplant", "trim_vocabulary"),
+    "embedlayer.vocab.new_rows": ("merge_rows", "train_only_rows"),
     "embedlayer.vocab.receipt": ("Receipt",),
     "embedlayer.vocab.starting_rows": (
         "Copy",

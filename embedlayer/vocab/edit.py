@@ -9,12 +9,13 @@ from tokenizers import AddedToken, Tokenizer
 from torch import nn
 from torch.optim import Optimizer
 
-from embedlayer.errors import SizeError, VocabularyError
+from embedlayer.errors import EmbedLayerError, SizeError, VocabularyError
 from embedlayer.text.corpus import TokenCorpus, encode_pieces, find_texts, read_pieces
 from embedlayer.text.tokenizer import as_tokenizer, fingerprint, table_size
 from embedlayer.vocab.change import Asked, Change, Token, change_of_ids, change_of_tokens
 from embedlayer.vocab.folders import edit_folder
 from embedlayer.vocab.live import edit_live
+from embedlayer.vocab.new_rows import train_only_rows
 from embedlayer.vocab.receipt import Receipt
 from embedlayer.vocab.rows import NEW
 from embedlayer.vocab.starting_rows import StartingRows, SubwordMean
@@ -123,10 +124,33 @@ def add_tokens(
     tokens: Iterable[str | AddedToken] | int,
     *,
     special: Iterable[str | AddedToken] = (),
+    train_only_new: bool = False,
     **options: Unpack[EditOptions],
 ) -> Receipt:
-    """`edit_vocabulary(target, add=tokens)`."""
-    return edit_vocabulary(target, add=tokens, special=special, **options)
+    """`edit_vocabulary(target, add=tokens)`.
+
+    Args:
+        target: As in `edit_vocabulary`.
+        tokens: The new tokens; without a tokenizer, how many.
+        special: New special tokens.
+        train_only_new: Of a live module: let only the new rows learn, as `train_only_rows` does. Build the optimizer
+            afterwards, and call `merge_rows(target)` when they are trained.
+        **options: See `EditOptions`.
+    """
+    if not train_only_new:
+        return edit_vocabulary(target, add=tokens, special=special, **options)
+    if not isinstance(target, nn.Module) or options.get("optimizer") is not None:
+        raise SizeError(
+            "train_only_new is for a live module, and its optimizer is built afterwards, of what then learns: leave "
+            "out optimizer=..., and for a folder use embedlayer vocab add --train-on."
+        )
+    receipt = edit_vocabulary(target, add=tokens, special=special, **options)
+    try:
+        train_only_rows(target, receipt.added)
+    except EmbedLayerError:
+        receipt.undo(target)
+        raise
+    return receipt
 
 
 def remove_tokens(target: Target, tokens: Iterable[Token], **options: Unpack[EditOptions]) -> Receipt:
