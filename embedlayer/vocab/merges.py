@@ -1,6 +1,7 @@
 """What the tokens of byte-pair encoding are made from."""
 
 from collections.abc import Iterable, Mapping
+from collections.abc import Set as AbstractSet
 from itertools import pairwise
 from typing import Any
 
@@ -55,7 +56,7 @@ class Merges:
             found |= self.made_from(token) or set()
         return found
 
-    def without(self, gone: set[str]) -> "Merges":
+    def without(self, gone: AbstractSet[str]) -> "Merges":
         """The merges that are left when some tokens are gone."""
         pairs = [pair for pair in self.pairs if gone.isdisjoint((*pair, self.result(pair)))]
         left = {
@@ -67,7 +68,7 @@ class Merges:
         }
         return Merges(left)
 
-    def lost_with(self, gone: set[str]) -> set[str]:
+    def lost_with(self, gone: AbstractSet[str]) -> set[str]:
         """The tokens that no text reaches any more when some are gone: every way to make them led through those.
 
         A tokenizer that looks up whole words before it merges (`ignore_merges`) loses none.

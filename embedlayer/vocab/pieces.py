@@ -60,8 +60,10 @@ class Pieces:
         if token_id in self.added:
             return (entry.encode(),)
         if self.convention == "byte-level":
-            letters = _byte_of_letter()
-            return (bytes(letters[c] for c in entry) if all(c in letters for c in entry) else entry.encode(),)
+            try:
+                return (bytes(map(_byte_of_letter().__getitem__, entry)),)
+            except KeyError:  # not an entry that text is written with
+                return (entry.encode(),)
         if self.convention == "sentencepiece":
             byte = _BYTE.fullmatch(entry)
             return (bytes.fromhex(byte[1]) if byte else entry.replace("▁", " ").encode(),)
@@ -76,17 +78,27 @@ class Pieces:
         if self._by_meaning is None:
             found: dict[bytes, int] = {}
             ids = sorted(self.entries.keys() - self.added)
-            spelled = [i for i in ids if not self.is_byte(i)]
-            for reading in (0, 1):
-                for token_id in spelled if reading else (*spelled, *(i for i in ids if self.is_byte(i))):
-                    for meaning in self.meanings(token_id)[reading : reading + 1]:
-                        found.setdefault(meaning, token_id)
+            ordinary = [token_id for token_id in ids if not self.is_byte(token_id)]
+            readings = {token_id: self.meanings(token_id) for token_id in ordinary}
+            for token_id, meanings in readings.items():
+                found.setdefault(meanings[0], token_id)
+            for token_id in [*(i for i in ids if self.is_byte(i)), *sorted(self.added - self.special)]:
+                found.setdefault(self.meanings(token_id)[0], token_id)
+            for token_id, meanings in readings.items():
+                found.setdefault(meanings[-1], token_id)
             self._by_meaning = found
         return self._by_meaning
 
     def is_byte(self, token_id: int) -> bool:
         """Whether an entry is one byte of SentencePiece's, such as `<0x0A>`."""
         return self.convention == "sentencepiece" and _BYTE.fullmatch(self.entries[token_id]) is not None
+
+    @property
+    def single_bytes(self) -> frozenset[int]:
+        """IDs of the entries that write single bytes, and with them any text."""
+        sentencepiece = [f"<0x{byte:02X}>" for byte in range(256)]
+        names = {"byte-level": [*_byte_of_letter()], "sentencepiece": sentencepiece}.get(self.convention, [])
+        return frozenset(self.vocabulary[name] for name in names if name in self.vocabulary)
 
     def find(self, token: Token) -> int:
         """ID of an entry: by its ID, as it stands in the vocabulary (`Ġdog`), or by what it stands for (` dog`).
@@ -117,14 +129,19 @@ class Pieces:
         except UnicodeDecodeError:
             found = (self.by_meaning.get(bytes([byte])) for byte in meaning)
             return tuple(token_id for token_id in found if token_id is not None)
-        plain = self.tokenizer.encode(text, add_special_tokens=False).ids
+        if self.convention == "sentencepiece":
+            # the model alone: the steps before it would put a space in front
+            ids = [token.id for token in self.tokenizer.model.tokenize(text.replace(" ", self._space))]
+            if self.special.isdisjoint(ids):
+                return tuple(ids)
+        ids = self.tokenizer.encode(text, add_special_tokens=False).ids
+        return tuple(token_id for token_id in ids if token_id not in self.special)
+
+    @property
+    def _space(self) -> str:
+        """How SentencePiece's entries write a space."""
         space = self.by_meaning.get(b" ")
-        if self.convention == "sentencepiece" and text[:1] == " ":
-            # the tokenizer puts a space in front of every text by itself
-            plain = min(plain, self.tokenizer.encode(text[1:], add_special_tokens=False).ids, key=len)
-        elif self.convention == "sentencepiece" and len(plain) > 1 and plain[0] == space:
-            plain = plain[1:]
-        return tuple(token_id for token_id in plain if token_id not in self.special)
+        return "▁" if space is None or self.is_byte(space) else self.entries[space]
 
 
 def spell(tokenizer: object, tokens: Sequence[str]) -> list[tuple[int, ...]]:

@@ -91,11 +91,12 @@ def edit_tokenizer(
         ((0, 1, 2, 3, 4, 6, None), (5,))
     """
     tokenizer = as_tokenizer(tokenizer)
-    old, data = Pieces(tokenizer), _data(tokenizer)
+    data = _data(tokenizer)
+    old = Pieces(tokenizer)
     needed = _needed(data, old)
     new = _new_tokens(old, add, special)
     merged = _merges_asked(old, merge or {}, new)
-    gone = _gone(old, remove, keep, merged, needed)
+    gone = _gone(old, remove, keep, merged, needed, data)
     gone |= _lost_with(gone, old, data, merged, needed)
 
     stay = [token_id for token_id in sorted(old.entries) if token_id not in gone]
@@ -137,7 +138,8 @@ def used_tokens(
         [',', '<unk>', '<|endoftext|>', 'I', 'dogs', 'love']
     """
     tokenizer = as_tokenizer(tokenizer)
-    old, data = Pieces(tokenizer), _data(tokenizer)
+    data = _data(tokenizer)
+    old = Pieces(tokenizer)
     unknown = _unknown(data, old)
     counts = np.zeros(table_size(tokenizer), dtype=np.int64)
     tried: set[str] = set()
@@ -155,11 +157,21 @@ def used_tokens(
             f"The texts hold none of the tokenizer's tokens{f' {min_count} times' if min_count > 1 else ''}: "
             f"{counts.sum():,} IDs were read, and nothing would be left. Give text in the language of the model."
         )
-    used |= {old.vocabulary[piece] for piece in tried}
-    used |= _needed(data, old).keys() | {token_id for token_id in old.entries if old.is_byte(token_id)}
-    if keep_special:
-        used |= old.added
-    return _closed(used, old, data)
+    return _with_needed(used | {old.vocabulary[piece] for piece in tried}, old, data, keep_special=keep_special)
+
+
+def with_needed(tokenizer: object, ids: Iterable[int], *, keep_special: bool = True) -> set[int]:
+    """Some IDs, and those that must stay with them, as in `used_tokens`; for IDs that were counted elsewhere.
+
+    What WordPiece tries before it gives up on a word shows only in texts.
+    """
+    data = _data(as_tokenizer(tokenizer))
+    return _with_needed({*ids}, Pieces(tokenizer), data, keep_special=keep_special)
+
+
+def _with_needed(ids: set[int], old: Pieces, data: Data, *, keep_special: bool) -> set[int]:
+    needed = _needed(data, old).keys() | old.single_bytes
+    return _closed(ids | needed | (old.added if keep_special else set()), old, data)
 
 
 # What is asked
@@ -251,6 +263,7 @@ def _gone(
     keep: Iterable[Token] | None,
     merged: Mapping[int, str],
     needed: Mapping[int, str],
+    data: Data,
 ) -> set[int]:
     """The old IDs that are not to stay, as asked for."""
     removed = _found(old, remove, "remove")
@@ -264,7 +277,7 @@ def _gone(
     gone = set(removed)
     if keep is not None:
         kept = _found(old, keep, "keep").keys() - merged.keys()
-        gone = old.entries.keys() - _closed(kept | needed.keys(), old, _data(old.tokenizer))
+        gone = old.entries.keys() - _closed(kept | needed.keys(), old, data)
     both = sorted(merged.keys() & removed.keys())
     if both:
         raise VocabularyError(f"{old.entries[both[0]]!r} is to be merged and to be removed. Ask for one of the two.")
@@ -312,8 +325,7 @@ def _needed(data: Data, old: Pieces) -> dict[int, str]:
     if unknown is not None:
         reasons[unknown] = "it stands for all that the model cannot write"
     elif old.convention == "byte-level":
-        single = (old.by_meaning.get(bytes([byte])) for byte in range(256))
-        reasons |= {token_id: "a byte that no other token writes" for token_id in single if token_id is not None}
+        reasons |= dict.fromkeys(old.single_bytes, "a byte that no other token writes")
     return {token_id: reason for token_id, reason in reasons.items() if token_id in old.entries}
 
 
@@ -357,7 +369,7 @@ def _lost_with(
     gone: set[int], old: Pieces, data: Data, merged: Mapping[int, str], needed: Mapping[int, str]
 ) -> set[int]:
     """The IDs of tokens that cannot be read any more without those that are gone."""
-    if data["model"]["type"] != "BPE":
+    if data["model"]["type"] != "BPE" or not gone:
         return set()
     merges = Merges(data["model"])
     names = {old.entries[token_id] for token_id in gone}
@@ -410,9 +422,8 @@ def _built(data: Data, names: list[str], new: Mapping[str, AddedToken | None], o
         model["vocab"] = [[name, old_model.get(name, lowest)] for name in in_order]
     else:
         model["vocab"] = {name: ids[name] for name in in_order}
-    if model["type"] == "BPE":
-        merges = Merges({**model, "vocab": old_model})
-        model["merges"] = merges.without(set(old_model) - ids.keys()).pairs
+    if model["type"] == "BPE" and not old_model.keys() <= ids.keys():
+        model["merges"] = Merges({**model, "vocab": old_model}).without(old_model.keys() - ids.keys()).pairs
 
     records = [{**record, "id": ids[record["content"]]} for record in data["added_tokens"] if record["content"] in ids]
     records += [_record(token, ids[text]) for text, token in new.items() if token is not None]
@@ -470,10 +481,10 @@ def _check_reached(tokenizer: Tokenizer, new: Mapping[str, AddedToken | None]) -
     for text in new:
         if prefix and text.startswith(prefix):
             continue
-        tokens = bare.encode(text, add_special_tokens=False).tokens
-        if tokens != [text]:
+        encoding = bare.encode(text, add_special_tokens=False)
+        if encoding.ids != [bare.token_to_id(text)]:
             raise VocabularyError(
-                f"{text!r} cannot be added: it would never be found in a text, for the tokenizer reads it as {tokens}. "
+                f"{text!r} cannot be added: it would never be found in a text, for it is read as {encoding.tokens}. "
                 f"Give an AddedToken with other rules, or remove the token that is in its way."
             )
 

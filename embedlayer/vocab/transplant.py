@@ -71,10 +71,10 @@ def _namesakes(old: Pieces, new: Pieces) -> dict[int, int]:
 def _by_role(old: Pieces, new: Pieces, taken: set[int]) -> dict[int, int]:
     found: dict[int, int] = {}
     for names in _ROLES:
-        candidates = [old.vocabulary[name] for name in names if old.vocabulary.get(name) in old.special]
+        candidates = [old.vocabulary[name] for name in names if old.vocabulary.get(name) in old.added]
         free = [token_id for token_id in candidates if token_id not in taken]
         for name in names:
             token_id = new.vocabulary.get(name)
-            if token_id in new.special and free:
+            if token_id in new.added and free:
                 found.setdefault(token_id, free[0])
     return found
