@@ -20,7 +20,7 @@ from embedlayer.checkpoints.writer import write_tensors
 from embedlayer.errors import CheckpointError, EmbedLayerWarning, VocabularyError
 from embedlayer.files import JsonObject, read_json
 from embedlayer.pretrained import TOKENIZER
-from embedlayer.text.tokenizer import save_tokenizer
+from embedlayer.text.tokenizer import load_tokenizer, save_tokenizer
 from embedlayer.vocab.change import Asked
 from embedlayer.vocab.live import ends_of, slots_of
 from embedlayer.vocab.receipt import Receipt, moved_back
@@ -32,7 +32,7 @@ LISTS_OF_IDS = ("suppress_tokens", "begin_suppress_tokens", "bad_words_ids")
 WITH_IDS = (CONFIG, "generation_config.json")
 WITH_NAMES = ("tokenizer_config.json", "special_tokens_map.json")
 ADDED = "added_tokens.json"
-OTHER_FORMS = ("vocab.json", "merges.txt", "encoder.json", "vocab.bpe", "vocab.txt", "*.model", "*.bin")
+OTHER_FORMS = ("vocab.json", "merges.txt", "encoder.json", "vocab.bpe", "vocab.txt", "*.model", "tok*.bin")
 """Files that say the vocabulary again, and that `tokenizer.json` takes the place of."""
 
 
@@ -45,7 +45,7 @@ def edit_checkpoint(folder: Path, partial: Path, asked: Asked, tokenizer: Tokeni
             counts positions.
     """
     layer, slots = _opened(folder)
-    tokenizer = layer.tokenizer if tokenizer is None else tokenizer
+    tokenizer = _tokenizer_of(folder, layer) if tokenizer is None else tokenizer
     table = slots[0]
     change = asked.change(tokenizer, len(table.tensor))
     move = change.move(len(table.tensor), asked.pad_to_multiple_of)
@@ -114,6 +114,13 @@ def _opened(folder: Path) -> tuple[EmbeddingLayer, list[Slot]]:
     ]
 
 
+def _tokenizer_of(folder: Path, layer: EmbeddingLayer) -> Tokenizer | None:
+    """The checkpoint's tokenizer; llama2.c's file is no part of a layer."""
+    if layer.tokenizer is None and any(folder.glob("tok*.bin")):
+        return load_tokenizer(folder)
+    return layer.tokenizer
+
+
 def _nowhere(_: Tensor) -> None:
     raise AssertionError("a tensor in a file is not replaced in place")
 
@@ -148,7 +155,7 @@ def _moved_files(folder: Path, receipt: Receipt) -> dict[str, str | None]:
         note(name, lambda content, name=name: _with_names(content, receipt, name))  # type: ignore[misc]
     note(ADDED, lambda content: _added_tokens(content, receipt))
     for pattern in OTHER_FORMS:
-        moved |= {file.name: None for file in folder.glob(pattern) if not file.name.startswith("pytorch_model")}
+        moved |= {file.name: None for file in folder.glob(pattern)}
     return moved
 
 
