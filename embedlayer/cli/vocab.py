@@ -255,7 +255,13 @@ def _without_known(directory: Path, terms: Sequence[str], *, spaced: bool) -> li
 def _start(name: str) -> "StartingRows":
     from embedlayer.vocab.starting_rows import Mean, MeanNoise, Random, SubwordMean
 
-    return {"subword-mean": SubwordMean, "mean": Mean, "mean+noise": MeanNoise, "random": Random}[name]()
+    starts: dict[str, StartingRows] = {
+        "subword-mean": SubwordMean(),
+        "mean": Mean(),
+        "mean+noise": MeanNoise(),
+        "random": Random(),
+    }
+    return starts[name]
 
 
 # Training

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from embedlayer.checkpoints.layer import EmbeddingLayer
+from embedlayer.checkpoints.patch import REPLACED, InputRows
 from embedlayer.errors import CheckpointError, SizeError, TokenIdError, VocabularyError
 from embedlayer.files import JsonObject
 from embedlayer.layers.output import OutputHead
@@ -26,6 +27,9 @@ from embedlayer.vocab.change import Asked
 from embedlayer.vocab.receipt import Receipt, moved_back
 from embedlayer.vocab.rows import End, RowMove, Slot, moved
 
+NAMED = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id", "mask_token_id", "sep_token_id")
+"""What configurations of live transformers models name tokens by."""
+
 Step = tuple[Callable[[], object], Callable[[], object]]
 """Something to do, and how to undo it."""
 
@@ -36,6 +40,7 @@ class Ends(NamedTuple):
     tables: dict[str, TokenEmbedding | FactorizedEmbedding]
     heads: dict[str, OutputHead]
     layers: dict[str, EmbeddingLayer]
+    others: dict[str, Any]
 
     @property
     def vocab_size(self) -> int:
@@ -86,7 +91,7 @@ def ends_of(module: nn.Module) -> Ends:
     heads = {name: part for name, part in parts.items() if isinstance(part, OutputHead)}
     for name, head in heads.items():
         table = head.__dict__["table"]
-        if table is not None and all(table is not known for known in tables.values()):
+        if table is not None and not isinstance(table, InputRows) and all(table is not t for t in tables.values()):
             tables[f"{name}.table".lstrip(".")] = table
     known: dict[str, TokenEmbedding | FactorizedEmbedding] = {}
     for name, table in tables.items():
@@ -96,8 +101,16 @@ def ends_of(module: nn.Module) -> Ends:
                 f"Edit the table that it was made from (a DeltaEmbedding's after merge()), and make it again."
             )
         known[name] = table
-    ends = Ends(known, heads, layers)
+    ends = Ends(known, heads, layers, {})
     ends.check()
+    ours = (TokenTable, OutputHead, EmbeddingLayer)
+    for name, part in parts.items():
+        for key, other in ((name, part), (f"{name}.config".lstrip("."), getattr(part, "config", None))):
+            if not isinstance(other, ours) and getattr(other, "vocab_size", None) == ends.vocab_size:
+                ends.others[key] = other  # transformers' modules and configurations state the size again
+    for name, head in heads.items():
+        if isinstance(head.__dict__["table"], InputRows):
+            ends.others[f"{name}.rows"] = head.__dict__["table"]
     return ends
 
 
@@ -202,6 +215,14 @@ def settings_of(ends: Ends) -> dict[str, tuple[Any, str]]:
         note(name, head, "out_features", "padding_idx")
     for name, layer in ends.layers.items():
         note(name, layer, "padding_id")
+    for name, patched in {**ends.tables, **ends.heads}.items():
+        original = patched.__dict__.get(REPLACED)
+        if original is not None:
+            sizes = [size for size in ("num_embeddings", "out_features", "padding_idx") if hasattr(original, size)]
+            note(f"{name}.original", original, *sizes)
+    for name, other in ends.others.items():
+        named = [attribute for attribute in NAMED if getattr(other, attribute, None) is not None]
+        note(name, other, "vocab_size", *(["num_rows"] if isinstance(other, InputRows) else []), *named)
     return found
 
 
@@ -217,8 +238,12 @@ def new_settings(ends: Ends, move: RowMove, multiple: int | None) -> JsonObject:
         value = getattr(part, attribute)
         if attribute in ("vocab_size", "out_features", "size"):
             value = move.size
-        elif attribute in ("padding_idx", "padding_id") and value is not None:
-            value = _moved_padding(value, move)
+        elif attribute in ("padding_idx", "padding_id"):
+            value = None if value is None else _moved_padding(value, move)
+        elif attribute in NAMED:
+            value = _moved_ids(value, attribute, move)
+        elif not isinstance(part, TokenEmbedding | FactorizedEmbedding):
+            value = move.size
         elif attribute in ("num_rows", "num_embeddings", "pad_to_multiple_of"):
             owner = name.rpartition(".")[0]
             stored = storages[owner] if owner in storages else storages[f"{owner}.inner".lstrip(".")]
@@ -236,6 +261,18 @@ def _moved_padding(padding: int, move: RowMove) -> int:
     new = int(move.new_ids[padding])
     if new < 0:
         raise TokenIdError(f"Token {padding} is the padding token, whose row is zero and must stay: keep it.")
+    return new
+
+
+def _moved_ids(value: Any, name: str, move: RowMove) -> Any:
+    """The IDs of tokens that a configuration names."""
+    if isinstance(value, list | tuple):
+        return type(value)(_moved_ids(one, name, move) for one in value)
+    if type(value) is not int or not 0 <= value < move.old_size:
+        return value
+    new = int(move.new_ids[value])
+    if new < 0:
+        raise VocabularyError(f"Token {value} cannot go: the model's configuration names it as {name}. Keep it.")
     return new
 
 

@@ -188,6 +188,33 @@ def test_each_kind_of_module_is_edited() -> None:
     assert table.vocab_size == V
 
 
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_patched_model_of_transformers_is_edited_with_its_configuration(tied) -> None:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    sizes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2}
+    ids = {"bos_token_id": 1, "eos_token_id": [28, 29], "pad_token_id": 0}
+    made = el.patch(LlamaForCausalLM(LlamaConfig(vocab_size=V, tie_word_embeddings=tied, **ids, **sizes)).eval())
+    before, state = made(IDS).logits, state_of(made)
+    receipt = edit_vocabulary(made, remove=[5], add=3)
+    new_ids = receipt.remap(torch.where(IDS == 5, 6, IDS))
+    kept = receipt.move.sources[: V - 1]
+    same_text = (IDS != 5).all(1)
+    close(made(new_ids).logits[same_text][..., : V - 1], before[same_text][..., kept])
+    config = made.config
+    assert (config.vocab_size, config.bos_token_id, config.eos_token_id, config.pad_token_id) == (V + 2, 1, [27, 28], 0)
+    made(new_ids, labels=new_ids).loss.backward()
+    assert (made.lm_head.weight is made.model.embed_tokens.weight) == tied
+    el.unpatch(made)
+    assert made(new_ids).logits.shape[-1] == V + 2
+    el.patch(made)
+    receipt.undo(made)
+    assert same(state_of(made), state)
+    assert made.config.eos_token_id == [28, 29]
+    with pytest.raises(el.VocabularyError, match="names it as eos_token_id"):
+        remove_tokens(made, [28])
+
+
 def test_starting_values_go_to_table_head_and_bias() -> None:
     made = MODELS["free"]()
     torch.nn.init.normal_(made.head.bias)
