@@ -4,6 +4,7 @@ The tokenizer is edited as what it is in a file, the data of a `tokenizer.json`;
 """
 
 import json
+import math
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ Data = dict[str, Any]
 
 _TEXTS_AT_ONCE = 256
 _SHOWN = 5
+_ABOVE_ITS_PIECES = 1e-4
 
 
 @dataclass(frozen=True)
@@ -57,11 +59,13 @@ def edit_tokenizer(
 
     What follows from what the tokenizer is:
 
-    - **A new token is itself wherever its text stands**, inside words too, as tokenizers' added tokens are. For
-      WordPiece and whole words a new token that is one word becomes an entry like the others, found where a word (or,
-      with `##`, the rest of one) is that text. To byte-level and SentencePiece BPE a word in running text includes the
-      space before it: add `" dog"`. Where a normalizer puts a space in front of the text (LLaMA-2, llama2.c), it does
-      so again behind an added token; `AddedToken(" dog", rstrip=True)` takes the space that follows instead.
+    - **A new token of BPE is itself wherever its text stands**, inside words too, as tokenizers' added tokens are. A
+      word in running text includes the space before it: add `" dog"`. Where a normalizer puts a space in front of the
+      text (LLaMA-2, llama2.c), it does so again behind an added token; `AddedToken(" dog", rstrip=True)` takes the
+      space that follows instead.
+    - **A new word of the other kinds is an entry like the model's own.** For WordPiece and whole words it is found
+      where a word (or, with `##`, the rest of one) is that text; for Unigram (`" dog"` here too) it stands where its
+      pieces stood. What is more than one word, and special tokens, are found wherever their text stands.
     - **What BPE makes from a removed token goes with it**: a token that no text can reach any more is dropped. In the
       other direction `keep` also keeps what the kept tokens are made from.
     - **What the tokenizer cannot do without stays**: the unknown token, what the post-processor puts around a text, the
@@ -198,21 +202,47 @@ def _new_tokens(
             )
     tokens: dict[str, AddedToken | None] = {}
     for text, token in (added | specials).items():
-        if isinstance(token, str):
-            tokens[text] = _rules(old, text, special=text in specials)
+        entry = None if text in specials or isinstance(token, AddedToken) else _entry(old.tokenizer, text)
+        if entry is not None and not _numbered_behind(old):
+            tokens[entry] = None
         else:
-            token.special = token.special or text in specials
-            tokens[text] = token
+            tokens[text] = _rules(old, token, word=entry == text, special=text in specials)
     return tokens
 
 
-def _rules(old: Pieces, text: str, *, special: bool) -> AddedToken | None:
-    """How a new token is found: `None` if as the model's own entries are."""
-    word = not special and _is_word(old.tokenizer, text)
-    if word and not _numbered_behind(old):
+def _rules(old: Pieces, token: str | AddedToken, *, word: bool, special: bool) -> AddedToken:
+    """How a new token is found that is not one of the model's own."""
+    if isinstance(token, AddedToken):
+        record = {**_record(token, 0), "special": token.special or special}
+        return AddedToken(**{name: value for name, value in record.items() if name != "id"})
+    normal = old.tokenizer.normalizer is not None and _normalized(old.tokenizer, token) == token
+    word = word and old.convention in ("word", "wordpiece")
+    return AddedToken(token, single_word=word, normalized=normal and not special, special=special)
+
+
+def _entry(tokenizer: Tokenizer, text: str) -> str | None:
+    """The entry with which the model itself finds a new token; `None` where it cannot, and for BPE.
+
+    A word of WordPiece or of whole words, or a piece that SentencePiece's Unigram does not cut before it looks.
+    """
+    kind, steps = type(tokenizer.model).__name__, tokenizer.pre_tokenizer
+    cut = [text] if steps is None else [piece for piece, _ in steps.pre_tokenize_str(text)]
+    if kind == "Unigram":
+        entry = text.replace(" ", "▁")
+        word, whole = entry.removeprefix("▁"), cut in ([entry], ["▁" + entry])
+    elif kind in ("WordPiece", "WordLevel"):
+        entry, word = text, text.removeprefix(_continuing(tokenizer)) or text
+        pieces = [word] if steps is None else [piece for piece, _ in steps.pre_tokenize_str(word)]
+        whole = pieces == [word] and len(word) <= _longest_word(tokenizer)
+    else:
         return None
-    normal = old.tokenizer.normalizer is not None and _normalized(old.tokenizer, text) == text
-    return AddedToken(text, single_word=word, normalized=normal and not special, special=special)
+    return entry if whole and word and _normalized(tokenizer, word) == word else None
+
+
+def _among(new: Mapping[str, AddedToken | None], token: Token) -> str | None:
+    """The entry of a new token that is named by its text."""
+    names = (token, token.replace(" ", "▁")) if isinstance(token, str) else ()
+    return next((name for name in names if name in new), None)
 
 
 def _by_text(tokens: Iterable[str | AddedToken], option: str) -> dict[str, str | AddedToken]:
@@ -244,7 +274,7 @@ def _merges_asked(old: Pieces, merge: Mapping[Token, Token], new: Mapping[str, A
     merged: dict[int, str] = {}
     for token, target in merge.items():
         token_id = old.find(token)
-        name = target if isinstance(target, str) and target in new else old.entries[old.find(target)]
+        name = _among(new, target) or old.entries[old.find(target)]
         if token_id in merged or old.entries[token_id] == name:
             raise VocabularyError(f"{token!r} cannot be merged into {target!r}: it is that token, or is merged twice.")
         merged[token_id] = name
@@ -294,7 +324,7 @@ def _ordered(
 ) -> list[str]:
     if order is None:
         return names
-    wanted = [token if isinstance(token, str) and token in new else old.entries[old.find(token)] for token in order]
+    wanted = [_among(new, token) or old.entries[old.find(token)] for token in order]
     there = set(names)
     extra = [name for name in wanted if name not in there]
     missing = sorted(there - set(wanted), key=names.index)
@@ -411,15 +441,18 @@ def _built(data: Data, names: list[str], new: Mapping[str, AddedToken | None], o
     ids = {name: new_id for new_id, name in enumerate(names)}
     new_id_of = {token_id: ids[name] for token_id, name in old.entries.items() if name in ids}
 
-    words = old.convention in ("wordpiece", "word") and not _numbered_behind(old)
-    entries = {name for name in names if name in old_model or (words and name in new)}
+    inside = model["type"] != "BPE" and not _numbered_behind(old)
+    entries = {name for name in names if name in old_model or (inside and name in new)}
     last = max((ids[name] for name in entries), default=-1)
     entries |= set(names[: last + 1])  # the library numbers tokens outside the model after the model's
     in_order = [name for name in names if name in entries]
     if unigram:
-        lowest = min((score for _, score in model["vocab"]), default=0.0)
+        lowest = min(old_model.values(), default=0.0)
+        scores = {
+            name: max(lowest, _score(name, old.tokenizer, old_model)) for name, rules in new.items() if rules is None
+        }
         model["unk_id"] = None if model["unk_id"] is None else new_id_of[model["unk_id"]]
-        model["vocab"] = [[name, old_model.get(name, lowest)] for name in in_order]
+        model["vocab"] = [[name, old_model.get(name, scores.get(name, lowest))] for name in in_order]
     else:
         model["vocab"] = {name: ids[name] for name in in_order}
     if model["type"] == "BPE" and not old_model.keys() <= ids.keys():
@@ -440,6 +473,12 @@ def _built(data: Data, names: list[str], new: Mapping[str, AddedToken | None], o
             "The tokenizers library numbers the edited vocabulary in another order than was asked for."
         )
     return edited
+
+
+def _score(entry: str, tokenizer: Tokenizer, scores: Mapping[str, float]) -> float:
+    """Just above what the pieces of a new entry of Unigram score together, so that it stands where they stood."""
+    pieces = [token.value for token in tokenizer.model.tokenize(entry)]
+    return round(sum(scores.get(piece, -math.inf) for piece in pieces) + _ABOVE_ITS_PIECES, 10)
 
 
 def _record(token: AddedToken, token_id: int) -> Data:
@@ -476,11 +515,8 @@ def _renumber_template(processor: Data | None, new_id_of: Mapping[int, int]) -> 
 
 def _check_reached(tokenizer: Tokenizer, new: Mapping[str, AddedToken | None]) -> None:
     """Refuse a new token that a text can never hold, because another one always takes a part of it."""
-    prefix = _continuing(tokenizer)
     bare = without_limits(tokenizer)
-    for text in new:
-        if prefix and text.startswith(prefix):
-            continue
+    for text in [text for text, rules in new.items() if rules is not None]:
         encoding = bare.encode(text, add_special_tokens=False)
         if encoding.ids != [bare.token_to_id(text)]:
             raise VocabularyError(
@@ -500,16 +536,6 @@ def _data(tokenizer: Tokenizer) -> Data:
             f"The tokenizer cannot be written as a tokenizer.json, and so not be edited: {error}."
         ) from error
     return data
-
-
-def _is_word(tokenizer: Tokenizer, text: str) -> bool:
-    """Whether a text is one word to a tokenizer whose entries are words."""
-    if type(tokenizer.model).__name__ not in ("WordPiece", "WordLevel"):
-        return False
-    word = text.removeprefix(_continuing(tokenizer)) or text
-    steps = tokenizer.pre_tokenizer
-    pieces = [piece for piece, _ in steps.pre_tokenize_str(word)] if steps is not None else [word]
-    return pieces == [word] and _normalized(tokenizer, word) == word and len(word) <= _longest_word(tokenizer)
 
 
 def _numbered_behind(old: Pieces) -> bool:
