@@ -12,7 +12,7 @@ from torch import Tensor
 
 from embedlayer.errors import VocabularyError
 from embedlayer.files import JsonObject
-from embedlayer.text.tokenizer import table_size
+from embedlayer.text.tokenizer import fingerprint, table_size
 from embedlayer.vocab.receipt import Receipt
 from embedlayer.vocab.rows import NEW, Moved, RowMove, Slot, Start
 from embedlayer.vocab.starting_rows import HeadRows, Mean, NewToken, Origin, StartingRows
@@ -230,3 +230,14 @@ def raise_if_named(tokens: Iterable[object]) -> None:
             f"{named!r} is a text, and there is no tokenizer here that knows it: give tokenizer=..., or name tokens by "
             f"their IDs and say how many are added, add=2."
         )
+
+
+def own_or_given(own: Tokenizer | None, given: Tokenizer | None) -> Tokenizer | None:
+    """The tokenizer of a layer or folder, which need not be given.
+
+    Raises:
+        VocabularyError: Another one was given.
+    """
+    if own is not None and given is not None and fingerprint(own) != fingerprint(given):
+        raise VocabularyError("The given tokenizer is not the one that is there: leave it out, or see transplant.")
+    return given if own is None else own

@@ -21,7 +21,7 @@ from embedlayer.errors import CheckpointError, EmbedLayerWarning, VocabularyErro
 from embedlayer.files import JsonObject, read_json
 from embedlayer.pretrained import TOKENIZER
 from embedlayer.text.tokenizer import load_tokenizer, save_tokenizer
-from embedlayer.vocab.change import Asked
+from embedlayer.vocab.change import Asked, own_or_given
 from embedlayer.vocab.live import ends_of, slots_of
 from embedlayer.vocab.receipt import Receipt, moved_back
 from embedlayer.vocab.rows import Slot, moved
@@ -45,7 +45,7 @@ def edit_checkpoint(folder: Path, partial: Path, asked: Asked, tokenizer: Tokeni
             counts positions.
     """
     layer, slots = _opened(folder)
-    tokenizer = _tokenizer_of(folder, layer) if tokenizer is None else tokenizer
+    tokenizer = own_or_given(_tokenizer_of(folder, layer), tokenizer)
     table = slots[0]
     change = asked.change(tokenizer, len(table.tensor))
     move = change.move(len(table.tensor), asked.pad_to_multiple_of)

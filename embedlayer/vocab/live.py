@@ -22,8 +22,7 @@ from embedlayer.layers.output import OutputHead
 from embedlayer.tables.dense import TokenEmbedding
 from embedlayer.tables.factorized import FactorizedEmbedding
 from embedlayer.tables.table import TokenTable
-from embedlayer.text.tokenizer import fingerprint
-from embedlayer.vocab.change import Asked
+from embedlayer.vocab.change import Asked, own_or_given
 from embedlayer.vocab.receipt import Receipt, moved_back
 from embedlayer.vocab.rows import End, RowMove, Slot, moved
 
@@ -177,15 +176,16 @@ def _state_slots(optimizer: Optimizer, parameter: Tensor, name: str, spare: int)
     for key, value in state.items():
         if not isinstance(value, Tensor) or value.dim() == 0 or value.numel() <= 1:
             continue
-        if not value.is_floating_point():
-            raise SizeError(
-                f"The optimizer keeps {key} of {name.removeprefix('optimizer.')} as {value.dtype}: how its numbers "
-                f"belong to rows is not known here. Build the optimizer again after the edit."
-            )
-        rows = value.shape == parameter.shape or (
-            value.shape[0] == len(parameter) and len(parameter) not in parameter.shape[1:]
+        of_rows = value.shape == parameter.shape or (
+            value.shape[0] == len(parameter) and (len(parameter) not in parameter.shape[1:] or "row" in key)
         )
-        if rows or (value.shape[0] == len(parameter) and "row" in key):
+        if not value.is_floating_point() or not (of_rows or value.shape[-1:] == parameter.shape[-1:]):
+            raise SizeError(
+                f"The optimizer keeps {key} of {name.removeprefix('optimizer.')} as {tuple(value.shape)} of "
+                f"{value.dtype}: how its numbers belong to rows is not known here. Build the optimizer again after the "
+                f"edit."
+            )
+        if of_rows:
             yield Slot(f"{name}.{key}", value, _Entry(state, key), spare, end=None)
 
 
@@ -369,10 +369,7 @@ def edit_live(
     """
     ends = ends_of(module)
     for layer in ends.layers.values():
-        own = layer.tokenizer
-        if tokenizer is not None and own is not None and fingerprint(own) != fingerprint(tokenizer):
-            raise VocabularyError("The tokenizer is not the layer's own: leave it out, or give layer.tokenizer.")
-        tokenizer = own if tokenizer is None else tokenizer
+        tokenizer = own_or_given(layer.tokenizer, tokenizer)
     size = ends.vocab_size
     change = asked.change(tokenizer, size)
     stored = any(layer.tensor_names for layer in ends.layers.values())  # in a checkpoint all rows are looked up

@@ -19,7 +19,7 @@ from embedlayer.text.corpus import TokenCorpus
 from embedlayer.text.tokenizer import fingerprint, load_tokenizer, save_tokenizer, table_size
 from embedlayer.training.loop import Trainer
 from embedlayer.training.run_directory import RunDirectory
-from embedlayer.vocab.change import Asked
+from embedlayer.vocab.change import Asked, own_or_given
 from embedlayer.vocab.live import edit_live, undo_live
 from embedlayer.vocab.receipt import Receipt
 
@@ -43,8 +43,8 @@ def edit_own(folder: Path, partial: Path, asked: Asked, tokenizer: Tokenizer | N
     Raises:
         VocabularyError: There is no result yet, and the run cannot go on without a token that would be gone.
     """
-    if tokenizer is None and (folder / TOKENIZER).exists():
-        tokenizer = load_tokenizer(folder / TOKENIZER)
+    if (folder / TOKENIZER).exists():
+        tokenizer = own_or_given(load_tokenizer(folder / TOKENIZER), tokenizer)
     drawn_from = torch.get_rng_state()
     run, receipt, parts = RunDirectory(folder), None, {}
     if (folder / CONFIG).exists():

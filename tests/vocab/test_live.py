@@ -322,9 +322,23 @@ def test_a_forgotten_optimizer_is_noticed_at_its_next_step() -> None:
 def test_an_optimizer_without_rows_is_refused() -> None:
     table = el.TokenEmbedding(V, D)
     optimizer = torch.optim.SGD(table.parameters(), lr=0.1, momentum=0.9)
-    optimizer.state[table.weight]["state1"] = torch.zeros(V, D, dtype=torch.uint8)
-    with pytest.raises(el.SizeError, match="Build the optimizer again"):
-        add_tokens(table, 1, optimizer=optimizer)
+    for unknown in (torch.zeros(V, D, dtype=torch.uint8), torch.zeros(V * D)):  # in 8 bits, and as LBFGS keeps them
+        optimizer.state[table.weight]["unknown"] = unknown
+        with pytest.raises(el.SizeError, match="Build the optimizer again"):
+            add_tokens(table, 1, optimizer=optimizer)
+
+
+def test_a_compiled_model_takes_the_new_vocabulary(unchecked) -> None:
+    made = MODELS["tied"]()
+    compiled = torch.compile(made, fullgraph=True, backend="aot_eager")
+    with pytest.raises(el.TokenIdError):
+        compiled(torch.full((2, 7), V))
+    receipt = add_tokens(made, 2)
+    assert torch.allclose(compiled(IDS + 6), made(IDS + 6))
+    compiled(torch.full((2, 7), V + 1))
+    receipt.undo(made)
+    with pytest.raises(el.TokenIdError):
+        compiled(torch.full((2, 7), V))
 
 
 def test_undo_refuses_what_it_does_not_belong_to() -> None:

@@ -140,6 +140,8 @@ def test_a_run_whose_text_needs_a_dropped_token_leaves_its_result(finished, tmp_
     assert not (tmp_path / "new" / "run.json").exists()
     el.load_run(tmp_path / "new")
 
+    with pytest.raises(el.VocabularyError, match="not the one that is there"):
+        el.add_tokens(old.path, ["otter"], tokenizer=el.train_tokenizer((), "byte"), out=tmp_path / "none")
     unfinished = start(tmp_path / "unfinished", row_sparse=False, stop_at=2)
     with (
         pytest.warns(el.EmbedLayerWarning, match="tokens that are gone"),
