@@ -167,6 +167,14 @@ if TYPE_CHECKING:
     from embedlayer.training.loop import TrainingOptions as TrainingOptions
     from embedlayer.training.run_directory import RunDirectory as RunDirectory
     from embedlayer.training.run_directory import load_run as load_run
+    from embedlayer.vocab.edit import add_tokens as add_tokens
+    from embedlayer.vocab.edit import edit_vocabulary as edit_vocabulary
+    from embedlayer.vocab.edit import remove_tokens as remove_tokens
+    from embedlayer.vocab.edit import transplant as transplant
+    from embedlayer.vocab.edit import trim_vocabulary as trim_vocabulary
+    from embedlayer.vocab.new_rows import merge_rows as merge_rows
+    from embedlayer.vocab.new_rows import train_only_rows as train_only_rows
+    from embedlayer.vocab.receipt import Receipt as Receipt
     from embedlayer.vocab.starting_rows import Copy as Copy
     from embedlayer.vocab.starting_rows import Mean as Mean
     from embedlayer.vocab.starting_rows import MeanNoise as MeanNoise
@@ -246,6 +254,9 @@ _HOMES = {
     "embedlayer.text.windows": ("TokenWindows", "create_dataloader"),
     "embedlayer.training.loop": ("Trainer", "TrainingOptions"),
     "embedlayer.training.run_directory": ("RunDirectory", "load_run"),
+    "embedlayer.vocab.edit": ("add_tokens", "edit_vocabulary", "remove_tokens", "transplant", "trim_vocabulary"),
+    "embedlayer.vocab.new_rows": ("merge_rows", "train_only_rows"),
+    "embedlayer.vocab.receipt": ("Receipt",),
     "embedlayer.vocab.starting_rows": (
         "Copy",
         "Mean",

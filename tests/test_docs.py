@@ -146,6 +146,7 @@ def test_the_changelog_knows_the_version() -> None:
         ["beyond_the_trained_length.py", "--steps", "1", "--windows", "1"],
         ["checkpoints.py"],
         ["starting_rows.py", "--steps", "1", "--terms", "5"],
+        ["domain_terms.py", "--count", "5"],
     ],
 )
 @pytest.mark.filterwarnings("ignore:.*The rows start:UserWarning")
@@ -165,6 +166,7 @@ def test_every_example_is_run_here_or_is_a_helper() -> None:
         "beyond_the_trained_length.py",
         "checkpoints.py",
         "starting_rows.py",
+        "domain_terms.py",
         "peers.py",
         "tables.py",
         "gallery.py",  # run by test_gallery.py

@@ -25,13 +25,20 @@ _TOKENS_AT_ONCE = 1024
 class Rows(Protocol):
     """What a start reads: a `TokenTable`, or `HeadRows` of a free head."""
 
-    vocab_size: int
-    embed_dim: int
-    padding_idx: int | None
+    @property
+    def vocab_size(self) -> int:
+        """Rows, V."""
+
+    @property
+    def embed_dim(self) -> int:
+        """Width, D."""
+
+    @property
+    def padding_idx(self) -> int | None:
+        """Row that is zero, or `None`."""
 
     def rows(self, start: int, stop: int) -> Tensor:
         """Rows `start` to `stop - 1`, as stored."""
-        ...
 
 
 @dataclass(frozen=True)
