@@ -9,7 +9,17 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from embedlayer.analysis.atlas import write_atlas as write_atlas
+    from embedlayer.analysis.geometry import align as align
+    from embedlayer.analysis.geometry import moved_most as moved_most
+    from embedlayer.analysis.geometry import norms_by_frequency as norms_by_frequency
     from embedlayer.analysis.geometry import pca as pca
+    from embedlayer.analysis.geometry import shared_tokens as shared_tokens
+    from embedlayer.analysis.geometry import table_geometry as table_geometry
+    from embedlayer.analysis.health import Health as Health
+    from embedlayer.analysis.health import health as health
+    from embedlayer.analysis.under_trained import UnderTrained as UnderTrained
+    from embedlayer.analysis.under_trained import under_trained_scores as under_trained_scores
     from embedlayer.analysis.vectors import TokenVectors as TokenVectors
     from embedlayer.checkpoints.formats import read_vectors as read_vectors
     from embedlayer.checkpoints.formats import write_vectors as write_vectors
@@ -58,6 +68,9 @@ if TYPE_CHECKING:
     )
     from embedlayer.errors import (
         TokenizerError as TokenizerError,
+    )
+    from embedlayer.errors import (
+        VocabularyError as VocabularyError,
     )
     from embedlayer.layers.input import (
         GPT_CONFIG_124M as GPT_CONFIG_124M,
@@ -154,9 +167,38 @@ if TYPE_CHECKING:
     from embedlayer.training.loop import TrainingOptions as TrainingOptions
     from embedlayer.training.run_directory import RunDirectory as RunDirectory
     from embedlayer.training.run_directory import load_run as load_run
+    from embedlayer.vocab.edit import add_tokens as add_tokens
+    from embedlayer.vocab.edit import edit_vocabulary as edit_vocabulary
+    from embedlayer.vocab.edit import remove_tokens as remove_tokens
+    from embedlayer.vocab.edit import transplant as transplant
+    from embedlayer.vocab.edit import trim_vocabulary as trim_vocabulary
+    from embedlayer.vocab.new_rows import merge_rows as merge_rows
+    from embedlayer.vocab.new_rows import train_only_rows as train_only_rows
+    from embedlayer.vocab.receipt import Receipt as Receipt
+    from embedlayer.vocab.starting_rows import Copy as Copy
+    from embedlayer.vocab.starting_rows import Mean as Mean
+    from embedlayer.vocab.starting_rows import MeanNoise as MeanNoise
+    from embedlayer.vocab.starting_rows import Random as Random
+    from embedlayer.vocab.starting_rows import StartingRows as StartingRows
+    from embedlayer.vocab.starting_rows import SubwordMean as SubwordMean
+    from embedlayer.vocab.starting_rows import Vectors as Vectors
+    from embedlayer.vocab.tokenizer_edit import TokenizerEdit as TokenizerEdit
+    from embedlayer.vocab.tokenizer_edit import edit_tokenizer as edit_tokenizer
+    from embedlayer.vocab.tokenizer_edit import used_tokens as used_tokens
+    from embedlayer.vocab.transplant import match_tokenizers as match_tokenizers
 
 _HOMES = {
-    "embedlayer.analysis.geometry": ("pca",),
+    "embedlayer.analysis.atlas": ("write_atlas",),
+    "embedlayer.analysis.geometry": (
+        "align",
+        "moved_most",
+        "norms_by_frequency",
+        "pca",
+        "shared_tokens",
+        "table_geometry",
+    ),
+    "embedlayer.analysis.health": ("Health", "health"),
+    "embedlayer.analysis.under_trained": ("UnderTrained", "under_trained_scores"),
     "embedlayer.analysis.vectors": ("TokenVectors",),
     "embedlayer.checkpoints.formats": ("read_vectors", "write_vectors"),
     "embedlayer.checkpoints.layer": ("EmbeddingLayer", "LayerReport", "TransformedHead"),
@@ -175,6 +217,7 @@ _HOMES = {
         "TextError",
         "TokenIdError",
         "TokenizerError",
+        "VocabularyError",
     ),
     "embedlayer.layers.input": ("GPTEmbedding", "GPT_CONFIG_124M", "TransformerEmbedding"),
     "embedlayer.layers.output": ("OutputHead",),
@@ -211,6 +254,20 @@ _HOMES = {
     "embedlayer.text.windows": ("TokenWindows", "create_dataloader"),
     "embedlayer.training.loop": ("Trainer", "TrainingOptions"),
     "embedlayer.training.run_directory": ("RunDirectory", "load_run"),
+    "embedlayer.vocab.edit": ("add_tokens", "edit_vocabulary", "remove_tokens", "transplant", "trim_vocabulary"),
+    "embedlayer.vocab.new_rows": ("merge_rows", "train_only_rows"),
+    "embedlayer.vocab.receipt": ("Receipt",),
+    "embedlayer.vocab.starting_rows": (
+        "Copy",
+        "Mean",
+        "MeanNoise",
+        "Random",
+        "StartingRows",
+        "SubwordMean",
+        "Vectors",
+    ),
+    "embedlayer.vocab.tokenizer_edit": ("TokenizerEdit", "edit_tokenizer", "used_tokens"),
+    "embedlayer.vocab.transplant": ("match_tokenizers",),
 }
 _HOME = {name: module for module, names in _HOMES.items() for name in names}
 

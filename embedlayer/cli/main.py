@@ -14,10 +14,12 @@ from embedlayer.cli.demo import demo
 from embedlayer.cli.embed import embed
 from embedlayer.cli.export import export
 from embedlayer.cli.generate import generate
+from embedlayer.cli.inspect import inspect
 from embedlayer.cli.neighbors import neighbors
 from embedlayer.cli.plan import plan
 from embedlayer.cli.report import report
 from embedlayer.cli.train import train
+from embedlayer.cli.vocab import vocab
 from embedlayer.errors import EmbedLayerError, EmbedLayerWarning
 
 
@@ -27,7 +29,7 @@ def cli() -> None:
     """The embedding layer of a language model: train it, look inside it, plan it."""
 
 
-for _command in (train, embed, neighbors, generate, export, report, plan, demo):
+for _command in (train, embed, neighbors, inspect, generate, export, report, plan, vocab, demo):
     cli.add_command(_command)
 
 
