@@ -144,6 +144,7 @@ def test_the_changelog_knows_the_version() -> None:
         ["tied_or_untied.py", "--steps", "1"],
         ["beyond_the_trained_length.py", "--steps", "1", "--windows", "1"],
         ["checkpoints.py"],
+        ["compression.py", "--choices", "rank=96"],
     ],
 )
 @pytest.mark.filterwarnings("ignore:.*The rows start:UserWarning")
@@ -162,6 +163,7 @@ def test_every_example_is_run_here_or_is_a_helper() -> None:
         "tied_or_untied.py",
         "beyond_the_trained_length.py",
         "checkpoints.py",
+        "compression.py",
         "peers.py",
         "tables.py",
     }

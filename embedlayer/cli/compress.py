@@ -74,7 +74,7 @@ def compress(
     if output is not None and output.exists() and (not output.is_dir() or any(output.iterdir())):
         raise FileError(f"{output} is not empty. Choose a folder that is not there yet.")
     opened = open_source(source, tokenizer_from)
-    loss = None if text is None else _read_text(opened, text)
+    loss = None if text is None else read_text(opened, text)
     rows = _side_by_side(opened, to, loss) if compare else []
     if to is not None and output is not None:
         made = _write(opened, to, output, loss)
@@ -167,7 +167,7 @@ def _open_vectors(path: Path) -> Source:
     return Source(EmbeddingLayer(TokenEmbedding.from_pretrained(rows), family="vectors"), tokenizer)
 
 
-def _read_text(source: Source, text: Path) -> "Loss | None":
+def read_text(source: Source, text: Path) -> "Loss | None":
     """Count the text's tokens; the loss on it, where there is a model to predict it."""
     import torch
 
@@ -196,7 +196,8 @@ def _side_by_side(source: Source, to: str | None, loss: "Loss | None") -> "list[
     from embedlayer.compress.report import CHOICES, compare
 
     width = source.model.table.embed_dim
-    choices = [*CHOICES, *(f"rank={rank}" for rank in (width // 2, width // 4) if rank)]
+    choices = [choice for choice in CHOICES if width > 32 or "-g" not in choice]
+    choices += [f"rank={rank}" for rank in (width // 2, width // 4) if rank]
     choices += [to] if to is not None and to not in choices else []
     return compare(source.model.table, choices, counts=source.counts, loss=loss)
 
@@ -206,12 +207,12 @@ def _write(source: Source, to: str, output: Path, loss: "Loss | None") -> "list[
     from embedlayer.cli.generate import GENERATION
     from embedlayer.compress.convert import compressed, with_table
     from embedlayer.compress.report import compare
-    from embedlayer.files import replacing_folder, write_json
+    from embedlayer.files import replacing_folder, writable_folder, write_json
 
     table = source.model.table
     other = compressed(table, to, counts=source.counts)
     rows = compare(table, {to: other}, counts=source.counts, loss=loss)[:2]
-    output.parent.mkdir(parents=True, exist_ok=True)
+    writable_folder(output.parent)
     with replacing_folder(output) as partial:
         with_table(source.model, other).save_pretrained(partial, tokenizer=source.tokenizer)
         if source.specials is not None:

@@ -39,13 +39,13 @@ def compressed(table: TokenTable, to: str, *, counts: Tensor | None = None) -> T
           (bounds): Bounds(token id < 100)
         )
     """
+    check_kind(to)
     rank, quantised = _RANK.fullmatch(to), _QUANTISED.fullmatch(to)
     if rank:
         return FactorizedEmbedding.from_table(table, int(rank[1]), counts)
-    if quantised:
-        group_size = None if quantised[2] is None else int(quantised[2])
-        return QuantizedEmbedding.from_table(table, int(quantised[1]), group_size=group_size)
-    raise SizeError(f"A table can be compressed to int8, int4, groups as in int4-g32, or rank=128; not to {to!r}.")
+    assert quantised
+    group_size = None if quantised[2] is None else int(quantised[2])
+    return QuantizedEmbedding.from_table(table, int(quantised[1]), group_size=group_size)
 
 
 def check_kind(to: str) -> None:
@@ -55,7 +55,7 @@ def check_kind(to: str) -> None:
         SizeError: No such kind.
     """
     if not (_RANK.fullmatch(to) or _QUANTISED.fullmatch(to)):
-        compressed(cast(TokenTable, None), to)
+        raise SizeError(f"A table can be compressed to int8, int4, groups as in int4-g32, or rank=128; not to {to!r}.")
 
 
 def with_table(model: Model, table: TokenTable) -> Model:
