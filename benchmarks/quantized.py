@@ -44,10 +44,10 @@ def of_torchao(rows: Tensor) -> dict[str, nn.Module]:
     from torchao.quantization import IntxWeightOnlyConfig, quantize_
     from torchao.quantization.granularity import PerAxis, PerGroup
 
-    made = {}
+    made: dict[str, nn.Module] = {}
     for name, dtype, granularity in (
         ("torchao int8", torch.int8, PerAxis(0)),
-        ("torchao int4, groups of 32", torch.int4, PerGroup(32)),
+        ("torchao int4, groups of 32", torch.int4, PerGroup(32)),  # type: ignore[attr-defined]
     ):
         model = nn.Sequential(nn.Embedding.from_pretrained(rows.clone()))
         config = IntxWeightOnlyConfig(weight_dtype=dtype, granularity=granularity)
