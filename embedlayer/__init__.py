@@ -36,6 +36,11 @@ if TYPE_CHECKING:
     from embedlayer.checkpoints.patch import patch as patch
     from embedlayer.checkpoints.patch import unpatch as unpatch
     from embedlayer.checkpoints.writer import WriteReceipt as WriteReceipt
+    from embedlayer.compress.convert import compressed as compressed
+    from embedlayer.compress.convert import with_table as with_table
+    from embedlayer.compress.report import Comparison as Comparison
+    from embedlayer.compress.report import compare as compare
+    from embedlayer.compress.report import loss_on as loss_on
     from embedlayer.errors import (
         CheckpointError as CheckpointError,
     )
@@ -205,6 +210,8 @@ _HOMES = {
     "embedlayer.checkpoints.loader": ("load",),
     "embedlayer.checkpoints.patch": ("patch", "unpatch"),
     "embedlayer.checkpoints.writer": ("WriteReceipt",),
+    "embedlayer.compress.convert": ("compressed", "with_table"),
+    "embedlayer.compress.report": ("Comparison", "compare", "loss_on"),
     "embedlayer.errors": (
         "CheckpointError",
         "EmbedLayerError",
