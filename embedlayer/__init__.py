@@ -52,8 +52,8 @@ if TYPE_CHECKING:
     from embedlayer.errors import TokenIdError as TokenIdError
     from embedlayer.errors import TokenizerError as TokenizerError
     from embedlayer.errors import VocabularyError as VocabularyError
-    from embedlayer.layers.input import GPTEmbedding as GPTEmbedding
     from embedlayer.layers.input import GPT_CONFIG_124M as GPT_CONFIG_124M
+    from embedlayer.layers.input import GPTEmbedding as GPTEmbedding
     from embedlayer.layers.input import TransformerEmbedding as TransformerEmbedding
     from embedlayer.layers.output import OutputHead as OutputHead
     from embedlayer.losses.linear_cross_entropy import linear_cross_entropy as linear_cross_entropy
@@ -65,9 +65,9 @@ if TYPE_CHECKING:
     from embedlayer.optim.clip import clip_grad_norm_ as clip_grad_norm_
     from embedlayer.optim.param_groups import param_groups as param_groups
     from embedlayer.optim.row_adamw import RowAdamW as RowAdamW
+    from embedlayer.planner import PRESETS as PRESETS
     from embedlayer.planner import Change as Change
     from embedlayer.planner import EmbeddingPlan as EmbeddingPlan
-    from embedlayer.planner import PRESETS as PRESETS
     from embedlayer.planner import changes as changes
     from embedlayer.planner import plan as plan
     from embedlayer.positions.alibi import AlibiBias as AlibiBias
@@ -91,173 +91,6 @@ if TYPE_CHECKING:
     from embedlayer.scratch import ScratchEmbeddingWithGrad as ScratchEmbeddingWithGrad
     from embedlayer.scratch import ScratchPositionEmbedding as ScratchPositionEmbedding
     from embedlayer.scratch import demonstrate_embeddings as demonstrate_embeddings
-    from embedlayer.tables.delta import DeltaEmbedding as DeltaEmbedding
-    from embedlayer.tables.dense import TokenEmbedding as TokenEmbedding
-    from embedlayer.tables.factorized import FactorizedEmbedding as FactorizedEmbedding
-    from embedlayer.tables.quantized import QuantizedEmbedding as QuantizedEmbedding
-    from embedlayer.tables.table import TokenTable as TokenTable
-    from embedlayer.text.corpus import TokenCorpus as TokenCorpus
-    from embedlayer.text.tokenizer import load_tokenizer as load_tokenizer
-    from embedlayer.text.tokenizer import train_tokenizer as train_tokenizer
-    from embedlayer.text.windows import TokenWindows as TokenWindows
-    from embedlayer.text.windows import create_dataloader as create_dataloader
-    from embedlayer.training.loop import Trainer as Trainer
-    from embedlayer.training.loop import TrainingOptions as TrainingOptions
-    from embedlayer.training.run_directory import RunDirectory as RunDirectory
-    from embedlayer.training.run_directory import load_run as load_run
-    from embedlayer.vocab.edit import add_tokens as add_tokens
-    from embedlayer.vocab.edit import edit_vocabulary as edit_vocabulary
-    from embedlayer.vocab.edit import remove_tokens as remove_tokens
-    from embedlayer.vocab.edit import transplant as transplant
-    from embedlayer.vocab.edit import trim_vocabulary as trim_vocabulary
-    from embedlayer.vocab.new_rows import merge_rows as merge_rows
-    from embedlayer.vocab.new_rows import train_only_rows as train_only_rows
-    from embedlayer.vocab.receipt import Receipt as Receipt
-    from embedlayer.vocab.starting_rows import Copy as Copy
-    from embedlayer.vocab.starting_rows import Mean as Mean
-    from embedlayer.vocab.starting_rows import MeanNoise as MeanNoise
-    from embedlayer.vocab.starting_rows import Random as Random
-    from embedlayer.vocab.starting_rows import StartingRows as StartingRows
-    from embedlayer.vocab.starting_rows import SubwordMean as SubwordMean
-    from embedlayer.vocab.starting_rows import Vectors as Vectors
-    from embedlayer.vocab.tokenizer_edit import TokenizerEdit as TokenizerEdit
-    from embedlayer.vocab.tokenizer_edit import edit_tokenizer as edit_tokenizer
-    from embedlayer.vocab.tokenizer_edit import used_tokens as used_tokens
-    from embedlayer.vocab.transplant import match_tokenizers as match_tokenizers
-        EmbeddingLayer as EmbeddingLayer,
-    )
-    from embedlayer.checkpoints.layer import (
-        LayerReport as LayerReport,
-    )
-    from embedlayer.checkpoints.layer import (
-        TransformedHead as TransformedHead,
-    )
-    from embedlayer.checkpoints.loader import load as load
-    from embedlayer.checkpoints.patch import patch as patch
-    from embedlayer.checkpoints.patch import unpatch as unpatch
-    from embedlayer.checkpoints.writer import WriteReceipt as WriteReceipt
-    from embedlayer.compress.convert import compressed as compressed
-    from embedlayer.compress.convert import with_table as with_table
-    from embedlayer.compress.report import Comparison as Comparison
-    from embedlayer.compress.report import compare as compare
-    from embedlayer.compress.report import loss_on as loss_on
-    from embedlayer.errors import (
-        CheckpointError as CheckpointError,
-    )
-    from embedlayer.errors import (
-        EmbedLayerError as EmbedLayerError,
-    )
-    from embedlayer.errors import (
-        EmbedLayerWarning as EmbedLayerWarning,
-    )
-    from embedlayer.errors import (
-        FileError as FileError,
-    )
-    from embedlayer.errors import (
-        MissingExtraError as MissingExtraError,
-    )
-    from embedlayer.errors import (
-        PositionError as PositionError,
-    )
-    from embedlayer.errors import (
-        ShapeError as ShapeError,
-    )
-    from embedlayer.errors import (
-        SizeError as SizeError,
-    )
-    from embedlayer.errors import (
-        TextError as TextError,
-    )
-    from embedlayer.errors import (
-        TokenIdError as TokenIdError,
-    )
-    from embedlayer.errors import (
-        TokenizerError as TokenizerError,
-    )
-    from embedlayer.errors import (
-        VocabularyError as VocabularyError,
-    )
-    from embedlayer.layers.input import (
-        GPT_CONFIG_124M as GPT_CONFIG_124M,
-    )
-    from embedlayer.layers.input import (
-        GPTEmbedding as GPTEmbedding,
-    )
-    from embedlayer.layers.input import (
-        TransformerEmbedding as TransformerEmbedding,
-    )
-    from embedlayer.layers.output import OutputHead as OutputHead
-    from embedlayer.losses.linear_cross_entropy import (
-        linear_cross_entropy as linear_cross_entropy,
-    )
-    from embedlayer.losses.linear_cross_entropy import (
-        token_log_probs as token_log_probs,
-    )
-    from embedlayer.models.cache import KeyValueCache as KeyValueCache
-    from embedlayer.models.decoder import DecoderLM as DecoderLM
-    from embedlayer.models.generate import generate as generate
-    from embedlayer.models.llama import load_llama as load_llama
-    from embedlayer.optim.clip import clip_grad_norm_ as clip_grad_norm_
-    from embedlayer.optim.param_groups import param_groups as param_groups
-    from embedlayer.optim.row_adamw import RowAdamW as RowAdamW
-    from embedlayer.planner import PRESETS as PRESETS
-    from embedlayer.planner import Change as Change
-    from embedlayer.planner import EmbeddingPlan as EmbeddingPlan
-    from embedlayer.planner import changes as changes
-    from embedlayer.planner import plan as plan
-    from embedlayer.positions.alibi import AlibiBias as AlibiBias
-    from embedlayer.positions.learned import LearnedPositionalEmbedding as LearnedPositionalEmbedding
-    from embedlayer.positions.position import Position as Position
-    from embedlayer.positions.position import positions_of as positions_of
-    from embedlayer.positions.relative import RelativePositionBias as RelativePositionBias
-    from embedlayer.positions.rotary import (
-        RotaryEmbedding as RotaryEmbedding,
-    )
-    from embedlayer.positions.rotary import (
-        permute_qk as permute_qk,
-    )
-    from embedlayer.positions.rotary import (
-        rotary_positions as rotary_positions,
-    )
-    from embedlayer.positions.rotary_scaling import (
-        DynamicNTK as DynamicNTK,
-    )
-    from embedlayer.positions.rotary_scaling import (
-        Linear as Linear,
-    )
-    from embedlayer.positions.rotary_scaling import (
-        Llama3 as Llama3,
-    )
-    from embedlayer.positions.rotary_scaling import (
-        LongRope as LongRope,
-    )
-    from embedlayer.positions.rotary_scaling import (
-        Proportional as Proportional,
-    )
-    from embedlayer.positions.rotary_scaling import (
-        Yarn as Yarn,
-    )
-    from embedlayer.positions.sinusoidal import (
-        SinusoidalPositionalEmbedding as SinusoidalPositionalEmbedding,
-    )
-    from embedlayer.positions.sinusoidal import (
-        sinusoids as sinusoids,
-    )
-    from embedlayer.scratch import (
-        ScratchCombinedEmbedding as ScratchCombinedEmbedding,
-    )
-    from embedlayer.scratch import (
-        ScratchEmbedding as ScratchEmbedding,
-    )
-    from embedlayer.scratch import (
-        ScratchEmbeddingWithGrad as ScratchEmbeddingWithGrad,
-    )
-    from embedlayer.scratch import (
-        ScratchPositionEmbedding as ScratchPositionEmbedding,
-    )
-    from embedlayer.scratch import (
-        demonstrate_embeddings as demonstrate_embeddings,
-    )
     from embedlayer.tables.delta import DeltaEmbedding as DeltaEmbedding
     from embedlayer.tables.dense import TokenEmbedding as TokenEmbedding
     from embedlayer.tables.factorized import FactorizedEmbedding as FactorizedEmbedding

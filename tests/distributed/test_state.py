@@ -12,7 +12,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from embedlayer import OutputHead, RowAdamW, TokenEmbedding, clip_grad_norm_
 from embedlayer.distributed.sharded import shard_table
-from embedlayer.distributed.state import load_distributed_state, distributed_state
+from embedlayer.distributed.state import distributed_state, load_distributed_state
 
 V, D, TOKENS, STEPS = 29, 4, 12, 6
 
