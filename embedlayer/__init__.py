@@ -9,7 +9,17 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from embedlayer.analysis.atlas import write_atlas as write_atlas
+    from embedlayer.analysis.geometry import align as align
+    from embedlayer.analysis.geometry import moved_most as moved_most
+    from embedlayer.analysis.geometry import norms_by_frequency as norms_by_frequency
     from embedlayer.analysis.geometry import pca as pca
+    from embedlayer.analysis.geometry import shared_tokens as shared_tokens
+    from embedlayer.analysis.geometry import table_geometry as table_geometry
+    from embedlayer.analysis.health import Health as Health
+    from embedlayer.analysis.health import health as health
+    from embedlayer.analysis.under_trained import UnderTrained as UnderTrained
+    from embedlayer.analysis.under_trained import under_trained_scores as under_trained_scores
     from embedlayer.analysis.vectors import TokenVectors as TokenVectors
     from embedlayer.checkpoints.formats import read_vectors as read_vectors
     from embedlayer.checkpoints.formats import write_vectors as write_vectors
@@ -26,6 +36,11 @@ if TYPE_CHECKING:
     from embedlayer.checkpoints.patch import patch as patch
     from embedlayer.checkpoints.patch import unpatch as unpatch
     from embedlayer.checkpoints.writer import WriteReceipt as WriteReceipt
+    from embedlayer.compress.convert import compressed as compressed
+    from embedlayer.compress.convert import with_table as with_table
+    from embedlayer.compress.report import Comparison as Comparison
+    from embedlayer.compress.report import compare as compare
+    from embedlayer.compress.report import loss_on as loss_on
     from embedlayer.errors import (
         CheckpointError as CheckpointError,
     )
@@ -86,7 +101,9 @@ if TYPE_CHECKING:
     from embedlayer.optim.param_groups import param_groups as param_groups
     from embedlayer.optim.row_adamw import RowAdamW as RowAdamW
     from embedlayer.planner import PRESETS as PRESETS
+    from embedlayer.planner import Change as Change
     from embedlayer.planner import EmbeddingPlan as EmbeddingPlan
+    from embedlayer.planner import changes as changes
     from embedlayer.planner import plan as plan
     from embedlayer.positions.alibi import AlibiBias as AlibiBias
     from embedlayer.positions.learned import LearnedPositionalEmbedding as LearnedPositionalEmbedding
@@ -144,6 +161,7 @@ if TYPE_CHECKING:
     from embedlayer.tables.delta import DeltaEmbedding as DeltaEmbedding
     from embedlayer.tables.dense import TokenEmbedding as TokenEmbedding
     from embedlayer.tables.factorized import FactorizedEmbedding as FactorizedEmbedding
+    from embedlayer.tables.quantized import QuantizedEmbedding as QuantizedEmbedding
     from embedlayer.tables.table import TokenTable as TokenTable
     from embedlayer.text.corpus import TokenCorpus as TokenCorpus
     from embedlayer.text.tokenizer import load_tokenizer as load_tokenizer
@@ -175,13 +193,25 @@ if TYPE_CHECKING:
     from embedlayer.vocab.transplant import match_tokenizers as match_tokenizers
 
 _HOMES = {
-    "embedlayer.analysis.geometry": ("pca",),
+    "embedlayer.analysis.atlas": ("write_atlas",),
+    "embedlayer.analysis.geometry": (
+        "align",
+        "moved_most",
+        "norms_by_frequency",
+        "pca",
+        "shared_tokens",
+        "table_geometry",
+    ),
+    "embedlayer.analysis.health": ("Health", "health"),
+    "embedlayer.analysis.under_trained": ("UnderTrained", "under_trained_scores"),
     "embedlayer.analysis.vectors": ("TokenVectors",),
     "embedlayer.checkpoints.formats": ("read_vectors", "write_vectors"),
     "embedlayer.checkpoints.layer": ("EmbeddingLayer", "LayerReport", "TransformedHead"),
     "embedlayer.checkpoints.loader": ("load",),
     "embedlayer.checkpoints.patch": ("patch", "unpatch"),
     "embedlayer.checkpoints.writer": ("WriteReceipt",),
+    "embedlayer.compress.convert": ("compressed", "with_table"),
+    "embedlayer.compress.report": ("Comparison", "compare", "loss_on"),
     "embedlayer.errors": (
         "CheckpointError",
         "EmbedLayerError",
@@ -206,7 +236,7 @@ _HOMES = {
     "embedlayer.optim.clip": ("clip_grad_norm_",),
     "embedlayer.optim.param_groups": ("param_groups",),
     "embedlayer.optim.row_adamw": ("RowAdamW",),
-    "embedlayer.planner": ("EmbeddingPlan", "PRESETS", "plan"),
+    "embedlayer.planner": ("Change", "EmbeddingPlan", "PRESETS", "changes", "plan"),
     "embedlayer.positions.alibi": ("AlibiBias",),
     "embedlayer.positions.learned": ("LearnedPositionalEmbedding",),
     "embedlayer.positions.position": ("Position", "positions_of"),
@@ -224,6 +254,7 @@ _HOMES = {
     "embedlayer.tables.delta": ("DeltaEmbedding",),
     "embedlayer.tables.dense": ("TokenEmbedding",),
     "embedlayer.tables.factorized": ("FactorizedEmbedding",),
+    "embedlayer.tables.quantized": ("QuantizedEmbedding",),
     "embedlayer.tables.table": ("TokenTable",),
     "embedlayer.text.corpus": ("TokenCorpus",),
     "embedlayer.text.tokenizer": ("load_tokenizer", "train_tokenizer"),

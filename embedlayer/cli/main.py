@@ -10,10 +10,12 @@ from typing import Any
 import click
 
 from embedlayer import __version__
+from embedlayer.cli.compress import compress
 from embedlayer.cli.demo import demo
 from embedlayer.cli.embed import embed
 from embedlayer.cli.export import export
 from embedlayer.cli.generate import generate
+from embedlayer.cli.inspect import inspect
 from embedlayer.cli.neighbors import neighbors
 from embedlayer.cli.plan import plan
 from embedlayer.cli.report import report
@@ -28,7 +30,7 @@ def cli() -> None:
     """The embedding layer of a language model: train it, look inside it, plan it."""
 
 
-for _command in (train, embed, neighbors, generate, export, report, plan, vocab, demo):
+for _command in (train, embed, neighbors, inspect, generate, export, report, plan, vocab, compress, demo):
     cli.add_command(_command)
 
 

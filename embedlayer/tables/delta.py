@@ -230,8 +230,8 @@ def lower_bound(ascending: tuple[int, ...], value: int) -> int:
 def fingerprint(table: TokenTable) -> str:
     """SHA-256 of what a table stores: of the name, type, shape and bytes of each tensor of its state, in hexadecimal.
 
-    Two tables have the same one if and only if they store the same numbers in the same way. A gigabyte takes about a
-    second; nothing larger than a few megabytes is copied.
+    Two tables have the same one if and only if they store the same numbers in the same way. A gigabyte takes seconds,
+    and nothing larger than a few megabytes is copied.
 
     Example:
         >>> table = TokenEmbedding(100, 8)

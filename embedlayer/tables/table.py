@@ -57,6 +57,13 @@ class TokenTable(Pretrained, ABC):
             ShapeError: Not integers, a scalar, or sequences of length 0.
         """
 
+    def stored(self, ids: Ids) -> tuple[Tensor, Tensor] | None:
+        """Checked IDs and the tensor whose rows they are, to be read only; `None` where a look-up is more than that.
+
+        The errors are those of `look_up`.
+        """
+        return None
+
     def forward(self, ids: Ids) -> Vectors:
         """`scale * look_up(ids)`: `(..., T)` to `(..., T, D)`, with the errors of `look_up`."""
         vectors, factor = self.look_up(ids), self.factor
@@ -80,7 +87,7 @@ class TokenTable(Pretrained, ABC):
         """Two tensors, `(..., K)` and `(num_rows, K)`, whose product is `hidden @ rows.T`; `None` if there are none.
 
         A kind that stores its rows, or has a shorter way than by its rows, says so here, and its `logits`, `loss` and
-        `token_log_probs` take that way. The others are read by `rows`, a block at a time.
+        `token_log_probs` take that way. The others are asked for `products`, a block of rows at a time.
         """
         return None
 

@@ -149,8 +149,9 @@ def used_tokens(
     tried: set[str] = set()
     blocks = _blocks([texts] if isinstance(texts, str) else texts)
     for block in blocks:
-        for text, encoding in zip(block, old.tokenizer.encode_batch(block), strict=True):
-            counts += np.bincount(np.asarray(encoding.ids, dtype=np.int64), minlength=len(counts))
+        encodings = old.tokenizer.encode_batch(block, add_special_tokens=False)
+        counts += np.bincount([i for encoding in encodings for i in encoding.ids], minlength=len(counts))
+        for text, encoding in zip(block, encodings, strict=True):
             if data["model"]["type"] == "WordPiece" and unknown in encoding.ids:
                 spans = (span for i, span in zip(encoding.ids, encoding.offsets, strict=True) if i == unknown)
                 for word in {text[start:end] for start, end in spans}:
@@ -204,10 +205,23 @@ def _new_tokens(
     for text, token in (added | specials).items():
         entry = None if text in specials or isinstance(token, AddedToken) else _entry(old.tokenizer, text)
         if entry is not None and not _numbered_behind(old):
+            if entry in tokens:
+                raise VocabularyError(f"{text!r} is named twice among the new tokens. Name each once.")
             tokens[entry] = None
         else:
+            _check_spelled_out(old, token)
             tokens[text] = _rules(old, token, word=entry == text, special=text in specials)
     return tokens
+
+
+def _check_spelled_out(old: Pieces, token: str | AddedToken) -> None:
+    """Refuse a new token in the letters of a tokenizer's file, which no text has."""
+    mark = {"byte-level": "Ġ", "sentencepiece": "▁"}.get(old.convention)
+    if isinstance(token, str) and mark is not None and mark in token:
+        raise VocabularyError(
+            f"{token!r} cannot be added: no text has the {mark!r} with which this tokenizer's file writes a space. "
+            f"Give the text itself: {token.replace(mark, ' ')!r}."
+        )
 
 
 def _rules(old: Pieces, token: str | AddedToken, *, word: bool, special: bool) -> AddedToken:

@@ -16,6 +16,7 @@ from embedlayer import (
     FactorizedEmbedding,
     FileError,
     OutputHead,
+    QuantizedEmbedding,
     RotaryEmbedding,
     RowAdamW,
     ShapeError,
@@ -37,6 +38,8 @@ BASES = {
     "padded": lambda: TokenEmbedding(23, 6, dtype=torch.float64, padding_idx=3, pad_to_multiple_of=8, init_std=1.0),
     "factorised": lambda: FactorizedEmbedding(23, 6, 3, dtype=torch.float64, init_std=1.0),
     "row-sparse": lambda: TokenEmbedding(23, 6, dtype=torch.float64, row_sparse=True, init_std=1.0),
+    "int8": lambda: QuantizedEmbedding.from_table(torch.randn(23, 6, dtype=torch.float64)),
+    "int4": lambda: QuantizedEmbedding.from_table(torch.randn(23, 6, dtype=torch.float64), 4, group_size=2),
     "delta": lambda: DeltaEmbedding(TokenEmbedding(23, 6, dtype=torch.float64, init_std=1.0), [1, 7]),
 }
 
@@ -205,7 +208,7 @@ def test_merging_writes_the_rows_in_place() -> None:
     assert not merged.weight.requires_grad
 
 
-@pytest.mark.parametrize("kind", ["factorised", "delta"])
+@pytest.mark.parametrize("kind", ["factorised", "int4", "delta"])
 def test_a_base_that_does_not_store_each_row_refuses_the_merge_with_a_way_that_works(kind) -> None:
     table = moved(BASES[kind]())
     with pytest.raises(SizeError, match=f"into a {type(table.base).__name__}") as caught:
