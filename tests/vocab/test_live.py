@@ -275,7 +275,8 @@ def test_bad_input_is_refused_before_anything_changes() -> None:
     made = model()
     before, described = state_of(made), made.config
     stranger = torch.optim.AdamW([torch.nn.Parameter(torch.zeros(V, D))])
-    delta = el.DeltaEmbedding(el.TokenEmbedding(V, D), [3]) if hasattr(el, "DeltaEmbedding") else None
+    delta = el.DeltaEmbedding(el.TokenEmbedding(V, D), [3])
+    quantized = el.QuantizedEmbedding.from_table(el.TokenEmbedding(V, D))
     refusals = [
         (el.VocabularyError, "is none of the 30 tokens", lambda: remove_tokens(made, [V])),
         (el.VocabularyError, "names a token twice", lambda: remove_tokens(made, [4, 4])),
@@ -290,6 +291,8 @@ def test_bad_input_is_refused_before_anything_changes() -> None:
         (el.SizeError, "at least 1", lambda: add_tokens(made, 1, pad_to_multiple_of=0)),
         (el.SizeError, "in place", lambda: add_tokens(made, 1, out="there")),
         (el.SizeError, "nothing here has a vocabulary", lambda: add_tokens(torch.nn.Linear(2, 2), 1)),
+        (el.SizeError, r"merge\(\)", lambda: add_tokens(delta, 1)),
+        (el.SizeError, "Edit the table that it was made from", lambda: add_tokens(quantized, 1)),
         (el.ShapeError, "given rows", lambda: add_tokens(made, 2, init=Vectors(torch.zeros(3, D)))),
         (
             el.VocabularyError,
@@ -302,7 +305,6 @@ def test_bad_input_is_refused_before_anything_changes() -> None:
             lambda: add_tokens(torch.nn.ModuleList([el.TokenEmbedding(4, 2), el.TokenEmbedding(5, 2)]), 1),
         ),
     ]
-    refusals += [(el.SizeError, r"merge\(\)", lambda: add_tokens(delta, 1))] if delta is not None else []
     for error, words, refused in refusals:
         with pytest.raises(error, match=words):
             refused()
