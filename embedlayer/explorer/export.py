@@ -13,6 +13,7 @@ from typing import Any
 from urllib.parse import quote
 
 from embedlayer.errors import EmbedLayerError
+from embedlayer.explorer import tokens
 from embedlayer.explorer.routes import ROUTES, Params, answer, manifest
 from embedlayer.explorer.server import page_files, to_json
 from embedlayer.explorer.source import Source
@@ -64,12 +65,13 @@ def bake(sources: list[Source]) -> dict[str, Any]:
                     content[_key(name, asked)] = _packed(answer(sources, name, asked))
                 except EmbedLayerError:  # what the server would refuse, the page lacks: its room says so
                     continue
-    content["manifest"] = {"json": {**manifest(sources), "exported": True}}
+    notes = [sentence for source in sources for sentence in tokens.left_out(source)]
+    content["manifest"] = {"json": {**manifest(sources), "exported": True, "leftOut": list(dict.fromkeys(notes))}}
     return content
 
 
 def one_script(modules: dict[str, str], entry: str) -> str:
-    """ES modules as one classic script that runs `entry`.
+    r"""ES modules as one classic script that runs `entry`.
 
     A module may say `import { a, b as c } from "./x.js";` and `export function|const|let|class name`, each at the
     start of a line.
@@ -82,7 +84,8 @@ def one_script(modules: dict[str, str], entry: str) -> str:
         KeyError: A module imports one that is not there.
 
     Example:
-        >>> print(one_script({"a.js": 'import { x as y } from "./b.js";\\nlog(y);', "b.js": "export const x = 1;"}, "a.js"))
+        >>> modules = {"a.js": 'import { x as y } from "./b.js";\nlog(y);', "b.js": "export const x = 1;"}
+        >>> print(one_script(modules, "a.js"))
         "use strict";
         const $0 = (() => {
         const x = 1;

@@ -43,6 +43,14 @@ class Route:
 
 ROUTES: dict[str, Route] = {
     "tokens": Route(tokens.texts),
+    "axes": Route(tokens.axes),
+    "coordinates": Route(tokens.coordinates, tokens.baked_coordinates),
+    "norms": Route(tokens.norms),
+    "frequencies": Route(tokens.frequencies, needs="frequency"),
+    "neighbors": Route(tokens.neighbors, nothing),
+    "along": Route(tokens.along, nothing),
+    "vectors": Route(tokens.vectors, tokens.baked_vectors),
+    "nearest": Route(tokens.nearest, tokens.baked_nearest),
 }
 """Every kind of data, by the name the page asks for."""
 

@@ -186,7 +186,8 @@ def open_source(path: Path | str, tokenizer: Path | None = None) -> Source:
         layer = load(str(path))
         return Source(str(path), layer.table, tokenizer=given or layer.tokenizer, model=layer)
     path = Path(path)
-    title = path.resolve().name
+    place = path.resolve()
+    title = f"{place.parent.name}/{place.name}" if place.name in {"model", "checkpoint", "latest"} else place.name
     if path.is_dir() and _is_run(path):
         model, own = load_run(path)
         return Source(title, model.table, tokenizer=given or own, model=model, run=RunDirectory(path), path=path)
