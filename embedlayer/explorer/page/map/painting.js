@@ -17,11 +17,15 @@ import { toScreen } from "./view.js";
  * @property {[number, number, number]} paper
  */
 
+/** Pixels that are blended in a frame, at most about so many: points get smaller where more would be. */
+const BLENDED = 1.6e6;
+
 /** A canvas that points are painted into. @param {HTMLCanvasElement} canvas */
 export function pointPainter(canvas) {
   const context = canvas.getContext("2d", { alpha: false });
   let image = null;
   let pixels = new Uint32Array();
+  let drawn = 1; // points in the last picture
   let picked = { of: null, xs: new Float32Array(), ys: new Float32Array(), colours: new Uint32Array() };
   return { paint };
 
@@ -41,8 +45,8 @@ export function pointPainter(canvas) {
     if (scene.dense) density(pixels, columns, rows, scene.xs, scene.ys, view, scene.scale, scene.only);
     else {
       pixels.fill(pixel(scene.paper));
-      const radius = radiusOf(scene.xs.length, scene.view.zoom / scene.home) * scale;
-      splat(pixels, columns, rows, scene.xs, scene.ys, view, scene.colours, disc(radius, opacityOf(scene.xs.length)), scene.only);
+      const radius = Math.min(radiusOf(scene.xs.length, scene.view.zoom / scene.home) * scale, Math.sqrt(BLENDED / drawn) / 2 - 0.5);
+      drawn = 1 + splat(pixels, columns, rows, scene.xs, scene.ys, view, scene.colours, disc(radius, opacityOf(scene.xs.length)), scene.only);
     }
     if (scene.marked.length) {
       gather(scene);

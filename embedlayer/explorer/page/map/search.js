@@ -46,7 +46,7 @@ export function search(query, texts, lower) {
       const last = Math.min(query.last, texts.length - 1);
       return Int32Array.from({ length: Math.max(0, last - first + 1) }, (_, i) => first + i);
     }
-    case "bytes": return where(texts, (text) => contains(bytesOf(text), query.bytes));
+    case "bytes": return byBytes(query.bytes, bytesOfAll(texts));
     default: return new Int32Array();
   }
 }
@@ -80,13 +80,41 @@ export function bytesOf(text) {
     /^<0x[0-9A-F]{2}>$/.test(part) ? [Number.parseInt(part.slice(3, 5), 16)] : [...encoder.encode(part)]);
 }
 
-function contains(bytes, wanted) {
-  for (let i = 0; i + wanted.length <= bytes.length; i++) {
-    let k = 0;
-    while (k < wanted.length && bytes[i + k] === wanted[k]) k++;
-    if (k === wanted.length) return true;
+const flat = new WeakMap();
+
+/** The bytes of all tokens, one after the other, and where each begins; made once for a list. @param {string[]} texts */
+export function bytesOfAll(texts) {
+  if (!flat.has(texts)) {
+    const starts = new Uint32Array(texts.length + 1);
+    let all = new Uint8Array(16 * texts.length + 1024);
+    texts.forEach((text, id) => {
+      if (all.length < starts[id] + 3 * text.length) {
+        const larger = new Uint8Array(2 * all.length + 3 * text.length);
+        larger.set(all);
+        all = larger;
+      }
+      if (text.includes("<0x")) {
+        const bytes = bytesOf(text);
+        all.set(bytes, starts[id]);
+        starts[id + 1] = starts[id] + bytes.length;
+      } else starts[id + 1] = starts[id] + encoder.encodeInto(text, all.subarray(starts[id])).written;
+    });
+    flat.set(texts, { all, starts });
   }
-  return false;
+  return flat.get(texts);
+}
+
+function byBytes(wanted, { all, starts }) {
+  const found = [];
+  for (let id = 0; id + 1 < starts.length; id++) {
+    const last = starts[id + 1] - wanted.length;
+    for (let at = starts[id]; at <= last; at++) {
+      let k = 0;
+      while (k < wanted.length && all[at + k] === wanted[k]) k++;
+      if (k === wanted.length) { found.push(id); break; }
+    }
+  }
+  return Int32Array.from(found);
 }
 
 /**

@@ -2,9 +2,12 @@
 
 /** @typedef {{size: number, alpha: Uint8Array}} Stamp coverage of a point's pixels, 0 to 255 */
 
-/** A disc with a soft edge. @param {number} radius in pixels @param {number} opacity 0 to 1 @returns {Stamp} */
+/** A disc with a soft edge; a square of one or two pixels where it is that small. @param {number} radius in pixels @param {number} opacity 0 to 1 @returns {Stamp} */
 export function disc(radius, opacity) {
-  if (radius < 0.9) return { size: 1, alpha: new Uint8Array([Math.round(255 * opacity)]) };
+  if (radius < 1.25) {
+    const size = radius < 0.75 ? 1 : 2;
+    return { size, alpha: new Uint8Array(size * size).fill(Math.round(255 * opacity)) };
+  }
   const size = 2 * Math.ceil(radius) + 1;
   const centre = (size - 1) / 2;
   const alpha = new Uint8Array(size * size);
@@ -28,6 +31,7 @@ export function pixel([red, green, blue]) {
  * @param {Uint32Array} colours a pixel per point
  * @param {Stamp} stamp
  * @param {Uint8Array | null} only 1 for points to draw; all if null
+ * @returns {number} how many points were in the picture
  */
 export function splat(pixels, width, height, xs, ys, view, colours, stamp, only) {
   const { size, alpha } = stamp;
@@ -35,16 +39,20 @@ export function splat(pixels, width, height, xs, ys, view, colours, stamp, only)
   const zoom = view.zoom;
   const left = width / 2 - view.x * zoom - half + 0.5;
   const top = height / 2 + view.y * zoom - half + 0.5;
+  const right = width - size + 1;
+  const bottom = height - size + 1;
   const count = xs.length;
+  let drawn = 0;
   for (let i = 0; i < count; i++) {
-    if (only !== null && only[i] === 0) continue;
-    const x = Math.floor(left + xs[i] * zoom);
-    const y = Math.floor(top - ys[i] * zoom);
-    if (!(x >= 0 && y >= 0 && x + size <= width && y + size <= height)) continue; // also what is not a number
+    const x = left + xs[i] * zoom;
+    if (!(x >= 0 && x < right)) continue; // also what is not a number
+    const y = top - ys[i] * zoom;
+    if (!(y >= 0 && y < bottom) || (only !== null && only[i] === 0)) continue;
+    drawn++;
     const colour = colours[i];
     const colourRB = colour & 0xff00ff;
     const colourG = colour & 0x00ff00;
-    let at = y * width + x;
+    let at = (y | 0) * width + (x | 0);
     let k = 0;
     for (let row = 0; row < size; row++) {
       for (let column = 0; column < size; column++, k++) {
@@ -60,6 +68,7 @@ export function splat(pixels, width, height, xs, ys, view, colours, stamp, only)
       at += width;
     }
   }
+  return drawn;
 }
 
 /**

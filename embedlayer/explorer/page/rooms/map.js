@@ -3,7 +3,7 @@ import { empty, fit, h, onResize, select, token, visibleText } from "../dom.js";
 import { KINDS, hex, kinds, lengths, scripts } from "../map/groups.js";
 import { inside, makeGrid, nearest } from "../map/grid.js";
 import { paintOver, pointPainter } from "../map/painting.js";
-import { parseExpression, parseQuery, resolve, search } from "../map/search.js";
+import { bytesOfAll, parseExpression, parseQuery, resolve, search } from "../map/search.js";
 import { pixel } from "../map/splat.js";
 import { fitView, pan, spread, toData, zoomAt } from "../map/view.js";
 
@@ -536,6 +536,7 @@ async function open(element, context) {
   document.addEventListener("themechange", onTheme);
 
   // begin
+  const early = setTimeout(() => bytesOfAll(texts), 1500); // so that the first search by bytes is quick too
   grid = makeGrid(scene.xs, scene.ys);
   [width, height] = [stage.clientWidth, stage.clientHeight];
   if (width) { fit(over, width, height); viewFromState(); }
@@ -556,7 +557,7 @@ async function open(element, context) {
   }
 
   return {
-    close() { closed = true; stopResize(); clearTimeout(typing); clearTimeout(remembering); document.removeEventListener("themechange", onTheme); },
+    close() { closed = true; stopResize(); clearTimeout(typing); clearTimeout(remembering); clearTimeout(early); document.removeEventListener("themechange", onTheme); },
     async stateChanged() {
       found = null;
       hits.textContent = "";
