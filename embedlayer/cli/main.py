@@ -12,6 +12,7 @@ import click
 from embedlayer import __version__
 from embedlayer.cli.demo import demo
 from embedlayer.cli.embed import embed
+from embedlayer.cli.explore import explore
 from embedlayer.cli.export import export
 from embedlayer.cli.generate import generate
 from embedlayer.cli.neighbors import neighbors
@@ -27,7 +28,7 @@ def cli() -> None:
     """The embedding layer of a language model: train it, look inside it, plan it."""
 
 
-for _command in (train, embed, neighbors, generate, export, report, plan, demo):
+for _command in (train, embed, neighbors, explore, generate, export, report, plan, demo):
     cli.add_command(_command)
 
 
