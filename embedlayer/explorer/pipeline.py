@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from embedlayer.checkpoints.layer import EmbeddingLayer, TransformedHead
 from embedlayer.errors import TextError, TokenizerError
+from embedlayer.explorer.source import Source
 from embedlayer.files import JsonObject
 from embedlayer.layers.input import TransformerEmbedding
 from embedlayer.layers.output import OutputHead
@@ -158,23 +159,31 @@ def shown_tokens(tokenizer: Tokenizer, ids: Sequence[int]) -> tuple[ShownToken, 
     return tuple(shown(number) for number in ids)
 
 
-def example_texts(tokenizer: Tokenizer | None) -> list[str]:
-    """Texts to begin with, and the ones that an exported page can show; none without a tokenizer."""
-    if tokenizer is None:
-        return []
-    return [text for text in TEXTS if without_limits(tokenizer).encode(text, add_special_tokens=False).ids]
-
-
-def pipeline_data(
-    model: Model, tokenizer: Tokenizer | None, text: str, *, add_special_tokens: bool = False
-) -> JsonObject:
-    """`pipeline` as JSON, for the page.
+def answer(source: Source, params: Mapping[str, str]) -> JsonObject:
+    """What the page asks for: the text `params["text"]` on its way through a source; without one, texts to begin with.
 
     Raises:
         TokenizerError: There is no tokenizer.
         TextError: The text has no tokens.
     """
-    return pipeline(model, tokenizer, text, add_special_tokens=add_special_tokens).to_json()
+    if "text" not in params:
+        return {"texts": example_texts(source.tokenizer)}
+    model = source.table if source.model is None else source.model
+    is_checkpoint = source.model is not None and source.run is None
+    return pipeline(model, source.tokenizer, params["text"], add_special_tokens=is_checkpoint).to_json()
+
+
+def baked(source: Source) -> list[dict[str, str]]:
+    """What an exported page can ask: the texts to begin with, and each of them on its way."""
+    return [{}, *({"text": text} for text in example_texts(source.tokenizer))]
+
+
+def example_texts(tokenizer: Tokenizer | None) -> list[str]:
+    """Texts to begin with that have tokens; none without a tokenizer."""
+    if tokenizer is None:
+        return []
+    unlimited = without_limits(tokenizer)
+    return [text for text in TEXTS if unlimited.encode(text, add_special_tokens=False).ids]
 
 
 def pipeline(

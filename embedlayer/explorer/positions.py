@@ -4,7 +4,7 @@ Schemes that follow from a formula are sent as its arguments, and the page compu
 equal to this library). Only what was learned is sent as numbers.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 from jaxtyping import Float
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from embedlayer.checkpoints.layer import EmbeddingLayer
 from embedlayer.explorer.pipeline import Model, packed, parts_of, queries_and_keys, shown_tokens
+from embedlayer.explorer.source import Source
 from embedlayer.files import JsonObject
 from embedlayer.models.decoder import DecoderLM
 from embedlayer.positions.alibi import AlibiBias
@@ -27,6 +28,14 @@ MOST_NUMBERS = 1_200_000
 MOST_TOKENS = 12
 DISTANCES = 512
 TEXT = "The cat sat on the mat and the dog sat on the cat."
+
+
+def answer(source: Source, params: Mapping[str, str]) -> JsonObject:
+    """What the page asks for: `positions_data` of a source; a run's texts have the length it was trained on."""
+    model = source.table if source.model is None else source.model
+    run = source.run
+    trained = run.read()["options"]["max_length"] if run is not None and run.holds_a_run else None
+    return positions_data(model, source.tokenizer, trained)
 
 
 @torch.no_grad()

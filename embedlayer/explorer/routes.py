@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from embedlayer.errors import SizeError
-from embedlayer.explorer import tokens
+from embedlayer.explorer import pipeline, positions, tokens
 from embedlayer.explorer.source import Source
 
 Params = Mapping[str, str]
@@ -43,6 +43,8 @@ class Route:
 
 ROUTES: dict[str, Route] = {
     "tokens": Route(tokens.texts),
+    "pipeline": Route(pipeline.answer, pipeline.baked, needs="tokenizer"),
+    "positions": Route(positions.answer),
 }
 """Every kind of data, by the name the page asks for."""
 
