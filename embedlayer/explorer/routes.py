@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from embedlayer.errors import SizeError
-from embedlayer.explorer import tokens
+from embedlayer.explorer import pipeline, positions, tokens
 from embedlayer.explorer.source import Source
 
 Params = Mapping[str, str]
@@ -51,6 +51,8 @@ ROUTES: dict[str, Route] = {
     "along": Route(tokens.along, nothing),
     "vectors": Route(tokens.vectors, tokens.baked_vectors),
     "nearest": Route(tokens.nearest, tokens.baked_nearest),
+    "pipeline": Route(pipeline.answer, pipeline.baked, needs="tokenizer"),
+    "positions": Route(positions.answer),
 }
 """Every kind of data, by the name the page asks for."""
 
