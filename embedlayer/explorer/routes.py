@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from embedlayer.errors import SizeError
-from embedlayer.explorer import pipeline, positions, tokens
+from embedlayer.explorer import pipeline, positions, tokens, training
 from embedlayer.explorer.source import Source
 
 Params = Mapping[str, str]
@@ -53,6 +53,7 @@ ROUTES: dict[str, Route] = {
     "nearest": Route(tokens.nearest, tokens.baked_nearest),
     "pipeline": Route(pipeline.answer, pipeline.baked, needs="tokenizer"),
     "positions": Route(positions.answer),
+    "metrics": Route(training.metrics, needs="metrics"),
 }
 """Every kind of data, by the name the page asks for."""
 
