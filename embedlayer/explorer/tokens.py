@@ -148,11 +148,7 @@ def _nameless(source: Source) -> Bool[Tensor, " V"]:
 
 def _frequencies(source: Source) -> bytes:
     assert source.run is not None
-    ids = TokenCorpus.open(source.run.corpus).ids
-    counts = np.zeros(source.table.vocab_size, dtype=np.int64)
-    for start in range(0, len(ids), 1 << 20):
-        counts += np.bincount(ids[start : start + (1 << 20)], minlength=len(counts))
-    return counts.astype(np.float32).tobytes()
+    return TokenCorpus.open(source.run.corpus).counts(source.table.vocab_size).astype(np.float32).tobytes()
 
 
 @torch.no_grad()

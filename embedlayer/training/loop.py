@@ -279,7 +279,7 @@ class Trainer:
         return result
 
     def _rows_touched(self, step: int) -> int:
-        """How many different tokens update `step` reads: a function of the step, so that a resumed run says the same."""
+        """How many different tokens update `step` reads: a function of the step, so that resuming changes nothing."""
         parts = range(step * self.options.accumulate, (step + 1) * self.options.accumulate)
         return len(torch.cat([self.sampler.batch(part)[0].flatten() for part in parts]).unique())
 
