@@ -37,13 +37,13 @@ def texts(source: Source, params: Params) -> Any:
 
 def axes(source: Source, params: Params) -> Any:
     """Share of the variance along each principal component, widest first."""
-    return {"explained": _pca(source).explained_variance_ratio.tolist()}
+    return {"explained": principal(source).explained_variance_ratio.tolist()}
 
 
 def coordinates(source: Source, params: Params) -> bytes:
     """Places along `count` components, one component after the other, float32 `(count, V)`; NaN where a row is."""
     count = _number(params, "count", COMPONENTS, most=COMPONENTS)
-    return _bytes(_pca(source).coordinates[:, :count].T)
+    return _bytes(principal(source).coordinates[:, :count].T)
 
 
 def baked_coordinates(source: Source) -> list[Params]:
@@ -53,7 +53,7 @@ def baked_coordinates(source: Source) -> list[Params]:
 
 def norms(source: Source, params: Params) -> bytes:
     """Euclidean length of each row, float32 `(V,)`."""
-    return _bytes(_norms(source))
+    return _bytes(lengths(source))
 
 
 def frequencies(source: Source, params: Params) -> bytes:
@@ -122,8 +122,9 @@ def _is_small(source: Source) -> bool:
     return source.table.vocab_size * source.table.embed_dim <= BAKED_NUMBERS
 
 
-def _pca(source: Source) -> Pca:
-    return source.once("pca", lambda: _computed_pca(source))
+def principal(source: Source) -> Pca:
+    """The widest directions of the table, and where its rows lie along them."""
+    return source.once("pca", lambda: _computedprincipal(source))
 
 
 def _computed_pca(source: Source) -> Pca:
@@ -138,7 +139,8 @@ def _computed_pca(source: Source) -> Pca:
     return Pca(everywhere, found.components, found.explained_variance_ratio, found.mean)
 
 
-def _norms(source: Source) -> Float[Tensor, " V"]:
+def lengths(source: Source) -> Float[Tensor, " V"]:
+    """Euclidean length of each row; NaN where one holds NaN."""
     return source.once("norms", lambda: torch.cat([chunk.norm(dim=1) for chunk in _chunks(source)]))
 
 
@@ -160,14 +162,14 @@ def _cosines(source: Source, plus: list[int], minus: list[int]) -> Float[Tensor,
             query += sign * vector / vector.norm().clamp_min(torch.finfo(torch.float32).tiny)
     query /= query.norm().clamp_min(torch.finfo(torch.float32).tiny)
     products = torch.cat([chunk @ query for chunk in _chunks(source)])
-    return products / _norms(source).clamp_min(torch.finfo(torch.float32).tiny)
+    return products / lengths(source).clamp_min(torch.finfo(torch.float32).tiny)
 
 
 @torch.no_grad()
 def _nearest(source: Source) -> bytes:
     """All with all, a block of queries against a chunk of rows at a time."""
     count = min(NEAREST, source.table.vocab_size - 1)
-    norms, nameless = _norms(source).clamp_min(torch.finfo(torch.float32).tiny), _nameless(source)
+    norms, nameless = lengths(source).clamp_min(torch.finfo(torch.float32).tiny), _nameless(source)
     ids = torch.zeros(source.table.vocab_size, NEAREST, dtype=torch.int32)
     scores = torch.full((source.table.vocab_size, NEAREST), -2.0)
     step = max(1, NUMBERS_AT_ONCE // source.table.vocab_size)

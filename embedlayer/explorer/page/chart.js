@@ -37,7 +37,7 @@ export function short(value) {
 /**
  * @typedef {{name: string, xs: ArrayLike<number>, ys: ArrayLike<number>, colour: string, kind?: "line" | "bars" | "dots", dash?: number[], width?: number}} Series
  *   bars: `xs` are left edges, one more than `ys`
- * @typedef {{series: Series[], xLabel: string, yLabel: string, xLog?: boolean, yLog?: boolean, zero?: boolean, rules?: {at: number, text: string, colour: string, upright?: boolean}[],
+ * @typedef {{series: Series[], xLabel: string, yLabel: string, xLog?: boolean, yLog?: boolean, zero?: boolean, yFloor?: number, rules?: {at: number, text: string, colour: string, upright?: boolean}[],
  *   read?: (index: number) => string, onPick?: (index: number) => void}} Chart
  */
 
@@ -69,11 +69,12 @@ function draw(canvas, about, width, height, colours, pointer, reading) {
   const context = fit(canvas, width, height);
   const left = 52;
   const right = width - 10;
-  const top = 12;
-  const bottom = height - 40;
+  const top = 26;
+  const bottom = height - 38;
   const [xLow, xHigh] = extent(about.series.map((s) => s.xs), about.xLog);
   let [yLow, yHigh] = extent([...about.series.map((s) => s.ys), (about.rules ?? []).filter((r) => !r.upright).map((r) => r.at)], about.yLog);
   if (about.zero && !about.yLog) yLow = Math.min(0, yLow);
+  if (about.yFloor) yLow = about.yFloor;
   if (!about.yLog) yHigh += (yHigh - yLow) * 0.04;
   const x = scale(xLow, xHigh, left, right, about.xLog);
   const y = scale(yLow, yHigh, bottom, top, about.yLog);
@@ -87,18 +88,14 @@ function draw(canvas, about, width, height, colours, pointer, reading) {
     context.fillText(short(value), left - 7, y(value));
   }
   context.textAlign = "center";
-  for (const value of about.xLog ? logTicks(xLow, xHigh) : ticks(xLow, xHigh, width / 110)) {
+  for (const value of about.xLog ? logTicks(xLow, xHigh) : ticks(xLow, xHigh, width / 80)) {
     context.fillStyle = colours.muted;
     context.fillText(short(value), x(value), bottom + 13);
   }
   context.textAlign = "right";
   context.fillText(about.xLabel, right, height - 8);
   context.textAlign = "left";
-  context.save();
-  context.translate(9, bottom);
-  context.rotate(-Math.PI / 2);
-  context.fillText(about.yLabel, 0, 0);
-  context.restore();
+  context.fillText(about.yLabel, 4, 8);
   context.save();
   context.beginPath();
   context.rect(left, 0, right - left + 4, bottom + 1);

@@ -26,7 +26,7 @@ export function placeLabels(candidates, { width, height, line, gap, most }) {
     const places = [[x + gap, y], [x - gap - wide, y], [x - wide / 2, y - line], [x - wide / 2, y + line]];
     for (const [left, middle] of places) {
       const box = [left, middle - line / 2 + 1, left + wide, middle + line / 2 - 1];
-      if (box[0] < 2 || box[1] < 2 || box[2] > width - 2 || box[3] > height - 2) continue;
+      if (box[0] < 26 || box[1] < 2 || box[2] > width - 2 || box[3] > height - 24) continue; // the axes' own labels stand there
       if (!cover(box, (index) => taken[index] === 1)) continue;
       cover(box, (index) => { taken[index] = 1; return false; });
       placed.push({ id, x: left, y: middle });

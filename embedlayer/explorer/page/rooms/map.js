@@ -405,7 +405,7 @@ async function open(element, context) {
 
   function suggestions() {
     names ??= namesInOrder(texts, kind, columns.known("frequency"));
-    const some = [...names.subarray(0, 400)].filter((id) => texts[id].trim().length > 3).filter((_, i) => i % 12 === 3).slice(0, 10);
+    const some = [...names.subarray(0, 400)].filter((id) => kind.of[id] <= 1 && texts[id].trim().length > 3).filter((_, i) => i % 12 === 3).slice(0, 10);
     return h("div", null, h("p", { class: "note" }, "Choose a point, type a token, or begin with one of these. + and − beside a neighbour make a sum: a − b + c."),
       h("div", { class: "chips" }, some.map((id) => token(texts[id], { onClick: () => choose([id]) }))));
   }
@@ -577,13 +577,17 @@ function columnsOf({ texts, kind, norms, data, manifest, choice }) {
     script: () => scripts(texts, kind),
     length: () => numeric(lengths(texts), "characters", (value) => String(Math.round(value))),
     frequency: async () => numeric(new Float32Array(await data.load("frequencies")).map((seen) => Math.log10(1 + seen)), "times in the text", (value) => Math.round(10 ** value - 1).toLocaleString("en")),
+    trained: async () => {
+      const scores = new Float32Array(await data.load("scores"));
+      return numeric(scores, "how little it has learned; above 0 is under-trained", (value) => value.toFixed(2));
+    },
     along: async () => {
       const { plus, minus } = choice();
       if (!plus.length && !minus.length) throw new Error("Choose a token first: then colour is likeness to it.");
       return numeric(new Float32Array(await data.load("along", { plus: plus.join(","), minus: minus.join(",") })), "cosine with what is chosen", (value) => value.toFixed(2));
     },
   };
-  const options = [["kind", "kind of token"], ["script", "script"], ["length", "length"], ["norm", "norm"], ["along", "likeness to what is chosen"]];
+  const options = [["kind", "kind of token"], ["script", "script"], ["length", "length"], ["norm", "norm"], ["trained", "under-training"], ["along", "likeness to what is chosen"]];
   if (manifest.has.includes("frequency")) options.splice(4, 0, ["frequency", "frequency"]);
   return {
     options,
