@@ -298,7 +298,7 @@ class _Walk:
             "Rows",
             "e · W, which is W[id[t]]",
             "A one-hot line times the table picks out one row, so nothing is multiplied: the row is read.",
-            f"a table of {self.table.vocab_size:,} x {self.table.embed_dim}",
+            f"a table of {self.table.vocab_size:,} × {self.table.embed_dim}",
             {"rows": self.rows},
             made=self.rows.detach(),
         )
@@ -358,7 +358,7 @@ class _Walk:
             "positions",
             "Positions",
             "p[t]",
-            "Each place in the text has a vector of its own, whatever token stands there.",
+            "Each position in the text has a vector of its own, whatever token stands there.",
             f"{name}: adds a vector for each position",
             {"positions": added},
             {"kind": "added", "scheme": name},
@@ -370,7 +370,7 @@ class _Walk:
             "sum",
             "Sum",
             "x[t] + p[t]",
-            "Token and position become one vector: the same token at two places now has two.",
+            "Token and position become one vector: the same token at two positions now has two.",
             f"shape {tuple(self.x.shape)}",
             {"tokens": before, "positions": added, "result": self.x},
             made=self.x.detach(),
@@ -414,7 +414,7 @@ class _Walk:
         return Step(
             "dropout",
             "Dropout",
-            "0 with probability p, else x / (1 - p)",
+            "0 with probability p, else x / (1 − p)",
             "Only in training: some numbers become 0, another choice each time, and the others grow to keep the mean. "
             "In use, nothing is dropped.",
             f"p = {stated:g}" if stated else f"{own[stated]}; shown as it would be with p = {shown:g}",
@@ -458,7 +458,7 @@ class _Walk:
         return Step(
             "rotation",
             "Rotation",
-            "(a, b) -> (a cos θ - b sin θ, a sin θ + b cos θ), θ = t · base^(-2i/K)",
+            "(a, b) → (a cos θ − b sin θ, a sin θ + b cos θ), θ = t · base^(−2i/K)",
             "Inside attention, pairs of numbers of every query and key are turned like clock hands: the first pairs "
             "fast, the last slowly.",
             note,

@@ -34,13 +34,13 @@ export function limitOf(...matrices) {
  * A heat map. Where there are more columns than pixels, a pixel shows the number of largest size among its columns.
  *
  * @param {{label: string, unit: string, rowName: (row: number) => string, columnName: (column: number) => string,
- *   format?: (number: number, row: number, column: number) => string, scale?: "diverging" | "sequential", cellHeight?: number,
- *   square?: boolean, rowLabels?: boolean, axes?: [string, string], onPick?: (row: number, column: number) => void,
+ *   rowLabel?: (row: number) => string, format?: (number: number, row: number, column: number) => string, scale?: "diverging" | "sequential", cellHeight?: number,
+ *   square?: boolean, rowLabels?: boolean, axes?: string[], onPick?: (row: number, column: number) => void,
  *   onHover?: (row: number, column: number) => void}} options
  *   `axes`: what runs across, and what runs down
  */
 export function heatMap(options) {
-  const { label, unit, rowName, columnName, cellHeight = 18, square = false, rowLabels = false, axes = [], onPick, onHover } = options;
+  const { label, unit, rowName, columnName, rowLabel = rowName, cellHeight = 18, square = false, rowLabels = false, axes = [], onPick, onHover } = options;
   const format = options.format ?? shown;
   const colour = options.scale === "sequential" ? (t, dark) => sequential(t, dark) : diverging;
   const canvas = h("canvas", { tabIndex: 0, role: "img", class: onPick ? "heat-canvas heat-pick" : "heat-canvas" });
@@ -62,12 +62,12 @@ export function heatMap(options) {
   /** The numbers as an image of one pixel a cell. */
   const paint = () => {
     const { matrix, limit } = view;
-    const { dark, page } = theme();
+    const { dark, line } = theme();
     const pixels = Math.max(1, Math.floor(view.width * Math.min(globalThis.devicePixelRatio || 1, 2)));
     const wide = Math.ceil(matrix.cols / Math.max(1, Math.min(matrix.cols, pixels)));
     const columns = Math.ceil(matrix.cols / wide);
     const image = new ImageData(columns, matrix.rows);
-    const nothing = parse(page);
+    const nothing = parse(line);
     view.bins = { wide, columns, at: new Int32Array(columns * matrix.rows) };
     for (let r = 0; r < matrix.rows; r++) {
       for (let c = 0; c < columns; c++) {
@@ -102,10 +102,12 @@ export function heatMap(options) {
     }
     if (view.shade) shadeCells(context, view.shade, cell, matrix, colours);
     for (const mark of view.marks) {
-      context.strokeStyle = mark.colour ?? colours.ink;
-      context.lineWidth = 1.5;
-      if (mark.row !== undefined) context.strokeRect(0.75, mark.row * cell.height + 0.75, width - 1.5, Math.max(2, cell.height - 1.5));
-      if (mark.column !== undefined) context.strokeRect(mark.column * cell.width + 0.75, 0.75, Math.max(2, cell.width - 1.5), height - 1.5);
+      for (const [line, stroke] of [[3.5, colours.paper], [1.5, mark.colour ?? colours.ink]]) {
+        context.lineWidth = line;
+        context.strokeStyle = stroke;
+        if (mark.row !== undefined) context.strokeRect(1, mark.row * cell.height + 1, width - 2, Math.max(3, cell.height - 2));
+        if (mark.column !== undefined) context.strokeRect(mark.column * cell.width, 1, Math.max(3, cell.width), height - 2);
+      }
     }
     if (view.cursor) {
       const { row, column } = view.cursor;
@@ -192,7 +194,7 @@ export function heatMap(options) {
       if (view.cursor && (view.cursor.row >= matrix.rows || view.cursor.column >= matrix.cols)) view.cursor = null;
       canvas.setAttribute("aria-label", `${label}: ${matrix.rows} rows, ${matrix.cols} columns. Arrow keys read the numbers.`);
       if (rowLabels) {
-        names.replaceChildren(...Array.from({ length: matrix.rows }, (_, r) => h("span", { title: rowName(r) }, rowName(r))));
+        names.replaceChildren(...Array.from({ length: matrix.rows }, (_, r) => h("span", { title: rowName(r) }, rowLabel(r))));
         names.style.setProperty("--cell", `${cellHeight}px`);
       }
       refresh();

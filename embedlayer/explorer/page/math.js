@@ -117,14 +117,14 @@ export function similarities(m) {
   return out;
 }
 
-/** The closest two rows: {a, b, distance, pairs} of all pairs; null for fewer than two. */
+/** The closest two rows, of equally close ones the first: {a, b, distance, pairs} of all pairs; null for fewer than two. */
 export function closest(m) {
   if (m.rows < 2) return null;
   const best = { a: 0, b: 1, distance: Infinity, pairs: (m.rows * (m.rows - 1)) / 2 };
   for (let a = 0; a < m.rows; a++) {
     for (let b = a + 1; b < m.rows; b++) {
       const apart = distance(row(m, a), row(m, b));
-      if (apart < best.distance) Object.assign(best, { a, b, distance: apart });
+      if (apart < best.distance - 1e-9) Object.assign(best, { a, b, distance: apart });
     }
   }
   return best;

@@ -15,6 +15,7 @@ export const room = {
 
 const WAIT = 300;
 const PERCENT = new Intl.NumberFormat("en", { style: "percent", maximumFractionDigits: 1, minimumFractionDigits: 1 });
+const SMALL = new Intl.NumberFormat("en", { style: "percent", maximumSignificantDigits: 1 });
 const COUNT = new Intl.NumberFormat("en");
 
 /** @param {HTMLElement} element */
@@ -98,7 +99,7 @@ async function open(element, context) {
     const { tokens, left_out: leftOut, vocab_size: size, embed_dim: width } = view.walk;
     chips.replaceChildren(...tokens.map((token, t) => chip(token, {
       id: token.id,
-      title: `place ${t}, ID ${token.id}${token.kind === "text" ? "" : ` (${KINDS[token.kind]})`}`,
+      title: `position ${t}, ID ${token.id}${token.kind === "text" ? "" : ` (${KINDS[token.kind]})`}`,
       pressed: t === view.token,
       onClick: () => choose(t),
     })));
@@ -187,8 +188,8 @@ const KINDS = { byte: "a part of a character", special: "a special token" };
 function inputOfText(texts, ask) {
   const input = h("input", { type: "text", id: "pipe-text", maxLength: 4000, autocomplete: "off", spellcheck: false, placeholder: "Type a text …", onInput: () => ask(input.value) });
   const examples = texts.map((text) => h("button", { type: "button", class: "pipe-example", onClick: () => { input.value = text; ask(text); } }, text));
-  const element = h("div", { class: "pipe-text" }, h("label", { class: "field" }, h("span", null, "Text"), input),
-    h("div", { class: "pipe-examples", role: "group", "aria-label": "Examples" }, examples));
+  const element = h("div", { class: "pipe-text" },
+    h("div", { class: "pipe-text-head" }, h("label", { for: "pipe-text" }, "Text"), h("div", { class: "pipe-examples", role: "group", "aria-label": "Examples" }, examples)), input);
   return { element, set: (text) => { if (input.value !== text) input.value = text; } };
 }
 
@@ -333,8 +334,8 @@ function drawPositions(scene) {
   const { kind } = scene.step.facts;
   if (kind !== "added") return [strips(scene, "Vectors", valueOf(scene, "result"), { title: "The vectors, unchanged" })];
   const heat = heatMap({
-    label: "Position vectors", unit: "value", rowLabels: true, axes: ["dimension", "place"], cellHeight: heightFor(scene.walk.tokens.length),
-    rowName: (t) => `place ${t}`, columnName: (d) => `dimension ${d}`, onPick: (t) => scene.choose(t),
+    label: "Position vectors", unit: "value", rowLabels: true, axes: ["dimension", "position"], cellHeight: heightFor(scene.walk.tokens.length),
+    rowName: (t) => `position ${t}`, rowLabel: String, columnName: (d) => `dimension ${d}`, onPick: (t) => scene.choose(t),
   });
   heat.show(valueOf(scene, "positions"), { marks: [{ row: scene.token }] });
   return [h("section", { class: "pipe-picture" }, scene.keep(heat))];
@@ -343,7 +344,7 @@ function drawPositions(scene) {
 function drawSum(scene) {
   const { walk, token } = scene;
   const [tokens, positions, result] = ["tokens", "positions", "result"].map((name) => valueOf(scene, name));
-  const picture = parts(scene, `Place ${token}: token + position = sum`, [walk.tokens[token].text, `+ place ${token}`, "= sum"],
+  const picture = parts(scene, `${nameOf(scene)} at position ${token}: token + position = sum`, [walk.tokens[token].text, `+ position ${token}`, "= sum"],
     [row(tokens, token), row(positions, token), row(result, token)]);
   return [picture, strips(scene, "Sums", result, { title: "All sums" }), twins(scene, result, "sums")].filter(Boolean);
 }
@@ -355,7 +356,7 @@ function twins(scene, vectors, what) {
   const other = tokens.findIndex((token, t) => t !== scene.token && token.id === id);
   if (other < 0) return null;
   const alike = cosine(row(vectors, scene.token), row(vectors, other));
-  return h("p", { class: "pipe-fact" }, `${nameOf(scene)} stands at place ${scene.token} and at place ${other}. Its row is the same (cosine 1); the two ${what} have cosine `, h("b", null, shown(alike)), ".");
+  return h("p", { class: "pipe-fact" }, `${nameOf(scene)} stands at position ${scene.token} and at position ${other}. Its row is the same (cosine 1); the two ${what} have cosine `, h("b", null, shown(alike)), ".");
 }
 
 /** Steps whose result says it all. */
@@ -380,7 +381,7 @@ function drawDropout(scene) {
   return [
     h("p", { class: "pipe-fact" }, `Of ${COUNT.format(dropped.data.length)} numbers, `, h("b", null, COUNT.format(count)), ` (${PERCENT.format(share)}) are 0 in this draw; the others are times ${shown(1 / (1 - scene.step.facts.shown_p))}.`),
     h("section", { class: "pipe-picture" }, h("h3", null, `${nameOf(scene)}, the first ${closeUp.cols} dimensions`), scene.keep(heat)),
-    strips(scene, "Dropped", dropped, { title: "All tokens in this draw, holes where numbers were dropped", blank: gone, limit: limitOf(dropped) }),
+    strips(scene, "Dropped", dropped, { title: "All tokens in this draw, grey where a number was dropped", blank: gone, limit: limitOf(dropped) }),
   ];
 }
 
@@ -410,8 +411,8 @@ function drawRotation(scene) {
     })));
   }
   pictures.push(h("section", { class: "pipe-picture" },
-    h("h3", null, has ? `The query of ${nameOf(scene)} at place ${token}: pairs before (grey) and after (blue)` : `Pairs of a vector at place ${token}: before (grey) and after (blue)`),
-    token === 0 ? h("p", { class: "note" }, "Place 0 is not turned: choose another token.") : null,
+    h("h3", null, has ? `The query of ${nameOf(scene)} at position ${token}: pairs before (grey) and after (blue)` : `Pairs of a vector at position ${token}: before (grey) and after (blue)`),
+    token === 0 ? h("p", { class: "note" }, "Position 0 is not turned: choose another token.") : null,
     h("div", { class: "pipe-dials" }, dials)));
   if (has) {
     pictures.push(parts(scene, "The whole query", ["query", "turned"], [before, after]));
@@ -421,11 +422,11 @@ function drawRotation(scene) {
     if (same) pictures.push(same);
   }
   const heat = heatMap({
-    label: "Angles", unit: "radians", rowLabels: true, axes: ["pair"], cellHeight: Math.min(20, heightFor(angles.rows)),
-    rowName: (t) => `place ${t}`, columnName: (i) => `pair ${i}`, onPick: (t) => scene.choose(t),
+    label: "Angles", unit: "radians", rowLabels: true, axes: ["pair", "position"], cellHeight: Math.min(20, heightFor(angles.rows)),
+    rowName: (t) => `position ${t}`, rowLabel: String, columnName: (i) => `pair ${i}`, onPick: (t) => scene.choose(t),
   });
   heat.show(angles, { limit: Math.PI, marks: [{ row: token }] });
-  pictures.push(h("section", { class: "pipe-picture" }, h("h3", null, "Angle of each pair at each place, modulo one turn"), scene.keep(heat)));
+  pictures.push(h("section", { class: "pipe-picture" }, h("h3", null, "Angle of each pair at each position, modulo one turn"), scene.keep(heat)));
   return pictures;
 }
 
@@ -467,7 +468,7 @@ function drawBias(scene) {
   const { causal } = step.facts;
   const heat = heatMap({
     label: "Bias", unit: "added to the score", rowLabels: true, axes: ["key", "query"], cellHeight: heightFor(bias.rows),
-    rowName: (t) => walk.tokens[t].text, columnName: (t) => `key ${walk.tokens[t].text} at place ${t}`, onPick: (t) => scene.choose(t),
+    rowName: (t) => walk.tokens[t].text, columnName: (t) => `key ${walk.tokens[t].text} at position ${t}`, onPick: (t) => scene.choose(t),
   });
   heat.show(bias, { marks: [{ row: token }], blank: causal ? (i, j) => j > i : null });
   return [
@@ -500,14 +501,14 @@ function drawHead(scene) {
       h("ol", { class: "pipe-guesses" }, guesses),
       following ? h("p", { class: "note" }, `In this text ${nameOf(scene, token + 1)} follows, to which the model gives ${percent(next[token])}.`) : h("p", { class: "note" }, "Here the text ends.")),
     h("section", { class: "pipe-picture" },
-      h("h3", null, "At every place"),
+      h("h3", null, "At every position"),
       h("div", { class: "scroll pipe-table-scroll" }, h("table", null,
         h("thead", null, h("tr", null, h("th", null, "after"), h("th", null, "likeliest"), h("th", null, "what follows"))), h("tbody", null, rows)))))];
 }
 
 function percent(chance) {
   if (chance === null || chance === undefined) return "none";
-  return chance >= 0.0005 ? PERCENT.format(chance) : `${(100 * chance).toExponential(0)} %`;
+  return (chance >= 0.001 ? PERCENT : SMALL).format(chance);
 }
 
 function drawGradient(scene) {
