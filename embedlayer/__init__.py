@@ -10,6 +10,10 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from embedlayer.analysis.geometry import pca as pca
+    from embedlayer.analysis.health import Health as Health
+    from embedlayer.analysis.health import health as health
+    from embedlayer.analysis.under_trained import UnderTrained as UnderTrained
+    from embedlayer.analysis.under_trained import under_trained_scores as under_trained_scores
     from embedlayer.analysis.vectors import TokenVectors as TokenVectors
     from embedlayer.checkpoints.formats import read_vectors as read_vectors
     from embedlayer.checkpoints.formats import write_vectors as write_vectors
@@ -153,6 +157,8 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "embedlayer.analysis.geometry": ("pca",),
+    "embedlayer.analysis.health": ("Health", "health"),
+    "embedlayer.analysis.under_trained": ("UnderTrained", "under_trained_scores"),
     "embedlayer.analysis.vectors": ("TokenVectors",),
     "embedlayer.checkpoints.formats": ("read_vectors", "write_vectors"),
     "embedlayer.checkpoints.layer": ("EmbeddingLayer", "LayerReport", "TransformedHead"),

@@ -8,12 +8,14 @@ import base64
 import gzip
 import hashlib
 import re
+from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from typing import Any
 from urllib.parse import quote
 
 from embedlayer.errors import EmbedLayerError
-from embedlayer.explorer.routes import ROUTES, Params, answer, manifest
+from embedlayer.explorer import tokens
+from embedlayer.explorer.routes import BAKED_PAIRS, ROUTES, Params, answer, manifest, others
 from embedlayer.explorer.server import page_files, to_json
 from embedlayer.explorer.source import Source
 from embedlayer.files import write_text
@@ -53,23 +55,28 @@ def page_html(sources: list[Source]) -> str:
 def bake(sources: list[Source]) -> dict[str, Any]:
     """Every answer that the routes say is to be baked, by the name the page keeps it under."""
     content: dict[str, Any] = {}
+
+    def add(name: str, params: Params) -> None:
+        with suppress(EmbedLayerError):  # what the server would refuse, the page lacks: its room says so
+            content[_key(name, params)] = _packed(answer(sources, name, params))
+
     for number, source in enumerate(sources):
         has = source.manifest()["has"]
         for name, route in ROUTES.items():
             if route.needs not in has:
                 continue
             for params in route.baked(source):
-                asked = {**params, "source": str(number)}
-                try:
-                    content[_key(name, asked)] = _packed(answer(sources, name, asked))
-                except EmbedLayerError:  # what the server would refuse, the page lacks: its room says so
-                    continue
-    content["manifest"] = {"json": {**manifest(sources), "exported": True}}
+                add(name, {**params, "source": str(number)})
+        for other in others(sources, source):
+            for name in BAKED_PAIRS:
+                add(name, {"source": str(number), "other": other})
+    notes = [sentence for source in sources for sentence in tokens.left_out(source)]
+    content["manifest"] = {"json": {**manifest(sources), "exported": True, "leftOut": list(dict.fromkeys(notes))}}
     return content
 
 
 def one_script(modules: dict[str, str], entry: str) -> str:
-    """ES modules as one classic script that runs `entry`.
+    r"""ES modules as one classic script that runs `entry`.
 
     A module may say `import { a, b as c } from "./x.js";` and `export function|const|let|class name`, each at the
     start of a line.
@@ -82,7 +89,8 @@ def one_script(modules: dict[str, str], entry: str) -> str:
         KeyError: A module imports one that is not there.
 
     Example:
-        >>> print(one_script({"a.js": 'import { x as y } from "./b.js";\\nlog(y);', "b.js": "export const x = 1;"}, "a.js"))
+        >>> modules = {"a.js": 'import { x as y } from "./b.js";\nlog(y);', "b.js": "export const x = 1;"}
+        >>> print(one_script(modules, "a.js"))
         "use strict";
         const $0 = (() => {
         const x = 1;

@@ -186,10 +186,10 @@ def open_source(path: Path | str, tokenizer: Path | None = None) -> Source:
         layer = load(str(path))
         return Source(str(path), layer.table, tokenizer=given or layer.tokenizer, model=layer)
     path = Path(path)
-    title = path.resolve().name
+    title = _title(path)
     if path.is_dir() and _is_run(path):
         model, own = load_run(path)
-        return Source(title, model.table, tokenizer=given or own, model=model, run=RunDirectory(path), path=path)
+        return source_of_run(RunDirectory(path), model, given or own)
     if _is_vectors(path):
         tokens, rows = read_vectors(path, errors="replace")
         table = TokenEmbedding.from_pretrained(rows)
@@ -201,6 +201,17 @@ def open_source(path: Path | str, tokenizer: Path | None = None) -> Source:
         return Source(title, llama.table, tokenizer=given or _beside(path), model=llama, path=path)
     layer = load(path)
     return Source(title, layer.table, tokenizer=given or layer.tokenizer or _beside(path), model=layer, path=path)
+
+
+def source_of_run(directory: RunDirectory, model: DecoderLM, tokenizer: Tokenizer) -> Source:
+    """A run whose result was read already."""
+    title = _title(directory.path)
+    return Source(title, model.table, tokenizer=tokenizer, model=model, run=directory, path=directory.path)
+
+
+def _title(path: Path) -> str:
+    place = path.resolve()
+    return f"{place.parent.name}/{place.name}" if place.name in {"model", "checkpoint", "run"} else place.name
 
 
 def _is_run(path: Path) -> bool:

@@ -119,7 +119,7 @@ function contextOf(room, about, source) {
     sources: page.manifest.sources,
     source,
     theme,
-    data: { exported: page.data.exported, load: (name, params = {}) => page.data.load(name, { source, ...params }) },
+    data: { exported: page.data.exported, baked: page.data.baked, load: (name, params = {}) => page.data.load(name, { source, ...params }) },
     state: {
       get: (key, fallback) => page.states[room.id]?.[key] ?? fallback,
       set: (changes) => {

@@ -1,7 +1,12 @@
 /** Where the page's numbers come from: the server that it was opened from, or what is baked into the file. */
 
 /** @typedef {Record<string, string | number>} Params */
-/** @typedef {{load: (name: string, params?: Params) => Promise<any>, exported: boolean}} Data */
+/**
+ * @typedef {object} Data
+ * @property {(name: string, params?: Params) => Promise<any>} load
+ * @property {boolean} exported
+ * @property {(name: string) => Params[] | null} baked with which params the file holds answers; null if a server is asked
+ */
 
 /** The name under which an answer is kept. @param {string} name @param {Params} params */
 export function keyOf(name, params) {
@@ -21,7 +26,7 @@ export function fromServer() {
     const isJson = response.headers.get("Content-Type") === "application/json";
     if (!response.ok) throw new Error(isJson ? (await response.json()).error : `The server answered ${response.status}.`);
     return isJson ? response.json() : response.arrayBuffer();
-  }, false);
+  }, () => null);
 }
 
 /**
@@ -38,7 +43,7 @@ export function fromFile(content, compute) {
     const computed = compute(name, params, data.load);
     if (computed !== undefined) return computed;
     throw Object.assign(new Error("This file does not hold these numbers. Open the table itself: embedlayer explore DIR."), { name: "NotBaked" });
-  }, true);
+  }, (name) => Object.keys(content).filter((key) => key.split("?")[0] === name).map((key) => Object.fromEntries(new URLSearchParams(key.split("?")[1] ?? ""))));
   return data;
 }
 
@@ -51,7 +56,7 @@ async function unpacked(base64) {
 const KEPT = 64;
 
 /** Remember the last answers, and ask once for what is asked twice at the same time. */
-function kept(ask, exported) {
+function kept(ask, baked) {
   /** @type {Map<string, Promise<any>>} */
   const answers = new Map();
   const load = (name, params = {}) => {
@@ -64,5 +69,5 @@ function kept(ask, exported) {
     if (answers.size > KEPT) answers.delete(answers.keys().next().value);
     return answer;
   };
-  return { load, exported };
+  return { load, baked, exported: baked("") !== null };
 }
