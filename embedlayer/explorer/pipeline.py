@@ -210,8 +210,6 @@ def pipeline(
         TokenIdError: The tokenizer gives IDs that the table does not have.
 
     Example:
-        >>> tokenizer = embedlayer.train_tokenizer("I love dogs", kind="word")
-        >>> model = embedlayer.DecoderLM(embedlayer.TokenEmbedding(5, 8), embedlayer.RotaryEmbedding(4), num_heads=2)
         >>> [step.name for step in pipeline(model, tokenizer, "I love dogs").steps]
         ['one_hot', 'rows', 'scale', 'positions', 'dropout', 'rotation', 'head', 'gradient']
     """

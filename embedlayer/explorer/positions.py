@@ -85,7 +85,7 @@ def described(position: Position, layers: str = "", trained_length: int | None =
         trained_length: Used where the scheme has no longest sequence of its own.
 
     Example:
-        >>> described(embedlayer.AlibiBias(8))["kind"]
+        >>> described(AlibiBias(8))["kind"]
         'alibi'
     """
     describe: dict[type[Position], Callable[..., JsonObject]] = {

@@ -548,7 +548,7 @@ function attentionPanel(scene) {
       const moved = permuted(scores(how, straight), scene.order);
       const apart = largestDifference(now, moved);
       heat.show(now, { limit });
-      said.replaceChildren(isMoved ? `${name}: scores of the permuted text and permuted scores of the text differ by at most ` : `${name}. Permute the tokens to see what follows.`, isMoved ? h("b", null, shown(apart)) : "", isMoved ? (apart < 1e-9 ? ": the same table, its rows and columns moved. The order is invisible." : ": not the same. The order counts.") : "");
+      said.replaceChildren(isMoved ? `${name}: scores of the permuted text and permuted scores of the text differ by at most ` : `${name}. Permute the tokens to see what follows.`, isMoved ? h("b", null, shown(apart)) : "", isMoved ? (apart > 1e-9 ? ": not the same. The order counts." : how === neutral ? ": the same table, its rows and columns moved. The order is invisible." : ": this order keeps every distance, and this scheme sees nothing else.") : "");
     };
     fill(without, neutral, saidWithout, "Without positions", plain);
     fill(withThem, used, saidWith, "With positions", placed);
