@@ -42,9 +42,9 @@ def summary(source: Source, other: Source, params: Params) -> Any:
     found = _compared(source, other)
     order = found.cosines.argsort()
 
-    def listed(places: Tensor) -> list[list[float]]:
+    def listed(places: Tensor) -> list[tuple[int, int, float]]:
         columns = (found.ids[places].tolist(), found.other_ids[places].tolist(), found.cosines[places].tolist())
-        return [[a, b, round(c, 5)] for a, b, c in zip(*columns, strict=True)]
+        return [(a, b, round(c, 5)) for a, b, c in zip(*columns, strict=True)]
 
     return {
         "title": other.title,

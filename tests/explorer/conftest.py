@@ -7,9 +7,21 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import pytest
+import torch
 
+from embedlayer import (
+    DecoderLM,
+    RotaryEmbedding,
+    RunDirectory,
+    TokenCorpus,
+    TokenEmbedding,
+    Trainer,
+    TrainingOptions,
+    train_tokenizer,
+)
 from embedlayer.explorer.server import address, make_server
-from embedlayer.explorer.source import Source
+from embedlayer.explorer.source import Source, open_source
+from embedlayer.text.tokenizer import table_size
 
 SWITCHES = (
     "--no-sandbox",
@@ -81,3 +93,31 @@ def open_page(browser: Any) -> Iterator[Callable[..., Any]]:
     assert complaints == []
     allowed = ("data:", "blob:", *homes)
     assert [url for url in asked if not url.startswith(allowed)] == []
+
+
+@pytest.fixture(scope="session")
+def run(tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
+    """A run of a few steps, as `embedlayer train` leaves it, on a text with some rare words."""
+    torch.manual_seed(0)
+    text = ("the king and the queen love the dog . the dog loves naps , and the cat naps . " * 60) + "zebra zoo zinc"
+    tokenizer = train_tokenizer(text, "bpe", vocab_size=330)
+    directory = RunDirectory(tmp_path_factory.mktemp("explorer") / "small")
+    directory.path.mkdir()
+    (directory.path / "text.txt").write_text(text)
+    corpus = TokenCorpus.build([directory.path / "text.txt"], tokenizer, directory.corpus)
+    options = TrainingOptions(steps=6, log_every=2, validate_every=1, batch_size=2, max_length=16, seed=3)
+    torch.manual_seed(options.seed)
+    table = TokenEmbedding(table_size(tokenizer), 16, scale="sqrt_dim", pad_to_multiple_of=64)
+    trainer = Trainer(DecoderLM(table, RotaryEmbedding(8), num_layers=1, num_heads=2), *corpus.split(0.2), options)
+    near = [{"id": 40, "token": "x", "near": [["y", 0.5]]}]
+    directory.start(trainer, tokenizer, validation_fraction=0.2, notes={"neighbors_before": near})
+    for line in trainer.run():
+        directory.add_metrics(line)
+    directory.finish(trainer, tokenizer)
+    return directory
+
+
+@pytest.fixture(scope="session")
+def of_run(run: RunDirectory) -> Source:
+    """The run, opened."""
+    return open_source(run.path)

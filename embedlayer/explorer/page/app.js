@@ -149,7 +149,7 @@ function showKeys() {
 function onKey(event) {
   const target = /** @type {HTMLElement} */ (event.target);
   if (event.ctrlKey || event.metaKey || event.altKey) return;
-  if (target.getAttribute?.("role") === "tab") return onTabKey(event, target);
+  if (target.getAttribute?.("role") === "tab" && onTabKey(event, target)) return;
   if (target.closest?.("input:not([type=range]):not([type=checkbox]), textarea, select, dialog[open]")) return;
   if (/^[1-9]$/.test(event.key) && ROOMS[Number(event.key) - 1]) go(ROOMS[Number(event.key) - 1].id);
   else if (event.key === "t") switchTheme();
@@ -163,9 +163,10 @@ function onKey(event) {
 function onTabKey(event, target) {
   const tabs = [...element("tabs").children];
   const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
-  if (step === undefined) return;
+  if (step === undefined) return false;
   event.preventDefault();
   const next = /** @type {HTMLElement} */ (tabs[(tabs.indexOf(target) + step + tabs.length) % tabs.length]);
   next.click();
   next.focus();
+  return true;
 }

@@ -59,7 +59,7 @@ function byText(text, texts, lower) {
     const place = lower[i].indexOf(wanted);
     if (place < 0) continue;
     if (texts[i] === text) ranks[0].push(i);
-    else if (lower[i].trim() === bare) ranks[1].push(i);
+    else if (lower[i].length <= bare.length + 1 && lower[i].trim() === bare) ranks[1].push(i);
     else ranks[place <= 1 ? 2 : 3].push(i);
   }
   return Int32Array.from(ranks.flat());
