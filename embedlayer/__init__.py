@@ -9,7 +9,12 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from embedlayer.analysis.geometry import align as align
+    from embedlayer.analysis.geometry import moved_most as moved_most
+    from embedlayer.analysis.geometry import norms_by_frequency as norms_by_frequency
     from embedlayer.analysis.geometry import pca as pca
+    from embedlayer.analysis.geometry import shared_tokens as shared_tokens
+    from embedlayer.analysis.geometry import table_geometry as table_geometry
     from embedlayer.analysis.health import Health as Health
     from embedlayer.analysis.health import health as health
     from embedlayer.analysis.under_trained import UnderTrained as UnderTrained
@@ -156,7 +161,14 @@ if TYPE_CHECKING:
     from embedlayer.training.run_directory import load_run as load_run
 
 _HOMES = {
-    "embedlayer.analysis.geometry": ("pca",),
+    "embedlayer.analysis.geometry": (
+        "align",
+        "moved_most",
+        "norms_by_frequency",
+        "pca",
+        "shared_tokens",
+        "table_geometry",
+    ),
     "embedlayer.analysis.health": ("Health", "health"),
     "embedlayer.analysis.under_trained": ("UnderTrained", "under_trained_scores"),
     "embedlayer.analysis.vectors": ("TokenVectors",),

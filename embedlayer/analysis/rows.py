@@ -51,7 +51,7 @@ class Rows:
 
     @torch.no_grad()
     def take(self, ids: Int[Tensor, " N"]) -> Float[Tensor, "N D"]:
-        """The rows of some IDs, in float32 on the CPU."""
+        """The rows of some IDs, in float32 or wider, on the CPU."""
         if isinstance(self.table, Tensor):
             found = self.table.detach().index_select(0, ids.to(self.table.device))
         elif len(ids):
@@ -59,7 +59,7 @@ class Rows:
             found = self.table.look_up(ids.to(device))
         else:
             found = torch.empty(0, self.embed_dim)
-        return found.detach().to("cpu", torch.float32)
+        return found.detach().to("cpu", torch.promote_types(found.dtype, torch.float32))
 
     def chunks(self, rows_at_once: int | None = None) -> Iterator[tuple[int, Float[Tensor, "rows D"]]]:
         """All rows in order, as stored: the first ID of a chunk, and the chunk."""

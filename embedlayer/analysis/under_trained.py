@@ -167,7 +167,7 @@ def _sample(rows: Rows, usable: Bool[Tensor, " V"]) -> Float[Tensor, "M D"]:
     """Unit rows, all or as many as are looked at, in an order that has nothing to do with their IDs."""
     ids = torch.nonzero(usable)[:, 0]
     order = torch.randperm(len(ids), generator=torch.Generator().manual_seed(0))[:SAMPLE]
-    return F.normalize(rows.take(ids[order]), dim=1)
+    return F.normalize(rows.take(ids[order]).float(), dim=1)
 
 
 def _crowding(sample: Float[Tensor, "M D"]) -> Float[Tensor, "S K"]:
