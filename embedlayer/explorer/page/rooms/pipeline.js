@@ -104,8 +104,8 @@ async function open(element, context) {
       onClick: () => choose(t),
     })));
     const kinds = [...new Set(tokens.map((token) => token.kind))].filter((kind) => kind !== "text");
-    const legend = ["· is a space", ...kinds.map((kind) => `${kind === "byte" ? "<0x..>" : "a dashed frame"} is ${KINDS[kind]}`)];
-    about.textContent = `${COUNT.format(tokens.length)} tokens out of ${COUNT.format(size)}, each a vector of ${COUNT.format(width)} numbers; ${legend.join(", ")}.`
+    const legend = [tokens.some((token) => token.piece.includes(" ")) ? "· is a space" : "", ...kinds.map((kind) => `${kind === "byte" ? "<0x..>" : "a dashed frame"} is ${KINDS[kind]}`)].filter(Boolean);
+    about.textContent = `${COUNT.format(tokens.length)} tokens out of ${COUNT.format(size)}, each a vector of ${COUNT.format(width)} numbers${legend.length ? `; ${legend.join(", ")}` : ""}.`
       + (leftOut ? ` ${COUNT.format(leftOut)} more tokens are left out.` : "");
   }
 
@@ -188,15 +188,15 @@ const KINDS = { byte: "a part of a character", special: "a special token" };
 function inputOfText(texts, ask) {
   const input = h("input", { type: "text", id: "pipe-text", maxLength: 4000, autocomplete: "off", spellcheck: false, placeholder: "Type a text …", onInput: () => ask(input.value) });
   const examples = texts.map((text) => h("button", { type: "button", class: "pipe-example", onClick: () => { input.value = text; ask(text); } }, text));
-  const element = h("div", { class: "pipe-text" },
-    h("div", { class: "pipe-text-head" }, h("label", { for: "pipe-text" }, "Text"), h("div", { class: "pipe-examples", role: "group", "aria-label": "Examples" }, examples)), input);
+  const element = h("div", { class: "pipe-entry" },
+    h("div", { class: "pipe-entry-head" }, h("label", { for: "pipe-text" }, "Text"), h("div", { class: "pipe-examples", role: "group", "aria-label": "Examples" }, examples)), input);
   return { element, set: (text) => { if (input.value !== text) input.value = text; } };
 }
 
 /** Without a server nothing can be computed anew: the texts that the file holds. */
 function choiceOfTexts(texts, ask) {
   const choice = select({ label: "Text", options: texts.map((text) => [text, text]), value: texts[0] ?? "", onChange: ask });
-  const element = h("div", { class: "pipe-text" }, choice,
+  const element = h("div", { class: "pipe-entry" }, choice,
     h("p", { class: "note" }, "This is an exported page: it holds these texts. Any other text needs the model itself: embedlayer explore DIR."));
   return { element, set: choice.set };
 }
@@ -344,7 +344,7 @@ function drawPositions(scene) {
 function drawSum(scene) {
   const { walk, token } = scene;
   const [tokens, positions, result] = ["tokens", "positions", "result"].map((name) => valueOf(scene, name));
-  const picture = parts(scene, `${nameOf(scene)} at position ${token}: token + position = sum`, [walk.tokens[token].text, `+ position ${token}`, "= sum"],
+  const picture = parts(scene, `${nameOf(scene)} at position ${token}: token + position = sum`, [walk.tokens[token].text, `+ p[${token}]`, "= sum"],
     [row(tokens, token), row(positions, token), row(result, token)]);
   return [picture, strips(scene, "Sums", result, { title: "All sums" }), twins(scene, result, "sums")].filter(Boolean);
 }

@@ -13,6 +13,7 @@ export const room = {
   open,
 };
 
+const NAMES = { sinusoidal: "sinusoids", learned: "learned", rotary: "rotary", alibi: "ALiBi", relative: "relative biases" };
 const DIMS = [4, 8, 16, 32, 64, 128, 256, 512];
 const BASES = [100, 1000, 10000, 100000, 500000, 1000000];
 const LENGTHS = [16, 32, 64, 128, 256, 512, 1024];
@@ -28,8 +29,8 @@ async function open(element, context) {
   const vectors = unpackMatrix(data.vectors);
   const trained = own.find((scheme) => scheme.trained)?.trained ?? null;
   const choices = [
-    ...own.filter((scheme) => scheme.speaks !== "none").map((scheme, i) => [`own${i}`, `this model: ${scheme.name.split("(")[0]}${data.schemes[i].layers ? ` (${data.schemes[i].layers})` : ""}`]),
-    ["sinusoidal", "sinusoids"], ["rotary", "rotary"], ["alibi", "ALiBi"],
+    ...own.filter((scheme) => scheme.speaks !== "none").map((scheme, i) => [`own${i}`, `this source: ${NAMES[data.schemes[i].kind]}${data.schemes[i].layers ? ` (${data.schemes[i].layers})` : ""}`]),
+    ...["sinusoidal", "rotary", "alibi"].map((kind) => [kind, NAMES[kind]]),
   ];
   const view = { parts: [], scheme: null };
 
@@ -96,7 +97,7 @@ async function open(element, context) {
     view.scheme = scheme;
     clear();
     showControls(scene, choice);
-    const facts = [scheme.note, scheme.trained ? `This source was made for ${COUNT.format(scheme.trained)} positions; what lies beyond is hatched.` : ""].filter(Boolean);
+    const facts = [choice.startsWith("own") ? `${scheme.name}.` : "", scheme.note, scheme.trained ? `This source was made for ${COUNT.format(scheme.trained)} positions; what lies beyond is hatched.` : ""].filter(Boolean);
     about.replaceChildren(
       h("p", null, hasOwn ? "" : "This source has no positions of its own: here are the schemes that others use. ", scheme.sentence),
       h("p", null, h("code", null, scheme.formula)), facts.length ? h("p", { class: "note" }, facts.join(" ")) : "");
@@ -201,7 +202,7 @@ function pick(scene, a, b) {
 /** positions x dimensions, pairs or heads. */
 function mapPanel(scene, title, sentence, values, names, options = {}) {
   const heat = heatMap({
-    label: title, unit: options.unit ?? "value", axes: [names.column, names.row], cellHeight: Math.max(1, Math.min(18, 320 / values.rows)),
+    label: title, unit: options.unit ?? "value", axes: [names.column, names.row], cellHeight: Math.max(1, Math.min(18, Math.floor(320 / values.rows))),
     rowName: (r) => `${names.row} ${r}`, columnName: (c) => `${names.column} ${c}`, onPick: options.onPick,
   });
   const marks = () => (options.marks === false ? [] : [{ row: scene.a }, { row: scene.b }]);
