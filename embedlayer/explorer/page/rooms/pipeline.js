@@ -376,7 +376,7 @@ function drawDropout(scene) {
     rows: 2, cols: Math.min(first, kept.cols),
     data: Float32Array.from([...row(kept, scene.token).slice(0, first), ...row(dropped, scene.token).slice(0, first)]),
   };
-  const heat = heatMap({ label: "One token", unit: "value", rowLabels: true, axes: ["dimension"], cellHeight: 28, rowName: (r) => ["in use", "in training"][r], columnName: (d) => `dimension ${d}` });
+  const heat = heatMap({ label: "One token", unit: "value", rowLabels: true, axes: ["dimension"], cellHeight: 28, rowName: (r) => ["in use", "training"][r], columnName: (d) => `dimension ${d}` });
   heat.show(closeUp, { blank: (r, d) => r === 1 && gone(scene.token, d) });
   return [
     h("p", { class: "pipe-fact" }, `Of ${COUNT.format(dropped.data.length)} numbers, `, h("b", null, COUNT.format(count)), ` (${PERCENT.format(share)}) are 0 in this draw; the others are times ${shown(1 / (1 - scene.step.facts.shown_p))}.`),
@@ -538,7 +538,7 @@ function drawGradient(scene) {
       h("p", { class: "note" }, `The frame marks ${nameOf(scene)}. ${tied ? "No row is left out." : "Where the strip is empty, no gradient arrives."}`), scene.keep(heat)),
     h("section", { class: "pipe-picture" }, h("h3", null, "The rows of this text"),
       h("div", { class: "scroll pipe-table-scroll" }, h("table", { class: "pipe-rows" },
-        h("thead", null, h("tr", null, h("th", null, "token"), h("th", { class: "number" }, "times"), h("th"), h("th", { class: "number" }, "norm"),
+        h("thead", null, h("tr", null, h("th", null, "token"), h("th", { class: "number" }, "times"), h("th", { class: "pipe-wide" }), h("th", { class: "number" }, "norm"),
           tied ? [h("th", { class: "number" }, "by look-up"), h("th", { class: "number" }, "by head")] : null)),
         h("tbody", null, list))),
       tied ? h("p", { class: "note" }, "The two parts are vectors that may point different ways, so their norms do not add up to the norm of the sum.") : null),
