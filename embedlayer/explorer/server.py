@@ -123,6 +123,9 @@ class _Handler(BaseHTTPRequestHandler):
             found = answer(self.sources, name, params)
         except EmbedLayerError as error:
             return self._say(HTTPStatus.BAD_REQUEST, str(error))
+        except Exception:
+            self._say(HTTPStatus.INTERNAL_SERVER_ERROR, "The server failed at this; its terminal says how.")
+            raise
         if isinstance(found, bytes):
             return self._send(HTTPStatus.OK, "application/octet-stream", found)
         return self._send(HTTPStatus.OK, "application/json", to_json(found))

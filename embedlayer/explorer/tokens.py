@@ -124,7 +124,7 @@ def _is_small(source: Source) -> bool:
 
 def principal(source: Source) -> Pca:
     """The widest directions of the table, and where its rows lie along them."""
-    return source.once("pca", lambda: _computedprincipal(source))
+    return source.once("pca", lambda: _computed_pca(source))
 
 
 def _computed_pca(source: Source) -> Pca:

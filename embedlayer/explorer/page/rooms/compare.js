@@ -58,6 +58,13 @@ async function open(element, context) {
   };
 }
 
+function joined(a, b) {
+  const both = new Float32Array(a.length + b.length);
+  both.set(a);
+  both.set(b, a.length);
+  return both;
+}
+
 /** Fill the room with a comparison; returns how to end it. */
 function fill(body, { about, bytes, texts, other, choice, context }) {
   const { data, state } = context;
@@ -238,7 +245,7 @@ function fill(body, { about, bytes, texts, other, choice, context }) {
 
   function home() {
     if (!width || scene.view) return;
-    scene.view = fitView(ax, ay, width, height);
+    scene.view = fitView(joined(ax, bx), joined(ay, by), width, height);
     scene.home = scene.view.zoom;
     draw();
   }
