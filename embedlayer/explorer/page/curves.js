@@ -2,8 +2,7 @@
 
 import { ticks } from "./chart.js";
 import { fit, h, onResize } from "./dom.js";
-import { shown } from "./heat.js";
-import { theme } from "./theme.js";
+import { palette, shown } from "./heat.js";
 
 /** @typedef {{name: string, colour: number, values: ArrayLike<number>, thin?: boolean, dots?: boolean}} Series `colour`: of the theme's eight, from 0 */
 
@@ -27,7 +26,7 @@ export function curves({ label, axes, height = 190, xName = (index) => `${axes[0
 
   const draw = () => {
     if (view.width < 60 || !view.series.length) return;
-    const colours = theme();
+    const colours = palette();
     const context = fit(canvas, view.width, height);
     context.font = `11px ${getComputedStyle(canvas).fontFamily}`;
     context.lineWidth = 1;
@@ -143,7 +142,7 @@ export function curves({ label, axes, height = 190, xName = (index) => `${axes[0
   document.addEventListener("themechange", show);
 
   function show() {
-    const { series } = theme();
+    const { series } = palette();
     names.replaceChildren(...view.series.filter((each) => !each.thin).slice(0, 8).map((each) => {
       const swatch = h("i");
       swatch.style.background = series[each.colour % 8];

@@ -1,7 +1,6 @@
 import { empty, fit, h, onResize, select, visible } from "../dom.js";
-import { heatMap, limitOf, shown } from "../heat.js";
+import { heatMap, limitOf, palette, shown } from "../heat.js";
 import { cosine, fromRows, row, unpackMatrix } from "../math.js";
-import { theme } from "../theme.js";
 
 /** Pipeline: one text, every step from its tokens to the gradient of its loss, with the model's own numbers. */
 export const room = {
@@ -287,7 +286,7 @@ function drawLookUp(scene) {
   const paint = () => {
     const [width, tall] = [box.clientWidth, rows.rows * height];
     if (width < 20) return;
-    const colours = theme();
+    const colours = palette();
     const context = fit(canvas, width, tall);
     const bar = { left: 1, width: Math.min(34, width * 0.35) };
     context.fillStyle = colours.raised;
@@ -433,7 +432,7 @@ function drawRotation(scene) {
 function dial(name, angle, before, after) {
   const size = 76;
   const canvas = h("canvas", { "aria-hidden": "true" });
-  const colours = theme();
+  const colours = palette();
   const context = fit(canvas, size, size);
   const reach = size / 2 - 4;
   const longest = Math.max(Math.hypot(...before), Math.hypot(...after)) || 1;
