@@ -408,7 +408,7 @@ class _Walk:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
             dropped = F.dropout(self.x.detach().cpu(), shown)
-        own = {None: "this source does not state one", 0.0: "this model was trained with p = 0"}
+        own = {None: "this source does not state one", 0.0: "this model has p = 0"}
         return Step(
             "dropout",
             "Dropout",
@@ -534,37 +534,23 @@ class _Walk:
         of_rows, of_products = torch.autograd.grad(loss, [self.rows, products])
         if self.table.padding_idx is not None:
             of_rows = of_rows.masked_fill((self.ids == self.table.padding_idx).unsqueeze(-1), 0)
-        used, places = self.ids.unique(return_inverse=True)
-        through_rows = torch.zeros_like(of_rows[: len(used)]).index_add_(0, places, of_rows)
-        scores, states = of_products.to(hidden.dtype), hidden.detach()
-
-        def through_head(start: int, stop: int) -> Tensor:
-            return scores[:, start:stop].T @ states
-
-        vocab_size = self.table.vocab_size
-        total = torch.zeros(vocab_size, device=self.ids.device)
+        used, places, times = self.ids.unique(return_inverse=True, return_counts=True)
+        by_rows = torch.zeros_like(of_rows[: len(used)]).index_add_(0, places, of_rows)
+        by_head = torch.zeros_like(by_rows)
+        total = torch.zeros(self.table.vocab_size, device=self.ids.device)
         if output.tied:
-            for start, stop in _chunks(vocab_size):
-                total[start:stop] = through_head(start, stop).float().norm(dim=-1)
-            head_norms = total[used].tolist()
-            at_used = torch.cat([through_head(number, number + 1) for number in used.tolist()])
-            total[used] = (at_used + through_rows).float().norm(dim=-1)
-        else:
-            head_norms = [0.0] * len(used)
-            total[used] = through_rows.float().norm(dim=-1)
-        by_id = {token.id: token for token in tokens}
-        norms = zip(used.tolist(), through_rows.float().norm(dim=-1).tolist(), head_norms, strict=True)
-        rows = [
-            {
-                **vars(by_id[number]),
-                "norm": float(total[number]),
-                "through_rows": through,
-                "through_head": from_head,
-                "times": int((self.ids == number).sum()),
-            }
-            for number, through, from_head in norms
-        ]
+            scores, states = of_products.to(hidden.dtype), hidden.detach()
+            by_head = scores[:, used].T @ states
+            for start, stop in _chunks(len(total)):
+                total[start:stop] = _norms(scores[:, start:stop].T @ states)
+        total[used] = _norms(by_head + by_rows)
         touched = int(total.count_nonzero())
+        by_id = {token.id: vars(token) for token in tokens}
+        columns = (used, total[used], _norms(by_rows), _norms(by_head), times)
+        rows = [
+            {**by_id[number], "norm": norm, "through_rows": through_rows, "through_head": through_head, "times": count}
+            for number, norm, through_rows, through_head, count in zip(*(c.tolist() for c in columns), strict=True)
+        ]
         return Step(
             "gradient",
             "Gradient",
@@ -573,7 +559,7 @@ class _Walk:
             "get their share on top."
             if output.tied
             else "Only rows that were looked up get a gradient; all others of the table stay as they are.",
-            f"loss {loss.item():.3f} nats per token; {touched:,} of {vocab_size:,} rows get a gradient, "
+            f"loss {loss.item():.3f} nats per token; {touched:,} of {len(total):,} rows get a gradient, "
             f"{len(used):,} were looked up",
             {"norms": _widest(total)},
             {
@@ -581,10 +567,15 @@ class _Walk:
                 "touched": touched,
                 "used": len(used),
                 "tied": output.tied,
-                "rows": sorted(rows, key=lambda row: -cast(float, row["norm"])),
-                "rows_a_bin": -(-vocab_size // BINS),
+                "rows": sorted(rows, key=lambda row: -row["norm"]),
+                "rows_a_bin": -(-len(total) // BINS),
             },
         )
+
+
+def _norms(rows: Float[Tensor, "N D"]) -> Float[Tensor, " N"]:
+    norms: Tensor = rows.float().norm(dim=-1)
+    return norms
 
 
 def _finite(value: Any) -> Any:

@@ -348,7 +348,7 @@ def test_an_exported_page_shows_its_texts_and_says_that_it_holds_no_others(sourc
     page = open_page((tmp_path / "page.html").as_uri() + "#pipeline?step=head")
     page.locator(".pipe-guesses").wait_for()
     page.get_by_text("This is an exported page").wait_for()
-    choice = page.locator(".pipe-text select")
+    choice = page.locator(".pipe-entry select")
     texts = answer(source, {})["texts"]
     assert choice.locator("option").all_inner_texts() == texts
     choice.select_option(texts[1])

@@ -1,8 +1,8 @@
 /** Curves over positions or distances on Canvas2D, with their numbers under the pointer or the arrow keys. */
 
+import { ticks } from "./chart.js";
 import { fit, h, onResize } from "./dom.js";
-import { shown } from "./heat.js";
-import { theme } from "./theme.js";
+import { palette, shown } from "./heat.js";
 
 /** @typedef {{name: string, colour: number, values: ArrayLike<number>, thin?: boolean, dots?: boolean}} Series `colour`: of the theme's eight, from 0 */
 
@@ -26,13 +26,13 @@ export function curves({ label, axes, height = 190, xName = (index) => `${axes[0
 
   const draw = () => {
     if (view.width < 60 || !view.series.length) return;
-    const colours = theme();
+    const colours = palette();
     const context = fit(canvas, view.width, height);
     context.font = `11px ${getComputedStyle(canvas).fontFamily}`;
     context.lineWidth = 1;
     context.textAlign = "right";
     context.textBaseline = "middle";
-    for (const value of ticks(view.low, view.high)) {
+    for (const value of ticks(view.low, view.high, 5)) {
       context.strokeStyle = value === 0 ? colours.muted : colours.line;
       context.beginPath();
       context.moveTo(margin.left, up(value));
@@ -142,7 +142,7 @@ export function curves({ label, axes, height = 190, xName = (index) => `${axes[0
   document.addEventListener("themechange", show);
 
   function show() {
-    const { series } = theme();
+    const { series } = palette();
     names.replaceChildren(...view.series.filter((each) => !each.thin).slice(0, 8).map((each) => {
       const swatch = h("i");
       swatch.style.background = series[each.colour % 8];
@@ -169,14 +169,4 @@ export function curves({ label, axes, height = 190, xName = (index) => `${axes[0
       document.removeEventListener("themechange", show);
     },
   };
-}
-
-/** Round numbers between two, about `count` of them. */
-function ticks(low, high, count = 5) {
-  const rough = (high - low) / count || 1;
-  const power = 10 ** Math.floor(Math.log10(rough));
-  const step = [1, 2, 5, 10].map((each) => each * power).find((each) => each >= rough) ?? rough;
-  const found = [];
-  for (let i = Math.ceil(low / step - 1e-9); i * step <= high + 1e-9 * step; i++) found.push(Number((i * step).toPrecision(12)));
-  return found;
 }

@@ -4,6 +4,17 @@ import { css, diverging, parse, sequential } from "./colour.js";
 import { fit, h, onResize } from "./dom.js";
 import { theme } from "./theme.js";
 
+let known = null;
+
+/** The page's colours, read once for each theme: asking the browser costs a layout. */
+export function palette() {
+  if (!known) {
+    known = theme();
+    document.addEventListener("themechange", () => { known = null; }, { once: true, capture: true });
+  }
+  return known;
+}
+
 /** @typedef {{rows: number, cols: number, data: ArrayLike<number>}} Matrix numbers row by row; NaN for none */
 
 /** A number as people read it: signed, four digits behind the point, or an exponent where those would be zeros. */
@@ -51,7 +62,7 @@ export function heatMap(options) {
   const element = h("figure", { class: "heat" },
     axes[0] ? h("div", { class: "heat-axis" }, h("span", null, axes[1] ? `${axes[1]} ↓` : ""), h("span", null, `${axes[0]} →`)) : null,
     body, h("figcaption", { class: "heat-foot" }, readout, legend.element));
-  const view = { matrix: null, limit: 1, shade: null, blank: null, marks: [], cursor: null, width: 0, image: null, bins: null };
+  const view = { matrix: null, limit: 1, shade: null, blank: null, marks: [], cursor: null, width: 0, image: null, bins: null, hatched: null };
 
   const heightOf = () => {
     if (!view.matrix) return 0;
@@ -62,7 +73,7 @@ export function heatMap(options) {
   /** The numbers as an image of one pixel a cell. */
   const paint = () => {
     const { matrix, limit } = view;
-    const { dark, line } = theme();
+    const { dark, line } = palette();
     const pixels = Math.max(1, Math.floor(view.width * Math.min(globalThis.devicePixelRatio || 1, 2)));
     const wide = Math.ceil(matrix.cols / Math.max(1, Math.min(matrix.cols, pixels)));
     const columns = Math.ceil(matrix.cols / wide);
@@ -83,6 +94,7 @@ export function heatMap(options) {
         image.data.set([...rgb, 255], 4 * place);
       }
     }
+    view.hatched = view.shade && pathOf(view.shade, matrix, view.width, heightOf());
     view.image = new OffscreenCanvas(columns, matrix.rows);
     view.image.getContext("2d").putImageData(image, 0, 0);
   };
@@ -91,7 +103,7 @@ export function heatMap(options) {
     if (!view.matrix || view.width < 2) return;
     const { matrix, width } = view;
     const height = heightOf();
-    const colours = theme();
+    const colours = palette();
     const context = fit(canvas, width, height);
     context.imageSmoothingEnabled = false;
     context.drawImage(view.image, 0, 0, width, height);
@@ -100,7 +112,7 @@ export function heatMap(options) {
       context.fillStyle = colours.paper;
       for (let r = 1; r < matrix.rows; r++) context.fillRect(0, Math.round(r * cell.height) - 1, width, 1);
     }
-    if (view.shade) shadeCells(context, view.shade, cell, matrix, colours);
+    if (view.hatched) hatch(context, view.hatched, width, height, colours);
     for (const mark of view.marks) {
       for (const [line, stroke] of [[3.5, colours.paper], [1.5, mark.colour ?? colours.ink]]) {
         context.lineWidth = line;
@@ -217,23 +229,28 @@ function largestOf({ data }) {
   return largest;
 }
 
-/** Diagonal lines over the cells that `shade` names, a run of rows or columns at a time. */
-function shadeCells(context, shade, cell, matrix, colours) {
-  context.save();
-  context.beginPath();
-  for (let r = 0; r < matrix.rows; r++) {
+/** The cells that `shade` names, a run of columns at a time, as a path. */
+function pathOf(shade, { rows, cols }, width, height) {
+  const path = new Path2D();
+  const cell = { width: width / cols, height: height / rows };
+  for (let r = 0; r < rows; r++) {
     let start = -1;
-    for (let c = 0; c <= matrix.cols; c++) {
-      const inside = c < matrix.cols && shade(r, c);
+    for (let c = 0; c <= cols; c++) {
+      const inside = c < cols && shade(r, c);
       if (inside && start < 0) start = c;
       if (!inside && start >= 0) {
-        context.rect(start * cell.width, r * cell.height, (c - start) * cell.width, cell.height);
+        path.rect(start * cell.width, r * cell.height, (c - start) * cell.width, cell.height);
         start = -1;
       }
     }
   }
-  context.clip();
-  const [width, height] = [cell.width * matrix.cols, cell.height * matrix.rows];
+  return path;
+}
+
+/** Diagonal lines over a path. */
+function hatch(context, path, width, height, colours) {
+  context.save();
+  context.clip(path);
   context.globalAlpha = 0.45;
   context.fillStyle = colours.paper;
   context.fillRect(0, 0, width, height);
@@ -258,7 +275,7 @@ function legendOf(scale, unit) {
   return {
     element,
     draw(limit, cut) {
-      const { dark } = theme();
+      const { dark } = palette();
       const context = fit(bar, 96, 10);
       for (let x = 0; x < 96; x++) {
         const rgb = scale === "sequential" ? sequential(x / 95, dark) : diverging((2 * x) / 95 - 1, dark);

@@ -154,10 +154,15 @@ export function largestDifference(a, b) {
   return largest;
 }
 
-/** A tensor as the server packs it, {shape, float32}: {shape, data}. */
-export function unpack({ shape, float32 }) {
-  const bytes = Uint8Array.from(atob(float32), (letter) => letter.charCodeAt(0));
-  return { shape, data: new Float32Array(bytes.buffer) };
+const unpacked = new WeakMap();
+
+/** A tensor as the server packs it, {shape, float32}: {shape, data}. Unpacked once, so only to be read. */
+export function unpack(packed) {
+  if (!unpacked.has(packed)) {
+    const bytes = Uint8Array.from(atob(packed.float32), (letter) => letter.charCodeAt(0));
+    unpacked.set(packed, { shape: packed.shape, data: new Float32Array(bytes.buffer) });
+  }
+  return unpacked.get(packed);
 }
 
 /** A packed (T, C) tensor, or entry `index` of a packed (H, T, C) one, as a matrix. */

@@ -1,7 +1,6 @@
 import { empty, fit, h, onResize, select, visible } from "../dom.js";
-import { heatMap, limitOf, shown } from "../heat.js";
+import { heatMap, limitOf, palette, shown } from "../heat.js";
 import { cosine, fromRows, row, unpackMatrix } from "../math.js";
-import { theme } from "../theme.js";
 
 /** Pipeline: one text, every step from its tokens to the gradient of its loss, with the model's own numbers. */
 export const room = {
@@ -104,8 +103,8 @@ async function open(element, context) {
       onClick: () => choose(t),
     })));
     const kinds = [...new Set(tokens.map((token) => token.kind))].filter((kind) => kind !== "text");
-    const legend = ["· is a space", ...kinds.map((kind) => `${kind === "byte" ? "<0x..>" : "a dashed frame"} is ${KINDS[kind]}`)];
-    about.textContent = `${COUNT.format(tokens.length)} tokens out of ${COUNT.format(size)}, each a vector of ${COUNT.format(width)} numbers; ${legend.join(", ")}.`
+    const legend = [tokens.some((token) => token.piece.includes(" ")) ? "· is a space" : "", ...kinds.map((kind) => `${kind === "byte" ? "<0x..>" : "a dashed frame"} is ${KINDS[kind]}`)].filter(Boolean);
+    about.textContent = `${COUNT.format(tokens.length)} tokens out of ${COUNT.format(size)}, each a vector of ${COUNT.format(width)} numbers${legend.length ? `; ${legend.join(", ")}` : ""}.`
       + (leftOut ? ` ${COUNT.format(leftOut)} more tokens are left out.` : "");
   }
 
@@ -188,15 +187,15 @@ const KINDS = { byte: "a part of a character", special: "a special token" };
 function inputOfText(texts, ask) {
   const input = h("input", { type: "text", id: "pipe-text", maxLength: 4000, autocomplete: "off", spellcheck: false, placeholder: "Type a text …", onInput: () => ask(input.value) });
   const examples = texts.map((text) => h("button", { type: "button", class: "pipe-example", onClick: () => { input.value = text; ask(text); } }, text));
-  const element = h("div", { class: "pipe-text" },
-    h("div", { class: "pipe-text-head" }, h("label", { for: "pipe-text" }, "Text"), h("div", { class: "pipe-examples", role: "group", "aria-label": "Examples" }, examples)), input);
+  const element = h("div", { class: "pipe-entry" },
+    h("div", { class: "pipe-entry-head" }, h("label", { for: "pipe-text" }, "Text"), h("div", { class: "pipe-examples", role: "group", "aria-label": "Examples" }, examples)), input);
   return { element, set: (text) => { if (input.value !== text) input.value = text; } };
 }
 
 /** Without a server nothing can be computed anew: the texts that the file holds. */
 function choiceOfTexts(texts, ask) {
   const choice = select({ label: "Text", options: texts.map((text) => [text, text]), value: texts[0] ?? "", onChange: ask });
-  const element = h("div", { class: "pipe-text" }, choice,
+  const element = h("div", { class: "pipe-entry" }, choice,
     h("p", { class: "note" }, "This is an exported page: it holds these texts. Any other text needs the model itself: embedlayer explore DIR."));
   return { element, set: choice.set };
 }
@@ -287,7 +286,7 @@ function drawLookUp(scene) {
   const paint = () => {
     const [width, tall] = [box.clientWidth, rows.rows * height];
     if (width < 20) return;
-    const colours = theme();
+    const colours = palette();
     const context = fit(canvas, width, tall);
     const bar = { left: 1, width: Math.min(34, width * 0.35) };
     context.fillStyle = colours.raised;
@@ -344,7 +343,7 @@ function drawPositions(scene) {
 function drawSum(scene) {
   const { walk, token } = scene;
   const [tokens, positions, result] = ["tokens", "positions", "result"].map((name) => valueOf(scene, name));
-  const picture = parts(scene, `${nameOf(scene)} at position ${token}: token + position = sum`, [walk.tokens[token].text, `+ position ${token}`, "= sum"],
+  const picture = parts(scene, `${nameOf(scene)} at position ${token}: token + position = sum`, [walk.tokens[token].text, `+ p[${token}]`, "= sum"],
     [row(tokens, token), row(positions, token), row(result, token)]);
   return [picture, strips(scene, "Sums", result, { title: "All sums" }), twins(scene, result, "sums")].filter(Boolean);
 }
@@ -376,7 +375,7 @@ function drawDropout(scene) {
     rows: 2, cols: Math.min(first, kept.cols),
     data: Float32Array.from([...row(kept, scene.token).slice(0, first), ...row(dropped, scene.token).slice(0, first)]),
   };
-  const heat = heatMap({ label: "One token", unit: "value", rowLabels: true, axes: ["dimension"], cellHeight: 28, rowName: (r) => ["in use", "in training"][r], columnName: (d) => `dimension ${d}` });
+  const heat = heatMap({ label: "One token", unit: "value", rowLabels: true, axes: ["dimension"], cellHeight: 28, rowName: (r) => ["in use", "training"][r], columnName: (d) => `dimension ${d}` });
   heat.show(closeUp, { blank: (r, d) => r === 1 && gone(scene.token, d) });
   return [
     h("p", { class: "pipe-fact" }, `Of ${COUNT.format(dropped.data.length)} numbers, `, h("b", null, COUNT.format(count)), ` (${PERCENT.format(share)}) are 0 in this draw; the others are times ${shown(1 / (1 - scene.step.facts.shown_p))}.`),
@@ -433,7 +432,7 @@ function drawRotation(scene) {
 function dial(name, angle, before, after) {
   const size = 76;
   const canvas = h("canvas", { "aria-hidden": "true" });
-  const colours = theme();
+  const colours = palette();
   const context = fit(canvas, size, size);
   const reach = size / 2 - 4;
   const longest = Math.max(Math.hypot(...before), Math.hypot(...after)) || 1;
@@ -538,7 +537,7 @@ function drawGradient(scene) {
       h("p", { class: "note" }, `The frame marks ${nameOf(scene)}. ${tied ? "No row is left out." : "Where the strip is empty, no gradient arrives."}`), scene.keep(heat)),
     h("section", { class: "pipe-picture" }, h("h3", null, "The rows of this text"),
       h("div", { class: "scroll pipe-table-scroll" }, h("table", { class: "pipe-rows" },
-        h("thead", null, h("tr", null, h("th", null, "token"), h("th", { class: "number" }, "times"), h("th"), h("th", { class: "number" }, "norm"),
+        h("thead", null, h("tr", null, h("th", null, "token"), h("th", { class: "number" }, "times"), h("th", { class: "pipe-wide" }), h("th", { class: "number" }, "norm"),
           tied ? [h("th", { class: "number" }, "by look-up"), h("th", { class: "number" }, "by head")] : null)),
         h("tbody", null, list))),
       tied ? h("p", { class: "note" }, "The two parts are vectors that may point different ways, so their norms do not add up to the norm of the sum.") : null),

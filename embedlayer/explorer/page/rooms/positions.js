@@ -13,6 +13,7 @@ export const room = {
   open,
 };
 
+const NAMES = { sinusoidal: "sinusoids", learned: "learned", rotary: "rotary", alibi: "ALiBi", relative: "relative biases" };
 const DIMS = [4, 8, 16, 32, 64, 128, 256, 512];
 const BASES = [100, 1000, 10000, 100000, 500000, 1000000];
 const LENGTHS = [16, 32, 64, 128, 256, 512, 1024];
@@ -28,8 +29,8 @@ async function open(element, context) {
   const vectors = unpackMatrix(data.vectors);
   const trained = own.find((scheme) => scheme.trained)?.trained ?? null;
   const choices = [
-    ...own.filter((scheme) => scheme.speaks !== "none").map((scheme, i) => [`own${i}`, `this model: ${scheme.name.split("(")[0]}${data.schemes[i].layers ? ` (${data.schemes[i].layers})` : ""}`]),
-    ["sinusoidal", "sinusoids"], ["rotary", "rotary"], ["alibi", "ALiBi"],
+    ...own.filter((scheme) => scheme.speaks !== "none").map((scheme, i) => [`own${i}`, `this source: ${NAMES[data.schemes[i].kind]}${data.schemes[i].layers ? ` (${data.schemes[i].layers})` : ""}`]),
+    ...["sinusoidal", "rotary", "alibi"].map((kind) => [kind, NAMES[kind]]),
   ];
   const view = { parts: [], scheme: null };
 
@@ -38,7 +39,7 @@ async function open(element, context) {
   const panels = h("div", { class: "pos-panels" });
   element.replaceChildren(h("section", { class: "panel pos-top" }, controls, about), panels);
   build();
-  return { close: clear, stateChanged: build };
+  return { close: clear, stateChanged: () => build() };
 
   function get(key, fallback) {
     return context.state.get(key, String(fallback));
@@ -72,8 +73,8 @@ async function open(element, context) {
     return { ...alibi(Math.round(number("heads", 8, 1, 64))), trained };
   }
 
-  /** The whole room for the chosen scheme. */
-  function build() {
+  /** The whole room for the chosen scheme; the controls stay where they are while one of them is dragged. */
+  function build({ withControls = true } = {}) {
     const choice = chosen();
     const scheme = makeScheme(choice);
     const length = Math.round(number("length", trained ? Math.min(256, 2 ** Math.ceil(Math.log2(trained * 1.5))) : 128, 4, 1024));
@@ -95,8 +96,8 @@ async function open(element, context) {
     };
     view.scheme = scheme;
     clear();
-    showControls(scene, choice);
-    const facts = [scheme.note, scheme.trained ? `This source was made for ${COUNT.format(scheme.trained)} positions; what lies beyond is hatched.` : ""].filter(Boolean);
+    if (withControls) showControls(scene, choice);
+    const facts = [choice.startsWith("own") ? `${scheme.name}.` : "", scheme.note, scheme.trained ? `This source was made for ${COUNT.format(scheme.trained)} positions; what lies beyond is hatched.` : ""].filter(Boolean);
     about.replaceChildren(
       h("p", null, hasOwn ? "" : "This source has no positions of its own: here are the schemes that others use. ", scheme.sentence),
       h("p", null, h("code", null, scheme.formula)), facts.length ? h("p", { class: "note" }, facts.join(" ")) : "");
@@ -109,12 +110,12 @@ async function open(element, context) {
   }
 
   function showControls(scene, choice) {
-    const focused = document.activeElement?.getAttribute?.("aria-label") ?? document.activeElement?.closest?.("label")?.querySelector("span")?.firstChild?.textContent;
+    const wasChoosing = controls.contains(document.activeElement);
     const listed = (label, list, key, value, format = (each) => COUNT.format(each)) => slider({
       label, min: 0, max: list.length - 1, value: Math.max(0, nearest(list, value)), format: (i) => format(list[i]),
       onInput: (i) => {
         set({ [key]: list[i], a: null, b: null });
-        build();
+        build({ withControls: false });
       },
     });
     controls.replaceChildren(
@@ -131,7 +132,7 @@ async function open(element, context) {
       choice === "alibi" ? listed("Heads H", HEADS, "heads", scene.scheme.columns) : "",
       listed("Positions shown", LENGTHS, "length", scene.length),
     );
-    if (focused) [...controls.querySelectorAll("input, select")].find((each) => each.getAttribute("aria-label") === focused)?.focus();
+    if (wasChoosing) controls.querySelector("select").focus();
   }
 }
 
@@ -201,7 +202,7 @@ function pick(scene, a, b) {
 /** positions x dimensions, pairs or heads. */
 function mapPanel(scene, title, sentence, values, names, options = {}) {
   const heat = heatMap({
-    label: title, unit: options.unit ?? "value", axes: [names.column, names.row], cellHeight: Math.max(1, Math.min(18, 320 / values.rows)),
+    label: title, unit: options.unit ?? "value", axes: [names.column, names.row], cellHeight: Math.max(1, Math.min(18, Math.floor(320 / values.rows))),
     rowName: (r) => `${names.row} ${r}`, columnName: (c) => `${names.column} ${c}`, onPick: options.onPick,
   });
   const marks = () => (options.marks === false ? [] : [{ row: scene.a }, { row: scene.b }]);
@@ -211,17 +212,16 @@ function mapPanel(scene, title, sentence, values, names, options = {}) {
 }
 
 /** A wave, or two learned dimensions, over the positions. */
-function wavePanel(scene) {
-  const { scheme, length } = scene;
+function wavePanel(scene, rows) {
+  const { scheme } = scene;
   const chart = curves({ label: "Curves over the positions", axes: ["position", "value"], onPick: (p) => pick(scene, Math.min(p, scene.last), scene.b) });
   const said = h("p", { class: "pipe-fact" });
   const isWave = Number.isFinite(scheme.wavelength(0));
   const draw = () => {
     const channels = scheme.channels(scene.pair);
-    const all = Array.from({ length }, (_, p) => scheme.vector(p));
     chart.show(channels.map((d) => ({
       name: isWave ? `${scheme.part(d)} (${scheme.speaks === "rotary" ? `pair ${scene.pair}` : `dimension ${d}`})` : `dimension ${d}`,
-      colour: isWave ? Number(scheme.part(d) === "cos") : d % 2, values: all.map((vector) => vector[d]),
+      colour: isWave ? Number(scheme.part(d) === "cos") : d % 2, values: Array.from({ length: rows.rows }, (_, p) => rows.data[p * rows.cols + d]),
     })), {
       range: isWave ? [-1, 1] : undefined, shadeFrom: scheme.trained ?? Infinity,
       marks: [{ at: scene.a, text: "a", side: scene.a <= scene.b ? "left" : "right" }, { at: scene.b, text: "b", side: scene.a <= scene.b ? "right" : "left" }],
@@ -263,7 +263,7 @@ function addedPanels(scene) {
     isWave ? "One line for each position, one column for each dimension. Left the fast waves, right the slow ones: every line is another fingerprint."
       : "One line for each position, one column for each dimension: what training made of them.",
     rows, { row: "position", column: "dimension" }, { limit: isWave ? 1 : limitOf(rows), onPick: (p) => pick(scene, Math.min(p, scene.last), scene.b) });
-  return [map, twoVectors(scene), similarityPanel(scene, rows), sameTokenPanel(scene), wavePanel(scene)];
+  return [map, twoVectors(scene), similarityPanel(scene, rows), sameTokenPanel(scene), wavePanel(scene, rows)];
 }
 
 /** The vectors of two positions, and how alike they are. */
@@ -366,10 +366,11 @@ function queryAndKey(scene) {
 
 function rotaryPanels(scene) {
   const { scheme, length } = scene;
-  const cosines = matrix(length, scheme.pairs, (p, i) => scheme.vector(p)[2 * i]);
+  const rows = fromRows(Array.from({ length }, (_, p) => scheme.vector(p)));
+  const cosines = matrix(length, scheme.pairs, (p, i) => rows.data[p * rows.cols + 2 * i]);
   const map = mapPanel(scene, "Every position", "Cosine of each pair's angle: left the pairs that turn fast, right those that hardly move over the positions shown.",
     cosines, { row: "position", column: "pair" }, { unit: "cosine of the angle", limit: 1, onPick: (p) => pick(scene, Math.min(p, scene.last), scene.b) });
-  return [map, turnedPanel(scene), distancePanel(scene), wavePanel(scene)];
+  return [map, turnedPanel(scene), distancePanel(scene), wavePanel(scene, rows)];
 }
 
 /** A query at one place and a key at another. */
