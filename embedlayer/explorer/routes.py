@@ -45,6 +45,7 @@ ROUTES: dict[str, Route] = {
     "tokens": Route(tokens.texts),
     "axes": Route(tokens.axes),
     "coordinates": Route(tokens.coordinates, tokens.baked_coordinates),
+    "layout": Route(tokens.layout, tokens.baked_layout),
     "norms": Route(tokens.norms),
     "frequencies": Route(tokens.frequencies, needs="frequency"),
     "neighbors": Route(tokens.neighbors, nothing),

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from embedlayer.analysis.geometry import Pca, pca
 from embedlayer.errors import SizeError, TokenIdError
+from embedlayer.explorer.layout import lay_out
 from embedlayer.explorer.source import Source
 from embedlayer.text.corpus import TokenCorpus
 
@@ -49,6 +50,16 @@ def coordinates(source: Source, params: Params) -> bytes:
 def baked_coordinates(source: Source) -> list[Params]:
     """Only the widest components."""
     return [{"count": str(BAKED_COMPONENTS)}]
+
+
+def layout(source: Source, params: Params) -> bytes:
+    """Places where neighbours stay together, float32 `(2, V)`; see `layout.lay_out`. Slow for large tables."""
+    return source.once("layout", lambda: _bytes(lay_out(source.rows, principal(source).coordinates[:, :2]).T))
+
+
+def baked_layout(source: Source) -> list[Params]:
+    """Only tables that are laid out in seconds."""
+    return [{}] if source.table.vocab_size <= BAKED_ROWS and source.table.embed_dim > 1 else []
 
 
 def norms(source: Source, params: Params) -> bytes:

@@ -192,6 +192,16 @@ def test_the_map_is_drawn_moved_and_chosen_from_by_keyboard_and_pointer(url, ope
     page.locator(".map-legend").get_by_text("under-trained").wait_for()
 
 
+def test_neighbourhoods_take_the_place_of_both_axes(url, open_page):
+    page = open_page(url)
+    page.get_by_label("Across").select_option("n")
+    page.locator(".map-progress").wait_for(state="hidden")
+    until(page, "location.hash.includes('x=n')")
+    assert not page.get_by_label("Up").is_visible()
+    page.get_by_label("Across").select_option("3")
+    page.get_by_label("Up").wait_for()
+
+
 def test_compare_shows_before_and_after_and_the_slider_moves_the_points(url, open_page):
     page = open_page(url + "#compare?t=0")
     page.locator(".near li").first.wait_for()

@@ -19,6 +19,7 @@ export const room = {
 
 const LISTED = 200;
 const NEIGHBORS = 20;
+const LEGEND = 56; // pixels at the bottom
 
 /** @param {HTMLElement} element */
 async function open(element, context) {
@@ -59,7 +60,7 @@ async function open(element, context) {
   const searchField = h("input", { type: "search", placeholder: "text, /regex/, #id, 0xE2 96", "aria-label": "Search tokens by text, /regex/, #id or bytes", spellcheck: false, autocomplete: "off" });
   const hits = h("output", { "aria-live": "polite" });
   const axisOptions = [...Array.from({ length: components }, (_, k) => [String(k + 1), `component ${k + 1} · ${share(explained[k])}`]), ["e", "likeness to what is chosen"]];
-  const xAxis = select({ label: "Across", options: axisOptions, value: state.get("x", "1"), onChange: (value) => { state.set({ x: value === "1" ? null : value }); setAxes(); } });
+  const xAxis = select({ label: "Across", options: [...axisOptions, ["n", "neighbourhoods"]], value: state.get("x", "1"), onChange: (value) => { state.set({ x: value === "1" ? null : value }); setAxes(); } });
   const yAxis = select({ label: "Up", options: axisOptions, value: state.get("y", "2"), onChange: (value) => { state.set({ y: value === "2" ? null : value }); setAxes(); } });
   const colourBy = select({ label: "Colour", options: columns.options, value: state.get("c", "kind"), onChange: (value) => { state.set({ c: value === "kind" ? null : value }); setColours(); } });
   const denseButton = h("button", { type: "button", "aria-pressed": String(scene.dense), onClick: () => setDense(!scene.dense) }, "Density");
@@ -68,10 +69,11 @@ async function open(element, context) {
   const over = h("canvas", { class: "map-over", tabIndex: 0, role: "application", "aria-label": "Map of all tokens. Arrow keys move, plus and minus zoom, Enter chooses the token at the cross." });
   const legend = h("div", { class: "map-legend" });
   const tip = h("div", { class: "map-tip", hidden: true });
+  const progress = h("p", { class: "map-progress", role: "status", hidden: true });
   const zoomButton = (text, label, act) => h("button", { type: "button", "aria-label": label, title: label, onClick: act }, text);
   const stage = h("div", { class: "map-stage" }, points, over, legend,
     h("div", { class: "map-zoom" }, zoomButton("+", "Closer", () => zoom(1.5)), zoomButton("−", "Farther", () => zoom(1 / 1.5)), zoomButton("⤢", "Show all", home)),
-    h("div", { class: "segments map-modes" }, denseButton, lassoButton), tip);
+    h("div", { class: "segments map-modes" }, denseButton, lassoButton), progress, tip);
   const side = h("aside", { class: "panel map-side", "aria-label": "Chosen tokens and their neighbours" });
   element.replaceChildren(h("div", { class: "map" },
     h("div", { class: "panel map-main" },
@@ -91,7 +93,7 @@ async function open(element, context) {
       const start = performance.now();
       painter.paint(scene, width, height, Math.min(devicePixelRatio || 1, size > 60000 ? 1 : 2));
       paintOver(over.getContext("2d"), scene, {
-        width, height, colours, axes: [axisLabel(state.get("x", "1"), "→"), axisLabel(state.get("y", "2"), "→")],
+        width, height, colours, axes: scene.showAxes ? [axisLabel(state.get("x", "1")), axisLabel(state.get("y", "2"))] : ["neighbours lie together; distances between groups mean little", ""],
         rings: [...chosen().plus, ...chosen().minus], names: labelOrder(), textOf: labelOf, most: width < 600 ? 18 : 42, lasso,
         cross: document.activeElement === over && over.matches(":focus-visible"),
       });
@@ -122,13 +124,37 @@ async function open(element, context) {
   }
 
   async function setAxes() {
+    yAxis.hidden = state.get("x") === "n";
+    if (state.get("x") === "n") return setNeighbourhoods();
     const wanted = [state.get("x", "1"), state.get("y", "2")];
     const values = await Promise.all(wanted.map((id) => (id === "e" ? likeness() : component(Math.min(Number(id), components) - 1))));
     if (closed) return;
+    scene.showAxes = true;
+    tellProgress("");
     const mixed = wanted.includes("e");
     [scene.xs, scene.ys] = values.map((value) => (mixed ? standard(value) : value));
     grid = makeGrid(scene.xs, scene.ys);
     home();
+  }
+
+  async function setNeighbourhoods() {
+    tellProgress(size > 20000 ? "Laying out neighbourhoods: this takes a while the first time …" : "Laying out neighbourhoods …");
+    try {
+      const places = await data.load("layout");
+      if (closed || state.get("x") !== "n") return;
+      [scene.xs, scene.ys] = [new Float32Array(places, 0, size), new Float32Array(places, 4 * size, size)];
+      scene.showAxes = false;
+      tellProgress("");
+      grid = makeGrid(scene.xs, scene.ys);
+      home();
+    } catch (error) {
+      if (!closed) tellProgress(error.message);
+    }
+  }
+
+  function tellProgress(text) {
+    progress.textContent = text;
+    progress.hidden = !text;
   }
 
   async function likeness() {
@@ -137,9 +163,15 @@ async function open(element, context) {
     return new Float32Array(await data.load("along", { plus: plus.join(","), minus: minus.join(",") }));
   }
 
+  /** All points, above the legend. */
+  function fitted() {
+    const view = fitView(scene.xs, scene.ys, width, height - LEGEND);
+    return { ...view, y: view.y - LEGEND / 2 / view.zoom };
+  }
+
   function home() {
     if (!width) return;
-    scene.view = fitView(scene.xs, scene.ys, width, height);
+    scene.view = fitted();
     scene.home = scene.view.zoom;
     rememberView();
     draw();
@@ -156,7 +188,7 @@ async function open(element, context) {
     clearTimeout(remembering);
     remembering = setTimeout(() => {
       if (closed || !scene.view) return;
-      const view = fitView(scene.xs, scene.ys, width, height);
+      const view = fitted();
       const away = Math.abs(scene.view.zoom / view.zoom - 1) > 0.01 || Math.hypot(scene.view.x - view.x, scene.view.y - view.y) * view.zoom > 3;
       state.set({ at: away ? [scene.view.x, scene.view.y, scene.view.zoom / view.zoom].map((n) => Number(n.toPrecision(5))).join(",") : null });
     }, 300);
@@ -164,7 +196,7 @@ async function open(element, context) {
 
   function viewFromState() {
     const [x, y, zoomed] = state.get("at", "").split(",").map(Number);
-    const view = fitView(scene.xs, scene.ys, width, height);
+    const view = fitted();
     scene.home = view.zoom;
     scene.view = Number.isFinite(zoomed) && zoomed > 0 ? { x, y, zoom: view.zoom * zoomed } : view;
   }
@@ -562,6 +594,9 @@ async function open(element, context) {
       found = null;
       hits.textContent = "";
       [scene.xs, scene.ys] = [component(0), component(Math.min(1, components - 1))];
+      scene.showAxes = true;
+      yAxis.hidden = false;
+      tellProgress("");
       grid = makeGrid(scene.xs, scene.ys);
       await apply();
       viewFromState();
