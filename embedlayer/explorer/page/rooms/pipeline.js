@@ -317,7 +317,7 @@ function drawScale(scene) {
   const after = valueOf(scene, "scaled");
   const { factor, scaled } = scene.step.facts;
   if (!scaled) return [strips(scene, "Rows", after, {})];
-  const before = { ...after, data: after.data.map((number) => number / factor) };
+  const before = unpackMatrix(scene.walk.steps.find((step) => step.name === "rows").values.rows);
   const limit = limitOf(after);
   return [
     strips(scene, "Before", before, { title: "Before", limit, height: Math.min(20, heightFor(after.rows)) }),
