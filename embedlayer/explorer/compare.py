@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from embedlayer.analysis.geometry import align, moved_most
 from embedlayer.errors import SizeError
 from embedlayer.explorer import tokens
 from embedlayer.explorer.source import Source
@@ -28,6 +29,7 @@ class Comparison:
         cosines: Between a row and its partner, after the second table was turned onto the first, `(N,)`.
         places: Along the first table's two widest components, `(N, 2)`.
         other_places: The same for the turned partner, `(N, 2)`.
+        residual: Share of the first table that the turned second one leaves over; `None` if nothing was turned.
     """
 
     ids: Int[Tensor, " N"]
@@ -35,6 +37,7 @@ class Comparison:
     cosines: Float[Tensor, " N"]
     places: Float[Tensor, "N 2"]
     other_places: Float[Tensor, "N 2"]
+    residual: float | None
 
 
 def summary(source: Source, other: Source, params: Params) -> Any:
@@ -50,6 +53,7 @@ def summary(source: Source, other: Source, params: Params) -> Any:
         "title": other.title,
         "shared": len(found.ids),
         "mean_cosine": float(found.cosines.mean()),
+        "residual": found.residual,
         "moved_most": listed(order[:LISTED]),
         "moved_least": listed(order.flip(0)[:LISTED]),
         "texts": [other.tokens[row] for row in found.other_ids[order[:LISTED]].tolist()],
@@ -78,47 +82,36 @@ def _compared(source: Source, other: Source) -> Comparison:
 
 @torch.no_grad()
 def _compare(source: Source, other: Source) -> Comparison:
-    ids, other_ids = _same_tokens(source, other)
-    if len(ids) < 2:
+    pairs = _same_tokens(source, other)
+    if len(pairs) < 2:
         raise SizeError(
-            f"{source.title} and {other.title} have {len(ids)} tokens in common; there is nothing to align."
+            f"{source.title} and {other.title} have {len(pairs)} tokens in common; there is nothing to align."
         )
-    turn = _procrustes(source, other, ids, other_ids)
+    is_earlier = other is source.before()  # the same directions, so that rows that did not move are seen not to have
+    alignment = None if is_earlier else align(other.table, source.table, pairs=pairs.flip(1))
+    moved = moved_most(other.table, source.table, alignment=alignment, pairs=pairs.flip(1))
     found = tokens.principal(source)
-    cosines, turned_places = [], []
-    for a, b in zip(ids.split(ROWS_AT_ONCE), other_ids.split(ROWS_AT_ONCE), strict=True):
-        mine, turned = source.rows[a].double(), other.rows[b].double() @ turn
-        cosines.append(torch.cosine_similarity(mine, turned, dim=1))
-        turned_places.append((turned - found.mean) @ found.components[:2].T)
-    return Comparison(ids, other_ids, torch.cat(cosines), found.coordinates[ids, :2], torch.cat(turned_places))
+    turn = torch.eye(source.table.embed_dim).double() if alignment is None else alignment.scale * alignment.rotation
+    onto = turn @ found.components[:2].T
+    centre = found.mean @ found.components[:2].T
+    places = [other.rows[rows].double() @ onto - centre for rows in pairs[:, 1].split(ROWS_AT_ONCE)]
+    known = ~moved.cosines.isnan()
+    return Comparison(
+        ids=pairs[known, 0],
+        other_ids=pairs[known, 1],
+        cosines=moved.cosines[known],
+        places=found.coordinates[pairs[known, 0], :2],
+        other_places=torch.cat(places)[known],
+        residual=None if alignment is None else alignment.residual,
+    )
 
 
-def _procrustes(
-    source: Source, other: Source, ids: Int[Tensor, " N"], other_ids: Int[Tensor, " N"]
-) -> Float[Tensor, "E D"]:
-    """The turn `R` with orthonormal rows or columns that brings the second table nearest to the first.
-
-    It minimises `|B R - A|` over the pairs: `U V^T` of the singular value decomposition of `B^T A`.
-    """
-    products = torch.zeros(other.table.embed_dim, source.table.embed_dim, dtype=torch.float64)
-    for a, b in zip(ids.split(ROWS_AT_ONCE), other_ids.split(ROWS_AT_ONCE), strict=True):
-        products += other.rows[b].double().T @ source.rows[a].double()
-    left, _, right = torch.linalg.svd(products, full_matrices=False)
-    return left @ right
-
-
-def _same_tokens(source: Source, other: Source) -> tuple[Int[Tensor, " N"], Int[Tensor, " N"]]:
-    """Rows that stand for the same text and hold finite numbers; a space in front may be on one side only."""
+def _same_tokens(source: Source, other: Source) -> Int[Tensor, "N 2"]:
+    """Rows that stand for the same text; a space in front may be on one side only."""
     if source.tokens == other.tokens:
-        pairs = [(row, row) for row in range(source.table.vocab_size)]
-    else:
-        there = {text: row for row, text in reversed(list(enumerate(other.tokens))) if text}
-        spaced = {text.strip(): row for text, row in there.items() if text.startswith(" ") and text.strip()}
-        bare = {
-            row: there.get(text, there.get(text.strip(), spaced.get(text))) for row, text in enumerate(source.tokens)
-        }
-        pairs = [(row, partner) for row, partner in bare.items() if partner is not None and source.tokens[row].strip()]
-    ids = torch.tensor([a for a, _ in pairs], dtype=torch.int64)
-    other_ids = torch.tensor([b for _, b in pairs], dtype=torch.int64)
-    usable = (tokens.lengths(source)[ids] > 0) & (tokens.lengths(other)[other_ids] > 0)  # false where a norm is NaN
-    return ids[usable], other_ids[usable]
+        return torch.arange(source.table.vocab_size)[:, None].repeat(1, 2)
+    there = {text: row for row, text in reversed(list(enumerate(other.tokens))) if text.strip()}
+    spaced = {text.strip(): row for text, row in there.items() if text.startswith(" ")}
+    partners = [there.get(text, there.get(text.strip(), spaced.get(text))) for text in source.tokens]
+    pairs = [(row, partner) for row, partner in enumerate(partners) if partner is not None]
+    return torch.tensor(pairs, dtype=torch.int64).view(-1, 2)

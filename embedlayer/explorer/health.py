@@ -3,8 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-import torch
-
+from embedlayer.analysis.geometry import table_geometry
 from embedlayer.analysis.health import Health
 from embedlayer.analysis.health import health as examine
 from embedlayer.explorer.source import Source
@@ -41,25 +40,12 @@ def _health(source: Source) -> Health:
     return source.once("health", examined)
 
 
-@torch.no_grad()
 def _spectrum(source: Source) -> Any:
-    """Variances along the principal directions, the exponential of their entropy, and the mean cosine of two rows."""
-    width = source.table.embed_dim
-    total, scatter, units, count = torch.zeros(width), torch.zeros(width, width), torch.zeros(width), 0
-    total, scatter, units = total.double(), scatter.double(), units.double()
-    for chunk in source.rows.split(8192):
-        kept = chunk[chunk.isfinite().all(1)].double()
-        total += kept.sum(0)
-        scatter += kept.T @ kept
-        units += torch.nn.functional.normalize(kept, dim=1).sum(0)
-        count += len(kept)
-    mean = total / max(1, count)
-    variances = torch.linalg.eigvalsh(scatter / max(1, count) - torch.outer(mean, mean)).flip(0).clamp_min(0)
-    ratio = variances / variances.sum().clamp_min(1e-300)
-    entropy = -(ratio * ratio.clamp_min(1e-300).log()).sum()
-    pairs = max(1, count * (count - 1))
+    found = table_geometry(source.table)
+    explained = found.spectrum / found.spectrum.sum().clamp_min(1e-300)
     return {
-        "explained": [float(f"{share:.6g}") for share in ratio[:DIRECTIONS].tolist()],
-        "effective_rank": float(entropy.exp()),
-        "mean_cosine": float((units @ units - count) / pairs),
+        "explained": [float(f"{share:.6g}") for share in explained[:DIRECTIONS].tolist()],
+        "effective_rank": found.effective_rank,
+        "isotropy": found.isotropy,
+        "mean_cosine": found.mean_cosine,
     }

@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from embedlayer import TokenEmbedding
+from embedlayer.analysis.geometry import moved_most
 from embedlayer.errors import SizeError
 from embedlayer.explorer import compare
 from embedlayer.explorer.source import Source
@@ -29,6 +30,7 @@ def test_a_turned_copy_lies_on_the_table_but_for_the_row_that_moved():
     assert found["moved_most"][0][2] < -0.9
     assert found["moved_most"][1][2] > 0.95
     assert found["mean_cosine"] > 0.9
+    assert 0 < found["residual"] < 0.3
 
 
 def test_places_are_the_first_tables_components():
@@ -55,6 +57,9 @@ def test_a_run_is_compared_with_itself_before_training(of_run):
     found = compare.summary(of_run, before, {})
     assert found["shared"] <= of_run.table.vocab_size
     assert found["moved_most"][0][2] < found["moved_least"][0][2]
+    assert found["residual"] is None
+    expected = moved_most(before.table, of_run.table).most(1)[0]
+    assert found["moved_most"][0][:2] == (expected.before, expected.after)
     near = compare.other_neighbors(of_run, before, {"plus": "40", "topn": "3"})
     assert [type(text) for text, _ in near] == [str, str, str]
 

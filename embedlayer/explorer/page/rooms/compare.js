@@ -9,7 +9,7 @@ import { fitView, pan, toData, toScreen, zoomAt } from "../map/view.js";
 export const room = {
   id: "compare",
   title: "Compare",
-  sentence: "Two tables, turned onto one another by Procrustes, and the tokens that moved most between them.",
+  sentence: "Two tables laid over one another (other tables are turned by Procrustes), and the tokens whose rows turned most.",
   needs: ["vectors"],
   open,
 };
@@ -176,7 +176,7 @@ function fill(body, { about, bytes, texts, other, choice, context }) {
 
   function showSide() {
     const place = chosenPlace();
-    const parts = [h("dl", { class: "facts" }, [["Tokens in both", about.shared.toLocaleString("en")], ["Mean cosine", about.mean_cosine.toFixed(3)]].map(([name, value]) => [h("dt", null, name), h("dd", null, value)]))];
+    const parts = [h("dl", { class: "facts" }, [["Tokens in both", about.shared.toLocaleString("en")], ["Mean cosine", about.mean_cosine.toFixed(3)], ["Left over", about.residual === null ? null : `${(100 * about.residual).toFixed(0)} % after turning and scaling`]].filter(([, value]) => value !== null).map(([name, value]) => [h("dt", null, name), h("dd", null, value)]))];
     if (place >= 0) parts.push(card(place));
     parts.push(h("div", { class: "segments", role: "group", "aria-label": "Which list" }, [["moved_most", "Moved most"], ["moved_least", "Moved least"]].map(([name, text]) =>
       h("button", { type: "button", "aria-pressed": String(order === name), onClick: () => { order = name; state.set({ order: name === "moved_most" ? null : name }); showSide(); draw(); } }, text))));

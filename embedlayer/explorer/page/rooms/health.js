@@ -56,7 +56,7 @@ function tiles(found, shares, manifest) {
     ["Duplicates", found.duplicates.rows, `in ${found.duplicates.groups.toLocaleString("en")} groups`],
   ];
   if (found.never_touched) items.push(["Never touched", found.never_touched.rows, "as before training"]);
-  items.push(["Effective rank", shares.effective_rank, `of ${manifest.embedDim} dimensions`], ["Mean cosine", shares.mean_cosine, "of two rows; 0 is even"]);
+  items.push(["Effective rank", shares.effective_rank, `of ${manifest.embedDim} dimensions`], ["Isotropy", shares.isotropy, "1: no direction is preferred"], ["Mean cosine", shares.mean_cosine, "of two rows; 0 is even"]);
   return h("dl", { class: "tiles" }, items.map(([name, value, note]) =>
     h("div", null, h("dt", null, name), h("dd", null, Number.isInteger(value) ? value.toLocaleString("en") : value >= 10 ? value.toFixed(0) : value.toFixed(3), h("small", null, note)))));
 }
