@@ -104,7 +104,7 @@ async function open(element, context) {
     })));
     const kinds = [...new Set(tokens.map((token) => token.kind))].filter((kind) => kind !== "text");
     const legend = [tokens.some((token) => token.piece.includes(" ")) ? "· is a space" : "", ...kinds.map((kind) => `${kind === "byte" ? "<0x..>" : "a dashed frame"} is ${KINDS[kind]}`)].filter(Boolean);
-    about.textContent = `${COUNT.format(tokens.length)} tokens out of ${COUNT.format(size)}, each a vector of ${COUNT.format(width)} numbers${legend.length ? `; ${legend.join(", ")}` : ""}.`
+    about.textContent = `${COUNT.format(tokens.length)} ${tokens.length === 1 ? "token" : "tokens"} out of ${COUNT.format(size)}, each a vector of ${COUNT.format(width)} numbers${legend.length ? `; ${legend.join(", ")}` : ""}.`
       + (leftOut ? ` ${COUNT.format(leftOut)} more tokens are left out.` : "");
   }
 
