@@ -19,7 +19,7 @@ const SHOWN = 100;
 /** @param {HTMLElement} element */
 async function open(element, context) {
   const { data, manifest, sources, source, state } = context;
-  const options = [...(manifest.has.includes("before") ? [["before", "itself before training"]] : []),
+  const options = [...(manifest.has.includes("before") ? [["before", "before training"]] : []),
     ...sources.map((other, i) => [String(i), other.title]).filter(([i]) => Number(i) !== source)];
   if (!options.length) {
     element.replaceChildren(empty("There is one table alone", "Start with two to compare them, ", h("code", null, "embedlayer explore A B"), ", or with the folder of a training run, which knows its table before training."));
@@ -137,7 +137,7 @@ function fill(body, { about, bytes, texts, other, choice, context }) {
       painter.paint(scene, width, height, Math.min(devicePixelRatio || 1, count > 60000 ? 1 : 2));
       const chosen = chosenPlace();
       const context2d = over.getContext("2d");
-      paintOver(context2d, scene, { width, height, colours, axes: ["", ""], rings: chosen >= 0 ? [chosen] : [], names: names(chosen), textOf: (place) => visibleText(texts[ids[place]]), most: 24, lasso: null, cross: false });
+      paintOver(context2d, scene, { width, height, colours, axes: [`principal component 1 of ${thisName} →`, "principal component 2 →"], rings: chosen >= 0 ? [chosen] : [], names: names(chosen), textOf: (place) => visibleText(texts[ids[place]]), most: 24, lasso: null, cross: false });
       if (chosen >= 0) paintPath(context2d, chosen);
     });
   }
