@@ -376,10 +376,11 @@ function drawDropout(scene) {
     data: Float32Array.from([...row(kept, scene.token).slice(0, first), ...row(dropped, scene.token).slice(0, first)]),
   };
   const heat = heatMap({ label: "One token", unit: "value", rowLabels: true, axes: ["dimension"], cellHeight: 28, rowName: (r) => ["in use", "training"][r], columnName: (d) => `dimension ${d}` });
-  heat.show(closeUp, { blank: (r, d) => r === 1 && gone(scene.token, d) });
+  const hole = (r, d) => r === 1 && gone(scene.token, d);
+  heat.show(closeUp, { blank: hole, shade: hole });
   return [
     h("p", { class: "pipe-fact" }, `Of ${COUNT.format(dropped.data.length)} numbers, `, h("b", null, COUNT.format(count)), ` (${PERCENT.format(share)}) are 0 in this draw; the others are times ${shown(1 / (1 - scene.step.facts.shown_p))}.`),
-    h("section", { class: "pipe-picture" }, h("h3", null, `${nameOf(scene)}, the first ${closeUp.cols} dimensions`), scene.keep(heat)),
+    h("section", { class: "pipe-picture" }, h("h3", null, `${nameOf(scene)}, the first ${closeUp.cols} dimensions: hatched where a number was dropped`), scene.keep(heat)),
     strips(scene, "Dropped", dropped, { title: "All tokens in this draw, grey where a number was dropped", blank: gone, limit: limitOf(dropped) }),
   ];
 }
