@@ -9,6 +9,7 @@ import math
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, cast
 
 import torch
@@ -147,10 +148,13 @@ def packed(values: Tensor) -> JsonObject:
 
 
 def shown_tokens(tokenizer: Tokenizer, ids: Sequence[int]) -> tuple[ShownToken, ...]:
-    """Tokens as people can read them."""
+    """Tokens as people can read them; a row that the tokenizer does not know is `row N`."""
     specials = {number for number, token in tokenizer.get_added_tokens_decoder().items() if token.special}
 
+    @cache
     def shown(number: int) -> ShownToken:
+        if tokenizer.id_to_token(number) is None:
+            return ShownToken(number, "", f"row {number}", "special")
         text = token_text(tokenizer, number)
         is_byte = text.startswith("<0x") and text.endswith(">")
         kind = "special" if number in specials else "byte" if is_byte else "text"
@@ -287,7 +291,7 @@ class _Walk:
             "One-hot",
             "e[t, v] = 1 if v = id[t], else 0",
             "Each token is one mark among all the places of the vocabulary: a line of zeros with a single 1.",
-            f"{len(self.ids)} tokens, {self.table.vocab_size:,} places each",
+            f"{len(self.ids)} times {self.table.vocab_size:,} places",
         )
 
     def _look_up(self) -> Step:
@@ -482,10 +486,8 @@ class _Walk:
         chances = logits.detach().softmax(-1)
         whole = isinstance(self.model, DecoderLM)
         best = chances.topk(min(LIKELIEST, chances.shape[-1]), dim=-1)
-        likeliest = [
-            [{**vars(token), "chance": chance} for token, chance in zip(_known(tokenizer, ids), row, strict=True)]
-            for ids, row in zip(best.indices.tolist(), best.values.tolist(), strict=True)
-        ]
+        names = iter(shown_tokens(tokenizer, best.indices.flatten().tolist()))
+        likeliest = [[{**vars(next(names)), "chance": chance} for chance in row] for row in best.values.tolist()]
         following = self.ids[1:]
         yield Step(
             "head",
@@ -597,13 +599,6 @@ def _rows_of(output: OutputHead) -> Callable[[int, int], Tensor]:
     if table is not None:
         return lambda start, stop: table.rows(start, stop).detach()
     return lambda start, stop: output.weight[start:stop].detach()
-
-
-def _known(tokenizer: Tokenizer, ids: Sequence[int]) -> Iterator[ShownToken]:
-    """Tokens of any rows of the table, which may have more of them than the tokenizer knows."""
-    for number in ids:
-        known = tokenizer.id_to_token(number) is not None
-        yield shown_tokens(tokenizer, [number])[0] if known else ShownToken(number, "", f"row {number}", "special")
 
 
 def _chunks(rows: int) -> Iterator[tuple[int, int]]:

@@ -4,7 +4,7 @@ Schemes that follow from a formula are sent as its arguments, and the page compu
 equal to this library). Only what was learned is sent as numbers.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from jaxtyping import Float
@@ -35,17 +35,20 @@ def answer(source: Source, params: Mapping[str, str]) -> JsonObject:
     model = source.table if source.model is None else source.model
     run = source.run
     trained = run.read()["options"]["max_length"] if run is not None and run.holds_a_run else None
-    return positions_data(model, source.tokenizer, trained)
+    return positions_data(model, source.tokenizer, trained, names=source.tokens if source.tokenizer is None else ())
 
 
 @torch.no_grad()
-def positions_data(model: Model, tokenizer: Tokenizer | None, trained_length: int | None = None) -> JsonObject:
+def positions_data(
+    model: Model, tokenizer: Tokenizer | None, trained_length: int | None = None, *, names: Sequence[str] = ()
+) -> JsonObject:
     """The position schemes of a source, and the tokens that the page puts at two places.
 
     Args:
         model: What is looked at.
         tokenizer: Text to IDs; without one the first rows of the table stand for tokens.
         trained_length: Longest text that it was trained on, where the scheme itself does not say.
+        names: What the first rows are called, where there is no tokenizer.
 
     Returns:
         `schemes`: each with its `kind` and arguments, the first block's first. `tokens`: some tokens in the order of
@@ -58,7 +61,10 @@ def positions_data(model: Model, tokenizer: Tokenizer | None, trained_length: in
         schemes += [described(model.position_of(kind), kind, trained_length) for kind in model.other_positions]
     if tokenizer is None:
         ids = list(range(min(MOST_TOKENS, table.vocab_size)))
-        tokens = [{"id": number, "text": f"#{number}", "kind": "text"} for number in ids]
+        tokens = [
+            {"id": number, "text": name, "kind": "text"}
+            for number, name in zip(ids, names or map("#{}".format, ids), strict=False)
+        ]
     else:
         ids = without_limits(tokenizer).encode(TEXT, add_special_tokens=False).ids[:MOST_TOKENS]
         tokens = [{"id": token.id, "text": token.text, "kind": token.kind} for token in shown_tokens(tokenizer, ids)]

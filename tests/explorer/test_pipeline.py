@@ -312,8 +312,10 @@ def test_the_number_under_the_pointer_and_the_keys_is_the_tables(source, serve, 
     canvas.focus()
     for key in ("ArrowDown", "ArrowRight", "ArrowRight"):
         page.keyboard.press(key)
-    number = readout(page).replace("−", "-").split()[0]
-    assert float(number) == pytest.approx(float(rows[1, 2] if "dimension 2" in readout(page) else rows[0, 1]), abs=6e-5)
+    number, rest = readout(page).replace("−", "-").split(maxsplit=1)
+    assert float(number) == pytest.approx(float(rows[1, 2]), abs=6e-5)
+    assert rest == f"{walked.tokens[1].text} · dimension 2"
+    assert "step=rows" in page.url  # the arrows moved in the picture, not along the steps
 
 
 @pytest.mark.browser

@@ -73,12 +73,12 @@ export function heatMap(options) {
   /** The numbers as an image of one pixel a cell. */
   const paint = () => {
     const { matrix, limit } = view;
-    const { dark, line } = palette();
+    const { dark, paper, muted } = palette();
     const pixels = Math.max(1, Math.floor(view.width * Math.min(globalThis.devicePixelRatio || 1, 2)));
     const wide = Math.ceil(matrix.cols / Math.max(1, Math.min(matrix.cols, pixels)));
     const columns = Math.ceil(matrix.cols / wide);
     const image = new ImageData(columns, matrix.rows);
-    const nothing = parse(line);
+    const nothing = parse(muted).map((part, i) => Math.round(0.42 * part + 0.58 * parse(paper)[i]));
     view.bins = { wide, columns, at: new Int32Array(columns * matrix.rows) };
     for (let r = 0; r < matrix.rows; r++) {
       for (let c = 0; c < columns; c++) {

@@ -75,7 +75,7 @@ export function rotary(width, base, turning = frequencies(width, base), { interl
     vector: (position) => Float64Array.from({ length: 2 * turning.length }, (_, c) => (c % 2 ? Math.sin : Math.cos)(position * turning[c >> 1])),
     wavelength: (pair) => (2 * Math.PI) / turning[pair],
     apply: (token, position) => rotate(token, position, turning, { interleaved, magnitude }),
-    channels: (pair) => [2 * pair, 2 * pair + 1],
+    channels: (pair) => [2 * pair + 1, 2 * pair],
     part: (c) => (c % 2 ? "sin" : "cos"),
   };
 }

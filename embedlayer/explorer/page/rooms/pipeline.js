@@ -104,7 +104,7 @@ async function open(element, context) {
     })));
     const kinds = [...new Set(tokens.map((token) => token.kind))].filter((kind) => kind !== "text");
     const legend = [tokens.some((token) => token.piece.includes(" ")) ? "· is a space" : "", ...kinds.map((kind) => `${kind === "byte" ? "<0x..>" : "a dashed frame"} is ${KINDS[kind]}`)].filter(Boolean);
-    about.textContent = `${COUNT.format(tokens.length)} tokens out of ${COUNT.format(size)}, each a vector of ${COUNT.format(width)} numbers${legend.length ? `; ${legend.join(", ")}` : ""}.`
+    about.textContent = `${COUNT.format(tokens.length)} ${tokens.length === 1 ? "token" : "tokens"} out of ${COUNT.format(size)}, each a vector of ${COUNT.format(width)} numbers${legend.length ? `; ${legend.join(", ")}` : ""}.`
       + (leftOut ? ` ${COUNT.format(leftOut)} more tokens are left out.` : "");
   }
 
@@ -317,7 +317,7 @@ function drawScale(scene) {
   const after = valueOf(scene, "scaled");
   const { factor, scaled } = scene.step.facts;
   if (!scaled) return [strips(scene, "Rows", after, {})];
-  const before = { ...after, data: after.data.map((number) => number / factor) };
+  const before = unpackMatrix(scene.walk.steps.find((step) => step.name === "rows").values.rows);
   const limit = limitOf(after);
   return [
     strips(scene, "Before", before, { title: "Before", limit, height: Math.min(20, heightFor(after.rows)) }),
@@ -376,10 +376,11 @@ function drawDropout(scene) {
     data: Float32Array.from([...row(kept, scene.token).slice(0, first), ...row(dropped, scene.token).slice(0, first)]),
   };
   const heat = heatMap({ label: "One token", unit: "value", rowLabels: true, axes: ["dimension"], cellHeight: 28, rowName: (r) => ["in use", "training"][r], columnName: (d) => `dimension ${d}` });
-  heat.show(closeUp, { blank: (r, d) => r === 1 && gone(scene.token, d) });
+  const hole = (r, d) => r === 1 && gone(scene.token, d);
+  heat.show(closeUp, { blank: hole, shade: hole });
   return [
     h("p", { class: "pipe-fact" }, `Of ${COUNT.format(dropped.data.length)} numbers, `, h("b", null, COUNT.format(count)), ` (${PERCENT.format(share)}) are 0 in this draw; the others are times ${shown(1 / (1 - scene.step.facts.shown_p))}.`),
-    h("section", { class: "pipe-picture" }, h("h3", null, `${nameOf(scene)}, the first ${closeUp.cols} dimensions`), scene.keep(heat)),
+    h("section", { class: "pipe-picture" }, h("h3", null, `${nameOf(scene)}, the first ${closeUp.cols} dimensions: hatched where a number was dropped`), scene.keep(heat)),
     strips(scene, "Dropped", dropped, { title: "All tokens in this draw, grey where a number was dropped", blank: gone, limit: limitOf(dropped) }),
   ];
 }

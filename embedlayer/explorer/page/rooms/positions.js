@@ -488,7 +488,7 @@ function headCurves(scene) {
     chart.show(series, { shadeFrom: scheme.trained ?? Infinity });
   };
   scene.parts.push(draw);
-  const slopes = scheme.slopes ? `Slopes: ${scheme.slopes.slice(0, 8).map((slope) => String(Number(slope.toPrecision(3)))).join(", ")}${scheme.slopes.length > 8 ? ", …" : ""}.` : "";
+  const slopes = scheme.slopes ? `Slopes: ${scheme.slopes.slice(0, 8).map((slope) => String(Number(slope.toPrecision(3)))).join(", ")}${scheme.slopes.length > 8 ? ", …" : "."}` : "";
   return panel("Curves", "One line for each head over the distance back to the key; the chosen head is strong. Steep heads look near, flat ones far.", scene.keep(chart), h("p", { class: "note" }, slopes));
 }
 
