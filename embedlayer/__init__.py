@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from embedlayer.analysis.atlas import write_atlas as write_atlas
     from embedlayer.analysis.geometry import align as align
     from embedlayer.analysis.geometry import moved_most as moved_most
     from embedlayer.analysis.geometry import norms_by_frequency as norms_by_frequency
@@ -161,6 +162,7 @@ if TYPE_CHECKING:
     from embedlayer.training.run_directory import load_run as load_run
 
 _HOMES = {
+    "embedlayer.analysis.atlas": ("write_atlas",),
     "embedlayer.analysis.geometry": (
         "align",
         "moved_most",

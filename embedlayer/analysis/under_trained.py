@@ -100,9 +100,9 @@ class UnderTrained:
                 f"Looked for {FEWEST} or more rows within {WIDEST:.0f} degrees of an axis."
             )
         return "\n".join(
-            f"{cone.size:,} rows lie within {cone.edge:.0f} degrees of one direction (half of them within "
-            f"{cone.angle:.1f}); two of them have a cosine of {cone.similarity:.2f} on average. Beyond the edge rows "
-            f"are less than a tenth as dense, and further out denser again."
+            f"{cone.size:,} rows lie within {cone.edge:.0f} degrees of one direction, half of them within "
+            f"{max(cone.angle, 0.1):.1f}; two of them have a cosine of {cone.similarity:.2f} on average. Beyond the "
+            f"edge rows are less than a tenth as dense, and further out denser again."
             for cone in self.cones
         )
 

@@ -15,6 +15,7 @@ from embedlayer.cli.embed import embed
 from embedlayer.cli.explore import explore
 from embedlayer.cli.export import export
 from embedlayer.cli.generate import generate
+from embedlayer.cli.inspect import inspect
 from embedlayer.cli.neighbors import neighbors
 from embedlayer.cli.plan import plan
 from embedlayer.cli.report import report
@@ -28,7 +29,7 @@ def cli() -> None:
     """The embedding layer of a language model: train it, look inside it, plan it."""
 
 
-for _command in (train, embed, neighbors, explore, generate, export, report, plan, demo):
+for _command in (train, embed, neighbors, inspect, explore, generate, export, report, plan, demo):
     cli.add_command(_command)
 
 
