@@ -149,7 +149,7 @@ function paintNames(context, scene, { width, height, colours, names, textOf, mos
   function* candidates() {
     let looked = 0;
     for (const id of names) {
-      if (++looked > 6000) return;
+      if (++looked > 2000) return;
       const [x, y] = toScreen(scene.view, scene.xs[id], scene.ys[id], width, height);
       if (x >= 0 && y >= 0 && x <= width && y <= height) yield { id, x, y, width: wide(textOf(id)) };
     }

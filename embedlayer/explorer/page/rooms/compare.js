@@ -1,5 +1,6 @@
 import { css, parse, sequential } from "../colour.js";
 import { empty, fit, h, onResize, select, slider, token, visibleText } from "../dom.js";
+import { gestures } from "../map/gestures.js";
 import { makeGrid, nearest } from "../map/grid.js";
 import { paintOver, pointPainter } from "../map/painting.js";
 import { pixel } from "../map/splat.js";
@@ -137,7 +138,7 @@ function fill(body, { about, bytes, texts, other, choice, context }) {
       painter.paint(scene, width, height, Math.min(devicePixelRatio || 1, count > 60000 ? 1 : 2));
       const chosen = chosenPlace();
       const context2d = over.getContext("2d");
-      paintOver(context2d, scene, { width, height, colours, axes: [`principal component 1 of ${thisName} →`, "principal component 2 →"], rings: chosen >= 0 ? [chosen] : [], names: names(chosen), textOf: (place) => visibleText(texts[ids[place]]), most: 24, lasso: null, cross: false });
+      paintOver(context2d, scene, { width, height, colours, axes: [`principal component 1 of ${thisName} →`, "principal component 2 →"], rings: chosen >= 0 ? [chosen] : [], names: names(chosen), textOf: (place) => visibleText(texts[ids[place]]), most: 24, lasso: null, cross: document.activeElement === over && over.matches(":focus-visible") });
       if (chosen >= 0) paintPath(context2d, chosen);
     });
   }
@@ -207,41 +208,27 @@ function fill(body, { about, bytes, texts, other, choice, context }) {
     draw();
   }
 
-  const spot = (event) => { const box = over.getBoundingClientRect(); return [event.clientX - box.left, event.clientY - box.top]; };
-  function placeAt([x, y]) {
+  function placeAt([x, y], radius = 12) {
     grid ??= makeGrid(scene.xs, scene.ys);
     const [dx, dy] = toData(scene.view, x, y, width, height);
-    return nearest(grid, scene.xs, scene.ys, dx, dy, 12 / scene.view.zoom);
+    return nearest(grid, scene.xs, scene.ys, dx, dy, radius / scene.view.zoom);
   }
-  let held = null;
-  let moved = 0;
-  const zoom = (factor, x = width / 2, y = height / 2) => { scene.view = zoomAt(scene.view, factor, x, y, width, height, [scene.home * 0.1, scene.home * 1000]); draw(); };
-  const listeners = {
-    pointerdown(event) { over.setPointerCapture(event.pointerId); held = spot(event); moved = 0; },
-    pointermove(event) {
-      const now = spot(event);
-      if (held) { moved += Math.hypot(now[0] - held[0], now[1] - held[1]); scene.view = pan(scene.view, now[0] - held[0], now[1] - held[1]); held = now; tip.hidden = true; draw(); return; }
-      const place = placeAt(now);
+  const stopGestures = gestures(over, {
+    hover(at) {
+      const place = at ? placeAt(at) : -1;
       tip.hidden = place < 0;
       if (place < 0) return;
       tip.replaceChildren(h("b", null, visibleText(texts[ids[place]]) || "no token"), ` cosine ${cosines[place].toFixed(3)}`);
-      tip.style.transform = `translate(${Math.min(now[0] + 12, width - tip.offsetWidth - 4)}px, ${Math.min(now[1] + 12, height - tip.offsetHeight - 4)}px)`;
+      tip.style.transform = `translate(${Math.min(at[0] + 12, width - tip.offsetWidth - 4)}px, ${Math.min(at[1] + 12, height - tip.offsetHeight - 4)}px)`;
     },
-    pointerup(event) { held = null; if (moved < 5) { const place = placeAt(spot(event)); if (place >= 0) choose(ids[place]); } },
-    pointercancel() { held = null; },
-    pointerleave() { tip.hidden = true; },
-    wheel(event) { event.preventDefault(); zoom(Math.exp(-event.deltaY * (event.deltaMode === 1 ? 16 : 1) * 0.0016), ...spot(event)); },
-    keydown(event) {
-      const step = { ArrowLeft: [60, 0], ArrowRight: [-60, 0], ArrowUp: [0, 60], ArrowDown: [0, -60] }[event.key];
-      if (step) { scene.view = pan(scene.view, ...step); draw(); }
-      else if (event.key === "+" || event.key === "=") zoom(1.3);
-      else if (event.key === "-") zoom(1 / 1.3);
-      else if (event.key === "0") { scene.view = null; home(); }
-      else return;
-      event.preventDefault();
-    },
-  };
-  for (const [name, listener] of Object.entries(listeners)) over.addEventListener(name, listener, name === "wheel" ? { passive: false } : undefined);
+    pan(dx, dy) { scene.view = pan(scene.view, dx, dy); draw(); },
+    zoom(factor, x = width / 2, y = height / 2) { scene.view = zoomAt(scene.view, factor, x, y, width, height, [scene.home * 0.1, scene.home * 1000]); draw(); },
+    home() { scene.view = null; home(); },
+    pick(at) { const place = placeAt(at); if (place >= 0) choose(ids[place]); },
+    enter() { const place = placeAt([width / 2, height / 2], 60); if (place >= 0) choose(ids[place]); },
+    escape() { choose(null); },
+    focus: draw,
+  });
 
   function home() {
     if (!width || scene.view) return;
@@ -261,5 +248,5 @@ function fill(body, { about, bytes, texts, other, choice, context }) {
   recolour();
   setShare(share);
   showSide();
-  return () => { closed = true; stop(); stopResize(); document.removeEventListener("themechange", recolour); };
+  return () => { closed = true; stop(); stopResize(); stopGestures(); document.removeEventListener("themechange", recolour); };
 }

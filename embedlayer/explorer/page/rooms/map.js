@@ -1,6 +1,8 @@
 import { css, parse, sequential } from "../colour.js";
 import { empty, fit, h, onResize, select, token, visibleText } from "../dom.js";
-import { KINDS, hex, kinds, lengths, scripts } from "../map/groups.js";
+import { columnsOf, namesInOrder } from "../map/columns.js";
+import { gestures } from "../map/gestures.js";
+import { KINDS, hex, kinds } from "../map/groups.js";
 import { inside, makeGrid, nearest } from "../map/grid.js";
 import { paintOver, pointPainter } from "../map/painting.js";
 import { bytesOfAll, parseExpression, parseQuery, resolve, search } from "../map/search.js";
@@ -101,9 +103,13 @@ async function open(element, context) {
     });
   }
 
+  const labels = new Map();
   function labelOf(id) {
-    const text = visibleText(texts[id]);
-    return text.length > 24 ? `${text.slice(0, 23)}…` : text;
+    if (!labels.has(id)) {
+      const text = visibleText(texts[id]);
+      labels.set(id, text.length > 24 ? `${text.slice(0, 23)}…` : text);
+    }
+    return labels.get(id);
   }
 
   function* labelOrder() {
@@ -460,57 +466,19 @@ async function open(element, context) {
     return nearest(grid, scene.xs, scene.ys, dx, dy, radius / scene.view.zoom, (id) => scene.only === null || scene.only[id] === 1);
   }
 
-  const pointers = new Map();
-  let moved = 0;
-  const place = (event) => { const box = over.getBoundingClientRect(); return [event.clientX - box.left, event.clientY - box.top]; };
-  const listeners = {
-    pointerdown(event) {
-      over.setPointerCapture(event.pointerId);
-      pointers.set(event.pointerId, place(event));
-      moved = 0;
-      if (lassoMode && pointers.size === 1) lasso = [place(event)];
-      over.classList.add("is-moving");
-    },
-    pointermove(event) {
-      const now = place(event);
-      const before = pointers.get(event.pointerId);
-      if (!before) { const id = pointAt(...now); if (id >= 0) showTip(id, ...now); else hideTip(); return; }
-      hideTip();
-      moved += Math.hypot(now[0] - before[0], now[1] - before[1]);
-      if (lasso) { lasso.push(now); draw(); }
-      else if (pointers.size === 1) { scene.view = pan(scene.view, now[0] - before[0], now[1] - before[1]); rememberView(); draw(); }
-      else {
-        const other = [...pointers].find(([id]) => id !== event.pointerId)[1];
-        const apart = (a) => Math.hypot(a[0] - other[0], a[1] - other[1]) || 1;
-        scene.view = pan(scene.view, (now[0] - before[0]) / 2, (now[1] - before[1]) / 2);
-        zoom(apart(now) / apart(before), (now[0] + other[0]) / 2, (now[1] + other[1]) / 2);
-      }
-      pointers.set(event.pointerId, now);
-    },
-    pointerup(event) {
-      const at = place(event);
-      const last = pointers.size === 1;
-      pointers.delete(event.pointerId);
-      if (!pointers.size) over.classList.remove("is-moving");
-      if (lasso) return finishLasso();
-      if (last && moved < 5) {
-        const id = pointAt(...at, event.pointerType === "touch" ? 22 : 10);
-        if (id >= 0) choose(event.shiftKey ? [...chosen().plus, id] : [id], event.shiftKey ? chosen().minus : []);
-      }
-    },
-    pointercancel(event) { pointers.delete(event.pointerId); lasso = null; over.classList.remove("is-moving"); draw(); },
-    pointerleave: hideTip,
-    wheel(event) {
-      event.preventDefault();
-      const lines = event.deltaMode === 1 ? 16 : event.deltaMode === 2 ? 400 : 1;
-      zoom(Math.exp(-event.deltaY * lines * (event.ctrlKey ? 0.01 : 0.0016)), ...place(event));
-    },
-    dblclick(event) { zoom(2, ...place(event)); },
-    keydown: onKey,
+  const stopGestures = gestures(over, {
+    lasso: () => lassoMode,
+    hover(at) { const id = at ? pointAt(...at) : -1; if (id >= 0) showTip(id, ...at); else hideTip(); },
+    pan(dx, dy) { scene.view = pan(scene.view, dx, dy); rememberView(); draw(); },
+    zoom,
+    home,
+    draw(line) { lasso = line; draw(); },
+    drawn: finishLasso,
+    pick(at, { touch, more }) { const id = pointAt(...at, touch ? 22 : 10); if (id >= 0) choose(more ? [...chosen().plus, id] : [id], more ? chosen().minus : []); },
+    enter() { const id = pointAt(width / 2, height / 2, 60); if (id >= 0) choose([id]); },
+    escape: forget,
     focus: draw,
-    blur: draw,
-  };
-  for (const [name, listener] of Object.entries(listeners)) over.addEventListener(name, listener, name === "wheel" ? { passive: false } : undefined);
+  });
 
   function finishLasso() {
     const line = lasso.map(([x, y]) => toData(scene.view, x, y, width, height));
@@ -523,18 +491,6 @@ async function open(element, context) {
       state.set({ q: null });
       afterFound("found");
     } else draw();
-  }
-
-  function onKey(event) {
-    const step = { ArrowLeft: [60, 0], ArrowRight: [-60, 0], ArrowUp: [0, 60], ArrowDown: [0, -60] }[event.key];
-    if (step) { scene.view = pan(scene.view, ...step); rememberView(); draw(); }
-    else if (event.key === "+" || event.key === "=") zoom(1.3);
-    else if (event.key === "-" || event.key === "_") zoom(1 / 1.3);
-    else if (event.key === "0") home();
-    else if (event.key === "Enter") { const id = pointAt(width / 2, height / 2, 60); if (id >= 0) choose([id]); }
-    else if (event.key === "Escape") forget();
-    else return;
-    event.preventDefault();
   }
 
   function forget() {
@@ -589,7 +545,7 @@ async function open(element, context) {
   }
 
   return {
-    close() { closed = true; stopResize(); clearTimeout(typing); clearTimeout(remembering); clearTimeout(early); document.removeEventListener("themechange", onTheme); },
+    close() { closed = true; stopResize(); stopGestures(); clearTimeout(typing); clearTimeout(remembering); clearTimeout(early); document.removeEventListener("themechange", onTheme); },
     async stateChanged() {
       found = null;
       hits.textContent = "";
@@ -603,49 +559,6 @@ async function open(element, context) {
       draw();
     },
   };
-}
-
-/** The columns that the map can be coloured by, each computed or loaded when it is first wanted. */
-function columnsOf({ texts, kind, norms, data, manifest, choice }) {
-  const kept = new Map([["kind", kind], ["norm", numeric(norms, "norm of the row", (value) => value.toPrecision(3))]]);
-  const makers = {
-    script: () => scripts(texts, kind),
-    length: () => numeric(lengths(texts), "characters", (value) => String(Math.round(value))),
-    frequency: async () => numeric(new Float32Array(await data.load("frequencies")).map((seen) => Math.log10(1 + seen)), "times in the text", (value) => Math.round(10 ** value - 1).toLocaleString("en")),
-    trained: async () => {
-      const scores = new Float32Array(await data.load("scores"));
-      return numeric(scores, "how little it has learned; above 0 is under-trained", (value) => value.toFixed(2));
-    },
-    along: async () => {
-      const { plus, minus } = choice();
-      if (!plus.length && !minus.length) throw new Error("Choose a token first: then colour is likeness to it.");
-      return numeric(new Float32Array(await data.load("along", { plus: plus.join(","), minus: minus.join(",") })), "cosine with what is chosen", (value) => value.toFixed(2));
-    },
-  };
-  const options = [["kind", "kind of token"], ["script", "script"], ["length", "length"], ["norm", "norm"], ["trained", "under-training"], ["along", "likeness to what is chosen"]];
-  if (manifest.has.includes("frequency")) options.splice(4, 0, ["frequency", "frequency"]);
-  return {
-    options,
-    known: (name) => kept.get(name),
-    forget: (name) => kept.delete(name),
-    async load(name) {
-      if (!kept.has(name)) kept.set(name, await makers[name]());
-      return kept.get(name);
-    },
-  };
-}
-
-function numeric(values, label, format) {
-  return { values, range: spread(values, 0.01), label, format };
-}
-
-/** Tokens in the order in which they get a name: frequent words first; without a count, by ID, as tokenizers keep them. */
-function namesInOrder(texts, kind, frequency) {
-  const word = (id) => kind.of[id] <= 1 && texts[id].trim().length > 2;
-  const ids = Array.from(texts, (_, id) => id);
-  const weight = frequency ? (id) => -frequency.values[id] : (id) => id;
-  const words = ids.filter((id) => word(id) && kind.of[id] === 0).sort((a, b) => weight(a) - weight(b));
-  return Int32Array.from([...words, ...ids.filter((id) => kind.of[id] !== 6 && !(word(id) && kind.of[id] === 0)).sort((a, b) => weight(a) - weight(b))]);
 }
 
 function standard(values) {
