@@ -21,7 +21,6 @@ export const room = {
 
 const LISTED = 200;
 const NEIGHBORS = 20;
-const LEGEND = 56; // pixels at the bottom
 
 /** @param {HTMLElement} element */
 async function open(element, context) {
@@ -95,7 +94,7 @@ async function open(element, context) {
       const start = performance.now();
       painter.paint(scene, width, height, Math.min(devicePixelRatio || 1, size > 60000 ? 1 : 2));
       paintOver(over.getContext("2d"), scene, {
-        width, height, colours, axes: scene.showAxes ? [axisLabel(state.get("x", "1")), axisLabel(state.get("y", "2"))] : ["neighbours lie together; distances between groups mean little", ""],
+        width, height, colours, axes: scene.showAxes ? [axisLabel(state.get("x", "1")), axisLabel(state.get("y", "2"))] : [width < 600 ? "neighbours lie together" : "neighbours lie together; distances between groups mean little", ""],
         rings: [...chosen().plus, ...chosen().minus], names: labelOrder(), textOf: labelOf, most: width < 600 ? 18 : 42, lasso,
         cross: document.activeElement === over && over.matches(":focus-visible"),
       });
@@ -125,6 +124,7 @@ async function open(element, context) {
   }
 
   function axisLabel(id) {
+    if (id === "n") return axisLabel("1"); // not laid out yet
     if (id === "e") return "cosine with what is chosen →";
     return `principal component ${id} · ${share(explained[Number(id) - 1])} of the variance →`;
   }
@@ -169,10 +169,11 @@ async function open(element, context) {
     return new Float32Array(await data.load("along", { plus: plus.join(","), minus: minus.join(",") }));
   }
 
-  /** All points, above the legend. */
+  /** All points, between the buttons and the legend. */
   function fitted() {
-    const view = fitView(scene.xs, scene.ys, width, height - LEGEND);
-    return { ...view, y: view.y - LEGEND / 2 / view.zoom };
+    const [above, below] = width < 600 ? [48, 92] : [0, 56];
+    const view = fitView(scene.xs, scene.ys, width, height - above - below);
+    return { ...view, y: view.y - (below - above) / 2 / view.zoom };
   }
 
   function home() {
