@@ -36,6 +36,11 @@ if TYPE_CHECKING:
     from embedlayer.checkpoints.patch import patch as patch
     from embedlayer.checkpoints.patch import unpatch as unpatch
     from embedlayer.checkpoints.writer import WriteReceipt as WriteReceipt
+    from embedlayer.compress.convert import compressed as compressed
+    from embedlayer.compress.convert import with_table as with_table
+    from embedlayer.compress.report import Comparison as Comparison
+    from embedlayer.compress.report import compare as compare
+    from embedlayer.compress.report import loss_on as loss_on
     from embedlayer.errors import (
         CheckpointError as CheckpointError,
     )
@@ -69,6 +74,9 @@ if TYPE_CHECKING:
     from embedlayer.errors import (
         TokenizerError as TokenizerError,
     )
+    from embedlayer.errors import (
+        VocabularyError as VocabularyError,
+    )
     from embedlayer.layers.input import (
         GPT_CONFIG_124M as GPT_CONFIG_124M,
     )
@@ -93,7 +101,9 @@ if TYPE_CHECKING:
     from embedlayer.optim.param_groups import param_groups as param_groups
     from embedlayer.optim.row_adamw import RowAdamW as RowAdamW
     from embedlayer.planner import PRESETS as PRESETS
+    from embedlayer.planner import Change as Change
     from embedlayer.planner import EmbeddingPlan as EmbeddingPlan
+    from embedlayer.planner import changes as changes
     from embedlayer.planner import plan as plan
     from embedlayer.positions.alibi import AlibiBias as AlibiBias
     from embedlayer.positions.learned import LearnedPositionalEmbedding as LearnedPositionalEmbedding
@@ -148,8 +158,10 @@ if TYPE_CHECKING:
     from embedlayer.scratch import (
         demonstrate_embeddings as demonstrate_embeddings,
     )
+    from embedlayer.tables.delta import DeltaEmbedding as DeltaEmbedding
     from embedlayer.tables.dense import TokenEmbedding as TokenEmbedding
     from embedlayer.tables.factorized import FactorizedEmbedding as FactorizedEmbedding
+    from embedlayer.tables.quantized import QuantizedEmbedding as QuantizedEmbedding
     from embedlayer.tables.table import TokenTable as TokenTable
     from embedlayer.text.corpus import TokenCorpus as TokenCorpus
     from embedlayer.text.tokenizer import load_tokenizer as load_tokenizer
@@ -160,6 +172,25 @@ if TYPE_CHECKING:
     from embedlayer.training.loop import TrainingOptions as TrainingOptions
     from embedlayer.training.run_directory import RunDirectory as RunDirectory
     from embedlayer.training.run_directory import load_run as load_run
+    from embedlayer.vocab.edit import add_tokens as add_tokens
+    from embedlayer.vocab.edit import edit_vocabulary as edit_vocabulary
+    from embedlayer.vocab.edit import remove_tokens as remove_tokens
+    from embedlayer.vocab.edit import transplant as transplant
+    from embedlayer.vocab.edit import trim_vocabulary as trim_vocabulary
+    from embedlayer.vocab.new_rows import merge_rows as merge_rows
+    from embedlayer.vocab.new_rows import train_only_rows as train_only_rows
+    from embedlayer.vocab.receipt import Receipt as Receipt
+    from embedlayer.vocab.starting_rows import Copy as Copy
+    from embedlayer.vocab.starting_rows import Mean as Mean
+    from embedlayer.vocab.starting_rows import MeanNoise as MeanNoise
+    from embedlayer.vocab.starting_rows import Random as Random
+    from embedlayer.vocab.starting_rows import StartingRows as StartingRows
+    from embedlayer.vocab.starting_rows import SubwordMean as SubwordMean
+    from embedlayer.vocab.starting_rows import Vectors as Vectors
+    from embedlayer.vocab.tokenizer_edit import TokenizerEdit as TokenizerEdit
+    from embedlayer.vocab.tokenizer_edit import edit_tokenizer as edit_tokenizer
+    from embedlayer.vocab.tokenizer_edit import used_tokens as used_tokens
+    from embedlayer.vocab.transplant import match_tokenizers as match_tokenizers
 
 _HOMES = {
     "embedlayer.analysis.atlas": ("write_atlas",),
@@ -179,6 +210,8 @@ _HOMES = {
     "embedlayer.checkpoints.loader": ("load",),
     "embedlayer.checkpoints.patch": ("patch", "unpatch"),
     "embedlayer.checkpoints.writer": ("WriteReceipt",),
+    "embedlayer.compress.convert": ("compressed", "with_table"),
+    "embedlayer.compress.report": ("Comparison", "compare", "loss_on"),
     "embedlayer.errors": (
         "CheckpointError",
         "EmbedLayerError",
@@ -191,6 +224,7 @@ _HOMES = {
         "TextError",
         "TokenIdError",
         "TokenizerError",
+        "VocabularyError",
     ),
     "embedlayer.layers.input": ("GPTEmbedding", "GPT_CONFIG_124M", "TransformerEmbedding"),
     "embedlayer.layers.output": ("OutputHead",),
@@ -202,7 +236,7 @@ _HOMES = {
     "embedlayer.optim.clip": ("clip_grad_norm_",),
     "embedlayer.optim.param_groups": ("param_groups",),
     "embedlayer.optim.row_adamw": ("RowAdamW",),
-    "embedlayer.planner": ("EmbeddingPlan", "PRESETS", "plan"),
+    "embedlayer.planner": ("Change", "EmbeddingPlan", "PRESETS", "changes", "plan"),
     "embedlayer.positions.alibi": ("AlibiBias",),
     "embedlayer.positions.learned": ("LearnedPositionalEmbedding",),
     "embedlayer.positions.position": ("Position", "positions_of"),
@@ -217,14 +251,30 @@ _HOMES = {
         "ScratchPositionEmbedding",
         "demonstrate_embeddings",
     ),
+    "embedlayer.tables.delta": ("DeltaEmbedding",),
     "embedlayer.tables.dense": ("TokenEmbedding",),
     "embedlayer.tables.factorized": ("FactorizedEmbedding",),
+    "embedlayer.tables.quantized": ("QuantizedEmbedding",),
     "embedlayer.tables.table": ("TokenTable",),
     "embedlayer.text.corpus": ("TokenCorpus",),
     "embedlayer.text.tokenizer": ("load_tokenizer", "train_tokenizer"),
     "embedlayer.text.windows": ("TokenWindows", "create_dataloader"),
     "embedlayer.training.loop": ("Trainer", "TrainingOptions"),
     "embedlayer.training.run_directory": ("RunDirectory", "load_run"),
+    "embedlayer.vocab.edit": ("add_tokens", "edit_vocabulary", "remove_tokens", "transplant", "trim_vocabulary"),
+    "embedlayer.vocab.new_rows": ("merge_rows", "train_only_rows"),
+    "embedlayer.vocab.receipt": ("Receipt",),
+    "embedlayer.vocab.starting_rows": (
+        "Copy",
+        "Mean",
+        "MeanNoise",
+        "Random",
+        "StartingRows",
+        "SubwordMean",
+        "Vectors",
+    ),
+    "embedlayer.vocab.tokenizer_edit": ("TokenizerEdit", "edit_tokenizer", "used_tokens"),
+    "embedlayer.vocab.transplant": ("match_tokenizers",),
 }
 _HOME = {name: module for module, names in _HOMES.items() for name in names}
 

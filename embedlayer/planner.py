@@ -1,26 +1,30 @@
 """Parameters and bytes of the two ends of a model, before anything is built.
 
-A table of V rows of width D has `V * D` parameters; all the rest follows from it:
+A table of V rows of width D has `V * D` parameters; all the rest follows from it. With N tokens in a step, `b` bytes a
+number, and `G` bytes of gradient:
 
 | part | size |
 |---|---|
-| table | `V * D` numbers, or `V * R + R * D` when factorised with rank R |
+| table | `V * D` numbers, `V * R + R * D` when factorised with rank R, or codes and scales when quantised |
 | head | nothing when tied, else `V * D` of its own |
 | learned positions | `max_seq_len * D` |
-| gradient | one number a parameter, in the dtype of the weights |
-| AdamW | two moments a parameter |
-| logits | `tokens * V` numbers, and as many again for their gradient |
+| gradient | one number a trained parameter; of a row-sparse table one row and one ID a token |
+| AdamW | two moments a trained parameter; of a row-sparse table also two step numbers a row |
+| vectors | what enters the first block and leaves the last one, `2 N D`, and the gradient of the latter |
+| loss | plain: logits' softmax and two gradients of it, `3 N V` in fp32; chunked: the logits of one chunk |
+| a step | weights, optimizer, vectors, and the larger of loss and gradients, as they are not there at once |
 
 Parameters are counted in decimal units (1 M = 10^6), memory in binary ones (1 MiB = 2^20 bytes). What introductions
-print as "147 MB" for GPT-2 small is 147 MiB.
+print as "147 MB" for GPT-2 small is 147 MiB. A test builds each kind and measures each part.
 
 torch is not needed here, so that a plan is quick to make.
 """
 
-from dataclasses import KW_ONLY, asdict, dataclass
+from dataclasses import KW_ONLY, asdict, dataclass, replace
 from difflib import get_close_matches
 
 from embedlayer.errors import SizeError
+from embedlayer.losses.chunk_length import TOKENS_AT_ONCE, chunk_length
 
 DTYPE_BITS = {"fp32": 32, "fp16": 16, "bf16": 16, "int8": 8, "int4": 4}
 """Bits of one stored number, by the name of its type."""
@@ -28,16 +32,24 @@ DTYPE_BITS = {"fp32": 32, "fp16": 16, "bf16": 16, "int8": 8, "int4": 4}
 OPTIMIZER_MOMENTS = {"adamw": 2, "sgd": 0, "none": 0}
 """Numbers an optimizer keeps for each parameter. `none` is inference: no gradient either."""
 
-SCALE_BYTES = 4
-"""Each row of a quantised matrix carries one fp32 scale."""
+SCALE_BYTES = {"int8": 8, "int4": 4}
+"""A row of a quantised matrix, or a group of its numbers, carries a step and an offset: in fp32, in fp16."""
+
+ROW_SCALE_BYTES = {"int8": 0, "int4": 4}
+"""An int4 row also carries a scale in fp32."""
+
+ID_BYTES = 8
+ROWS_AT_ONCE = 8192
+"""Rows that a table without a matrix of its own is compared with at a time."""
 
 
 @dataclass(frozen=True)
 class EmbeddingPlan:
-    """What the table, the head, their training and the logits take, in parameters and bytes.
+    """What the table, the head, their training and the loss take, in parameters and bytes; of one device.
 
-    An int8 or int4 plan stores one fp32 scale a row beside the numbers (int4: two numbers a byte, rows filled up to
-    whole bytes), keeps learned positions in fp32, and is for inference: it has no gradient and no optimizer state.
+    An int8 or int4 table stores a step and an offset for each row or group (int4: two numbers a byte; the last group
+    of a row is filled up), keeps learned positions in fp32, and is not trained: it has gradients and optimizer state
+    only for `delta_rows`.
 
     Args:
         vocab_size: Rows of the table, V.
@@ -46,19 +58,30 @@ class EmbeddingPlan:
         rank: Rank R of a factorised table, E = E1 E2; `None` for a dense one.
         positions: Rows of a learned position table, 0 for none.
         dtype: Of the weights, one of `DTYPE_BITS`.
-        tokens: Tokens whose logits are in memory at once, B * T; 0 leaves logits out.
-        optimizer: One of `OPTIMIZER_MOMENTS`. A few bytes of step counters are not counted.
+        tokens: Tokens of a step, B * T; 0 leaves vectors and loss out.
+        optimizer: One of `OPTIMIZER_MOMENTS`. A few bytes of step counters are not counted, nor what an optimizer holds
+            only while it steps: fused and row-sparse AdamW hold next to nothing.
         moment_dtype: Of the optimizer's moments. Mixed-precision trainers keep fp32; plain `torch.optim.AdamW` keeps
             them in the dtype of the weights.
+        chunked_loss: The loss takes a chunk of tokens at a time, as `linear_cross_entropy` does beyond 65,536 logits;
+            else all logits at once.
+        row_sparse: The table's gradient has the looked-up rows only (`RowAdamW`); its head is its own.
+        delta_rows: Train only so many rows, and freeze everything else at the ends (`DeltaEmbedding`); 0 for all.
+        group_size: Numbers of a quantised row that share a scale; `None` for all of them.
+        shards: Devices that table and head are divided over, by rows.
+        device: `"cpu"` or `"cuda"`: how large a chunk is.
         name: What the plan is called in tables.
 
     Raises:
-        SizeError: A size is too small, the rank exceeds the width, or a dtype or an optimizer is unknown.
+        SizeError: A size is too small, the rank exceeds the width, a dtype or an optimizer is unknown, or two options
+            exclude each other.
 
     Example:
         >>> gpt2 = EmbeddingPlan(50257, 768)
         >>> gpt2.table_parameters, format_bytes(gpt2.table_bytes)
         (38597376, '147.2 MiB')
+        >>> format_bytes(EmbeddingPlan(50257, 768, delta_rows=200).optimizer_bytes)
+        '1.2 MiB'
     """
 
     vocab_size: int
@@ -71,16 +94,33 @@ class EmbeddingPlan:
     tokens: int = 0
     optimizer: str = "adamw"
     moment_dtype: str = "fp32"
+    chunked_loss: bool = False
+    row_sparse: bool = False
+    delta_rows: int = 0
+    group_size: int | None = None
+    shards: int = 1
+    device: str = "cpu"
     name: str = ""
 
     def __post_init__(self) -> None:
         _at_least(1, vocab_size=self.vocab_size, embed_dim=self.embed_dim, rank=1 if self.rank is None else self.rank)
-        _at_least(0, positions=self.positions, tokens=self.tokens)
+        _at_least(1, shards=self.shards, group_size=1 if self.group_size is None else self.group_size)
+        _at_least(0, positions=self.positions, tokens=self.tokens, delta_rows=self.delta_rows)
         if self.rank is not None and self.rank > self.embed_dim:
             raise SizeError(f"rank {self.rank} exceeds embed_dim {self.embed_dim}: a dense table is smaller.")
+        if self.delta_rows > self.vocab_size:
+            raise SizeError(f"delta_rows {self.delta_rows} exceeds vocab_size {self.vocab_size}.")
         _one_of(DTYPE_BITS, dtype=self.dtype)
         _one_of(OPTIMIZER_MOMENTS, optimizer=self.optimizer)
+        _one_of(list(TOKENS_AT_ONCE), device=self.device)
         _one_of([name for name in DTYPE_BITS if not _quantised(name)], moment_dtype=self.moment_dtype)
+        if self.row_sparse and (self.tied or self.rank is not None or self.delta_rows or _quantised(self.dtype)):
+            raise SizeError(
+                "row_sparse is for a trained dense table with a head of its own: a tied head sends a gradient to every "
+                "row. Leave out rank, delta_rows and int8 or int4, and plan it untied."
+            )
+        if self.group_size is not None and not _quantised(self.dtype):
+            raise SizeError(f"group_size {self.group_size} is for int8 and int4, not for {self.dtype}.")
 
     @property
     def table_parameters(self) -> int:
@@ -90,7 +130,7 @@ class EmbeddingPlan:
     @property
     def head_parameters(self) -> int:
         """Numbers the head adds: 0 when tied, else `V * D`."""
-        return 0 if self.tied else self.vocab_size * self.embed_dim
+        return 0 if self.tied else self._rows * self.embed_dim
 
     @property
     def position_parameters(self) -> int:
@@ -98,19 +138,31 @@ class EmbeddingPlan:
         return self.positions * self.embed_dim
 
     @property
+    def delta_parameters(self) -> int:
+        """Numbers in the rows that alone are trained."""
+        return self.delta_rows * self.embed_dim
+
+    @property
     def parameters(self) -> int:
-        """All parameters: table, head and positions."""
-        return self.table_parameters + self.head_parameters + self.position_parameters
+        """All parameters: table, head, positions, and rows beside the table."""
+        return self.table_parameters + self.head_parameters + self.position_parameters + self.delta_parameters
+
+    @property
+    def trained_parameters(self) -> int:
+        """Those that have a gradient."""
+        if not self.trained:
+            return 0
+        return self.delta_parameters if self.delta_rows else self.parameters
 
     @property
     def table_bytes(self) -> int:
         """The input table as stored, scales included."""
-        return sum(rows * _row_bytes(columns, self.dtype) for rows, columns in self._factors)
+        return sum(rows * self._row_bytes(columns) for rows, columns in self._factors)
 
     @property
     def head_bytes(self) -> int:
         """What the head adds to storage: 0 when tied."""
-        return 0 if self.tied else self.vocab_size * _row_bytes(self.embed_dim, self.dtype)
+        return 0 if self.tied else self._rows * self._row_bytes(self.embed_dim)
 
     @property
     def position_bytes(self) -> int:
@@ -118,31 +170,41 @@ class EmbeddingPlan:
         return self.position_parameters * _bytes(self.compute_dtype)
 
     @property
+    def delta_bytes(self) -> int:
+        """The rows beside the table, and which tokens they belong to."""
+        return self.delta_rows * (self.embed_dim * _bytes(self.compute_dtype) + ID_BYTES)
+
+    @property
     def weight_bytes(self) -> int:
-        """All that is stored: table, head and positions."""
-        return self.table_bytes + self.head_bytes + self.position_bytes
+        """All that is stored: table, head, positions, and rows beside the table."""
+        return self.table_bytes + self.head_bytes + self.position_bytes + self.delta_bytes
 
     @property
     def scale_bytes(self) -> int:
-        """The share of `weight_bytes` that is scales of quantised rows."""
-        rows = sum(rows for rows, _ in self._factors) + (0 if self.tied else self.vocab_size)
-        return rows * SCALE_BYTES if _quantised(self.dtype) else 0
+        """The share of `weight_bytes` that is steps, offsets and scales."""
+        if not _quantised(self.dtype):
+            return 0
+        matrices = [*self._factors, *([] if self.tied else [(self._rows, self.embed_dim)])]
+        return sum(rows * self._scale_bytes_of(columns) for rows, columns in matrices)
 
     @property
     def trained(self) -> bool:
-        """Whether there are gradients: an optimizer is named and the weights are not quantised."""
-        return self.optimizer != "none" and not _quantised(self.dtype)
+        """Whether there are gradients: an optimizer is named, and the weights are not quantised or have rows beside."""
+        return self.optimizer != "none" and (self.delta_rows > 0 or not _quantised(self.dtype))
 
     @property
     def gradient_bytes(self) -> int:
-        """A dense gradient of every parameter."""
-        return self.parameters * _bytes(self.dtype) if self.trained else 0
+        """Gradients of the trained parameters: of a row-sparse table one row and one ID a token, else dense."""
+        size = _bytes(self.compute_dtype)
+        if not self.row_sparse or not self.trained:
+            return self.trained_parameters * size
+        return self.tokens * (self.embed_dim * size + ID_BYTES) + (self.parameters - self.table_parameters) * size
 
     @property
     def optimizer_bytes(self) -> int:
-        """The optimizer's moments."""
-        moments = OPTIMIZER_MOMENTS[self.optimizer] if self.trained else 0
-        return self.parameters * moments * _bytes(self.moment_dtype)
+        """The optimizer's moments, and of a row-sparse table the steps up to which its rows and moments are right."""
+        moments = self.trained_parameters * OPTIMIZER_MOMENTS[self.optimizer] * _bytes(self.moment_dtype)
+        return moments + (2 * 4 * self._rows if self.row_sparse and moments else 0)
 
     @property
     def compute_dtype(self) -> str:
@@ -150,25 +212,60 @@ class EmbeddingPlan:
         return "fp32" if _quantised(self.dtype) else self.dtype
 
     @property
+    def activation_bytes(self) -> int:
+        """The vectors of both ends: those that enter the first block, those that leave the last, and their gradient.
+
+        A factorised table that is trained also keeps the narrow rows that it looked up.
+        """
+        narrow = self.rank if self.rank and self.trained and not self.delta_rows else 0
+        wide = 3 if self.trained else 2
+        return self.tokens * (wide * self.embed_dim + narrow) * _bytes(self.compute_dtype)
+
+    @property
     def logits_bytes(self) -> int:
-        """Logits of all tokens at once. A chunked loss needs the share of one chunk only."""
-        return self.tokens * self.vocab_size * _bytes(self.compute_dtype)
+        """Logits of all tokens at once, in the dtype of the weights."""
+        return self.tokens * self._rows * _bytes(self.compute_dtype)
 
     @property
-    def logits_gradient_bytes(self) -> int:
-        """The gradient of the logits, as large as they are."""
-        return self.logits_bytes if self.trained else 0
+    def loss_bytes(self) -> int:
+        """What the loss holds at its peak besides the gradients of the weights; without training, the logits.
+
+        Plain: softmax and two gradients, in fp32 in every case. Chunked: one chunk of them, and, where the weights are
+        narrow, the chunk in their type and the head's gradient in fp32. A head tied to rows beside a table goes by
+        blocks of tokens and rows: four times a block of logits.
+        """
+        if not self.trained:
+            return self.logits_bytes
+        if self._by_blocks:
+            tokens = min(self.tokens, TOKENS_AT_ONCE[self.device])
+            return 4 * tokens * min(ROWS_AT_ONCE, self._rows) * 4
+        if not self.chunked_loss:
+            return 3 * self.tokens * self._rows * 4
+        size = _bytes(self.compute_dtype)
+        width = self.embed_dim if self.rank is None or not self.tied else self.rank
+        chunk = self._rows * chunk_length(self.tokens, self._rows, width, self.device, 4)
+        return chunk * 4 if size == 4 else chunk * (4 + size) + self._head_gradient * 4
 
     @property
-    def total_bytes(self) -> int:
-        """Weights, gradients, optimizer state, logits and their gradient."""
-        return (
-            self.weight_bytes
-            + self.gradient_bytes
-            + self.optimizer_bytes
-            + self.logits_bytes
-            + self.logits_gradient_bytes
-        )
+    def peak_bytes(self) -> int:
+        """The most that is in memory during one step: forward, loss, backward, optimizer.
+
+        Weights, optimizer and vectors are there all the time. Then come the loss, with the head's gradient if it makes
+        that on its way, and the gradients, of a tied table two until they are added.
+        """
+        size = _bytes(self.compute_dtype)
+        head = self._head_gradient * size
+        if not self.trained:
+            loss = self.loss_bytes
+        elif self._by_blocks:
+            loss = self.loss_bytes + head
+        elif not self.chunked_loss:
+            loss = max(self.loss_bytes, self.logits_bytes + head)
+        else:
+            loss = self.loss_bytes + (head if size == 4 else 0)
+        twice = self._factors[0][0] * self._factors[0][1] * size if self.tied and self._head_gradient else 0
+        at_rest = self.weight_bytes + self.optimizer_bytes + self.activation_bytes
+        return at_rest + max(loss, self.gradient_bytes + (twice if not self._by_blocks and self.tokens else 0))
 
     def as_dict(self) -> dict[str, str | int | bool | None]:
         """Every field and every derived size under its own name, ready for JSON."""
@@ -176,10 +273,118 @@ class EmbeddingPlan:
         return asdict(self) | {name: getattr(self, name) for name in derived}
 
     @property
+    def _rows(self) -> int:
+        """Rows on one device."""
+        return -(-self.vocab_size // self.shards)
+
+    @property
     def _factors(self) -> list[tuple[int, int]]:
         if self.rank is None:
-            return [(self.vocab_size, self.embed_dim)]
-        return [(self.vocab_size, self.rank), (self.rank, self.embed_dim)]
+            return [(self._rows, self.embed_dim)]
+        return [(self._rows, self.rank), (self.rank, self.embed_dim)]
+
+    @property
+    def _by_blocks(self) -> bool:
+        """Whether the head is tied to rows that no one matrix holds."""
+        return self.tied and self.delta_rows > 0
+
+    @property
+    def _head_gradient(self) -> int:
+        """Numbers in the gradient that the loss sends to the rows it compares with."""
+        if not self.trained or (self.delta_rows and not self.tied):
+            return 0
+        if self.delta_rows:
+            return self.delta_parameters
+        return self._factors[0][0] * self._factors[0][1] if self.tied else self.head_parameters
+
+    def _groups(self, columns: int) -> int:
+        return -(-columns // (self.group_size or columns))
+
+    def _scale_bytes_of(self, columns: int) -> int:
+        """Steps, offsets and scale of a quantised row."""
+        return self._groups(columns) * SCALE_BYTES[self.dtype] + ROW_SCALE_BYTES[self.dtype]
+
+    def _row_bytes(self, columns: int) -> int:
+        if not _quantised(self.dtype):
+            return columns * _bytes(self.dtype)
+        codes = -(-(self.group_size or columns) * DTYPE_BITS[self.dtype] // 8)
+        return self._groups(columns) * codes + self._scale_bytes_of(columns)
+
+
+@dataclass(frozen=True)
+class Change:
+    """One thing that can be done to the ends of a model, and what it saves.
+
+    Args:
+        what: Name of the change.
+        plan: The ends after it.
+        saved_bytes: What a step takes less than before; negative if it takes more.
+        price: What it costs otherwise, in words.
+    """
+
+    what: str
+    plan: EmbeddingPlan
+    saved_bytes: int
+    price: str
+
+
+def changes(now: EmbeddingPlan, *, used: int | None = None, delta_rows: int = 256) -> list[Change]:
+    """What can be done to the ends of a model, that which saves most in a step first.
+
+    Args:
+        now: The ends as they are.
+        used: Tokens of the vocabulary that the texts at hand use; `None` leaves trimming out.
+        delta_rows: How many rows training "only some rows" means.
+
+    Example:
+        >>> now = plan("gpt2", tokens=4096)
+        >>> [change.what for change in changes(now)][:3]
+        ['train 256 rows only', 'chunked loss', 'int4, nothing trained']
+    """
+    quantised = _quantised(now.dtype)
+    wide = now.dtype == "fp32"
+    frozen = {"optimizer": "none", "row_sparse": False, "delta_rows": 0, "group_size": None}
+    fewer = min(delta_rows, now.vocab_size)
+    quarter = max(1, now.embed_dim // 4)
+    trained = now.trained
+    options: list[tuple[bool, str, dict[str, object], str]] = [
+        (trained and not now.chunked_loss, "chunked loss", {"chunked_loss": True}, "none: same results"),
+        (not now.tied, "tie the head", {"tied": True, "row_sparse": False}, "another model: train again"),
+        (now.tied and now.rank is None, "untie the head", {"tied": False}, "same model at the start"),
+        (
+            trained and not now.tied and now.rank is None and not now.row_sparse and not now.delta_rows,
+            "row-sparse table",
+            {"row_sparse": True},
+            "none: same results",
+        ),
+        (
+            trained and not now.delta_rows and fewer < now.vocab_size,
+            f"train {fewer:,} rows only",
+            {"delta_rows": fewer, "row_sparse": False},
+            "all other rows stay",
+        ),
+        (
+            now.rank is None and not quantised and now.embed_dim > quarter,
+            f"factorise, rank {quarter:,}",
+            {"rank": quarter, "row_sparse": False},
+            "approximate: train again",
+        ),
+        (wide, "weights in bf16", {"dtype": "bf16"}, "weights of three digits"),
+        (not quantised, "int8, nothing trained", {**frozen, "dtype": "int8"}, "rows about 1 % off"),
+        (not quantised, "int4, nothing trained", {**frozen, "dtype": "int4"}, "rows about 10 % off"),
+        (
+            used is not None and 0 < used < now.vocab_size,
+            f"trim to {used or 0:,} tokens",
+            {"vocab_size": used, "delta_rows": min(now.delta_rows, used or 0)},
+            "other text: more tokens",
+        ),
+    ]
+    found = []
+    for possible, what, fields, price in options:
+        if possible:
+            after = replace(now, **fields, name=what)  # type: ignore[arg-type]
+            found.append(Change(what, after, now.peak_bytes - after.peak_bytes, price))
+    return sorted(found, key=lambda change: -change.saved_bytes)
 
 
 @dataclass(frozen=True)
@@ -258,6 +463,12 @@ def plan(
     tokens: int = 0,
     optimizer: str = "adamw",
     moment_dtype: str = "fp32",
+    chunked_loss: bool = False,
+    row_sparse: bool = False,
+    delta_rows: int = 0,
+    group_size: int | None = None,
+    shards: int = 1,
+    device: str = "cpu",
 ) -> EmbeddingPlan:
     """Plan the ends of a model named in `PRESETS`, or of the sizes given; a size given beside a name replaces its own.
 
@@ -269,9 +480,15 @@ def plan(
         rank: `None` for the preset's own.
         positions: `None` for the preset's own.
         dtype: Of the weights.
-        tokens: Tokens whose logits are in memory at once.
+        tokens: Tokens of a step.
         optimizer: `adamw`, `sgd` or `none`.
         moment_dtype: Of the optimizer's moments.
+        chunked_loss: Whether all logits are there at once.
+        row_sparse: Whether the table's gradient is of the looked-up rows only.
+        delta_rows: Rows that alone are trained; 0 for all.
+        group_size: Numbers that share a scale, in int8 and int4.
+        shards: Devices that the rows are divided over.
+        device: `"cpu"` or `"cuda"`.
 
     Raises:
         SizeError: The preset is unknown, or a size is missing or cannot be built.
@@ -292,7 +509,18 @@ def plan(
             "Give both, or the name of a model: plan('gpt2')."
         )
     return EmbeddingPlan(
-        **sizes, dtype=dtype, tokens=tokens, optimizer=optimizer, moment_dtype=moment_dtype, name=preset or ""
+        **sizes,
+        dtype=dtype,
+        tokens=tokens,
+        optimizer=optimizer,
+        moment_dtype=moment_dtype,
+        chunked_loss=chunked_loss,
+        row_sparse=row_sparse,
+        delta_rows=delta_rows,
+        group_size=group_size,
+        shards=shards,
+        device=device,
+        name=preset or "",
     )
 
 
@@ -359,10 +587,6 @@ def _quantised(dtype: str) -> bool:
 
 def _bytes(dtype: str) -> int:
     return DTYPE_BITS[dtype] // 8
-
-
-def _row_bytes(columns: int, dtype: str) -> int:
-    return -(-columns * DTYPE_BITS[dtype] // 8) + (SCALE_BYTES if _quantised(dtype) else 0)
 
 
 def _at_least(least: int, **sizes: int) -> None:

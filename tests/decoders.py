@@ -15,6 +15,7 @@ from embedlayer import (
 POSITIONS = {
     "learned": lambda: LearnedPositionalEmbedding(16, 24),
     "sinusoidal": lambda: SinusoidalPositionalEmbedding(16, 24),
+    "scaled-sinusoidal": lambda: SinusoidalPositionalEmbedding(16, 24, init_scale=0.2),
     "rotary": lambda: RotaryEmbedding(6),
     "dynamic": lambda: RotaryEmbedding(6, scaling=DynamicNTK(factor=2.0, original_max_seq_len=6, length=16)),
     "alibi": lambda: AlibiBias(4),

@@ -96,8 +96,13 @@ def whole_words(tokenizer: Tokenizer, vocab_size: int) -> dict[str, int]:
     return found
 
 
-def evaluate_word_pairs(table: TokenTable | Tensor, tokenizer: Tokenizer, file: Path | str) -> WordPairScores:
+def evaluate_word_pairs(table: TokenTable | Tensor, words: Mapping[str, int], file: Path | str) -> WordPairScores:
     """Compare cosines with a file of pairs that people judged: `word<TAB>word<TAB>number`, `#` before remarks.
+
+    Args:
+        table: A `TokenTable`, or a plain tensor `(V, D)`.
+        words: The row of each word, see `whole_words`.
+        file: The pairs.
 
     Raises:
         FileError: The file cannot be read.
@@ -105,7 +110,6 @@ def evaluate_word_pairs(table: TokenTable | Tensor, tokenizer: Tokenizer, file: 
         SizeError: Fewer than two pairs can be used.
     """
     rows = Rows(table)
-    words = whole_words(tokenizer, len(rows))
     pairs: list[tuple[str, str, float]] = []
     for number, line in _lines(file):
         if line.startswith("#"):
@@ -133,7 +137,7 @@ def evaluate_word_pairs(table: TokenTable | Tensor, tokenizer: Tokenizer, file: 
 
 
 def evaluate_word_analogies(
-    table: TokenTable | Tensor, tokenizer: Tokenizer, file: Path | str, *, restrict_vocab: int | None = None
+    table: TokenTable | Tensor, words: Mapping[str, int], file: Path | str, *, restrict_vocab: int | None = None
 ) -> AnalogyScores:
     """Ask `a is to b as c is to ?`: right if the whole word nearest to `b - a + c`, none of the three, is the fourth.
 
@@ -141,7 +145,7 @@ def evaluate_word_analogies(
 
     Args:
         table: A `TokenTable`, or a plain tensor `(V, D)`.
-        tokenizer: Its tokenizer.
+        words: The row of each word, see `whole_words`.
         file: Four words a line, under headings that begin with `:`.
         restrict_vocab: Look only at the first so many IDs, in questions and answers.
 
@@ -151,7 +155,7 @@ def evaluate_word_analogies(
         SizeError: No question can be used.
     """
     rows = Rows(table)
-    words = whole_words(tokenizer, min(len(rows), restrict_vocab or len(rows)))
+    words = {word: row for word, row in words.items() if row < (restrict_vocab or len(rows))}
     names, questions, section_of = _questions(file)
     used = [place for place, question in enumerate(questions) if all(word in words for word in question)]
     if not used:

@@ -155,7 +155,11 @@ class Health:
 
 @torch.no_grad()
 def health(
-    table: TokenTable | Tensor, tokenizer: Tokenizer | None = None, *, before: TokenTable | Tensor | None = None
+    table: TokenTable | Tensor,
+    tokenizer: Tokenizer | None = None,
+    *,
+    before: TokenTable | Tensor | None = None,
+    head: Tensor | None = None,
 ) -> Health:
     """Look at every row of a table.
 
@@ -163,6 +167,8 @@ def health(
         table: A `TokenTable`, or a plain tensor `(V, D)`.
         tokenizer: Its tokenizer, for the kinds of tokens.
         before: The same table before training, for `never_touched`.
+        head: The rows of a free head `(V, E)`. Training pushes them where it does not push the table's, so
+            under-trained tokens are looked for among them.
 
     Raises:
         ShapeError: A plain tensor that is not `(V, D)`, or tables of different sizes.
@@ -173,6 +179,8 @@ def health(
         ((0,), ((1, 2),), (3,))
     """
     rows = Rows(table)
+    if head is not None and len(head) != len(rows):
+        raise ShapeError(f"The table has {len(rows)} rows and the head {len(head)}: give the head of this table.")
     norms = torch.cat([_norms(chunk) for _, chunk in rows.chunks()]) if len(rows) else torch.empty(0)
     return Health(
         vocab_size=rows.vocab_size,
@@ -182,7 +190,7 @@ def health(
         nonfinite_rows=_ids(norms.isnan()),
         duplicates=_duplicates(rows, norms),
         never_touched=None if before is None else _ids(_untouched(rows, Rows(before))),
-        under_trained=under_trained_scores(table),
+        under_trained=under_trained_scores(table if head is None else head),
         kinds=None if tokenizer is None else tuple(token_kinds(tokenizer, rows.vocab_size)),
         tokenizer=tokenizer,
     )

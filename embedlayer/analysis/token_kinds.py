@@ -42,9 +42,9 @@ def token_kinds(tokenizer: Tokenizer, vocab_size: int) -> list[str]:
 
     Example:
         >>> from embedlayer.text.tokenizer import train_tokenizer
-        >>> bytes_and_a_word = train_tokenizer("cat cat cat", vocab_size=259)
-        >>> token_kinds(bytes_and_a_word, 260)[-3:]
-        ['part', 'word', 'no token']
+        >>> kinds = token_kinds(train_tokenizer((), "byte"), 258)
+        >>> kinds[ord("a")], kinds[ord("7")], kinds[0xE2], kinds[256], kinds[257]
+        ('word', 'number', 'byte', 'special', 'no token')
     """
     tokenizer = without_limits(tokenizer)
     added = set(tokenizer.get_added_tokens_decoder()) | _unknown(tokenizer)

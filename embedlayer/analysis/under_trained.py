@@ -13,7 +13,7 @@ table the untouched rows can have the highest of all), and no list of suspicious
    an earlier one holds rows that training has begun to pull out of it, and is none.
 
 It finds no rows that were never pushed at all: those of an untied input table keep the noise that they began with,
-which points nowhere. With the table from before training, `never_touched` in `health` tells them exactly.
+which points nowhere. The rows of their free head are pushed; `health` looks at those, if it is given them.
 """
 
 import math
@@ -136,9 +136,10 @@ def under_trained_scores(table: TokenTable | Tensor) -> UnderTrained:
     best: Tensor | None = None
     while len(cones) < MOST_CONES:
         found = None
+        present = sample.any(dim=1)
         for candidate in _candidates(sample, crowding):
             best = candidate if best is None else best
-            axis = _grown(sample, candidate, fewest)
+            axis = _grown(sample, present, candidate, fewest)
             found = None if axis is None else _measured(rows, axis, free)
             if found is not None and not any(_overlap(found[0], cone) for cone in cones):
                 break
@@ -198,9 +199,10 @@ def _candidates(sample: Float[Tensor, "M D"], crowding: Float[Tensor, "S K"]) ->
             left[seed] = -torch.inf
 
 
-def _grown(sample: Float[Tensor, "M D"], axis: Float[Tensor, " D"], fewest: int) -> Float[Tensor, " D"] | None:
-    """The axis of the cone around a direction, within the sample; `None` if there is no cone."""
-    present = sample.any(dim=1)
+def _grown(
+    sample: Float[Tensor, "M D"], present: Bool[Tensor, " M"], axis: Float[Tensor, " D"], fewest: int
+) -> Float[Tensor, " D"] | None:
+    """The axis of the cone around a direction, among what is present of the sample; `None` if there is no cone."""
     for _ in range(8):
         cosines = sample @ axis
         edge = _edge(cosines[present], fewest)

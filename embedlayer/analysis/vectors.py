@@ -19,6 +19,7 @@ from embedlayer.analysis.evaluate import (
     WordPairScores,
     evaluate_word_analogies,
     evaluate_word_pairs,
+    whole_words,
 )
 from embedlayer.analysis.rows import Rows
 from embedlayer.errors import ShapeError, SizeError, TokenIdError, TokenizerError
@@ -181,11 +182,11 @@ class TokenVectors:
 
     def evaluate_word_pairs(self, file: Path | str) -> WordPairScores:
         """Compare similarities with those that people gave to pairs of words; see `evaluate.evaluate_word_pairs`."""
-        return evaluate_word_pairs(self.table, self.tokenizer, file)
+        return evaluate_word_pairs(self.table, self._words, file)
 
     def evaluate_word_analogies(self, file: Path | str, restrict_vocab: int | None = None) -> AnalogyScores:
         """Ask `a is to b as c is to ?`; see `evaluate.evaluate_word_analogies`."""
-        return evaluate_word_analogies(self.table, self.tokenizer, file, restrict_vocab=restrict_vocab)
+        return evaluate_word_analogies(self.table, self._words, file, restrict_vocab=restrict_vocab)
 
     def similar_by_vector(
         self, vector: Float[Tensor, "D"], topn: int = 10, restrict_vocab: int | None = None
@@ -283,6 +284,10 @@ class TokenVectors:
         """Whether a piece stands for text that the vocabulary lacks (Unigram shows the text itself as the piece)."""
         entry = self.tokenizer.id_to_token(token_id)
         return entry != piece or entry == getattr(self.tokenizer.model, "unk_token", None)
+
+    @cached_property
+    def _words(self) -> dict[str, int]:
+        return whole_words(self.tokenizer, self.vocab_size)
 
     @cached_property
     def _id_by_readable_text(self) -> dict[str, int]:

@@ -79,7 +79,7 @@ def measure(opened: "OpenedTable", word_pairs: Path | None = None, analogies: Pa
     from embedlayer.analysis.vectors import TokenVectors
     from embedlayer.errors import SizeError, TokenizerError
 
-    found = health(opened.table, opened.tokenizer, before=opened.before)
+    found = health(opened.table, opened.tokenizer, before=opened.before, head=opened.head)
     if len(found.zero_rows) + len(found.nonfinite_rows) == found.vocab_size:
         geometry = None
     else:
@@ -113,6 +113,7 @@ def as_json_object(opened: "OpenedTable", content: dict[str, Any], topn: int) ->
         "embed_dim": health.pop("embed_dim"),
         "dtype": opened.dtype,
         "has_tokenizer": opened.tokenizer is not None,
+        "under_trained_by": "table" if opened.head is None else "head",
         "geometry": None
         if geometry is None
         else {
@@ -149,7 +150,7 @@ def show(opened: "OpenedTable", content: dict[str, Any], topn: int) -> None:
     _show_bands(console, content["norms_by_frequency"])
     _line(console, "\nRows")
     _facts(console, _health_lines(opened, found))
-    _show_under_trained(console, found, topn)
+    _show_under_trained(console, found, topn, by_head=opened.head is not None)
     _show_scores(console, content["word_pairs"], content["analogies"])
 
 
@@ -192,8 +193,8 @@ def _health_lines(opened: "OpenedTable", found: "Health") -> Iterator[tuple[str,
     yield "under-trained", f"{flagged:,}", f"{flagged / found.vocab_size:.1%} of the rows" if flagged else ""
 
 
-def _show_under_trained(console: "Console", found: "Health", topn: int) -> None:
-    _line(console, "\nUnder-trained tokens")
+def _show_under_trained(console: "Console", found: "Health", topn: int, *, by_head: bool) -> None:
+    _line(console, f"\nUnder-trained tokens{', by the rows of the free head' * by_head}")
     _line(console, found.under_trained.explain(), indent=2)
     if found.under_trained.flagged.any() and found.by_kind:
         lines = []

@@ -25,6 +25,7 @@ class OpenedTable:
         tokenizer: Its tokenizer, if there is one.
         counts: How often each token stands in the text of a run, `(V,)`.
         before: The table that a run began with.
+        head: The rows of a head that is not tied to the table.
     """
 
     source: Path
@@ -34,6 +35,7 @@ class OpenedTable:
     tokenizer: "Tokenizer | None" = None
     counts: "Tensor | None" = None
     before: "TokenTable | None" = None
+    head: "Tensor | None" = None
 
 
 def open_table(path: Path, tokenizer_from: Path | None = None) -> OpenedTable:
@@ -105,8 +107,11 @@ def _saved(path: Path, tokenizer: "Tokenizer | None") -> OpenedTable:
         tokenizer = load_tokenizer(path / TOKENIZER)
     dtype = _dtype(table)
     if not (run.holds_a_run and isinstance(layer, DecoderLM)):
-        return OpenedTable(path, f"saved {type(layer).__name__}", table, dtype, tokenizer)
-    return OpenedTable(path, "trained run", table, dtype, tokenizer, _counts(run, table), _beginning(run))
+        return OpenedTable(
+            path, f"saved {type(layer).__name__}", table, dtype, tokenizer, head=_free_head(layer, table)
+        )
+    counts, before, head = _counts(run, table), _beginning(run), _free_head(layer, table)
+    return OpenedTable(path, "trained run", table, dtype, tokenizer, counts, before, head)
 
 
 def _counts(run: "RunDirectory", table: "TokenTable") -> "Tensor | None":
@@ -141,7 +146,17 @@ def _checkpoint(path: Path, tokenizer: "Tokenizer | None") -> OpenedTable:
     if tokenizer is None:
         tokenizer = layer.tokenizer or _tokenizer_beside(path)
     kind = "checkpoint" if layer.family == "unknown" else f"checkpoint of family {layer.family}"
-    return OpenedTable(path, kind, layer.table, _dtype(layer.table), tokenizer)
+    head = _free_head(layer, layer.table)
+    return OpenedTable(path, kind, layer.table, _dtype(layer.table), tokenizer, head=head)
+
+
+def _free_head(layer: object, table: "TokenTable") -> "Tensor | None":
+    """The rows of a layer's own head for the tokens of the table, if it has one and has them all."""
+    head = getattr(layer, "head", None)
+    if head is None or head.tied or len(head.weight) < table.vocab_size:
+        return None
+    rows: Tensor = head.weight.detach()[: table.vocab_size]
+    return rows
 
 
 def _tokenizer_beside(path: Path) -> "Tokenizer | None":

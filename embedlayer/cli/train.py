@@ -29,7 +29,7 @@ from embedlayer.errors import FileError, SizeError
 @click.option("--rank", type=int, help="Factorise the table to this rank.  [default: a dense table]")
 @click.option(
     "--position",
-    type=click.Choice(["rotary", "learned", "sinusoidal", "alibi", "none"]),
+    type=click.Choice(["rotary", "learned", "sinusoidal", "scaled-sinusoidal", "alibi", "relative", "none"]),
     default="rotary",
     show_default=True,
     help="Position scheme.",

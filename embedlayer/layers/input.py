@@ -1,17 +1,20 @@
 """The way in: token IDs to what enters the first block."""
 
-from typing import Any, Literal
+import math
+from typing import Any, Literal, get_args
 
+import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from embedlayer.errors import SizeError
 from embedlayer.files import JsonObject
-from embedlayer.layers.one_pass import scale_add_drop
+from embedlayer.layers.one_pass import gather_scale_add, scale_add_drop
 from embedlayer.positions.alibi import AlibiBias
 from embedlayer.positions.learned import LearnedPositionalEmbedding
 from embedlayer.positions.position import AdditivePosition, AttentionMask, Position, positions_of
+from embedlayer.positions.relative import RelativePositionBias
 from embedlayer.positions.rotary import RotaryEmbedding
 from embedlayer.positions.sinusoidal import SinusoidalPositionalEmbedding
 from embedlayer.pretrained import Pretrained, describe
@@ -19,7 +22,7 @@ from embedlayer.shapes import Ids, Positions, Vectors
 from embedlayer.tables.dense import TokenEmbedding
 from embedlayer.tables.table import TokenTable
 
-PositionName = Literal["learned", "sinusoidal", "rotary", "alibi", "none"]
+PositionName = Literal["learned", "sinusoidal", "scaled-sinusoidal", "rotary", "alibi", "relative", "none"]
 
 GPT_CONFIG_124M: dict[str, Any] = {
     "vocab_size": 50257,
@@ -36,7 +39,7 @@ GPT_CONFIG_124M: dict[str, Any] = {
 def make_position(
     name: PositionName, *, max_seq_len: int, embed_dim: int, num_heads: int | None = None, init_std: float = 0.02
 ) -> Position:
-    """A position scheme by its name.
+    """A position scheme by its name; `"relative"` is T5's for decoders, `"scaled-sinusoidal"` learns one factor.
 
     Raises:
         SizeError: The name is unknown, or a scheme that works on heads is asked for without `num_heads`.
@@ -45,14 +48,20 @@ def make_position(
         return LearnedPositionalEmbedding(max_seq_len, embed_dim, init_std=init_std)
     if name == "sinusoidal":
         return SinusoidalPositionalEmbedding(max_seq_len, embed_dim)
+    if name == "scaled-sinusoidal":
+        return SinusoidalPositionalEmbedding(
+            max_seq_len, embed_dim, layout="concatenated", init_scale=1 / math.sqrt(embed_dim)
+        )
     if name == "none":
         return Position()
-    if name not in ("rotary", "alibi"):
-        raise SizeError(f"Position {name!r} is none of: learned, sinusoidal, rotary, alibi, none.")
+    if name not in ("rotary", "alibi", "relative"):
+        raise SizeError(f"Position {name!r} is none of: {', '.join(get_args(PositionName))}.")
     if num_heads is None:
         raise SizeError(f"{name} positions work on attention heads: give num_heads, or the position as an object.")
     if name == "alibi":
         return AlibiBias(num_heads)
+    if name == "relative":
+        return RelativePositionBias(num_heads, bidirectional=False, init_std=init_std)
     if embed_dim % num_heads:
         raise SizeError(f"embed_dim {embed_dim} is not divisible by {num_heads} heads.")
     return RotaryEmbedding(embed_dim // num_heads)
@@ -66,12 +75,13 @@ class TransformerEmbedding(Pretrained):
         embed_dim: Width of a row, D.
         max_seq_len: Longest sequence.
         dropout: Share of the numbers set to 0 in training.
-        position: A `Position`, or the name of one: `"learned"`, `"sinusoidal"`, `"rotary"`, `"alibi"`, `"none"`. Rotary
-            and ALiBi add nothing here: hand `layer.position` to the attention, which calls `rotate` and `bias`.
+        position: A `Position`, or the name of one: `"learned"`, `"sinusoidal"`, `"scaled-sinusoidal"`, `"rotary"`,
+            `"alibi"`, `"relative"`, `"none"`. Those that rotate or are biases add nothing here: hand `layer.position`
+            to the attention, which calls `rotate` and `bias`.
         scale: Factor on the looked-up rows: a number, `"sqrt_dim"` (the original Transformer), or `None`.
         padding_idx: Row that is zero and stays zero; `None` for no such row.
         init_std: Standard deviation of the normal initialisation: a number, or `"1/sqrt_dim"`.
-        num_heads: Query heads; needed for `"rotary"` and `"alibi"`.
+        num_heads: Query heads; needed for `"rotary"`, `"alibi"` and `"relative"`.
         table: A table to use instead of a fresh one of these sizes, which keeps its own scale and padding.
 
     Raises:
@@ -216,7 +226,6 @@ def embed(
         attention_mask: Padding and packed documents, as in `positions_of`.
         dropout: Share of the numbers that become 0.
     """
-    x = table.look_up(ids)
     stored = None
     if positions is None:
         if attention_mask is None and isinstance(position, AdditivePosition):
@@ -224,7 +233,10 @@ def embed(
         positions = positions_of(ids, attention_mask)
     if isinstance(position, AdditivePosition):  # the same sum, in one pass over the vectors
         addend = position.vectors(positions) if stored is None else stored
-        return scale_add_drop(x, table.factor, addend, dropout)
-    x = scale_add_drop(x, table.factor, None, 0.0)
+        found = None if dropout or torch.is_grad_enabled() else table.stored(ids)
+        if found is not None:
+            return gather_scale_add(*found, table.factor, addend)
+        return scale_add_drop(table.look_up(ids), table.factor, addend, dropout)
+    x = scale_add_drop(table.look_up(ids), table.factor, None, 0.0)
     moved = position.add(x, positions)
     return scale_add_drop(x, None, None, dropout) if moved is x else F.dropout(moved, dropout)

@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
-PIECE = 1 << 19
+PIECE = 1 << 20
 """Numbers in a piece: few enough for the cache, and so many that threads seldom wait for each other."""
 
 
@@ -43,6 +43,32 @@ def scale_add_drop(
     result: Tensor = _OnePass.apply(  # type: ignore[no-untyped-call]
         x, None if addend is None else addend.to(x.dtype), 1.0 if scale is None else scale, dropout
     )
+    return result
+
+
+def gather_scale_add(
+    ids: Int[Tensor, "*batch T"],
+    rows: Float[Tensor, "N D"],
+    scale: float | Tensor | None,
+    addend: Float[Tensor, "*rows T D"],
+) -> Float[Tensor, "*batch T D"]:
+    """`scale * rows[ids] + addend` without gradients: on a CPU in eager mode, in one pass over the result.
+
+    Args:
+        ids: Checked token IDs.
+        rows: What they are looked up in.
+        scale: Factor, or `None` for none.
+        addend: One vector for each position.
+    """
+    fits = ids.dim() in (1, 2) and addend.dim() <= ids.dim() + 1
+    if isinstance(scale, Tensor) or not fits or ids.device.type != "cpu" or torch.compiler.is_compiling():
+        return plain_scale_add_drop(F.embedding(ids, rows), scale, addend, 0.0)
+    result = rows.new_empty((*ids.shape, rows.shape[-1]))
+    columns, addend = ids.unsqueeze(-1), addend.to(rows.dtype)
+    for piece in _pieces(result):
+        part = piece.of(result)
+        torch.index_select(rows, 0, piece.of(columns).squeeze(-1), out=part)
+        _scale_add(part, piece.of(addend), 1.0 if scale is None else scale)
     return result
 
 

@@ -18,9 +18,8 @@ import torch
 from torch import Tensor
 
 from embedlayer.bounds import raise_if_outside
+from embedlayer.losses.chunk_length import chunk_length
 
-BUFFER_BYTES = {"cpu": 64 * 2**20, "cuda": 512 * 2**20}
-TOKENS_AT_ONCE = {"cpu": 512, "cuda": 8192}
 ROWS_AT_ONCE = 8192
 
 Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]
@@ -99,14 +98,6 @@ def loss_and_gradients(
 def accumulated(dtype: torch.dtype) -> torch.dtype:
     """The type in which losses and gradients are summed: float64 for itself, float32 for all others."""
     return torch.float64 if dtype == torch.float64 else torch.float32
-
-
-def chunk_length(tokens: int, vocab_size: int, width: int, device: torch.device, itemsize: int) -> int:
-    """Tokens for each chunk: as many as a buffer takes, or a quarter of the width where the table dwarfs the buffer."""
-    kind = "cuda" if device.type == "cuda" else "cpu"
-    most = max(BUFFER_BYTES[kind] // (vocab_size * itemsize), width // 4, 16)
-    chunks = math.ceil(tokens / min(most, TOKENS_AT_ONCE[kind]))
-    return math.ceil(tokens / max(chunks, 1))
 
 
 @dataclass
@@ -188,7 +179,7 @@ def _sweep(
 def _chunks(hidden_ND: Tensor, rows_VD: Tensor) -> Iterator[tuple[int, int, Tensor]]:
     """First and last token of each chunk, and its part of a buffer that all chunks share."""
     (tokens, width), vocab_size, kind = hidden_ND.shape, len(rows_VD), accumulated(rows_VD.dtype)
-    length = chunk_length(tokens, vocab_size, width, hidden_ND.device, kind.itemsize)
+    length = chunk_length(tokens, vocab_size, width, hidden_ND.device.type, kind.itemsize)
     buffer = rows_VD.new_empty(vocab_size * length, dtype=kind)
     for start in range(0, tokens, max(length, 1)):
         stop = min(start + length, tokens)

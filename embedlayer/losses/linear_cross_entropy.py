@@ -17,6 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 from embedlayer.bounds import checked_copy, raise_if_outside
 from embedlayer.errors import MissingExtraError, ShapeError, SizeError
+from embedlayer.losses.chunk_length import TOKENS_AT_ONCE
 from embedlayer.losses.chunked import Terms, chunked_cross_entropy
 
 Impl = Literal["auto", "plain", "chunked", "triton"]
@@ -209,35 +210,31 @@ def cross_entropy(
 
 def cross_entropy_over_rows(
     hidden: Float[Tensor, "*batch D"],
-    rows: Callable[[int, int], Float[Tensor, "N D"]],
+    products: Callable[[Tensor, int, int], Tensor],
     targets: Int[Tensor, "*batch"],
     *,
     vocab_size: int,
     rows_at_once: int,
     options: LossOptions,
 ) -> Float[Tensor, "*result"]:
-    """`linear_cross_entropy` where the rows come a block at a time and have a history of their own.
+    """`linear_cross_entropy` of rows that are known by `products(hidden, start, stop)`, their `hidden @ rows.T`.
 
-    Of each block only `logsumexp`, the targets' logits and the sums of logits are kept; the backward pass asks for the
-    block again. So no memory grows with tokens times V, and whatever `rows` computes from gets its gradient. There is
-    this one way, whatever `impl` says.
+    Of each block of tokens and rows only `logsumexp`, the targets' logits and the sums of logits are kept; the backward
+    pass asks for the block again. So no memory grows with tokens times V, and whatever `products` computes from gets
+    its gradient. There is this one way, whatever `impl` says.
     """
     refuse_clash(options)
     smoothing, ignore_index = options.get("label_smoothing", 0.0), options.get("ignore_index", -100)
     kept = targets != ignore_index
     places = checked_targets(targets, vocab_size, ignore_index).masked_fill(~kept, 0)
-
-    def block(start: int) -> tuple[Tensor, Tensor, Tensor]:
-        stop = min(start + rows_at_once, vocab_size)
-        found: tuple[Tensor, Tensor, Tensor] = checkpoint(
-            _block_of_logits, hidden, rows, places, start, stop, options, use_reentrant=False
-        )
-        return found
-
-    levels, picked, sums = block(0)
-    for start in range(rows_at_once, vocab_size, rows_at_once):
-        level, pick, total = block(start)
-        levels, picked, sums = torch.logaddexp(levels, level), picked + pick, sums + total
+    tokens_at_once = TOKENS_AT_ONCE["cuda" if hidden.device.type == "cuda" else "cpu"]
+    parts = zip(
+        hidden.reshape(-1, hidden.shape[-1]).split(tokens_at_once),
+        places.reshape(-1).split(tokens_at_once),
+        strict=True,
+    )
+    found = [_over_blocks(part, products, aims, vocab_size, rows_at_once, options) for part, aims in parts]
+    levels, picked, sums = (torch.cat(pieces).view(targets.shape) for pieces in zip(*found, strict=True))
     losses = levels - (1 - smoothing) * picked
     if smoothing:
         losses = losses - smoothing / vocab_size * sums
@@ -246,13 +243,38 @@ def cross_entropy_over_rows(
     return reduced(torch.where(kept, losses, 0.0), kept, options.get("reduction", "mean"))
 
 
+def _over_blocks(
+    hidden: Tensor,
+    products: Callable[[Tensor, int, int], Tensor],
+    targets: Tensor,
+    vocab_size: int,
+    rows_at_once: int,
+    options: LossOptions,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """`_block_of_logits` over all rows, a block at a time."""
+    ends = [(start, min(start + rows_at_once, vocab_size)) for start in range(0, vocab_size, rows_at_once)]
+    blocks: list[tuple[Tensor, Tensor, Tensor]] = [
+        checkpoint(_block_of_logits, hidden, products, targets, start, stop, options, use_reentrant=False)
+        for start, stop in ends
+    ]
+    levels, picked, sums = blocks[0]
+    for level, pick, total in blocks[1:]:
+        levels, picked, sums = torch.logaddexp(levels, level), picked + pick, sums + total
+    return levels, picked, sums
+
+
 def _block_of_logits(
-    hidden: Tensor, rows: Callable[[int, int], Tensor], targets: Tensor, start: int, stop: int, options: LossOptions
+    hidden: Tensor,
+    products: Callable[[Tensor, int, int], Tensor],
+    targets: Tensor,
+    start: int,
+    stop: int,
+    options: LossOptions,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Over the tokens `start..stop - 1`: logsumexp, the target's logit or 0, and the sum of the logits."""
     bias, padding_idx = options.get("bias"), options.get("padding_idx")
     logits = finish_logits(
-        F.linear(hidden, rows(start, stop)),
+        products(hidden, start, stop),
         logit_scale=options.get("logit_scale", 1.0),
         bias=None if bias is None else bias[start:stop],
         softcap=options.get("softcap"),

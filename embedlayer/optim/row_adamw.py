@@ -16,7 +16,7 @@ from torch.optim.optimizer import ParamsT
 
 from embedlayer.errors import CheckpointError, ShapeError, SizeError
 from embedlayer.tables.catch_up import Betas, check_betas
-from embedlayer.tables.ledger import RowChunks, RowLedger, coalesced, root_, row_sparse
+from embedlayer.tables.ledger import RowLedger, coalesced, parts, root, row_sparse, rows_at_once, scratch
 
 State = dict[str, Any]
 
@@ -207,21 +207,22 @@ class RowAdamW(torch.optim.Optimizer):
         state = self._moments(parameter, fused=False)
         exp_avg, exp_avg_sq = state["exp_avg"], state["exp_avg_sq"]
         ledger.attach(parameter, int(state["step"]), (exp_avg, exp_avg_sq), betas_of(group))
-        ledger.catch_up(parameter, rows)
+        numbers = ledger.numbers(parameter, rows)
         lr, (beta1, beta2) = float(group["lr"]), group["betas"]
         decays = ledger.begin_step(rows, lr, group["weight_decay"])
         correction = 1 - beta1**ledger.step
         root_correction = math.sqrt(1 - beta2**ledger.step)
-        chunks = RowChunks(rows, parameter.detach(), exp_avg, exp_avg_sq)
-        below = chunks.scratch()
-        for part, (p, m, v) in chunks:
+        size = min(rows_at_once(parameter), len(rows))
+        room = scratch(parameter, size)
+        for part in parts(rows, size):
+            p, m, v = (each[part] for each in numbers)
             g = values[part].to(p.dtype)
             m.mul_(decays[0][part]).add_(g, alpha=1 - beta1)
             v.mul_(decays[1][part]).addcmul_(g, g, value=1 - beta2)
-            root = root_(below[: len(p)].copy_(v)).div_(root_correction).add_(group["eps"])
-            p.mul_(1 - lr * group["weight_decay"]).addcdiv_(m, root, value=-lr / correction)
-            for whole, piece in ((parameter.detach(), p), (exp_avg, m), (exp_avg_sq, v)):
-                chunks.write(whole, piece)
+            below = root(v, out=room[: len(p)]).add_(group["eps"] * root_correction)
+            p.mul_(1 - lr * group["weight_decay"]).addcdiv_(m, below, value=-lr * root_correction / correction)
+        for whole, its in zip((parameter.detach(), exp_avg, exp_avg_sq), numbers, strict=True):
+            whole.index_copy_(0, rows, its.to(whole.dtype))
         state["step"] += 1
 
     def _check_sizes(self, state_dict: dict[str, Any]) -> None:

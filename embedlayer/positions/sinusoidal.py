@@ -1,11 +1,11 @@
-"""Sinusoidal positions: fixed waves of many lengths (the original Transformer)."""
+"""Sinusoidal positions: fixed waves of many lengths (the original Transformer), and at most one learned factor."""
 
 from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
 from embedlayer.bounds import Bounds
 from embedlayer.derived import Derived
@@ -52,15 +52,17 @@ def sinusoids(
 
 
 class SinusoidalPositionalEmbedding(AdditivePosition, Derived):
-    """Fixed sinusoids: `add(x, positions) = x + sinusoids(positions + offset)`, no parameters.
+    """Fixed sinusoids: `add(x, positions) = x + sinusoids(positions + offset)`, times `scale` where that is learned.
 
-    The rows are computed in float64 and kept in float32, also in a model of bfloat16.
+    The rows are computed in float64 and kept in float32, also in a model of bfloat16. Without `init_scale` there are no
+    parameters.
 
     | rows of | layout | endpoint | offset | padding_idx |
     |---|---|---|---|---|
     | the original Transformer | `"interleaved"` | `False` | 0 | `None` |
     | Marian, Pegasus, RoFormer | `"concatenated"` | `False` | 0 | `None` |
     | M2M100, XGLM, NLLB | `"concatenated"` | `True` | 2 | 1 |
+    | x-transformers, scaled (`init_scale=D**-0.5`) | `"concatenated"` | `False` | 0 | `None` |
 
     Args:
         max_seq_len: Longest sequence. A larger number changes no row.
@@ -70,6 +72,8 @@ class SinusoidalPositionalEmbedding(AdditivePosition, Derived):
         endpoint: Whether the last pair has the longest wave itself; see `sinusoids`.
         offset: Position 0 gets the row of this number; positions down to `-offset` reach those in front of it.
         padding_idx: Row that is zero: in M2M100 row 1, which padding reaches as position -1.
+        init_scale: Learn one factor on all rows, the parameter `scale` of shape `(1,)`, which starts here; `None` for
+            none.
 
     Raises:
         SizeError: A size is below 1, the offset below 0, the padding row outside, or the width below 4 with `endpoint`.
@@ -79,10 +83,12 @@ class SinusoidalPositionalEmbedding(AdditivePosition, Derived):
         tensor([[0., 1., 0., 1.]])
 
     Reference: Vaswani et al., Attention is all you need, 2017, section 3.5; `*SinusoidalPositionalEmbedding` of
-    transformers, which computes M2M100's in float32 (an error of 1e-3 at position 10,000) and grows without end.
+    transformers, which computes M2M100's in float32 (an error of 1e-3 at position 10,000) and grows without end;
+    `ScaledSinusoidalEmbedding` of x-transformers, which computes its rows anew on each call.
     """
 
     waves: Float[Tensor, "rows D"]
+    scale: nn.Parameter | None
 
     def __init__(
         self,
@@ -94,6 +100,7 @@ class SinusoidalPositionalEmbedding(AdditivePosition, Derived):
         endpoint: bool = False,
         offset: int = 0,
         padding_idx: int | None = None,
+        init_scale: float | None = None,
     ) -> None:
         super().__init__()
         if max_seq_len < 1 or embed_dim < 1:
@@ -114,6 +121,9 @@ class SinusoidalPositionalEmbedding(AdditivePosition, Derived):
         self.endpoint = endpoint
         self.offset = offset
         self.padding_idx = padding_idx
+        self.init_scale = init_scale
+        self.register_parameter("scale", None if init_scale is None else nn.Parameter(torch.empty(1)))
+        self.reset_parameters()
         self.bounds = Bounds(max_seq_len, "position", offset=offset)
         self.derive()
 
@@ -128,7 +138,13 @@ class SinusoidalPositionalEmbedding(AdditivePosition, Derived):
             "endpoint": self.endpoint,
             "offset": self.offset,
             "padding_idx": self.padding_idx,
+            "init_scale": self.init_scale,
         }
+
+    def reset_parameters(self) -> None:
+        """Set a learned factor to its start."""
+        if self.scale is not None:
+            nn.init.constant_(self.scale, self.init_scale or 0.0)
 
     def derived(self) -> dict[str, Tensor]:
         """The rows of all positions."""
@@ -139,13 +155,16 @@ class SinusoidalPositionalEmbedding(AdditivePosition, Derived):
         return {"waves": waves.float()}
 
     def stored(self, length: int) -> Float[Tensor, "T D"] | None:
-        """Rows of `waves`."""
+        """Rows of `waves`; they lie nowhere if a learned factor is on them."""
+        if self.scale is not None:
+            return None
         return self.waves[self.offset : self.offset + length] if length <= (self.max_seq_len or 0) else None
 
     def vectors(self, positions: Positions) -> Float[Tensor, "*rows T D"]:
-        """`sinusoids(positions + offset)`."""
+        """`sinusoids(positions + offset)`, times `scale` where that is learned."""
         places, outside = self.bounds(positions)
         rows = F.embedding(places, self.waves)
+        rows = rows if self.scale is None else self.scale * rows
         return rows if outside is None else rows.masked_fill(outside.unsqueeze(-1), 0)
 
     def check(self) -> None:

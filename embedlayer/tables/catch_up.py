@@ -9,6 +9,8 @@ the definition, one missed step after the other. `History.gaps` gives the same s
 
 The weights `w_j` and nodes `e_j` are the same for all rows last touched at `t0`. As a function of `s` the sum is a
 Stieltjes transform of a measure on `e_1 .. e_k`, so a Gauss quadrature of a few nodes gives it for every `s >= 0`.
+Two nodes follow from the first four moments of that measure, and a step adds one term to the moments of each `t0`
+that it still concerns: with the usual betas a gap costs no sum at all when its row is read.
 
 All of it is worked out in NumPy: the arrays are small, and threads would only wait for each other.
 
@@ -25,11 +27,17 @@ from torch import Tensor
 
 from embedlayer.errors import SizeError
 
-NODES = (2, 4, 8, 12, 16)
-"""Numbers of Gauss nodes, tried in turn; where the last one misses too, the sum is taken term by term."""
+NODES = (4, 8, 12, 16)
+"""Numbers of Gauss nodes, tried in turn where two miss; where the last one misses, the sum is taken term by term."""
 
 SAMPLES = (0.0, 0.5, 3.0, 20.0, 200.0)
 """Where the quadrature is compared with the sum: values of `s / e_1`. It is exact for `s` to infinity."""
+
+FADED = 1e-14
+"""What a missed step weighs beside the first one when it no longer counts."""
+
+STRONG = math.log1p(-0.02)
+"""What a step keeps of a row, as a logarithm: under stronger decay no missed step is left out and no sum is kept."""
 
 TINY = 1e-300
 
@@ -43,11 +51,11 @@ class Betas(NamedTuple):
 
 
 class Gaps(NamedTuple):
-    """`p -> p * kept - m * sum_q weights[:, q] / (sqrt(v) + nodes[:, q])`, one row of each for each gap."""
+    """`p -> p * kept - m * sum_q weights[q] / (sqrt(v) + nodes[q])`, one column of each for each gap."""
 
     kept: Float[np.ndarray, " G"]
-    nodes: Float[np.ndarray, "G Q"]
-    weights: Float[np.ndarray, "G Q"]
+    nodes: Float[np.ndarray, "Q G"]
+    weights: Float[np.ndarray, "Q G"]
 
 
 def replay(
@@ -94,6 +102,12 @@ class History:
         self.betas = betas
         self.size = 0
         self._lines = np.zeros((3, 64))  # lr * sqrt(bc2) / bc1; eps * sqrt(bc2); log kept since the start
+        self._sums = np.zeros((SUMS, 64))  # `sums_of` the terms of each t0, kept(t0, i) in the place of kept(i, n)
+        self._fades = True
+        self._ratio = ratio = betas.beta1 / math.sqrt(betas.beta2)
+        self._reach = max(1, math.ceil(math.log(FADED) / math.log(ratio))) if ratio else 1
+        j = np.arange(self._reach, 0, -1)
+        self._fading, self._spreading = ratio**j, betas.beta2 ** (-0.5 * j)
 
     @property
     def step(self) -> int:
@@ -109,6 +123,14 @@ class History:
         """Put in what `lines` gave."""
         self.size = lines.shape[1]
         self._lines = np.concatenate([lines, np.zeros((3, 64))], axis=1)
+        self._sums = np.zeros((SUMS, self.size + 64))
+        logs = np.concatenate([[0.0], lines[2]])
+        self._fades = bool((logs[1:] - logs[:-1] >= STRONG).all())
+        for low in range(0, self.size if self._fades else 0, 1024):
+            at = np.arange(low, min(low + 1024, self.size))
+            nodes, weights, places = self._pushes(self.start + at, 100 * FADED)
+            weights *= np.exp(logs[at][:, None] - logs[places + 1])
+            self._sums[:, at] = sums_of(nodes[:, :1], nodes, weights).sum(2)
 
     def record(self, lr: float, weight_decay: float) -> int:
         """Write down one step; returns its number.
@@ -118,15 +140,32 @@ class History:
         """
         if lr < 0 or not lr * weight_decay < 1:
             raise SizeError(f"lr {lr:g} must be at least 0, and lr * weight_decay {lr * weight_decay:g} below 1.")
-        if self.size == self._lines.shape[1]:
+        if self.size + 1 == self._lines.shape[1]:  # the sums of rows that are right, all 0, need a column too
             self._lines = np.concatenate([self._lines, np.zeros_like(self._lines)], axis=1)
+            self._sums = np.concatenate([self._sums, np.zeros_like(self._sums)], axis=1)
         beta1, beta2, eps = self.betas
         t = self.step + 1
         root = math.sqrt(-math.expm1(t * math.log(beta2)))
         before = self._lines[2, self.size - 1] if self.size else 0.0
         self._lines[:, self.size] = (lr * root / (1 - beta1**t), eps * root, before + math.log1p(-lr * weight_decay))
         self.size += 1
+        self._fades &= math.log1p(-lr * weight_decay) >= STRONG
+        if self._fades:
+            self._add_term()
         return t
+
+    def _add_term(self) -> None:
+        """Add the last step's term to the sums of every row last touched before it."""
+        now = self.size - 1
+        low = max(0, self.size - self._reach)
+        recent = slice(low - self.size, None)  # of what fades with the lag
+        rate, node, log_kept = self._lines[:, now]
+        nodes, weights = node * self._spreading[recent], rate * self._fading[recent]
+        if self.decays:
+            logs = self._lines[2, max(low - 1, 0) : now]
+            weights = weights * np.exp((logs if low else np.concatenate([[0.0], logs])) - log_kept)
+        first = self._lines[1, low : self.size] * self._spreading[-1]
+        self._sums[:, low : self.size] += sums_of(first, nodes, weights)
 
     @property
     def decays(self) -> bool:
@@ -146,9 +185,29 @@ class History:
         """The catch-up of rows that were right after steps `at`, in as few terms as `tolerance` allows.
 
         Args:
-            at: Different steps before `step`.
+            at: Steps up to `step`; they may repeat.
             tolerance: Largest relative error of the sum, for every `s >= 0`.
         """
+        if not self.size:
+            return Gaps(np.ones(len(at)), np.ones((1, len(at))), np.zeros((1, len(at))))
+        kept, places = self.kept(at), at - self.start
+        first = self._lines[1][np.minimum(places, self.size - 1)] / math.sqrt(self.betas.beta2)
+        sums = self._sums.take(places, axis=1)
+        nodes, weights = two_nodes(first, sums)
+        missed = missed_at_samples(first, nodes, weights, sums[4:]) > tolerance if self._fades else at < self.step
+        weights *= kept
+        if missed.any():
+            different, inverse = np.unique(at[missed], return_inverse=True)
+            more_nodes, more_weights = self._more_nodes(different, tolerance)
+            wider = ((0, more_nodes.shape[1] - 2), (0, 0))
+            nodes, weights = np.pad(nodes, wider, constant_values=1.0), np.pad(weights, wider)
+            nodes[:, missed], weights[:, missed] = more_nodes[inverse].T, more_weights[inverse].T
+        return Gaps(kept, nodes, weights)
+
+    def _more_nodes(
+        self, at: Int[np.ndarray, " G"], tolerance: float
+    ) -> tuple[Float[np.ndarray, "G Q"], Float[np.ndarray, "G Q"]]:
+        """A rule for each of these different steps, of more nodes than two."""
         nodes, weights = self.terms(at, tolerance=tolerance)
         lags = self.step - at
         parts = []
@@ -159,32 +218,76 @@ class History:
             few, their = compress(nodes, weights, count)
             short = (lags <= count)[:, None]
             few, their = np.where(short, nodes[:, :count], few), np.where(short, weights[:, :count], their)
-            good = missed(nodes, weights, few, their) <= tolerance
+            exact = sums_of(nodes[:, :1], nodes, weights)[4:].sum(2)
+            good = missed_at_samples(nodes[:, 0], few.T, their.T, exact) <= tolerance
             parts.append((left[good], few[good], their[good]))
             left, lags, nodes, weights = left[~good], lags[~good], nodes[~good], weights[~good]
         parts.append((left, nodes, weights))
-        most = max((few.shape[1] for places, few, _ in parts if len(places)), default=1)
+        most = max([2, *(few.shape[1] for places, few, _ in parts if len(places))])
         all_nodes, all_weights = np.ones((len(at), most)), np.zeros((len(at), most))
         for places, few, their in parts:
             if len(places):
                 all_nodes[places, : few.shape[1]], all_weights[places, : few.shape[1]] = few, their
-        return Gaps(self.kept(at), all_nodes, all_weights)
+        return all_nodes, all_weights
 
     def terms(
         self, at: Int[np.ndarray, " G"], *, tolerance: float
     ) -> tuple[Float[np.ndarray, "G J"], Float[np.ndarray, "G J"]]:
         """Nodes `e_j` and weights `w_j` of the sum as it stands above; what is past a gap's end has weight 0."""
-        beta1, beta2, _ = self.betas
-        ratio = math.log(beta1 / math.sqrt(beta2)) if beta1 else -math.inf
-        lags = self.step - at
-        most = max(1, min(int(lags.max()), math.ceil(math.log(tolerance / 100) / ratio)))
-        j = np.arange(1, most + 1)
-        places = np.minimum(at[:, None] - self.start + j - 1, self.size - 1)
-        weights = self._lines[0][places] * (np.exp(ratio * j) if beta1 else 0.0)
-        weights[j > lags[:, None]] = 0
+        nodes, weights, places = self._pushes(at, tolerance)
         if self.decays:
             weights *= np.exp(self._lines[2, self.size - 1] - self._lines[2][places])
-        return self._lines[1][places] * np.exp(-0.5 * math.log(beta2) * j), weights
+        return nodes, weights
+
+    def _pushes(
+        self, at: Int[np.ndarray, " G"], tolerance: float
+    ) -> tuple[Float[np.ndarray, "G J"], Float[np.ndarray, "G J"], Int[np.ndarray, "G J"]]:
+        """Nodes, weights without weight decay, and where in the lines each step stands."""
+        lags = self.step - at
+        most = int(lags.max())
+        if self._fades:
+            most = min(most, math.ceil(self._reach * math.log(tolerance / 100) / math.log(FADED)))
+        j = np.arange(1, max(1, most) + 1)
+        places = np.minimum(at[:, None] - self.start + j - 1, self.size - 1)
+        weights = self._lines[0][places] * self._ratio**j
+        weights[j > lags[:, None]] = 0
+        return self._lines[1][places] * self.betas.beta2 ** (-0.5 * j), weights, places
+
+
+SUMS = 4 + len(SAMPLES)
+
+
+def sums_of(
+    first: Float[np.ndarray, "*#terms"], nodes: Float[np.ndarray, "*terms"], weights: Float[np.ndarray, "*#terms"]
+) -> Float[np.ndarray, "S *terms"]:
+    """What each term adds to the sums that a rule of two nodes is made from and judged by.
+
+    Four moments of `u = e_1 / (e + e_1)`, taken from 1/2, its value at the first term; and the terms of
+    `sum_j w_j / (s + e_j)` at the values `SAMPLES * e_1` of `s`.
+    """
+    off = first / (nodes + first) - 0.5
+    sums = np.empty((SUMS, *nodes.shape))
+    sums[0] = weights
+    for power in range(1, 4):
+        np.multiply(sums[power - 1], off, out=sums[power])
+    for place, sample in enumerate(SAMPLES, start=4):
+        np.divide(weights, nodes + sample * first, out=sums[place])
+    return sums
+
+
+def two_nodes(
+    first: Float[np.ndarray, " G"], sums: Float[np.ndarray, "S G"]
+) -> tuple[Float[np.ndarray, "2 G"], Float[np.ndarray, "2 G"]]:
+    """The Gauss rule of two nodes in closed form, from mean, variance and skew of the measure."""
+    total = np.maximum(sums[0], TINY)
+    mean, second, third = sums[1:4] / total
+    variance = np.maximum(second - mean * mean, 1e-15 * second + TINY)  # below it is rounding
+    skew = (third - mean * (3 * second - 2 * mean * mean)) / (2 * variance)
+    half = np.sqrt(variance + skew * skew)
+    part = 0.5 * (1 + skew / half)
+    places = np.stack([mean + skew - half, mean + skew + half]) + 0.5
+    np.clip(places, 1e-9, 0.5, out=places)
+    return first / places - first, sums[0] * np.stack([part, 1 - part])
 
 
 def compress(
@@ -197,25 +300,9 @@ def compress(
     """
     first = nodes[:, :1]
     u = first / (nodes + first)
-    places, their = two_nodes(u, weights) if count == 2 else lanczos(u, weights, count)
+    places, their = lanczos(u, weights, count)
     places = np.clip(places, u.min(1, keepdims=True), u.max(1, keepdims=True))
     return first / places - first, their
-
-
-def two_nodes(
-    u: Float[np.ndarray, "G J"], weights: Float[np.ndarray, "G J"]
-) -> tuple[Float[np.ndarray, "G 2"], Float[np.ndarray, "G 2"]]:
-    """The Gauss rule of two nodes in closed form, from mean, variance and skew of the measure."""
-    total = weights.sum(1, keepdims=True)
-    share = weights / np.maximum(total, TINY)
-    mean = (share * u).sum(1, keepdims=True)
-    off = u - mean
-    spread = share * off * off
-    variance = np.maximum(spread.sum(1, keepdims=True), TINY)
-    skew = (spread * off).sum(1, keepdims=True) / (2 * variance)
-    half = np.sqrt(variance + skew * skew)
-    part = 0.5 * (1 + skew / half)
-    return np.concatenate([mean + skew - half, mean + skew + half], 1), total * np.concatenate([part, 1 - part], 1)
 
 
 def lanczos(
@@ -241,19 +328,16 @@ def lanczos(
     return places, total * vectors[:, 0] ** 2
 
 
-def missed(
-    nodes: Float[np.ndarray, "G J"],
-    weights: Float[np.ndarray, "G J"],
-    few: Float[np.ndarray, "G Q"],
-    their: Float[np.ndarray, "G Q"],
+def missed_at_samples(
+    first: Float[np.ndarray, " G"],
+    nodes: Float[np.ndarray, "Q G"],
+    weights: Float[np.ndarray, "Q G"],
+    exact: Float[np.ndarray, "S G"],
 ) -> Float[np.ndarray, " G"]:
-    """Largest relative error at `SAMPLES` when the sum over `nodes` is replaced by the one over `few`."""
-    worst = np.zeros(len(nodes))
-    for sample in SAMPLES:
-        s = sample * nodes[:, :1]
-        exact = (weights / (nodes + s)).sum(1)
-        found = (their / (few + s)).sum(1)
-        worst = np.maximum(worst, np.abs(found - exact) / np.maximum(exact, TINY))
+    """Largest relative error of a rule at the values `SAMPLES * e_1` of `s`, where the sum is `exact`."""
+    samples = np.array(SAMPLES)[:, None, None] * first
+    found = (weights / (nodes + samples)).sum(1)
+    worst: Float[np.ndarray, " G"] = (np.abs(found - exact) / np.maximum(exact, TINY)).max(0)
     return worst
 
 

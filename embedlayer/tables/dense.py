@@ -123,12 +123,16 @@ class TokenEmbedding(TokenTable, nn.Embedding, Derived):
     def look_up(self, ids: Ids) -> Vectors:
         """`weight[ids]`: `(..., T)` to `(..., T, D)`."""
         ids, outside = self.bounds(ids)
-        if self.row_sparse:
-            # the ledger drops the padding row's gradient
-            vectors = F.embedding(self._caught_up(ids), self.weight, sparse=True)
-        else:
-            vectors = F.embedding(ids, self.weight, self.padding_idx)
+        padding_idx = None if self.row_sparse else self.padding_idx  # the ledger drops that row's gradient itself
+        vectors = F.embedding(self._caught_up(ids), self.weight, padding_idx, sparse=self.row_sparse)
         return vectors if outside is None else vectors.masked_fill(outside.unsqueeze(-1), 0)
+
+    def stored(self, ids: Ids) -> tuple[Tensor, Tensor] | None:
+        """The IDs and `weight`; `None` on an accelerator, which need not know of bad IDs yet."""
+        if ids.device.type != "cpu":
+            return None
+        ids, _ = self.bounds(ids)
+        return self._caught_up(ids), self.weight
 
     def rows(self, start: int, stop: int) -> Float[Tensor, "N D"]:
         """Rows `start` to `stop - 1` as stored: a view, without `scale`."""
@@ -153,6 +157,8 @@ class TokenEmbedding(TokenTable, nn.Embedding, Derived):
             self.ledger.flush(self.weight, start, stop)
 
     def _caught_up(self, ids: Tensor) -> Tensor:
+        if not self.row_sparse:
+            return ids
         if torch.compiler.is_compiling():
             current: Tensor = caught_up(ids, self._handle)
             return current

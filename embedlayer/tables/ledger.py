@@ -8,6 +8,7 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import count
+from typing import NamedTuple
 from weakref import ReferenceType, WeakValueDictionary, ref
 
 import numpy as np
@@ -28,6 +29,14 @@ TOLERANCE = 1e-7  # float32 resolves 6e-8
 
 _handles = count()
 _ledgers: WeakValueDictionary[int, "RowLedger"] = WeakValueDictionary()  # operators take numbers and tensors only
+
+
+class Held(NamedTuple):
+    """Rows that were caught up for a look-up, with their values and moments: a step on just these need not gather."""
+
+    rows: Tensor
+    numbers: list[Tensor]
+    versions: list[int]
 
 
 class RowLedger:
@@ -62,10 +71,9 @@ class RowLedger:
             return
         self.watched = ref(weight)
         wanted = weight.requires_grad
-        padding_idx = self.padding_idx
 
         def tidy(grad: Tensor) -> Tensor:
-            tidied = coalesced(row_sparse(grad), drop=padding_idx)
+            tidied = coalesced(row_sparse(grad), drop=self.padding_idx)
             if tidied._values().data_ptr() == grad._values().data_ptr():
                 tidied = tidied.clone()  # clipping works in place, and these numbers may be somebody else's
             return tidied
@@ -88,6 +96,7 @@ class RowLedger:
     def detach(self) -> None:
         """Forget the optimizer; call it when all rows are up to date."""
         self.history: History | None = None
+        self.held: Held | None = None
         self.rows_at = self.moments_at = self.exp_avg = self.exp_avg_sq = torch.empty(0)
 
     def attach(self, weight: Tensor, step: int, moments: tuple[Tensor, Tensor], betas: Betas) -> None:
@@ -117,9 +126,27 @@ class RowLedger:
             return
         self.check_size(weight)
         ids = ids.flatten()
-        behind = ids[self.rows_at.index_select(0, ids) < self.step]
-        if len(behind):
-            self._bring(weight, torch.unique(behind).long())
+        behind = self.rows_at.index_select(0, ids) < self.step
+        if not behind.any():
+            return
+        learns = weight.requires_grad and torch.is_grad_enabled()
+        rows = torch.unique(ids if learns else ids[behind]).long()
+        if learns and self.padding_idx is not None:
+            rows = rows[rows != self.padding_idx]
+        self.held = None
+        numbers = self._bring(weight, rows, keep=learns)
+        if learns:
+            self.held = Held(rows, numbers, self._versions(weight))
+
+    def numbers(self, weight: Tensor, rows: Tensor) -> list[Tensor]:
+        """Values of different rows, brought up to date, and both moments as they were last written: `(U, D)` each."""
+        held, self.held = self.held, None
+        if held is not None and held.versions == self._versions(weight) and torch.equal(held.rows, rows):
+            return held.numbers
+        return self._bring(weight, rows, keep=True)
+
+    def _versions(self, weight: Tensor) -> list[int]:
+        return [each._version for each in (weight, self.exp_avg, self.exp_avg_sq)]
 
     def begin_step(self, rows: Tensor, lr: float, weight_decay: float) -> list[Tensor]:
         """Note that the optimizer makes a step on `rows`, whose values are up to date.
@@ -130,9 +157,14 @@ class RowLedger:
         assert self.history is not None
         moments_at = self.moments_at.index_select(0, rows)
         now = self.history.record(lr, weight_decay)
-        lag = (now - moments_at).double().unsqueeze(1)
-        self.rows_at[rows] = now
-        self.moments_at[rows] = now
+        self.rows_at.index_fill_(0, rows, now)
+        self.moments_at.index_fill_(0, rows, now)
+        return self._faded(now - moments_at)
+
+    def _faded(self, lag: Tensor) -> list[Tensor]:
+        """What is left of both moments after `lag` steps, `(U, 1)`."""
+        assert self.history is not None
+        lag = lag.double().unsqueeze(1)
         return [torch.pow(beta, lag).to(compute_type(self.exp_avg)) for beta in self.history.betas[:2]]
 
     def flush(self, weight: Tensor, start: int = 0, stop: int | None = None, *, moments: bool = False) -> None:
@@ -186,60 +218,54 @@ class RowLedger:
             )
 
     @torch.no_grad()
-    def _bring(self, weight: Tensor, rows: Tensor) -> None:
-        """Bring different rows, all of them behind, up to date."""
+    def _bring(self, weight: Tensor, rows: Tensor, *, keep: bool = False) -> list[Tensor]:
+        """Bring different rows up to date.
+
+        Returns:
+            Their values and moments, where they were to be kept.
+        """
         history = self.history
         assert history is not None
         weight = weight.detach()
-        moments_at = self.moments_at[rows]
-        touched = moments_at > 0
-        never = rows[~touched]
-        if len(never) and history.decays:
-            self._shrink(weight, never, history)
-        rows, moments_at = rows[touched], moments_at[touched]
-        self.rows_at[never] = history.step
-        if not len(rows):
-            return
-        rows_at = self.rows_at[rows].cpu().numpy().astype(np.int64)
-        gaps, inverse = np.unique(rows_at, return_inverse=True)
-        solved = history.gaps(gaps, tolerance=TOLERANCES.get(weight.dtype, TOLERANCE))
-        nodes, weights = solved.nodes[inverse], solved.weights[inverse]
-        lag = (rows_at - moments_at.cpu().numpy())[:, None]  # values were caught up for a reader, moments were not
-        if lag.any():
+        rows_at = self.rows_at.index_select(0, rows).cpu().numpy().astype(np.int64)
+        lag = rows_at - self.moments_at.index_select(0, rows).cpu().numpy()
+        solved = history.gaps(rows_at, tolerance=TOLERANCES.get(weight.dtype, TOLERANCE))
+        nodes, weights = solved.nodes, solved.weights
+        if lag.any():  # values were caught up for a reader, moments were not
             beta1, beta2, _ = history.betas
-            nodes, weights = nodes * beta2 ** (-0.5 * lag), weights * (beta1 / math.sqrt(beta2)) ** lag
-        kept, nodes_q, weights_q = (
-            torch.from_numpy(each).to(weight.device, compute_type(weight))
-            for each in (solved.kept[inverse][:, None], nodes, weights)
-        )
-        chunks = RowChunks(rows, weight, self.exp_avg, self.exp_avg_sq)
-        room = chunks.scratch()
-        for part, (p, m, v) in chunks:
-            move(p, m, root_(v), kept[part], nodes_q[part], weights_q[part], room[: len(p)])
-            chunks.write(weight, p)
-        self.rows_at[rows] = history.step
-
-    def _shrink(self, weight: Tensor, rows: Tensor, history: History) -> None:
-        """Rows that never had a gradient know weight decay only."""
-        kept = torch.from_numpy(history.kept(self.rows_at[rows].cpu().numpy().astype(np.int64)))
-        kept = kept.unsqueeze(1).to(weight.device, compute_type(weight))
-        chunks = RowChunks(rows, weight)
-        for part, (p,) in chunks:
-            chunks.write(weight, p.mul_(kept[part]))
+            with np.errstate(over="ignore"):  # a node at infinity pushes nothing, as it should
+                nodes = nodes * beta2 ** (-0.5 * lag)
+            weights = weights * (beta1 / math.sqrt(beta2)) ** lag
+        numbers = torch.from_numpy(np.concatenate([solved.kept[None], weights, nodes]))
+        kept, *terms = numbers.to(weight.device, compute_type(weight)).unsqueeze(2)
+        tables = (weight, self.exp_avg, self.exp_avg_sq)
+        size = min(rows_at_once(weight), len(rows))
+        room = [scratch(weight, len(rows) if keep else size) for _ in tables]
+        below, pushed = scratch(weight, size), scratch(weight, size)
+        for part in parts(rows, size):
+            some = rows[part]
+            low = part.start if keep else 0
+            p, m, v = (gather(table, some, each[low:]) for table, each in zip(tables, room, strict=True))
+            move(p, m, root(v, out=below[: len(some)]), kept[part], [each[part] for each in terms], pushed[: len(some)])
+            if not keep:
+                weight.index_copy_(0, some, p.to(weight.dtype))
+        if keep:  # at once: a call costs as much as some hundred rows
+            weight.index_copy_(0, rows, room[0].to(weight.dtype))
+        self.rows_at.index_fill_(0, rows, history.step)
+        return room
 
     @torch.no_grad()
     def _decay_moments(self, low: int, high: int) -> None:
         assert self.history is not None
         at = self.moments_at[low:high]
         rows = ((at < self.step) & (at > 0)).nonzero().squeeze(1)
-        lag = (self.step - at[rows]).double().unsqueeze(1)
+        factors = self._faded(self.step - at[rows])
         rows = rows + low
-        factors = [torch.pow(beta, lag).to(compute_type(self.exp_avg)) for beta in self.history.betas[:2]]
-        chunks = RowChunks(rows, self.exp_avg, self.exp_avg_sq)
-        for part, (m, v) in chunks:
-            chunks.write(self.exp_avg, m.mul_(factors[0][part]))
-            chunks.write(self.exp_avg_sq, v.mul_(factors[1][part]))
-        self.moments_at[rows] = self.step
+        for part in parts(rows, rows_at_once(self.exp_avg)):
+            for moments, factor in zip((self.exp_avg, self.exp_avg_sq), factors, strict=True):
+                faded = moments.index_select(0, rows[part]) * factor[part]
+                moments.index_copy_(0, rows[part], faded.to(moments.dtype))
+        self.moments_at.index_fill_(0, rows, self.step)
 
 
 @contextmanager
@@ -289,45 +315,32 @@ def coalesced(grad: Tensor, *, drop: int | None = None) -> Tensor:
     return torch.sparse_coo_tensor(rows.unsqueeze(0), values, grad.shape, is_coalesced=True, check_invariants=False)
 
 
-class RowChunks:
-    """Rows of some tables, a chunk that fits the cache at a time, in the type that is computed in.
+def rows_at_once(table: Tensor) -> int:
+    """Rows in a chunk that fits the cache."""
+    return max(1, NUMBERS_AT_ONCE // table.shape[1])
 
-    Args:
-        rows: Which.
-        *tables: Of the same size; the copies that iterating gives are overwritten by the next chunk's.
+
+def parts(rows: Tensor, size: int) -> list[slice]:
+    """Where chunks of `size` rows stand.
 
     Example:
-        >>> table = torch.ones(9, 2)
-        >>> chunks = RowChunks(torch.tensor([2, 7]), table)
-        >>> for part, (values,) in chunks:
-        ...     chunks.write(table, values.mul_(3))
-        >>> table[:, 0]
-        tensor([1., 1., 3., 1., 1., 1., 1., 3., 1.])
+        >>> parts(torch.arange(7), 3)
+        [slice(0, 3, None), slice(3, 6, None), slice(6, 9, None)]
     """
+    return [slice(low, low + size) for low in range(0, len(rows), max(size, 1))]
 
-    def __init__(self, rows: Tensor, *tables: Tensor) -> None:
-        self.rows = rows
-        self.tables = tables
-        self.size = max(1, min(len(rows), NUMBERS_AT_ONCE // tables[0].shape[1]))
-        self.part = rows[:0]
 
-    def scratch(self) -> Tensor:
-        """Room for a chunk, in the type that is computed in."""
-        table = self.tables[0]
-        return table.new_empty((self.size, table.shape[1]), dtype=compute_type(table))
+def scratch(table: Tensor, rows: int) -> Tensor:
+    """Room for as many rows, in the type that is computed in."""
+    return table.new_empty((rows, table.shape[1]), dtype=compute_type(table))
 
-    def __iter__(self) -> Iterator[tuple[slice, list[Tensor]]]:
-        room = [table.new_empty((self.size, table.shape[1])) for table in self.tables]
-        for number, rows in enumerate(self.rows.split(self.size)):
-            self.part, part = rows, slice(number * self.size, (number + 1) * self.size)
-            found = [each[: len(self.part)] for each in room]
-            for table, values in zip(self.tables, found, strict=True):
-                torch.index_select(table, 0, self.part, out=values)
-            yield part, [values.to(compute_type(values)) for values in found]
 
-    def write(self, table: Tensor, values: Tensor) -> None:
-        """Put the present chunk's rows of `table` back."""
-        table.index_copy_(0, self.part, values.to(table.dtype))
+def gather(table: Tensor, rows: Tensor, room: Tensor) -> Tensor:
+    """`table[rows]`, in `room` and its type."""
+    values = room[: len(rows)]
+    if values.dtype == table.dtype:
+        return torch.index_select(table, 0, rows, out=values)
+    return values.copy_(table.index_select(0, rows))
 
 
 def compute_type(table: Tensor) -> torch.dtype:
@@ -335,16 +348,27 @@ def compute_type(table: Tensor) -> torch.dtype:
     return torch.float64 if table.dtype == torch.float64 else torch.float32
 
 
-def root_(squares: Tensor) -> Tensor:
-    """The square root, in place: by the reciprocal one, which a CPU makes faster than `torch.sqrt`."""
-    return squares.rsqrt_().reciprocal_()
+def root(squares: Tensor, *, out: Tensor) -> Tensor:
+    """The square root: by the reciprocal one, which a CPU makes faster than `torch.sqrt`."""
+    return torch.rsqrt(squares, out=out).reciprocal_()
 
 
-def move(p: Tensor, m: Tensor, root: Tensor, kept: Tensor, nodes: Tensor, weights: Tensor, room: Tensor) -> None:
-    """`p = p * kept - m * sum_q weights[:, q] / (root + nodes[:, q])` in place, in `room` and `root`'s memory too."""
-    pushed = torch.div(weights[:, :1], torch.add(root, nodes[:, :1], out=room))
-    for q in range(1, nodes.shape[1]):
-        pushed.addcdiv_(weights[:, q : q + 1], torch.add(root, nodes[:, q : q + 1], out=room))
+def move(p: Tensor, m: Tensor, root: Tensor, kept: Tensor, terms: list[Tensor], room: Tensor) -> None:
+    """`p = p * kept - m * sum_q weight_q / (root + node_q)` in place, in `room`'s memory too.
+
+    Args:
+        p: Values, `(U, D)`.
+        m: Their means.
+        root: The roots of their mean squares.
+        kept: What weight decay has left, `(U, 1)`.
+        terms: All weights, then all nodes, each `(U, 1)`.
+        room: As large as `p`.
+    """
+    weights, nodes = terms[: len(terms) // 2], terms[len(terms) // 2 :]
+    pushed = torch.add(root, nodes[0], out=room)
+    torch.div(weights[0], pushed, out=pushed)
+    for weight, node in zip(weights[1:], nodes[1:], strict=True):
+        pushed.addcdiv_(weight, root + node)
     p.mul_(kept).addcmul_(m, pushed, value=-1)
 
 

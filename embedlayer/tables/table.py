@@ -57,6 +57,13 @@ class TokenTable(Pretrained, ABC):
             ShapeError: Not integers, a scalar, or sequences of length 0.
         """
 
+    def stored(self, ids: Ids) -> tuple[Tensor, Tensor] | None:
+        """Checked IDs and the tensor whose rows they are, to be read only; `None` where a look-up is more than that.
+
+        The errors are those of `look_up`.
+        """
+        return None
+
     def forward(self, ids: Ids) -> Vectors:
         """`scale * look_up(ids)`: `(..., T)` to `(..., T, D)`, with the errors of `look_up`."""
         vectors, factor = self.look_up(ids), self.factor
@@ -80,18 +87,21 @@ class TokenTable(Pretrained, ABC):
         """Two tensors, `(..., K)` and `(num_rows, K)`, whose product is `hidden @ rows.T`; `None` if there are none.
 
         A kind that stores its rows, or has a shorter way than by its rows, says so here, and its `logits`, `loss` and
-        `token_log_probs` take that way. The others are read by `rows`, a block at a time.
+        `token_log_probs` take that way. The others are asked for `products`, a block of rows at a time.
         """
         return None
 
-    def products(self, hidden: Float[Tensor, "*batch D"]) -> Float[Tensor, "*batch V"]:
-        """`hidden @ rows.T`."""
+    def products(
+        self, hidden: Float[Tensor, "*batch D"], start: int = 0, stop: int | None = None
+    ) -> Float[Tensor, "*batch N"]:
+        """`hidden @ rows(start, stop).T`, in memory that nobody else reads; of all V rows if no ends are given."""
+        stop = self.vocab_size if stop is None else stop
         linear = self.as_linear(hidden)
         if linear is not None:
-            return F.linear(linear[0], linear[1][: self.vocab_size])
-        chunks = range(0, self.vocab_size, ROWS_AT_ONCE)
-        parts = [F.linear(hidden, self.rows(start, min(start + ROWS_AT_ONCE, self.vocab_size))) for start in chunks]
-        return torch.cat(parts, dim=-1)
+            return F.linear(linear[0], linear[1][start:stop])
+        chunks = range(start, stop, ROWS_AT_ONCE)
+        parts = [F.linear(hidden, self.rows(first, min(first + ROWS_AT_ONCE, stop))) for first in chunks]
+        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
 
     def logits(self, hidden: Float[Tensor, "*batch D"], **options: Unpack[LogitOptions]) -> Float[Tensor, "*batch V"]:
         """`finish_logits(hidden @ rows.T)`: a score for each token; padding's is 0 and sends no gradient."""
@@ -114,7 +124,7 @@ class TokenTable(Pretrained, ABC):
             options["vocab_size"] = self.vocab_size
             return linear_cross_entropy(*linear, targets, **options)
         return cross_entropy_over_rows(
-            hidden, self.rows, targets, vocab_size=self.vocab_size, rows_at_once=ROWS_AT_ONCE, options=options
+            hidden, self.products, targets, vocab_size=self.vocab_size, rows_at_once=ROWS_AT_ONCE, options=options
         )
 
     def token_log_probs(

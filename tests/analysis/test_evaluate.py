@@ -78,10 +78,10 @@ def test_minilm_has_the_known_figures(shared_data, tmp_path) -> None:
     assert "cucumber" in pairs.missing
     lines = (shared_data / "benchmarks" / "questions-words.txt").read_text().splitlines()
     some = tmp_path / "some.txt"
-    some.write_text("\n".join(line for number, line in enumerate(lines) if line.startswith(":") or number % 12 == 0))
+    some.write_text("\n".join(line for number, line in enumerate(lines) if line.startswith(":") or number % 24 == 0))
     analogies = vectors.evaluate_word_analogies(some)
-    assert analogies.accuracy == pytest.approx(0.75, abs=0.03)
-    assert analogies.used / analogies.total == pytest.approx(12154 / 19544, abs=0.02)
+    assert analogies.accuracy == pytest.approx(0.755, abs=0.04)
+    assert analogies.used / analogies.total == pytest.approx(12154 / 19544, abs=0.03)
     assert [section.name for section in analogies.sections][:2] == ["capital-common-countries", "capital-world"]
 
 
@@ -96,12 +96,13 @@ def test_words_are_found_with_and_without_their_space() -> None:
 def test_any_table_is_asked(tokenizer, files) -> None:
     table = FactorizedEmbedding(1 + len(WORDS), 8, rank=2)
     written_out = table.rows(0, table.vocab_size).detach()
-    assert evaluate_word_pairs(table, tokenizer, files[0]).spearman == pytest.approx(
-        evaluate_word_pairs(written_out, tokenizer, files[0]).spearman
+    words = whole_words(tokenizer, table.vocab_size)
+    assert evaluate_word_pairs(table, words, files[0]).spearman == pytest.approx(
+        evaluate_word_pairs(written_out, words, files[0]).spearman
     )
     assert (
-        evaluate_word_analogies(table, tokenizer, files[1]).used
-        == evaluate_word_analogies(written_out, tokenizer, files[1]).used
+        evaluate_word_analogies(table, words, files[1]).used
+        == evaluate_word_analogies(written_out, words, files[1]).used
     )
 
 
@@ -117,19 +118,20 @@ def test_what_does_not_vary_correlates_with_nothing() -> None:
 
 def test_files_that_are_something_else_are_refused_by_line(tmp_path, tokenizer, rows) -> None:
     file = tmp_path / "file"
+    words = whole_words(tokenizer, len(rows))
     with pytest.raises(FileError, match="Cannot read"):
-        evaluate_word_pairs(rows, tokenizer, file)
+        evaluate_word_pairs(rows, words, file)
     file.write_text("bao\tdao\t3\nbao dao 3\n")
     with pytest.raises(TextError, match="line 2: 'bao dao 3' is not two words and a number"):
-        evaluate_word_pairs(rows, tokenizer, file)
+        evaluate_word_pairs(rows, words, file)
     with pytest.raises(TextError, match="line 1: .* is not four words"):
-        evaluate_word_analogies(rows, tokenizer, file)
+        evaluate_word_analogies(rows, words, file)
     file.write_text("zebra\thorse\t3\n")
     with pytest.raises(SizeError, match="Of the 1 pairs .* 0 are two tokens each"):
-        evaluate_word_pairs(rows, tokenizer, file)
+        evaluate_word_pairs(rows, words, file)
     file.write_text(": animals\nzebra horse cow bull\n")
     with pytest.raises(SizeError, match="Of the 1 questions"):
-        evaluate_word_analogies(rows, tokenizer, file)
+        evaluate_word_analogies(rows, words, file)
     file.write_bytes(b"\xff\xfe")
     with pytest.raises(TextError, match="not UTF-8"):
-        evaluate_word_analogies(rows, tokenizer, file)
+        evaluate_word_analogies(rows, words, file)

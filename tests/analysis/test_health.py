@@ -4,7 +4,7 @@ import json
 
 import pytest
 import torch
-from real_tables import area_under_curve, minilm, stories
+from real_tables import stories
 
 from embedlayer.analysis import rows as rows_module
 from embedlayer.analysis.health import health
@@ -57,6 +57,17 @@ def test_rows_that_only_decay_were_never_touched() -> None:
         health(table, before=before[:59])
 
 
+def test_a_free_head_tells_what_its_table_cannot() -> None:
+    table, head = torch.randn(600, 24), torch.randn(600, 24)
+    head[:60] = torch.randn(24) + 0.1 * torch.randn(60, 24)
+    assert not health(table).under_trained.flagged.any()
+    found = health(table, head=head)
+    assert found.under_trained.flagged.nonzero()[:, 0].tolist() == list(range(60))
+    torch.testing.assert_close(found.norms, table.norm(dim=1))
+    with pytest.raises(ShapeError, match="600 rows and the head 599"):
+        health(table, head=head[1:])
+
+
 def test_every_row_of_a_tied_table_is_touched() -> None:
     table = TokenEmbedding(40, 8)
     before = table.weight.detach().clone()
@@ -86,18 +97,6 @@ def test_byte_pieces_of_stories_are_reported_by_kind(shared_data) -> None:
     assert [row.text for row in first] == ["<0x00>", "<0x01>", "<0x02>"]
     assert all(row.score > 0.99 for row in first)
     assert sum(map(len, found.duplicates)) < 512
-
-
-def test_under_trained_rows_of_minilm_are_what_its_tokenizer_never_gives() -> None:
-    layer = minilm()
-    found = health(layer.table, layer.tokenizer)
-    unreachable = torch.tensor([kind == "unreachable" for kind in found.kinds or ()])
-    assert area_under_curve(found.under_trained.scores, unreachable) > 0.995
-    counts = {count.kind: (count.rows, count.under_trained) for count in found.by_kind}
-    rows, flagged = counts["unreachable"]
-    assert flagged >= rows - 3
-    words, flagged_words = counts["word"]
-    assert flagged_words < 0.01 * words
 
 
 def test_the_result_is_json() -> None:

@@ -7,6 +7,7 @@ from real_tables import area_under_curve, minilm, stories
 from torch import Tensor
 
 from embedlayer.analysis import rows as rows_module
+from embedlayer.analysis.token_kinds import token_kinds
 from embedlayer.analysis.under_trained import FEWEST, under_trained_scores
 from embedlayer.tables.dense import TokenEmbedding
 from embedlayer.tables.factorized import FactorizedEmbedding
@@ -52,17 +53,26 @@ def test_unused_tokens_of_minilm_are_found() -> None:
     assert area_under_curve(found.scores, unused) >= 0.992
     assert len(found.cones) == 1
     assert found.flagged[unused].float().mean() > 0.99
-    chinese_inside_words = [
-        row for row, piece in enumerate(pieces) if piece.startswith("##") and "一" <= piece[2:] <= "鿿"
-    ]
-    assert found.flagged[chinese_inside_words].all()  # BERT splits these apart, so no text gives them
+    unreachable = torch.tensor([kind == "unreachable" for kind in token_kinds(layer.tokenizer, len(pieces))])
+    assert area_under_curve(found.scores, unreachable) > 0.997  # BERT's ##三 is as unused as [unused7]
+    assert found.flagged[unreachable].sum() >= unreachable.sum() - 2
     assert found.flagged.sum() < 1600
 
 
-@pytest.mark.parametrize("share", [0.001, 0.01, 0.1, 0.4])
-@pytest.mark.parametrize("noise", [0.02, 0.3, 0.7])
-def test_planted_cones_are_found_whatever_their_share(share, noise) -> None:
-    rows = trained(16_000, 96)
+@pytest.mark.parametrize(
+    ("vocab_size", "share", "noise"),
+    [
+        (16_000, 0.001, 0.3),
+        (4000, 0.005, 0.7),
+        (4000, 0.02, 0.02),
+        (4000, 0.1, 0.3),
+        (4000, 0.2, 0.7),
+        (4000, 0.4, 0.02),
+        (4000, 0.4, 0.7),
+    ],
+)
+def test_planted_cones_are_found_whatever_their_share(vocab_size, share, noise) -> None:
+    rows = trained(vocab_size, 96)
     dead = plant(rows, share, noise)
     found = under_trained_scores(rows)
     assert area_under_curve(found.scores, dead) > 0.999
@@ -76,7 +86,7 @@ def test_planted_cones_are_found_whatever_their_share(share, noise) -> None:
         lambda: 0.02 * torch.randn(4096, 192),
         lambda: torch.randn(512, 16),
         lambda: torch.randn(6000, 3),
-        lambda: trained(12_000, 100),
+        lambda: trained(5000, 100),
         lambda: torch.randn(5000, 50) * torch.logspace(0.5, -2, 50) + 3 * torch.randn(50),
         lambda: torch.randn(4000, 100) * torch.rand(4000, 1) ** 3 + torch.randn(100),
     ],
@@ -92,17 +102,17 @@ def test_a_table_without_such_rows_has_none_flagged(rows) -> None:
 
 def test_vectors_of_words_that_gensim_trained_have_none(shared_data) -> None:
     gensim = pytest.importorskip("gensim.models")
-    text = (shared_data / "text" / "enwiki-plain.txt").read_text()[:600_000].lower()
+    text = (shared_data / "text" / "enwiki-plain.txt").read_text()[:400_000].lower()
     model = gensim.Word2Vec(
         [line.split() for line in text.splitlines()], vector_size=50, min_count=5, seed=1, workers=1
     )
     vectors = torch.from_numpy(model.wv.vectors.copy())
-    assert len(vectors) > 1500
+    assert len(vectors) > 1000
     assert not under_trained_scores(vectors).flagged.any()
 
 
 def test_two_cones_are_two() -> None:
-    rows = trained(8000, 128)
+    rows = trained(4000, 128)
     first, second = slice(0, 300), slice(300, 500)
     rows[first] = torch.randn(128) + 0.3 * torch.randn(300, 128)
     rows[second] = torch.randn(128) + 0.05 * torch.randn(200, 128)
@@ -168,7 +178,7 @@ def test_every_kind_of_table_is_read_by_chunks(monkeypatch, make, dtype) -> None
 
 
 def test_the_answer_is_the_same_each_time_and_leaves_torchs_generator_alone() -> None:
-    rows = trained(20_000, 32)
+    rows = trained(17_000, 32)
     plant(rows, 0.02, 0.3)
     state = torch.random.get_rng_state()
     first, second = under_trained_scores(rows), under_trained_scores(rows)

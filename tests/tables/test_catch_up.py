@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from embedlayer import SizeError
-from embedlayer.tables.catch_up import Betas, History, compress, lanczos, replay, two_nodes
+from embedlayer.tables.catch_up import Betas, History, compress, replay, sums_of, two_nodes
 
 STEPS = 1200
 SPREAD = torch.cat([torch.zeros(1), torch.logspace(-13, 1, 60)]).double()  # sqrt(v), far below eps to far above
@@ -27,7 +27,7 @@ def recorded(betas: Betas, all_rates: list[float], decay: float) -> History:
 
 
 def caught_up(gaps, index: int, p, m, v) -> torch.Tensor:
-    nodes, weights = torch.from_numpy(gaps.nodes[index]), torch.from_numpy(gaps.weights[index])
+    nodes, weights = torch.from_numpy(gaps.nodes[:, index]), torch.from_numpy(gaps.weights[:, index])
     return p * gaps.kept[index] - m * (weights / (v.sqrt().unsqueeze(1) + nodes)).sum(1)
 
 
@@ -65,14 +65,46 @@ def test_it_equals_the_loop_whatever_the_learning_rates_do(lrs, at, decay, squar
 
 def test_with_usual_betas_two_nodes_are_enough_past_a_thousand_steps() -> None:
     gaps = recorded(Betas(0.9, 0.999, 1e-8), rates(3000), 0.1).gaps(np.arange(1100, 2990, 30), tolerance=1e-7)
-    assert gaps.nodes.shape[1] == 2
+    assert len(gaps.nodes) == 2
 
 
 def test_two_nodes_in_closed_form_are_those_of_lanczos() -> None:
     generator = np.random.default_rng(0)
-    u, weights = generator.random((5, 40)), generator.random((5, 40))
-    for mine, general in zip(two_nodes(u, weights), lanczos(u, weights, 2), strict=True):
-        np.testing.assert_allclose(mine, general, rtol=1e-9)
+    nodes, weights = 1 + generator.random((5, 40)), generator.random((5, 40))
+    nodes[:, 0] = 1
+    mine = two_nodes(nodes[:, 0], sums_of(nodes[:, :1], nodes, weights).sum(2))
+    for closed, general in zip(mine, compress(nodes, weights, 2), strict=True):
+        np.testing.assert_allclose(closed.T, general, rtol=1e-9)
+
+
+@pytest.mark.parametrize("betas", [(0.9, 0.999), (0.9, 0.95), (0.0, 0.9)])
+def test_a_history_that_was_loaded_is_the_one_that_was_saved(betas) -> None:
+    history = recorded(Betas(*betas, 1e-8), rates(), 0.1)
+    again = History(0, history.betas)
+    again.load(history.lines)
+    at = np.array([0, 3, 3, 400, 1000, 1150, 1190, 1198, 1199, 1200])
+    for mine, loaded in zip(history.gaps(at, tolerance=1e-7)[1:], again.gaps(at, tolerance=1e-7)[1:], strict=True):
+        np.testing.assert_allclose(mine, loaded, rtol=1e-6)
+
+
+def test_rows_that_are_right_do_not_move() -> None:
+    history = History(0, Betas(0.9, 0.999, 1e-8))
+    for step in range(300):
+        right = history.gaps(np.array([step, step // 2, step]), tolerance=1e-7)
+        assert right.kept[[0, 2]].tolist() == [1, 1]
+        assert not right.weights[:, [0, 2]].any()
+        history.record(1e-3, 0.1)
+
+
+@pytest.mark.parametrize("decay", [1.0, 50.0, 900.0])
+def test_decay_that_outruns_the_momentum_is_right_too(decay) -> None:
+    betas, lrs = Betas(0.9, 0.999, 1e-8), [1e-3] * 400
+    p, m, v = (torch.full((1,), value, dtype=torch.float64) for value in (0.5, 1e-3, 1e-8))
+    history = recorded(betas, lrs, decay)
+    for at in (1, 200, 398):
+        exact, _, _ = replay((p, m, v), at, lrs[at:], [decay] * (400 - at), betas)
+        ours = caught_up(history.gaps(np.array([at]), tolerance=1e-7), 0, p, m, v)
+        assert torch.allclose(ours, exact, rtol=1e-6, atol=1e-300)
 
 
 def test_a_rule_of_n_nodes_keeps_2n_moments() -> None:

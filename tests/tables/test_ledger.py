@@ -86,6 +86,24 @@ def test_every_way_of_reading_sees_rows_that_are_up_to_date(tmp_path) -> None:
     assert again.config == table.config
 
 
+def test_rows_that_were_read_long_after_their_last_gradient_stay_where_they_are() -> None:
+    table, optimizer = behind()
+    ledger, state = table.ledger, optimizer.state[table.weight]
+    steps = 60_000
+    ledger.load_state(
+        table.weight,
+        (state["exp_avg"], state["exp_avg_sq"]),
+        {
+            "history": torch.tensor([[1e-3], [1e-8], [0.0]], dtype=torch.float64).expand(3, steps),
+            "rows_at": torch.full((10,), steps - 3),
+            "moments_at": torch.full((10,), 1),
+        },
+        {"start": 0, "betas": [0.9, 0.95, 1e-8]},
+    )
+    before = table.weight.detach().clone()
+    assert torch.equal(table.rows(0, 10), before)
+
+
 def test_rows_that_are_loaded_are_taken_as_they_are() -> None:
     table, _ = behind()
     numbers = torch.randn(10, 4)

@@ -1,0 +1,308 @@
+"""A frozen table and a few rows that learn."""
+
+import hashlib
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from embedlayer.derived import Derived
+from embedlayer.errors import CheckpointError, ShapeError, SizeError, TokenIdError
+from embedlayer.files import JsonObject, load_tensors, read_json, save_tensors, writable_folder, write_json
+from embedlayer.pretrained import FORMAT_VERSION, describe
+from embedlayer.shapes import Ids, Vectors
+from embedlayer.tables.dense import TokenEmbedding
+from embedlayer.tables.table import TokenTable
+
+ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+BYTES_AT_ONCE = 16 * 2**20
+
+Delta = TypeVar("Delta", bound="DeltaEmbedding")
+
+
+class DeltaEmbedding(TokenTable, Derived):
+    """A frozen table with N rows that learn: `out[..., :] = scale * (delta[n] if ids == token_ids[n] else base[ids])`.
+
+    Only `delta`, `(N, D)`, has a gradient and optimizer state, from both directions: the look-up fetches the base's
+    rows and writes the N over them, `logits` and `loss` do so with columns. No `(V, D)` is copied. It wraps tables of
+    every kind.
+
+    Args:
+        base: The table underneath. It is frozen: its parameters no longer ask for gradients.
+        token_ids: Tokens whose rows learn, in any order, each once; kept in ascending order, and `delta` with them.
+        values: Where they start, `(N, D)` in the order given; at the base's rows if `None`.
+        dtype: Of `delta`; the base's if `None`. `torch.float32` over a bfloat16 base keeps small steps that bfloat16
+            would swallow, and is rounded where it is read.
+
+    Raises:
+        SizeError: `token_ids` is empty, has a token twice, or has the padding token.
+        TokenIdError: One is outside the table.
+        ShapeError: `values` is not `(N, D)`.
+
+    Example:
+        >>> base = TokenEmbedding(100, 8)
+        >>> table = DeltaEmbedding(base, [7, 98, 99])
+        >>> [(name, tuple(p.shape)) for name, p in table.named_parameters() if p.requires_grad]
+        [('delta', (3, 8))]
+        >>> table.loss(torch.randn(5, 8), torch.tensor([1, 2, 99, 4, 7])).backward()
+        >>> table.delta.grad.shape, base.weight.grad
+        (torch.Size([3, 8]), None)
+
+    Reference: PEFT, `tuners/trainable_tokens/layer.py`. We differ: its forward copies the whole table to put the rows
+    in, and copies it again for a tied head.
+    """
+
+    token_tensor: Tensor
+
+    def __init__(
+        self,
+        base: TokenTable,
+        token_ids: Iterable[int] | Int[Tensor, " N"],
+        *,
+        values: Float[Tensor, "N D"] | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        given = [int(token) for token in token_ids]
+        check_token_ids(given, base)
+        self.vocab_size = base.vocab_size
+        self.num_rows = base.num_rows
+        self.embed_dim = base.embed_dim
+        self.padding_idx = base.padding_idx
+        self.scale = base.scale
+        self.token_ids = tuple(sorted(given))
+        with torch.no_grad():
+            device = next((tensor.device for tensor in base.state_dict().values()), torch.device("cpu"))
+            rows = base.look_up(torch.tensor(self.token_ids, device=device))
+            if values is not None:
+                if values.shape != rows.shape:
+                    raise ShapeError(f"values must have shape {tuple(rows.shape)}, not {tuple(values.shape)}.")
+                rows = values[torch.tensor(given, device=values.device).argsort()].to(rows)
+        self.base = base.requires_grad_(False)
+        self.delta = nn.Parameter(rows.to(dtype) if dtype is not None else rows)
+        self.derive(device)
+
+    @classmethod
+    def last(cls: type[Delta], base: TokenTable, count: int, *, values: Float[Tensor, "N D"] | None = None) -> Delta:
+        """The last `count` rows learn: those of the tokens that a table was just grown by.
+
+        Example:
+            >>> DeltaEmbedding.last(TokenEmbedding(100, 8), 3).token_ids
+            (97, 98, 99)
+        """
+        return cls(base, range(base.vocab_size - count, base.vocab_size), values=values)
+
+    @property
+    def config(self) -> JsonObject:
+        """The constructor's arguments."""
+        return {"base": describe(self.base), "token_ids": list(self.token_ids)}
+
+    @property
+    def embed_scale(self) -> float | Tensor | None:
+        """The base's factor, which may be rounded."""
+        return self.base.factor
+
+    def derived(self) -> dict[str, Tensor]:
+        """`token_ids` as a tensor."""
+        return {"token_tensor": torch.tensor(self.token_ids)}
+
+    def look_up(self, ids: Ids) -> Vectors:
+        """The base's vectors, those of `token_ids` replaced: `(..., T)` to `(..., T, D)`."""
+        vectors = self.base.look_up(ids)
+        places = torch.searchsorted(self.token_tensor, ids.long().contiguous()).clamp(max=len(self.token_ids) - 1)
+        ours = self.token_tensor[places] == ids
+        if vectors.device.type == "cpu" and not torch.compiler.is_compiling():
+            where = ours.nonzero(as_tuple=True)
+            return vectors.index_put_(where, F.embedding(places[where], self.delta).to(vectors.dtype))
+        return torch.where(ours.unsqueeze(-1), F.embedding(places, self.delta).to(vectors.dtype), vectors)
+
+    def rows(self, start: int, stop: int) -> Float[Tensor, "N D"]:
+        """Rows `start` to `stop - 1`, without `scale`: a copy where one of ours is among them."""
+        rows = self.base.rows(start, stop)
+        first, last = self._between(start, stop)
+        if first == last:
+            return rows
+        return rows.index_copy(0, self.token_tensor[first:last] - start, self.delta[first:last].to(rows.dtype))
+
+    def products(
+        self, hidden: Float[Tensor, "*batch D"], start: int = 0, stop: int | None = None
+    ) -> Float[Tensor, "*batch N"]:
+        """The base's products, the columns of `token_ids` replaced by `hidden @ delta.T`."""
+        products = self.base.products(hidden, start, stop)
+        first, last = self._between(start, self.vocab_size if stop is None else stop)
+        if first == last:
+            return products
+        ours = F.linear(hidden, self.delta[first:last].to(hidden.dtype)).to(products.dtype)
+        return products.index_copy_(-1, self.token_tensor[first:last] - start, ours)
+
+    def check(self) -> None:
+        """Wait for the device and raise the error of a bad ID that was looked up since the last check."""
+        self.base.check()
+
+    def merge(self) -> TokenTable:
+        """Write the rows into the base, in place, and return it, still frozen.
+
+        Raises:
+            SizeError: The base does not store its rows one by one, so it cannot hold these exactly.
+        """
+        if not isinstance(self.base, TokenEmbedding):
+            raise SizeError(
+                f"The rows cannot be written into a {type(self.base).__name__}, which does not store each row as it "
+                f"is.\nKeep the DeltaEmbedding, or make a dense table of all rows: "
+                f"TokenEmbedding.from_pretrained(table.rows(0, table.vocab_size).detach())."
+            )
+        self.base.flush()
+        with torch.no_grad():
+            self.base.weight.index_copy_(0, self.token_tensor, self.delta.to(self.base.weight.dtype))
+        return self.base
+
+    def save_adapter(self, directory: Path | str) -> None:
+        """Write the N rows, without the base: `adapter_config.json` and `adapter_model.safetensors`.
+
+        The configuration holds the base's `fingerprint`. (`save_pretrained` writes the whole table.)
+
+        Raises:
+            FileError: The folder cannot be written.
+        """
+        directory = writable_folder(directory)
+        save_tensors(directory / ADAPTER_WEIGHTS, {"delta": self.delta, "token_ids": self.token_tensor})
+        config = {"format_version": FORMAT_VERSION, "kind": type(self).__name__, "base": _identity(self.base)}
+        write_json(directory / ADAPTER_CONFIG, config)
+
+    @classmethod
+    def from_pretrained(cls: type[Delta], directory: Path | str, *, base: TokenTable | None = None) -> Delta:
+        """What `save_pretrained` wrote; or, given its base, what `save_adapter` wrote, bit for bit.
+
+        Raises:
+            FileError: The folder or a file in it is missing.
+            CheckpointError: A file is damaged or of another make, or the adapter was made on another base.
+        """
+        if base is None:
+            return cls.read_pretrained(directory)
+        directory = Path(directory)
+        config = read_json(directory / ADAPTER_CONFIG)
+        if (config.get("format_version"), config.get("kind")) != (FORMAT_VERSION, cls.__name__):
+            raise CheckpointError(
+                f"{directory / ADAPTER_CONFIG} has format version {config.get('format_version')!r} and kind "
+                f"{config.get('kind')!r}; this embedlayer reads version {FORMAT_VERSION} of {cls.__name__}."
+            )
+        _check_identity(config.get("base"), base, source=directory)
+        tensors, _ = load_tensors(directory / ADAPTER_WEIGHTS)
+        delta, token_ids = tensors.get("delta"), tensors.get("token_ids")
+        if delta is None or token_ids is None or delta.shape != (token_ids.numel(), base.embed_dim):
+            found = ", ".join(f"{name} {tuple(tensor.shape)}" for name, tensor in sorted(tensors.items()))
+            raise CheckpointError(
+                f"{directory / ADAPTER_WEIGHTS} must hold delta (N, {base.embed_dim}) and token_ids (N,), not "
+                f"{found}: it is damaged or of another make."
+            )
+        return cls(base, token_ids, values=delta, dtype=delta.dtype)
+
+    def extra_repr(self) -> str:
+        """Sizes, for `print`."""
+        return f"{self.vocab_size}, {self.embed_dim}, learning={len(self.token_ids)}"
+
+    def _between(self, start: int, stop: int) -> tuple[int, int]:
+        """First and last + 1 of our rows among the tokens `start .. stop - 1`."""
+        return lower_bound(self.token_ids, start), lower_bound(self.token_ids, stop)
+
+
+def lower_bound(ascending: tuple[int, ...], value: int) -> int:
+    """How many are below `value`: `bisect.bisect_left`, which `torch.compile` cannot trace.
+
+    Example:
+        >>> lower_bound((2, 7, 22), 7), lower_bound((2, 7, 22), 8)
+        (1, 2)
+    """
+    low, high = 0, len(ascending)
+    while low < high:
+        middle = (low + high) // 2
+        if ascending[middle] < value:
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+def fingerprint(table: TokenTable) -> str:
+    """SHA-256 of what a table stores: of the name, type, shape and bytes of each tensor of its state, in hexadecimal.
+
+    Two tables have the same one if and only if they store the same numbers in the same way. A gigabyte takes seconds,
+    and nothing larger than a few megabytes is copied.
+
+    Example:
+        >>> table = TokenEmbedding(100, 8)
+        >>> before = fingerprint(table)
+        >>> with torch.no_grad():
+        ...     table.weight[7, 0] += 1e-3
+        >>> fingerprint(table) == before
+        False
+    """
+    found = hashlib.sha256()
+    for name, tensor in sorted(table.state_dict().items()):
+        found.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        for chunk in _chunks(tensor.detach()):
+            found.update(chunk)
+    return found.hexdigest()
+
+
+def check_token_ids(token_ids: list[int], base: TokenTable) -> None:
+    """Refuse tokens of which no rows can be trained.
+
+    Raises:
+        SizeError: None are given, one is given twice, or one is the padding token.
+        TokenIdError: One is outside the table.
+    """
+    if not token_ids:
+        raise SizeError("token_ids is empty: name at least one token whose row shall learn.")
+    seen: set[int] = set()
+    for place, token in enumerate(token_ids):
+        if not 0 <= token < base.vocab_size:
+            raise TokenIdError(
+                f"token id {token} at place {place} of token_ids is outside this table of {base.vocab_size} rows "
+                f"(0..{base.vocab_size - 1}). Grow the table first, then train its new rows."
+            )
+        if token == base.padding_idx:
+            raise SizeError(f"Token {token} is the padding token, whose row stays zero: leave it out of token_ids.")
+        if token in seen:
+            raise SizeError(f"Token {token} is named twice in token_ids: each row learns once.")
+        seen.add(token)
+
+
+def _identity(base: TokenTable) -> JsonObject:
+    """What an adapter remembers of its base; the last entry decides, the others make a better message."""
+    return {
+        "kind": type(base).__name__,
+        "vocab_size": base.vocab_size,
+        "embed_dim": base.embed_dim,
+        "dtypes": sorted({str(tensor.dtype).removeprefix("torch.") for tensor in base.state_dict().values()}),
+        "fingerprint": fingerprint(base),
+    }
+
+
+def _check_identity(expected: object, base: TokenTable, *, source: Path) -> None:
+    """Refuse a base that an adapter was not made on.
+
+    Raises:
+        CheckpointError: Saying what differs.
+    """
+    found = _identity(base)
+    if not isinstance(expected, dict) or expected.keys() != found.keys():
+        raise CheckpointError(f"{source / ADAPTER_CONFIG} does not say what table it is for: it is damaged.")
+    for name, value in found.items():
+        if expected[name] != value:
+            shown = f"{name} {expected[name]!r}, not {value!r}" if name != "fingerprint" else "other numbers"
+            raise CheckpointError(
+                f"The adapter in {source} was made on another table: on one with {shown}.\n"
+                f"Load it onto the very table that it was trained on, in the same type and before any other change."
+            )
+
+
+def _chunks(tensor: Tensor) -> Iterator[memoryview]:
+    """The bytes of a tensor, some megabytes at a time."""
+    flat = tensor.flatten() if tensor.is_contiguous() else tensor.contiguous().flatten()
+    for part in flat.split(max(1, BYTES_AT_ONCE // tensor.element_size())):
+        yield part.cpu().view(torch.uint8).numpy().data

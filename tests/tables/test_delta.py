@@ -1,0 +1,377 @@
+"""A frozen table and a few rows that learn."""
+
+import copy
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from embedlayer import (
+    CheckpointError,
+    DecoderLM,
+    DeltaEmbedding,
+    FactorizedEmbedding,
+    FileError,
+    OutputHead,
+    QuantizedEmbedding,
+    RotaryEmbedding,
+    RowAdamW,
+    ShapeError,
+    SizeError,
+    TokenEmbedding,
+    TokenIdError,
+    TokenTable,
+    TransformerEmbedding,
+    param_groups,
+)
+from embedlayer.files import load_tensors, save_tensors
+from embedlayer.tables import delta as module
+from embedlayer.tables import table as table_module
+from embedlayer.tables.delta import fingerprint
+
+IDS = [7, 2, 22]
+BASES = {
+    "dense": lambda: TokenEmbedding(23, 6, dtype=torch.float64, scale="sqrt_dim", init_std=1.0),
+    "padded": lambda: TokenEmbedding(23, 6, dtype=torch.float64, padding_idx=3, pad_to_multiple_of=8, init_std=1.0),
+    "factorised": lambda: FactorizedEmbedding(23, 6, 3, dtype=torch.float64, init_std=1.0),
+    "row-sparse": lambda: TokenEmbedding(23, 6, dtype=torch.float64, row_sparse=True, init_std=1.0),
+    "int8": lambda: QuantizedEmbedding.from_table(torch.randn(23, 6, dtype=torch.float64)),
+    "int4": lambda: QuantizedEmbedding.from_table(torch.randn(23, 6, dtype=torch.float64), 4, group_size=2),
+    "delta": lambda: DeltaEmbedding(TokenEmbedding(23, 6, dtype=torch.float64, init_std=1.0), [1, 7]),
+}
+
+
+def moved(base: TokenTable) -> DeltaEmbedding:
+    """Rows that are no longer the base's."""
+    return DeltaEmbedding(base, IDS, values=torch.randn(3, 6, dtype=torch.float64))
+
+
+def by_definition(table: DeltaEmbedding) -> Tensor:
+    """All rows as one differentiable matrix."""
+    rows = table.base.rows(0, table.vocab_size).detach()
+    return rows.index_copy(0, torch.tensor(table.token_ids), table.delta)
+
+
+@pytest.fixture(params=list(BASES))
+def table(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> DeltaEmbedding:
+    monkeypatch.setattr(table_module, "ROWS_AT_ONCE", 5)
+    return moved(BASES[request.param]())
+
+
+def test_it_starts_as_its_base() -> None:
+    base = BASES["dense"]()
+    table, ids = DeltaEmbedding(base, IDS), torch.tensor([[2, 5], [22, 7]])
+    assert torch.equal(table(ids), base(ids))
+    assert torch.equal(table.rows(0, 23), base.rows(0, 23))
+    assert table.token_ids == (2, 7, 22)
+
+
+def test_values_are_given_in_the_order_of_the_tokens() -> None:
+    values = torch.randn(3, 6, dtype=torch.float64)
+    table = DeltaEmbedding(BASES["padded"](), torch.tensor(IDS), values=values)
+    assert torch.equal(table(torch.tensor(IDS)), values)
+    assert torch.equal(DeltaEmbedding.last(BASES["dense"](), 3, values=values).rows(20, 23), values)
+
+
+def test_both_directions_equal_a_table_with_the_rows_written_in(table: DeltaEmbedding) -> None:
+    rows = by_definition(table).detach()
+    ids = torch.tensor([[2, 5, 22, 7], [7, 7, 0, 1]])
+    hidden, targets = torch.randn(2, 4, 6, dtype=torch.float64), torch.tensor([[2, 5, 22, -100], [7, 0, 1, 19]])
+    dense = TokenEmbedding.from_pretrained(rows, scale=table.scale)
+    dense.padding_idx = table.padding_idx
+    torch.testing.assert_close(table(ids), dense(ids), rtol=1e-13, atol=1e-14)
+    torch.testing.assert_close(table(ids.int()), dense(ids), rtol=1e-13, atol=1e-14)
+    torch.testing.assert_close(table.logits(hidden), dense.logits(hidden), rtol=1e-13, atol=1e-13)
+    torch.testing.assert_close(table.token_log_probs(hidden, targets), dense.token_log_probs(hidden, targets))
+    for start, stop in ((0, 23), (3, 6), (20, 23), (7, 8)):
+        torch.testing.assert_close(table.rows(start, stop), rows[start:stop], rtol=1e-13, atol=1e-14)
+    for options in ({}, {"softcap": 3.0, "logit_scale": 0.5}, {"label_smoothing": 0.1, "z_loss": 0.1}):
+        torch.testing.assert_close(table.loss(hidden, targets, **options), dense.loss(hidden, targets, **options))
+
+
+def test_gradients_of_both_ends_reach_the_rows_and_nothing_else(table: DeltaEmbedding) -> None:
+    ids = torch.tensor([[2, 5, 22, 7], [7, 7, 0, 1]])
+    hidden = torch.randn(2, 4, 6, dtype=torch.float64, requires_grad=True)
+    targets = torch.tensor([[2, 5, 22, -100], [7, 0, 1, 19]])
+
+    def of(delta: Tensor, hidden: Tensor) -> tuple[Tensor, ...]:
+        class Call(nn.Module):
+            def forward(self) -> tuple[Tensor, ...]:
+                return table(ids), table.logits(hidden), table.loss(hidden, targets)
+
+        call = Call()
+        call.table = table
+        return torch.func.functional_call(call, {"table.delta": delta})
+
+    assert torch.autograd.gradcheck(of, (table.delta.detach().clone().requires_grad_(), hidden))
+    both = table.loss(table(ids), targets)
+    both.backward()
+    rows = by_definition(table)
+    factor = 1.0 if table.factor is None else table.factor
+    logits = (factor * F.embedding(ids, rows)) @ rows.T
+    if table.padding_idx is not None:
+        logits = logits.index_fill(-1, torch.tensor([table.padding_idx]), 0.0)
+    (expected,) = torch.autograd.grad(F.cross_entropy(logits.flatten(0, 1), targets.flatten()), table.delta)
+    torch.testing.assert_close(table.delta.grad, expected, rtol=1e-10, atol=1e-12)
+    assert [name for name, part in table.named_parameters() if part.grad is not None] == ["delta"]
+    assert [name for name, part in table.named_parameters() if part.requires_grad] == ["delta"]
+
+
+class Largest(TorchDispatchMode):
+    """The most numbers in any memory that an operation takes anew."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.numbers = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        made = func(*args, **(kwargs or {}))
+        known = {part.untyped_storage().data_ptr() for part in args if isinstance(part, Tensor)}
+        for part in made if isinstance(made, tuple | list) else [made]:
+            if isinstance(part, Tensor) and part.untyped_storage().data_ptr() not in known:
+                self.numbers = max(self.numbers, part.untyped_storage().nbytes() // part.element_size())
+        return made
+
+
+def test_no_step_makes_anything_of_the_size_of_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(table_module, "ROWS_AT_ONCE", 1000)
+    base = TokenEmbedding(10_000, 64)
+    table = DeltaEmbedding(base, range(0, 10_000, 500))
+    optimizer = torch.optim.AdamW([part for part in table.parameters() if part.requires_grad], lr=0.1)
+    ids = torch.randint(0, 10_000, (2, 8))
+    before = base.weight.detach().clone()
+    weight = base.weight.untyped_storage().data_ptr()
+    with Largest() as largest:
+        (table.loss(table(ids), ids) + table.logits(table(ids)).logsumexp(-1).mean()).backward()
+        optimizer.step()
+    assert largest.numbers <= 10_000 * 16  # the logits of 16 tokens; the table has 640,000 numbers
+    assert base.weight.untyped_storage().data_ptr() == weight
+    assert torch.equal(base.weight, before)
+    assert all(part.shape in ((20, 64), ()) for state in optimizer.state.values() for part in state.values())
+
+
+def test_a_batch_without_any_of_the_rows_can_be_trained_on() -> None:
+    table = moved(BASES["dense"]())
+    table(torch.tensor([[0, 1]])).sum().backward()
+    assert table.delta.grad.eq(0).all()
+
+
+def test_a_bad_id_is_named_and_a_bad_target_too() -> None:
+    table = moved(BASES["dense"]())
+    with pytest.raises(TokenIdError, match="token id 23 at row 1, column 0"):
+        table(torch.tensor([[2, 7], [23, 7]]))
+    with pytest.raises(TokenIdError, match="token id -1"):
+        table(torch.tensor([-1]))
+    with pytest.raises(TokenIdError, match="token id 30"):
+        table.loss(torch.randn(1, 6, dtype=torch.float64), torch.tensor([30]))
+    table.check()
+
+
+@pytest.mark.parametrize(
+    ("token_ids", "error", "words"),
+    [
+        ([], SizeError, "token_ids is empty"),
+        ([1, 5, 1], SizeError, "Token 1 is named twice"),
+        ([3], SizeError, "Token 3 is the padding token"),
+        ([1, 23], TokenIdError, "token id 23 at place 1 of token_ids is outside this table of 23 rows"),
+        ([-1], TokenIdError, "token id -1 at place 0"),
+    ],
+)
+def test_tokens_of_which_no_row_can_learn_are_refused(token_ids, error, words) -> None:
+    base = BASES["padded"]()
+    with pytest.raises(error, match=words):
+        DeltaEmbedding(base, token_ids)
+    assert base.weight.requires_grad  # nothing was changed
+
+
+def test_values_of_another_shape_are_refused() -> None:
+    base = BASES["dense"]()
+    with pytest.raises(ShapeError, match=r"values must have shape \(3, 6\), not \(2, 6\)"):
+        DeltaEmbedding(base, IDS, values=torch.zeros(2, 6))
+    assert base.weight.requires_grad
+    with pytest.raises(SizeError, match="token_ids is empty"):
+        DeltaEmbedding.last(base, 0)
+    with pytest.raises(TokenIdError, match="token id -1"):
+        DeltaEmbedding.last(base, 24)
+
+
+def test_merging_writes_the_rows_in_place() -> None:
+    table = moved(BASES["padded"]())
+    rows, weight = table.rows(0, 23).detach().clone(), table.base.weight
+    merged = table.merge()
+    assert merged.weight is weight
+    assert torch.equal(merged.rows(0, 23), rows)
+    assert torch.equal(table.rows(0, 23), rows)
+    assert not merged.weight.requires_grad
+
+
+@pytest.mark.parametrize("kind", ["factorised", "int4", "delta"])
+def test_a_base_that_does_not_store_each_row_refuses_the_merge_with_a_way_that_works(kind) -> None:
+    table = moved(BASES[kind]())
+    with pytest.raises(SizeError, match=f"into a {type(table.base).__name__}") as caught:
+        table.merge()
+    remedy = str(caught.value).split("rows: ")[1].rstrip(".")
+    dense = eval(remedy, {"TokenEmbedding": TokenEmbedding, "table": table})
+    assert torch.equal(dense.weight, table.rows(0, 23))
+
+
+def test_an_adapter_loads_onto_its_base_bit_for_bit(tmp_path: Path) -> None:
+    table = moved(BASES["factorised"]())
+    base = copy.deepcopy(table.base)
+    table.save_adapter(tmp_path)
+    assert sum(file.stat().st_size for file in tmp_path.iterdir()) < 1500
+    again = DeltaEmbedding.from_pretrained(tmp_path, base=base)
+    assert again.token_ids == table.token_ids
+    assert again.delta.requires_grad
+    assert torch.equal(again.rows(0, 23), table.rows(0, 23))
+    table.save_adapter(tmp_path)  # over the old one
+
+
+@pytest.mark.parametrize(
+    ("other", "words"),
+    [
+        (lambda base: base.requires_grad_(False).weight[9, 2].add_(1e-6) is None or base, "other numbers"),
+        (lambda base: base.float(), "dtypes \\['float64'\\], not \\['float32'\\]"),
+        (lambda base: TokenEmbedding(24, 6, dtype=torch.float64), "vocab_size 23, not 24"),
+        (lambda base: TokenEmbedding(23, 8, dtype=torch.float64), "embed_dim 6, not 8"),
+        (lambda base: FactorizedEmbedding(23, 6, 3, dtype=torch.float64), "kind 'TokenEmbedding', not 'Factorized"),
+    ],
+)
+def test_an_adapter_refuses_another_base(tmp_path: Path, other, words) -> None:
+    table = moved(BASES["dense"]())
+    table.save_adapter(tmp_path)
+    with pytest.raises(CheckpointError, match=words):
+        DeltaEmbedding.from_pretrained(tmp_path, base=other(copy.deepcopy(table.base)))
+
+
+def test_a_damaged_adapter_says_so(tmp_path: Path) -> None:
+    table = moved(BASES["dense"]())
+    with pytest.raises(FileError):
+        DeltaEmbedding.from_pretrained(tmp_path, base=table.base)
+    table.save_adapter(tmp_path)
+    config, weights = tmp_path / module.ADAPTER_CONFIG, tmp_path / module.ADAPTER_WEIGHTS
+    tensors, _ = load_tensors(weights)
+    save_tensors(weights, {"delta": tensors["delta"]})
+    with pytest.raises(CheckpointError, match=r"must hold delta \(N, 6\) and token_ids \(N,\), not delta \(3, 6\)"):
+        DeltaEmbedding.from_pretrained(tmp_path, base=table.base)
+    config.write_text('{"format_version": 1, "kind": "DeltaEmbedding", "base": 5}')
+    with pytest.raises(CheckpointError, match="does not say what table"):
+        DeltaEmbedding.from_pretrained(tmp_path, base=table.base)
+    config.write_text('{"peft_type": "LORA"}')
+    with pytest.raises(CheckpointError, match="format version None and kind None"):
+        DeltaEmbedding.from_pretrained(tmp_path, base=table.base)
+
+
+def test_a_fingerprint_is_of_the_stored_numbers_whatever_the_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    table = TokenEmbedding(23, 6, dtype=torch.bfloat16)
+    whole = fingerprint(table)
+    monkeypatch.setattr(module, "BYTES_AT_ONCE", 14)
+    assert fingerprint(table) == whole
+    assert fingerprint(copy.deepcopy(table)) == whole
+    assert fingerprint(table.half()) != whole
+
+
+def test_the_whole_table_is_saved_and_read_like_every_layer(tmp_path: Path, table: DeltaEmbedding) -> None:
+    table.save_pretrained(tmp_path)
+    again = DeltaEmbedding.from_pretrained(tmp_path)
+    assert again.config == table.config
+    assert torch.equal(again.rows(0, 23), table.rows(0, 23))
+    assert [name for name, part in again.named_parameters() if part.requires_grad] == ["delta"]
+    assert torch.equal(again(torch.tensor([7])), table(torch.tensor([7])))
+
+
+def test_it_stands_at_both_ends_of_a_model(tmp_path: Path) -> None:
+    base = TokenEmbedding(50, 16, scale="sqrt_dim")
+    table = DeltaEmbedding.last(base, 4)
+    model = DecoderLM(table, RotaryEmbedding(4), num_layers=1, num_heads=4).requires_grad_(False)
+    table.delta.requires_grad_(True)
+    assert [(group["name"], len(group["params"])) for group in param_groups(model)] == [("tables", 1)]
+    optimizer = torch.optim.AdamW(param_groups(model), lr=0.05)
+    ids = torch.tensor([[46, 1, 47, 2, 48, 3, 49, 4]])
+    losses = []
+    for _ in range(20):
+        loss = model.loss(ids[:, :-1], ids[:, 1:])
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < 0.8 * losses[0]
+    model.save_pretrained(tmp_path)
+    again = DecoderLM.read_pretrained(tmp_path)
+    assert torch.equal(again(ids), model(ids))
+    assert isinstance(again.head.table, DeltaEmbedding)
+    layer = TransformerEmbedding(50, 16, 8, table=table, dropout=0.0)
+    torch.testing.assert_close(layer(ids), table(ids) + layer.position.stored(8))
+
+
+def test_a_tied_head_has_no_gradient_of_the_size_of_the_table() -> None:
+    table = DeltaEmbedding.last(TokenEmbedding(50, 16, padding_idx=0), 4)
+    head = OutputHead(table, softcap=30.0, bias=True)
+    head.loss(torch.randn(6, 16), torch.randint(1, 50, (6,))).backward()
+    assert table.delta.grad.shape == (4, 16)
+    assert table.base.weight.grad is None
+    assert head.bias.grad is not None
+
+
+def test_a_lazy_table_is_brought_up_to_date_before_its_rows_are_taken() -> None:
+    base = TokenEmbedding(23, 6, row_sparse=True)
+    optimizer = RowAdamW([base.weight], lr=0.1)
+    for ids in ([1, 2], [3], [4], [2]):
+        base(torch.tensor(ids)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    table = DeltaEmbedding(base, [1, 2])
+    rows = base.rows(0, 23).clone()
+    table(torch.tensor([1, 2, 3])).sum().backward()
+    assert torch.equal(table.rows(0, 23), rows)
+    assert torch.equal(table(torch.arange(23)), rows)
+
+
+def test_float32_rows_learn_over_a_bfloat16_base() -> None:
+    base = TokenEmbedding(23, 6, dtype=torch.bfloat16)
+    table = DeltaEmbedding(base, IDS, dtype=torch.float32)
+    ids = torch.tensor([[2, 5, 7]])
+    assert table.delta.dtype == torch.float32
+    assert table(ids).dtype == table.logits(table(ids)).dtype == table.rows(0, 9).dtype == torch.bfloat16
+    table.loss(table(ids), ids).backward()
+    assert table.delta.grad.dtype == torch.float32
+    with torch.autocast("cpu", torch.bfloat16):
+        moved(TokenEmbedding(23, 6).double()).float().logits(torch.randn(2, 6))
+
+
+def test_it_is_copied_cast_and_born_on_meta() -> None:
+    table = moved(BASES["dense"]())
+    twin = copy.deepcopy(table)
+    with torch.no_grad():
+        twin.delta.zero_()
+    assert table.delta.any()
+    narrow = copy.deepcopy(table).to(torch.bfloat16)
+    assert narrow.delta.dtype == torch.bfloat16
+    assert narrow.token_tensor.tolist() == [2, 7, 22]
+    assert torch.equal(narrow(torch.tensor([7, 5])), table(torch.tensor([7, 5])).bfloat16()) or narrow.scale
+    with torch.device("meta"):
+        born = DeltaEmbedding(TokenEmbedding(23, 6), IDS)
+    assert born.delta.is_meta
+    assert born(torch.zeros(2, 3, dtype=torch.long, device="meta")).shape == (2, 3, 6)
+
+
+def test_it_compiles_to_one_graph(unchecked: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(table_module, "ROWS_AT_ONCE", 10)
+    torch._dynamo.reset()
+    table = moved(BASES["dense"]())
+    ids, targets = torch.tensor([[2, 5, 22, 7], [7, 7, 0, 1]]), torch.tensor([[2, 5, 22, -100], [7, 0, 1, 19]])
+
+    def both(ids: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        hidden = table(ids)
+        return table.logits(hidden), table.loss(hidden, targets)
+
+    compiled = torch.compile(both, fullgraph=True, backend="aot_eager")
+    for made, expected in zip(compiled(ids, targets), both(ids, targets), strict=True):
+        torch.testing.assert_close(made, expected, rtol=1e-12, atol=1e-13)
+    compiled(ids, targets)[1].backward()
+    made, table.delta.grad = table.delta.grad, None
+    both(ids, targets)[1].backward()
+    torch.testing.assert_close(made, table.delta.grad, rtol=1e-10, atol=1e-12)

