@@ -112,7 +112,8 @@ def _none(position: Position) -> JsonObject:
 
 
 def _sinusoidal(position: SinusoidalPositionalEmbedding) -> JsonObject:
-    return {"kind": "sinusoidal", **position.config, **_distinct(position.waves)}
+    scale = 1.0 if position.scale is None else position.scale.item()
+    return {"kind": "sinusoidal", **position.config, "scale": scale, **_distinct(position.waves)}
 
 
 def _learned(position: LearnedPositionalEmbedding) -> JsonObject:

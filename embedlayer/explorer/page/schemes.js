@@ -34,10 +34,10 @@ export function fromSource(described) {
 }
 
 /** @returns {Scheme} */
-export function sinusoids(dim, base, { layout = "interleaved", endpoint = false, offset = 0, padding_idx: padding = null } = {}) {
+export function sinusoids(dim, base, { layout = "interleaved", endpoint = false, offset = 0, padding_idx: padding = null, scale = 1 } = {}) {
   const options = { base, layout, endpoint };
   const pairs = endpoint ? Math.floor(dim / 2) : Math.floor((dim + 1) / 2);
-  const vector = (position) => (position + offset === padding ? new Float64Array(dim) : sinusoid(position + offset, dim, options));
+  const vector = (position) => (position + offset === padding ? new Float64Array(dim) : sinusoid(position + offset, dim, options).map((value) => scale * value));
   return {
     ...NEUTRAL, speaks: "added", name: `Sinusoids, D = ${dim}`, columns: dim, width: dim, pairs, vector,
     formula: "PE(p, 2i) = sin(p / base^(2i/D)), PE(p, 2i+1) = cos(p / base^(2i/D))",
