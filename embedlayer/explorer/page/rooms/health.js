@@ -51,12 +51,12 @@ function tiles(found, shares, manifest) {
   const percent = (count) => `${((100 * count) / manifest.vocabSize).toFixed(count && count / manifest.vocabSize < 0.001 ? 2 : 1)} % of the rows`;
   const items = [
     ["Under-trained", under, percent(under)],
-    ["Zero", found.zero_rows.rows, "padding, or never filled"],
+    ["Zero", found.zero_rows.rows, "never filled"],
     ["NaN or infinity", found.nonfinite_rows.rows, "would spoil a batch"],
     ["Duplicates", found.duplicates.rows, `in ${found.duplicates.groups.toLocaleString("en")} groups`],
   ];
   if (found.never_touched) items.push(["Never touched", found.never_touched.rows, "as before training"]);
-  items.push(["Effective rank", shares.effective_rank, `of ${manifest.embedDim} dimensions`], ["Isotropy", shares.isotropy, "1: no direction is preferred"], ["Mean cosine", shares.mean_cosine, "of two rows; 0 is even"]);
+  items.push(["Effective rank", shares.effective_rank, `of ${manifest.embedDim} dimensions`], ["Isotropy", shares.isotropy, "1 is even"], ["Mean cosine", shares.mean_cosine, "of two rows"]);
   return h("dl", { class: "tiles" }, items.map(([name, value, note]) =>
     h("div", null, h("dt", null, name), h("dd", null, Number.isInteger(value) ? value.toLocaleString("en") : value >= 10 ? value.toFixed(0) : value.toFixed(3), h("small", null, note)))));
 }
