@@ -135,7 +135,6 @@ def _read_run(source: Source, path: Path) -> None:
     """What a run's folder says beside its model: how long its windows were, and how often its tokens occur."""
     import torch
 
-    from embedlayer.cli.pipeline import token_counts
     from embedlayer.text.corpus import TokenCorpus
     from embedlayer.training.run_directory import RunDirectory
 
@@ -143,8 +142,7 @@ def _read_run(source: Source, path: Path) -> None:
     if run.holds_a_run:
         source.window = min(source.window, run.read()["options"]["max_length"])
     if run.corpus.is_dir():
-        ids = TokenCorpus.open(run.corpus).ids
-        source.counts = torch.from_numpy(token_counts(ids, source.model.table.vocab_size))
+        source.counts = torch.from_numpy(TokenCorpus.open(run.corpus).counts(source.model.table.vocab_size))
 
 
 def _is_vectors(path: Path) -> bool:
