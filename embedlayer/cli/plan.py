@@ -37,7 +37,8 @@ FLOAT_DTYPES = [name for name in planner.DTYPE_BITS if not name.startswith("int"
 @click.option("--row-sparse", is_flag=True, help="The table's gradient has the looked-up rows only; needs --untied.")
 @click.option("--delta", "delta_rows", type=int, default=0, metavar="ROWS", help="Train only so many rows.")
 @click.option("--group-size", type=int, help="Numbers that share a scale in int8 and int4; all of a row if not given.")
-@click.option("--shards", type=int, default=1, show_default=True, help="Devices that the rows are divided over.")
+@click.option("--ranks", type=int, default=1, show_default=True, help="Processes that the rows are divided among.")
+@click.option("--distinct", "distinct_tokens", type=int, default=0, help="Different tokens among a rank's; else all.")
 @click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True)
 @click.option(
     "--optimizer",
@@ -78,7 +79,8 @@ def plan(
     row_sparse: bool,
     delta_rows: int,
     group_size: int | None,
-    shards: int,
+    ranks: int,
+    distinct_tokens: int,
     device: str,
     optimizer: str,
     moments: str,
@@ -111,7 +113,8 @@ def plan(
         "row_sparse": row_sparse,
         "delta_rows": delta_rows,
         "group_size": group_size,
-        "shards": shards,
+        "ranks": ranks,
+        "distinct_tokens": distinct_tokens,
         "device": device,
         "optimizer": optimizer,
         "moment_dtype": moments,
@@ -244,7 +247,7 @@ def _parts(row: EmbeddingPlan) -> tuple[str, list[str], list[list[str]], str]:
     title = f"{row.name or 'plan'}: {_size(row)}, {'tied' if row.tied else 'untied'}, {row.dtype}"
     title += "" if row.rank is None else f", rank {row.rank}"
     title += ", row-sparse" if row.row_sparse else ""
-    title += f", one of {row.shards} shards" if row.shards > 1 else ""
+    title += f", one of {row.ranks} ranks" if row.ranks > 1 else ""
     head = "the table" if row.tied else format_parameters(row.head_parameters)
     lines = [
         ["table", format_parameters(row.table_parameters), format_bytes(row.table_bytes)],
@@ -267,6 +270,12 @@ def _parts(row: EmbeddingPlan) -> tuple[str, list[str], list[list[str]], str]:
         [_loss(row), "", format_bytes(row.loss_bytes)],
         [_peak(row), "", format_bytes(row.peak_bytes)],
     ]
+    if row.ranks > 1:
+        lines[-1:-1] = [[f"vectors of {row.ranks - 1} other ranks", "", format_bytes(row.gathered_bytes)]]
+        lines += [
+            ["sent by a rank: look-up", "", format_bytes(row.lookup_network_bytes)],
+            ["sent by a rank: loss", "", format_bytes(row.loss_network_bytes)],
+        ]
     return title, ["part", "parameters", "memory"], lines, _note([row])
 
 

@@ -98,9 +98,9 @@ def test_every_kind_of_table_is_shown():
     assert "200 rows that learn" in rows(run("gpt2", "--delta", "200").output)
     assert "loss, by blocks" in rows(run("gpt2", "--delta", "200").output)
     assert "row-sparse" in run("llama-3-8b", "--row-sparse").output
-    assert "one of 8 shards" in run("llama-3-8b", "--shards", "8").output
-    (row,) = json.loads(run("llama-3-8b", "--shards", "8", "--row-sparse", "--device", "cuda", "--json").output)
-    assert (row["shards"], row["row_sparse"], row["device"]) == (8, True, "cuda")
+    assert "one of 8 ranks" in run("llama-3-8b", "--ranks", "8").output
+    (row,) = json.loads(run("llama-3-8b", "--ranks", "8", "--row-sparse", "--device", "cuda", "--json").output)
+    assert (row["ranks"], row["row_sparse"], row["device"]) == (8, True, "cuda")
     with pytest.raises(SizeError, match="plan it untied"):
         run("gpt2", "--row-sparse")
 
