@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from embedlayer import __version__
+from embedlayer.cli.corpus import corpus
 from embedlayer.cli.demo import demo
 from embedlayer.cli.embed import embed
 from embedlayer.cli.export import export
@@ -27,7 +28,7 @@ def cli() -> None:
     """The embedding layer of a language model: train it, look inside it, plan it."""
 
 
-for _command in (train, embed, neighbors, generate, export, report, plan, demo):
+for _command in (train, corpus, embed, neighbors, generate, export, report, plan, demo):
     cli.add_command(_command)
 
 

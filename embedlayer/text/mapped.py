@@ -48,8 +48,7 @@ class MappedParts:
     """One-dimensional arrays of one dtype, read as the array that they are when put one after the other.
 
     It knows what windows need: a length, an element, a slice (a view, nothing is copied), and `windows`, across the
-    ends of parts too. Everything else goes through `np.asarray`, which copies. Mapped parts travel to another process
-    as file names.
+    ends of parts too. For everything else `np.asarray` copies. Mapped parts travel to another process as file names.
 
     Args:
         parts: The arrays, none of them empty, at least one.
@@ -105,6 +104,14 @@ class MappedParts:
             raise ValueError("The parts of a corpus become one array only by copying.")
         whole = np.concatenate(self.parts)
         return whole if dtype is None else whole.astype(dtype, copy=False)
+
+    def tolist(self) -> list[int]:
+        """All IDs as Python's numbers."""
+        return [token for part in self.parts for token in part.tolist()]
+
+    def tobytes(self) -> bytes:
+        """All IDs as they lie in memory."""
+        return b"".join(part.tobytes() for part in self.parts)
 
     def windows(self, starts: npt.NDArray[np.int64], length: int) -> IdArray:
         """`self[s : s + length]` for each start, `(len(starts), length)`."""

@@ -2,7 +2,7 @@
 
 ```
 CORPUS/                     CORPUS/
-  ids.bin                     plan.json         sources with their sizes, tokenizer, number of parts
+  ids.bin                     corpus.json       the plan: sources with their sizes, tokenizer, number of parts
   documents.npy               tokenizer.json
   blocks.npy                  part-00000/       ids.bin, documents.npy, blocks.npy, index.json, and
   index.json                  part-00001/       sources.npy: which source each document is
@@ -29,7 +29,7 @@ from embedlayer.text.mapped import IdArray, MappedFile, MappedParts
 
 Offsets = npt.NDArray[np.int64]
 
-PLAN = "plan.json"
+PLAN = "corpus.json"
 FORMAT_VERSION = 1
 
 
@@ -82,17 +82,13 @@ def read_parts(path: Path) -> list[Part]:
     """
     if not (path / PLAN).exists():
         return [_read_part(path)]
-    plan = read_json(path / PLAN)
-    shards = plan.get("shards")
-    if not isinstance(shards, int) or shards < 1:
-        raise CheckpointError(f"{path / PLAN} plans {shards!r} parts: it is damaged. Build the corpus again.")
-    missing = [str(number) for number in range(shards) if not part_folder(path, number).exists()]
-    if missing:
+    if missing := missing_parts(path):
         raise CheckpointError(
-            f"The corpus {path} is not finished: {len(missing)} of {shards} parts are not built yet, among them part "
-            f"{', '.join(missing[:8])}. Call what builds it again with the same arguments; it goes on from there."
+            f"The corpus {path} is not finished: {len(missing)} parts are not built yet, among them part "
+            f"{', '.join(map(str, missing[:8]))}. Call what builds it again with the same arguments; it goes on."
         )
-    parts = [_read_part(part_folder(path, number)) for number in range(shards)]
+    plan = read_json(path / PLAN)
+    parts = [_read_part(part_folder(path, number)) for number in range(plan["shards"])]
     for number, part in enumerate(parts):
         if part.facts.get("plan") != plan_digest(plan):
             raise CheckpointError(
@@ -127,6 +123,19 @@ def joined(parts: Sequence[Part]) -> tuple[IdArray | MappedParts, Offsets, Offse
         num_bytes += int(part.facts["num_bytes"])
     blocks[-1][-1, 1] = num_bytes
     return ids[0] if len(ids) == 1 else MappedParts(ids), np.concatenate(documents), np.concatenate(blocks)
+
+
+def missing_parts(path: Path) -> list[int]:
+    """Which parts of the plan in a folder are not built yet.
+
+    Raises:
+        FileError: There is no plan.
+        CheckpointError: It is damaged.
+    """
+    shards = read_json(path / PLAN).get("shards")
+    if not isinstance(shards, int) or shards < 1:
+        raise CheckpointError(f"{path / PLAN} plans {shards!r} parts: it is damaged. Build the corpus again.")
+    return [number for number in range(shards) if not part_folder(path, number).exists()]
 
 
 def _read_part(path: Path) -> Part:

@@ -32,7 +32,7 @@ from embedlayer.text.corpus import (
     opened,
     warn_left_out,
 )
-from embedlayer.text.parts import FORMAT_VERSION, PLAN, part_folder, plan_digest, write_tables
+from embedlayer.text.parts import FORMAT_VERSION, PLAN, missing_parts, part_folder, plan_digest, write_tables
 from embedlayer.text.tokenizer import as_tokenizer, fingerprint, load_tokenizer, save_tokenizer
 from embedlayer.text.workers import Report, run_jobs
 
@@ -53,6 +53,7 @@ def build_in_shards(
 
     IDs and documents are those of `TokenCorpus.build` for the same sources, for any number of shards and workers;
     only where a text has no harmless place to cut for a million characters, of which both warn, they may differ.
+    `blocks`, at whose ends `split` cuts, are as exact but fall elsewhere.
 
     Each part appears complete or not at all. A build that was stopped goes on when it is called again with the same
     arguments, and ends with the same bytes as one that was not.
@@ -92,7 +93,7 @@ def build_in_shards(
         if on_progress is not None:
             on_progress(min(sum(done.values()), total), total)
 
-    missing = [number for number in range(shards) if number not in done]
+    missing = missing_parts(folder)
     if workers == 1 or len(missing) < 2:
         build = part_builder(str(folder))
         for number in missing:

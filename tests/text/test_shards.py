@@ -209,7 +209,7 @@ def test_a_build_killed_in_the_middle_goes_on_to_the_same_bytes(long_text, tmp_p
     wait_until(lambda: not processes_with(str(tmp_path / "parts")))
     left = {file.name for file in (tmp_path / "parts").iterdir()}
     assert 1 <= len([name for name in left if name.startswith("part-")]) < 6
-    assert left <= {"plan.json", "tokenizer.json", *(f"part-0000{number}" for number in range(6))}
+    assert left <= {"corpus.json", "tokenizer.json", *(f"part-0000{number}" for number in range(6))}
     with pytest.raises(CheckpointError, match="parts are not built yet"):
         TokenCorpus.open(tmp_path / "parts")
     seen: list[tuple[int, int]] = []
@@ -341,7 +341,7 @@ def test_another_tokenizer_in_the_folder_is_refused(tmp_path):
     (tmp_path / "t.txt").write_text(PROSE)
     build_shard([tmp_path / "t.txt"], tokenizer_of("byte"), tmp_path / "parts", shards=2, only=0)
     save_tokenizer(tokenizer_of("bpe"), tmp_path / "parts" / "tokenizer.json")
-    with pytest.raises(CheckpointError, match=r"is not the tokenizer that .*plan\.json names"):
+    with pytest.raises(CheckpointError, match=r"is not the tokenizer that .*corpus\.json names"):
         build_shard([tmp_path / "t.txt"], tokenizer_of("byte"), tmp_path / "parts", shards=2, only=1)
 
 
