@@ -13,7 +13,7 @@ from benchmarks.harness import Case, Row, run_apart
 MEGABYTES = 200
 WORKERS = (1, 2, 4, 8)
 BUILD = """
-import sys, time
+import resource, sys, time
 from embedlayer.text.corpus import TokenCorpus
 from embedlayer.text.shards import build_in_shards
 from embedlayer.text.tokenizer import load_tokenizer
@@ -26,7 +26,12 @@ if int(workers):
     built = build_in_shards([text], loaded, corpus, shards=2 * int(workers), workers=int(workers))
 else:
     built = TokenCorpus.build([text], load_tokenizer(tokenizer), corpus)
-tell(time_ms=round(1000 * (time.perf_counter() - start), 1), tokens=built.num_tokens, bytes=built.num_bytes)
+tell(
+    time_ms=round(1000 * (time.perf_counter() - start), 1),
+    tokens=built.num_tokens,
+    bytes=built.num_bytes,
+    peak_of_a_worker_mib=round(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024, 1),
+)
 """
 
 

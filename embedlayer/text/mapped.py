@@ -1,6 +1,7 @@
 """Arrays that lie on a disk: several read as one, and sent to another process by name instead of by content."""
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, SupportsIndex
 
 import numpy as np
@@ -38,10 +39,15 @@ class MappedFile:
         try:
             return np.memmap(filename, dtype=dtype, mode="r", offset=offset, shape=(length,))
         except OSError as error:
-            raise FileError(
-                f"Cannot map {filename}: {error.strerror or error}. If too many files are open, one for each part of a "
-                f"corpus, raise the limit (ulimit -n) or build the corpus in fewer parts."
-            ) from error
+            raise cannot_map(filename, error) from error
+
+
+def cannot_map(path: str | Path, error: OSError) -> FileError:
+    """What is said of a file that cannot be mapped or read on the way to it."""
+    return FileError(
+        f"Cannot map {path}: {error.strerror or error}. If too many files are open, one for each part of a corpus, "
+        f"raise the limit (ulimit -n) or build the corpus in fewer parts."
+    )
 
 
 class MappedParts:

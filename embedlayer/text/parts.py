@@ -25,7 +25,7 @@ import numpy.typing as npt
 
 from embedlayer.errors import CheckpointError
 from embedlayer.files import JsonObject, read_json, write_json
-from embedlayer.text.mapped import IdArray, MappedFile, MappedParts
+from embedlayer.text.mapped import IdArray, MappedFile, MappedParts, cannot_map
 
 Offsets = npt.NDArray[np.int64]
 
@@ -149,14 +149,16 @@ def _read_part(path: Path) -> Part:
     try:
         dtype: np.dtype[Any] = np.dtype({"uint16": "<u2", "uint32": "<u4"}[index["dtype"]])
         num_tokens, num_bytes = int(index["num_tokens"]), int(index["num_bytes"])
-        int(index["vocab_size"]), str(index["tokenizer"])
+        index |= {"vocab_size": int(index["vocab_size"]), "tokenizer": str(index["tokenizer"])}
         marks = index.setdefault("marks", 0)
         documents = np.load(path / "documents.npy", allow_pickle=False)
         blocks = np.load(path / "blocks.npy", allow_pickle=False)
         sources = np.load(path / "sources.npy", allow_pickle=False) if of_several else np.arange(len(documents))
         size = (path / "ids.bin").stat().st_size
-    except (KeyError, TypeError, ValueError, EOFError, OSError) as error:
+    except (KeyError, TypeError, ValueError, EOFError, FileNotFoundError) as error:
         raise CheckpointError(f"{path} is not a whole corpus ({error!r}). Build it again.") from error
+    except OSError as error:
+        raise cannot_map(path, error) from error
     if num_tokens < (not of_several) or marks not in (0, 1) or size != (marks + num_tokens) * dtype.itemsize:
         raise CheckpointError(
             f"{path / 'ids.bin'} has {size} bytes where {num_tokens} tokens of {dtype.itemsize} bytes belong: "

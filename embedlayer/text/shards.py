@@ -204,6 +204,8 @@ def _planned(sources: Sequence[str | Path], tokenizer: object, path: Path, shard
         if not Path(source).is_file():
             name = "Standard input" if str(source) == "-" else str(source)
             raise FileError(f"{name} can be read only once, from its start. Keep it in a file to build it in shards.")
+        if str(source).encode(errors="replace").decode() != str(source):
+            raise FileError(f"The name {str(source)!a} is not UTF-8, and the plan of a corpus is. Rename the file.")
     plan: JsonObject = {
         "format_version": FORMAT_VERSION,
         "shards": shards,

@@ -6,7 +6,7 @@ import shutil
 import numpy as np
 import pytest
 
-from embedlayer.errors import CheckpointError
+from embedlayer.errors import CheckpointError, FileError
 from embedlayer.text.corpus import TokenCorpus
 from embedlayer.text.parts import joined, read_parts
 from embedlayer.text.shards import build_in_shards
@@ -74,4 +74,16 @@ def change(file, **facts):
 def test_a_damaged_part_is_refused(corpus, damage, words):
     damage(corpus)
     with pytest.raises(CheckpointError, match=words):
+        TokenCorpus.open(corpus)
+
+
+def test_more_parts_than_files_may_be_open_are_told_as_such(corpus, monkeypatch):
+    def exhausted(*_: object, **__: object) -> None:
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr(np, "memmap", exhausted)
+    with pytest.raises(FileError, match="Too many open files.*ulimit -n"):
+        TokenCorpus.open(corpus)
+    monkeypatch.setattr(np, "load", exhausted)
+    with pytest.raises(FileError, match="Too many open files.*ulimit -n"):
         TokenCorpus.open(corpus)
