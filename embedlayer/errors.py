@@ -10,6 +10,7 @@ EmbedLayerError
 ├── PositionError      IndexError    a position outside what a scheme covers
 ├── TextError          ValueError    text that is empty, too short, or not UTF-8
 ├── TokenizerError     ValueError    a tokenizer that cannot be trained, read or matched to its table
+├── VocabularyError    ValueError    a change to a vocabulary that cannot be made
 ├── CheckpointError    ValueError    a saved file or folder that is damaged or does not fit
 ├── FileError          OSError       a path that cannot be read or written
 └── MissingExtraError  ImportError   an optional dependency; the message is the install line
@@ -47,6 +48,10 @@ class TextError(EmbedLayerError, ValueError):
 
 class TokenizerError(EmbedLayerError, ValueError):
     """A tokenizer that cannot be trained, read, or matched to its table."""
+
+
+class VocabularyError(EmbedLayerError, ValueError):
+    """A change to a vocabulary that cannot be made."""
 
 
 class CheckpointError(EmbedLayerError, ValueError):

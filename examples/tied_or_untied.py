@@ -1,12 +1,16 @@
 """Train the same decoder tied, untied, factorised, and tied from a N(0, 1) start, for the same steps.
 
-    python examples/tied_or_untied.py --steps 300 --write docs/tying.md
+    python examples/tied_or_untied.py --steps 300 --write docs/tying.md --metrics docs/gallery/runs
 
-trains each on the Python language reference and puts the table between the markers of the page.
+trains each on the Python language reference, puts the table between the markers of the page, and keeps what was logged
+for the picture in the gallery.
 """
 
 import argparse
+import json
 import math
+import re
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -14,6 +18,7 @@ from tables import markdown_table, write_between_markers
 
 import embedlayer as el
 from embedlayer.cli.demo import carried_text
+from embedlayer.files import JsonObject, writable_folder, write_text
 
 VOCABULARY, WIDTH, LENGTH = 4096, 192, 128
 
@@ -30,7 +35,15 @@ VARIANTS = {  # each makes its table and its head; no head means one tied to the
 }
 
 
-def main(steps: int, page: Path | None) -> None:
+def write_metrics(path: Path, lines: Sequence[JsonObject]) -> None:
+    """The losses of a run, as its `metrics.jsonl` has them; not the speed, which is the machine's."""
+    kept = ({key: round(value, 4) for key, value in line.items() if "per_second" not in key} for line in lines)
+    write_text(path, "".join(json.dumps(line) + "\n" for line in kept))
+
+
+def main(steps: int, page: Path | None, metrics: Path | None) -> None:
+    if metrics is not None:
+        writable_folder(metrics)
     tokenizer = el.train_tokenizer(carried_text(), vocab_size=VOCABULARY)
     corpus = el.TokenCorpus.from_text(carried_text(), tokenizer)
     rows = []
@@ -40,6 +53,9 @@ def main(steps: int, page: Path | None) -> None:
         model = el.DecoderLM(table, el.RotaryEmbedding(32), head, num_layers=4, num_heads=6)
         options = el.TrainingOptions(steps=steps, max_length=LENGTH, seed=0)
         lines = list(el.Trainer(model, *corpus.split(0.1), options).run())
+        if metrics is not None:
+            file = re.sub("[^a-z0-9]+", "-", name.partition(" (")[0]) + ".jsonl"
+            write_metrics(metrics / file, lines)
         ends = {*table.parameters(), *model.head.parameters()}
         rows.append(
             {
@@ -62,5 +78,6 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--write", type=Path, help="page to put the table into")
+    parser.add_argument("--metrics", type=Path, help="folder for a metrics file of each variant")
     arguments = parser.parse_args()
-    main(arguments.steps, arguments.write)
+    main(arguments.steps, arguments.write, arguments.metrics)

@@ -22,7 +22,7 @@ MODULES = [
 ]
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", [page for page in PAGES if page.name != "gallery.md"], ids=lambda page: page.name)
 @pytest.mark.filterwarnings("ignore:.*The rows start:UserWarning")
 def test_the_code_on_a_page_runs_from_top_to_bottom(page, tmp_path, monkeypatch, unchecked) -> None:
     monkeypatch.chdir(tmp_path)
@@ -95,6 +95,7 @@ def test_every_room_has_its_tests_file_for_file() -> None:
         f"cli/{name}.py": "cli/test_train.py"
         for name in ("demo", "embed", "neighbors", "pipeline", "progress", "report")
     }
+    together["cli/tables.py"] = "cli/test_inspect.py"
     for file in (ROOT / "embedlayer").rglob("*.py"):
         name = file.relative_to(ROOT / "embedlayer")
         if not file.name.startswith("__"):
@@ -144,6 +145,9 @@ def test_the_changelog_knows_the_version() -> None:
         ["tied_or_untied.py", "--steps", "1"],
         ["beyond_the_trained_length.py", "--steps", "1", "--windows", "1"],
         ["checkpoints.py"],
+        ["starting_rows.py", "--steps", "1", "--terms", "5"],
+        ["domain_terms.py", "--count", "5"],
+        ["compression.py", "--choices", "rank=96"],
     ],
 )
 @pytest.mark.filterwarnings("ignore:.*The rows start:UserWarning")
@@ -162,8 +166,12 @@ def test_every_example_is_run_here_or_is_a_helper() -> None:
         "tied_or_untied.py",
         "beyond_the_trained_length.py",
         "checkpoints.py",
+        "starting_rows.py",
+        "domain_terms.py",
+        "compression.py",
         "peers.py",
         "tables.py",
+        "gallery.py",  # run by test_gallery.py
     }
 
 
@@ -197,6 +205,16 @@ def test_what_is_said_about_lengths_follows_from_the_table() -> None:
     assert at_64["ALiBi"] < at_64["rotary"] + 0.05
     for name in ("relative (T5)", "none", "learned, resized by interpolation"):
         assert at_512[name] > at_64[name] + 0.1
+
+
+def test_what_is_said_about_starting_rows_follows_from_the_table() -> None:
+    page = (ROOT / "docs" / "vocabulary.md").read_text()
+    table = re.search(r"<!-- starting-rows:.*?-->\n(.*?)\n\n", page, flags=re.S).group(1)
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()[2:]]
+    new, another, total = ({row[0]: float(row[place]) for row in cells} for place in (1, 2, 3))
+    assert min(total, key=total.get).startswith("`SubwordMean()`")
+    assert min(new, key=new.get) == max(another, key=another.get) == "`Copy(of=...)` its first piece"
+    assert total["`MeanNoise()`"] > total["`Mean()`"]
 
 
 def test_the_documentation_builds_without_a_warning(tmp_path) -> None:

@@ -7,12 +7,21 @@ at a time, so a factorised or quantised table is searched without ever being wri
 import operator
 from collections.abc import Sequence
 from functools import cached_property
+from pathlib import Path
 
 import torch
 from jaxtyping import Float
 from tokenizers import Tokenizer
 from torch import Tensor
 
+from embedlayer.analysis.evaluate import (
+    AnalogyScores,
+    WordPairScores,
+    evaluate_word_analogies,
+    evaluate_word_pairs,
+    whole_words,
+)
+from embedlayer.analysis.rows import Rows
 from embedlayer.errors import ShapeError, SizeError, TokenIdError, TokenizerError
 from embedlayer.tables.table import TokenTable
 from embedlayer.text.tokenizer import token_text
@@ -28,7 +37,8 @@ class TokenVectors:
     """The rows of a table by token, and what lies near them.
 
     Rows are read anew on each call, so the answers follow a table that is being trained. Rows without a token (a table
-    padded to a multiple) are never an answer.
+    padded to a multiple) are never an answer. Answers show tokens as people read them: with their space, bytes that are
+    no whole character as `<0xE2>`, special tokens as they are written.
 
     Args:
         table: A `TokenTable`, or a plain tensor `(V, D)`.
@@ -46,12 +56,8 @@ class TokenVectors:
     """
 
     def __init__(self, table: TokenTable | Tensor, tokenizer: Tokenizer) -> None:
-        if isinstance(table, Tensor):
-            if table.ndim != 2:
-                raise ShapeError(f"A plain table must be (V, D), one row per token; found {tuple(table.shape)}.")
-            self.vocab_size, self.embed_dim = table.shape
-        else:
-            self.vocab_size, self.embed_dim = table.vocab_size, table.embed_dim
+        self._rows = Rows(table)
+        self.vocab_size, self.embed_dim = self._rows.vocab_size, self._rows.embed_dim
         self.table = table
         self.tokenizer = tokenizer
         ids = sorted(set(tokenizer.get_vocab(with_added_tokens=True).values()))
@@ -127,18 +133,60 @@ class TokenVectors:
             SizeError: Nothing was asked, or `restrict_vocab` is below 1.
             TokenIdError, TokenizerError: See `id_of`.
         """
-        pull, push = _as_list(positive), _as_list(negative)
-        if not pull and not push:
-            raise SizeError("most_similar needs at least one positive or negative token; found none.")
-        query = torch.zeros(self.embed_dim, dtype=torch.float64)
-        asked: list[int] = []
-        for sign, token in [(1.0, token) for token in pull] + [(-1.0, token) for token in push]:
-            if isinstance(token, Tensor):
-                query += sign * self._checked(token).detach().to(query)
-            else:
-                asked.append(self.id_of(token))
-                query += sign * _unit(self._row(asked[-1]).to(query))
+        pull, push, asked = self._asked(positive, negative)
+        query = sum(pull, torch.zeros(self.embed_dim, dtype=torch.float64)) - sum(push, torch.zeros(()))
         return self._nearest(query, topn, restrict_vocab, without=asked)
+
+    def most_similar_cosmul(
+        self,
+        positive: Token | Tensor | Sequence[Token | Tensor] = (),
+        negative: Token | Tensor | Sequence[Token | Tensor] | None = None,
+        topn: int = 10,
+        restrict_vocab: int | None = None,
+    ) -> list[tuple[str, float]]:
+        """The tokens with the largest `product of (1 + cos(positive)) / 2 over product of (1 + cos(negative)) / 2`.
+
+        One far word cannot outweigh the others as it can in the sum of `most_similar`, whose arguments and errors it
+        has.
+
+        Source: Levy and Goldberg, 2014; gensim's 3CosMul, with its 1e-6 in the denominator.
+        """
+        pull, push, asked = self._asked(positive, negative)
+        stop = self._stop(restrict_vocab)
+        above, below = torch.ones(stop), torch.ones(stop)
+        for product, queries in ((above, pull), (below, push)):
+            for query in queries:
+                product *= (1 + self._cosines_to(query, stop).to(product)) / 2
+        return self._best(above / (below + 1e-6), topn, without=asked)
+
+    def doesnt_match(self, tokens: Sequence[Token]) -> str:
+        """The token that goes least with the others: the one furthest from the mean of their unit rows.
+
+        Raises:
+            SizeError: No tokens.
+            TokenIdError, TokenizerError: See `id_of`.
+        """
+        if not tokens:
+            raise SizeError("doesnt_match needs at least one token; found none.")
+        ids = [self.id_of(token) for token in tokens]
+        units = torch.stack([_unit(self._row(index).double()) for index in ids])
+        return token_text(self.tokenizer, ids[int((units @ _unit(units.mean(0))).argmin())])
+
+    def rank(self, a: Token, b: Token) -> int:
+        """How near `b` is to `a`: 1 where no other token is nearer."""
+        first, second = self.id_of(a), self.id_of(b)
+        cosines = self._cosines_to(self._row(first), self.vocab_size)
+        nearer = (cosines > cosines[second]) & self._has_token
+        nearer[first] = False
+        return int(nearer.sum()) + 1
+
+    def evaluate_word_pairs(self, file: Path | str) -> WordPairScores:
+        """Compare similarities with those that people gave to pairs of words; see `evaluate.evaluate_word_pairs`."""
+        return evaluate_word_pairs(self.table, self._words, file)
+
+    def evaluate_word_analogies(self, file: Path | str, restrict_vocab: int | None = None) -> AnalogyScores:
+        """Ask `a is to b as c is to ?`; see `evaluate.evaluate_word_analogies`."""
+        return evaluate_word_analogies(self.table, self._words, file, restrict_vocab=restrict_vocab)
 
     def similar_by_vector(
         self, vector: Float[Tensor, "D"], topn: int = 10, restrict_vocab: int | None = None
@@ -149,32 +197,55 @@ class TokenVectors:
     def _nearest(
         self, query: Float[Tensor, "D"], topn: int, restrict_vocab: int | None, without: list[int]
     ) -> list[tuple[str, float]]:
-        if restrict_vocab is not None and restrict_vocab < 1:
-            raise SizeError(f"restrict_vocab is a number of IDs, at least 1; found {restrict_vocab}.")
-        stop = min(self.vocab_size, restrict_vocab or self.vocab_size)
-        cosines = self._cosines_to(query, stop)
-        cosines[~self._has_token[:stop] | cosines.isnan()] = -torch.inf
-        cosines[[token_id for token_id in without if token_id < stop]] = -torch.inf
-        found = min(topn, int(cosines.isfinite().sum()))
+        return self._best(self._cosines_to(query, self._stop(restrict_vocab)), topn, without)
+
+    def _best(self, scores: Float[Tensor, "stop"], topn: int, without: list[int]) -> list[tuple[str, float]]:
+        """The tokens with the highest scores, equals by ID."""
+        stop = len(scores)
+        scores[~self._has_token[:stop] | scores.isnan()] = -torch.inf
+        scores[[token_id for token_id in without if token_id < stop]] = -torch.inf
+        found = min(topn, int(scores.isfinite().sum()))
         if found < 1:
             return []
         # topk leaves the order of equals open, so it only finds the last value that counts; the sort keeps IDs in order
-        candidates = torch.nonzero(cosines >= cosines.topk(found).values[-1])[:, 0]
-        best = candidates[cosines[candidates].argsort(descending=True, stable=True)][:found]
-        return [(token_text(self.tokenizer, int(i)), float(cosines[i])) for i in best]
+        candidates = torch.nonzero(scores >= scores.topk(found).values[-1])[:, 0]
+        best = candidates[scores[candidates].argsort(descending=True, stable=True)][:found]
+        return [(token_text(self.tokenizer, int(i)), float(scores[i])) for i in best]
+
+    def _asked(
+        self,
+        positive: Token | Tensor | Sequence[Token | Tensor],
+        negative: Token | Tensor | Sequence[Token | Tensor] | None,
+    ) -> tuple[list[Tensor], list[Tensor], list[int]]:
+        """What pulls and what pushes, in float64: unit rows, and vectors as given; and the IDs among them."""
+        sides = (_as_list(positive), _as_list(negative))
+        if not any(sides):
+            raise SizeError("most_similar needs at least one positive or negative token; found none.")
+        asked: list[int] = []
+        vectors: tuple[list[Tensor], list[Tensor]] = ([], [])
+        for tokens, found in zip(sides, vectors, strict=True):
+            for token in tokens:
+                if isinstance(token, Tensor):
+                    found.append(self._checked(token).detach().to("cpu", torch.float64))
+                else:
+                    asked.append(self.id_of(token))
+                    found.append(_unit(self._row(asked[-1]).to("cpu", torch.float64)))
+        return *vectors, asked
+
+    def _stop(self, restrict_vocab: int | None) -> int:
+        if restrict_vocab is not None and restrict_vocab < 1:
+            raise SizeError(f"restrict_vocab is a number of IDs, at least 1; found {restrict_vocab}.")
+        return min(self.vocab_size, restrict_vocab or self.vocab_size)
 
     @torch.no_grad()
     def _cosines_to(self, query: Float[Tensor, "D"], stop: int) -> Float[Tensor, "stop"]:
         step = max(1, CHUNK_NUMBERS // max(1, self.embed_dim))
-        chunks = [_cosines(self._rows(i, min(i + step, stop)), query) for i in range(0, stop, step)]
+        chunks = [_cosines(self._rows.read(i, min(i + step, stop)), query) for i in range(0, stop, step)]
         return torch.cat(chunks).cpu()
 
     @torch.no_grad()
     def _row(self, index: int) -> Float[Tensor, "D"]:
-        return self._rows(index, index + 1)[0].clone()
-
-    def _rows(self, start: int, stop: int) -> Float[Tensor, "rows D"]:
-        return self.table[start:stop] if isinstance(self.table, Tensor) else self.table.rows(start, stop)
+        return self._rows.read(index, index + 1)[0].clone()
 
     def _checked(self, vector: Tensor) -> Tensor:
         if vector.shape != (self.embed_dim,):
@@ -213,6 +284,10 @@ class TokenVectors:
         """Whether a piece stands for text that the vocabulary lacks (Unigram shows the text itself as the piece)."""
         entry = self.tokenizer.id_to_token(token_id)
         return entry != piece or entry == getattr(self.tokenizer.model, "unk_token", None)
+
+    @cached_property
+    def _words(self) -> dict[str, int]:
+        return whole_words(self.tokenizer, self.vocab_size)
 
     @cached_property
     def _id_by_readable_text(self) -> dict[str, int]:

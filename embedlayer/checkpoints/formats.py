@@ -7,7 +7,7 @@
 | `glove` | `.txt`, also `.gz` | the lines of `word2vec` without the header |
 | `fasttext` | `.vec`, also `.gz` | that of `word2vec` |
 | `npy` | `.npy`, also `.gz` | NumPy's array, and beside it `NAME.tokens.json`, a list of strings |
-| `projector` | a folder | `tensors.tsv` and `metadata.tsv` of the Embedding Projector, tabs between columns |
+| `projector` | a folder | `tensors.tsv` and `metadata.tsv` of the Embedding Projector; its `projector_config.pbtxt` |
 
 Numbers are written as the shortest decimals that read back as the same float32. Nothing is believed that a header says:
 memory grows with what is really in the file.
@@ -41,7 +41,7 @@ LONGEST_LINE = 1 << 24
 LONGEST_TOKEN = 1 << 16
 MOST_COLUMNS = 1 << 20
 NUMBERS_AT_ONCE = 1 << 16
-TENSORS, METADATA = "tensors.tsv", "metadata.tsv"
+TENSORS, METADATA, PROJECTOR_CONFIG = "tensors.tsv", "metadata.tsv", "projector_config.pbtxt"
 
 _BY_SUFFIX: dict[str, VectorFormat] = {
     ".bin": "word2vec-binary",
@@ -489,6 +489,9 @@ def _write_projector(folder: Path, tokens: Sequence[str], chunks: Iterator[Row])
         for chunk in chunks:
             file.writelines(f"{line}\n".encode() for line in _decimals(chunk, "\t"))
     write_text(folder / METADATA, metadata)
+    fields = {"tensor_name": "table", "tensor_path": TENSORS, "metadata_path": METADATA}
+    content = "".join(f'  {name}: "{value}"\n' for name, value in fields.items())
+    write_text(folder / PROJECTOR_CONFIG, f"embeddings {{\n{content}}}\n")  # what TensorBoard looks for
 
 
 @contextmanager

@@ -20,7 +20,8 @@ from embedlayer.tables.table import TokenTable
 
 Model = TypeVar("Model", bound=nn.Module)
 
-_REPLACED = "_replaced_by_embedlayer"
+REPLACED = "_replaced_by_embedlayer"
+"""Where a module of ours keeps the one whose place it took."""
 
 
 def patch(model: Model) -> Model:
@@ -32,7 +33,7 @@ def patch(model: Model) -> Model:
     it too. A padding row keeps its numbers and, as before, gets no gradient from look-ups; its logit is not masked.
 
     What comes with it: a bad ID is an error that names its place, and `model.get_output_embeddings().loss(hidden,
-    targets)` is the loss of the head. To resize the vocabulary, `unpatch`, resize and `patch` again.
+    targets)` is the loss of the head. `edit_vocabulary` changes a patched model's vocabulary.
 
     Args:
         model: A model of transformers, before PEFT.
@@ -68,8 +69,8 @@ def unpatch(model: Model) -> Model:
     Returns:
         The same model. One that is not patched stays as it is.
     """
-    for ours in [module for module in model.modules() if _REPLACED in module.__dict__]:
-        original: nn.Module = ours.__dict__[_REPLACED]
+    for ours in [module for module in model.modules() if REPLACED in module.__dict__]:
+        original: nn.Module = ours.__dict__[REPLACED]
         for name, parameter in ours._parameters.items():
             original._parameters[name] = parameter
         for name, buffer in original._buffers.items():
@@ -147,7 +148,7 @@ def _in_place_of(old: nn.Module, new: New) -> New:
 def _swap(model: nn.Module, old: nn.Module, new: nn.Module, *, keep: bool = True) -> None:
     """Put `new` wherever `old` stands in the model."""
     if keep:
-        new.__dict__[_REPLACED] = old
+        new.__dict__[REPLACED] = old
     for parent in list(model.modules()):
         for name, child in parent._modules.items():
             if child is old:

@@ -49,7 +49,8 @@ def write_tensors(
         checkpoint_dir: A folder in Hugging Face's layout, with one safetensors file or several and an index.
         out_dir: A folder that is not there yet, or is empty.
         table: Which of the names is the table. Where it has other rows than before, every tensor that had as many rows
-            as the table had must have as many as it has now, and `vocab_size` in `config.json` changes.
+            as the table had must have as many as it has now, and `vocab_size` changes in `config.json` and in the
+            files' own metadata (llama2.c).
 
     Returns:
         What was changed.
@@ -82,7 +83,10 @@ def write_tensors(
             name = str(file.relative_to(source))
             (partial / name).parent.mkdir(parents=True, exist_ok=True)
             if name in rewritten:
-                _stream(file, partial / name, rewritten[name], changed)
+                metadata = rewritten[name].metadata
+                if metadata.get("vocab_size") == str(old_rows):
+                    metadata = {**metadata, "vocab_size": str(rows)}
+                _stream(file, partial / name, rewritten[name], changed, metadata)
             else:
                 shutil.copyfile(file, partial / name)
                 copied += [name]
@@ -107,9 +111,11 @@ def _pieces(tensor: Tensor, dtype: torch.dtype) -> Iterator[Tensor]:
         yield piece.to("cpu", dtype).contiguous().flatten().view(torch.uint8)
 
 
-def _stream(source: Path, target: Path, header: Header, changed: Mapping[str, Tensor]) -> None:
+def _stream(
+    source: Path, target: Path, header: Header, changed: Mapping[str, Tensor], metadata: Mapping[str, str]
+) -> None:
     """One safetensors file with some tensors replaced; the order of the tensors stays."""
-    entries: JsonObject = {"__metadata__": header.metadata} if header.metadata else {}
+    entries: JsonObject = {"__metadata__": metadata} if metadata else {}
     offset = 0
     for name, info in header.tensors.items():
         tensor = changed.get(name)

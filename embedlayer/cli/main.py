@@ -10,15 +10,19 @@ from typing import Any
 import click
 
 from embedlayer import __version__
+from embedlayer.cli.compress import compress
 from embedlayer.cli.corpus import corpus
 from embedlayer.cli.demo import demo
 from embedlayer.cli.embed import embed
+from embedlayer.cli.explore import explore
 from embedlayer.cli.export import export
 from embedlayer.cli.generate import generate
+from embedlayer.cli.inspect import inspect
 from embedlayer.cli.neighbors import neighbors
 from embedlayer.cli.plan import plan
 from embedlayer.cli.report import report
 from embedlayer.cli.train import train
+from embedlayer.cli.vocab import vocab
 from embedlayer.errors import EmbedLayerError, EmbedLayerWarning
 
 
@@ -28,7 +32,21 @@ def cli() -> None:
     """The embedding layer of a language model: train it, look inside it, plan it."""
 
 
-for _command in (train, corpus, embed, neighbors, generate, export, report, plan, demo):
+for _command in (
+    train,
+    corpus,
+    embed,
+    neighbors,
+    inspect,
+    explore,
+    generate,
+    export,
+    report,
+    plan,
+    vocab,
+    compress,
+    demo,
+):
     cli.add_command(_command)
 
 

@@ -11,7 +11,7 @@ from typing import Literal, NotRequired, TypedDict, Unpack, get_args
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
@@ -224,17 +224,51 @@ def cross_entropy_over_rows(
     its gradient. There is this one way, whatever `impl` says.
     """
     refuse_clash(options)
-    smoothing, ignore_index = options.get("label_smoothing", 0.0), options.get("ignore_index", -100)
+    ignore_index = options.get("ignore_index", -100)
     kept = targets != ignore_index
     places = checked_targets(targets, vocab_size, ignore_index).masked_fill(~kept, 0)
+    scores = scores_over_rows(
+        hidden, products, places, within=(0, vocab_size), rows_at_once=rows_at_once, options=options
+    )
+    return cross_entropy_of_scores(*scores, kept, vocab_size=vocab_size, options=options)
+
+
+def scores_over_rows(
+    hidden: Float[Tensor, "*batch D"],
+    products: Callable[[Tensor, int, int], Tensor],
+    targets: Int[Tensor, "*batch"],
+    *,
+    within: tuple[int, int],
+    rows_at_once: int,
+    options: LogitOptions | LossOptions,
+) -> tuple[Float[Tensor, "*batch"], Float[Tensor, "*batch"], Float[Tensor, "*batch"]]:
+    """Over the tokens `within[0]` to `within[1] - 1`: logsumexp, the target's logit or 0, and the sum of the logits.
+
+    Those of several parts of the vocabulary are put together by logsumexp and two sums, and `cross_entropy_of_scores`
+    makes losses of them. Goes by blocks of tokens and rows, each of which the backward pass computes again.
+    """
     tokens_at_once = TOKENS_AT_ONCE["cuda" if hidden.device.type == "cuda" else "cpu"]
     parts = zip(
         hidden.reshape(-1, hidden.shape[-1]).split(tokens_at_once),
-        places.reshape(-1).split(tokens_at_once),
+        targets.reshape(-1).split(tokens_at_once),
         strict=True,
     )
-    found = [_over_blocks(part, products, aims, vocab_size, rows_at_once, options) for part, aims in parts]
+    found = [_over_blocks(part, products, aims, within, rows_at_once, options) for part, aims in parts]
     levels, picked, sums = (torch.cat(pieces).view(targets.shape) for pieces in zip(*found, strict=True))
+    return levels, picked, sums
+
+
+def cross_entropy_of_scores(
+    levels: Float[Tensor, "*batch"],
+    picked: Float[Tensor, "*batch"],
+    sums: Float[Tensor, "*batch"],
+    kept: Bool[Tensor, "*batch"],
+    *,
+    vocab_size: int,
+    options: LossOptions,
+) -> Float[Tensor, "*result"]:
+    """The loss, from what `scores_over_rows` gives over all tokens; targets that are not `kept` cost nothing."""
+    smoothing = options.get("label_smoothing", 0.0)
     losses = levels - (1 - smoothing) * picked
     if smoothing:
         losses = losses - smoothing / vocab_size * sums
@@ -247,12 +281,13 @@ def _over_blocks(
     hidden: Tensor,
     products: Callable[[Tensor, int, int], Tensor],
     targets: Tensor,
-    vocab_size: int,
+    within: tuple[int, int],
     rows_at_once: int,
-    options: LossOptions,
+    options: LogitOptions | LossOptions,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """`_block_of_logits` over all rows, a block at a time."""
-    ends = [(start, min(start + rows_at_once, vocab_size)) for start in range(0, vocab_size, rows_at_once)]
+    """`_block_of_logits` over all rows `within`, a block at a time."""
+    low, high = within
+    ends = [(start, min(start + rows_at_once, high)) for start in range(low, high, rows_at_once)]
     blocks: list[tuple[Tensor, Tensor, Tensor]] = [
         checkpoint(_block_of_logits, hidden, products, targets, start, stop, options, use_reentrant=False)
         for start, stop in ends
@@ -269,7 +304,7 @@ def _block_of_logits(
     targets: Tensor,
     start: int,
     stop: int,
-    options: LossOptions,
+    options: LogitOptions | LossOptions,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Over the tokens `start..stop - 1`: logsumexp, the target's logit or 0, and the sum of the logits."""
     bias, padding_idx = options.get("bias"), options.get("padding_idx")

@@ -1,6 +1,8 @@
 """The gradients of a model, kept to a length: dense and row-sparse together."""
 
+import math
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,6 +20,9 @@ def clip_grad_norm_(
 ) -> Tensor:
     """Scale all gradients by `min(1, max_norm / (norm + 1e-6))`, where `norm` is taken over all of them together.
 
+    Rows that are divided among processes (`embedlayer.distributed.ShardedTable`) count on each; gradients of all other
+    parameters are taken to be the same on every process, as `DistributedDataParallel` makes them.
+
     Args:
         parameters: Whose gradients; dense, row-sparse, or none.
         max_norm: The length that they shall not exceed.
@@ -34,16 +39,43 @@ def clip_grad_norm_(
     Reference: `torch.nn.utils.clip_grad_norm_`, which refuses sparse gradients. For dense ones this is the same.
     """
     parameters = [parameters] if isinstance(parameters, Tensor) else list(parameters)
-    holders = []
+    holders: list[Tensor] = []
+    divided: list[Tensor] = []
+    group = None
     for parameter in parameters:
+        group = getattr(parameter, "divided_among", group)
         if parameter.grad is None:
             continue
+        holder = parameter
         if parameter.grad.layout is torch.sparse_coo:
             parameter.grad = coalesced(parameter.grad)
             values = parameter.grad._values()
             holder = values.detach()  # the same numbers; torch scales what it finds under `grad`
             holder.grad = values
-            holders.append(holder)
-        else:
-            holders.append(parameter)
-    return torch.nn.utils.clip_grad_norm_(holders, max_norm, norm_type, error_if_nonfinite, foreach)
+        (divided if hasattr(parameter, "divided_among") else holders).append(holder)
+    if group is None:
+        return torch.nn.utils.clip_grad_norm_(holders, max_norm, norm_type, error_if_nonfinite, foreach)
+    total = norm_over_all(gradients_of(holders), gradients_of(divided), norm_type, group, foreach)
+    if error_if_nonfinite and not bool(total.isfinite()):
+        raise RuntimeError(f"The norm of the gradients is {float(total)}, so they cannot be clipped to {max_norm:g}.")
+    torch.nn.utils.clip_grads_with_norm_(holders + divided, max_norm, total, foreach)
+    return total
+
+
+def gradients_of(holders: list[Tensor]) -> list[Tensor]:
+    """Those that there are."""
+    return [holder.grad for holder in holders if holder.grad is not None]
+
+
+def norm_over_all(
+    shared: list[Tensor], divided: list[Tensor], norm_type: float, group: Any, foreach: bool | None
+) -> Tensor:
+    """The norm of gradients that every process has, and of those that each has a part of."""
+    whole, part = (torch.nn.utils.get_total_norm(each, norm_type, foreach=foreach) for each in (shared, divided))
+    if math.isinf(norm_type):
+        torch.distributed.all_reduce(part, torch.distributed.ReduceOp.MAX, group)
+        return torch.maximum(whole, part)
+    power: Tensor = part**norm_type
+    torch.distributed.all_reduce(power, group=group)
+    total: Tensor = (whole**norm_type + power) ** (1 / norm_type)
+    return total

@@ -169,10 +169,12 @@ class RowAdamW(torch.optim.Optimizer):
                         f"Use TokenEmbedding(..., row_sparse=True), or sparse=False."
                     )
 
-    def _moments(self, parameter: Tensor, *, fused: bool) -> State:
+    def moments(self, parameter: Tensor) -> State:
+        """The parameter's `step`, `exp_avg` and `exp_avg_sq`, which are made at its first step, or here."""
         state: State = self.state[parameter]
         if not state:
-            device = parameter.device if fused else "cpu"
+            fused = any(group["fused"] and any(parameter is p for p in group["params"]) for group in self.param_groups)
+            device = parameter.device if fused and not is_row_sparse(parameter) else "cpu"
             state["step"] = torch.zeros((), dtype=torch.float32, device=device)
             state["exp_avg"] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
             state["exp_avg_sq"] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
@@ -181,7 +183,7 @@ class RowAdamW(torch.optim.Optimizer):
     def _step_dense(self, parameters: list[Tensor], group: dict[str, Any]) -> None:
         if not parameters:
             return
-        states = [self._moments(parameter, fused=bool(group["fused"])) for parameter in parameters]
+        states = [self.moments(parameter) for parameter in parameters]
         adamw(
             parameters,
             [parameter.grad for parameter in parameters if parameter.grad is not None],
@@ -204,7 +206,7 @@ class RowAdamW(torch.optim.Optimizer):
         ledger: RowLedger = parameter.row_ledger
         grad = parameter.grad = coalesced(parameter.grad, drop=ledger.padding_idx)
         rows, values = grad._indices()[0], grad._values()
-        state = self._moments(parameter, fused=False)
+        state = self.moments(parameter)
         exp_avg, exp_avg_sq = state["exp_avg"], state["exp_avg_sq"]
         ledger.attach(parameter, int(state["step"]), (exp_avg, exp_avg_sq), betas_of(group))
         numbers = ledger.numbers(parameter, rows)

@@ -113,7 +113,7 @@ class DeltaEmbedding(TokenTable, Derived):
     def look_up(self, ids: Ids) -> Vectors:
         """The base's vectors, those of `token_ids` replaced: `(..., T)` to `(..., T, D)`."""
         vectors = self.base.look_up(ids)
-        places = torch.searchsorted(self.token_tensor, ids.long()).clamp(max=len(self.token_ids) - 1)
+        places = torch.searchsorted(self.token_tensor, ids.long().contiguous()).clamp(max=len(self.token_ids) - 1)
         ours = self.token_tensor[places] == ids
         if vectors.device.type == "cpu" and not torch.compiler.is_compiling():
             where = ours.nonzero(as_tuple=True)

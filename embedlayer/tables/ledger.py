@@ -71,10 +71,9 @@ class RowLedger:
             return
         self.watched = ref(weight)
         wanted = weight.requires_grad
-        padding_idx = self.padding_idx
 
         def tidy(grad: Tensor) -> Tensor:
-            tidied = coalesced(row_sparse(grad), drop=padding_idx)
+            tidied = coalesced(row_sparse(grad), drop=self.padding_idx)
             if tidied._values().data_ptr() == grad._values().data_ptr():
                 tidied = tidied.clone()  # clipping works in place, and these numbers may be somebody else's
             return tidied

@@ -141,8 +141,9 @@ class Trainer:
     def run(self, on_step: Callable[[int], None] | None = None) -> Iterator[dict[str, Any]]:
         """Train to the last step; yields a line of metrics every `log_every` steps, the first before any update.
 
-        A line holds `step`, `loss` (nats per token, mean since the last line), `lr`, `tokens_per_second`, and on some
-        lines, the last included, `validation_loss` (nats per token) and `validation_bits_per_byte`.
+        A line holds `step`, `loss` (nats per token, mean since the last line), `lr`, `tokens_per_second`,
+        `rows_touched` (different tokens that the step read, which is how many rows of the table it looked up), and on
+        some lines, the last included, `validation_loss` (nats per token) and `validation_bits_per_byte`.
 
         Args:
             on_step: Called with the number of each step that is done.
@@ -170,6 +171,7 @@ class Trainer:
                 "loss": total / count,
                 "lr": learning_rate,
                 "tokens_per_second": round(tokens / (time.perf_counter() - clock)),
+                "rows_touched": self._rows_touched(self.step - 1),
             }
             if self.step % (self.options.log_every * self.options.validate_every) == 0 or self.step == self.steps:
                 line |= self.validate()
@@ -258,7 +260,7 @@ class Trainer:
                 EmbedLayerWarning,
                 stacklevel=3,
             )
-        return {"step": 0, "loss": loss, "lr": 0.0, "tokens_per_second": 0, **measured}
+        return {"step": 0, "loss": loss, "lr": 0.0, "tokens_per_second": 0, "rows_touched": 0, **measured}
 
     def _update(self, model: DecoderLM, optimizer: torch.optim.Optimizer, step: int, learning_rate: float) -> Tensor:
         """Update `step`, counted from 0; returns its loss and a 1, without waiting for the device."""
@@ -275,6 +277,11 @@ class Trainer:
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         return result
+
+    def _rows_touched(self, step: int) -> int:
+        """How many different tokens update `step` reads: a function of the step, so that resuming changes nothing."""
+        parts = range(step * self.options.accumulate, (step + 1) * self.options.accumulate)
+        return len(torch.cat([self.sampler.batch(part)[0].flatten() for part in parts]).unique())
 
     def _batch(self, index: int) -> tuple[Tensor, Tensor]:
         inputs, targets = self.sampler.batch(index)

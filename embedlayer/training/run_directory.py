@@ -122,6 +122,17 @@ class RunDirectory:
             FileError: There is no run here, or a file of it cannot be read.
             CheckpointError: A file is damaged.
         """
+        trainer, description = self.open(device)
+        self._keep_metrics_up_to(trainer.step if self.checkpoint.exists() else -1)
+        return trainer, load_tokenizer(self.path / TOKENIZER), description["notes"]
+
+    def open(self, device: torch.device | str = "cpu") -> tuple[Trainer, JsonObject]:
+        """The run as its last checkpoint has it, and what `start` wrote; nothing in the folder changes.
+
+        Raises:
+            FileError: There is no run here, or a file of it cannot be read.
+            CheckpointError: A file is damaged.
+        """
         description = self.read()
         options = TrainingOptions(**description["options"])
         torch.manual_seed(options.seed)
@@ -133,8 +144,7 @@ class RunDirectory:
         if self.checkpoint.exists():
             tensors, metadata = load_tensors(self.checkpoint)
             trainer.load_state(tensors, json.loads(metadata.get("state", "{}")))
-        self._keep_metrics_up_to(trainer.step if self.checkpoint.exists() else -1)
-        return trainer, load_tokenizer(self.path / TOKENIZER), description["notes"]
+        return trainer, description
 
     def save_checkpoint(self, trainer: Trainer) -> None:
         """Write the run's state; the last checkpoint stays until the new one is whole."""

@@ -1,11 +1,19 @@
-"""PCA, checked against NumPy's singular values; position pictures, against the formulas."""
+"""PCA, spectrum and alignment, checked against NumPy and SciPy; position pictures, against the formulas."""
 
 import numpy as np
 import pytest
 import torch
 
 from embedlayer.analysis import geometry
-from embedlayer.analysis.geometry import pca, position_values
+from embedlayer.analysis.geometry import (
+    align,
+    moved_most,
+    norms_by_frequency,
+    pca,
+    position_values,
+    shared_tokens,
+    table_geometry,
+)
 from embedlayer.errors import ShapeError, SizeError
 from embedlayer.positions.alibi import AlibiBias
 from embedlayer.positions.learned import LearnedPositionalEmbedding
@@ -13,6 +21,9 @@ from embedlayer.positions.position import Position
 from embedlayer.positions.rotary import RotaryEmbedding
 from embedlayer.positions.rotary_scaling import Yarn
 from embedlayer.positions.sinusoidal import SinusoidalPositionalEmbedding
+from embedlayer.tables.dense import TokenEmbedding
+from embedlayer.tables.factorized import FactorizedEmbedding
+from embedlayer.text.tokenizer import load_tokenizer, train_tokenizer
 
 
 @pytest.mark.parametrize(("count", "width", "kept"), [(200, 7, 3), (5, 12, 2), (50, 50, 50), (3, 1, 1)])
@@ -107,3 +118,122 @@ def test_one_position_is_a_picture_too():
 def test_a_rotation_that_also_scales_is_shown_by_its_angle():
     plain, scaled = (RotaryEmbedding(8, scaling=Yarn(1.0, 16, attention_factor=factor)) for factor in (1.0, 1.5))
     torch.testing.assert_close(position_values(scaled, 20).values, position_values(plain, 20).values)
+
+
+@pytest.mark.parametrize("table", [TokenEmbedding(90, 12), FactorizedEmbedding(90, 12, rank=5)])
+@pytest.mark.parametrize("chunk", [16, 8192])
+def test_pca_of_a_table_is_that_of_its_rows(monkeypatch, table, chunk):
+    monkeypatch.setattr(geometry, "CHUNK_ROWS", chunk)
+    torch.testing.assert_close(
+        pca(table, 3).coordinates, pca(table.rows(0, 90).detach(), 3).coordinates, atol=1e-6, rtol=1e-5
+    )
+
+
+@pytest.mark.parametrize("chunk", [16, 8192])
+def test_the_geometry_of_a_table_is_what_numpy_says(monkeypatch, chunk):
+    monkeypatch.setattr(geometry, "CHUNK_ROWS", chunk)
+    rows = torch.randn(150, 9, dtype=torch.float64) * torch.linspace(2, 0.2, 9) + 0.3
+    broken = rows.clone()
+    broken = torch.cat([broken, torch.zeros(5, 9), torch.full((2, 9), torch.nan)]).double()
+    found = table_geometry(broken)
+    array = rows.numpy()
+    centred = array - array.mean(0)
+    singular = np.linalg.svd(centred, compute_uv=False)
+    shares = singular / singular.sum()
+    assert found.rows == 150
+    np.testing.assert_allclose(found.spectrum.numpy(), singular**2 / 150)
+    assert found.effective_rank == pytest.approx(np.exp(-(shares * np.log(shares)).sum()))
+    units = array / np.linalg.norm(array, axis=1, keepdims=True)
+    cosines = units @ units.T
+    assert found.mean_cosine == pytest.approx(cosines[~np.eye(150, dtype=bool)].mean())
+    assert found.mean_norm == pytest.approx(
+        np.linalg.norm(array.mean(0)) / np.linalg.norm(array, axis=1).mean(), abs=1e-12
+    )
+    _, directions = np.linalg.eigh(array.T @ array)
+    partition = np.exp(array @ np.concatenate([directions, -directions], axis=1)).sum(0)
+    assert found.isotropy == pytest.approx(partition.min() / partition.max())
+    assert found.directions_for(0.9) == int((np.cumsum(singular**2) / (singular**2).sum() < 0.9).sum()) + 1
+
+
+def test_effective_rank_and_isotropy_have_their_limits():
+    even = table_geometry(torch.cat([torch.eye(6), -torch.eye(6)]))
+    assert (even.effective_rank, even.isotropy) == pytest.approx((6.0, 1.0))
+    line = table_geometry(torch.linspace(1, 20, 30)[:, None] * torch.tensor([1.0, 2.0, -1.0]))
+    assert line.effective_rank == pytest.approx(1.0)
+    assert line.isotropy < 1e-6
+    assert line.mean_cosine == pytest.approx(1.0)
+    with pytest.raises(SizeError, match="None of the 4 rows"):
+        table_geometry(torch.zeros(4, 3))
+
+
+def test_lengths_are_told_by_frequency():
+    table = TokenEmbedding(200, 8)
+    counts = torch.arange(200)
+    bands = norms_by_frequency(table, counts)
+    assert [(band.low, band.high) for band in bands] == [(0, 0), (1, 1), (2, 7), (8, 31), (32, 127), (128, 199)]
+    assert sum(band.rows for band in bands) == 200
+    norms = table.weight.detach().double().norm(dim=1)
+    assert bands[2].median == pytest.approx(float(norms[2:8].quantile(0.5)))
+    with pytest.raises(ShapeError, match="200 rows need as many counts"):
+        norms_by_frequency(table, counts[:7])
+
+
+@pytest.mark.parametrize("width", [6, 9, 4])
+@pytest.mark.parametrize("chunk", [16, 8192])
+def test_alignment_is_the_best_rotation(monkeypatch, width, chunk):
+    linalg = pytest.importorskip("scipy.linalg")
+    monkeypatch.setattr(geometry, "CHUNK_ROWS", chunk)
+    before, after = torch.randn(50, 6, dtype=torch.float64), torch.randn(50, width, dtype=torch.float64)
+    found = align(before, after)
+    turned = found.scale * before @ found.rotation
+    assert found.residual == pytest.approx(float((turned - after).square().sum() / after.square().sum()))
+    if width == 6:
+        expected, _ = linalg.orthogonal_procrustes(before.numpy(), after.numpy())
+        np.testing.assert_allclose(found.rotation.numpy(), expected, atol=1e-9)
+    for _ in range(5):
+        nearby = torch.linalg.qr(found.rotation + 0.1 * torch.randn(6, width, dtype=torch.float64)).Q
+        if nearby.shape == found.rotation.shape:
+            assert (found.scale * before @ nearby - after).square().sum() > (turned - after).square().sum() - 1e-9
+
+
+def test_rows_that_were_turned_apart_are_the_ones_that_moved():
+    before = torch.randn(400, 16)
+    turn = torch.linalg.qr(torch.randn(16, 16)).Q
+    after = 2 * before @ turn
+    after[[7, 90]] = torch.randn(2, 16)
+    before[3], after[4] = 0.0, torch.nan
+    plain = moved_most(before, after)
+    assert plain.cosines.nanmedian() < 0.5  # without turning, all have moved
+    moved = moved_most(before, after, alignment=align(before, after))
+    assert {row.before for row in moved.most(2)} == {7, 90}
+    assert moved.least(1)[0].cosine > 0.999
+    assert moved.cosines[[3, 4]].isnan().all()
+    assert len(moved.most(1000)) == 398
+    assert moved.most(1)[0].norm_after == pytest.approx(float(after[moved.most(1)[0].after].norm()), rel=1e-5)
+
+
+def test_two_vocabularies_are_compared_by_what_their_tokens_say(shared_data):
+    text = "the cats and the dogs ran to the log, and the mats lay on it " * 20
+    bpe, unigram = train_tokenizer(text, vocab_size=290), train_tokenizer(text, "unigram", vocab_size=60)
+    pairs = shared_tokens(bpe, unigram)
+    assert [bpe.token_to_id("Ġthe"), unigram.token_to_id("▁the")] in pairs.tolist()
+    one, other = torch.randn(bpe.get_vocab_size(), 8), torch.zeros(unigram.get_vocab_size(), 8)
+    other[pairs[:, 1]] = one[pairs[:, 0]]
+    moved = moved_most(one, other, pairs=pairs)
+    torch.testing.assert_close(moved.cosines, torch.ones(len(pairs)).double())
+    llama = load_tokenizer(shared_data / "tokenizers" / "phi-3-mini.tokenizer.json")
+    same = shared_tokens(llama, llama)
+    assert torch.equal(same[:, 0], same[:, 1])
+    assert len(same) == 32011
+
+
+def test_tables_that_do_not_fit_together_say_what_to_give():
+    with pytest.raises(ShapeError, match="5 and 6 rows: give pairs"):
+        align(torch.randn(5, 2), torch.randn(6, 2))
+    with pytest.raises(ShapeError, match="give alignment=align"):
+        moved_most(torch.randn(5, 2), torch.randn(5, 3))
+    with pytest.raises(ShapeError, match="outside the tables"):
+        moved_most(torch.randn(5, 2), torch.randn(5, 2), pairs=torch.tensor([[0, 5]]))
+    with pytest.raises(SizeError, match="no two rows"):
+        align(torch.zeros(5, 2), torch.randn(5, 2))
+    assert moved_most(torch.zeros(0, 2), torch.zeros(0, 2)).most() == []

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from real_tables import minilm
 from tokenizers import Tokenizer, models
 from torch import Tensor
 
@@ -180,3 +181,83 @@ def test_wrong_questions_say_what_to_ask():
     with pytest.raises(TokenizerError, match="IDs up to 2, the table has 2 rows"):
         TokenVectors(torch.zeros(2, 5), tokenizer)
     assert vectors.most_similar("a", topn=0) == []
+
+
+@pytest.fixture(scope="module")
+def keyed():
+    """gensim's vectors and ours, of the same words."""
+    gensim = pytest.importorskip("gensim.models")
+    entries = [f"word{index}" for index in range(120)]
+    rows = torch.randn(120, 10, generator=torch.Generator().manual_seed(3))
+    theirs = gensim.KeyedVectors(10)
+    theirs.add_vectors(entries, rows.numpy())
+    return theirs, TokenVectors(rows, words(*entries))
+
+
+@pytest.mark.parametrize(
+    ("positive", "negative", "topn", "restrict_vocab"),
+    [
+        (["word3"], [], 10, None),
+        (["word3", "word50"], ["word7"], 5, None),
+        ("word3", None, 7, 40),
+        (["word1"], ["word2", "word4"], 119, None),
+    ],
+)
+@pytest.mark.parametrize("verb", ["most_similar", "most_similar_cosmul"])
+@pytest.mark.filterwarnings("ignore:Call to deprecated `init_sims`:DeprecationWarning")  # gensim calls itself so
+def test_neighbours_are_gensims(keyed, verb, positive, negative, topn, restrict_vocab):
+    theirs, ours = keyed
+    if verb == "most_similar":
+        expected = theirs.most_similar(positive, negative, topn=topn, restrict_vocab=restrict_vocab)
+    else:  # gensim 4.4 passes restrict_vocab over here
+        first = theirs.index_to_key[:restrict_vocab]
+        expected = [pair for pair in theirs.most_similar_cosmul(positive, negative, topn=120) if pair[0] in first][
+            :topn
+        ]
+    found = getattr(ours, verb)(positive, negative, topn=topn, restrict_vocab=restrict_vocab)
+    assert [text for text, _ in found] == [text for text, _ in expected][: len(found)]
+    assert len(found) == len(expected)
+    assert [score for _, score in found] == pytest.approx([score for _, score in expected], rel=1e-4, abs=1e-6)
+
+
+def test_a_vector_among_the_words_counts_as_in_gensim(keyed):
+    theirs, ours = keyed
+    vector = torch.randn(10)
+    expected = theirs.most_similar(positive=["word5", vector.numpy()], topn=4)
+    assert [text for text, _ in ours.most_similar(["word5", vector], topn=4)] == [text for text, _ in expected]
+    expected = theirs.similar_by_vector(vector.numpy(), topn=4)
+    found = ours.similar_by_vector(vector, topn=4)
+    assert [text for text, _ in found] == [text for text, _ in expected]
+
+
+def test_the_smaller_verbs_are_gensims(keyed):
+    theirs, ours = keyed
+    asked = ["word9", "word30", "word31", "word77", "word2"]
+    assert ours.doesnt_match(asked) == theirs.doesnt_match(asked)
+    for other in asked[1:]:
+        assert ours.rank("word9", other) == theirs.rank("word9", other)
+        assert ours.similarity("word9", other) == pytest.approx(float(theirs.similarity("word9", other)), abs=1e-6)
+        assert ours.distance("word9", other) == pytest.approx(float(theirs.distance("word9", other)), abs=1e-6)
+    assert len(ours) == len(theirs)
+    assert ("word9" in ours, "zebra" in ours) == ("word9" in theirs, "zebra" in theirs)
+    torch.testing.assert_close(ours["word9"], torch.from_numpy(theirs["word9"].copy()))
+
+
+def test_tokens_go_by_id_and_bytes_in_every_verb(bpe):
+    vectors = TokenVectors(FactorizedEmbedding(bpe.get_vocab_size(), 8, rank=3), bpe)
+    index = vectors.id_of(" the")
+    for token in (index, b" the", "Ġthe"):
+        assert vectors.rank(token, " cat") == vectors.rank(" the", " cat")
+        assert vectors.doesnt_match([token, " cat", 300 - 30]) == vectors.doesnt_match([" the", " cat", 270])
+        assert vectors.most_similar_cosmul(token) == vectors.most_similar_cosmul(" the")
+    assert vectors.rank(" the", " the") == 1
+
+
+def test_minilm_answers_like_a_person():
+    layer = minilm()
+    vectors = TokenVectors(layer.table, layer.tokenizer)
+    assert vectors.most_similar(["king", "woman"], ["man"], topn=1)[0][0] == "queen"
+    assert vectors.most_similar_cosmul(["king", "woman"], ["man"], topn=1)[0][0] == "queen"
+    assert vectors.doesnt_match(["breakfast", "cereal", "dinner", "lunch"]) == "cereal"
+    with pytest.raises(SizeError, match="doesnt_match needs at least one token"):
+        vectors.doesnt_match([])

@@ -16,6 +16,7 @@ from embedlayer import (
     TokenizerError,
     TrainingOptions,
     build_in_shards,
+    edit_vocabulary,
     load_tokenizer,
     train_tokenizer,
 )
@@ -95,6 +96,11 @@ def test_a_run_reads_a_corpus_where_it_lies(text, tmp_path):
     assert told.to_str() == tokenizer.to_str()
     assert directory.corpus.is_symlink()
     assert batches(directory.resume()[0]) == batches(linked)
+
+    receipt = edit_vocabulary(directory.path, reorder=[*reversed(range(corpus.vocab_size))], out=tmp_path / "turned")
+    turned = TokenCorpus.open(tmp_path / "turned" / "corpus")
+    assert np.array_equal(turned.ids, receipt.remap(np.asarray(corpus.ids, dtype=np.int64)))
+    assert (turned.num_bytes, turned.blocks.tolist()) == (corpus.num_bytes, corpus.blocks.tolist())
 
     start(text, tokenizer_from=tmp_path / "bpe.json")
     assert not directory.corpus.is_symlink()

@@ -6,7 +6,7 @@ import shutil
 import pytest
 import torch
 
-from embedlayer import DecoderLM, RotaryEmbedding, TokenEmbedding, read_vectors, train_tokenizer
+from embedlayer import DecoderLM, RotaryEmbedding, TokenEmbedding, read_vectors, train_tokenizer, write_vectors
 from embedlayer.checkpoints.formats import VectorFormat
 from embedlayer.cli.export import FORMATS
 from embedlayer.cli.main import main
@@ -19,10 +19,10 @@ def run(*arguments: object) -> int:
 
 
 def test_the_choices_are_the_formats() -> None:
-    assert VectorFormat.__args__ == FORMATS
+    assert (*VectorFormat.__args__, "parquet") == FORMATS
 
 
-@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("format", VectorFormat.__args__)
 def test_a_runs_table_is_written_with_its_tokens(tmp_path, capsys, format) -> None:
     tokenizer = train_tokenizer("the cat sat on the mat", "word", special_tokens=["a b"])
     table = TokenEmbedding(20, 8)  # more rows than tokens
@@ -48,6 +48,42 @@ def test_the_table_of_stories260k_is_written(shared_data, tmp_path, capsys) -> N
     assert run("export", tmp_path, "-o", tmp_path / "table.vec") == 0
     assert "Wrote 512 rows of 64 numbers as fasttext" in capsys.readouterr().out
     assert read_vectors(tmp_path / "table.vec")[0][265] == "▁the"
+
+
+def test_parquet_goes_by_its_name(tmp_path, capsys) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet")
+    tokenizer = train_tokenizer("the cat sat on the mat", "word")
+    TokenEmbedding(20, 8).save_pretrained(tmp_path / "table", tokenizer=tokenizer)
+    file = tmp_path / "table.parquet"
+    assert run("export", tmp_path / "table", "-o", file, "--neighbors", "3", "--json") == 0
+    count = tokenizer.get_vocab_size()
+    assert json.loads(capsys.readouterr().out) == {"file": str(file), "format": "parquet", "rows": count, "columns": 8}
+    assert len(parquet.read_table(file)["neighbors"][0]["ids"].as_py()) == 3
+
+
+def test_the_projectors_folder_is_one_that_tensorboard_finds(tmp_path) -> None:
+    TokenEmbedding(257, 4).save_pretrained(tmp_path / "table", tokenizer=train_tokenizer((), "byte"))
+    assert run("export", tmp_path / "table", "-o", tmp_path / "logs", "--format", "projector") == 0
+    config = (tmp_path / "logs" / "projector_config.pbtxt").read_text()
+    assert config.startswith("embeddings {")
+    for name in ("tensors.tsv", "metadata.tsv"):
+        assert f'_path: "{name}"' in config
+        assert (tmp_path / "logs" / name).exists()
+
+
+def test_a_file_of_one_tool_becomes_that_of_another(tmp_path) -> None:
+    write_vectors(tmp_path / "table.vec", ["a", "b"], torch.eye(2))
+    assert run("export", tmp_path / "table.vec", "-o", tmp_path / "table.npy") == 0
+    assert read_vectors(tmp_path / "table.npy")[0] == ["a", "b"]
+
+
+def test_rows_without_names_are_refused(tmp_path, capsys) -> None:
+    TokenEmbedding(20, 8).save_pretrained(tmp_path / "table")
+    assert run("export", tmp_path / "table", "-o", tmp_path / "table.vec") == 2
+    assert "give one with --tokenizer" in capsys.readouterr().err
+    TokenEmbedding(20, 8).save_pretrained(tmp_path / "small", tokenizer=train_tokenizer((), "byte"))
+    assert run("export", tmp_path / "small", "-o", tmp_path / "table.vec") == 2
+    assert "do not belong together" in capsys.readouterr().err
 
 
 def test_a_name_that_says_nothing_is_refused(tmp_path, capsys) -> None:

@@ -1,7 +1,6 @@
 """Windows: the notebook's batches without its list, and an order that knows every step."""
 
 import pickle
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -251,13 +250,3 @@ def test_a_sampler_without_windows_is_refused(count, options, error):
 def test_two_dimensional_ids_are_refused():
     with pytest.raises(SizeError, match=r"shape \(2, 2\)"):
         TokenWindows(np.zeros((2, 2), np.int64), 1, 1)
-
-
-def test_examples_in_the_docstrings_run():
-    import doctest
-
-    from embedlayer.text import corpus, mapped, tokenizer, windows
-
-    for module in (corpus, mapped, tokenizer, windows):
-        assert doctest.testmod(module).failed == 0
-        assert Path(module.__file__).exists()

@@ -1,0 +1,68 @@
+"""The rows of a table, or of a plain tensor, a chunk at a time: what every number in this room is made from."""
+
+from collections.abc import Iterator
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from embedlayer.errors import ShapeError
+from embedlayer.tables.table import TokenTable
+
+NUMBERS_AT_ONCE = 1 << 21
+"""Numbers widened at a time, 8 MB in float32."""
+
+
+class Rows:
+    """V rows of width D, read without gradient.
+
+    Args:
+        table: A `TokenTable` of any kind, or a plain tensor `(V, D)`.
+
+    Raises:
+        ShapeError: A plain tensor that is not `(V, D)`, or holds no floats.
+
+    Example:
+        >>> [(start, chunk.shape) for start, chunk in Rows(torch.zeros(5, 3)).chunks(rows_at_once=4)]
+        [(0, torch.Size([4, 3])), (4, torch.Size([1, 3]))]
+    """
+
+    def __init__(self, table: TokenTable | Tensor) -> None:
+        if isinstance(table, Tensor):
+            if table.ndim != 2 or not table.is_floating_point():
+                raise ShapeError(
+                    f"A plain table must be (V, D), one row of floats per token; found {tuple(table.shape)} of "
+                    f"{table.dtype}."
+                )
+            self.vocab_size, self.embed_dim = table.shape
+        else:
+            self.vocab_size, self.embed_dim = table.vocab_size, table.embed_dim
+        self.table = table
+
+    def __len__(self) -> int:
+        return self.vocab_size
+
+    @torch.no_grad()
+    def read(self, start: int, stop: int) -> Float[Tensor, "rows D"]:
+        """Rows `start` to `stop - 1`, as stored."""
+        if isinstance(self.table, Tensor):
+            return self.table.detach()[start:stop]
+        return self.table.rows(start, stop).detach()
+
+    @torch.no_grad()
+    def take(self, ids: Int[Tensor, " N"]) -> Float[Tensor, "N D"]:
+        """The rows of some IDs, in float32 or wider, on the CPU."""
+        if isinstance(self.table, Tensor):
+            found = self.table.detach().index_select(0, ids.to(self.table.device))
+        elif len(ids):
+            device = self.read(0, 1).device
+            found = self.table.look_up(ids.to(device))
+        else:
+            found = torch.empty(0, self.embed_dim)
+        return found.detach().to("cpu", torch.promote_types(found.dtype, torch.float32))
+
+    def chunks(self, rows_at_once: int | None = None) -> Iterator[tuple[int, Float[Tensor, "rows D"]]]:
+        """All rows in order, as stored: the first ID of a chunk, and the chunk."""
+        step = rows_at_once or max(1, NUMBERS_AT_ONCE // max(1, self.embed_dim))
+        for start in range(0, self.vocab_size, step):
+            yield start, self.read(start, min(start + step, self.vocab_size))

@@ -1,0 +1,118 @@
+"""What sort of thing each row of a table stands for, by its tokenizer alone.
+
+| kind | what it is |
+|---|---|
+| `"no token"` | a row beyond the tokenizer, or in a gap of its IDs |
+| `"special"` | a token that the tokenizer adds or keeps whole: `[CLS]`, `<s>`, padding |
+| `"byte"` | bytes that are no whole character: `<0xE2>`, also a byte-fallback piece of a character |
+| `"unreachable"` | a piece that no text was found to give: `[unused12]`, BERT's `##三` |
+| `"space"` | white space alone |
+| `"number"` | digits, with what may stand between them |
+| `"punctuation"` | no letter and no digit |
+| `"word"` | letters from the start of a word on |
+| `"part"` | letters within a word |
+"""
+
+import re
+from collections.abc import Sequence
+from itertools import pairwise
+
+from tokenizers import Tokenizer
+
+from embedlayer.text.tokenizer import token_text, without_limits
+
+KINDS = ("word", "part", "number", "punctuation", "space", "byte", "special", "unreachable", "no token")
+"""All kinds, in the order of reports."""
+
+BYTE_PIECE = re.compile(r"<0x[0-9A-F]{2}>")
+
+CONTEXTS = ("", "«", "\n", "a ", "7")
+"""What is put before a piece to have the tokenizer give it; letters of its own vocabulary come on top."""
+
+LETTERS = 8
+
+ENCODED_AT_ONCE = 4096
+
+
+def token_kinds(tokenizer: Tokenizer, vocab_size: int) -> list[str]:
+    """The kind of each row, `vocab_size` of them.
+
+    A piece is unreachable if the tokenizer gives it for none of twenty texts that end with it. A rare piece that needs
+    another neighbour is so called by mistake; one that is called reachable is.
+
+    Example:
+        >>> from embedlayer.text.tokenizer import train_tokenizer
+        >>> kinds = token_kinds(train_tokenizer((), "byte"), 258)
+        >>> kinds[ord("a")], kinds[ord("7")], kinds[0xE2], kinds[256], kinds[257]
+        ('word', 'number', 'byte', 'special', 'no token')
+    """
+    tokenizer = without_limits(tokenizer)
+    added = set(tokenizer.get_added_tokens_decoder()) | _unknown(tokenizer)
+    inner = _continuation_prefix(tokenizer)
+    kinds: list[str] = []
+    texts: dict[int, str] = {}
+    for token in range(vocab_size):
+        piece = tokenizer.id_to_token(token)
+        if piece is None:
+            kinds.append("no token")
+        elif token in added:
+            kinds.append("special")
+        else:
+            text = token_text(tokenizer, token)
+            is_part = bool(inner) and piece.startswith(inner) and piece != inner
+            texts[token] = text[len(inner) :] if is_part else text
+            kinds.append(_kind(piece, texts[token], is_part=is_part))
+    written = [token for token in texts if kinds[token] != "byte"]
+    for token in set(written) - reachable(tokenizer, written, [texts[token] for token in written]):
+        kinds[token] = "unreachable"
+    if not inner:
+        _tell_parts_from_words(kinds, texts)
+    return kinds
+
+
+def reachable(tokenizer: Tokenizer, tokens: Sequence[int], texts: Sequence[str]) -> set[int]:
+    """The tokens that the tokenizer gives for their own text after one of `CONTEXTS` or a letter or two."""
+    left = list(zip(tokens, texts, strict=True))
+    found: set[int] = set()
+    letters = sorted({text for text in texts if len(text) == 1 and text.isalnum() and text.isascii()}, reverse=True)
+    letters = letters[:: max(1, len(letters) // LETTERS)][:LETTERS]
+    pairs = [first + second for first, second in pairwise(letters)]
+    for context in (*CONTEXTS, *letters, *pairs):
+        for start in range(0, len(left), ENCODED_AT_ONCE):
+            part = left[start : start + ENCODED_AT_ONCE]
+            encodings = tokenizer.encode_batch_fast([context + text for _, text in part], add_special_tokens=False)
+            found |= {token for (token, _), encoding in zip(part, encodings, strict=True) if token in encoding.ids}
+        left = [(token, text) for token, text in left if token not in found]
+    return found
+
+
+def _kind(piece: str, text: str, *, is_part: bool) -> str:
+    if BYTE_PIECE.search(text) or BYTE_PIECE.fullmatch(piece):
+        return "byte"
+    if not text.strip():
+        return "space"
+    if not any(character.isalnum() for character in text):
+        return "punctuation"
+    if not any(character.isalpha() for character in text):
+        return "number"
+    return "part" if is_part else "word"
+
+
+def _tell_parts_from_words(kinds: list[str], texts: dict[int, str]) -> None:
+    """Where words begin with a space, letters without one are parts of words; else all are words."""
+    words = [token for token, kind in enumerate(kinds) if kind == "word"]
+    begin = [token for token in words if not texts[token][0].isalpha()]
+    if begin:
+        for token in set(words) - set(begin):
+            kinds[token] = "part"
+
+
+def _continuation_prefix(tokenizer: Tokenizer) -> str:
+    """WordPiece's mark of a piece within a word; empty where there is none."""
+    return str(getattr(tokenizer.model, "continuing_subword_prefix", None) or "")
+
+
+def _unknown(tokenizer: Tokenizer) -> set[int]:
+    unknown = getattr(tokenizer.model, "unk_token", None)
+    token = None if unknown is None else tokenizer.token_to_id(unknown)
+    return set() if token is None else {token}

@@ -1,0 +1,85 @@
+"""Rows from each process to each other one, with their gradients on the way back.
+
+Everything a sharded table sends goes through `exchange`: IDs to the owners of their rows, rows back, scores of foreign
+tokens home. Sums over processes are taken in the order of their ranks, so a run gives the same result every time.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from jaxtyping import Shaped
+from torch import Tensor
+
+
+def exchange(
+    rows: Shaped[Tensor, "N *each"], sends: Sequence[int], receives: Sequence[int], group: dist.ProcessGroup | None
+) -> Shaped[Tensor, "M *each"]:
+    """Send the first `sends[0]` rows to rank 0, the next `sends[1]` to rank 1, ...; returns what came, by rank.
+
+    Differentiable in `rows`. Every process of the group must call it, and call backward through it, in the same order.
+
+    Args:
+        rows: What is sent.
+        sends: Rows for each rank.
+        receives: Rows from each rank, as `announce` gives them.
+        group: The processes, `None` for all.
+    """
+    received: Tensor = _Exchange.apply(rows, list(sends), list(receives), group)  # type: ignore[no-untyped-call]
+    return received
+
+
+def announce(sends: Sequence[int], group: dist.ProcessGroup | None) -> list[int]:
+    """How many rows each rank is about to send here."""
+    counts = torch.tensor(sends, dtype=torch.int64, device=_device(group))
+    received = torch.empty_like(counts)
+    dist.all_to_all_single(received, counts, group=group)
+    return [int(count) for count in received]
+
+
+def gather_rows(
+    rows: Shaped[Tensor, "N *each"], group: dist.ProcessGroup | None
+) -> tuple[Shaped[Tensor, "M *each"], list[int]]:
+    """The rows of all ranks, in order, and how many each has; the gradient of a row is the sum over the ranks."""
+    size = dist.get_world_size(group)
+    counts = announce([len(rows)] * size, group)
+    gathered: Tensor = _Gather.apply(rows, counts, group)  # type: ignore[no-untyped-call]
+    return gathered, counts
+
+
+class _Exchange(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, rows: Tensor, sends: list[int], receives: list[int], group: dist.ProcessGroup | None
+    ) -> Tensor:
+        ctx.sends, ctx.receives, ctx.group = sends, receives, group
+        return _swapped(rows, sends, receives, group)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        return _swapped(grad, ctx.receives, ctx.sends, ctx.group), None, None, None
+
+
+class _Gather(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, counts: list[int], group: dist.ProcessGroup | None) -> Tensor:
+        ctx.counts, ctx.group, ctx.own = counts, group, len(rows)
+        size = len(counts)
+        return _swapped(rows.expand(size, *rows.shape).flatten(0, 1), [len(rows)] * size, counts, group)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        size = len(ctx.counts)
+        parts = _swapped(grad, ctx.counts, [ctx.own] * size, ctx.group)
+        return parts.view(size, ctx.own, *parts.shape[1:]).sum(0), None, None
+
+
+def _swapped(rows: Tensor, sends: list[int], receives: list[int], group: dist.ProcessGroup | None) -> Tensor:
+    received = rows.new_empty((sum(receives), *rows.shape[1:]))
+    dist.all_to_all_single(received, rows.contiguous(), receives, sends, group=group)
+    return received
+
+
+def _device(group: dist.ProcessGroup | None) -> torch.device:
+    return torch.device("cuda" if "nccl" in dist.get_backend(group) else "cpu")

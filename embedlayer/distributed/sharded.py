@@ -1,0 +1,297 @@
+"""A table whose rows are divided among processes: rank r holds rows `r * ceil(V / N)` up to the next rank's first."""
+
+import math
+from collections.abc import Iterator
+from functools import singledispatch
+from typing import Any, Unpack
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Shard
+
+from embedlayer.bounds import Bounds
+from embedlayer.distributed.exchange import announce, exchange, gather_rows
+from embedlayer.errors import SizeError
+from embedlayer.files import JsonObject
+from embedlayer.losses.linear_cross_entropy import (
+    LogitOptions,
+    LossOptions,
+    checked_targets,
+    cross_entropy_of_scores,
+    finish_logits,
+    refuse_clash,
+    scores_over_rows,
+)
+from embedlayer.shapes import Ids, Vectors
+from embedlayer.tables.dense import TokenEmbedding
+from embedlayer.tables.factorized import FactorizedEmbedding
+from embedlayer.tables.quantized import QuantizedEmbedding
+from embedlayer.tables.table import ROWS_AT_ONCE, TokenTable
+
+ROW_TENSORS: dict[type[TokenTable], tuple[str, ...]] = {
+    TokenEmbedding: ("weight",),
+    FactorizedEmbedding: ("inner.weight",),
+    QuantizedEmbedding: ("packed", "row_scale"),
+}
+"""The kinds that can be divided, and their tensors that have a row for each token."""
+
+
+class ShardedTable(TokenTable):
+    """The rows of one table, divided among the ranks of a mesh; each rank brings IDs and hidden states of its own.
+
+    A look-up sends each ID of this rank's batch, once, to the rank that owns its row, and gets the row back. A loss
+    compares the hidden states of all ranks with the rows of this one; three numbers of each token go home: logsumexp,
+    the target's logit and the sum of the logits, over these rows. Logits are gathered by `logits` alone.
+
+    Gradients of the rows are means over the ranks, as `DistributedDataParallel` and FSDP make them: a batch divided
+    evenly among N ranks, with a mean loss on each, trains as it would in one process.
+
+    Args:
+        local: This rank's rows, as a table of their own.
+        mesh: The ranks, one-dimensional.
+        vocab_size: Tokens in all.
+        padding_idx: Which of them has the row that is zero.
+
+    Raises:
+        SizeError: The mesh is not one-dimensional, or a rank has no row.
+
+    Every rank takes part in each look-up, loss and backward pass. `shard_table` makes one of a whole table.
+    """
+
+    def __init__(self, local: TokenTable, mesh: DeviceMesh, *, vocab_size: int, padding_idx: int | None = None) -> None:
+        super().__init__()
+        self.mesh = mesh
+        self.vocab_size = self.num_rows = vocab_size
+        self.start, self.stop = rows_of(mesh, vocab_size)
+        self.embed_dim = local.embed_dim
+        self.padding_idx = padding_idx
+        self.scale = local.scale
+        self.row_sparse = local.row_sparse
+        self.local = local
+        self.bounds = Bounds(vocab_size, "token id")
+        for _, parameter in self.sharded_parameters():
+            if parameter.requires_grad:
+                parameter.register_hook(lambda grad: grad / mesh.size())
+            parameter.divided_among = mesh.get_group()  # type: ignore[attr-defined]
+        self._register_state_dict_hook(_rows_as_dtensors)  # type: ignore[no-untyped-call]
+        self.register_load_state_dict_pre_hook(_rows_from_dtensors)  # type: ignore[no-untyped-call]
+
+    @property
+    def config(self) -> JsonObject:
+        """The arguments of the table that this one is when it is put together."""
+        return {**self.local.config, "vocab_size": self.vocab_size, "padding_idx": self.padding_idx}
+
+    @property
+    def factor(self) -> float | Tensor | None:
+        """As in the table that was divided."""
+        return self.local.factor
+
+    @property
+    def weight(self) -> Tensor:
+        """This rank's rows."""
+        return self.local.get_parameter(next(iter(ROW_TENSORS[type(self.local)])))
+
+    def sharded_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """The parameters of which each rank has its own rows, by their names in the whole table."""
+        for name, parameter in self.local.named_parameters():
+            if name in ROW_TENSORS[type(self.local)]:
+                yield name, parameter
+
+    def whole(self, part: Tensor) -> DTensor:
+        """This rank's rows of a tensor that has one for each token, as a part of the tensor of all; no copy is made."""
+        shape, stride = torch.Size((self.vocab_size, *part.shape[1:])), part.stride()
+        return DTensor.from_local(part, self.mesh, [Shard(0)], run_check=False, shape=shape, stride=stride)
+
+    def look_up(self, ids: Ids) -> Vectors:
+        """`rows[ids]`, from the ranks that have them: the batch's IDs and rows cross the network, each once."""
+        ids, _ = self.bounds(ids)
+        wanted, places = torch.unique(ids, return_inverse=True)
+        owners = wanted // math.ceil(self.vocab_size / self.mesh.size())
+        sends = torch.bincount(owners, minlength=self.mesh.size()).tolist()
+        receives = announce(sends, self._group)
+        asked = exchange(wanted, sends, receives, self._group) - self.start
+        nobody = asked.new_zeros(0 if len(asked) else 1)  # who is not asked takes part on the way back all the same
+        found = self.local.look_up(torch.cat([asked, nobody]))[: len(asked)]
+        return F.embedding(places, exchange(found, receives, sends, self._group))
+
+    def rows(self, start: int, stop: int) -> Float[Tensor, "N D"]:
+        """Rows `start` to `stop - 1`, on every rank, without gradients; all ranks must ask."""
+        low, high = max(start, self.start), min(stop, self.stop)
+        with torch.no_grad():
+            return gather_rows(self.local.rows(low - self.start, max(low, high) - self.start), self._group)[0]
+
+    def logits(self, hidden: Float[Tensor, "*batch D"], **options: Unpack[LogitOptions]) -> Float[Tensor, "*batch V"]:
+        """A score for each token, gathered: of this rank's hidden states with the rows of all."""
+        options.setdefault("padding_idx", self.padding_idx)
+        everybody, counts = gather_rows(hidden.flatten(0, -2), self._group)
+        scores, size = self._local_logits(everybody, options), self.mesh.size()
+        widest = math.ceil(self.vocab_size / size)
+        parts = exchange(F.pad(scores, (0, widest - scores.shape[1])), counts, self._here(counts), self._group)
+        own = parts.unflatten(0, (size, -1)).transpose(0, 1).flatten(1)
+        logits: Tensor = own[:, : self.vocab_size].reshape(*hidden.shape[:-1], self.vocab_size)
+        return logits
+
+    def sharded_logits(self, hidden: Float[Tensor, "*batch D"], **options: Unpack[LogitOptions]) -> DTensor:
+        """The logits of all ranks' hidden states, `(tokens of all, V)`, divided by token as `loss_parallel` wants."""
+        options.setdefault("padding_idx", self.padding_idx)
+        scores = self._local_logits(gather_rows(hidden.flatten(0, -2), self._group)[0], options)
+        shape, stride = torch.Size((len(scores), self.vocab_size)), (self.vocab_size, 1)
+        return DTensor.from_local(scores, self.mesh, [Shard(1)], run_check=False, shape=shape, stride=stride)
+
+    def loss(
+        self, hidden: Float[Tensor, "*batch D"], targets: Int[Tensor, "*batch"], **options: Unpack[LossOptions]
+    ) -> Float[Tensor, "*result"]:
+        """`linear_cross_entropy` of this rank's hidden states and targets over the rows of all, in nats.
+
+        Args:
+            hidden: What the last block gives.
+            targets: Token IDs, or `ignore_index`.
+            **options: See `LossOptions`; there is one way, whatever `impl` says.
+        """
+        options.setdefault("padding_idx", self.padding_idx)
+        refuse_clash(options)
+        kept = targets != options.get("ignore_index", -100)
+        places = checked_targets(targets, self.vocab_size, options.get("ignore_index", -100)).masked_fill(~kept, 0)
+        everybody, counts = gather_rows(hidden.flatten(0, -2), self._group)
+        scores = scores_over_rows(
+            everybody,
+            lambda some, start, stop: self.local.products(some, start - self.start, stop - self.start),
+            gather_rows(places.flatten(), self._group)[0],
+            within=(self.start, self.stop),
+            rows_at_once=ROWS_AT_ONCE,
+            options=options,
+        )
+        home = exchange(torch.stack(scores, dim=1), counts, self._here(counts), self._group)
+        levels, picked, sums = home.unflatten(0, (self.mesh.size(), -1)).unbind(2)
+        return cross_entropy_of_scores(
+            levels.logsumexp(0).view(targets.shape),
+            picked.sum(0).view(targets.shape),
+            sums.sum(0).view(targets.shape),
+            kept,
+            vocab_size=self.vocab_size,
+            options=options,
+        )
+
+    def check(self) -> None:
+        """Wait for the device and raise the error of a bad ID that was looked up since the last check."""
+        self.bounds.check()
+
+    def extra_repr(self) -> str:
+        """Which rows are here, for `print`."""
+        return f"rows {self.start} to {self.stop - 1} of {self.vocab_size}"
+
+    @property
+    def _group(self) -> Any:
+        return self.mesh.get_group()
+
+    def _here(self, counts: list[int]) -> list[int]:
+        return [counts[self.mesh.get_local_rank()]] * self.mesh.size()
+
+    def _local_logits(self, hidden: Tensor, options: LogitOptions) -> Tensor:
+        bias, padding_idx = options.get("bias"), options.get("padding_idx")
+        padding_here = padding_idx is not None and self.start <= padding_idx < self.stop
+        return finish_logits(
+            self.local.products(hidden),
+            logit_scale=options.get("logit_scale", 1.0),
+            bias=None if bias is None else bias[self.start : self.stop],
+            softcap=options.get("softcap"),
+            padding_idx=padding_idx - self.start if padding_idx is not None and padding_here else None,
+            mask_padding=options.get("mask_padding", False),
+        )
+
+
+def shard_table(table: TokenTable, mesh: DeviceMesh) -> ShardedTable:
+    """Divide the rows of `table`, the same on every rank, among the ranks of `mesh`.
+
+    Raises:
+        SizeError: The mesh is not one-dimensional, or there are too few rows for its ranks.
+        TypeError: It is a kind of table that cannot be divided.
+    """
+    start, stop = rows_of(mesh, table.vocab_size)
+    local = part_of(table, start, stop)
+    return ShardedTable(local, mesh, vocab_size=table.vocab_size, padding_idx=table.padding_idx)
+
+
+def rows_of(mesh: DeviceMesh, vocab_size: int) -> tuple[int, int]:
+    """First row of this rank and first row after it.
+
+    Raises:
+        SizeError: The mesh is not one-dimensional, or a rank would have no row.
+    """
+    if mesh.ndim != 1:
+        raise SizeError(f"A table is divided along one dimension, and the mesh has {mesh.ndim}: give mesh['name'].")
+    size, rank = mesh.size(), mesh.get_local_rank()
+    each = math.ceil(vocab_size / size)
+    if (size - 1) * each >= vocab_size:
+        raise SizeError(f"{vocab_size} rows, {each} to a rank, leave nothing for the last of {size} ranks: use fewer.")
+    return rank * each, min((rank + 1) * each, vocab_size)
+
+
+@singledispatch
+def part_of(table: TokenTable, start: int, stop: int) -> TokenTable:
+    """Rows `start` to `stop - 1` of a table, as a table of the same kind."""
+    raise TypeError(
+        f"A {type(table).__name__} cannot be divided: give one of {', '.join(kind.__name__ for kind in ROW_TENSORS)}."
+    )
+
+
+@part_of.register
+def _(table: TokenEmbedding, start: int, stop: int) -> TokenEmbedding:
+    part = TokenEmbedding(**_sizes_of_part(table, start, stop), device=table.weight.device, dtype=table.weight.dtype)
+    with torch.no_grad():
+        part.weight.copy_(table.rows(start, stop))
+    return part
+
+
+@part_of.register
+def _(table: FactorizedEmbedding, start: int, stop: int) -> FactorizedEmbedding:
+    weight = table.projection.weight
+    part = FactorizedEmbedding(**_sizes_of_part(table, start, stop), device=weight.device, dtype=weight.dtype)
+    with torch.no_grad():
+        part.inner.weight.copy_(table.inner.rows(start, stop))
+        part.projection.weight.copy_(weight)
+    return part
+
+
+@part_of.register
+def _(table: QuantizedEmbedding, start: int, stop: int) -> QuantizedEmbedding:
+    part = QuantizedEmbedding(**_sizes_of_part(table, start, stop), device=table.packed.device)
+    part.packed.copy_(table.packed[start:stop])
+    if part.row_scale is not None and table.row_scale is not None:
+        part.row_scale.copy_(table.row_scale[start:stop])
+    return part
+
+
+def _sizes_of_part(table: TokenTable, start: int, stop: int) -> JsonObject:
+    padding_idx = table.padding_idx
+    here = padding_idx is not None and start <= padding_idx < stop
+    sizes = {
+        **table.config,
+        "vocab_size": stop - start,
+        "padding_idx": padding_idx - start if padding_idx is not None and here else None,
+    }
+    sizes.pop("pad_to_multiple_of", None)
+    return sizes
+
+
+def _rows_as_dtensors(table: ShardedTable, state: dict[str, Any], prefix: str, _: dict[str, Any]) -> None:
+    """What `state_dict()` gives: whole tensors by the names of the undivided table, of which each rank has a part."""
+    inner = f"{prefix}local."
+    for key in [key for key in state if key.startswith(inner)]:
+        name, value = key.removeprefix(inner), state.pop(key)
+        state[prefix + name] = table.whole(value) if name in ROW_TENSORS[type(table.local)] else value
+
+
+def _rows_from_dtensors(table: ShardedTable, state: dict[str, Any], prefix: str, *_: Any) -> None:
+    """What `load_state_dict()` takes: what `state_dict()` gives, or the whole tensors of an undivided table."""
+    for name in table.local.state_dict():
+        value = state.pop(prefix + name, None)
+        if isinstance(value, DTensor):
+            value = value.redistribute(table.mesh, [Shard(0)]).to_local()
+        elif value is not None and name in ROW_TENSORS[type(table.local)]:
+            value = value[table.start : table.stop]
+        if value is not None:
+            state[f"{prefix}local.{name}"] = value

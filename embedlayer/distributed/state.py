@@ -1,0 +1,62 @@
+"""Model and optimizer in the terms of `torch.distributed.checkpoint`: any number of processes saves, any other loads.
+
+dcp.save(distributed_state(model, optimizer), checkpoint_id=folder)
+state = distributed_state(model, optimizer)
+dcp.load(state, checkpoint_id=folder)
+load_distributed_state(model, optimizer, state)
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from embedlayer.distributed.sharded import ShardedTable
+from embedlayer.optim.row_adamw import RowAdamW, is_row_sparse
+
+MOMENTS = ("exp_avg", "exp_avg_sq")
+
+
+def distributed_state(model: nn.Module, optimizer: RowAdamW) -> dict[str, dict[str, Any]]:
+    """`{"model": ..., "optimizer": ...}`: plain tensors, and DTensors of what is divided, by the names of whole tables.
+
+    Rows that are behind are brought up to date, as in `state_dict()`. Moments that do not exist yet are made, as zeros.
+    """
+    optimizer.flush()
+    moments: dict[str, Tensor] = {}
+    for name, parameter, table in _parameters(model):
+        state = optimizer.moments(parameter)
+        moments[f"{name}.step"] = state["step"]
+        for key in MOMENTS:
+            moments[f"{name}.{key}"] = state[key] if table is None else table.whole(state[key])
+    return {"model": model.state_dict(), "optimizer": moments}
+
+
+def load_distributed_state(model: nn.Module, optimizer: RowAdamW, state: dict[str, dict[str, Any]]) -> None:
+    """Continue from a `distributed_state` into which a checkpoint was read.
+
+    Raises:
+        KeyError: Something is missing.
+    """
+    model.load_state_dict(state["model"])
+    for name, parameter, _ in _parameters(model):
+        for key, value in optimizer.moments(parameter).items():
+            found = state["optimizer"][f"{name}.{key}"]
+            value.copy_(found.to_local() if isinstance(found, DTensor) else found)
+        if is_row_sparse(parameter):
+            parameter.row_ledger.detach()  # type: ignore[attr-defined]
+
+
+def _parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter, ShardedTable | None]]:
+    """Each trained parameter, its name in `state_dict()`, and the table that it is the rows of a part of, if any."""
+    tables = [(name, module) for name, module in model.named_modules() if isinstance(module, ShardedTable)]
+    named = {
+        parameter: ".".join(filter(None, (prefix, name)))
+        for prefix, table in tables
+        for name, parameter in table.local.named_parameters()
+    }
+    owners = {parameter: table for _, table in tables for _, parameter in table.sharded_parameters()}
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            yield named.get(parameter, name), parameter, owners.get(parameter)

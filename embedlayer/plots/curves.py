@@ -1,0 +1,64 @@
+"""Single dimensions of positions as curves."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from jaxtyping import Float
+from torch import Tensor
+
+from embedlayer.errors import SizeError
+from embedlayer.plots.heatmaps import picture_of
+from embedlayer.plots.style import LINES, MUTED, new_figure, numbers, panels
+from embedlayer.plots.training import DASHES
+from embedlayer.positions.position import Position
+
+if TYPE_CHECKING:
+    import matplotlib.figure
+
+
+def dimension_curves(
+    positions: Position | Float[Tensor, "T C"],
+    dimensions: Sequence[Sequence[int]] = ((0, 1), (10, 11), (30, 31)),
+    *,
+    length: int = 50,
+    title: str = "Single dimensions over positions",
+) -> "matplotlib.figure.Figure":
+    """Columns of a scheme as curves over positions, one strip for each group of columns.
+
+    Args:
+        positions: As in `position_heatmap`.
+        dimensions: Columns of each strip, up to four; the default shows three sin/cos pairs of a width above 31.
+        length: Positions of a scheme to show.
+        title: The figure's title.
+
+    Raises:
+        SizeError: No strip, more than four columns in one, or a column that is not there.
+
+    Example:
+        >>> figure = dimension_curves(SinusoidalPositionalEmbedding(64, 64))
+    """
+    picture = picture_of(positions, length)
+    values = numbers(picture.values)
+    width = values.shape[1]
+    if not dimensions or not all(1 <= len(group) <= len(LINES) for group in dimensions):
+        raise SizeError(
+            f"Each strip shows 1 to {len(LINES)} dimensions, and there must be one; asked for {dimensions}."
+        )
+    outside = [column for group in dimensions for column in group if not 0 <= column < width]
+    if outside:
+        raise SizeError(f"{picture.column_label} {outside[0]} is not one of the {width} there are (0..{width - 1}).")
+    with new_figure(7.2, 0.9 + 1.15 * len(dimensions)) as figure:
+        strips = panels(figure, len(dimensions), 1, sharex=True, sharey=True)[:, 0]
+        strips[0].set_title(title)
+        for axes, group in zip(strips, dimensions, strict=True):
+            axes.axhline(0, color=MUTED, linewidth=0.8)
+            for column, colour, dashes in zip(group, LINES, DASHES, strict=False):
+                label = f"{picture.column_label} {column}"
+                axes.plot(values[:, column], color=colour, linestyle=dashes, marker="o", markersize=2.4, label=label)
+            axes.grid(visible=False, axis="x")
+            axes.margins(x=0.01, y=0.12)
+            axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), handlelength=1.8)
+        strips[-1].set_xlabel(picture.row_label)
+        strips[-1].locator_params(axis="x", integer=True)
+        figure.supylabel(picture.value_label, fontsize=9.5, color=MUTED)
+    return figure

@@ -1,0 +1,183 @@
+"""Labels beside points, none on another: each is written where it finds room, or not at all."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from embedlayer.errors import require
+from embedlayer.plots.style import INK, backing, font_families
+
+if TYPE_CHECKING:
+    import matplotlib.axes
+    import matplotlib.figure
+
+FONT_SIZE = 8.5
+
+
+class Box(NamedTuple):
+    """A rectangle with its sides along the axes, in any unit."""
+
+    left: float
+    bottom: float
+    right: float
+    top: float
+
+    def overlaps(self, other: "Box") -> bool:
+        """Whether the two share more than an edge."""
+        beside = self.right <= other.left or other.right <= self.left
+        return not (beside or self.top <= other.bottom or other.top <= self.bottom)
+
+    def holds(self, other: "Box") -> bool:
+        """Whether `other` lies wholly inside."""
+        across = self.left <= other.left and other.right <= self.right
+        return across and self.bottom <= other.bottom and other.top <= self.top
+
+
+class Side(NamedTuple):
+    """Where a label is, seen from its point: -1, 0 or 1 to the right, and -1, 0 or 1 upwards."""
+
+    across: int
+    along: int
+
+    def box(self, point: tuple[float, float], size: tuple[float, float], gap: float) -> Box:
+        """The label's rectangle."""
+        left = point[0] + self.across * gap + (self.across - 1) / 2 * size[0]
+        bottom = point[1] + self.along * gap + (self.along - 1) / 2 * size[1]
+        return Box(left, bottom, left + size[0], bottom + size[1])
+
+
+SIDES = tuple(Side(*side) for side in ((1, 0), (-1, 0), (0, 1), (0, -1), (1, 1), (-1, 1), (1, -1), (-1, -1)))
+"""Where a label may be, the best place first."""
+
+
+def place(
+    wanted: Iterable[tuple[tuple[float, float], tuple[float, float]]],
+    room: Box,
+    *,
+    gap: float = 4.0,
+    sides: tuple[Side, ...] = SIDES,
+) -> Iterator[tuple[int, Side]]:
+    """Give each label the first side of its point on which it is inside the room, on no label and on no named point.
+
+    Args:
+        wanted: Point and size `(width, height)` of each label, the most wanted first.
+        room: Where labels may be, in the same unit.
+        gap: Between a point and its label.
+        sides: Where a label may be, the best place first.
+
+    Yields:
+        The label's number and its side. A label without a place is passed over.
+
+    Example:
+        >>> here = [((10.0, 10.0), (8.0, 4.0))] * 5
+        >>> [(number, tuple(side)) for number, side in place(here, Box(0, 0, 30, 20), sides=SIDES[:2])]
+        [(0, (1, 0))]
+    """
+    named: list[Box] = []
+    dots: list[Box] = []
+    for number, (point, size) in enumerate(wanted):
+        dot = Side(0, 0).box(point, (gap, gap), 0.0)
+        if not room.holds(dot) or any(box.overlaps(dot) for box in named):
+            continue
+        for side in sides:
+            box = side.box(point, size, gap)
+            if room.holds(box) and not any(box.overlaps(other) for other in named + dots):
+                named.append(box)
+                dots.append(dot)
+                yield number, side
+                break
+
+
+def write_labels(
+    figure: "matplotlib.figure.Figure",
+    axes: "matplotlib.axes.Axes",
+    points: Any,
+    labels: Mapping[int, str],
+    *,
+    most: int,
+    mark: bool = False,
+    sides: tuple[Side, ...] = SIDES,
+    **style: Any,
+) -> list[int]:
+    """Write the labels that find room beside their points, and say which those are.
+
+    Args:
+        figure: What is drawn; its layout is computed, so everything else must stand.
+        axes: Where the points are.
+        points: `(N, 2)`, in the units of the axes.
+        labels: Number of a point to its text, the most wanted first. What no installed font can write is left out.
+        most: Labels to write at most.
+        mark: Whether to draw the named points once more, in ink.
+        sides: Where a label may be.
+        **style: Of the texts.
+    """
+    backend = require("matplotlib.backends.backend_agg", extra="plots")
+    properties = require("matplotlib.font_manager", extra="plots").FontProperties
+    renderer = backend.FigureCanvasAgg(figure).get_renderer()
+    figure.draw_without_rendering()
+    font = properties(family=font_families(), size=FONT_SIZE)
+    can_write = _writer()
+    wanted = [index for index, text in labels.items() if text and can_write(text)]
+    pixels = axes.transData.transform(points).tolist()
+
+    def sizes() -> Iterator[tuple[tuple[float, float], tuple[float, float]]]:
+        for index in wanted:
+            width, height, _ = renderer.get_text_width_height_descent(labels[index], font, False)
+            yield (pixels[index][0], pixels[index][1]), (width + 4, height + 4)
+
+    gap = 4 * figure.dpi / 72
+    window = axes.get_window_extent(renderer)
+    written: list[int] = []
+    for number, side in place(sizes(), Box(*map(float, window.extents)), gap=gap - 2, sides=sides):
+        if len(written) == most:
+            break
+        axes.annotate(
+            labels[wanted[number]],
+            points[wanted[number]],
+            xytext=(4 * side.across, 4 * side.along),
+            textcoords="offset points",
+            ha=("right", "center", "left")[side.across + 1],
+            va=("top", "center", "bottom")[side.along + 1],
+            fontsize=FONT_SIZE,
+            bbox=backing(),
+            zorder=3,
+            in_layout=False,
+            **style,
+        )
+        written.append(wanted[number])
+    if mark and written:
+        axes.scatter(points[written, 0], points[written, 1], s=7, color=INK, linewidths=0, zorder=2.5)
+    return written
+
+
+def hubs(rows: Float[Tensor, "N D"], neighbors: int = 10) -> Int[Tensor, " N"]:
+    """All rows, from the one that is among the nearest of most others to the one that is near nobody.
+
+    A row's rank is its k-occurrence: in how many other rows' lists of the `neighbors` largest cosines it stands (of
+    fewer than half, where rows are few). All N x N cosines are computed, so this is for rows that a picture may name.
+
+    Example:
+        >>> star = torch.tensor([[0.0, 1.0], [1.0, 1.0], [1.0, 0.0]])
+        >>> hubs(star, neighbors=1)[0]  # both others are nearest to the row between them
+        tensor(1)
+
+    Reference: Radovanovic et al., Hubs in space, JMLR 2010.
+    """
+    count = len(rows)
+    if count < 2:
+        return torch.arange(count)
+    unit = F.normalize(rows.detach().double().cpu().nan_to_num(), dim=-1)
+    cosines = (unit @ unit.T).fill_diagonal_(-torch.inf)
+    near = cosines.topk(min(neighbors, max(1, (count - 1) // 2))).indices
+    return torch.bincount(near.flatten(), minlength=count).argsort(descending=True, stable=True)
+
+
+def _writer() -> Any:
+    """A test of whether the installed fonts have every character of a text."""
+    manager = require("matplotlib.font_manager", extra="plots")
+    maps = [manager.get_font(manager.findfont(family)).get_charmap() for family in font_families()]
+    return lambda text: all(any(ord(character) in glyphs for glyphs in maps) for character in text)

@@ -1,0 +1,132 @@
+"""All rows of a table as points."""
+
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from embedlayer.analysis.geometry import pca
+from embedlayer.errors import ShapeError
+from embedlayer.plots.labels import hubs, write_labels
+from embedlayer.plots.style import BLUE, colorbar, new_figure, numbers, panels, point_colours
+from embedlayer.plots.visible import visible_text
+from embedlayer.tables.table import TokenTable
+from embedlayer.text.tokenizer import table_size, token_text
+
+if TYPE_CHECKING:
+    import matplotlib.figure
+
+NAMED_ROWS = 2048
+"""Whole words among which hubs are looked for."""
+
+
+@torch.no_grad()
+def table_map(
+    table: TokenTable | Float[Tensor, "N 2"],
+    labels: Mapping[int, str] | None = None,
+    *,
+    tokenizer: Tokenizer | None = None,
+    explained_variance_ratio: Float[Tensor, " C"] | None = None,
+    values: Float[Tensor, " N"] | None = None,
+    value_label: str = "",
+    max_labels: int = 40,
+    title: str = "The table, seen along its two widest directions",
+) -> "matplotlib.figure.Figure":
+    """All rows of a table as points, some of them named.
+
+    Args:
+        table: A table, drawn along its two principal components, or two numbers per row, such as
+            `pca(rows).coordinates`. Rows that are not finite have no place.
+        labels: Row index to text, the most wanted first. A label that would cover one placed before it, or that no
+            installed font can write, is left out.
+        tokenizer: Names the rows where `labels` does not: whole words, hubs first (see `labels.hubs`).
+        explained_variance_ratio: Share of the variance along each axis, for the axes' names; known for a table.
+        values: A number per row, shown as colour.
+        value_label: What `values` are.
+        max_labels: Labels to place at most.
+        title: The figure's title.
+
+    Raises:
+        ShapeError: A label's index is outside the rows, or `values` are not one for each row.
+
+    Example:
+        >>> figure = table_map(TokenEmbedding(100, 16), {7: "seven", 8: "eight"})
+    """
+    if isinstance(table, TokenTable):
+        if labels is None and tokenizer is not None:
+            labels = _words(table, tokenizer)
+        coordinates, explained_variance_ratio = _components(table.rows(0, table.vocab_size))
+    else:
+        coordinates = table
+    count = len(coordinates)
+    outside = [index for index in labels or {} if not 0 <= index < count]
+    if outside:
+        raise ShapeError(f"Label for row {outside[0]}, but there are {count} rows (0..{count - 1}).")
+    if values is not None and len(values) != count:
+        raise ShapeError(f"values must be one for each of the {count} rows, not {len(values)}.")
+    points = numbers(coordinates)
+    points[~np.isfinite(points).all(1)] = np.nan
+    with new_figure(7.2, _height_for(points)) as figure:
+        axes = panels(figure)[0, 0]
+        colour: dict[str, Any] = {"color": BLUE}
+        if values is not None:
+            colour = {"c": numbers(values), "cmap": point_colours(), "plotnonfinite": True}
+        size, opacity = max(3.0, min(20.0, 24000 / max(count, 1))), max(0.25, min(0.8, 2500 / max(count, 1)))
+        dots = axes.scatter(points[:, 0], points[:, 1], s=size, alpha=opacity, linewidths=0, rasterized=True, **colour)
+        axes.set_title(title)
+        axes.margins(0.06)
+        axes.set_aspect("equal", adjustable="datalim")
+        axes.locator_params(nbins=6)
+        for axis, name, share in zip(
+            (axes.xaxis, axes.yaxis),
+            ("first component", "second component"),
+            (None, None) if explained_variance_ratio is None else explained_variance_ratio.tolist(),
+            strict=False,
+        ):
+            axis.set_label_text(name if share is None else f"{name} ({100 * share:.3g} % of the variance)")
+        if values is not None:
+            colorbar(figure, dots, axes, label=value_label, shrink=0.6)
+        texts = {index: visible_text(text) for index, text in (labels or {}).items()}
+        write_labels(figure, axes, points, texts, most=max_labels, mark=True)
+    return figure
+
+
+def _components(rows: Float[Tensor, "V D"]) -> tuple[Float[Tensor, "V 2"], Float[Tensor, " C"]]:
+    """Coordinates of the finite rows along their two widest directions, and their shares of the variance."""
+    finite = rows.isfinite().all(1).cpu()
+    coordinates = torch.full((len(rows), 2), torch.nan, dtype=torch.float64)
+    if not finite.any():
+        return coordinates, torch.zeros(2, dtype=torch.float64)
+    found = pca(rows if finite.all() else rows[finite.to(rows.device)], min(2, rows.shape[1]))
+    coordinates[finite] = torch.nn.functional.pad(found.coordinates, (0, 2 - found.coordinates.shape[1])).cpu()
+    return coordinates, found.explained_variance_ratio.cpu()
+
+
+def _words(table: TokenTable, tokenizer: Tokenizer) -> dict[int, str]:
+    """Whole words, hubs first: `NAMED_ROWS`, spread over all IDs, since frequent words come first and lie together."""
+    texts = {index: token_text(tokenizer, index) for index in _ids(table, tokenizer)}
+    begin = " " if any(len(text) > 3 and text.startswith(" ") for text in texts.values()) else ""
+    named = {index: text.strip() for index, text in texts.items() if text.startswith(begin)}
+    whole = [(index, text) for index, text in named.items() if text.isalpha() and len(text) > 2]
+    words = whole[:: math.ceil(len(whole) / NAMED_ROWS) or 1]
+    rows = [table.rows(index, index + 1) for index, _ in words]
+    return dict(words[place] for place in hubs(torch.cat(rows)).tolist()) if words else {}
+
+
+def _ids(table: TokenTable, tokenizer: Tokenizer) -> list[int]:
+    stop = min(table.vocab_size, table_size(tokenizer))
+    return [index for index in range(stop) if tokenizer.id_to_token(index) is not None]
+
+
+def _height_for(points: Any) -> float:
+    """Inches that suit the points' own shape, as both axes have one scale."""
+    points = points[np.isfinite(points).all(1)]
+    if not len(points):
+        return 5.0
+    across, along = points.max(0) - points.min(0)
+    return float(min(6.2, max(3.8, 6.2 * along / across))) if across > 0 and math.isfinite(along / across) else 5.0

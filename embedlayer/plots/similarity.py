@@ -1,0 +1,215 @@
+"""Who is like whom: cosines between tokens, between positions, and scores without positions."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from embedlayer.analysis.vectors import Token, TokenVectors
+from embedlayer.errors import ShapeError, SizeError
+from embedlayer.plots.heatmaps import draw_matrix, limit_of, picture_of, with_hole
+from embedlayer.plots.style import BLUE, INK, MUTED, PAPER, colorbar, entitle, new_figure, numbers, panels
+from embedlayer.plots.visible import visible_text
+from embedlayer.positions.position import AdditivePosition, Position
+from embedlayer.tables.table import TokenTable
+from embedlayer.text.tokenizer import token_text
+
+if TYPE_CHECKING:
+    import matplotlib.axes
+    import matplotlib.figure
+
+MOST_ROWS = 2048
+"""Rows that are compared pair by pair; a picture has no more pixels to show them in."""
+
+MOST_NUMBERS = 12
+"""Rows up to which each cell shows its number, and up to thrice which each row shows its name."""
+
+
+def cosines(rows: Float[Tensor, "N D"]) -> Float[Tensor, "N N"]:
+    """`cos(row i, row j)` in float64; 0 where one of the rows is zero, NaN where one is not finite.
+
+    Raises:
+        SizeError: More than 2,048 rows: a matrix of all pairs is only made of rows that somebody chose.
+    """
+    if len(rows) > MOST_ROWS:
+        raise SizeError(f"{len(rows):,} rows have {len(rows) ** 2:,} pairs; choose at most {MOST_ROWS:,} rows.")
+    unit = F.normalize(rows.detach().cpu().double(), dim=-1)
+    return (unit @ unit.T).clamp(-1.0, 1.0)
+
+
+def similarity_matrix(
+    rows: Float[Tensor, "N D"],
+    labels: Sequence[str] = (),
+    *,
+    row_label: str = "row",
+    title: str = "Cosine of each pair",
+) -> "matplotlib.figure.Figure":
+    """The cosine of each pair of rows, as colours from -1 (blue) over 0 (white) to 1 (red), with few rows as numbers.
+
+    Args:
+        rows: At most 2,048 rows.
+        labels: A text for each row, or none.
+        row_label: What a row is.
+        title: The figure's title.
+
+    Raises:
+        SizeError: More than 2,048 rows.
+        ShapeError: Labels are not one for each row.
+
+    Example:
+        >>> figure = similarity_matrix(torch.eye(3), ["x", "y", "z"])
+    """
+    if labels and len(labels) != len(rows):
+        raise ShapeError(f"Labels must be one for each of the {len(rows)} rows, not {len(labels)}.")
+    values = cosines(rows)
+    with new_figure(7.2, 5.6) as figure:
+        axes = panels(figure)[0, 0]
+        image = _square(axes, values, limit=1.0)
+        axes.set(xlabel="" if labels else row_label, ylabel="" if labels else row_label)
+        axes.set_title(title)
+        _name(axes, labels)
+        if len(values) <= MOST_NUMBERS:
+            _write_numbers(axes, values, 1.0)
+        colorbar(figure, image, axes, label=with_hole("cosine", values))
+    return figure
+
+
+def token_similarity(
+    table: TokenTable | Tensor, tokenizer: Tokenizer, tokens: Sequence[Token], *, title: str = "How alike tokens are"
+) -> "matplotlib.figure.Figure":
+    """The cosine of each pair of some tokens' rows.
+
+    Args:
+        table: A `TokenTable`, or a plain tensor `(V, D)`; only the rows of `tokens` are read.
+        tokenizer: Its tokenizer.
+        tokens: By text, ID or bytes, as `TokenVectors` takes them.
+        title: The figure's title.
+
+    Raises:
+        TokenizerError, TokenIdError: A token is not in the vocabulary.
+        SizeError: No tokens, or more than 2,048.
+    """
+    vectors = TokenVectors(table, tokenizer)
+    ids = [vectors.id_of(token) for token in tokens]
+    if not ids:
+        raise SizeError("The picture needs at least one token; found none.")
+    names = [token_text(tokenizer, index) for index in ids]
+    return similarity_matrix(torch.stack([vectors[index] for index in ids]), names, title=title)
+
+
+def position_similarity(
+    positions: Position | Float[Tensor, "T D"], *, length: int = 64, title: str = "How alike positions are"
+) -> "matplotlib.figure.Figure":
+    """The cosine of each pair of positions, and its mean at each distance.
+
+    That of neighbours is stated: for sinusoids of width 64 neighbours have a cosine of 0.966, of width 8 one of 0.884.
+
+    Args:
+        positions: A scheme that adds vectors, or one row per position.
+        length: Positions of a scheme to show, at most 2,048.
+        title: The figure's title.
+
+    Raises:
+        SizeError: The scheme adds no vectors, or there are too many positions.
+
+    Example:
+        >>> figure = position_similarity(SinusoidalPositionalEmbedding(64, 8))
+    """
+    if isinstance(positions, Position) and not isinstance(positions, AdditivePosition):
+        raise SizeError(
+            f"{type(positions).__name__} adds no vectors, so its positions have no cosine. "
+            f"See rotary_scores and attention_bias."
+        )
+    values = cosines(picture_of(positions, length).values)
+    means = torch.tensor([float(values.diagonal(distance).mean()) for distance in range(len(values))])
+    with new_figure(7.2, 3.9) as figure:
+        entitle(figure, title)
+        left, right = panels(figure, 1, 2, gridspec_kw={"width_ratios": [1.15, 1]})[0]
+        figure.set_layout_engine("constrained", wspace=0.06)
+        image = _square(left, values, limit=1.0)
+        left.set(xlabel="position", ylabel="position")
+        left.locator_params(integer=True)
+        colorbar(figure, image, left, label=with_hole("cosine", values), shrink=0.9)
+        right.plot(range(len(means)), numbers(means), color=BLUE)
+        right.axhline(0, color=MUTED, linewidth=0.8)
+        right.set(xlabel="distance (positions)", ylabel="mean cosine at this distance")
+        right.set_ylim(min([0.0, *means.nan_to_num().tolist()]) - 0.05, 1.1)
+        right.locator_params(axis="x", integer=True)
+        if len(means) > 1 and means[1].isfinite():
+            right.plot([1], [float(means[1])], "o", color=BLUE, markersize=5)
+            right.set_title(f"neighbours: {means[1]:.3f}", fontweight="normal", fontsize=9.5, pad=4)
+    return figure
+
+
+def attention_orders(
+    vectors: Float[Tensor, "T D"],
+    order: Sequence[int],
+    labels: Sequence[str],
+    *,
+    title: str = "Scores without positions move with their tokens",
+) -> "matplotlib.figure.Figure":
+    """Scores `x_i . x_j` of the same vectors in two orders: the same numbers, moved.
+
+    Args:
+        vectors: One for each token, such as rows of a table.
+        order: Which token comes first, second, ... in the other order.
+        labels: Text of each token.
+        title: The figure's title.
+
+    Raises:
+        SizeError: `order` is not a permutation, or there are more than 2,048 tokens.
+        ShapeError: Labels are not one for each vector.
+
+    Example:
+        >>> figure = attention_orders(torch.randn(3, 8), [2, 0, 1], ["the", "cat", "sat"])
+    """
+    if sorted(order) != list(range(len(vectors))) or len(order) > MOST_ROWS:
+        raise SizeError(f"order must be a permutation of 0..{len(vectors) - 1} (at most {MOST_ROWS:,}), not {order}.")
+    if len(labels) != len(vectors):
+        raise ShapeError(f"Labels must be one for each of the {len(vectors)} tokens, not {len(labels)}.")
+    x = vectors.detach().cpu().double()
+    scores = [x @ x.T, x[list(order)] @ x[list(order)].T]
+    limit = limit_of(scores[0])
+    with new_figure(7.2, 3.7) as figure:
+        entitle(figure, title)
+        pair = panels(figure, 1, 2)[0]
+        for axes, values, places in zip(pair, scores, (range(len(x)), order), strict=True):
+            image = _square(axes, values, limit=limit)
+            names = [labels[place] for place in places]
+            axes.set_title(" ".join(visible_text(name.strip()) for name in names), fontweight="normal", fontsize=10)
+            axes.set(xlabel="key", ylabel="query")
+            _name(axes, names)
+            if len(values) <= MOST_NUMBERS:
+                _write_numbers(axes, values, limit)
+        colorbar(figure, image, list(pair), label=with_hole("score (q · k)", *scores), shrink=0.9)
+    return figure
+
+
+def _square(axes: "matplotlib.axes.Axes", values: Float[Tensor, "N N"], *, limit: float) -> object:
+    image = draw_matrix(axes, values, limit=limit)
+    axes.set_aspect("equal")
+    axes.tick_params(length=0)
+    axes.locator_params(integer=True)
+    return image
+
+
+def _name(axes: "matplotlib.axes.Axes", labels: Sequence[str]) -> None:
+    """Names instead of numbers along both axes, if there is room to read them."""
+    if not labels or len(labels) > 3 * MOST_NUMBERS:
+        return
+    names, size = [visible_text(label) for label in labels], 9.5 if len(labels) <= 2 * MOST_NUMBERS else 7.5
+    upright = max(map(len, names)) * len(names) > 60
+    axes.set_xticks(range(len(names)), names, rotation=90 if upright else 0, fontsize=size)
+    axes.set_yticks(range(len(names)), names, fontsize=size)
+
+
+def _write_numbers(axes: "matplotlib.axes.Axes", values: Float[Tensor, "N N"], limit: float) -> None:
+    for i, row in enumerate(values.tolist()):
+        for j, value in enumerate(row):
+            colour = PAPER if abs(value) > 0.65 * limit else INK
+            text = f"{value:.3g}" if limit > 10 else f"{value:.2f}"
+            axes.text(j, i, text.replace("-", "−"), ha="center", va="center", fontsize=7.5, color=colour)

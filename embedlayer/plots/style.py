@@ -1,0 +1,172 @@
+"""One look for all pictures: colours, a figure of its own, and the figure as SVG for a page."""
+
+import io
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from embedlayer.errors import require
+
+if TYPE_CHECKING:
+    import matplotlib.axes
+    import matplotlib.figure
+
+INK, MUTED, GRID, PAPER = "#1f2a37", "#5f6b7a", "#e3e7ec", "#fefefe"
+BLUE, ORANGE, GREEN, PURPLE = "#2867b2", "#d9700f", "#304818", "#a878f0"
+
+LINES = (BLUE, ORANGE, GREEN, PURPLE)
+"""Colours of lines, in this order; told apart with any kind of colour vision."""
+
+HOLE = "#b4bac3"
+"""Where a heat map has no number: a grey that none of its colours is."""
+
+THEME = {
+    INK: "--ink", MUTED: "--muted", GRID: "--grid", PAPER: "--paper",
+    BLUE: "--blue", ORANGE: "--orange", GREEN: "--green", PURPLE: "--purple",
+}  # fmt: skip
+"""The colours of texts and lines, and the CSS variable a page may put in their place."""
+
+POINT_COLOURS = ["#3568ae", "#8d8ba0", "#e5862c"]
+"""Low to high, for points and ordered lines: middling tones that stand out from a white page and from a black one."""
+
+STYLE: dict[str, Any] = {
+    "figure.dpi": 100,
+    "figure.facecolor": PAPER,
+    "figure.constrained_layout.use": True,
+    "figure.constrained_layout.w_pad": 0.09,
+    "figure.constrained_layout.h_pad": 0.09,
+    "savefig.facecolor": PAPER,
+    "savefig.dpi": 200,
+    "font.size": 9.5,
+    "text.color": INK,
+    "text.parse_math": False,
+    "axes.facecolor": PAPER,
+    "axes.edgecolor": GRID,
+    "axes.labelcolor": MUTED,
+    "axes.labelsize": 9.5,
+    "axes.titlesize": 11,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "axes.titlepad": 10,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.axisbelow": True,
+    "axes.grid": True,
+    "grid.color": GRID,
+    "grid.linewidth": 0.8,
+    "xtick.color": GRID,
+    "ytick.color": GRID,
+    "xtick.labelcolor": MUTED,
+    "ytick.labelcolor": MUTED,
+    "lines.linewidth": 1.8,
+    "lines.solid_capstyle": "round",
+    "legend.frameon": False,
+    "legend.fontsize": 9.5,
+    "svg.fonttype": "none",
+    "svg.hashsalt": "embedlayer",
+}
+
+WIDE_FONTS = (
+    "Noto Sans CJK SC", "Noto Sans CJK JP", "PingFang SC", "Hiragino Sans", "Microsoft YaHei", "Malgun Gothic",
+    "WenQuanYi Zen Hei", "Arial Unicode MS", "Noto Sans Arabic", "Noto Sans Devanagari", "Noto Sans Hebrew",
+)  # fmt: skip
+"""Fonts for what DejaVu Sans lacks, used where they are installed."""
+
+
+@contextmanager
+def new_figure(width: float, height: float) -> "Iterator[matplotlib.figure.Figure]":
+    """An empty figure of so many inches, and the style of all figures here while it is filled."""
+    matplotlib = require("matplotlib", extra="plots")
+    figures = require("matplotlib.figure", extra="plots")
+    with matplotlib.rc_context({**STYLE, "font.family": font_families()}):
+        yield figures.Figure(figsize=(width, height))
+
+
+def panels(figure: "matplotlib.figure.Figure", rows: int = 1, columns: int = 1, **options: Any) -> Any:
+    """Axes in rows and columns; their ticks keep their look though matplotlib makes them later, when it draws."""
+    grid = figure.subplots(rows, columns, squeeze=False, **options)
+    for axes in grid.flat:
+        keep_ticks(axes)
+    return grid
+
+
+def keep_ticks(axes: "matplotlib.axes.Axes") -> None:
+    """Write the style of ticks into the axes, which otherwise look it up again when they need more of them."""
+    axes.tick_params(labelsize=9, labelcolor=MUTED, color=GRID, grid_color=GRID, grid_linewidth=0.8)
+
+
+def entitle(figure: "matplotlib.figure.Figure", title: str) -> None:
+    """A title above several panels; nothing, and no room for it, if it is empty."""
+    if title:
+        figure.suptitle(title, x=0.012, ha="left", fontsize=STYLE["axes.titlesize"], fontweight="bold")
+
+
+def font_families() -> list[str]:
+    """DejaVu Sans, which matplotlib brings, and what is installed of `WIDE_FONTS`."""
+    manager = require("matplotlib.font_manager", extra="plots").fontManager
+    installed = {font.name for font in manager.ttflist}
+    return ["DejaVu Sans", *(name for name in WIDE_FONTS if name in installed)]
+
+
+def numbers(values: Tensor) -> Any:
+    """A tensor of any kind as a NumPy array of its own in float64, which matplotlib can draw."""
+    return values.detach().cpu().to(torch.float64, copy=True).numpy()
+
+
+def point_colours() -> Any:
+    """`POINT_COLOURS` as a colour map."""
+    colours = require("matplotlib.colors", extra="plots")
+    return colours.LinearSegmentedColormap.from_list("points", POINT_COLOURS).with_extremes(bad=HOLE)
+
+
+def colorbar(
+    figure: "matplotlib.figure.Figure", artist: Any, axes: Any, *, label: str, shrink: float = 1.0
+) -> "matplotlib.axes.Axes":
+    """The scale of a picture's colours, with what they mean."""
+    bar = figure.colorbar(artist, ax=axes, shrink=shrink, aspect=28, pad=0.02, label=label)
+    bar.ax.yaxis.labelpad = 8
+    keep_ticks(bar.ax)
+    bar.outline.set_visible(False)
+    if bar.solids is not None:
+        bar.solids.set(alpha=1.0, rasterized=True)
+    return bar.ax
+
+
+def backing() -> dict[str, Any]:
+    """A patch of paper behind a text, so that it can be read over points and bars."""
+    return {"facecolor": PAPER, "edgecolor": "none", "alpha": 0.72, "boxstyle": "square,pad=0.1"}
+
+
+def svg(figure: "matplotlib.figure.Figure", *, prefix: str) -> str:
+    """A figure as an SVG element to stand in an HTML page.
+
+    Texts stay texts, what is rasterised stays pixels, and the colours of `THEME` become `var(--name, colour)`.
+
+    Args:
+        figure: From one of the functions of `embedlayer.plots`.
+        prefix: Put before each id, so that several figures can share a page.
+    """
+    matplotlib = require("matplotlib", extra="plots")
+    out = io.StringIO()
+    with matplotlib.rc_context(STYLE):
+        figure.savefig(
+            out,
+            format="svg",
+            transparent=True,
+            metadata={"Date": None, "Creator": None, "Format": None, "Type": None},
+        )
+    text = re.sub(r"<metadata>.*?</metadata>\s*", "", out.getvalue(), flags=re.DOTALL)
+    root, rest = re.fullmatch(r".*?(<svg\b[^>]*>)(.*)", text.strip(), flags=re.DOTALL).groups()  # type: ignore[union-attr]
+    return re.sub(r' (?:width|height)="[^"]*"', "", root) + re.sub("<[^>]*>", lambda tag: _themed(tag[0], prefix), rest)
+
+
+def _themed(tag: str, prefix: str) -> str:
+    """One tag of an SVG, its ids and colours made fit for a page; texts between tags are not ours to change."""
+    tag = re.sub(r'(\bid="|url\(#|href="#)', rf"\g<1>{prefix}-", tag)
+    for colour, name in THEME.items():
+        tag = tag.replace(colour, f"var({name}, {colour})")
+    return tag

@@ -1,0 +1,156 @@
+"""Losses over the steps of training, and where optimizers lead."""
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from embedlayer.errors import FileError, SizeError
+from embedlayer.plots.style import BLUE, INK, LINES, MUTED, ORANGE, new_figure, panels
+
+if TYPE_CHECKING:
+    import matplotlib.axes
+    import matplotlib.figure
+
+Metrics = Sequence[Mapping[str, Any]]
+"""Lines of a run's `metrics.jsonl`: `step`, `loss` and, on some, `validation_loss`, in nats per token."""
+
+
+def loss_curve(
+    run: Metrics | Path | str, *, baseline: float | None = None, title: str = "Loss"
+) -> "matplotlib.figure.Figure":
+    """Training and validation loss over steps.
+
+    Args:
+        run: Lines of a run's `metrics.jsonl`, that file, or the run's folder. A value that is missing, `None` or not
+            finite is left out.
+        baseline: A loss to compare with, drawn as a labelled line: `ln V`, what knowing nothing costs.
+        title: The figure's title.
+
+    Raises:
+        FileError: There is no such file or folder.
+    """
+    metrics = read_metrics(run)
+    with new_figure(7.2, 3.9) as figure:
+        axes = panels(figure)[0, 0]
+        for key, label, colour, style in (
+            ("loss", "training", BLUE, {"marker": ""}),
+            ("validation_loss", "validation", ORANGE, {"marker": "o", "markersize": 4}),
+        ):
+            _draw(axes, metrics, key, label=label, color=colour, **style)
+        _finish(axes, title, "loss (nats per token)", baseline)
+    return figure
+
+
+def loss_curves(
+    runs: Mapping[str, Metrics | Path | str],
+    *,
+    key: Literal["loss", "validation_loss"] = "validation_loss",
+    baseline: float | None = None,
+    title: str | None = None,
+) -> "matplotlib.figure.Figure":
+    """One loss of several runs over steps: tied beside untied, one position scheme beside another.
+
+    Args:
+        runs: Up to four runs by name, each as in `loss_curve`.
+        key: Which loss.
+        baseline: A loss to compare with, such as `ln V`.
+        title: The figure's title.
+
+    Raises:
+        FileError: There is no such file or folder.
+        SizeError: More than four runs, which lines of one picture do not tell apart.
+
+    Example:
+        >>> tied = [{"step": 0, "loss": 8.3}, {"step": 100, "loss": 5.1}]
+        >>> untied = [{"step": 0, "loss": 8.4}, {"step": 100, "loss": 5.0}]
+        >>> figure = loss_curves({"tied": tied, "untied": untied}, key="loss")
+    """
+    if len(runs) > len(LINES):
+        raise SizeError(f"At most {len(LINES)} runs can be told apart in one picture; found {len(runs)}.")
+    with new_figure(7.2, 3.9) as figure:
+        axes = panels(figure)[0, 0]
+        for (name, run), colour, dashes in zip(runs.items(), LINES, DASHES, strict=False):
+            metrics = read_metrics(run)
+            _draw(axes, metrics, key, label=name, color=colour, linestyle=dashes, marker="o", markersize=3.5)
+        which = {"loss": "training", "validation_loss": "validation"}[key]
+        default = f"{which.capitalize()} loss of {len(runs)} runs"
+        _finish(axes, default if title is None else title, f"{which} loss (nats per token)", baseline)
+    return figure
+
+
+DASHES = ("-", (0, (4, 1.5)), (0, (1, 1.4)), (0, (6, 1.5, 1, 1.5)))
+"""Lines that are told apart without colours."""
+
+
+def read_metrics(run: Metrics | Path | str) -> Metrics:
+    """The lines of a run, given as they are, as its `metrics.jsonl`, or as its folder.
+
+    Raises:
+        FileError: There is no such file or folder.
+    """
+    if not isinstance(run, Path | str):
+        return run
+    from embedlayer.training.run_directory import RunDirectory
+
+    directory = RunDirectory(run)
+    if Path(run).is_file():
+        directory.metrics = Path(run)
+    if not directory.metrics.exists():
+        raise FileError(f"{run} is no run: there is no {directory.metrics}. Give a run's folder or its metrics.jsonl.")
+    return directory.read_metrics()
+
+
+def _draw(axes: "matplotlib.axes.Axes", metrics: Metrics, key: str, **style: Any) -> None:
+    found = [(line["step"], line[key]) for line in metrics if line.get(key) is not None and math.isfinite(line[key])]
+    if len(found) == 1:
+        style |= {"marker": "o", "markersize": 5}
+    if found:
+        axes.plot([step for step, _ in found], [loss for _, loss in found], **style)
+
+
+def _finish(axes: "matplotlib.axes.Axes", title: str, loss: str, baseline: float | None) -> None:
+    axes.set(xlabel="step", ylabel=loss)
+    axes.set_title(title)
+    axes.grid(visible=False, axis="x")
+    axes.margins(x=0.02, y=0.08)
+    if baseline is not None:
+        axes.axhline(baseline, color=MUTED, linewidth=1.2, linestyle=(0, (4, 3)))
+        axes.annotate(
+            f"ln V = {baseline:.2f}, knowing nothing",
+            (1, baseline),
+            xycoords=("axes fraction", "data"),
+            xytext=(-2, 4),
+            textcoords="offset points",
+            ha="right",
+            color=MUTED,
+        )
+    if names := axes.get_legend_handles_labels()[1]:
+        columns = len(names) if sum(map(len, names)) < 40 else 1
+        place = {"loc": "lower right", "bbox_to_anchor": (1.01, 1.0)} if columns > 1 else {"loc": "upper right"}
+        axes.legend(**place, ncols=columns, borderaxespad=0.2, handlelength=1.8)
+
+
+def optimizer_paths(
+    values: Mapping[str, Sequence[float]], *, touched: Sequence[int] = (), title: str = "Who ends where"
+) -> "matplotlib.figure.Figure":
+    """One number of a table over the steps, under one optimizer and others that are compared with it.
+
+    Args:
+        values: For each optimizer, the number after each step; the first one is a broad band behind the others.
+        touched: Steps at which the row had a gradient, marked at the foot.
+        title: The figure's title.
+    """
+    looks = [(MUTED, 6.0, 0.35, "-"), (BLUE, 1.6, 1.0, "-"), (ORANGE, 1.6, 1.0, (0, (5, 2)))]
+    with new_figure(7.2, 3.9) as figure:
+        axes = panels(figure)[0, 0]
+        for (name, path), (colour, width, alpha, style) in zip(values.items(), looks, strict=False):
+            steps = range(1, len(path) + 1)
+            axes.plot(steps, path, color=colour, linewidth=width, alpha=alpha, linestyle=style, label=name)
+        across = axes.get_xaxis_transform()
+        axes.plot(touched, [0.02] * len(touched), "|", color=INK, markersize=9, transform=across, label="gradient")
+        axes.set(xlabel="step", ylabel="one number of a rare row")
+        axes.set_title(title)
+        axes.margins(x=0.02, y=0.1)
+        axes.legend(loc="best")
+    return figure

@@ -1,0 +1,38 @@
+"""The words of a text that a model's tokenizer writes in many pieces: what `embedlayer vocab add --terms` may be given.
+
+    python examples/domain_terms.py out/demo > terms.txt
+
+prints the 200 most frequent such words in the sources of Python's asyncio; `--text FOLDER` takes another text. Without
+a run the tokenizer is that of single bytes.
+"""
+
+import argparse
+import asyncio
+import re
+from collections import Counter
+from pathlib import Path
+
+import embedlayer as el
+from embedlayer.vocab.pieces import spell
+
+
+def domain_terms(text: str, tokenizer: object, count: int, *, pieces: int = 3) -> list[str]:
+    """The most frequent words of `text`, of four letters or more, that take at least so many pieces."""
+    words = [word for word, _ in Counter(re.findall(r"(?<= )[A-Za-z_]{4,}\b", text)).most_common(40 * count)]
+    written = spell(tokenizer, [f" {word}" for word in words])
+    return [word for word, ids in zip(words, written, strict=True) if len(ids) >= pieces][:count]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("run", type=Path, nargs="?", help="a model's folder")
+    parser.add_argument("--text", type=Path, default=Path(asyncio.__file__).parent, help="a folder of Python files")
+    parser.add_argument("--count", type=int, default=200)
+    options = parser.parse_args()
+    tokenizer = el.train_tokenizer((), "byte") if options.run is None else el.load_tokenizer(options.run)
+    text = "".join(file.read_text(encoding="utf-8") for file in sorted(options.text.glob("*.py")))
+    print(*domain_terms(text, tokenizer, options.count), sep="\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,136 @@
+"""What new tokens cost before any training, for each start of their rows, on text that the model has not seen.
+
+    python examples/starting_rows.py --steps 400 --write docs/vocabulary.md
+
+trains a small tied decoder on the Python language reference, adds the words of the held-out text whose pieces make up
+the most of it, and puts the table between the markers of the page. `--run out/demo` takes a finished run instead.
+"""
+
+import argparse
+import copy
+import math
+import re
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import torch
+from tables import markdown_table, write_between_markers
+from tokenizers import Tokenizer
+
+import embedlayer as el
+from embedlayer.cli.demo import carried_text
+from embedlayer.vocab.starting_rows import NewToken
+from embedlayer.vocab.transplant import spelled_by
+
+Place = tuple[int, int]
+LENGTH = 128
+
+
+def starts(tokens: list[NewToken]) -> dict[str, el.StartingRows]:
+    return {
+        "`SubwordMean()`, the default": el.SubwordMean(),
+        "`Copy(of=...)` its first piece": el.Copy(of=[token.pieces[0] for token in tokens]),
+        "`Mean()`": el.Mean(),
+        "`MeanNoise(scale=0.1)`": el.MeanNoise(scale=0.1),
+        "`MeanNoise()`": el.MeanNoise(),
+        "`Random()`, as wide as trained rows": el.Random(),
+        "`Random(std=0.02)`": el.Random(std=0.02),
+    }
+
+
+def trained(run: Path | None, steps: int, vocab_size: int) -> tuple[el.DecoderLM, Tokenizer, str]:
+    """A model, its tokenizer, and text that it was not trained on."""
+    if run is not None:
+        model, tokenizer = el.load_run(run)
+        fraction = el.RunDirectory(run).read()["validation_fraction"]
+        held_out = el.TokenCorpus.open(run / "corpus").split(fraction)[1]
+    else:
+        torch.manual_seed(0)
+        tokenizer = el.train_tokenizer(carried_text(), vocab_size=vocab_size)
+        table = el.TokenEmbedding(vocab_size, 192, scale="sqrt_dim")
+        model = el.DecoderLM(table, el.RotaryEmbedding(32), num_layers=4, num_heads=6)
+        parts = el.TokenCorpus.from_text(carried_text(), tokenizer).split(0.1)
+        list(el.Trainer(model, *parts, el.TrainingOptions(steps=steps, max_length=LENGTH, seed=0)).run())
+        held_out = parts[1]
+    return model.eval(), tokenizer, tokenizer.decode(held_out.ids.tolist(), skip_special_tokens=False)
+
+
+def costly_words(text: str, tokenizer: Tokenizer, number: int) -> list[str]:
+    """Words, with the space before them, whose pieces beyond the first make up the most of a text."""
+    counts = Counter(re.findall(r" [A-Za-z]\w{2,}", text))
+    pieces = {word: len(tokenizer.encode(word).ids) for word in counts}
+    costly = [word for word in counts if pieces[word] > 1]
+    return sorted(costly, key=lambda word: (-counts[word] * (pieces[word] - 1), word))[:number]
+
+
+def with_rows(model: el.DecoderLM, values: torch.Tensor) -> el.DecoderLM:
+    """The model with more rows in its (tied) table."""
+    config = copy.deepcopy(model.config)
+    config["table"]["vocab_size"] += len(values)
+    larger = el.DecoderLM.from_config(config)
+    larger.load_state_dict({**model.state_dict(), "table.weight": torch.cat([model.table.weight.detach(), values])})
+    return larger.eval()
+
+
+@torch.no_grad()
+def losses(model: el.DecoderLM, ids: list[int]) -> np.ndarray:
+    """Loss of each token but the first of each window, in nats; that one is nan."""
+    found = []
+    for window in torch.tensor(ids).split(LENGTH):
+        nats = -model.head.token_log_probs(model.hidden(window[:-1]), window[1:]) if len(window) > 1 else window[:0]
+        found += [math.nan, *nats.tolist()]
+    return np.array(found)
+
+
+def measured(
+    name: str, nats: np.ndarray, places: list[tuple[int, int]], text: str, words: list[range]
+) -> dict[str, str]:
+    """A line of the table: `places` are where in the text the tokens stand, `words` where the new tokens do."""
+    inside = np.zeros(len(text), dtype=bool)
+    for word in words:
+        inside[word.start : word.stop] = True
+    is_new = np.array([inside[min(start, len(text) - 1)] for start, _ in places])
+    seen = ~np.isnan(nats)
+    size = sum(len(text[start:stop].encode()) for (start, stop), there in zip(places, seen, strict=True) if there)
+    in_all_windows = seen[is_new].sum() / max(is_new.sum(), 1)
+    return {
+        "rows of the new tokens": name,
+        "loss of a new token": f"{nats[is_new & seen].sum() / (len(words) * in_all_windows):.2f}",
+        "loss of another token": f"{nats[~is_new & seen].mean():.3f}",
+        "bits per byte": f"{nats[seen].sum() / math.log(2) / size:.3f}",
+    }
+
+
+def main(run: Path | None, steps: int, vocab_size: int, number: int, page: Path | None) -> None:
+    model, tokenizer, text = trained(run, steps, vocab_size)
+    terms = costly_words(text, tokenizer, number)
+    edit = el.edit_tokenizer(tokenizer, add=terms)
+    new_ids = [token_id for token_id, source in enumerate(edit.sources) if source is None]
+    tokens = spelled_by(tokenizer, edit.tokenizer, new_ids)
+
+    before, after = tokenizer.encode(text), edit.tokenizer.encode(text)
+    words = [range(*place) for i, place in zip(after.ids, after.offsets, strict=True) if i >= new_ids[0]]
+    rows = [measured("not added: the pieces of its text", losses(model, before.ids), before.offsets, text, words)]
+    for name, start in starts(tokens).items():
+        values = start.rows(model.table, tokens, torch.Generator().manual_seed(0)).values
+        rows.append(measured(name, losses(with_rows(model, values), after.ids), after.offsets, text, words))
+        print(rows[-1], flush=True)
+    result = markdown_table(rows)
+    result += f"\n{len(terms)} new tokens, such as {', '.join(f'`{term!r}`' for term in terms[:4])}: "
+    result += f"{len(words):,} of the {len(after.ids):,} tokens of the held-out text, "
+    result += f"where {len(before.ids):,} stood before. Losses in nats.\n"
+    print(result)
+    if page is not None:
+        write_between_markers(page, "starting-rows", result)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--run", type=Path, help="folder of a finished run with a byte-level tokenizer")
+    parser.add_argument("--steps", type=int, default=400)
+    parser.add_argument("--vocab-size", type=int, default=1024)
+    parser.add_argument("--terms", type=int, default=200)
+    parser.add_argument("--write", type=Path, help="page to put the table into")
+    arguments = parser.parse_args()
+    main(arguments.run, arguments.steps, arguments.vocab_size, arguments.terms, arguments.write)

@@ -1,0 +1,78 @@
+"""Parquet for embedding-atlas."""
+
+import sys
+
+import pytest
+import torch
+
+from embedlayer.analysis import atlas
+from embedlayer.analysis.atlas import COLUMNS, nearest_rows, write_atlas
+from embedlayer.analysis.geometry import pca
+from embedlayer.errors import CheckpointError, MissingExtraError, SizeError, TokenizerError
+from embedlayer.tables.dense import TokenEmbedding
+from embedlayer.tables.factorized import FactorizedEmbedding
+from embedlayer.text.tokenizer import train_tokenizer
+
+
+@pytest.mark.parametrize("make", [TokenEmbedding, lambda v, d: FactorizedEmbedding(v, d, rank=4)])
+def test_the_file_holds_a_map_and_the_nearest_tokens(tmp_path, make) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet")
+    tokenizer = train_tokenizer("the cats and the dogs sat on the mats", vocab_size=280)
+    count = tokenizer.get_vocab_size()
+    table = make(count + 5, 8)
+    assert write_atlas(tmp_path / "map.parquet", table, tokenizer, num_neighbors=4) == count
+    read = parquet.read_table(tmp_path / "map.parquet")
+    assert tuple(read.column_names) == COLUMNS
+    assert [field.name for field in read.schema.field("neighbors").type] == ["ids", "distances"]
+    columns = read.to_pydict()
+    assert columns["id"] == list(range(count))
+    assert columns["token"][tokenizer.token_to_id("Ġthe")] == " the"
+    places = pca(table).coordinates[:count]
+    torch.testing.assert_close(torch.tensor(columns["x"]), places[:, 0].float())
+    torch.testing.assert_close(torch.tensor(columns["y"]), places[:, 1].float())
+    units = torch.nn.functional.normalize(table.rows(0, count).detach(), dim=1)
+    cosines = (units @ units.T).fill_diagonal_(-2)
+    for row in (0, 7, count - 1):
+        near = columns["neighbors"][row]
+        expected = cosines[row].topk(4)
+        assert near["distances"] == pytest.approx((1 - expected.values).tolist(), abs=1e-5)
+        assert cosines[row][near["ids"]].tolist() == pytest.approx(expected.values.tolist(), abs=1e-5)
+
+
+@pytest.mark.parametrize("queries", [3, 2048])
+def test_gaps_in_the_ids_are_left_out(monkeypatch, queries) -> None:
+    monkeypatch.setattr(atlas, "QUERIES_AT_ONCE", queries)
+    rows = torch.randn(20, 3)
+    ids = torch.tensor([2, 3, 5, 11, 19])
+    places, distances = nearest_rows(rows, ids, 9)
+    units = torch.nn.functional.normalize(rows[ids], dim=1)
+    expected = (1 - units @ units.T).fill_diagonal_(9).sort(dim=1)
+    assert torch.equal(places, expected.indices[:, :4])
+    torch.testing.assert_close(distances, expected.values[:, :4], atol=1e-6, rtol=0)
+
+
+def test_without_neighbours_the_column_is_left_out(tmp_path) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet")
+    write_atlas(tmp_path / "map.parquet", torch.randn(257, 4), train_tokenizer((), "byte"), num_neighbors=0)
+    assert "neighbors" not in parquet.read_table(tmp_path / "map.parquet").column_names
+
+
+def test_what_cannot_be_a_map_is_refused(tmp_path) -> None:
+    pytest.importorskip("pyarrow")
+    tokenizer = train_tokenizer((), "byte")
+    broken = torch.randn(257, 4)
+    broken[3] = torch.nan
+    for rows, error, message in (
+        (broken, CheckpointError, "the first is row 3"),
+        (torch.randn(257, 1), SizeError, "width 2 or more"),
+        (torch.randn(20, 4), TokenizerError, "IDs up to 256, the table has 20 rows"),
+    ):
+        with pytest.raises(error, match=message):
+            write_atlas(tmp_path / "map.parquet", rows, tokenizer)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_missing_pyarrow_names_the_line_that_installs_it(tmp_path, monkeypatch) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(MissingExtraError, match=r"pip install 'embedlayer\[parquet\]'"):
+        write_atlas(tmp_path / "map.parquet", torch.randn(257, 4), train_tokenizer((), "byte"))

@@ -1,0 +1,51 @@
+"""What sort of thing a row stands for."""
+
+import pytest
+
+from embedlayer.analysis.token_kinds import KINDS, token_kinds
+from embedlayer.text.tokenizer import load_tokenizer, table_size, train_tokenizer
+
+
+def test_the_kinds_of_a_byte_level_vocabulary() -> None:
+    tokenizer = train_tokenizer("the cats, 42 cats; the dogs\n\n " * 40, vocab_size=300)
+    kinds = token_kinds(tokenizer, 302)
+    named = {tokenizer.id_to_token(row): kind for row, kind in enumerate(kinds)}
+    assert named["<|endoftext|>"] == "special"
+    assert named["Ġcats"] == named["Ġthe"] == "word"
+    assert named["the"] == "part"
+    assert named["Ċ"] == "space"
+    assert named["Ġ42"] == named["7"] == "number"
+    assert named[";"] == "punctuation"
+    assert named["æ"] == "byte"
+    assert kinds[tokenizer.get_vocab_size() :] == ["no token"] * (302 - tokenizer.get_vocab_size())
+    assert set(kinds) <= set(KINDS)
+
+
+@pytest.mark.parametrize("kind", ["wordpiece", "unigram", "word", "byte"])
+def test_every_kind_of_tokenizer_is_told_apart(kind) -> None:
+    tokenizer = train_tokenizer("the cats, 42 cats; the dogs naïve 日本 " * 40, kind, vocab_size=320)
+    kinds = token_kinds(tokenizer, table_size(tokenizer))
+    assert {"byte": "byte"}.get(kind, "word") in kinds
+    assert ("part" in kinds) == (kind in ("wordpiece", "unigram"))
+    assert "unreachable" not in kinds or kind == "unigram"
+
+
+def test_what_bert_splits_apart_is_unreachable(tmp_path) -> None:
+    pieces = "[PAD] [UNK] [CLS] [SEP] [MASK] [unused7] 三 ##三 d dog ##ing 1994 ##7 ##A".split()
+    (tmp_path / "vocab.txt").write_text("\n".join(pieces) + "\n")
+    (tmp_path / "tokenizer_config.json").write_text('{"do_lower_case": true}')
+    tokenizer = load_tokenizer(tmp_path / "vocab.txt")
+    named = dict(zip(pieces, token_kinds(tokenizer, len(pieces)), strict=True))
+    assert named["[unused7]"] == named["##三"] == named["##A"] == "unreachable"
+    assert named["三"] == named["dog"] == "word"
+    assert named["##ing"] == "part"
+    assert named["[CLS]"] == named["[UNK]"] == "special"
+    assert named["1994"] == named["##7"] == "number"
+
+
+def test_byte_pieces_of_sentencepiece_are_bytes(shared_data) -> None:
+    tokenizer = load_tokenizer(shared_data / "models" / "tok512.bin")
+    kinds = token_kinds(tokenizer, 512)
+    assert kinds.count("byte") == 256
+    assert kinds[:3] == ["special"] * 3
+    assert kinds[tokenizer.token_to_id("▁the") or 265] in ("word", "part")

@@ -1,0 +1,186 @@
+"""Finding rows that training has hardly reached: on real tables whose dead rows are known, and on planted ones."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from real_tables import area_under_curve, minilm, stories
+from torch import Tensor
+
+from embedlayer.analysis import rows as rows_module
+from embedlayer.analysis.token_kinds import token_kinds
+from embedlayer.analysis.under_trained import FEWEST, under_trained_scores
+from embedlayer.tables.dense import TokenEmbedding
+from embedlayer.tables.factorized import FactorizedEmbedding
+
+
+def trained(vocab_size: int, embed_dim: int) -> Tensor:
+    """Rows like those of a trained table: unequal directions, a common part, groups of like meaning, unequal norms."""
+    spectrum = torch.linspace(2.0, 0.3, embed_dim)
+    rows = torch.randn(vocab_size, embed_dim) * spectrum + 0.5 * torch.randn(embed_dim)
+    for _ in range(8):  # a dozen words around one meaning, some nearer and some further
+        members = torch.randint(vocab_size, (12,))
+        centre = torch.randn(embed_dim) * spectrum
+        rows[members] = centre + torch.rand(12, 1) * torch.randn(12, embed_dim) * spectrum
+    return rows * torch.rand(vocab_size, 1).add(0.3) / embed_dim**0.5
+
+
+def plant(rows: Tensor, share: float, noise: float) -> Tensor:
+    """Make a share of the rows one direction and noise of `noise` times its length; returns which."""
+    count, width = max(FEWEST, round(share * len(rows))), rows.shape[1]
+    dead = torch.zeros(len(rows), dtype=torch.bool)
+    dead[torch.randperm(len(rows))[:count]] = True
+    rows[dead] = F.normalize(torch.randn(width), dim=0) + noise * torch.randn(count, width) / width**0.5
+    return dead
+
+
+def test_byte_pieces_that_stories_never_gave_are_found(shared_data) -> None:
+    table, dead = stories(shared_data)
+    found = under_trained_scores(table)
+    assert area_under_curve(found.scores, dead) >= 0.996
+    assert area_under_curve(-table.weight.detach().norm(dim=1), dead) < 0.05  # low norm alone says the opposite
+    (cone,) = found.cones
+    assert cone.similarity > 0.999
+    assert dead[found.flagged].float().mean() > 0.98
+    assert found.flagged[dead].float().mean() > 0.85
+    assert "230 rows lie within 2 degrees of one direction" in found.explain()
+
+
+def test_unused_tokens_of_minilm_are_found() -> None:
+    layer = minilm()
+    pieces = [layer.tokenizer.id_to_token(row) for row in range(layer.table.vocab_size)]
+    unused = torch.tensor([piece.startswith("[unused") for piece in pieces])
+    found = under_trained_scores(layer.table)
+    assert area_under_curve(found.scores, unused) >= 0.992
+    assert len(found.cones) == 1
+    assert found.flagged[unused].float().mean() > 0.99
+    unreachable = torch.tensor([kind == "unreachable" for kind in token_kinds(layer.tokenizer, len(pieces))])
+    assert area_under_curve(found.scores, unreachable) > 0.997  # BERT's ##三 is as unused as [unused7]
+    assert found.flagged[unreachable].sum() >= unreachable.sum() - 2
+    assert found.flagged.sum() < 1600
+
+
+@pytest.mark.parametrize(
+    ("vocab_size", "share", "noise"),
+    [
+        (16_000, 0.001, 0.3),
+        (4000, 0.005, 0.7),
+        (4000, 0.02, 0.02),
+        (4000, 0.1, 0.3),
+        (4000, 0.2, 0.7),
+        (4000, 0.4, 0.02),
+        (4000, 0.4, 0.7),
+    ],
+)
+def test_planted_cones_are_found_whatever_their_share(vocab_size, share, noise) -> None:
+    rows = trained(vocab_size, 96)
+    dead = plant(rows, share, noise)
+    found = under_trained_scores(rows)
+    assert area_under_curve(found.scores, dead) > 0.999
+    assert found.flagged[~dead].sum() <= 2
+    assert found.flagged[dead].float().mean() > 0.9
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        lambda: 0.02 * torch.randn(4096, 192),
+        lambda: torch.randn(512, 16),
+        lambda: torch.randn(6000, 3),
+        lambda: trained(5000, 100),
+        lambda: torch.randn(5000, 50) * torch.logspace(0.5, -2, 50) + 3 * torch.randn(50),
+        lambda: torch.randn(4000, 100) * torch.rand(4000, 1) ** 3 + torch.randn(100),
+    ],
+    ids=["untrained", "small and untrained", "three wide", "trained", "one common direction", "more or less of it"],
+)
+def test_a_table_without_such_rows_has_none_flagged(rows) -> None:
+    table = rows()
+    found = under_trained_scores(table)
+    assert not found.flagged.any()
+    assert found.scores.shape == (len(table),)
+    assert "none are called under-trained" in found.explain()
+
+
+def test_vectors_of_words_that_gensim_trained_have_none(shared_data) -> None:
+    gensim = pytest.importorskip("gensim.models")
+    text = (shared_data / "text" / "enwiki-plain.txt").read_text()[:400_000].lower()
+    model = gensim.Word2Vec(
+        [line.split() for line in text.splitlines()], vector_size=50, min_count=5, seed=1, workers=1
+    )
+    vectors = torch.from_numpy(model.wv.vectors.copy())
+    assert len(vectors) > 1000
+    assert not under_trained_scores(vectors).flagged.any()
+
+
+def test_two_cones_are_two() -> None:
+    rows = trained(4000, 128)
+    first, second = slice(0, 300), slice(300, 500)
+    rows[first] = torch.randn(128) + 0.3 * torch.randn(300, 128)
+    rows[second] = torch.randn(128) + 0.05 * torch.randn(200, 128)
+    found = under_trained_scores(rows)
+    first_size, second_size = (cone.size for cone in found.cones)
+    assert 294 <= first_size <= 300
+    assert second_size == 200
+    assert found.flagged[:500].sum() >= 494
+    assert not found.flagged[500:].any()
+
+
+def test_rows_that_training_has_begun_to_pull_out_are_no_cone_of_their_own() -> None:
+    rows = trained(4000, 64)
+    axis, *ways = F.normalize(torch.randn(41, 64), dim=1)
+    rows[:400] = axis + 0.02 * torch.randn(400, 64) / 8
+    rows[400:440] = axis + torch.linspace(0.05, 1.0, 40)[:, None] * torch.stack(ways)
+    found = under_trained_scores(rows)
+    assert len(found.cones) == 1
+    assert 400 <= found.flagged.sum() < 410
+
+
+def test_rows_without_a_direction_are_no_cone_and_score_lowest() -> None:
+    rows = trained(3000, 32)
+    rows[:200] = 0.0
+    rows[200], rows[201, 3] = torch.nan, torch.inf
+    found = under_trained_scores(rows)
+    assert not found.flagged.any()
+    assert (found.scores[:202] == -1).all()
+    assert found.scores.isfinite().all()
+    for empty in (torch.zeros(50, 4), torch.zeros(0, 4), torch.ones(1, 4), torch.full((3, 2), torch.nan)):
+        assert not under_trained_scores(empty).flagged.any()
+
+
+def test_equal_rows_are_the_tightest_cone() -> None:
+    rows = trained(2000, 64)
+    rows[-48:] = rows[:1000].mean(0)  # added by a resize that starts new rows at the mean
+    found = under_trained_scores(rows)
+    assert found.flagged.nonzero()[:, 0].tolist() == list(range(1952, 2000))
+    assert found.cones[0].similarity == pytest.approx(1.0, abs=1e-6)
+
+
+def test_a_part_of_a_large_vocabulary_is_found_through_a_sample() -> None:
+    rows = torch.randn(256_000, 48)
+    rows[1000:1256] = torch.randn(48) + 0.3 * torch.randn(256, 48)
+    found = under_trained_scores(rows)
+    assert found.flagged[1000:1256].float().mean() > 0.95
+    assert found.flagged.sum() <= 256
+
+
+@pytest.mark.parametrize("make", [TokenEmbedding, lambda v, d: FactorizedEmbedding(v, d, rank=24)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_every_kind_of_table_is_read_by_chunks(monkeypatch, make, dtype) -> None:
+    monkeypatch.setattr(rows_module, "NUMBERS_AT_ONCE", 1000)
+    table = make(1200, 32).to(dtype)
+    rows = table.inner.weight if isinstance(table, FactorizedEmbedding) else table.weight
+    with torch.no_grad():
+        rows[300:360] = rows[7] + 0.001 * torch.randn(60, rows.shape[1]).to(dtype)
+    found = under_trained_scores(table)
+    assert found.flagged[300:360].float().mean() > 0.9
+    assert found.flagged.sum() <= 61
+    again = under_trained_scores(table.rows(0, 1200).detach())
+    torch.testing.assert_close(again.scores, found.scores, atol=1e-2 if dtype == torch.bfloat16 else 1e-5, rtol=0)
+
+
+def test_the_answer_is_the_same_each_time_and_leaves_torchs_generator_alone() -> None:
+    rows = trained(17_000, 32)
+    plant(rows, 0.02, 0.3)
+    state = torch.random.get_rng_state()
+    first, second = under_trained_scores(rows), under_trained_scores(rows)
+    assert torch.equal(first.scores, second.scores)
+    assert torch.equal(state, torch.random.get_rng_state())

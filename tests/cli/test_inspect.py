@@ -1,0 +1,190 @@
+"""`embedlayer inspect`."""
+
+import json
+import shutil
+
+import pytest
+import torch
+
+from embedlayer import (
+    DecoderLM,
+    EmbeddingLayer,
+    FactorizedEmbedding,
+    LearnedPositionalEmbedding,
+    RotaryEmbedding,
+    TokenEmbedding,
+    train_tokenizer,
+    write_vectors,
+)
+from embedlayer.cli.main import main
+
+
+def run(*arguments: object) -> int:
+    with pytest.raises(SystemExit) as stop:
+        main([str(argument) for argument in arguments])
+    return int(stop.value.code or 0)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A run of a few steps; its text has some of the bytes only."""
+    folder = tmp_path_factory.mktemp("run")
+    text = folder / "text.txt"
+    text.write_text("the cat sat on the mat and the dog sat on the log. " * 200)
+    code = run(
+        *("train", text, "-o", folder / "run", "--tokenizer", "byte", "--dim", 16, "--layers", 1, "--heads", 2),
+        *("--steps", 3, "--length", 16, "--untied", "--row-sparse", "--json"),
+    )
+    assert code == 0
+    return folder / "run"
+
+
+def test_a_run_is_inspected_with_its_text_and_its_beginning(trained, capsys) -> None:
+    assert run("inspect", trained, "--json") == 0
+    content = json.loads(capsys.readouterr().out)
+    assert content["kind"] == "trained run"
+    assert content["under_trained_by"] == "head"  # it is free
+    assert (content["vocab_size"], content["embed_dim"], content["dtype"]) == (257, 16, "float32")
+    unread = 257 - len(set("the cat sat on the mat and the dog sat on the log. "))
+    assert content["health"]["never_touched"]["rows"] == unread
+    assert content["norms_by_frequency"][0]["rows"] == unread
+    assert 1 < content["geometry"]["effective_rank"] <= 16
+    assert len(content["geometry"]["explained_variance_ratio"]) == 16
+    assert content["word_pairs"] is None
+
+
+def test_every_line_fits_its_terminal(trained, capsys, monkeypatch) -> None:
+    for width in (80, 120):
+        monkeypatch.setattr("embedlayer.cli.inspect.WIDTH_IN_FILES", width)
+        assert run("inspect", trained) == 0
+        shown = capsys.readouterr().out
+        assert max(map(len, shown.splitlines())) <= width
+        for part in ("effective rank", "Norms by frequency", "never touched", "not in the text", "under-trained"):
+            assert part in shown
+
+
+def test_under_trained_tokens_are_shown_by_kind(tmp_path, capsys) -> None:
+    tokenizer = train_tokenizer((), "byte")
+    table = TokenEmbedding(280, 32)
+    with torch.no_grad():
+        table.weight[128:250] = torch.randn(32) + 0.01 * torch.randn(122, 32)
+        table.weight[5] = 0.0
+    EmbeddingLayer(table, LearnedPositionalEmbedding(8, 32)).save_pretrained(tmp_path, tokenizer=tokenizer)
+    assert run("inspect", tmp_path, "-n", "3") == 0
+    shown = capsys.readouterr().out
+    lines = {line.split()[0]: line.split() for line in shown.splitlines() if line.strip()}
+    assert lines["byte"][1:4] == ["128", "122", "95%"]
+    assert lines["zero"][1] == "1"
+    assert "122 rows lie within" in shown
+
+
+@pytest.mark.parametrize("make", [TokenEmbedding, lambda v, d: FactorizedEmbedding(v, d, rank=2)])
+def test_saved_layers_models_and_files_of_vectors_are_all_tables(tmp_path, capsys, make) -> None:
+    tokenizer = train_tokenizer("the cat sat on the mat", "word")
+    count = tokenizer.get_vocab_size()
+    table = make(count, 8)
+    table.save_pretrained(tmp_path / "table", tokenizer=tokenizer)
+    DecoderLM(table, RotaryEmbedding(4), num_layers=1, num_heads=2).save_pretrained(
+        tmp_path / "model", tokenizer=tokenizer
+    )
+    tokens = [tokenizer.id_to_token(row) for row in range(count)]
+    write_vectors(tmp_path / "table.vec", tokens, table)
+    write_vectors(tmp_path / "projector", tokens, table, "projector")
+    ranks = set()
+    for name in ("table", "model", "table.vec", "projector"):
+        assert run("inspect", tmp_path / name, "--json") == 0
+        content = json.loads(capsys.readouterr().out)
+        assert content["vocab_size"] == count
+        assert content["has_tokenizer"]
+        ranks.add(round(content["geometry"]["effective_rank"], 3))
+    assert len(ranks) == 1
+
+
+def test_stories260k_is_inspected_with_the_tokenizer_beside_it(shared_data, tmp_path, capsys) -> None:
+    for name in ("stories260K.safetensors", "tok512.bin"):
+        shutil.copy(shared_data / "models" / name, tmp_path)
+    assert run("inspect", tmp_path, "--json", "-n", "4") == 0
+    found = json.loads(capsys.readouterr().out)["health"]["under_trained"]
+    assert found["rows"] == 230
+    assert {"kind": "byte", "rows": 256, "under_trained": 225} in found["by_kind"]
+    assert [token["text"] for token in found["tokens"]] == ["<unk>", "</s>", "<0x00>", "<0x01>"]
+
+
+def test_words_are_compared_with_people(tmp_path, capsys) -> None:
+    tokenizer = train_tokenizer("cat dog king queen man woman", "word")
+    TokenEmbedding(tokenizer.get_vocab_size(), 8).save_pretrained(tmp_path, tokenizer=tokenizer)
+    (tmp_path / "pairs").write_text("cat\tdog\t7\nking\tqueen\t8\nman\tzebra\t1\n")
+    (tmp_path / "questions").write_text(": family\nking queen man woman\nking queen man zebra\n")
+    arguments = ("--word-pairs", tmp_path / "pairs", "--analogies", tmp_path / "questions")
+    assert run("inspect", tmp_path, *arguments, "--json") == 0
+    content = json.loads(capsys.readouterr().out)
+    assert (content["word_pairs"]["used"], content["word_pairs"]["total"]) == (2, 3)
+    assert (content["analogies"]["used"], content["analogies"]["total"]) == (1, 2)
+    assert run("inspect", tmp_path, *arguments) == 0
+    shown = capsys.readouterr().out
+    assert "2 of 3 pairs are two tokens" in shown
+    assert "1 of 2 questions are four tokens" in shown
+
+
+def test_two_tables_are_compared_by_their_tokens(tmp_path, capsys) -> None:
+    tokenizer = train_tokenizer("the cat sat on the mat with a dog and a log", "word")
+    count = tokenizer.get_vocab_size()
+    table = TokenEmbedding(count, 6)
+    write_vectors(tmp_path / "before.vec", [tokenizer.id_to_token(row) for row in range(count)], table)
+    turn = torch.linalg.qr(torch.randn(6, 6)).Q
+    with torch.no_grad():
+        table.weight.copy_(table.weight @ turn)
+        table.weight[tokenizer.token_to_id("cat")] *= -1
+    table.save_pretrained(tmp_path / "after", tokenizer=tokenizer)
+    assert run("inspect", tmp_path / "before.vec", tmp_path / "after", "--json", "-n", "2") == 0
+    content = json.loads(capsys.readouterr().out)
+    assert content["most"][0]["token"] == "cat"
+    assert content["turned"]["median_cosine"] > 0.9 > content["median_cosine_as_they_are"]
+    assert run("inspect", tmp_path / "before.vec", tmp_path / "after", "--as-they-are", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["turned"] is None
+    assert run("inspect", tmp_path / "before.vec", tmp_path / "after") == 0
+    shown = capsys.readouterr().out
+    assert shown.index("Moved most") < shown.index("cat") < shown.index("Moved least")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["{tmp}/nowhere"], 1, "nowhere"),
+        (["{tmp}/nowhere.vec"], 1, "nowhere.vec"),
+        (["{tmp}/empty"], 1, "empty"),
+        (["{tmp}/bad.safetensors"], 2, "bad.safetensors"),
+        (["{tmp}/bad.txt"], 2, "bad.txt"),
+        (["{tmp}/position"], 2, "which has no table of tokens"),
+        (["{tmp}/good", "{tmp}/nowhere"], 1, "nowhere"),
+        (["{tmp}/good", "--tokenizer", "{tmp}/none.json"], 1, "none.json"),
+        (["{tmp}/good", "--word-pairs", "{tmp}/pairs"], 2, "no tokenizer"),
+        (["{tmp}/good", "--as-they-are"], 2, "give OTHER too"),
+        (["{tmp}/good", "{tmp}/good", "--analogies", "x"], 2, "leave OTHER out"),
+        (["{tmp}/good", "{tmp}/wide"], 2, "give pairs"),
+        (["{tmp}/good", "-n", "-3"], 2, "-3"),
+    ],
+)
+def test_bad_input_ends_with_a_sentence_and_a_code(tmp_path, capsys, arguments, code, message) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "bad.safetensors").write_bytes(b"no tensors here at all")
+    (tmp_path / "bad.txt").write_text("not a table\n")
+    (tmp_path / "pairs").write_text("a\tb\t1\n")
+    LearnedPositionalEmbedding(4, 4).save_pretrained(tmp_path / "position")
+    TokenEmbedding(30, 4).save_pretrained(tmp_path / "good")
+    TokenEmbedding(31, 4).save_pretrained(tmp_path / "wide")
+    assert run("inspect", *(argument.format(tmp=tmp_path) for argument in arguments)) == code
+    shown = capsys.readouterr()
+    assert message in shown.err
+    assert "Traceback" not in shown.err
+    assert shown.out == ""
+
+
+def test_a_table_without_any_length_is_said_to_be_so(tmp_path, capsys) -> None:
+    table = TokenEmbedding(20, 4)
+    torch.nn.init.zeros_(table.weight)
+    table.save_pretrained(tmp_path)
+    assert run("inspect", tmp_path) == 0
+    assert "no row has a length" in capsys.readouterr().out
+    assert run("inspect", tmp_path, "--json") == 0
+    assert json.loads(capsys.readouterr().out)["geometry"] is None

@@ -1,0 +1,142 @@
+"""`embedlayer vocab`, end to end."""
+
+import json
+import re
+import shutil
+
+import pytest
+import torch
+
+import embedlayer as el
+from embedlayer.cli.demo import carried_text
+from embedlayer.cli.main import main
+
+SMALL = "--dim 32 --heads 2 --layers 1 --length 32 --batch-size 4 --vocab-size 400 --log-every 5 --steps 10".split()
+TERMS = ("otterly", "lynxes", "quokka")
+
+
+def run(*arguments: object) -> int:
+    with pytest.raises(SystemExit) as stop:
+        main([str(argument) for argument in arguments])
+    return int(stop.value.code or 0)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("trained")
+    (folder / "text.txt").write_text(carried_text()[:40_000])
+    assert run("train", folder / "text.txt", "-o", folder / "run", *SMALL) == 0
+    return folder / "run"
+
+
+@pytest.fixture(scope="module")
+def domain(tmp_path_factory):
+    """Text in which the terms stand, and a file that names them."""
+    folder = tmp_path_factory.mktemp("domain")
+    line = "the otterly saw lynxes and the quokka saw the otterly ; lynxes and quokka are objects .\n"
+    (folder / "text.txt").write_text(line * 150)
+    (folder / "terms.txt").write_text("\n".join(TERMS) + "\n\n the\n")
+    return folder
+
+
+def test_new_terms_are_trained_alone_and_all_else_stays_to_the_bit(trained, domain, tmp_path, capsys) -> None:
+    """The whole story: terms into a trained run, only their rows trained, their text costs less, nothing else moved."""
+    command = ["vocab", "add", trained, "--terms", domain / "terms.txt", "-o", tmp_path / "new"]
+    options = ["--train-on", domain / "text.txt", "--steps", 30, "--learning-rate", 0.02, "--json"]
+    assert run(*command, *options) == 0
+    said = capsys.readouterr()
+    assert "Tokens already, and left as they are (1): ' the'" in said.err
+    result = json.loads(said.out)
+    size = result["tokens"][0]
+    assert result["tokens"] == result["rows"] == [size, size + 3]
+    assert result["kept"] == size
+    assert [text for text, _ in result["added"].values()] == [f" {term}" for term in TERMS]
+    assert all(words.startswith("trained from subword mean of ") for _, words in result["added"].values())
+    assert (result["new_tokens_in_text"], result["different_new_tokens_in_text"]) == (900, 3)
+    assert result["loss_after_training"] < result["loss_before_training"]
+    assert result["loss_after_training"] < result["loss_with_old_tokens"]
+
+    (before, old), (after, new) = el.load_run(trained), el.load_run(tmp_path / "new")
+    text = carried_text()[:300]
+    assert new.encode(text).ids == old.encode(text).ids
+    ids = torch.tensor(old.encode(text).ids[:32])
+    assert torch.equal(after.hidden(ids), before.hidden(ids))
+    torch.testing.assert_close(after(ids)[:, :size], before(ids), rtol=1e-6, atol=1e-6)
+    assert torch.equal(after.table.weight[:size], before.table.weight)
+    others = before.state_dict()
+    assert all(
+        torch.equal(tensor, others[name]) for name, tensor in after.state_dict().items() if name != "table.weight"
+    )
+    trainer, _, _ = el.RunDirectory(tmp_path / "new").resume()
+    assert torch.equal(trainer.model.table.weight, after.table.weight)
+
+    assert run("embed", tmp_path / "new", "the otterly", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["pieces"][-1] == " otterly"
+    assert run("report", tmp_path / "new") == 0
+    assert run("vocab", "undo", tmp_path / "new", "-o", tmp_path / "back") == 0
+    for name in ("config.json", "model.safetensors", "tokenizer.json", "run.json", "report.html"):
+        assert (tmp_path / "back" / name).read_bytes() == (trained / name).read_bytes()
+
+
+def test_what_happened_is_shown(trained, tmp_path, capsys) -> None:
+    capsys.readouterr()
+    assert run("vocab", "add", trained, *TERMS, "--special", "<|user|>", "-o", tmp_path / "new", "--init", "mean") == 0
+    shown = capsys.readouterr().out
+    assert re.search(r"Tokens +400 -> 404\nRows +400 -> 404\nKept +400, the same to the bit\nNew +4\n", shown)
+    assert re.search(r" 400  ·otterly +mean\n", shown)
+    assert re.search(r"Bytes +[\d,]+ -> [\d,]+ of weights \(\d+ more\)", shown)
+    assert f"embedlayer vocab undo {tmp_path / 'new'} -o" in shown
+    assert run("vocab", "remove", tmp_path / "new", " otterly", "<|user|>", "-o", tmp_path / "less") == 0
+    assert re.search(r"Dropped +2\n +400  ·otterly\n +403  <\|user\|>\n", capsys.readouterr().out)
+
+
+def test_trimming_and_transplanting_from_the_command_line(trained, domain, tmp_path, capsys) -> None:
+    capsys.readouterr()
+    assert run("vocab", "trim", trained, domain / "text.txt", "-o", tmp_path / "small", "--json") == 0
+    said = capsys.readouterr()
+    assert "no run to resume" in said.err
+    trimmed = json.loads(said.out)
+    assert trimmed["tokens"][1] < trimmed["tokens"][0] == 400
+    assert trimmed["weight_bytes"][1] < trimmed["weight_bytes"][0]
+    assert run("generate", tmp_path / "small", "the", "--tokens", 3) == 0
+    (domain / "vocab").mkdir(exist_ok=True)
+    tokenizer = el.train_tokenizer((domain / "text.txt").read_text(), "word")
+    tokenizer.save(str(domain / "vocab" / "tokenizer.json"))
+    shutil.copytree(trained, tmp_path / "run")
+    shutil.rmtree(tmp_path / "run" / "corpus")
+    (tmp_path / "run" / "run.json").unlink()
+    capsys.readouterr()
+    assert run("vocab", "transplant", tmp_path / "run", domain / "vocab", "-o", tmp_path / "moved", "--json") == 0
+    moved = json.loads(capsys.readouterr().out)
+    assert moved["tokens"] == [400, tokenizer.get_vocab_size()]
+    assert el.load_run(tmp_path / "moved").tokenizer.encode("the quokka").tokens == ["the", "quokka"]
+
+
+def test_bad_input_ends_with_a_clear_error_and_no_folder(trained, domain, tmp_path, capsys) -> None:
+    out = tmp_path / "new"
+    (tmp_path / "empty.txt").write_text("\n \n")
+    (tmp_path / "other.txt").write_text("nothing of that kind stands here " * 200)
+    (tmp_path / "latin.txt").write_bytes(b"\xff\xfe\xe9")
+    refusals = [
+        (2, "nothing to add", ["add", trained, "-o", out]),
+        (2, "nothing to add", ["add", trained, "--terms", tmp_path / "empty.txt", "-o", out]),
+        (1, "Cannot read", ["add", trained, "--terms", tmp_path / "none.txt", "-o", out]),
+        (2, "not UTF-8", ["add", trained, "--terms", tmp_path / "latin.txt", "-o", out]),
+        (
+            2,
+            "holds none of the new tokens",
+            ["add", trained, "otterly", "--train-on", tmp_path / "other.txt", "-o", out],
+        ),
+        (1, "There is no folder", ["add", tmp_path / "none", "otterly", "-o", out]),
+        (1, "is not empty", ["add", trained, "otterly", "-o", trained]),
+        (2, "no token 'otterly'", ["remove", trained, "otterly", "-o", out]),
+        (2, "nothing to remove", ["remove", trained, "-o", out]),
+        (1, "no file or folder", ["trim", trained, tmp_path / "none.txt", "-o", out]),
+        (2, "holds no receipt", ["undo", trained, "-o", out]),
+        (1, "none.json", ["transplant", trained, tmp_path / "none.json", "-o", out]),
+    ]
+    capsys.readouterr()
+    for code, words, arguments in refusals:
+        assert run("vocab", *arguments) == code, arguments
+        assert words in capsys.readouterr().err, arguments
+        assert not out.exists()

@@ -1,0 +1,170 @@
+"""A table divided among processes, beside the whole one."""
+
+import pytest
+import torch
+import torch.distributed as dist
+from processes import on_ranks
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Replicate
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+from embedlayer import EmbedLayerError, FactorizedEmbedding, OutputHead, QuantizedEmbedding, TokenEmbedding
+from embedlayer.distributed.sharded import shard_table
+
+V, D, T = 23, 6, 10
+OPTIONS = {
+    "plain": {},
+    "all": {"softcap": 3.0, "label_smoothing": 0.1, "z_loss": 1e-2, "logit_scale": 0.7},
+    "masked": {"mask_padding": True},
+    "each": {"reduction": "none"},
+}
+
+
+def whole(kind: str):
+    torch.manual_seed(0)
+    if kind == "factorised":
+        return FactorizedEmbedding(V, D, 3, padding_idx=2, init_std=0.5, dtype=torch.float64)
+    return TokenEmbedding(V, D, padding_idx=2, scale=1.5, init_std=0.5, dtype=torch.float64)
+
+
+def batches(ranks: int):
+    """IDs, targets (some ignored) and weights of each rank's loss."""
+    generator = torch.Generator().manual_seed(1)
+    ids = torch.randint(0, V, (ranks, 2, T // 2), generator=generator)
+    ids[0] = 4  # the first rank asks one rank for one row
+    targets = torch.randint(0, V, ids.shape, generator=generator)
+    targets[:, 0, 1] = -100
+    mixing = torch.randn(D, D, generator=generator, dtype=torch.float64)
+    bias = torch.randn(V, generator=generator, dtype=torch.float64)
+    return ids, targets, mixing, bias
+
+
+CASES = [("dense", name) for name in OPTIONS] + [("factorised", "plain")]
+
+
+def all_cases():
+    return [losses_and_gradients(kind, OPTIONS[name]) for kind, name in CASES]
+
+
+def losses_and_gradients(kind: str, options: dict):
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    ids, targets, mixing, bias = batches(ranks)
+    table = shard_table(whole(kind), init_device_mesh("cpu", (ranks,)))
+    bias, mixing = bias.requires_grad_(), mixing.requires_grad_()
+    vectors = table(ids[rank])
+    hidden = torch.tanh(vectors @ mixing)
+    loss = OutputHead(table).loss(hidden, targets[rank], bias=bias, **options)
+    loss.sum().backward()
+    with torch.no_grad():
+        logits = table.logits(hidden, bias=bias, softcap=options.get("softcap"))
+        sharded = table.sharded_logits(hidden).full_tensor()
+    shared = [p.grad for name, p in table.local.named_parameters() if name not in dict(table.sharded_parameters())]
+    for grad in (bias.grad, mixing.grad, *shared):  # what DistributedDataParallel does
+        dist.all_reduce(grad)
+        grad /= ranks
+    own = next(p.grad for _, p in table.sharded_parameters())
+    return [vectors.detach(), loss.detach(), own, bias.grad, mixing.grad, logits, sharded, table.rows(3, 9), *shared]
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+def test_values_and_gradients_are_those_of_the_whole_table(ranks) -> None:
+    results = on_ranks(ranks, all_cases)
+    for number, (kind, name) in enumerate(CASES):
+        check(ranks, kind, OPTIONS[name], [result[number] for result in results])
+
+
+def check(ranks: int, kind: str, options: dict, results: list) -> None:
+    ids, targets, mixing, bias = batches(ranks)
+    bias, mixing, table = bias.requires_grad_(), mixing.requires_grad_(), whole(kind)
+    vectors = table(ids)
+    hidden = torch.tanh(vectors @ mixing)
+    head = OutputHead(table)
+    each = [head.loss(hidden[r], targets[r], bias=bias, impl="plain", **options) for r in range(ranks)]
+    (sum(loss.sum() for loss in each) / ranks).backward()
+    logits = table.logits(hidden, bias=bias, softcap=options.get("softcap"))
+    weight = table.inner.weight if kind == "factorised" else table.weight
+    others = [table.projection.weight.grad] if kind == "factorised" else []
+
+    def same(ours, theirs) -> bool:
+        return torch.allclose(ours, theirs, rtol=1e-10, atol=1e-12)
+
+    assert same(torch.cat([result[2] for result in results]), weight.grad)
+    for rank, (own_vectors, loss, _, bias_grad, mixing_grad, own_logits, all_logits, rows, *rest) in enumerate(results):
+        assert same(own_vectors, vectors[rank])
+        assert same(loss, each[rank])
+        assert same(bias_grad, bias.grad)
+        assert same(mixing_grad, mixing.grad)
+        assert same(own_logits, logits[rank])
+        assert same(all_logits, table.logits(hidden).flatten(0, -2))
+        assert same(rows, table.rows(3, 9))
+        assert all(same(a, b) for a, b in zip(rest, others, strict=True))
+
+
+def test_a_table_that_cannot_be_divided_is_refused() -> None:
+    expected = ["A table is divided along one", "1 rows, 1 to a rank, leave n", "token id 23 at row 0, column"]
+    assert on_ranks(2, refusals) == [expected] * 2
+
+
+def refusals() -> list[str]:
+    ranks = dist.get_world_size()
+    mesh = init_device_mesh("cpu", (ranks,))
+    found = []
+    for wrong in (
+        lambda: shard_table(whole("dense"), init_device_mesh("cpu", (1, ranks))),
+        lambda: shard_table(TokenEmbedding(1, D), mesh),
+        lambda: shard_table(whole("dense"), mesh)(torch.tensor([V])),
+    ):
+        with pytest.raises(EmbedLayerError) as caught:
+            wrong()
+        found.append(str(caught.value)[:28])
+    return found
+
+
+def test_a_quantised_table_is_divided_and_the_states_of_all_kinds_are_those_of_whole_tables() -> None:
+    for quantised, states in on_ranks(3, quantised_and_states):
+        table = QuantizedEmbedding.from_table(whole("dense").float(), 4)
+        assert torch.equal(quantised[0], table(torch.arange(V)))
+        assert torch.allclose(quantised[1], table.loss(torch.ones(V, D), torch.arange(V)))
+        for kind, state in zip(("dense", "factorised"), states, strict=True):
+            expected = whole(kind).state_dict()
+            assert state.keys() == expected.keys()
+            assert all(torch.equal(state[name], value) for name, value in expected.items())
+
+
+def quantised_and_states():
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    table = shard_table(QuantizedEmbedding.from_table(whole("dense").float(), 4), mesh)
+    quantised = table(torch.arange(V)), table.loss(torch.ones(V, D), torch.arange(V))
+    states = []
+    for kind in ("dense", "factorised"):
+        divided = shard_table(whole(kind), mesh)
+        state = divided.state_dict()
+        other = shard_table(whole(kind), mesh)
+        for _, parameter in other.named_parameters():
+            parameter.detach().zero_()
+        other.load_state_dict(state)
+        fresh = shard_table(whole(kind), mesh)
+        fresh.load_state_dict(whole(kind).state_dict())
+        ids = torch.arange(V)
+        assert torch.equal(other(ids), divided(ids))
+        assert torch.equal(fresh(ids), divided(ids))
+        states.append({name: getattr(v, "full_tensor", lambda v=v: v)() for name, v in state.items()})
+    return quantised, states
+
+
+def test_torch_divides_a_plain_table_by_rows_and_by_columns() -> None:
+    table = TokenEmbedding(24, D, scale=1.5)
+    for results in on_ranks(2, by_torch, table.weight.detach()):
+        for found in results:
+            assert torch.equal(found, table(torch.arange(24)))
+
+
+def by_torch(weight: torch.Tensor) -> list[torch.Tensor]:
+    mesh = init_device_mesh("cpu", (2,))
+    found = []
+    for plan in (RowwiseParallel(input_layouts=Replicate()), ColwiseParallel(output_layouts=Replicate())):
+        table = TokenEmbedding(24, D, scale=1.5)
+        table.load_state_dict({"weight": weight})
+        parallelize_module(table, mesh, plan)
+        found.append(table(torch.arange(24)).detach())
+    return found

@@ -1,0 +1,116 @@
+"""Rows as points."""
+
+import numpy as np
+import pytest
+import torch
+from pictures import disjoint, drawn, texts
+
+import embedlayer as el
+from embedlayer import plots
+from embedlayer.errors import ShapeError
+
+
+def test_the_map_shows_every_row_and_labels_that_cover_nothing():
+    coordinates = torch.randn(500, 2, dtype=torch.float64)
+    labels = {index: f" word{index}" for index in range(200)}
+    figure = plots.table_map(coordinates, labels, explained_variance_ratio=torch.tensor([0.25, 0.0312]), max_labels=30)
+    axes = figure.axes[0]
+    np.testing.assert_array_equal(axes.collections[0].get_offsets(), coordinates.numpy())
+    assert axes.collections[0].get_rasterized()
+    assert axes.get_xlabel() == "first component (25 % of the variance)"
+    assert axes.get_ylabel() == "second component (3.12 % of the variance)"
+    renderer = drawn(figure)
+    boxes = [label.get_window_extent(renderer) for label in axes.texts]
+    assert 20 <= len(boxes) <= 30
+    assert disjoint(boxes)
+    assert all(text.startswith("·word") for text in texts(figure))
+    area = axes.get_window_extent(renderer)
+    assert all(area.x0 <= box.x0 and box.x1 <= area.x1 and area.y0 <= box.y0 and box.y1 <= area.y1 for box in boxes)
+
+
+def test_the_first_labels_are_placed_first():
+    coordinates = torch.tensor([[0.0, 0.0], [1.0, 1.0], [1.0, 1.0]])
+    assert texts(plots.table_map(coordinates, {2: "wanted", 1: "late", 0: "apart"}, max_labels=2)) == ["wanted", "late"]
+
+
+def test_labels_that_no_font_can_write_are_left_out():
+    assert texts(plots.table_map(torch.eye(2), {0: "\U0001f9ff\ue000x", 1: "$_\n"})) in (["$_⏎"], [r"\ue000x", "$_⏎"])
+
+
+def test_the_map_colours_rows_by_a_value_and_names_it(unchecked):
+    figure = plots.table_map(torch.randn(9, 2), values=torch.arange(9.0), value_label="norm")
+    np.testing.assert_array_equal(figure.axes[0].collections[0].get_array(), np.arange(9.0))
+    assert figure.axes[1].get_ylabel() == "norm"
+    with pytest.raises(ShapeError, match="one for each of the 9 rows, not 8"):
+        plots.table_map(torch.randn(9, 2), values=torch.arange(8.0))
+
+
+@pytest.mark.parametrize("coordinates", [torch.zeros(0, 2), torch.zeros(1, 2), torch.zeros(5, 2)])
+def test_a_map_of_nothing_or_of_one_place_is_still_a_figure(coordinates):
+    drawn(plots.table_map(coordinates, {0: "a"} if len(coordinates) else {}))
+
+
+def test_a_label_without_a_row_is_refused():
+    with pytest.raises(ShapeError, match=r"Label for row 7, but there are 2 rows \(0..1\)"):
+        plots.table_map(torch.zeros(2, 2), {7: "lost"})
+
+
+@pytest.mark.parametrize("table", [el.TokenEmbedding(60, 12), el.FactorizedEmbedding(60, 12, 3)])
+def test_a_table_is_drawn_along_its_principal_components(table):
+    figure = plots.table_map(table)
+    found = el.pca(table.rows(0, 60).detach())
+    np.testing.assert_allclose(figure.axes[0].collections[0].get_offsets(), found.coordinates.numpy())
+    assert f"{100 * found.explained_variance_ratio[0]:.3g} %" in figure.axes[0].get_xlabel()
+
+
+def test_rows_that_are_not_finite_have_no_place_and_leave_the_others_where_they_are():
+    whole = el.TokenEmbedding(50, 6)
+    broken = el.TokenEmbedding(52, 6)
+    with torch.no_grad():
+        broken.weight[:50] = whole.weight
+        broken.weight[50:] = torch.tensor([[torch.nan], [torch.inf]])
+    figure = plots.table_map(broken, {51: "lost", 3: "there"})
+    offsets = figure.axes[0].collections[0].get_offsets()
+    np.testing.assert_array_equal(offsets[:50], plots.table_map(whole).axes[0].collections[0].get_offsets())
+    assert np.ma.getmaskarray(offsets)[50:].all() or np.isnan(offsets[50:]).all()
+    assert texts(figure) == ["there"]
+
+
+def test_a_table_without_a_finite_row_or_with_one_column_is_still_a_figure():
+    table = el.TokenEmbedding(3, 1)
+    drawn(plots.table_map(table))
+    with torch.no_grad():
+        table.weight.fill_(torch.nan)
+    drawn(plots.table_map(table))
+
+
+def test_a_tokenizer_names_whole_words_and_the_hub_first():
+    tokenizer = el.train_tokenizer("cat dog fish bird x 12 . " * 5, kind="word")
+    size = tokenizer.get_vocab_size()
+    table = el.TokenEmbedding(size + 3, 8)  # with rows that have no token
+    cat = tokenizer.token_to_id("cat")
+    with torch.no_grad():
+        table.weight.copy_(torch.eye(size + 3, 8) + 0.01 * torch.randn(size + 3, 8))
+        table.weight[cat] = 1.0  # near everyone
+    figure = plots.table_map(table, tokenizer=tokenizer, max_labels=50)
+    assert set(texts(figure)) <= {"cat", "dog", "fish", "bird"}
+    assert texts(figure)[0] == "cat"
+    assert texts(plots.table_map(table, {cat: "mine"}, tokenizer=tokenizer)) == ["mine"]
+
+
+def test_pieces_of_words_are_not_named_where_words_begin_with_a_space():
+    tokenizer = el.train_tokenizer("the thermal weather gathers other feathers together " * 20, vocab_size=300)
+    words = {"the", "thermal", "weather", "gathers", "other", "feathers", "together"}
+    table = el.TokenEmbedding(tokenizer.get_vocab_size(), 16)
+    named = set(texts(plots.table_map(table, tokenizer=tokenizer)))
+    pieces = {tokenizer.decode([index]) for index in range(tokenizer.get_vocab_size())}
+    assert "ther" in pieces
+    assert named
+    assert all(any(word.startswith(name) for word in words) for name in named)
+
+
+def test_the_numbers_given_are_left_as_they_are():
+    coordinates = torch.tensor([[0.0, torch.inf], [1.0, 1.0]], dtype=torch.float64)
+    kept = coordinates.clone()
+    plots.table_map(coordinates)
+    assert torch.equal(coordinates, kept)

@@ -1,0 +1,114 @@
+"""Lengths, directions, gradients."""
+
+import numpy as np
+import pytest
+import torch
+from pictures import drawn, lines, texts
+
+import embedlayer as el
+from embedlayer import plots
+from embedlayer.errors import ShapeError, SizeError
+from embedlayer.plots.rows import variance_shares
+
+
+def test_the_histogram_counts_every_finite_norm():
+    norms = torch.cat([torch.rand(1000), torch.tensor([torch.nan])])
+    figure = plots.norm_histogram(norms, bins=20)
+    assert sum(bar.get_height() for bar in figure.axes[0].patches) == 1000
+    assert texts(figure) == [f"median {norms[:1000].median():.3g}"]
+    drawn(plots.norm_histogram(torch.zeros(0)))
+
+
+@pytest.mark.parametrize("table", [el.TokenEmbedding(9000, 4), el.FactorizedEmbedding(9000, 4, 2)])
+def test_the_lengths_of_a_tables_rows_are_read_a_chunk_at_a_time(table, monkeypatch):
+    expected = plots.norm_histogram(table.rows(0, 9000).norm(dim=1))
+    read = []
+    rows = table.rows
+    monkeypatch.setattr(table, "rows", lambda start, stop: read.append(stop - start) or rows(start, stop))
+    figure = plots.norm_histogram(table)
+    heights = [[bar.get_height() for bar in one.axes[0].patches] for one in (figure, expected)]
+    assert heights[0] == heights[1]
+    assert max(read) == 8192
+
+
+def test_narrow_numbers_are_added_up_in_wide_ones():
+    rows = torch.full((2, 4096), 0.01, dtype=torch.bfloat16)
+    figure = plots.norm_histogram(el.TokenEmbedding.from_pretrained(rows), bins=1)
+    assert texts(figure) == [f"median {rows.float().norm(dim=1)[0]:.3g}"]
+    assert variance_shares(rows).dtype == torch.float64
+
+
+def test_shares_of_the_variance_are_those_of_the_principal_components():
+    rows = torch.randn(300, 6) @ torch.diag(torch.tensor([5.0, 3.0, 1.0, 0.5, 0.1, 0.0])) + 7
+    expected = el.pca(rows, 6).explained_variance_ratio
+    torch.testing.assert_close(variance_shares(rows), expected)
+    table = el.TokenEmbedding.from_pretrained(rows)
+    figure = plots.spectrum({"table": table, "rows": rows, "shares": expected})
+    for points in lines(figure).values():
+        np.testing.assert_allclose(points[:, 1], 100 * expected.cumsum(0).numpy())
+        np.testing.assert_array_equal(points[:, 0], np.arange(1, 7))
+
+
+def test_the_spectrum_counts_the_directions_that_hold_a_share():
+    shares = torch.tensor([0.4, 0.3, 0.2, 0.1], dtype=torch.float64)
+    assert texts(plots.spectrum({"a": shares})) == ["2 hold 50 %"]
+    assert texts(plots.spectrum({"a": shares}, share=0.9)) == ["3 hold 90 %"]
+
+
+@pytest.mark.parametrize("rows", [torch.zeros(0, 3), torch.ones(1, 3), torch.full((2, 3), torch.nan)])
+def test_rows_in_which_nothing_varies_have_a_spectrum_of_zeros(rows):
+    assert variance_shares(rows).tolist() == [0.0] * 3
+    drawn(plots.spectrum({"rows": rows}))
+
+
+def test_broken_rows_do_not_count_and_the_number_of_tables_is_limited():
+    rows = torch.randn(50, 4)
+    broken = torch.cat([rows, torch.full((1, 4), torch.inf)])
+    torch.testing.assert_close(variance_shares(broken), variance_shares(rows))
+    for count in (0, 5):
+        with pytest.raises(SizeError, match=f"1 to 4 tables; found {count}"):
+            plots.spectrum({str(i): rows for i in range(count)})
+
+
+@pytest.mark.parametrize("row_sparse", [False, True])
+def test_only_rows_that_were_used_are_drawn_the_longest_first(row_sparse):
+    table = el.TokenEmbedding(1000, 8, row_sparse=row_sparse)
+    upstream = torch.tensor([1.0, 3.0, 1.0, 2.0])[:, None]
+    (table(torch.tensor([7, 4, 7, 9])) * upstream).sum().backward()
+    figure = plots.gradient_rows(table)
+    bars = [bar.get_width() for bar in figure.axes[0].patches]
+    assert bars == pytest.approx([np.sqrt(8) * size for size in (3, 2, 2)])
+    assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == ["row 4", "row 7", "row 9"]
+    assert figure.axes[0].get_title(loc="left") == "3 of 1,000 rows have a gradient"
+
+
+def test_a_factorised_table_is_drawn_by_its_narrow_rows():
+    table = el.FactorizedEmbedding(50, 8, 3)
+    table(torch.tensor([7, 4])).sum().backward()
+    lengths = table.inner.weight.grad.norm(dim=1)
+    found = [bar.get_width() for bar in plots.gradient_rows(table).axes[0].patches]
+    np.testing.assert_allclose(sorted(found), sorted(lengths[[4, 7]].tolist()), rtol=1e-6)
+
+
+def test_a_tied_table_has_a_gradient_in_every_row_of_which_a_few_are_drawn():
+    tokenizer = el.train_tokenizer("a $x$ b c d e f g", kind="word")
+    size = tokenizer.get_vocab_size()
+    table = el.TokenEmbedding(size, 8)
+    table.loss(table(torch.tensor([1, 2])), torch.tensor([2, 3])).backward()
+    figure = plots.gradient_rows(table, tokenizer, most=4)
+    lengths = table.weight.grad.norm(dim=1).sort(descending=True).values
+    np.testing.assert_allclose([bar.get_width() for bar in figure.axes[0].patches], lengths[:4].numpy(), rtol=1e-6)
+    assert figure.axes[0].get_title(loc="left") == f"{size} of {size} rows have a gradient"
+    assert texts(figure) == [f"and {size - 4} rows with shorter ones"]
+    assert not any(label.get_parse_math() for label in figure.axes[0].get_yticklabels())
+    drawn(figure)
+
+
+@pytest.mark.parametrize("gradient", [torch.zeros(5, 3), torch.full((2, 2), torch.nan), torch.zeros(0, 3)])
+def test_no_gradient_at_all_and_a_broken_one_are_still_figures(gradient):
+    drawn(plots.gradient_rows(gradient))
+
+
+def test_a_table_before_backward_is_an_error_that_says_so():
+    with pytest.raises(ShapeError, match=r"This TokenEmbedding has no gradient: call backward\(\) first"):
+        plots.gradient_rows(el.TokenEmbedding(5, 2))

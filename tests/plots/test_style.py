@@ -1,0 +1,140 @@
+"""The look that all pictures share, and pictures in pages."""
+
+import math
+import re
+import sys
+import xml.etree.ElementTree as ElementTree
+from itertools import combinations
+
+import pytest
+import torch
+
+import embedlayer.plots
+from embedlayer import plots
+from embedlayer.errors import MissingExtraError
+from embedlayer.plots.style import HOLE, LINES, MUTED, PAPER, THEME, numbers
+
+METRICS = [{"step": 0, "loss": 8.3, "validation_loss": 8.31}, {"step": 10, "loss": 6.0}]
+
+EYES = {  # what is seen of linear RGB: Machado, Oliveira and Fernandes 2009, severity 1
+    "all colours": [[1.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 1.0]],
+    "no red": [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]],
+    "no green": [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.011820, 0.042940, 0.968881]],
+    "no blue": [[1.255528, -0.076749, -0.178779], [-0.078411, 0.930809, 0.147602], [0.004733, 0.691367, 0.303900]],
+}
+CONES = [[0.4122215, 0.5363325, 0.0514460], [0.2119035, 0.6806995, 0.1073970], [0.0883025, 0.2817188, 0.6299787]]
+LAB = [[0.2104543, 0.7936178, -0.0040720], [1.9779985, -2.4285922, 0.4505937], [0.0259040, 0.7827718, -0.8086758]]
+
+
+def linear(colour: str) -> torch.Tensor:
+    channels = torch.tensor([int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)])
+    return torch.where(channels <= 0.04045, channels / 12.92, ((channels + 0.055) / 1.055) ** 2.4)
+
+
+def seen(colour: str, eye: list[list[float]]) -> torch.Tensor:
+    """The colour in OKLab, where equal distances look equally different (Ottosson 2020)."""
+    cones = torch.tensor(CONES) @ (torch.tensor(eye) @ linear(colour)).clamp(0, 1)
+    return torch.tensor(LAB) @ cones.pow(1 / 3)
+
+
+def contrast(one: str, other: str) -> float:
+    light, dark = sorted(
+        (float(linear(c) @ torch.tensor([0.2126, 0.7152, 0.0722])) for c in (one, other)), reverse=True
+    )
+    return (light + 0.05) / (dark + 0.05)
+
+
+@pytest.mark.parametrize("eye", EYES)
+def test_colours_of_lines_are_told_apart_with_any_kind_of_colour_vision(eye):
+    for one, other in combinations(LINES, 2):
+        assert torch.dist(seen(one, EYES[eye]), seen(other, EYES[eye])) > 0.12, (one, other)
+
+
+def test_lines_and_texts_stand_out_from_the_paper():
+    assert contrast(MUTED, PAPER) > 4.5
+    assert all(contrast(colour, PAPER) > 2.9 for colour in LINES)
+
+
+def test_grey_for_no_number_is_none_of_the_colours_for_numbers():
+    import matplotlib
+
+    colours = torch.tensor(matplotlib.colormaps["RdBu_r"](range(256)))[:, :3]
+    hole = torch.tensor([int(HOLE[i : i + 2], 16) / 255 for i in (1, 3, 5)])
+    assert (colours - hole).abs().amax(1).min() > 0.1
+
+
+def test_numbers_are_never_the_tensors_own_memory():
+    values = torch.zeros(3, dtype=torch.float64)
+    numbers(values)[:] = 1
+    assert values.sum() == 0
+    assert numbers(torch.ones(2, dtype=torch.bfloat16, requires_grad=True)).tolist() == [1.0, 1.0]
+
+
+def test_figures_leave_no_trace_in_matplotlib():
+    import matplotlib.pyplot
+
+    before = dict(matplotlib.rcParams)
+    plots.svg(plots.loss_curve(METRICS), prefix="a")
+    assert dict(matplotlib.rcParams) == before
+    assert matplotlib.pyplot.get_fignums() == []
+
+
+def test_ticks_that_are_made_while_drawing_have_the_style_too():
+    figure = plots.norm_histogram(torch.rand(50))
+    figure.set_size_inches(14, 9)  # more room, more ticks
+    figure.draw_without_rendering()
+    labels = figure.axes[0].get_xticklabels()
+    assert {(label.get_fontsize(), label.get_color()) for label in labels} == {(9.0, MUTED)}
+
+
+def test_an_inline_svg_is_well_formed_takes_the_pages_colours_and_keeps_its_ids_apart():
+    text = plots.svg(
+        plots.table_map(torch.tensor([[0.0, 0.0], [1.0, 1.0]]), {0: "<&>", 1: 'id="a#1f2a37'}), prefix="map"
+    )
+    written = [element.text for element in ElementTree.fromstring(text).iter() if element.tag.endswith("text")]
+    assert {"<&>", 'id="a#1f2a37'} <= set(written), "labels are texts, and stay as they are"
+    assert all(name.startswith("map-") for name in re.findall(r'<[^>]*\bid="([^"]+)"', text))
+    assert set(re.findall(r'href="#([^"]+)"', text)) <= set(re.findall(r'<[^>]*\bid="([^"]+)"', text))
+    assert "var(--ink, " in text
+    assert MUTED not in text.replace(f"var(--muted, {MUTED})", "")
+    assert len(re.findall(r"<image\b", text)) == 1, "the points are pixels"
+
+
+def test_the_same_figure_gives_the_same_svg():
+    once, again = (plots.svg(plots.loss_curve(METRICS, baseline=8.0), prefix="a") for _ in range(2))
+    assert once == again
+
+
+def test_every_colour_of_the_theme_has_a_variable_of_its_own():
+    assert len(set(THEME.values())) == len(THEME)
+
+
+def test_without_matplotlib_the_install_line_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(MissingExtraError, match=r"pip install 'embedlayer\[plots\]'"):
+        plots.loss_curve(METRICS)
+
+
+def test_each_public_name_is_loaded_from_the_file_that_type_checkers_see():
+    import ast
+    from pathlib import Path
+
+    tree = ast.parse(Path(embedlayer.plots.__file__).read_text())
+    block = next(node for node in tree.body if isinstance(node, ast.If))
+    listed = {(node.module, alias.name) for node in block.body for alias in node.names}
+    assert listed == {(f"embedlayer.plots.{module}", name) for name, module in plots._HOME.items()}
+    assert all(getattr(plots, name) is not None and name in dir(plots) for name in plots.__all__)
+    with pytest.raises(AttributeError, match="no attribute 'pie_chart'"):
+        _ = plots.pie_chart
+
+
+def test_importing_the_package_loads_neither_torch_nor_matplotlib():
+    import subprocess
+
+    code = "import sys, embedlayer.plots.visible; print(sorted({'torch', 'numpy', 'matplotlib'} & set(sys.modules)))"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "[]"
+
+
+def test_infinite_losses_do_not_reach_a_picture():
+    assert math.isfinite(plots.loss_curve([{"step": 0, "loss": math.inf}]).axes[0].get_ylim()[1])

@@ -1,0 +1,74 @@
+"""Curves over steps."""
+
+import json
+import math
+import os
+
+import pytest
+from pictures import drawn, lines, texts
+
+from embedlayer import plots
+from embedlayer.errors import FileError, SizeError
+
+METRICS = [
+    {"step": 0, "loss": 8.3, "validation_loss": 8.31},
+    {"step": 10, "loss": 6.0},
+    {"step": 20, "loss": math.nan},
+    {"step": 30, "loss": 5.0, "validation_loss": None},
+    {"step": 40, "validation_loss": 4.9},
+]
+
+
+def test_optimizer_paths_hold_each_path_and_the_steps_with_a_gradient():
+    paths = {"dense": [1.0, 2.0, 3.0], "rows": [1.0, 2.0, 3.0], "lazy": [1.0, 1.0, 1.5]}
+    figure = plots.optimizer_paths(paths, touched=[1, 3])
+    *curves, marks = figure.axes[0].lines
+    assert {line.get_label(): line.get_ydata().tolist() for line in curves} == paths
+    assert marks.get_xdata().tolist() == [1, 3]
+    drawn(figure)
+
+
+def test_the_loss_curve_holds_the_finite_losses_and_the_baseline():
+    figure = plots.loss_curve(METRICS, baseline=math.log(4096))
+    training, validation, baseline = figure.axes[0].lines
+    assert training.get_xydata().tolist() == [[0, 8.3], [10, 6.0], [30, 5.0]]
+    assert validation.get_xydata().tolist() == [[0, 8.31], [40, 4.9]]
+    assert baseline.get_ydata()[0] == math.log(4096)
+    assert texts(figure) == ["ln V = 8.32, knowing nothing"]
+    assert figure.axes[0].get_ylabel() == "loss (nats per token)"
+
+
+@pytest.mark.parametrize("metrics", [[], [{"step": 0, "loss": 8.3}, {"step": 1}]])
+def test_losses_of_little_or_nothing_are_still_a_figure(metrics):
+    drawn(plots.loss_curve(metrics))
+
+
+def test_runs_are_read_from_lines_a_file_and_a_folder_alike(tmp_path):
+    file = tmp_path / "metrics.jsonl"
+    file.write_text("".join(json.dumps(line) + "\n" for line in METRICS[:2]) + '{"step": 30, "lo')
+    figure = plots.loss_curves({"lines": METRICS[:2], "file": file, "folder": str(tmp_path)}, key="loss")
+    found = {name: points.tolist() for name, points in lines(figure).items()}
+    assert found == {name: [[0, 8.3], [10, 6.0]] for name in ("lines", "file", "folder")}
+    assert figure.axes[0].get_ylabel() == "training loss (nats per token)"
+    assert lines(plots.loss_curve(tmp_path))["validation"].tolist() == [[0, 8.31]]
+
+
+def test_runs_are_told_apart_without_colours():
+    figure = plots.loss_curves(dict.fromkeys("abcd", METRICS))
+    looks = {str(line._dash_pattern) for line in figure.axes[0].lines}
+    assert len(looks) == 4
+    with pytest.raises(SizeError, match="At most 4 runs can be told apart in one picture; found 5"):
+        plots.loss_curves(dict.fromkeys("abcde", METRICS))
+
+
+def test_a_run_that_is_not_there_is_named(tmp_path):
+    with pytest.raises(FileError, match=f"no run: there is no .*nowhere{os.sep}metrics.jsonl"):
+        plots.loss_curve(tmp_path / "nowhere")
+
+
+def test_long_names_of_runs_find_room():
+    figure = plots.loss_curves({"a run with a very long name indeed": METRICS, "another one, no shorter": METRICS})
+    renderer = drawn(figure)
+    box = figure.axes[0].get_legend().get_window_extent(renderer)
+    assert box.x0 >= 0
+    assert box.x1 <= figure.bbox.x1 + 2

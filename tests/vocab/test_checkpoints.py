@@ -1,0 +1,288 @@
+"""Checkpoint folders of other makes: real tokenizers, small models, transformers as the judge."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from peers import quiet
+from safetensors.torch import load_file
+from surgery import close
+
+import embedlayer as el
+from embedlayer.cli.demo import carried_text
+from embedlayer.vocab.folders import last_receipt
+
+SMALL = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2}
+TEXT = "The quick brown fox met an otter by the river, and 17 more. Nobody knows why they laughed!"
+
+
+def phi3() -> torch.nn.Module:
+    from transformers import Phi3Config, Phi3ForCausalLM
+
+    ids = {"bos_token_id": 1, "eos_token_id": [32000, 32007], "pad_token_id": 32000}
+    return Phi3ForCausalLM(Phi3Config(vocab_size=32064, tie_word_embeddings=False, **ids, **SMALL)).bfloat16()
+
+
+def gpt2() -> torch.nn.Module:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    return GPT2LMHeadModel(GPT2Config(vocab_size=50257, n_embd=16, n_layer=1, n_head=2, n_positions=64))
+
+
+def bert() -> torch.nn.Module:
+    from transformers import BertConfig, BertForMaskedLM
+
+    return BertForMaskedLM(BertConfig(vocab_size=28996, max_position_embeddings=64, **SMALL))
+
+
+def t5() -> torch.nn.Module:
+    from transformers import T5Config, T5ForConditionalGeneration
+
+    sizes = {"d_model": 16, "d_kv": 8, "d_ff": 24, "num_layers": 1, "num_heads": 2}
+    return T5ForConditionalGeneration(T5Config(vocab_size=32128, decoder_start_token_id=0, **sizes))
+
+
+MODELS = {
+    "Phi-3": (phi3, {"phi-3-mini.tokenizer.json": "tokenizer.json"}, " otterly", []),
+    "GPT-2": (gpt2, {"gpt2-encoder.json": "vocab.json", "gpt2-vocab.bpe": "merges.txt"}, " otterly", []),
+    "BERT": (bert, {"bert-base-cased-vocab.txt": "vocab.txt"}, "otterly", ["mountains"]),
+    "T5": (t5, {"t5-small.tokenizer.json": "tokenizer.json"}, " otterly", []),
+}
+
+
+@pytest.fixture(scope="module")
+def folders(shared_data, tmp_path_factory) -> dict[str, Path]:
+    """A checkpoint of each family with its real tokenizer, in shards; not to be written to."""
+    made = {}
+    for name, (model, files, *_) in MODELS.items():
+        folder = made[name] = tmp_path_factory.mktemp("checkpoints") / name
+        torch.manual_seed(0)
+        with quiet():
+            built = model()
+            torch.nn.init.normal_(built.get_output_embeddings().bias) if name == "BERT" else None
+            built.save_pretrained(folder, max_shard_size="1MB")
+        for file, there in files.items():
+            shutil.copyfile(shared_data / "tokenizers" / file, folder / there)
+    return made
+
+
+def opened(folder: Path, like: torch.nn.Module) -> torch.nn.Module:
+    with quiet():
+        return type(like).from_pretrained(folder).eval()
+
+
+def logits(model: torch.nn.Module, ids: torch.Tensor) -> torch.Tensor:
+    extra = {"decoder_input_ids": ids[:, :3]} if type(model).__name__.startswith("T5") else {}
+    with torch.no_grad():
+        return model(input_ids=ids, **extra).logits
+
+
+def tensors_of(folder: Path) -> dict[str, torch.Tensor]:
+    return {name: tensor for file in folder.glob("*.safetensors") for name, tensor in load_file(file).items()}
+
+
+def same_files(one: Path, other: Path) -> bool:
+    names = [{file.relative_to(folder) for file in folder.rglob("*") if file.is_file()} for folder in (one, other)]
+    return names[0] == names[1] and all((one / name).read_bytes() == (other / name).read_bytes() for name in names[0])
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_transformers_finds_kept_tokens_unchanged_to_the_bit(name, folders, tmp_path) -> None:
+    make, _, new_token, old_tokens = MODELS[name]
+    folder, out = folders[name], tmp_path / "new"
+    with quiet():
+        before = opened(folder, make())
+    receipt = el.edit_vocabulary(folder, add=[new_token], remove=old_tokens, out=out)
+    after = opened(out, before)
+    old, new = receipt.old_tokenizer, receipt.tokenizer
+    ids = torch.tensor([old.encode(TEXT).ids])
+    assert new.encode(TEXT).ids == receipt.remap(ids)[0].tolist()
+    kept = receipt.move.sources >= 0
+    close(logits(after, receipt.remap(ids))[..., kept], logits(before, ids)[..., receipt.move.sources[kept]])
+    size = json.loads((out / "config.json").read_text())["vocab_size"]
+    assert size == receipt.move.size == after.get_input_embeddings().weight.shape[0]
+    assert new.encode(f"an{new_token} place" if new_token[0] == " " else f"an {new_token} place").ids.count(
+        next(iter(receipt.added))
+    )
+    if name == "Phi-3":
+        assert (receipt.move.old_size, receipt.move.size, *receipt.added) == (32064, 32064, 32011)
+    others, again = tensors_of(folder), tensors_of(out)
+    assert others.keys() == again.keys()
+    rest = [key for key in others if len(others[key]) != receipt.move.old_size]
+    assert all(torch.equal(again[key], others[key]) for key in rest)
+    receipt.undo(out, out=tmp_path / "back")
+    assert same_files(folder, tmp_path / "back")
+
+
+def test_from_llama_2_to_phi_3_eleven_tokens_come_and_no_row_changes(shared_data) -> None:
+    pytest.importorskip("sentencepiece")
+    llama = el.load_tokenizer(shared_data / "tokenizers" / "llama2-tokenizer.model")
+    phi = el.load_tokenizer(shared_data / "tokenizers" / "phi-3-mini.tokenizer.json")
+    table = el.TokenEmbedding(32000, 16, dtype=torch.bfloat16)
+    before = table.weight.detach().clone()
+    receipt = el.transplant(table, phi, tokenizer=llama, pad_to_multiple_of=64)
+    assert (table.vocab_size, table.num_rows) == (32011, 32064)
+    assert torch.equal(table.weight[:32000], before)
+    assert sorted(receipt.added) == list(range(32000, 32011))
+    assert not table.weight[32011:].any()
+    receipt.undo(table)
+    assert torch.equal(table.weight, before)
+
+
+@pytest.fixture
+def small_gpt2(tmp_path) -> Path:
+    """A checkpoint with every file that names tokens; its special ones are 400 and 401."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    folder = tmp_path / "old"
+    ids = {"eos_token_id": [400, 401], "bos_token_id": 400}
+    with quiet():
+        GPT2LMHeadModel(
+            GPT2Config(vocab_size=402, n_embd=16, n_layer=1, n_head=2, n_positions=64, **ids)
+        ).save_pretrained(folder)
+    base = el.train_tokenizer(carried_text()[:20_000], vocab_size=400, special_tokens=())
+    base.model.save(str(folder))  # vocab.json and merges.txt
+    tokenizer = el.edit_tokenizer(base, special=["<|endoftext|>", "<|end|>"]).tokenizer
+    tokenizer.save(str(folder / "tokenizer.json"))
+    specials = {"pad_token": "<|endoftext|>", "eos_token": "<|end|>"}
+    decoder = {"400": {"content": "<|endoftext|>", "special": True}, "401": {"content": "<|end|>", "special": True}}
+    files = {
+        "tokenizer_config.json": {"tokenizer_class": "GPT2Tokenizer", "added_tokens_decoder": decoder, **specials},
+        "special_tokens_map.json": specials,
+        "added_tokens.json": {"<|endoftext|>": 400, "<|end|>": 401},
+        "generation_config.json": {
+            "eos_token_id": [400, 0],
+            "suppress_tokens": [5, 380, 7],
+            "bad_words_ids": [[380], [40, 8]],
+            "top_k": 5,
+        },
+    }
+    for name, content in files.items():
+        (folder / name).write_text(json.dumps(content))
+    return folder
+
+
+def test_every_file_that_names_tokens_follows(small_gpt2, tmp_path) -> None:
+    from transformers import AutoTokenizer, GPT2LMHeadModel
+
+    out = tmp_path / "new"
+    receipt = el.edit_vocabulary(small_gpt2, remove=[380], add=[" otterly"], special=["<|user|>"], out=out)
+    end = 400 - len(receipt.dropped)
+    seven, forty, eight, five = receipt.remap(torch.tensor([7, 40, 8, 5])).tolist()
+
+    def read(name: str) -> dict:
+        return json.loads((out / name).read_text())
+
+    assert read("generation_config.json") == {
+        "eos_token_id": [end, 0],
+        "suppress_tokens": [five, seven],
+        "bad_words_ids": [[forty, eight]],
+        "top_k": 5,
+    }
+    config = read("config.json")
+    assert (config["eos_token_id"], config["bos_token_id"]) == ([end, end + 1], end)
+    assert config["vocab_size"] == receipt.move.size == end + 4
+    added = {"<|endoftext|>": end, "<|end|>": end + 1, " otterly": end + 2, "<|user|>": end + 3}
+    assert read("added_tokens.json") == added
+    decoder = read("tokenizer_config.json")["added_tokens_decoder"]
+    assert {token["content"]: int(key) for key, token in decoder.items()} == added
+    assert not (out / "vocab.json").exists()
+    assert not (out / "merges.txt").exists()
+    with quiet():
+        before, after = (GPT2LMHeadModel.from_pretrained(folder).eval() for folder in (small_gpt2, out))
+        theirs = AutoTokenizer.from_pretrained(out)
+    ids, kept = torch.tensor([[40, 8, 400]]), receipt.move.sources >= 0
+    close(logits(after, receipt.remap(ids))[..., kept], logits(before, ids)[..., receipt.move.sources[kept]])
+    text = "An otterly fine day.<|endoftext|>"
+    assert theirs(text)["input_ids"] == receipt.tokenizer.encode(text).ids
+    last_receipt(out).undo(out, out=tmp_path / "back")
+    assert same_files(small_gpt2, tmp_path / "back")
+
+
+@pytest.mark.parametrize("file", ["config.json", "generation_config.json", "tokenizer_config.json"])
+def test_a_token_that_a_configuration_names_cannot_go(file, small_gpt2, tmp_path) -> None:
+    for name in ("config.json", "generation_config.json"):
+        content = json.loads((small_gpt2 / name).read_text())
+        (small_gpt2 / name).write_text(json.dumps({**content, "eos_token_id": [400, 401] if name == file else 400}))
+    with pytest.raises(el.VocabularyError, match=f"'<.end.>'.* cannot go: {file} names it as eos_token"):
+        el.remove_tokens(small_gpt2, ["<|end|>"], out=tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_roberta_counts_positions_from_its_padding_token_which_must_stay_where_it_is(tmp_path) -> None:
+    from transformers import RobertaConfig, RobertaForMaskedLM
+
+    config = RobertaConfig(
+        vocab_size=300, max_position_embeddings=20, pad_token_id=1, bos_token_id=0, eos_token_id=2, **SMALL
+    )
+    with quiet():
+        RobertaForMaskedLM(config).save_pretrained(tmp_path / "old")
+    with pytest.raises(el.VocabularyError, match="must keep that ID"):
+        el.edit_vocabulary(tmp_path / "old", reorder=[1, 0, *range(2, 300)], out=tmp_path / "new")
+    el.remove_tokens(tmp_path / "old", [299], out=tmp_path / "new")
+    assert el.load(tmp_path / "new").table.vocab_size == 299
+
+
+def plain(folder: Path, tensors: dict[str, torch.Tensor], family: str = "gpt2") -> Path:
+    from embedlayer.files import save_tensors, write_json
+
+    folder.mkdir()
+    save_tensors(folder / "model.safetensors", tensors)
+    sizes = {"vocab_size": 20, "hidden_size": 4, "num_attention_heads": 2}
+    write_json(folder / "config.json", {"model_type": family, **sizes})
+    return folder
+
+
+def test_rows_are_moved_in_the_type_that_each_tensor_is_stored_in(tmp_path) -> None:
+    table, head = torch.randn(20, 4).bfloat16(), torch.randn(20, 4)
+    plain(tmp_path / "old", {"model.embed_tokens.weight": table, "lm_head.weight": head}, "llama")
+    el.edit_vocabulary(tmp_path / "old", remove=[3], out=tmp_path / "new")
+    kept = [token for token in range(20) if token != 3]
+    after = tensors_of(tmp_path / "new")
+    assert torch.equal(after["model.embed_tokens.weight"], table[kept])
+    assert torch.equal(after["lm_head.weight"], head[kept])
+
+
+def test_llama2_c_in_metas_layout_still_generates_its_text(shared_data, tmp_path) -> None:
+    folder = tmp_path / "old"
+    folder.mkdir()
+    shutil.copy(shared_data / "models" / "stories260K.safetensors", folder)
+    shutil.copy(shared_data / "models" / "tok512.bin", folder)
+    model, tokenizer = el.load_llama(folder), el.load_tokenizer(folder)
+    text = "Once upon a time, there was a little girl named Lily. She loved to play outside in the park."
+    receipt = el.trim_vocabulary(folder, text, out=tmp_path / "new")
+    small, trimmed = el.load_llama(tmp_path / "new"), el.load_tokenizer(tmp_path / "new")
+    assert small.table.vocab_size < 400
+    ids = torch.tensor(tokenizer.encode(text).ids)
+    assert trimmed.encode(text).ids == receipt.remap(ids).tolist()
+    close(small(receipt.remap(ids)), model(ids)[:, receipt.move.sources])
+    receipt.undo(tmp_path / "new", out=tmp_path / "back")
+    assert same_files(folder, tmp_path / "back")
+
+
+def test_a_tensor_of_as_many_rows_that_is_not_known_is_named(tmp_path) -> None:
+    tensors = {"wte.weight": torch.randn(20, 4), "wpe.weight": torch.randn(8, 4), "prior.weight": torch.randn(20)}
+    with pytest.warns(el.EmbedLayerWarning, match="prior.weight has 20 rows"):
+        el.remove_tokens(plain(tmp_path / "old", tensors), [3], out=tmp_path / "new")
+
+
+def test_a_checkpoint_changed_since_the_edit_is_not_undone(tmp_path) -> None:
+    plain(tmp_path / "old", {"wte.weight": torch.randn(20, 4), "wpe.weight": torch.randn(8, 4)})
+    receipt = el.remove_tokens(tmp_path / "old", [3], out=tmp_path / "new")
+    layer = el.load(tmp_path / "new")
+    with torch.no_grad():
+        layer.table.weight[0] += 1
+    layer.write_into(tmp_path / "new", tmp_path / "trained")
+    with pytest.raises(el.CheckpointError, match="wte.weight hold other numbers"):
+        receipt.undo(tmp_path / "trained", out=tmp_path / "back")
+    assert not (tmp_path / "back").exists()
+
+
+def test_a_table_that_is_put_together_on_loading_is_refused(tmp_path) -> None:
+    tensors = {"embeddings": torch.randn(5, 4), "mapping": torch.randint(0, 5, (20,))}
+    plain(tmp_path / "old", tensors, "model2vec")
+    with pytest.raises(el.CheckpointError, match="put together from several tensors"):
+        el.remove_tokens(tmp_path / "old", [3], out=tmp_path / "new")

@@ -1,0 +1,122 @@
+"""Folders: the new one is complete or not there, whatever stops the edit."""
+
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+import embedlayer as el
+from embedlayer.files import save_tensors, write_json
+from embedlayer.vocab import folders
+from embedlayer.vocab.folders import last_receipt, receipts_in
+
+
+@pytest.fixture
+def checkpoint(tmp_path) -> Path:
+    folder = tmp_path / "old"
+    folder.mkdir()
+    save_tensors(folder / "model.safetensors", {"wte.weight": torch.randn(3000, 64), "wpe.weight": torch.randn(8, 64)})
+    write_json(folder / "config.json", {"model_type": "gpt2", "vocab_size": 3000, "n_embd": 64})
+    return folder
+
+
+@pytest.fixture
+def layer(tmp_path) -> Path:
+    el.TransformerEmbedding(3000, 64, 8).save_pretrained(tmp_path / "old")
+    return tmp_path / "old"
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(file.relative_to(folder)): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
+
+
+@pytest.mark.parametrize("kind", ["checkpoint", "layer"])
+def test_a_disk_that_is_full_leaves_nothing_behind(kind, tmp_path, request) -> None:
+    folder = request.getfixturevalue(kind)
+    before = contents(tmp_path)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, limits[1]))
+        with pytest.raises(el.FileError, match=r"Cannot write|File too large"):
+            el.remove_tokens(folder, [7], out=tmp_path / "new")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, handler)
+    assert contents(tmp_path) == before
+    assert sorted(os.listdir(tmp_path)) == ["old"]
+    el.remove_tokens(folder, [7], out=tmp_path / "new")
+
+
+@pytest.mark.parametrize("where", ["save", "receipts_in"])
+@pytest.mark.parametrize("kind", ["checkpoint", "layer"])
+def test_what_fails_late_leaves_nothing_behind_either(kind, where, tmp_path, request, monkeypatch) -> None:
+    folder = request.getfixturevalue(kind)
+
+    def fail(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(folders.Receipt if where == "save" else folders, where, fail)
+    with pytest.raises(KeyboardInterrupt):
+        el.remove_tokens(folder, [7], out=tmp_path / "new")
+    assert sorted(os.listdir(tmp_path)) == ["old"]
+
+
+def test_a_killed_edit_leaves_no_folder_of_that_name(checkpoint, tmp_path) -> None:
+    code = (
+        "import sys, time, embedlayer as el\n"
+        "from embedlayer.vocab import folders\n"
+        "folders.Receipt.save = lambda *_: (print('now', flush=True), time.sleep(600))\n"
+        "el.remove_tokens(sys.argv[1], [7], out=sys.argv[2])\n"
+    )
+    command = [sys.executable, "-c", code, str(checkpoint), str(tmp_path / "new")]
+    root = str(Path(__file__).resolve().parents[2])
+    with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=root) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline().strip() == b"now"
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    assert not (tmp_path / "new").exists()
+    time.sleep(0)
+    receipt = el.remove_tokens(checkpoint, [7], out=tmp_path / "new")
+    assert receipt.move.size == 2999
+
+
+def test_receipts_are_numbered_and_the_last_is_the_one_to_undo(checkpoint, tmp_path) -> None:
+    folder = checkpoint
+    for number in range(1, 4):
+        el.remove_tokens(folder, [number], out=tmp_path / str(number))
+        folder = tmp_path / str(number)
+    assert [file.name for file in receipts_in(folder)] == [f"vocabulary-{number}.receipt" for number in (1, 2, 3)]
+    assert last_receipt(folder).dropped == {3: "#3"}
+    with pytest.raises(el.CheckpointError, match="other numbers"):
+        el.Receipt.load(receipts_in(folder)[0]).undo(folder, out=tmp_path / "back")
+    while receipts_in(folder):
+        back = tmp_path / f"before {folder.name}"
+        last_receipt(folder).undo(folder, out=back)
+        folder = back
+    assert contents(folder) == contents(checkpoint)
+    with pytest.raises(el.CheckpointError, match="holds no receipt"):
+        last_receipt(folder)
+
+
+def test_where_nothing_can_be_read_or_written_is_said(checkpoint, tmp_path) -> None:
+    with pytest.raises(el.FileError, match="There is no folder"):
+        el.remove_tokens(tmp_path / "none", [7], out=tmp_path / "new")
+    with pytest.raises(el.FileError, match=r"name it with out="):
+        el.remove_tokens(checkpoint, [7])
+    with pytest.raises(el.FileError, match="is not empty"):
+        el.remove_tokens(checkpoint, [7], out=checkpoint)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(el.FileError, match="Cannot write"):
+        el.remove_tokens(checkpoint, [7], out=tmp_path / "file" / "new")
+    with pytest.raises(el.SizeError, match="for live modules"):
+        parameter = torch.nn.Parameter(torch.zeros(1))
+        el.remove_tokens(checkpoint, [7], out=tmp_path / "new", optimizer=torch.optim.SGD([parameter]))
+    assert sorted(os.listdir(tmp_path)) == ["file", "old"]

@@ -1,0 +1,72 @@
+"""A few rows learn, and nothing else."""
+
+import pytest
+import torch
+from surgery import IDS, MODELS, D, V, state_of, train
+
+import embedlayer as el
+from embedlayer.vocab.new_rows import merge_rows, train_only_rows
+
+KINDS = ["tied", "padded", "free", "tied, with a bias", "row-sparse"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_new_rows_learn_and_every_other_number_stays(kind) -> None:
+    made = MODELS[kind]()
+    free = not made.head.tied
+    receipt = el.add_tokens(made, 3, train_only_new=True)
+    assert list(receipt.added) == [V, V + 1, V + 2]
+    learning = {name: p.shape for name, p in made.named_parameters() if p.requires_grad}
+    assert set(learning.values()) == {(3, D)}
+    assert len(learning) == (2 if free else 1)
+    before, logits = state_of(made), made(IDS)
+    optimizer = el.RowAdamW(el.param_groups(made), lr=0.1)
+    ids = torch.where(IDS == 4, V, torch.where(IDS == 7, V + 2, IDS))
+    first = made.loss(ids[:, :-1], ids[:, 1:]).item()
+    train(made, optimizer, ids, steps=5)
+    assert made.loss(ids[:, :-1], ids[:, 1:]).item() < first
+    trained = made(IDS)
+    assert torch.equal(trained[..., :V], logits[..., :V])
+    merge_rows(made)
+    assert torch.equal(made(IDS)[..., :V], logits[..., :V])
+    torch.testing.assert_close(made(IDS), trained)
+    after = state_of(made)
+    for name, tensor in after.items():
+        old = before.get(name, before.get(name.replace("table.weight", "table.base.weight")))
+        changed = (tensor != old).reshape(len(tensor), -1).any(1).nonzero().squeeze(1).tolist()
+        assert set(changed) <= ({V, V + 1, V + 2} if name in ("table.weight", "head.weight") else set())
+    assert made.head.tied != free
+    assert all(parameter.requires_grad for parameter in made.parameters())
+    fresh = MODELS[kind]()
+    el.add_tokens(fresh, 3)
+    fresh.load_state_dict(made.state_dict())
+    assert made.config == fresh.config
+
+
+def test_undo_after_merging_untrained_rows_is_exact() -> None:
+    made = MODELS["free"]()
+    before = state_of(made)
+    receipt = el.add_tokens(made, 2, train_only_new=True)
+    with pytest.raises(el.SizeError, match=r"after merge\(\)"):
+        receipt.undo(made)
+    merge_rows(made)
+    receipt.undo(made)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in made.state_dict().items())
+
+
+def test_what_cannot_be_trained_so_is_refused() -> None:
+    factorised = MODELS["factorised"]()
+    with pytest.raises(el.SizeError, match="does not store each row"):
+        el.add_tokens(factorised, 2, train_only_new=True)
+    assert factorised.table.vocab_size == V
+    assert all(parameter.requires_grad for parameter in factorised.parameters())
+    with pytest.raises(el.SizeError, match="DeltaEmbedding"):
+        train_only_rows(el.TokenEmbedding(V, D), [3])
+    with pytest.raises(el.SizeError, match="call train_only_rows first"):
+        merge_rows(factorised)
+    with pytest.raises(el.SizeError, match="built afterwards"):
+        el.add_tokens("folder", 2, train_only_new=True)
+    made = MODELS["tied"]()
+    with pytest.raises(el.TokenIdError):
+        train_only_rows(made, [V])
+    assert all(parameter.requires_grad for parameter in made.parameters())

@@ -1,0 +1,95 @@
+"""Receipts: saved, read, applied to stored IDs."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from surgery import IDS, MODELS, V, same, state_of, train
+
+import embedlayer as el
+from embedlayer.vocab.receipt import Receipt
+from embedlayer.vocab.rows import RowMove
+
+
+def receipt_of(sources, old=8, **options) -> Receipt:
+    return Receipt(RowMove(torch.tensor(sources), old), (old, len(sources)), **options)
+
+
+@given(st.lists(st.integers(0, 7), unique=True, min_size=1), st.sampled_from([np.int32, np.int64, np.uint16]))
+def test_ids_go_where_their_rows_went(sources, dtype) -> None:
+    receipt = receipt_of(sources)
+    old = np.array([sources, sources], dtype=dtype)
+    new = receipt.remap(old)
+    assert (new.dtype, new.shape) == (old.dtype, old.shape)
+    assert new.tolist() == [list(range(len(sources)))] * 2
+    tensor = torch.tensor(sources, dtype=torch.int32)
+    assert receipt.remap(tensor).dtype == torch.int32
+    assert receipt.remap(tensor).tolist() == new[0].tolist()
+
+
+def test_what_losses_leave_out_stays_and_so_does_emptiness() -> None:
+    receipt = receipt_of([3, 1])
+    assert receipt.remap(torch.tensor([-100, 1, -1, 3])).tolist() == [-100, 1, -1, 0]
+    assert receipt.remap(torch.zeros(0, 4, dtype=torch.int64)).shape == (0, 4)
+
+
+def test_merged_ids_become_the_one_that_stands_for_them() -> None:
+    assert receipt_of([0, 2, 3], merged={1: 2}).remap(torch.tensor([1, 3, 0])).tolist() == [2, 2, 0]
+
+
+def test_an_id_that_is_gone_is_an_error_that_says_what_to_do(unchecked) -> None:
+    receipt = receipt_of([3, 1], dropped={2: "Ġotter"})
+    with pytest.raises(el.TokenIdError, match=r"token id 2 \('Ġotter'\).* 2 times.*\n.*replacement"):
+        receipt.remap(torch.tensor([[3, 2], [2, 1]]))
+    assert receipt.remap(torch.tensor([3, 2]), replacement=1).tolist() == [0, 1]
+    with pytest.raises(el.TokenIdError, match="none of the 2 new IDs"):
+        receipt.remap(torch.tensor([2]), replacement=2)
+    with pytest.raises(el.TokenIdError, match="remapped already"):
+        receipt.remap(torch.tensor([8]))
+    for wrong in (torch.ones(2), torch.ones(2, dtype=torch.bool), np.ones(2)):
+        with pytest.raises(el.ShapeError, match="IDs are integers"):
+            receipt.remap(wrong)
+    wide = receipt_of([*range(1, 300), 0], old=300)
+    with pytest.raises(el.ShapeError, match="does not fit into uint8"):
+        wide.remap(np.zeros(1, dtype=np.uint8))
+
+
+def test_what_is_saved_comes_back_and_undoes(tmp_path) -> None:
+    made = MODELS["free"]()
+    optimizer = torch.optim.AdamW(made.parameters())
+    train(made, optimizer, IDS)
+    before = state_of(made, optimizer)
+    tokenizer = el.train_tokenizer("a b c d e f g h i j k l m n o p", "word", special_tokens=["<pad>"])
+    receipt = el.edit_vocabulary(made, add=["otter"], remove=["k"], tokenizer=tokenizer, optimizer=optimizer)
+    receipt.save(tmp_path / "edit.receipt")
+    again = Receipt.load(tmp_path / "edit.receipt")
+    assert str(again) == str(receipt)
+    assert torch.equal(again.move.sources, receipt.move.sources)
+    for name in ("num_tokens", "added", "dropped", "merged", "origins", "before", "after", "settings", "created"):
+        assert getattr(again, name) == getattr(receipt, name)
+    assert again.tokenizer.to_str() == receipt.tokenizer.to_str()
+    assert list(again.added.values()) == ["otter"]
+    assert list(again.dropped.values()) == ["k"]
+    assert receipt.origins[len(again.move.sources) - 1 - (V - again.num_tokens[0])] == "mean"
+    again.undo(made, optimizer=optimizer)
+    assert same(state_of(made, optimizer), before)
+
+
+def test_damaged_and_foreign_files_are_refused(tmp_path) -> None:
+    from embedlayer.files import save_tensors
+
+    file = tmp_path / "a.receipt"
+    receipt_of([0, 1]).save(file)
+    whole = file.read_bytes()
+    file.write_bytes(whole[:-3])
+    with pytest.raises(el.CheckpointError, match="cut short"):
+        Receipt.load(file)
+    save_tensors(file, {"x": torch.ones(1)})
+    with pytest.raises(el.CheckpointError, match="not a receipt"):
+        Receipt.load(file)
+    file.write_bytes(whole.replace(b'\\"format_version\\": 1', b'\\"format_version\\": 9'))
+    with pytest.raises(el.CheckpointError, match="format version 9"):
+        Receipt.load(file)
+    with pytest.raises(el.FileError):
+        Receipt.load(tmp_path / "none")

@@ -1,0 +1,107 @@
+"""Which entries of two tokenizers are the same."""
+
+from typing import get_args
+
+import pytest
+from tokenizers import Tokenizer
+
+from embedlayer.text.tokenizer import TokenizerKind, load_tokenizer, table_size, train_tokenizer
+from embedlayer.vocab.pieces import Pieces
+from embedlayer.vocab.tokenizer_edit import edit_tokenizer
+from embedlayer.vocab.transplant import match_tokenizers, spelled_by
+
+TEXT = "I love small dogs, I love cats.\nDogs love naps; naïve cats don't: they love small things. " * 10
+TRAINED = {kind: train_tokenizer(TEXT, kind, vocab_size=400) for kind in get_args(TokenizerKind)}
+REAL = {
+    "gpt2": "tokenizers/gpt2-encoder.json",
+    "phi-3": "tokenizers/phi-3-mini.tokenizer.json",
+    "t5": "tokenizers/t5-small.tokenizer.json",
+    "bert": "tokenizers/bert-base-cased-vocab.txt",
+    "tok512": "models/tok512.bin",
+}
+
+
+@pytest.fixture(scope="module")
+def real(shared_data) -> dict[str, Tokenizer]:
+    return {name: load_tokenizer(shared_data / file) for name, file in REAL.items()}
+
+
+def pairs(old: Tokenizer, new: Tokenizer) -> dict[str, str]:
+    sources = match_tokenizers(old, new)
+    assert len(sources) == table_size(new)
+    return {new.id_to_token(i): old.id_to_token(j) for i, j in enumerate(sources) if j is not None}
+
+
+@pytest.mark.parametrize("kind", TRAINED)
+def test_a_tokenizer_matches_itself_and_what_an_edit_made_of_it(kind) -> None:
+    old = TRAINED[kind]
+    assert match_tokenizers(old, old) == tuple(range(table_size(old)))
+    names = sorted(old.get_vocab(), key=str.casefold)
+    edit = edit_tokenizer(old, add=["zebra"], special=["<tool>"], order=[*names, "zebra", "<tool>"])
+    assert match_tokenizers(old, edit.tokenizer) == edit.sources
+
+
+@pytest.mark.parametrize("old", TRAINED)
+@pytest.mark.parametrize("new", TRAINED)
+def test_what_matches_stands_for_the_same_bytes(old, new) -> None:
+    theirs, ours = Pieces(TRAINED[old]), Pieces(TRAINED[new])
+    for token_id, source in enumerate(match_tokenizers(TRAINED[old], TRAINED[new])):
+        if source is not None and token_id not in ours.special:
+            assert {*ours.meanings(token_id)} & {*theirs.meanings(source)}
+
+
+def test_conventions_meet() -> None:
+    words = pairs(TRAINED["word"], TRAINED["bpe"])
+    assert (words["Ġlove"], words[","], words["<|endoftext|>"]) == ("love", ",", "<|endoftext|>")
+    pieces = pairs(TRAINED["bpe"], TRAINED["wordpiece"])
+    assert (pieces["love"], pieces["##s"], pieces["."]) == ("Ġlove", "s", ".")
+    unigram = pairs(TRAINED["wordpiece"], TRAINED["unigram"])
+    assert (unigram["▁love"], unigram["<unk>"]) == ("love", "[UNK]")
+
+
+def test_phi_3_has_the_entries_of_llama_2_and_eleven_more(shared_data, real) -> None:
+    pytest.importorskip("sentencepiece", reason="the spm extra is not installed")
+    llama = load_tokenizer(shared_data / "tokenizers/llama2-tokenizer.model")
+    sources = match_tokenizers(llama, real["phi-3"])
+    assert sources == (*range(32000), *[None] * 11)
+    assert match_tokenizers(real["phi-3"], llama) == tuple(range(32000))
+    special = spelled_by(llama, real["phi-3"], range(32000, 32011))
+    assert {token.pieces for token in special} == {()}
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "share", "some"),
+    [
+        ("gpt2", "phi-3", 0.57, {"▁the": "Ġthe", "<0x0A>": "Ċ", "<0x41>": "A", "<|endoftext|>": "<|endoftext|>"}),
+        ("bert", "gpt2", 0.52, {"Ġthe": "the", "ing": "##ing", ".": ".", "<|endoftext|>": "[CLS]"}),
+        ("gpt2", "bert", 0.76, {"the": "Ġthe", "##ing": "ing", ",": ",", "[SEP]": "<|endoftext|>"}),
+        ("t5", "tok512", 0.54, {" the": "▁the", "</s>": "</s>", "<unk>": "<unk>"}),
+        ("phi-3", "tok512", 0.99, {" the": "▁the", "<0x0A>": "<0x0A>", "<s>": "<s>"}),
+    ],
+)
+def test_real_pairs_share_what_they_share(real, old, new, share, some) -> None:
+    found = pairs(real[old], real[new])
+    assert share < len(found) / table_size(real[new]) < share + 0.02
+    assert {name: found[name] for name in some} == some
+
+
+def test_a_role_is_taken_by_a_token_without_a_namesake_only(real) -> None:
+    both = edit_tokenizer(real["tok512"], special=["<bos>"]).tokenizer
+    assert "<bos>" not in pairs(real["tok512"], both)
+    renamed = edit_tokenizer(TRAINED["word"], remove=["<|endoftext|>"], special=["</s>"]).tokenizer
+    assert pairs(TRAINED["word"], renamed)["</s>"] == "<|endoftext|>"
+
+
+def test_what_matches_nothing_is_spelled_by_the_old_tokenizer(real) -> None:
+    old, new = real["gpt2"], real["t5"]
+    unmatched = [i for i, source in enumerate(match_tokenizers(old, new)) if source is None][::10]
+    tokens = spelled_by(old, new, unmatched)
+    assert [new.token_to_id(token.text) for token in tokens] == unmatched
+    for token in tokens:
+        if token.pieces:
+            assert old.decode(list(token.pieces)) == token.text.replace("▁", " ")
+    assert {token.text for token in tokens if not token.pieces} <= {
+        "<pad>",
+        *(f"<extra_id_{i}>" for i in range(100)),
+        "<unk>",
+    }
