@@ -63,7 +63,8 @@ from embedlayer.errors import FileError, SizeError
 def train(files: tuple[str, ...], **options: Any) -> int:
     """Train an embedding layer on text.
 
-    FILE... are text files (.gz too), folders of them, or - for standard input.
+    FILE... are text files (.gz too), folders of them, or - for standard input; or the folder of a corpus that
+    "embedlayer corpus build" wrote, which brings its tokenizer.
     """
     from embedlayer.cli.pipeline import (
         LayerOptions,
