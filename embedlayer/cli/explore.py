@@ -19,6 +19,8 @@ def explore(
     DIR|FILE... are folders that embedlayer train wrote, checkpoints, or files with vectors. Nothing leaves this
     machine.
     """
+    import signal
+
     from embedlayer.explorer.server import serve
     from embedlayer.explorer.source import open_source
 
@@ -37,4 +39,5 @@ def explore(
 
             webbrowser.open(address)
 
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # what is started in the background ignores it
     serve(opened, port=port, on_start=show)

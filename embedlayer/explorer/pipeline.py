@@ -225,7 +225,7 @@ def pipeline(
     table, position = parts_of(model)
     kept = ids[: min(most_tokens, position.max_seq_len or most_tokens)]
     tokens = shown_tokens(tokenizer, kept)
-    device = next(table.parameters()).device
+    device = table.device
     batch = torch.tensor(kept, device=device)
     with _ONE_AT_A_TIME, torch.enable_grad():
         walk = _Walk(model, table, position, batch)

@@ -68,7 +68,7 @@ def positions_data(
     else:
         ids = without_limits(tokenizer).encode(TEXT, add_special_tokens=False).ids[:MOST_TOKENS]
         tokens = [{"id": token.id, "text": token.text, "kind": token.kind} for token in shown_tokens(tokenizer, ids)]
-    batch = torch.tensor(ids, device=next(table.parameters()).device)
+    batch = torch.tensor(ids, device=table.device)
     vectors = table(batch)
     content: JsonObject = {
         "schemes": schemes,

@@ -6,6 +6,7 @@ object at both ends.
 """
 
 from abc import ABC, abstractmethod
+from itertools import chain
 from typing import Unpack
 
 import torch
@@ -78,6 +79,11 @@ class TokenTable(Pretrained, ABC):
     @abstractmethod
     def rows(self, start: int, stop: int) -> Float[Tensor, "N D"]:
         """Rows `start` to `stop - 1` as stored, without `scale`."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where the rows are."""
+        return next(chain(self.parameters(), self.buffers())).device
 
     @abstractmethod
     def check(self) -> None:

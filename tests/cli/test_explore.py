@@ -26,15 +26,18 @@ def test_the_page_is_served_until_ctrl_c(table):
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
     ) as process:
-        said = process.stdout.readline()
-        port = int(re.search(r"http://127\.0\.0\.1:(\d+)/", said)[1])
-        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
-        connection.request("GET", "/data/tokens")
-        assert b'"fish"' in connection.getresponse().read()
-        connection.close()
-        process.send_signal(signal.SIGINT)
-        assert process.wait(60) == 0
-        assert process.stderr.read() == ""
+        try:
+            said = process.stdout.readline()
+            port = int(re.search(r"http://127\.0\.0\.1:(\d+)/", said)[1])
+            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+            connection.request("GET", "/data/tokens")
+            assert b'"fish"' in connection.getresponse().read()
+            connection.close()
+            process.send_signal(signal.SIGINT)
+            assert process.wait(60) == 0
+            assert process.stderr.read() == ""
+        finally:
+            process.kill()
 
 
 def test_export_writes_one_file_and_serves_nothing(table, tmp_path, capsys):
