@@ -52,6 +52,9 @@ if TYPE_CHECKING:
         MissingExtraError as MissingExtraError,
     )
     from embedlayer.errors import (
+        PeerError as PeerError,
+    )
+    from embedlayer.errors import (
         PositionError as PositionError,
     )
     from embedlayer.errors import (
@@ -211,6 +214,7 @@ _HOMES = {
         "EmbedLayerWarning",
         "FileError",
         "MissingExtraError",
+        "PeerError",
         "PositionError",
         "ShapeError",
         "SizeError",
