@@ -18,6 +18,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch._C._distributed_c10d import PrefixStore
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.rendezvous import rendezvous
 from torch.distributed.tensor import DTensor
@@ -53,6 +54,8 @@ def started_together(device: str, timeout_seconds: float) -> Iterator["Together"
     with peers_named(rank, size, timeout_seconds):
         store, rank, size = next(iter(rendezvous("env://", timeout=timeout)))
         store.set_timeout(timeout)
+        if os.environ.get("GROUP_WORLD_SIZE") == "1":  # torchrun lends the same store again, with addresses of the dead
+            store = PrefixStore(f"attempt-{os.environ['TORCHELASTIC_RESTART_COUNT']}", store)
         backend = "cpu:gloo,cuda:nccl" if kind == "cuda" else "gloo"
         dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
         yield Together(store, place)
@@ -167,11 +170,10 @@ class Together(Ranks):
     def loss_of(self, model: "DecoderLM") -> Loss:
         """The model's loss, whose gradients are means over the ranks after `backward()`."""
         module = _Loss(model)
-        divided = [
-            f"model.{name}" for name, parameter in model.named_parameters() if hasattr(parameter, "divided_among")
-        ]
-        DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(module, divided)
-        self._parallel = DistributedDataParallel(module, broadcast_buffers=False)
+        apart = [name for name, parameter in module.named_parameters() if hasattr(parameter, "divided_among")]
+        apart += [name for name, _ in module.named_buffers()]  # all follow from arguments: the same everywhere
+        DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(module, apart)
+        self._parallel = DistributedDataParallel(module)
         return self._parallel
 
     def local_gradients(self) -> AbstractContextManager[Any]:
