@@ -4,10 +4,14 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test check bench docs clean
+.PHONY: demo explore test check bench docs clean
 
 demo: $(VENV)/.installed  ## train an embedding layer on text that Python carries (a minute or so)
 	@$(BIN)/embedlayer demo --output out/demo
+
+explore: $(VENV)/.installed  ## look at the demo's result in the browser; trains it first if need be
+	@test -f out/demo/config.json || $(BIN)/embedlayer demo --output out/demo
+	@$(BIN)/embedlayer explore out/demo
 
 test: $(VENV)/.installed-dev  ## run the test suite
 	@$(BIN)/python -m pytest

@@ -23,74 +23,42 @@ if TYPE_CHECKING:
     from embedlayer.analysis.vectors import TokenVectors as TokenVectors
     from embedlayer.checkpoints.formats import read_vectors as read_vectors
     from embedlayer.checkpoints.formats import write_vectors as write_vectors
-    from embedlayer.checkpoints.layer import (
-        EmbeddingLayer as EmbeddingLayer,
-    )
-    from embedlayer.checkpoints.layer import (
-        LayerReport as LayerReport,
-    )
-    from embedlayer.checkpoints.layer import (
-        TransformedHead as TransformedHead,
-    )
+    from embedlayer.checkpoints.layer import EmbeddingLayer as EmbeddingLayer
+    from embedlayer.checkpoints.layer import LayerReport as LayerReport
+    from embedlayer.checkpoints.layer import TransformedHead as TransformedHead
     from embedlayer.checkpoints.loader import load as load
     from embedlayer.checkpoints.patch import patch as patch
     from embedlayer.checkpoints.patch import unpatch as unpatch
     from embedlayer.checkpoints.writer import WriteReceipt as WriteReceipt
-    from embedlayer.errors import (
-        CheckpointError as CheckpointError,
-    )
-    from embedlayer.errors import (
-        EmbedLayerError as EmbedLayerError,
-    )
-    from embedlayer.errors import (
-        EmbedLayerWarning as EmbedLayerWarning,
-    )
-    from embedlayer.errors import (
-        FileError as FileError,
-    )
-    from embedlayer.errors import (
-        MissingExtraError as MissingExtraError,
-    )
-    from embedlayer.errors import (
-        PeerError as PeerError,
-    )
-    from embedlayer.errors import (
-        PositionError as PositionError,
-    )
-    from embedlayer.errors import (
-        ShapeError as ShapeError,
-    )
-    from embedlayer.errors import (
-        SizeError as SizeError,
-    )
-    from embedlayer.errors import (
-        TextError as TextError,
-    )
-    from embedlayer.errors import (
-        TokenIdError as TokenIdError,
-    )
-    from embedlayer.errors import (
-        TokenizerError as TokenizerError,
-    )
-    from embedlayer.errors import (
-        VocabularyError as VocabularyError,
-    )
-    from embedlayer.layers.input import (
-        GPT_CONFIG_124M as GPT_CONFIG_124M,
-    )
-    from embedlayer.layers.input import (
-        GPTEmbedding as GPTEmbedding,
-    )
-    from embedlayer.layers.input import (
-        TransformerEmbedding as TransformerEmbedding,
-    )
+    from embedlayer.compress.convert import compressed as compressed
+    from embedlayer.compress.convert import with_table as with_table
+    from embedlayer.compress.report import Comparison as Comparison
+    from embedlayer.compress.report import compare as compare
+    from embedlayer.compress.report import loss_on as loss_on
+    from embedlayer.distributed.fsdp import register_fsdp_methods as register_fsdp_methods
+    from embedlayer.distributed.sharded import ShardedTable as ShardedTable
+    from embedlayer.distributed.sharded import shard_table as shard_table
+    from embedlayer.distributed.state import distributed_state as distributed_state
+    from embedlayer.distributed.state import load_distributed_state as load_distributed_state
+    from embedlayer.errors import CheckpointError as CheckpointError
+    from embedlayer.errors import EmbedLayerError as EmbedLayerError
+    from embedlayer.errors import EmbedLayerWarning as EmbedLayerWarning
+    from embedlayer.errors import FileError as FileError
+    from embedlayer.errors import MissingExtraError as MissingExtraError
+    from embedlayer.errors import PeerError as PeerError
+    from embedlayer.errors import PositionError as PositionError
+    from embedlayer.errors import ShapeError as ShapeError
+    from embedlayer.errors import SizeError as SizeError
+    from embedlayer.errors import TextError as TextError
+    from embedlayer.errors import TokenIdError as TokenIdError
+    from embedlayer.errors import TokenizerError as TokenizerError
+    from embedlayer.errors import VocabularyError as VocabularyError
+    from embedlayer.layers.input import GPT_CONFIG_124M as GPT_CONFIG_124M
+    from embedlayer.layers.input import GPTEmbedding as GPTEmbedding
+    from embedlayer.layers.input import TransformerEmbedding as TransformerEmbedding
     from embedlayer.layers.output import OutputHead as OutputHead
-    from embedlayer.losses.linear_cross_entropy import (
-        linear_cross_entropy as linear_cross_entropy,
-    )
-    from embedlayer.losses.linear_cross_entropy import (
-        token_log_probs as token_log_probs,
-    )
+    from embedlayer.losses.linear_cross_entropy import linear_cross_entropy as linear_cross_entropy
+    from embedlayer.losses.linear_cross_entropy import token_log_probs as token_log_probs
     from embedlayer.models.cache import KeyValueCache as KeyValueCache
     from embedlayer.models.decoder import DecoderLM as DecoderLM
     from embedlayer.models.generate import generate as generate
@@ -108,54 +76,22 @@ if TYPE_CHECKING:
     from embedlayer.positions.position import Position as Position
     from embedlayer.positions.position import positions_of as positions_of
     from embedlayer.positions.relative import RelativePositionBias as RelativePositionBias
-    from embedlayer.positions.rotary import (
-        RotaryEmbedding as RotaryEmbedding,
-    )
-    from embedlayer.positions.rotary import (
-        permute_qk as permute_qk,
-    )
-    from embedlayer.positions.rotary import (
-        rotary_positions as rotary_positions,
-    )
-    from embedlayer.positions.rotary_scaling import (
-        DynamicNTK as DynamicNTK,
-    )
-    from embedlayer.positions.rotary_scaling import (
-        Linear as Linear,
-    )
-    from embedlayer.positions.rotary_scaling import (
-        Llama3 as Llama3,
-    )
-    from embedlayer.positions.rotary_scaling import (
-        LongRope as LongRope,
-    )
-    from embedlayer.positions.rotary_scaling import (
-        Proportional as Proportional,
-    )
-    from embedlayer.positions.rotary_scaling import (
-        Yarn as Yarn,
-    )
-    from embedlayer.positions.sinusoidal import (
-        SinusoidalPositionalEmbedding as SinusoidalPositionalEmbedding,
-    )
-    from embedlayer.positions.sinusoidal import (
-        sinusoids as sinusoids,
-    )
-    from embedlayer.scratch import (
-        ScratchCombinedEmbedding as ScratchCombinedEmbedding,
-    )
-    from embedlayer.scratch import (
-        ScratchEmbedding as ScratchEmbedding,
-    )
-    from embedlayer.scratch import (
-        ScratchEmbeddingWithGrad as ScratchEmbeddingWithGrad,
-    )
-    from embedlayer.scratch import (
-        ScratchPositionEmbedding as ScratchPositionEmbedding,
-    )
-    from embedlayer.scratch import (
-        demonstrate_embeddings as demonstrate_embeddings,
-    )
+    from embedlayer.positions.rotary import RotaryEmbedding as RotaryEmbedding
+    from embedlayer.positions.rotary import permute_qk as permute_qk
+    from embedlayer.positions.rotary import rotary_positions as rotary_positions
+    from embedlayer.positions.rotary_scaling import DynamicNTK as DynamicNTK
+    from embedlayer.positions.rotary_scaling import Linear as Linear
+    from embedlayer.positions.rotary_scaling import Llama3 as Llama3
+    from embedlayer.positions.rotary_scaling import LongRope as LongRope
+    from embedlayer.positions.rotary_scaling import Proportional as Proportional
+    from embedlayer.positions.rotary_scaling import Yarn as Yarn
+    from embedlayer.positions.sinusoidal import SinusoidalPositionalEmbedding as SinusoidalPositionalEmbedding
+    from embedlayer.positions.sinusoidal import sinusoids as sinusoids
+    from embedlayer.scratch import ScratchCombinedEmbedding as ScratchCombinedEmbedding
+    from embedlayer.scratch import ScratchEmbedding as ScratchEmbedding
+    from embedlayer.scratch import ScratchEmbeddingWithGrad as ScratchEmbeddingWithGrad
+    from embedlayer.scratch import ScratchPositionEmbedding as ScratchPositionEmbedding
+    from embedlayer.scratch import demonstrate_embeddings as demonstrate_embeddings
     from embedlayer.tables.delta import DeltaEmbedding as DeltaEmbedding
     from embedlayer.tables.dense import TokenEmbedding as TokenEmbedding
     from embedlayer.tables.factorized import FactorizedEmbedding as FactorizedEmbedding
@@ -208,6 +144,11 @@ _HOMES = {
     "embedlayer.checkpoints.loader": ("load",),
     "embedlayer.checkpoints.patch": ("patch", "unpatch"),
     "embedlayer.checkpoints.writer": ("WriteReceipt",),
+    "embedlayer.compress.convert": ("compressed", "with_table"),
+    "embedlayer.compress.report": ("Comparison", "compare", "loss_on"),
+    "embedlayer.distributed.fsdp": ("register_fsdp_methods",),
+    "embedlayer.distributed.sharded": ("ShardedTable", "shard_table"),
+    "embedlayer.distributed.state": ("distributed_state", "load_distributed_state"),
     "embedlayer.errors": (
         "CheckpointError",
         "EmbedLayerError",
@@ -261,15 +202,7 @@ _HOMES = {
     "embedlayer.vocab.edit": ("add_tokens", "edit_vocabulary", "remove_tokens", "transplant", "trim_vocabulary"),
     "embedlayer.vocab.new_rows": ("merge_rows", "train_only_rows"),
     "embedlayer.vocab.receipt": ("Receipt",),
-    "embedlayer.vocab.starting_rows": (
-        "Copy",
-        "Mean",
-        "MeanNoise",
-        "Random",
-        "StartingRows",
-        "SubwordMean",
-        "Vectors",
-    ),
+    "embedlayer.vocab.starting_rows": ("Copy", "Mean", "MeanNoise", "Random", "StartingRows", "SubwordMean", "Vectors"),
     "embedlayer.vocab.tokenizer_edit": ("TokenizerEdit", "edit_tokenizer", "used_tokens"),
     "embedlayer.vocab.transplant": ("match_tokenizers",),
 }

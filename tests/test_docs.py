@@ -147,6 +147,7 @@ def test_the_changelog_knows_the_version() -> None:
         ["checkpoints.py"],
         ["starting_rows.py", "--steps", "1", "--terms", "5"],
         ["domain_terms.py", "--count", "5"],
+        ["compression.py", "--choices", "rank=96"],
     ],
 )
 @pytest.mark.filterwarnings("ignore:.*The rows start:UserWarning")
@@ -167,6 +168,7 @@ def test_every_example_is_run_here_or_is_a_helper() -> None:
         "checkpoints.py",
         "starting_rows.py",
         "domain_terms.py",
+        "compression.py",
         "peers.py",
         "tables.py",
         "gallery.py",  # run by test_gallery.py

@@ -4,6 +4,7 @@ import json
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, Unpack
 
@@ -477,7 +478,7 @@ class EmbeddingLayer(Pretrained):
     def report(self) -> LayerReport:
         """What this layer is, and what was read to make it. Reads the tokenizer."""
         output = self.head.output if isinstance(self.head, TransformedHead) else self.head
-        first = next(self.table.parameters())
+        first = next(chain(self.table.parameters(), self.table.buffers()))
         embed_scale = getattr(self.table, "embed_scale", None)
         return LayerReport(
             source=self.origin.source,

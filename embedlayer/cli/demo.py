@@ -56,6 +56,7 @@ def demo(context: click.Context, output: Path, minutes: float, steps: int | None
     if result == 0 and not as_json:
         click.echo(
             f"\nLook at {output / 'report.html'} in a browser, or try:\n"
+            f"  embedlayer explore {output}\n"
             f'  embedlayer embed {output} "for name in names"\n'
             f'  embedlayer neighbors {output} " class"'
         )

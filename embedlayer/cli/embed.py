@@ -1,4 +1,4 @@
-"""`embedlayer embed`: the way in, step by step."""
+"""`embedlayer embed`: a text on its way through the model, step by step."""
 
 import json
 from pathlib import Path
@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from embedlayer.explorer.pipeline import Pipeline, Step
 
 SHOWN_NUMBERS = 6
+SHOWN_TOKENS = 3
+MOST_TOKENS = 1024
 
 
 @click.command()
@@ -17,69 +19,63 @@ SHOWN_NUMBERS = 6
 @click.argument("text")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, with every number of the result.")
 def embed(directory: Path, text: str, as_json: bool) -> None:
-    """Show how TEXT becomes vectors in a trained layer: pieces, IDs, rows, scale, positions, result."""
+    """Show how TEXT becomes vectors in a trained layer, and what comes out at the other end.
+
+    Pieces, IDs, rows, scale, positions and their sum; then the head's likeliest next tokens, and the rows that the
+    loss's gradient touches.
+    """
+    from embedlayer.explorer.pipeline import pipeline
     from embedlayer.training.run_directory import load_run
 
-    steps = pipeline(*load_run(directory), text)
+    model, tokenizer = load_run(directory)
+    walked = pipeline(model, tokenizer, text, most_tokens=MOST_TOKENS)
     if as_json:
-        click.echo(json.dumps(steps, default=lambda tensor: tensor.tolist()))
+        click.echo(json.dumps(_as_json(walked), default=lambda tensor: tensor.tolist()))
         return
-    from embedlayer.plots import visible_text
-
-    click.echo(f"1 pieces     {' | '.join(visible_text(piece) for piece in steps['pieces'])}")
-    click.echo(f"2 ids        {steps['ids']}")
-    click.echo(f"3 rows       looked up in a table of {steps['table'][0]:,} x {steps['table'][1]}")
-    _show_rows(steps["pieces"], steps["rows"])
-    click.echo("4 scale      " + ("none" if steps["scale"] is None else f"each row times {steps['scale']:.6g}"))
-    if steps["added"] is None:
-        click.echo(f"5 positions  {steps['position']}: adds nothing here, it acts inside attention")
-    else:
-        click.echo(f"5 positions  {steps['position']}: adds a vector for each position")
-        _show_rows([f"position {place}" for place in range(len(steps["ids"]))], steps["added"])
-    click.echo(f"6 result     shape {tuple(steps['shape'])}")
-    _show_rows(steps["pieces"], steps["vectors"][0])
+    click.echo(f"1 pieces     {' | '.join(token.text for token in walked.tokens)}")
+    click.echo(f"2 ids        {[token.id for token in walked.tokens]}")
+    if walked.left_out:
+        click.echo(f"             {walked.left_out:,} more tokens are left out")
+    for number, step in enumerate(walked.steps[1:], start=3):
+        click.echo(f"{number} {step.title.lower():<10} {step.note}")
+        _show(step, [token.text for token in walked.tokens])
 
 
-def pipeline(model: Any, tokenizer: Any, text: str) -> dict[str, Any]:
-    """Every step from `text` to what enters the first block, by name.
+def _show(step: "Step", names: list[str]) -> None:
+    """The first numbers of what a step makes; nothing where it leaves the vectors as they are."""
+    if step.name == "head":
+        for name, likeliest in zip(names, step.facts["likeliest"], strict=True):
+            said = "  ".join(f"{token['text']} {token['chance']:.1%}" for token in likeliest[:SHOWN_TOKENS])
+            click.echo(f"    {name:<16} {said}")
+    elif step.name == "gradient":
+        for row in step.facts["rows"]:
+            click.echo(f"    {row['text']:<16} norm {row['norm']:8.4f}")
+    elif step.made is not None:
+        width = min(16, max(len(name) for name in names))
+        for name, row in zip(names, step.made, strict=True):
+            numbers = " ".join(f"{number:8.4f}" for number in row[:SHOWN_NUMBERS].tolist())
+            click.echo(f"    {name:<{width}} {numbers}{' ...' if len(row) > SHOWN_NUMBERS else ''}")
 
-    Raises:
-        TextError: The text has no tokens.
-    """
-    import torch
 
-    from embedlayer.errors import TextError
-    from embedlayer.layers.input import embed as embedded
-    from embedlayer.positions.position import positions_of
-    from embedlayer.text.tokenizer import token_text
-
-    ids = tokenizer.encode(text, add_special_tokens=False).ids
-    if not ids:
-        raise TextError(f"{text!r} has no tokens: there is nothing to look up.")
-    table, position = model.table, model.position
-    batch = torch.tensor([ids])
-    with torch.no_grad():
-        vectors = embedded(batch, table, position)
-        added = position.add(torch.zeros_like(vectors), positions_of(batch))[0]
-        rows = torch.cat([table.rows(token, token + 1) for token in ids])
+def _as_json(walked: "Pipeline") -> dict[str, Any]:
+    rows, scale, positions, head, gradient = (
+        walked.step(name) for name in ("rows", "scale", "positions", "head", "gradient")
+    )
+    assert rows is not None
+    assert scale is not None
+    assert positions is not None
+    vectors = walked.vectors.unsqueeze(0)
     return {
-        "text": text,
-        "pieces": [token_text(tokenizer, token) for token in ids],
-        "ids": ids,
-        "table": [table.vocab_size, table.embed_dim],
-        "rows": rows,
-        "scale": table.scale,
-        "position": type(position).__name__,
-        "added": added if added.any() else None,
+        "text": walked.text,
+        "pieces": [token.piece for token in walked.tokens],
+        "ids": [token.id for token in walked.tokens],
+        "table": [walked.vocab_size, walked.embed_dim],
+        "rows": rows.made,
+        "scale": scale.facts["factor"] if scale.facts["scaled"] else None,
+        "position": positions.facts["scheme"],
+        "added": positions.made,
         "shape": list(vectors.shape),
         "vectors": vectors,
+        "likeliest": None if head is None else head.facts["likeliest"],
+        "gradient": None if gradient is None else gradient.facts,
     }
-
-
-def _show_rows(names: list[str], rows: "Tensor") -> None:
-    from embedlayer.plots import visible_text
-
-    width = min(16, max(len(visible_text(name)) for name in names))
-    for name, row in zip(names, rows, strict=True):
-        numbers = " ".join(f"{number:8.4f}" for number in row[:SHOWN_NUMBERS].tolist())
-        click.echo(f"    {visible_text(name):<{width}} {numbers}{' ...' if len(row) > SHOWN_NUMBERS else ''}")

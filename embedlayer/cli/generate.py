@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from embedlayer.models.decoder import DecoderLM
 
 TOKENS = 256
+GENERATION = "generation_config.json"
 
 
 class Opened(NamedTuple):
@@ -125,8 +126,11 @@ def open_model(path: Path, tokenizer_from: Path | None = None, device: str = "cp
     if is_run(path):
         model, tokenizer = load_run(path, device=device)
         tokenizer = tokenizer if tokenizer_from is None else load_tokenizer(tokenizer_from)
+        if (path / GENERATION).exists():  # made of a checkpoint of others, whose special tokens it keeps
+            starts, ends = _special_ids(path, tokenizer)
+            return Opened(model, tokenizer, starts_with=starts[:1], stops=(*starts, *ends), adds_specials=True)
         end = end_of_text_id(tokenizer)
-        ends: tuple[int, ...] = () if end is None else (end,)
+        ends = () if end is None else (end,)
         opened = Opened(model, tokenizer, starts_with=ends, stops=ends, adds_specials=False)
     else:
         model = load_llama(path, device=device)
@@ -159,7 +163,7 @@ def _special_ids(folder: Path, tokenizer: "Tokenizer") -> tuple[tuple[int, ...],
     from embedlayer.text.tokenizer import end_of_text_id
 
     stated: dict[str, Any] = {}
-    for name in ("config.json", "generation_config.json"):
+    for name in ("config.json", GENERATION):
         if (folder / name).exists():
             stated |= {key: value for key, value in read_json(folder / name).items() if value is not None}
 

@@ -10,8 +10,10 @@ from typing import Any
 import click
 
 from embedlayer import __version__
+from embedlayer.cli.compress import compress
 from embedlayer.cli.demo import demo
 from embedlayer.cli.embed import embed
+from embedlayer.cli.explore import explore
 from embedlayer.cli.export import export
 from embedlayer.cli.generate import generate
 from embedlayer.cli.inspect import inspect
@@ -29,7 +31,20 @@ def cli() -> None:
     """The embedding layer of a language model: train it, look inside it, plan it."""
 
 
-for _command in (train, embed, neighbors, inspect, generate, export, report, plan, vocab, demo):
+for _command in (
+    train,
+    embed,
+    neighbors,
+    inspect,
+    explore,
+    generate,
+    export,
+    report,
+    plan,
+    vocab,
+    compress,
+    demo,
+):
     cli.add_command(_command)
 
 

@@ -19,12 +19,26 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
     from embedlayer.models.decoder import DecoderLM
-    from embedlayer.report import NeighborRow
     from embedlayer.training.loop import Trainer, TrainingOptions
     from embedlayer.training.run_directory import RunDirectory
 
 TOKENIZER_BYTES = 200_000_000
 NEIGHBORS = 6
+
+
+@dataclass(frozen=True)
+class NeighborRow:
+    """A token and what was nearest to it before and after training.
+
+    Attributes:
+        token: The token's text, as it is (` first`).
+        before: `(text, cosine)`, nearest first, as `TokenVectors.most_similar` gives them.
+        after: The same after training.
+    """
+
+    token: str
+    before: list[tuple[str, float]]
+    after: list[tuple[str, float]]
 
 
 @dataclass(frozen=True)
@@ -91,7 +105,7 @@ def start_run(
     model = build_model(layer, table_size(tokenizer), options.max_length).to(device)
     trainer = Trainer(model, *corpus.split(validation_fraction), options)
     chosen = [_single_token(tokenizer, probe) for probe in probes] or frequent_words(
-        token_counts(corpus.ids, table_size(tokenizer)), tokenizer
+        corpus.counts(table_size(tokenizer)), tokenizer
     )
     notes = {"neighbors_before": _neighbors_of(chosen, model, tokenizer), **({"launch": launch} if launch else {})}
     directory.start(trainer, tokenizer, validation_fraction=validation_fraction, notes=notes)
@@ -171,7 +185,7 @@ def train_to_the_end(
     return True
 
 
-def summarise(directory: "RunDirectory", model: "DecoderLM", neighbors: "Sequence[NeighborRow]") -> dict[str, Any]:
+def summarise(directory: "RunDirectory", model: "DecoderLM", neighbors: Sequence[NeighborRow]) -> dict[str, Any]:
     """What a finished run came to, as plain numbers."""
     metrics = directory.read_metrics()
     validated = [line for line in metrics if "validation_loss" in line]
@@ -221,10 +235,8 @@ def show_summary(summary: dict[str, Any], *, as_json: bool) -> None:
     click.echo(f"\nWritten to {summary['directory']}: {', '.join(summary['files'])}")
 
 
-def neighbor_rows(directory: "RunDirectory", model: "DecoderLM", tokenizer: "Tokenizer") -> "list[NeighborRow]":
+def neighbor_rows(directory: "RunDirectory", model: "DecoderLM", tokenizer: "Tokenizer") -> list[NeighborRow]:
     """The run's probe tokens with what was nearest before and is nearest after training."""
-    from embedlayer.report import NeighborRow
-
     before = directory.read()["notes"]["neighbors_before"]
     after = _neighbors_of([row["id"] for row in before], model, tokenizer)
     return [
@@ -250,16 +262,6 @@ def frequent_words(counts: Any, tokenizer: "Tokenizer", count: int = 8, shortest
     ]
     named = named or words
     return [named[i * (len(named) - 1) // max(1, count - 1)] for i in range(min(count, len(named)))]
-
-
-def token_counts(ids: Any, size: int) -> Any:
-    """How often each ID occurs, `(size,)`, read from a mapped array in chunks."""
-    import numpy as np
-
-    counts = np.zeros(size, dtype=np.int64)
-    for start in range(0, len(ids), 1 << 20):
-        counts += np.bincount(ids[start : start + (1 << 20)], minlength=size)
-    return counts
 
 
 def _neighbors_of(tokens: Sequence[int], model: "DecoderLM", tokenizer: "Tokenizer") -> list[dict[str, Any]]:

@@ -117,12 +117,11 @@ def _saved(path: Path, tokenizer: "Tokenizer | None") -> OpenedTable:
 def _counts(run: "RunDirectory", table: "TokenTable") -> "Tensor | None":
     import torch
 
-    from embedlayer.cli.pipeline import token_counts
     from embedlayer.text.corpus import TokenCorpus
 
     if not run.corpus.exists():
         return None
-    return torch.from_numpy(token_counts(TokenCorpus.open(run.corpus).ids, table.vocab_size))
+    return torch.from_numpy(TokenCorpus.open(run.corpus).counts(table.vocab_size))
 
 
 def _beginning(run: "RunDirectory") -> "TokenTable":

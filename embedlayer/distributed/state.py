@@ -1,9 +1,9 @@
 """Model and optimizer in the terms of `torch.distributed.checkpoint`: any number of processes saves, any other loads.
 
-dcp.save(state_of(model, optimizer), checkpoint_id=folder)
-state = state_of(model, optimizer)
+dcp.save(distributed_state(model, optimizer), checkpoint_id=folder)
+state = distributed_state(model, optimizer)
 dcp.load(state, checkpoint_id=folder)
-load_state_of(model, optimizer, state)
+load_distributed_state(model, optimizer, state)
 """
 
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ from embedlayer.optim.row_adamw import RowAdamW, is_row_sparse
 MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
-def state_of(model: nn.Module, optimizer: RowAdamW) -> dict[str, dict[str, Any]]:
+def distributed_state(model: nn.Module, optimizer: RowAdamW) -> dict[str, dict[str, Any]]:
     """`{"model": ..., "optimizer": ...}`: plain tensors, and DTensors of what is divided, by the names of whole tables.
 
     Rows that are behind are brought up to date, as in `state_dict()`. Moments that do not exist yet are made, as zeros.
@@ -33,8 +33,8 @@ def state_of(model: nn.Module, optimizer: RowAdamW) -> dict[str, dict[str, Any]]
     return {"model": model.state_dict(), "optimizer": moments}
 
 
-def load_state_of(model: nn.Module, optimizer: RowAdamW, state: dict[str, dict[str, Any]]) -> None:
-    """Continue from a `state_of` into which a checkpoint was read.
+def load_distributed_state(model: nn.Module, optimizer: RowAdamW, state: dict[str, dict[str, Any]]) -> None:
+    """Continue from a `distributed_state` into which a checkpoint was read.
 
     Raises:
         KeyError: Something is missing.

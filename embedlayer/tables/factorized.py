@@ -5,14 +5,14 @@ from typing import Literal
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float
+from jaxtyping import Float, Shaped
 from torch import Tensor, nn
 
-from embedlayer.errors import SizeError
+from embedlayer.errors import ShapeError, SizeError
 from embedlayer.files import JsonObject
 from embedlayer.shapes import Ids, Vectors
 from embedlayer.tables.dense import TokenEmbedding, resolve_init_std, resolve_scale
-from embedlayer.tables.table import TokenTable, check_sizes
+from embedlayer.tables.table import ROWS_AT_ONCE, TokenTable, check_sizes
 
 
 class FactorizedEmbedding(TokenTable):
@@ -78,6 +78,81 @@ class FactorizedEmbedding(TokenTable):
         self.projection = nn.Linear(rank, embed_dim, bias=False, device=device, dtype=dtype)
         nn.init.normal_(self.projection.weight, std=1 / math.sqrt(rank))
 
+    @classmethod
+    @torch.no_grad()
+    def from_table(
+        cls,
+        table: TokenTable | Float[Tensor, "V D"],
+        rank: int,
+        counts: Shaped[Tensor, " V"] | None = None,
+        *,
+        padding_idx: int | None = None,
+        scale: float | Literal["sqrt_dim"] | None = None,
+    ) -> "FactorizedEmbedding":
+        """The table of this rank that is nearest: `sum over v of counts[v] * |row_v - row'_v|^2` is least.
+
+        The minimum is the projection on the R leading eigenvectors Q of the Gram matrix `sum of counts[v] row_v
+        row_v^T`: E1 = E Q, E2 = Q^T, and the sum is that of the other eigenvalues. Without counts that is the truncated
+        singular value decomposition. The table is read a block of rows at a time; only a D x D matrix, in float64, and
+        E1 are made.
+
+        Args:
+            table: A table of any kind, whose scale and padding are kept, or a plain tensor.
+            rank: Width of a stored row, R.
+            counts: How often each token occurs, of any scale; a token with 0 has no say, and is projected like all.
+            padding_idx: Of a plain tensor: row that becomes zero.
+            scale: Of a plain tensor: as in the constructor.
+
+        Raises:
+            SizeError: The rank is below 1 or exceeds the width, or counts are negative, not finite or all 0.
+            ShapeError: Counts or rows are of another shape, or rows hold NaN or infinity.
+
+        Example:
+            >>> dense = TokenEmbedding.from_pretrained(torch.randn(100, 4) @ torch.randn(4, 16))
+            >>> narrow = FactorizedEmbedding.from_table(dense, rank=4)
+            >>> torch.allclose(narrow.rows(0, 100), dense.rows(0, 100), atol=1e-4)
+            True
+
+        Reference: Eckart and Young, The approximation of one matrix by another of lower rank, 1936.
+        """
+        if isinstance(table, Tensor):
+            if table.dim() != 2:
+                raise ShapeError(f"A table must have shape (V, D), not {tuple(table.shape)}.")
+            vocab_size, embed_dim = table.shape
+        else:
+            vocab_size, embed_dim, padding_idx = table.vocab_size, table.embed_dim, table.padding_idx
+            rounded = getattr(table, "embed_scale", None)
+            scale = float(rounded) if isinstance(rounded, Tensor) else table.scale
+
+        def block(start: int) -> Tensor:
+            stop = min(start + ROWS_AT_ONCE, vocab_size)
+            rows = table[start:stop] if isinstance(table, Tensor) else table.rows(start, stop)
+            if padding_idx is not None and start <= padding_idx < stop:
+                rows = rows.index_fill(0, torch.tensor([padding_idx - start], device=rows.device), 0)
+            return rows
+
+        kind = table[:1] if isinstance(table, Tensor) else table.rows(0, 1)
+        check_sizes(padding_idx=padding_idx, vocab_size=vocab_size, embed_dim=embed_dim, rank=rank)
+        with torch.device("meta"):
+            factors = cls(vocab_size, embed_dim, rank, padding_idx=padding_idx, scale=scale, dtype=kind.dtype)
+        factors = factors.to_empty(device=kind.device)
+        weights = _weights(counts, vocab_size)
+        gram = torch.zeros(embed_dim, embed_dim, dtype=torch.float64, device=kind.device)
+        for start in range(0, vocab_size, ROWS_AT_ONCE):
+            rows = block(start).double()
+            weighted = rows if weights is None else rows * weights[start : start + len(rows), None].to(rows.device)
+            gram.addmm_(weighted.T, rows)
+        if not gram.isfinite().all():
+            raise ShapeError(
+                "The table holds rows with NaN or infinity: mend them first, for instance set them to zero."
+            )
+        leading = torch.linalg.eigh(gram).eigenvectors[:, embed_dim - rank :].flip(1)
+        factors.projection.weight.copy_(leading)
+        for start in range(0, vocab_size, ROWS_AT_ONCE):
+            rows = block(start).double()
+            factors.inner.weight[start : start + len(rows)] = (rows @ leading).to(kind.dtype)
+        return factors
+
     @property
     def config(self) -> JsonObject:
         """The constructor's arguments."""
@@ -112,3 +187,15 @@ class FactorizedEmbedding(TokenTable):
     def extra_repr(self) -> str:
         """Sizes, for `print`."""
         return f"{self.vocab_size}, {self.embed_dim}, rank={self.rank}"
+
+
+def _weights(counts: Tensor | None, vocab_size: int) -> Tensor | None:
+    """Counts as shares of their sum."""
+    if counts is None:
+        return None
+    if counts.shape != (vocab_size,):
+        raise ShapeError(f"counts must have one number for each of the {vocab_size} tokens, not {tuple(counts.shape)}.")
+    weights = counts.double()
+    if not weights.isfinite().all() or weights.min() < 0 or weights.sum() == 0:
+        raise SizeError("counts must be finite, at least 0 and not all 0: how often each token occurs.")
+    return weights / weights.sum()

@@ -499,7 +499,8 @@ def times_rows(
     layout, vocab_size = Layout(bits, embed_dim, group_size), len(packed)
     wide = x.dtype if x.dtype == torch.float64 else torch.float32
     result = x.new_empty(len(x), vocab_size) if transposed else x.new_zeros(len(x), embed_dim, dtype=wide)
-    for start, stop in _blocks(vocab_size, embed_dim, x.device, at_least=len(x)):
+    at_least = max(len(x), 2 * NUMBERS_AT_ONCE["cpu"] // embed_dim)  # a product pays for larger blocks
+    for start, stop in _blocks(vocab_size, embed_dim, x.device, at_least=at_least):
         ids = torch.arange(start, stop, device=packed.device)
         rows = dequantised_rows(ids, packed, row_scale, layout, x.dtype)
         if transposed:

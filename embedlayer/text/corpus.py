@@ -270,6 +270,18 @@ class TokenCorpus:
     def __repr__(self) -> str:
         return f"TokenCorpus({self.num_tokens} tokens, {self.num_bytes} bytes, {len(self.documents)} documents)"
 
+    def counts(self, size: int) -> npt.NDArray[np.int64]:
+        """How often each ID from 0 to `size - 1` occurs, `(size,)`, read in pieces.
+
+        Example:
+            >>> TokenCorpus.from_text("aab", tokenizer).counts(257)[97:99].tolist()
+            [2, 1]
+        """
+        counts = np.zeros(size, dtype=np.int64)
+        for start in range(0, len(self.ids), 1 << 20):
+            counts += np.bincount(self.ids[start : start + (1 << 20)], minlength=size)
+        return counts
+
     def split(self, validation_fraction: float) -> tuple["TokenCorpus", "TokenCorpus"]:
         """A first part for training and a last one for validation: two views of the same array.
 

@@ -151,8 +151,9 @@ class Trainer:
     def run(self, on_step: Callable[[int], None] | None = None) -> Iterator[dict[str, Any]]:
         """Train to the last step; yields a line of metrics every `log_every` steps, the first before any update.
 
-        A line holds `step`, `loss` (nats per token, mean since the last line), `lr`, `tokens_per_second`, and on some
-        lines, the last included, `validation_loss` (nats per token) and `validation_bits_per_byte`.
+        A line holds `step`, `loss` (nats per token, mean since the last line), `lr`, `tokens_per_second`,
+        `rows_touched` (different tokens that the step read, which is how many rows of the table it looked up), and on
+        some lines, the last included, `validation_loss` (nats per token) and `validation_bits_per_byte`.
 
         Args:
             on_step: Called with the number of each step that is done.
@@ -180,6 +181,7 @@ class Trainer:
                 "loss": total / count,
                 "lr": learning_rate,
                 "tokens_per_second": round(tokens / (time.perf_counter() - clock)),
+                "rows_touched": self._rows_touched(self.step - 1),
             }
             if self.step % (self.options.log_every * self.options.validate_every) == 0 or self.step == self.steps:
                 line |= self.validate()
@@ -265,7 +267,7 @@ class Trainer:
             loss = float(self.ranks.sum(self.model.loss(inputs, targets) * share))
         self.model.train()
         uniform = math.log(self.model.table.vocab_size)
-        if not abs(loss - uniform) <= FAR_FROM_LN_V:
+        if self.ranks.first and not abs(loss - uniform) <= FAR_FROM_LN_V:
             warnings.warn(
                 f"The first loss is {loss:.1f}, and guessing evenly costs ln V = {uniform:.2f} nats. The rows start "
                 f"too large for the head (a tied table wants init_std=0.02 and scale='sqrt_dim', not N(0, 1)), or are "
@@ -273,7 +275,7 @@ class Trainer:
                 EmbedLayerWarning,
                 stacklevel=3,
             )
-        return {"step": 0, "loss": loss, "lr": 0.0, "tokens_per_second": 0, **measured}
+        return {"step": 0, "loss": loss, "lr": 0.0, "tokens_per_second": 0, "rows_touched": 0, **measured}
 
     def _update(self, optimizer: torch.optim.Optimizer, step: int, learning_rate: float) -> Tensor:
         """Update `step`, counted from 0; returns, as sums over the ranks, its loss and a 1, and waits for no device."""
@@ -293,6 +295,11 @@ class Trainer:
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         return result
+
+    def _rows_touched(self, step: int) -> int:
+        """How many different tokens update `step` reads: a function of the step, so that resuming changes nothing."""
+        parts = range(step * self.options.accumulate, (step + 1) * self.options.accumulate)
+        return len(torch.cat([self.sampler.batch(part)[0].flatten() for part in parts]).unique())
 
     def _batch(self, index: int) -> tuple[Tensor, Tensor, float]:
         return self._part(*self.sampler.batch(index))

@@ -133,8 +133,8 @@ class RunDirectory:
             PeerError: A rank sees another run, tokenizer or text than rank 0.
         """
         ranks = Alone() if ranks is None else ranks
-        tokenizer = load_tokenizer(self.path / TOKENIZER)
-        ranks.agree(facts_of(self.read(), TokenCorpus.open(self.corpus), tokenizer))
+        description, tokenizer = self.read(), load_tokenizer(self.path / TOKENIZER)
+        ranks.agree(facts_of(description, TokenCorpus.open(self.corpus), tokenizer))
         trainer, description = self.open(device, ranks)
         ranks.agree({"step of the checkpoint": trainer.step})
         if ranks.first:
@@ -205,7 +205,7 @@ class RunDirectory:
 def facts_of(description: JsonObject, corpus: TokenCorpus, tokenizer: Tokenizer) -> JsonObject:
     """What must be the same for all that train one run, by name; of a long text, some pieces."""
     first_ids = np.linspace(0, max(0, len(corpus) - IDS_IN_A_PIECE), PIECES_OF_A_TEXT).astype(np.int64)
-    some = b"".join(corpus.ids[first : first + IDS_IN_A_PIECE].tobytes() for first in np.unique(first_ids))
+    some = b"".join(np.asarray(corpus.ids[first : first + IDS_IN_A_PIECE]).tobytes() for first in np.unique(first_ids))
     return {
         "vocabulary": table_size(tokenizer),
         "tokenizer": digest(tokenizer.to_str().encode()),

@@ -104,7 +104,7 @@ def ends_of(module: nn.Module) -> Ends:
     ends.check()
     ours = (TokenTable, OutputHead, EmbeddingLayer)
     for name, part in parts.items():
-        for key, other in ((name, part), (f"{name}.config".lstrip("."), getattr(part, "config", None))):
+        for key, other in ((name, part), (f"{name}.config".lstrip("."), part.__dict__.get("config"))):
             if not isinstance(other, ours) and getattr(other, "vocab_size", None) == ends.vocab_size:
                 ends.others[key] = other  # transformers' modules and configurations state the size again
     for name, head in heads.items():

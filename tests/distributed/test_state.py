@@ -12,7 +12,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from embedlayer import OutputHead, RowAdamW, TokenEmbedding, clip_grad_norm_
 from embedlayer.distributed.sharded import shard_table
-from embedlayer.distributed.state import load_state_of, state_of
+from embedlayer.distributed.state import distributed_state, load_distributed_state
 
 V, D, TOKENS, STEPS = 29, 4, 12, 6
 
@@ -59,7 +59,7 @@ def first_half(folder: str) -> list[list[float]]:
     for row_sparse in (False, True):
         model, optimizer = divided(row_sparse)
         norms.append(train(model, optimizer, range(STEPS), rank=dist.get_rank(), ranks=dist.get_world_size()))
-        dcp.save(state_of(model, optimizer), checkpoint_id=f"{folder}/{row_sparse}")
+        dcp.save(distributed_state(model, optimizer), checkpoint_id=f"{folder}/{row_sparse}")
     return norms
 
 
@@ -67,9 +67,9 @@ def second_half(folder: str) -> list[torch.Tensor]:
     rows = []
     for row_sparse in (False, True):
         model, optimizer = divided(row_sparse)
-        state = state_of(model, optimizer)
+        state = distributed_state(model, optimizer)
         dcp.load(state, checkpoint_id=f"{folder}/{row_sparse}")
-        load_state_of(model, optimizer, state)
+        load_distributed_state(model, optimizer, state)
         train(model, optimizer, range(STEPS, 2 * STEPS), rank=dist.get_rank(), ranks=dist.get_world_size())
         rows += [model["table"].rows(0, V), model["rows"].rows(0, V), model["mixing"].weight.detach()]
     return rows
@@ -85,9 +85,9 @@ def test_two_processes_save_and_three_go_on_as_one_process_would(tmp_path: Path)
         assert norms[0][place] == pytest.approx(train(model, optimizer, range(STEPS)), rel=1e-9)
         alone = model_of(row_sparse)
         resumed = optimizer_of(alone)
-        state = state_of(alone, resumed)
+        state = distributed_state(alone, resumed)
         dcp.load(state, checkpoint_id=str(tmp_path / str(row_sparse)), no_dist=True)
-        load_state_of(alone, resumed, state)
+        load_distributed_state(alone, resumed, state)
         for each, its in ((model, optimizer), (alone, resumed)):
             train(each, its, range(STEPS, 2 * STEPS))
             theirs = [each["table"].rows(0, V), each["rows"].rows(0, V), each["mixing"].weight]

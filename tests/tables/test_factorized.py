@@ -3,8 +3,10 @@
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from embedlayer import FactorizedEmbedding, SizeError, TokenEmbedding
+from embedlayer import EmbedLayerError, FactorizedEmbedding, QuantizedEmbedding, SizeError, TokenEmbedding
 from embedlayer.scratch import ScratchFactorizedEmbedding
 
 
@@ -86,3 +88,75 @@ def test_a_rank_that_saves_nothing_is_refused() -> None:
         FactorizedEmbedding(9, 6, 7)
     with pytest.raises(SizeError, match="rank must be at least 1"):
         FactorizedEmbedding(9, 6, 0)
+
+
+@settings(max_examples=30)
+@given(
+    vocab_size=st.integers(1, 30),
+    width=st.integers(1, 12),
+    data=st.data(),
+    weighted=st.booleans(),
+    seed=st.integers(0, 99),
+)
+def test_the_error_of_the_nearest_table_is_the_tail_of_the_spectrum(vocab_size, width, data, weighted, seed) -> None:
+    rank = data.draw(st.integers(1, width))
+    generator = torch.Generator().manual_seed(seed)
+    rows = torch.randn(vocab_size, width, generator=generator, dtype=torch.float64)
+    counts = torch.randint(0, 9, (vocab_size,), generator=generator) if weighted else torch.ones(vocab_size)
+    counts[0] = 1
+    table = FactorizedEmbedding.from_table(rows, rank, counts if weighted else None)
+    weights = counts.double().unsqueeze(1)
+    missed = (weights * (rows - table.rows(0, vocab_size)).square()).sum()
+    spectrum = torch.linalg.svdvals(weights.sqrt() * rows)
+    assert torch.allclose(missed, spectrum[rank:].square().sum(), atol=1e-9)
+
+
+def test_without_counts_it_is_the_truncated_singular_value_decomposition() -> None:
+    rows = torch.randn(60, 16, dtype=torch.float64)
+    u, s, v = torch.linalg.svd(rows, full_matrices=False)
+    table = FactorizedEmbedding.from_table(rows, 5)
+    assert torch.allclose(table.rows(0, 60), u[:, :5] * s[:5] @ v[:5], atol=1e-12)
+    assert torch.allclose(FactorizedEmbedding.from_table(rows, 16).rows(0, 60), rows, atol=1e-12)
+
+
+def test_frequent_tokens_are_nearer_when_counts_are_given() -> None:
+    rows, counts = torch.randn(200, 32), torch.arange(200.0) ** 3
+    plain, weighted = (FactorizedEmbedding.from_table(rows, 8, c) for c in (None, counts))
+    frequent = [(table.rows(150, 200) - rows[150:]).norm().item() for table in (plain, weighted)]
+    everyone = [(table.rows(0, 200) - rows).norm().item() for table in (plain, weighted)]
+    assert frequent[1] < frequent[0]
+    assert everyone[1] > everyone[0]
+    again = FactorizedEmbedding.from_table(rows, 8, 1000 * counts)
+    assert torch.allclose(again.rows(0, 200), weighted.rows(0, 200), atol=1e-5)
+
+
+def test_scale_padding_and_type_are_those_of_the_table_and_it_can_be_trained() -> None:
+    dense = TokenEmbedding(20, 16, padding_idx=3, scale="sqrt_dim", pad_to_multiple_of=8, dtype=torch.bfloat16)
+    table = FactorizedEmbedding.from_table(dense, 4)
+    assert (table.vocab_size, table.num_rows, table.padding_idx, table.scale) == (20, 20, 3, 4.0)
+    assert table(torch.tensor([3])).eq(0).all()
+    assert table(torch.tensor([4])).dtype == torch.bfloat16
+    table(torch.tensor([4, 3])).float().sum().backward()
+    assert table.inner.weight.grad[4].any()
+    gemma = TokenEmbedding(9, 3072, scale="sqrt_dim", round_scale=True).bfloat16()
+    assert FactorizedEmbedding.from_table(gemma, 2).scale == 55.5
+    assert FactorizedEmbedding.from_table(torch.randn(9, 6), 2, padding_idx=1).rows(1, 2).eq(0).all()
+    whole = QuantizedEmbedding.from_table(torch.randn(9, 6))
+    assert torch.allclose(FactorizedEmbedding.from_table(whole, 6).rows(0, 9), whole.rows(0, 9), atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((torch.ones(9, 6), 7), "rank 7 exceeds embed_dim 6"),
+        ((torch.ones(9, 6), 0), "rank must be at least 1"),
+        ((torch.ones(9), 1), r"must have shape \(V, D\)"),
+        ((torch.ones(9, 6), 2, torch.ones(8)), r"for each of the 9 tokens, not \(8,\)"),
+        ((torch.ones(9, 6), 2, -torch.ones(9)), "at least 0 and not all 0"),
+        ((torch.ones(9, 6), 2, torch.zeros(9)), "at least 0 and not all 0"),
+        ((torch.full((9, 6), float("nan")), 2), "NaN or infinity"),
+    ],
+)
+def test_what_nothing_is_nearest_to_is_refused(arguments, message, unchecked) -> None:
+    with pytest.raises(EmbedLayerError, match=message):
+        FactorizedEmbedding.from_table(*arguments)

@@ -64,7 +64,17 @@ def test_lines_come_at_the_steps_asked_for_and_the_last_one_validates(corpus) ->
     assert [line["step"] for line in lines] == [0, 5, 10, 12]
     assert [line["step"] for line in lines if "validation_loss" in line] == [0, 10, 12]
     for line in lines:
-        assert {"step", "loss", "lr", "tokens_per_second"} <= line.keys()
+        assert {"step", "loss", "lr", "tokens_per_second", "rows_touched"} <= line.keys()
+
+
+def test_a_line_says_how_many_rows_its_step_looked_up(corpus) -> None:
+    trainer = trainer_of(corpus, accumulate=2)
+    first, *lines = trainer.run()
+    assert first["rows_touched"] == 0
+    for line in lines:
+        parts = (2 * line["step"] - 2, 2 * line["step"] - 1)
+        read = {int(token) for part in parts for token in trainer.sampler.batch(part)[0].flatten()}
+        assert line["rows_touched"] == len(read)
 
 
 def test_it_learns(corpus) -> None:

@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 from surgery import close
 
 import embedlayer as el
+from embedlayer.cli.demo import carried_text
 from embedlayer.vocab.folders import last_receipt
 
 SMALL = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2}
@@ -44,10 +45,10 @@ def t5() -> torch.nn.Module:
 
 
 MODELS = {
-    "Phi-3": (phi3, {"phi-3-mini.tokenizer.json": "tokenizer.json"}, " otterly", " river"),
-    "GPT-2": (gpt2, {"gpt2-encoder.json": "vocab.json", "gpt2-vocab.bpe": "merges.txt"}, " otterly", " Zimmerman"),
-    "BERT": (bert, {"bert-base-cased-vocab.txt": "vocab.txt"}, "otterly", "mountains"),
-    "T5": (t5, {"t5-small.tokenizer.json": "tokenizer.json"}, " otterly", "▁river"),
+    "Phi-3": (phi3, {"phi-3-mini.tokenizer.json": "tokenizer.json"}, " otterly", []),
+    "GPT-2": (gpt2, {"gpt2-encoder.json": "vocab.json", "gpt2-vocab.bpe": "merges.txt"}, " otterly", []),
+    "BERT": (bert, {"bert-base-cased-vocab.txt": "vocab.txt"}, "otterly", ["mountains"]),
+    "T5": (t5, {"t5-small.tokenizer.json": "tokenizer.json"}, " otterly", []),
 }
 
 
@@ -87,18 +88,17 @@ def same_files(one: Path, other: Path) -> bool:
     return names[0] == names[1] and all((one / name).read_bytes() == (other / name).read_bytes() for name in names[0])
 
 
-@pytest.mark.parametrize("name", ["Phi-3", "BERT", "T5"])
+@pytest.mark.parametrize("name", MODELS)
 def test_transformers_finds_kept_tokens_unchanged_to_the_bit(name, folders, tmp_path) -> None:
-    make, _, new_token, old_token = MODELS[name]
+    make, _, new_token, old_tokens = MODELS[name]
     folder, out = folders[name], tmp_path / "new"
     with quiet():
         before = opened(folder, make())
-    receipt = el.edit_vocabulary(folder, add=[new_token], remove=[old_token], out=out)
+    receipt = el.edit_vocabulary(folder, add=[new_token], remove=old_tokens, out=out)
     after = opened(out, before)
-    old, new = el.load_tokenizer(folder), el.load_tokenizer(out)
-    text = TEXT.replace(" river", " lake").replace(" mountains", "")
-    ids = torch.tensor([old.encode(text).ids])
-    assert new.encode(text).ids == receipt.remap(ids)[0].tolist()
+    old, new = receipt.old_tokenizer, receipt.tokenizer
+    ids = torch.tensor([old.encode(TEXT).ids])
+    assert new.encode(TEXT).ids == receipt.remap(ids)[0].tolist()
     kept = receipt.move.sources >= 0
     close(logits(after, receipt.remap(ids))[..., kept], logits(before, ids)[..., receipt.move.sources[kept]])
     size = json.loads((out / "config.json").read_text())["vocab_size"]
@@ -107,15 +107,12 @@ def test_transformers_finds_kept_tokens_unchanged_to_the_bit(name, folders, tmp_
         next(iter(receipt.added))
     )
     if name == "Phi-3":
-        for file in ("config.json", "generation_config.json"):
-            config = json.loads((out / file).read_text())
-            assert config["eos_token_id"] == receipt.remap(torch.tensor([32000, 32007])).tolist() == [31999, 32006]
-            assert (config["bos_token_id"], config["pad_token_id"]) == (1, 31999)
+        assert (receipt.move.old_size, receipt.move.size, *receipt.added) == (32064, 32064, 32011)
     others, again = tensors_of(folder), tensors_of(out)
     assert others.keys() == again.keys()
     rest = [key for key in others if len(others[key]) != receipt.move.old_size]
     assert all(torch.equal(again[key], others[key]) for key in rest)
-    last_receipt(out).undo(out, out=tmp_path / "back")
+    receipt.undo(out, out=tmp_path / "back")
     assert same_files(folder, tmp_path / "back")
 
 
@@ -134,71 +131,83 @@ def test_from_llama_2_to_phi_3_eleven_tokens_come_and_no_row_changes(shared_data
     assert torch.equal(table.weight, before)
 
 
-def test_every_file_that_names_tokens_follows(folders, tmp_path) -> None:
+@pytest.fixture
+def small_gpt2(tmp_path) -> Path:
+    """A checkpoint with every file that names tokens; its special ones are 400 and 401."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    folder = tmp_path / "old"
+    ids = {"eos_token_id": [400, 401], "bos_token_id": 400}
+    with quiet():
+        GPT2LMHeadModel(
+            GPT2Config(vocab_size=402, n_embd=16, n_layer=1, n_head=2, n_positions=64, **ids)
+        ).save_pretrained(folder)
+    base = el.train_tokenizer(carried_text()[:20_000], vocab_size=400, special_tokens=())
+    base.model.save(str(folder))  # vocab.json and merges.txt
+    tokenizer = el.edit_tokenizer(base, special=["<|endoftext|>", "<|end|>"]).tokenizer
+    tokenizer.save(str(folder / "tokenizer.json"))
+    specials = {"pad_token": "<|endoftext|>", "eos_token": "<|end|>"}
+    decoder = {"400": {"content": "<|endoftext|>", "special": True}, "401": {"content": "<|end|>", "special": True}}
+    files = {
+        "tokenizer_config.json": {"tokenizer_class": "GPT2Tokenizer", "added_tokens_decoder": decoder, **specials},
+        "special_tokens_map.json": specials,
+        "added_tokens.json": {"<|endoftext|>": 400, "<|end|>": 401},
+        "generation_config.json": {
+            "eos_token_id": [400, 0],
+            "suppress_tokens": [5, 380, 7],
+            "bad_words_ids": [[380], [40, 8]],
+            "top_k": 5,
+        },
+    }
+    for name, content in files.items():
+        (folder / name).write_text(json.dumps(content))
+    return folder
+
+
+def test_every_file_that_names_tokens_follows(small_gpt2, tmp_path) -> None:
     from transformers import AutoTokenizer, GPT2LMHeadModel
 
-    folder = shutil.copytree(folders["GPT-2"], tmp_path / "old")
-    specials = {"pad_token": "<|endoftext|>", "bos_token": "<|endoftext|>"}
-    added = {"50256": {"content": "<|endoftext|>", "special": True}}
-    (folder / "tokenizer_config.json").write_text(
-        json.dumps({"tokenizer_class": "GPT2Tokenizer", "added_tokens_decoder": added, **specials})
-    )
-    (folder / "special_tokens_map.json").write_text(json.dumps(specials))
-    (folder / "added_tokens.json").write_text(json.dumps({"<|endoftext|>": 50256}))
-    (folder / "generation_config.json").write_text(
-        json.dumps(
-            {"eos_token_id": 50256, "suppress_tokens": [5, 262, 7], "bad_words_ids": [[262], [40, 8]], "top_k": 5}
-        )
-    )
     out = tmp_path / "new"
-    receipt = el.edit_vocabulary(folder, remove=["Ġthe", 50000], add=[" otterly"], special=["<|user|>"], out=out)
-    assert "Ġthe" in receipt.dropped.values()
-    gone = sorted(receipt.dropped)
-    end = 50256 - len(gone)
+    receipt = el.edit_vocabulary(small_gpt2, remove=[380], add=[" otterly"], special=["<|user|>"], out=out)
+    end = 400 - len(receipt.dropped)
     seven, forty, eight, five = receipt.remap(torch.tensor([7, 40, 8, 5])).tolist()
-    generation = json.loads((out / "generation_config.json").read_text())
-    assert generation == {
-        "eos_token_id": end,
+
+    def read(name: str) -> dict:
+        return json.loads((out / name).read_text())
+
+    assert read("generation_config.json") == {
+        "eos_token_id": [end, 0],
         "suppress_tokens": [five, seven],
         "bad_words_ids": [[forty, eight]],
         "top_k": 5,
     }
-    assert json.loads((out / "added_tokens.json").read_text()) == {
-        "<|endoftext|>": end,
-        " otterly": end + 1,
-        "<|user|>": end + 2,
-    }
-    decoder = json.loads((out / "tokenizer_config.json").read_text())["added_tokens_decoder"]
-    assert {key: token["content"] for key, token in decoder.items()} == {
-        str(end): "<|endoftext|>",
-        str(end + 1): " otterly",
-        str(end + 2): "<|user|>",
-    }
-    with quiet():
-        before = GPT2LMHeadModel.from_pretrained(folder).eval()
-    after, kept = opened(out, before), receipt.move.sources >= 0
-    ids = torch.tensor([[40, 8, 50256]])
-    close(logits(after, receipt.remap(ids))[..., kept], logits(before, ids)[..., receipt.move.sources[kept]])
+    config = read("config.json")
+    assert (config["eos_token_id"], config["bos_token_id"]) == ([end, end + 1], end)
+    assert config["vocab_size"] == receipt.move.size == end + 4
+    added = {"<|endoftext|>": end, "<|end|>": end + 1, " otterly": end + 2, "<|user|>": end + 3}
+    assert read("added_tokens.json") == added
+    decoder = read("tokenizer_config.json")["added_tokens_decoder"]
+    assert {token["content"]: int(key) for key, token in decoder.items()} == added
     assert not (out / "vocab.json").exists()
     assert not (out / "merges.txt").exists()
     with quiet():
+        before, after = (GPT2LMHeadModel.from_pretrained(folder).eval() for folder in (small_gpt2, out))
         theirs = AutoTokenizer.from_pretrained(out)
+    ids, kept = torch.tensor([[40, 8, 400]]), receipt.move.sources >= 0
+    close(logits(after, receipt.remap(ids))[..., kept], logits(before, ids)[..., receipt.move.sources[kept]])
     text = "An otterly fine day.<|endoftext|>"
     assert theirs(text)["input_ids"] == receipt.tokenizer.encode(text).ids
     last_receipt(out).undo(out, out=tmp_path / "back")
-    assert same_files(folder, tmp_path / "back")
+    assert same_files(small_gpt2, tmp_path / "back")
 
 
-@pytest.mark.parametrize("file", ["config.json", "tokenizer_config.json"])
-def test_a_token_that_a_configuration_names_cannot_go(file, folders, tmp_path) -> None:
-    folder = shutil.copytree(folders["Phi-3"], tmp_path / "old")
-    if file != "config.json":
-        (folder / file).write_text(json.dumps({"unk_token": {"content": "<|end|>"}}))
-        config = json.loads((folder / "config.json").read_text())
-        (folder / "config.json").write_text(json.dumps({**config, "eos_token_id": 2}))
-        (folder / "generation_config.json").unlink()
-    with pytest.raises(el.VocabularyError, match=f"'<.end.>'.* cannot go: {file} names it as (eos|unk)_token"):
-        el.remove_tokens(folder, ["<|end|>"], out=tmp_path / "new")
+@pytest.mark.parametrize("file", ["config.json", "generation_config.json", "tokenizer_config.json"])
+def test_a_token_that_a_configuration_names_cannot_go(file, small_gpt2, tmp_path) -> None:
+    for name in ("config.json", "generation_config.json"):
+        content = json.loads((small_gpt2 / name).read_text())
+        (small_gpt2 / name).write_text(json.dumps({**content, "eos_token_id": [400, 401] if name == file else 400}))
+    with pytest.raises(el.VocabularyError, match=f"'<.end.>'.* cannot go: {file} names it as eos_token"):
+        el.remove_tokens(small_gpt2, ["<|end|>"], out=tmp_path / "new")
     assert not (tmp_path / "new").exists()
     assert not list(tmp_path.glob(".*"))
 

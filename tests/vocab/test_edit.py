@@ -8,12 +8,12 @@ import embedlayer as el
 from embedlayer.cli.demo import carried_text
 from embedlayer.vocab.edit import tokens_of
 
-TEXT = carried_text()[:60_000]
+TEXT = carried_text()[:30_000]
 
 
 @pytest.fixture(scope="module")
 def tokenizers() -> dict:
-    kinds = {kind: el.train_tokenizer(TEXT, kind, vocab_size=600) for kind in ("bpe", "wordpiece", "unigram", "word")}
+    kinds = {kind: el.train_tokenizer(TEXT, kind, vocab_size=500) for kind in ("bpe", "wordpiece", "unigram", "word")}
     return {**kinds, "byte": el.train_tokenizer((), "byte")}
 
 
@@ -25,15 +25,16 @@ def model(tokenizer, *, tied=True) -> el.DecoderLM:
     return el.DecoderLM(table, el.RotaryEmbedding(8), head, num_layers=1, num_heads=2).eval()
 
 
-@pytest.mark.parametrize("tied", [True, False])
-@pytest.mark.parametrize("kind", ["bpe", "wordpiece", "unigram", "word", "byte"])
+@pytest.mark.parametrize(
+    ("kind", "tied"), [("bpe", True), ("bpe", False), ("wordpiece", True), ("unigram", True), ("word", False)]
+)
 def test_trimming_to_a_corpus_leaves_its_ids_and_the_models_outputs_on_it(kind, tied, tokenizers) -> None:
     tokenizer = tokenizers[kind]
     made, part = model(tokenizer, tied=tied), TEXT[:3000]
     ids = torch.tensor(tokenizer.encode(part).ids)
     before, described, state = made(ids[:100]), made.config, state_of(made)
     receipt = el.trim_vocabulary(made, part, tokenizer=tokenizer)
-    assert receipt.dropped or kind == "byte"
+    assert receipt.dropped
     new_ids = receipt.remap(ids)
     assert receipt.tokenizer.encode(part).ids == new_ids.tolist()
     assert made.table.vocab_size == receipt.num_tokens[1] == receipt.tokenizer.get_vocab_size()

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models
 
@@ -11,6 +11,7 @@ from embedlayer.text.tokenizer import train_tokenizer
 from embedlayer.vocab.merges import Merges
 
 TEXT = "low lower lowest, new newer newest, wide wider widest; slow slower slowest. " * 5
+TOKENIZER = train_tokenizer(TEXT, vocab_size=300)
 
 
 def of(vocabulary: list[str], merges: list[tuple[str, str]], **options) -> Merges:
@@ -24,12 +25,11 @@ def test_a_token_is_made_from_its_letters_and_every_step_between() -> None:
     assert merges.with_parts(["low", "lo"]) == {"l", "o", "w", "ow", "lo", "low"}
 
 
+@settings(max_examples=25)
 @given(st.text(alphabet="lowernsti ,;.", min_size=1, max_size=40))
 def test_a_token_in_a_text_was_made_as_if_it_stood_alone(text) -> None:
-    tokenizer = train_tokenizer(TEXT, vocab_size=300)
-    model = json.loads(tokenizer.to_str())["model"]
-    merges = Merges(model)
-    for token in tokenizer.encode(text).tokens:
+    merges = Merges(json.loads(TOKENIZER.to_str())["model"])
+    for token in TOKENIZER.encode(text).tokens:
         parts = merges.made_from(token)
         assert parts is not None
         assert token in parts

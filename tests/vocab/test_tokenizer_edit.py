@@ -61,7 +61,7 @@ def test_adding_then_removing_gives_the_same_file_byte_for_byte(kind) -> None:
     assert back.tokenizer.to_str() == TRAINED[kind].to_str()
 
 
-@settings(max_examples=50)
+@settings(max_examples=25)
 @given(words=st.lists(WORDS, min_size=1, max_size=4, unique=True), kind=st.sampled_from(KINDS))
 def test_new_words_are_single_tokens_in_a_text_and_all_other_tokens_are_as_before(words, kind) -> None:
     old = TRAINED[kind]
@@ -138,7 +138,7 @@ def test_a_lower_casing_tokenizer_finds_a_new_word_in_any_case() -> None:
 # Removing and keeping
 
 
-@settings(max_examples=50)
+@settings(max_examples=25)
 @given(words=st.lists(st.sampled_from(TEXT.split()), min_size=1, max_size=12), kind=st.sampled_from(KINDS))
 def test_a_text_keeps_its_tokens_when_the_vocabulary_is_trimmed_to_it(words, kind) -> None:
     text, old = " ".join(words), TRAINED[kind]
@@ -148,7 +148,7 @@ def test_a_text_keeps_its_tokens_when_the_vocabulary_is_trimmed_to_it(words, kin
     assert in_order(edit.tokenizer) == [old.id_to_token(i) for i in edit.sources]
 
 
-@settings(max_examples=50)
+@settings(max_examples=25)
 @given(text=st.text(max_size=60), kind=st.sampled_from(KINDS))
 def test_any_text_keeps_its_tokens_even_where_it_has_unknown_ones(text, kind) -> None:
     text, old = f"dog {text}", TRAINED[kind]
@@ -251,7 +251,7 @@ def test_bytes_stay_so_that_any_text_can_still_be_written() -> None:
 # Order and merging
 
 
-@settings(max_examples=50)
+@settings(max_examples=25)
 @given(data=st.data(), kind=st.sampled_from(KINDS))
 def test_the_order_given_is_the_order_got(data, kind) -> None:
     old = TRAINED[kind]

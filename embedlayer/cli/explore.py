@@ -1,0 +1,40 @@
+"""`embedlayer explore`: look at tables, positions and runs in the browser."""
+
+from pathlib import Path
+
+import click
+
+
+@click.command()
+@click.argument("sources", nargs=-1, required=True, metavar="DIR|FILE...")
+@click.option("--tokenizer", type=click.Path(path_type=Path), help="Tokenizer of tables that have none beside them.")
+@click.option("--port", default=0, show_default="a free one", help="Where to serve, on this machine only.")
+@click.option("--no-browser", is_flag=True, help="Print the address and open no browser.")
+@click.option("--export", "export_to", type=click.Path(path_type=Path), help="Write one HTML file and serve nothing.")
+def explore(
+    sources: tuple[str, ...], tokenizer: Path | None, port: int, no_browser: bool, export_to: Path | None
+) -> None:
+    """Look at runs, checkpoints and tables in the browser: map, pipeline, positions, comparison, health, training.
+
+    DIR|FILE... are folders that embedlayer train wrote, checkpoints, or files with vectors. Nothing leaves this
+    machine.
+    """
+    from embedlayer.explorer.server import serve
+    from embedlayer.explorer.source import open_source
+
+    opened = [open_source(source, tokenizer) for source in sources]
+    if export_to is not None:
+        from embedlayer.explorer.export import write_page
+
+        write_page(export_to, opened)
+        click.echo(f"Wrote {export_to} ({export_to.stat().st_size / 1e6:.1f} MB): it opens without a server.")
+        return
+
+    def show(address: str) -> None:
+        click.echo(f"The page is at {address} (Ctrl-C ends it)")
+        if not no_browser:
+            import webbrowser
+
+            webbrowser.open(address)
+
+    serve(opened, port=port, on_start=show)

@@ -1,0 +1,1 @@
+"""One table turned into another kind, and what was lost on the way."""

@@ -1,0 +1,117 @@
+"""What the room Compare shows: two tables laid over one another, and how far each token moved."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from embedlayer.analysis.geometry import align, moved_most
+from embedlayer.errors import SizeError
+from embedlayer.explorer import tokens
+from embedlayer.explorer.source import Source
+
+Params = Mapping[str, str]
+
+LISTED = 200
+ROWS_AT_ONCE = 8192
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Two tables, pair by pair of rows that stand for the same token.
+
+    Attributes:
+        ids: Row of each pair in the first table, `(N,)`.
+        other_ids: Row of each pair in the second, `(N,)`.
+        cosines: Between a row and its partner, after the second table was turned onto the first, `(N,)`.
+        places: Along the first table's two widest components, `(N, 2)`.
+        other_places: The same for the turned partner, `(N, 2)`.
+        residual: Share of the first table that the turned second one leaves over; `None` if nothing was turned.
+    """
+
+    ids: Int[Tensor, " N"]
+    other_ids: Int[Tensor, " N"]
+    cosines: Float[Tensor, " N"]
+    places: Float[Tensor, "N 2"]
+    other_places: Float[Tensor, "N 2"]
+    residual: float | None
+
+
+def summary(source: Source, other: Source, params: Params) -> Any:
+    """How many tokens both have, how alike they are, and which moved most and least: `[ID, other ID, cosine]`."""
+    found = _compared(source, other)
+    order = found.cosines.argsort()
+
+    def listed(places: Tensor) -> list[tuple[int, int, float]]:
+        columns = (found.ids[places].tolist(), found.other_ids[places].tolist(), found.cosines[places].tolist())
+        return [(a, b, round(c, 5)) for a, b, c in zip(*columns, strict=True)]
+
+    return {
+        "title": other.title,
+        "shared": len(found.ids),
+        "mean_cosine": float(found.cosines.mean()),
+        "residual": found.residual,
+        "moved_most": listed(order[:LISTED]),
+        "moved_least": listed(order.flip(0)[:LISTED]),
+        "texts": [other.tokens[row] for row in found.other_ids[order[:LISTED]].tolist()],
+    }
+
+
+def places(source: Source, other: Source, params: Params) -> bytes:
+    """Five columns of float32 `(N,)`: across and up in the first table, the same in the second, cosine; then both IDs.
+
+    The IDs are int32.
+    """
+    found = _compared(source, other)
+    columns = torch.stack([*found.places.T, *found.other_places.T, found.cosines]).float()
+    ids = torch.stack([found.ids, found.other_ids]).to(torch.int32)
+    return columns.numpy().tobytes() + ids.numpy().tobytes()
+
+
+def other_neighbors(source: Source, other: Source, params: Params) -> Any:
+    """The nearest tokens in the other table, with their text: `[[text, cosine], ...]`."""
+    return [[other.tokens[row], score] for row, score in tokens.neighbors(other, params)]
+
+
+def _compared(source: Source, other: Source) -> Comparison:
+    return source.once(f"compare {id(other)}", lambda: _compare(source, other))
+
+
+@torch.no_grad()
+def _compare(source: Source, other: Source) -> Comparison:
+    pairs = _same_tokens(source, other)
+    if len(pairs) < 2:
+        raise SizeError(
+            f"{source.title} and {other.title} have {len(pairs)} tokens in common; there is nothing to align."
+        )
+    is_earlier = other is source.before()  # the same directions, so that rows that did not move are seen not to have
+    alignment = None if is_earlier else align(other.table, source.table, pairs=pairs.flip(1))
+    moved = moved_most(other.table, source.table, alignment=alignment, pairs=pairs.flip(1))
+    found = tokens.principal(source)
+    turn = torch.eye(source.table.embed_dim).double() if alignment is None else alignment.scale * alignment.rotation
+    onto = turn @ found.components[:2].T
+    centre = found.mean @ found.components[:2].T
+    places = [other.rows[rows].double() @ onto - centre for rows in pairs[:, 1].split(ROWS_AT_ONCE)]
+    known = ~moved.cosines.isnan()
+    return Comparison(
+        ids=pairs[known, 0],
+        other_ids=pairs[known, 1],
+        cosines=moved.cosines[known],
+        places=found.coordinates[pairs[known, 0], :2],
+        other_places=torch.cat(places)[known],
+        residual=None if alignment is None else alignment.residual,
+    )
+
+
+def _same_tokens(source: Source, other: Source) -> Int[Tensor, "N 2"]:
+    """Rows that stand for the same text; a space in front may be on one side only."""
+    if source.tokens == other.tokens:
+        return torch.arange(source.table.vocab_size)[:, None].repeat(1, 2)
+    there = {text: row for row, text in reversed(list(enumerate(other.tokens))) if text.strip()}
+    spaced = {text.strip(): row for text, row in there.items() if text.startswith(" ")}
+    partners = [there.get(text, there.get(text.strip(), spaced.get(text))) for text in source.tokens]
+    pairs = [(row, partner) for row, partner in enumerate(partners) if partner is not None]
+    return torch.tensor(pairs, dtype=torch.int64).view(-1, 2)

@@ -1,0 +1,155 @@
+"""The page as one HTML file that opens without a server.
+
+Browsers load no modules from `file://`, so the page's modules become one classic script: each a function that returns
+what it exports, in an order in which each stands behind those it imports. Answers of the server are baked in.
+"""
+
+import base64
+import gzip
+import hashlib
+import re
+from contextlib import suppress
+from pathlib import Path, PurePosixPath
+from typing import Any
+from urllib.parse import quote
+
+from embedlayer.errors import EmbedLayerError
+from embedlayer.explorer import tokens
+from embedlayer.explorer.routes import BAKED_PAIRS, ROUTES, Params, answer, manifest, others
+from embedlayer.explorer.server import page_files, to_json
+from embedlayer.explorer.source import Source
+from embedlayer.files import write_text
+
+_IMPORT = re.compile(r'^import \{([^}]*)\} from "([^"]+)";\n', flags=re.M)
+_EXPORT = re.compile(r"^export (?:async )?(?:function\*?|const|let|class) (\w+)", flags=re.M)
+
+
+def write_page(path: Path | str, sources: list[Source]) -> None:
+    """Write the page about `sources` as one file, wholly or not at all.
+
+    Raises:
+        FileError: The file cannot be written.
+    """
+    write_text(path, page_html(sources))
+
+
+def page_html(sources: list[Source]) -> str:
+    """The page that `write_page` writes: its styles, its script and its data in one text."""
+    static = page_files()
+    page = static["index.html"].decode()
+    baked = to_json(bake(sources)).decode().replace("<", "\\u003c")
+    script = one_script({name: text.decode() for name, text in static.items() if name.endswith(".js")}, "app.js")
+    sheets = re.findall(r'<link rel="stylesheet" href="([^"]+)">\n', page)
+    style = "\n".join(static[name].decode() for name in sheets)
+    policy = (
+        f"default-src 'none'; script-src {_hash(script)}; style-src {_hash(style)}; img-src data: blob:; "
+        "base-uri 'none'; form-action 'none'"
+    )
+    page = re.sub(r'<link rel="stylesheet" href="[^"]+">\n', "", page)
+    page = page.replace('<script type="module" src="app.js"></script>\n', "")
+    head = f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n<style>{style}</style>\n</head>'
+    tail = f'<script type="application/json" id="baked">{baked}</script>\n<script>{script}</script>\n</body>'
+    return page.replace("</head>", head).replace("</body>", tail)
+
+
+def bake(sources: list[Source]) -> dict[str, Any]:
+    """Every answer that the routes say is to be baked, by the name the page keeps it under."""
+    content: dict[str, Any] = {}
+
+    def add(name: str, params: Params) -> None:
+        with suppress(EmbedLayerError):  # what the server would refuse, the page lacks: its room says so
+            content[_key(name, params)] = _packed(answer(sources, name, params))
+
+    for number, source in enumerate(sources):
+        has = source.manifest()["has"]
+        for name, route in ROUTES.items():
+            if route.needs not in has:
+                continue
+            for params in route.baked(source):
+                add(name, {**params, "source": str(number)})
+        for other in others(sources, source):
+            for name in BAKED_PAIRS:
+                add(name, {"source": str(number), "other": other})
+    notes = [sentence for source in sources for sentence in tokens.left_out(source)]
+    content["manifest"] = {"json": {**manifest(sources), "exported": True, "leftOut": list(dict.fromkeys(notes))}}
+    return content
+
+
+def one_script(modules: dict[str, str], entry: str) -> str:
+    r"""ES modules as one classic script that runs `entry`.
+
+    A module may say `import { a, b as c } from "./x.js";` and `export function|const|let|class name`, each at the
+    start of a line.
+
+    Args:
+        modules: Text by path, `rooms/map.js`.
+        entry: The one to run, `app.js`.
+
+    Raises:
+        KeyError: A module imports one that is not there.
+
+    Example:
+        >>> modules = {"a.js": 'import { x as y } from "./b.js";\nlog(y);', "b.js": "export const x = 1;"}
+        >>> print(one_script(modules, "a.js"))
+        "use strict";
+        const $0 = (() => {
+        const x = 1;
+        return { x };
+        })();
+        const $1 = (() => {
+        const { x: y } = $0;
+        log(y);
+        return {  };
+        })();
+    """
+    numbers: dict[str, int] = {}
+    parts = ['"use strict";']
+
+    def add(name: str) -> int:
+        if name in numbers:
+            return numbers[name]
+
+        def bind(found: re.Match[str]) -> str:
+            target = _resolved(name, found[2])
+            names = re.sub(r"(\w+) as (\w+)", r"\1: \2", found[1]).strip().rstrip(",")
+            return f"const {{ {' '.join(names.split())} }} = ${add(target)};\n"
+
+        text = _IMPORT.sub(bind, modules[name])
+        exported = ", ".join(_EXPORT.findall(text))
+        text = re.sub(r"^export ", "", text, flags=re.M)
+        numbers[name] = len(numbers)
+        parts.append(f"const ${numbers[name]} = (() => {{\n{text.rstrip()}\nreturn {{ {exported} }};\n}})();")
+        return numbers[name]
+
+    add(entry)
+    return "\n".join(parts).replace("</", "<\\/")
+
+
+def _resolved(importer: str, target: str) -> str:
+    parts: list[str] = []
+    for part in (PurePosixPath(importer).parent / target).parts:
+        if part == "..":
+            parts.pop()
+        else:
+            parts.append(part)
+    return "/".join(parts)
+
+
+def _key(name: str, params: Params) -> str:
+    """What `keyOf` in data.js gives."""
+    query = "&".join(f"{_quoted(key)}={_quoted(value)}" for key, value in sorted(params.items()))
+    return f"{name}?{query}" if query else name
+
+
+def _quoted(text: str) -> str:
+    return quote(text, safe="-_.!~*'()")  # as encodeURIComponent leaves them
+
+
+def _packed(value: Any) -> dict[str, Any]:
+    if isinstance(value, bytes):
+        return {"base64": base64.b64encode(gzip.compress(value, mtime=0)).decode()}
+    return {"json": value}
+
+
+def _hash(text: str) -> str:
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"

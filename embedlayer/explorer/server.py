@@ -1,0 +1,149 @@
+"""The page, served to this machine alone.
+
+Bound to 127.0.0.1; a request under another host name is refused, so that no web page can reach the server through a
+name that points here; only GET; only files that were found in the package at the start, and the data of `routes`.
+"""
+
+import json
+from collections.abc import Callable
+from functools import partial
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib.resources import files
+from importlib.resources.abc import Traversable
+from typing import Any
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+from embedlayer.errors import EmbedLayerError, FileError
+from embedlayer.explorer.routes import answer
+from embedlayer.explorer.source import Source
+
+HOST = "127.0.0.1"
+TYPES = {
+    ".html": "text/html; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".svg": "image/svg+xml",
+}
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; connect-src 'self'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'self'"
+)
+HEADERS = {
+    "Content-Security-Policy": POLICY,
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
+
+
+def page_files() -> dict[str, bytes]:
+    """Every file of the page by its path, `rooms/map.js`."""
+    found: dict[str, bytes] = {}
+
+    def walk(folder: Traversable, prefix: str) -> None:
+        for entry in folder.iterdir():
+            if entry.is_dir():
+                walk(entry, f"{prefix}{entry.name}/")
+            elif entry.name.endswith(tuple(TYPES)):
+                found[prefix + entry.name] = entry.read_bytes()
+
+    walk(files("embedlayer.explorer").joinpath("page"), "")
+    return found
+
+
+def serve(sources: list[Source], *, port: int = 0, on_start: Callable[[str], None] | None = None) -> None:
+    """Serve the page until Ctrl-C.
+
+    Args:
+        sources: What it shows.
+        port: Where; 0 takes a free one.
+        on_start: Called with the page's address as soon as it answers.
+
+    Raises:
+        FileError: The port is taken.
+    """
+    with make_server(sources, port=port) as server:
+        if on_start is not None:
+            on_start(address(server))
+        try:
+            server.serve_forever()
+        except KeyboardInterrupt:
+            return
+
+
+def make_server(sources: list[Source], *, port: int = 0) -> ThreadingHTTPServer:
+    """A server that listens and does not answer yet: call its `serve_forever`.
+
+    Raises:
+        FileError: The port is taken.
+    """
+    try:
+        server = ThreadingHTTPServer((HOST, port), partial(_Handler, sources, page_files()))
+    except (OSError, OverflowError) as error:
+        raise FileError(f"Cannot listen on {HOST}:{port}: {error}. Leave --port out to take a free one.") from error
+    server.daemon_threads = True
+    return server
+
+
+def address(server: ThreadingHTTPServer) -> str:
+    """Where its page is."""
+    return f"http://{HOST}:{server.server_address[1]}/"
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server_version = "embedlayer"
+    sys_version = ""
+    protocol_version = "HTTP/1.1"
+    timeout = 60
+
+    def __init__(self, sources: list[Source], static: dict[str, bytes], *arguments: Any) -> None:
+        self.sources = sources
+        self.static = static
+        super().__init__(*arguments)
+
+    def do_GET(self) -> None:
+        port = self.server.server_address[1]  # type: ignore[index]
+        if self.headers.get("Host") not in {f"{HOST}:{port}", f"localhost:{port}"}:
+            return self._say(HTTPStatus.FORBIDDEN, "This page answers to 127.0.0.1 and localhost alone.")
+        place = urlsplit(self.path)
+        name = unquote(place.path).removeprefix("/") or "index.html"
+        if name.startswith("data/"):
+            return self._data(name.removeprefix("data/"), dict(parse_qsl(place.query, keep_blank_values=True)))
+        if name not in self.static:
+            return self._say(HTTPStatus.NOT_FOUND, "There is no such page.")
+        return self._send(HTTPStatus.OK, TYPES[name[name.rindex(".") :]], self.static[name])
+
+    def log_message(self, format: str, *arguments: Any) -> None:
+        """Say nothing: the terminal belongs to the person who started the command."""
+
+    def _data(self, name: str, params: dict[str, str]) -> None:
+        try:
+            found = answer(self.sources, name, params)
+        except EmbedLayerError as error:
+            return self._say(HTTPStatus.BAD_REQUEST, str(error))
+        except Exception:
+            self._say(HTTPStatus.INTERNAL_SERVER_ERROR, "The server failed at this; its terminal says how.")
+            raise
+        if isinstance(found, bytes):
+            return self._send(HTTPStatus.OK, "application/octet-stream", found)
+        return self._send(HTTPStatus.OK, "application/json", to_json(found))
+
+    def _say(self, status: HTTPStatus, sentence: str) -> None:
+        self._send(status, "application/json", to_json({"error": sentence}))
+
+    def _send(self, status: HTTPStatus, kind: str, content: bytes) -> None:
+        try:
+            self.send_response(status)
+            for name, value in {**HEADERS, "Content-Type": kind, "Content-Length": str(len(content))}.items():
+                self.send_header(name, value)
+            self.end_headers()
+            self.wfile.write(content)
+        except (BrokenPipeError, ConnectionResetError):  # the page was closed or went on to something else
+            self.close_connection = True
+
+
+def to_json(value: Any) -> bytes:
+    """JSON as browsers read it: no NaN, and lone surrogates escaped."""
+    return json.dumps(value, ensure_ascii=True, allow_nan=False, separators=(",", ":")).encode()

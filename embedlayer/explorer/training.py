@@ -1,0 +1,40 @@
+"""What the room Training shows: the lines of a run's `metrics.jsonl`, and how it was made."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from embedlayer.explorer.source import Source
+
+LINES = 2000
+
+
+def metrics(source: Source, params: Mapping[str, str]) -> Any:
+    """Steps, losses and rows touched, at most `LINES` of them, evenly chosen, the last among them; with the options.
+
+    `uniform_loss` is `ln V`, in nats per token: what guessing evenly costs.
+    """
+    assert source.run is not None
+    lines = source.run.read_metrics()
+    kept = lines[:: -math.ceil(len(lines) / LINES)][::-1] if lines else []
+    described = source.run.read() if source.run.holds_a_run else {}
+    model = described.get("model", {})
+    options = {**described.get("options", {}), "validation_fraction": described.get("validation_fraction")}
+    return {
+        "lines": [{key: value for key, value in line.items() if _is_finite(value)} for line in kept],
+        "uniform_loss": math.log(source.table.vocab_size),
+        "options": {key: value for key, value in options.items() if value is not None},
+        "made_of": {
+            "table": source.table.extra_repr(),
+            "position": model.get("position", {}).get("kind", ""),
+            "head": "tied to the table" if model.get("head", {}).get("tied") else "free",
+            "layers": model.get("num_layers", ""),
+            "heads": model.get("num_heads", ""),
+            "parameters": sum(tensor.numel() for tensor in source.model.parameters()) if source.model else "",
+        },
+        "neighbors_before": described.get("notes", {}).get("neighbors_before", []),
+    }
+
+
+def _is_finite(value: Any) -> bool:
+    return not isinstance(value, float) or math.isfinite(value)

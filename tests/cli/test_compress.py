@@ -1,0 +1,178 @@
+"""`embedlayer compress`, as a person meets it."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import embedlayer as el
+from embedlayer.cli.main import main
+
+
+def run(*arguments: object) -> int:
+    with pytest.raises(SystemExit) as stop:
+        main([str(argument) for argument in arguments])
+    return int(stop.value.code or 0)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    torch.manual_seed(3)
+    folder = tmp_path_factory.mktemp("run")
+    table = el.TokenEmbedding(257, 16, init_std=1.0, scale="sqrt_dim")
+    model = el.DecoderLM(table, el.RotaryEmbedding(8), num_layers=1, num_heads=2)
+    model.save_pretrained(folder, tokenizer=el.train_tokenizer((), "byte"))
+    return folder
+
+
+@pytest.fixture
+def text(tmp_path) -> Path:
+    file = tmp_path / "text.txt"
+    file.write_text("once upon a time there was a little table. " * 20)
+    return file
+
+
+@pytest.mark.parametrize(("to", "kind"), [("int4-g8", el.QuantizedEmbedding), ("rank=8", el.FactorizedEmbedding)])
+def test_a_run_stays_a_run_without_a_dense_copy_of_its_table(folder, text, tmp_path, capsys, to, kind) -> None:
+    out = tmp_path / "deeper" / "out"
+    assert run("compress", folder, "--to", to, "-o", out, "--text", text, "--json") == 0
+    result = json.loads(capsys.readouterr().out)
+    own, made = result["rows"]
+    model, _ = el.load_run(out)
+    assert isinstance(model.table, kind)
+    assert model.head.__dict__["table"] is model.table
+    assert made["loss_change"] == pytest.approx(made["loss"] - own["loss"])
+    assert made["bytes"] == sum(tensor.nbytes for tensor in model.table.state_dict().values())
+    stored = load_file(out / "model.safetensors")
+    assert not any(tensor.is_floating_point() and tensor.shape == (257, 16) for tensor in stored.values())
+    for name, tensor in load_file(folder / "model.safetensors").items():
+        assert name == "table.weight" or torch.equal(stored[name], tensor)
+    for command in (["embed", out, "once"], ["neighbors", out, "o", "-n", 3], ["generate", out, "once", "--tokens", 5]):
+        assert run(*command) == 0
+    assert run("export", out, "-o", tmp_path / "rows.vec") == 0
+    assert run("compress", out, "--compare") == 0
+    assert capsys.readouterr().out.count("int4") == 1
+
+
+def test_all_choices_stand_side_by_side(folder, text, capsys) -> None:
+    assert run("compress", folder, "--compare", "--to", "int8-g4", "--text", text) == 0
+    shown = capsys.readouterr().out
+    for word in ("257 x 16", "int8 ", "int4 ", "rank=8", "rank=4", "int8-g4", "trim", "loss", "nearest 10 kept"):
+        assert word in shown
+    assert run("compress", folder, "--compare") == 0
+    assert "loss" not in capsys.readouterr().out
+
+
+def test_a_run_of_this_program_is_measured_on_its_windows_and_weighted_by_its_corpus(tmp_path, capsys) -> None:
+    book = tmp_path / "book.txt"
+    book.write_text("the cat sat on the mat and the dog sat on the cat. " * 60)
+    train = ["train", book, "-o", tmp_path / "run", "--tokenizer", "byte", "--steps", 2, "--dim", 16, "--heads", 2]
+    assert run(*train, "--layers", 1, "--length", 16, "--batch-size", 2, "--json") == 0
+    capsys.readouterr()
+    assert run("compress", tmp_path / "run", "--to", "rank=4", "-o", tmp_path / "out", "--json") == 0
+    table = el.load_run(tmp_path / "run").model.table
+    corpus = el.TokenCorpus.open(tmp_path / "run" / "corpus").ids
+    counts = torch.bincount(torch.from_numpy(corpus.astype("int64")), minlength=table.vocab_size)
+    expected = el.FactorizedEmbedding.from_table(table, 4, counts)
+    found = el.load_run(tmp_path / "out").model.table
+    assert torch.equal(found.rows(0, 257), expected.rows(0, 257))
+
+
+def test_a_llama_type_checkpoint_becomes_a_run_that_says_the_same(shared_data, tmp_path, capsys) -> None:
+    models = shared_data / "models"
+    own = [models / "stories260K.safetensors", "--tokenizer", models / "tok512.bin"]
+    assert run("compress", *own, "--to", "int8", "-o", tmp_path / "out") == 0
+    capsys.readouterr()
+    said = []
+    for source in (own, [tmp_path / "out"]):
+        assert run("generate", *source[:1], "", "--tokens", 60, *source[1:], "--json") == 0
+        said.append(json.loads(capsys.readouterr().out)["ids"])
+    assert said[0] == said[1]
+    assert said[0][0] == 1
+
+
+def test_of_another_checkpoint_the_embedding_layer_is_kept(tmp_path, text, capsys) -> None:
+    source = tmp_path / "gpt2"
+    source.mkdir()
+    (source / "config.json").write_text('{"model_type": "gpt2", "vocab_size": 257, "n_embd": 16, "n_positions": 8}')
+    save_file({"wte.weight": torch.randn(257, 16), "wpe.weight": torch.randn(8, 16)}, source / "model.safetensors")
+    tokenizer = tmp_path / "tokenizer.json"
+    el.train_tokenizer((), "byte").save(str(tokenizer))
+    arguments = ["--to", "int8", "-o", tmp_path / "out", "--text", text]
+    assert run("compress", source, *arguments) == 2
+    assert "name it with --tokenizer" in capsys.readouterr().err
+    assert run("compress", source, *arguments, "--tokenizer", tokenizer) == 0
+    whole, small = el.load(source), el.load(tmp_path / "out")
+    ids = torch.tensor([[1, 2, 3]])
+    assert (small.input(ids) - whole.input(ids)).norm() < 0.02 * whole.input(ids).norm()
+    assert small.head.tied
+    assert "wte" not in str(list(load_file(tmp_path / "out" / "model.safetensors")))
+    assert small.tokenizer.get_vocab_size() == 257
+    again = tmp_path / "again"
+    assert run("compress", tmp_path / "out", "--to", "int4", "-o", again) == 0
+    assert el.load(again).table.layout.bits == 4
+
+
+def test_a_file_of_vectors_becomes_a_layer_with_its_words(tmp_path) -> None:
+    rows = torch.randn(3, 16)
+    el.write_vectors(tmp_path / "cats.vec", ["cat", "dog", "naïve"], rows)
+    assert run("compress", tmp_path / "cats.vec", "--to", "int8", "-o", tmp_path / "out") == 0
+    layer = el.load(tmp_path / "out")
+    assert layer.tokenizer.encode("naïve cat").ids == [2, 0]
+    assert torch.allclose(layer.table.rows(0, 3), rows, atol=0.02)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["{run}"], 2, "Give --to with -o to compress, or --compare"),
+        (["{run}", "--to", "int8"], 2, "--to and -o belong together"),
+        (["{run}", "--compare", "-o", "{tmp}/out"], 2, "--to and -o belong together"),
+        (
+            ["{run}", "--to", "int3", "-o", "{tmp}/out"],
+            2,
+            "int8, int4, groups as in int4-g32, or rank=128; not to 'int3'",
+        ),
+        (["{run}", "--to", "rank=99", "-o", "{tmp}/out"], 2, "rank 99 exceeds embed_dim 16"),
+        (["{run}", "--to", "int4-g5", "-o", "{tmp}/out"], 2, "group_size must be from 1 to embed_dim 16 and even"),
+        (["{run}", "--to", "int8", "-o", "{tmp}/full"], 1, "is not empty"),
+        (["{run}", "--to", "int8", "-o", "{tmp}/full/file"], 1, "is not empty"),
+        (["{run}", "--to", "int8", "-o", "{tmp}/full/file/out"], 1, "Cannot write"),
+        (["{run}", "--to", "int8", "-o", "{tmp}/out", "--text", "{tmp}/none.txt"], 1, "none.txt"),
+        (["{run}", "--to", "int8", "-o", "{tmp}/out", "--text", "{tmp}/full/file"], 2, "too short to measure on"),
+        (["{tmp}/nowhere", "--compare"], 1, "There is no"),
+        (["{tmp}/full", "--compare"], 1, "holds no"),
+        (["{tmp}/damaged", "--to", "int8", "-o", "{tmp}/out"], 2, "damaged"),
+        (["{tmp}/nan.npy", "--to", "int8", "-o", "{tmp}/out"], 2, "NaN"),
+    ],
+)
+def test_bad_input_ends_with_a_sentence_and_leaves_nothing(folder, tmp_path, capsys, arguments, code, message) -> None:
+    import numpy as np
+
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "file").write_text("x")
+    (tmp_path / "damaged").mkdir()
+    for file in folder.iterdir():
+        (tmp_path / "damaged" / file.name).write_bytes(file.read_bytes()[:-100])
+    np.save(tmp_path / "nan.npy", np.full((3, 4), np.nan, dtype=np.float32))
+    (tmp_path / "nan.tokens.json").write_text('["a", "b", "c"]')
+    before = sorted(tmp_path.rglob("*"))
+    assert run("compress", *(argument.format(run=folder, tmp=tmp_path) for argument in arguments)) == code
+    shown = capsys.readouterr()
+    assert message in shown.err
+    assert "Traceback" not in shown.err
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_full_disk_leaves_nothing_half_written(folder, tmp_path, monkeypatch, capsys) -> None:
+    from embedlayer import pretrained
+
+    def full(*_: object, **__: object) -> None:
+        raise el.FileError("Cannot write: No space left on device.")
+
+    monkeypatch.setattr(pretrained, "save_tensors", full)
+    assert run("compress", folder, "--to", "int8", "-o", tmp_path / "out") == 1
+    assert "No space left" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())

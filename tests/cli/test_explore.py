@@ -1,0 +1,61 @@
+"""The command that shows the page."""
+
+import http.client
+import os
+import re
+import signal
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from embedlayer import write_vectors
+from embedlayer.cli.main import main
+
+
+@pytest.fixture
+def table(tmp_path):
+    write_vectors(tmp_path / "cats.txt", ["cat", "dog", "fish"], torch.randn(3, 4), format="word2vec")
+    return tmp_path / "cats.txt"
+
+
+def test_the_page_is_served_until_ctrl_c(table):
+    command = [sys.executable, "-m", "embedlayer", "explore", str(table), "--no-browser"]
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+    ) as process:
+        said = process.stdout.readline()
+        port = int(re.search(r"http://127\.0\.0\.1:(\d+)/", said)[1])
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+        connection.request("GET", "/data/tokens")
+        assert b'"fish"' in connection.getresponse().read()
+        connection.close()
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 0
+        assert process.stderr.read() == ""
+
+
+def test_export_writes_one_file_and_serves_nothing(table, tmp_path, capsys):
+    with pytest.raises(SystemExit) as stop:
+        main(["explore", str(table), "--export", str(tmp_path / "page.html")])
+    assert not stop.value.code
+    assert "opens without a server" in capsys.readouterr().out
+    assert '"fish"' in (tmp_path / "page.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        ([], 2, "Missing argument"),
+        (["{tmp}/nowhere"], 1, "nowhere"),
+        (["{tmp}/cats.txt", "--tokenizer", "{tmp}/none.json"], 1, "none.json"),
+        (["{tmp}/cats.txt", "--port", "99999", "--no-browser"], 1, "99999"),
+    ],
+)
+def test_bad_input_ends_with_a_sentence(table, tmp_path, capsys, arguments, code, message):
+    with pytest.raises(SystemExit) as stop:
+        main(["explore", *(argument.format(tmp=tmp_path) for argument in arguments)])
+    assert stop.value.code == code
+    assert message in capsys.readouterr().err

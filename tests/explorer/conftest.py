@@ -1,0 +1,123 @@
+"""A real browser, a server of the page, and a guard over what pages complain about."""
+
+import shutil
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import pytest
+import torch
+
+from embedlayer import (
+    DecoderLM,
+    RotaryEmbedding,
+    RunDirectory,
+    TokenCorpus,
+    TokenEmbedding,
+    Trainer,
+    TrainingOptions,
+    train_tokenizer,
+)
+from embedlayer.explorer.server import address, make_server
+from embedlayer.explorer.source import Source, open_source
+from embedlayer.text.tokenizer import table_size
+
+SWITCHES = (
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+)
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Any]:
+    """Debian's chromium, headless, with a profile of its own that is thrown away."""
+    sync_api = pytest.importorskip("playwright.sync_api", reason="the browser extra (playwright) is not installed")
+    chromium = shutil.which("chromium")
+    if chromium is None:
+        pytest.skip("Debian's chromium is not installed")
+    with sync_api.sync_playwright() as playwright:
+        launched = playwright.chromium.launch(executable_path=chromium, args=list(SWITCHES))
+        yield launched
+        launched.close()
+
+
+@contextmanager
+def serving(*sources: Source) -> Iterator[str]:
+    """The page's address while it is served."""
+    with make_server(list(sources)) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+        thread.start()
+        try:
+            yield address(server)
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+@pytest.fixture(scope="module")
+def serve() -> Iterator[Callable[..., str]]:
+    """Serve sources until the module's tests end: `serve(source, ...)` is the page's address."""
+    with ExitStack() as stack:
+        yield lambda *sources: stack.enter_context(serving(*sources))
+
+
+@pytest.fixture
+def open_page(browser: Any) -> Iterator[Callable[..., Any]]:
+    """Open a page; at the end of the test it must not have complained, nor asked anyone else."""
+    complaints: list[str] = []
+    asked: list[str] = []
+    contexts: list[Any] = []
+    homes: set[str] = set()
+
+    def open_(url: str, **options: Any) -> Any:
+        context = browser.new_context(viewport={"width": 1280, "height": 800}, **options)
+        context.set_default_timeout(60_000)
+        contexts.append(context)
+        homes.add(url.split("#")[0])
+        page = context.new_page()
+        page.on("console", lambda line: complaints.append(line.text) if line.type in ("error", "warning") else None)
+        page.on("pageerror", lambda error: complaints.append(str(error)))
+        page.on("request", lambda request: asked.append(request.url))
+        page.goto(url)
+        return page
+
+    yield open_
+    for context in contexts:
+        context.close()
+    assert complaints == []
+    allowed = ("data:", "blob:", *homes)
+    assert [url for url in asked if not url.startswith(allowed)] == []
+
+
+@pytest.fixture(scope="session")
+def run(tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
+    """A run of a few steps, as `embedlayer train` leaves it, on a text with some rare words."""
+    torch.manual_seed(0)
+    text = ("the king and the queen love the dog . the dog loves naps , and the cat naps . " * 60) + "zebra zoo zinc"
+    tokenizer = train_tokenizer(text, "bpe", vocab_size=330)
+    directory = RunDirectory(tmp_path_factory.mktemp("explorer") / "small")
+    directory.path.mkdir()
+    (directory.path / "text.txt").write_text(text)
+    corpus = TokenCorpus.build([directory.path / "text.txt"], tokenizer, directory.corpus)
+    options = TrainingOptions(steps=6, log_every=2, validate_every=1, batch_size=2, max_length=16, seed=3)
+    torch.manual_seed(options.seed)
+    table = TokenEmbedding(table_size(tokenizer), 16, scale="sqrt_dim", pad_to_multiple_of=64)
+    trainer = Trainer(DecoderLM(table, RotaryEmbedding(8), num_layers=1, num_heads=2), *corpus.split(0.2), options)
+    near = [{"id": 40, "token": "x", "near": [["y", 0.5]]}]
+    directory.start(trainer, tokenizer, validation_fraction=0.2, notes={"neighbors_before": near})
+    for line in trainer.run():
+        directory.add_metrics(line)
+    directory.finish(trainer, tokenizer)
+    return directory
+
+
+@pytest.fixture(scope="session")
+def of_run(run: RunDirectory) -> Source:
+    """The run, opened."""
+    return open_source(run.path)

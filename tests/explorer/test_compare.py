@@ -1,0 +1,69 @@
+"""Two tables laid over one another."""
+
+import numpy as np
+import pytest
+import torch
+
+from embedlayer import TokenEmbedding
+from embedlayer.analysis.geometry import moved_most
+from embedlayer.errors import SizeError
+from embedlayer.explorer import compare
+from embedlayer.explorer.source import Source
+
+
+def source_of(rows: torch.Tensor, tokens: list[str], title: str = "table") -> Source:
+    return Source(title, TokenEmbedding.from_pretrained(rows), tokens=tokens)
+
+
+def words(count: int) -> list[str]:
+    return [f"w{i}" for i in range(count)]
+
+
+def test_a_turned_copy_lies_on_the_table_but_for_the_row_that_moved():
+    rows = torch.randn(50, 6)
+    turn = torch.linalg.qr(torch.randn(6, 6)).Q
+    moved = rows @ turn
+    moved[17] = -moved[17]
+    found = compare.summary(source_of(rows, words(50)), source_of(moved, words(50)), {})
+    assert found["shared"] == 50
+    assert found["moved_most"][0][:2] == (17, 17)
+    assert found["moved_most"][0][2] < -0.9
+    assert found["moved_most"][1][2] > 0.95
+    assert found["mean_cosine"] > 0.9
+    assert 0 < found["residual"] < 0.3
+
+
+def test_places_are_the_first_tables_components():
+    rows = torch.randn(30, 5)
+    turn = torch.linalg.qr(torch.randn(5, 5)).Q
+    content = compare.places(source_of(rows, words(30)), source_of(rows @ turn, words(30)), {})
+    columns = np.frombuffer(content, np.float32, 5 * 30).reshape(5, 30)
+    assert columns[:2] == pytest.approx(columns[2:4], abs=1e-4)
+    assert columns[4] == pytest.approx(1.0, abs=1e-5)
+    assert np.frombuffer(content, np.int32, 60, 4 * 5 * 30).tolist() == [*range(30), *range(30)]
+
+
+def test_tables_of_other_tokenizers_and_widths_meet_at_the_tokens_they_share():
+    ours = source_of(torch.randn(5, 4), [" dog", " cat", "dog", "", "naps"])
+    theirs = source_of(torch.randn(4, 7), ["cat", "fish", "dog", "naps"])
+    content = compare.places(ours, theirs, {})
+    assert compare.summary(ours, theirs, {})["shared"] == 4
+    ids = np.frombuffer(content, np.int32, 8, 4 * 5 * 4).reshape(2, 4)
+    assert dict(zip(*ids.tolist(), strict=True)) == {0: 2, 1: 0, 2: 2, 4: 3}
+
+
+def test_a_run_is_compared_with_itself_before_training(of_run):
+    before = of_run.before()
+    found = compare.summary(of_run, before, {})
+    assert found["shared"] <= of_run.table.vocab_size
+    assert found["moved_most"][0][2] < found["moved_least"][0][2]
+    assert found["residual"] is None
+    expected = moved_most(before.table, of_run.table).most(1)[0]
+    assert found["moved_most"][0][:2] == (expected.before, expected.after)
+    near = compare.other_neighbors(of_run, before, {"plus": "40", "topn": "3"})
+    assert [type(text) for text, _ in near] == [str, str, str]
+
+
+def test_nothing_in_common_is_a_sentence():
+    with pytest.raises(SizeError, match="0 tokens in common"):
+        compare.summary(source_of(torch.randn(3, 2), words(3)), source_of(torch.randn(2, 2), ["x", "y"]), {})

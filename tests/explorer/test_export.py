@@ -1,0 +1,86 @@
+"""The page as one file."""
+
+import json
+import re
+
+import pytest
+import torch
+
+from embedlayer import TokenEmbedding
+from embedlayer.errors import FileError
+from embedlayer.explorer import tokens
+from embedlayer.explorer.export import bake, one_script, page_html, write_page
+from embedlayer.explorer.server import page_files
+from embedlayer.explorer.source import Source
+
+
+def test_modules_become_one_script_each_behind_those_it_imports():
+    script = one_script(
+        {
+            "app.js": 'import { a, b as c } from "./lib/x.js";\nimport { d } from "./d.js";\nrun(a, c, d);',
+            "lib/x.js": 'import { d } from "../d.js";\nexport const a = 1;\nexport async function b() {}',
+            "d.js": "export class d {}\nexport let e = '</script>';",
+        },
+        "app.js",
+    )
+    assert script.index("class d") < script.index("const a = 1") < script.index("run(a, c, d)")
+    assert script.count("class d") == 1
+    assert "const { a, b: c } = $1;" in script
+    assert "return { d, e };" in script
+    assert "</script" not in script
+    with pytest.raises(KeyError):
+        one_script({"a.js": 'import { x } from "./missing.js";\n'}, "a.js")
+
+
+def test_every_module_of_the_page_keeps_to_what_the_exporter_reads():
+    for name, content in page_files().items():
+        if name.endswith(".js"):
+            text = content.decode()
+            plain = re.findall(
+                r'^import \{[^}]*\} from "\./[^"]+";$|^import \{[^}]*\} from "\.\./[^"]+";$', text, flags=re.M
+            )
+            assert len(plain) == len(re.findall(r"^import\b", text, flags=re.M)), name
+            assert not re.search(r"^export (default|\{|\*)|(?<!\{)\bimport\(|^await |<!--", text, flags=re.M), name
+
+
+def test_the_file_asks_the_network_for_nothing(of_run):
+    page = page_html([of_run])
+    assert not re.search(r'(src|href)="(?!data:,|#)', page)
+    assert "script-src 'sha256-" in page
+    assert "unsafe" not in page.partition("</head>")[0].partition("<style>")[0]
+    assert page.count("<script") == 2
+    baked = json.loads(re.search(r'id="baked">(.*?)</script>', page, flags=re.S)[1])
+    assert baked["manifest"]["json"]["exported"]
+    assert baked["manifest"]["json"]["leftOut"]
+    assert {"tokens?source=0", "coordinates?count=3&source=0", "compare?other=before&source=0"} <= baked.keys()
+
+
+def test_texts_cannot_break_out_of_the_data(tmp_path):
+    nasty = ["</script><script>alert(1)</script>", "<!--", "&amp;", "\ud800", "\u2028", "a"]
+    source = Source("<b>nasty</b>", TokenEmbedding(6, 4), tokens=nasty)
+    page = page_html([source])
+    assert page.count("</script>") == 2
+    baked = json.loads(re.search(r'id="baked">(.*?)</script>', page, flags=re.S)[1])
+    assert baked["tokens?source=0"]["json"]["texts"] == nasty
+    write_page(tmp_path / "page.html", [source])
+    assert (tmp_path / "page.html").read_text(encoding="utf-8") == page
+
+
+def test_two_sources_are_baked_with_their_comparison(of_run):
+    copy = Source("turned", TokenEmbedding.from_pretrained(of_run.rows.flip(1)), tokens=of_run.tokens)
+    content = bake([of_run, copy])
+    assert {"compare?other=1&source=0", "compare?other=0&source=1", "norms?source=1"} <= content.keys()
+
+
+def test_a_large_table_leaves_out_what_makes_a_file_large(monkeypatch):
+    source = Source("large", TokenEmbedding.from_pretrained(torch.randn(300, 8)))
+    monkeypatch.setattr(tokens, "BAKED_NUMBERS", 100)
+    monkeypatch.setattr(tokens, "BAKED_ROWS", 100)
+    content = bake([source])
+    assert not {"vectors?source=0", "nearest?source=0"} & content.keys()
+    assert "too large" in content["manifest"]["json"]["leftOut"][0]
+
+
+def test_an_unwritable_place_is_a_clear_error(tmp_path):
+    with pytest.raises(FileError, match="Cannot write"):
+        write_page(tmp_path / "missing" / "page.html", [Source("two", TokenEmbedding(2, 2))])

@@ -1,0 +1,30 @@
+"""The room's numbers are those of the analysis."""
+
+import numpy as np
+import pytest
+import torch
+
+from embedlayer import pca
+from embedlayer.analysis.geometry import table_geometry
+from embedlayer.analysis.health import health as examine
+from embedlayer.explorer import health
+
+
+def test_findings_are_the_analysis_own_with_the_texts_of_the_page(of_run):
+    expected = examine(of_run.table, of_run.tokenizer, before=of_run.before().table)
+    found = health.found(of_run, {})
+    assert found["under_trained"]["rows"] == int(expected.under_trained.flagged.sum())
+    assert found["never_touched"]["rows"] == len(expected.never_touched)
+    scores = np.frombuffer(health.scores(of_run, {}), np.float32)
+    assert torch.equal(torch.from_numpy(scores.copy()), expected.under_trained.scores.float())
+    for finding in found["under_trained"]["tokens"]:
+        assert finding["text"] == of_run.tokens[finding["id"]]
+
+
+def test_shares_of_the_variance_are_those_of_the_principal_components(of_run):
+    found = health.shares(of_run, {})
+    assert found["explained"] == pytest.approx(pca(of_run.rows, 16).explained_variance_ratio.tolist(), abs=1e-5)
+    geometry = table_geometry(of_run.table)
+    assert found["effective_rank"] == geometry.effective_rank
+    assert found["mean_cosine"] == geometry.mean_cosine
+    assert found["isotropy"] == geometry.isotropy

@@ -1,0 +1,65 @@
+"""Neighbours stay together in the picture."""
+
+import math
+
+import pytest
+import torch
+
+from embedlayer import pca
+from embedlayer.explorer import layout
+from embedlayer.explorer.layout import edge_weights, lay_out, nearest
+
+
+def groups(count: int = 6, each: int = 60, width: int = 24) -> tuple[torch.Tensor, torch.Tensor]:
+    centres = 4 * torch.randn(count, width)
+    labels = torch.arange(count).repeat(each)
+    return centres[labels] + torch.randn(count * each, width), labels
+
+
+def share_of_own_group(places: torch.Tensor, labels: torch.Tensor, count: int = 10) -> float:
+    distances = torch.cdist(places, places).fill_diagonal_(math.inf)
+    near = distances.topk(count, largest=False).indices
+    return float((labels[near] == labels[:, None]).float().mean())
+
+
+def test_rows_of_a_group_lie_together_better_than_along_two_components():
+    rows, labels = groups()
+    start = pca(rows).coordinates
+    places = lay_out(rows, start, rounds=80)
+    assert share_of_own_group(places, labels) > 0.99
+    assert share_of_own_group(places, labels) >= share_of_own_group(start.float(), labels)
+
+
+def test_the_same_rows_give_the_same_picture_and_leave_the_generator_alone():
+    rows, _ = groups(3, 20)
+    start, state = pca(rows).coordinates, torch.get_rng_state()
+    first = lay_out(rows, start, rounds=10)
+    assert torch.equal(first, lay_out(rows, start, rounds=10))
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_cells_find_nearly_all_true_neighbours(monkeypatch):
+    rows, _ = groups(20, 50)
+    units = torch.nn.functional.normalize(rows)
+    exact, cosines = nearest(units, 10, torch.Generator())
+    expected = (units @ units.T).fill_diagonal_(-2).topk(10)
+    assert torch.allclose(cosines, expected.values, atol=1e-6)
+    monkeypatch.setattr(layout, "EXACT_ROWS", 100)
+    ids, _ = nearest(units, 10, torch.Generator().manual_seed(0))
+    assert (ids[:, :, None] == exact[:, None, :]).any(2).float().mean() > 0.9
+    assert (ids != torch.arange(len(ids))[:, None]).all()
+
+
+def test_weights_start_at_one_and_add_up_to_the_same_for_every_row():
+    cosines = torch.rand(50, 15).sort(descending=True).values
+    weights = edge_weights(cosines)
+    assert torch.equal(weights[:, 0], torch.ones(50))
+    assert weights.sum(1) == pytest.approx(math.log2(15), abs=1e-2)
+    assert (weights.diff() <= 0).all()
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 5])
+def test_small_broken_and_equal_rows_have_places(count):
+    rows = torch.ones(count, 4)
+    rows[0, 0] = torch.nan
+    assert lay_out(rows, torch.zeros(count, 2), rounds=3).isfinite().all()

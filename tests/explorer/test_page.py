@@ -1,0 +1,276 @@
+"""The page in a real browser: every room, from the server and from a file."""
+
+import json
+
+import pytest
+import torch
+from real_tables import minilm
+
+from embedlayer import TokenEmbedding, TokenVectors
+from embedlayer.explorer.export import write_page
+from embedlayer.explorer.source import Source
+
+pytestmark = pytest.mark.browser
+
+ROOMS = {
+    "map": ".map-over",
+    "pipeline": ".pipe-head h2",
+    "positions": "canvas",
+    "compare": ".map-over",
+    "health": ".list-scroll, .panel",
+    "training": ".chart canvas",
+}
+TOKENS = [" dog", " dogs", "dog", "hotdog", " cat", "Zürich", "日本", "<0xE2><0x96>", "</s>", "", " 42", "##ing"]
+
+
+@pytest.fixture(scope="module")
+def words() -> Source:
+    """A few tokens whose rows are known: dogs lie near dogs."""
+    rows = torch.randn(len(TOKENS), 6)
+    rows[1] = rows[0] + 0.05 * torch.randn(6)
+    rows[4] = rows[5] - rows[6] + rows[7]
+    return Source("words", TokenEmbedding.from_pretrained(rows), tokens=TOKENS)
+
+
+@pytest.fixture(scope="module")
+def url(serve, of_run, words):
+    return serve(of_run, words)
+
+
+def until(page, expression):
+    """Wait until an expression is true; playwright's own way needs eval, which the page's policy forbids."""
+    for _ in range(600):
+        if page.evaluate(expression):
+            return
+        page.wait_for_timeout(50)
+    raise AssertionError(f"never true: {expression}")
+
+
+def listed(page):
+    return page.locator(".near li .token").all_inner_texts()
+
+
+@pytest.mark.parametrize(
+    ("scheme", "size"), [("light", (1280, 800)), ("dark", (390, 844))], ids=["light desktop", "dark phone"]
+)
+def test_every_room_opens_without_a_complaint_and_fits_the_screen(url, open_page, scheme, size):
+    page = open_page(url, color_scheme=scheme)
+    page.set_viewport_size({"width": size[0], "height": size[1]})
+    for room, mark in ROOMS.items():
+        page.locator(f"#tab-{room}").click()
+        page.locator(f"#room-{room}").locator(mark).first.wait_for()
+        assert page.locator(".room-head p").inner_text().endswith(".")
+        assert page.evaluate("document.documentElement.scrollWidth") <= size[0], room
+        assert page.title().startswith(page.locator("h1").inner_text())
+        assert page.locator(f"#tab-{room}").get_attribute("aria-selected") == "true"
+    brightness = page.evaluate(
+        "getComputedStyle(document.body).backgroundColor.match(/\\d+/g).reduce((a, b) => a + +b, 0)"
+    )
+    assert (brightness < 300) == (scheme == "dark")
+
+
+def test_keys_switch_rooms_and_theme_and_reach_the_search(url, open_page):
+    page = open_page(url)
+    page.locator(".map-over").wait_for()
+    page.keyboard.press("6")
+    page.locator("#room-training .chart canvas").first.wait_for()
+    page.keyboard.press("1")
+    page.locator(".map-over").wait_for()
+    page.keyboard.press("t")
+    assert page.evaluate("document.documentElement.dataset.theme") == "dark"
+    page.keyboard.press("/")
+    assert page.evaluate("document.activeElement.type") == "search"
+    page.keyboard.press("Escape")
+    page.locator("#tab-map").focus()
+    page.keyboard.press("ArrowRight")
+    page.locator("#room-pipeline").wait_for()
+    page.keyboard.press("?")
+    assert page.locator("dialog").is_visible()
+    page.keyboard.press("Escape")
+    page.go_back()
+    page.locator("#room-map .map-over").wait_for()
+
+
+@pytest.mark.parametrize(
+    ("typed", "found"),
+    [
+        ("dog", ["dog", "·dog", "·dogs", "hotdog"]),
+        (" dog", ["·dog", "·dogs"]),
+        ("·dog", ["·dog", "·dogs"]),
+        ("/^ ?d.gs?$/", ["·dog", "·dogs", "dog"]),
+        ("#4", ["·cat"]),
+        ("#4-6", ["·cat", "Zürich", "日本"]),
+        ("0xE2 96", ["<0xE2><0x96>"]),
+        ("\\xc3\\xbc", ["Zürich"]),
+        ("ZÜRICH", ["Zürich"]),
+        ("本", ["日本"]),
+        ("zebra", []),
+    ],
+)
+def test_search_finds_by_text_pattern_id_and_bytes(url, open_page, typed, found):
+    page = open_page(url + "#map?source=1")
+    page.get_by_label("Search tokens").fill(typed)
+    page.get_by_text(f"{len(found)} found", exact=True).first.wait_for()
+    if not found:
+        page.locator(".near li").first.wait_for(state="detached")
+    assert sorted(listed(page)) == sorted(found)
+    if found:
+        assert listed(page)[0] == found[0]
+
+
+def test_a_broken_pattern_says_so(url, open_page):
+    page = open_page(url + "#map?source=1")
+    page.get_by_label("Search tokens").fill("/(/")
+    page.get_by_text("not a pattern").wait_for()
+
+
+def test_neighbours_and_sums_are_the_librarys(url, open_page, of_run):
+    vectors = TokenVectors(of_run.table, of_run.tokenizer)
+    page = open_page(url + "#map?plus=270")
+    page.locator(".near li").first.wait_for()
+    scores = [float(text) for text in page.locator(".near .score").all_inner_texts()]
+    assert scores == pytest.approx([score for _, score in vectors.most_similar(270, topn=20)], abs=6e-4)
+    page.get_by_label("Near what?").fill("#270 + #271 − #272")
+    page.keyboard.press("Enter")
+    page.locator(".terms .term").nth(2).wait_for()
+    until(page, "document.querySelectorAll('.near li').length === 20")
+    expected = vectors.most_similar([270, 271], [272], topn=20)
+    until(page, f"document.querySelector('.near .score').textContent === '{expected[0][1]:.3f}'")
+    assert "minus=272" in page.url
+    assert "plus=270%2C271" in page.url
+    page.get_by_label("Near what?").fill("nosuchtoken")
+    page.keyboard.press("Enter")
+    page.get_by_text("No single token is").wait_for()
+
+
+def test_the_address_brings_back_what_one_saw(url, open_page):
+    page = open_page(url + "#map?source=1&plus=0&c=norm&x=2&y=e&v=density&q=dog")
+    page.locator(".near li").first.wait_for()
+    assert page.get_by_label("Colour").input_value() == "norm"
+    assert page.get_by_label("Across").input_value() == "2"
+    assert page.get_by_label("Up").input_value() == "e"
+    assert page.get_by_label("Search tokens").input_value() == "dog"
+    assert page.get_by_role("button", name="Density").get_attribute("aria-pressed") == "true"
+    page.locator("#tab-health").click()
+    page.locator("#room-health .panel").first.wait_for()
+    page.go_back()
+    page.locator("#room-map .near li").first.wait_for()
+    assert "q=dog" in page.url
+
+
+def test_the_map_is_drawn_moved_and_chosen_from_by_keyboard_and_pointer(url, open_page):
+    page = open_page(url + "#map?source=1")
+    over = page.locator(".map-over")
+    over.wait_for()
+    page.locator(".map-side .chips, .map-side .note").first.wait_for()
+    colours = """(() => {
+        const canvas = document.querySelector(".map-stage canvas");
+        const { data } = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
+        return new Set(new Uint32Array(data.buffer)).size;
+    })()"""
+    until(page, f"{colours} > 3")
+    over.focus()
+    page.keyboard.press("Enter")
+    page.keyboard.press("+")
+    page.keyboard.press("ArrowLeft")
+    until(page, "location.hash.includes('at=')")
+    page.keyboard.press("0")
+    until(page, "!location.hash.includes('at=')")
+    page.keyboard.press("Escape")
+    box = over.bounding_box()
+    page.get_by_role("button", name="Lasso").click()
+    corners = [(0.01, 0.01), (0.99, 0.01), (0.99, 0.99), (0.01, 0.99)]
+    page.mouse.move(box["x"] + box["width"] * 0.01, box["y"] + box["height"] * 0.01)
+    page.mouse.down()
+    for across, down in corners:
+        page.mouse.move(box["x"] + box["width"] * across, box["y"] + box["height"] * down, steps=4)
+    page.mouse.up()
+    page.get_by_text("12 inside").wait_for()
+    page.get_by_role("button", name="Isolate").click()
+    for option in ("script", "length", "norm", "trained"):
+        page.get_by_label("Colour").select_option(option)
+    page.locator(".map-legend").get_by_text("under-trained").wait_for()
+
+
+def test_neighbourhoods_take_the_place_of_both_axes(url, open_page):
+    page = open_page(url)
+    page.get_by_label("Across").select_option("n")
+    page.locator(".map-progress").wait_for(state="hidden")
+    until(page, "location.hash.includes('x=n')")
+    assert not page.get_by_label("Up").is_visible()
+    page.get_by_label("Across").select_option("3")
+    page.get_by_label("Up").wait_for()
+
+
+def test_compare_shows_before_and_after_and_the_slider_moves_the_points(url, open_page):
+    page = open_page(url + "#compare?t=0")
+    page.locator(".near li").first.wait_for()
+    picture = "document.querySelector('.map-stage canvas').toDataURL()"
+    page.wait_for_timeout(200)
+    before = page.evaluate(picture)
+    page.get_by_role("slider", name="Before training to now").fill("1")
+    until(page, f"{picture} !== {json.dumps(before)}")
+    page.locator(".near li button").first.click()
+    page.get_by_text("Near it before").wait_for()
+    page.locator(".map-card .chips .token").nth(8).wait_for()
+
+
+def test_a_source_that_lacks_something_is_told_why_and_what_to_do(url, open_page):
+    page = open_page(url + "#training?source=1")
+    page.get_by_text("embedlayer train").wait_for()
+    page.goto(url + "#pipeline?source=1")
+    page.get_by_text("--tokenizer").wait_for()
+
+
+def test_a_file_shows_the_same_without_a_server(of_run, tmp_path, open_page):
+    write_page(tmp_path / "page.html", [of_run])
+    page = open_page((tmp_path / "page.html").as_uri() + "#map?plus=270,271&minus=272")
+    page.locator(".near li").nth(19).wait_for()
+    exact = TokenVectors(of_run.table, of_run.tokenizer).most_similar([270, 271], [272], topn=20)
+    scores = [float(text) for text in page.locator(".near .score").all_inner_texts()]
+    assert scores == pytest.approx([score for _, score in exact], abs=0.02)
+    for room, mark in ROOMS.items():
+        page.locator(f"#tab-{room}").click()
+        page.locator(f"#room-{room}").locator(mark).first.wait_for()
+        assert page.locator(".empty").count() == 0, room
+
+
+@pytest.fixture(params=["MiniLM", "synthetic"])
+def large(request) -> Source:
+    if request.param == "MiniLM":
+        layer = minilm()
+        return Source("MiniLM", layer.table, tokenizer=layer.tokenizer, model=layer)
+    rows = torch.randn(256_000, 16) + 3 * torch.randn(40, 16)[torch.randint(40, (256_000,))]
+    tokens = [f" word{i}" if i % 3 else f"part{i}" for i in range(256_000)]
+    return Source("synthetic", TokenEmbedding.from_pretrained(rows), tokens=tokens)
+
+
+def test_large_tables_stay_fluid(large, serve, open_page, capsys):
+    """Frame and search times are printed, not judged: the machine may be busy."""
+    page = open_page(serve(large))
+    page.locator(".map-side .chips").wait_for()
+    frames = page.evaluate("""async () => {
+        const over = document.querySelector(".map-over");
+        const turn = async (count) => {
+            for (let i = 0; i < count; i++) {
+                const deltaY = i % 40 < 20 ? -40 : 40;
+                over.dispatchEvent(new WheelEvent("wheel", { deltaY, clientX: 400, clientY: 500, cancelable: true }));
+                await new Promise(requestAnimationFrame);
+            }
+        };
+        await turn(10);
+        performance.clearMeasures();
+        await turn(40);
+        return performance.getEntriesByName("map: frame").map((entry) => entry.duration).sort((a, b) => a - b);
+    }""")
+    assert len(frames) >= 30
+    page.wait_for_timeout(1700)  # what is prepared for searching is ready
+    median, high = frames[len(frames) // 2], frames[int(len(frames) * 0.9)]
+    said = [f"{large.title}, {large.table.vocab_size:,} rows: frame {median:.1f} ms, 90th percentile {high:.1f} ms"]
+    for typed in ("or", "/^.?wo.*1$/", "#1-100", "0x77 6f"):
+        page.evaluate("performance.clearMeasures('map: search')")
+        page.get_by_label("Search tokens").fill(typed)
+        until(page, "performance.getEntriesByName('map: search').length === 1")
+        said.append(f"{typed} {page.evaluate('performance.getEntriesByName(`map: search`)[0].duration'):.1f} ms")
+    with capsys.disabled():
+        print("\n" + "; search ".join(said))

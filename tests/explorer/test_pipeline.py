@@ -1,0 +1,371 @@
+"""A text's way through a model: the steps against the model itself, and the room that shows them."""
+
+import base64
+import itertools
+import json
+import threading
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from decoders import POSITIONS, small
+
+from embedlayer import (
+    EmbeddingLayer,
+    FactorizedEmbedding,
+    LearnedPositionalEmbedding,
+    OutputHead,
+    TextError,
+    TokenEmbedding,
+    TokenIdError,
+    TokenizerError,
+    TransformerEmbedding,
+    load_llama,
+    load_tokenizer,
+    train_tokenizer,
+)
+from embedlayer.explorer import pipeline as module
+from embedlayer.explorer.export import write_page
+from embedlayer.explorer.pipeline import answer, baked, packed, pipeline, shown_tokens
+from embedlayer.explorer.source import Source
+from embedlayer.layers.input import embed
+
+TEXT = "I love dogs and dogs love me"
+
+
+@pytest.fixture(scope="module")
+def words():
+    return train_tokenizer(TEXT + " . " * 3, kind="word")
+
+
+@pytest.fixture(params=sorted(POSITIONS))
+def model(request):
+    return small(request.param)
+
+
+def ids_of(walked):
+    return torch.tensor([token.id for token in walked.tokens])
+
+
+def test_the_steps_end_where_the_models_own_way_in_ends(model, words):
+    walked = pipeline(model, words, TEXT)
+    expected = embed(ids_of(walked)[None], model.table, model.position)[0]
+    torch.testing.assert_close(walked.vectors, expected)
+    assert walked.step("rows").made.equal(model.table.weight[ids_of(walked)])
+    names = [step.name for step in walked.steps]
+    assert names[:4] == ["one_hot", "rows", "scale", "positions"]
+    assert names[-2:] == ["head", "gradient"]
+
+
+def test_the_step_of_a_scheme_is_where_it_speaks(words):
+    steps = {name: [step.name for step in pipeline(small(name), words, TEXT).steps] for name in POSITIONS}
+    assert {name for name in steps if "sum" in steps[name]} == {"learned", "sinusoidal", "scaled-sinusoidal"}
+    assert {name for name in steps if "rotation" in steps[name]} == {"rotary", "dynamic"}
+    assert {name for name in steps if "bias" in steps[name]} == {"alibi", "relative"}
+
+
+def test_the_chances_are_those_of_the_model(model, words):
+    walked = pipeline(model, words, TEXT)
+    ids = ids_of(walked)
+    chances = model(ids).softmax(-1)
+    head = walked.step("head").facts
+    for shown, row in zip(head["likeliest"], chances, strict=True):
+        assert [token["chance"] for token in shown] == pytest.approx(row.topk(8).values.tolist(), abs=1e-6)
+    assert head["next"] == pytest.approx(chances[:-1].gather(1, ids[1:, None])[:, 0].tolist(), abs=1e-6)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("at_once", [7, 8192])
+def test_the_gradient_is_autograds(words, tied, at_once, monkeypatch):
+    monkeypatch.setattr(module, "ROWS_AT_ONCE", at_once)
+    head = None if tied else OutputHead(vocab_size=50, embed_dim=24, softcap=3.0, logit_scale=0.7, bias=True)
+    model = small("learned", head=head)
+    walked = pipeline(model, words, TEXT)
+    ids = ids_of(walked)
+    model.loss(ids[:-1], ids[1:]).backward()
+    expected = model.table.weight.grad.norm(dim=-1)
+    step = walked.step("gradient")
+    torch.testing.assert_close(step.values["norms"][0], expected, rtol=1e-4, atol=1e-6)
+    assert step.facts["touched"] == int(expected.count_nonzero())
+    assert step.facts["used"] == len(set(ids.tolist()))
+    for row in step.facts["rows"]:
+        assert row["norm"] == pytest.approx(float(expected[row["id"]]), rel=1e-4)
+    if not tied:
+        assert step.facts["touched"] == len(set(ids[:-1].tolist()))
+        assert all(row["through_head"] == 0 for row in step.facts["rows"])
+
+
+def test_the_loss_is_that_of_the_model(model, words):
+    walked = pipeline(model, words, TEXT)
+    ids = ids_of(walked)
+    assert walked.step("gradient").facts["loss"] == pytest.approx(model.loss(ids[:-1], ids[1:]).item(), rel=1e-5)
+
+
+def test_a_factorised_table_has_rows_and_gradients_too(words):
+    table = FactorizedEmbedding(50, 24, 6, scale="sqrt_dim", init_std=0.5)
+    model = small("learned", table=table)
+    walked = pipeline(model, words, TEXT)
+    torch.testing.assert_close(walked.vectors, embed(ids_of(walked), table, model.position))
+    rows = table.rows(0, 50).detach().requires_grad_()
+    dense = small("learned", table=TokenEmbedding.from_pretrained(rows, scale=table.scale, freeze=False))
+    dense.load_state_dict({k: v for k, v in model.state_dict().items() if not k.startswith("table")}, strict=False)
+    ids = ids_of(walked)
+    dense.loss(ids[:-1], ids[1:]).backward()
+    torch.testing.assert_close(
+        walked.step("gradient").values["norms"][0], dense.table.weight.grad.norm(dim=-1), rtol=1e-4, atol=1e-6
+    )
+
+
+def test_queries_are_turned_as_the_models_attention_turns_them(words):
+    model = small("rotary")
+    walked = pipeline(model, words, TEXT)
+    values = walked.step("rotation").values
+    places = torch.arange(len(walked.tokens))
+    queries, keys = model.position.rotate(values["queries"], values["keys"], places)
+    torch.testing.assert_close(values["queries_turned"], queries)
+    torch.testing.assert_close(values["keys_turned"], keys)
+    block = model.blocks[0]
+    expected = block.attention.query(block.attention_norm(walked.vectors)).unflatten(-1, (4, 6)).transpose(0, 1)
+    torch.testing.assert_close(values["queries"], expected)
+    angles = torch.outer(places.double(), 10000.0 ** -(torch.arange(3).double() / 3))
+    torch.testing.assert_close(values["angles"], torch.atan2(angles.sin(), angles.cos()).float())
+
+
+def test_the_two_ends_of_a_checkpoint_take_its_own_recipe(words):
+    layer = EmbeddingLayer(
+        TokenEmbedding(50, 8),
+        LearnedPositionalEmbedding(20, 12),
+        recipe=["project", "types", "position", "norm"],
+        types=TokenEmbedding(2, 12),
+        norm=torch.nn.LayerNorm(12),
+        projection=torch.nn.Linear(8, 12),
+    )
+    walked = pipeline(layer, words, TEXT, add_special_tokens=True)
+    names = ["one_hot", "rows", "scale", "project", "types", "positions", "sum", "norm", "dropout"]
+    assert [step.name for step in walked.steps] == names
+    torch.testing.assert_close(walked.vectors, layer.input(ids_of(walked)).detach())
+
+
+def test_a_table_alone_and_the_way_in_alone_have_fewer_steps(words):
+    table = TokenEmbedding(50, 8)
+    assert [step.name for step in pipeline(table, words, TEXT).steps] == [
+        "one_hot",
+        "rows",
+        "scale",
+        "positions",
+        "dropout",
+    ]
+    layer = TransformerEmbedding(50, 8, 16, dropout=0.25).eval()
+    walked = pipeline(layer, words, TEXT)
+    assert walked.step("dropout").facts == {"p": 0.25, "shown_p": 0.25}
+    torch.testing.assert_close(walked.vectors, layer(ids_of(walked)))
+
+
+def test_dropout_is_shown_without_drawing_from_the_programs_generator(words):
+    model = small("none", dropout=0.5)
+    torch.manual_seed(3)
+    expected = torch.rand(4)
+    torch.manual_seed(3)
+    values = pipeline(model, words, TEXT).step("dropout").values
+    assert torch.rand(4).equal(expected)
+    kept = values["dropped"] != 0
+    torch.testing.assert_close(values["dropped"][kept], 2 * values["kept"][kept])
+    assert 0.3 < 1 - kept.float().mean() < 0.7
+
+
+def test_one_token_has_no_next_one_and_so_no_gradient(words):
+    assert pipeline(small(), words, "dogs").step("gradient") is None
+
+
+def test_a_long_text_is_cut_and_says_so(words):
+    walked = pipeline(small("learned"), words, "dogs " * 40)
+    assert (len(walked.tokens), walked.left_out) == (16, 24)
+    assert len(pipeline(small("rotary"), words, "dogs " * 400).tokens) == module.MOST_TOKENS
+
+
+def test_what_cannot_be_shown_says_why(words):
+    with pytest.raises(TextError, match="no tokens"):
+        pipeline(small(), words, "  ")
+    with pytest.raises(TokenizerError, match="no tokenizer"):
+        pipeline(small(), None, "dogs")
+    with pytest.raises(TokenIdError):
+        pipeline(TokenEmbedding(2, 4), words, TEXT)
+
+
+def test_tokens_are_readable_and_special_ones_marked():
+    tokenizer = train_tokenizer("naïve café", vocab_size=258)
+    ids = tokenizer.encode("a é<|endoftext|>", add_special_tokens=False).ids
+    kinds = [(token.text, token.kind) for token in shown_tokens(tokenizer, ids)]
+    assert kinds[0] == ("a", "text")
+    assert ("·", "text") in kinds
+    assert kinds[-1] == ("<|endoftext|>", "special")
+    assert any(kind == "byte" for _, kind in kinds)
+
+
+def test_packed_numbers_come_back_bit_for_bit():
+    values = torch.randn(3, 5)
+    content = packed(values)
+    numbers = np.frombuffer(base64.b64decode(content["float32"]), "<f4").reshape(content["shape"])
+    assert torch.from_numpy(numbers.copy()).equal(values)
+
+
+def test_json_has_no_nan_even_where_the_table_has(words):
+    model = small("none")
+    with torch.no_grad():
+        model.table.weight[words.token_to_id("dogs")] = float("nan")
+    text = json.dumps(pipeline(model, words, TEXT).to_json(), allow_nan=False)
+    assert json.loads(text)["steps"][-1]["facts"]["loss"] is None
+
+
+def test_walks_at_the_same_time_do_not_meet(words):
+    model = small("rotary")
+    texts = [TEXT, "dogs love me", "me me me"] * 4
+    expected = {text: pipeline(model, words, text).step("head").facts["next"] for text in set(texts)}
+    found: list[tuple[str, list[float]]] = []
+    threads = [
+        threading.Thread(
+            target=lambda text=text: found.append((text, pipeline(model, words, text).step("head").facts["next"]))
+        )
+        for text in texts
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == len(texts)
+    assert all(next_ == expected[text] for text, next_ in found)
+
+
+def test_what_is_baked_can_be_answered(words):
+    model = small()
+    source = Source("words", model.table, tokenizer=words, model=model)
+    asked = baked(source)
+    assert asked[0] == {}
+    assert [params["text"] for params in asked[1:]] == answer(source, {})["texts"]
+    assert all(answer(source, params)["tokens"] for params in asked[1:])
+
+
+def test_a_real_model_goes_on_as_it_was_trained(shared_data):
+    model = load_llama(shared_data / "models" / "stories260K.safetensors")
+    tokenizer = load_tokenizer(shared_data / "models" / "tok512.bin")
+    walked = pipeline(model, tokenizer, "Once upon a time", add_special_tokens=True)
+    assert [token.kind for token in walked.tokens] == ["special", "text", "text", "text", "text"]
+    likeliest = walked.step("head").facts["likeliest"]
+    assert [row[0]["piece"] for row in likeliest[:-1]] == [" Once", " upon", " a", " time"]
+    assert likeliest[-1][0]["piece"] == ","
+
+
+# The room
+
+
+@pytest.fixture(scope="module")
+def source(words):
+    torch.manual_seed(0)
+    model = small("rotary")
+    return Source("words", model.table, tokenizer=words, model=model)
+
+
+def wait_for_tokens(page, count):
+    page.locator(f".pipe-chips > :nth-child({count}):last-child").wait_for()
+
+
+def readout(page):
+    return page.locator(".pipe-stage output").first.inner_text()
+
+
+@pytest.mark.browser
+def test_the_room_steps_through_the_text_with_slider_and_keys(source, serve, open_page):
+    page = open_page(serve(source) + "#pipeline?text=" + TEXT.replace(" ", "+"))
+    titles = ["One-hot", "Rows", "Scale", "Positions", "Dropout", "Rotation", "Head", "Gradient"]
+    heading = page.locator(".pipe-head h2")
+    heading.wait_for()
+    assert page.locator(".pipe-chips button").count() == 7
+    for number, title in enumerate(titles, start=1):
+        assert heading.inner_text().split() == [str(number), title]
+        page.keyboard.press("ArrowRight")
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    page.keyboard.press("ArrowLeft")
+    assert "Head" in heading.inner_text()
+    slider = page.get_by_label("Step", exact=True)
+    slider.fill("1")
+    assert "Rows" in heading.inner_text()
+    slider.press("ArrowRight")
+    assert "Scale" in heading.inner_text()
+    assert "step=scale" in page.url
+
+
+@pytest.mark.browser
+def test_the_number_under_the_pointer_and_the_keys_is_the_tables(source, serve, open_page):
+    page = open_page(serve(source) + "#pipeline?step=rows&text=" + TEXT.replace(" ", "+"))
+    canvas = page.locator(".heat-canvas").first
+    canvas.wait_for()
+    walked = pipeline(source.model, source.tokenizer, TEXT)
+    rows = walked.step("rows").made
+    box = canvas.bounding_box()
+    for t, d in itertools.product((0, 3, 6), (0, 11, 23)):
+        page.mouse.move(box["x"] + (d + 0.5) / 24 * box["width"], box["y"] + (t + 0.5) / 7 * box["height"])
+        number, rest = readout(page).replace("−", "-").split(maxsplit=1)
+        assert float(number) == pytest.approx(float(rows[t, d]), abs=6e-5)
+        assert rest == f"{walked.tokens[t].text} · dimension {d}"
+    page.mouse.move(0, 0)
+    canvas.focus()
+    for key in ("ArrowDown", "ArrowRight", "ArrowRight"):
+        page.keyboard.press(key)
+    number, rest = readout(page).replace("−", "-").split(maxsplit=1)
+    assert float(number) == pytest.approx(float(rows[1, 2]), abs=6e-5)
+    assert rest == f"{walked.tokens[1].text} · dimension 2"
+    assert "step=rows" in page.url  # the arrows moved in the picture, not along the steps
+
+
+@pytest.mark.browser
+def test_a_typed_text_is_read_by_the_model_and_kept_in_the_address(source, serve, open_page):
+    page = open_page(serve(source) + "#pipeline?step=head")
+    page.locator(".pipe-guesses").wait_for()
+    page.get_by_label("Text", exact=True).fill("dogs love me")
+    wait_for_tokens(page, 3)
+    page.locator(".pipe-chips button").nth(1).click()
+    head = pipeline(source.model, source.tokenizer, "dogs love me").step("head").facts
+    shown = page.locator(".pipe-guesses .pipe-value").first.inner_text()
+    assert shown == f"{head['likeliest'][1][0]['chance']:.1%}"
+    assert "text=dogs+love+me" in page.url
+    page.get_by_label("Text", exact=True).fill("")
+    page.get_by_text("Type a text", exact=True).wait_for()
+
+
+@pytest.mark.browser
+def test_on_a_phone_in_the_dark_nothing_runs_out_of_the_page(source, serve, open_page):
+    page = open_page(serve(source) + "#pipeline?text=" + TEXT.replace(" ", "+"), color_scheme="dark")
+    page.set_viewport_size({"width": 390, "height": 844})
+    heading = page.locator(".pipe-head h2")
+    heading.wait_for()
+    for _ in range(8):
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), heading.inner_text()
+        page.get_by_label("One step on").click(force=True)
+
+
+@pytest.mark.browser
+def test_an_exported_page_shows_its_texts_and_says_that_it_holds_no_others(source, tmp_path, open_page):
+    write_page(tmp_path / "page.html", [source])
+    page = open_page((tmp_path / "page.html").as_uri() + "#pipeline?step=head")
+    page.locator(".pipe-guesses").wait_for()
+    page.get_by_text("This is an exported page").wait_for()
+    choice = page.locator(".pipe-entry select")
+    texts = answer(source, {})["texts"]
+    assert choice.locator("option").all_inner_texts() == texts
+    choice.select_option(texts[1])
+    walked = pipeline(source.model, source.tokenizer, texts[1])
+    wait_for_tokens(page, len(walked.tokens))
+    assert (
+        page.locator(".pipe-guesses .pipe-value").first.inner_text()
+        == f"{walked.step('head').facts['likeliest'][1][0]['chance']:.1%}"
+    )
+
+
+def test_the_rows_of_the_loss_are_those_that_plain_cross_entropy_touches(words):
+    model = small("none", head=OutputHead(vocab_size=50, embed_dim=24))
+    walked = pipeline(model, words, TEXT)
+    ids = ids_of(walked)
+    F.cross_entropy(model(ids[:-1]), ids[1:]).backward()
+    touched = model.table.weight.grad.norm(dim=-1).nonzero()[:, 0].tolist()
+    assert walked.step("gradient").values["norms"][0].nonzero()[:, 0].tolist() == touched

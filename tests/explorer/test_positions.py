@@ -1,0 +1,374 @@
+"""Positions as the page shows them: its mathematics against the library, and the room that draws them."""
+
+import base64
+import json
+
+import numpy as np
+import pytest
+import torch
+from decoders import POSITIONS, small
+
+from embedlayer import (
+    AlibiBias,
+    DynamicNTK,
+    EmbeddingLayer,
+    LearnedPositionalEmbedding,
+    RelativePositionBias,
+    RotaryEmbedding,
+    SinusoidalPositionalEmbedding,
+    TokenEmbedding,
+    Yarn,
+    train_tokenizer,
+)
+from embedlayer.explorer.positions import DISTANCES, answer, described, positions_data
+from embedlayer.explorer.source import Source
+from embedlayer.positions.alibi import alibi_slopes
+from embedlayer.positions.rotary_scaling import rotary_frequencies
+from embedlayer.positions.sinusoidal import sinusoids
+
+TEXT = "The cat sat on the mat and the dog sat on the cat ."
+PLACES = [0, 1, 2, 7, 31, 127, 128, 511, 2047, 10_000, 131_072, 1_000_000]
+
+
+def unpacked(content):
+    return np.frombuffer(base64.b64decode(content["float32"]), "<f4").reshape(content["shape"])
+
+
+@pytest.fixture(scope="module")
+def words():
+    return train_tokenizer(TEXT, kind="word")
+
+
+# The data
+
+
+def test_each_scheme_is_described_by_what_the_page_computes_it_from():
+    kinds = {name: described(make())["kind"] for name, make in POSITIONS.items()}
+    assert kinds == {
+        "learned": "learned",
+        "sinusoidal": "sinusoidal",
+        "scaled-sinusoidal": "sinusoidal",
+        "rotary": "rotary",
+        "dynamic": "rotary",
+        "alibi": "alibi",
+        "relative": "relative",
+        "none": "none",
+    }
+    assert all(json.dumps(described(make()), allow_nan=False) for make in POSITIONS.values())
+
+
+def test_learned_rows_and_relative_biases_are_sent_as_they_are():
+    learned = LearnedPositionalEmbedding(16, 8, offset=2)
+    content = described(learned)
+    assert torch.from_numpy(unpacked(content["rows"]).copy()).equal(learned.weight[2:])
+    assert (content["checked"], content["distinct"], content["trained_length"]) == (16, 16, 16)
+    relative = RelativePositionBias(4, num_buckets=8, max_distance=12, bidirectional=True, init_std=1.0)
+    biases = torch.from_numpy(unpacked(described(relative)["biases"]).copy())
+    places = torch.arange(30)
+    bias = relative.bias(places, places)[0]
+    for i, j in [(0, 0), (3, 9), (29, 0), (0, 29), (20, 11)]:
+        assert biases[:, DISTANCES - 1 + j - i].equal(bias[:, i, j])
+
+
+def test_equal_rows_are_counted_as_one():
+    position = LearnedPositionalEmbedding(6, 4)
+    with torch.no_grad():
+        position.weight[3] = position.weight[1]
+    assert described(position)["distinct"] == 5
+
+
+def test_a_rotary_scheme_says_its_frequencies_and_where_it_was_trained():
+    yarn = RotaryEmbedding(16, base=500.0, scaling=Yarn(factor=4.0, original_max_seq_len=64))
+    content = described(yarn)
+    assert content["trained_length"] == 64
+    assert content["magnitude"] == yarn.magnitude != 1
+    expected = yarn.scaling.frequencies(16, 500.0)
+    assert content["frequencies"] == pytest.approx(expected.tolist(), abs=1e-14)
+    dynamic = described(RotaryEmbedding(16, scaling=DynamicNTK(factor=2.0, original_max_seq_len=64)))
+    assert dynamic["varies"]
+    assert dynamic["frequencies"] == pytest.approx(rotary_frequencies(16).tolist(), abs=1e-14)
+    assert described(RotaryEmbedding(16), trained_length=99)["trained_length"] == 99
+
+
+def test_tokens_come_with_their_vectors_and_their_queries_and_keys(words):
+    model = small("rotary")
+    content = positions_data(model, words)
+    ids = torch.tensor([token["id"] for token in content["tokens"]])
+    vectors = model.table(ids)
+    assert torch.from_numpy(unpacked(content["vectors"]).copy()).equal(vectors)
+    block = model.blocks[0]
+    queries = block.attention.query(block.attention_norm(vectors)).unflatten(-1, (4, 6)).transpose(0, 1)
+    np.testing.assert_allclose(unpacked(content["queries"]), queries.detach().numpy(), rtol=1e-5, atol=1e-6)
+    assert "queries" not in positions_data(small("learned"), words)
+
+
+def test_a_table_without_a_tokenizer_and_layers_of_several_kinds_are_described():
+    content = positions_data(TokenEmbedding(5, 4), None)
+    assert [token["text"] for token in content["tokens"]] == ["#0", "#1", "#2", "#3", "#4"]
+    named = answer(Source("vectors", TokenEmbedding(3, 4), tokens=["king", "queen", "man"]), {})
+    assert [token["text"] for token in named["tokens"]] == ["king", "queen", "man"]
+    assert content["schemes"][0]["kind"] == "none"
+    layer = EmbeddingLayer(TokenEmbedding(5, 4), RotaryEmbedding(4), other_positions={"full": RotaryEmbedding(4, 1e6)})
+    assert [(s["layers"], s.get("base")) for s in positions_data(layer, None)["schemes"]] == [("", 1e4), ("full", 1e6)]
+
+
+# The mathematics of the page
+
+
+@pytest.fixture(scope="module")
+def maths(browser, serve):
+    """Evaluate an expression with `math.js` and `schemes.js` in a browser: `maths("m.dot(a, b)", a=..., b=...)`."""
+    url = serve(Source("table", TokenEmbedding(4, 4)))
+    context = browser.new_context(bypass_csp=True)
+    page = context.new_page()
+    page.goto(url)
+
+    def evaluate(expression, **values):
+        code = f"""async ({{ {", ".join(values)} }}) => {{
+            const m = await import("{url}math.js");
+            const s = await import("{url}schemes.js");
+            const plain = (v) => ArrayBuffer.isView(v) ? Array.from(v) : Array.isArray(v) ? v.map(plain)
+                : v && v.data ? {{ ...v, data: Array.from(v.data) }} : v;
+            return plain({expression});
+        }}"""
+        return page.evaluate(code, values)
+
+    yield evaluate
+    context.close()
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("dim", [1, 2, 7, 8, 64, 129, 512])
+def test_sinusoids_of_the_page_are_the_librarys(maths, dim):
+    for layout, endpoint, base in [
+        ("interleaved", False, 10000.0),
+        ("concatenated", False, 10000.0),
+        ("concatenated", True, 500.0),
+    ]:
+        if endpoint and dim < 4:
+            continue
+        options = {"base": base, "layout": layout, "endpoint": endpoint}
+        found = maths("places.map((p) => m.sinusoid(p, dim, options))", places=PLACES, dim=dim, options=options)
+        expected = sinusoids(torch.tensor(PLACES, dtype=torch.float64), dim, base, layout=layout, endpoint=endpoint)
+        np.testing.assert_allclose(np.array(found), expected.numpy(), atol=1e-9, rtol=0)
+        position = SinusoidalPositionalEmbedding(2048, dim, base=base, layout=layout, endpoint=endpoint)
+        near = [place for place in PLACES if place < 2048]
+        rows = position.vectors(torch.tensor(near)).numpy()
+        np.testing.assert_allclose(np.array(found)[: len(near)], rows, atol=2e-7, rtol=0)
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize("base", [10000.0, 500000.0])
+def test_rotations_of_the_page_are_the_librarys(maths, interleaved, base):
+    vectors = torch.randn(len(PLACES), 32)
+    position = RotaryEmbedding(32, base, interleaved=interleaved, rotary_dim=24)
+    turning = rotary_frequencies(24, base).tolist()
+    assert maths("m.frequencies(24, base)", base=base) == pytest.approx(turning, rel=1e-14)
+    found = maths(
+        "vectors.map((v, t) => m.rotate(v, places[t], turning, { interleaved }))",
+        vectors=vectors.tolist(),
+        places=PLACES,
+        turning=turning,
+        interleaved=interleaved,
+    )
+    x = vectors[None, None]
+    expected = position.rotate(x, x, torch.tensor(PLACES))[0][0, 0]
+    np.testing.assert_allclose(np.array(found), expected.numpy(), atol=2e-6, rtol=0)
+
+
+@pytest.mark.browser
+def test_slopes_and_biases_of_the_page_are_the_librarys(maths):
+    for heads in [1, 2, 3, 6, 8, 12, 20, 32, 40]:
+        assert maths("m.alibiSlopes(heads)", heads=heads) == alibi_slopes(heads).tolist()
+    bias = AlibiBias(6).bias(torch.tensor([9, 4000]), torch.tensor([0, 9, 3999]))[0]
+    found = maths("m.alibiSlopes(6).map((s) => [9, 4000].map((q) => [0, 9, 3999].map((k) => m.alibiBias(s, q, k))))")
+    np.testing.assert_allclose(np.array(found), bias.numpy(), rtol=1e-6)
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("name", sorted(POSITIONS))
+def test_a_described_scheme_acts_in_the_page_as_in_the_library(maths, name):
+    position = POSITIONS[name]()
+    content = described(position)
+    places = torch.arange(16)
+    x = torch.randn(16, 24 if content["kind"] in ("learned", "sinusoidal") else 6)
+    code = "((scheme) => x.map((v, t) => scheme.apply(v, t)))(s.fromSource(content))"
+    found = maths(code, x=x.tolist(), content=content)
+    expected = {
+        "learned": lambda: position.add(x, places),
+        "sinusoidal": lambda: position.add(x, places),
+        "rotary": lambda: position.rotate(x[None, None], x[None, None], places)[0][0, 0],
+    }.get(content["kind"], lambda: x)()
+    if name != "dynamic":  # its frequencies depend on the length; the page shows those of the trained one
+        np.testing.assert_allclose(np.array(found), expected.detach().numpy(), atol=1e-6)
+    bias = position.bias(places, places)
+    if bias is not None:
+        code = "heads.map((h) => places.map((q) => places.map((k) => scheme.bias(h, q, k))))"
+        code = f"((scheme) => {code})(s.fromSource(content))"
+        found = maths(code, heads=list(range(bias.shape[1])), places=places.tolist(), content=content)
+        np.testing.assert_allclose(np.array(found), bias[0].detach().numpy(), rtol=1e-6)
+
+
+@pytest.mark.browser
+def test_neighbouring_sinusoids_are_less_alike_than_is_said(maths):
+    found = {dim: maths("m.cosine(m.sinusoid(0, dim), m.sinusoid(1, dim))", dim=dim) for dim in (8, 64)}
+    assert {dim: round(alike, 3) for dim, alike in found.items()} == {8: 0.884, 64: 0.966}
+
+
+@pytest.mark.browser
+def test_permuting_tokens_permutes_scores_only_without_positions(maths):
+    code = """(() => {
+        const scores = (how, order) => m.matrix(4, 4, (i, j) => s.score(how, x[order[i]], x[order[j]], i, j, 0));
+        const none = { speaks: "added", apply: (v) => v };
+        const moved = (how) => m.permuted(scores(how, [0, 1, 2, 3]), order);
+        const hows = [none, s.sinusoids(8, 10000), s.rotary(8, 10000), s.alibi(4)];
+        return hows.map((how) => m.largestDifference(scores(how, order), moved(how)));
+    })()"""
+    none, *others = maths(code, x=torch.randn(4, 8).tolist(), order=[2, 0, 3, 1])
+    assert none == 0
+    assert min(others) > 0.1
+
+
+@pytest.mark.browser
+def test_the_closest_positions_and_similarities_are_numpys(maths):
+    rows = torch.randn(9, 5, dtype=torch.float64)
+    rows[7] = rows[2] + 0.01
+    found = maths("m.closest(m.fromRows(rows))", rows=rows.tolist())
+    assert (found["a"], found["b"], found["pairs"]) == (2, 7, 36)
+    assert found["distance"] == pytest.approx(float((rows[7] - rows[2]).norm()))
+    alike = maths("m.similarities(m.fromRows(rows))", rows=rows.tolist())["data"]
+    units = torch.nn.functional.normalize(rows, dim=-1)
+    np.testing.assert_allclose(np.array(alike).reshape(9, 9), (units @ units.T).numpy(), atol=1e-12)
+
+
+# The room
+
+
+@pytest.fixture(scope="module")
+def sources(words):
+    torch.manual_seed(0)
+    models = {name: small(name) for name in POSITIONS}
+    return {name: Source(name, model.table, tokenizer=words, model=model) for name, model in models.items()}
+
+
+def shown(page, name):
+    return float(page.locator(f'[data-value="{name}"]').inner_text().replace("−", "-"))
+
+
+def move(page, label, value):
+    page.get_by_label(label, exact=True).fill(str(value))
+
+
+@pytest.mark.browser
+def test_sliders_change_the_similarity_to_what_the_library_says(sources, serve, open_page):
+    page = open_page(serve(sources["rotary"]) + "#positions?scheme=sinusoidal&dim=64&length=64")
+    page.locator('[data-value="cosine"]').wait_for()
+    rows = sinusoids(torch.arange(64, dtype=torch.float64), 64)
+    assert shown(page, "cosine") == 0.9662
+    for a, b in [(0, 32), (5, 6), (63, 1)]:
+        move(page, "Position a", a)
+        move(page, "Position b", b)
+        expected = torch.cosine_similarity(rows[a], rows[b], dim=0)
+        assert shown(page, "cosine") == pytest.approx(float(expected), abs=5.1e-5)
+        assert shown(page, "distance") == pytest.approx(float((rows[a] - rows[b]).norm()), abs=5.1e-5)
+    together = page.get_by_label("move both together")
+    together.check()
+    before = shown(page, "dot")
+    move(page, "Position a", 40)  # b can go one step back only, and takes a along
+    assert [page.get_by_label(f"Position {each}", exact=True).input_value() for each in "ab"] == ["62", "0"]
+    assert shown(page, "dot") == before
+    together.uncheck()
+    move(page, "Position a", 40)
+    assert shown(page, "dot") == pytest.approx(float(rows[40] @ rows[0]), abs=5.1e-5)
+    text = page.locator('[data-value="distinct"]').inner_text()
+    assert "No two positions are identical" in text
+    assert "2,016 pairs" in text
+    assert "0.884 at D = 8, 0.966 at D = 64" in page.locator(".pos-panels").inner_text()
+    move(page, "Dimensions D", 1)
+    assert shown(page, "cosine") == 0.8838
+
+
+@pytest.mark.browser
+def test_the_score_of_the_models_own_query_and_key_depends_on_their_distance_only(sources, words, serve, open_page):
+    source = sources["rotary"]
+    page = open_page(serve(source) + "#positions?a=3&b=9&token=1&key=2&head=1&length=64")
+    page.locator('[data-value="score"]').wait_for()
+    content = positions_data(source.model, words)
+    query, key = (
+        torch.from_numpy(unpacked(content[name]).copy())[1, token] for name, token in (("queries", 1), ("keys", 2))
+    )
+
+    def score(a, b):
+        q, k = (
+            source.model.position.rotate(v[None, None, None], v[None, None, None], torch.tensor([p]))[0].flatten()
+            for v, p in ((query, a), (key, b))
+        )
+        return float(q @ k) / 6**0.5
+
+    assert shown(page, "score") == pytest.approx(score(3, 9), abs=6e-5)
+    page.get_by_label("move both together").check()
+    for a in (4, 20, 50):
+        move(page, "Query at a", a)
+        assert page.get_by_label("Key at b", exact=True).input_value() == str(a + 6)
+        assert shown(page, "score") == pytest.approx(score(3, 9), abs=6e-5)
+    page.get_by_label("move both together").uncheck()
+    move(page, "Key at b", 51)
+    assert shown(page, "score") == pytest.approx(score(50, 51), abs=6e-5)
+    assert shown(page, "score") != pytest.approx(score(3, 9), abs=1e-3)
+
+
+@pytest.mark.browser
+def test_each_head_of_alibi_takes_its_slope_times_the_distance(sources, serve, open_page):
+    page = open_page(serve(sources["alibi"]) + "#positions?a=12&b=2&length=32")
+    page.locator(".pos-bars").wait_for()
+    bias = AlibiBias(4).bias(torch.tensor([12]), torch.tensor([2]))[0, :, 0, 0].tolist()
+    values = [float(text.replace("−", "-")) for text in page.locator(".pos-bars .pipe-value").all_inner_texts()]
+    assert values == pytest.approx(bias, abs=6e-5)
+    page.locator(".pos-bars button").nth(2).click()
+    assert shown(page, "bias") == pytest.approx(bias[2], abs=6e-5)
+
+
+@pytest.mark.browser
+def test_the_same_token_at_two_positions_has_the_layers_own_vectors(sources, words, serve, open_page):
+    source = sources["learned"]
+    page = open_page(serve(source) + "#positions?a=2&b=11&token=1")
+    page.locator('[data-value="token-cosine"]').wait_for()
+    token = positions_data(source.model, words)["tokens"][1]["id"]
+    x = source.table(torch.tensor([token, token]))
+    two = source.model.position.add(x, torch.tensor([2, 11]))
+    assert shown(page, "token-cosine") == pytest.approx(torch.cosine_similarity(*two, dim=0).item(), abs=6e-5)
+    assert "16 of 16 vectors are different" in page.locator('[data-value="distinct"]').inner_text()
+
+
+@pytest.mark.browser
+def test_permuting_the_tokens_of_the_room_permutes_scores_only_without_positions(sources, serve, open_page):
+    for name in ("rotary", "alibi"):
+        page = open_page(serve(sources[name]) + "#positions")
+        page.get_by_role("button", name="Swap the first two").click()
+        assert "the same table" in page.locator('[data-value="without"]').inner_text()
+        assert "The order counts" in page.locator('[data-value="with"]').inner_text()
+        assert "order=1.0.2.3.4.5.6.7" in page.url
+    page.get_by_role("button", name="As written").click()
+    page.get_by_role("button", name="Reverse").click()
+    assert "keeps every distance" in page.locator('[data-value="with"]').inner_text()  # and ALiBi sees nothing else
+
+
+@pytest.mark.browser
+def test_every_scheme_opens_on_a_phone_without_running_out_of_it(sources, serve, open_page):
+    page = open_page(serve(sources["relative"]) + "#positions", color_scheme="dark")
+    page.set_viewport_size({"width": 390, "height": 844})
+    page.locator(".pos-wide").wait_for()
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    for value in ("sinusoidal", "alibi", "rotary"):
+        page.locator(".pos-controls select").select_option(value)
+        page.locator(".pos-wide").wait_for()
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    assert "scheme=rotary" in page.url
+
+
+@pytest.mark.browser
+def test_a_table_alone_shows_the_schemes_of_others(serve, open_page):
+    page = open_page(serve(Source("table", TokenEmbedding(12, 8))) + "#positions")
+    page.get_by_text("This source has no positions of its own").wait_for()
+    assert shown(page, "cosine") == 0.9662
