@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from embedlayer import planner
+from embedlayer.distributed.traffic import StepTraffic
 from embedlayer.planner import Change, EmbeddingPlan, format_bytes, format_parameters
 
 if TYPE_CHECKING:
@@ -38,6 +39,10 @@ FLOAT_DTYPES = [name for name in planner.DTYPE_BITS if not name.startswith("int"
 @click.option("--delta", "delta_rows", type=int, default=0, metavar="ROWS", help="Train only so many rows.")
 @click.option("--group-size", type=int, help="Numbers that share a scale in int8 and int4; all of a row if not given.")
 @click.option("--shards", type=int, default=1, show_default=True, help="Devices that the rows are divided over.")
+@click.option("--ranks", type=int, help="As --shards; also what each of so many processes sends in a step.")
+@click.option(
+    "--distinct", type=int, help="With --ranks: different tokens among those of one process.  [default: all differ]"
+)
 @click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True)
 @click.option(
     "--optimizer",
@@ -79,6 +84,8 @@ def plan(
     delta_rows: int,
     group_size: int | None,
     shards: int,
+    ranks: int | None,
+    distinct: int | None,
     device: str,
     optimizer: str,
     moments: str,
@@ -111,7 +118,7 @@ def plan(
         "row_sparse": row_sparse,
         "delta_rows": delta_rows,
         "group_size": group_size,
-        "shards": shards,
+        "shards": shards if ranks is None else ranks,
         "device": device,
         "optimizer": optimizer,
         "moment_dtype": moments,
@@ -130,14 +137,19 @@ def plan(
         sizes: dict[str, Any] = {"vocab_size": vocab_size, "embed_dim": embed_dim, "tied": tied, "rank": rank}
         sizes |= {"positions": positions, "dtype": dtype or "fp32"}
         plans = [planner.plan(name, **sizes, **options) for name in names]
+    sent = [] if ranks is None else [traffic_of(row, ranks, distinct) for row in plans]
     if as_json:
-        click.echo(json.dumps([row.as_dict() for row in plans], indent=2))
+        network = [{"network": each.as_dict()} for each in sent] or [{} for _ in plans]
+        click.echo(json.dumps([row.as_dict() | more for row, more in zip(plans, network, strict=True)], indent=2))
     elif textbook:
         _show(*_textbook(plans))
     elif len(plans) == 1:
         _show(*_parts(plans[0]))
     else:
         _show(*_comparison(plans))
+    if not as_json:
+        for row, each in zip(plans, sent, strict=False):
+            _show(*_traffic(row, each))
 
 
 def real_model(directory: Path) -> "tuple[EmbeddingPlan, Tokenizer | None]":
@@ -268,6 +280,26 @@ def _parts(row: EmbeddingPlan) -> tuple[str, list[str], list[list[str]], str]:
         [_peak(row), "", format_bytes(row.peak_bytes)],
     ]
     return title, ["part", "parameters", "memory"], lines, _note([row])
+
+
+def traffic_of(row: EmbeddingPlan, ranks: int, distinct: int | None) -> StepTraffic:
+    """What each rank sends in a step of `row.tokens` tokens on all."""
+    if distinct is None:
+        distinct = min(row.vocab_size, -(-row.tokens // ranks))
+    number_bytes = max(2, planner.DTYPE_BITS[row.dtype] // 8)
+    return StepTraffic(
+        embed_dim=row.embed_dim, ranks=ranks, tokens=row.tokens, distinct=distinct, number_bytes=number_bytes
+    )
+
+
+def _traffic(row: EmbeddingPlan, sent: StepTraffic) -> tuple[str, list[str], list[list[str]], str]:
+    title = f"{row.name or 'plan'}: each of {sent.ranks} processes sends in a step of {sent.tokens:,} tokens on all"
+    parts = {"look-up": sent.look_up, "loss": sent.loss, "optimizer": sent.optimizer, "in all": sent.total}
+    lines = [[part, format_bytes(size)] for part, size in parts.items()]
+    note = (
+        f"{sent.distinct:,} different tokens a process, {sent.number_bytes} bytes a number; the decoder's not counted"
+    )
+    return title, ["part", "network"], lines, note
 
 
 def _loss(row: EmbeddingPlan) -> str:
