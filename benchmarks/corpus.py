@@ -1,24 +1,37 @@
-"""Building a `TokenCorpus` from 200 MB of text: time and peak memory, in a process of its own.
+"""Building a `TokenCorpus` from 200 MB of text: time and peak memory, by one process and by several.
 
 The text is the Python language reference (`pydoc_data.topics`), repeated.
 """
 
+import os
+import shutil
 import tempfile
 from pathlib import Path
 
 from benchmarks.harness import Case, Row, run_apart
 
 MEGABYTES = 200
+WORKERS = (1, 2, 4, 8)
 BUILD = """
-import sys, time
+import resource, sys, time
 from embedlayer.text.corpus import TokenCorpus
+from embedlayer.text.shards import build_in_shards
 from embedlayer.text.tokenizer import load_tokenizer
 from benchmarks.harness import tell
 
-text, tokenizer, corpus = sys.argv[1:]
+text, tokenizer, corpus, workers = sys.argv[1:]
 start = time.perf_counter()
-built = TokenCorpus.build([text], load_tokenizer(tokenizer), corpus)
-tell(time_ms=round(1000 * (time.perf_counter() - start), 1), tokens=built.num_tokens, bytes=built.num_bytes)
+if int(workers):
+    loaded = load_tokenizer(tokenizer)
+    built = build_in_shards([text], loaded, corpus, shards=2 * int(workers), workers=int(workers))
+else:
+    built = TokenCorpus.build([text], load_tokenizer(tokenizer), corpus)
+tell(
+    time_ms=round(1000 * (time.perf_counter() - start), 1),
+    tokens=built.num_tokens,
+    bytes=built.num_bytes,
+    peak_of_a_worker_mib=round(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024, 1),
+)
 """
 
 
@@ -37,11 +50,15 @@ def run() -> list[Row]:
         for kind in ("bpe", "unigram"):
             tokenizer = Path(folder) / f"{kind}.json"
             save_tokenizer(train_tokenizer(reference, kind), tokenizer)
-            told = run_apart(BUILD, str(text), str(tokenizer), str(Path(folder) / kind))
-            rate = float(told["bytes"]) / float(told["time_ms"]) / 1000
-            rows.append(
-                {"competitor": "embedlayer", "kind": kind, **told, "mb_per_s": round(rate, 2), "dtype": "uint16"}
-            )
+            for workers in (0, *(number for number in WORKERS if number <= (os.cpu_count() or 1))):
+                corpus = Path(folder) / f"{kind}-{workers}"
+                told = run_apart(BUILD, str(text), str(tokenizer), str(corpus), str(workers))
+                shutil.rmtree(corpus)
+                rate = float(told["bytes"]) / float(told["time_ms"]) / 1000
+                competitor = f"in shards, {workers} workers" if workers else "embedlayer"
+                rows.append(
+                    {"competitor": competitor, "kind": kind, **told, "mb_per_s": round(rate, 2), "dtype": "uint16"}
+                )
     return rows
 
 

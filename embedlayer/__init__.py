@@ -98,9 +98,12 @@ if TYPE_CHECKING:
     from embedlayer.tables.quantized import QuantizedEmbedding as QuantizedEmbedding
     from embedlayer.tables.table import TokenTable as TokenTable
     from embedlayer.text.corpus import TokenCorpus as TokenCorpus
+    from embedlayer.text.shards import build_in_shards as build_in_shards
+    from embedlayer.text.shards import build_shard as build_shard
     from embedlayer.text.tokenizer import load_tokenizer as load_tokenizer
     from embedlayer.text.tokenizer import train_tokenizer as train_tokenizer
     from embedlayer.text.windows import TokenWindows as TokenWindows
+    from embedlayer.text.windows import WindowSampler as WindowSampler
     from embedlayer.text.windows import create_dataloader as create_dataloader
     from embedlayer.training.loop import Trainer as Trainer
     from embedlayer.training.loop import TrainingOptions as TrainingOptions
@@ -195,8 +198,9 @@ _HOMES = {
     "embedlayer.tables.quantized": ("QuantizedEmbedding",),
     "embedlayer.tables.table": ("TokenTable",),
     "embedlayer.text.corpus": ("TokenCorpus",),
+    "embedlayer.text.shards": ("build_in_shards", "build_shard"),
     "embedlayer.text.tokenizer": ("load_tokenizer", "train_tokenizer"),
-    "embedlayer.text.windows": ("TokenWindows", "create_dataloader"),
+    "embedlayer.text.windows": ("TokenWindows", "WindowSampler", "create_dataloader"),
     "embedlayer.training.loop": ("Trainer", "TrainingOptions"),
     "embedlayer.training.run_directory": ("RunDirectory", "load_run"),
     "embedlayer.vocab.edit": ("add_tokens", "edit_vocabulary", "remove_tokens", "transplant", "trim_vocabulary"),

@@ -12,6 +12,7 @@ number, and `G` bytes of gradient:
 | AdamW | two moments a trained parameter; of a row-sparse table also two step numbers a row |
 | vectors | what enters the first block and leaves the last one, `2 N D`, and the gradient of the latter |
 | loss | plain: logits' softmax and two gradients of it, `3 N V` in fp32; chunked: the logits of one chunk |
+| the network | look-up: an ID and two rows for each different token; loss: hidden state, target, scores to all |
 | a step | weights, optimizer, vectors, and the larger of loss and gradients, as they are not there at once |
 
 Parameters are counted in decimal units (1 M = 10^6), memory in binary ones (1 MiB = 2^20 bytes). What introductions
@@ -68,7 +69,9 @@ class EmbeddingPlan:
         row_sparse: The table's gradient has the looked-up rows only (`RowAdamW`); its head is its own.
         delta_rows: Train only so many rows, and freeze everything else at the ends (`DeltaEmbedding`); 0 for all.
         group_size: Numbers of a quantised row that share a scale; `None` for all of them.
-        shards: Devices that table and head are divided over, by rows.
+        ranks: Processes that table and head are divided among, by rows, each with `tokens` of its own
+            (`ShardedTable`).
+        distinct_tokens: Different ones among a rank's `tokens`; 0 for as many as there can be.
         device: `"cpu"` or `"cuda"`: how large a chunk is.
         name: What the plan is called in tables.
 
@@ -98,14 +101,16 @@ class EmbeddingPlan:
     row_sparse: bool = False
     delta_rows: int = 0
     group_size: int | None = None
-    shards: int = 1
+    ranks: int = 1
+    distinct_tokens: int = 0
     device: str = "cpu"
     name: str = ""
 
     def __post_init__(self) -> None:
         _at_least(1, vocab_size=self.vocab_size, embed_dim=self.embed_dim, rank=1 if self.rank is None else self.rank)
-        _at_least(1, shards=self.shards, group_size=1 if self.group_size is None else self.group_size)
+        _at_least(1, ranks=self.ranks, group_size=1 if self.group_size is None else self.group_size)
         _at_least(0, positions=self.positions, tokens=self.tokens, delta_rows=self.delta_rows)
+        _at_least(0, distinct_tokens=self.distinct_tokens)
         if self.rank is not None and self.rank > self.embed_dim:
             raise SizeError(f"rank {self.rank} exceeds embed_dim {self.embed_dim}: a dense table is smaller.")
         if self.delta_rows > self.vocab_size:
@@ -264,8 +269,40 @@ class EmbeddingPlan:
         else:
             loss = self.loss_bytes + (head if size == 4 else 0)
         twice = self._factors[0][0] * self._factors[0][1] * size if self.tied and self._head_gradient else 0
-        at_rest = self.weight_bytes + self.optimizer_bytes + self.activation_bytes
+        at_rest = self.weight_bytes + self.optimizer_bytes + self.activation_bytes + self.gathered_bytes
         return at_rest + max(loss, self.gradient_bytes + (twice if not self._by_blocks and self.tokens else 0))
+
+    @property
+    def gathered_bytes(self) -> int:
+        """The hidden states of the other ranks, with which a rank compares its rows, and in training their gradient."""
+        way = 2 if self.trained else 1
+        return self.tokens * (self.ranks - 1) * self.embed_dim * _bytes(self.compute_dtype) * way
+
+    @property
+    def lookup_network_bytes(self) -> int:
+        """What a rank sends in a step for the look-up: the batch's IDs, their rows, and in training the gradients.
+
+        Each of the different tokens once, to whoever owns its row: of N ranks, N - 1 of N are somebody else's.
+        """
+        most = min(self.tokens, self.vocab_size)
+        distinct = min(self.distinct_tokens, most) if self.distinct_tokens else most
+        row = self.embed_dim * _bytes(self.compute_dtype)
+        return distinct * (self.ranks - 1) * (ID_BYTES + row * (2 if self.trained else 1)) // self.ranks
+
+    @property
+    def loss_network_bytes(self) -> int:
+        """What a rank sends in a step for the loss: its hidden states and targets to all others, three scores back.
+
+        In training the gradients of both go the other way. Logits and rows stay where they are.
+        """
+        hidden = self.embed_dim * _bytes(self.compute_dtype)
+        way = 2 if self.trained else 1
+        return self.tokens * (self.ranks - 1) * (ID_BYTES + way * (hidden + 3 * 4))
+
+    @property
+    def network_bytes(self) -> int:
+        """What a rank sends in a step for both ends; the optimizer sends nothing, as each rank owns its rows."""
+        return self.lookup_network_bytes + self.loss_network_bytes
 
     def as_dict(self) -> dict[str, str | int | bool | None]:
         """Every field and every derived size under its own name, ready for JSON."""
@@ -275,7 +312,7 @@ class EmbeddingPlan:
     @property
     def _rows(self) -> int:
         """Rows on one device."""
-        return -(-self.vocab_size // self.shards)
+        return -(-self.vocab_size // self.ranks)
 
     @property
     def _factors(self) -> list[tuple[int, int]]:
@@ -467,7 +504,8 @@ def plan(
     row_sparse: bool = False,
     delta_rows: int = 0,
     group_size: int | None = None,
-    shards: int = 1,
+    ranks: int = 1,
+    distinct_tokens: int = 0,
     device: str = "cpu",
 ) -> EmbeddingPlan:
     """Plan the ends of a model named in `PRESETS`, or of the sizes given; a size given beside a name replaces its own.
@@ -487,7 +525,8 @@ def plan(
         row_sparse: Whether the table's gradient is of the looked-up rows only.
         delta_rows: Rows that alone are trained; 0 for all.
         group_size: Numbers that share a scale, in int8 and int4.
-        shards: Devices that the rows are divided over.
+        ranks: Processes that the rows are divided among.
+        distinct_tokens: Different ones among a rank's tokens; 0 for as many as there can be.
         device: `"cpu"` or `"cuda"`.
 
     Raises:
@@ -518,7 +557,8 @@ def plan(
         row_sparse=row_sparse,
         delta_rows=delta_rows,
         group_size=group_size,
-        shards=shards,
+        ranks=ranks,
+        distinct_tokens=distinct_tokens,
         device=device,
         name=preset or "",
     )

@@ -1,5 +1,6 @@
 """Fixtures shared by all tests."""
 
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -28,6 +29,8 @@ def unchecked() -> Iterator[None]:
     jaxtyping.config.update("jaxtyping_disable", True)
     yield
     jaxtyping.config.update("jaxtyping_disable", False)
+    if "torch._dynamo" in sys.modules:
+        torch._dynamo.reset()  # what one test compiled counts towards the next one's limit
 
 
 @pytest.fixture(scope="session")

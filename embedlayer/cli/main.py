@@ -11,6 +11,7 @@ import click
 
 from embedlayer import __version__
 from embedlayer.cli.compress import compress
+from embedlayer.cli.corpus import corpus
 from embedlayer.cli.demo import demo
 from embedlayer.cli.embed import embed
 from embedlayer.cli.explore import explore
@@ -33,6 +34,7 @@ def cli() -> None:
 
 for _command in (
     train,
+    corpus,
     embed,
     neighbors,
     inspect,

@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from embedlayer.errors import FileError, SizeError
+from embedlayer.errors import FileError, SizeError, TextError, TokenizerError
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
     from embedlayer.models.decoder import DecoderLM
+    from embedlayer.text.corpus import TokenCorpus
     from embedlayer.training.loop import Trainer, TrainingOptions
     from embedlayer.training.run_directory import RunDirectory
 
@@ -84,20 +85,16 @@ def start_run(
     import torch
 
     from embedlayer.files import writable_folder
-    from embedlayer.text.corpus import TokenCorpus, find_texts, read_pieces
-    from embedlayer.text.tokenizer import load_tokenizer, table_size, train_tokenizer
+    from embedlayer.text.tokenizer import table_size
     from embedlayer.training.loop import Trainer
 
     writable_folder(directory.path)
-    with _kept_standard_input(find_texts(sources), directory.path) as texts:
-        if layer.tokenizer_from is not None:
-            tokenizer = load_tokenizer(layer.tokenizer_from)
-        else:
-            _say(f"Learning a {layer.tokenizer} tokenizer of {layer.vocab_size} entries", quiet)
-            pieces = _at_most(TOKENIZER_BYTES, (piece for text in texts for piece in read_pieces(text)))
-            tokenizer = train_tokenizer(pieces, layer.tokenizer, vocab_size=layer.vocab_size)  # type: ignore[arg-type]
-        _say("Turning the text into token IDs", quiet)
-        corpus = TokenCorpus.build(texts, tokenizer, directory.corpus)
+    if directory.corpus.is_symlink():  # of an earlier run on a corpus that lies elsewhere
+        directory.corpus.unlink()
+    if (ready := _corpus_among(sources)) is not None:
+        corpus, tokenizer = _linked_corpus(ready, directory, layer)
+    else:
+        corpus, tokenizer = _built_corpus(sources, directory, layer, quiet)
     bytes_per_token = corpus.num_bytes / len(corpus)
     _say(f"  {len(corpus):,} tokens, {bytes_per_token:.2f} bytes each, {tokenizer.get_vocab_size():,} entries", quiet)
 
@@ -110,6 +107,51 @@ def start_run(
     notes = {"neighbors_before": _neighbors_of(chosen, model, tokenizer), **({"launch": launch} if launch else {})}
     directory.start(trainer, tokenizer, validation_fraction=validation_fraction, notes=notes)
     return trainer, tokenizer
+
+
+def _built_corpus(
+    sources: Sequence[str | Path], directory: "RunDirectory", layer: LayerOptions, quiet: bool
+) -> "tuple[TokenCorpus, Tokenizer]":
+    """Learn or read a tokenizer, and build the run's own corpus."""
+    from embedlayer.text.corpus import TokenCorpus, find_texts, read_pieces
+    from embedlayer.text.tokenizer import load_tokenizer, train_tokenizer
+
+    with _kept_standard_input(find_texts(sources), directory.path) as texts:
+        if layer.tokenizer_from is not None:
+            tokenizer = load_tokenizer(layer.tokenizer_from)
+        else:
+            _say(f"Learning a {layer.tokenizer} tokenizer of {layer.vocab_size} entries", quiet)
+            pieces = _at_most(TOKENIZER_BYTES, (piece for text in texts for piece in read_pieces(text)))
+            tokenizer = train_tokenizer(pieces, layer.tokenizer, vocab_size=layer.vocab_size)  # type: ignore[arg-type]
+        _say("Turning the text into token IDs", quiet)
+        return TokenCorpus.build(texts, tokenizer, directory.corpus), tokenizer
+
+
+def _linked_corpus(ready: Path, directory: "RunDirectory", layer: LayerOptions) -> "tuple[TokenCorpus, Tokenizer]":
+    """A corpus that lies elsewhere, with its tokenizer; the run keeps a link to it."""
+    import shutil
+
+    from embedlayer.text.corpus import TokenCorpus
+    from embedlayer.text.tokenizer import fingerprint, load_tokenizer
+
+    corpus = TokenCorpus.open(ready)
+    tokenizer = load_tokenizer(layer.tokenizer_from or ready / "tokenizer.json")
+    if fingerprint(tokenizer) != corpus.tokenizer_fingerprint:
+        raise TokenizerError(f"The corpus {ready} was built with another tokenizer. Leave --tokenizer-from out.")
+    if directory.corpus.exists():
+        shutil.rmtree(directory.corpus)
+    directory.corpus.symlink_to(ready.resolve(), target_is_directory=True)
+    return corpus, tokenizer
+
+
+def _corpus_among(sources: Sequence[str | Path]) -> Path | None:
+    """The corpus built by `embedlayer corpus build` that is named instead of texts."""
+    from embedlayer.text.parts import PLAN
+
+    found = [Path(source) for source in sources if (Path(source) / PLAN).exists()]
+    if found and len(sources) > 1:
+        raise TextError(f"{found[0]} is a corpus, and a run reads one alone: build one corpus of all the texts.")
+    return found[0] if found else None
 
 
 def build_model(layer: LayerOptions, vocab_size: int, max_length: int) -> "DecoderLM":

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from embedlayer import planner
-from embedlayer.distributed.traffic import StepTraffic
 from embedlayer.planner import Change, EmbeddingPlan, format_bytes, format_parameters
 
 if TYPE_CHECKING:
@@ -38,11 +37,8 @@ FLOAT_DTYPES = [name for name in planner.DTYPE_BITS if not name.startswith("int"
 @click.option("--row-sparse", is_flag=True, help="The table's gradient has the looked-up rows only; needs --untied.")
 @click.option("--delta", "delta_rows", type=int, default=0, metavar="ROWS", help="Train only so many rows.")
 @click.option("--group-size", type=int, help="Numbers that share a scale in int8 and int4; all of a row if not given.")
-@click.option("--shards", type=int, default=1, show_default=True, help="Devices that the rows are divided over.")
-@click.option("--ranks", type=int, help="As --shards; also what each of so many processes sends in a step.")
-@click.option(
-    "--distinct", type=int, help="With --ranks: different tokens among those of one process.  [default: all differ]"
-)
+@click.option("--ranks", type=int, default=1, show_default=True, help="Processes that the rows are divided among.")
+@click.option("--distinct", "distinct_tokens", type=int, default=0, help="Different tokens among a rank's; else all.")
 @click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True)
 @click.option(
     "--optimizer",
@@ -83,9 +79,8 @@ def plan(
     row_sparse: bool,
     delta_rows: int,
     group_size: int | None,
-    shards: int,
-    ranks: int | None,
-    distinct: int | None,
+    ranks: int,
+    distinct_tokens: int,
     device: str,
     optimizer: str,
     moments: str,
@@ -118,7 +113,8 @@ def plan(
         "row_sparse": row_sparse,
         "delta_rows": delta_rows,
         "group_size": group_size,
-        "shards": shards if ranks is None else ranks,
+        "ranks": ranks,
+        "distinct_tokens": distinct_tokens,
         "device": device,
         "optimizer": optimizer,
         "moment_dtype": moments,
@@ -137,19 +133,14 @@ def plan(
         sizes: dict[str, Any] = {"vocab_size": vocab_size, "embed_dim": embed_dim, "tied": tied, "rank": rank}
         sizes |= {"positions": positions, "dtype": dtype or "fp32"}
         plans = [planner.plan(name, **sizes, **options) for name in names]
-    sent = [] if ranks is None else [traffic_of(row, ranks, distinct) for row in plans]
     if as_json:
-        network = [{"network": each.as_dict()} for each in sent] or [{} for _ in plans]
-        click.echo(json.dumps([row.as_dict() | more for row, more in zip(plans, network, strict=True)], indent=2))
+        click.echo(json.dumps([row.as_dict() for row in plans], indent=2))
     elif textbook:
         _show(*_textbook(plans))
     elif len(plans) == 1:
         _show(*_parts(plans[0]))
     else:
         _show(*_comparison(plans))
-    if not as_json:
-        for row, each in zip(plans, sent, strict=False):
-            _show(*_traffic(row, each))
 
 
 def real_model(directory: Path) -> "tuple[EmbeddingPlan, Tokenizer | None]":
@@ -256,7 +247,7 @@ def _parts(row: EmbeddingPlan) -> tuple[str, list[str], list[list[str]], str]:
     title = f"{row.name or 'plan'}: {_size(row)}, {'tied' if row.tied else 'untied'}, {row.dtype}"
     title += "" if row.rank is None else f", rank {row.rank}"
     title += ", row-sparse" if row.row_sparse else ""
-    title += f", one of {row.shards} shards" if row.shards > 1 else ""
+    title += f", one of {row.ranks} ranks" if row.ranks > 1 else ""
     head = "the table" if row.tied else format_parameters(row.head_parameters)
     lines = [
         ["table", format_parameters(row.table_parameters), format_bytes(row.table_bytes)],
@@ -279,27 +270,13 @@ def _parts(row: EmbeddingPlan) -> tuple[str, list[str], list[list[str]], str]:
         [_loss(row), "", format_bytes(row.loss_bytes)],
         [_peak(row), "", format_bytes(row.peak_bytes)],
     ]
+    if row.ranks > 1:
+        lines[-1:-1] = [[f"vectors of {row.ranks - 1} other ranks", "", format_bytes(row.gathered_bytes)]]
+        lines += [
+            ["sent by a rank: look-up", "", format_bytes(row.lookup_network_bytes)],
+            ["sent by a rank: loss", "", format_bytes(row.loss_network_bytes)],
+        ]
     return title, ["part", "parameters", "memory"], lines, _note([row])
-
-
-def traffic_of(row: EmbeddingPlan, ranks: int, distinct: int | None) -> StepTraffic:
-    """What each rank sends in a step of `row.tokens` tokens on all."""
-    if distinct is None:
-        distinct = min(row.vocab_size, -(-row.tokens // ranks))
-    number_bytes = max(2, planner.DTYPE_BITS[row.dtype] // 8)
-    return StepTraffic(
-        embed_dim=row.embed_dim, ranks=ranks, tokens=row.tokens, distinct=distinct, number_bytes=number_bytes
-    )
-
-
-def _traffic(row: EmbeddingPlan, sent: StepTraffic) -> tuple[str, list[str], list[list[str]], str]:
-    title = f"{row.name or 'plan'}: each of {sent.ranks} processes sends in a step of {sent.tokens:,} tokens on all"
-    parts = {"look-up": sent.look_up, "loss": sent.loss, "optimizer": sent.optimizer, "in all": sent.total}
-    lines = [[part, format_bytes(size)] for part, size in parts.items()]
-    note = (
-        f"{sent.distinct:,} different tokens a process, {sent.number_bytes} bytes a number; the decoder's not counted"
-    )
-    return title, ["part", "network"], lines, note
 
 
 def _loss(row: EmbeddingPlan) -> str:

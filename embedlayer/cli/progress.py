@@ -3,7 +3,7 @@
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Protocol
@@ -40,6 +40,40 @@ def stopping_gently(trainer: "Trainer") -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+@contextmanager
+def reading(*, quiet: bool) -> Iterator[Callable[[int, int], None]]:
+    """What shows bytes read of bytes in all: a bar in a terminal, a line now and then elsewhere, nothing if `quiet`."""
+    if quiet:
+        yield lambda read, total: None
+    elif not sys.stdout.isatty():
+        yield _lines_of_bytes()
+    else:
+        from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
+
+        columns = (BarColumn(bar_width=24), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+        with Progress(*columns) as progress:
+            task = progress.add_task("", total=None)
+            yield lambda read, total: progress.update(task, completed=read, total=total)
+
+
+def _lines_of_bytes() -> Callable[[int, int], None]:
+    started = shown = time.monotonic()
+    first: int | None = None
+
+    def show(read: int, total: int) -> None:
+        nonlocal first, shown
+        now = time.monotonic()
+        first = read if first is None else first
+        if now - shown < SECONDS_BETWEEN_LINES:
+            return
+        shown = now
+        rate = (read - first) / (now - started)
+        left = f"  {(total - read) / rate:.0f} s left" if rate else ""
+        click.echo(f"{read / 1e6:,.1f} of {total / 1e6:,.1f} MB  {rate / 1e6:.1f} MB/s{left}")
+
+    return show
 
 
 class Display(Protocol):

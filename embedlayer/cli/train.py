@@ -75,7 +75,8 @@ if TYPE_CHECKING:
 def train(files: tuple[str, ...], **options: Any) -> int:
     """Train an embedding layer on text.
 
-    FILE... are text files (.gz too), folders of them, or - for standard input.
+    FILE... are text files (.gz too), folders of them, or - for standard input; or the folder of a corpus that
+    "embedlayer corpus build" wrote, which brings its tokenizer.
 
     By several processes, or machines with one file system: torchrun --nproc-per-node N -m embedlayer train ...
     """

@@ -248,7 +248,7 @@ def _without_known(directory: Path, terms: Sequence[str], *, spaced: bool) -> li
     known = [term for term in wanted if term in pieces.vocabulary or (spaced and term.encode() in pieces.by_meaning)]
     if known:
         shown = ", ".join(repr(term) for term in known[:SHOWN]) + (", ..." if len(known) > SHOWN else "")
-        warnings.warn(f"{len(known)} are tokens already: {shown}", EmbedLayerWarning, stacklevel=2)
+        warnings.warn(f"Tokens already, and left as they are ({len(known)}): {shown}", EmbedLayerWarning, stacklevel=2)
     return [term for term in wanted if term not in known]
 
 

@@ -31,19 +31,20 @@ import numpy as np
 import numpy.typing as npt
 from tokenizers import Tokenizer
 
-from embedlayer.errors import CheckpointError, EmbedLayerWarning, FileError, SizeError, TextError
-from embedlayer.files import read_json, replacing_folder, writable_folder, write_json
+from embedlayer.errors import EmbedLayerWarning, FileError, SizeError, TextError
+from embedlayer.files import replacing_folder, writable_folder
+from embedlayer.text.mapped import IdArray as IdArray
+from embedlayer.text.mapped import MappedParts
+from embedlayer.text.parts import joined, read_parts, write_tables
 from embedlayer.text.tokenizer import as_tokenizer, end_of_text_id, fingerprint, table_size, without_limits
 
-IdArray = npt.NDArray[np.integer[Any]]
 Progress = Callable[[int, int], None]
 _Read = Callable[[int], bytes]
 
-_FORMAT_VERSION = 1
 _READ_BYTES = 1 << 16
 _FEWEST_CHARS, _MOST_CHARS = 512, 1 << 14
 _ENDLESS_CHARS = 1 << 20
-_CONTEXT_CHARS, _ANCHOR_CHARS = 128, 16
+CONTEXT_CHARS, ANCHOR_CHARS = 128, 16
 _PIECES_AT_ONCE = 32
 _TRIES = 8
 _CUTS = (  # best first
@@ -51,6 +52,7 @@ _CUTS = (  # best first
     re.compile(r"(?<=\S)(?=\s)"),  # any white space
     re.compile(r"(?<=\w)(?=[^\w\s])|(?<=[^\w\s])(?=\w)"),  # a word beside a mark
 )
+CUT = re.compile("|".join(pattern.pattern for pattern in _CUTS))
 
 
 def find_texts(paths: Sequence[str | Path]) -> list[str | Path]:
@@ -92,27 +94,28 @@ def read_pieces(source: str | Path, *, tokenizer: object = None) -> Iterator[str
         FileError: The file cannot be read.
         TextError: It is not UTF-8.
     """
-    with _opened(source) as (read, _):
-        checked = None if tokenizer is None else without_limits(as_tokenizer(tokenizer))
-        yield from _cut(_decoded(source, read), checked)
+    with opened(source) as (read, _):
+        asked = None if tokenizer is None else without_limits(as_tokenizer(tokenizer))
+        yield from _cut(decoded(source, read), asked)
 
 
-def encode_pieces(pieces: Iterable[str], tokenizer: object) -> Iterator[tuple[str, IdArray]]:
+def encode_pieces(pieces: Iterable[str], tokenizer: object, *, before: str = "") -> Iterator[tuple[str, IdArray]]:
     """Each piece of one text with its IDs; joined they are the IDs of the whole text, without special tokens around.
 
     Args:
         pieces: As `read_pieces` cuts them for this tokenizer.
         tokenizer: A `tokenizers.Tokenizer`, or a fast tokenizer of transformers.
+        before: The last characters before the first piece, where a text is not read from its start.
     """
     tokenizer = without_limits(as_tokenizer(tokenizer))
-    pieces, anchor = iter(pieces), ""
+    pieces, anchor = iter(pieces), before[-ANCHOR_CHARS:]
     while batch := list(islice(pieces, _PIECES_AT_ONCE)):
-        anchors = [anchor, *(piece[-_ANCHOR_CHARS:] for piece in batch)]
+        anchors = [anchor, *(piece[-ANCHOR_CHARS:] for piece in batch)]
         anchor = anchors.pop()
-        texts = [before + piece for before, piece in zip(anchors, batch, strict=True)]
+        texts = [start + piece for start, piece in zip(anchors, batch, strict=True)]
         encodings = tokenizer.encode_batch_fast(texts + anchors, add_special_tokens=False)
-        for piece, whole, before in zip(batch, encodings, encodings[len(batch) :], strict=False):
-            yield piece, np.array(whole.ids[len(before) :], dtype=np.int64)
+        for piece, whole, start in zip(batch, encodings, encodings[len(batch) :], strict=False):
+            yield piece, np.array(whole.ids[len(start) :], dtype=np.int64)
 
 
 class TokenCorpus:
@@ -123,7 +126,7 @@ class TokenCorpus:
 
     Attributes:
         ids: All IDs, `(N,)`, uint16 if the tokenizer's IDs fit and else uint32. Mapped from the disk, unless the
-            corpus was made by `from_text`.
+            corpus was made by `from_text`; of a corpus built in shards, `MappedParts`.
         documents: Where each document starts in `ids`, int64.
         blocks: `(pieces, 2)` int64: how many tokens, and how many bytes of text, end with each piece.
         vocab_size: Rows that a table needs for these IDs.
@@ -132,7 +135,7 @@ class TokenCorpus:
 
     def __init__(
         self,
-        ids: IdArray,
+        ids: IdArray | MappedParts,
         documents: npt.NDArray[np.int64],
         blocks: npt.NDArray[np.int64],
         *,
@@ -172,18 +175,20 @@ class TokenCorpus:
         writable_folder(path.parent)
         with replacing_folder(path) as folder:
             with (folder / "ids.bin").open("wb") as file:
-                writer = _Writer(tokenizer, lambda ids: file.write(ids.tobytes()))
+                writer = CorpusWriter(tokenizer, lambda ids: file.write(ids.tobytes()))
                 total = 0 if "-" in found else sum(Path(source).stat().st_size for source in found)
                 earlier = 0
                 for source in found:
-                    with _opened(source) as (read, position):
-                        writer.add_document(
-                            str(source),
-                            _decoded(source, read),
+                    with opened(source) as (read, position):
+                        found_text = writer.add_document(
+                            decoded(source, read),
                             lambda: on_progress(earlier + position(), total) if on_progress else None,  # noqa: B023
                         )
                         earlier += position()
-            writer.finish(folder, sources)
+                    if not found_text:
+                        warn_left_out(source)
+            writer.check_not_empty(sources)
+            write_tables(folder, *writer.tables(), writer.index())
         return cls.open(path)
 
     @classmethod
@@ -207,52 +212,25 @@ class TokenCorpus:
                 f"Decode the bytes it came from with errors='strict' or 'replace'."
             ) from error
         kept: list[IdArray] = []
-        writer = _Writer(as_tokenizer(tokenizer), kept.append)
+        writer = CorpusWriter(as_tokenizer(tokenizer), kept.append)
         slices = (text[at : at + _READ_BYTES] for at in range(0, len(text), _READ_BYTES))
-        writer.add_document("the text", slices, lambda: None)
+        if not writer.add_document(slices, lambda: None):
+            warn_left_out("the text")
         writer.check_not_empty(["the text"])
         return cls(np.concatenate(kept), *writer.tables(), **writer.facts())
 
     @classmethod
     def open(cls, path: str | Path) -> "TokenCorpus":
-        """Map a corpus that `build` wrote.
+        """Map a corpus that `build` or `build_in_shards` wrote.
 
         Raises:
             FileError: There is no corpus at `path`.
-            CheckpointError: It is damaged: a file is missing, cut short, or does not fit the others.
+            CheckpointError: It is damaged: a file is missing, cut short, or does not fit the others; or some of its
+                parts are not built yet.
         """
-        path = Path(path)
-        index = read_json(path / "index.json")
-        if index.get("format_version") != _FORMAT_VERSION:
-            raise CheckpointError(
-                f"{path} has corpus format {index.get('format_version')!r}; this version of embedlayer reads "
-                f"{_FORMAT_VERSION}. Build it again."
-            )
-        try:
-            dtype: np.dtype[Any] = np.dtype({"uint16": "<u2", "uint32": "<u4"}[index["dtype"]])
-            num_tokens, num_bytes = int(index["num_tokens"]), int(index["num_bytes"])
-            vocab_size, tokenizer_fingerprint = int(index["vocab_size"]), str(index["tokenizer"])
-            documents = np.load(path / "documents.npy", allow_pickle=False)
-            blocks = np.load(path / "blocks.npy", allow_pickle=False)
-            size = (path / "ids.bin").stat().st_size
-        except (KeyError, TypeError, ValueError, EOFError, OSError) as error:
-            raise CheckpointError(f"{path} is not a whole corpus ({error!r}). Build it again.") from error
-        if num_tokens < 1 or size != num_tokens * dtype.itemsize:
-            raise CheckpointError(
-                f"{path / 'ids.bin'} has {size} bytes where {num_tokens} tokens of {dtype.itemsize} bytes belong: "
-                f"it was cut short or changed. Build the corpus again."
-            )
-        if not (
-            _increases(documents, from_zero=True)
-            and documents[-1] < num_tokens
-            and blocks.ndim == 2
-            and blocks.shape[1:] == (2,)
-            and _increases(blocks[:, 0])
-            and blocks[-1].tolist() == [num_tokens, num_bytes]
-        ):
-            raise CheckpointError(f"{path}: documents.npy or blocks.npy does not fit ids.bin. Build the corpus again.")
-        ids = np.memmap(path / "ids.bin", dtype=dtype, mode="r", shape=(num_tokens,))
-        return cls(ids, documents, blocks, vocab_size=vocab_size, tokenizer_fingerprint=tokenizer_fingerprint)
+        parts = read_parts(Path(path))
+        index = parts[0].facts
+        return cls(*joined(parts), vocab_size=index["vocab_size"], tokenizer_fingerprint=index["tokenizer"])
 
     @property
     def num_tokens(self) -> int:
@@ -307,13 +285,15 @@ class TokenCorpus:
             self._view(self.ids[cut:], starts, self.blocks[last + 1 :] - self.blocks[last]),
         )
 
-    def _view(self, ids: IdArray, documents: npt.NDArray[np.int64], blocks: npt.NDArray[np.int64]) -> "TokenCorpus":
+    def _view(
+        self, ids: IdArray | MappedParts, documents: npt.NDArray[np.int64], blocks: npt.NDArray[np.int64]
+    ) -> "TokenCorpus":
         return TokenCorpus(
             ids, documents, blocks, vocab_size=self.vocab_size, tokenizer_fingerprint=self.tokenizer_fingerprint
         )
 
 
-class _Writer:
+class CorpusWriter:
     """Encodes one document after the other, hands their IDs on, and keeps count."""
 
     def __init__(self, tokenizer: Tokenizer, write: Callable[[IdArray], object]) -> None:
@@ -325,9 +305,10 @@ class _Writer:
         self.documents, self.token_ends, self.byte_ends = array("q"), array("q"), array("q")
         self.num_tokens = self.num_bytes = 0
 
-    def add_document(self, name: str, texts: Iterable[str], after_piece: Callable[[], object]) -> None:
+    def add_document(self, texts: Iterable[str], after_piece: Callable[[], object], *, before: str = "") -> bool:
+        """Encode a document, or the rest of one that begins with `before`; whether it held any text."""
         started = False
-        for piece, ids in encode_pieces(_cut(texts, self.tokenizer), self.tokenizer):
+        for piece, ids in encode_pieces(_cut(texts, self.tokenizer), self.tokenizer, before=before):
             self.num_bytes += len(piece.encode())
             if len(ids):
                 if not started:
@@ -340,8 +321,7 @@ class _Writer:
             elif self.byte_ends:
                 self.byte_ends[-1] = self.num_bytes
             after_piece()
-        if not started:
-            warnings.warn(f"{name} is left out: it holds no text.", EmbedLayerWarning, stacklevel=4)
+        return started
 
     def _start_document(self) -> None:
         if self.num_tokens and self.separator is not None:
@@ -351,32 +331,33 @@ class _Writer:
         self.documents.append(self.num_tokens)
 
     def check_not_empty(self, sources: Sequence[str | Path]) -> None:
+        """An error where no source held any text."""
         if not self.num_tokens:
             raise TextError(f"There is no text in {', '.join(map(str, sources))}. Give a file with at least one word.")
 
     def tables(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """Documents and blocks of a `TokenCorpus`."""
         blocks = np.stack([np.array(ends, dtype=np.int64) for ends in (self.token_ends, self.byte_ends)], axis=1)
         return np.array(self.documents, dtype=np.int64), blocks
 
     def facts(self) -> dict[str, Any]:
+        """What a `TokenCorpus` is told beside its arrays."""
         return {"vocab_size": self.vocab_size, "tokenizer_fingerprint": fingerprint(self.tokenizer)}
 
-    def finish(self, folder: Path, sources: Sequence[str | Path]) -> None:
-        self.check_not_empty(sources)
-        documents, blocks = self.tables()
-        np.save(folder / "documents.npy", documents, allow_pickle=False)
-        np.save(folder / "blocks.npy", blocks, allow_pickle=False)
-        write_json(
-            folder / "index.json",
-            {
-                "format_version": _FORMAT_VERSION,
-                "dtype": {2: "uint16", 4: "uint32"}[self.dtype.itemsize],
-                "num_tokens": self.num_tokens,
-                "num_bytes": self.num_bytes,
-                "vocab_size": self.vocab_size,
-                "tokenizer": fingerprint(self.tokenizer),
-            },
-        )
+    def index(self) -> dict[str, Any]:
+        """What `index.json` says."""
+        return {
+            "dtype": {2: "uint16", 4: "uint32"}[self.dtype.itemsize],
+            "num_tokens": self.num_tokens,
+            "num_bytes": self.num_bytes,
+            "vocab_size": self.vocab_size,
+            "tokenizer": fingerprint(self.tokenizer),
+        }
+
+
+def warn_left_out(source: str | Path) -> None:
+    """Say that a source is no document of the corpus."""
+    warnings.warn(f"{source} is left out: it holds no text.", EmbedLayerWarning, stacklevel=3)
 
 
 # Cutting
@@ -387,7 +368,7 @@ def _cut(texts: Iterable[str], tokenizer: Tokenizer | None) -> Iterator[str]:
     rest, done, wanted = "", 0, _FEWEST_CHARS
     for text in texts:
         rest += text
-        while len(rest) >= wanted + _CONTEXT_CHARS:
+        while len(rest) >= wanted + CONTEXT_CHARS:
             cut = _find_cut(rest, wanted, tokenizer)
             if cut is None and wanted < _ENDLESS_CHARS:
                 wanted *= 2
@@ -412,17 +393,19 @@ def _find_cut(text: str, end: int, tokenizer: Tokenizer | None) -> int | None:
     for pattern in _CUTS:
         places = [match.start() for match in pattern.finditer(text, end // 2, end + 1)]
         for place in reversed(places[-_TRIES:]):
-            if tokenizer is None or _harmless(text, place, tokenizer):
+            if tokenizer is None or is_harmless(text, place, tokenizer):
                 return place
     return None
 
 
-def _harmless(text: str, place: int, tokenizer: Tokenizer) -> bool:
+def is_harmless(text: str, place: int, tokenizer: Tokenizer) -> bool:
+    """Whether a cut there leaves the IDs as they are, as far as the characters around it can tell."""
+
     def encode(part: str) -> list[int]:
         return tokenizer.encode(part, add_special_tokens=False).ids
 
-    left, right = text[max(0, place - _CONTEXT_CHARS) : place], text[place : place + _CONTEXT_CHARS]
-    anchor = left[-_ANCHOR_CHARS:]
+    left, right = text[max(0, place - CONTEXT_CHARS) : place], text[place : place + CONTEXT_CHARS]
+    anchor = left[-ANCHOR_CHARS:]
     return encode(left + right) == encode(left) + encode(anchor + right)[len(encode(anchor)) :]
 
 
@@ -440,31 +423,44 @@ def _texts_below(folder: Path) -> list[Path]:
 
 def _is_binary(file: Path) -> bool:
     try:
-        with _opened(file) as (read, _):
-            return b"\0" in _checked(file, read, 8192)
+        with opened(file) as (read, _):
+            return b"\0" in checked(file, read, 8192)
     except FileError:
         return False  # not known: it stays, and reading it says what is wrong
 
 
 @contextmanager
-def _opened(source: str | Path) -> Iterator[tuple[_Read, Callable[[], int]]]:
-    """The bytes of a text, decompressed, and how many bytes of the source have been read."""
+def opened(source: str | Path, begin: int = 0, end: int | None = None) -> Iterator[tuple[_Read, Callable[[], int]]]:
+    """The bytes of a text, decompressed, and how many bytes of the source have been read.
+
+    Args:
+        source: A file, or `"-"` for standard input.
+        begin: Byte of the file to begin with; neither this nor `end` for what is compressed or standard input.
+        end: Byte before which to stop.
+
+    Raises:
+        FileError: The file cannot be read.
+    """
     if str(source) == "-":
         yield sys.stdin.buffer.read, lambda: 0
         return
     try:
         file = open(source, "rb")  # noqa: SIM115  closed below; errors of the block inside are not ours to explain
+        file.seek(begin)
     except OSError as error:
         raise FileError(f"Cannot read {source}: {error.strerror or error}.") from error
     with file:
         if str(source).endswith(".gz"):
             with gzip.GzipFile(fileobj=file) as unzipped:
                 yield unzipped.read, file.tell
-        else:
+        elif end is None:
             yield file.read, file.tell
+        else:
+            yield lambda size: file.read(min(size, end - file.tell())), lambda: file.tell() - begin
 
 
-def _checked(source: str | Path, read: _Read, size: int = _READ_BYTES) -> bytes:
+def checked(source: str | Path, read: _Read, size: int = _READ_BYTES) -> bytes:
+    """What is read, or a `FileError` that names the source."""
     try:
         return read(size)
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
@@ -473,22 +469,27 @@ def _checked(source: str | Path, read: _Read, size: int = _READ_BYTES) -> bytes:
         raise FileError(f"Cannot read {source}: {error.strerror or error}.") from error
 
 
-def _decoded(source: str | Path, read: _Read) -> Iterator[str]:
-    """The text as it is read. Line ends are kept, a byte-order mark in front is not."""
-    offset, rest, block = 0, b"", _checked(source, read)
-    if block.startswith(codecs.BOM_UTF8):
-        offset, block = len(codecs.BOM_UTF8), block[len(codecs.BOM_UTF8) :] or _checked(source, read)
+def decoded(source: str | Path, read: _Read, *, offset: int = 0) -> Iterator[str]:
+    """The text as it is read, from byte `offset` on. Line ends are kept, a byte-order mark in front is not.
+
+    Raises:
+        TextError: It is not UTF-8.
+    """
+    rest, block = b"", checked(source, read)
+    if not offset and block.startswith(codecs.BOM_UTF8):
+        offset, block = len(codecs.BOM_UTF8), block[len(codecs.BOM_UTF8) :] or checked(source, read)
     while block or rest:
         raw = rest + block
         try:
             text, used = codecs.utf_8_decode(raw, "strict", not block)
         except UnicodeDecodeError as error:
-            raise TextError(_not_utf8(source, offset + error.start, raw[error.start], raw)) from error
+            raise TextError(not_utf8(source, offset + error.start, raw[error.start], raw)) from error
         yield text
-        offset, rest, block = offset + used, raw[used:], _checked(source, read)
+        offset, rest, block = offset + used, raw[used:], checked(source, read)
 
 
-def _not_utf8(source: str | Path, offset: int, byte: int, raw: bytes) -> str:
+def not_utf8(source: str | Path, offset: int, byte: int, raw: bytes) -> str:
+    """What is said of a text with a wrong byte."""
     name = "Standard input" if str(source) == "-" else str(source)
     encoding = "UTF-16" if raw.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) else "ISO-8859-1"
     return (
@@ -504,13 +505,3 @@ def _check_replaceable(path: Path) -> None:
         raise FileError(f"The folder {path} holds something other than a corpus. Choose a new folder for the corpus.")
     if path.exists() and not path.is_dir():
         raise FileError(f"{path} is a file where the corpus's folder should be. Choose a new folder.")
-
-
-def _increases(numbers: npt.NDArray[Any], *, from_zero: bool = False) -> bool:
-    return (
-        numbers.dtype == np.int64
-        and numbers.ndim == 1
-        and len(numbers) > 0
-        and bool((np.diff(numbers) > 0).all())
-        and bool(numbers[0] == 0 if from_zero else numbers[0] > 0)
-    )

@@ -13,7 +13,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from embedlayer.errors import SizeError, TextError, TokenizerError
-from embedlayer.text.corpus import IdArray, TokenCorpus, read_pieces
+from embedlayer.text.corpus import TokenCorpus, read_pieces
+from embedlayer.text.mapped import IdArray, MappedFile, MappedParts
 
 Batch = tuple[Int64[Tensor, "B T"], Int64[Tensor, "B T"]]
 Window = tuple[Int64[Tensor, " T"], Int64[Tensor, " T"]]
@@ -41,7 +42,7 @@ class TokenWindows(Dataset[Window]):
         (tensor([4, 5, 6, 7]), tensor([5, 6, 7, 8]))
     """
 
-    def __init__(self, ids: TokenCorpus | IdArray, max_length: int, stride: int) -> None:
+    def __init__(self, ids: TokenCorpus | IdArray | MappedParts, max_length: int, stride: int) -> None:
         self.ids = _array(ids)
         self.max_length = max_length
         self.stride = stride
@@ -62,11 +63,12 @@ class TokenWindows(Dataset[Window]):
         return _gather(self.ids, np.asarray(indices, dtype=np.int64) * self.stride, self.max_length)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "ids": _MappedFile.of(self.ids) or self.ids}
+        ids = self.ids
+        return {**self.__dict__, "ids": ids if isinstance(ids, MappedParts) else MappedFile.of(ids) or ids}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         ids = state["ids"]
-        self.__dict__.update(state, ids=ids.open() if isinstance(ids, _MappedFile) else ids)
+        self.__dict__.update(state, ids=ids.open() if isinstance(ids, MappedFile) else ids)
 
 
 def create_dataloader(
@@ -144,7 +146,9 @@ class WindowSampler:
         (torch.Size([2, 8]), True)
     """
 
-    def __init__(self, ids_or_corpus: TokenCorpus | IdArray, *, max_length: int, batch_size: int, seed: int) -> None:
+    def __init__(
+        self, ids_or_corpus: TokenCorpus | IdArray | MappedParts, *, max_length: int, batch_size: int, seed: int
+    ) -> None:
         self.ids = _array(ids_or_corpus)
         self.max_length = max_length
         self.batch_size = batch_size
@@ -158,10 +162,20 @@ class WindowSampler:
         """How many times the text has been gone through before this step."""
         return step * self.batch_size / self.num_windows
 
-    def batch(self, step: int) -> Batch:
-        """Inputs and targets of one step, `(B, T)` each."""
+    def batch(self, step: int, *, rank: int = 0, ranks: int = 1) -> Batch:
+        """Inputs and targets of one step, `(B, T)` each, or of one rank's share of it.
+
+        The shares are consecutive, `rank * B // ranks` up to `(rank + 1) * B // ranks`: their sizes differ by one at
+        most, and put one after the other they are the batch, for any number of ranks.
+
+        Raises:
+            SizeError: There is no such rank.
+        """
+        if not 0 <= rank < ranks:
+            raise SizeError(f"Rank {rank} of {ranks} does not exist: ranks are counted from 0 to {ranks - 1}.")
         first = step * self.batch_size
-        starts = [self._start(number) for number in range(first, first + self.batch_size)]
+        share = range(first + rank * self.batch_size // ranks, first + (rank + 1) * self.batch_size // ranks)
+        starts = [self._start(number) for number in share]
         return _gather(self.ids, np.array(starts, dtype=np.int64), self.max_length)
 
     def _start(self, number: int) -> int:
@@ -201,35 +215,17 @@ class _WindowLoader(DataLoader[Any]):
             yield from zip(torch.split(inputs, per_batch), torch.split(targets, per_batch), strict=True)
 
 
-class _MappedFile:
-    """Where a memory-mapped array lies, to map it again instead of copying it to another process."""
-
-    def __init__(self, filename: str, dtype: np.dtype[Any], offset: int, length: int) -> None:
-        self.place = filename, dtype, offset, length
-
-    @classmethod
-    def of(cls, ids: IdArray) -> "_MappedFile | None":
-        root: Any = ids
-        while isinstance(root.base, np.ndarray):
-            root = root.base
-        if not isinstance(root, np.memmap) or root.filename is None or not ids.flags.c_contiguous:
-            return None
-        offset = root.offset + ids.ctypes.data - root.ctypes.data
-        return cls(str(root.filename), ids.dtype, offset, len(ids))
-
-    def open(self) -> IdArray:
-        filename, dtype, offset, length = self.place
-        return np.memmap(filename, dtype=dtype, mode="r", offset=offset, shape=(length,))
-
-
 def _stack(windows: list[Window]) -> Batch:
     inputs, targets = zip(*windows, strict=True)
     return torch.stack(inputs), torch.stack(targets)
 
 
-def _gather(ids: IdArray, starts: npt.NDArray[np.int64], length: int) -> Batch:
+def _gather(ids: IdArray | MappedParts, starts: npt.NDArray[np.int64], length: int) -> Batch:
     """`ids[s : s + length]` and the same one token on, for each start."""
-    rows = np.lib.stride_tricks.sliding_window_view(ids, length + 1)[starts]
+    if isinstance(ids, MappedParts):
+        rows = ids.windows(starts, length + 1)
+    else:
+        rows = np.lib.stride_tricks.sliding_window_view(ids, length + 1)[starts]
     return (
         torch.from_numpy(rows[:, :-1].astype(np.int64, order="C")),
         torch.from_numpy(rows[:, 1:].astype(np.int64, order="C")),
@@ -241,7 +237,7 @@ def _mixed(seed: int, epoch: int) -> int:
     return int(np.random.SeedSequence([seed % 2**64, epoch]).generate_state(1, np.uint64)[0] >> np.uint64(1))
 
 
-def _array(ids: TokenCorpus | IdArray) -> IdArray:
+def _array(ids: TokenCorpus | IdArray | MappedParts) -> IdArray | MappedParts:
     return ids.ids if isinstance(ids, TokenCorpus) else ids
 
 
@@ -255,7 +251,7 @@ def _corpus(text_or_corpus: str | Path | TokenCorpus, tokenizer: object) -> Toke
     return TokenCorpus.from_text(text_or_corpus, tokenizer)
 
 
-def _check_windows(ids: IdArray, max_length: int, **sizes: int) -> None:
+def _check_windows(ids: IdArray | MappedParts, max_length: int, **sizes: int) -> None:
     for name, size in {"max_length": max_length, **sizes}.items():
         if size < 1:
             raise SizeError(f"{name} is {size}; it must be 1 or more.")

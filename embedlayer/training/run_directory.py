@@ -9,7 +9,7 @@ DIR/
   report.html            the same to look at
   run.json               how it was trained
   checkpoint.safetensors weights, moments and generators in the middle of a run
-  corpus/                the token IDs that it reads
+  corpus/                the token IDs that it reads, or a link to them
 ```
 """
 

@@ -13,9 +13,10 @@ import torch
 from tokenizers import Tokenizer
 
 from embedlayer.errors import EmbedLayerWarning, VocabularyError
-from embedlayer.files import JsonObject, read_json, write_json
+from embedlayer.files import JsonObject, write_json
 from embedlayer.pretrained import CONFIG, TOKENIZER, Pretrained, describe
 from embedlayer.text.corpus import TokenCorpus
+from embedlayer.text.parts import write_tables
 from embedlayer.text.tokenizer import fingerprint, load_tokenizer, save_tokenizer, table_size
 from embedlayer.training.loop import Trainer
 from embedlayer.training.run_directory import RunDirectory
@@ -120,17 +121,20 @@ def _write_run(
     if old.metrics.exists():
         shutil.copyfile(old.metrics, new.metrics)
     new.corpus.mkdir()
-    corpus, index = TokenCorpus.open(old.corpus), read_json(old.corpus / "index.json")
-    size = table_size(tokenizer)
+    corpus, size = TokenCorpus.open(old.corpus), table_size(tokenizer)
     dtype = np.dtype("<u2" if size <= 1 << 16 else "<u4")
     with (new.corpus / "ids.bin").open("wb") as file:
         for start in range(0, len(corpus), IDS_AT_ONCE):
-            ids = remap(corpus.ids[start : start + IDS_AT_ONCE].astype(np.int64))
+            ids = remap(np.asarray(corpus.ids[start : start + IDS_AT_ONCE]).astype(np.int64))
             file.write(ids.astype(dtype).tobytes())
-    for name in ("documents.npy", "blocks.npy"):
-        shutil.copyfile(old.corpus / name, new.corpus / name)
-    facts = {"dtype": dtype.name, "vocab_size": size, "tokenizer": fingerprint(tokenizer)}
-    write_json(new.corpus / "index.json", {**index, **facts})
+    facts = {
+        "dtype": dtype.name,
+        "num_tokens": len(corpus),
+        "num_bytes": corpus.num_bytes,
+        "vocab_size": size,
+        "tokenizer": fingerprint(tokenizer),
+    }
+    write_tables(new.corpus, corpus.documents, corpus.blocks, facts)
 
 
 def _moved_notes(notes: Mapping[str, Any], receipt: Receipt) -> JsonObject:

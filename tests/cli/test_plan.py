@@ -98,9 +98,9 @@ def test_every_kind_of_table_is_shown():
     assert "200 rows that learn" in rows(run("gpt2", "--delta", "200").output)
     assert "loss, by blocks" in rows(run("gpt2", "--delta", "200").output)
     assert "row-sparse" in run("llama-3-8b", "--row-sparse").output
-    assert "one of 8 shards" in run("llama-3-8b", "--shards", "8").output
-    (row,) = json.loads(run("llama-3-8b", "--shards", "8", "--row-sparse", "--device", "cuda", "--json").output)
-    assert (row["shards"], row["row_sparse"], row["device"]) == (8, True, "cuda")
+    assert "one of 8 ranks" in run("llama-3-8b", "--ranks", "8").output
+    (row,) = json.loads(run("llama-3-8b", "--ranks", "8", "--row-sparse", "--device", "cuda", "--json").output)
+    assert (row["ranks"], row["row_sparse"], row["device"]) == (8, True, "cuda")
     with pytest.raises(SizeError, match="plan it untied"):
         run("gpt2", "--row-sparse")
 
@@ -211,14 +211,3 @@ def test_an_unknown_dtype_is_a_usage_error():
 def test_help_needs_neither_torch_nor_rich():
     code = "import embedlayer.cli.plan, sys; assert not {'torch', 'numpy', 'rich'} & sys.modules.keys()"
     subprocess.run([sys.executable, "-W", "error", "-c", code], check=True)
-
-
-def test_ranks_add_what_each_process_sends_in_a_step():
-    sizes = ["--vocab", "256000", "--dim", "16384", "--dtype", "bf16", "--ranks", "64", "--tokens", "4194304"]
-    (row,) = json.loads(run(*sizes, "--distinct", "20000", "--json").output)
-    assert row["shards"] == 64
-    sent = {"look_up": 1_290_397_500, "loss": 270_715_060_224, "optimizer": 0, "decoder": 0}
-    assert row["network"] == {**sent, "total": sum(sent.values())}
-    shown = run(*sizes).output
-    assert "each of 64 processes sends in a step of 4,194,304 tokens on all" in shown
-    assert "252.1 GiB" in rows(shown)["loss"]

@@ -45,7 +45,7 @@ def test_new_terms_are_trained_alone_and_all_else_stays_to_the_bit(trained, doma
     options = ["--train-on", domain / "text.txt", "--steps", 30, "--learning-rate", 0.02, "--json"]
     assert run(*command, *options) == 0
     said = capsys.readouterr()
-    assert "1 are tokens already: ' the'" in said.err
+    assert "Tokens already, and left as they are (1): ' the'" in said.err
     result = json.loads(said.out)
     size = result["tokens"][0]
     assert result["tokens"] == result["rows"] == [size, size + 3]

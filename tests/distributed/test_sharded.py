@@ -8,7 +8,14 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-from embedlayer import EmbedLayerError, FactorizedEmbedding, OutputHead, QuantizedEmbedding, TokenEmbedding
+from embedlayer import (
+    EmbeddingPlan,
+    EmbedLayerError,
+    FactorizedEmbedding,
+    OutputHead,
+    QuantizedEmbedding,
+    TokenEmbedding,
+)
 from embedlayer.distributed.sharded import shard_table
 
 V, D, T = 23, 6, 10
@@ -168,3 +175,44 @@ def by_torch(weight: torch.Tensor) -> list[torch.Tensor]:
         parallelize_module(table, mesh, plan)
         found.append(table(torch.arange(24)).detach())
     return found
+
+
+@pytest.mark.parametrize("trained", [True, False])
+def test_what_crosses_the_network_is_what_is_planned(trained) -> None:
+    tokens = 5 * V  # every token of the vocabulary, so that each rank owns its share of them
+    plan = EmbeddingPlan(
+        V, D, tied=False, tokens=tokens, distinct_tokens=V, ranks=3, optimizer="adamw" if trained else "none"
+    )
+    sent = on_ranks(3, bytes_sent, trained)
+    lookup, loss, gathered = (sum(parts) / 3 for parts in zip(*sent, strict=True))
+    assert lookup == pytest.approx(plan.lookup_network_bytes, rel=0.05)
+    assert loss == pytest.approx(plan.loss_network_bytes, rel=0.05)
+    assert gathered * (2 if trained else 1) == pytest.approx(plan.gathered_bytes, rel=0.05)
+
+
+def bytes_sent(trained: bool) -> tuple[int, int, int]:
+    """What this rank sends to others by the look-up and by the loss, and the hidden states that it gets for that."""
+    rank, mesh, sent = dist.get_rank(), init_device_mesh("cpu", (3,)), []
+    swap = dist.all_to_all_single
+
+    def counted(out, rows, receives=None, sends=None, **options):
+        own = len(rows) // 3 if sends is None else sends[rank]
+        sent.append((len(rows) - own) * rows[:1].numel() * rows.element_size())
+        return swap(out, rows, receives, sends, **options)
+
+    dist.all_to_all_single = counted
+    table, rows = (shard_table(TokenEmbedding(V, D), mesh) for _ in range(2))
+    ids = torch.arange(V).repeat(5)
+    with torch.set_grad_enabled(trained):
+        vectors = table(ids)
+        lookup, hidden = sum(sent), vectors.detach().requires_grad_(trained)
+        sent.clear()
+        loss = rows.loss(hidden, ids)
+        gathered = max(sent)  # what all get is what all send
+        if trained:
+            loss.backward()
+        over_loss = sum(sent)
+        sent.clear()
+        if trained:
+            vectors.backward(hidden.grad)
+    return lookup + sum(sent), over_loss, gathered

@@ -360,7 +360,6 @@ def test_it_is_copied_cast_and_born_on_meta() -> None:
 
 def test_it_compiles_to_one_graph(unchecked: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(table_module, "ROWS_AT_ONCE", 10)
-    torch._dynamo.reset()
     table = moved(BASES["dense"]())
     ids, targets = torch.tensor([[2, 5, 22, 7], [7, 7, 0, 1]]), torch.tensor([[2, 5, 22, -100], [7, 0, 1, 19]])
 

@@ -129,7 +129,6 @@ def test_padding_and_spare_rows_stay_zero() -> None:
 
 
 def test_a_compiled_model_brings_its_rows_up_to_date(unchecked: None) -> None:
-    torch._dynamo.reset()
     sides = []
     for compiled in (False, True):
         table, optimizer = behind(padding_idx=0)

@@ -1,7 +1,6 @@
 """Windows: the notebook's batches without its list, and an order that knows every step."""
 
 import pickle
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,6 +11,7 @@ from torch.utils.data import DataLoader
 
 from embedlayer.errors import SizeError, TextError, TokenizerError
 from embedlayer.text.corpus import TokenCorpus
+from embedlayer.text.shards import build_in_shards
 from embedlayer.text.tokenizer import load_tokenizer, train_tokenizer
 from embedlayer.text.windows import TokenWindows, WindowSampler, create_dataloader
 
@@ -197,6 +197,43 @@ def test_a_batch_across_the_end_of_an_epoch_goes_on_in_the_next():
     assert [*wide.batch(0)[0].tolist(), *wide.batch(1)[0].tolist()] == expected
 
 
+@given(st.integers(1, 9), st.integers(1, 12), st.integers(0, 30))
+def test_the_ranks_together_see_the_batch_of_one_process(batch_size, ranks, step):
+    ids = np.arange(200, dtype=np.uint16)
+    sampler, alone = (WindowSampler(ids, max_length=7, batch_size=batch_size, seed=1) for _ in range(2))
+    shares = [sampler.batch(step, rank=rank, ranks=ranks) for rank in range(ranks)]
+    for parts, whole in zip(zip(*shares, strict=True), alone.batch(step), strict=True):
+        assert torch.equal(torch.cat(parts), whole)
+    sizes = [len(inputs) for inputs, _ in shares]
+    assert max(sizes) - min(sizes) <= 1
+
+
+@pytest.mark.parametrize(("rank", "ranks"), [(2, 2), (-1, 2), (0, 0)])
+def test_a_rank_that_does_not_exist_is_refused(rank, ranks):
+    with pytest.raises(SizeError, match=f"Rank {rank} of {ranks}"):
+        WindowSampler(np.arange(100), max_length=7, batch_size=2, seed=1).batch(0, rank=rank, ranks=ranks)
+
+
+@pytest.fixture
+def in_parts(tmp_path):
+    (tmp_path / "t.txt").write_text(TEXT)
+    return build_in_shards([tmp_path / "t.txt"], BYTES, tmp_path / "parts", shards=5, workers=1)
+
+
+def test_windows_of_a_corpus_in_parts_are_those_of_the_corpus_in_one(corpus, in_parts):
+    assert len(in_parts.ids.parts) == 5
+    for options in ({"max_length": 30, "stride": 7}, {"max_length": 700, "stride": 100}):
+        loaders = [create_dataloader(each, **options, shuffle=False, batch_size=3) for each in (corpus, in_parts)]
+        assert as_lists(loaders[0]) == as_lists(loaders[1])
+    samplers = [WindowSampler(each, max_length=16, batch_size=4, seed=2) for each in (corpus, in_parts)]
+    for step in range(0, 60, 7):
+        assert as_lists([samplers[0].batch(step)]) == as_lists([samplers[1].batch(step)])
+    windows = TokenWindows(in_parts, max_length=8, stride=8)
+    assert len(pickle.dumps(windows)) < in_parts.ids.nbytes
+    workers = create_dataloader(in_parts, max_length=64, stride=64, shuffle=False, num_workers=1)
+    assert as_lists(workers) == as_lists(create_dataloader(corpus, max_length=64, stride=64, shuffle=False))
+
+
 @pytest.mark.parametrize(
     ("count", "options", "error"),
     [
@@ -213,13 +250,3 @@ def test_a_sampler_without_windows_is_refused(count, options, error):
 def test_two_dimensional_ids_are_refused():
     with pytest.raises(SizeError, match=r"shape \(2, 2\)"):
         TokenWindows(np.zeros((2, 2), np.int64), 1, 1)
-
-
-def test_examples_in_the_docstrings_run():
-    import doctest
-
-    from embedlayer.text import corpus, tokenizer, windows
-
-    for module in (corpus, tokenizer, windows):
-        assert doctest.testmod(module).failed == 0
-        assert Path(module.__file__).exists()

@@ -1,0 +1,358 @@
+"""A corpus built by several processes or hosts, each for itself: the IDs are those that one process gives.
+
+The bytes of all sources, one after the other, are divided evenly between the parts. Where a division falls into a
+file, it moves on to the first place where a cut changes no ID (see `embedlayer.text.corpus`). Both neighbours find
+that place from the bytes around it alone, so no part waits for another, and what is built does not depend on who
+built it, when, or after how many interruptions.
+"""
+
+import os
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from tokenizers import Tokenizer
+
+from embedlayer.errors import CheckpointError, FileError, SizeError, TextError
+from embedlayer.files import JsonObject, read_json, replacing_folder, writable_folder, write_json
+from embedlayer.text.corpus import (
+    ANCHOR_CHARS,
+    CONTEXT_CHARS,
+    CUT,
+    CorpusWriter,
+    Progress,
+    TokenCorpus,
+    checked,
+    decoded,
+    find_texts,
+    is_harmless,
+    not_utf8,
+    opened,
+    warn_left_out,
+)
+from embedlayer.text.parts import FORMAT_VERSION, PLAN, missing_parts, part_folder, plan_digest, write_tables
+from embedlayer.text.tokenizer import as_tokenizer, fingerprint, load_tokenizer, save_tokenizer
+from embedlayer.text.workers import Report, run_jobs
+
+TOKENIZER = "tokenizer.json"
+_BYTES_OF_A_CHAR = 4
+
+
+def build_in_shards(
+    sources: Sequence[str | Path],
+    tokenizer: object,
+    path: str | Path,
+    *,
+    shards: int,
+    workers: int | None = None,
+    on_progress: Progress | None = None,
+) -> TokenCorpus:
+    """Encode texts in parallel processes into the folder `path` of `shards` parts, which is read as one array.
+
+    IDs and documents are those of `TokenCorpus.build` for the same sources, for any number of shards and workers;
+    only where a text has no harmless place to cut for a million characters, of which both warn, they may differ.
+    `blocks`, at whose ends `split` cuts, are as exact but fall elsewhere.
+
+    Each part appears complete or not at all. A build that was stopped goes on when it is called again with the same
+    arguments, and ends with the same bytes as one that was not.
+
+    Args:
+        sources: Files and folders, as for `find_texts`; each file is a document. One that ends in `.gz` is not divided
+            between parts.
+        tokenizer: A `tokenizers.Tokenizer`, or a fast tokenizer of transformers; it is kept in the folder.
+        path: A new or empty folder, or one in which this build was begun.
+        shards: Parts, 1 or more.
+        workers: Processes at a time; by default one for each core. With 1 everything is done in this process.
+        on_progress: Called with the bytes read so far and the bytes in all.
+
+    Raises:
+        FileError: A source cannot be read or was changed since the build began; `path` cannot be written, holds
+            something else, or the build of another plan; or a process was killed.
+        TextError: A source is not UTF-8, or there is no text at all.
+        SizeError: `shards` or `workers` is below 1.
+
+    Example:
+        >>> from embedlayer.text.tokenizer import train_tokenizer
+        >>> _ = Path("dogs.txt").write_text("I love dogs. " * 100)
+        >>> tokenizer = train_tokenizer((), kind="byte")
+        >>> build_in_shards(["dogs.txt"], tokenizer, "dogs", shards=3, workers=1)
+        TokenCorpus(1300 tokens, 1300 bytes, 1 documents)
+    """
+    workers = _cores() if workers is None else workers
+    if workers < 1:
+        raise SizeError(f"workers is {workers}; it must be 1 or more.")
+    folder = _planned(sources, tokenizer, Path(path), shards)
+    plan = read_json(folder / PLAN)
+    total = sum(size for _, size in plan["sources"])
+    done = {number: int(read_json(part / "index.json")["bytes_read"]) for number, part in _built(folder, shards)}
+
+    def progress(number: int, read: int) -> None:
+        done[number] = read
+        if on_progress is not None:
+            on_progress(min(sum(done.values()), total), total)
+
+    missing = missing_parts(folder)
+    if workers == 1 or len(missing) < 2:
+        build = part_builder(str(folder))
+        for number in missing:
+            build(number, lambda read: progress(number, read))  # noqa: B023
+    else:
+        run_jobs(f"{__name__}:part_builder", str(folder), missing, workers, progress)
+    found = np.concatenate([np.load(part / "sources.npy") for _, part in _built(folder, shards)])
+    if not len(found):
+        raise TextError(f"There is no text in {', '.join(map(str, sources))}. Give a file with at least one word.")
+    for number in np.setdiff1d(np.arange(len(plan["sources"])), found):
+        warn_left_out(plan["sources"][number][0])
+    if on_progress is not None:
+        on_progress(total, total)
+    return TokenCorpus.open(folder)
+
+
+def build_shard(
+    sources: Sequence[str | Path],
+    tokenizer: object,
+    path: str | Path,
+    *,
+    shards: int,
+    only: int,
+    on_progress: Progress | None = None,
+) -> None:
+    """Build one part of what `build_in_shards` builds, in this process: each of several hosts can build its own.
+
+    The hosts see the same sources and the same folder, on a shared disk for instance. When all parts are there,
+    `TokenCorpus.open(path)` reads them; until then it says which are missing. A part that is there is not built again.
+
+    Args:
+        sources: As for `build_in_shards`; the same for all parts, and so are `tokenizer`, `path` and `shards`.
+        tokenizer: A `tokenizers.Tokenizer`, or a fast tokenizer of transformers.
+        path: The folder of all parts.
+        shards: Parts in all.
+        only: The part to build, from 0 to `shards - 1`.
+        on_progress: Called with the bytes read so far and the bytes of this part, about.
+
+    Raises:
+        FileError: As for `build_in_shards`.
+        CheckpointError: The tokenizer in the folder was changed.
+        TextError: A source is not UTF-8.
+        SizeError: There is no such part.
+    """
+    if not 0 <= only < shards:
+        raise SizeError(f"Part {only} of {shards} does not exist: parts are counted from 0 to {shards - 1}.")
+    folder = _planned(sources, tokenizer, Path(path), shards)
+    total = sum(size for _, size in read_json(folder / PLAN)["sources"]) // shards
+
+    def report(read: int) -> None:
+        if on_progress is not None:
+            on_progress(min(read, total), total)
+
+    if not part_folder(folder, only).exists():
+        part_builder(str(folder))(only, report)
+    report(total)
+
+
+def part_builder(folder: str) -> Callable[[int, Report], None]:
+    """What builds a part of the plan in `folder`, called with its number; all that a worker process needs."""
+    path = Path(folder)
+    plan, tokenizer = read_json(path / PLAN), load_tokenizer(path / TOKENIZER)
+    _check_tokenizer(path, plan, tokenizer)
+
+    def build(number: int, report: Report) -> None:
+        target = part_folder(path, number)
+        for left in path.glob(f".{target.name}.*.partial"):  # of a build that was killed
+            shutil.rmtree(left, ignore_errors=True)
+        with replacing_folder(target) as partial:
+            _write_part(partial, plan, number, tokenizer, report)
+
+    return build
+
+
+def _write_part(folder: Path, plan: JsonObject, number: int, tokenizer: Tokenizer, report: Report) -> None:
+    found: list[int] = []
+    read_before = 0
+    with (folder / "ids.bin").open("wb") as file:
+        writer = CorpusWriter(tokenizer, lambda ids: file.write(ids.tobytes()))
+        marks = [] if writer.separator is None else [writer.separator]
+        file.write(np.array(marks, writer.dtype).tobytes())
+        for share in _shares(plan, number, tokenizer):
+            with opened(share.source, share.begin, share.end) as (read, position):
+                text = decoded(share.source, read, offset=share.begin)
+                if writer.add_document(
+                    text,
+                    lambda: report(read_before + position()),  # noqa: B023
+                    before=share.before,
+                ):
+                    found.append(share.number)
+                read_before += position()
+    index = {**writer.index(), "marks": len(marks), "bytes_read": read_before, "plan": plan_digest(plan)}
+    np.save(folder / "sources.npy", np.array(found, dtype=np.int64), allow_pickle=False)
+    write_tables(folder, *writer.tables(), index)
+    report(read_before)
+
+
+# Planning
+
+
+def _planned(sources: Sequence[str | Path], tokenizer: object, path: Path, shards: int) -> Path:
+    """The folder with the plan for these arguments in it: written now, or found and the same."""
+    if shards < 1:
+        raise SizeError(f"shards is {shards}; it must be 1 or more.")
+    tokenizer = as_tokenizer(tokenizer)
+    found = [source for source in find_texts(sources) if path.resolve() not in Path(source).resolve().parents]
+    for source in found:
+        if not Path(source).is_file():
+            name = "Standard input" if str(source) == "-" else str(source)
+            raise FileError(f"{name} can be read only once, from its start. Keep it in a file to build it in shards.")
+        if str(source).encode(errors="replace").decode() != str(source):
+            raise FileError(f"The name {str(source)!a} is not UTF-8, and the plan of a corpus is. Rename the file.")
+    plan: JsonObject = {
+        "format_version": FORMAT_VERSION,
+        "shards": shards,
+        "tokenizer": fingerprint(tokenizer),
+        "sources": [[str(source), Path(source).stat().st_size] for source in found],
+    }
+    writable_folder(path)
+    others = [file.name for file in path.iterdir() if not file.name.startswith(f".{PLAN}")]
+    if not (path / PLAN).exists():  # asked after looking: another host may have written it meanwhile
+        if others:
+            raise FileError(f"The folder {path} holds something other than this corpus. Choose a new folder for it.")
+        write_json(path / PLAN, plan)
+    _check_same(path, read_json(path / PLAN), plan)
+    if not (path / TOKENIZER).exists():
+        save_tokenizer(tokenizer, path / TOKENIZER)
+    return path
+
+
+def _check_same(path: Path, begun: JsonObject, asked: JsonObject) -> None:
+    if begun == asked:
+        return
+    for key in ("format_version", "shards", "tokenizer"):
+        if begun.get(key) != asked[key]:
+            what = f"{key.replace('_', ' ')} {begun.get(key)}, not {asked[key]}"
+            break
+    else:
+        old, new = (dict(map(tuple, plan["sources"])) for plan in (begun, asked))
+        changed = [name for name in {**old, **new} if old.get(name) != new.get(name)]
+        what = "the same sources in another order"
+        if changed:
+            name = changed[0]
+            what = f"{name} with {_bytes(old.get(name))}, not {_bytes(new.get(name))}"
+    raise FileError(
+        f"The corpus in {path} was begun with other arguments: it has {what}. Give the arguments it was begun with, or "
+        f"choose a new folder."
+    )
+
+
+def _bytes(size: int | None) -> str:
+    return "none of it" if size is None else f"{size} bytes"
+
+
+def _check_tokenizer(path: Path, plan: JsonObject, tokenizer: Tokenizer) -> None:
+    if fingerprint(tokenizer) != plan["tokenizer"]:
+        raise CheckpointError(
+            f"{path / TOKENIZER} is not the tokenizer that {path / PLAN} names. Build in a new folder."
+        )
+
+
+def _built(path: Path, shards: int) -> Iterator[tuple[int, Path]]:
+    folders = ((number, part_folder(path, number)) for number in range(shards))
+    return ((number, folder) for number, folder in folders if folder.exists())
+
+
+def _cores() -> int:
+    try:
+        return len(os.sched_getaffinity(0))
+    except AttributeError:  # not on every system
+        return os.cpu_count() or 1
+
+
+# Dividing
+
+
+class _Share(NamedTuple):
+    """What a part has of one source: bytes `begin` up to `end`, and the characters before them."""
+
+    number: int
+    source: str
+    begin: int
+    end: int
+    before: str
+
+
+def _shares(plan: JsonObject, part: int, tokenizer: Tokenizer) -> Iterator[_Share]:
+    """What a part is made of. A compressed source belongs to the part in which its first byte falls."""
+    total = sum(size for _, size in plan["sources"])
+    low, high = (total * number // plan["shards"] for number in (part, part + 1))
+    start = 0
+    for number, (source, size) in enumerate(plan["sources"]):
+        begin, end = max(low - start, 0), min(high - start, size)
+        if source.endswith(".gz"):
+            begin, end = (0, size) if low <= start < high else (0, 0)
+        if begin < end:
+            _check_size(source, size)
+            begin, end = (first_cut(source, place, size, tokenizer) for place in (begin, end))
+        if begin < end:
+            yield _Share(number, source, begin, end, _text_before(source, begin, ANCHOR_CHARS))
+        start += size
+
+
+def first_cut(source: str, place: int, size: int, tokenizer: Tokenizer) -> int:
+    """The first byte at or after `place` where a cut changes no ID; `size`, the end of the file, if there is none.
+
+    Whether a cut is harmless depends on the characters around it alone, so `first_cut` never decreases with `place`.
+    """
+    if place in (0, size):
+        return place
+    place = _next_character(source, place)
+    text = _text_before(source, place, CONTEXT_CHARS)
+    at, offset = len(text), place - len(text.encode())  # first character not looked at, byte of the first in `text`
+    with opened(source, place, size) as (read, _):
+        chunks = decoded(source, read, offset=place)
+        ended = False
+        while not ended:
+            chunk = next(chunks, "")
+            ended, text = not chunk, text + chunk
+            last = len(text) if ended else len(text) - CONTEXT_CHARS
+            for match in CUT.finditer(text, at, last + 1):
+                if is_harmless(text, match.start(), tokenizer):
+                    return offset + len(text[: match.start()].encode())
+            at = max(at, last + 1)
+            passed = max(0, at - CONTEXT_CHARS)
+            offset += len(text[:passed].encode())
+            text, at = text[passed:], at - passed
+    return size
+
+
+def _text_before(source: str, place: int, count: int) -> str:
+    """The last `count` characters before byte `place` of a file, or as many as there are."""
+    begin = _next_character(source, max(0, place - _BYTES_OF_A_CHAR * (count + 1)))
+    raw = _bytes_of(source, begin, place)
+    try:
+        text = raw.decode()
+    except UnicodeDecodeError as error:
+        raise TextError(not_utf8(source, begin + error.start, raw[error.start], raw)) from error
+    return (text if begin else text.removeprefix("\ufeff"))[-count:]
+
+
+def _next_character(source: str, place: int) -> int:
+    """`place`, or where it falls into a character the byte behind it."""
+    following = _bytes_of(source, place, place + _BYTES_OF_A_CHAR - 1)
+    return place + next((n for n, byte in enumerate(following) if byte & 0xC0 != 0x80), len(following))
+
+
+def _bytes_of(source: str, begin: int, end: int) -> bytes:
+    with opened(source, begin, end) as (read, _):
+        return checked(source, read, end - begin)
+
+
+def _check_size(source: str, size: int) -> None:
+    try:
+        found = Path(source).stat().st_size
+    except OSError as error:
+        raise FileError(f"Cannot read {source}: {error.strerror or error}.") from error
+    if found != size:
+        raise FileError(
+            f"{source} has {found} bytes and had {size} when this corpus was begun. Restore it, or build in a new "
+            f"folder."
+        )

@@ -1,0 +1,158 @@
+"""`embedlayer corpus build`, and a run on what it wrote."""
+
+import json
+import os
+import pty
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from embedlayer import (
+    RunDirectory,
+    TextError,
+    TokenCorpus,
+    TokenizerError,
+    TrainingOptions,
+    build_in_shards,
+    edit_vocabulary,
+    load_tokenizer,
+    train_tokenizer,
+)
+from embedlayer.cli.main import main
+from embedlayer.cli.pipeline import LayerOptions, start_run
+from embedlayer.text.tokenizer import save_tokenizer
+
+TEXT = "Dogs love dogs, and cats love naps in the sun. Who would not? " * 400
+
+
+def run(*arguments: object) -> int:
+    with pytest.raises(SystemExit) as stop:
+        main([str(argument) for argument in arguments])
+    return int(stop.value.code or 0)
+
+
+@pytest.fixture
+def text(tmp_path):
+    (tmp_path / "t.txt").write_text(TEXT)
+    save_tokenizer(train_tokenizer(TEXT, vocab_size=300), tmp_path / "bpe.json")
+    return tmp_path / "t.txt"
+
+
+def test_a_corpus_is_built_and_told_to_people_and_programs(text, tmp_path, capsys):
+    arguments = ("corpus", "build", text, "-o", tmp_path / "corpus", "--tokenizer", tmp_path / "bpe.json")
+    assert run(*arguments, "--shards", 3, "--workers", 1) == 0
+    shown = capsys.readouterr().out
+    built = TokenCorpus.open(tmp_path / "corpus")
+    assert f"{len(built):,} tokens of" in shown
+    assert "1 documents, 3 parts" in shown
+    assert run(*arguments, "--shards", 3, "--json") == 0
+    assert json.loads(capsys.readouterr().out) == {
+        "directory": str(tmp_path / "corpus"),
+        "shards": 3,
+        "missing": [],
+        "tokens": len(built),
+        "bytes": len(TEXT),
+        "documents": 1,
+        "vocab_size": built.vocab_size,
+        "dtype": "uint16",
+    }
+    assert run(*arguments, "--shards", 4) == 1
+    assert "begun with other arguments: it has shards 3, not 4" in capsys.readouterr().err
+
+
+def test_parts_can_be_built_one_by_one(text, tmp_path, capsys):
+    arguments = ("corpus", "build", text, "-o", tmp_path / "c", "--tokenizer", tmp_path / "bpe.json", "--shards", 2)
+    assert run(*arguments, "--only", 1) == 0
+    assert "Part 1 is in" in (shown := capsys.readouterr().out)
+    assert "1 of 2 are still to be built" in shown
+    assert run(*arguments, "--only", 1, "--json") == 0
+    assert json.loads(capsys.readouterr().out)["missing"] == [0]
+    assert run("train", tmp_path / "c", "-o", tmp_path / "run", "--length", 32) == 2
+    assert "1 parts are not built yet, among them part 0." in capsys.readouterr().err
+    assert run(*arguments, "--only", 0) == 0
+    assert "2 parts, in" in capsys.readouterr().out
+    assert run(*arguments, "--only", 2) == 2
+    assert "Part 2 of 2 does not exist" in capsys.readouterr().err
+
+
+def test_a_run_reads_a_corpus_where_it_lies(text, tmp_path):
+    tokenizer = load_tokenizer(tmp_path / "bpe.json")
+    corpus = build_in_shards([text], tokenizer, tmp_path / "corpus", shards=3, workers=1)
+    save_tokenizer(train_tokenizer((), "byte"), tmp_path / "byte.json")
+    directory = RunDirectory(tmp_path / "run")
+
+    def start(*sources, tokenizer_from=None):
+        layer = LayerOptions(tokenizer_from=tokenizer_from, dim=8, heads=2, layers=1)
+        options = TrainingOptions(steps=2, max_length=32, batch_size=4)
+        rest = {"validation_fraction": 0.1, "probes": (), "device": "cpu", "quiet": True}
+        return start_run(directory, sources, layer, options, **rest)
+
+    def batches(trainer):
+        return [trainer.sampler.batch(step)[0].tolist() for step in range(30)]
+
+    linked, told = start(tmp_path / "corpus")
+    assert told.to_str() == tokenizer.to_str()
+    assert directory.corpus.is_symlink()
+    assert batches(directory.resume()[0]) == batches(linked)
+
+    receipt = edit_vocabulary(directory.path, reorder=[*reversed(range(corpus.vocab_size))], out=tmp_path / "turned")
+    turned = TokenCorpus.open(tmp_path / "turned" / "corpus")
+    assert np.array_equal(turned.ids, receipt.remap(np.asarray(corpus.ids, dtype=np.int64)))
+    assert (turned.num_bytes, turned.blocks.tolist()) == (corpus.num_bytes, corpus.blocks.tolist())
+
+    start(text, tokenizer_from=tmp_path / "bpe.json")
+    assert not directory.corpus.is_symlink()
+    assert np.array_equal(TokenCorpus.open(directory.corpus).ids, corpus.ids)
+
+    start(tmp_path / "corpus")
+    assert directory.corpus.is_symlink()
+    with pytest.raises(TextError, match="a run reads one alone"):
+        start(tmp_path / "corpus", text)
+    with pytest.raises(TokenizerError, match="built with another tokenizer"):
+        start(tmp_path / "corpus", tokenizer_from=tmp_path / "byte.json")
+    assert np.array_equal(TokenCorpus.open(tmp_path / "corpus").ids, corpus.ids)
+
+
+def test_ctrl_c_stops_it_with_a_word_and_the_same_command_goes_on(text, tmp_path):
+    code = (
+        "import os, sys; from embedlayer.cli import progress\n"
+        "def reading(quiet):\n"
+        "    yield lambda read, total: os.kill(os.getpid(), 2) if read else None\n"
+        "from contextlib import contextmanager; progress.reading = contextmanager(reading)\n"
+        "from embedlayer.cli.main import main; main(sys.argv[1:])"
+    )
+    arguments = ["corpus", "build", text, "-o", tmp_path / "c", "--tokenizer", tmp_path / "bpe.json", "--shards", "3"]
+    command = [sys.executable, "-c", code, *map(str, arguments), "--workers", "2"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 130, done.stderr
+    assert done.stderr == "Stopped. The parts that are done stay; the same command goes on with the others.\n"
+    assert run(*arguments, "--workers", "1") == 0
+
+
+def test_a_terminal_sees_a_bar(text, tmp_path):
+    arguments = ["corpus", "build", text, "-o", tmp_path / "c", "--tokenizer", tmp_path / "bpe.json", "--shards", "2"]
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "embedlayer", *map(str, arguments)],
+        stdout=theirs,
+        stderr=theirs,
+        env={**os.environ, "TERM": "xterm", "COLUMNS": "100"},
+    )
+    os.close(theirs)
+    seen = b""
+    while True:
+        try:
+            block = os.read(ours, 4096)
+        except OSError:  # how a terminal ends
+            break
+        if not block:
+            break
+        seen += block
+    os.close(ours)
+    assert process.wait() == 0
+    shown = seen.decode()
+    assert "━" in shown
+    assert "24.8/24.8 kB" in shown
+    assert "2 parts, in" in shown

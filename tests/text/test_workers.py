@@ -1,0 +1,80 @@
+"""Jobs in other processes: what they say comes back, and they are gone afterwards."""
+
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from embedlayer.errors import EmbedLayerWarning, FileError, TextError
+from embedlayer.text.workers import run_jobs
+
+JOBS = """
+import os, signal, sys, time, warnings
+from pathlib import Path
+from embedlayer.errors import EmbedLayerWarning, TextError
+
+def prepare(folder):
+    print("a line that is none of ours")
+    (Path(folder) / f"{os.getpid()}.pid").touch()
+    def do(job, report):
+        report(1)
+        if job == 11:
+            raise TextError("job 11 has no text")
+        if job == 12:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if job == 13:
+            warnings.warn("job 13 is odd", EmbedLayerWarning)
+        if job == 14:
+            raise RuntimeError("a mistake of ours")
+        if job == 15:
+            time.sleep(600)
+        (Path(folder) / f"{job}.done").write_text(os.environ["TOKENIZERS_PARALLELISM"])
+        report(job * 10)
+    return do
+"""
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    (tmp_path / "jobs_of_this_test.py").write_text(JOBS)
+    monkeypatch.syspath_prepend(tmp_path)
+    return tmp_path
+
+
+def run(folder: Path, jobs: list[int], workers: int = 2) -> dict[int, int]:
+    told: dict[int, int] = {}
+    run_jobs("jobs_of_this_test:prepare", str(folder), jobs, workers, told.__setitem__)
+    return told
+
+
+def assert_none_left(folder: Path) -> None:
+    pids = [int(file.stem) for file in folder.glob("*.pid")]
+    assert pids
+    for pid in pids:
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+
+
+def test_every_job_is_done_by_as_many_processes_as_wanted(folder):
+    with pytest.warns(EmbedLayerWarning, match="job 13 is odd"):
+        told = run(folder, [1, 2, 3, 13, 4])
+    assert told == {job: 10 * job for job in (1, 2, 3, 13, 4)}
+    assert sorted(file.read_text() for file in folder.glob("*.done")) == ["false"] * 5
+    assert 1 <= len(list(folder.glob("*.pid"))) <= 2
+    assert_none_left(folder)
+    assert threading.active_count() == 1 or not any("_hear" in thread.name for thread in threading.enumerate())
+
+
+@pytest.mark.parametrize(
+    ("job", "error", "words"),
+    [
+        (11, TextError, "^job 11 has no text$"),
+        (12, FileError, "worked on part 12 ended before it was done .SIGKILL.*call again"),
+        (14, FileError, "part 14 ended before it was done .exit code 1"),
+    ],
+)
+def test_what_ends_one_process_ends_them_all_and_is_told(folder, job, error, words):
+    with pytest.raises(error, match=words):
+        run(folder, [15, job])
+    assert_none_left(folder)
