@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from embedlayer.errors import EmbedLayerWarning as EmbedLayerWarning
     from embedlayer.errors import FileError as FileError
     from embedlayer.errors import MissingExtraError as MissingExtraError
+    from embedlayer.errors import PeerError as PeerError
     from embedlayer.errors import PositionError as PositionError
     from embedlayer.errors import ShapeError as ShapeError
     from embedlayer.errors import SizeError as SizeError
@@ -157,6 +158,7 @@ _HOMES = {
         "EmbedLayerWarning",
         "FileError",
         "MissingExtraError",
+        "PeerError",
         "PositionError",
         "ShapeError",
         "SizeError",

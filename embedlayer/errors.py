@@ -13,6 +13,7 @@ EmbedLayerError
 ├── VocabularyError    ValueError    a change to a vocabulary that cannot be made
 ├── CheckpointError    ValueError    a saved file or folder that is damaged or does not fit
 ├── FileError          OSError       a path that cannot be read or written
+├── PeerError          ConnectionError  another process of a run that differs, hangs or has ended
 └── MissingExtraError  ImportError   an optional dependency; the message is the install line
 ```
 
@@ -60,6 +61,10 @@ class CheckpointError(EmbedLayerError, ValueError):
 
 class FileError(EmbedLayerError, OSError):
     """A path that cannot be read or written."""
+
+
+class PeerError(EmbedLayerError, ConnectionError):
+    """Another process of a run differs from this one, hangs, or has ended."""
 
 
 class MissingExtraError(EmbedLayerError, ImportError):

@@ -66,7 +66,7 @@ class Pretrained(Described, nn.Module):
 
             save_tokenizer(as_tokenizer(tokenizer), directory / TOKENIZER)
         save_tensors(directory / WEIGHTS, self.state_dict())
-        write_json(directory / CONFIG, {"format_version": FORMAT_VERSION, **describe(self)})
+        write_config(directory, describe(self))
 
     @classmethod
     def read_pretrained(cls: type[Layer], directory: Path | str, *, device: torch.device | str = "cpu") -> Layer:
@@ -95,6 +95,11 @@ class Pretrained(Described, nn.Module):
         assign(layer, tensors, source=directory / WEIGHTS)
         derive_all(layer, device)
         return layer
+
+
+def write_config(directory: Path, description: JsonObject) -> None:
+    """Write `config.json`: the last file of a layer, so that it is whole where this one is."""
+    write_json(directory / CONFIG, {"format_version": FORMAT_VERSION, **description})
 
 
 def describe(layer: Described) -> JsonObject:

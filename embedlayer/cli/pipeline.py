@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from embedlayer.training.loop import Trainer, TrainingOptions
     from embedlayer.training.run_directory import RunDirectory
 
-SECONDS_BETWEEN_CHECKPOINTS = 60
 TOKENIZER_BYTES = 200_000_000
 NEIGHBORS = 6
 
@@ -80,8 +79,9 @@ def start_run(
     probes: Sequence[str],
     device: str,
     quiet: bool,
+    launch: str = "",
 ) -> tuple["Trainer", "Tokenizer"]:
-    """Text to tokenizer, corpus, model and trainer, all written down in the folder."""
+    """Text to tokenizer, corpus, model and trainer, all written down in the folder, with `launch` in its notes."""
     import torch
 
     from embedlayer.files import writable_folder
@@ -104,7 +104,7 @@ def start_run(
     chosen = [_single_token(tokenizer, probe) for probe in probes] or frequent_words(
         corpus.counts(table_size(tokenizer)), tokenizer
     )
-    notes = {"neighbors_before": _neighbors_of(chosen, model, tokenizer)}
+    notes = {"neighbors_before": _neighbors_of(chosen, model, tokenizer), **({"launch": launch} if launch else {})}
     directory.start(trainer, tokenizer, validation_fraction=validation_fraction, notes=notes)
     return trainer, tokenizer
 
@@ -199,20 +199,25 @@ def build_model(layer: LayerOptions, vocab_size: int, max_length: int) -> "Decod
     )
 
 
-def train_to_the_end(directory: "RunDirectory", trainer: "Trainer", tokenizer: "Tokenizer", *, quiet: bool) -> bool:
+def train_to_the_end(
+    directory: "RunDirectory", trainer: "Trainer", tokenizer: "Tokenizer", *, quiet: bool, save_seconds: float = 60.0
+) -> bool:
     """Train with a live display and checkpoints; Ctrl-C ends after the step it falls in, with everything saved.
+
+    Of several processes all must call it; rank 0 writes and speaks.
 
     Returns:
         Whether the last step was reached.
     """
     from embedlayer.cli.progress import display, stopping_gently
 
-    saved_at = time.monotonic()
+    ranks, saved_at = trainer.ranks, time.monotonic()
     with stopping_gently(trainer), display(trainer, quiet=quiet) as show:
         for line in trainer.run(on_step=show.step):
-            directory.add_metrics(line)
+            if ranks.first:
+                directory.add_metrics(line)
             show.line(line)
-            if time.monotonic() - saved_at > SECONDS_BETWEEN_CHECKPOINTS:
+            if ranks.any(time.monotonic() - saved_at > save_seconds):
                 directory.save_checkpoint(trainer)
                 saved_at = time.monotonic()
     directory.save_checkpoint(trainer)

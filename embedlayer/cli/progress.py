@@ -25,7 +25,8 @@ def stopping_gently(trainer: "Trainer") -> Iterator[None]:
     def stop(number: int, frame: FrameType | None) -> None:
         trainer.stop()
         signal.signal(number, before[number])
-        click.echo("\nStopping after this step ... (again to stop at once)", err=True)
+        if trainer.ranks.first:
+            click.echo("\nStopping after this step ... (again to stop at once)", err=True)
 
     before: dict[int, Any] = {}
     try:

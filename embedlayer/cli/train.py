@@ -1,11 +1,14 @@
 """`embedlayer train`: real text in, a trained embedding layer out."""
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from embedlayer.errors import FileError, SizeError
+
+if TYPE_CHECKING:
+    from embedlayer.distributed.ranks import Ranks
 
 
 @click.command()
@@ -58,6 +61,15 @@ from embedlayer.errors import FileError, SizeError
     show_default=True,
     help="Of matrices.",
 )
+@click.option(
+    "--save-seconds", default=60.0, show_default=True, help="Time from one checkpoint to the next, at lines of metrics."
+)
+@click.option(
+    "--timeout-seconds",
+    default=600.0,
+    show_default=True,
+    help="How long processes that torchrun started wait for each other.",
+)
 @click.option("--probe", multiple=True, help="A token whose neighbours to show; may be repeated.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as one line of JSON, and nothing else.")
 def train(files: tuple[str, ...], **options: Any) -> int:
@@ -65,10 +77,20 @@ def train(files: tuple[str, ...], **options: Any) -> int:
 
     FILE... are text files (.gz too), folders of them, or - for standard input; or the folder of a corpus that
     "embedlayer corpus build" wrote, which brings its tokenizer.
+
+    By several processes, or machines with one file system: torchrun --nproc-per-node N -m embedlayer train ...
     """
+    from embedlayer.cli.pipeline import chosen_device
+    from embedlayer.distributed.ranks import started_ranks
+
+    device = chosen_device(options["device"])
+    with started_ranks(device, options["timeout_seconds"]) as ranks:
+        return _train(files, options, device, ranks)
+
+
+def _train(files: tuple[str, ...], options: dict[str, Any], device: str, ranks: "Ranks") -> int:
     from embedlayer.cli.pipeline import (
         LayerOptions,
-        chosen_device,
         show_summary,
         start_run,
         train_to_the_end,
@@ -78,12 +100,14 @@ def train(files: tuple[str, ...], **options: Any) -> int:
     from embedlayer.training.run_directory import RunDirectory
 
     directory = RunDirectory(options["output"])
-    device = chosen_device(options["device"])
-    quiet = options["as_json"]
-    if options["resume"]:
-        if files:
+    quiet = options["as_json"] or not ranks.first
+    ranks.agree({"FILE...": files, **{f"--{name.replace('_', '-')}": value for name, value in options.items()}})
+    again = ranks.first and ranks.restarted and directory.holds_a_run
+    again = again and directory.read()["notes"].get("launch") == ranks.launch
+    if options["resume"] or ranks.any(again):
+        if files and options["resume"]:
             raise SizeError("--resume reads the text kept in the folder: leave the files out.")
-        trainer, tokenizer, _ = directory.resume(device)
+        trainer, tokenizer, _ = directory.resume(device, ranks)
         if not quiet:
             click.echo(f"Continuing at step {trainer.step}")
     else:
@@ -108,22 +132,29 @@ def train(files: tuple[str, ...], **options: Any) -> int:
         )
         names = LayerOptions.__dataclass_fields__
         layer = LayerOptions(**{name: value for name, value in options.items() if name in names})
-        trainer, tokenizer = start_run(
-            directory,
-            files,
-            layer,
-            training,
-            validation_fraction=options["validation_fraction"],
-            probes=options["probe"],
-            device=device,
-            quiet=quiet,
-        )
-    if not train_to_the_end(directory, trainer, tokenizer, quiet=quiet):
-        click.echo(
-            f"Stopped at step {trainer.step} of {trainer.steps}; everything is saved.\n"
-            f"Continue with: embedlayer train --resume -o {directory.path}",
-            err=True,
-        )
+        if ranks.first:
+            trainer, tokenizer = start_run(
+                directory,
+                files,
+                layer,
+                training,
+                validation_fraction=options["validation_fraction"],
+                probes=options["probe"],
+                device="cpu" if ranks.launch else device,
+                quiet=quiet,
+                launch=ranks.launch,
+            )
+        if ranks.launch:  # all read what rank 0 wrote
+            ranks.after_first()
+            trainer, tokenizer, _ = directory.resume(device, ranks)
+    if not train_to_the_end(directory, trainer, tokenizer, quiet=quiet, save_seconds=options["save_seconds"]):
+        if ranks.first:
+            click.echo(
+                f"Stopped at step {trainer.step} of {trainer.steps}; everything is saved.\n"
+                f"Continue with: embedlayer train --resume -o {directory.path}",
+                err=True,
+            )
         return 130
-    show_summary(make_report(directory), as_json=options["as_json"])
+    if ranks.first:
+        show_summary(make_report(directory), as_json=options["as_json"])
     return 0

@@ -25,7 +25,7 @@ def distributed_state(model: nn.Module, optimizer: RowAdamW) -> dict[str, dict[s
     """
     optimizer.flush()
     moments: dict[str, Tensor] = {}
-    for name, parameter, table in _parameters(model):
+    for name, parameter, table in parameters_of(model):
         state = optimizer.moments(parameter)
         moments[f"{name}.step"] = state["step"]
         for key in MOMENTS:
@@ -40,7 +40,7 @@ def load_distributed_state(model: nn.Module, optimizer: RowAdamW, state: dict[st
         KeyError: Something is missing.
     """
     model.load_state_dict(state["model"])
-    for name, parameter, _ in _parameters(model):
+    for name, parameter, _ in parameters_of(model):
         for key, value in optimizer.moments(parameter).items():
             found = state["optimizer"][f"{name}.{key}"]
             value.copy_(found.to_local() if isinstance(found, DTensor) else found)
@@ -48,11 +48,11 @@ def load_distributed_state(model: nn.Module, optimizer: RowAdamW, state: dict[st
             parameter.row_ledger.detach()  # type: ignore[attr-defined]
 
 
-def _parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter, ShardedTable | None]]:
-    """Each trained parameter, its name in `state_dict()`, and the table that it is the rows of a part of, if any."""
+def parameters_of(model: nn.Module) -> Iterator[tuple[str, nn.Parameter, ShardedTable | None]]:
+    """Each trained parameter, its name in an undivided model, and the table whose rows it is a part of, if any."""
     tables = [(name, module) for name, module in model.named_modules() if isinstance(module, ShardedTable)]
     named = {
-        parameter: ".".join(filter(None, (prefix, name)))
+        parameter: ".".join(filter(None, (prefix.removesuffix(".rows"), name)))  # a free head's rows are its weight
         for prefix, table in tables
         for name, parameter in table.local.named_parameters()
     }

@@ -4,6 +4,7 @@ from typing import Any
 
 from torch import nn
 
+from embedlayer.layers.output import OutputHead
 from embedlayer.positions.position import Position
 from embedlayer.tables.table import TokenTable
 
@@ -28,7 +29,11 @@ def param_groups(model: nn.Module, *, weight_decay: float = 0.1) -> list[dict[st
         ['tables', 'norms', 'matrices']
     """
     kinds: dict[nn.Parameter, str] = {}
+    heads = [head for head in model.modules() if isinstance(head, OutputHead)]
+    matrices = {rows for head in heads for rows in head.modules()}  # a free head that is divided holds a table
     for module in model.modules():
+        if module in matrices:
+            continue
         kind = "tables" if isinstance(module, TokenTable) else "positions" if isinstance(module, Position) else None
         if kind is not None:
             kinds |= dict.fromkeys(module.parameters(), kind)

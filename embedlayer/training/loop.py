@@ -5,7 +5,6 @@ moments, generators, the loss since the last line) stands in `state()`. Nothing 
 dictionary per logged step, and who calls it shows it.
 """
 
-import copy
 import math
 import time
 import warnings
@@ -17,6 +16,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from embedlayer.distributed.ranks import Alone, Ranks
 from embedlayer.errors import CheckpointError, EmbedLayerWarning, SizeError, TextError
 from embedlayer.files import JsonObject
 from embedlayer.models.decoder import DecoderLM
@@ -102,6 +102,8 @@ class Trainer:
         training: Token IDs to learn from.
         validation: Token IDs to measure on.
         options: How.
+        ranks: The processes that train it together, each with a `Trainer` of the same; this one alone if `None`. Each
+            takes its share of every batch, and the run is that of one process, except for what dropout draws.
 
     Raises:
         TextError: A part is shorter than one window.
@@ -113,11 +115,19 @@ class Trainer:
     """
 
     def __init__(
-        self, model: DecoderLM, training: TokenCorpus, validation: TokenCorpus, options: TrainingOptions
+        self,
+        model: DecoderLM,
+        training: TokenCorpus,
+        validation: TokenCorpus,
+        options: TrainingOptions,
+        ranks: Ranks | None = None,
     ) -> None:
         self.model = model
         self.options = options
+        self.ranks = Alone() if ranks is None else ranks
+        self.ranks.divide(model)
         self.device = next(model.parameters()).device
+        self._loss = self.ranks.loss_of(model)
         for name, part in {"training": training, "validation": validation}.items():
             if len(part) <= options.max_length:
                 raise TextError(
@@ -154,9 +164,9 @@ class Trainer:
         if self.step == 0:
             yield self._first_line()
         clock, tokens = time.perf_counter(), 0
-        while self.step < self.steps and not self._stopping:
+        while self.step < self.steps and not self.ranks.any(self._stopping):
             learning_rate = self.options.learning_rate_at(self.step + 1, self.steps)
-            self._losses += self._update(self.model, self.optimizer, self.step, learning_rate)
+            self._losses += self._update(self.optimizer, self.step, learning_rate)
             self.step += 1
             if on_step is not None:
                 on_step(self.step)
@@ -164,7 +174,7 @@ class Trainer:
             if self.step % self.options.log_every and self.step < self.steps:
                 continue
             self.model.check()
-            total, count = self._losses.tolist()
+            total, count = self.ranks.sum(self._losses).tolist()
             self._losses.zero_()
             line = {
                 "step": self.step,
@@ -188,9 +198,11 @@ class Trainer:
         with torch.no_grad(), self._autocast():
             for start in range(0, count, batch_size):
                 inputs, targets = windows.batch(range(start, min(start + batch_size, count)))
-                total += float(self.model.loss(inputs.to(self.device), targets.to(self.device), reduction="sum"))
+                inputs, targets, share = self._part(inputs, targets)
+                loss = float(self.model.loss(inputs, targets, reduction="sum"))
+                total += loss if share else 0.0
         self.model.train()
-        nats = total / (count * length)
+        nats = float(self.ranks.sum(torch.tensor(total, dtype=torch.float64))) / (count * length)
         bytes_per_token = self.validation.num_bytes / len(self.validation)
         return {"validation_loss": nats, "validation_bits_per_byte": nats / math.log(2) / bytes_per_token}
 
@@ -199,13 +211,15 @@ class Trainer:
         with raw_rows(self.model):
             tensors = {f"model.{name}": tensor for name, tensor in self.model.state_dict().items()}
         ledgers: JsonObject = {}
-        for name, parameter in self.model.named_parameters():
+        for name, parameter, whole in self.ranks.parameters(self.model):
             moments = self.optimizer.state.get(parameter, {})
-            tensors |= {f"optimizer.{name}.{key}": value for key, value in moments.items()}
+            rows = {key: value if key == "step" else whole(value) for key, value in moments.items()}
+            tensors |= {f"optimizer.{name}.{key}": value for key, value in rows.items()}
             if ledger := getattr(parameter, "row_ledger", None):
                 behind, ledgers[name] = ledger.state()
-                tensors |= {f"ledger.{name}.{key}": value for key, value in behind.items()}
-        tensors["losses"] = self._losses
+                rows = {key: value if key == "history" else whole(value) for key, value in behind.items()}
+                tensors |= {f"ledger.{name}.{key}": value for key, value in rows.items()}
+        tensors["losses"] = self.ranks.sum(self._losses)
         tensors["generator.cpu"] = torch.get_rng_state()
         if self.device.type == "cuda":
             tensors["generator.cuda"] = torch.cuda.get_rng_state(self.device)
@@ -226,18 +240,19 @@ class Trainer:
             self.model.load_state_dict(
                 {name.removeprefix("model."): t for name, t in tensors.items() if name.startswith("model.")}
             )
-            for name, parameter in self.model.named_parameters():
+            local = {name: self.ranks.local(tensor) for name, tensor in tensors.items()}
+            for name, parameter, _ in self.ranks.parameters(self.model):
                 prefix = f"optimizer.{name}."
-                moments = {key.removeprefix(prefix): t for key, t in tensors.items() if key.startswith(prefix)}
+                moments = {key.removeprefix(prefix): t for key, t in local.items() if key.startswith(prefix)}
                 if moments:
                     on_device = {k: t if k == "step" else t.to(parameter.device) for k, t in moments.items()}
                     self.optimizer.state[parameter] = on_device
                 if ledger := rest.get("ledgers", {}).get(name):
                     prefix = f"ledger.{name}."
-                    behind = {key.removeprefix(prefix): t for key, t in tensors.items() if key.startswith(prefix)}
+                    behind = {key.removeprefix(prefix): t for key, t in local.items() if key.startswith(prefix)}
                     self.optimizer.load_rows(parameter, behind, ledger)
             self.step, self.steps = rest["step"], rest["steps"]
-            self._losses.copy_(tensors["losses"])
+            self._losses.copy_(tensors["losses"] if self.ranks.first else torch.zeros(2))
             torch.set_rng_state(tensors["generator.cpu"].cpu())
             if self.device.type == "cuda" and "generator.cuda" in tensors:
                 torch.cuda.set_rng_state(tensors["generator.cuda"].cpu(), self.device)
@@ -246,13 +261,13 @@ class Trainer:
 
     def _first_line(self) -> dict[str, Any]:
         measured = self.validate()
-        inputs, targets = self._batch(0)
+        inputs, targets, share = self._batch(0)
         self.model.eval()
         with torch.no_grad(), self._autocast():
-            loss = float(self.model.loss(inputs, targets))
+            loss = float(self.ranks.sum(self.model.loss(inputs, targets) * share))
         self.model.train()
         uniform = math.log(self.model.table.vocab_size)
-        if not abs(loss - uniform) <= FAR_FROM_LN_V:
+        if self.ranks.first and not abs(loss - uniform) <= FAR_FROM_LN_V:
             warnings.warn(
                 f"The first loss is {loss:.1f}, and guessing evenly costs ln V = {uniform:.2f} nats. The rows start "
                 f"too large for the head (a tied table wants init_std=0.02 and scale='sqrt_dim', not N(0, 1)), or are "
@@ -262,18 +277,21 @@ class Trainer:
             )
         return {"step": 0, "loss": loss, "lr": 0.0, "tokens_per_second": 0, "rows_touched": 0, **measured}
 
-    def _update(self, model: DecoderLM, optimizer: torch.optim.Optimizer, step: int, learning_rate: float) -> Tensor:
-        """Update `step`, counted from 0; returns its loss and a 1, without waiting for the device."""
+    def _update(self, optimizer: torch.optim.Optimizer, step: int, learning_rate: float) -> Tensor:
+        """Update `step`, counted from 0; returns, as sums over the ranks, its loss and a 1, and waits for no device."""
+        self.ranks.seed(self.options.seed, step)
         for group in optimizer.param_groups:
             group["lr"] = learning_rate
-        result = torch.tensor([0.0, 1.0], device=self.device)
+        result = torch.tensor([0.0, float(self.ranks.first)], device=self.device)
+        last = self.options.accumulate - 1
         for part in range(self.options.accumulate):
-            inputs, targets = self._batch(step * self.options.accumulate + part)
-            with self._autocast():
-                loss = model.loss(inputs, targets) / self.options.accumulate
-            loss.backward()
+            inputs, targets, share = self._batch(step * self.options.accumulate + part)
+            with nullcontext() if part == last else self.ranks.local_gradients():
+                with self._autocast():
+                    loss = self._loss(inputs, targets) * share / self.options.accumulate
+                (loss * self.ranks.size).backward()  # gradients are means over the ranks, and shares sum to 1
             result[0] += loss.detach()
-        clip_grad_norm_(model.parameters(), self.options.max_grad_norm)
+        clip_grad_norm_(self.model.parameters(), self.options.max_grad_norm)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         return result
@@ -283,9 +301,14 @@ class Trainer:
         parts = range(step * self.options.accumulate, (step + 1) * self.options.accumulate)
         return len(torch.cat([self.sampler.batch(part)[0].flatten() for part in parts]).unique())
 
-    def _batch(self, index: int) -> tuple[Tensor, Tensor]:
-        inputs, targets = self.sampler.batch(index)
-        return inputs.to(self.device), targets.to(self.device)
+    def _batch(self, index: int) -> tuple[Tensor, Tensor, float]:
+        return self._part(*self.sampler.batch(index))
+
+    def _part(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, float]:
+        """This rank's windows of a batch, and their share of it; where none is left, one that counts nothing."""
+        part = self.ranks.share(len(inputs))
+        windows = slice(part.start, part.stop) if part else slice(1)
+        return inputs[windows].to(self.device), targets[windows].to(self.device), len(part) / len(inputs)
 
     def _autocast(self) -> AbstractContextManager[Any]:
         precision = self.options.precision
@@ -301,20 +324,25 @@ class Trainer:
         )
 
     def _steps_in(self, minutes: float, warm: int = 3, measured: int = 8) -> int:
-        """How many steps fit, from a few on a copy of the model; the run itself is left as it was."""
-        model = copy.deepcopy(self.model)
-        optimizer = self._fresh_optimizer(model)
+        """How many steps fit, from a few that are taken back; the run itself is left as it was."""
+        before = [parameter.detach().clone() for parameter in self.model.parameters()]
+        optimizer = self._fresh_optimizer(self.model)
         started = time.perf_counter()
         times = []
         with torch.random.fork_rng():
             for index in range(warm + measured):
                 clock = time.perf_counter()
-                float(self._update(model, optimizer, index, self.options.learning_rate)[0])
+                float(self._update(optimizer, index, self.options.learning_rate)[0])
                 times.append(time.perf_counter() - clock)
+        with torch.no_grad():
+            for parameter, numbers in zip(self.model.parameters(), before, strict=True):
+                parameter.copy_(numbers)
+                if ledger := getattr(parameter, "row_ledger", None):
+                    ledger.detach()
         clock = time.perf_counter()
         self.validate()
         validation = time.perf_counter() - clock
         per_step = sorted(times[warm:])[measured // 2]
         per_step += validation / (self.options.log_every * self.options.validate_every)
         left = 60 * minutes - (time.perf_counter() - started) - 2 * validation
-        return max(1, int(left / per_step))
+        return self.ranks.first_says(max(1, int(left / per_step)))

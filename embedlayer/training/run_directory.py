@@ -13,32 +13,34 @@ DIR/
 ```
 """
 
+import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from tokenizers import Tokenizer
 
+from embedlayer.distributed.ranks import Alone, Ranks
 from embedlayer.errors import CheckpointError, FileError, TokenizerError
 from embedlayer.files import (
     JsonObject,
-    load_tensors,
     read_json,
-    save_tensors,
     writable_folder,
     write_json,
     write_text,
 )
 from embedlayer.models.decoder import DecoderLM
-from embedlayer.pretrained import TOKENIZER, build, describe
+from embedlayer.pretrained import TOKENIZER, WEIGHTS, build, write_config
 from embedlayer.text.corpus import TokenCorpus
 from embedlayer.text.tokenizer import load_tokenizer, save_tokenizer, table_size
 from embedlayer.training.loop import Trainer, TrainingOptions
 
 FORMAT_VERSION = 1
+PIECES_OF_A_TEXT, IDS_IN_A_PIECE = 256, 4096
 
 
 class Run(NamedTuple):
@@ -89,7 +91,7 @@ class RunDirectory:
         description: JsonObject = {
             "format_version": FORMAT_VERSION,
             "options": asdict(trainer.options),
-            "model": describe(trainer.model),
+            "model": trainer.ranks.describe(trainer.model),
             "validation_fraction": validation_fraction,
             "notes": notes or {},
         }
@@ -112,8 +114,15 @@ class RunDirectory:
             )
         return description
 
-    def resume(self, device: torch.device | str = "cpu") -> tuple[Trainer, Tokenizer, JsonObject]:
+    def resume(
+        self, device: torch.device | str = "cpu", ranks: Ranks | None = None
+    ) -> tuple[Trainer, Tokenizer, JsonObject]:
         """Build the run again and continue at its last checkpoint, or at step 0 if it has none.
+
+        Args:
+            device: Where to train.
+            ranks: The processes that go on with it together; as many as one likes, whatever their number was. All must
+                see this folder.
 
         Returns:
             The trainer, the tokenizer, and the notes given to `start`.
@@ -121,18 +130,31 @@ class RunDirectory:
         Raises:
             FileError: There is no run here, or a file of it cannot be read.
             CheckpointError: A file is damaged.
+            PeerError: A rank sees another run, tokenizer or text than rank 0.
         """
-        trainer, description = self.open(device)
-        self._keep_metrics_up_to(trainer.step if self.checkpoint.exists() else -1)
-        return trainer, load_tokenizer(self.path / TOKENIZER), description["notes"]
+        ranks = Alone() if ranks is None else ranks
+        description, tokenizer = self.read(), load_tokenizer(self.path / TOKENIZER)
+        ranks.agree(facts_of(description, TokenCorpus.open(self.corpus), tokenizer))
+        trainer, description = self.open(device, ranks)
+        ranks.agree({"step of the checkpoint": trainer.step})
+        if ranks.first:
+            self._keep_metrics_up_to(trainer.step if self.checkpoint.exists() else -1)
+            for partial in self.path.glob(f".{self.checkpoint.name}.*.partial"):  # of a process killed in a save
+                partial.unlink()
+        return trainer, tokenizer, description["notes"]
 
-    def open(self, device: torch.device | str = "cpu") -> tuple[Trainer, JsonObject]:
+    def open(self, device: torch.device | str = "cpu", ranks: Ranks | None = None) -> tuple[Trainer, JsonObject]:
         """The run as its last checkpoint has it, and what `start` wrote; nothing in the folder changes.
+
+        Args:
+            device: Where to train.
+            ranks: The processes that open it together.
 
         Raises:
             FileError: There is no run here, or a file of it cannot be read.
             CheckpointError: A file is damaged.
         """
+        ranks = Alone() if ranks is None else ranks
         description = self.read()
         options = TrainingOptions(**description["options"])
         torch.manual_seed(options.seed)
@@ -140,20 +162,25 @@ class RunDirectory:
         if not isinstance(model, DecoderLM):
             raise CheckpointError(f"{self.run} describes a {type(model).__name__}, not a DecoderLM.")
         parts = TokenCorpus.open(self.corpus).split(description["validation_fraction"])
-        trainer = Trainer(model.to(device), *parts, options)
+        trainer = Trainer(ranks.placed(model, device), *parts, options, ranks)
         if self.checkpoint.exists():
-            tensors, metadata = load_tensors(self.checkpoint)
+            tensors, metadata = ranks.load(self.checkpoint)
             trainer.load_state(tensors, json.loads(metadata.get("state", "{}")))
         return trainer, description
 
     def save_checkpoint(self, trainer: Trainer) -> None:
-        """Write the run's state; the last checkpoint stays until the new one is whole."""
+        """Write the run's state; the last checkpoint stays until the new one is whole. All ranks must call it."""
         tensors, rest = trainer.state()
-        save_tensors(self.checkpoint, tensors, {"state": json.dumps(rest)})
+        trainer.ranks.save(self.checkpoint, tensors, {"state": json.dumps(rest)})
 
     def finish(self, trainer: Trainer, tokenizer: Tokenizer) -> None:
-        """Write the result: the model as it is now, with its tokenizer."""
-        trainer.model.save_pretrained(self.path, tokenizer=tokenizer)
+        """Write the result: the model as it is now, with its tokenizer. All ranks must call it."""
+        tensors = trainer.model.state_dict()
+        if trainer.ranks.first:
+            save_tokenizer(tokenizer, self.path / TOKENIZER)
+        trainer.ranks.save(self.path / WEIGHTS, tensors)
+        if trainer.ranks.first:
+            write_config(self.path, trainer.ranks.describe(trainer.model))
 
     def add_metrics(self, line: JsonObject) -> None:
         """Append one line to the metrics."""
@@ -173,6 +200,25 @@ class RunDirectory:
     def _keep_metrics_up_to(self, step: int) -> None:
         lines: Sequence[dict[str, Any]] = [line for line in self.read_metrics() if line["step"] <= step]
         write_text(self.metrics, "".join(json.dumps(line) + "\n" for line in lines))
+
+
+def facts_of(description: JsonObject, corpus: TokenCorpus, tokenizer: Tokenizer) -> JsonObject:
+    """What must be the same for all that train one run, by name; of a long text, some pieces."""
+    first_ids = np.linspace(0, max(0, len(corpus) - IDS_IN_A_PIECE), PIECES_OF_A_TEXT).astype(np.int64)
+    some = b"".join(np.asarray(corpus.ids[first : first + IDS_IN_A_PIECE]).tobytes() for first in np.unique(first_ids))
+    return {
+        "vocabulary": table_size(tokenizer),
+        "tokenizer": digest(tokenizer.to_str().encode()),
+        "tokens of text": len(corpus),
+        "text": digest(some),
+        **{f"configuration of {name}": value for name, value in description.items() if name != "notes"},
+        "torch": torch.__version__,
+    }
+
+
+def digest(content: bytes) -> str:
+    """A few letters that other content has otherwise."""
+    return hashlib.sha256(content).hexdigest()[:12]
 
 
 def load_run(path: Path | str, *, device: torch.device | str = "cpu") -> Run:

@@ -1,0 +1,163 @@
+"""Divided rows in one ordinary safetensors file: written by rank 0 as they arrive, read by each rank for itself.
+
+No process ever has more of a table than its own rows and a piece of another's.
+"""
+
+import json
+import struct
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from embedlayer.distributed.sharded import ShardedTable
+from embedlayer.errors import CheckpointError, FileError
+from embedlayer.files import JsonObject, replacing
+
+BYTES_AT_ONCE = 1 << 24
+TYPES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.bfloat16: "BF16",
+    torch.float16: "F16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+"""safetensors' names of them."""
+
+
+class Rows(NamedTuple):
+    """Where the rows of a tensor are.
+
+    Attributes:
+        table: Which of them are here.
+        stored: Rows in a file: the vocabulary's and spare ones, which are zero.
+    """
+
+    table: ShardedTable
+    stored: int
+
+
+def save_gathered(
+    path: Path, tensors: Mapping[str, Tensor], divided: Mapping[str, Rows], metadata: Mapping[str, str] | None = None
+) -> None:
+    """Write one safetensors file on rank 0, wholly or not at all; all ranks must call it.
+
+    Args:
+        path: The file.
+        tensors: The same names on every rank, in the same order; DTensors where they are divided.
+        divided: Which of them are.
+        metadata: Strings for the file's header, beside `{"format": "pt"}`.
+
+    Raises:
+        FileError: The folder cannot be written, or the disk is full.
+    """
+    if dist.get_rank():
+        for name, tensor in tensors.items():
+            if name in divided:
+                for piece in pieces(part_of(tensor)):
+                    dist.send(piece, 0)
+        return
+    with replacing(path) as partial, partial.open("wb") as file:
+        file.write(header(tensors, divided, {"format": "pt", **(metadata or {})}))
+        for name, tensor in tensors.items():
+            if name in divided:
+                _write_rows(file, part_of(tensor), divided[name])
+            else:
+                _write(file, tensor)
+
+
+def load_parts(
+    path: Path, divided_among: Callable[[Iterable[str]], Mapping[str, Rows]]
+) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """The tensors of a safetensors file by name, and its metadata; of divided ones this rank's rows, as DTensors.
+
+    Raises:
+        FileError: There is no such file, or it cannot be read.
+        CheckpointError: It is truncated or not a safetensors file.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="pt") as file:
+            names = list(file.keys())
+            divided = divided_among(names)
+            tensors: dict[str, Tensor] = {}
+            for name in names:
+                if rows := divided.get(name):
+                    part = file.get_slice(name)[rows.table.start : rows.table.stop]
+                    tensors[name] = rows.table.whole(part)
+                else:
+                    tensors[name] = file.get_tensor(name)
+            return tensors, dict(file.metadata() or {})
+    except OSError as error:
+        raise FileError(f"Cannot read {path}: {error.strerror or error}.") from error
+    except SafetensorError as error:
+        raise CheckpointError(
+            f"{path} is not a whole safetensors file ({error}): it is damaged or was cut short. "
+            f"Copy it again or use an earlier checkpoint."
+        ) from error
+
+
+def header(tensors: Mapping[str, Tensor], divided: Mapping[str, Rows], metadata: Mapping[str, str]) -> bytes:
+    """What stands in front of the numbers in a safetensors file: its length, then names, types, shapes and places."""
+    entries: JsonObject = {"__metadata__": dict(metadata)}
+    offset = 0
+    for name, tensor in tensors.items():
+        shape = [divided[name].stored, *tensor.shape[1:]] if name in divided else list(tensor.shape)
+        size = torch.Size(shape).numel() * tensor.dtype.itemsize
+        entries[name] = {"dtype": TYPES[tensor.dtype], "shape": shape, "data_offsets": [offset, offset + size]}
+        offset += size
+    raw = json.dumps(entries, separators=(",", ":"), ensure_ascii=False).encode()
+    raw += b" " * (-len(raw) % 8)
+    return struct.pack("<Q", len(raw)) + raw
+
+
+def pieces(tensor: Tensor) -> Iterator[Tensor]:
+    """The bytes of a tensor on the CPU, a few rows at a time."""
+    rows = tensor.detach().reshape(1) if tensor.dim() == 0 else tensor.detach()
+    for piece in rows.split(_rows_at_once(rows)):
+        if piece.numel():
+            yield piece.cpu().contiguous().flatten().view(torch.uint8)
+
+
+def part_of(tensor: Tensor) -> Tensor:
+    """The rows of this rank."""
+    assert isinstance(tensor, DTensor)
+    part: Tensor = tensor.to_local()
+    return part
+
+
+def _write_rows(file: BinaryIO, own: Tensor, rows: Rows) -> None:
+    """Rank 0's rows, those of all others as they arrive, and spare ones."""
+    _write(file, own)
+    room = own.new_empty((_rows_at_once(own), *own.shape[1:]), device="cpu")
+    each, vocab_size = rows.table.stop - rows.table.start, rows.table.vocab_size
+    for rank in range(1, dist.get_world_size()):
+        left = min((rank + 1) * each, vocab_size) - rank * each
+        while left:
+            piece = room[: min(left, len(room))].flatten().view(torch.uint8)
+            dist.recv(piece, rank)
+            file.write(piece.numpy().data)
+            left -= min(left, len(room))
+    spare = own.new_zeros((rows.stored - vocab_size, *own.shape[1:]), device="cpu")
+    if own.dtype == torch.int32 and len(spare):  # a ledger's: rows that never had a gradient are always up to date
+        spare.fill_(int(own.max()))
+    _write(file, spare)
+
+
+def _write(file: BinaryIO, tensor: Tensor) -> None:
+    for piece in pieces(tensor):
+        file.write(piece.numpy().data)
+
+
+def _rows_at_once(tensor: Tensor) -> int:
+    row_bytes: Any = max(tensor[:1].numel() * tensor.dtype.itemsize, 1)
+    return max(BYTES_AT_ONCE // int(row_bytes), 1)

@@ -1,0 +1,263 @@
+"""Several processes that train one model: a decoder with the same parameters on each, and rows that are divided.
+
+Each rank takes its share of every batch. The gradients of what all have are made means by `DistributedDataParallel`,
+those of divided rows by `ShardedTable`; a rank's mean loss is weighed by its share of the batch, so that the step is
+that of one process, also where the shares differ.
+"""
+
+import json
+import os
+import socket
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch._C._distributed_c10d import PrefixStore
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.rendezvous import rendezvous
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
+
+from embedlayer.distributed.gathered import Rows, load_parts, save_gathered
+from embedlayer.distributed.ranks import Loss, Ranks, Whole
+from embedlayer.distributed.sharded import shard_table
+from embedlayer.distributed.state import parameters_of
+from embedlayer.errors import PeerError
+from embedlayer.files import JsonObject
+from embedlayer.layers.output import OutputHead
+from embedlayer.pretrained import describe
+from embedlayer.tables.dense import TokenEmbedding
+
+if TYPE_CHECKING:
+    from embedlayer.models.decoder import DecoderLM
+
+FOREVER = timedelta(days=30)
+MOMENTS = ("exp_avg", "exp_avg_sq")
+LEDGER = ("rows_at", "moments_at")
+
+
+@contextmanager
+def started_together(device: str, timeout_seconds: float) -> Iterator["Together"]:
+    """Meet the processes that `torchrun`'s environment names, for as long as the block lasts."""
+    timeout = timedelta(seconds=timeout_seconds)
+    kind = torch.device(device).type
+    place = torch.device(kind, int(os.environ.get("LOCAL_RANK", "0"))) if kind == "cuda" else torch.device(kind)
+    if kind == "cuda":
+        torch.cuda.set_device(place)
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    with peers_named(rank, size, timeout_seconds):
+        store, rank, size = next(iter(rendezvous("env://", timeout=timeout)))
+        store.set_timeout(timeout)
+        if os.environ.get("GROUP_WORLD_SIZE") == "1":  # torchrun lends the same store again, with addresses of the dead
+            store = PrefixStore(f"attempt-{os.environ['TORCHELASTIC_RESTART_COUNT']}", store)
+        backend = "cpu:gloo,cuda:nccl" if kind == "cuda" else "gloo"
+        dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
+        yield Together(store, place)
+    dist.destroy_process_group()
+
+
+@contextmanager
+def peers_named(rank: int, size: int, timeout_seconds: float) -> Iterator[None]:
+    """What goes wrong between processes inside, as one error of ours."""
+    try:
+        yield
+    except RuntimeError as error:
+        if isinstance(error, PeerError) or not _is_of_network(error):
+            raise
+        raise PeerError(
+            f"Rank {rank} of {size} gave up: another process has ended, or hangs for more than {timeout_seconds:g} "
+            f"seconds. The first error of another rank says why; the run continues from its last checkpoint. "
+            f"(torch.distributed: {error})"
+        ) from error
+
+
+class Together(Ranks):
+    """The ranks of torch's default process group.
+
+    Args:
+        store: Where they leave notes for each other.
+        device: Where this one computes.
+    """
+
+    def __init__(self, store: Any, device: torch.device | str = "cpu") -> None:
+        self.rank, self.size = dist.get_rank(), dist.get_world_size()
+        self.device = torch.device(device)
+        self.restarted = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
+        self.launch = _launch()
+        self._store = store
+        self._notes = 0
+        self._description: JsonObject = {}
+        self._divided: dict[str, Rows] = {}
+        self._parallel: DistributedDataParallel | None = None
+
+    def any(self, flag: bool) -> bool:
+        """Whether it is so on any rank."""
+        return bool(self.sum(torch.tensor(int(flag))))
+
+    def sum(self, numbers: Tensor) -> Tensor:
+        """The sum over the ranks."""
+        total = numbers.clone()
+        dist.all_reduce(total)
+        return total
+
+    def first_says(self, number: int) -> int:
+        """The number of rank 0."""
+        return int(self.sum(torch.tensor(number if self.first else 0)))
+
+    def agree(self, facts: Mapping[str, Any]) -> None:
+        """Refuse to go on unless all ranks come with the same facts."""
+        self._notes += 1
+        key = f"embedlayer/{self._notes}"
+        self._store.set(f"{key}/facts/{self.rank}", json.dumps(facts, default=str))
+        if self.first:
+            everybody = [json.loads(self._store.get(f"{key}/facts/{rank}")) for rank in range(self.size)]
+            self._store.set(f"{key}/verdict", differences(everybody))
+        verdict = self._store.get(f"{key}/verdict").decode()
+        self.any(False)  # rank 0 may host the store: let all read before one leaves
+        if verdict:
+            raise PeerError(verdict)
+
+    def after_first(self) -> None:
+        """Wait until rank 0 comes here, however long it takes."""
+        self._notes += 1
+        key = f"embedlayer/{self._notes}/first"
+        if self.first:
+            self._store.set(key, "here")
+        self._store.wait([key], FOREVER)
+
+    def seed(self, seed: int, step: int) -> None:
+        """Let what is drawn in this step be this rank's own, and follow from the step."""
+        mixed = np.random.SeedSequence([seed % 2**64, step, self.rank]).generate_state(1, np.uint64)[0]
+        torch.manual_seed(int(mixed >> np.uint64(1)))
+
+    def divide(self, model: "DecoderLM") -> None:
+        """Divide the rows of the model's table, and of a free head, among the ranks; move the model to the device."""
+        self._description = describe(model)
+        mesh = init_device_mesh(self.device.type, (self.size,))
+        stored, head = model.table.num_rows, model.head
+        options = {name: head.config[name] for name in ("bias", "softcap", "logit_scale", "mask_padding")}
+        model.table = table = shard_table(model.table, mesh)
+        if head.tied:
+            model.head = OutputHead(table, **options)
+        else:
+            rows = TokenEmbedding(head.out_features, head.in_features, padding_idx=head.padding_idx, device="meta")
+            rows.weight = nn.Parameter(head.weight.detach())
+            model.head = OutputHead(shard_table(rows, mesh), **options)
+            model.head.add_module("rows", model.head.__dict__["table"])  # a head that is not tied owns its rows
+            model.head.register_state_dict_post_hook(_without_rows)  # type: ignore[no-untyped-call]
+            model.head.register_load_state_dict_pre_hook(_with_rows)  # type: ignore[no-untyped-call]
+        if head.bias is not None:
+            model.head.bias = head.bias
+        for name, _, divided in parameters_of(model):
+            if divided is not None:
+                self._divided[name] = Rows(divided, stored if divided is table else divided.vocab_size)
+        model.to(self.device)
+
+    def placed(self, model: "DecoderLM", device: torch.device | str) -> "DecoderLM":
+        """The model as it is: `divide` moves it, a part at a time."""
+        return model
+
+    def describe(self, model: "DecoderLM") -> JsonObject:
+        """`describe(model)`, of the model before it was divided."""
+        return self._description
+
+    def loss_of(self, model: "DecoderLM") -> Loss:
+        """The model's loss, whose gradients are means over the ranks after `backward()`."""
+        module = _Loss(model)
+        apart = [name for name, parameter in module.named_parameters() if hasattr(parameter, "divided_among")]
+        apart += [name for name, _ in module.named_buffers()]  # all follow from arguments: the same everywhere
+        DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(module, apart)
+        self._parallel = DistributedDataParallel(module)
+        return self._parallel
+
+    def local_gradients(self) -> AbstractContextManager[Any]:
+        """Gradients that arrive meanwhile are summed on each rank, and become means with the next that arrive."""
+        assert self._parallel is not None
+        return self._parallel.no_sync()
+
+    def parameters(self, model: nn.Module) -> Iterator[tuple[str, nn.Parameter, Whole]]:
+        """Each parameter, its name in an undivided model, and what makes its rows' numbers a part of all rows'."""
+        for name, parameter, table in parameters_of(model):
+            yield name, parameter, (lambda tensor: tensor) if table is None else table.whole
+
+    def local(self, tensor: Tensor) -> Tensor:
+        """What this rank has of it."""
+        return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+    def save(self, path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:
+        """`save_tensors`, by rank 0, of whole tensors; what is divided arrives a piece at a time."""
+        save_gathered(path, tensors, self._rows_of(tensors), metadata)
+
+    def load(self, path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+        """`load_tensors`, of divided tensors this rank's rows alone."""
+        return load_parts(path, self._rows_of)
+
+    def _rows_of(self, names: Any) -> dict[str, Rows]:
+        """Those of the names that are divided: rows, their moments, and what their ledger says of each."""
+        places: dict[str, Rows] = {}
+        for name, rows in self._divided.items():
+            places |= {name: rows, f"model.{name}": rows}
+            places |= {f"optimizer.{name}.{key}": rows for key in MOMENTS}
+            places |= {f"ledger.{name}.{key}": rows for key in LEDGER}
+        return {name: places[name] for name in names if name in places}
+
+
+class _Loss(nn.Module):
+    """A model whose `forward` is its loss: what `DistributedDataParallel` can hold."""
+
+    def __init__(self, model: "DecoderLM") -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, ids: Tensor, targets: Tensor) -> Tensor:
+        """The mean over the tokens."""
+        return self.model.loss(ids, targets)
+
+
+def differences(everybody: list[dict[str, Any]]) -> str:
+    """What other ranks have otherwise than rank 0, in a sentence a rank; empty if nothing.
+
+    Example:
+        >>> differences([{"--dim": 64}, {"--dim": 64}, {"--dim": 32}])
+        'Rank 2 differs from rank 0 in --dim: 32 there, 64 on rank 0. Give all the same command, text and versions.'
+    """
+    first = everybody[0]
+    found = []
+    for rank, facts in enumerate(everybody):
+        names = [name for name in first | facts if first.get(name) != facts.get(name)]
+        parts = [f"{name}: {_short(facts.get(name))} there, {_short(first.get(name))} on rank 0" for name in names]
+        found += [f"Rank {rank} differs from rank 0 in {'; '.join(parts)}."] if parts else []
+    return " ".join([*found, "Give all the same command, text and versions."]) if found else ""
+
+
+def _short(value: Any) -> str:
+    text = str(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def _launch() -> str:
+    """The same for all attempts of one `torchrun`: its name, and where there is one machine its process."""
+    name = os.environ.get("TORCHELASTIC_RUN_ID", "")
+    alone = os.environ.get("GROUP_WORLD_SIZE", "1") == "1"
+    return f"{name} {socket.gethostname()}:{os.getppid()}" if alone else name
+
+
+def _is_of_network(error: RuntimeError) -> bool:
+    words = ("gloo", "nccl", "connection", "timed out", "timeout", "tcpstore")
+    return isinstance(error, dist.DistError) or any(word in str(error).lower() for word in words)
+
+
+def _without_rows(head: nn.Module, state: dict[str, Any], prefix: str, _: Any) -> None:
+    for key in [key for key in state if key.startswith(f"{prefix}rows.")]:
+        state[prefix + key.removeprefix(f"{prefix}rows.")] = state.pop(key)
+
+
+def _with_rows(head: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
+    if f"{prefix}weight" in state:
+        state[f"{prefix}rows.weight"] = state.pop(f"{prefix}weight")

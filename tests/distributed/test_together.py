@@ -1,0 +1,255 @@
+"""Several processes train one model: beside one process, from its folder, and back to it."""
+
+import contextlib
+import io
+import json
+import os
+import shutil
+import socket
+import time
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from processes import on_ranks
+
+from embedlayer import (
+    DecoderLM,
+    FactorizedEmbedding,
+    LearnedPositionalEmbedding,
+    OutputHead,
+    PeerError,
+    RotaryEmbedding,
+    RunDirectory,
+    TokenCorpus,
+    TokenEmbedding,
+    Trainer,
+    TrainingOptions,
+    load_run,
+    train_tokenizer,
+)
+from embedlayer.cli.main import main
+from embedlayer.distributed.together import Together, differences, started_together
+from embedlayer.files import load_tensors
+
+TEXT = "the cat sat on the mat and the dog sat on the cat . " * 60
+V, HALF, STEPS = 257, 3, 6
+
+
+def dense(**options):
+    return TokenEmbedding(V, 8, scale="sqrt_dim", padding_idx=3, **options)
+
+
+def free_head():
+    return OutputHead(vocab_size=V, embed_dim=8, bias=True, padding_idx=3)
+
+
+CASES = {
+    "tied": lambda: DecoderLM(dense(pad_to_multiple_of=64), RotaryEmbedding(4), num_layers=1, num_heads=2),
+    "row-sparse": lambda: DecoderLM(
+        dense(row_sparse=True, pad_to_multiple_of=64), RotaryEmbedding(4), free_head(), num_layers=1, num_heads=2
+    ),
+    "factorised": lambda: DecoderLM(
+        FactorizedEmbedding(V, 8, 3), LearnedPositionalEmbedding(8, 8), num_layers=1, num_heads=2
+    ),
+    "dropout": lambda: DecoderLM(dense(), RotaryEmbedding(4), num_layers=1, num_heads=2, dropout=0.2),
+}
+EQUAL = [case for case in CASES if case != "dropout"]
+
+
+def start(folder: Path, case: str) -> None:
+    """The folder of a run before its first step."""
+    tokenizer = train_tokenizer((), "byte")
+    directory = RunDirectory(folder / case)
+    directory.path.mkdir(parents=True)
+    (folder / "text.txt").write_text(TEXT)
+    corpus = TokenCorpus.build([folder / "text.txt"], tokenizer, directory.corpus)
+    torch.manual_seed(0)
+    accumulate = 2 if case == "tied" else 1
+    options = TrainingOptions(
+        steps=STEPS, batch_size=3, accumulate=accumulate, max_length=8, log_every=2, max_grad_norm=0.5
+    )
+    trainer = Trainer(CASES[case](), *corpus.split(0.2), options)
+    directory.start(trainer, tokenizer, validation_fraction=0.2)
+
+
+def train(folder: Path, ranks=None, *, half: Path | None = None) -> list[dict]:
+    """Train to the end; on the way, the folder is copied to `half` as it is there."""
+    directory = RunDirectory(folder)
+    trainer, tokenizer, _ = directory.resume("cpu", ranks)
+    lines = list(trainer.run(on_step=lambda step: trainer.stop() if half and step == HALF else None))
+    if half:
+        directory.save_checkpoint(trainer)
+        if trainer.ranks.first:
+            shutil.copytree(folder, half)
+        lines += trainer.run()
+    directory.save_checkpoint(trainer)
+    directory.finish(trainer, tokenizer)
+    return lines
+
+
+def together(folder: Path) -> Together:
+    return Together(dist.FileStore(str(folder / "store"), dist.get_world_size()))
+
+
+def whole_and_half(folder: Path, cases: list[str]) -> list[str]:
+    """From the start, and from halves that others left: the lines of both, as JSON."""
+    ranks = together(folder)
+    found = []
+    for case in cases:
+        found += [json.dumps(train(folder / case, ranks, half=folder / f"{case}-half"))]
+        found += [json.dumps(train(folder / f"{case}-foreign", ranks))]
+    return found
+
+
+def assert_equal(folder: Path, lines: list[dict], expected: Path, its: list[dict]) -> None:
+    """Losses and tables to 1e-5; Adam divides a gradient of rounding's size by itself, so some number may miss more."""
+    for ours, theirs in zip(lines, [line for line in its if line["step"] >= lines[0]["step"]], strict=True):
+        for name in ("step", "loss", "lr", "validation_loss"):
+            assert ours.get(name) == pytest.approx(theirs.get(name), abs=1e-5)
+    for read in (lambda run: load_tensors(run / "model.safetensors")[0], everything):
+        tensors, theirs = read(folder), read(expected)
+        assert tensors.keys() == theirs.keys()
+        for name, tensor in tensors.items():
+            tolerance = {"atol": 1e-5 if "table" in name or "head" in name else 5e-5, "rtol": 1e-5}
+            said = f"{folder} {name}: "
+            torch.testing.assert_close(tensor, theirs[name], **tolerance, msg=lambda text, said=said: said + text)
+
+
+def everything(folder: Path) -> dict[str, torch.Tensor]:
+    """A checkpoint with all rows brought up to date: which are behind depends on how many read them."""
+    trainer, _ = RunDirectory(folder).open()
+    trainer.optimizer.flush()
+    return {name: tensor for name, tensor in trainer.state()[0].items() if not name.startswith(("generator", "ledger"))}
+
+
+@pytest.fixture(scope="module")
+def one(tmp_path_factory):
+    """The runs of one process, and their lines."""
+    torch.set_num_threads(1)
+    folder = tmp_path_factory.mktemp("one")
+    lines = {}
+    for case in EQUAL:
+        start(folder, case)
+        lines[case] = train(folder / case, half=folder / f"{case}-half")
+    return folder, lines
+
+
+def test_one_to_four_processes_end_where_one_ends_and_go_on_from_each_other(one, tmp_path) -> None:
+    before, lines = one
+    for ranks in (1, 2, 3, 4):
+        folder = tmp_path / str(ranks)
+        for case in EQUAL:
+            start(folder, case)
+            shutil.copytree(before / f"{case}-half", folder / f"{case}-foreign")
+        results = on_ranks(ranks, whole_and_half, folder, EQUAL)
+        assert all(len(result) == len(results[0]) for result in results)
+        for number, case in enumerate(EQUAL):
+            whole, half = (json.loads(text) for text in results[0][2 * number : 2 * number + 2])
+            assert_equal(folder / case, whole, one[0] / case, lines[case])
+            assert_equal(folder / f"{case}-foreign", half, one[0] / case, lines[case])
+            model, _ = load_run(folder / case)
+            assert model.table.vocab_size == V
+        before = folder
+    for case in EQUAL:
+        assert_equal(before / f"{case}-half", train(before / f"{case}-half"), one[0] / case, lines[case])
+
+
+def dropout_twice(folder: Path) -> bool:
+    ranks = together(folder)
+    whole = train(folder / "dropout", ranks, half=folder / "half")
+    half = train(folder / "half", ranks)
+    return [line["loss"] for line in whole[-len(half) :]] == [line["loss"] for line in half]
+
+
+def test_dropout_goes_on_bit_for_bit_with_as_many_processes(tmp_path) -> None:
+    start(tmp_path, "dropout")
+    assert on_ranks(2, dropout_twice, tmp_path) == [True, True]
+    first, second = (load_tensors(tmp_path / name / "model.safetensors")[0] for name in ("dropout", "half"))
+    assert all(torch.equal(tensor, second[name]) for name, tensor in first.items())
+
+
+def meet(port: int) -> None:
+    """Forget the processes of the test, and let the environment name them as torchrun does."""
+    dist.destroy_process_group()
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def one_sleeps(port: int, folder: Path) -> str:
+    meet(port)
+    with pytest.raises(PeerError) as error, started_together("cpu", 3.0) as ranks:
+        ranks.any(False)
+        while ranks.rank == 1 and not (folder / "awake").exists():
+            time.sleep(0.1)
+        ranks.any(False)
+    (folder / "awake").touch()
+    return str(error.value)
+
+
+def test_a_process_that_hangs_ends_the_wait_of_the_others_with_a_clear_error(tmp_path) -> None:
+    first, second = on_ranks(2, one_sleeps, free_port(), tmp_path)
+    assert first.startswith("Rank 0 of 2 gave up: another process has ended, or hangs for more than 3 seconds.")
+    assert second.startswith("Rank 1 of 2 gave up")
+
+
+def command_of_another_width(port: int, folder: Path) -> tuple[int, str]:
+    rank = dist.get_rank()
+    meet(port)
+    said = io.StringIO()
+    arguments = ["train", str(folder / "text.txt"), "-o", str(folder / "run"), "--dim", "24" if rank < 2 else "32"]
+    with contextlib.redirect_stderr(said), pytest.raises(SystemExit) as stop:
+        main(arguments)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1) if not dist.is_initialized() else None
+    return stop.value.code, said.getvalue()
+
+
+def test_a_process_with_another_command_is_refused_by_name_before_anything_is_written(tmp_path) -> None:
+    (tmp_path / "text.txt").write_text(TEXT)
+    for code, said in on_ranks(3, command_of_another_width, free_port(), tmp_path):
+        assert code == 1
+        assert "PeerError: Rank 2 differs from rank 0 in --dim: 32 there, 24 on rank 0." in said
+    assert not (tmp_path / "run").exists()
+
+
+def other_folders(folders: list[Path], store: Path) -> list[str]:
+    ranks = together(store)
+    found = []
+    for number, folder in enumerate(folders):
+        with pytest.raises(PeerError) as error:
+            RunDirectory(folder if ranks.rank == 1 else folders[number - 1]).resume("cpu", ranks)
+        found += [str(error.value)]
+    return found
+
+
+def test_a_process_with_another_tokenizer_text_or_configuration_is_refused_by_name(tmp_path) -> None:
+    start(tmp_path, "tied")
+    for name in ("tokenizer", "text", "configuration"):
+        shutil.copytree(tmp_path / "tied", tmp_path / name)
+    train_tokenizer((), "byte", special_tokens=["<a>"]).save(str(tmp_path / "tokenizer" / "tokenizer.json"))
+    ids = tmp_path / "text" / "corpus" / "ids.bin"
+    ids.write_bytes(bytes(reversed(ids.read_bytes())))
+    ids.write_bytes(ids.read_bytes()[1:] + ids.read_bytes()[:1])
+    run = tmp_path / "configuration" / "run.json"
+    description = json.loads(run.read_text())
+    run.write_text(json.dumps({**description, "options": {**description["options"], "seed": 7}}))
+    folders = [tmp_path / name for name in ("tied", "tokenizer", "text", "configuration")]
+    found = on_ranks(2, other_folders, folders, tmp_path)
+    assert found[0] == found[1]
+    last_and_first, tokenizer, text, configuration = found[0]
+    assert "Rank 1 differs from rank 0 in configuration of options" in last_and_first
+    assert "Rank 1 differs from rank 0 in tokenizer: " in tokenizer
+    assert " text: " in text
+    assert "configuration of options" in configuration
+
+
+def test_each_rank_that_differs_is_named() -> None:
+    assert differences([{"a": 1}, {"a": 1}]) == ""
+    found = differences([{"a": 1}, {"a": 2}, {}, {"a": 1}])
+    assert found.startswith("Rank 1 differs from rank 0 in a: 2 there, 1 on rank 0. Rank 2 differs from rank 0 in a: ")
