@@ -115,7 +115,7 @@ def test_the_numbers_in_the_readme_are_rows_of_the_results() -> None:
         wanted = dict(condition.strip().split("=") for condition in conditions.split(";"))
         with (ROOT / "benchmarks" / "results" / file).open() as handle:
             found = [r for r in csv.DictReader(handle) if all(r[key] == value for key, value in wanted.items())]
-        times = {f"{float(r['time_ms']):.3g}" for r in found}
+        times = {f"{float(r['time_ms']):.3g}" for r in found if r["time_ms"]}  # a peer may not be installed
         for cell in (theirs, ours):
             number = float(cell.removesuffix(" ms").replace(",", ""))
             assert f"{number:.3g}" in times, f"{cell} of {line} is not in {file}"
