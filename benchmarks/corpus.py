@@ -11,7 +11,7 @@ from pathlib import Path
 from benchmarks.harness import Case, Row, run_apart
 
 MEGABYTES = 200
-WORKERS = (1, 2, 4, 8)
+WORKERS = {"bpe": (2, 4, 8), "unigram": ()}
 BUILD = """
 import resource, sys, time
 from embedlayer.text.corpus import TokenCorpus
@@ -50,7 +50,7 @@ def run() -> list[Row]:
         for kind in ("bpe", "unigram"):
             tokenizer = Path(folder) / f"{kind}.json"
             save_tokenizer(train_tokenizer(reference, kind), tokenizer)
-            for workers in (0, *(number for number in WORKERS if number <= (os.cpu_count() or 1))):
+            for workers in (0, *(number for number in WORKERS[kind] if number <= (os.cpu_count() or 1))):
                 corpus = Path(folder) / f"{kind}-{workers}"
                 told = run_apart(BUILD, str(text), str(tokenizer), str(corpus), str(workers))
                 shutil.rmtree(corpus)

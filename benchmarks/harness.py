@@ -51,7 +51,7 @@ def time_alternately(
             elapsed = 1000 * (time.perf_counter() - start)
             if turn >= warmup:
                 samples[name].append(elapsed)
-    return {name: _spread(times) for name, times in samples.items()}
+    return {name: spread(times) for name, times in samples.items()}
 
 
 def run_apart(code: str, *arguments: str) -> dict[str, Value]:
@@ -117,7 +117,8 @@ def environment() -> Row:
     }
 
 
-def _spread(times: list[float]) -> Row:
+def spread(times: list[float]) -> Row:
+    """Median `time_ms` with its 20th and 80th percentile."""
     fifths = quantiles(times, n=5, method="inclusive") if len(times) > 1 else times * 4
     return {"time_ms": round(median(times), 3), "p20_ms": round(fifths[0], 3), "p80_ms": round(fifths[-1], 3)}
 
