@@ -1,5 +1,6 @@
 """Fixtures shared by all tests."""
 
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +13,9 @@ from hypothesis import settings
 # The same examples in every run, however busy the machine: a failure is a change of ours.
 settings.register_profile("suite", deadline=None, derandomize=True)
 settings.load_profile("suite")
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in what a shell starts in the background
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
 
