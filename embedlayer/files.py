@@ -156,12 +156,24 @@ def load_tensors(path: Path | str, device: str = "cpu") -> tuple[dict[str, Any],
         FileError: There is no such file, or it cannot be read.
         CheckpointError: It is truncated or not a safetensors file.
     """
+    with opened_tensors(path, device) as file:
+        names = list(file.keys())
+        return {name: file.get_tensor(name) for name in names}, dict(file.metadata() or {})
+
+
+@contextmanager
+def opened_tensors(path: Path | str, device: str = "cpu") -> Iterator[Any]:
+    """A safetensors file to read single tensors from; what goes wrong inside the block too is told as ours.
+
+    Raises:
+        FileError: There is no such file, or it cannot be read.
+        CheckpointError: It is truncated or not a safetensors file.
+    """
     from safetensors import SafetensorError, safe_open
 
     try:
         with safe_open(Path(path), framework="pt", device=device) as file:
-            names = list(file.keys())
-            return {name: file.get_tensor(name) for name in names}, dict(file.metadata() or {})
+            yield file
     except OSError as error:
         raise FileError(f"Cannot read {path}: {error.strerror or error}.") from error
     except SafetensorError as error:

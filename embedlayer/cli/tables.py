@@ -110,7 +110,7 @@ def _saved(path: Path, tokenizer: "Tokenizer | None") -> OpenedTable:
         return OpenedTable(
             path, f"saved {type(layer).__name__}", table, dtype, tokenizer, head=_free_head(layer, table)
         )
-    counts, before, head = _counts(run, table), _beginning(run), _free_head(layer, table)
+    counts, before, head = _counts(run, table), run.beginning().table, _free_head(layer, table)
     return OpenedTable(path, "trained run", table, dtype, tokenizer, counts, before, head)
 
 
@@ -122,21 +122,6 @@ def _counts(run: "RunDirectory", table: "TokenTable") -> "Tensor | None":
     if not run.corpus.exists():
         return None
     return torch.from_numpy(TokenCorpus.open(run.corpus).counts(table.vocab_size))
-
-
-def _beginning(run: "RunDirectory") -> "TokenTable":
-    """The table as the run's seed made it."""
-    import torch
-
-    from embedlayer.pretrained import build
-    from embedlayer.tables.table import TokenTable
-
-    description = run.read()
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(description["options"]["seed"])
-        table = build(description["model"]).table
-    assert isinstance(table, TokenTable)
-    return table
 
 
 def _checkpoint(path: Path, tokenizer: "Tokenizer | None") -> OpenedTable:

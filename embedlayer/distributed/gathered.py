@@ -15,8 +15,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from embedlayer.distributed.sharded import ShardedTable
-from embedlayer.errors import CheckpointError, FileError
-from embedlayer.files import JsonObject, replacing
+from embedlayer.files import JsonObject, opened_tensors, replacing
 
 BYTES_AT_ONCE = 1 << 24
 TYPES = {
@@ -83,27 +82,17 @@ def load_parts(
         FileError: There is no such file, or it cannot be read.
         CheckpointError: It is truncated or not a safetensors file.
     """
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        with safe_open(path, framework="pt") as file:
-            names = list(file.keys())
-            divided = divided_among(names)
-            tensors: dict[str, Tensor] = {}
-            for name in names:
-                if rows := divided.get(name):
-                    part = file.get_slice(name)[rows.table.start : rows.table.stop]
-                    tensors[name] = rows.table.whole(part)
-                else:
-                    tensors[name] = file.get_tensor(name)
-            return tensors, dict(file.metadata() or {})
-    except OSError as error:
-        raise FileError(f"Cannot read {path}: {error.strerror or error}.") from error
-    except SafetensorError as error:
-        raise CheckpointError(
-            f"{path} is not a whole safetensors file ({error}): it is damaged or was cut short. "
-            f"Copy it again or use an earlier checkpoint."
-        ) from error
+    with opened_tensors(path) as file:
+        names = list(file.keys())
+        divided = divided_among(names)
+        tensors: dict[str, Tensor] = {}
+        for name in names:
+            if rows := divided.get(name):
+                part = file.get_slice(name)[rows.table.start : rows.table.stop]
+                tensors[name] = rows.table.whole(part)
+            else:
+                tensors[name] = file.get_tensor(name)
+        return tensors, dict(file.metadata() or {})
 
 
 def header(tensors: Mapping[str, Tensor], divided: Mapping[str, Rows], metadata: Mapping[str, str]) -> bytes:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from embedlayer.errors import SizeError
 from embedlayer.files import JsonObject, load_tensors, save_tensors
 from embedlayer.pretrained import describe
+from embedlayer.text.windows import share_of
 
 if TYPE_CHECKING:
     from embedlayer.models.decoder import DecoderLM
@@ -52,7 +53,7 @@ class Ranks(ABC):
             >>> Alone().share(3)
             range(0, 3)
         """
-        return range(self.rank * count // self.size, (self.rank + 1) * count // self.size)
+        return share_of(count, self.rank, self.size)
 
     @abstractmethod
     def any(self, flag: bool) -> bool:

@@ -117,14 +117,10 @@ class Source:
         return self.once("before", self._before)
 
     def _before(self) -> "Source":
-        from embedlayer.pretrained import build
-
         assert self.run is not None
-        description = self.run.read()
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(description["options"]["seed"])
-            model = build(description["model"])
-        return Source(f"{self.title}, before training", model.table, tokens=self.tokens, tokenizer=self.tokenizer)
+        return Source(
+            f"{self.title}, before training", self.run.beginning().table, tokens=self.tokens, tokenizer=self.tokenizer
+        )
 
     def once(self, key: str, compute: Callable[[], Answer]) -> Answer:
         """What `compute` gives, computed at most once for `key`, whichever requests come at the same time."""

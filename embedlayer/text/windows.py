@@ -174,8 +174,7 @@ class WindowSampler:
         if not 0 <= rank < ranks:
             raise SizeError(f"Rank {rank} of {ranks} does not exist: ranks are counted from 0 to {ranks - 1}.")
         first = step * self.batch_size
-        share = range(first + rank * self.batch_size // ranks, first + (rank + 1) * self.batch_size // ranks)
-        starts = [self._start(number) for number in share]
+        starts = [self._start(first + number) for number in share_of(self.batch_size, rank, ranks)]
         return _gather(self.ids, np.array(starts, dtype=np.int64), self.max_length)
 
     def _start(self, number: int) -> int:
@@ -189,6 +188,16 @@ class WindowSampler:
         spare = len(self.ids) - 1 - self.num_windows * self.max_length
         phase = int(torch.randint(min(spare + 1, self.max_length), (), generator=generator))
         return torch.randperm(self.num_windows, generator=generator).numpy() * self.max_length + phase
+
+
+def share_of(count: int, rank: int, ranks: int) -> range:
+    """One rank's part of `count` things: consecutive, and as many as anyone's, or one less.
+
+    Example:
+        >>> [list(share_of(5, rank, 2)) for rank in range(2)]
+        [[0, 1], [2, 3, 4]]
+    """
+    return range(rank * count // ranks, (rank + 1) * count // ranks)
 
 
 class _WindowLoader(DataLoader[Any]):

@@ -157,16 +157,30 @@ class RunDirectory:
         ranks = Alone() if ranks is None else ranks
         description = self.read()
         options = TrainingOptions(**description["options"])
-        torch.manual_seed(options.seed)
-        model = build(description["model"])
-        if not isinstance(model, DecoderLM):
-            raise CheckpointError(f"{self.run} describes a {type(model).__name__}, not a DecoderLM.")
+        model = self._seeded(description)
         parts = TokenCorpus.open(self.corpus).split(description["validation_fraction"])
         trainer = Trainer(ranks.placed(model, device), *parts, options, ranks)
         if self.checkpoint.exists():
             tensors, metadata = ranks.load(self.checkpoint)
             trainer.load_state(tensors, json.loads(metadata.get("state", "{}")))
         return trainer, description
+
+    def beginning(self) -> DecoderLM:
+        """The model as the run's seed made it, before training.
+
+        Raises:
+            FileError: There is no run here.
+            CheckpointError: It is damaged, or describes another kind of model.
+        """
+        with torch.random.fork_rng(devices=[]):
+            return self._seeded(self.read())
+
+    def _seeded(self, description: JsonObject) -> DecoderLM:
+        torch.manual_seed(description["options"]["seed"])
+        model = build(description["model"])
+        if not isinstance(model, DecoderLM):
+            raise CheckpointError(f"{self.run} describes a {type(model).__name__}, not a DecoderLM.")
+        return model
 
     def save_checkpoint(self, trainer: Trainer) -> None:
         """Write the run's state; the last checkpoint stays until the new one is whole. All ranks must call it."""
