@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterator
 from functools import singledispatch
-from typing import Any, Unpack
+from typing import Any, TypeVar, Unpack
 
 import torch
 import torch.nn.functional as F
@@ -13,6 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 
 from embedlayer.bounds import Bounds
+from embedlayer.derived import derive_all
 from embedlayer.distributed.divided_rows import DividedRows
 from embedlayer.distributed.exchange import announce, exchange, gather_rows
 from embedlayer.errors import SizeError
@@ -27,10 +28,12 @@ from embedlayer.losses.linear_cross_entropy import (
     refuse_clash,
 )
 from embedlayer.shapes import Ids, Vectors
-from embedlayer.tables.dense import TokenEmbedding
+from embedlayer.tables.dense import TokenEmbedding, draw_rows_
 from embedlayer.tables.factorized import FactorizedEmbedding
 from embedlayer.tables.quantized import QuantizedEmbedding
 from embedlayer.tables.table import TokenTable
+
+Table = TypeVar("Table", bound=TokenTable)
 
 ROW_TENSORS: dict[type[TokenTable], tuple[str, ...]] = {
     TokenEmbedding: ("weight",),
@@ -201,9 +204,12 @@ class ShardedTable(TokenTable):
 def shard_table(table: TokenTable, mesh: DeviceMesh) -> ShardedTable:
     """Divide the rows of `table`, the same on every rank, among the ranks of `mesh`.
 
+    A table on the meta device has no rows yet: each rank draws those that are its own, which are those of one process
+    with the same seed, and no rank ever has them all.
+
     Raises:
         SizeError: The mesh is not one-dimensional, or there are too few rows for its ranks.
-        TypeError: It is a kind of table that cannot be divided.
+        TypeError: It is a kind of table that cannot be divided, or a quantised one on the meta device.
     """
     start, stop = rows_of(mesh, table.vocab_size)
     local = part_of(table, start, stop)
@@ -235,29 +241,55 @@ def part_of(table: TokenTable, start: int, stop: int) -> TokenTable:
 
 @part_of.register
 def _(table: TokenEmbedding, start: int, stop: int) -> TokenEmbedding:
-    part = TokenEmbedding(**_sizes_of_part(table, start, stop), device=table.weight.device, dtype=table.weight.dtype)
-    with torch.no_grad():
-        part.weight.copy_(table.rows(start, stop))
+    part = _empty_part(table, start, stop, table.weight)
+    _take_rows(part, table, start, stop)
     return part
 
 
 @part_of.register
 def _(table: FactorizedEmbedding, start: int, stop: int) -> FactorizedEmbedding:
-    weight = table.projection.weight
-    part = FactorizedEmbedding(**_sizes_of_part(table, start, stop), device=weight.device, dtype=weight.dtype)
-    with torch.no_grad():
-        part.inner.weight.copy_(table.inner.rows(start, stop))
-        part.projection.weight.copy_(weight)
+    part = _empty_part(table, start, stop, table.projection.weight)
+    _take_rows(part.inner, table.inner, start, stop)
+    if table.projection.weight.is_meta:
+        part.projection.reset_parameters()  # as the constructors do
+        part.reset_projection()
+    else:
+        part.projection.weight.detach().copy_(table.projection.weight)
     return part
 
 
 @part_of.register
 def _(table: QuantizedEmbedding, start: int, stop: int) -> QuantizedEmbedding:
-    part = QuantizedEmbedding(**_sizes_of_part(table, start, stop), device=table.packed.device)
+    if table.packed.is_meta:
+        raise TypeError("A quantised table cannot be drawn: give one that QuantizedEmbedding.from_table made.")
+    part = _empty_part(table, start, stop, table.packed)
     part.packed.copy_(table.packed[start:stop])
     if part.row_scale is not None and table.row_scale is not None:
         part.row_scale.copy_(table.row_scale[start:stop])
     return part
+
+
+def _empty_part(table: Table, start: int, stop: int, like: Tensor) -> Table:
+    """A table of the same kind for some rows, in the type of `like` and where that is, or on the CPU."""
+    with torch.device("meta"):
+        part = type(table).from_config(_sizes_of_part(table, start, stop))
+    if like.is_floating_point():
+        part.to(like.dtype)
+    device = torch.device("cpu") if like.is_meta else like.device
+    part.to_empty(device=device)
+    derive_all(part, device)
+    return part
+
+
+@torch.no_grad()
+def _take_rows(part: TokenEmbedding, table: TokenEmbedding, start: int, stop: int) -> None:
+    """The rows of a table, or, where it has none yet, those that it would draw."""
+    if not table.weight.is_meta:
+        part.weight.copy_(table.rows(start, stop))
+        return
+    draw_rows_(part.weight, start=start, num_rows=table.num_rows, std=table.init_std)
+    if part.padding_idx is not None:
+        part.weight[part.padding_idx] = 0
 
 
 def _sizes_of_part(table: TokenTable, start: int, stop: int) -> JsonObject:

@@ -195,6 +195,38 @@ def quantised_and_states():
     return quantised, states
 
 
+FRESH = {
+    "dense": lambda: TokenEmbedding(V, D, padding_idx=20, pad_to_multiple_of=16, scale="sqrt_dim", round_scale=True),
+    "factorised": lambda: FactorizedEmbedding(V, D, 3, padding_idx=2, pad_to_multiple_of=16),
+    "bfloat16": lambda: TokenEmbedding(V, D, dtype=torch.bfloat16),
+}
+
+
+def test_a_table_on_the_meta_device_is_drawn_by_its_ranks_as_one_process_would_draw_it() -> None:
+    for results in on_ranks(3, drawn):
+        for kind, (rows, vectors, after) in zip(FRESH, results, strict=True):
+            torch.manual_seed(3)
+            table = FRESH[kind]()
+            assert torch.equal(rows, table.rows(0, V))
+            assert torch.equal(vectors, table(torch.arange(V)))
+            assert torch.equal(after, torch.rand(1))
+
+
+def drawn():
+    mesh, found = init_device_mesh("cpu", (dist.get_world_size(),)), []
+    for make in FRESH.values():
+        with torch.device("meta"):
+            table = make()
+        torch.manual_seed(3)
+        table = shard_table(table, mesh)
+        found.append((table.rows(0, V), table(torch.arange(V)).detach(), torch.rand(1)))
+    with torch.device("meta"):
+        table = QuantizedEmbedding(V, D, 8)
+    with pytest.raises(TypeError, match="cannot be drawn"):
+        shard_table(table, mesh)
+    return found
+
+
 def test_torch_divides_a_plain_table_by_rows_and_by_columns() -> None:
     table = TokenEmbedding(24, D, scale=1.5)
     for results in on_ranks(2, by_torch, table.weight.detach()):
