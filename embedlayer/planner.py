@@ -71,6 +71,7 @@ class EmbeddingPlan:
         group_size: Numbers of a quantised row that share a scale; `None` for all of them.
         ranks: Processes that table and head are divided among, by rows, each with `tokens` of its own
             (`ShardedTable`).
+        copies: Copies of the divided table: `ranks * copies` processes train together.
         distinct_tokens: Different ones among a rank's `tokens`; 0 for as many as there can be.
         device: `"cpu"` or `"cuda"`: how large a chunk is.
         name: What the plan is called in tables.
@@ -102,13 +103,14 @@ class EmbeddingPlan:
     delta_rows: int = 0
     group_size: int | None = None
     ranks: int = 1
+    copies: int = 1
     distinct_tokens: int = 0
     device: str = "cpu"
     name: str = ""
 
     def __post_init__(self) -> None:
         _at_least(1, vocab_size=self.vocab_size, embed_dim=self.embed_dim, rank=1 if self.rank is None else self.rank)
-        _at_least(1, ranks=self.ranks, group_size=1 if self.group_size is None else self.group_size)
+        _at_least(1, ranks=self.ranks, copies=self.copies, group_size=1 if self.group_size is None else self.group_size)
         _at_least(0, positions=self.positions, tokens=self.tokens, delta_rows=self.delta_rows)
         _at_least(0, distinct_tokens=self.distinct_tokens)
         if self.rank is not None and self.rank > self.embed_dim:
@@ -306,9 +308,23 @@ class EmbeddingPlan:
         return self.tokens * (self.ranks - 1) * (own + 2 * 3 * 4)
 
     @property
+    def copies_network_bytes(self) -> int:
+        """What a rank sends in a step for the mean of its rows' gradients over the copies.
+
+        Dense ones by an all-reduce; of a row-sparse table the IDs and rows of its gradient, to each other copy.
+        """
+        if not self.trained:
+            return 0
+        rows, columns = self._factors[0]
+        table = 0 if self.row_sparse else rows * columns
+        size, sparse = _bytes(self.compute_dtype), self.row_sparse * (self.copies - 1) * self._distinct
+        dense = 2 * (self.copies - 1) * (table + self.head_parameters) * size // self.copies
+        return dense + sparse * (columns * size + ID_BYTES)
+
+    @property
     def network_bytes(self) -> int:
         """What a rank sends in a step for both ends; the optimizer sends nothing, as each rank owns its rows."""
-        return self.lookup_network_bytes + self.loss_network_bytes
+        return self.lookup_network_bytes + self.loss_network_bytes + self.copies_network_bytes
 
     def as_dict(self) -> dict[str, str | int | bool | None]:
         """Every field and every derived size under its own name, ready for JSON."""
@@ -528,6 +544,7 @@ def plan(
     delta_rows: int = 0,
     group_size: int | None = None,
     ranks: int = 1,
+    copies: int = 1,
     distinct_tokens: int = 0,
     device: str = "cpu",
 ) -> EmbeddingPlan:
@@ -549,6 +566,7 @@ def plan(
         delta_rows: Rows that alone are trained; 0 for all.
         group_size: Numbers that share a scale, in int8 and int4.
         ranks: Processes that the rows are divided among.
+        copies: How often they are.
         distinct_tokens: Different ones among a rank's tokens; 0 for as many as there can be.
         device: `"cpu"` or `"cuda"`.
 
@@ -581,6 +599,7 @@ def plan(
         delta_rows=delta_rows,
         group_size=group_size,
         ranks=ranks,
+        copies=copies,
         distinct_tokens=distinct_tokens,
         device=device,
         name=preset or "",

@@ -108,6 +108,10 @@ class Ranks(ABC):
         """Gradients that arrive meanwhile are summed on each rank, and become means with the next that arrive."""
 
     @abstractmethod
+    def join_gradients(self, model: nn.Module) -> None:
+        """After the last backward pass of a step: make means of the gradients that are not yet."""
+
+    @abstractmethod
     def parameters(self, model: nn.Module) -> Iterator[tuple[str, nn.Parameter, Whole]]:
         """Each parameter, its name in an undivided model, and what makes its rows' numbers a part of all rows'."""
 
@@ -168,6 +172,9 @@ class Alone(Ranks):
         """All gradients are local."""
         return nullcontext()
 
+    def join_gradients(self, model: nn.Module) -> None:
+        """They are."""
+
     def parameters(self, model: nn.Module) -> Iterator[tuple[str, nn.Parameter, Whole]]:
         """The named parameters, which are whole."""
         return ((name, parameter, lambda tensor: tensor) for name, parameter in model.named_parameters())
@@ -186,23 +193,26 @@ class Alone(Ranks):
 
 
 @contextmanager
-def started_ranks(device: str, timeout_seconds: float) -> Iterator[Ranks]:
+def started_ranks(device: str, timeout_seconds: float, table_ranks: int | None = None) -> Iterator[Ranks]:
     """The processes that `torchrun` started, this among them; without it this one alone.
 
     Args:
         device: `"cpu"`, or `"cuda"` for the GPU of each process's number on its machine.
         timeout_seconds: How long they wait for each other.
+        table_ranks: Among how many of them a table is divided; all, if `None`.
 
     Raises:
         PeerError: One of them hangs or has ended.
-        SizeError: The time is not positive.
+        SizeError: The time is not positive, or the processes are no multiple of `table_ranks`.
     """
     if not 0 < timeout_seconds < 1e9:
         raise SizeError(f"The time-out must be a positive number of seconds, not {timeout_seconds:g}.")
     if not {"RANK", "WORLD_SIZE", "MASTER_ADDR"} <= os.environ.keys():
+        if table_ranks not in (None, 1):
+            raise SizeError(f"One process cannot divide a table among {table_ranks}: start several with torchrun.")
         yield Alone()
         return
     from embedlayer.distributed.together import started_together
 
-    with started_together(device, timeout_seconds) as ranks:
+    with started_together(device, timeout_seconds, table_ranks) as ranks:
         yield ranks

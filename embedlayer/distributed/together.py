@@ -19,11 +19,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch._C._distributed_c10d import PrefixStore
-from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.rendezvous import rendezvous
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
+from embedlayer.distributed.copies import ROWS, mean_over_copies, mesh_of_copies
 from embedlayer.distributed.gathered import Rows, load_parts, save_gathered
 from embedlayer.distributed.ranks import Loss, Ranks, Whole
 from embedlayer.distributed.sharded import ShardedTable, shard_table
@@ -45,7 +45,7 @@ HEAD_OPTIONS = ("softcap", "logit_scale", "mask_padding")
 
 
 @contextmanager
-def started_together(device: str, timeout_seconds: float) -> Iterator["Together"]:
+def started_together(device: str, timeout_seconds: float, table_ranks: int | None = None) -> Iterator["Together"]:
     """Meet the processes that `torchrun`'s environment names, for as long as the block lasts."""
     timeout = timedelta(seconds=timeout_seconds)
     kind = torch.device(device).type
@@ -60,7 +60,7 @@ def started_together(device: str, timeout_seconds: float) -> Iterator["Together"
             store = PrefixStore(f"attempt-{os.environ['TORCHELASTIC_RESTART_COUNT']}", store)
         backend = "cpu:gloo,cuda:nccl" if kind == "cuda" else "gloo"
         dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
-        yield Together(store, place)
+        yield Together(store, place, table_ranks=table_ranks)
     dist.destroy_process_group()
 
 
@@ -85,9 +85,13 @@ class Together(Ranks):
     Args:
         store: Where they leave notes for each other.
         device: Where this one computes.
+        table_ranks: Among how many of them a table is divided; there are as many copies as that goes into all.
+
+    Raises:
+        SizeError: It does not go into all.
     """
 
-    def __init__(self, store: Any, device: torch.device | str = "cpu") -> None:
+    def __init__(self, store: Any, device: torch.device | str = "cpu", *, table_ranks: int | None = None) -> None:
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
         self.device = torch.device(device)
         self.restarted = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
@@ -97,6 +101,7 @@ class Together(Ranks):
         self._description: JsonObject = {}
         self._divided: dict[str, Rows] = {}
         self._parallel: DistributedDataParallel | None = None
+        self._mesh = mesh_of_copies(self.device.type, self.size, table_ranks)
 
     def any(self, flag: bool) -> bool:
         """Whether it is so on any rank."""
@@ -178,7 +183,7 @@ class Together(Ranks):
         return self._divided_head(head, head.weight, _options_of(head))
 
     def _divided_table(self, table: TokenTable) -> ShardedTable:
-        return shard_table(table, init_device_mesh(self.device.type, (self.size,)))
+        return shard_table(table, self._mesh[ROWS])
 
     def _divided_head(self, head: OutputHead, weight: Tensor, options: JsonObject) -> OutputHead:
         """A free head whose rows are divided, and its own."""
@@ -209,6 +214,12 @@ class Together(Ranks):
         """Gradients that arrive meanwhile are summed on each rank, and become means with the next that arrive."""
         assert self._parallel is not None
         return self._parallel.no_sync()
+
+    def join_gradients(self, model: nn.Module) -> None:
+        """`DistributedDataParallel` has joined those of what all have; left are the copies of divided rows."""
+        for _, parameter, table in parameters_of(model):
+            if table is not None:
+                mean_over_copies(parameter, self._mesh)
 
     def parameters(self, model: nn.Module) -> Iterator[tuple[str, nn.Parameter, Whole]]:
         """Each parameter, its name in an undivided model, and what makes its rows' numbers a part of all rows'."""

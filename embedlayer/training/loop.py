@@ -292,6 +292,7 @@ class Trainer:
                     loss = self._loss(inputs, targets) * share / self.options.accumulate
                 (loss * self.ranks.size).backward()  # gradients are means over the ranks, and shares sum to 1
             result[0] += loss.detach()
+        self.ranks.join_gradients(self.model)
         clip_grad_norm_(self.model.parameters(), self.options.max_grad_norm)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)

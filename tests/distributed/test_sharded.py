@@ -17,6 +17,7 @@ from embedlayer import (
     SizeError,
     TokenEmbedding,
 )
+from embedlayer.distributed.copies import mean_over_copies, mesh_of_copies
 from embedlayer.distributed.sharded import shard_table
 from embedlayer.losses import chunk_length
 
@@ -257,21 +258,47 @@ def test_what_crosses_the_network_is_what_is_planned(trained) -> None:
     assert loss == pytest.approx(plan.loss_network_bytes, rel=0.05)
 
 
-def bytes_sent(trained: bool) -> tuple[int, int]:
-    """What this rank sends to others by the look-up and by the loss."""
-    rank, mesh, sent = dist.get_rank(), init_device_mesh("cpu", (3,)), []
-    swap, reduce = dist.all_to_all_single, dist.all_reduce
+@pytest.mark.parametrize("row_sparse", [False, True])
+def test_what_crosses_the_network_for_copies_is_what_is_planned(row_sparse) -> None:
+    plan = EmbeddingPlan(400, D, tied=False, tokens=64, distinct_tokens=64, ranks=2, copies=2, row_sparse=row_sparse)
+    sent = on_ranks(4, bytes_sent_for_copies, row_sparse)
+    assert sum(sent) / 4 == pytest.approx(plan.copies_network_bytes, rel=0.05)
 
-    def counted_swap(out, rows, receives=None, sends=None, **options):
-        own = len(rows) // 3 if sends is None else sends[rank]
+
+def bytes_sent_for_copies(row_sparse: bool) -> int:
+    mesh = mesh_of_copies("cpu", 4, 2)
+    table = shard_table(TokenEmbedding(400, D, row_sparse=row_sparse), mesh["rows"])
+    rows = shard_table(TokenEmbedding(400, D), mesh["rows"])
+    ids = torch.arange(64) * 6 + dist.get_rank()
+    rows.loss(table(ids), ids).backward()
+    sent = counted()
+    for parameter in (table.weight, rows.weight):
+        mean_over_copies(parameter, mesh)
+    return sum(sent)
+
+
+def counted() -> list[int]:
+    """A list to which is added, from now on, what this rank sends to others."""
+    sent, swap, reduce = [], dist.all_to_all_single, dist.all_reduce
+
+    def counted_swap(out, rows, receives=None, sends=None, group=None):
+        size, rank = dist.get_world_size(group), dist.get_rank(group)
+        own = len(rows) // size if sends is None else sends[rank]
         sent.append((len(rows) - own) * rows[:1].numel() * rows.element_size())
-        return swap(out, rows, receives, sends, **options)
+        return swap(out, rows, receives, sends, group=group)
 
-    def counted_reduce(numbers, *options, **more):
-        sent.append(2 * 2 / 3 * numbers.nbytes)  # in a ring each of N sends (N - 1) / N of it twice
-        return reduce(numbers, *options, **more)
+    def counted_reduce(numbers, *options, group=None):
+        size = dist.get_world_size(group)
+        sent.append(2 * (size - 1) / size * numbers.nbytes)  # in a ring each of N sends (N - 1) / N of it twice
+        return reduce(numbers, *options, group=group)
 
     dist.all_to_all_single, dist.all_reduce = counted_swap, counted_reduce
+    return sent
+
+
+def bytes_sent(trained: bool) -> tuple[int, int]:
+    """What this rank sends to others by the look-up and by the loss."""
+    mesh, sent = init_device_mesh("cpu", (3,)), counted()
     table, rows = (shard_table(TokenEmbedding(V, D), mesh) for _ in range(2))
     ids = torch.arange(V).repeat(5)
     with torch.set_grad_enabled(trained):

@@ -91,13 +91,13 @@ def train(folder: Path, ranks=None, *, half: Path | None = None) -> list[dict]:
     return lines
 
 
-def together(folder: Path) -> Together:
-    return Together(dist.FileStore(str(folder / "store"), dist.get_world_size()))
+def together(folder: Path, table_ranks: int | None = None) -> Together:
+    return Together(dist.FileStore(str(folder / "store"), dist.get_world_size()), table_ranks=table_ranks)
 
 
-def whole_and_half(folder: Path, cases: list[str]) -> list[str]:
+def whole_and_half(folder: Path, cases: list[str], table_ranks: int | None = None) -> list[str]:
     """From the start, and from halves that others left: the lines of both, as JSON."""
-    ranks = together(folder)
+    ranks = together(folder, table_ranks)
     found = []
     for case in cases:
         found += [json.dumps(train(folder / case, ranks, half=folder / f"{case}-half"))]
@@ -140,12 +140,12 @@ def one(tmp_path_factory):
 
 def test_one_to_four_processes_end_where_one_ends_and_go_on_from_each_other(one, tmp_path) -> None:
     before, lines = one
-    for ranks in (1, 2, 3, 4):
-        folder = tmp_path / str(ranks)
+    for ranks, table_ranks in ((1, None), (2, None), (3, None), (4, None), (4, 2), (2, 1)):
+        folder = tmp_path / f"{ranks}-{table_ranks}"
         for case in EQUAL:
             start(folder, case)
             shutil.copytree(before / f"{case}-half", folder / f"{case}-foreign")
-        results = on_ranks(ranks, whole_and_half, folder, EQUAL)
+        results = on_ranks(ranks, whole_and_half, folder, EQUAL, table_ranks)
         assert all(len(result) == len(results[0]) for result in results)
         for number, case in enumerate(EQUAL):
             whole, half = (json.loads(text) for text in results[0][2 * number : 2 * number + 2])
