@@ -123,7 +123,7 @@ class Receipt:
     def undo(
         self, target: nn.Module | Path | str, *, optimizer: "Optimizer | None" = None, out: Path | str | None = None
     ) -> None:
-        """Put everything back as it was, to the bit.
+        """Put everything back as it was, to the bit; divided tables by as many processes as edited them, all at once.
 
         Args:
             target: What the edit gave: the same live module, or a folder.
