@@ -140,7 +140,7 @@ def test_a_checkpoint_of_many_processes_is_called_by_its_name(kind, tmp_path, ca
     ):
         with pytest.raises(el.CheckpointError, match=words):
             refused()
-    for command in ("add", "remove", "trim", "transplant"):
+    for command in ("add", "remove", "trim"):
         with pytest.raises(SystemExit) as ended:
             main(["vocab", command, str(folder), "README.md", "-o", str(tmp_path / "new")])
         assert ended.value.code == 2
