@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
-from embedlayer.distributed.exchange import announce, exchange, gather_rows
+from embedlayer.distributed.exchange import exchange, gather_rows
 from embedlayer.distributed.sharded import rows_of
 from embedlayer.errors import PeerError
 from embedlayer.files import JsonObject
@@ -20,7 +20,7 @@ from embedlayer.vocab.owners import Ids, Owners, Part
 from embedlayer.vocab.starting_rows import Rows
 
 
-class DividedRows(Owners):
+class ManyOwners(Owners):
     """The ranks of a mesh, of which each has the rows that `ShardedTable` gives it.
 
     Args:
@@ -51,7 +51,8 @@ class DividedRows(Owners):
         """Each row with its ID to its owner."""
         ids, order = torch.sort(ids, stable=True)
         sends = torch.bincount(ids // math.ceil(size / self.count), minlength=self.count).tolist()
-        receives = announce(sends, self.group)
+        ones = [1] * self.count
+        receives = exchange(torch.tensor(sends, device=rows.device), ones, ones, self.group).tolist()
         arrived = exchange(rows.index_select(0, order), sends, receives, self.group)
         return exchange(ids, sends, receives, self.group) - self.span(size)[0], arrived
 
@@ -108,7 +109,7 @@ class DividedRows(Owners):
 class _Reader:
     """Divided rows, read like a table's by all processes together."""
 
-    owners: DividedRows
+    owners: ManyOwners
     part: Tensor
     size: int
     vocab_size: int

@@ -42,11 +42,13 @@ class Part(NamedTuple):
         local: They, as a table: the table itself, unless it is divided.
         whole: The table.
         owners: Who has the others.
+        of_head: Whether they are the rows of a free head, divided.
     """
 
     local: TokenEmbedding | FactorizedEmbedding
     whole: TokenTable
     owners: Owners
+    of_head: bool = False
 
     @property
     def stored(self) -> TokenEmbedding:
@@ -57,6 +59,11 @@ class Part(NamedTuple):
     def divided(self) -> bool:
         """Whether other processes have others."""
         return self.local is not self.whole
+
+    @property
+    def padding_idx(self) -> int | None:
+        """The token whose row is zero; that of a head's padding token is like any other."""
+        return None if self.of_head else self.whole.padding_idx
 
 
 class Ends(NamedTuple):
@@ -123,7 +130,8 @@ def ends_of(module: nn.Module) -> Ends:
         table = head.__dict__["table"]
         if table is not None and not isinstance(table, InputRows) and all(table is not t for t in tables.values()):
             tables[f"{name}.table".lstrip(".")] = table
-    rows_here = dict(_part(name, table) for name, table in tables.items())
+    of_heads = {id(below) for head in heads.values() for below in head.children()}
+    rows_here = dict(_part(name, table, id(table) in of_heads) for name, table in tables.items())
     ends = Ends(tables, rows_here, heads, layers, {})
     ends.check()
     ours = (TokenTable, OutputHead, EmbeddingLayer)
@@ -137,16 +145,16 @@ def ends_of(module: nn.Module) -> Ends:
     return ends
 
 
-def _part(name: str, table: TokenTable) -> tuple[str, Part]:
+def _part(name: str, table: TokenTable, of_head: bool) -> tuple[str, Part]:
     """The rows of a table that are here, and their name."""
     if isinstance(table, TokenEmbedding | FactorizedEmbedding):
         return name, Part(table, table, ALONE)
     from embedlayer.distributed.sharded import ShardedTable  # who has one has imported it already
 
     if isinstance(table, ShardedTable) and isinstance(table.local, TokenEmbedding | FactorizedEmbedding):
-        from embedlayer.vocab.divided import DividedRows
+        from embedlayer.vocab.divided import ManyOwners
 
-        return f"{name}.local".lstrip("."), Part(table.local, table, DividedRows(table.mesh))
+        return f"{name}.local".lstrip("."), Part(table.local, table, ManyOwners(table.mesh), of_head)
     raise SizeError(
         f"The rows of {name or 'this table'}, a {type(table).__name__}, cannot be moved. "
         f"Edit the table that it was made from (a DeltaEmbedding's after merge()), and make it again."
@@ -173,8 +181,8 @@ def slots_of(module: nn.Module, ends: Ends, optimizer: Optimizer | None, spare: 
         weight = part.stored.weight
         found.append((weight, spare.get(name, 0), part.owners))
         names.setdefault(id(weight), f"{name}.weight".lstrip("."))
-        if any(part.whole in head.children() for head in ends.heads.values()):
-            of_heads.add(id(weight))  # the rows of a free head, divided
+        if part.of_head:
+            of_heads.add(id(weight))
     for name, head in ends.heads.items():
         own = [] if head.tied else [("weight", head.weight)]
         for key, parameter in [*own, ("bias", head.bias)]:
@@ -310,7 +318,7 @@ def new_settings(ends: Ends, move: RowMove, multiple: int | None) -> JsonObject:
         elif attribute in ("vocab_size", "out_features", "size"):
             value = stop - start
         elif attribute in ("padding_idx", "padding_id"):
-            padding = value if of is None else of.whole.padding_idx
+            padding = value if of is None else of.padding_idx
             new = None if padding is None else _moved_padding(padding, move)
             value = None if new is None or not start <= new < stop else new - start
         elif attribute in NAMED:

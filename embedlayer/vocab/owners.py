@@ -1,7 +1,7 @@
 """Which process has which rows of a tensor, and how the others get at them.
 
-One process has them all (`ALONE`). Rows that are divided among processes are `DividedRows`
-(`embedlayer.vocab.divided`); surgery asks both the same.
+One process has them all (`ALONE`). Several that have divided them are `ManyOwners` (`embedlayer.vocab.divided`);
+surgery asks both the same.
 """
 
 from abc import ABC, abstractmethod

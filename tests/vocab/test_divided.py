@@ -12,7 +12,7 @@ from embedlayer.distributed.sharded import ShardedTable, shard_table
 from embedlayer.distributed.state import parameters_of
 from embedlayer.distributed.together import Together
 from embedlayer.vocab import divided, rows
-from embedlayer.vocab.divided import DividedRows
+from embedlayer.vocab.divided import ManyOwners
 from embedlayer.vocab.edit import add_tokens, edit_vocabulary, remove_tokens, transplant, trim_vocabulary
 
 V, D = 29, 4
@@ -289,7 +289,7 @@ def test_pieces_of_rows_go_where_they_are_wanted_and_nobody_ever_has_more() -> N
 
 def pieces() -> int:
     rank = dist.get_rank()
-    owners = DividedRows(init_device_mesh("cpu", (3,)))
+    owners = ManyOwners(init_device_mesh("cpu", (3,)))
     numbers = torch.arange(8.0).unsqueeze(1) + torch.tensor([0.0, -0.0])
     numbers[5, 1] = torch.nan
     start, stop = owners.span(8)
