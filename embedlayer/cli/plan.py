@@ -271,7 +271,7 @@ def _parts(row: EmbeddingPlan) -> tuple[str, list[str], list[list[str]], str]:
         [_peak(row), "", format_bytes(row.peak_bytes)],
     ]
     if row.ranks > 1:
-        lines[-1:-1] = [[f"vectors of {row.ranks - 1} other ranks", "", format_bytes(row.gathered_bytes)]]
+        lines[-1:-1] = [["vectors of all ranks, a chunk", "", format_bytes(row.gathered_bytes)]]
         lines += [
             ["sent by a rank: look-up", "", format_bytes(row.lookup_network_bytes)],
             ["sent by a rank: loss", "", format_bytes(row.loss_network_bytes)],
@@ -280,9 +280,10 @@ def _parts(row: EmbeddingPlan) -> tuple[str, list[str], list[list[str]], str]:
 
 
 def _loss(row: EmbeddingPlan) -> str:
-    if not row.trained:
+    if not row.trained and row.ranks == 1:
         return "logits"
-    return "loss, by blocks" if row.tied and row.delta_rows else "loss, chunked" if row.chunked_loss else "loss, plain"
+    chunked = row.chunked_loss or row.ranks > 1
+    return "loss, by blocks" if row.tied and row.delta_rows else "loss, chunked" if chunked else "loss, plain"
 
 
 def _peak(row: EmbeddingPlan) -> str:

@@ -144,7 +144,9 @@ def _train(files: tuple[str, ...], options: dict[str, Any], device: str, ranks: 
                 quiet=quiet,
                 launch=ranks.launch,
             )
-        if ranks.launch:  # all read what rank 0 wrote
+        if ranks.launch:  # all read what rank 0 wrote, which forgets the whole table
+            if ranks.first:
+                del trainer
             ranks.after_first()
             trainer, tokenizer, _ = directory.resume(device, ranks)
     if not train_to_the_end(directory, trainer, tokenizer, quiet=quiet, save_seconds=options["save_seconds"]):

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from embedlayer.errors import SizeError
 from embedlayer.files import JsonObject, load_tensors, save_tensors
-from embedlayer.pretrained import describe
+from embedlayer.pretrained import build, describe
 from embedlayer.text.windows import share_of
 
 if TYPE_CHECKING:
@@ -88,8 +88,12 @@ class Ranks(ABC):
         """Divide the rows of the model's table, and of a free head, among the ranks; move the model to the device."""
 
     @abstractmethod
-    def placed(self, model: "DecoderLM", device: torch.device | str) -> "DecoderLM":
-        """A whole model where `divide` wants it: on the device, or, for `divide` to move it, where it is."""
+    def build(self, description: JsonObject, device: torch.device | str) -> "DecoderLM":
+        """The model of a description, freshly drawn, on the device; where it is to be divided, each rank its part.
+
+        Raises:
+            CheckpointError: The description does not fit.
+        """
 
     @abstractmethod
     def describe(self, model: "DecoderLM") -> JsonObject:
@@ -147,8 +151,9 @@ class Alone(Ranks):
     def divide(self, model: "DecoderLM") -> None:
         """Leave the model as it is."""
 
-    def placed(self, model: "DecoderLM", device: torch.device | str) -> "DecoderLM":
-        """The model on the device."""
+    def build(self, description: JsonObject, device: torch.device | str) -> "DecoderLM":
+        """All of it."""
+        model: DecoderLM = build(description)
         return model.to(device)
 
     def describe(self, model: "DecoderLM") -> JsonObject:

@@ -26,13 +26,14 @@ from torch.nn.parallel import DistributedDataParallel
 
 from embedlayer.distributed.gathered import Rows, load_parts, save_gathered
 from embedlayer.distributed.ranks import Loss, Ranks, Whole
-from embedlayer.distributed.sharded import shard_table
+from embedlayer.distributed.sharded import ShardedTable, shard_table
 from embedlayer.distributed.state import parameters_of
 from embedlayer.errors import PeerError
 from embedlayer.files import JsonObject
 from embedlayer.layers.output import OutputHead
-from embedlayer.pretrained import describe
+from embedlayer.pretrained import build, describe
 from embedlayer.tables.dense import TokenEmbedding
+from embedlayer.tables.table import TokenTable
 
 if TYPE_CHECKING:
     from embedlayer.models.decoder import DecoderLM
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
 FOREVER = timedelta(days=30)
 MOMENTS = ("exp_avg", "exp_avg_sq")
 LEDGER = ("rows_at", "moments_at")
+HEAD_OPTIONS = ("softcap", "logit_scale", "mask_padding")
 
 
 @contextmanager
@@ -136,32 +138,59 @@ class Together(Ranks):
         mixed = np.random.SeedSequence([seed % 2**64, step, self.rank]).generate_state(1, np.uint64)[0]
         torch.manual_seed(int(mixed >> np.uint64(1)))
 
+    def build(self, description: JsonObject, device: torch.device | str) -> "DecoderLM":
+        """Of the table, and of a free head, each rank draws its own rows: no process has them all."""
+        from embedlayer.models.decoder import DecoderLM
+
+        config = {name: value for name, value in description.items() if name != "kind"}
+        model = DecoderLM.from_config(config, make_table=self._drawn_table, make_head=self._drawn_head)
+        self._description = description
+        return model.to(self.device)
+
     def divide(self, model: "DecoderLM") -> None:
         """Divide the rows of the model's table, and of a free head, among the ranks; move the model to the device."""
-        self._description = describe(model)
-        mesh = init_device_mesh(self.device.type, (self.size,))
-        stored, head = model.table.num_rows, model.head
-        options = {name: head.config[name] for name in ("bias", "softcap", "logit_scale", "mask_padding")}
-        model.table = table = shard_table(model.table, mesh)
-        if head.tied:
-            model.head = OutputHead(table, **options)
-        else:
-            rows = TokenEmbedding(head.out_features, head.in_features, padding_idx=head.padding_idx, device="meta")
-            rows.weight = nn.Parameter(head.weight.detach())
-            model.head = OutputHead(shard_table(rows, mesh), **options)
-            model.head.add_module("rows", model.head.__dict__["table"])  # a head that is not tied owns its rows
-            model.head.register_state_dict_post_hook(_without_rows)  # type: ignore[no-untyped-call]
-            model.head.register_load_state_dict_pre_hook(_with_rows)  # type: ignore[no-untyped-call]
-        if head.bias is not None:
+        if not isinstance(model.table, ShardedTable):
+            self._description = describe(model)
+            head, options = model.head, _options_of(model.head)
+            model.table = table = self._divided_table(model.table)
+            if head.tied:
+                model.head = OutputHead(table, **options)
+            else:
+                model.head = self._divided_head(head, head.weight.detach(), options)
             model.head.bias = head.bias
+        stored = self._description["table"].get("pad_to_multiple_of") or 1
         for name, _, divided in parameters_of(model):
             if divided is not None:
-                self._divided[name] = Rows(divided, stored if divided is table else divided.vocab_size)
+                spare = -divided.vocab_size % stored if divided is model.table else 0
+                self._divided[name] = Rows(divided, divided.vocab_size + spare)
         model.to(self.device)
 
-    def placed(self, model: "DecoderLM", device: torch.device | str) -> "DecoderLM":
-        """The model as it is: `divide` moves it, a part at a time."""
-        return model
+    def _drawn_table(self, description: JsonObject) -> ShardedTable:
+        with torch.device("meta"):
+            table = build(description)
+        return self._divided_table(table)
+
+    def _drawn_head(self, table: TokenTable | None, **config: Any) -> OutputHead:
+        if table is not None:
+            return OutputHead(table, **config)
+        with torch.device("meta"):
+            head = OutputHead(**config)
+        return self._divided_head(head, head.weight, _options_of(head))
+
+    def _divided_table(self, table: TokenTable) -> ShardedTable:
+        return shard_table(table, init_device_mesh(self.device.type, (self.size,)))
+
+    def _divided_head(self, head: OutputHead, weight: Tensor, options: JsonObject) -> OutputHead:
+        """A free head whose rows are divided, and its own."""
+        rows = TokenEmbedding(head.out_features, head.in_features, init_std=head.init_std, device="meta")
+        rows.weight = nn.Parameter(weight)
+        table = self._divided_table(rows)
+        table.padding_idx = head.padding_idx  # a token without a logit, whose row is like any other
+        divided = OutputHead(table, **options)
+        divided.add_module("rows", table)  # a head that is not tied owns its rows
+        divided.register_state_dict_post_hook(_without_rows)  # type: ignore[no-untyped-call]
+        divided.register_load_state_dict_pre_hook(_with_rows)  # type: ignore[no-untyped-call]
+        return divided
 
     def describe(self, model: "DecoderLM") -> JsonObject:
         """`describe(model)`, of the model before it was divided."""
@@ -218,6 +247,10 @@ class _Loss(nn.Module):
     def forward(self, ids: Tensor, targets: Tensor) -> Tensor:
         """The mean over the tokens."""
         return self.model.loss(ids, targets)
+
+
+def _options_of(head: OutputHead) -> JsonObject:
+    return {"bias": head.bias is not None, **{name: head.config[name] for name in HEAD_OPTIONS}}
 
 
 def differences(everybody: list[dict[str, Any]]) -> str:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+from memory import Memory
 from processes import on_ranks
 
 from embedlayer import (
@@ -32,6 +33,7 @@ from embedlayer import (
 from embedlayer.cli.main import main
 from embedlayer.distributed.together import Together, differences, started_together
 from embedlayer.files import load_tensors
+from embedlayer.pretrained import describe
 
 TEXT = "the cat sat on the mat and the dog sat on the cat . " * 60
 V, HALF, STEPS = 257, 3, 6
@@ -253,3 +255,27 @@ def test_each_rank_that_differs_is_named() -> None:
     assert differences([{"a": 1}, {"a": 1}]) == ""
     found = differences([{"a": 1}, {"a": 2}, {}, {"a": 1}])
     assert found.startswith("Rank 1 differs from rank 0 in a: 2 there, 1 on rank 0. Rank 2 differs from rank 0 in a: ")
+
+
+LARGE, WIDTH = 60_000, 48
+
+
+def test_no_process_ever_has_the_whole_table() -> None:
+    whole = LARGE * WIDTH * 4
+    for peaks in on_ranks(3, peaks_of_a_large_table):
+        for peak in peaks:  # its third; a piece that is drawn; what the three send and get for some tokens
+            assert peak < 0.75 * whole
+
+
+def peaks_of_a_large_table() -> list[int]:
+    """The most that is in memory while a model with tied ends is built, and one with two tables, for each table."""
+    peaks = []
+    for free in (False, True):
+        head = OutputHead(vocab_size=LARGE, embed_dim=WIDTH) if free else None
+        with torch.device("meta"):
+            model = DecoderLM(TokenEmbedding(LARGE, WIDTH), RotaryEmbedding(24), head, num_layers=1, num_heads=2)
+        with Memory() as memory:
+            model = Together(None).build(describe(model), "cpu")
+        peaks.append(memory.peak // (1 + free))
+        assert model.head.tied or len(model.head.rows.weight) == LARGE // 3
+    return peaks
