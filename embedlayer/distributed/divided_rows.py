@@ -21,9 +21,10 @@ class DividedRows(HeldRows):
         self.start, self.stop, self.group = start, stop, group
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
 
-    def counts(self, tokens: int) -> list[int]:
+    def counts(self, tokens: int, wanted: bool) -> tuple[list[int], bool]:
         """As each rank announces."""
-        return announce([tokens] * self.size, self.group)
+        announced = announce([2 * tokens + wanted] * self.size, self.group)
+        return [number // 2 for number in announced], any(number % 2 for number in announced)
 
     def gather(self, part: Tensor, sizes: list[int]) -> Tensor:
         """The parts of all ranks."""

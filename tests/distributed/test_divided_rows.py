@@ -16,7 +16,8 @@ def asked() -> list[torch.Tensor]:
     chunk = held.gather(part, SIZES)
     places, here = held.places(torch.tensor([1, 6, 11]))
     return [
-        torch.tensor(held.counts(len(part))),
+        torch.tensor(held.counts(len(part), wanted=rank == 1)[0]),
+        torch.tensor([held.counts(1, wanted=rank == 1)[1], held.counts(1, wanted=False)[1]]),
         chunk,
         held.own(chunk, SIZES) - part,
         held.home(chunk * (rank + 1), SIZES) - 6 * part,
@@ -29,8 +30,11 @@ def asked() -> list[torch.Tensor]:
 
 
 def test_parts_go_out_to_all_and_what_all_made_of_them_comes_home() -> None:
-    for rank, (counts, chunk, own, home, highest, ones, ranks, places, here, same) in enumerate(on_ranks(3, asked)):
+    for rank, (counts, wanted, chunk, own, home, highest, ones, ranks, places, here, same) in enumerate(
+        on_ranks(3, asked)
+    ):
         assert counts.tolist() == SIZES
+        assert wanted.tolist() == [True, False]
         assert chunk.flatten().tolist() == [0, 1, 2, 3, 4]
         assert own.shape == home.shape == (SIZES[rank], 1)
         assert not own.any()
