@@ -11,6 +11,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
+from torch.nn.parallel import DistributedDataParallel
 
 from embedlayer.bounds import Bounds
 from embedlayer.derived import derive_all
@@ -76,10 +77,7 @@ class ShardedTable(TokenTable):
         self.row_sparse = local.row_sparse
         self.local = local
         self.bounds = Bounds(vocab_size, "token id")
-        for _, parameter in self.sharded_parameters():
-            if parameter.requires_grad:
-                parameter.register_hook(lambda grad: grad / mesh.size())
-            parameter.divided_among = mesh.get_group()  # type: ignore[attr-defined]
+        self._mark_rows()
         self._register_state_dict_hook(_rows_as_dtensors)  # type: ignore[no-untyped-call]
         self.register_load_state_dict_pre_hook(_rows_from_dtensors)  # type: ignore[no-untyped-call]
 
@@ -98,6 +96,19 @@ class ShardedTable(TokenTable):
         """This rank's rows."""
         return self.local.get_parameter(next(iter(ROW_TENSORS[type(self.local)])))
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        self._mark_rows()  # a copy of a parameter has neither the hook nor the mark
+
+    def _mark_rows(self) -> None:
+        """Let gradients of the rows be means, and the rows be known as divided."""
+        ranks = self.mesh.size()
+        for _, parameter in self.sharded_parameters():
+            wanted = parameter.requires_grad
+            parameter.requires_grad_(True).register_hook(lambda grad: grad / ranks)
+            parameter.requires_grad_(wanted)
+            parameter.divided_among = self._group  # type: ignore[attr-defined]
+
     def sharded_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """The parameters of which each rank has its own rows, by their names in the whole table."""
         for name, parameter in self.local.named_parameters():
@@ -111,7 +122,7 @@ class ShardedTable(TokenTable):
 
     def look_up(self, ids: Ids) -> Vectors:
         """`rows[ids]`, from the ranks that have them: the batch's IDs and rows cross the network, each once."""
-        ids, _ = self.bounds(ids)
+        ids, outside = self.bounds(ids)
         wanted, places = torch.unique(ids, return_inverse=True)
         owners = wanted // math.ceil(self.vocab_size / self.mesh.size())
         sends = torch.bincount(owners, minlength=self.mesh.size()).tolist()
@@ -119,7 +130,8 @@ class ShardedTable(TokenTable):
         asked = exchange(wanted, sends, receives, self._group) - self.start
         nobody = asked.new_zeros(0 if len(asked) else 1)  # who is not asked takes part on the way back all the same
         found = self.local.look_up(torch.cat([asked, nobody]))[: len(asked)]
-        return F.embedding(places, exchange(found, receives, sends, self._group))
+        vectors = F.embedding(places, exchange(found, receives, sends, self._group))
+        return vectors if outside is None else vectors.masked_fill(outside.unsqueeze(-1), 0)
 
     def rows(self, start: int, stop: int) -> Float[Tensor, "N D"]:
         """Rows `start` to `stop - 1`, on every rank, without gradients; all ranks must ask."""
@@ -130,7 +142,7 @@ class ShardedTable(TokenTable):
     def logits(self, hidden: Float[Tensor, "*batch D"], **options: Unpack[LogitOptions]) -> Float[Tensor, "*batch V"]:
         """A score for each token, gathered: of this rank's hidden states with the rows of all."""
         options.setdefault("padding_idx", self.padding_idx)
-        everybody, counts = gather_rows(hidden.flatten(0, -2), self._group)
+        everybody, counts = gather_rows(hidden.reshape(-1, self.embed_dim), self._group)
         scores, size = self._local_logits(everybody, options), self.mesh.size()
         widest = math.ceil(self.vocab_size / size)
         own = [counts[self.mesh.get_local_rank()]] * size
@@ -140,9 +152,13 @@ class ShardedTable(TokenTable):
         return logits
 
     def sharded_logits(self, hidden: Float[Tensor, "*batch D"], **options: Unpack[LogitOptions]) -> DTensor:
-        """The logits of all ranks' hidden states, `(tokens of all, V)`, divided by token as `loss_parallel` wants."""
+        """The logits of all ranks' hidden states, `(tokens of all, V)`, divided by token as `loss_parallel` wants.
+
+        A loss of them is one for all ranks, and each has it: multiply it by their number before `backward`, as the
+        gradients become means.
+        """
         options.setdefault("padding_idx", self.padding_idx)
-        scores = self._local_logits(gather_rows(hidden.flatten(0, -2), self._group)[0], options)
+        scores = self._local_logits(gather_rows(hidden.reshape(-1, self.embed_dim), self._group)[0], options)
         shape, stride = torch.Size((len(scores), self.vocab_size)), (self.vocab_size, 1)
         return DTensor.from_local(scores, self.mesh, [Shard(1)], run_check=False, shape=shape, stride=stride)
 
@@ -213,7 +229,25 @@ def shard_table(table: TokenTable, mesh: DeviceMesh) -> ShardedTable:
     """
     start, stop = rows_of(mesh, table.vocab_size)
     local = part_of(table, start, stop)
+    for whole, part in zip(table.parameters(), local.parameters(), strict=True):
+        part.requires_grad_(whole.requires_grad)
     return ShardedTable(local, mesh, vocab_size=table.vocab_size, padding_idx=table.padding_idx)
+
+
+def keep_rows_apart(model: nn.Module) -> nn.Module:
+    """Let `DistributedDataParallel(keep_rows_apart(model))` leave divided rows alone: it would give all rank 0's.
+
+    Args:
+        model: What is given to it, on each rank; what it was told to ignore before no longer counts.
+
+    Returns:
+        The same model. `fully_shard(model, ignored_params=...)` takes the parameters that have a `divided_among`.
+    """
+    tables = [(name, module) for name, module in model.named_modules() if isinstance(module, ShardedTable)]
+    apart = [f"{name}.local.{row}".lstrip(".") for name, table in tables for row in ROW_TENSORS[type(table.local)]]
+    apart += [f"{name}.{key}".lstrip(".") for name, table in tables for key, _ in table.named_buffers()]
+    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, apart)
+    return model
 
 
 def rows_of(mesh: DeviceMesh, vocab_size: int) -> tuple[int, int]:
