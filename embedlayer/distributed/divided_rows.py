@@ -1,5 +1,7 @@
 """The rows that a rank holds of a vocabulary: what `linear_cross_entropy` asks the others for, a chunk at a time."""
 
+import math
+
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -59,7 +61,7 @@ class DividedRows(HeldRows):
         return torch.where(here, tokens - self.start, 0), here
 
     def same(self, number: Tensor) -> bool:
-        """By one all-reduce of the number and its opposite."""
-        ends = torch.stack([number, -number]).detach()
+        """By one all-reduce of the number and its opposite; NaN is like no other number, on no rank."""
+        ends = torch.stack([number, -number]).detach().nan_to_num(math.inf, math.inf, -math.inf)
         dist.all_reduce(ends, dist.ReduceOp.MAX, group=self.group)
         return bool(ends[0] == -ends[1])

@@ -63,7 +63,8 @@ class ShardedTable(TokenTable):
     Raises:
         SizeError: The mesh is not one-dimensional, or a rank has no row.
 
-    Every rank takes part in each look-up, loss and backward pass. `shard_table` makes one of a whole table.
+    Every rank takes part in each look-up, loss and backward pass. `shard_table` makes one of a whole table;
+    `keep_rows_apart` tells `DistributedDataParallel` of it.
     """
 
     def __init__(self, local: TokenTable, mesh: DeviceMesh, *, vocab_size: int, padding_idx: int | None = None) -> None:

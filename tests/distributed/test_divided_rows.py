@@ -1,5 +1,7 @@
 """What a rank asks of those that hold the other rows."""
 
+import math
+
 import torch
 import torch.distributed as dist
 from processes import on_ranks
@@ -25,7 +27,9 @@ def asked() -> list[torch.Tensor]:
         *held.total(torch.tensor([1.0]), torch.tensor([1.0 * rank])),
         places * here,
         here.int(),
-        torch.tensor([held.same(torch.tensor(0.5)), held.same(torch.tensor(float(rank)))]),
+        torch.tensor(
+            [held.same(torch.tensor(each)) for each in (0.5, math.inf, float(rank), [1.0, math.nan, 1.0][rank])]
+        ),
     ]
 
 
@@ -43,4 +47,4 @@ def test_parts_go_out_to_all_and_what_all_made_of_them_comes_home() -> None:
         assert (ones.tolist(), ranks.tolist()) == ([3], [3])
         assert here.tolist() == [[1, 0, 0], [0, 1, 0], [0, 0, 1]][rank]
         assert places.tolist() == [[1, 0, 0], [0, 2, 0], [0, 0, 3]][rank]
-        assert same.tolist() == [True, False]
+        assert same.tolist() == [True, True, False, False]

@@ -1,6 +1,7 @@
 """A table divided among processes, beside the whole one."""
 
 import copy
+import tempfile
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.nn.parallel import DistributedDataParallel
 
 from embedlayer import (
+    CheckpointError,
     EmbeddingPlan,
     EmbedLayerError,
     FactorizedEmbedding,
@@ -231,6 +233,8 @@ def habits():
     vectors = other(torch.tensor([[4, V]])).detach()
     with pytest.raises(EmbedLayerError, match="token id 23 at row 0, column 1"):
         other.bounds.raise_recorded()
+    with pytest.raises(CheckpointError, match="weight: divided among processes"):
+        table.save_pretrained(tempfile.mkdtemp())
     row = table.logits(torch.ones(D, dtype=torch.float64)).detach()
     total = loss.full_tensor().detach() if isinstance(loss, DTensor) else loss.detach()
     return learns, (table.weight.grad, other.weight.grad), (losses, total), vectors, row
