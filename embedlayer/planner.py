@@ -290,9 +290,10 @@ class EmbeddingPlan:
     def lookup_network_bytes(self) -> int:
         """What a rank sends in a step for the look-up: the batch's IDs, their rows, and in training the gradients.
 
-        Each of the different tokens once, to whoever owns its row: of N ranks, N - 1 of N are somebody else's.
+        Each of the different tokens once, to whoever owns its row: of N ranks, N - 1 of N are somebody else's. Of a
+        factorised table they are the narrow rows.
         """
-        row = self.embed_dim * _bytes(self.compute_dtype)
+        row = self._factors[0][1] * _bytes(self.compute_dtype)
         return self._distinct * (self.ranks - 1) * (ID_BYTES + row * (2 if self.trained else 1)) // self.ranks
 
     @property

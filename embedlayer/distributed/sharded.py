@@ -122,7 +122,7 @@ class ShardedTable(TokenTable):
         return DTensor.from_local(part, self.mesh, [Shard(0)], run_check=False, shape=shape, stride=stride)
 
     def look_up(self, ids: Ids) -> Vectors:
-        """`rows[ids]`, from the ranks that have them: the batch's IDs and rows cross the network, each once."""
+        """`rows[ids]`, from the ranks that have them: the batch's IDs and stored rows cross the network, each once."""
         ids, outside = self.bounds(ids)
         wanted, places = torch.unique(ids, return_inverse=True)
         owners = wanted // math.ceil(self.vocab_size / self.mesh.size())
@@ -130,8 +130,11 @@ class ShardedTable(TokenTable):
         receives = announce(sends, self._group)
         asked = exchange(wanted, sends, receives, self._group) - self.start
         nobody = asked.new_zeros(0 if len(asked) else 1)  # who is not asked takes part on the way back all the same
-        found = self.local.look_up(torch.cat([asked, nobody]))[: len(asked)]
-        vectors = F.embedding(places, exchange(found, receives, sends, self._group))
+        factors = self.local if isinstance(self.local, FactorizedEmbedding) else None
+        stored = self.local if factors is None else factors.inner
+        found = stored.look_up(torch.cat([asked, nobody]))[: len(asked)]
+        rows = exchange(found, receives, sends, self._group)
+        vectors = F.embedding(places, rows if factors is None else factors.projection(rows))
         return vectors if outside is None else vectors.masked_fill(outside.unsqueeze(-1), 0)
 
     def rows(self, start: int, stop: int) -> Float[Tensor, "N D"]:

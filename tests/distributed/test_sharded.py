@@ -342,13 +342,12 @@ def by_torch(weight: torch.Tensor) -> list[torch.Tensor]:
     return found
 
 
-@pytest.mark.parametrize("trained", [True, False])
-def test_what_crosses_the_network_is_what_is_planned(trained) -> None:
+@pytest.mark.parametrize(("trained", "rank"), [(True, None), (False, None), (True, 2)])
+def test_what_crosses_the_network_is_what_is_planned(trained, rank) -> None:
     tokens = 5 * V  # every token of the vocabulary, so that each rank owns its share of them
-    plan = EmbeddingPlan(
-        V, D, tied=False, tokens=tokens, distinct_tokens=V, ranks=3, optimizer="adamw" if trained else "none"
-    )
-    sent = on_ranks(3, bytes_sent, trained)
+    sizes = {"rank": rank, "tokens": tokens, "distinct_tokens": V, "ranks": 3}
+    plan = EmbeddingPlan(V, D, tied=False, optimizer="adamw" if trained else "none", **sizes)
+    sent = on_ranks(3, bytes_sent, trained, rank)
     lookup, loss = (sum(parts) / 3 for parts in zip(*sent, strict=True))
     assert lookup == pytest.approx(plan.lookup_network_bytes, rel=0.05)
     assert loss == pytest.approx(plan.loss_network_bytes, rel=0.05)
@@ -392,10 +391,11 @@ def counted() -> list[int]:
     return sent
 
 
-def bytes_sent(trained: bool) -> tuple[int, int]:
+def bytes_sent(trained: bool, rank: int | None) -> tuple[int, int]:
     """What this rank sends to others by the look-up and by the loss."""
     mesh, sent = init_device_mesh("cpu", (3,)), counted()
-    table, rows = (shard_table(TokenEmbedding(V, D), mesh) for _ in range(2))
+    kind = TokenEmbedding(V, D) if rank is None else FactorizedEmbedding(V, D, rank)
+    table, rows = (shard_table(each, mesh) for each in (kind, TokenEmbedding(V, D)))
     ids = torch.arange(V).repeat(5)
     with torch.set_grad_enabled(trained):
         vectors = table(ids)
