@@ -15,9 +15,10 @@ from typing import BinaryIO
 import torch
 from torch import Tensor
 
-from embedlayer.checkpoints.reader import CONFIG, INDEX, Checkpoint, Header, TensorInfo
+from embedlayer.checkpoints.reader import CONFIG, Checkpoint
 from embedlayer.errors import CheckpointError, FileError
 from embedlayer.files import JsonObject, read_json, replacing_folder
+from embedlayer.weight_files import INDEX, Header, TensorInfo
 
 BYTES_AT_ONCE = 1 << 24
 
