@@ -8,7 +8,7 @@ import json
 import re
 from pathlib import Path
 
-from embedlayer.errors import CheckpointError, FileError, require
+from embedlayer.errors import CheckpointError, FileError, MissingExtraError, require
 from embedlayer.files import JsonObject, read_json
 from embedlayer.weight_files import Place, WeightFiles, files_in, is_plain_name, locate, nothing_at
 
@@ -23,7 +23,12 @@ class _Hub(Place):
         self.folder = folder
 
     def find(self, file: str) -> Path | None:
-        hub = require("huggingface_hub", extra="hf")
+        try:
+            hub = require("huggingface_hub", extra="hf")
+        except MissingExtraError as error:
+            raise MissingExtraError(
+                f"There is no folder or file {self.name!r} here. To ask the hub: {error}"
+            ) from error
         errors = require("huggingface_hub.errors", extra="hf")
         try:
             return Path(
@@ -71,7 +76,7 @@ class Checkpoint(WeightFiles):
         Raises:
             FileError: There is nothing of that name.
             CheckpointError: It holds no safetensors, only pickles, or is damaged.
-            MissingExtraError: The hub needs `pip install 'embedlayer[hf]'`.
+            MissingExtraError: There is nothing here, and the hub needs `pip install 'embedlayer[hf]'`.
         """
         found = locate(Path(source))
         if found is not None and found[1] is not None:

@@ -148,13 +148,10 @@ def open_model(path: Path, tokenizer_from: Path | None = None, device: str = "cp
 
 def is_run(path: Path) -> bool:
     """Whether a folder is one of ours: trained or in training, or nothing that another kind of model is read from."""
-    from embedlayer.files import read_json
-    from embedlayer.training.run_directory import RunDirectory
+    from embedlayer.checkpoints.tables import is_ours
+    from embedlayer.pretrained import CONFIG
 
-    config = path / "config.json"
-    if path.is_file() or (config.exists() and "format_version" not in read_json(config)):
-        return False
-    return config.exists() or RunDirectory(path).holds_a_run or not any(path.glob("*.safetensors*"))
+    return is_ours(path) or not (path.is_file() or (path / CONFIG).exists() or any(path.glob("*.safetensors*")))
 
 
 def _special_ids(folder: Path, tokenizer: "Tokenizer") -> tuple[tuple[int, ...], tuple[int, ...]]:

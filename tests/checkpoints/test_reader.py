@@ -57,3 +57,9 @@ for name, revision in (("someone/else", None), ("someone/tiny", "v2"), ("tiny", 
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path), "HF_HUB_CACHE": str(tmp_path / "hub")}
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
     assert result.stdout.split() == ["none", "6.0", "True", "True", "True"], result.stderr
+
+
+def test_without_the_extra_a_mistyped_path_is_still_said_not_to_be_there(monkeypatch) -> None:
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    with pytest.raises(el.MissingExtraError, match=r"no folder or file 'somewhere' here(.|\n)*pip install"):
+        Checkpoint.open("somewhere")
