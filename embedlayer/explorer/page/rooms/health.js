@@ -1,5 +1,6 @@
-import { chart, histogram, key, short } from "../chart.js";
+import { chart, histogram, key } from "../chart.js";
 import { empty, h, select, token } from "../dom.js";
+import { short } from "../lines.js";
 import { spread } from "../map/view.js";
 
 /** What is wrong with a table, and how it uses its dimensions. */

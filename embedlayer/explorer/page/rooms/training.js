@@ -1,5 +1,6 @@
-import { chart, key, short } from "../chart.js";
+import { chart, key } from "../chart.js";
 import { empty, h, token } from "../dom.js";
+import { short } from "../lines.js";
 
 /** How a run went. */
 export const room = {
