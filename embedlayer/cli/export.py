@@ -35,7 +35,7 @@ def export(
     from embedlayer.checkpoints.formats import format_of, write_vectors
     from embedlayer.checkpoints.tables import open_table
     from embedlayer.errors import TokenizerError
-    from embedlayer.text.tokenizer import table_size
+    from embedlayer.text.tokenizer import require_rows
 
     as_parquet = format == "parquet" or (format is None and output.suffix == ".parquet")
     chosen = None if as_parquet else format_of(output, format)
@@ -43,11 +43,7 @@ def export(
     rows, tokenizer = Rows(opened.table), opened.vocabulary
     if tokenizer is None:
         raise TokenizerError(f"{directory} has no tokenizer, so its rows have no names: give one with --tokenizer.")
-    if table_size(tokenizer) > len(rows):
-        raise TokenizerError(
-            f"The tokenizer gives IDs up to {table_size(tokenizer) - 1}, the table in {directory} has {len(rows)} "
-            f"rows: they do not belong together."
-        )
+    require_rows(tokenizer, len(rows), directory)
     if chosen is None:
         from embedlayer.analysis.atlas import write_atlas
 

@@ -118,9 +118,8 @@ def open_model(path: Path, tokenizer_from: Path | None = None, device: str = "cp
         CheckpointError: It is damaged, or of another kind.
         TokenizerError: The tokenizer is missing, damaged, or has more entries than the table.
     """
-    from embedlayer.errors import TokenizerError
     from embedlayer.models.llama import load_llama
-    from embedlayer.text.tokenizer import end_of_text_id, load_tokenizer, table_size
+    from embedlayer.text.tokenizer import end_of_text_id, load_tokenizer, require_rows
     from embedlayer.training.run_directory import load_run
 
     if is_run(path):
@@ -138,11 +137,7 @@ def open_model(path: Path, tokenizer_from: Path | None = None, device: str = "cp
         tokenizer = load_tokenizer(folder if tokenizer_from is None else tokenizer_from)
         starts, ends = _special_ids(folder, tokenizer)
         opened = Opened(model, tokenizer, starts_with=starts[:1], stops=(*starts, *ends), adds_specials=True)
-    if table_size(tokenizer) > model.table.vocab_size:
-        raise TokenizerError(
-            f"The tokenizer gives IDs up to {table_size(tokenizer) - 1}, the table in {path} has "
-            f"{model.table.vocab_size} rows: they do not belong together."
-        )
+    require_rows(tokenizer, model.table.vocab_size, path)
     return opened
 
 

@@ -13,13 +13,13 @@ from torch import Tensor
 
 from embedlayer.checkpoints.layer import EmbeddingLayer
 from embedlayer.checkpoints.tables import open_table
-from embedlayer.errors import SizeError, TokenizerError
+from embedlayer.errors import SizeError
 from embedlayer.files import JsonObject
 from embedlayer.layers.input import TransformerEmbedding
 from embedlayer.models.decoder import DecoderLM
 from embedlayer.positions.position import Position
 from embedlayer.tables.table import TokenTable
-from embedlayer.text.tokenizer import table_size, token_text
+from embedlayer.text.tokenizer import require_rows, token_text
 from embedlayer.training.run_directory import RunDirectory
 
 Model = DecoderLM | EmbeddingLayer | TransformerEmbedding
@@ -54,11 +54,8 @@ class Source:
         run: RunDirectory | None = None,
         path: Path | None = None,
     ) -> None:
-        if tokenizer is not None and table_size(tokenizer) > table.vocab_size:
-            raise TokenizerError(
-                f"The tokenizer of {title} gives IDs up to {table_size(tokenizer) - 1}, its table has "
-                f"{table.vocab_size} rows: they do not belong together."
-            )
+        if tokenizer is not None:
+            require_rows(tokenizer, table.vocab_size, title)
         if tokens is not None and len(tokens) != table.vocab_size:
             raise SizeError(f"{title} has {table.vocab_size} rows and {len(tokens)} tokens; both must be as many.")
         self.title = title
