@@ -10,7 +10,7 @@ from jaxtyping import Float, Int
 from tokenizers import Tokenizer, models
 from torch import Tensor, nn
 
-from embedlayer.checkpoints.formats import TENSORS, read_vectors
+from embedlayer.checkpoints.formats import SUFFIXES, TENSORS, read_vectors
 from embedlayer.checkpoints.loader import load
 from embedlayer.errors import CheckpointError, EmbedLayerError, FileError, TokenizerError
 from embedlayer.files import read_json
@@ -23,8 +23,6 @@ from embedlayer.text.corpus import TokenCorpus
 from embedlayer.text.tokenizer import load_tokenizer
 from embedlayer.training.run_directory import RunDirectory, load_run
 from embedlayer.weight_files import open_weights
-
-VECTOR_FILES = (".txt", ".vec", ".bin", ".npy", ".tsv")
 
 
 @dataclass(frozen=True)
@@ -116,7 +114,7 @@ def is_file_of_vectors(path: Path) -> bool:
     """Whether a file is one of word vectors, by its name, or a folder the projector's."""
     if path.is_dir():
         return (path / TENSORS).exists()
-    return Path(path.name.removesuffix(".gz")).suffix in VECTOR_FILES and not path.name.startswith("pytorch_model")
+    return Path(path.name.removesuffix(".gz")).suffix in SUFFIXES and not path.name.startswith("pytorch_model")
 
 
 def is_ours(path: Path) -> bool:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 EXAMPLES = 60
 LONGEST_TOKEN = 30
+BARS = 16
 LONG = "least trained first"
 """The column that is cut where the screen ends."""
 
@@ -395,13 +396,13 @@ def _shown(text: str) -> str:
     return visible_text(text)
 
 
-def _bars(shares: Sequence[float], places: int = 16) -> str:
+def _bars(shares: Sequence[float]) -> str:
     """Variance by direction in so many groups of equal number, as blocks on a scale of logarithms, 1 to 1/1000."""
     import math
     from itertools import pairwise
 
     blocks = " ▁▂▃▄▅▆▇█"
-    count = min(places, len(shares))
+    count = min(BARS, len(shares))
     edges = [round(place * len(shares) / count) for place in range(count + 1)]
     means = [sum(shares[low:high]) / (high - low) for low, high in pairwise(edges)]
     highest = max(means)

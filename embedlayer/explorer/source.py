@@ -22,7 +22,7 @@ from embedlayer.tables.table import TokenTable
 from embedlayer.text.tokenizer import require_rows, token_text
 from embedlayer.training.run_directory import RunDirectory
 
-Model = DecoderLM | EmbeddingLayer | TransformerEmbedding
+Layer = DecoderLM | EmbeddingLayer | TransformerEmbedding
 Answer = TypeVar("Answer")
 
 
@@ -50,7 +50,7 @@ class Source:
         *,
         tokens: list[str] | None = None,
         tokenizer: Tokenizer | None = None,
-        model: Model | None = None,
+        model: Layer | None = None,
         run: RunDirectory | None = None,
         path: Path | None = None,
     ) -> None:
@@ -170,7 +170,7 @@ def open_source(path: Path | str, tokenizer: Path | None = None) -> Source:
         opened.table,
         tokens=opened.tokens,
         tokenizer=opened.tokenizer,
-        model=opened.layer if isinstance(opened.layer, Model) else None,
+        model=opened.layer if isinstance(opened.layer, Layer) else None,
         run=opened.run,
         path=place,
     )

@@ -4,9 +4,9 @@ import { fit, h, onResize } from "./dom.js";
 import { logTicks, scale, short, straight, ticks, trace } from "./lines.js";
 
 /**
- * @typedef {{name: string, xs: ArrayLike<number>, ys: ArrayLike<number>, colour: string, kind?: "line" | "bars" | "dots", dash?: number[], width?: number}} Series
+ * @typedef {{xs: ArrayLike<number>, ys: ArrayLike<number>, colour: string, kind?: "line" | "bars" | "dots", width?: number}} Series
  *   bars: `xs` are left edges, one more than `ys`
- * @typedef {{series: Series[], xLabel: string, yLabel: string, xLog?: boolean, yLog?: boolean, zero?: boolean, yFloor?: number, rules?: {at: number, text: string, colour: string, upright?: boolean}[],
+ * @typedef {{series: Series[], xLabel: string, yLabel: string, yLog?: boolean, zero?: boolean, yFloor?: number, rules?: {at: number, text: string, colour: string, upright?: boolean}[],
  *   read?: (index: number) => string}} Chart
  */
 
@@ -38,12 +38,12 @@ function draw(canvas, about, width, height, colours, pointer, reading) {
   const right = width - 10;
   const top = 26;
   const bottom = height - 38;
-  const [xLow, xHigh] = extent(about.series.map((s) => s.xs), about.xLog);
+  const [xLow, xHigh] = extent(about.series.map((s) => s.xs), false);
   let [yLow, yHigh] = extent([...about.series.map((s) => s.ys), (about.rules ?? []).filter((r) => !r.upright).map((r) => r.at)], about.yLog);
   if (about.zero && !about.yLog) yLow = Math.min(0, yLow);
   if (about.yFloor) yLow = about.yFloor;
   if (!about.yLog) yHigh += (yHigh - yLow) * 0.04;
-  const x = scale(xLow, xHigh, left, right, about.xLog);
+  const x = scale(xLow, xHigh, left, right);
   const y = scale(yLow, yHigh, bottom, top, about.yLog);
   context.font = "12px system-ui, sans-serif";
   context.textBaseline = "middle";
@@ -55,7 +55,7 @@ function draw(canvas, about, width, height, colours, pointer, reading) {
     context.fillText(short(value), left - 7, y(value));
   }
   context.textAlign = "center";
-  for (const value of about.xLog ? logTicks(xLow, xHigh) : ticks(xLow, xHigh, width / 80)) {
+  for (const value of ticks(xLow, xHigh, width / 80)) {
     context.fillStyle = colours.muted;
     context.fillText(short(value), x(value), bottom + 13);
   }
@@ -93,8 +93,8 @@ function read(context, about, pointer, { x, y, left, right, top, bottom }, colou
   return about.read(index);
 }
 
-function paint(context, { xs, ys, colour, kind, dash, width }, x, y, bottom) {
-  if (kind !== "bars") return trace(context, (i) => x(xs[i]), y, ys, { colour, width, dash, dots: kind === "dots" });
+function paint(context, { xs, ys, colour, kind, width }, x, y, bottom) {
+  if (kind !== "bars") return trace(context, (i) => x(xs[i]), y, ys, { colour, width, dots: kind === "dots" });
   context.fillStyle = colour;
   for (let i = 0; i < ys.length; i++) {
     if (!(ys[i] > 0)) continue;
@@ -143,10 +143,10 @@ export function histogram(values, low, high, bins) {
   return { edges, counts };
 }
 
-/** Names of lines with their colours. @param {{name: string, colour: string, dash?: number[]}[]} series */
+/** Names of lines with their colours. @param {{name: string, colour: string}[]} series */
 export function key(series) {
-  return h("p", { class: "chart-key" }, series.map(({ name, colour, dash }) => {
-    const swatch = h("i", { class: dash ? "is-dashed" : null });
+  return h("p", { class: "chart-key" }, series.map(({ name, colour }) => {
+    const swatch = h("i");
     swatch.style.borderColor = colour;
     return h("span", null, swatch, name);
   }));

@@ -54,12 +54,11 @@ export function straight(context, x0, y0, x1, y1, colour, dash = []) {
 /**
  * A line through values, broken where one is no number; or a dot for each.
  * @param {(i: number) => number} x @param {(value: number) => number} y in pixels @param {ArrayLike<number>} values
- * @param {{colour: string, width?: number, dash?: number[], dots?: boolean}} look
+ * @param {{colour: string, width?: number, dots?: boolean}} look
  */
-export function trace(context, x, y, values, { colour, width = 2, dash = [], dots = false }) {
+export function trace(context, x, y, values, { colour, width = 2, dots = false }) {
   context.strokeStyle = context.fillStyle = colour;
   context.lineWidth = width;
-  context.setLineDash(dash);
   context.beginPath();
   for (let i = 0; i < values.length; i++) {
     if (!Number.isFinite(values[i])) continue;
@@ -70,5 +69,4 @@ export function trace(context, x, y, values, { colour, width = 2, dash = [], dot
   }
   if (dots) context.fill();
   else context.stroke();
-  context.setLineDash([]);
 }

@@ -154,10 +154,6 @@ function tiles(entries) {
   return h("dl", { class: "pos-tiles" }, entries.map(([name, value, id]) => h("div", null, h("dt", null, name), h("dd", { "data-value": id ?? null }, value))));
 }
 
-function textOf(scene, token) {
-  return `“${scene.tokens[token].text}”`;
-}
-
 /** Two sliders for two positions, and the switch that moves them together. */
 function placeSliders(scene, names = ["Position a", "Position b"]) {
   const move = (which, value) => {
