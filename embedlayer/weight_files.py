@@ -177,10 +177,6 @@ def _damaged(path: Path, what: str) -> CheckpointError:
     )
 
 
-def _is_pickle(path: Path) -> bool:
-    return path.suffix in _PICKLES
-
-
 def _pickle(path: Path) -> CheckpointError:
     return CheckpointError(
         f"{path} is a pickle, which can run any code when it is loaded: embedlayer reads safetensors only. "
@@ -342,7 +338,7 @@ def files_in(place: Place, file: str | None = None) -> str | Mapping[str, str]:
         assert path is not None
         if file.endswith(".index.json"):
             return _weight_map(path)
-        if _is_pickle(path):
+        if path.suffix in _PICKLES:
             raise _pickle(path)
         return file
     index = place.find(INDEX)
@@ -364,7 +360,7 @@ def files_in(place: Place, file: str | None = None) -> str | Mapping[str, str]:
             f"{place.name} holds {len(found)} safetensors files and no {INDEX}: name the one that has the table, "
             f"or add the index."
         )
-    pickles = [path for path in files if _is_pickle(path)]
+    pickles = [path for path in files if path.suffix in _PICKLES]
     if pickles:
         raise _pickle(pickles[0])
     raise FileError(f"{place.name} holds no safetensors file.")
