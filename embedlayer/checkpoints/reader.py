@@ -81,7 +81,7 @@ class Checkpoint(WeightFiles):
         found = locate(Path(source))
         if found is not None and found[1] is not None:
             return cls(*found)
-        if found is None and (isinstance(source, Path) or not re.fullmatch(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", source)):
+        if found is None and (isinstance(source, Path) or not _is_name(source)):
             raise nothing_at(source)
         place = _Hub(str(source), revision) if found is None else found[0]
         folder, is_static = _first_module(place)
@@ -90,6 +90,12 @@ class Checkpoint(WeightFiles):
     def file(self, name: str) -> Path | None:
         """Another file of the checkpoint, such as `tokenizer.json`; `None` if it has none."""
         return self._place.find(name)
+
+
+def _is_name(source: str) -> bool:
+    """Whether it can be a name on the hub; with a first part that is a folder here it is a path that was mistyped."""
+    owner, slash, _ = source.partition("/")
+    return re.fullmatch(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", source) is not None and not (slash and Path(owner).is_dir())
 
 
 def _first_module(place: Place) -> tuple[str, bool]:

@@ -63,3 +63,10 @@ def test_without_the_extra_a_mistyped_path_is_still_said_not_to_be_there(monkeyp
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     with pytest.raises(el.MissingExtraError, match=r"no folder or file 'somewhere' here(.|\n)*pip install"):
         Checkpoint.open("somewhere")
+
+
+def test_a_mistyped_path_is_not_looked_for_on_the_hub(tmp_path, monkeypatch) -> None:
+    (tmp_path / "out").mkdir()
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(el.FileError, match="There is no folder or file 'out/demoo'"):
+        Checkpoint.open("out/demoo")
