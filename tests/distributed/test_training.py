@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -49,9 +50,24 @@ def children(pid: int) -> list[int]:
         return []
 
 
-def torchrun(ranks: int, restarts: int = 0) -> list[str]:
-    run = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+def torchrun(ranks: int, restarts: int = 0, *, meeting: list[str] | None = None) -> list[str]:
+    run = ["-m", "torch.distributed.run", *(meeting or ["--standalone"]), "--nproc-per-node", str(ranks)]
     return [*run, "--max-restarts", str(restarts), "--monitor-interval", "0.1"]
+
+
+def machines(nodes: str, *, conf: str = "") -> list[list[str]]:
+    """How two torchruns on this machine meet as if they were on two; the first hosts the meeting and is rank 0's."""
+    place = ["--nnodes", nodes, "--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{free_port()}"]
+    return [
+        [*place, "--rdzv-conf", f"is_host={host}{conf}", "--local-addr", f"127.0.0.{number}"]
+        for number, host in ((1, 1), (2, 0))
+    ]
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
 
 
 @pytest.fixture(scope="module")
@@ -61,27 +77,85 @@ def text(tmp_path_factory):
     return file
 
 
-def test_workers_that_are_killed_in_a_run_and_in_a_save_go_on_from_the_last_checkpoint(text, tmp_path) -> None:
-    arguments = [text, *SIZES, "--steps", 8, "--untied", "--row-sparse"]
-    with started(*TRAIN, *arguments, "-o", tmp_path / "one") as process:
+@pytest.fixture(scope="module")
+def arguments(text):
+    return [text, *SIZES, "--steps", 8, "--untied", "--row-sparse"]
+
+
+@pytest.fixture(scope="module")
+def alone(arguments, tmp_path_factory):
+    """The run of one process."""
+    folder = tmp_path_factory.mktemp("alone") / "run"
+    with started(*TRAIN, *arguments, "-o", folder) as process:
         assert process.wait(SECONDS) == 0, process.stderr.read()
-    accidents = {"0": [[1, "step", 5]], "1": [[0, "save", 6]]}
-    command = [*torchrun(2, restarts=2), Path(__file__).parent / "unlucky.py", "train", *arguments]
-    with started(*command, "-o", tmp_path / "two", "--save-seconds", 0, ACCIDENTS=json.dumps(accidents)) as process:
+    return folder
+
+
+def unlucky(arguments, folder: Path, accidents: list[list]) -> tuple[list, dict[str, str]]:
+    """A run that has these accidents: what torchrun is to run, and its environment."""
+    folder.with_suffix(".json").write_text(json.dumps(accidents))
+    command = [Path(__file__).parent / "unlucky.py", "train", *arguments, "-o", folder, "--save-seconds", 0]
+    return command, {"ACCIDENTS": str(folder.with_suffix(".json"))}
+
+
+def assert_same_run(folder: Path, expected: Path) -> None:
+    assert not list(folder.glob(".*"))
+    ours, theirs = (load_tensors(path / "model.safetensors")[0] for path in (folder, expected))
+    for name, tensor in theirs.items():
+        torch.testing.assert_close(ours[name], tensor, atol=1e-5, rtol=1e-5, msg=name)
+    lines = [RunDirectory(path).read_metrics() for path in (expected, folder)]
+    for its, line in zip(*lines, strict=True):
+        assert line["step"] == its["step"]
+        assert line["loss"] == pytest.approx(its["loss"], abs=1e-5)
+    load_run(folder)
+    assert (folder / "report.html").exists()
+
+
+def test_workers_that_are_killed_in_a_run_and_in_a_save_go_on_from_the_last_checkpoint(
+    arguments, alone, tmp_path
+) -> None:
+    command, environment = unlucky(arguments, tmp_path / "two", [[1, "step", 5], [0, "save", 6]])
+    with started(*torchrun(2, restarts=2), *command, **environment) as process:
         said, errors = process.communicate(timeout=SECONDS)
         assert process.returncode == 0, errors
         assert said.count("Continuing at step 4") == 2
         assert not children(process.pid)
-    assert not list((tmp_path / "two").glob(".*"))
-    one, two = (load_tensors(tmp_path / name / "model.safetensors")[0] for name in ("one", "two"))
-    for name, tensor in one.items():
-        torch.testing.assert_close(two[name], tensor, atol=1e-5, rtol=1e-5, msg=name)
-    lines = [RunDirectory(tmp_path / name).read_metrics() for name in ("one", "two")]
-    for theirs, ours in zip(*lines, strict=True):
-        assert ours["step"] == theirs["step"]
-        assert ours["loss"] == pytest.approx(theirs["loss"], abs=1e-5)
-    load_run(tmp_path / "two")
-    assert (tmp_path / "two" / "report.html").exists()
+    assert_same_run(tmp_path / "two", alone)
+
+
+def test_two_machines_of_two_processes_train_as_one_process_does(arguments, alone, tmp_path) -> None:
+    command = [*TRAIN, *arguments, "-o", tmp_path / "four"]
+    first, second = (torchrun(2, meeting=meeting) for meeting in machines("2"))
+    with started(*first, *command) as one, started(*second, *command) as other:
+        for process in (one, other):
+            _, errors = process.communicate(timeout=SECONDS)
+            assert process.returncode == 0, errors
+            assert not children(process.pid)
+    assert_same_run(tmp_path / "four", alone)
+
+
+def test_a_process_that_is_killed_on_either_machine_starts_both_again(arguments, alone, tmp_path) -> None:
+    command, environment = unlucky(arguments, tmp_path / "two", [[1, "step", 5], [0, "save", 6]])
+    first, second = (torchrun(1, restarts=2, meeting=meeting) for meeting in machines("2"))
+    with started(*first, *command, **environment) as one, started(*second, *command, **environment) as other:
+        (said, errors), (_, others) = (process.communicate(timeout=SECONDS) for process in (one, other))
+        assert one.returncode == other.returncode == 0, errors + others
+        assert said.count("Continuing at step 4") == 2
+        assert not children(one.pid) + children(other.pid)
+    assert_same_run(tmp_path / "two", alone)
+
+
+def test_a_machine_that_dies_leaves_the_run_to_the_other(arguments, alone, tmp_path) -> None:
+    command, environment = unlucky(arguments, tmp_path / "two", [[1, "machine", 5]])
+    quick = ",last_call_timeout=8,keep_alive_interval=1,keep_alive_max_attempt=3"
+    first, second = (torchrun(1, restarts=1, meeting=meeting) for meeting in machines("1:2", conf=quick))
+    with started(*first, *command, **environment) as one, started(*second, *command, **environment) as other:
+        said, errors = one.communicate(timeout=SECONDS)
+        assert one.returncode == 0, errors
+        assert other.wait(SECONDS) == -signal.SIGKILL
+        assert "PeerError: Rank 0 of 2 gave up: another process has ended" in errors
+        assert said.count("Continuing at step 4") == 1
+    assert_same_run(tmp_path / "two", alone)
 
 
 def test_ctrl_c_saves_after_the_same_step_of_all_and_one_process_can_go_on(text, tmp_path) -> None:
