@@ -72,6 +72,7 @@ class ShardedTable(TokenTable):
         self.row_sparse = local.row_sparse
         self.local = local
         self.bounds = Bounds(vocab_size, "token id")
+        self.bounds.derive(local.device)
         for _, parameter in self.sharded_parameters():
             if parameter.requires_grad:
                 parameter.register_hook(lambda grad: grad / mesh.size())
@@ -107,15 +108,16 @@ class ShardedTable(TokenTable):
 
     def look_up(self, ids: Ids) -> Vectors:
         """`rows[ids]`, from the ranks that have them: the batch's IDs and rows cross the network, each once."""
-        ids, _ = self.bounds(ids)
+        ids, outside = self.bounds(ids)
         wanted, places = torch.unique(ids, return_inverse=True)
         owners = wanted // math.ceil(self.vocab_size / self.mesh.size())
         sends = torch.bincount(owners, minlength=self.mesh.size()).tolist()
-        receives = announce(sends, self._group)
+        receives = announce(sends, self._group, ids.device)
         asked = exchange(wanted, sends, receives, self._group) - self.start
         nobody = asked.new_zeros(0 if len(asked) else 1)  # who is not asked takes part on the way back all the same
         found = self.local.look_up(torch.cat([asked, nobody]))[: len(asked)]
-        return F.embedding(places, exchange(found, receives, sends, self._group))
+        vectors = F.embedding(places, exchange(found, receives, sends, self._group))
+        return vectors if outside is None else vectors.masked_fill(outside.unsqueeze(-1), 0)
 
     def rows(self, start: int, stop: int) -> Float[Tensor, "N D"]:
         """Rows `start` to `stop - 1`, on every rank, without gradients; all ranks must ask."""

@@ -78,8 +78,8 @@ def place_of(kind: str) -> torch.device:
     number, count = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
     if number >= count:
         raise SizeError(
-            f"Process {number} of this machine, counted from 0, has no GPU of its own: there are {count}. Start at most "
-            f"{count} (torchrun --nproc-per-node {count}), or use --device cpu."
+            f"Process {number} of this machine, counted from 0, has no GPU of its own: there are {count}. "
+            f"Start at most {count} (torchrun --nproc-per-node {count}), or use --device cpu."
         )
     return torch.device(kind, number)
 
@@ -108,8 +108,8 @@ def room_of_this_attempt(store: Any, rank: int, size: int, timeout: timedelta) -
             return PrefixStore(room, store)
         time.sleep(0.05)
     raise PeerError(
-        f"Rank {rank} of {size} gave up: rank 0 did not come within {timeout.total_seconds():g} seconds. Where torchrun "
-        f"let a machine join, set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 for it on all of them."
+        f"Rank {rank} of {size} gave up: rank 0 did not come within {timeout.total_seconds():g} seconds. Machines that "
+        f"join a run need TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 in the environment of all torchruns."
     )
 
 
@@ -129,7 +129,7 @@ def peers_named(rank: int, size: int, timeout_seconds: float) -> Iterator[None]:
 
 
 class Together(Ranks):
-    """The ranks of torch's default process group.
+    """The ranks of torch's default process group, which must take CPU tensors: gloo, or `"cpu:gloo,cuda:nccl"`.
 
     Args:
         store: Where they leave notes for each other.

@@ -127,6 +127,28 @@ def refusals() -> list[str]:
     return found
 
 
+def test_an_id_outside_that_a_gpu_clamps_gives_zeros_and_no_gradient() -> None:
+    ids = torch.tensor([[3, V + 1, 4], [V - 1, -1, 3]])
+    for rank, (vectors, grad, found, place) in enumerate(on_ranks(2, clamped, ids)):
+        assert vectors.abs().sum(-1).ne(0).tolist() == [[True, False, True], [True, False, True]]
+        counts = torch.tensor([ids.eq(token).sum() for token in range(V)])
+        own = slice(0, 12) if rank == 0 else slice(12, V)
+        assert torch.equal(grad, 1.5 * counts[own, None].expand(-1, D).double())
+        assert found == [1, V + 1, 3]
+        assert place == "meta"
+
+
+def clamped(ids: torch.Tensor):
+    """As on a GPU, where nobody waits for the check; and where the check of a table on another device is."""
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    table = shard_table(whole("dense"), mesh)
+    table.bounds.forward = table.bounds.clamped
+    vectors = table(ids)
+    vectors.sum().backward()
+    elsewhere = shard_table(whole("dense").to("meta"), mesh).bounds.first_outside.device.type
+    return vectors.detach(), table.weight.grad, table.bounds.first_outside.tolist(), elsewhere
+
+
 def test_a_quantised_table_is_divided_and_the_states_of_all_kinds_are_those_of_whole_tables() -> None:
     for quantised, states in on_ranks(3, quantised_and_states):
         table = QuantizedEmbedding.from_table(whole("dense").float(), 4)

@@ -7,6 +7,8 @@ import os
 import shutil
 import socket
 import time
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -22,6 +24,7 @@ from embedlayer import (
     PeerError,
     RotaryEmbedding,
     RunDirectory,
+    SizeError,
     TokenCorpus,
     TokenEmbedding,
     Trainer,
@@ -30,7 +33,14 @@ from embedlayer import (
     train_tokenizer,
 )
 from embedlayer.cli.main import main
-from embedlayer.distributed.together import Together, differences, started_together
+from embedlayer.distributed.together import (
+    Together,
+    differences,
+    launcher,
+    place_of,
+    room_of_this_attempt,
+    started_together,
+)
 from embedlayer.files import load_tensors
 
 TEXT = "the cat sat on the mat and the dog sat on the cat . " * 60
@@ -180,6 +190,50 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]
+
+
+def test_processes_that_are_started_again_meet_in_a_room_of_their_own() -> None:
+    """In the store of those before, where rank 0 comes last and a rank of before had knocked in vain."""
+    store = dist.HashStore()
+
+    def attempt(number: int, late: int) -> list[str]:
+        def enter(rank: int) -> str:
+            time.sleep(0.3 if rank == late else 0.0)
+            room = room_of_this_attempt(store, rank, 3, timedelta(seconds=60))
+            if rank == 0:
+                room.set("address", f"of attempt {number}")
+            return room.get("address").decode()
+
+        with ThreadPoolExecutor(3) as ranks:
+            return list(ranks.map(enter, range(3)))
+
+    for number in range(4):
+        assert attempt(number, late=number % 3) == [f"of attempt {number}"] * 3
+        with pytest.raises(PeerError, match=r"Rank 1 of 3 gave up: rank 0 did not come within 0.2 seconds\."):
+            room_of_this_attempt(store, 1, 3, timedelta(seconds=0.2))
+
+
+def test_a_process_without_a_gpu_of_its_own_is_told_so(monkeypatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    assert place_of("cuda") == torch.device("cuda", 1)
+    assert place_of("cpu") == torch.device("cpu")
+    monkeypatch.setenv("LOCAL_RANK", "2")
+    with pytest.raises(
+        SizeError, match="Process 2 of this machine, counted from 0, has no GPU of its own: there are 2"
+    ):
+        place_of("cuda")
+
+
+def test_a_launch_is_named_by_the_process_that_starts_again(monkeypatch) -> None:
+    monkeypatch.delenv("TORCHELASTIC_RUN_ID", raising=False)
+    assert launcher() != launcher()
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
+    first = launcher()
+    assert first == launcher()
+    assert f":{os.getppid()}:" in first
+    monkeypatch.setattr(os, "getppid", os.getpid)
+    assert first != launcher()
 
 
 def one_sleeps(port: int, folder: Path) -> str:
