@@ -5,7 +5,6 @@ import io
 import json
 import os
 import shutil
-import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
@@ -14,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+from launches import free_port
 from processes import on_ranks
 
 from embedlayer import (
@@ -184,12 +184,6 @@ def meet(port: int) -> None:
     """Forget the processes of the test, and let the environment name them as torchrun does."""
     dist.destroy_process_group()
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def test_processes_that_are_started_again_meet_in_a_room_of_their_own() -> None:
