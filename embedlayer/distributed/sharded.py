@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator
+from copy import deepcopy
 from functools import singledispatch
 from typing import Any, Unpack
 
@@ -74,11 +75,18 @@ class ShardedTable(TokenTable):
         self.bounds = Bounds(vocab_size, "token id")
         self.bounds.derive(local.device)
         for _, parameter in self.sharded_parameters():
-            if parameter.requires_grad:
-                parameter.register_hook(lambda grad: grad / mesh.size())
+            learns = parameter.requires_grad  # if not now, then perhaps later
+            parameter.requires_grad_(True).register_hook(lambda grad: grad / mesh.size())
+            parameter.requires_grad_(learns)
             parameter.divided_among = mesh.get_group()  # type: ignore[attr-defined]
         self._register_state_dict_hook(_rows_as_dtensors)  # type: ignore[no-untyped-call]
         self.register_load_state_dict_pre_hook(_rows_from_dtensors)  # type: ignore[no-untyped-call]
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "ShardedTable":
+        """A copy among the same ranks, whose gradients become means too."""
+        local = deepcopy(self.local, memo)
+        copy = ShardedTable(local, self.mesh, vocab_size=self.vocab_size, padding_idx=self.padding_idx)
+        return copy.train(self.training)
 
     @property
     def config(self) -> JsonObject:
@@ -213,7 +221,9 @@ def shard_table(table: TokenTable, mesh: DeviceMesh) -> ShardedTable:
         TypeError: It is a kind of table that cannot be divided.
     """
     start, stop = rows_of(mesh, table.vocab_size)
-    local = part_of(table, start, stop)
+    local, learns = part_of(table, start, stop), {name: each.requires_grad for name, each in table.named_parameters()}
+    for name, parameter in local.named_parameters():
+        parameter.requires_grad_(learns[name])
     return ShardedTable(local, mesh, vocab_size=table.vocab_size, padding_idx=table.padding_idx)
 
 

@@ -1,5 +1,7 @@
 """A table divided among processes, beside the whole one."""
 
+import copy
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -125,6 +127,30 @@ def refusals() -> list[str]:
             wrong()
         found.append(str(caught.value)[:28])
     return found
+
+
+def test_a_frozen_table_stays_frozen_and_learns_the_mean_once_it_may() -> None:
+    for rank, (learns, grads) in enumerate(on_ranks(2, frozen)):
+        assert learns == [False, False, True]
+        expected = torch.zeros(V, D, dtype=torch.float64)
+        expected[[0, 1, 12]] = 1.5 / 2  # a rank that looks a row up is one of two
+        for grad in grads:
+            assert torch.equal(grad, expected[slice(0, 12) if rank == 0 else slice(12, V)])
+
+
+def frozen():
+    """Whether divided tables learn, and what a thawed one and its copy learn from a loss on each rank."""
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    table = shard_table(whole("dense").requires_grad_(False), mesh)
+    factorised = whole("factorised")
+    factorised.inner.weight.requires_grad_(False)
+    part = shard_table(factorised, mesh).local
+    learns = [table.weight.requires_grad, part.inner.weight.requires_grad, part.projection.weight.requires_grad]
+    grads = []
+    for each in (table.requires_grad_(True), copy.deepcopy(table)):
+        each(torch.tensor([[0, 1], [12]][dist.get_rank()])).sum().backward()
+        grads += [each.weight.grad]
+    return learns, grads
 
 
 def test_an_id_outside_that_a_gpu_clamps_gives_zeros_and_no_gradient() -> None:
