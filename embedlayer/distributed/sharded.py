@@ -145,9 +145,16 @@ class ShardedTable(TokenTable):
         return logits
 
     def sharded_logits(self, hidden: Float[Tensor, "*batch D"], **options: Unpack[LogitOptions]) -> DTensor:
-        """The logits of all ranks' hidden states, `(tokens of all, V)`, divided by token as `loss_parallel` wants."""
+        """The logits of all ranks' hidden states, `(tokens of all, V)`, divided by token as `loss_parallel` wants.
+
+        Under it, `F.cross_entropy(logits, targets)` with the targets of all ranks, in order, is the mean over all
+        tokens, the same on each rank, for any V. Its gradients are those of `loss`, whose mean over the ranks it is:
+        what each rank computes from them becomes right as a mean too.
+        """
         options.setdefault("padding_idx", self.padding_idx)
-        scores = self._local_logits(gather_rows(hidden.flatten(0, -2), self._group)[0], options)
+        scores, size = self._local_logits(gather_rows(hidden.flatten(0, -2), self._group)[0], options), self.mesh.size()
+        if scores.requires_grad:  # DTensor has the ranks' gradients summed; here they become means
+            scores.register_hook(lambda grad: grad * size)
         shape, stride = torch.Size((len(scores), self.vocab_size)), (self.vocab_size, 1)
         return DTensor.from_local(scores, self.mesh, [Shard(1)], run_check=False, shape=shape, stride=stride)
 
