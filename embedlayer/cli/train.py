@@ -103,7 +103,7 @@ def _train(files: tuple[str, ...], options: dict[str, Any], device: str, ranks: 
     directory = RunDirectory(options["output"])
     quiet = options["as_json"] or not ranks.first
     ranks.agree({"FILE...": files, **{f"--{name.replace('_', '-')}": value for name, value in options.items()}})
-    if options["resume"] or ranks.any(ranks.first and _began(directory, ranks.launch)):
+    if options["resume"] or ranks.any(ranks.first and was_begun_by(ranks.launch, directory)):
         if files and options["resume"]:
             raise SizeError("--resume reads the text kept in the folder: leave the files out.")
         trainer, tokenizer, _ = directory.resume(device, ranks)
@@ -159,8 +159,8 @@ def _train(files: tuple[str, ...], options: dict[str, Any], device: str, ranks: 
     return 0
 
 
-def _began(directory: "RunDirectory", launch: str) -> bool:
-    """Whether an earlier attempt of who started these processes began the run in the folder; one machine is enough."""
+def was_begun_by(launch: str, directory: "RunDirectory") -> bool:
+    """Whether an earlier attempt of this launch began the run in the folder; one machine of it is enough."""
     from embedlayer.errors import CheckpointError
 
     if not launch or not directory.holds_a_run:

@@ -33,6 +33,7 @@ from embedlayer import (
     train_tokenizer,
 )
 from embedlayer.cli.main import main
+from embedlayer.cli.train import was_begun_by
 from embedlayer.distributed.together import (
     Together,
     differences,
@@ -228,6 +229,19 @@ def test_a_launch_is_named_by_the_process_that_starts_again(monkeypatch) -> None
     assert f":{os.getppid()}:" in first
     monkeypatch.setattr(os, "getppid", os.getpid)
     assert first != launcher()
+
+
+def test_a_run_is_continued_by_who_began_it_on_any_machine_and_by_nobody_else(tmp_path) -> None:
+    directory = RunDirectory(tmp_path / "run")
+    assert not was_begun_by("a:1 b:2", directory)
+    directory.path.mkdir()
+    directory.run.write_text(json.dumps({"format_version": 1, "notes": {"launch": "a:1 b:2"}}))
+    assert [was_begun_by(launch, directory) for launch in ("a:1 b:2", "b:2", "b:2 c:3", "c:3", "")] == [True] * 3 + [
+        False
+    ] * 2
+    for other in ({"format_version": 1, "notes": {}}, {"format_version": 0}):
+        directory.run.write_text(json.dumps(other))
+        assert not was_begun_by("a:1 b:2", directory)
 
 
 def one_sleeps(port: int, folder: Path) -> str:
