@@ -17,13 +17,13 @@ class DividedRows(HeldRows):
     order of the ranks.
     """
 
-    def __init__(self, start: int, stop: int, group: dist.ProcessGroup) -> None:
-        self.start, self.stop, self.group = start, stop, group
+    def __init__(self, start: int, stop: int, group: dist.ProcessGroup, device: torch.device) -> None:
+        self.start, self.stop, self.group, self.device = start, stop, group, device
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
 
     def counts(self, tokens: int) -> list[int]:
         """As each rank announces."""
-        return announce([tokens] * self.size, self.group)
+        return announce([tokens] * self.size, self.group, self.device)
 
     def gather(self, part: Tensor, sizes: list[int]) -> Tensor:
         """The parts of all ranks."""

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator
+from copy import deepcopy
 from functools import singledispatch
 from typing import Any, TypeVar, Unpack
 
@@ -76,12 +77,20 @@ class ShardedTable(TokenTable):
         self.row_sparse = local.row_sparse
         self.local = local
         self.bounds = Bounds(vocab_size, "token id")
+        self.bounds.derive(local.device)
         for _, parameter in self.sharded_parameters():
-            if parameter.requires_grad:
-                parameter.register_hook(lambda grad: grad / mesh.size())
+            learns = parameter.requires_grad  # if not now, then perhaps later
+            parameter.requires_grad_(True).register_hook(lambda grad: grad / mesh.size())
+            parameter.requires_grad_(learns)
             parameter.divided_among = mesh.get_group()  # type: ignore[attr-defined]
         self._register_state_dict_hook(_rows_as_dtensors)  # type: ignore[no-untyped-call]
         self.register_load_state_dict_pre_hook(_rows_from_dtensors)  # type: ignore[no-untyped-call]
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "ShardedTable":
+        """A copy among the same ranks, whose gradients become means too."""
+        local = deepcopy(self.local, memo)
+        copy = ShardedTable(local, self.mesh, vocab_size=self.vocab_size, padding_idx=self.padding_idx)
+        return copy.train(self.training)
 
     @property
     def config(self) -> JsonObject:
@@ -111,15 +120,16 @@ class ShardedTable(TokenTable):
 
     def look_up(self, ids: Ids) -> Vectors:
         """`rows[ids]`, from the ranks that have them: the batch's IDs and rows cross the network, each once."""
-        ids, _ = self.bounds(ids)
+        ids, outside = self.bounds(ids)
         wanted, places = torch.unique(ids, return_inverse=True)
         owners = wanted // math.ceil(self.vocab_size / self.mesh.size())
         sends = torch.bincount(owners, minlength=self.mesh.size()).tolist()
-        receives = announce(sends, self._group)
+        receives = announce(sends, self._group, ids.device)
         asked = exchange(wanted, sends, receives, self._group) - self.start
         nobody = asked.new_zeros(0 if len(asked) else 1)  # who is not asked takes part on the way back all the same
         found = self.local.look_up(torch.cat([asked, nobody]))[: len(asked)]
-        return F.embedding(places, exchange(found, receives, sends, self._group))
+        vectors = F.embedding(places, exchange(found, receives, sends, self._group))
+        return vectors if outside is None else vectors.masked_fill(outside.unsqueeze(-1), 0)
 
     def rows(self, start: int, stop: int) -> Float[Tensor, "N D"]:
         """Rows `start` to `stop - 1`, on every rank, without gradients; all ranks must ask."""
@@ -140,9 +150,16 @@ class ShardedTable(TokenTable):
         return logits
 
     def sharded_logits(self, hidden: Float[Tensor, "*batch D"], **options: Unpack[LogitOptions]) -> DTensor:
-        """The logits of all ranks' hidden states, `(tokens of all, V)`, divided by token as `loss_parallel` wants."""
+        """The logits of all ranks' hidden states, `(tokens of all, V)`, divided by token as `loss_parallel` wants.
+
+        Under it, `F.cross_entropy(logits, targets)` with the targets of all ranks, in order, is the mean over all
+        tokens, the same on each rank, for any V. Its gradients are those of `loss`, whose mean over the ranks it is:
+        what each rank computes from them becomes right as a mean too.
+        """
         options.setdefault("padding_idx", self.padding_idx)
-        scores = self._local_logits(gather_rows(hidden.flatten(0, -2), self._group)[0], options)
+        scores, size = self._local_logits(gather_rows(hidden.flatten(0, -2), self._group)[0], options), self.mesh.size()
+        if scores.requires_grad:  # DTensor has the ranks' gradients summed; here they become means
+            scores.register_hook(lambda grad: grad * size)
         shape, stride = torch.Size((len(scores), self.vocab_size)), (self.vocab_size, 1)
         return DTensor.from_local(scores, self.mesh, [Shard(1)], run_check=False, shape=shape, stride=stride)
 
@@ -170,7 +187,7 @@ class ShardedTable(TokenTable):
             None if bias is None else bias[self.start : self.stop],
             targets,
             terms._replace(padding_idx=self._here(terms.padding_idx)),
-            DividedRows(self.start, self.stop, self._group),
+            DividedRows(self.start, self.stop, self._group, states.device),
         )
 
     def check(self) -> None:
@@ -212,7 +229,9 @@ def shard_table(table: TokenTable, mesh: DeviceMesh) -> ShardedTable:
         TypeError: It is a kind of table that cannot be divided, or a quantised one on the meta device.
     """
     start, stop = rows_of(mesh, table.vocab_size)
-    local = part_of(table, start, stop)
+    local, learns = part_of(table, start, stop), {name: each.requires_grad for name, each in table.named_parameters()}
+    for name, parameter in local.named_parameters():
+        parameter.requires_grad_(learns[name])
     return ShardedTable(local, mesh, vocab_size=table.vocab_size, padding_idx=table.padding_idx)
 
 
