@@ -331,13 +331,13 @@ def test_no_process_ever_has_the_whole_table(tmp_path) -> None:
 
 def peaks_of_a_large_table(folder: Path) -> list[int]:
     """The most that is in memory while a model with tied ends is built, and one with two tables, for each table."""
-    peaks = []
+    peaks, ranks = [], together(folder)
     for free in (False, True):
         head = OutputHead(vocab_size=LARGE, embed_dim=WIDTH) if free else None
         with torch.device("meta"):
             model = DecoderLM(TokenEmbedding(LARGE, WIDTH), RotaryEmbedding(24), head, num_layers=1, num_heads=2)
         with Memory() as memory:
-            model = together(folder).build(describe(model), "cpu")
+            model = ranks.build(describe(model), "cpu")
         peaks.append(memory.peak // (1 + free))
         assert model.head.tied or len(model.head.rows.weight) == LARGE // 3
     return peaks
