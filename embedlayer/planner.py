@@ -64,13 +64,14 @@ class EmbeddingPlan:
             only while it steps: fused and row-sparse AdamW hold next to nothing.
         moment_dtype: Of the optimizer's moments. Mixed-precision trainers keep fp32; plain `torch.optim.AdamW` keeps
             them in the dtype of the weights.
-        chunked_loss: The loss takes a chunk of tokens at a time, as `linear_cross_entropy` does beyond 65,536 logits;
-            else all logits at once.
+        chunked_loss: The loss takes a chunk of tokens at a time, as `linear_cross_entropy` does beyond 65,536 logits,
+            and a divided table always; else all logits at once.
         row_sparse: The table's gradient has the looked-up rows only (`RowAdamW`); its head is its own.
         delta_rows: Train only so many rows, and freeze everything else at the ends (`DeltaEmbedding`); 0 for all.
         group_size: Numbers of a quantised row that share a scale; `None` for all of them.
         ranks: Processes that table and head are divided among, by rows, each with `tokens` of its own
             (`ShardedTable`).
+        copies: Copies of the divided table: `ranks * copies` processes train together.
         distinct_tokens: Different ones among a rank's `tokens`; 0 for as many as there can be.
         device: `"cpu"` or `"cuda"`: how large a chunk is.
         name: What the plan is called in tables.
@@ -102,13 +103,14 @@ class EmbeddingPlan:
     delta_rows: int = 0
     group_size: int | None = None
     ranks: int = 1
+    copies: int = 1
     distinct_tokens: int = 0
     device: str = "cpu"
     name: str = ""
 
     def __post_init__(self) -> None:
         _at_least(1, vocab_size=self.vocab_size, embed_dim=self.embed_dim, rank=1 if self.rank is None else self.rank)
-        _at_least(1, ranks=self.ranks, group_size=1 if self.group_size is None else self.group_size)
+        _at_least(1, ranks=self.ranks, copies=self.copies, group_size=1 if self.group_size is None else self.group_size)
         _at_least(0, positions=self.positions, tokens=self.tokens, delta_rows=self.delta_rows)
         _at_least(0, distinct_tokens=self.distinct_tokens)
         if self.rank is not None and self.rank > self.embed_dim:
@@ -199,11 +201,15 @@ class EmbeddingPlan:
 
     @property
     def gradient_bytes(self) -> int:
-        """Gradients of the trained parameters: of a row-sparse table one row and one ID a token, else dense."""
+        """Gradients of the trained parameters: of a row-sparse table one row and one ID a token, else dense.
+
+        A rank of several gets one for each different token that all have, on average as many as its own batch has.
+        """
         size = _bytes(self.compute_dtype)
         if not self.row_sparse or not self.trained:
             return self.trained_parameters * size
-        return self.tokens * (self.embed_dim * size + ID_BYTES) + (self.parameters - self.table_parameters) * size
+        looked_up = self.tokens if self.ranks == 1 else self._distinct
+        return looked_up * (self.embed_dim * size + ID_BYTES) + (self.parameters - self.table_parameters) * size
 
     @property
     def optimizer_bytes(self) -> int:
@@ -220,11 +226,12 @@ class EmbeddingPlan:
     def activation_bytes(self) -> int:
         """The vectors of both ends: those that enter the first block, those that leave the last, and their gradient.
 
-        A factorised table that is trained also keeps the narrow rows that it looked up.
+        A factorised table that is trained also keeps the narrow rows that it looked up, a divided one the IDs.
         """
         narrow = self.rank if self.rank and self.trained and not self.delta_rows else 0
         wide = 3 if self.trained else 2
-        return self.tokens * (wide * self.embed_dim + narrow) * _bytes(self.compute_dtype)
+        ids = self.tokens + self._distinct if self.trained and self.ranks > 1 else 0
+        return self.tokens * (wide * self.embed_dim + narrow) * _bytes(self.compute_dtype) + ids * ID_BYTES
 
     @property
     def logits_bytes(self) -> int:
@@ -239,16 +246,14 @@ class EmbeddingPlan:
         narrow, the chunk in their type and the head's gradient in fp32. A head tied to rows beside a table goes by
         blocks of tokens and rows: four times a block of logits.
         """
-        if not self.trained:
+        if not self.trained and self.ranks == 1:
             return self.logits_bytes
         if self._by_blocks:
             tokens = min(self.tokens, TOKENS_AT_ONCE[self.device])
             return 4 * tokens * min(ROWS_AT_ONCE, self._rows) * 4
-        if not self.chunked_loss:
+        if not self.chunked_loss and self.ranks == 1:
             return 3 * self.tokens * self._rows * 4
-        size = _bytes(self.compute_dtype)
-        width = self.embed_dim if self.rank is None or not self.tied else self.rank
-        chunk = self._rows * chunk_length(self.tokens, self._rows, width, self.device, 4)
+        size, chunk = _bytes(self.compute_dtype), self._rows * self._chunk_tokens
         return chunk * 4 if size == 4 else chunk * (4 + size) + self._head_gradient * 4
 
     @property
@@ -264,19 +269,23 @@ class EmbeddingPlan:
             loss = self.loss_bytes
         elif self._by_blocks:
             loss = self.loss_bytes + head
-        elif not self.chunked_loss:
+        elif not self.chunked_loss and self.ranks == 1:
             loss = max(self.loss_bytes, self.logits_bytes + head)
         else:
             loss = self.loss_bytes + (head if size == 4 else 0)
-        twice = self._factors[0][0] * self._factors[0][1] * size if self.tied and self._head_gradient else 0
-        at_rest = self.weight_bytes + self.optimizer_bytes + self.activation_bytes + self.gathered_bytes
-        return at_rest + max(loss, self.gradient_bytes + (twice if not self._by_blocks and self.tokens else 0))
+        again = (self.tied and self._head_gradient) or (self.ranks > 1 and self.trained and not self.row_sparse)
+        twice = self._factors[0][0] * self._factors[0][1] * size if again else 0
+        at_rest = self.weight_bytes + self.optimizer_bytes + self.activation_bytes
+        gradients = self.gradient_bytes + (twice if self.tokens and not self._by_blocks else 0)
+        gradients = self.gradient_bytes + (twice if self.tokens and not self._by_blocks else 0)
+        return at_rest + max(loss + self.gathered_bytes, gradients)
 
     @property
     def gathered_bytes(self) -> int:
-        """The hidden states of the other ranks, with which a rank compares its rows, and in training their gradient."""
-        way = 2 if self.trained else 1
-        return self.tokens * (self.ranks - 1) * self.embed_dim * _bytes(self.compute_dtype) * way
+        """What a rank holds of all ranks' hidden states in a chunk of the loss; in training, their gradients too."""
+        if self.ranks == 1:
+            return 0
+        return self._chunk_tokens * self._head_width * _bytes(self.compute_dtype) * (3 if self.trained else 2)
 
     @property
     def lookup_network_bytes(self) -> int:
@@ -284,25 +293,38 @@ class EmbeddingPlan:
 
         Each of the different tokens once, to whoever owns its row: of N ranks, N - 1 of N are somebody else's.
         """
-        most = min(self.tokens, self.vocab_size)
-        distinct = min(self.distinct_tokens, most) if self.distinct_tokens else most
         row = self.embed_dim * _bytes(self.compute_dtype)
-        return distinct * (self.ranks - 1) * (ID_BYTES + row * (2 if self.trained else 1)) // self.ranks
+        return self._distinct * (self.ranks - 1) * (ID_BYTES + row * (2 if self.trained else 1)) // self.ranks
 
     @property
     def loss_network_bytes(self) -> int:
-        """What a rank sends in a step for the loss: its hidden states and targets to all others, three scores back.
+        """What a rank sends in a step for the loss: its hidden states and targets to all others.
 
-        In training the gradients of both go the other way. Logits and rows stay where they are.
+        Then come two all-reduces of three numbers for each token of all ranks; in training a factor of each token's
+        gradient, and the gradients of the others' hidden states. Logits and rows stay where they are.
         """
-        hidden = self.embed_dim * _bytes(self.compute_dtype)
-        way = 2 if self.trained else 1
-        return self.tokens * (self.ranks - 1) * (ID_BYTES + way * (hidden + 3 * 4))
+        hidden = self._head_width * _bytes(self.compute_dtype)
+        own = ID_BYTES + hidden + (4 + hidden if self.trained else 0)
+        return self.tokens * (self.ranks - 1) * (own + 2 * 3 * 4)
+
+    @property
+    def copies_network_bytes(self) -> int:
+        """What a rank sends in a step for the mean of its rows' gradients over the copies.
+
+        Dense ones by an all-reduce; of a row-sparse table the IDs and rows of its gradient, to each other copy.
+        """
+        if not self.trained:
+            return 0
+        rows, columns = self._factors[0]
+        table = 0 if self.row_sparse else rows * columns
+        size, sparse = _bytes(self.compute_dtype), self.row_sparse * (self.copies - 1) * self._distinct
+        dense = 2 * (self.copies - 1) * (table + self.head_parameters) * size // self.copies
+        return dense + sparse * (columns * size + ID_BYTES)
 
     @property
     def network_bytes(self) -> int:
         """What a rank sends in a step for both ends; the optimizer sends nothing, as each rank owns its rows."""
-        return self.lookup_network_bytes + self.loss_network_bytes
+        return self.lookup_network_bytes + self.loss_network_bytes + self.copies_network_bytes
 
     def as_dict(self) -> dict[str, str | int | bool | None]:
         """Every field and every derived size under its own name, ready for JSON."""
@@ -319,6 +341,23 @@ class EmbeddingPlan:
         if self.rank is None:
             return [(self._rows, self.embed_dim)]
         return [(self._rows, self.rank), (self.rank, self.embed_dim)]
+
+    @property
+    def _distinct(self) -> int:
+        """Different tokens of a rank."""
+        most = min(self.tokens, self.vocab_size)
+        return min(self.distinct_tokens, most) if self.distinct_tokens else most
+
+    @property
+    def _head_width(self) -> int:
+        """Numbers of a hidden state that are compared with a row."""
+        return self.embed_dim if self.rank is None or not self.tied else self.rank
+
+    @property
+    def _chunk_tokens(self) -> int:
+        """Tokens in a chunk of the loss, of all ranks."""
+        length = chunk_length(self.tokens * self.ranks, self._rows, self._head_width, self.device, 4)
+        return min(-(-length // self.ranks), self.tokens) * self.ranks
 
     @property
     def _by_blocks(self) -> bool:
@@ -505,6 +544,7 @@ def plan(
     delta_rows: int = 0,
     group_size: int | None = None,
     ranks: int = 1,
+    copies: int = 1,
     distinct_tokens: int = 0,
     device: str = "cpu",
 ) -> EmbeddingPlan:
@@ -526,6 +566,7 @@ def plan(
         delta_rows: Rows that alone are trained; 0 for all.
         group_size: Numbers that share a scale, in int8 and int4.
         ranks: Processes that the rows are divided among.
+        copies: How often they are.
         distinct_tokens: Different ones among a rank's tokens; 0 for as many as there can be.
         device: `"cpu"` or `"cuda"`.
 
@@ -558,6 +599,7 @@ def plan(
         delta_rows=delta_rows,
         group_size=group_size,
         ranks=ranks,
+        copies=copies,
         distinct_tokens=distinct_tokens,
         device=device,
         name=preset or "",

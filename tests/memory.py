@@ -35,5 +35,6 @@ class Memory(TorchDispatchMode):
 
 
 def storage_of(thing: object) -> torch.UntypedStorage | None:
-    """The memory behind a dense tensor."""
-    return thing.untyped_storage() if isinstance(thing, Tensor) and thing.layout == torch.strided else None
+    """The memory behind a dense tensor, if there is any."""
+    dense = isinstance(thing, Tensor) and thing.layout == torch.strided and not thing.is_meta
+    return thing.untyped_storage() if dense else None

@@ -1,4 +1,5 @@
 import doctest
+import os
 import subprocess
 import sys
 
@@ -7,7 +8,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from memory import Memory
+from processes import on_ranks
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
 
 import embedlayer.planner
 from embedlayer import (
@@ -21,6 +24,7 @@ from embedlayer import (
     TokenEmbedding,
     TokenTable,
 )
+from embedlayer.distributed.sharded import shard_table
 from embedlayer.errors import SizeError
 from embedlayer.layers.input import embed
 from embedlayer.planner import (
@@ -133,8 +137,11 @@ PLANS = {
     "rows beside, bfloat16, free head": {"delta_rows": 40, "dtype": "bf16", "moment_dtype": "bf16", "tied": False},
     "factorised, bfloat16, chunked": {"rank": 16, "dtype": "bf16", "moment_dtype": "bf16", "chunked_loss": True},
     "free head, bfloat16, chunked": {"tied": False, "dtype": "bf16", "moment_dtype": "bf16", "chunked_loss": True},
-    "one of three shards": {"ranks": 3, "chunked_loss": True},
-    "one of four shards, plain": {"ranks": 4, "tied": False},
+    "one of three ranks": {"ranks": 3},
+    "one of two ranks, free head": {"ranks": 2, "tied": False},
+    "one of two ranks, factorised": {"ranks": 2, "rank": 16},
+    "one of two ranks, row-sparse": {"ranks": 2, "tied": False, "row_sparse": True, "distinct_tokens": 617},
+    "one of two ranks, bfloat16": {"ranks": 2, "dtype": "bf16", "moment_dtype": "bf16"},
     "inference": {"optimizer": "none"},
     "int8": {"dtype": "int8"},
     "int4 in groups": {"dtype": "int4", "group_size": 16},
@@ -142,9 +149,12 @@ PLANS = {
 }
 
 
+# 640 of 9,000 tokens, drawn with repetition, are 617 different ones.
+
+
 def built(row: EmbeddingPlan) -> tuple[TokenTable, OutputHead, LearnedPositionalEmbedding | None]:
-    """What a plan says, by the library: one shard of it."""
-    rows, dtype = -(-row.vocab_size // row.ranks), TORCH_DTYPES[row.compute_dtype]
+    """What a plan says, by the library; of divided rows, this rank's."""
+    rows, dtype = row.vocab_size, TORCH_DTYPES[row.compute_dtype]
     table: TokenTable
     if row.rank is not None:
         table = FactorizedEmbedding(rows, row.embed_dim, row.rank, dtype=dtype)
@@ -155,6 +165,10 @@ def built(row: EmbeddingPlan) -> tuple[TokenTable, OutputHead, LearnedPositional
     if row.delta_rows:
         table = DeltaEmbedding.last(table, row.delta_rows)
     head = OutputHead(table) if row.tied else OutputHead(vocab_size=rows, embed_dim=row.embed_dim).to(dtype)
+    if row.ranks > 1:
+        mesh = init_device_mesh("cpu", (row.ranks,))
+        table = shard_table(table, mesh)
+        head = OutputHead(table if row.tied else shard_table(TokenEmbedding(rows, row.embed_dim, dtype=dtype), mesh))
     positions = LearnedPositionalEmbedding(row.positions, row.embed_dim).to(dtype) if row.positions else None
     if row.delta_rows or not row.trained:
         for part in [
@@ -172,6 +186,8 @@ def step(row: EmbeddingPlan) -> dict[str, int]:
     with memory:
         table, head, positions = built(row)
         parameters = list(dict.fromkeys([*table.parameters(), *head.parameters()]))
+        if row.ranks > 1 and not row.tied:
+            parameters += head.__dict__["table"].parameters()
         parameters += [] if positions is None else list(positions.parameters())
         trained = [parameter for parameter in parameters if parameter.requires_grad]
         derived = table.token_tensor.nbytes if row.delta_rows else 0
@@ -181,6 +197,7 @@ def step(row: EmbeddingPlan) -> dict[str, int]:
         if row.trained:
             kind = {"adamw": RowAdamW if row.row_sparse else torch.optim.AdamW, "sgd": torch.optim.SGD}[row.optimizer]
             optimizer = kind(trained, lr=1e-3, **({"fused": True} if kind is torch.optim.AdamW else {}))
+        torch.manual_seed(int(os.environ.get("RANK", "0")))
         ids = torch.randint(0, table.vocab_size, (row.tokens // length, length))
         for _ in range(2):  # the optimizer's state is there at the second
             start = memory.peak = memory.now
@@ -196,7 +213,8 @@ def step(row: EmbeddingPlan) -> dict[str, int]:
             loss = head.loss(hidden, ids, impl="chunked" if row.chunked_loss else "plain")
             loss.backward()
             made = [part.grad for part in (hidden, *trained) if part.grad is not None]
-            along = made if row.chunked_loss and row.dtype == "fp32" else []  # gradients made while logits are there
+            chunked = row.chunked_loss or row.ranks > 1
+            along = made if chunked and row.dtype == "fp32" else []  # gradients made while logits are there
             found["loss_bytes"] = memory.peak - before - sum(map(size_of, along))
             x.backward(hidden.grad)
             found["gradient_bytes"] = sum(size_of(part.grad) for part in trained)
@@ -209,7 +227,7 @@ def step(row: EmbeddingPlan) -> dict[str, int]:
         state = [part for values in optimizer.state.values() for part in values.values() if torch.is_tensor(part)]
         found["optimizer_bytes"] = storage(state)
         if row.row_sparse:
-            ledger = table.ledger
+            ledger = getattr(table, "local", table).ledger
             found["optimizer_bytes"] += storage([ledger.rows_at, ledger.moments_at])
     return found
 
@@ -223,10 +241,11 @@ def size_of(gradient: torch.Tensor) -> int:
 @pytest.mark.parametrize("name", PLANS)
 def test_every_part_that_is_planned_is_measured_within_five_percent(name):
     row = EmbeddingPlan(9000, 48, tokens=640, **PLANS[name])
-    for part, measured in step(row).items():
+    found = step(row) if row.ranks == 1 else on_ranks(row.ranks, step, row)[0]
+    found["loss_bytes"] = found.get("loss_bytes", row.loss_bytes) - row.gathered_bytes
+    for part, measured in found.items():
         if part in row.as_dict():
-            elsewhere = row.gathered_bytes if part == "peak_bytes" else 0  # one rank is measured, without the others
-            assert getattr(row, part) - elsewhere == pytest.approx(measured, rel=0.05, abs=2000), part
+            assert getattr(row, part) == pytest.approx(measured, rel=0.05, abs=2000), part
 
 
 def test_gradient_optimizer_and_logits_are_those_of_plain_torch():

@@ -38,6 +38,7 @@ FLOAT_DTYPES = [name for name in planner.DTYPE_BITS if not name.startswith("int"
 @click.option("--delta", "delta_rows", type=int, default=0, metavar="ROWS", help="Train only so many rows.")
 @click.option("--group-size", type=int, help="Numbers that share a scale in int8 and int4; all of a row if not given.")
 @click.option("--ranks", type=int, default=1, show_default=True, help="Processes that the rows are divided among.")
+@click.option("--copies", type=int, default=1, show_default=True, help="Of the divided rows, each with such processes.")
 @click.option("--distinct", "distinct_tokens", type=int, default=0, help="Different tokens among a rank's; else all.")
 @click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True)
 @click.option(
@@ -80,6 +81,7 @@ def plan(
     delta_rows: int,
     group_size: int | None,
     ranks: int,
+    copies: int,
     distinct_tokens: int,
     device: str,
     optimizer: str,
@@ -114,6 +116,7 @@ def plan(
         "delta_rows": delta_rows,
         "group_size": group_size,
         "ranks": ranks,
+        "copies": copies,
         "distinct_tokens": distinct_tokens,
         "device": device,
         "optimizer": optimizer,
@@ -248,6 +251,7 @@ def _parts(row: EmbeddingPlan) -> tuple[str, list[str], list[list[str]], str]:
     title += "" if row.rank is None else f", rank {row.rank}"
     title += ", row-sparse" if row.row_sparse else ""
     title += f", one of {row.ranks} ranks" if row.ranks > 1 else ""
+    title += f", {row.copies} copies" if row.copies > 1 else ""
     head = "the table" if row.tied else format_parameters(row.head_parameters)
     lines = [
         ["table", format_parameters(row.table_parameters), format_bytes(row.table_bytes)],
@@ -271,18 +275,21 @@ def _parts(row: EmbeddingPlan) -> tuple[str, list[str], list[list[str]], str]:
         [_peak(row), "", format_bytes(row.peak_bytes)],
     ]
     if row.ranks > 1:
-        lines[-1:-1] = [[f"vectors of {row.ranks - 1} other ranks", "", format_bytes(row.gathered_bytes)]]
+        lines[-1:-1] = [["vectors of all ranks, a chunk", "", format_bytes(row.gathered_bytes)]]
         lines += [
             ["sent by a rank: look-up", "", format_bytes(row.lookup_network_bytes)],
             ["sent by a rank: loss", "", format_bytes(row.loss_network_bytes)],
         ]
+    if row.copies > 1:
+        lines.append(["sent by a rank: copies", "", format_bytes(row.copies_network_bytes)])
     return title, ["part", "parameters", "memory"], lines, _note([row])
 
 
 def _loss(row: EmbeddingPlan) -> str:
-    if not row.trained:
+    if not row.trained and row.ranks == 1:
         return "logits"
-    return "loss, by blocks" if row.tied and row.delta_rows else "loss, chunked" if row.chunked_loss else "loss, plain"
+    chunked = row.chunked_loss or row.ranks > 1
+    return "loss, by blocks" if row.tied and row.delta_rows else "loss, chunked" if chunked else "loss, plain"
 
 
 def _peak(row: EmbeddingPlan) -> str:

@@ -71,6 +71,11 @@ if TYPE_CHECKING:
     show_default=True,
     help="How long processes that torchrun started wait for each other.",
 )
+@click.option(
+    "--table-ranks",
+    type=int,
+    help="Processes among which a table is divided; several times as many hold copies.  [default: all]",
+)
 @click.option("--probe", multiple=True, help="A token whose neighbours to show; may be repeated.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as one line of JSON, and nothing else.")
 def train(files: tuple[str, ...], **options: Any) -> int:
@@ -85,7 +90,7 @@ def train(files: tuple[str, ...], **options: Any) -> int:
     from embedlayer.distributed.ranks import started_ranks
 
     device = chosen_device(options["device"])
-    with started_ranks(device, options["timeout_seconds"]) as ranks:
+    with started_ranks(device, options["timeout_seconds"], options["table_ranks"]) as ranks:
         return _train(files, options, device, ranks)
 
 
@@ -143,7 +148,9 @@ def _train(files: tuple[str, ...], options: dict[str, Any], device: str, ranks: 
                 quiet=quiet,
                 launch=ranks.launch,
             )
-        if ranks.launch:  # all read what rank 0 wrote
+        if ranks.launch:  # all read what rank 0 wrote, which forgets the whole table
+            if ranks.first:
+                del trainer
             ranks.after_first()
             trainer, tokenizer, _ = directory.resume(device, ranks)
     if not train_to_the_end(directory, trainer, tokenizer, quiet=quiet, save_seconds=options["save_seconds"]):

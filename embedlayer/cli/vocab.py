@@ -238,10 +238,10 @@ def _without_known(directory: Path, terms: Sequence[str], *, spaced: bool) -> li
 
     from embedlayer.errors import EmbedLayerWarning
     from embedlayer.text.tokenizer import load_tokenizer
+    from embedlayer.vocab.folders import check_folder
     from embedlayer.vocab.pieces import Pieces
 
-    if not directory.is_dir():
-        raise FileError(f"There is no folder {directory}.")
+    check_folder(directory)
     pieces = Pieces(load_tokenizer(directory))
     spaced = spaced and pieces.convention in ("byte-level", "sentencepiece")
     wanted = dict.fromkeys(f" {term.strip()}" if spaced else term for term in terms)

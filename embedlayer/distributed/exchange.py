@@ -48,17 +48,24 @@ def gather_rows(
     return gathered, counts
 
 
+def swapped(rows: Tensor, sends: list[int], receives: list[int], group: dist.ProcessGroup | None) -> Tensor:
+    """`exchange`, without gradients."""
+    received = rows.new_empty((sum(receives), *rows.shape[1:]))
+    dist.all_to_all_single(received, rows.contiguous(), receives, sends, group=group)
+    return received
+
+
 class _Exchange(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, rows: Tensor, sends: list[int], receives: list[int], group: dist.ProcessGroup | None
     ) -> Tensor:
         ctx.sends, ctx.receives, ctx.group = sends, receives, group
-        return _swapped(rows, sends, receives, group)
+        return swapped(rows, sends, receives, group)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        return _swapped(grad, ctx.receives, ctx.sends, ctx.group), None, None, None
+        return swapped(grad, ctx.receives, ctx.sends, ctx.group), None, None, None
 
 
 class _Gather(torch.autograd.Function):
@@ -66,16 +73,10 @@ class _Gather(torch.autograd.Function):
     def forward(ctx: Any, rows: Tensor, counts: list[int], group: dist.ProcessGroup | None) -> Tensor:
         ctx.counts, ctx.group, ctx.own = counts, group, len(rows)
         size = len(counts)
-        return _swapped(rows.expand(size, *rows.shape).flatten(0, 1), [len(rows)] * size, counts, group)
+        return swapped(rows.expand(size, *rows.shape).flatten(0, 1), [len(rows)] * size, counts, group)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         size = len(ctx.counts)
-        parts = _swapped(grad, ctx.counts, [ctx.own] * size, ctx.group)
+        parts = swapped(grad, ctx.counts, [ctx.own] * size, ctx.group)
         return parts.view(size, ctx.own, *parts.shape[1:]).sum(0), None, None
-
-
-def _swapped(rows: Tensor, sends: list[int], receives: list[int], group: dist.ProcessGroup | None) -> Tensor:
-    received = rows.new_empty((sum(receives), *rows.shape[1:]))
-    dist.all_to_all_single(received, rows.contiguous(), receives, sends, group=group)
-    return received

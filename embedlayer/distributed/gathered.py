@@ -60,7 +60,7 @@ def save_gathered(
     """
     if dist.get_rank():
         for name, tensor in tensors.items():
-            if name in divided:
+            if name in divided and dist.get_rank() < divided[name].table.mesh.size():  # a part of the first copy
                 for piece in pieces(part_of(tensor)):
                     dist.send(piece, 0)
         return
@@ -129,7 +129,7 @@ def _write_rows(file: BinaryIO, own: Tensor, rows: Rows) -> None:
     _write(file, own)
     room = own.new_empty((_rows_at_once(own), *own.shape[1:]), device="cpu")
     each, vocab_size = rows.table.stop - rows.table.start, rows.table.vocab_size
-    for rank in range(1, dist.get_world_size()):
+    for rank in range(1, rows.table.mesh.size()):
         left = min((rank + 1) * each, vocab_size) - rank * each
         while left:
             piece = room[: min(left, len(room))].flatten().view(torch.uint8)

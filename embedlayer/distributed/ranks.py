@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from embedlayer.errors import SizeError
 from embedlayer.files import JsonObject, load_tensors, save_tensors
-from embedlayer.pretrained import describe
+from embedlayer.pretrained import build, describe
 from embedlayer.text.windows import share_of
 
 if TYPE_CHECKING:
@@ -87,8 +87,12 @@ class Ranks(ABC):
         """Divide the rows of the model's table, and of a free head, among the ranks; move the model to the device."""
 
     @abstractmethod
-    def placed(self, model: "DecoderLM", device: torch.device | str) -> "DecoderLM":
-        """A whole model where `divide` wants it: on the device, or, for `divide` to move it, where it is."""
+    def build(self, description: JsonObject, device: torch.device | str) -> "DecoderLM":
+        """The model of a description, freshly drawn, on the device; where it is to be divided, each rank its part.
+
+        Raises:
+            CheckpointError: The description does not fit.
+        """
 
     @abstractmethod
     def describe(self, model: "DecoderLM") -> JsonObject:
@@ -101,6 +105,10 @@ class Ranks(ABC):
     @abstractmethod
     def local_gradients(self) -> AbstractContextManager[Any]:
         """Gradients that arrive meanwhile are summed on each rank, and become means with the next that arrive."""
+
+    @abstractmethod
+    def join_gradients(self, model: nn.Module) -> None:
+        """After the last backward pass of a step: make means of the gradients that are not yet."""
 
     @abstractmethod
     def parameters(self, model: nn.Module) -> Iterator[tuple[str, nn.Parameter, Whole]]:
@@ -146,8 +154,9 @@ class Alone(Ranks):
     def divide(self, model: "DecoderLM") -> None:
         """Leave the model as it is."""
 
-    def placed(self, model: "DecoderLM", device: torch.device | str) -> "DecoderLM":
-        """The model on the device."""
+    def build(self, description: JsonObject, device: torch.device | str) -> "DecoderLM":
+        """All of it."""
+        model: DecoderLM = build(description)
         return model.to(device)
 
     def describe(self, model: "DecoderLM") -> JsonObject:
@@ -161,6 +170,9 @@ class Alone(Ranks):
     def local_gradients(self) -> AbstractContextManager[Any]:
         """All gradients are local."""
         return nullcontext()
+
+    def join_gradients(self, model: nn.Module) -> None:
+        """They are."""
 
     def parameters(self, model: nn.Module) -> Iterator[tuple[str, nn.Parameter, Whole]]:
         """The named parameters, which are whole."""
@@ -180,23 +192,26 @@ class Alone(Ranks):
 
 
 @contextmanager
-def started_ranks(device: str, timeout_seconds: float) -> Iterator[Ranks]:
+def started_ranks(device: str, timeout_seconds: float, table_ranks: int | None = None) -> Iterator[Ranks]:
     """The processes that `torchrun` started, this among them; without it this one alone.
 
     Args:
         device: `"cpu"`, or `"cuda"` for the GPU of each process's number on its machine.
         timeout_seconds: How long they wait for each other.
+        table_ranks: Among how many of them a table is divided; all, if `None`.
 
     Raises:
         PeerError: One of them hangs or has ended.
-        SizeError: The time is not positive.
+        SizeError: The time is not positive, or the processes are no multiple of `table_ranks`.
     """
     if not 0 < timeout_seconds < 1e9:
         raise SizeError(f"The time-out must be a positive number of seconds, not {timeout_seconds:g}.")
     if not {"RANK", "WORLD_SIZE", "MASTER_ADDR"} <= os.environ.keys():
+        if table_ranks not in (None, 1):
+            raise SizeError(f"One process cannot divide a table among {table_ranks}: start several with torchrun.")
         yield Alone()
         return
     from embedlayer.distributed.together import started_together
 
-    with started_together(device, timeout_seconds) as ranks:
+    with started_together(device, timeout_seconds, table_ranks) as ranks:
         yield ranks

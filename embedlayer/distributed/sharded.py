@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator
 from copy import deepcopy
 from functools import singledispatch
-from typing import Any, Unpack
+from typing import Any, TypeVar, Unpack
 
 import torch
 import torch.nn.functional as F
@@ -14,23 +14,27 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 
 from embedlayer.bounds import Bounds
+from embedlayer.derived import derive_all
+from embedlayer.distributed.divided_rows import DividedRows
 from embedlayer.distributed.exchange import announce, exchange, gather_rows
 from embedlayer.errors import SizeError
 from embedlayer.files import JsonObject
+from embedlayer.losses.chunked import chunked_cross_entropy
 from embedlayer.losses.linear_cross_entropy import (
     LogitOptions,
     LossOptions,
-    checked_targets,
-    cross_entropy_of_scores,
+    check_fit,
+    filled_in,
     finish_logits,
     refuse_clash,
-    scores_over_rows,
 )
 from embedlayer.shapes import Ids, Vectors
-from embedlayer.tables.dense import TokenEmbedding
+from embedlayer.tables.dense import TokenEmbedding, draw_rows_
 from embedlayer.tables.factorized import FactorizedEmbedding
 from embedlayer.tables.quantized import QuantizedEmbedding
-from embedlayer.tables.table import ROWS_AT_ONCE, TokenTable
+from embedlayer.tables.table import TokenTable
+
+Table = TypeVar("Table", bound=TokenTable)
 
 ROW_TENSORS: dict[type[TokenTable], tuple[str, ...]] = {
     TokenEmbedding: ("weight",),
@@ -44,8 +48,8 @@ class ShardedTable(TokenTable):
     """The rows of one table, divided among the ranks of a mesh; each rank brings IDs and hidden states of its own.
 
     A look-up sends each ID of this rank's batch, once, to the rank that owns its row, and gets the row back. A loss
-    compares the hidden states of all ranks with the rows of this one; three numbers of each token go home: logsumexp,
-    the target's logit and the sum of the logits, over these rows. Logits are gathered by `logits` alone.
+    compares the hidden states of all ranks, a chunk at a time, with the rows of this one; three numbers of each token
+    are summed over the ranks. Logits are gathered by `logits` alone.
 
     Gradients of the rows are means over the ranks, as `DistributedDataParallel` and FSDP make them: a batch divided
     evenly among N ranks, with a mean loss on each, trains as it would in one process.
@@ -139,9 +143,10 @@ class ShardedTable(TokenTable):
         everybody, counts = gather_rows(hidden.flatten(0, -2), self._group)
         scores, size = self._local_logits(everybody, options), self.mesh.size()
         widest = math.ceil(self.vocab_size / size)
-        parts = exchange(F.pad(scores, (0, widest - scores.shape[1])), counts, self._here(counts), self._group)
-        own = parts.unflatten(0, (size, -1)).transpose(0, 1).flatten(1)
-        logits: Tensor = own[:, : self.vocab_size].reshape(*hidden.shape[:-1], self.vocab_size)
+        own = [counts[self.mesh.get_local_rank()]] * size
+        parts = exchange(F.pad(scores, (0, widest - scores.shape[1])), counts, own, self._group)
+        joined = parts.unflatten(0, (size, -1)).transpose(0, 1).flatten(1)
+        logits: Tensor = joined[:, : self.vocab_size].reshape(*hidden.shape[:-1], self.vocab_size)
         return logits
 
     def sharded_logits(self, hidden: Float[Tensor, "*batch D"], **options: Unpack[LogitOptions]) -> DTensor:
@@ -166,30 +171,23 @@ class ShardedTable(TokenTable):
         Args:
             hidden: What the last block gives.
             targets: Token IDs, or `ignore_index`.
-            **options: See `LossOptions`; there is one way, whatever `impl` says.
+            **options: See `LossOptions`; it goes by chunks, whatever `impl` says. The gradients are made on the way
+                forward, and where ranks multiply their losses by different numbers, again on the way back.
         """
         options.setdefault("padding_idx", self.padding_idx)
         refuse_clash(options)
-        kept = targets != options.get("ignore_index", -100)
-        places = checked_targets(targets, self.vocab_size, options.get("ignore_index", -100)).masked_fill(~kept, 0)
-        everybody, counts = gather_rows(hidden.flatten(0, -2), self._group)
-        scores = scores_over_rows(
-            everybody,
-            lambda some, start, stop: self.local.products(some, start - self.start, stop - self.start),
-            gather_rows(places.flatten(), self._group)[0],
-            within=(self.start, self.stop),
-            rows_at_once=ROWS_AT_ONCE,
-            options=options,
-        )
-        home = exchange(torch.stack(scores, dim=1), counts, self._here(counts), self._group)
-        levels, picked, sums = home.unflatten(0, (self.mesh.size(), -1)).unbind(2)
-        return cross_entropy_of_scores(
-            levels.logsumexp(0).view(targets.shape),
-            picked.sum(0).view(targets.shape),
-            sums.sum(0).view(targets.shape),
-            kept,
-            vocab_size=self.vocab_size,
-            options=options,
+        linear = self.local.as_linear(hidden)
+        states, rows = (hidden, self.local.rows(0, self.local.vocab_size)) if linear is None else linear
+        check_fit(states, rows, targets)
+        bias = options.get("bias")
+        terms = filled_in(states, rows, {**options, "vocab_size": self.vocab_size})
+        return chunked_cross_entropy(
+            states,
+            rows,
+            None if bias is None else bias[self.start : self.stop],
+            targets,
+            terms._replace(padding_idx=self._here(terms.padding_idx)),
+            DividedRows(self.start, self.stop, self._group, rows.device),
         )
 
     def check(self) -> None:
@@ -204,18 +202,18 @@ class ShardedTable(TokenTable):
     def _group(self) -> Any:
         return self.mesh.get_group()
 
-    def _here(self, counts: list[int]) -> list[int]:
-        return [counts[self.mesh.get_local_rank()]] * self.mesh.size()
+    def _here(self, token: int | None) -> int | None:
+        """Where a token's row stands on this rank, if it does."""
+        return None if token is None or not self.start <= token < self.stop else token - self.start
 
     def _local_logits(self, hidden: Tensor, options: LogitOptions) -> Tensor:
         bias, padding_idx = options.get("bias"), options.get("padding_idx")
-        padding_here = padding_idx is not None and self.start <= padding_idx < self.stop
         return finish_logits(
             self.local.products(hidden),
             logit_scale=options.get("logit_scale", 1.0),
             bias=None if bias is None else bias[self.start : self.stop],
             softcap=options.get("softcap"),
-            padding_idx=padding_idx - self.start if padding_idx is not None and padding_here else None,
+            padding_idx=self._here(padding_idx),
             mask_padding=options.get("mask_padding", False),
         )
 
@@ -223,9 +221,12 @@ class ShardedTable(TokenTable):
 def shard_table(table: TokenTable, mesh: DeviceMesh) -> ShardedTable:
     """Divide the rows of `table`, the same on every rank, among the ranks of `mesh`.
 
+    A table on the meta device has no rows yet: each rank draws those that are its own, which are those of one process
+    with the same seed, and no rank ever has them all.
+
     Raises:
         SizeError: The mesh is not one-dimensional, or there are too few rows for its ranks.
-        TypeError: It is a kind of table that cannot be divided.
+        TypeError: It is a kind of table that cannot be divided, or a quantised one on the meta device.
     """
     start, stop = rows_of(mesh, table.vocab_size)
     local, learns = part_of(table, start, stop), {name: each.requires_grad for name, each in table.named_parameters()}
@@ -259,29 +260,55 @@ def part_of(table: TokenTable, start: int, stop: int) -> TokenTable:
 
 @part_of.register
 def _(table: TokenEmbedding, start: int, stop: int) -> TokenEmbedding:
-    part = TokenEmbedding(**_sizes_of_part(table, start, stop), device=table.weight.device, dtype=table.weight.dtype)
-    with torch.no_grad():
-        part.weight.copy_(table.rows(start, stop))
+    part = _empty_part(table, start, stop, table.weight)
+    _take_rows(part, table, start, stop)
     return part
 
 
 @part_of.register
 def _(table: FactorizedEmbedding, start: int, stop: int) -> FactorizedEmbedding:
-    weight = table.projection.weight
-    part = FactorizedEmbedding(**_sizes_of_part(table, start, stop), device=weight.device, dtype=weight.dtype)
-    with torch.no_grad():
-        part.inner.weight.copy_(table.inner.rows(start, stop))
-        part.projection.weight.copy_(weight)
+    part = _empty_part(table, start, stop, table.projection.weight)
+    _take_rows(part.inner, table.inner, start, stop)
+    if table.projection.weight.is_meta:
+        part.projection.reset_parameters()  # as the constructors do
+        part.reset_projection()
+    else:
+        part.projection.weight.detach().copy_(table.projection.weight)
     return part
 
 
 @part_of.register
 def _(table: QuantizedEmbedding, start: int, stop: int) -> QuantizedEmbedding:
-    part = QuantizedEmbedding(**_sizes_of_part(table, start, stop), device=table.packed.device)
+    if table.packed.is_meta:
+        raise TypeError("A quantised table cannot be drawn: give one that QuantizedEmbedding.from_table made.")
+    part = _empty_part(table, start, stop, table.packed)
     part.packed.copy_(table.packed[start:stop])
     if part.row_scale is not None and table.row_scale is not None:
         part.row_scale.copy_(table.row_scale[start:stop])
     return part
+
+
+def _empty_part(table: Table, start: int, stop: int, like: Tensor) -> Table:
+    """A table of the same kind for some rows, in the type of `like` and where that is, or on the CPU."""
+    with torch.device("meta"):
+        part = type(table).from_config(_sizes_of_part(table, start, stop))
+    if like.is_floating_point():
+        part.to(like.dtype)
+    device = torch.device("cpu") if like.is_meta else like.device
+    part.to_empty(device=device)
+    derive_all(part, device)
+    return part
+
+
+@torch.no_grad()
+def _take_rows(part: TokenEmbedding, table: TokenEmbedding, start: int, stop: int) -> None:
+    """The rows of a table, or, where it has none yet, those that it would draw."""
+    if not table.weight.is_meta:
+        part.weight.copy_(table.rows(start, stop))
+        return
+    draw_rows_(part.weight, start=start, num_rows=table.num_rows, std=table.init_std)
+    if part.padding_idx is not None:
+        part.weight[part.padding_idx] = 0
 
 
 def _sizes_of_part(table: TokenTable, start: int, stop: int) -> JsonObject:

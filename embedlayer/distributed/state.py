@@ -1,9 +1,17 @@
 """Model and optimizer in the terms of `torch.distributed.checkpoint`: any number of processes saves, any other loads.
 
-dcp.save(distributed_state(model, optimizer), checkpoint_id=folder)
-state = distributed_state(model, optimizer)
-dcp.load(state, checkpoint_id=folder)
-load_distributed_state(model, optimizer, state)
+With torch's writer of safetensors nothing is pickled, neither in the files nor beside them:
+
+    dcp.save(
+        distributed_state(model, optimizer), storage_writer=HuggingFaceStorageWriter(folder, save_distributed=True)
+    )
+    state = distributed_state(model, optimizer)
+    dcp.load(state, storage_reader=HuggingFaceStorageReader(folder))
+    load_distributed_state(model, optimizer, state)
+
+Both are in `torch.distributed.checkpoint`. Give each save a folder of its own: a shard of another save that is left in
+the folder is read as a part of this one. (torch's default storage works as well; its `.metadata` is a pickle.)
+Between loading and saving, `edit_vocabulary(model, ..., optimizer=optimizer)` changes the vocabulary.
 """
 
 from collections.abc import Iterator

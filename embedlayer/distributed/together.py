@@ -21,30 +21,32 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch._C._distributed_c10d import PrefixStore
-from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.rendezvous import rendezvous
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
+from embedlayer.distributed.copies import ROWS, mean_over_copies, mesh_of_copies
 from embedlayer.distributed.gathered import Rows, load_parts, save_gathered
 from embedlayer.distributed.ranks import Loss, Ranks, Whole
-from embedlayer.distributed.sharded import shard_table
+from embedlayer.distributed.sharded import ShardedTable, shard_table
 from embedlayer.distributed.state import parameters_of
 from embedlayer.errors import PeerError, SizeError
 from embedlayer.files import JsonObject
 from embedlayer.layers.output import OutputHead
-from embedlayer.pretrained import describe
+from embedlayer.pretrained import build, describe
 from embedlayer.tables.dense import TokenEmbedding
+from embedlayer.tables.table import TokenTable
 
 if TYPE_CHECKING:
     from embedlayer.models.decoder import DecoderLM
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 LEDGER = ("rows_at", "moments_at")
+HEAD_OPTIONS = ("softcap", "logit_scale", "mask_padding")
 
 
 @contextmanager
-def started_together(device: str, timeout_seconds: float) -> Iterator["Together"]:
+def started_together(device: str, timeout_seconds: float, table_ranks: int | None = None) -> Iterator["Together"]:
     """Meet the processes that `torchrun`'s environment names, for as long as the block lasts."""
     place, timeout = place_of(torch.device(device).type), timedelta(seconds=timeout_seconds)
     on_gpu = place.type == "cuda"
@@ -55,15 +57,9 @@ def started_together(device: str, timeout_seconds: float) -> Iterator["Together"
         store, rank, size = next(iter(rendezvous("env://", timeout=timeout)))
         store.set_timeout(timeout)
         store = room_of_this_attempt(store, rank, size, timeout)
-        dist.init_process_group(
-            "cpu:gloo,cuda:nccl" if on_gpu else "gloo",  # notes and files go by the CPU
-            store=store,
-            rank=rank,
-            world_size=size,
-            timeout=timeout,
-            device_id=place if on_gpu else None,  # NCCL meets at once, and says at once what is wrong
-        )
-        yield Together(store, place)
+        backend = "cpu:gloo,cuda:nccl" if on_gpu else "gloo"  # notes and files go by the CPU
+        dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
+        yield Together(store, place, table_ranks=table_ranks, launch=launched_by(store, rank, size))
     dist.destroy_process_group()
 
 
@@ -134,9 +130,16 @@ class Together(Ranks):
     Args:
         store: Where they leave notes for each other.
         device: Where this one computes.
+        table_ranks: Among how many of them a table is divided; there are as many copies as that goes into all.
+        launch: What started them, as `launched_by` says.
+
+    Raises:
+        SizeError: It does not go into all.
     """
 
-    def __init__(self, store: Any, device: torch.device | str = "cpu") -> None:
+    def __init__(
+        self, store: Any, device: torch.device | str = "cpu", *, table_ranks: int | None = None, launch: str = ""
+    ) -> None:
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
         self.device = torch.device(device)
         self._store = store
@@ -144,7 +147,8 @@ class Together(Ranks):
         self._description: JsonObject = {}
         self._divided: dict[str, Rows] = {}
         self._parallel: DistributedDataParallel | None = None
-        self.launch = self._launched_by()
+        self._mesh = mesh_of_copies(self.device.type, self.size, table_ranks)
+        self.launch = launch
 
     def any(self, flag: bool) -> bool:
         """Whether it is so on any rank."""
@@ -187,32 +191,59 @@ class Together(Ranks):
         mixed = np.random.SeedSequence([seed % 2**64, step, self.rank]).generate_state(1, np.uint64)[0]
         torch.manual_seed(int(mixed >> np.uint64(1)))
 
+    def build(self, description: JsonObject, device: torch.device | str) -> "DecoderLM":
+        """Of the table, and of a free head, each rank draws its own rows: no process has them all."""
+        from embedlayer.models.decoder import DecoderLM
+
+        config = {name: value for name, value in description.items() if name != "kind"}
+        model = DecoderLM.from_config(config, make_table=self._drawn_table, make_head=self._drawn_head)
+        self._description = description
+        return model.to(self.device)
+
     def divide(self, model: "DecoderLM") -> None:
         """Divide the rows of the model's table, and of a free head, among the ranks; move the model to the device."""
-        self._description = describe(model)
-        mesh = init_device_mesh(self.device.type, (self.size,))
-        stored, head = model.table.num_rows, model.head
-        options = {name: head.config[name] for name in ("bias", "softcap", "logit_scale", "mask_padding")}
-        model.table = table = shard_table(model.table, mesh)
-        if head.tied:
-            model.head = OutputHead(table, **options)
-        else:
-            rows = TokenEmbedding(head.out_features, head.in_features, padding_idx=head.padding_idx, device="meta")
-            rows.weight = nn.Parameter(head.weight.detach())
-            model.head = OutputHead(shard_table(rows, mesh), **options)
-            model.head.add_module("rows", model.head.__dict__["table"])  # a head that is not tied owns its rows
-            model.head.register_state_dict_post_hook(_without_rows)  # type: ignore[no-untyped-call]
-            model.head.register_load_state_dict_pre_hook(_with_rows)  # type: ignore[no-untyped-call]
-        if head.bias is not None:
+        if not isinstance(model.table, ShardedTable):
+            self._description = describe(model)
+            head, options = model.head, _options_of(model.head)
+            model.table = table = self._divided_table(model.table)
+            if head.tied:
+                model.head = OutputHead(table, **options)
+            else:
+                model.head = self._divided_head(head, head.weight.detach(), options)
             model.head.bias = head.bias
+        stored = self._description["table"].get("pad_to_multiple_of") or 1
         for name, _, divided in parameters_of(model):
             if divided is not None:
-                self._divided[name] = Rows(divided, stored if divided is table else divided.vocab_size)
+                spare = -divided.vocab_size % stored if divided is model.table else 0
+                self._divided[name] = Rows(divided, divided.vocab_size + spare)
         model.to(self.device)
 
-    def placed(self, model: "DecoderLM", device: torch.device | str) -> "DecoderLM":
-        """The model as it is: `divide` moves it, a part at a time."""
-        return model
+    def _drawn_table(self, description: JsonObject) -> ShardedTable:
+        with torch.device("meta"):
+            table = build(description)
+        return self._divided_table(table)
+
+    def _drawn_head(self, table: TokenTable | None, **config: Any) -> OutputHead:
+        if table is not None:
+            return OutputHead(table, **config)
+        with torch.device("meta"):
+            head = OutputHead(**config)
+        return self._divided_head(head, head.weight, _options_of(head))
+
+    def _divided_table(self, table: TokenTable) -> ShardedTable:
+        return shard_table(table, self._mesh[ROWS])
+
+    def _divided_head(self, head: OutputHead, weight: Tensor, options: JsonObject) -> OutputHead:
+        """A free head whose rows are divided, and its own."""
+        rows = TokenEmbedding(head.out_features, head.in_features, init_std=head.init_std, device="meta")
+        rows.weight = nn.Parameter(weight, requires_grad=head.weight.requires_grad)
+        table = self._divided_table(rows)
+        table.padding_idx = head.padding_idx  # a token without a logit, whose row is like any other
+        divided = OutputHead(table, **options)
+        divided.add_module("rows", table)  # a head that is not tied owns its rows
+        divided.register_state_dict_post_hook(_without_rows)  # type: ignore[no-untyped-call]
+        divided.register_load_state_dict_pre_hook(_with_rows)  # type: ignore[no-untyped-call]
+        return divided
 
     def describe(self, model: "DecoderLM") -> JsonObject:
         """`describe(model)`, of the model before it was divided."""
@@ -232,6 +263,12 @@ class Together(Ranks):
         assert self._parallel is not None
         return self._parallel.no_sync()
 
+    def join_gradients(self, model: nn.Module) -> None:
+        """`DistributedDataParallel` has joined those of what all have; left are the copies of divided rows."""
+        for _, parameter, table in parameters_of(model):
+            if table is not None:
+                mean_over_copies(parameter, self._mesh)
+
     def parameters(self, model: nn.Module) -> Iterator[tuple[str, nn.Parameter, Whole]]:
         """Each parameter, its name in an undivided model, and what makes its rows' numbers a part of all rows'."""
         for name, parameter, table in parameters_of(model):
@@ -248,13 +285,6 @@ class Together(Ranks):
     def load(self, path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
         """`load_tensors`, of divided tensors this rank's rows alone."""
         return load_parts(path, self._rows_of)
-
-    def _launched_by(self) -> str:
-        """The launchers of all ranks, on rank 0; on another its own."""
-        key = "embedlayer/launcher"
-        self._store.set(f"{key}/{self.rank}", launcher())
-        ranks = range(self.size) if self.first else [self.rank]
-        return " ".join(sorted({self._store.get(f"{key}/{rank}").decode() for rank in ranks}))
 
     def _rows_of(self, names: Any) -> dict[str, Rows]:
         """Those of the names that are divided: rows, their moments, and what their ledger says of each."""
@@ -276,6 +306,10 @@ class _Loss(nn.Module):
     def forward(self, ids: Tensor, targets: Tensor) -> Tensor:
         """The mean over the tokens."""
         return self.model.loss(ids, targets)
+
+
+def _options_of(head: OutputHead) -> JsonObject:
+    return {"bias": head.bias is not None, **{name: head.config[name] for name in HEAD_OPTIONS}}
 
 
 def differences(everybody: list[dict[str, Any]]) -> str:
@@ -310,6 +344,13 @@ def launcher() -> str:
     except OSError:  # not Linux
         started = ""
     return f"{host}:{parent}:{os.environ['TORCHELASTIC_RUN_ID']}:{started}"
+
+
+def launched_by(store: Any, rank: int, size: int) -> str:
+    """The launchers of all ranks, on rank 0; on another its own."""
+    store.set(f"embedlayer/launcher/{rank}", launcher())
+    ranks = range(size) if rank == 0 else [rank]
+    return " ".join(sorted({store.get(f"embedlayer/launcher/{each}").decode() for each in ranks}))
 
 
 def _is_of_network(error: RuntimeError) -> bool:

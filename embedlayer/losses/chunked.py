@@ -10,7 +10,6 @@ The buffer holds `(V, tokens)`, vocabulary first: so `weight @ hidden.T` is 1.4x
 """
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -18,11 +17,15 @@ import torch
 from torch import Tensor
 
 from embedlayer.bounds import raise_if_outside
+from embedlayer.errors import SizeError
 from embedlayer.losses.chunk_length import chunk_length
+from embedlayer.losses.held_rows import AllRows, HeldRows
 
 ROWS_AT_ONCE = 8192
 
 Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]
+
+ALL_ROWS = AllRows()
 
 
 class Needs(NamedTuple):
@@ -48,14 +51,30 @@ class Terms(NamedTuple):
     compute: torch.dtype
 
 
-def chunked_cross_entropy(hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, terms: Terms) -> Tensor:
-    """The loss: differentiable in `hidden`, `weight` and `bias`."""
+def chunked_cross_entropy(
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    targets: Tensor,
+    terms: Terms,
+    held: HeldRows = ALL_ROWS,
+) -> Tensor:
+    """The loss: differentiable in `hidden`, `weight` and `bias`.
+
+    Args:
+        hidden: Of this process.
+        weight: The rows that are here.
+        bias: Theirs.
+        targets: Token IDs of the whole vocabulary.
+        terms: The options; `padding_idx` counts from the first row that is here.
+        held: Which rows are here. Where others have the rest, they all must call this, and call backward.
+    """
     inputs = (hidden, weight, bias)
     needs = Needs(*(torch.is_grad_enabled() and part is not None and part.requires_grad for part in inputs))
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() and held is ALL_ROWS:
         result: Tensor = _operator(hidden, weight, bias, targets, None, *terms, *needs)[0]
     else:
-        result = _Chunked.apply(hidden, weight, bias, targets, terms, needs)  # type: ignore[no-untyped-call]
+        result = _Chunked.apply(hidden, weight, bias, targets, terms, needs, held)  # type: ignore[no-untyped-call]
     return result
 
 
@@ -67,6 +86,7 @@ def loss_and_gradients(
     upstream: Tensor | None,
     terms: Terms,
     needs: Needs,
+    held: HeldRows = ALL_ROWS,
 ) -> tuple[Tensor, Gradients]:
     """The loss, and its gradients times `upstream` (1 if `None`), in float32 or float64.
 
@@ -87,7 +107,7 @@ def loss_and_gradients(
         upstream_N = upstream.reshape(-1) if each else upstream.expand(kept.shape)
         factors_N = factor * (upstream_N if places is None else upstream_N[places]).to(accumulated(terms.compute))
     with torch.autocast(hidden.device.type, enabled=False):
-        losses_N, (grad_ND, *others) = _sweep(hidden_ND, weight, bias, targets_N, factors_N, terms, needs)
+        losses_N, (grad_ND, *others) = _sweep(hidden_ND, weight, bias, targets_N, factors_N, terms, needs, held)
     if places is not None:
         losses_N = _spread(losses_N, places, kept.numel()) if each else losses_N
         grad_ND = None if grad_ND is None else _spread(grad_ND, places, kept.numel())
@@ -110,40 +130,37 @@ class _Sums:
     bias: Tensor | None
 
     @staticmethod
-    def zeros(hidden_ND: Tensor, rows_VD: Tensor, spare: int, needs: Needs) -> "_Sums":
+    def zeros(hidden_ND: Tensor, rows_VD: Tensor, spare: int, needs: Needs, *, chunks: int) -> "_Sums":
         (tokens, width), vocab_size, kind = hidden_ND.shape, len(rows_VD), accumulated(rows_VD.dtype)
         hidden = hidden_ND.new_empty(tokens, width, dtype=kind) if needs.hidden else None
         weight = rows_VD.new_empty(vocab_size + spare, width, dtype=kind) if needs.weight else None
         if weight is not None:  # the first chunk overwrites the others
-            weight[vocab_size if tokens else 0 :] = 0
+            weight[vocab_size if chunks else 0 :] = 0
         return _Sums(rows_VD, hidden, weight, rows_VD.new_zeros(vocab_size, dtype=kind) if needs.bias else None)
 
-    def add(self, slopes_VC: Tensor, x_CD: Tensor, factors_C: Tensor, start: int) -> None:
-        """Add the gradients of the tokens `start...`, whose logits have the gradients `factors * slopes`."""
+    def add(self, slopes_VC: Tensor, x_CD: Tensor, factors_C: Tensor, *, first: bool) -> Tensor | None:
+        """Add the gradients of a chunk, whose logits have the gradients `factors * slopes`; returns that of `x_CD`."""
         if self.bias is not None:
             self.bias.addmv_(slopes_VC, factors_C)
         if slopes_VC.dtype != x_CD.dtype:
-            self._add_narrow(slopes_VC.mul_(factors_C).to(x_CD.dtype), x_CD, start)
-            return
-        if self.hidden is not None:
-            grad_CD = self.hidden[start : start + len(x_CD)]
-            torch.mm(slopes_VC.T, self.rows_VD, out=grad_CD).mul_(factors_C.unsqueeze(1))
+            return self._add_narrow(slopes_VC.mul_(factors_C).to(x_CD.dtype), x_CD, first=first)
+        grad_CD = None if self.hidden is None else (slopes_VC.T @ self.rows_VD).mul_(factors_C.unsqueeze(1))
         if self.weight is not None:
             x_CD = x_CD * factors_C.unsqueeze(1)
-            self.weight[: len(slopes_VC)].addmm_(slopes_VC, x_CD, beta=min(start, 1))
+            self.weight[: len(slopes_VC)].addmm_(slopes_VC, x_CD, beta=0 if first else 1)
+        return grad_CD
 
-    def _add_narrow(self, slopes_VC: Tensor, x_CD: Tensor, start: int) -> None:
+    def _add_narrow(self, slopes_VC: Tensor, x_CD: Tensor, *, first: bool) -> Tensor | None:
         """Products of 16-bit numbers, added up in 32 bits a block of rows at a time."""
-        if self.hidden is not None:
-            self.hidden[start : start + len(x_CD)] = slopes_VC.T @ self.rows_VD
         if self.weight is not None:
-            for first in range(0, len(slopes_VC), ROWS_AT_ONCE):
-                part = slopes_VC[first : first + ROWS_AT_ONCE] @ x_CD
-                block = self.weight[first : first + len(part)]
-                if start:
-                    block.add_(part)
-                else:
+            for start in range(0, len(slopes_VC), ROWS_AT_ONCE):
+                part = slopes_VC[start : start + ROWS_AT_ONCE] @ x_CD
+                block = self.weight[start : start + len(part)]
+                if first:
                     block.copy_(part)
+                else:
+                    block.add_(part)
+        return None if self.hidden is None else slopes_VC.T @ self.rows_VD
 
 
 def _sweep(
@@ -154,6 +171,7 @@ def _sweep(
     factors_N: Tensor | None,
     terms: Terms,
     needs: Needs,
+    held: HeldRows,
 ) -> tuple[Tensor, Gradients]:
     """Losses of tokens that all count, and the gradients of `sum(factors * losses)`."""
     rows_VD = weight[: terms.vocab_size].to(terms.compute)
@@ -161,29 +179,37 @@ def _sweep(
     hidden_ND = hidden_ND * terms.logit_scale if terms.logit_scale != 1 else hidden_ND
     if factors_N is None:
         needs = Needs(hidden=False, weight=False, bias=False)
-    sums = _Sums.zeros(hidden_ND, rows_VD, len(weight) - len(rows_VD), needs)
+    counts = held.counts(len(hidden_ND))
+    length = _chunk_length(counts, rows_VD)
+    sums = _Sums.zeros(hidden_ND, rows_VD, len(weight) - len(rows_VD), needs, chunks=max(counts))
     losses_N = hidden_ND.new_empty(len(hidden_ND), dtype=accumulated(terms.compute))
-    for start, stop, scores_VC in _chunks(hidden_ND, rows_VD):
-        x_CD = hidden_ND[start:stop]
+    buffer = rows_VD.new_empty(len(rows_VD) * length * len(counts), dtype=losses_N.dtype)
+    for start in range(0, max(counts), length):
+        here, sizes = slice(start, start + length), [min(max(count - start, 0), length) for count in counts]
+        x_CD, targets_C = held.gather(hidden_ND[here], sizes), held.gather(targets_N[here], sizes)
+        scores_VC = buffer[: len(rows_VD) * len(x_CD)].view(len(rows_VD), -1)
         _multiply(rows_VD, x_CD.T, out=scores_VC)
         slope_VC = _finish(scores_VC, bias, terms, keep_slope=any(needs))
-        losses_N[start:stop], sums_C, levels_C = _softmax(scores_VC, targets_N[start:stop], terms)
+        losses_C, sums_C, levels_C = _softmax(scores_VC, targets_C, terms, held)
+        losses_N[here] = held.own(losses_C, sizes)
         if factors_N is not None and any(needs):
-            _slopes(scores_VC, sums_C, levels_C, targets_N[start:stop], slope_VC, terms)
-            sums.add(scores_VC, x_CD, factors_N[start:stop] / sums_C, start)
+            _slopes(scores_VC, sums_C, levels_C, targets_C, slope_VC, terms, held)
+            factors_C = held.gather(factors_N[here], sizes)
+            grad_CD = sums.add(scores_VC, x_CD, factors_C / sums_C, first=start == 0)
+            if sums.hidden is not None and grad_CD is not None:
+                sums.hidden[here] = held.home(grad_CD, sizes)
+            del grad_CD
+        del x_CD  # the next chunk's come to the same place
     if sums.hidden is not None and terms.logit_scale != 1:
         sums.hidden.mul_(terms.logit_scale)
     return losses_N, (sums.hidden, sums.weight, sums.bias)
 
 
-def _chunks(hidden_ND: Tensor, rows_VD: Tensor) -> Iterator[tuple[int, int, Tensor]]:
-    """First and last token of each chunk, and its part of a buffer that all chunks share."""
-    (tokens, width), vocab_size, kind = hidden_ND.shape, len(rows_VD), accumulated(rows_VD.dtype)
-    length = chunk_length(tokens, vocab_size, width, hidden_ND.device.type, kind.itemsize)
-    buffer = rows_VD.new_empty(vocab_size * length, dtype=kind)
-    for start in range(0, tokens, max(length, 1)):
-        stop = min(start + length, tokens)
-        yield start, stop, buffer[: vocab_size * (stop - start)].view(vocab_size, -1)
+def _chunk_length(counts: list[int], rows_VD: Tensor) -> int:
+    """Tokens of each process in a chunk."""
+    (vocab_size, width), kind = rows_VD.shape, accumulated(rows_VD.dtype)
+    length = chunk_length(sum(counts), vocab_size, width, rows_VD.device.type, kind.itemsize)
+    return max(math.ceil(length / len(counts)), 1)
 
 
 def _multiply(a: Tensor, b: Tensor, *, out: Tensor) -> None:
@@ -207,29 +233,39 @@ def _finish(scores_VC: Tensor, bias: Tensor | None, terms: Terms, *, keep_slope:
     return slope_VC
 
 
-def _softmax(scores_VC: Tensor, targets_C: Tensor, terms: Terms) -> tuple[Tensor, Tensor, Tensor]:
+def _softmax(scores_VC: Tensor, targets_C: Tensor, terms: Terms, held: HeldRows) -> tuple[Tensor, Tensor, Tensor]:
     """Scores to softmax in place, but for its division by the second result; losses, sums, and logsumexp."""
-    highest_C = scores_VC.amax(0)
+    highest_C = held.highest(scores_VC.amax(0))
     scores_VC.sub_(highest_C)
-    losses_C = -(1 - terms.label_smoothing) * scores_VC.gather(0, targets_C.unsqueeze(0)).squeeze(0)
+    places_C, here_C = held.places(targets_C)
+    parts = [torch.where(here_C.bool(), scores_VC.gather(0, places_C.unsqueeze(0)).squeeze(0), 0)]
+    parts += [scores_VC.sum(0)] if terms.label_smoothing else []
+    sums_C, picked_C, *lows_C = held.total(scores_VC.exp_().sum(0), *parts)
+    losses_C = -(1 - terms.label_smoothing) * picked_C
     if terms.label_smoothing:
-        losses_C.sub_(scores_VC.mean(0), alpha=terms.label_smoothing)
-    sums_C = scores_VC.exp_().sum(0)
+        losses_C.sub_(lows_C[0], alpha=terms.label_smoothing / terms.vocab_size)
     logs_C = sums_C.log()
     levels_C = highest_C + logs_C
     return losses_C + logs_C + (terms.z_loss * levels_C.square() if terms.z_loss else 0), sums_C, levels_C
 
 
 def _slopes(
-    scores_VC: Tensor, sums_C: Tensor, levels_C: Tensor, targets_C: Tensor, slope_VC: Tensor | None, terms: Terms
+    scores_VC: Tensor,
+    sums_C: Tensor,
+    levels_C: Tensor,
+    targets_C: Tensor,
+    slope_VC: Tensor | None,
+    terms: Terms,
+    held: HeldRows,
 ) -> None:
     """What `_softmax` left to the losses' gradients by the products, in place, but for the division by `sums`."""
     if terms.z_loss:
         scores_VC.mul_(1 + 2 * terms.z_loss * levels_C)
     if terms.label_smoothing:
         scores_VC.sub_(sums_C * (terms.label_smoothing / terms.vocab_size))
-    places_1C = targets_C.unsqueeze(0)
-    scores_VC.scatter_(0, places_1C, scores_VC.gather(0, places_1C) - (1 - terms.label_smoothing) * sums_C)
+    places_C, here_C = held.places(targets_C)
+    places_1C = places_C.unsqueeze(0)
+    scores_VC.scatter_(0, places_1C, scores_VC.gather(0, places_1C) - (1 - terms.label_smoothing) * sums_C * here_C)
     if slope_VC is not None:
         scores_VC.mul_(slope_VC)
     if terms.padding_idx is not None:
@@ -263,10 +299,11 @@ class _Chunked(torch.autograd.Function):
         targets: Tensor,
         terms: Terms,
         needs: Needs,
+        held: HeldRows,
     ) -> Tensor:
-        result, ready = loss_and_gradients(hidden, weight, bias, targets, None, terms, needs)
+        result, ready = loss_and_gradients(hidden, weight, bias, targets, None, terms, needs, held)
         ctx.save_for_backward(hidden, weight, bias, targets)
-        ctx.terms, ctx.needs = terms, needs
+        ctx.terms, ctx.needs, ctx.held = terms, needs, held
         ctx.ready = None if terms.reduction == "none" else ready
         return result
 
@@ -274,14 +311,14 @@ class _Chunked(torch.autograd.Function):
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
         hidden, weight, bias, targets = ctx.saved_tensors
         if torch.is_grad_enabled():
-            gradients = _differentiable(hidden, weight, bias, targets, upstream, ctx.terms, ctx.needs)
-        elif ctx.ready is None:
-            _, made = loss_and_gradients(hidden, weight, bias, targets, upstream, ctx.terms, ctx.needs)
+            gradients = _differentiable(hidden, weight, bias, targets, upstream, ctx.terms, ctx.needs, ctx.held)
+        elif ctx.ready is None or not ctx.held.same(upstream):
+            _, made = loss_and_gradients(hidden, weight, bias, targets, upstream, ctx.terms, ctx.needs, ctx.held)
             gradients = _scaled(made, None, (hidden, weight, bias))
         else:
             gradients = _scaled(ctx.ready, upstream, (hidden, weight, bias))
             ctx.ready = None
-        return (*gradients, None, None, None)
+        return (*gradients, None, None, None, None)
 
 
 def _differentiable(
@@ -292,10 +329,13 @@ def _differentiable(
     upstream: Tensor,
     terms: Terms,
     needs: Needs,
+    held: HeldRows,
 ) -> Gradients:
     """The gradients as functions that have gradients themselves (`create_graph=True`), from the plain definition."""
     from embedlayer.losses.linear_cross_entropy import linear_cross_entropy
 
+    if held is not ALL_ROWS:
+        raise SizeError("The loss of a divided table has gradients, and these have none: leave out create_graph=True.")
     result = linear_cross_entropy(
         hidden.to(terms.compute),
         weight.to(terms.compute),

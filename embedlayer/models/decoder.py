@@ -1,6 +1,7 @@
 """The small decoder that the layer is trained inside: pre-norm blocks for any table, any position and any head."""
 
 import math
+from collections.abc import Callable
 from typing import Unpack
 
 import torch
@@ -112,15 +113,27 @@ class DecoderLM(Pretrained):
         }
 
     @classmethod
-    def from_config(cls: type["DecoderLM"], config: JsonObject) -> "DecoderLM":
-        """Build the model that `config` describes; a tied head is given the table that was just built."""
+    def from_config(
+        cls: type["DecoderLM"],
+        config: JsonObject,
+        *,
+        make_table: Callable[[JsonObject], TokenTable] = build,
+        make_head: Callable[..., OutputHead] = OutputHead,
+    ) -> "DecoderLM":
+        """Build the model that `config` describes; a tied head is given the table that was just built.
+
+        Args:
+            config: What `config` gives.
+            make_table: Makes a table of its description.
+            make_head: Makes a head of the table that it is tied to, or `None`, and its options.
+        """
         options = dict(config)
-        table, position = build(options.pop("table")), build(options.pop("position"))
+        table, position = make_table(options.pop("table")), build(options.pop("position"))
         head = dict(options.pop("head"))
         if not isinstance(table, TokenTable) or not isinstance(position, Position):
             raise CheckpointError(f"A decoder needs a table and a position, not {type(table)} and {type(position)}.")
         tied_to = table if head.pop("tied") else None
-        return cls(table, position, OutputHead(tied_to, **head), **options)
+        return cls(table, position, make_head(tied_to, **head), **options)
 
     def forward(
         self,

@@ -76,7 +76,11 @@ class FactorizedEmbedding(TokenTable):
         )
         self.num_rows = self.inner.num_rows
         self.projection = nn.Linear(rank, embed_dim, bias=False, device=device, dtype=dtype)
-        nn.init.normal_(self.projection.weight, std=1 / math.sqrt(rank))
+        self.reset_projection()
+
+    def reset_projection(self) -> None:
+        """Draw the projection from N(0, 1 / rank), so that vectors are as large as the rows of the inner table."""
+        nn.init.normal_(self.projection.weight, std=1 / math.sqrt(self.rank))
 
     @classmethod
     @torch.no_grad()

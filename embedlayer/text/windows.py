@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader, Dataset
 from embedlayer.errors import SizeError, TextError, TokenizerError
 from embedlayer.text.corpus import TokenCorpus, read_pieces
 from embedlayer.text.mapped import IdArray, MappedFile, MappedParts
+from embedlayer.text.order import Places, RandomOrder
 
 Batch = tuple[Int64[Tensor, "B T"], Int64[Tensor, "B T"]]
 Window = tuple[Int64[Tensor, " T"], Int64[Tensor, " T"]]
@@ -127,7 +128,8 @@ class WindowSampler:
 
     An epoch takes every window of a cut into `max_length` tokens once, in random order. Where the cut starts is drawn
     anew for each epoch, so that a token is not always met at the same place. `(seed, epoch)` decides everything; a
-    batch that reaches the end of an epoch goes on in the next.
+    batch that reaches the end of an epoch goes on in the next. The order is computed, not kept: memory and the time to
+    start are the same for a book and for all that was ever written.
 
     Args:
         ids_or_corpus: A `TokenCorpus`, or a one-dimensional array of token IDs.
@@ -156,7 +158,6 @@ class WindowSampler:
         _check_windows(self.ids, max_length, batch_size=batch_size)
         # One window is given up to the phase, where there is more than one: every epoch has the same number.
         self.num_windows = max(1, (len(self.ids) - max_length) // max_length)
-        self._order: tuple[int, npt.NDArray[np.int64]] = (-1, np.empty(0, np.int64))
 
     def epoch(self, step: int) -> float:
         """How many times the text has been gone through before this step."""
@@ -173,21 +174,25 @@ class WindowSampler:
         """
         if not 0 <= rank < ranks:
             raise SizeError(f"Rank {rank} of {ranks} does not exist: ranks are counted from 0 to {ranks - 1}.")
+        share = share_of(self.batch_size, rank, ranks)
         first = step * self.batch_size
-        starts = [self._start(first + number) for number in share_of(self.batch_size, rank, ranks)]
-        return _gather(self.ids, np.array(starts, dtype=np.int64), self.max_length)
+        return _gather(self.ids, self._starts(np.arange(first + share.start, first + share.stop)), self.max_length)
 
-    def _start(self, number: int) -> int:
-        epoch, index = divmod(number, self.num_windows)
-        if self._order[0] != epoch:
-            self._order = epoch, self._starts(epoch)
-        return int(self._order[1][index])
+    def _starts(self, numbers: Places) -> Places:
+        """Where the windows begin that are the `numbers`-th of all epochs."""
+        epochs, places = np.divmod(numbers, self.num_windows)
+        starts = np.empty_like(numbers)
+        for epoch in np.unique(epochs):
+            phase, order = self._epoch(int(epoch))
+            here = epochs == epoch
+            starts[here] = order(places[here]) * self.max_length + phase
+        return starts
 
-    def _starts(self, epoch: int) -> npt.NDArray[np.int64]:
+    def _epoch(self, epoch: int) -> tuple[int, RandomOrder]:
         generator = torch.Generator().manual_seed(_mixed(self.seed, epoch))
         spare = len(self.ids) - 1 - self.num_windows * self.max_length
         phase = int(torch.randint(min(spare + 1, self.max_length), (), generator=generator))
-        return torch.randperm(self.num_windows, generator=generator).numpy() * self.max_length + phase
+        return phase, RandomOrder(self.num_windows, generator)
 
 
 def share_of(count: int, rank: int, ranks: int) -> range:

@@ -197,9 +197,10 @@ class Trainer:
         self.model.eval()
         with torch.no_grad(), self._autocast():
             for start in range(0, count, batch_size):
-                inputs, targets = windows.batch(range(start, min(start + batch_size, count)))
-                inputs, targets, share = self._part(inputs, targets)
-                loss = float(self.model.loss(inputs, targets, reduction="sum"))
+                share = self.ranks.share(min(batch_size, count - start))
+                here = share or range(1)  # who has none takes part all the same
+                inputs, targets = windows.batch(range(start + here.start, start + here.stop))
+                loss = float(self.model.loss(inputs.to(self.device), targets.to(self.device), reduction="sum"))
                 total += loss if share else 0.0
         self.model.train()
         nats = float(self.ranks.sum(torch.tensor(total, dtype=torch.float64))) / (count * length)
@@ -290,6 +291,7 @@ class Trainer:
                     loss = self._loss(inputs, targets) * share / self.options.accumulate
                 (loss * self.ranks.size).backward()  # gradients are means over the ranks, and shares sum to 1
             result[0] += loss.detach()
+        self.ranks.join_gradients(self.model)
         clip_grad_norm_(self.model.parameters(), self.options.max_grad_norm)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
@@ -297,17 +299,18 @@ class Trainer:
 
     def _rows_touched(self, step: int) -> int:
         """How many different tokens update `step` reads: a function of the step, so that resuming changes nothing."""
+        if not self.ranks.first:
+            return 0
         parts = range(step * self.options.accumulate, (step + 1) * self.options.accumulate)
         return len(torch.cat([self.sampler.batch(part)[0].flatten() for part in parts]).unique())
 
     def _batch(self, index: int) -> tuple[Tensor, Tensor, float]:
-        return self._part(*self.sampler.batch(index))
-
-    def _part(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, float]:
         """This rank's windows of a batch, and their share of it; where none is left, one that counts nothing."""
-        part = self.ranks.share(len(inputs))
-        windows = slice(part.start, part.stop) if part else slice(1)
-        return inputs[windows].to(self.device), targets[windows].to(self.device), len(part) / len(inputs)
+        size = self.options.batch_size
+        share = len(self.ranks.share(size)) / size
+        rank, ranks = (self.ranks.rank, self.ranks.size) if share else (0, size)
+        inputs, targets = self.sampler.batch(index, rank=rank, ranks=ranks)
+        return inputs.to(self.device), targets.to(self.device), share
 
     def _autocast(self) -> AbstractContextManager[Any]:
         precision = self.options.precision

@@ -34,7 +34,7 @@ from embedlayer.files import (
     write_text,
 )
 from embedlayer.models.decoder import DecoderLM
-from embedlayer.pretrained import TOKENIZER, WEIGHTS, build, write_config
+from embedlayer.pretrained import TOKENIZER, WEIGHTS, write_config
 from embedlayer.text.corpus import TokenCorpus
 from embedlayer.text.tokenizer import load_tokenizer, save_tokenizer, table_size
 from embedlayer.training.loop import Trainer, TrainingOptions
@@ -157,9 +157,9 @@ class RunDirectory:
         ranks = Alone() if ranks is None else ranks
         description = self.read()
         options = TrainingOptions(**description["options"])
-        model = self._seeded(description)
+        model = self._seeded(description, ranks, device)
         parts = TokenCorpus.open(self.corpus).split(description["validation_fraction"])
-        trainer = Trainer(ranks.placed(model, device), *parts, options, ranks)
+        trainer = Trainer(model, *parts, options, ranks)
         if self.checkpoint.exists():
             tensors, metadata = ranks.load(self.checkpoint)
             trainer.load_state(tensors, json.loads(metadata.get("state", "{}")))
@@ -173,14 +173,14 @@ class RunDirectory:
             CheckpointError: It is damaged, or describes another kind of model.
         """
         with torch.random.fork_rng(devices=[]):
-            return self._seeded(self.read())
+            return self._seeded(self.read(), Alone(), "cpu")
 
-    def _seeded(self, description: JsonObject) -> DecoderLM:
+    def _seeded(self, description: JsonObject, ranks: Ranks, device: torch.device | str) -> DecoderLM:
+        kind = description["model"].get("kind")
+        if kind != DecoderLM.__name__:
+            raise CheckpointError(f"{self.run} describes a {kind}, not a {DecoderLM.__name__}.")
         torch.manual_seed(description["options"]["seed"])
-        model = build(description["model"])
-        if not isinstance(model, DecoderLM):
-            raise CheckpointError(f"{self.run} describes a {type(model).__name__}, not a DecoderLM.")
-        return model
+        return ranks.build(description["model"], device)
 
     def save_checkpoint(self, trainer: Trainer) -> None:
         """Write the run's state; the last checkpoint stays until the new one is whole. All ranks must call it."""

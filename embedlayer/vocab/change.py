@@ -1,7 +1,7 @@
 """What an edit asks for: where each token of the new vocabulary comes from, and what the new ones start as."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -15,7 +15,7 @@ from embedlayer.files import JsonObject
 from embedlayer.text.tokenizer import fingerprint, table_size
 from embedlayer.vocab.receipt import Receipt
 from embedlayer.vocab.rows import NEW, Moved, RowMove, Slot, Start
-from embedlayer.vocab.starting_rows import HeadRows, Mean, NewToken, Origin, StartingRows
+from embedlayer.vocab.starting_rows import Mean, NewToken, Origin, StartingRows
 from embedlayer.vocab.tokenizer_edit import edit_tokenizer
 from embedlayer.vocab.transplant import spelled_by
 
@@ -123,7 +123,7 @@ class Asked(NamedTuple):
     init_head: StartingRows
     pad_to_multiple_of: int | None
 
-    def starts(self, change: Change, move: RowMove) -> Callable[[Slot], Start]:
+    def starts(self, change: Change, move: RowMove) -> Callable[[Slot], Iterator[Start]]:
         """What the fresh rows of a tensor hold: new tokens as asked, rows without a token the mean of the others.
 
         A mean row adds at most one part in V to a softmax over V tokens, whatever the hidden state. A bias follows its
@@ -132,20 +132,22 @@ class Asked(NamedTuple):
         size = len(change.sources)
         fresh = move.started.tolist()
         tokens = change.new_tokens([token for token in fresh if token < size])
-        unnamed = [token for token in fresh if token >= size]
+        unnamed = [NewToken("")] * (len(fresh) - len(tokens))
 
-        def start(slot: Slot) -> Start:
-            init = self.init if slot.end == "table" else self.init_head
-            old = slot.tensor.detach()[: change.num_tokens]
-            if old.dim() == 1:
+        def start(slot: Slot) -> Iterator[Start]:
+            part = slot.tensor.detach()
+            if part.dim() == 1:
                 rows_of_each = made[slot.end] if slot.end in made else made.get("table", [()] * len(tokens))
-                return Start(_bias(old, [*rows_of_each, *[()] * len(unnamed)]), {})
-            rows = HeadRows(old)
-            new = init.rows(rows, tokens)
-            made[slot.end] = [origin.rows for origin in new.origins]
-            values = [new.values, Mean().rows(rows, [NewToken("")] * len(unnamed)).values] if unnamed else [new.values]
-            words = [_words(origin) for origin in new.origins]
-            return Start(torch.cat(values), dict(zip(fresh, [*words, *["mean"] * len(unnamed)], strict=True)))
+                yield Start(_bias(part[: change.num_tokens], [*rows_of_each, *[()] * len(unnamed)]), [])
+                return
+            init = self.init if slot.end == "table" else self.init_head
+            rows = slot.owners.reader(part, move.old_size, change.num_tokens)
+            made[slot.end] = []
+            for new in init.blocks(rows, tokens):
+                made[slot.end] += [origin.rows for origin in new.origins]
+                yield Start(new.values, [_words(origin) for origin in new.origins])
+            for new in Mean().blocks(rows, unnamed):
+                yield Start(new.values, ["mean"] * len(new.values))
 
         made: dict[str | None, list[tuple[int, ...]]] = {}
         return start

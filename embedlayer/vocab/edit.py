@@ -38,7 +38,8 @@ class EditOptions(TypedDict, total=False):
         init_head: What they start as in a head with rows of its own; by default as `init` says, from the head's rows.
         tokenizer: The tokenizer of a live module; layers that `load` gave and folders have their own.
         optimizer: The optimizer of a live module: its state moves along.
-        pad_to_multiple_of: Rows are stored up to this multiple, as in `TokenEmbedding`; by default as before.
+        pad_to_multiple_of: Rows are stored up to this multiple, as in `TokenEmbedding`; by default as before. Divided
+            tables have none.
         out: For a folder: where to write the edited one; it must not be there.
     """
 
@@ -68,6 +69,10 @@ def edit_vocabulary(
     optimizer's state, in which rows keep their moments and new ones start clean. Rows that stay are the same to the
     bit. Parameters stay the same objects.
 
+    Of tables that are divided among processes (`embedlayer.distributed.sharded`) each process moves its own rows: all
+    must make the same call, and all do it, or none. What is drawn is what rank 0 draws. Each has a receipt of its own,
+    with the dropped rows that it had: `receipt.undo` is called by all, as many as edited.
+
     Args:
         target: A table, a head, a layer, a model or any module that contains ours; or a folder: what `save_pretrained`
             wrote, a run (its checkpoint and its text follow, and it can be resumed), or a checkpoint of a family that
@@ -87,9 +92,12 @@ def edit_vocabulary(
     Raises:
         VocabularyError: An unknown token, one named twice or there already, one that the tokenizer or a configuration
             needs; or a tokenizer of another model.
-        SizeError: The optimizer belongs to other parameters, or nothing here has a vocabulary that can be edited.
+        SizeError: The optimizer belongs to other parameters, or nothing here has a vocabulary that can be edited; or of
+            a divided table a process would be left without a row.
         TokenIdError: The padding row would be gone.
         FileError: `out` cannot be written, or has something in it.
+        CheckpointError: The folder is damaged, or one of `torch.distributed.checkpoint`.
+        PeerError: Of a divided table: another process refused, or asks for another edit.
 
     Example:
         >>> model.table.vocab_size, model.head.tied

@@ -21,12 +21,16 @@ from embedlayer.vocab.runs import edit_own, undo_own
 RECEIPT = "vocabulary-{}.receipt"
 """The receipt of the first edit, of the second, ..."""
 
+METADATA, SHARDS = ".metadata", "shard-*-model-*.safetensors"
+"""What `torch.distributed.checkpoint` writes: by default, and with its writer of safetensors."""
+
 
 def edit_folder(folder: Path | str, out: Path | str | None, asked: Asked, tokenizer: Tokenizer | None) -> Receipt:
     """Write the folder, edited, to `out`, with the receipt in it.
 
     Raises:
         FileError: There is no such folder, or `out` is not given, not empty, or cannot be written.
+        CheckpointError: It is a checkpoint of `torch.distributed.checkpoint`.
     """
     folder = Path(folder)
     with _new_folder(folder, out) as partial:
@@ -53,6 +57,24 @@ def undo_folder(receipt: Receipt, folder: Path | str, out: Path | str | None) ->
         receipts = receipts_in(folder)
         if receipts:
             (partial / receipts[-1].name).unlink(missing_ok=True)
+
+
+def check_folder(folder: Path) -> None:
+    """Refuse what is no folder, and what many processes saved together, whose tables need not fit into one.
+
+    Raises:
+        FileError: There is no such folder.
+        CheckpointError: It is a checkpoint of `torch.distributed.checkpoint`.
+    """
+    if not folder.is_dir():
+        raise FileError(f"There is no folder {folder}.")
+    if (folder / METADATA).exists() or any(folder.glob(SHARDS)):
+        raise CheckpointError(
+            f"{folder} is a checkpoint of torch.distributed.checkpoint, in shards: its rows are edited where they are "
+            f"loaded. Under torchrun, with any number of processes, build the model with the old vocabulary and divide "
+            f"it, dcp.load what distributed_state(model, optimizer) gives, call edit_vocabulary(model, ..., "
+            f"optimizer=optimizer), and dcp.save to another folder: docs/many-machines.md, Its vocabulary."
+        )
 
 
 def last_receipt(folder: Path | str) -> Receipt:
@@ -82,8 +104,7 @@ def is_ours(folder: Path) -> bool:
 @contextmanager
 def _new_folder(folder: Path, out: Path | str | None) -> Iterator[Path]:
     """A folder that takes the name `out` when it is complete."""
-    if not folder.is_dir():
-        raise FileError(f"There is no folder {folder}.")
+    check_folder(folder)
     if out is None:
         raise FileError(f"The edit of the folder {folder} is written to a new one: name it with out=...")
     out = Path(out)

@@ -1,7 +1,7 @@
 """The tensors of a live module, and of its optimizer, that have a row for each token; moved together or not at all.
 
 Everything new is built first; then it takes the place of the old in one go. Parameters stay the same objects, so tied
-partners and optimizers go on holding them.
+partners and optimizers go on holding them. Of a table that is divided among processes each moves its own rows.
 """
 
 import math
@@ -22,9 +22,11 @@ from embedlayer.layers.output import OutputHead
 from embedlayer.tables.dense import TokenEmbedding
 from embedlayer.tables.factorized import FactorizedEmbedding
 from embedlayer.tables.table import TokenTable
+from embedlayer.text.tokenizer import fingerprint
 from embedlayer.vocab.change import Asked, own_or_given
+from embedlayer.vocab.owners import ALONE, Owners
 from embedlayer.vocab.receipt import Receipt, moved_back
-from embedlayer.vocab.rows import End, RowMove, Slot, moved
+from embedlayer.vocab.rows import End, RowMove, Slot, moved, row_fingerprint
 
 NAMED = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id", "mask_token_id", "sep_token_id")
 """What configurations of live transformers models name tokens by."""
@@ -33,13 +35,50 @@ Step = tuple[Callable[[], object], Callable[[], object]]
 """Something to do, and how to undo it."""
 
 
-class Ends(NamedTuple):
-    """What has a row for each token in a live module, by name."""
+class Part(NamedTuple):
+    """The rows of a table that are in this process.
 
-    tables: dict[str, TokenEmbedding | FactorizedEmbedding]
+    Attributes:
+        local: They, as a table: the table itself, unless it is divided.
+        whole: The table.
+        owners: Who has the others.
+        of_head: Whether they are the rows of a free head, divided.
+    """
+
+    local: TokenEmbedding | FactorizedEmbedding
+    whole: TokenTable
+    owners: Owners
+    of_head: bool = False
+
+    @property
+    def stored(self) -> TokenEmbedding:
+        """The dense table that stores them."""
+        return self.local.inner if isinstance(self.local, FactorizedEmbedding) else self.local
+
+    @property
+    def divided(self) -> bool:
+        """Whether other processes have others."""
+        return self.local is not self.whole
+
+    @property
+    def padding_idx(self) -> int | None:
+        """The token whose row is zero; that of a head's padding token is like any other."""
+        return None if self.of_head else self.whole.padding_idx
+
+
+class Ends(NamedTuple):
+    """What has a row for each token in a live module, by name; of each table also the rows that are here."""
+
+    tables: dict[str, TokenTable]
+    parts: dict[str, Part]
     heads: dict[str, OutputHead]
     layers: dict[str, EmbeddingLayer]
     others: dict[str, Any]
+
+    @property
+    def owners(self) -> Owners:
+        """The processes that must edit together."""
+        return next((part.owners for part in self.parts.values() if part.divided), ALONE)
 
     @property
     def vocab_size(self) -> int:
@@ -63,12 +102,11 @@ class Ends(NamedTuple):
             shown = ", ".join(f"{name} {size:,}" for name, size in sizes.items())
             raise SizeError(f"These do not share a vocabulary ({shown}): edit each by itself.")
 
-    def storages(self) -> dict[str, TokenEmbedding]:
-        """The dense table that stores each table's rows."""
+    def storages(self) -> dict[str, Part]:
+        """Each part by the name of the dense table that stores its rows."""
         return {
-            name if table is stored else f"{name}.inner".lstrip("."): stored
-            for name, table in self.tables.items()
-            for stored in [table.inner if isinstance(table, FactorizedEmbedding) else table]
+            name if part.local is part.stored else f"{name}.inner".lstrip("."): part
+            for name, part in self.parts.items()
         }
 
 
@@ -92,15 +130,9 @@ def ends_of(module: nn.Module) -> Ends:
         table = head.__dict__["table"]
         if table is not None and not isinstance(table, InputRows) and all(table is not t for t in tables.values()):
             tables[f"{name}.table".lstrip(".")] = table
-    known: dict[str, TokenEmbedding | FactorizedEmbedding] = {}
-    for name, table in tables.items():
-        if not isinstance(table, TokenEmbedding | FactorizedEmbedding):
-            raise SizeError(
-                f"The rows of {name or 'this table'}, a {type(table).__name__}, cannot be moved. "
-                f"Edit the table that it was made from (a DeltaEmbedding's after merge()), and make it again."
-            )
-        known[name] = table
-    ends = Ends(known, heads, layers, {})
+    of_heads = {id(below) for head in heads.values() for below in head.children()}
+    rows_here = dict(_part(name, table, id(table) in of_heads) for name, table in tables.items())
+    ends = Ends(tables, rows_here, heads, layers, {})
     ends.check()
     ours = (TokenTable, OutputHead, EmbeddingLayer)
     for name, part in parts.items():
@@ -111,6 +143,22 @@ def ends_of(module: nn.Module) -> Ends:
         if isinstance(head.__dict__["table"], InputRows):
             ends.others[f"{name}.rows"] = head.__dict__["table"]
     return ends
+
+
+def _part(name: str, table: TokenTable, of_head: bool) -> tuple[str, Part]:
+    """The rows of a table that are here, and their name."""
+    if isinstance(table, TokenEmbedding | FactorizedEmbedding):
+        return name, Part(table, table, ALONE)
+    from embedlayer.distributed.sharded import ShardedTable  # who has one has imported it already
+
+    if isinstance(table, ShardedTable) and isinstance(table.local, TokenEmbedding | FactorizedEmbedding):
+        from embedlayer.vocab.divided import ManyOwners
+
+        return f"{name}.local".lstrip("."), Part(table.local, table, ManyOwners(table.mesh), of_head)
+    raise SizeError(
+        f"The rows of {name or 'this table'}, a {type(table).__name__}, cannot be moved. "
+        f"Edit the table that it was made from (a DeltaEmbedding's after merge()), and make it again."
+    )
 
 
 def slots_of(module: nn.Module, ends: Ends, optimizer: Optimizer | None, spare: Mapping[str, int]) -> list[Slot]:
@@ -127,22 +175,25 @@ def slots_of(module: nn.Module, ends: Ends, optimizer: Optimizer | None, spare: 
     """
     names = {id(parameter): name for name, parameter in module.named_parameters()}
     slots: list[Slot] = []
-    owners: list[tuple[Tensor, int]] = []
+    found: list[tuple[Tensor, int, Owners]] = []
     of_heads: set[int] = set()
-    for name, table in ends.storages().items():
-        owners.append((table.weight, spare.get(name, 0)))
-        names.setdefault(id(table.weight), f"{name}.weight".lstrip("."))
+    for name, part in ends.storages().items():
+        weight = part.stored.weight
+        found.append((weight, spare.get(name, 0), part.owners))
+        names.setdefault(id(weight), f"{name}.weight".lstrip("."))
+        if part.of_head:
+            of_heads.add(id(weight))
     for name, head in ends.heads.items():
         own = [] if head.tied else [("weight", head.weight)]
         for key, parameter in [*own, ("bias", head.bias)]:
             if parameter is not None:
                 of_heads.add(id(parameter))
-                owners.append((parameter, 0))
+                found.append((parameter, 0, ALONE))
                 names.setdefault(id(parameter), f"{name}.{key}".lstrip("."))
-    unique = {id(parameter): (parameter, spare) for parameter, spare in owners}
-    for place, (parameter, rows) in unique.items():
+    unique = {id(parameter): (parameter, rows, owners) for parameter, rows, owners in found}
+    for place, (parameter, rows, owners) in unique.items():
         end: End = "head" if place in of_heads else "table"
-        slots.append(Slot(names[place], parameter, _Parameter(parameter), rows, end))
+        slots.append(Slot(names[place], parameter, _Parameter(parameter), rows, end, owners))
     if optimizer is not None:
         held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
         if not held & unique.keys():
@@ -150,9 +201,9 @@ def slots_of(module: nn.Module, ends: Ends, optimizer: Optimizer | None, spare: 
                 "This optimizer belongs to other parameters: it holds none of the tensors that have a row for each "
                 "token. Give the one that trains this module, or none."
             )
-        for parameter, rows in unique.values():
-            if id(parameter) in held:
-                slots += _state_slots(optimizer, parameter, f"optimizer.{names[id(parameter)]}", rows)
+        for slot in list(slots):
+            if id(slot.tensor) in held:
+                slots += _state_slots(optimizer, slot)
     return slots
 
 
@@ -170,8 +221,9 @@ class _Parameter:
         self.parameter.data = tensor
 
 
-def _state_slots(optimizer: Optimizer, parameter: Tensor, name: str, spare: int) -> Iterator[Slot]:
+def _state_slots(optimizer: Optimizer, of: Slot) -> Iterator[Slot]:
     """What an optimizer keeps for each row of a parameter, whatever its kind."""
+    parameter = of.tensor
     state = optimizer.state.get(parameter, {})
     for key, value in state.items():
         if not isinstance(value, Tensor) or value.dim() == 0 or value.numel() <= 1:
@@ -181,12 +233,11 @@ def _state_slots(optimizer: Optimizer, parameter: Tensor, name: str, spare: int)
         )
         if not value.is_floating_point() or not (of_rows or value.shape[-1:] == parameter.shape[-1:]):
             raise SizeError(
-                f"The optimizer keeps {key} of {name.removeprefix('optimizer.')} as {tuple(value.shape)} of "
-                f"{value.dtype}: how its numbers belong to rows is not known here. Build the optimizer again after the "
-                f"edit."
+                f"The optimizer keeps {key} of {of.name} as {tuple(value.shape)} of {value.dtype}: how its numbers "
+                f"belong to rows is not known here. Build the optimizer again after the edit."
             )
         if of_rows:
-            yield Slot(f"{name}.{key}", value, _Entry(state, key), spare, end=None)
+            yield Slot(f"optimizer.{of.name}.{key}", value, _Entry(state, key), of.spare, owners=of.owners)
 
 
 class _Entry:
@@ -197,20 +248,44 @@ class _Entry:
         self.state[self.key] = tensor
 
 
-def settings_of(ends: Ends) -> dict[str, tuple[Any, str]]:
-    """Every size and ID in the parts of a live module, as an object and the name of its attribute."""
-    found: dict[str, tuple[Any, str]] = {}
+class Setting(NamedTuple):
+    """A size or an ID in a part of a live module: an object, the name of its attribute, and the rows that it is about.
 
-    def note(name: str, part: Any, *attributes: str) -> None:
-        found.update({f"{name}.{attribute}".lstrip("."): (part, attribute) for attribute in attributes})
+    `of` is `None` where it is about those of all processes.
+    """
+
+    place: Any
+    attribute: str
+    of: Part | None = None
+
+    @property
+    def value(self) -> Any:
+        """As it is."""
+        return getattr(self.place, self.attribute)
+
+
+def settings_of(ends: Ends) -> dict[str, Setting]:
+    """Every size and ID in the parts of a live module."""
+    found: dict[str, Setting] = {}
+
+    def note(name: str, place: Any, *attributes: str, of: Part | None = None) -> None:
+        found.update({f"{name}.{attribute}".lstrip("."): Setting(place, attribute, of) for attribute in attributes})
 
     for name, table in ends.tables.items():
         note(name, table, "vocab_size", "num_rows", "padding_idx")
-    for name, stored in ends.storages().items():
-        note(name, stored, "vocab_size", "num_rows", "num_embeddings", "padding_idx", "pad_to_multiple_of")
-        note(f"{name}.bounds", stored.bounds, "size")
+    for name, part in ends.parts.items():
+        if part.divided:
+            outer = name.removesuffix("local").removesuffix(".")
+            note(outer, part.whole, "start", "stop", of=part)
+            note(f"{outer}.bounds", part.whole.bounds, "size")
+            note(name, part.local, "vocab_size", "num_rows", "padding_idx", of=part)
+    for name, part in ends.storages().items():
+        stored = part.stored
+        sizes = ("vocab_size", "num_rows", "num_embeddings", "padding_idx", "pad_to_multiple_of")
+        note(name, stored, *sizes, of=part)
+        note(f"{name}.bounds", stored.bounds, "size", of=part)
         if stored.ledger is not None:
-            note(f"{name}.ledger", stored.ledger, "padding_idx")
+            note(f"{name}.ledger", stored.ledger, "padding_idx", of=part)
     for name, head in ends.heads.items():
         note(name, head, "out_features", "padding_idx")
     for name, layer in ends.layers.items():
@@ -218,8 +293,8 @@ def settings_of(ends: Ends) -> dict[str, tuple[Any, str]]:
     for name, patched in {**ends.tables, **ends.heads}.items():
         original = patched.__dict__.get(REPLACED)
         if original is not None:
-            sizes = [size for size in ("num_embeddings", "out_features", "padding_idx") if hasattr(original, size)]
-            note(f"{name}.original", original, *sizes)
+            named = [size for size in ("num_embeddings", "out_features", "padding_idx") if hasattr(original, size)]
+            note(f"{name}.original", original, *named)
     for name, other in ends.others.items():
         named = [attribute for attribute in NAMED if getattr(other, attribute, None) is not None]
         note(name, other, "vocab_size", *(["num_rows"] if isinstance(other, InputRows) else []), *named)
@@ -231,27 +306,33 @@ def new_settings(ends: Ends, move: RowMove, multiple: int | None) -> JsonObject:
 
     Raises:
         TokenIdError: The padding row would be gone.
+        SizeError: A process would be left without a row.
     """
     storages = ends.storages()
     after: JsonObject = {}
-    for name, (part, attribute) in settings_of(ends).items():
-        value = getattr(part, attribute)
-        if attribute in ("vocab_size", "out_features", "size"):
-            value = move.size
+    for name, (place, attribute, of) in settings_of(ends).items():
+        value = getattr(place, attribute)
+        start, stop = (0, move.size) if of is None else of.owners.span(move.size)
+        if attribute in ("start", "stop"):
+            value = start if attribute == "start" else stop
+        elif attribute in ("vocab_size", "out_features", "size"):
+            value = stop - start
         elif attribute in ("padding_idx", "padding_id"):
-            value = None if value is None else _moved_padding(value, move)
+            padding = value if of is None else of.padding_idx
+            new = None if padding is None else _moved_padding(padding, move)
+            value = None if new is None or not start <= new < stop else new - start
         elif attribute in NAMED:
             value = _moved_ids(value, attribute, move)
-        elif not isinstance(part, TokenEmbedding | FactorizedEmbedding):
-            value = move.size
+        elif not isinstance(place, TokenEmbedding | FactorizedEmbedding):
+            value = stop - start
         elif attribute in ("num_rows", "num_embeddings", "pad_to_multiple_of"):
             owner = name.rpartition(".")[0]
-            stored = storages[owner] if owner in storages else storages[f"{owner}.inner".lstrip(".")]
+            stored = storages[owner if owner in storages else f"{owner}.inner".lstrip(".")].stored
             multiple_here = stored.pad_to_multiple_of if multiple is None else multiple
             value = (
                 multiple_here
                 if attribute == "pad_to_multiple_of"
-                else math.ceil(move.size / (multiple_here or 1)) * (multiple_here or 1)
+                else math.ceil((stop - start) / (multiple_here or 1)) * (multiple_here or 1)
             )
         after[name] = value
     return after
@@ -287,16 +368,16 @@ def slots_after(module: nn.Module, ends: Ends, optimizer: Optimizer | None, sett
 
 def bring_up_to_date(ends: Ends) -> None:
     """Let rows and moments of row-sparse tables be what dense AdamW has made of them by now."""
-    for stored in ends.storages().values():
-        if stored.ledger is not None:
-            stored.ledger.flush(stored.weight, moments=True)
+    for part in ends.parts.values():
+        if part.stored.ledger is not None:
+            part.stored.ledger.flush(part.stored.weight, moments=True)
 
 
 def carry_out(
     ends: Ends,
     slots: Sequence[Slot],
     tensors: Mapping[str, Tensor],
-    move: RowMove,
+    gradients: Mapping[str, Tensor | None],
     settings: Mapping[str, Any],
     tokenizer: Tokenizer | None,
 ) -> None:
@@ -306,23 +387,22 @@ def carry_out(
         ends: What the slots belong to.
         slots: Tensors that are replaced.
         tensors: What takes their place, by name.
-        move: How gradients follow.
+        gradients: And of the gradients that parameters have at this moment.
         settings: New values of `settings_of`.
         tokenizer: The new tokenizer, for layers that carry one.
     """
-    learned = [slot for slot in slots if isinstance(slot.tensor, nn.Parameter)]
-    gradients = [(slot.tensor, slot.tensor.grad, _moved_gradient(slot, move)) for slot in learned]
-    steps: list[Step] = [(partial(_set_grad, p, None), partial(_set_grad, p, old)) for p, old, _ in gradients]
+    learned = [(slot.tensor, slot.tensor.grad, gradients[slot.name]) for slot in slots if slot.name in gradients]
+    steps: list[Step] = [(partial(_set_grad, p, None), partial(_set_grad, p, old)) for p, old, _ in learned]
     steps += [(partial(slot.swap, tensors[slot.name]), partial(slot.swap, slot.tensor.data)) for slot in slots]
     places = settings_of(ends)
-    steps += [_attribute(*places[name], value) for name, value in settings.items()]
+    steps += [_attribute(*places[name][:2], value) for name, value in settings.items()]
     if tokenizer is not None:
         steps += [_attribute(layer, "_tokenizer", tokenizer) for layer in ends.layers.values()]
-    steps += [(partial(_set_grad, p, new), partial(_set_grad, p, None)) for p, _, new in gradients]
+    steps += [(partial(_set_grad, p, new), partial(_set_grad, p, None)) for p, _, new in learned]
     _do_all(steps)
-    for stored in ends.storages().values():
-        if stored.ledger is not None:
-            stored.ledger.detach()  # all is up to date: the optimizer's next step begins a new one
+    for part in ends.parts.values():
+        if part.stored.ledger is not None:
+            part.stored.ledger.detach()  # all is up to date: the optimizer's next step begins a new one
 
 
 def _do_all(steps: Sequence[Step]) -> None:
@@ -345,16 +425,23 @@ def _set_grad(parameter: Tensor, grad: Tensor | None) -> None:
     parameter.grad = grad
 
 
+def moved_gradients(slots: Sequence[Slot], move: RowMove) -> dict[str, Tensor | None]:
+    """The gradients that parameters have at this moment, with their rows moved."""
+    return {slot.name: _moved_gradient(slot, move) for slot in slots if isinstance(slot.tensor, nn.Parameter)}
+
+
 def _moved_gradient(slot: Slot, move: RowMove) -> Tensor | None:
-    """The gradient that a parameter has at this moment, with its rows moved."""
-    grad = slot.tensor.grad
+    grad, owners = slot.tensor.grad, slot.owners
     if grad is None or not grad.is_sparse:
-        return None if grad is None else move.apply(grad, spare=slot.spare)
-    rows = move.new_ids.to(grad.device)[grad._indices()[0]]
+        return None if grad is None else move.apply(grad, spare=slot.spare, owners=owners)
+    places = grad._indices()[0] + owners.span(move.old_size)[0]
+    rows = move.new_ids.to(grad.device)[places]
+    stay = (rows >= 0).nonzero().squeeze(1)
+    rows, values = owners.delivered(rows[stay], grad._values().index_select(0, stay), move.size)
     order = torch.argsort(rows, stable=True)
-    order = order[rows[order] >= 0]
-    shape = (move.size + slot.spare, *grad.shape[1:])
-    return torch.sparse_coo_tensor(rows[order].unsqueeze(0), grad._values()[order], shape, check_invariants=False)
+    start, stop = owners.span(move.size)
+    shape = (stop - start + slot.spare, *grad.shape[1:])
+    return torch.sparse_coo_tensor(rows[order].unsqueeze(0), values[order], shape, check_invariants=False)
 
 
 def edit_live(
@@ -364,25 +451,50 @@ def edit_live(
 
     Raises:
         VocabularyError: The tokenizer is another model's, or the edit cannot be made.
-        SizeError: Nothing here has a vocabulary, or the optimizer belongs to other parameters.
+        SizeError: Nothing here has a vocabulary, the optimizer belongs to other parameters, or a process that has rows
+            of a divided table would be left without one.
         TokenIdError: The padding row would be gone.
+        PeerError: Another process that has rows refused, or makes another edit.
     """
     ends = ends_of(module)
-    for layer in ends.layers.values():
-        tokenizer = own_or_given(layer.tokenizer, tokenizer)
-    size = ends.vocab_size
-    change = asked.change(tokenizer, size)
-    stored = any(layer.tensor_names for layer in ends.layers.values())  # in a checkpoint all rows are looked up
-    inner, outer = (asked.pad_to_multiple_of, None) if stored else (None, asked.pad_to_multiple_of)
-    move = change.move(size, inner if outer is None else 1)
-    settings = new_settings(ends, move, outer)
-    old_settings = {name: getattr(*place) for name, place in settings_of(ends).items()}
-    bring_up_to_date(ends)
-    slots = slots_after(module, ends, optimizer, settings)
-    result = moved(slots, move, asked.starts(change, move))
+    with ends.owners.agreed() as facts:
+        for layer in ends.layers.values():
+            tokenizer = own_or_given(layer.tokenizer, tokenizer)
+        size = ends.vocab_size
+        change = asked.change(tokenizer, size)
+        in_checkpoint = any(layer.tensor_names for layer in ends.layers.values())  # there all rows are looked up
+        inner, outer = (asked.pad_to_multiple_of, None) if in_checkpoint else (None, asked.pad_to_multiple_of)
+        if outer is not None and ends.owners is not ALONE:
+            raise SizeError("Rows that are divided among processes have no spare ones: leave out pad_to_multiple_of.")
+        move = change.move(size, inner if outer is None else 1)
+        settings = new_settings(ends, move, outer)
+        old_settings = {name: setting.value for name, setting in settings_of(ends).items()}
+        bring_up_to_date(ends)
+        slots = slots_after(module, ends, optimizer, settings)
+        start = asked.starts(change, move)
+        if ends.owners is not ALONE:
+            facts |= _facts(slots, move, change.tokenizer, change.old_tokenizer)
+    result = moved(slots, move, start, ends.owners)
     receipt = change.receipt(move, result, old_settings)
-    carry_out(ends, slots, result.tensors, move, settings, change.tokenizer)
+    gradients = moved_gradients(slots, move)
+    with ends.owners.agreed():
+        pass  # all have come so far
+    carry_out(ends, slots, result.tensors, gradients, settings, change.tokenizer)
     return receipt
+
+
+def _facts(slots: Sequence[Slot], move: RowMove, *tokenizers: Tokenizer | None) -> JsonObject:
+    """What must be the same on all processes, lest one waits for what another never sends."""
+    return {
+        "the tensors that are there": [(slot.name, str(slot.tensor.dtype), slot.tensor.shape[1:]) for slot in slots],
+        "the gradients that are there": [
+            (slot.name, slot.tensor.grad.is_sparse)
+            for slot in slots
+            if isinstance(slot.tensor, nn.Parameter) and slot.tensor.grad is not None
+        ],
+        "what is asked for": row_fingerprint(move.sources),
+        "the tokenizer": [None if tokenizer is None else fingerprint(tokenizer) for tokenizer in tokenizers],
+    }
 
 
 def undo_live(receipt: Receipt, module: nn.Module, optimizer: Optimizer | None = None) -> None:
@@ -390,14 +502,19 @@ def undo_live(receipt: Receipt, module: nn.Module, optimizer: Optimizer | None =
 
     Raises:
         CheckpointError: It is not what the edit gave, or has been changed since; nothing was changed.
+        PeerError: It is so on another process that has rows.
     """
     ends = ends_of(module)
-    if settings_of(ends).keys() != receipt.settings.keys() or ends.vocab_size != receipt.move.size:
-        raise CheckpointError(
-            f"This {type(module).__name__} is not what the receipt belongs to: its vocabulary has "
-            f"{ends.vocab_size:,} rows, the receipt's {receipt.move.size:,}. Nothing was changed."
-        )
-    bring_up_to_date(ends)
-    slots = slots_after(module, ends, optimizer, receipt.settings)
-    tensors = moved_back(receipt, slots)
-    carry_out(ends, slots, tensors, receipt.move.inverse(), receipt.settings, receipt.old_tokenizer)
+    with ends.owners.agreed():
+        if settings_of(ends).keys() != receipt.settings.keys() or ends.vocab_size != receipt.move.size:
+            raise CheckpointError(
+                f"This {type(module).__name__} is not what the receipt belongs to: its vocabulary has "
+                f"{ends.vocab_size:,} rows, the receipt's {receipt.move.size:,}. Nothing was changed."
+            )
+        bring_up_to_date(ends)
+        slots = slots_after(module, ends, optimizer, receipt.settings)
+    tensors = moved_back(receipt, slots, ends.owners)
+    gradients = moved_gradients(slots, receipt.move.inverse())
+    with ends.owners.agreed():
+        pass
+    carry_out(ends, slots, tensors, gradients, receipt.settings, receipt.old_tokenizer)

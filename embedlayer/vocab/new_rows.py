@@ -1,6 +1,6 @@
 """Train the rows of a few tokens and nothing else, at both ends of a live module."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -28,11 +28,14 @@ class TrainedRows(StartingRows):
     values: Float[Tensor, "k D"]
     start: StartingRows
 
-    def rows(self, old: Rows, tokens: Sequence[NewToken], generator: torch.Generator | None = None) -> NewRows:
+    def blocks(
+        self, old: Rows, tokens: Sequence[NewToken], generator: torch.Generator | None = None
+    ) -> Iterator[NewRows]:
         """The trained rows."""
-        begun = self.start.rows(old, tokens, generator)
-        given = Vectors(self.values).rows(old, tokens)
-        return NewRows(given.values, tuple(Origin(f"trained from {each.start}", each.rows) for each in begun.origins))
+        begun, done = self.start.rows(old, tokens, generator).origins, 0
+        for given in Vectors(self.values).blocks(old, tokens):
+            starts, done = begun[done : done + len(given.values)], done + len(given.values)
+            yield NewRows(given.values, tuple(Origin(f"trained from {each.start}", each.rows) for each in starts))
 
 
 _BEFORE = "_trained_before_its_rows"

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from embedlayer.errors import CheckpointError, ShapeError, TokenIdError
 from embedlayer.files import JsonObject, load_tensors, save_tensors
+from embedlayer.vocab.owners import ALONE, Owners
 from embedlayer.vocab.rows import GONE, RowMove, Slot, fingerprints, row_fingerprint
 
 if TYPE_CHECKING:
@@ -122,7 +123,7 @@ class Receipt:
     def undo(
         self, target: nn.Module | Path | str, *, optimizer: "Optimizer | None" = None, out: Path | str | None = None
     ) -> None:
-        """Put everything back as it was, to the bit.
+        """Put everything back as it was, to the bit; divided tables by as many processes as edited them, all at once.
 
         Args:
             target: What the edit gave: the same live module, or a folder.
@@ -209,25 +210,28 @@ class Receipt:
         return "\n".join(lines)
 
 
-def moved_back(receipt: Receipt, slots: Sequence[Slot]) -> dict[str, Tensor]:
+def moved_back(receipt: Receipt, slots: Sequence[Slot], everyone: Owners = ALONE) -> dict[str, Tensor]:
     """The tensors that a receipt's edit was made from, by name.
 
     Raises:
         CheckpointError: The slots do not hold what the edit gave.
     """
-    missing = sorted(receipt.after.keys() - {slot.name for slot in slots})
-    if any(name.startswith("optimizer.") for name in missing):
-        raise CheckpointError(
-            f"The edit moved an optimizer's state too ({missing[0]}): give undo(..., optimizer=...) that optimizer, "
-            f"with the state it had. Nothing was changed."
-        )
-    _check_same(receipt.after, fingerprints(slots))
+    with everyone.agreed():
+        missing = sorted(receipt.after.keys() - {slot.name for slot in slots})
+        if any(name.startswith("optimizer.") for name in missing):
+            raise CheckpointError(
+                f"The edit moved an optimizer's state too ({missing[0]}): give undo(..., optimizer=...) that "
+                f"optimizer, with the state it had. Nothing was changed."
+            )
+        _check_same(receipt.after, fingerprints(slots))
     move = receipt.move.inverse()
-    tensors = {
-        slot.name: move.apply(slot.tensor.detach()[: move.old_size], receipt.rows[slot.name], spare=slot.spare)
-        for slot in slots
-    }
-    _check_same(receipt.before, {name: row_fingerprint(tensor) for name, tensor in tensors.items()})
+    tensors: dict[str, Tensor] = {}
+    for slot in slots:
+        start, stop = slot.owners.span(move.old_size)
+        part = slot.tensor.detach()[: stop - start]
+        tensors[slot.name] = move.apply(part, receipt.rows[slot.name], spare=slot.spare, owners=slot.owners)
+    with everyone.agreed():
+        _check_same(receipt.before, {name: row_fingerprint(tensor) for name, tensor in tensors.items()})
     return tensors
 
 

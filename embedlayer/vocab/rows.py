@@ -5,14 +5,15 @@ new row `i` is old row `sources[i]`, or starts afresh.
 """
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from embedlayer.errors import SizeError, TokenIdError
+from embedlayer.errors import ShapeError, SizeError, TokenIdError
+from embedlayer.vocab.owners import ALONE, Owners
 
 NEW = -1
 """In `sources`: a row that starts afresh."""
@@ -75,29 +76,39 @@ class RowMove:
         """The way back, on which the dropped rows are those that start afresh."""
         return RowMove(self.new_ids, self.size)
 
-    def apply(self, tensor: Tensor, start: Tensor | None = None, *, spare: int = 0) -> Tensor:
-        """The tensor with its rows moved, in memory of its own.
+    def apply(self, part: Tensor, start: Tensor | None = None, *, spare: int = 0, owners: Owners = ALONE) -> Tensor:
+        """The rows of a tensor that are to be here, in memory of its own.
 
         Args:
-            tensor: `(old_size, ...)`; rows beyond are spare ones and are left out.
-            start: `(len(started), ...)`: what the fresh rows hold; zeros if `None`.
+            part: `(old_size, ...)`, or those of the rows that are here; rows beyond are spare ones and are left out.
+            start: What those of the fresh rows hold that are to be here, `(k, ...)`; zeros if `None`.
             spare: Zero rows to put behind.
+            owners: Who has the others.
 
         Returns:
-            `(N + spare, ...)`, of the same type on the same device.
+            `(N + spare, ...)`, or less where others have rows; of the same type on the same device.
         """
-        moved = tensor.new_empty((self.size + spare, *tensor.shape[1:]))
-        moved[self.size :] = 0
-        kept = (self.sources != NEW).nonzero().squeeze(1)
-        for part in kept.split(ROWS_AT_ONCE):
-            rows = tensor.detach().index_select(0, self.sources[part].to(tensor.device))
-            moved.index_copy_(0, part.to(tensor.device), rows)
-        fresh = self.started.to(tensor.device)
+        spans = owners.spans(self.size)
+        low, high = spans[owners.rank]
+        moved = part.new_empty((high - low + spare, *part.shape[1:]))
+        moved[high - low :] = 0
+        at_once = max(ROWS_AT_ONCE // owners.count, 1)  # one process may be asked by all
+        for first in range(0, spans[0][1], at_once):
+            wanted = [self.sources[begin + first : end][:at_once] for begin, end in spans]
+            places = (wanted[owners.rank] != NEW).nonzero().squeeze(1) + first
+            rows = owners.sent(part.detach(), [ids[ids != NEW] for ids in wanted], self.old_size)
+            moved.index_copy_(0, places.to(part.device), rows)
+        fresh = within(self.started, low, high).to(part.device)
         if start is None:
             moved.index_fill_(0, fresh, 0)
         else:
-            moved.index_copy_(0, fresh, start.detach().to(tensor.device, tensor.dtype))
+            moved.index_copy_(0, fresh, start.detach().to(part.device, part.dtype))
         return moved
+
+
+def within(ids: Tensor, low: int, high: int) -> Tensor:
+    """Those IDs that are among rows `low` to `high - 1`, as places in these."""
+    return ids[(ids >= low) & (ids < high)] - low
 
 
 def row_fingerprint(tensor: Tensor) -> str:
@@ -126,10 +137,11 @@ class Slot:
 
     Attributes:
         name: Its name, `"table.weight"` or `"optimizer.table.weight.exp_avg"`.
-        tensor: As it is.
+        tensor: As it is; where rows are divided, those that are here.
         swap: Puts another tensor in its place.
         spare: Zero rows that are to stand behind the tokens'.
         end: Where its rows start; at neither end fresh ones are zero.
+        owners: Who has its rows.
     """
 
     name: str
@@ -137,6 +149,7 @@ class Slot:
     swap: Callable[[Tensor], None]
     spare: int = 0
     end: End | None = None
+    owners: Owners = ALONE
 
 
 def fingerprints(slots: Sequence[Slot]) -> dict[str, str]:
@@ -163,33 +176,55 @@ class Moved(NamedTuple):
 
 
 class Start(NamedTuple):
-    """What fresh rows hold.
+    """What some fresh rows hold.
 
     Attributes:
-        values: `(len(move.started), ...)`.
-        origins: In words, where each came from, by its new ID.
+        values: `(k, ...)`, the next ones.
+        origins: In words, where each came from.
     """
 
     values: Tensor
-    origins: dict[int, str]
+    origins: Sequence[str]
 
 
-def moved(slots: Sequence[Slot], move: RowMove, start: Callable[[Slot], Start]) -> Moved:
+def moved(
+    slots: Sequence[Slot], move: RowMove, start: Callable[[Slot], Iterable[Start]], everyone: Owners = ALONE
+) -> Moved:
     """Move the rows of all tensors, without touching them.
 
     Args:
         slots: The tensors.
         move: Where each new row comes from.
-        start: What the fresh rows of a table's or a head's tensor hold; in others they are zero.
+        start: What the fresh rows of a table's or a head's tensor hold, in order, some at a time; in others they are
+            zero.
+        everyone: The processes that make this move together; fresh rows hold what the first says.
     """
     tensors: dict[str, Tensor] = {}
     rows: dict[str, Tensor] = {}
     origins: dict[int, str] = {}
     for slot in slots:
-        old = slot.tensor.detach()[: move.old_size]
-        fresh = start(slot) if slot.end is not None and len(move.started) else None
-        tensors[slot.name] = move.apply(old, None if fresh is None else fresh.values, spare=slot.spare)
-        origins = (fresh.origins if fresh is not None else {}) | origins  # the table's, which come first, count
-        rows[slot.name] = old.index_select(0, move.dropped.to(old.device)).cpu()
+        low, high = slot.owners.span(move.old_size)
+        old = slot.tensor.detach()[: high - low]
+        tensors[slot.name] = new = move.apply(old, spare=slot.spare, owners=slot.owners)
+        if slot.end is not None and len(move.started):
+            words = _fill(new, slot.owners.span(move.size), move.started, start(slot), everyone)
+            origins = words | origins  # the table's, which come first, count
+        rows[slot.name] = old.index_select(0, within(move.dropped, low, high).to(old.device)).cpu()
     after = {name: row_fingerprint(tensor) for name, tensor in tensors.items()}
     return Moved(tensors, rows, fingerprints(slots), after, origins)
+
+
+def _fill(
+    new: Tensor, span: tuple[int, int], fresh: Tensor, starts: Iterable[Start], everyone: Owners
+) -> dict[int, str]:
+    """Put into a tensor those fresh rows that are to be in it; in words, where each came from."""
+    (low, high), words, done = span, list[str](), 0
+    for values, origins in starts:
+        values = everyone.first_says(values.detach().to(new.device, new.dtype))
+        ids, done = fresh[done : done + len(values)], done + len(values)
+        here = ((ids >= low) & (ids < high)).nonzero().squeeze(1)
+        new.index_copy_(0, (ids[here] - low).to(new.device), values.index_select(0, here.to(new.device)))
+        words += origins
+    if done != len(fresh):
+        raise ShapeError(f"{done} rows were made for {len(fresh)} tokens: a start must give one for each.")
+    return dict(zip(fresh.tolist(), words, strict=False))

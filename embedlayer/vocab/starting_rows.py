@@ -1,24 +1,26 @@
 """What the rows of new tokens start from.
 
 A start is an object: `Mean()`, `MeanNoise()`, `SubwordMean()`, `Copy(of=...)`, `Random()`, `Vectors(tensor)`. It reads
-the old rows a block at a time, so the table is never copied; a free head gets its own rows from the head's.
+the old rows a block at a time, and makes new ones a block at a time, so the table is never copied; a free head gets its
+own rows from the head's.
 """
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol, runtime_checkable
+from typing import Protocol, TypeVar, runtime_checkable
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from embedlayer.errors import ShapeError, SizeError, VocabularyError
 from embedlayer.tables.table import ROWS_AT_ONCE
 
-_TOKENS_AT_ONCE = 1024
+TOKENS_AT_ONCE = 1024
+Entry = TypeVar("Entry")
 
 
 @runtime_checkable
@@ -39,6 +41,9 @@ class Rows(Protocol):
 
     def rows(self, start: int, stop: int) -> Tensor:
         """Rows `start` to `stop - 1`, as stored."""
+
+    def look_up(self, ids: Tensor) -> Tensor:
+        """Rows by ID, `(k,)` to `(k, D)`, as stored."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +66,10 @@ class HeadRows:
     def rows(self, start: int, stop: int) -> Float[Tensor, "N D"]:
         """Rows `start` to `stop - 1`: a view."""
         return self.weight[start:stop]
+
+    def look_up(self, ids: Int[Tensor, " k"]) -> Float[Tensor, "k D"]:
+        """Rows by ID."""
+        return self.weight.index_select(0, ids)
 
 
 Dead = Sequence[int] | Callable[[Rows], Bool[Tensor, " V"]]
@@ -110,14 +119,22 @@ class StartingRows(ABC):
     """Abstract: how the rows of new tokens are made."""
 
     @abstractmethod
-    def rows(self, old: Rows, tokens: Sequence[NewToken], generator: torch.Generator | None = None) -> NewRows:
-        """The rows of some new tokens.
+    def blocks(
+        self, old: Rows, tokens: Sequence[NewToken], generator: torch.Generator | None = None
+    ) -> Iterator[NewRows]:
+        """The rows of some new tokens in their order, a few at a time.
 
         Args:
-            old: The rows there are; spare rows behind `vocab_size` are not read.
+            old: The rows there are; spare rows behind `vocab_size` are not read. They may be divided among processes,
+                of which each then makes all new rows: what is read must not differ between them, nor its order.
             tokens: The new tokens.
             generator: For starts that draw; torch's default one if `None`.
         """
+
+    def rows(self, old: Rows, tokens: Sequence[NewToken], generator: torch.Generator | None = None) -> NewRows:
+        """All of `blocks` together."""
+        blocks = [_finished(old, _empty(old, torch.float64), []), *self.blocks(old, tokens, generator)]
+        return NewRows(torch.cat([new.values for new in blocks]), tuple(o for new in blocks for o in new.origins))
 
 
 @dataclass(frozen=True)
@@ -138,10 +155,13 @@ class Mean(StartingRows):
 
     dead: Dead = ()
 
-    def rows(self, old: Rows, tokens: Sequence[NewToken], generator: torch.Generator | None = None) -> NewRows:
+    def blocks(
+        self, old: Rows, tokens: Sequence[NewToken], generator: torch.Generator | None = None
+    ) -> Iterator[NewRows]:
         """The mean, once for each token."""
-        mean = _LiveRows(old, self.dead).mean
-        return _finished(old, mean.expand(len(tokens), -1), [Origin("mean")] * len(tokens))
+        live = _LiveRows(old, self.dead)
+        for some in _some(tokens):
+            yield _finished(old, live.mean.expand(len(some), -1), [Origin("mean")] * len(some))
 
 
 @dataclass(frozen=True)
@@ -162,18 +182,18 @@ class MeanNoise(StartingRows):
     scale: float = 1.0
     dead: Dead = ()
 
-    def rows(self, old: Rows, tokens: Sequence[NewToken], generator: torch.Generator | None = None) -> NewRows:
+    def blocks(
+        self, old: Rows, tokens: Sequence[NewToken], generator: torch.Generator | None = None
+    ) -> Iterator[NewRows]:
         """One draw for each token."""
         live = _LiveRows(old, self.dead)
         factor = self.scale / math.sqrt(live.count)
-        mean, dtype = live.mean.float(), old.rows(0, 1).dtype
-        values = [_empty(old, dtype)]
-        for start in range(0, len(tokens), _TOKENS_AT_ONCE):
-            noise = torch.zeros(min(_TOKENS_AT_ONCE, len(tokens) - start), old.embed_dim)
+        mean = live.mean.float()
+        for some in _some(tokens):
+            noise = torch.zeros(len(some), old.embed_dim)
             for rows in live.blocks():
                 noise += torch.randn(len(noise), len(rows), generator=generator) @ (rows.float() - mean)
-            values.append((mean + factor * noise).to(dtype))
-        return _finished(old, torch.cat(values), [Origin("mean+noise")] * len(tokens))
+            yield _finished(old, mean + factor * noise, [Origin("mean+noise")] * len(some))
 
 
 @dataclass(frozen=True)
@@ -195,14 +215,17 @@ class SubwordMean(StartingRows):
 
     dead: Dead = ()
 
-    def rows(self, old: Rows, tokens: Sequence[NewToken], generator: torch.Generator | None = None) -> NewRows:
+    def blocks(
+        self, old: Rows, tokens: Sequence[NewToken], generator: torch.Generator | None = None
+    ) -> Iterator[NewRows]:
         """The mean of its pieces, for each token."""
         live = _LiveRows(old, self.dead)
-        pieces = [tuple(piece for piece in token.pieces if live.has(piece)) for token in tokens]
-        dtype = old.rows(0, 1).dtype
-        means = [(live.picked(ids).mean(0) if ids else live.mean).to(dtype) for ids in pieces]
-        origins = [Origin("subword mean", ids) if ids else Origin("mean") for ids in pieces]
-        return _finished(old, torch.stack(means) if means else _empty(old, dtype), origins)
+        for some in _some(tokens):
+            rows = dict(live.among({piece for token in some for piece in token.pieces}))
+            pieces = [tuple(piece for piece in token.pieces if piece in rows) for token in some]
+            means = [torch.stack([rows[piece] for piece in ids]).mean(0) if ids else live.mean for ids in pieces]
+            origins = [Origin("subword mean", ids) if ids else Origin("mean") for ids in pieces]
+            yield _finished(old, torch.stack(means), origins)
 
 
 @dataclass(frozen=True)
@@ -215,15 +238,18 @@ class Copy(StartingRows):
 
     of: int | Sequence[int]
 
-    def rows(self, old: Rows, tokens: Sequence[NewToken], generator: torch.Generator | None = None) -> NewRows:
+    def blocks(
+        self, old: Rows, tokens: Sequence[NewToken], generator: torch.Generator | None = None
+    ) -> Iterator[NewRows]:
         """The copies."""
         ids = (self.of,) * len(tokens) if isinstance(self.of, int) else tuple(self.of)
         if len(ids) != len(tokens):
             raise SizeError(
                 f"Copy(of=...) names {len(ids)} rows for {len(tokens)} new tokens. Give one, or one for each."
             )
-        origins = [Origin("copy", (token_id,)) for token_id in ids]
-        return _finished(old, _LiveRows(old, ()).picked(ids), origins)
+        live = _LiveRows(old, ())
+        for some in _some(ids):
+            yield _finished(old, live.picked(some), [Origin("copy", (token_id,)) for token_id in some])
 
 
 @dataclass(frozen=True)
@@ -238,11 +264,14 @@ class Random(StartingRows):
     std: float | None = None
     dead: Dead = ()
 
-    def rows(self, old: Rows, tokens: Sequence[NewToken], generator: torch.Generator | None = None) -> NewRows:
+    def blocks(
+        self, old: Rows, tokens: Sequence[NewToken], generator: torch.Generator | None = None
+    ) -> Iterator[NewRows]:
         """One draw for each token."""
         std = _LiveRows(old, self.dead).std if self.std is None else self.std
-        values = std * torch.randn(len(tokens), old.embed_dim, generator=generator)
-        return _finished(old, values, [Origin("random")] * len(tokens))
+        for some in _some(tokens):
+            values = std * torch.randn(len(some), old.embed_dim, generator=generator)
+            yield _finished(old, values, [Origin("random")] * len(some))
 
 
 @dataclass(frozen=True, eq=False)
@@ -255,14 +284,17 @@ class Vectors(StartingRows):
 
     values: Float[Tensor, "k D"]
 
-    def rows(self, old: Rows, tokens: Sequence[NewToken], generator: torch.Generator | None = None) -> NewRows:
+    def blocks(
+        self, old: Rows, tokens: Sequence[NewToken], generator: torch.Generator | None = None
+    ) -> Iterator[NewRows]:
         """The given rows."""
         if self.values.shape != (len(tokens), old.embed_dim):
             raise ShapeError(
                 f"The given rows are {tuple(self.values.shape)}; {len(tokens)} new tokens of a table of width "
                 f"{old.embed_dim} need {(len(tokens), old.embed_dim)}."
             )
-        return _finished(old, self.values.detach(), [Origin("given")] * len(tokens))
+        for values in self.values.detach().split(TOKENS_AT_ONCE) if tokens else ():
+            yield _finished(old, values, [Origin("given")] * len(values))
 
 
 class _LiveRows:
@@ -284,17 +316,21 @@ class _LiveRows:
         if not 0 <= token_id < self.old.vocab_size:
             raise VocabularyError(f"There is no old row {token_id}: the IDs are 0..{self.old.vocab_size - 1}.")
 
-    def has(self, token_id: int) -> bool:
-        """Whether a row is live."""
-        self._check(token_id)
-        return not self.named[token_id] and bool(_trained(self.old.rows(token_id, token_id + 1))[0])
+    def among(self, ids: Iterable[int]) -> Iterator[tuple[int, Float[Tensor, " D"]]]:
+        """Those IDs that are live, with their rows."""
+        wanted = sorted(set(ids))
+        rows = self.picked(wanted)
+        live = _trained(rows) & ~self.named[torch.tensor(wanted, dtype=torch.int64)]
+        return ((token_id, row) for token_id, row, lives in zip(wanted, rows, live.tolist(), strict=True) if lives)
 
     def picked(self, ids: Sequence[int]) -> Float[Tensor, "k D"]:
         """Some rows, live or not."""
         for token_id in ids:
             self._check(token_id)
-        rows = [self.old.rows(token_id, token_id + 1).detach().double().cpu() for token_id in ids]
-        return torch.cat([_empty(self.old, torch.float64), *rows])
+        if not ids:
+            return _empty(self.old, torch.float64)
+        with torch.no_grad():
+            return self.old.look_up(torch.tensor(ids, device=self.old.rows(0, 1).device)).double().cpu()
 
     def blocks(self) -> Iterator[Float[Tensor, "n D"]]:
         """The live rows, a block at a time."""
@@ -330,6 +366,10 @@ class _LiveRows:
         """Root mean square distance of their numbers from the mean row's."""
         total = sum(float((rows - self.mean).square().sum()) for rows in self.blocks())
         return math.sqrt(total / self.count / self.old.embed_dim)
+
+
+def _some(tokens: Sequence[Entry]) -> Iterator[Sequence[Entry]]:
+    return (tokens[start : start + TOKENS_AT_ONCE] for start in range(0, len(tokens), TOKENS_AT_ONCE))
 
 
 def _trained(rows: Float[Tensor, "n D"]) -> Bool[Tensor, " n"]:

@@ -29,3 +29,5 @@ def test_without_torchrun_there_is_one_process_and_no_group(monkeypatch) -> None
         assert not torch.distributed.is_initialized()
     with pytest.raises(SizeError, match="must be a positive number of seconds, not 0"), started_ranks("cpu", 0.0):
         pass
+    with pytest.raises(SizeError, match="One process cannot divide a table among 2"), started_ranks("cpu", 1.0, 2):
+        pass

@@ -16,9 +16,12 @@ from embedlayer import (
     FactorizedEmbedding,
     OutputHead,
     QuantizedEmbedding,
+    SizeError,
     TokenEmbedding,
 )
-from embedlayer.distributed.sharded import shard_table
+from embedlayer.distributed.copies import mean_over_copies, mesh_of_copies
+from embedlayer.distributed.sharded import ShardedTable, shard_table
+from embedlayer.losses import chunk_length
 
 V, D, T = 23, 6, 10
 OPTIONS = {
@@ -109,6 +112,40 @@ def check(ranks: int, kind: str, options: dict, results: list) -> None:
         assert all(same(a, b) for a, b in zip(rest, others, strict=True))
 
 
+def test_a_loss_in_many_chunks_of_ranks_with_unlike_batches_is_that_of_the_whole_table() -> None:
+    """Ranks with more tokens, fewer and none, whose losses are multiplied by other numbers, asked twice."""
+    sizes = (7, 0, 12)
+    results = on_ranks(3, unlike_batches, sizes)
+    head = whole("dense")
+    hidden = [part.requires_grad_() for part in hidden_states(sizes)]
+    losses = [
+        head.loss(part, torch.arange(len(part)), impl="plain", label_smoothing=0.1, softcap=2.0) for part in hidden
+    ]
+    sum(loss * (rank + 1) for rank, loss in enumerate(losses)).backward()
+    for rank, (loss, grad, again) in enumerate(results):
+        assert torch.allclose(loss, losses[rank], rtol=1e-10)
+        assert torch.allclose(grad, hidden[rank].grad, rtol=1e-10, atol=1e-12)
+        assert torch.equal(grad, again)
+
+
+def hidden_states(sizes: tuple[int, ...]) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(2)
+    return [torch.randn(size, D, generator=generator, dtype=torch.float64) for size in sizes]
+
+
+def unlike_batches(sizes: tuple[int, ...]):
+    chunk_length.TOKENS_AT_ONCE["cpu"] = 4
+    rank = dist.get_rank()
+    table = shard_table(whole("dense"), init_device_mesh("cpu", (len(sizes),)))
+    hidden = hidden_states(sizes)[rank].requires_grad_()
+    loss = table.loss(hidden, torch.arange(sizes[rank]), label_smoothing=0.1, softcap=2.0)
+    (grad,) = torch.autograd.grad(loss * (rank + 1), hidden, retain_graph=True)
+    (again,) = torch.autograd.grad(loss * (rank + 1), hidden, retain_graph=True)
+    with pytest.raises(SizeError, match="create_graph"):
+        torch.autograd.grad(loss, hidden, create_graph=True)
+    return loss.detach(), grad, again
+
+
 def test_a_table_that_cannot_be_divided_is_refused() -> None:
     expected = ["A table is divided along one", "1 rows, 1 to a rank, leave n", "token id 23 at row 0, column"]
     assert on_ranks(2, refusals) == [expected] * 2
@@ -171,8 +208,9 @@ def clamped(ids: torch.Tensor):
     table.bounds.forward = table.bounds.clamped
     vectors = table(ids)
     vectors.sum().backward()
-    elsewhere = shard_table(whole("dense").to("meta"), mesh).bounds.first_outside.device.type
-    return vectors.detach(), table.weight.grad, table.bounds.first_outside.tolist(), elsewhere
+    elsewhere = ShardedTable(TokenEmbedding(table.stop - table.start, D, device="meta"), mesh, vocab_size=V)
+    place = elsewhere.bounds.first_outside.device.type
+    return vectors.detach(), table.weight.grad, table.bounds.first_outside.tolist(), place
 
 
 def test_a_quantised_table_is_divided_and_the_states_of_all_kinds_are_those_of_whole_tables() -> None:
@@ -207,6 +245,38 @@ def quantised_and_states():
     return quantised, states
 
 
+FRESH = {
+    "dense": lambda: TokenEmbedding(V, D, padding_idx=20, pad_to_multiple_of=16, scale="sqrt_dim", round_scale=True),
+    "factorised": lambda: FactorizedEmbedding(V, D, 3, padding_idx=2, pad_to_multiple_of=16),
+    "bfloat16": lambda: TokenEmbedding(V, D, dtype=torch.bfloat16),
+}
+
+
+def test_a_table_on_the_meta_device_is_drawn_by_its_ranks_as_one_process_would_draw_it() -> None:
+    for results in on_ranks(3, drawn):
+        for kind, (rows, vectors, after) in zip(FRESH, results, strict=True):
+            torch.manual_seed(3)
+            table = FRESH[kind]()
+            assert torch.equal(rows, table.rows(0, V))
+            assert torch.equal(vectors, table(torch.arange(V)))
+            assert torch.equal(after, torch.rand(1))
+
+
+def drawn():
+    mesh, found = init_device_mesh("cpu", (dist.get_world_size(),)), []
+    for make in FRESH.values():
+        with torch.device("meta"):
+            table = make()
+        torch.manual_seed(3)
+        table = shard_table(table, mesh)
+        found.append((table.rows(0, V), table(torch.arange(V)).detach(), torch.rand(1)))
+    with torch.device("meta"):
+        table = QuantizedEmbedding(V, D, 8)
+    with pytest.raises(TypeError, match="cannot be drawn"):
+        shard_table(table, mesh)
+    return found
+
+
 def test_torch_divides_a_plain_table_by_rows_and_by_columns() -> None:
     table = TokenEmbedding(24, D, scale=1.5)
     for results in on_ranks(2, by_torch, table.weight.detach()):
@@ -232,23 +302,52 @@ def test_what_crosses_the_network_is_what_is_planned(trained) -> None:
         V, D, tied=False, tokens=tokens, distinct_tokens=V, ranks=3, optimizer="adamw" if trained else "none"
     )
     sent = on_ranks(3, bytes_sent, trained)
-    lookup, loss, gathered = (sum(parts) / 3 for parts in zip(*sent, strict=True))
+    lookup, loss = (sum(parts) / 3 for parts in zip(*sent, strict=True))
     assert lookup == pytest.approx(plan.lookup_network_bytes, rel=0.05)
     assert loss == pytest.approx(plan.loss_network_bytes, rel=0.05)
-    assert gathered * (2 if trained else 1) == pytest.approx(plan.gathered_bytes, rel=0.05)
 
 
-def bytes_sent(trained: bool) -> tuple[int, int, int]:
-    """What this rank sends to others by the look-up and by the loss, and the hidden states that it gets for that."""
-    rank, mesh, sent = dist.get_rank(), init_device_mesh("cpu", (3,)), []
-    swap = dist.all_to_all_single
+@pytest.mark.parametrize("row_sparse", [False, True])
+def test_what_crosses_the_network_for_copies_is_what_is_planned(row_sparse) -> None:
+    plan = EmbeddingPlan(400, D, tied=False, tokens=64, distinct_tokens=64, ranks=2, copies=2, row_sparse=row_sparse)
+    sent = on_ranks(4, bytes_sent_for_copies, row_sparse)
+    assert sum(sent) / 4 == pytest.approx(plan.copies_network_bytes, rel=0.05)
 
-    def counted(out, rows, receives=None, sends=None, **options):
-        own = len(rows) // 3 if sends is None else sends[rank]
+
+def bytes_sent_for_copies(row_sparse: bool) -> int:
+    mesh = mesh_of_copies("cpu", 4, 2)
+    table = shard_table(TokenEmbedding(400, D, row_sparse=row_sparse), mesh["rows"])
+    rows = shard_table(TokenEmbedding(400, D), mesh["rows"])
+    ids = torch.arange(64) * 6 + dist.get_rank()
+    rows.loss(table(ids), ids).backward()
+    sent = counted()
+    for parameter in (table.weight, rows.weight):
+        mean_over_copies(parameter, mesh)
+    return sum(sent)
+
+
+def counted() -> list[int]:
+    """A list to which is added, from now on, what this rank sends to others."""
+    sent, swap, reduce = [], dist.all_to_all_single, dist.all_reduce
+
+    def counted_swap(out, rows, receives=None, sends=None, group=None):
+        size, rank = dist.get_world_size(group), dist.get_rank(group)
+        own = len(rows) // size if sends is None else sends[rank]
         sent.append((len(rows) - own) * rows[:1].numel() * rows.element_size())
-        return swap(out, rows, receives, sends, **options)
+        return swap(out, rows, receives, sends, group=group)
 
-    dist.all_to_all_single = counted
+    def counted_reduce(numbers, *options, group=None):
+        size = dist.get_world_size(group)
+        sent.append(2 * (size - 1) / size * numbers.nbytes)  # in a ring each of N sends (N - 1) / N of it twice
+        return reduce(numbers, *options, group=group)
+
+    dist.all_to_all_single, dist.all_reduce = counted_swap, counted_reduce
+    return sent
+
+
+def bytes_sent(trained: bool) -> tuple[int, int]:
+    """What this rank sends to others by the look-up and by the loss."""
+    mesh, sent = init_device_mesh("cpu", (3,)), counted()
     table, rows = (shard_table(TokenEmbedding(V, D), mesh) for _ in range(2))
     ids = torch.arange(V).repeat(5)
     with torch.set_grad_enabled(trained):
@@ -256,11 +355,10 @@ def bytes_sent(trained: bool) -> tuple[int, int, int]:
         lookup, hidden = sum(sent), vectors.detach().requires_grad_(trained)
         sent.clear()
         loss = rows.loss(hidden, ids)
-        gathered = max(sent)  # what all get is what all send
         if trained:
             loss.backward()
         over_loss = sum(sent)
         sent.clear()
         if trained:
             vectors.backward(hidden.grad)
-    return lookup + sum(sent), over_loss, gathered
+    return lookup + sum(sent), over_loss

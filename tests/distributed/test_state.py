@@ -1,4 +1,4 @@
-"""Training on divided tables, saved by some processes and continued by others, beside one process."""
+"""Training on divided tables, saved by some processes, continued and edited by others, beside one process."""
 
 from pathlib import Path
 
@@ -8,21 +8,33 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from processes import on_ranks
 from torch import nn
+from torch.distributed.checkpoint import HuggingFaceStorageReader, HuggingFaceStorageWriter
 from torch.distributed.device_mesh import init_device_mesh
 
 from embedlayer import OutputHead, RowAdamW, TokenEmbedding, clip_grad_norm_
 from embedlayer.distributed.sharded import shard_table
 from embedlayer.distributed.state import distributed_state, load_distributed_state
+from embedlayer.vocab.edit import edit_vocabulary
 
 V, D, TOKENS, STEPS = 29, 4, 12, 6
+KINDS = ("free", "row-sparse", "tied")
+EDIT = {"add": 5, "remove": [0, 7, 20, 21]}
+AFTER = {"vocab_size": 30, "padding_idx": 0}
+
+pytestmark = pytest.mark.filterwarnings("ignore")
 
 
-def model_of(row_sparse: bool) -> nn.ModuleDict:
+def model_of(kind: str, *, vocab_size: int = V, padding_idx: int = 1, mesh=None) -> nn.ModuleDict:
     torch.manual_seed(0)
-    table = TokenEmbedding(V, D, padding_idx=1, row_sparse=row_sparse, dtype=torch.float64)
-    rows = TokenEmbedding(V, D, padding_idx=1, dtype=torch.float64)
-    mixing = nn.Linear(D, D, dtype=torch.float64)
-    return nn.ModuleDict({"table": table, "mixing": mixing, "rows": rows})
+    options = {"padding_idx": padding_idx, "dtype": torch.float64}
+    table = TokenEmbedding(vocab_size, D, row_sparse=kind == "row-sparse", **options)
+    parts = {"table": table} | ({} if kind == "tied" else {"rows": TokenEmbedding(vocab_size, D, **options)})
+    parts["mixing"] = nn.Linear(D, D, dtype=torch.float64)
+    for name in ("table", "rows") if mesh is not None else ():
+        if name in parts:
+            parts[name] = shard_table(parts[name], mesh)
+    head = OutputHead(parts.get("rows", parts["table"]), bias=kind == "tied").double()
+    return nn.ModuleDict({**parts, "head": head})
 
 
 def optimizer_of(model: nn.ModuleDict) -> RowAdamW:
@@ -33,63 +45,113 @@ def train(model, optimizer, steps, *, rank=0, ranks=1) -> list[float]:
     norms = []
     for step in steps:
         generator = torch.Generator().manual_seed(step)
-        ids, targets = torch.randint(0, V, (2, TOKENS), generator=generator).tensor_split(ranks, dim=1)[rank]
+        size = model["table"].vocab_size
+        ids, targets = torch.randint(0, size, (2, TOKENS), generator=generator).tensor_split(ranks, dim=1)[rank]
         optimizer.zero_grad()
-        hidden = model["mixing"](model["table"](ids))
-        OutputHead(model["rows"]).loss(hidden, targets).backward()
+        model["head"].loss(model["mixing"](model["table"](ids)), targets).backward()
         if ranks > 1:
-            for parameter in model["mixing"].parameters():
-                dist.all_reduce(parameter.grad)
-                parameter.grad /= ranks
+            for parameter in model.parameters():
+                if not hasattr(parameter, "divided_among"):
+                    dist.all_reduce(parameter.grad)
+                    parameter.grad /= ranks
         norms.append(float(clip_grad_norm_(model.parameters(), 0.1)))
         optimizer.step()
     return norms
 
 
-def divided(row_sparse: bool):
-    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
-    model = model_of(row_sparse)
-    for name in ("table", "rows"):
-        model[name] = shard_table(model[name], mesh)
+def save(model, optimizer, folder: str, storage: str) -> None:
+    writer = HuggingFaceStorageWriter(folder, save_distributed=True) if storage == "safetensors" else None
+    dcp.save(distributed_state(model, optimizer), checkpoint_id=folder, storage_writer=writer)
+
+
+def load(model, optimizer, folder: str, storage: str, *, no_dist: bool = False) -> None:
+    reader = HuggingFaceStorageReader(folder) if storage == "safetensors" else None
+    state = distributed_state(model, optimizer)
+    dcp.load(state, checkpoint_id=folder, storage_reader=reader, no_dist=no_dist)
+    load_distributed_state(model, optimizer, state)
+
+
+def storage_of(kind: str) -> str:
+    return "torch's default" if kind == "free" else "safetensors"
+
+
+def divided(kind: str):
+    model = model_of(kind, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
     return model, optimizer_of(model)
 
 
 def first_half(folder: str) -> list[list[float]]:
     norms = []
-    for row_sparse in (False, True):
-        model, optimizer = divided(row_sparse)
+    for kind in KINDS:
+        model, optimizer = divided(kind)
         norms.append(train(model, optimizer, range(STEPS), rank=dist.get_rank(), ranks=dist.get_world_size()))
-        dcp.save(distributed_state(model, optimizer), checkpoint_id=f"{folder}/{row_sparse}")
+        save(model, optimizer, f"{folder}/{kind}", storage_of(kind))
     return norms
 
 
-def second_half(folder: str) -> list[torch.Tensor]:
-    rows = []
-    for row_sparse in (False, True):
-        model, optimizer = divided(row_sparse)
-        state = distributed_state(model, optimizer)
-        dcp.load(state, checkpoint_id=f"{folder}/{row_sparse}")
-        load_distributed_state(model, optimizer, state)
-        train(model, optimizer, range(STEPS, 2 * STEPS), rank=dist.get_rank(), ranks=dist.get_world_size())
-        rows += [model["table"].rows(0, V), model["rows"].rows(0, V), model["mixing"].weight.detach()]
-    return rows
+def second_half(folder: str) -> dict[str, list[torch.Tensor]]:
+    """Training goes on from the checkpoint, and from what an edit makes of it, which is saved."""
+    results = {}
+    for kind in KINDS:
+        for edited in (False, True):
+            model, optimizer = divided(kind)
+            load(model, optimizer, f"{folder}/{kind}", storage_of(kind))
+            if edited:
+                edit_vocabulary(model, **EDIT, optimizer=optimizer)
+                save(model, optimizer, f"{folder}/{kind}-edited", "safetensors")
+            train(model, optimizer, range(STEPS, 2 * STEPS), rank=dist.get_rank(), ranks=dist.get_world_size())
+            results[f"{kind} {edited}"] = ends_of(model)
+    return results
 
 
-@pytest.mark.filterwarnings("ignore")
-def test_two_processes_save_and_three_go_on_as_one_process_would(tmp_path: Path) -> None:
-    norms = on_ranks(2, first_half, str(tmp_path))
-    found = on_ranks(3, second_half, str(tmp_path))
-    for place, row_sparse in enumerate((False, True)):
-        model = model_of(row_sparse)
-        optimizer = optimizer_of(model)
-        assert norms[0][place] == pytest.approx(train(model, optimizer, range(STEPS)), rel=1e-9)
-        alone = model_of(row_sparse)
-        resumed = optimizer_of(alone)
-        state = distributed_state(alone, resumed)
-        dcp.load(state, checkpoint_id=str(tmp_path / str(row_sparse)), no_dist=True)
-        load_distributed_state(alone, resumed, state)
-        for each, its in ((model, optimizer), (alone, resumed)):
-            train(each, its, range(STEPS, 2 * STEPS))
-            theirs = [each["table"].rows(0, V), each["rows"].rows(0, V), each["mixing"].weight]
-            for ours, expected in zip(found[0][3 * place : 3 * place + 3], theirs, strict=True):
-                assert torch.allclose(ours, expected, rtol=1e-9, atol=1e-12)
+def ends_of(model: nn.ModuleDict) -> list[torch.Tensor]:
+    size = model["table"].vocab_size
+    rows = [model[name].rows(0, size) for name in ("table", "rows") if name in model]
+    return [each.detach() for each in (*rows, *model["mixing"].parameters(), *model["head"].parameters())]
+
+
+def all_of(model, optimizer) -> dict[str, torch.Tensor]:
+    state = distributed_state(model, optimizer)
+    return {f"{part} {name}": value.clone() for part, its in state.items() for name, value in its.items()}
+
+
+@pytest.fixture(scope="module")
+def halves(tmp_path_factory):
+    folder = str(tmp_path_factory.mktemp("checkpoints"))
+    return folder, on_ranks(2, first_half, folder), on_ranks(3, second_half, folder)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_two_processes_save_and_three_go_on_as_one_process_would(halves, kind) -> None:
+    folder, norms, found = halves
+    model, alone = model_of(kind), model_of(kind)
+    optimizer, resumed = optimizer_of(model), optimizer_of(alone)
+    assert norms[0][KINDS.index(kind)] == pytest.approx(train(model, optimizer, range(STEPS)), rel=1e-9)
+    load(alone, resumed, f"{folder}/{kind}", storage_of(kind), no_dist=True)
+    for each, its in ((model, optimizer), (alone, resumed)):
+        train(each, its, range(STEPS, 2 * STEPS))
+        for ours, expected in zip(found[0][f"{kind} False"], ends_of(each), strict=True):
+            assert torch.allclose(ours, expected, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_checkpoint_edited_by_three_processes_is_what_one_makes_of_it(halves, kind) -> None:
+    folder, _, found = halves
+    alone, read = model_of(kind), model_of(kind, **AFTER)
+    optimizer, its = optimizer_of(alone), optimizer_of(read)
+    load(alone, optimizer, f"{folder}/{kind}", storage_of(kind), no_dist=True)
+    receipt = edit_vocabulary(alone, **EDIT, optimizer=optimizer)
+    assert (alone["table"].vocab_size, alone["table"].padding_idx, receipt.kept) == (*AFTER.values(), V - 4)
+    load(read, its, f"{folder}/{kind}-edited", "safetensors", no_dist=True)
+    expected, edited = all_of(alone, optimizer), all_of(read, its)
+    assert edited.keys() == expected.keys()
+    assert all(torch.equal(value, expected[name]) for name, value in edited.items())
+    for each, its_own in ((alone, optimizer), (read, its)):
+        train(each, its_own, range(STEPS, 2 * STEPS))
+        for ours, theirs in zip(found[0][f"{kind} True"], ends_of(each), strict=True):
+            assert torch.allclose(ours, theirs, rtol=1e-9, atol=1e-12)
+
+
+def test_the_files_are_safetensors_and_nothing_else(halves) -> None:
+    files = sorted(file.name for file in (Path(halves[0]) / "tied-edited").iterdir())
+    assert files == [f"shard-0000{rank}-model-00001-of-00001.safetensors" for rank in (1, 2, 3)]

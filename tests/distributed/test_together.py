@@ -14,6 +14,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from launches import free_port
+from memory import Memory
 from processes import on_ranks
 
 from embedlayer import (
@@ -37,12 +38,14 @@ from embedlayer.cli.train import was_begun_by
 from embedlayer.distributed.together import (
     Together,
     differences,
+    launched_by,
     launcher,
     place_of,
     room_of_this_attempt,
     started_together,
 )
 from embedlayer.files import load_tensors
+from embedlayer.pretrained import describe
 
 TEXT = "the cat sat on the mat and the dog sat on the cat . " * 60
 V, HALF, STEPS = 257, 3, 6
@@ -100,13 +103,13 @@ def train(folder: Path, ranks=None, *, half: Path | None = None) -> list[dict]:
     return lines
 
 
-def together(folder: Path) -> Together:
-    return Together(dist.FileStore(str(folder / "store"), dist.get_world_size()))
+def together(folder: Path, table_ranks: int | None = None) -> Together:
+    return Together(dist.FileStore(str(folder / "store"), dist.get_world_size()), table_ranks=table_ranks)
 
 
-def whole_and_half(folder: Path, cases: list[str]) -> list[str]:
+def whole_and_half(folder: Path, cases: list[str], table_ranks: int | None = None) -> list[str]:
     """From the start, and from halves that others left: the lines of both, as JSON."""
-    ranks = together(folder)
+    ranks = together(folder, table_ranks)
     found = []
     for case in cases:
         found += [json.dumps(train(folder / case, ranks, half=folder / f"{case}-half"))]
@@ -149,12 +152,12 @@ def one(tmp_path_factory):
 
 def test_one_to_four_processes_end_where_one_ends_and_go_on_from_each_other(one, tmp_path) -> None:
     before, lines = one
-    for ranks in (1, 2, 3, 4):
-        folder = tmp_path / str(ranks)
+    for ranks, table_ranks in ((1, None), (2, None), (3, None), (4, None), (4, 2), (2, 1)):
+        folder = tmp_path / f"{ranks}-{table_ranks}"
         for case in EQUAL:
             start(folder, case)
             shutil.copytree(before / f"{case}-half", folder / f"{case}-foreign")
-        results = on_ranks(ranks, whole_and_half, folder, EQUAL)
+        results = on_ranks(ranks, whole_and_half, folder, EQUAL, table_ranks)
         assert all(len(result) == len(results[0]) for result in results)
         for number, case in enumerate(EQUAL):
             whole, half = (json.loads(text) for text in results[0][2 * number : 2 * number + 2])
@@ -229,6 +232,13 @@ def test_a_launch_is_named_by_the_process_that_starts_again(monkeypatch) -> None
     assert f":{os.getppid()}:" in first
     monkeypatch.setattr(os, "getppid", os.getpid)
     assert first != launcher()
+
+
+def test_rank_0_knows_all_launchers_and_another_its_own(monkeypatch) -> None:
+    store = dist.HashStore()
+    for rank, host in ((2, "b"), (1, "a"), (0, "a")):
+        monkeypatch.setattr("embedlayer.distributed.together.launcher", lambda host=host: host)
+        assert launched_by(store, rank, 3) == ("a b" if rank == 0 else host)
 
 
 def test_a_run_is_continued_by_who_began_it_on_any_machine_and_by_nobody_else(tmp_path) -> None:
@@ -315,3 +325,27 @@ def test_each_rank_that_differs_is_named() -> None:
     assert differences([{"a": 1}, {"a": 1}]) == ""
     found = differences([{"a": 1}, {"a": 2}, {}, {"a": 1}])
     assert found.startswith("Rank 1 differs from rank 0 in a: 2 there, 1 on rank 0. Rank 2 differs from rank 0 in a: ")
+
+
+LARGE, WIDTH = 60_000, 48
+
+
+def test_no_process_ever_has_the_whole_table() -> None:
+    whole = LARGE * WIDTH * 4
+    for peaks in on_ranks(3, peaks_of_a_large_table):
+        for peak in peaks:  # its third; a piece that is drawn; what the three send and get for some tokens
+            assert peak < 0.75 * whole
+
+
+def peaks_of_a_large_table() -> list[int]:
+    """The most that is in memory while a model with tied ends is built, and one with two tables, for each table."""
+    peaks = []
+    for free in (False, True):
+        head = OutputHead(vocab_size=LARGE, embed_dim=WIDTH) if free else None
+        with torch.device("meta"):
+            model = DecoderLM(TokenEmbedding(LARGE, WIDTH), RotaryEmbedding(24), head, num_layers=1, num_heads=2)
+        with Memory() as memory:
+            model = Together(None).build(describe(model), "cpu")
+        peaks.append(memory.peak // (1 + free))
+        assert model.head.tied or len(model.head.rows.weight) == LARGE // 3
+    return peaks

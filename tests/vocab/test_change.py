@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 import embedlayer as el
 from embedlayer.vocab.change import Asked, Change, change_of_ids, change_of_tokens, rows_after
-from embedlayer.vocab.rows import NEW, Slot
+from embedlayer.vocab.rows import NEW, Slot, moved
 from embedlayer.vocab.starting_rows import Copy, Mean
 
 
@@ -52,9 +52,9 @@ def test_rows_without_a_token_start_as_the_mean_which_changes_a_softmax_least() 
     change = Change((*range(300),), 300)
     move = change.move(300, 64)
     asked = Asked(lambda tokenizer, size: change, Mean(), Mean(), 64)
-    start = asked.starts(change, move)(Slot("table", rows, print, end="table"))
-    assert start.values.shape == (20, 8)
-    padded = torch.cat([rows, start.values])
+    result = moved([Slot("table", rows, print, end="table")], move, asked.starts(change, move))
+    padded = result.tensors["table"]
+    assert padded.shape == (320, 8)
     before, after = ((hidden @ table.T).logsumexp(1) for table in (rows, padded))
     assert (after - before).max() <= torch.tensor(1 + 20 / 300).log()
 
@@ -69,7 +69,7 @@ def test_pieces_of_a_new_token_are_those_of_the_old_tokenizer() -> None:
     assert change_of_ids(5, add=2).new_tokens([5])[0].pieces == ()
     asked = Asked(lambda *_: change, Copy(of=1), Copy(of=2), None)
     start = asked.starts(change, change.move(257))
-    assert start(Slot("head", torch.eye(257), print, end="head")).origins[257] == "copy of 2"
+    assert next(start(Slot("head", torch.eye(257), print, end="head"))).origins == ["copy of 2"] * 2
 
 
 def test_merged_ids_stand_for_the_token_that_stays() -> None:

@@ -12,9 +12,11 @@ import pytest
 import torch
 
 import embedlayer as el
+from embedlayer.cli.main import main
 from embedlayer.files import save_tensors, write_json
 from embedlayer.vocab import folders
 from embedlayer.vocab.folders import last_receipt, receipts_in
+from embedlayer.vocab.rows import RowMove
 
 
 @pytest.fixture
@@ -120,3 +122,27 @@ def test_where_nothing_can_be_read_or_written_is_said(checkpoint, tmp_path) -> N
         parameter = torch.nn.Parameter(torch.zeros(1))
         el.remove_tokens(checkpoint, [7], out=tmp_path / "new", optimizer=torch.optim.SGD([parameter]))
     assert sorted(os.listdir(tmp_path)) == ["file", "old"]
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("kind", ["torch's default", "safetensors"])
+def test_a_checkpoint_of_many_processes_is_called_by_its_name(kind, tmp_path, capsys) -> None:
+    import torch.distributed.checkpoint as dcp
+
+    folder = tmp_path / "shards"
+    writer = None if kind != "safetensors" else dcp.HuggingFaceStorageWriter(str(folder), save_distributed=True)
+    dcp.save({"rows": torch.randn(30, 4)}, checkpoint_id=folder, storage_writer=writer, no_dist=True)
+    words = r"in shards.*torchrun.*edit_vocabulary\(model.*Its vocabulary"
+    for refused in (
+        lambda: el.edit_vocabulary(folder, add=1),
+        lambda: el.trim_vocabulary(folder, "text", out=tmp_path / "new"),
+        lambda: el.Receipt(RowMove(torch.tensor([0]), 1), (1, 1)).undo(folder, out=tmp_path / "new"),
+    ):
+        with pytest.raises(el.CheckpointError, match=words):
+            refused()
+    for command in ("add", "remove", "trim"):
+        with pytest.raises(SystemExit) as ended:
+            main(["vocab", command, str(folder), "README.md", "-o", str(tmp_path / "new")])
+        assert ended.value.code == 2
+        assert "in shards" in capsys.readouterr().err
+    assert not (tmp_path / "new").exists()

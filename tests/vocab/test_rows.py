@@ -46,7 +46,7 @@ def test_moving_says_what_was_lost_and_touches_nothing() -> None:
     table, state = torch.randn(3, 2), torch.randn(3, 2)
     slots = [Slot("table", table, print, end="table"), Slot("state", state, print)]
     move = RowMove(torch.tensor([2, NEW]), 3)
-    result = moved(slots, move, lambda slot: Start(torch.ones(1, 2), {1: "ones"}))
+    result = moved(slots, move, lambda slot: [Start(torch.ones(1, 2), ["ones"])])
     assert torch.equal(result.tensors["table"], torch.stack([table[2], torch.ones(2)]))
     assert torch.equal(result.tensors["state"], torch.stack([state[2], torch.zeros(2)]))
     assert torch.equal(result.rows["table"], table[:2])

@@ -1,0 +1,129 @@
+"""Rows that are divided among processes, as surgery moves and reads them: a piece at a time, never all in one place."""
+
+import json
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+
+from embedlayer.distributed.exchange import exchange, gather_rows
+from embedlayer.distributed.sharded import rows_of
+from embedlayer.errors import PeerError
+from embedlayer.files import JsonObject
+from embedlayer.vocab.owners import Ids, Owners, Part
+from embedlayer.vocab.starting_rows import Rows
+
+
+class ManyOwners(Owners):
+    """The ranks of a mesh, of which each has the rows that `ShardedTable` gives it.
+
+    Args:
+        mesh: The ranks, one-dimensional.
+    """
+
+    def __init__(self, mesh: DeviceMesh) -> None:
+        self.mesh, self.group = mesh, mesh.get_group()
+        self.count, self.rank = mesh.size(), mesh.get_local_rank()
+
+    def spans(self, size: int) -> list[tuple[int, int]]:
+        """`ceil(size / count)` rows for each but the last, which has what is left."""
+        rows_of(self.mesh, size)
+        each = math.ceil(size / self.count)
+        return [(rank * each, min((rank + 1) * each, size)) for rank in range(self.count)]
+
+    def sent(self, part: Part, wanted: Sequence[Ids], size: int) -> Part:
+        """The rows that this process wants, from those that have them: nothing but rows crosses the network."""
+        low, high = self.span(size)
+        asked = [ids[(ids >= low) & (ids < high)] - low for ids in wanted]
+        rows = part.index_select(0, torch.cat(asked).to(part.device))
+        owners = wanted[self.rank] // math.ceil(size / self.count)
+        receives = torch.bincount(owners, minlength=self.count).tolist()
+        arrived = exchange(rows, [len(ids) for ids in asked], receives, self.group)
+        return arrived.index_select(0, torch.argsort(torch.argsort(owners, stable=True)).to(part.device))
+
+    def delivered(self, ids: Ids, rows: Part, size: int) -> tuple[Ids, Part]:
+        """Each row with its ID to its owner."""
+        ids, order = torch.sort(ids, stable=True)
+        sends = torch.bincount(ids // math.ceil(size / self.count), minlength=self.count).tolist()
+        ones = [1] * self.count
+        receives = exchange(torch.tensor(sends, device=rows.device), ones, ones, self.group).tolist()
+        arrived = exchange(rows.index_select(0, order), sends, receives, self.group)
+        return exchange(ids, sends, receives, self.group) - self.span(size)[0], arrived
+
+    def everywhere(self, part: Part, ids: Ids, size: int) -> Part:
+        """Rows that all processes want alike, to the bit: owners put in theirs, the others zeros, as bytes."""
+        low, high = self.span(size)
+        places = ((ids >= low) & (ids < high)).nonzero().squeeze(1)
+        found = part.new_zeros((len(ids), *part.shape[1:]))
+        found.index_copy_(0, places.to(part.device), part.index_select(0, (ids[places] - low).to(part.device)))
+        if found.numel():
+            dist.all_reduce(found.view(torch.uint8), group=self.group)
+        return found
+
+    def reader(self, part: Part, size: int, count: int) -> Rows:
+        """The rows, of which nobody keeps more than the block that was read."""
+        return _Reader(self, part, size, count)
+
+    def first_says(self, values: Part) -> Part:
+        """The numbers of rank 0."""
+        said = values.clone(memory_format=torch.contiguous_format)
+        dist.broadcast(said, group_src=0, group=self.group)
+        return said
+
+    @contextmanager
+    def agreed(self) -> Iterator[JsonObject]:
+        """What is done inside, without a word to the others, is done by all, or fails for all."""
+        facts: JsonObject = {}
+        try:
+            yield facts
+        except BaseException as error:
+            self._told({"error": f"{error}" or type(error).__name__})
+            raise
+        everybody = self._told({"facts": facts})
+        for rank, note in enumerate(everybody):
+            if "error" in note:
+                raise PeerError(f"Rank {rank} refused, so nothing was changed on any: {note['error']}")
+        first = everybody[0]["facts"]
+        for rank, note in enumerate(everybody):
+            names = [name for name in first | note["facts"] if first.get(name) != note["facts"].get(name)]
+            if names:
+                raise PeerError(
+                    f"Rank {rank} differs from rank 0 in {', '.join(names)}. All ranks must make the same edit of the "
+                    f"same model, tokenizer and optimizer. Nothing was changed."
+                )
+
+    def _told(self, note: JsonObject) -> list[dict[str, Any]]:
+        """The notes of all."""
+        raw = torch.frombuffer(bytearray(json.dumps(note).encode()), dtype=torch.uint8)
+        notes, counts = gather_rows(raw.to(self.mesh.device_type), self.group)
+        return [json.loads(bytes(each.tolist())) for each in notes.split(counts)]
+
+
+@dataclass(frozen=True)
+class _Reader:
+    """Divided rows, read like a table's by all processes together."""
+
+    owners: ManyOwners
+    part: Tensor
+    size: int
+    vocab_size: int
+    padding_idx: int | None = None
+
+    @property
+    def embed_dim(self) -> int:
+        """Width, D."""
+        return self.part.shape[1]
+
+    def rows(self, start: int, stop: int) -> Tensor:
+        """Rows `start` to `stop - 1`, on every process."""
+        return self.look_up(torch.arange(start, stop))
+
+    def look_up(self, ids: Tensor) -> Tensor:
+        """Rows by ID, on every process."""
+        return self.owners.everywhere(self.part, ids.cpu(), self.size)

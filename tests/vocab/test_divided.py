@@ -1,0 +1,318 @@
+"""Tables whose rows are divided among processes, edited by all of them, beside the same edit of whole tables."""
+
+import pytest
+import torch
+import torch.distributed as dist
+from processes import on_ranks
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+
+import embedlayer as el
+from embedlayer.distributed.sharded import ShardedTable, shard_table
+from embedlayer.distributed.state import parameters_of
+from embedlayer.distributed.together import Together
+from embedlayer.vocab import divided, rows
+from embedlayer.vocab.divided import ManyOwners
+from embedlayer.vocab.edit import add_tokens, edit_vocabulary, remove_tokens, transplant, trim_vocabulary
+
+V, D = 29, 4
+EDITS = {
+    "added": {"add": 9},
+    "removed": {"remove": [0, 5, 6, 28]},
+    "both": {"add": 3, "remove": [1, *range(9, 19)], "init": el.Copy(of=[7, 9, 20])},
+    "turned around": {"reorder": range(V - 1, -1, -1)},
+    "merged, drawn": {"merge": {4: 5}, "add": 2, "init": el.MeanNoise(), "init_head": el.Random(std=0.3)},
+    "given": {"add": 2, "init": el.Vectors(torch.arange(8.0).view(2, 4)), "init_head": el.Mean()},
+}
+
+
+def tied(table) -> nn.ModuleDict:
+    made = nn.ModuleDict({"table": table, "head": el.OutputHead(table, bias=True)})
+    nn.init.normal_(made["head"].bias)
+    return made
+
+
+def decoder(table, **head) -> el.DecoderLM:
+    head = el.OutputHead(vocab_size=V, embed_dim=D, bias=True, **head)
+    nn.init.normal_(head.bias)
+    return el.DecoderLM(table, el.RotaryEmbedding(2), head, num_layers=1, num_heads=2)
+
+
+MODELS = {
+    "tied": lambda: tied(el.TokenEmbedding(V, D, padding_idx=2)),
+    "factorised": lambda: tied(el.FactorizedEmbedding(V, 6, D, padding_idx=2)),
+    "two tables": lambda: nn.ModuleDict({"table": el.TokenEmbedding(V, D), "rows": el.TokenEmbedding(V, D)}),
+    "whole head": lambda: nn.ModuleDict(
+        {"table": el.TokenEmbedding(V, D), "own": el.OutputHead(vocab_size=V, embed_dim=D, bias=True)}
+    ),
+    "free": lambda: decoder(el.TokenEmbedding(V, D, padding_idx=2, row_sparse=True), padding_idx=2),
+}
+
+
+def made(kind: str):
+    """A whole model with moments and gradients, its optimizer, and both divided."""
+    whole, parts = [], []
+    for found in (whole, parts):
+        torch.manual_seed(0)
+        model = MODELS[kind]()
+        for name, parameter in model.named_parameters():
+            with torch.no_grad():
+                parameter.normal_(generator=torch.Generator().manual_seed(len(name)))
+        for part in model.modules():
+            if isinstance(part, el.TokenTable) and part.padding_idx is not None:
+                with torch.no_grad():
+                    getattr(part, "inner", part).weight[part.padding_idx] = 0
+        if found is parts:
+            divide(model)
+        optimizer = el.RowAdamW(model.parameters())
+        for name, parameter, table in parameters_of(model):
+            generator = torch.Generator().manual_seed(len(name))
+            span = slice(None) if table is None else slice(table.start, table.stop)
+            shape = parameter.shape if table is None else (V, *parameter.shape[1:])
+            for key, value in optimizer.moments(parameter).items():
+                value.copy_(torch.rand(shape, generator=generator)[span] if key != "step" else torch.tensor(5.0))
+            grad = torch.randn(shape, generator=generator)
+            if hasattr(parameter, "row_ledger"):
+                grad[::2] = 0
+            grad = grad[span].clone()
+            parameter.grad = grad.to_sparse(1).coalesce() if hasattr(parameter, "row_ledger") else grad
+        found += [model, optimizer]
+    return *whole, *parts
+
+
+def divide(model: nn.Module) -> None:
+    if isinstance(model, el.DecoderLM):
+        Together(None).divide(model)
+        return
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    for name, part in list(model.items()):
+        if isinstance(part, el.TokenTable):
+            model[name] = shard_table(part, mesh)
+    if "head" in model:
+        bias = model["head"].bias
+        model["head"] = el.OutputHead(model["table"], bias=True)
+        model["head"].bias = bias
+
+
+def state_of(model: nn.Module, optimizer: el.RowAdamW) -> dict[str, torch.Tensor]:
+    """Everything that undoing puts back, and every size."""
+    state = {}
+    for name, parameter, _ in parameters_of(model):
+        state[name] = parameter.detach().clone()
+        state |= {f"{name}.{key}": value.clone() for key, value in optimizer.state[parameter].items()}
+    for name, part in model.named_modules():
+        sizes = [getattr(part, size, None) for size in ("vocab_size", "num_rows", "start", "stop", "padding_idx")]
+        state[f"{name} sizes"] = torch.tensor([-1 if size is None else size for size in sizes])
+    return state
+
+
+def assert_same(one: dict, other: dict) -> None:
+    assert one.keys() == other.keys()
+    for name, tensor in one.items():
+        assert torch.equal(tensor, other[name]), name
+
+
+def assert_parts(model, optimizer, whole, its) -> None:
+    """Each parameter, moment and gradient is the whole one's, or its rows that belong here; and look-ups work."""
+    expected = {name: parameter for name, parameter, _ in parameters_of(whole)}
+    count, rank = dist.get_world_size(), dist.get_rank()
+    for name, parameter, table in parameters_of(model):
+        theirs = expected.pop(name)
+        span = slice(None)
+        if table is not None:
+            each = -(-len(theirs) // count)
+            span = slice(rank * each, (rank + 1) * each)
+            assert (table.start, table.stop) == (rank * each, min((rank + 1) * each, len(theirs)))
+            assert parameter.divided_among is table.mesh.get_group()
+        for ours, full in [
+            (parameter, theirs),
+            (parameter.grad.to_dense(), theirs.grad.to_dense()),
+            *((value, its.state[theirs][key]) for key, value in optimizer.state[parameter].items()),
+        ]:
+            assert torch.equal(ours, full if full.dim() == 0 else full[span]), name
+    assert not expected
+    if isinstance(model, el.DecoderLM):
+        ids = torch.arange(whole.table.vocab_size).unsqueeze(0)
+        with torch.no_grad():
+            torch.testing.assert_close(model.loss(ids, ids), whole.loss(ids, ids))
+    for name, table in model.named_modules():
+        same = dict(whole.named_modules()).get(name)
+        if isinstance(table, ShardedTable) and same is not None:
+            ids = torch.arange(same.vocab_size)
+            torch.testing.assert_close(table(ids), same(ids))
+            assert table.padding_idx == same.padding_idx
+            assert {*map(len, table.state_dict().values())} == {*map(len, same.state_dict().values())}
+            with pytest.raises(el.TokenIdError):
+                table(ids + 1)
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_every_edit_of_divided_rows_is_that_of_whole_ones(ranks) -> None:
+    on_ranks(ranks, all_edits)
+
+
+def all_edits() -> None:
+    rank = dist.get_rank()
+    rows.ROWS_AT_ONCE = 6  # many rounds
+    for kind in MODELS:
+        for name, options in EDITS.items():
+            if dist.get_world_size() == 1 and name not in ("both", "merged, drawn"):
+                continue
+            whole, its, model, optimizer = made(kind)
+            if name == "given" and kind == "factorised":
+                continue
+            if whole.get_submodule("table").padding_idx is None and name == "added":
+                its = optimizer = None
+            before = state_of(model, optimizer) if optimizer else None
+            parameters = list(model.parameters())
+            torch.manual_seed(7)
+            expected = edit_vocabulary(whole, **options, optimizer=its)
+            torch.manual_seed(7 + rank)  # rank 0's numbers count
+            receipt = edit_vocabulary(model, **options, optimizer=optimizer)
+            assert all(one is other for one, other in zip(model.parameters(), parameters, strict=True))
+            assert receipt.origins == expected.origins
+            assert (receipt.added, receipt.dropped, receipt.merged) == (
+                expected.added,
+                expected.dropped,
+                expected.merged,
+            )
+            kept = torch.tensor([token for token in range(V) if token not in expected.dropped])
+            assert torch.equal(receipt.remap(kept), expected.remap(kept))
+            if optimizer is None:
+                continue
+            assert_parts(model, optimizer, whole, its)
+            receipt.undo(model, optimizer=optimizer)
+            assert_same(state_of(model, optimizer), before)
+
+
+def test_shorthands_with_a_tokenizer_and_gradients_afterwards() -> None:
+    on_ranks(2, shorthands)
+
+
+def shorthands() -> None:
+    text = "the cat sat on the mat and the dog sat on the cat . " * 9
+    tokenizer, other = el.train_tokenizer((), "byte"), el.train_tokenizer(text, vocab_size=1500)
+    mesh, rank = init_device_mesh("cpu", (2,)), dist.get_rank()
+    for edit in (
+        lambda model: add_tokens(model, [" cat", " dog"], tokenizer=tokenizer),
+        lambda model: remove_tokens(model, ["<|endoftext|>"], tokenizer=tokenizer),
+        lambda model: trim_vocabulary(model, text, tokenizer=tokenizer),
+        lambda model: transplant(model, other, tokenizer=tokenizer),
+        lambda model: add_tokens(model, [f" t{number}" for number in range(1200)], tokenizer=tokenizer),
+    ):
+        torch.manual_seed(0)
+        whole = el.TokenEmbedding(257, D)
+        table = shard_table(whole, mesh)
+        expected, receipt = edit(whole), edit(table)
+        assert torch.equal(table.weight, whole.weight[table.start : table.stop])
+        assert receipt.origins == expected.origins
+        assert receipt.tokenizer.to_str() == expected.tokenizer.to_str()
+        ids = torch.randint(0, whole.vocab_size, (2, 6), generator=torch.Generator().manual_seed(1))
+        table(ids[rank]).square().mean().backward()
+        whole(ids).square().mean().backward()
+        torch.testing.assert_close(table.weight.grad, whole.weight.grad[table.start : table.stop])
+    with pytest.raises(el.SizeError, match="Train the whole table"):
+        add_tokens(nn.ModuleDict({"table": table}), 1, train_only_new=True)
+    assert torch.equal(table.weight, whole.weight[table.start : table.stop])
+
+
+def test_what_is_refused_on_one_process_is_refused_on_all_and_changes_nothing() -> None:
+    found = on_ranks(3, refusals)
+    assert found[0] == found[1]
+    assert found[0][:-4] == found[2][:-4]
+    assert [error for error, _ in found[0]][-4:] == ["PeerError"] * 4
+    assert [error for error, _ in found[2]][-4:] == ["PeerError", "PeerError", "VocabularyError", "CheckpointError"]
+
+
+def refusals() -> list[tuple[str, str]]:
+    rank, found = dist.get_rank(), []
+    _, _, model, optimizer = made("free")
+    stranger = torch.optim.AdamW([nn.Parameter(torch.zeros(V, D))])
+    quantized = shard_table(el.QuantizedEmbedding.from_table(el.TokenEmbedding(V, D)), init_device_mesh("cpu", (3,)))
+    before = state_of(model, optimizer)
+    last = rank == 2
+    receipt = add_tokens(model, 1, optimizer=optimizer)
+    receipt.undo(model, optimizer=optimizer)
+    for error, words, refused in [
+        (el.SizeError, "leave nothing for the last of 3 ranks", lambda: edit_vocabulary(model, keep=[2, 3, 4, 5])),
+        (el.TokenIdError, "padding token", lambda: remove_tokens(model, [2], optimizer=optimizer)),
+        (el.VocabularyError, "is none of the 29 tokens", lambda: remove_tokens(model, [V])),
+        (el.SizeError, "belongs to other parameters", lambda: add_tokens(model, 1, optimizer=stranger)),
+        (el.SizeError, "have no spare ones", lambda: add_tokens(model, 1, pad_to_multiple_of=8)),
+        (el.SizeError, "a ShardedTable, cannot be moved", lambda: add_tokens(quantized, 1)),
+        (el.ShapeError, "given rows", lambda: add_tokens(model, 2, init=el.Vectors(torch.zeros(3, D)))),
+        (el.VocabularyError, "no old row 29", lambda: add_tokens(model, 1, init=el.Copy(of=29), optimizer=optimizer)),
+        (el.PeerError, "what is asked for", lambda: remove_tokens(model, [5 if last else 6], optimizer=optimizer)),
+        (el.PeerError, "the tensors", lambda: add_tokens(model, 1, optimizer=None if last else optimizer)),
+        (el.EmbedLayerError, "is none of the 29", lambda: remove_tokens(model, [V if last else 6])),
+        (el.EmbedLayerError, "another result", lambda: undo_of_another(model, optimizer, last)),
+    ]:
+        with pytest.raises(error, match=words) as caught:
+            refused()
+        found.append((type(caught.value).__name__, str(caught.value)))
+        assert_same(state_of(model, optimizer), before)
+    return found
+
+
+def undo_of_another(model: nn.Module, optimizer: el.RowAdamW, last: bool) -> None:
+    """One rank has trained on since the edit."""
+    receipt = add_tokens(model, 1, optimizer=optimizer)
+    moments = optimizer.moments(model.table.local.weight)["exp_avg"]
+    before = moments.clone()
+    moments += int(last)
+    try:
+        receipt.undo(model, optimizer=optimizer)
+    finally:
+        moments.copy_(before)
+        receipt.undo(model, optimizer=optimizer)
+
+
+def largest_piece() -> int:
+    rows.ROWS_AT_ONCE, sizes = 8, [0]
+    original = divided.exchange
+
+    def measured(rows, sends, receives, group):
+        arrived = original(rows, sends, receives, group)
+        sizes.append(max(len(rows), len(arrived)))
+        return arrived
+
+    divided.exchange = measured
+    table = shard_table(el.TokenEmbedding(V, D), init_device_mesh("cpu", (3,)))
+    edit_vocabulary(table, reorder=[*range(10, V), *range(10)])
+    assert len(sizes) > 4
+    return max(sizes)
+
+
+def test_pieces_of_rows_go_where_they_are_wanted_and_nobody_ever_has_more() -> None:
+    assert max(on_ranks(3, pieces)) <= 8
+
+
+def pieces() -> int:
+    rank = dist.get_rank()
+    owners = ManyOwners(init_device_mesh("cpu", (3,)))
+    numbers = torch.arange(8.0).unsqueeze(1) + torch.tensor([0.0, -0.0])
+    numbers[5, 1] = torch.nan
+    start, stop = owners.span(8)
+    assert (start, stop) == [(0, 3), (3, 6), (6, 8)][rank]
+    part = numbers[start:stop].bfloat16()
+    wanted = [torch.tensor(ids, dtype=torch.int64) for ids in ([7, 0, 5, 0], [], [2])]
+    assert owners.sent(part, wanted, 8)[:, 0].tolist() == wanted[rank].tolist()
+    ids = torch.tensor([[6, 1], [], [3, 0]][rank], dtype=torch.int64)
+    places, arrived = owners.delivered(ids, numbers[ids], 8)
+    assert (
+        dict(zip((places + start).tolist(), arrived[:, 0].tolist(), strict=True))
+        == [
+            {0: 0, 1: 1},
+            {3: 3},
+            {6: 6},
+        ][rank]
+    )
+    reader = owners.reader(part, 8, 7)
+    assert (reader.vocab_size, reader.embed_dim) == (7, 2)
+    assert torch.equal(reader.rows(1, 7).view(torch.int16), numbers[1:7].bfloat16().view(torch.int16))
+    assert reader.look_up(torch.tensor([], dtype=torch.int64)).shape == (0, 2)
+    assert owners.first_says(torch.full((2,), rank)).tolist() == [0, 0]
+    for wrong in (0, 1, 4):
+        with pytest.raises(el.SizeError):
+            owners.spans(wrong)
+    return largest_piece()
