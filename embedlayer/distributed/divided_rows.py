@@ -9,7 +9,7 @@ from embedlayer.losses.held_rows import HeldRows
 
 
 class DividedRows(HeldRows):
-    """Rows `start` to `stop - 1` of a vocabulary, the others being with the other ranks of `group`.
+    """Rows `start` to `stop - 1` of a vocabulary, on `device`, the others being with the other ranks of `group`.
 
     Of a chunk of tokens each rank gets the hidden states of all, a few hundred at a time, and makes the logits of its
     own rows. What is summed over the ranks is three numbers for each token: maximum, sum of exponentials, and the
@@ -17,7 +17,7 @@ class DividedRows(HeldRows):
     order of the ranks.
     """
 
-    def __init__(self, start: int, stop: int, group: dist.ProcessGroup, device: torch.device) -> None:
+    def __init__(self, start: int, stop: int, group: dist.ProcessGroup, device: torch.device | str) -> None:
         self.start, self.stop, self.group, self.device = start, stop, group, device
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
 

@@ -187,7 +187,7 @@ class ShardedTable(TokenTable):
             None if bias is None else bias[self.start : self.stop],
             targets,
             terms._replace(padding_idx=self._here(terms.padding_idx)),
-            DividedRows(self.start, self.stop, self._group, states.device),
+            DividedRows(self.start, self.stop, self._group, rows.device),
         )
 
     def check(self) -> None:

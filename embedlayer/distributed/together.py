@@ -57,15 +57,9 @@ def started_together(device: str, timeout_seconds: float, table_ranks: int | Non
         store, rank, size = next(iter(rendezvous("env://", timeout=timeout)))
         store.set_timeout(timeout)
         store = room_of_this_attempt(store, rank, size, timeout)
-        dist.init_process_group(
-            "cpu:gloo,cuda:nccl" if on_gpu else "gloo",  # notes and files go by the CPU
-            store=store,
-            rank=rank,
-            world_size=size,
-            timeout=timeout,
-            device_id=place if on_gpu else None,  # NCCL meets at once, and says at once what is wrong
-        )
-        yield Together(store, place, table_ranks=table_ranks)
+        backend = "cpu:gloo,cuda:nccl" if on_gpu else "gloo"  # notes and files go by the CPU
+        dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
+        yield Together(store, place, table_ranks=table_ranks, launch=launched_by(store, rank, size))
     dist.destroy_process_group()
 
 
@@ -137,12 +131,15 @@ class Together(Ranks):
         store: Where they leave notes for each other.
         device: Where this one computes.
         table_ranks: Among how many of them a table is divided; there are as many copies as that goes into all.
+        launch: What started them, as `launched_by` says.
 
     Raises:
         SizeError: It does not go into all.
     """
 
-    def __init__(self, store: Any, device: torch.device | str = "cpu", *, table_ranks: int | None = None) -> None:
+    def __init__(
+        self, store: Any, device: torch.device | str = "cpu", *, table_ranks: int | None = None, launch: str = ""
+    ) -> None:
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
         self.device = torch.device(device)
         self._store = store
@@ -151,7 +148,7 @@ class Together(Ranks):
         self._divided: dict[str, Rows] = {}
         self._parallel: DistributedDataParallel | None = None
         self._mesh = mesh_of_copies(self.device.type, self.size, table_ranks)
-        self.launch = self._launched_by()
+        self.launch = launch
 
     def any(self, flag: bool) -> bool:
         """Whether it is so on any rank."""
@@ -239,7 +236,7 @@ class Together(Ranks):
     def _divided_head(self, head: OutputHead, weight: Tensor, options: JsonObject) -> OutputHead:
         """A free head whose rows are divided, and its own."""
         rows = TokenEmbedding(head.out_features, head.in_features, init_std=head.init_std, device="meta")
-        rows.weight = nn.Parameter(weight)
+        rows.weight = nn.Parameter(weight, requires_grad=head.weight.requires_grad)
         table = self._divided_table(rows)
         table.padding_idx = head.padding_idx  # a token without a logit, whose row is like any other
         divided = OutputHead(table, **options)
@@ -288,13 +285,6 @@ class Together(Ranks):
     def load(self, path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
         """`load_tensors`, of divided tensors this rank's rows alone."""
         return load_parts(path, self._rows_of)
-
-    def _launched_by(self) -> str:
-        """The launchers of all ranks, on rank 0; on another its own."""
-        key = "embedlayer/launcher"
-        self._store.set(f"{key}/{self.rank}", launcher())
-        ranks = range(self.size) if self.first else [self.rank]
-        return " ".join(sorted({self._store.get(f"{key}/{rank}").decode() for rank in ranks}))
 
     def _rows_of(self, names: Any) -> dict[str, Rows]:
         """Those of the names that are divided: rows, their moments, and what their ledger says of each."""
@@ -354,6 +344,13 @@ def launcher() -> str:
     except OSError:  # not Linux
         started = ""
     return f"{host}:{parent}:{os.environ['TORCHELASTIC_RUN_ID']}:{started}"
+
+
+def launched_by(store: Any, rank: int, size: int) -> str:
+    """The launchers of all ranks, on rank 0; on another its own."""
+    store.set(f"embedlayer/launcher/{rank}", launcher())
+    ranks = range(size) if rank == 0 else [rank]
+    return " ".join(sorted({store.get(f"embedlayer/launcher/{each}").decode() for each in ranks}))
 
 
 def _is_of_network(error: RuntimeError) -> bool:

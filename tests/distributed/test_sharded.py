@@ -208,8 +208,9 @@ def clamped(ids: torch.Tensor):
     table.bounds.forward = table.bounds.clamped
     vectors = table(ids)
     vectors.sum().backward()
-    elsewhere = ShardedTable(whole("dense").to("meta"), mesh, vocab_size=V).bounds.first_outside.device.type
-    return vectors.detach(), table.weight.grad, table.bounds.first_outside.tolist(), elsewhere
+    elsewhere = ShardedTable(TokenEmbedding(table.stop - table.start, D, device="meta"), mesh, vocab_size=V)
+    place = elsewhere.bounds.first_outside.device.type
+    return vectors.detach(), table.weight.grad, table.bounds.first_outside.tolist(), place
 
 
 def test_a_quantised_table_is_divided_and_the_states_of_all_kinds_are_those_of_whole_tables() -> None:

@@ -38,6 +38,7 @@ from embedlayer.cli.train import was_begun_by
 from embedlayer.distributed.together import (
     Together,
     differences,
+    launched_by,
     launcher,
     place_of,
     room_of_this_attempt,
@@ -231,6 +232,13 @@ def test_a_launch_is_named_by_the_process_that_starts_again(monkeypatch) -> None
     assert f":{os.getppid()}:" in first
     monkeypatch.setattr(os, "getppid", os.getpid)
     assert first != launcher()
+
+
+def test_rank_0_knows_all_launchers_and_another_its_own(monkeypatch) -> None:
+    store = dist.HashStore()
+    for rank, host in ((2, "b"), (1, "a"), (0, "a")):
+        monkeypatch.setattr("embedlayer.distributed.together.launcher", lambda host=host: host)
+        assert launched_by(store, rank, 3) == ("a b" if rank == 0 else host)
 
 
 def test_a_run_is_continued_by_who_began_it_on_any_machine_and_by_nobody_else(tmp_path) -> None:
