@@ -137,10 +137,20 @@ def save_tensors(path: Path | str, tensors: Mapping[str, Any], metadata: Mapping
         path: The file.
         tensors: Name to `torch.Tensor`. Tensors that share memory must be given once.
         metadata: Strings for the file's header, beside `{"format": "pt"}`.
+
+    Raises:
+        FileError: The folder cannot be written.
+        CheckpointError: A tensor is divided among processes.
     """
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
+    if divided := [name for name, tensor in tensors.items() if hasattr(tensor, "full_tensor")]:
+        raise CheckpointError(
+            f"{', '.join(divided)}: divided among processes, of which each has a part. Save them with "
+            f"torch.distributed.checkpoint (embedlayer.distributed.state.distributed_state), or call full_tensor() on "
+            f"all processes first."
+        )
     contiguous = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
     with replacing(path) as partial:
         try:

@@ -277,7 +277,6 @@ class EmbeddingPlan:
         twice = self._factors[0][0] * self._factors[0][1] * size if again else 0
         at_rest = self.weight_bytes + self.optimizer_bytes + self.activation_bytes
         gradients = self.gradient_bytes + (twice if self.tokens and not self._by_blocks else 0)
-        gradients = self.gradient_bytes + (twice if self.tokens and not self._by_blocks else 0)
         return at_rest + max(loss + self.gathered_bytes, gradients)
 
     @property

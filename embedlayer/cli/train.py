@@ -117,7 +117,7 @@ def _train(files: tuple[str, ...], options: dict[str, Any], device: str, ranks: 
     else:
         if not files:
             raise SizeError("There is no text to train on: name a file, a folder, or - for standard input.")
-        if directory.holds_a_run and not options["overwrite"]:
+        if ranks.any(directory.holds_a_run) and not options["overwrite"]:  # all look before rank 0 writes
             raise FileError(
                 f"{directory.path} holds a run already. Continue it with --resume, replace it with --overwrite, "
                 f"or choose another folder."

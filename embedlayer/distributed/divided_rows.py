@@ -1,5 +1,7 @@
 """The rows that a rank holds of a vocabulary: what `linear_cross_entropy` asks the others for, a chunk at a time."""
 
+import math
+
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -21,9 +23,10 @@ class DividedRows(HeldRows):
         self.start, self.stop, self.group, self.device = start, stop, group, device
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
 
-    def counts(self, tokens: int) -> list[int]:
+    def counts(self, tokens: int, wanted: bool) -> tuple[list[int], bool]:
         """As each rank announces."""
-        return announce([tokens] * self.size, self.group, self.device)
+        announced = announce([2 * tokens + wanted] * self.size, self.group, self.device)
+        return [number // 2 for number in announced], any(number % 2 for number in announced)
 
     def gather(self, part: Tensor, sizes: list[int]) -> Tensor:
         """The parts of all ranks."""
@@ -58,7 +61,7 @@ class DividedRows(HeldRows):
         return torch.where(here, tokens - self.start, 0), here
 
     def same(self, number: Tensor) -> bool:
-        """By one all-reduce of the number and its opposite."""
-        ends = torch.stack([number, -number]).detach()
+        """By one all-reduce of the number and its opposite; NaN is like no other number, on no rank."""
+        ends = torch.stack([number, -number]).detach().nan_to_num(math.inf, math.inf, -math.inf)
         dist.all_reduce(ends, dist.ReduceOp.MAX, group=self.group)
         return bool(ends[0] == -ends[1])

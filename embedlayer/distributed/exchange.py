@@ -35,7 +35,8 @@ def announce(sends: Sequence[int], group: dist.ProcessGroup | None, device: torc
     counts = torch.tensor(sends, dtype=torch.int64, device=device)
     received = torch.empty_like(counts)
     dist.all_to_all_single(received, counts, group=group)
-    return [int(count) for count in received]
+    numbers: list[int] = received.tolist()
+    return numbers
 
 
 def gather_rows(

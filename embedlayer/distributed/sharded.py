@@ -12,6 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
+from torch.nn.parallel import DistributedDataParallel
 
 from embedlayer.bounds import Bounds
 from embedlayer.derived import derive_all
@@ -63,7 +64,8 @@ class ShardedTable(TokenTable):
     Raises:
         SizeError: The mesh is not one-dimensional, or a rank has no row.
 
-    Every rank takes part in each look-up, loss and backward pass. `shard_table` makes one of a whole table.
+    Every rank takes part in each look-up, loss and backward pass. `shard_table` makes one of a whole table;
+    `keep_rows_apart` tells `DistributedDataParallel` of it.
     """
 
     def __init__(self, local: TokenTable, mesh: DeviceMesh, *, vocab_size: int, padding_idx: int | None = None) -> None:
@@ -78,11 +80,7 @@ class ShardedTable(TokenTable):
         self.local = local
         self.bounds = Bounds(vocab_size, "token id")
         self.bounds.derive(local.device)
-        for _, parameter in self.sharded_parameters():
-            learns = parameter.requires_grad  # if not now, then perhaps later
-            parameter.requires_grad_(True).register_hook(lambda grad: grad / mesh.size())
-            parameter.requires_grad_(learns)
-            parameter.divided_among = mesh.get_group()  # type: ignore[attr-defined]
+        self._mark_rows()
         self._register_state_dict_hook(_rows_as_dtensors)  # type: ignore[no-untyped-call]
         self.register_load_state_dict_pre_hook(_rows_from_dtensors)  # type: ignore[no-untyped-call]
 
@@ -106,6 +104,15 @@ class ShardedTable(TokenTable):
     def weight(self) -> Tensor:
         """This rank's rows."""
         return self.local.get_parameter(next(iter(ROW_TENSORS[type(self.local)])))
+
+    def _mark_rows(self) -> None:
+        """Let gradients of the rows be means, and the rows be known as divided."""
+        ranks = self.mesh.size()
+        for _, parameter in self.sharded_parameters():
+            wanted = parameter.requires_grad
+            parameter.requires_grad_(True).register_hook(lambda grad: grad / ranks)
+            parameter.requires_grad_(wanted)
+            parameter.divided_among = self._group  # type: ignore[attr-defined]
 
     def sharded_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """The parameters of which each rank has its own rows, by their names in the whole table."""
@@ -140,7 +147,7 @@ class ShardedTable(TokenTable):
     def logits(self, hidden: Float[Tensor, "*batch D"], **options: Unpack[LogitOptions]) -> Float[Tensor, "*batch V"]:
         """A score for each token, gathered: of this rank's hidden states with the rows of all."""
         options.setdefault("padding_idx", self.padding_idx)
-        everybody, counts = gather_rows(hidden.flatten(0, -2), self._group)
+        everybody, counts = gather_rows(hidden.reshape(-1, self.embed_dim), self._group)
         scores, size = self._local_logits(everybody, options), self.mesh.size()
         widest = math.ceil(self.vocab_size / size)
         own = [counts[self.mesh.get_local_rank()]] * size
@@ -157,7 +164,10 @@ class ShardedTable(TokenTable):
         what each rank computes from them becomes right as a mean too.
         """
         options.setdefault("padding_idx", self.padding_idx)
-        scores, size = self._local_logits(gather_rows(hidden.flatten(0, -2), self._group)[0], options), self.mesh.size()
+        scores, size = (
+            self._local_logits(gather_rows(hidden.reshape(-1, self.embed_dim), self._group)[0], options),
+            self.mesh.size(),
+        )
         if scores.requires_grad:  # DTensor has the ranks' gradients summed; here they become means
             scores.register_hook(lambda grad: grad * size)
         shape, stride = torch.Size((len(scores), self.vocab_size)), (self.vocab_size, 1)
@@ -229,10 +239,26 @@ def shard_table(table: TokenTable, mesh: DeviceMesh) -> ShardedTable:
         TypeError: It is a kind of table that cannot be divided, or a quantised one on the meta device.
     """
     start, stop = rows_of(mesh, table.vocab_size)
-    local, learns = part_of(table, start, stop), {name: each.requires_grad for name, each in table.named_parameters()}
-    for name, parameter in local.named_parameters():
-        parameter.requires_grad_(learns[name])
+    local = part_of(table, start, stop)
+    for whole, part in zip(table.parameters(), local.parameters(), strict=True):
+        part.requires_grad_(whole.requires_grad)
     return ShardedTable(local, mesh, vocab_size=table.vocab_size, padding_idx=table.padding_idx)
+
+
+def keep_rows_apart(model: nn.Module) -> nn.Module:
+    """Let `DistributedDataParallel(keep_rows_apart(model))` leave divided rows alone: it would give all rank 0's.
+
+    Args:
+        model: What is given to it, on each rank; what it was told to ignore before no longer counts.
+
+    Returns:
+        The same model. `fully_shard(model, ignored_params=...)` takes the parameters that have a `divided_among`.
+    """
+    tables = [(name, module) for name, module in model.named_modules() if isinstance(module, ShardedTable)]
+    apart = [f"{name}.local.{row}".lstrip(".") for name, table in tables for row in ROW_TENSORS[type(table.local)]]
+    apart += [f"{name}.{key}".lstrip(".") for name, table in tables for key, _ in table.named_buffers()]
+    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, apart)
+    return model
 
 
 def rows_of(mesh: DeviceMesh, vocab_size: int) -> tuple[int, int]:

@@ -179,8 +179,9 @@ def _sweep(
     hidden_ND = hidden_ND * terms.logit_scale if terms.logit_scale != 1 else hidden_ND
     if factors_N is None:
         needs = Needs(hidden=False, weight=False, bias=False)
-    counts = held.counts(len(hidden_ND))
-    length = _chunk_length(counts, rows_VD)
+    counts, wanted = held.counts(len(hidden_ND), needs.hidden)
+    needs = needs._replace(hidden=wanted)  # the others' come from here too
+    length = _chunk_length(counts, terms.vocab_size, rows_VD)
     sums = _Sums.zeros(hidden_ND, rows_VD, len(weight) - len(rows_VD), needs, chunks=max(counts))
     losses_N = hidden_ND.new_empty(len(hidden_ND), dtype=accumulated(terms.compute))
     buffer = rows_VD.new_empty(len(rows_VD) * length * len(counts), dtype=losses_N.dtype)
@@ -205,10 +206,10 @@ def _sweep(
     return losses_N, (sums.hidden, sums.weight, sums.bias)
 
 
-def _chunk_length(counts: list[int], rows_VD: Tensor) -> int:
-    """Tokens of each process in a chunk."""
-    (vocab_size, width), kind = rows_VD.shape, accumulated(rows_VD.dtype)
-    length = chunk_length(sum(counts), vocab_size, width, rows_VD.device.type, kind.itemsize)
+def _chunk_length(counts: list[int], vocab_size: int, rows_VD: Tensor) -> int:
+    """Tokens of each process in a chunk: the same number on all, also where the last has fewer rows."""
+    most_rows, kind = math.ceil(vocab_size / len(counts)), accumulated(rows_VD.dtype)
+    length = chunk_length(sum(counts), most_rows, rows_VD.shape[1], rows_VD.device.type, kind.itemsize)
     return max(math.ceil(length / len(counts)), 1)
 
 

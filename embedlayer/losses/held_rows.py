@@ -12,8 +12,8 @@ class HeldRows(ABC):
     """
 
     @abstractmethod
-    def counts(self, tokens: int) -> list[int]:
-        """Tokens of each process, of which this one has `tokens`."""
+    def counts(self, tokens: int, wanted: bool) -> tuple[list[int], bool]:
+        """Tokens of each process, of which this one has `tokens`, and whether any wants their hidden gradients."""
 
     @abstractmethod
     def gather(self, part: Tensor, sizes: list[int]) -> Tensor:
@@ -47,9 +47,9 @@ class HeldRows(ABC):
 class AllRows(HeldRows):
     """One process that holds all: nothing is to be asked."""
 
-    def counts(self, tokens: int) -> list[int]:
+    def counts(self, tokens: int, wanted: bool) -> tuple[list[int], bool]:
         """These alone."""
-        return [tokens]
+        return [tokens], wanted
 
     def gather(self, part: Tensor, sizes: list[int]) -> Tensor:
         """The part."""

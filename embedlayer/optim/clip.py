@@ -21,7 +21,7 @@ def clip_grad_norm_(
     """Scale all gradients by `min(1, max_norm / (norm + 1e-6))`, where `norm` is taken over all of them together.
 
     Rows that are divided among processes (`embedlayer.distributed.ShardedTable`) count on each; gradients of all other
-    parameters are taken to be the same on every process, as `DistributedDataParallel` makes them.
+    parameters are taken to be the same on every process, as `DistributedDataParallel` makes them, or are DTensors.
 
     Args:
         parameters: Whose gradients; dense, row-sparse, or none.
@@ -59,7 +59,7 @@ def clip_grad_norm_(
     total = norm_over_all(gradients_of(holders), gradients_of(divided), norm_type, group, device, foreach)
     if error_if_nonfinite and not bool(total.isfinite()):
         raise RuntimeError(f"The norm of the gradients is {float(total)}, so they cannot be clipped to {max_norm:g}.")
-    torch.nn.utils.clip_grads_with_norm_(holders + divided, max_norm, total, foreach)
+    torch.nn.utils.clip_grads_with_norm_([_here(each) for each in holders + divided], max_norm, total, foreach)
     return total
 
 
@@ -71,13 +71,28 @@ def gradients_of(holders: list[Tensor]) -> list[Tensor]:
 def norm_over_all(
     shared: list[Tensor], divided: list[Tensor], norm_type: float, group: Any, device: Any, foreach: bool | None
 ) -> Tensor:
-    """The norm of gradients that every process has, and of those that each has a part of on its device."""
-    norms = [torch.nn.utils.get_total_norm(each, norm_type, foreach=foreach) for each in (shared, divided)]
-    whole, part = (norm.to(device) for norm in norms)  # of no gradients it is a number on the CPU
+    """The norm of gradients that every process has, whole or as DTensors, and of those of divided rows, on
+    their device.
+    """
+    whole = [grad for grad in shared if not hasattr(grad, "full_tensor")]
+    of_fsdp = [grad for grad in shared if hasattr(grad, "full_tensor")]
+    norms = [torch.nn.utils.get_total_norm(each, norm_type, foreach=foreach) for each in (whole, of_fsdp, divided)]
+    totals = (norm.full_tensor() if hasattr(norm, "full_tensor") else norm for norm in norms)
+    first, second, part = (norm.to(device) for norm in totals)  # of no gradients it is a number on the CPU
     if math.isinf(norm_type):
         torch.distributed.all_reduce(part, torch.distributed.ReduceOp.MAX, group)
-        return torch.maximum(whole, part)
+        return torch.maximum(torch.maximum(first, second), part)
     power: Tensor = part**norm_type
     torch.distributed.all_reduce(power, group=group)
-    total: Tensor = (whole**norm_type + power) ** (1 / norm_type)
+    total: Tensor = (first**norm_type + second**norm_type + power) ** (1 / norm_type)
     return total
+
+
+def _here(holder: Tensor) -> Tensor:
+    """What holds the part that is here of a gradient that `fully_shard` has divided."""
+    if not hasattr(holder.grad, "to_local"):
+        return holder
+    part: Tensor = holder.grad.to_local()  # type: ignore[union-attr]
+    here = part.detach()
+    here.grad = part
+    return here

@@ -99,7 +99,8 @@ class RowAdamW(torch.optim.Optimizer):
         self._check_gradients()
         for group in self.param_groups:
             dense = [p for p in group["params"] if p.grad is not None and not is_row_sparse(p)]
-            self._step_dense(dense, group)
+            for by_fsdp in (False, True):  # torch's kernels take no list of both
+                self._step_dense([p for p in dense if hasattr(p, "to_local") is by_fsdp], group)
             for parameter in group["params"]:
                 if parameter.grad is not None and is_row_sparse(parameter):
                     self._step_rows(parameter, group)

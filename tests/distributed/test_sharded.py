@@ -1,26 +1,34 @@
 """A table divided among processes, beside the whole one."""
 
 import copy
+import tempfile
 
 import pytest
 import torch
 import torch.distributed as dist
 from processes import on_ranks
+from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import Replicate
-from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Replicate
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, loss_parallel, parallelize_module
+from torch.nn.parallel import DistributedDataParallel
 
 from embedlayer import (
+    CheckpointError,
     EmbeddingPlan,
     EmbedLayerError,
     FactorizedEmbedding,
     OutputHead,
     QuantizedEmbedding,
+    RowAdamW,
     SizeError,
     TokenEmbedding,
+    TokenTable,
+    clip_grad_norm_,
 )
 from embedlayer.distributed.copies import mean_over_copies, mesh_of_copies
-from embedlayer.distributed.sharded import ShardedTable, shard_table
+from embedlayer.distributed.sharded import ShardedTable, keep_rows_apart, shard_table
 from embedlayer.losses import chunk_length
 
 V, D, T = 23, 6, 10
@@ -134,7 +142,7 @@ def hidden_states(sizes: tuple[int, ...]) -> list[torch.Tensor]:
 
 
 def unlike_batches(sizes: tuple[int, ...]):
-    chunk_length.TOKENS_AT_ONCE["cpu"] = 4
+    chunk_length.BUFFER_BYTES["cpu"] = 17 * 8 * 8  # of the 17 tokens for 8 rows a rank with 7 could take 19
     rank = dist.get_rank()
     table = shard_table(whole("dense"), init_device_mesh("cpu", (len(sizes),)))
     hidden = hidden_states(sizes)[rank].requires_grad_()
@@ -143,7 +151,93 @@ def unlike_batches(sizes: tuple[int, ...]):
     (again,) = torch.autograd.grad(loss * (rank + 1), hidden, retain_graph=True)
     with pytest.raises(SizeError, match="create_graph"):
         torch.autograd.grad(loss, hidden, create_graph=True)
+    fixed = hidden_states(sizes)[rank].requires_grad_(rank != 2)  # who needs no gradient makes those of the others
+    table.loss(fixed, torch.arange(sizes[rank]), label_smoothing=0.1, softcap=2.0).backward()
+    assert fixed.grad is None if rank == 2 else torch.allclose(fixed.grad * (rank + 1), grad)
     return loss.detach(), grad, again
+
+
+class Small(nn.Module):
+    def __init__(self, table: TokenTable) -> None:
+        super().__init__()
+        self.table, self.mixing = table, nn.Linear(D, D, dtype=torch.float64)
+
+    def forward(self, ids: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return self.table.loss(self.mixing(self.table(ids)), targets)
+
+
+def trained(wrapper: str | None) -> list[torch.Tensor]:
+    """Norm, rows and projection after two steps of two ranks; `None` for one process with their mean loss."""
+    ids, targets, *_ = batches(2)
+    torch.manual_seed(3)
+    model = Small(whole("dense"))
+    loss = lambda: (model(ids[0], targets[0]) + model(ids[1], targets[1])) / 2  # noqa: E731
+    if wrapper is not None:
+        mesh, rank = init_device_mesh("cpu", (2,)), dist.get_rank()
+        model.table = shard_table(model.table, mesh)
+        if wrapper == "ddp":
+            parallel = DistributedDataParallel(keep_rows_apart(model))
+        else:
+            divided = {parameter for parameter in model.parameters() if hasattr(parameter, "divided_among")}
+            parallel = fully_shard(model, mesh=mesh, ignored_params=divided)
+        loss = lambda: parallel(ids[rank], targets[rank])  # noqa: E731
+    optimizer = RowAdamW(model.parameters(), lr=0.1)
+    for _ in range(2):
+        optimizer.zero_grad()
+        loss().backward()
+        norm = clip_grad_norm_(model.parameters(), 0.1)
+        optimizer.step()
+    mixing = model.mixing.weight.detach()
+    return [norm, model.table.rows(0, V).detach(), mixing.full_tensor() if isinstance(mixing, DTensor) else mixing]
+
+
+def trained_by_torch() -> list[list[torch.Tensor]]:
+    return [trained("ddp"), trained("fsdp")]
+
+
+def test_a_model_with_a_divided_table_trains_in_torchs_own_wrappers_as_in_one_process() -> None:
+    expected = trained(None)
+    for results in on_ranks(2, trained_by_torch):
+        for found in results:
+            for ours, theirs in zip(found, expected, strict=True):
+                assert torch.allclose(ours, theirs, rtol=1e-8, atol=1e-10)
+
+
+def test_what_users_of_torch_do_with_a_table_they_can_do_with_a_divided_one() -> None:
+    table = whole("dense")
+    for learns, (ours, copied), (losses, total), vectors, row in on_ranks(2, habits):
+        assert not learns
+        assert torch.equal(ours, copied)
+        assert torch.allclose(torch.stack(losses).mean(), total)
+        assert torch.equal(vectors, table(torch.tensor([[4, 0]])).index_fill(1, torch.tensor([1]), 0))
+        assert torch.allclose(row, table.logits(torch.ones(D, dtype=torch.float64)))
+
+
+def habits():
+    mesh, rank = init_device_mesh("cpu", (2,)), dist.get_rank()
+    frozen = whole("dense").requires_grad_(False)
+    learns = shard_table(frozen, mesh).weight.requires_grad
+    table = shard_table(whole("dense"), mesh)
+    other = copy.deepcopy(table)
+    hidden, targets = torch.ones(2, D, dtype=torch.float64) * rank, torch.arange(4)
+    for each in (table, other):
+        each.loss(hidden, targets[2 * rank : 2 * rank + 2]).backward()
+    losses = [torch.zeros((), dtype=torch.float64) for _ in range(2)]
+    dist.all_gather(losses, table.loss(hidden, targets[2 * rank : 2 * rank + 2]).detach())
+    with loss_parallel():
+        third = shard_table(whole("dense"), mesh)
+        loss = nn.functional.cross_entropy(third.sharded_logits(hidden), targets)
+        loss.backward()
+    assert torch.allclose(third.weight.grad, table.weight.grad)
+    other.bounds.forward = other.bounds.clamped  # as on an accelerator
+    vectors = other(torch.tensor([[4, V]])).detach()
+    with pytest.raises(EmbedLayerError, match="token id 23 at row 0, column 1"):
+        other.bounds.raise_recorded()
+    with pytest.raises(CheckpointError, match="weight: divided among processes"):
+        table.save_pretrained(tempfile.mkdtemp())
+    row = table.logits(torch.ones(D, dtype=torch.float64)).detach()
+    total = loss.full_tensor().detach() if isinstance(loss, DTensor) else loss.detach()
+    return learns, (table.weight.grad, other.weight.grad), (losses, total), vectors, row
 
 
 def test_a_table_that_cannot_be_divided_is_refused() -> None:
