@@ -164,10 +164,8 @@ class ShardedTable(TokenTable):
         what each rank computes from them becomes right as a mean too.
         """
         options.setdefault("padding_idx", self.padding_idx)
-        scores, size = (
-            self._local_logits(gather_rows(hidden.reshape(-1, self.embed_dim), self._group)[0], options),
-            self.mesh.size(),
-        )
+        everybody, size = gather_rows(hidden.reshape(-1, self.embed_dim), self._group)[0], self.mesh.size()
+        scores = self._local_logits(everybody, options)
         if scores.requires_grad:  # DTensor has the ranks' gradients summed; here they become means
             scores.register_hook(lambda grad: grad * size)
         shape, stride = torch.Size((len(scores), self.vocab_size)), (self.vocab_size, 1)

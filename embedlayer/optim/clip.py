@@ -71,9 +71,7 @@ def gradients_of(holders: list[Tensor]) -> list[Tensor]:
 def norm_over_all(
     shared: list[Tensor], divided: list[Tensor], norm_type: float, group: Any, device: Any, foreach: bool | None
 ) -> Tensor:
-    """The norm of gradients that every process has, whole or as DTensors, and of those of divided rows, on
-    their device.
-    """
+    """The norm of gradients that every process has, whole or as DTensors, and of those of divided rows."""
     whole = [grad for grad in shared if not hasattr(grad, "full_tensor")]
     of_fsdp = [grad for grad in shared if hasattr(grad, "full_tensor")]
     norms = [torch.nn.utils.get_total_norm(each, norm_type, foreach=foreach) for each in (whole, of_fsdp, divided)]
