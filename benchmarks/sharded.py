@@ -1,8 +1,13 @@
-"""A training step of a table on two processes: look-up of 1,024 Zipf tokens on each, backward, optimizer.
+"""A table on two processes: a training step of the input end, and the loss of the output end with its gradients.
 
-Ours divides the rows by `shard_table`, with row-sparse gradients and `RowAdamW`. Beside it stand an `nn.Embedding`
-under `DistributedDataParallel`, whose dense gradient is summed over the network, and one that torch divides by
-`RowwiseParallel`, where every rank looks up the tokens of all and the vectors are summed; both with fused AdamW.
+The input: look-up of 1,024 Zipf tokens on each process, backward, optimizer. Ours divides the rows by `shard_table`,
+with row-sparse gradients and `RowAdamW`. Beside it stand an `nn.Embedding` under `DistributedDataParallel`, whose dense
+gradient is summed over the network, and one that torch divides by `RowwiseParallel`, where every rank looks up the
+tokens of all and the vectors are summed; both with fused AdamW.
+
+The output: cross entropy of 256 tokens on each, and backward. Ours is `ShardedTable.loss`. Beside it stand a whole
+`nn.Linear` under `DistributedDataParallel`, and one that torch divides by `ColwiseParallel` under `loss_parallel`, for
+which the hidden states of all are gathered.
 
 The processes talk through gloo on one machine. What a rank sends is read from the machine's network counters, so it
 holds all that the engine adds.
@@ -17,14 +22,15 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from benchmarks.harness import Case, Row, spread
 from benchmarks.row_adamw import zipf
 
 RANKS = 2
-TOKENS = 1024
 SETTINGS = {"GPT-2": (50_257, 768), "Llama 3.2 1B": (128_256, 2048)}
+TOKENS = {"training step of the table": 1024, "loss and its gradients": 256}
 ROUNDS, WARMUP = 9, 3
 Step = Callable[[Tensor], None]
 
@@ -54,12 +60,10 @@ def rowwise_parallel(vocab_size: int, embed_dim: int) -> Step:
     table = nn.Embedding(vocab_size, embed_dim)
     parallelize_module(table, mesh, RowwiseParallel(input_layouts=Replicate()))
     optimizer = torch.optim.AdamW(table.parameters(), fused=True)
-    upstream = torch.full((RANKS * TOKENS, embed_dim), 1e-3)
+    upstream = torch.full((RANKS * TOKENS[STEP], embed_dim), 1e-3)
 
     def step(ids: Tensor) -> None:
-        everybody = [torch.empty_like(ids) for _ in range(RANKS)]
-        dist.all_gather(everybody, ids)
-        table(torch.cat(everybody)).backward(upstream)
+        table(of_all(ids)).backward(upstream)
         optimizer.step()
         optimizer.zero_grad()
 
@@ -68,7 +72,7 @@ def rowwise_parallel(vocab_size: int, embed_dim: int) -> Step:
 
 def step_of(table: nn.Module, optimizer: torch.optim.Optimizer, embed_dim: int) -> Step:
     """One step on a rank's own tokens."""
-    upstream = torch.full((TOKENS, embed_dim), 1e-3)
+    upstream = torch.full((TOKENS[STEP], embed_dim), 1e-3)
 
     def step(ids: Tensor) -> None:
         table(ids).backward(upstream)
@@ -78,10 +82,75 @@ def step_of(table: nn.Module, optimizer: torch.optim.Optimizer, embed_dim: int) 
     return step
 
 
+def of_all(part: Tensor) -> Tensor:
+    """The parts of all ranks."""
+    everybody = [torch.empty_like(part) for _ in range(RANKS)]
+    dist.all_gather(everybody, part)
+    return torch.cat(everybody)
+
+
+def our_loss(vocab_size: int, embed_dim: int) -> Step:
+    from torch.distributed.device_mesh import init_device_mesh
+
+    from embedlayer import TokenEmbedding, shard_table
+
+    mesh = init_device_mesh("cpu", (RANKS,))
+    with torch.device("meta"):
+        rows = TokenEmbedding(vocab_size, embed_dim)
+    table = shard_table(rows, mesh)
+
+    def step(targets: Tensor) -> None:
+        table.loss(states(targets, embed_dim), targets).backward()
+        table.zero_grad()
+
+    return step
+
+
+def loss_of_all_rows(vocab_size: int, embed_dim: int) -> Step:
+    head = nn.parallel.DistributedDataParallel(nn.Linear(embed_dim, vocab_size, bias=False))
+
+    def step(targets: Tensor) -> None:
+        F.cross_entropy(head(states(targets, embed_dim)), targets).backward()
+        head.zero_grad()
+
+    return step
+
+
+def loss_parallel(vocab_size: int, embed_dim: int) -> Step:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Replicate, Shard
+    from torch.distributed.tensor.parallel import ColwiseParallel, loss_parallel, parallelize_module
+
+    head = nn.Linear(embed_dim, vocab_size, bias=False)
+    plan = ColwiseParallel(input_layouts=Replicate(), output_layouts=Shard(-1), use_local_output=False)
+    parallelize_module(head, init_device_mesh("cpu", (RANKS,)), plan)
+
+    def step(targets: Tensor) -> None:
+        everybody = of_all(states(targets, embed_dim).detach()).requires_grad_()
+        with loss_parallel():
+            F.cross_entropy(head(everybody), of_all(targets)).backward()
+        head.zero_grad()
+
+    return step
+
+
+def states(targets: Tensor, embed_dim: int) -> Tensor:
+    """Hidden states, of the size that a norm gives them."""
+    return torch.randn(len(targets), embed_dim, requires_grad=True)
+
+
+STEP, LOSS = TOKENS
 COMPETITORS = {
-    "embedlayer shard_table, RowAdamW": ours,
-    "nn.Embedding, DistributedDataParallel": data_parallel,
-    "nn.Embedding, RowwiseParallel": rowwise_parallel,
+    STEP: {
+        "embedlayer shard_table, RowAdamW": ours,
+        "nn.Embedding, DistributedDataParallel": data_parallel,
+        "nn.Embedding, RowwiseParallel": rowwise_parallel,
+    },
+    LOSS: {
+        "embedlayer ShardedTable.loss": our_loss,
+        "nn.Linear, DistributedDataParallel": loss_of_all_rows,
+        "nn.Linear, ColwiseParallel, loss_parallel": loss_parallel,
+    },
 }
 
 
@@ -91,15 +160,15 @@ def sent_bytes() -> int:
     return sum(int(line.split(":")[1].split()[8]) for line in lines)
 
 
-def on_this_rank(competitor: str, model: str) -> None:
+def on_this_rank(what: str, competitor: str, model: str) -> None:
     """What each process does; rank 0 prints the result."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     torch.manual_seed(0)
     sizes = SETTINGS[model]
-    step = COMPETITORS[competitor](*sizes)
+    step, tokens = COMPETITORS[what][competitor](*sizes), TOKENS[what]
     torch.manual_seed(1 + dist.get_rank())
-    batches = torch.multinomial(zipf(sizes[0]), (ROUNDS + WARMUP) * TOKENS, replacement=True).split(TOKENS)
+    batches = torch.multinomial(zipf(sizes[0]), (ROUNDS + WARMUP) * tokens, replacement=True).split(tokens)
     times = []
     for number, ids in enumerate(batches):
         if number == WARMUP:
@@ -117,31 +186,33 @@ def on_this_rank(competitor: str, model: str) -> None:
 
 def run() -> list[Row]:
     rows: list[Row] = []
-    for model, (vocab_size, embed_dim) in SETTINGS.items():
-        found = {competitor: measured(competitor, model) for competitor in COMPETITORS}
-        fastest = float(found[next(iter(COMPETITORS))]["time_ms"])
+    for what, model in [(STEP, "GPT-2"), (STEP, "Llama 3.2 1B"), (LOSS, "GPT-2")]:
+        vocab_size, embed_dim = SETTINGS[model]
+        found = {competitor: measured(what, competitor, model) for competitor in COMPETITORS[what]}
+        ours_ms = float(found[next(iter(found))]["time_ms"])
         rows += [
             {
+                "what": what,
                 "competitor": competitor,
                 "model": model,
                 "vocab_size": vocab_size,
                 "embed_dim": embed_dim,
                 "ranks": RANKS,
-                "tokens": TOKENS,
+                "tokens": TOKENS[what],
                 "dtype": "float32",
                 **numbers,
-                "times_ours": round(float(numbers["time_ms"]) / fastest, 2),
+                "times_ours": round(float(numbers["time_ms"]) / ours_ms, 2),
             }
             for competitor, numbers in found.items()
         ]
     return rows
 
 
-def measured(competitor: str, model: str) -> Row:
+def measured(what: str, competitor: str, model: str) -> Row:
     """One competitor, in processes of its own: they cannot take turns with another's."""
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={RANKS}"]
     done = subprocess.run(
-        [*torchrun, "-m", "benchmarks.sharded", competitor, model],
+        [*torchrun, "-m", "benchmarks.sharded", what, competitor, model],
         capture_output=True,
         text=True,
         check=False,
@@ -153,7 +224,7 @@ def measured(competitor: str, model: str) -> Row:
     return numbers
 
 
-CASE = Case("One step of a table on two processes: look-up, backward, optimizer; what a rank sends", run)
+CASE = Case("A table on two processes: a step of the input end, the loss of the output end; what a rank sends", run)
 
 if __name__ == "__main__":
     on_this_rank(*sys.argv[1:])

@@ -15,7 +15,7 @@ from torch import Tensor
 import embedlayer as el
 from embedlayer.analysis.evaluate import ranks
 from embedlayer.analysis.token_kinds import token_kinds
-from embedlayer.cli.tables import open_table
+from embedlayer.checkpoints.tables import open_table
 from embedlayer.files import load_tensors
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples"))

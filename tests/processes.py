@@ -18,14 +18,14 @@ _context = get_context("forkserver")
 _context.set_forkserver_preload(["embedlayer.distributed.sharded", "embedlayer.optim.row_adamw", "pytest"])
 
 
-def on_ranks(ranks: int, function: Callable[..., Any], *arguments: Any) -> list[Any]:
-    """What `function(*arguments)` returns on each of `ranks` processes that talk through gloo.
+def on_ranks(ranks: int, function: Callable[..., Any], *arguments: Any, backend: str = "gloo") -> list[Any]:
+    """What `function(*arguments)` returns on each of `ranks` processes that talk through gloo, or another backend.
 
     They end with the call, however it ends; after two minutes they are stopped.
     """
     with tempfile.TemporaryDirectory() as folder:
         processes = [
-            _context.Process(target=_run, args=(rank, ranks, folder, function, arguments), daemon=True)
+            _context.Process(target=_run, args=(rank, ranks, folder, backend, function, arguments), daemon=True)
             for rank in range(ranks)
         ]
         try:
@@ -43,11 +43,15 @@ def on_ranks(ranks: int, function: Callable[..., Any], *arguments: Any) -> list[
                     process.kill()
 
 
-def _run(rank: int, ranks: int, folder: str, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+def _run(
+    rank: int, ranks: int, folder: str, backend: str, function: Callable[..., Any], arguments: tuple[Any, ...]
+) -> None:
     torch.set_num_threads(1)
+    if "nccl" in backend:
+        torch.cuda.set_device(rank)
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(ranks), LOCAL_RANK=str(rank))
     dist.init_process_group(
-        "gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=ranks, timeout=timedelta(seconds=60)
+        backend, init_method=f"file://{folder}/meeting", rank=rank, world_size=ranks, timeout=timedelta(seconds=60)
     )
     try:
         torch.save(function(*arguments), Path(folder) / f"result-{rank}")

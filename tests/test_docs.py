@@ -95,7 +95,6 @@ def test_every_room_has_its_tests_file_for_file() -> None:
         f"cli/{name}.py": "cli/test_train.py"
         for name in ("demo", "embed", "neighbors", "pipeline", "progress", "report")
     }
-    together["cli/tables.py"] = "cli/test_inspect.py"
     for file in (ROOT / "embedlayer").rglob("*.py"):
         name = file.relative_to(ROOT / "embedlayer")
         if not file.name.startswith("__"):

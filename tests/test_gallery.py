@@ -146,7 +146,7 @@ def test_what_is_said_about_training(pictures) -> None:
     assert all(later < earlier for earlier, later in pairwise(validation[:, 1]))
     tied, untied = lines(pictures["tied-untied"]).values()
     assert tied[1, 1] > untied[1, 1] + 0.1, "a slower start"
-    assert tied[-1, 1] == pytest.approx(untied[-1, 1], abs=0.02), "the same end"
+    assert tied[-1, 1] <= untied[-1, 1], "no worse an end"
 
 
 def test_the_runs_are_those_of_the_table_in_tying() -> None:

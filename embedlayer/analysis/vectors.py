@@ -32,6 +32,9 @@ Token = str | int | bytes
 CHUNK_NUMBERS = 1 << 19
 """Numbers read at a time, 2 MB in float32: small enough to stay in a core's cache."""
 
+LISTED = 8
+"""Pieces that an error names."""
+
 
 class TokenVectors:
     """The rows of a table by token, and what lies near them.
@@ -328,6 +331,6 @@ def _other_spacing(text: str) -> str:
     return text.lstrip(" ") if text.startswith(" ") else f" {text}"
 
 
-def _listing(values: Sequence[object], limit: int = 8) -> str:
-    shown = ", ".join(repr(value) for value in values[:limit])
-    return f"{shown}, ..." if len(values) > limit else shown
+def _listing(values: Sequence[object]) -> str:
+    shown = ", ".join(repr(value) for value in values[:LISTED])
+    return f"{shown}, ..." if len(values) > LISTED else shown

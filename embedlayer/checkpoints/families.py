@@ -157,6 +157,18 @@ def _linear(name: str) -> Linear:
     return Linear((f"{name}.weight",), (f"{name}.bias",))
 
 
+def _masked(at: str, dense: str, norm: str, activation: str = "hidden_act") -> Head:
+    """The head of a masked language model: the module `at` after a dense layer, an activation and a norm."""
+    return Head(
+        weight=(f"{at}.decoder.weight",),
+        bias=(f"{at}.bias", f"{at}.decoder.bias"),
+        dense=_linear(dense),
+        activation=activation,
+        norm=_layer_norm(norm, "layer_norm_eps", 1e-12),
+        tied=True,
+    )
+
+
 def _bert(name: str, types: Names, **changes: object) -> Family:
     """Word, type and position rows, added and normalised."""
     common: dict[str, object] = {
@@ -188,28 +200,14 @@ FAMILIES: tuple[Family, ...] = (
     _bert(
         "bert",
         ("bert",),
-        head=Head(
-            weight=("predictions.decoder.weight",),
-            bias=("predictions.bias", "predictions.decoder.bias"),
-            dense=_linear("predictions.transform.dense"),
-            activation="hidden_act",
-            norm=_layer_norm("predictions.transform.LayerNorm", "layer_norm_eps", 1e-12),
-            tied=True,
-        ),
+        head=_masked("predictions", "predictions.transform.dense", "predictions.transform.LayerNorm"),
     ),
     _bert(
         "roberta",
         ("roberta", "xlm-roberta"),
         position=Learned(("embeddings.position_embeddings.weight",), offset="padding"),
         numbering="ids",
-        head=Head(
-            weight=("lm_head.decoder.weight",),
-            bias=("lm_head.bias", "lm_head.decoder.bias"),
-            dense=_linear("lm_head.dense"),
-            activation="gelu",
-            norm=_layer_norm("lm_head.layer_norm", "layer_norm_eps", 1e-12),
-            tied=True,
-        ),
+        head=_masked("lm_head", "lm_head.dense", "lm_head.layer_norm", "gelu"),
     ),
     _bert(
         "albert",
@@ -217,14 +215,7 @@ FAMILIES: tuple[Family, ...] = (
         width=("embedding_size",),
         recipe=("types", "position", "norm", "project"),
         projection=_linear("embedding_hidden_mapping_in"),
-        head=Head(
-            weight=("predictions.decoder.weight",),
-            bias=("predictions.bias", "predictions.decoder.bias"),
-            dense=_linear("predictions.dense"),
-            activation="hidden_act",
-            norm=_layer_norm("predictions.LayerNorm", "layer_norm_eps", 1e-12),
-            tied=True,
-        ),
+        head=_masked("predictions", "predictions.dense", "predictions.LayerNorm"),
     ),
     Family(
         "opt",

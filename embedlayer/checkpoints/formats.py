@@ -49,6 +49,9 @@ _BY_SUFFIX: dict[str, VectorFormat] = {
     ".npy": "npy",
     ".tsv": "projector",
 }
+SUFFIXES = (".txt", *_BY_SUFFIX)
+"""Endings of the files above, before `.gz`."""
+
 _NPY_HEADER = re.compile(
     r"\s*\{\s*'descr':\s*'([<>|=]?f[248])',\s*'fortran_order':\s*(True|False),\s*'shape':\s*"
     r"\((\d{1,12}),\s*(\d{1,12})\),?\s*\}\s*"

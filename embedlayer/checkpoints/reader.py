@@ -1,228 +1,21 @@
-"""Open a checkpoint and read single tensors out of it.
+"""Open a checkpoint: its configuration, and single tensors out of it.
 
-A checkpoint is a folder in Hugging Face's layout, one safetensors file, an index of several, or a name on the hub. Its
-headers are checked against the sizes of its files before anything is allocated; a tensor is mapped into memory, so
-what is not asked for is never read, and on the hub a shard that is not asked for is never downloaded.
+A checkpoint is a folder in Hugging Face's layout, one safetensors file, an index of several, or a name on the hub,
+where a shard that is not asked for is never downloaded.
 """
 
 import json
-import math
-import mmap
 import re
-from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from itertools import pairwise
-from pathlib import Path, PurePosixPath
-from typing import BinaryIO
+from pathlib import Path
 
-import torch
-from torch import Tensor
-
-from embedlayer.errors import CheckpointError, FileError, require
+from embedlayer.errors import CheckpointError, FileError, MissingExtraError, require
 from embedlayer.files import JsonObject, read_json
+from embedlayer.weight_files import Place, WeightFiles, files_in, is_plain_name, locate, nothing_at
 
-WEIGHTS, INDEX, CONFIG = "model.safetensors", "model.safetensors.index.json", "config.json"
-MOST_HEADER_BYTES = 100_000_000
-"""The safetensors format's own limit."""
-
-_MOST_DIMENSIONS = 16
-_PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
-_DTYPES = {
-    "F64": torch.float64,
-    "F32": torch.float32,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-    "F8_E4M3": torch.float8_e4m3fn,
-    "F8_E5M2": torch.float8_e5m2,
-    "I64": torch.int64,
-    "I32": torch.int32,
-    "I16": torch.int16,
-    "I8": torch.int8,
-    "U8": torch.uint8,
-    "BOOL": torch.bool,
-}
+CONFIG = "config.json"
 
 
-@dataclass(frozen=True)
-class TensorInfo:
-    """Where a tensor lies, without its numbers.
-
-    Attributes:
-        name: Its name in the checkpoint.
-        dtype: The format's word for its type, such as `"BF16"`.
-        shape: Its sizes.
-        file: The file that holds it.
-        start: Its first byte in that file.
-        stop: The byte after its last.
-    """
-
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-    file: Path
-    start: int
-    stop: int
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes it takes in the file."""
-        return self.stop - self.start
-
-    @property
-    def torch_dtype(self) -> torch.dtype:
-        """Its type in PyTorch.
-
-        Raises:
-            CheckpointError: This library does not read that type.
-        """
-        if self.dtype not in _DTYPES:
-            raise CheckpointError(
-                f"{self.name} in {self.file} is stored as {self.dtype}; embedlayer reads {', '.join(_DTYPES)}."
-            )
-        return _DTYPES[self.dtype]
-
-
-@dataclass(frozen=True)
-class Header:
-    """What stands at the beginning of a safetensors file.
-
-    Attributes:
-        tensors: Every tensor of the file, by name, in the order in which their bytes lie.
-        metadata: The file's own strings.
-        size: Bytes of the header, the 8 of its length included: where the numbers begin.
-    """
-
-    tensors: dict[str, TensorInfo]
-    metadata: dict[str, str]
-    size: int
-
-
-def read_header(path: Path | str) -> Header:
-    """Read and check the header of a safetensors file; no number is read and nothing of a stated size is allocated.
-
-    Raises:
-        FileError: There is no such file, or it cannot be read.
-        CheckpointError: It is a pickle, is cut short, or states sizes, offsets or types that cannot be.
-    """
-    path = Path(path)
-    try:
-        with path.open("rb") as file:
-            raw = _header_bytes(file, path, path.stat().st_size)
-        size = path.stat().st_size
-    except OSError as error:
-        raise FileError(f"Cannot read {path}: {error.strerror or error}.") from error
-    try:
-        entries = json.loads(raw)
-    except (ValueError, RecursionError) as error:
-        raise _damaged(path, f"its header is not JSON ({type(error).__name__})") from error
-    if not isinstance(entries, dict):
-        raise _damaged(path, f"its header is a JSON {type(entries).__name__}")
-    metadata = entries.pop("__metadata__", {})
-    if not isinstance(metadata, dict):
-        raise _damaged(path, "its metadata is no object")
-    first = 8 + len(raw)
-    tensors = sorted((_entry(path, name, entry, first, size) for name, entry in entries.items()), key=_place)
-    for before, after in pairwise(tensors):
-        if after.start < before.stop:
-            raise _damaged(path, f"{before.name} and {after.name} overlap")
-    strings = {str(key): str(value) for key, value in metadata.items()}
-    return Header({tensor.name: tensor for tensor in tensors}, strings, first)
-
-
-def _place(tensor: TensorInfo) -> tuple[int, int]:
-    return tensor.start, tensor.stop
-
-
-def _header_bytes(file: BinaryIO, path: Path, size: int) -> bytes:
-    """The JSON, after its stated length was compared with the file's."""
-    start = file.read(8)
-    length = int.from_bytes(start, "little")
-    if len(start) < 8 or length > size - 8:
-        if start[:2] == b"PK" or start[:1] == b"\x80":  # torch.save's zip, or a bare pickle
-            raise _pickle(path)
-        raise _damaged(path, f"it has {size:,} bytes, of which the header should take {8 + length:,}")
-    if length > MOST_HEADER_BYTES:
-        raise _damaged(path, f"its header claims {length:,} bytes, the format allows {MOST_HEADER_BYTES:,}")
-    return file.read(length)
-
-
-def _entry(path: Path, name: str, entry: object, first: int, size: int) -> TensorInfo:
-    """One tensor of the header, checked."""
-    if not isinstance(entry, dict):
-        raise _damaged(path, f"the entry of {name!r} is no object")
-    dtype, shape, offsets = entry.get("dtype"), entry.get("shape"), entry.get("data_offsets")
-    if not (isinstance(dtype, str) and _are_sizes(shape) and _are_sizes(offsets)):
-        raise _damaged(path, f"the entry of {name!r} lacks a dtype, a shape, or offsets that are whole numbers")
-    assert isinstance(shape, list)
-    assert isinstance(offsets, list)
-    if len(shape) > _MOST_DIMENSIONS or len(offsets) != 2:
-        raise _damaged(path, f"{name!r} has {len(shape)} dimensions and {len(offsets)} offsets")
-    start, stop = first + offsets[0], first + offsets[1]
-    if not start <= stop <= size:
-        raise _damaged(path, f"{name!r} should lie at bytes {start:,} to {stop:,} of {size:,}")
-    if dtype in _DTYPES:
-        stated = math.prod(shape) * _DTYPES[dtype].itemsize
-        if stated != stop - start:
-            raise _damaged(path, f"{name!r} {dtype} {shape} needs {stated:,} bytes and has {stop - start:,}")
-    return TensorInfo(name, dtype, tuple(shape), path, start, stop)
-
-
-def _are_sizes(value: object) -> bool:
-    return isinstance(value, list) and all(type(size) is int and 0 <= size < 2**63 for size in value)
-
-
-def _damaged(path: Path, what: str) -> CheckpointError:
-    return CheckpointError(
-        f"{path} is not a whole safetensors file: {what}. It is damaged or was cut short: copy it again."
-    )
-
-
-def _pickle(path: Path) -> CheckpointError:
-    return CheckpointError(
-        f"{path} is a pickle, which can run any code when it is loaded: embedlayer reads safetensors only. "
-        f"Convert it once, with torch and safetensors:\n"
-        f'python -c "import sys, torch, safetensors.torch as s; t = torch.load(sys.argv[1], weights_only=True); '
-        f"s.save_file({{k: v.contiguous().clone() for k, v in t.items()}}, sys.argv[2], {{'format': 'pt'}})\" "
-        f"{path.name} {WEIGHTS}"
-    )
-
-
-class _Place(ABC):
-    """Where the files of a checkpoint are."""
-
-    name: str
-
-    @abstractmethod
-    def find(self, file: str) -> Path | None:
-        """The file on this machine, or `None` where the checkpoint has no such file."""
-
-    @abstractmethod
-    def files(self) -> Sequence[Path] | None:
-        """All files at its top, or `None` where they cannot be listed."""
-
-    @abstractmethod
-    def below(self, folder: str) -> "_Place":
-        """A folder of it."""
-
-
-class _Folder(_Place):
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.name = str(folder)
-
-    def find(self, file: str) -> Path | None:
-        path = self.folder / file
-        return path if path.is_file() else None
-
-    def files(self) -> Sequence[Path]:
-        return sorted(path for path in self.folder.iterdir() if path.is_file())
-
-    def below(self, folder: str) -> "_Folder":
-        return _Folder(self.folder / folder)
-
-
-class _Hub(_Place):
+class _Hub(Place):
     def __init__(self, repository: str, revision: str | None, folder: str = "") -> None:
         self.name = f"{repository}/{folder}" if folder else repository
         self.repository = repository
@@ -230,7 +23,12 @@ class _Hub(_Place):
         self.folder = folder
 
     def find(self, file: str) -> Path | None:
-        hub = require("huggingface_hub", extra="hf")
+        try:
+            hub = require("huggingface_hub", extra="hf")
+        except MissingExtraError as error:
+            raise MissingExtraError(
+                f"There is no folder or file {self.name!r} here. To ask the hub: {error}"
+            ) from error
         errors = require("huggingface_hub.errors", extra="hf")
         try:
             return Path(
@@ -252,26 +50,17 @@ class _Hub(_Place):
         return _Hub(self.repository, self.revision, folder)
 
 
-class Checkpoint:
+class Checkpoint(WeightFiles):
     """A checkpoint that is open: its configuration, the names of its tensors, and each tensor when it is asked for.
 
     Attributes:
-        name: What it was opened by.
         config: Its `config.json`, empty if there is none.
         is_static_embedding: Whether it is sentence-transformers' StaticEmbedding, a table without a model.
-        bytes_read: Bytes of headers and tensors that were read so far.
     """
 
-    def __init__(
-        self, place: _Place, shards: dict[str, str] | None, single: str | None, *, is_static_embedding: bool = False
-    ) -> None:
-        self._place = place
-        self._shards = shards
-        self._single = single
-        self._headers: dict[str, Header] = {}
-        self.bytes_read = 0
+    def __init__(self, place: Place, file: str | None = None, *, is_static_embedding: bool = False) -> None:
+        super().__init__(place, files_in(place, file))
         self.is_static_embedding = is_static_embedding
-        self.name = place.name if single in (None, WEIGHTS) else f"{place.name}/{single}"
         config = place.find(CONFIG)
         self.config: JsonObject = {} if config is None else read_json(config)
 
@@ -287,127 +76,29 @@ class Checkpoint:
         Raises:
             FileError: There is nothing of that name.
             CheckpointError: It holds no safetensors, only pickles, or is damaged.
-            MissingExtraError: The hub needs `pip install 'embedlayer[hf]'`.
+            MissingExtraError: There is nothing here, and the hub needs `pip install 'embedlayer[hf]'`.
         """
-        path = Path(source)
-        try:
-            is_folder, is_file = path.is_dir(), path.is_file()
-        except (OSError, ValueError) as error:
-            raise FileError(f"Cannot read {str(source)!r}: {error}.") from error
-        if is_folder:
-            return cls._of(_Folder(path))
-        if is_file:
-            if path.name.endswith(".safetensors.index.json"):
-                return cls(_Folder(path.parent), _weight_map(path), None)
-            if path.suffix in {pattern[1:] for pattern in _PICKLES}:
-                raise _pickle(path)
-            return cls(_Folder(path.parent), None, path.name)
-        if isinstance(source, Path) or not re.fullmatch(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", source):
-            raise FileError(f"There is no folder or file {str(source)!r}.")
-        return cls._of(_Hub(source, revision))
-
-    @classmethod
-    def _of(cls, place: _Place) -> "Checkpoint":
+        found = locate(Path(source))
+        if found is not None and found[1] is not None:
+            return cls(*found)
+        if found is None and (isinstance(source, Path) or not _is_name(source)):
+            raise nothing_at(source)
+        place = _Hub(str(source), revision) if found is None else found[0]
         folder, is_static = _first_module(place)
-        place = place.below(folder) if folder else place
-        index = place.find(INDEX)
-        if index is not None:
-            return cls(place, _weight_map(index), None, is_static_embedding=is_static)
-        if place.find(WEIGHTS) is not None:
-            return cls(place, None, WEIGHTS, is_static_embedding=is_static)
-        files = place.files()
-        if files is None:
-            raise FileError(
-                f"{place.name!r} has no {WEIGHTS} on the hub or, offline, in its cache; "
-                f"there is no folder or file of that name here either."
-            )
-        found = [file for file in files if file.suffix == ".safetensors"]
-        if len(found) == 1:
-            return cls(place, None, found[0].name)
-        if found:
-            raise CheckpointError(
-                f"{place.name} holds {len(found)} safetensors files and no {INDEX}: name the one that has the table, "
-                f"or add the index."
-            )
-        pickles = [file for file in files if any(file.match(pattern) for pattern in _PICKLES)]
-        if pickles:
-            raise _pickle(pickles[0])
-        raise FileError(f"{place.name} holds no safetensors file.")
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Every tensor of the checkpoint."""
-        if self._shards is not None:
-            return tuple(self._shards)
-        return tuple(self._header(self._single or WEIGHTS).tensors)
-
-    @property
-    def headers(self) -> dict[str, Header]:
-        """The header of each weight file, by the file's name."""
-        files = dict.fromkeys(self._shards.values()) if self._shards is not None else [self._single or WEIGHTS]
-        return {file: self._header(file) for file in files}
+        return cls(place.below(folder) if folder else place, is_static_embedding=is_static)
 
     def file(self, name: str) -> Path | None:
         """Another file of the checkpoint, such as `tokenizer.json`; `None` if it has none."""
         return self._place.find(name)
 
-    def find(self, *suffixes: str) -> list[str]:
-        """Names that are one of the suffixes, or end in a dot and one; by suffix first, then the shortest first."""
-        return [name for suffix in suffixes for name in sorted(self._ending_in(suffix), key=lambda n: (len(n), n))]
 
-    def _ending_in(self, suffix: str) -> Iterator[str]:
-        return (name for name in self.names if name == suffix or name.endswith(f".{suffix}"))
-
-    def info(self, name: str) -> TensorInfo:
-        """Type, shape and place of a tensor.
-
-        Raises:
-            CheckpointError: There is no such tensor, or the shard that should hold it is missing or damaged.
-        """
-        file = self._single or WEIGHTS if self._shards is None else self._shards.get(name)
-        tensor = None if file is None else self._header(file).tensors.get(name)
-        if tensor is None:
-            raise CheckpointError(f"{self.name} has no tensor {name!r}{f' in {file}' if file else ''}.")
-        return tensor
-
-    def read(self, name: str, *, dtype: torch.dtype | None = None, device: torch.device | str = "cpu") -> Tensor:
-        """A tensor, in its own type on the CPU mapped and not copied (writing to it does not change the file).
-
-        Raises:
-            CheckpointError: There is no such tensor, or its type is not known.
-        """
-        tensor = self.info(name)
-        kind = tensor.torch_dtype
-        if not tensor.nbytes:
-            return torch.empty(tensor.shape, dtype=dtype or kind, device=device)
-        self.bytes_read += tensor.nbytes
-        return _mapped(tensor, kind).view(tensor.shape).to(device=device, dtype=dtype or kind)
-
-    def _header(self, file: str) -> Header:
-        if file not in self._headers:
-            path = self._place.find(file)
-            if path is None:
-                raise CheckpointError(f"{self.name} lacks its shard {file}: copy or download it again.")
-            self._headers[file] = read_header(path)
-            self.bytes_read += self._headers[file].size
-        return self._headers[file]
+def _is_name(source: str) -> bool:
+    """Whether it can be a name on the hub; with a first part that is a folder here it is a path that was mistyped."""
+    owner, slash, _ = source.partition("/")
+    return re.fullmatch(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", source) is not None and not (slash and Path(owner).is_dir())
 
 
-def _mapped(tensor: TensorInfo, kind: torch.dtype) -> Tensor:
-    """The numbers of a tensor, flat: only the pages that hold it are mapped, and a page is read when it is touched."""
-    page_start = tensor.start - tensor.start % mmap.ALLOCATIONGRANULARITY
-    try:
-        with tensor.file.open("rb") as file:
-            pages = mmap.mmap(file.fileno(), tensor.stop - page_start, access=mmap.ACCESS_COPY, offset=page_start)
-    except (OSError, ValueError) as error:
-        raise FileError(f"Cannot map {tensor.name} of {tensor.file} into memory: {error}.") from error
-    offset = tensor.start - page_start
-    if tensor.start % kind.itemsize:  # written before the format asked for aligned headers
-        return torch.frombuffer(bytearray(pages[offset:]), dtype=kind)
-    return torch.frombuffer(pages, dtype=kind, count=tensor.nbytes // kind.itemsize, offset=offset)
-
-
-def _first_module(place: _Place) -> tuple[str, bool]:
+def _first_module(place: Place) -> tuple[str, bool]:
     """Of a sentence-transformers model: the folder of its first module, and whether that is a StaticEmbedding."""
     path = place.find("modules.json")
     if path is None:
@@ -419,28 +110,8 @@ def _first_module(place: _Place) -> tuple[str, bool]:
         raise FileError(f"Cannot read {path}: {error.strerror or error}.") from error
     except (ValueError, RecursionError, LookupError, TypeError) as error:
         raise CheckpointError(f"{path} is no list of modules ({error!r}): it is damaged.") from error
-    if not (isinstance(folder, str) and isinstance(kind, str) and (not folder or _is_plain_name(folder))):
+    if not (isinstance(folder, str) and isinstance(kind, str) and (not folder or is_plain_name(folder))):
         raise CheckpointError(
             f"{path} puts its first module into {folder!r}, which is not a folder beside it: refused."
         )
     return folder, kind.endswith(".StaticEmbedding")
-
-
-def _is_plain_name(name: str) -> bool:
-    """Whether a name from a file stays in its folder."""
-    return PurePosixPath(name).name == name and name not in ("", ".", "..") and not {"\0", "\\"} & set(name)
-
-
-def _weight_map(index: Path) -> dict[str, str]:
-    """Tensor to shard, from an index whose shards all lie beside it."""
-    shards = read_json(index).get("weight_map")
-    if not isinstance(shards, dict) or not all(isinstance(file, str) for file in shards.values()):
-        raise CheckpointError(
-            f"{index} has no weight_map from tensors to files: it is damaged or another kind of file."
-        )
-    for file in set(shards.values()):
-        if not _is_plain_name(file):
-            raise CheckpointError(f"{index} names the shard {file!r}, which is not a file beside it: refused.")
-        if not file.endswith(".safetensors"):
-            raise CheckpointError(f"{index} names the shard {file!r}, which is no safetensors file.")
-    return shards

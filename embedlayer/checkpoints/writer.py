@@ -15,9 +15,10 @@ from typing import BinaryIO
 import torch
 from torch import Tensor
 
-from embedlayer.checkpoints.reader import CONFIG, INDEX, Checkpoint, Header, TensorInfo
+from embedlayer.checkpoints.reader import CONFIG, Checkpoint
 from embedlayer.errors import CheckpointError, FileError
-from embedlayer.files import JsonObject, read_json, replacing_folder
+from embedlayer.files import JsonObject, read_json, replacing_folder, write_json
+from embedlayer.weight_files import INDEX, Header, TensorInfo
 
 BYTES_AT_ONCE = 1 << 24
 
@@ -155,7 +156,7 @@ def _rewrite_json(folder: Path, checkpoint: Checkpoint, vocab_size: int, changed
         part = part if isinstance(part, dict) and "vocab_size" in part else content
         if part.get("vocab_size", vocab_size) != vocab_size:
             part["vocab_size"] = vocab_size
-            _write(config, content)
+            write_json(config, content)
     index = folder / INDEX
     if index.is_file() and changed:
         content = read_json(index)
@@ -167,7 +168,7 @@ def _rewrite_json(folder: Path, checkpoint: Checkpoint, vocab_size: int, changed
                     old = sum(size(info.shape, info) for info in stored.values())
                     new = sum(size(tuple(tensor.shape), stored[name]) for name, tensor in changed.items())
                     metadata[key] = metadata[key] - old + new
-        _write(index, content)
+        write_json(index, content)
 
 
 def _count(shape: tuple[int, ...], _: TensorInfo) -> int:
@@ -176,7 +177,3 @@ def _count(shape: tuple[int, ...], _: TensorInfo) -> int:
 
 def _bytes(shape: tuple[int, ...], info: TensorInfo) -> int:
     return torch.Size(shape).numel() * info.torch_dtype.itemsize
-
-
-def _write(path: Path, content: JsonObject) -> None:
-    path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

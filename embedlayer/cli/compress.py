@@ -95,13 +95,14 @@ def open_source(path: Path, tokenizer_from: Path | None = None) -> Source:
         CheckpointError: It is damaged. A tokenizer that is: `TokenizerError`.
     """
     from embedlayer.checkpoints.loader import load
+    from embedlayer.checkpoints.tables import is_file_of_vectors
     from embedlayer.errors import CheckpointError, FileError
     from embedlayer.files import read_json
     from embedlayer.text.tokenizer import load_tokenizer
 
     if not path.exists():
         raise FileError(f"There is no {path}.")
-    if _is_vectors(path):
+    if is_file_of_vectors(path):
         return _open_vectors(path)
     config = path / "config.json"
     kind = read_json(config).get("kind") if config.exists() else None
@@ -133,20 +134,13 @@ def _open_model(path: Path, tokenizer_from: Path | None) -> Source:
 
 def _read_run(source: Source, path: Path) -> None:
     """What a run's folder says beside its model: how long its windows were, and how often its tokens occur."""
-    import torch
-
-    from embedlayer.text.corpus import TokenCorpus
+    from embedlayer.checkpoints.tables import counts_of
     from embedlayer.training.run_directory import RunDirectory
 
     run = RunDirectory(path)
     if run.holds_a_run:
         source.window = min(source.window, run.read()["options"]["max_length"])
-    if run.corpus.is_dir():
-        source.counts = torch.from_numpy(TokenCorpus.open(run.corpus).counts(source.model.table.vocab_size))
-
-
-def _is_vectors(path: Path) -> bool:
-    return (path / "tensors.tsv").exists() or (path.is_file() and path.suffix not in (".safetensors", ".json"))
+    source.counts = counts_of(run, source.model.table.vocab_size)
 
 
 def _open_vectors(path: Path) -> Source:

@@ -9,7 +9,7 @@ FORMATS = ("word2vec", "word2vec-binary", "glove", "fasttext", "npy", "projector
 
 
 @click.command()
-@click.argument("directory", metavar="DIR|FILE", type=click.Path(path_type=Path))
+@click.argument("directory", metavar="DIR|FILE")
 @click.option("-o", "--output", required=True, type=click.Path(path_type=Path), help="File; for projector a folder.")
 @click.option("--format", type=click.Choice(FORMATS), help="Of the file.  [default: what its name says]")
 @click.option("--tokenizer", "tokenizer_from", type=click.Path(path_type=Path), help="Use this tokenizer instead.")
@@ -22,7 +22,7 @@ FORMATS = ("word2vec", "word2vec-binary", "glove", "fasttext", "npy", "projector
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the result as one line of JSON, and nothing else.")
 def export(
-    directory: Path, output: Path, format: str | None, tokenizer_from: Path | None, neighbors: int, as_json: bool
+    directory: str, output: Path, format: str | None, tokenizer_from: Path | None, neighbors: int, as_json: bool
 ) -> None:
     """Write the table of a trained run, a checkpoint, a saved layer or a file of vectors, with its tokens.
 
@@ -33,21 +33,17 @@ def export(
 
     from embedlayer.analysis.rows import Rows
     from embedlayer.checkpoints.formats import format_of, write_vectors
-    from embedlayer.cli.tables import open_table
+    from embedlayer.checkpoints.tables import open_table
     from embedlayer.errors import TokenizerError
-    from embedlayer.text.tokenizer import table_size
+    from embedlayer.text.tokenizer import require_rows
 
     as_parquet = format == "parquet" or (format is None and output.suffix == ".parquet")
     chosen = None if as_parquet else format_of(output, format)
     opened = open_table(directory, tokenizer_from)
-    rows, tokenizer = Rows(opened.table), opened.tokenizer
+    rows, tokenizer = Rows(opened.table), opened.vocabulary
     if tokenizer is None:
         raise TokenizerError(f"{directory} has no tokenizer, so its rows have no names: give one with --tokenizer.")
-    if table_size(tokenizer) > len(rows):
-        raise TokenizerError(
-            f"The tokenizer gives IDs up to {table_size(tokenizer) - 1}, the table in {directory} has {len(rows)} "
-            f"rows: they do not belong together."
-        )
+    require_rows(tokenizer, len(rows), directory)
     if chosen is None:
         from embedlayer.analysis.atlas import write_atlas
 

@@ -118,9 +118,8 @@ def open_model(path: Path, tokenizer_from: Path | None = None, device: str = "cp
         CheckpointError: It is damaged, or of another kind.
         TokenizerError: The tokenizer is missing, damaged, or has more entries than the table.
     """
-    from embedlayer.errors import TokenizerError
     from embedlayer.models.llama import load_llama
-    from embedlayer.text.tokenizer import end_of_text_id, load_tokenizer, table_size
+    from embedlayer.text.tokenizer import end_of_text_id, load_tokenizer, require_rows
     from embedlayer.training.run_directory import load_run
 
     if is_run(path):
@@ -138,23 +137,16 @@ def open_model(path: Path, tokenizer_from: Path | None = None, device: str = "cp
         tokenizer = load_tokenizer(folder if tokenizer_from is None else tokenizer_from)
         starts, ends = _special_ids(folder, tokenizer)
         opened = Opened(model, tokenizer, starts_with=starts[:1], stops=(*starts, *ends), adds_specials=True)
-    if table_size(tokenizer) > model.table.vocab_size:
-        raise TokenizerError(
-            f"The tokenizer gives IDs up to {table_size(tokenizer) - 1}, the table in {path} has "
-            f"{model.table.vocab_size} rows: they do not belong together."
-        )
+    require_rows(tokenizer, model.table.vocab_size, path)
     return opened
 
 
 def is_run(path: Path) -> bool:
     """Whether a folder is one of ours: trained or in training, or nothing that another kind of model is read from."""
-    from embedlayer.files import read_json
-    from embedlayer.training.run_directory import RunDirectory
+    from embedlayer.checkpoints.tables import is_ours
+    from embedlayer.pretrained import CONFIG
 
-    config = path / "config.json"
-    if path.is_file() or (config.exists() and "format_version" not in read_json(config)):
-        return False
-    return config.exists() or RunDirectory(path).holds_a_run or not any(path.glob("*.safetensors*"))
+    return is_ours(path) or not (path.is_file() or (path / CONFIG).exists() or any(path.glob("*.safetensors*")))
 
 
 def _special_ids(folder: Path, tokenizer: "Tokenizer") -> tuple[tuple[int, ...], tuple[int, ...]]:

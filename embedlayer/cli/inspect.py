@@ -13,10 +13,11 @@ if TYPE_CHECKING:
 
     from embedlayer.analysis.geometry import FrequencyBand, TableGeometry
     from embedlayer.analysis.health import Health
-    from embedlayer.cli.tables import OpenedTable
+    from embedlayer.checkpoints.tables import OpenedTable
 
 EXAMPLES = 60
 LONGEST_TOKEN = 30
+BARS = 16
 LONG = "least trained first"
 """The column that is cut where the screen ends."""
 
@@ -24,8 +25,8 @@ WIDTH_IN_FILES = 120
 
 
 @click.command()
-@click.argument("path", type=click.Path(path_type=Path))
-@click.argument("other", type=click.Path(path_type=Path), required=False)
+@click.argument("path")
+@click.argument("other", required=False)
 @click.option("--tokenizer", "tokenizer_from", type=click.Path(path_type=Path), help="Use this tokenizer for PATH.")
 @click.option("-n", "--topn", type=click.IntRange(min=0), default=10, show_default=True, help="Tokens in each list.")
 @click.option("--word-pairs", type=click.Path(path_type=Path), help="Also compare with these judgements (WordSim-353).")
@@ -33,8 +34,8 @@ WIDTH_IN_FILES = 120
 @click.option("--as-they-are", is_flag=True, help="With OTHER: do not turn the one table to fit the other.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object, and nothing else.")
 def inspect(
-    path: Path,
-    other: Path | None,
+    path: str,
+    other: str | None,
     tokenizer_from: Path | None,
     topn: int,
     word_pairs: Path | None,
@@ -52,7 +53,7 @@ def inspect(
     embedlayer inspect model.safetensors --tokenizer tokenizer.json --json
     embedlayer inspect before/ after/
     """  # noqa: D301 (click needs the backspace)
-    from embedlayer.cli.tables import open_table
+    from embedlayer.checkpoints.tables import open_table
 
     opened = open_table(path, tokenizer_from)
     if other is not None:
@@ -79,16 +80,16 @@ def measure(opened: "OpenedTable", word_pairs: Path | None = None, analogies: Pa
     from embedlayer.analysis.vectors import TokenVectors
     from embedlayer.errors import SizeError, TokenizerError
 
-    found = health(opened.table, opened.tokenizer, before=opened.before, head=opened.head)
+    found = health(opened.table, opened.vocabulary, before=opened.before, head=opened.head)
     if len(found.zero_rows) + len(found.nonfinite_rows) == found.vocab_size:
         geometry = None
     else:
         geometry = table_geometry(opened.table)
     scores: dict[str, Any] = {"word_pairs": None, "analogies": None}
     if word_pairs is not None or analogies is not None:
-        if opened.tokenizer is None:
+        if opened.vocabulary is None:
             raise TokenizerError(f"{opened.source} has no tokenizer, so there are no words: give one with --tokenizer.")
-        vectors = TokenVectors(opened.table, opened.tokenizer)
+        vectors = TokenVectors(opened.table, opened.vocabulary)
         scores = {
             "word_pairs": None if word_pairs is None else vectors.evaluate_word_pairs(word_pairs),
             "analogies": None if analogies is None else vectors.evaluate_word_analogies(analogies),
@@ -112,7 +113,7 @@ def as_json_object(opened: "OpenedTable", content: dict[str, Any], topn: int) ->
         "vocab_size": health.pop("vocab_size"),
         "embed_dim": health.pop("embed_dim"),
         "dtype": opened.dtype,
-        "has_tokenizer": opened.tokenizer is not None,
+        "has_tokenizer": opened.vocabulary is not None,
         "under_trained_by": "table" if opened.head is None else "head",
         "geometry": None
         if geometry is None
@@ -261,8 +262,8 @@ def compare(before: "OpenedTable", after: "OpenedTable", *, topn: int, as_they_a
 
     one, other = Rows(before.table), Rows(after.table)
     pairs = None
-    if before.tokenizer is not None and after.tokenizer is not None:
-        pairs = shared_tokens(before.tokenizer, after.tokenizer)
+    if before.vocabulary is not None and after.vocabulary is not None:
+        pairs = shared_tokens(before.vocabulary, after.vocabulary)
         pairs = pairs[(pairs[:, 0] < len(one)) & (pairs[:, 1] < len(other))]
         if not len(pairs):
             raise TokenizerError(f"{before.source} and {after.source} have no token in common.")
@@ -317,7 +318,7 @@ def compare(before: "OpenedTable", after: "OpenedTable", *, topn: int, as_they_a
 def _namer(opened: "OpenedTable") -> Any:
     from embedlayer.text.tokenizer import token_text
 
-    tokenizer = opened.tokenizer
+    tokenizer = opened.vocabulary
     if tokenizer is None:
         return lambda row: f"row {row}"
     return lambda row: token_text(tokenizer, row)
@@ -395,13 +396,13 @@ def _shown(text: str) -> str:
     return visible_text(text)
 
 
-def _bars(shares: Sequence[float], places: int = 16) -> str:
+def _bars(shares: Sequence[float]) -> str:
     """Variance by direction in so many groups of equal number, as blocks on a scale of logarithms, 1 to 1/1000."""
     import math
     from itertools import pairwise
 
     blocks = " ▁▂▃▄▅▆▇█"
-    count = min(places, len(shares))
+    count = min(BARS, len(shares))
     edges = [round(place * len(shares) / count) for place in range(count + 1)]
     means = [sum(shares[low:high]) / (high - low) for low, high in pairwise(edges)]
     highest = max(means)

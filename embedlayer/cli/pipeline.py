@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 TOKENIZER_BYTES = 200_000_000
 NEIGHBORS = 6
+PROBES, SHORTEST_PROBE = 8, 4
 
 
 @dataclass(frozen=True)
@@ -287,7 +288,7 @@ def neighbor_rows(directory: "RunDirectory", model: "DecoderLM", tokenizer: "Tok
     ]
 
 
-def frequent_words(counts: Any, tokenizer: "Tokenizer", count: int = 8, shortest: int = 4) -> list[int]:
+def frequent_words(counts: Any, tokenizer: "Tokenizer") -> list[int]:
     """IDs of frequent whole words, spread over the frequent half of the words that occur: what to look at first."""
     import numpy as np
 
@@ -299,11 +300,11 @@ def frequent_words(counts: Any, tokenizer: "Tokenizer", count: int = 8, shortest
         token
         for token in words[:1000]
         if (text := token_text(tokenizer, token)).strip().isalpha()
-        and len(text.strip()) >= shortest
+        and len(text.strip()) >= SHORTEST_PROBE
         and text.startswith(" ") == starts_word
     ]
     named = named or words
-    return [named[i * (len(named) - 1) // max(1, count - 1)] for i in range(min(count, len(named)))]
+    return [named[i * (len(named) - 1) // (PROBES - 1)] for i in range(min(PROBES, len(named)))]
 
 
 def _neighbors_of(tokens: Sequence[int], model: "DecoderLM", tokenizer: "Tokenizer") -> list[dict[str, Any]]:

@@ -9,6 +9,7 @@ from embedlayer.errors import FileError, SizeError
 
 if TYPE_CHECKING:
     from embedlayer.distributed.ranks import Ranks
+    from embedlayer.training.run_directory import RunDirectory
 
 
 @click.command()
@@ -107,9 +108,7 @@ def _train(files: tuple[str, ...], options: dict[str, Any], device: str, ranks: 
     directory = RunDirectory(options["output"])
     quiet = options["as_json"] or not ranks.first
     ranks.agree({"FILE...": files, **{f"--{name.replace('_', '-')}": value for name, value in options.items()}})
-    again = ranks.first and ranks.restarted and directory.holds_a_run
-    again = again and directory.read()["notes"].get("launch") == ranks.launch
-    if options["resume"] or ranks.any(again):
+    if options["resume"] or ranks.any(ranks.first and was_begun_by(ranks.launch, directory)):
         if files and options["resume"]:
             raise SizeError("--resume reads the text kept in the folder: leave the files out.")
         trainer, tokenizer, _ = directory.resume(device, ranks)
@@ -165,3 +164,16 @@ def _train(files: tuple[str, ...], options: dict[str, Any], device: str, ranks: 
     if ranks.first:
         show_summary(make_report(directory), as_json=options["as_json"])
     return 0
+
+
+def was_begun_by(launch: str, directory: "RunDirectory") -> bool:
+    """Whether an earlier attempt of this launch began the run in the folder; one machine of it is enough."""
+    from embedlayer.errors import CheckpointError
+
+    if not launch or not directory.holds_a_run:
+        return False
+    try:
+        noted = directory.read()["notes"].get("launch", "")
+    except CheckpointError:  # of another version: not of this launch
+        return False
+    return not set(launch.split()).isdisjoint(noted.split())

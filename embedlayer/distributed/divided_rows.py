@@ -11,7 +11,7 @@ from embedlayer.losses.held_rows import HeldRows
 
 
 class DividedRows(HeldRows):
-    """Rows `start` to `stop - 1` of a vocabulary, the others being with the other ranks of `group`.
+    """Rows `start` to `stop - 1` of a vocabulary, on `device`, the others being with the other ranks of `group`.
 
     Of a chunk of tokens each rank gets the hidden states of all, a few hundred at a time, and makes the logits of its
     own rows. What is summed over the ranks is three numbers for each token: maximum, sum of exponentials, and the
@@ -19,13 +19,13 @@ class DividedRows(HeldRows):
     order of the ranks.
     """
 
-    def __init__(self, start: int, stop: int, group: dist.ProcessGroup) -> None:
-        self.start, self.stop, self.group = start, stop, group
+    def __init__(self, start: int, stop: int, group: dist.ProcessGroup, device: torch.device | str) -> None:
+        self.start, self.stop, self.group, self.device = start, stop, group, device
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
 
     def counts(self, tokens: int, wanted: bool) -> tuple[list[int], bool]:
         """As each rank announces."""
-        announced = announce([2 * tokens + wanted] * self.size, self.group)
+        announced = announce([2 * tokens + wanted] * self.size, self.group, self.device)
         return [number // 2 for number in announced], any(number % 2 for number in announced)
 
     def gather(self, part: Tensor, sizes: list[int]) -> Tensor:

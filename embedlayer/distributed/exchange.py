@@ -30,9 +30,9 @@ def exchange(
     return received
 
 
-def announce(sends: Sequence[int], group: dist.ProcessGroup | None) -> list[int]:
-    """How many rows each rank is about to send here."""
-    counts = torch.tensor(sends, dtype=torch.int64, device=_device(group))
+def announce(sends: Sequence[int], group: dist.ProcessGroup | None, device: torch.device | str) -> list[int]:
+    """How many rows each rank is about to send here; `device` is that of the rows, so that they go the same way."""
+    counts = torch.tensor(sends, dtype=torch.int64, device=device)
     received = torch.empty_like(counts)
     dist.all_to_all_single(received, counts, group=group)
     numbers: list[int] = received.tolist()
@@ -44,7 +44,7 @@ def gather_rows(
 ) -> tuple[Shaped[Tensor, "M *each"], list[int]]:
     """The rows of all ranks, in order, and how many each has; the gradient of a row is the sum over the ranks."""
     size = dist.get_world_size(group)
-    counts = announce([len(rows)] * size, group)
+    counts = announce([len(rows)] * size, group, rows.device)
     gathered: Tensor = _Gather.apply(rows, counts, group)  # type: ignore[no-untyped-call]
     return gathered, counts
 
@@ -81,7 +81,3 @@ class _Gather(torch.autograd.Function):
         size = len(ctx.counts)
         parts = swapped(grad, ctx.counts, [ctx.own] * size, ctx.group)
         return parts.view(size, ctx.own, *parts.shape[1:]).sum(0), None, None
-
-
-def _device(group: dist.ProcessGroup | None) -> torch.device:
-    return torch.device("cuda" if "nccl" in dist.get_backend(group) else "cpu")

@@ -32,14 +32,13 @@ class Ranks(ABC):
     Attributes:
         rank: Which of them this is, from 0.
         size: How many there are.
-        launch: What started them, the same when it starts them again; empty for one process.
-        restarted: Whether it started them again.
+        launch: What started them and starts them again, on rank 0 that of all, with spaces between; empty for one
+            process.
     """
 
     rank: int = 0
     size: int = 1
     launch: str = ""
-    restarted: bool = False
 
     @property
     def first(self) -> bool:

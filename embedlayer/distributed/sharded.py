@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator
+from copy import deepcopy
 from functools import singledispatch
 from typing import Any, TypeVar, Unpack
 
@@ -78,9 +79,16 @@ class ShardedTable(TokenTable):
         self.row_sparse = local.row_sparse
         self.local = local
         self.bounds = Bounds(vocab_size, "token id")
+        self.bounds.derive(local.device)
         self._mark_rows()
         self._register_state_dict_hook(_rows_as_dtensors)  # type: ignore[no-untyped-call]
         self.register_load_state_dict_pre_hook(_rows_from_dtensors)  # type: ignore[no-untyped-call]
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "ShardedTable":
+        """A copy among the same ranks, whose gradients become means too."""
+        local = deepcopy(self.local, memo)
+        copy = ShardedTable(local, self.mesh, vocab_size=self.vocab_size, padding_idx=self.padding_idx)
+        return copy.train(self.training)
 
     @property
     def config(self) -> JsonObject:
@@ -96,10 +104,6 @@ class ShardedTable(TokenTable):
     def weight(self) -> Tensor:
         """This rank's rows."""
         return self.local.get_parameter(next(iter(ROW_TENSORS[type(self.local)])))
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)  # type: ignore[no-untyped-call]
-        self._mark_rows()  # a copy of a parameter has neither the hook nor the mark
 
     def _mark_rows(self) -> None:
         """Let gradients of the rows be means, and the rows be known as divided."""
@@ -127,7 +131,7 @@ class ShardedTable(TokenTable):
         wanted, places = torch.unique(ids, return_inverse=True)
         owners = wanted // math.ceil(self.vocab_size / self.mesh.size())
         sends = torch.bincount(owners, minlength=self.mesh.size()).tolist()
-        receives = announce(sends, self._group)
+        receives = announce(sends, self._group, ids.device)
         asked = exchange(wanted, sends, receives, self._group) - self.start
         nobody = asked.new_zeros(0 if len(asked) else 1)  # who is not asked takes part on the way back all the same
         factors = self.local if isinstance(self.local, FactorizedEmbedding) else None
@@ -158,11 +162,15 @@ class ShardedTable(TokenTable):
     def sharded_logits(self, hidden: Float[Tensor, "*batch D"], **options: Unpack[LogitOptions]) -> DTensor:
         """The logits of all ranks' hidden states, `(tokens of all, V)`, divided by token as `loss_parallel` wants.
 
-        A loss of them is one for all ranks, and each has it: multiply it by their number before `backward`, as the
-        gradients become means.
+        Under it, `F.cross_entropy(logits, targets)` with the targets of all ranks, in order, is the mean over all
+        tokens, the same on each rank, for any V. Its gradients are those of `loss`, whose mean over the ranks it is:
+        what each rank computes from them becomes right as a mean too.
         """
         options.setdefault("padding_idx", self.padding_idx)
-        scores = self._local_logits(gather_rows(hidden.reshape(-1, self.embed_dim), self._group)[0], options)
+        everybody, size = gather_rows(hidden.reshape(-1, self.embed_dim), self._group)[0], self.mesh.size()
+        scores = self._local_logits(everybody, options)
+        if scores.requires_grad:  # DTensor has the ranks' gradients summed; here they become means
+            scores.register_hook(lambda grad: grad * size)
         shape, stride = torch.Size((len(scores), self.vocab_size)), (self.vocab_size, 1)
         return DTensor.from_local(scores, self.mesh, [Shard(1)], run_check=False, shape=shape, stride=stride)
 
@@ -190,7 +198,7 @@ class ShardedTable(TokenTable):
             None if bias is None else bias[self.start : self.stop],
             targets,
             terms._replace(padding_idx=self._here(terms.padding_idx)),
-            DividedRows(self.start, self.stop, self._group),
+            DividedRows(self.start, self.stop, self._group, rows.device),
         )
 
     def check(self) -> None:

@@ -8,11 +8,13 @@ that of one process, also where the shares differ.
 import json
 import os
 import socket
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from uuid import uuid4
 
 import numpy as np
 import torch
@@ -28,7 +30,7 @@ from embedlayer.distributed.gathered import Rows, load_parts, save_gathered
 from embedlayer.distributed.ranks import Loss, Ranks, Whole
 from embedlayer.distributed.sharded import ShardedTable, shard_table
 from embedlayer.distributed.state import parameters_of
-from embedlayer.errors import PeerError
+from embedlayer.errors import PeerError, SizeError
 from embedlayer.files import JsonObject
 from embedlayer.layers.output import OutputHead
 from embedlayer.pretrained import build, describe
@@ -38,7 +40,6 @@ from embedlayer.tables.table import TokenTable
 if TYPE_CHECKING:
     from embedlayer.models.decoder import DecoderLM
 
-FOREVER = timedelta(days=30)
 MOMENTS = ("exp_avg", "exp_avg_sq")
 LEDGER = ("rows_at", "moments_at")
 HEAD_OPTIONS = ("softcap", "logit_scale", "mask_padding")
@@ -47,21 +48,65 @@ HEAD_OPTIONS = ("softcap", "logit_scale", "mask_padding")
 @contextmanager
 def started_together(device: str, timeout_seconds: float, table_ranks: int | None = None) -> Iterator["Together"]:
     """Meet the processes that `torchrun`'s environment names, for as long as the block lasts."""
-    timeout = timedelta(seconds=timeout_seconds)
-    kind = torch.device(device).type
-    place = torch.device(kind, int(os.environ.get("LOCAL_RANK", "0"))) if kind == "cuda" else torch.device(kind)
-    if kind == "cuda":
+    place, timeout = place_of(torch.device(device).type), timedelta(seconds=timeout_seconds)
+    on_gpu = place.type == "cuda"
+    if on_gpu:
         torch.cuda.set_device(place)
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     with peers_named(rank, size, timeout_seconds):
         store, rank, size = next(iter(rendezvous("env://", timeout=timeout)))
         store.set_timeout(timeout)
-        if os.environ.get("GROUP_WORLD_SIZE") == "1":  # torchrun lends the same store again, with addresses of the dead
-            store = PrefixStore(f"attempt-{os.environ['TORCHELASTIC_RESTART_COUNT']}", store)
-        backend = "cpu:gloo,cuda:nccl" if kind == "cuda" else "gloo"
+        store = room_of_this_attempt(store, rank, size, timeout)
+        backend = "cpu:gloo,cuda:nccl" if on_gpu else "gloo"  # notes and files go by the CPU
         dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
-        yield Together(store, place, table_ranks=table_ranks)
+        yield Together(store, place, table_ranks=table_ranks, launch=launched_by(store, rank, size))
     dist.destroy_process_group()
+
+
+def place_of(kind: str) -> torch.device:
+    """The device of this process: of several GPUs the one of its number on its machine.
+
+    Raises:
+        SizeError: There are fewer GPUs than processes.
+    """
+    if kind != "cuda":
+        return torch.device(kind)
+    number, count = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
+    if number >= count:
+        raise SizeError(
+            f"Process {number} of this machine, counted from 0, has no GPU of its own: there are {count}. "
+            f"Start at most {count} (torchrun --nproc-per-node {count}), or use --device cpu."
+        )
+    return torch.device(kind, number)
+
+
+def room_of_this_attempt(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
+    """The part of a store that only the processes of one attempt know, whatever earlier ones left in it.
+
+    torchrun lends restarted processes the store of the dead, and counts the attempts on each machine for itself. So
+    rank 0 opens a room with a new name, and another enters when a note of its own is answered there: in the room of
+    one that is dead nobody answers.
+
+    Raises:
+        PeerError: Nobody answers in time.
+    """
+    me, until = uuid4().hex, time.monotonic() + timeout.total_seconds()
+    if rank == 0:
+        store.set("embedlayer/room", me)
+        for other in range(1, size):
+            guest = store.get(f"{me}/knocks/{other}").decode()
+            store.set(f"{me}/enters/{guest}", "")
+        return PrefixStore(me, store)
+    while time.monotonic() < until:
+        room = store.get("embedlayer/room").decode()
+        store.set(f"{room}/knocks/{rank}", me)
+        if store.check([f"{room}/enters/{me}"]):
+            return PrefixStore(room, store)
+        time.sleep(0.05)
+    raise PeerError(
+        f"Rank {rank} of {size} gave up: rank 0 did not come within {timeout.total_seconds():g} seconds. Machines that "
+        f"join a run need TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 in the environment of all torchruns."
+    )
 
 
 @contextmanager
@@ -80,28 +125,30 @@ def peers_named(rank: int, size: int, timeout_seconds: float) -> Iterator[None]:
 
 
 class Together(Ranks):
-    """The ranks of torch's default process group.
+    """The ranks of torch's default process group, which must take CPU tensors: gloo, or `"cpu:gloo,cuda:nccl"`.
 
     Args:
         store: Where they leave notes for each other.
         device: Where this one computes.
         table_ranks: Among how many of them a table is divided; there are as many copies as that goes into all.
+        launch: What started them, as `launched_by` says.
 
     Raises:
         SizeError: It does not go into all.
     """
 
-    def __init__(self, store: Any, device: torch.device | str = "cpu", *, table_ranks: int | None = None) -> None:
+    def __init__(
+        self, store: Any, device: torch.device | str = "cpu", *, table_ranks: int | None = None, launch: str = ""
+    ) -> None:
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
         self.device = torch.device(device)
-        self.restarted = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
-        self.launch = _launch()
         self._store = store
         self._notes = 0
         self._description: JsonObject = {}
         self._divided: dict[str, Rows] = {}
         self._parallel: DistributedDataParallel | None = None
         self._mesh = mesh_of_copies(self.device.type, self.size, table_ranks)
+        self.launch = launch
 
     def any(self, flag: bool) -> bool:
         """Whether it is so on any rank."""
@@ -136,7 +183,8 @@ class Together(Ranks):
         key = f"embedlayer/{self._notes}/first"
         if self.first:
             self._store.set(key, "here")
-        self._store.wait([key], FOREVER)
+        while not self._store.check([key]):  # each time somebody must answer
+            time.sleep(0.2)
 
     def seed(self, seed: int, step: int) -> None:
         """Let what is drawn in this step be this rank's own, and follow from the step."""
@@ -188,7 +236,7 @@ class Together(Ranks):
     def _divided_head(self, head: OutputHead, weight: Tensor, options: JsonObject) -> OutputHead:
         """A free head whose rows are divided, and its own."""
         rows = TokenEmbedding(head.out_features, head.in_features, init_std=head.init_std, device="meta")
-        rows.weight = nn.Parameter(weight)
+        rows.weight = nn.Parameter(weight, requires_grad=head.weight.requires_grad)
         table = self._divided_table(rows)
         table.padding_idx = head.padding_idx  # a token without a logit, whose row is like any other
         divided = OutputHead(table, **options)
@@ -285,11 +333,24 @@ def _short(value: Any) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
-def _launch() -> str:
-    """The same for all attempts of one `torchrun`: its name, and where there is one machine its process."""
-    name = os.environ.get("TORCHELASTIC_RUN_ID", "")
-    alone = os.environ.get("GROUP_WORLD_SIZE", "1") == "1"
-    return f"{name} {socket.gethostname()}:{os.getppid()}" if alone else name
+def launcher() -> str:
+    """Which process started this one and starts it again: host, number and time of torchrun's, where there is one."""
+    host = socket.gethostname()
+    if "TORCHELASTIC_RUN_ID" not in os.environ:
+        return f"{host}:{uuid4().hex}"  # nobody does
+    parent = os.getppid()
+    try:
+        started = Path(f"/proc/{parent}/stat").read_text().rpartition(")")[2].split()[19]
+    except OSError:  # not Linux
+        started = ""
+    return f"{host}:{parent}:{os.environ['TORCHELASTIC_RUN_ID']}:{started}"
+
+
+def launched_by(store: Any, rank: int, size: int) -> str:
+    """The launchers of all ranks, on rank 0; on another its own."""
+    store.set(f"embedlayer/launcher/{rank}", launcher())
+    ranks = range(size) if rank == 0 else [rank]
+    return " ".join(sorted({store.get(f"embedlayer/launcher/{each}").decode() for each in ranks}))
 
 
 def _is_of_network(error: RuntimeError) -> bool:

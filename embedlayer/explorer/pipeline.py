@@ -20,9 +20,8 @@ from torch import Tensor, nn
 
 from embedlayer.checkpoints.layer import EmbeddingLayer, TransformedHead
 from embedlayer.errors import TextError, TokenizerError
-from embedlayer.explorer.source import Source
+from embedlayer.explorer.source import Layer, Source
 from embedlayer.files import JsonObject
-from embedlayer.layers.input import TransformerEmbedding
 from embedlayer.layers.output import OutputHead
 from embedlayer.losses.linear_cross_entropy import finish_logits
 from embedlayer.models.decoder import Attention, DecoderLM
@@ -39,7 +38,7 @@ BINS = 1024
 ROWS_AT_ONCE = 8192
 SHOWN_DROPOUT = 0.1
 
-Model = DecoderLM | EmbeddingLayer | TransformerEmbedding | TokenTable
+Model = Layer | TokenTable
 """What can be shown: a whole decoder, the two ends of one, the way in alone, or only a table."""
 
 TEXTS = (

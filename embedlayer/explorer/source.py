@@ -11,22 +11,18 @@ from jaxtyping import Float
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from embedlayer.checkpoints.formats import read_vectors
 from embedlayer.checkpoints.layer import EmbeddingLayer
-from embedlayer.checkpoints.loader import load
-from embedlayer.checkpoints.reader import Checkpoint
-from embedlayer.errors import CheckpointError, EmbedLayerError, FileError, SizeError, TokenizerError
-from embedlayer.files import JsonObject, read_json
+from embedlayer.checkpoints.tables import open_table
+from embedlayer.errors import SizeError
+from embedlayer.files import JsonObject
+from embedlayer.layers.input import TransformerEmbedding
 from embedlayer.models.decoder import DecoderLM
-from embedlayer.models.llama import load_llama
 from embedlayer.positions.position import Position
-from embedlayer.pretrained import is_description
-from embedlayer.tables.dense import TokenEmbedding
 from embedlayer.tables.table import TokenTable
-from embedlayer.text.tokenizer import load_tokenizer, table_size, token_text
-from embedlayer.training.run_directory import RunDirectory, load_run
+from embedlayer.text.tokenizer import require_rows, token_text
+from embedlayer.training.run_directory import RunDirectory
 
-ROWS_AT_ONCE = 8192
+Layer = DecoderLM | EmbeddingLayer | TransformerEmbedding
 Answer = TypeVar("Answer")
 
 
@@ -54,15 +50,12 @@ class Source:
         *,
         tokens: list[str] | None = None,
         tokenizer: Tokenizer | None = None,
-        model: DecoderLM | EmbeddingLayer | None = None,
+        model: Layer | None = None,
         run: RunDirectory | None = None,
         path: Path | None = None,
     ) -> None:
-        if tokenizer is not None and table_size(tokenizer) > table.vocab_size:
-            raise TokenizerError(
-                f"The tokenizer of {title} gives IDs up to {table_size(tokenizer) - 1}, its table has "
-                f"{table.vocab_size} rows: they do not belong together."
-            )
+        if tokenizer is not None:
+            require_rows(tokenizer, table.vocab_size, title)
         if tokens is not None and len(tokens) != table.vocab_size:
             raise SizeError(f"{title} has {table.vocab_size} rows and {len(tokens)} tokens; both must be as many.")
         self.title = title
@@ -84,7 +77,7 @@ class Source:
     @property
     def head(self) -> Any:
         """The way out, or `None`."""
-        return None if self.model is None else self.model.head
+        return getattr(self.model, "head", None)
 
     @cached_property
     def tokens(self) -> list[str]:
@@ -159,17 +152,10 @@ class Source:
 
 
 def open_source(path: Path | str, tokenizer: Path | None = None) -> Source:
-    """Open what stands at `path`.
-
-    | at `path` | read by |
-    |---|---|
-    | a folder that `embedlayer train` wrote | `load_run` |
-    | a LLaMA-type checkpoint with its tokenizer | `load_llama` |
-    | another checkpoint, safetensors; a name on the hub | `load` |
-    | word2vec, GloVe, fastText, NumPy or projector files | `read_vectors` |
+    """Open what stands at `path`: see `open_table`.
 
     Args:
-        path: Folder or file.
+        path: Folder, file, or name on the hub.
         tokenizer: File or folder of the tokenizer, where it is not beside the table.
 
     Raises:
@@ -177,26 +163,17 @@ def open_source(path: Path | str, tokenizer: Path | None = None) -> Source:
         CheckpointError: It is damaged, or nothing that is known.
         TokenizerError: Tokenizer and table do not belong together.
     """
-    given = None if tokenizer is None else load_tokenizer(tokenizer)
-    if not Path(path).exists():  # a name on the hub, or an error that says what was looked for
-        layer = load(str(path))
-        return Source(str(path), layer.table, tokenizer=given or layer.tokenizer, model=layer)
-    path = Path(path)
-    title = _title(path)
-    if path.is_dir() and _is_run(path):
-        model, own = load_run(path)
-        return source_of_run(RunDirectory(path), model, given or own)
-    if _is_vectors(path):
-        tokens, rows = read_vectors(path, errors="replace")
-        table = TokenEmbedding.from_pretrained(rows)
-        if given is not None:
-            return Source(title, table, tokenizer=given, path=path)
-        return Source(title, table, tokens=tokens, path=path)
-    if (path.is_dir() or path.suffix == ".safetensors") and _is_llama(path):
-        llama = load_llama(path)
-        return Source(title, llama.table, tokenizer=given or _beside(path), model=llama, path=path)
-    layer = load(path)
-    return Source(title, layer.table, tokenizer=given or layer.tokenizer or _beside(path), model=layer, path=path)
+    opened = open_table(path, tokenizer)
+    place = opened.source if isinstance(opened.source, Path) else None
+    return Source(
+        str(opened.source) if place is None else _title(place),
+        opened.table,
+        tokens=opened.tokens,
+        tokenizer=opened.tokenizer,
+        model=opened.layer if isinstance(opened.layer, Layer) else None,
+        run=opened.run,
+        path=place,
+    )
 
 
 def source_of_run(directory: RunDirectory, model: DecoderLM, tokenizer: Tokenizer) -> Source:
@@ -208,37 +185,6 @@ def source_of_run(directory: RunDirectory, model: DecoderLM, tokenizer: Tokenize
 def _title(path: Path) -> str:
     place = path.resolve()
     return f"{place.parent.name}/{place.name}" if place.name in {"model", "checkpoint", "run"} else place.name
-
-
-def _is_run(path: Path) -> bool:
-    config = path / "config.json"
-    if not config.exists():
-        return RunDirectory(path).holds_a_run
-    content = read_json(config)
-    return is_description(content) and content.get("kind") == "DecoderLM"
-
-
-def _is_vectors(path: Path) -> bool:
-    if path.is_dir():
-        return (path / "tensors.tsv").exists()
-    return path.suffix != ".safetensors" and not path.name.endswith(".index.json")
-
-
-def _is_llama(path: Path) -> bool:
-    """Whether a whole LLaMA-type model stands there, whose positions and head are known too."""
-    try:
-        checkpoint = Checkpoint.open(path)
-    except EmbedLayerError:
-        return False
-    return "layers.0.attention.wq.weight" in checkpoint.names
-
-
-def _beside(path: Path) -> Tokenizer | None:
-    """The tokenizer in the same folder, if there is exactly one."""
-    try:
-        return load_tokenizer(path if path.is_dir() else path.parent)
-    except (TokenizerError, FileError, CheckpointError):
-        return None
 
 
 def _plain(config: JsonObject) -> JsonObject:

@@ -3,16 +3,15 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import numpy as np
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
 from embedlayer.analysis.geometry import Pca, pca
+from embedlayer.checkpoints.tables import counts_of
 from embedlayer.errors import SizeError, TokenIdError
 from embedlayer.explorer.layout import lay_out
 from embedlayer.explorer.source import Source
-from embedlayer.text.corpus import TokenCorpus
 
 Params = Mapping[str, str]
 
@@ -161,7 +160,9 @@ def _nameless(source: Source) -> Bool[Tensor, " V"]:
 
 def _frequencies(source: Source) -> bytes:
     assert source.run is not None
-    return TokenCorpus.open(source.run.corpus).counts(source.table.vocab_size).astype(np.float32).tobytes()
+    counts = counts_of(source.run, source.table.vocab_size)
+    assert counts is not None
+    return _bytes(counts)
 
 
 @torch.no_grad()

@@ -14,14 +14,15 @@ import torch
 from torch import Tensor
 
 from embedlayer.derived import derive_all
-from embedlayer.errors import CheckpointError, EmbedLayerWarning, FileError
-from embedlayer.files import JsonObject, load_tensors, read_json
+from embedlayer.errors import CheckpointError, EmbedLayerWarning
+from embedlayer.files import JsonObject, read_json
 from embedlayer.layers.output import OutputHead
 from embedlayer.models.decoder import DecoderLM
 from embedlayer.positions.position import Position
 from embedlayer.positions.rotary import RotaryEmbedding
-from embedlayer.pretrained import CONFIG, WEIGHTS, assign
+from embedlayer.pretrained import CONFIG, assign
 from embedlayer.tables.dense import TokenEmbedding
+from embedlayer.weight_files import WeightFiles, open_weights
 
 META = {
     "tok_embeddings.weight": "table.weight",
@@ -57,13 +58,8 @@ HUGGING_FACE = {
 
 MODEL_TYPES = ("llama", "mistral")
 DEFAULT_BASE = 10000.0
-INDEX = "model.safetensors.index.json"
 
 _DERIVED = re.compile(r"(.*\.)?(rotary_emb\.inv_freq|rope\.freqs|freqs_cos|freqs_sin)")
-_CONVERT = (
-    'Pickles are never loaded; convert one that you trust, once: python -c "import torch, safetensors.torch as s; '
-    "s.save_file({k: v.clone() for k, v in torch.load('model.bin', weights_only=True).items()}, 'model.safetensors')\""
-)
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
@@ -93,18 +89,19 @@ def load_llama(path: Path | str, *, dtype: torch.dtype | None = None, device: to
     Reference: transformers/models/llama/modeling_llama.py; meta-llama/llama, llama/model.py.
     """
     path = Path(path)
-    tensors, metadata = _read(path, str(device))
-    if "tok_embeddings.weight" in tensors and "layers.0.attention.wq.weight" in tensors:
-        names, sizes = META, _meta_sizes(path, metadata, sum(tensors["layers.0.attention.wq.weight"].shape[:1]))
-    elif "model.embed_tokens.weight" in tensors:
+    stored = open_weights(path)
+    if {"tok_embeddings.weight", "layers.0.attention.wq.weight"} <= set(stored.names):
+        metadata = {key: text for header in stored.headers.values() for key, text in header.metadata.items()}
+        names, sizes = META, _meta_sizes(path, metadata, sum(stored.info("layers.0.attention.wq.weight").shape[:1]))
+    elif "model.embed_tokens.weight" in stored.names:
         names, sizes = HUGGING_FACE, _hugging_face_sizes(path)
     else:
         raise CheckpointError(
             f"{path} is no LLaMA-type checkpoint: it has neither model.embed_tokens.weight (Hugging Face's layout) nor "
             f"tok_embeddings.weight (Meta's)."
         )
-    renamed = {_our_name(name, names): _float(name, tensor, dtype) for name, tensor in tensors.items()}
-    renamed.pop("", None)
+    ours = {name: _our_name(name, names) for name in stored.names}
+    renamed = {our: _float(stored, name, dtype, device) for name, our in ours.items() if our}
     tied = sizes.pop("tied", "head.weight" not in renamed)
     if tied and "head.weight" in renamed:
         tied = torch.equal(renamed["head.weight"], renamed["table.weight"])
@@ -226,60 +223,6 @@ def _number(file: Path, config: Mapping[str, Any], key: str, kind: type, default
 # Reading
 
 
-def _read(path: Path, device: str) -> tuple[dict[str, Tensor], dict[str, str]]:
-    tensors: dict[str, Tensor] = {}
-    metadata: dict[str, str] = {}
-    for file in weight_files(path):
-        found, metadata = load_tensors(file, device)
-        twice = tensors.keys() & found.keys()
-        if twice:
-            raise CheckpointError(f"{file} holds {min(twice)}, which another file of {path} holds too.")
-        tensors |= found
-    return tensors, metadata
-
-
-def weight_files(path: Path | str) -> list[Path]:
-    """The safetensors files of a checkpoint: the file itself, or what a folder holds, in shards or whole.
-
-    Raises:
-        FileError: There is none.
-        CheckpointError: Pickles, an index that is damaged or leaves the folder, or several files and no index.
-    """
-    path = Path(path)
-    if not path.is_dir():
-        if path.name.endswith(".index.json"):
-            return _shards(path)
-        if path.exists() and path.suffix != ".safetensors":
-            raise CheckpointError(f"{path} is not a safetensors file. {_CONVERT}")
-        return [path]
-    if (path / INDEX).exists():
-        return _shards(path / INDEX)
-    if (path / WEIGHTS).exists():
-        return [path / WEIGHTS]
-    files = sorted(path.glob("*.safetensors"))
-    if len(files) > 1:
-        raise CheckpointError(f"{path} holds {len(files)} safetensors files and no {INDEX}: name the file.")
-    pickles = sorted(file.name for suffix in ("bin", "pt", "pth") for file in path.glob(f"*.{suffix}"))
-    if not files and pickles:
-        raise CheckpointError(f"{path} holds no safetensors file, only {', '.join(pickles)}. {_CONVERT}")
-    if not files:
-        raise FileError(f"{path} holds no model: there is no safetensors file in it.")
-    return files
-
-
-def _shards(index: Path) -> list[Path]:
-    places = read_json(index).get("weight_map")
-    if not isinstance(places, dict) or not places or not all(isinstance(name, str) for name in places.values()):
-        raise CheckpointError(f"{index} is not an index of shards: its weight_map should name a file for each tensor.")
-    names = sorted(set(places.values()))
-    for name in names:
-        if Path(name).name != name or not name.endswith(".safetensors"):
-            raise CheckpointError(f"{index} names the shard {name!r}, which is no safetensors file of its folder.")
-        if not (index.parent / name).exists():
-            raise FileError(f"{index.parent} lacks the shard {name} that {index.name} names. Copy it there.")
-    return [index.parent / name for name in names]
-
-
 def _our_name(name: str, names: Mapping[str, str]) -> str:
     """Our name of a tensor; "" for one that follows from the sizes; an unknown one keeps its name, and is refused."""
     if _DERIVED.fullmatch(name):
@@ -291,8 +234,9 @@ def _our_name(name: str, names: Mapping[str, str]) -> str:
     return name if pattern is None else pattern.format(block[2])
 
 
-def _float(name: str, tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
-    if tensor.dtype not in _FLOATS:
-        kind = str(tensor.dtype).removeprefix("torch.")
-        raise CheckpointError(f"{name} is stored as {kind}: only checkpoints in float32, bfloat16, float16 are read.")
-    return tensor if dtype is None else tensor.to(dtype)
+def _float(stored: WeightFiles, name: str, dtype: torch.dtype | None, device: torch.device | str) -> Tensor:
+    kind = stored.info(name).torch_dtype
+    if kind not in _FLOATS:
+        found = str(kind).removeprefix("torch.")
+        raise CheckpointError(f"{name} is stored as {found}: only checkpoints in float32, bfloat16, float16 are read.")
+    return stored.read(name, dtype=dtype, device=device)

@@ -41,9 +41,10 @@ def clip_grad_norm_(
     parameters = [parameters] if isinstance(parameters, Tensor) else list(parameters)
     holders: list[Tensor] = []
     divided: list[Tensor] = []
-    group = None
+    group, device = None, None
     for parameter in parameters:
-        group = getattr(parameter, "divided_among", group)
+        if hasattr(parameter, "divided_among"):
+            group, device = parameter.divided_among, parameter.device
         if parameter.grad is None:
             continue
         holder = parameter
@@ -55,7 +56,7 @@ def clip_grad_norm_(
         (divided if hasattr(parameter, "divided_among") else holders).append(holder)
     if group is None:
         return torch.nn.utils.clip_grad_norm_(holders, max_norm, norm_type, error_if_nonfinite, foreach)
-    total = norm_over_all(gradients_of(holders), gradients_of(divided), norm_type, group, foreach)
+    total = norm_over_all(gradients_of(holders), gradients_of(divided), norm_type, group, device, foreach)
     if error_if_nonfinite and not bool(total.isfinite()):
         raise RuntimeError(f"The norm of the gradients is {float(total)}, so they cannot be clipped to {max_norm:g}.")
     torch.nn.utils.clip_grads_with_norm_([_here(each) for each in holders + divided], max_norm, total, foreach)
@@ -68,13 +69,14 @@ def gradients_of(holders: list[Tensor]) -> list[Tensor]:
 
 
 def norm_over_all(
-    shared: list[Tensor], divided: list[Tensor], norm_type: float, group: Any, foreach: bool | None
+    shared: list[Tensor], divided: list[Tensor], norm_type: float, group: Any, device: Any, foreach: bool | None
 ) -> Tensor:
-    """The norm of gradients that every process has, whole or as DTensors, and of those that each has a part of."""
+    """The norm of gradients that every process has, whole or as DTensors, and of those of divided rows."""
     whole = [grad for grad in shared if not hasattr(grad, "full_tensor")]
     of_fsdp = [grad for grad in shared if hasattr(grad, "full_tensor")]
     norms = [torch.nn.utils.get_total_norm(each, norm_type, foreach=foreach) for each in (whole, of_fsdp, divided)]
-    first, second, part = (norm.full_tensor() if hasattr(norm, "full_tensor") else norm for norm in norms)
+    totals = (norm.full_tensor() if hasattr(norm, "full_tensor") else norm for norm in norms)
+    first, second, part = (norm.to(device) for norm in totals)  # of no gradients it is a number on the CPU
     if math.isinf(norm_type):
         torch.distributed.all_reduce(part, torch.distributed.ReduceOp.MAX, group)
         return torch.maximum(torch.maximum(first, second), part)

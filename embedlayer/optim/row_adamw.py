@@ -174,12 +174,20 @@ class RowAdamW(torch.optim.Optimizer):
         """The parameter's `step`, `exp_avg` and `exp_avg_sq`, which are made at its first step, or here."""
         state: State = self.state[parameter]
         if not state:
-            fused = any(group["fused"] and any(parameter is p for p in group["params"]) for group in self.param_groups)
-            device = parameter.device if fused and not is_row_sparse(parameter) else "cpu"
-            state["step"] = torch.zeros((), dtype=torch.float32, device=device)
+            state["step"] = torch.zeros((), dtype=torch.float32, device=self._place_of_step(parameter))
             state["exp_avg"] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
             state["exp_avg_sq"] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
         return state
+
+    def load_moments(self, parameter: Tensor, tensors: State) -> None:
+        """Continue with `step`, `exp_avg` and `exp_avg_sq` as they were, on whatever device they come."""
+        places = {"step": self._place_of_step(parameter)}
+        self.state[parameter] = {key: t.to(places.get(key, parameter.device)) for key, t in tensors.items()}
+
+    def _place_of_step(self, parameter: Tensor) -> torch.device:
+        """Where torch's kernel reads the number of the step: the fused one beside the numbers."""
+        fused = any(group["fused"] and any(parameter is p for p in group["params"]) for group in self.param_groups)
+        return parameter.device if fused and not is_row_sparse(parameter) else torch.device("cpu")
 
     def _step_dense(self, parameters: list[Tensor], group: dict[str, Any]) -> None:
         if not parameters:

@@ -182,6 +182,22 @@ def table_size(tokenizer: Tokenizer) -> int:
     return max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
 
 
+def require_rows(tokenizer: Tokenizer, rows: int, where: object) -> None:
+    """Refuse a tokenizer with IDs outside the table of so many rows that `where` names.
+
+    Raises:
+        TokenizerError: It has such.
+
+    Example:
+        >>> require_rows(train_tokenizer((), kind="byte"), 257, "run")
+    """
+    if table_size(tokenizer) > rows:
+        raise TokenizerError(
+            f"The tokenizer of {where} gives IDs up to {table_size(tokenizer) - 1}, its table has {rows} rows: "
+            f"they do not belong together."
+        )
+
+
 def token_text(tokenizer: Tokenizer, token_id: int) -> str:
     """What a token stands for, for people to read.
 

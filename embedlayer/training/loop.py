@@ -246,8 +246,7 @@ class Trainer:
                 prefix = f"optimizer.{name}."
                 moments = {key.removeprefix(prefix): t for key, t in local.items() if key.startswith(prefix)}
                 if moments:
-                    on_device = {k: t if k == "step" else t.to(parameter.device) for k, t in moments.items()}
-                    self.optimizer.state[parameter] = on_device
+                    self.optimizer.load_moments(parameter, moments)
                 if ledger := rest.get("ledgers", {}).get(name):
                     prefix = f"ledger.{name}."
                     behind = {key.removeprefix(prefix): t for key, t in local.items() if key.startswith(prefix)}

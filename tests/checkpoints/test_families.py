@@ -46,12 +46,17 @@ def test_every_model_type_belongs_to_one_family_and_every_family_has_a_peer() ->
     assert family_of(None) is None
 
 
-def test_far_positions_are_exact_where_transformers_rounds_them(tmp_path) -> None:
-    peer = next(peer for peer in PEERS if peer.name == "LLaMA 2")
+def loaded(name, folder):
+    """A peer by its name, its model, and what is loaded of that."""
+    peer = next(peer for peer in PEERS if peer.name == name)
     with quiet():
         model = peer.make()
-        model.save_pretrained(tmp_path)
-    layer = el.load(tmp_path)
+        model.save_pretrained(folder)
+    return peer, model, el.load(folder)
+
+
+def test_far_positions_are_exact_where_transformers_rounds_them(tmp_path) -> None:
+    _, model, layer = loaded("LLaMA 2", tmp_path)
     at = torch.arange(2000, 2064)
     exact = (at.double().unsqueeze(-1) * 10000.0 ** -(torch.arange(4).double() / 4)).cos()
     theirs = model.model.rotary_emb(torch.zeros(1), at.unsqueeze(0))[0][0, :, :4]
@@ -60,11 +65,7 @@ def test_far_positions_are_exact_where_transformers_rounds_them(tmp_path) -> Non
 
 
 def test_falcons_alibi_is_the_product_that_transformers_rounds_to_bfloat16(tmp_path) -> None:
-    peer = next(peer for peer in PEERS if peer.name == "Falcon RW")
-    with quiet():
-        model = peer.make()
-        model.save_pretrained(tmp_path)
-    layer = el.load(tmp_path)
+    peer, model, layer = loaded("Falcon RW", tmp_path)
     assert position_difference(peer, model, layer, 200) <= 1e-5
     assert 1e-3 < position_difference(peer, model, layer, 400) < 1
 

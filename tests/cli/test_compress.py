@@ -5,16 +5,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from commands import run
 from safetensors.torch import load_file, save_file
 
 import embedlayer as el
-from embedlayer.cli.main import main
-
-
-def run(*arguments: object) -> int:
-    with pytest.raises(SystemExit) as stop:
-        main([str(argument) for argument in arguments])
-    return int(stop.value.code or 0)
 
 
 @pytest.fixture(scope="module")

@@ -8,6 +8,7 @@ import sys
 
 import numpy as np
 import pytest
+from commands import run
 
 from embedlayer import (
     RunDirectory,
@@ -20,17 +21,10 @@ from embedlayer import (
     load_tokenizer,
     train_tokenizer,
 )
-from embedlayer.cli.main import main
 from embedlayer.cli.pipeline import LayerOptions, start_run
 from embedlayer.text.tokenizer import save_tokenizer
 
 TEXT = "Dogs love dogs, and cats love naps in the sun. Who would not? " * 400
-
-
-def run(*arguments: object) -> int:
-    with pytest.raises(SystemExit) as stop:
-        main([str(argument) for argument in arguments])
-    return int(stop.value.code or 0)
 
 
 @pytest.fixture

@@ -9,9 +9,9 @@ import sys
 
 import pytest
 import torch
+from commands import run
 
 from embedlayer import write_vectors
-from embedlayer.cli.main import main
 
 
 @pytest.fixture
@@ -41,9 +41,7 @@ def test_the_page_is_served_until_ctrl_c(table):
 
 
 def test_export_writes_one_file_and_serves_nothing(table, tmp_path, capsys):
-    with pytest.raises(SystemExit) as stop:
-        main(["explore", str(table), "--export", str(tmp_path / "page.html")])
-    assert not stop.value.code
+    assert run("explore", table, "--export", tmp_path / "page.html") == 0
     assert "opens without a server" in capsys.readouterr().out
     assert '"fish"' in (tmp_path / "page.html").read_text()
 
@@ -58,7 +56,5 @@ def test_export_writes_one_file_and_serves_nothing(table, tmp_path, capsys):
     ],
 )
 def test_bad_input_ends_with_a_sentence(table, tmp_path, capsys, arguments, code, message):
-    with pytest.raises(SystemExit) as stop:
-        main(["explore", *(argument.format(tmp=tmp_path) for argument in arguments)])
-    assert stop.value.code == code
+    assert run("explore", *(argument.format(tmp=tmp_path) for argument in arguments)) == code
     assert message in capsys.readouterr().err

@@ -5,17 +5,11 @@ import shutil
 
 import pytest
 import torch
+from commands import run
 
 from embedlayer import DecoderLM, RotaryEmbedding, TokenEmbedding, read_vectors, train_tokenizer, write_vectors
 from embedlayer.checkpoints.formats import VectorFormat
 from embedlayer.cli.export import FORMATS
-from embedlayer.cli.main import main
-
-
-def run(*arguments: object) -> int:
-    with pytest.raises(SystemExit) as stop:
-        main([str(argument) for argument in arguments])
-    return int(stop.value.code or 0)
 
 
 def test_the_choices_are_the_formats() -> None:

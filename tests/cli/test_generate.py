@@ -4,6 +4,7 @@ import json
 
 import pytest
 import torch
+from commands import run
 
 from embedlayer import (
     DecoderLM,
@@ -14,13 +15,6 @@ from embedlayer import (
     generate,
     train_tokenizer,
 )
-from embedlayer.cli.main import main
-
-
-def run(*arguments: object) -> int:
-    with pytest.raises(SystemExit) as stop:
-        main([str(argument) for argument in arguments])
-    return int(stop.value.code or 0)
 
 
 @pytest.fixture(scope="module")

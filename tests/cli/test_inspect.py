@@ -5,6 +5,7 @@ import shutil
 
 import pytest
 import torch
+from commands import run
 
 from embedlayer import (
     DecoderLM,
@@ -16,13 +17,6 @@ from embedlayer import (
     train_tokenizer,
     write_vectors,
 )
-from embedlayer.cli.main import main
-
-
-def run(*arguments: object) -> int:
-    with pytest.raises(SystemExit) as stop:
-        main([str(argument) for argument in arguments])
-    return int(stop.value.code or 0)
 
 
 @pytest.fixture(scope="module")

@@ -5,9 +5,10 @@ import sys
 import time
 
 import pytest
+from commands import run
 
 from embedlayer import __version__
-from embedlayer.cli.main import cli, main
+from embedlayer.cli.main import cli
 
 
 def test_help_lists_every_command_and_loads_no_torch() -> None:
@@ -19,9 +20,7 @@ def test_help_lists_every_command_and_loads_no_torch() -> None:
 
 
 def test_the_version_is_the_packages(capsys) -> None:
-    with pytest.raises(SystemExit) as stop:
-        main(["--version"])
-    assert stop.value.code == 0
+    assert run("--version") == 0
     assert __version__ in capsys.readouterr().out
 
 
@@ -59,10 +58,9 @@ def test_bad_input_ends_with_a_sentence_and_a_code(tmp_path, capsys, arguments, 
     (tmp_path / "short.txt").write_text("a few words, fewer than a window")
     (tmp_path / "latin1.txt").write_bytes("naïve café".encode("latin-1") * 100)
     before = sorted(path.name for path in tmp_path.iterdir())
-    with pytest.raises(SystemExit) as stop:
-        main([argument.format(tmp=tmp_path) for argument in arguments])
+    found = run(*(argument.format(tmp=tmp_path) for argument in arguments))
     shown = capsys.readouterr()
-    assert stop.value.code == code, shown.err
+    assert found == code, shown.err
     assert message in shown.err
     assert "Traceback" not in shown.err
     assert sorted(path.name for path in tmp_path.iterdir() if path.name != "run") == before

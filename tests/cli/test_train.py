@@ -10,18 +10,12 @@ import sys
 import time
 
 import pytest
+from commands import run
 
 from embedlayer.cli.demo import carried_text
-from embedlayer.cli.main import main
 
 SMALL = "--dim 24 --heads 2 --layers 1 --length 32 --batch-size 4 --vocab-size 400 --log-every 2".split()
 FILES = {"config.json", "model.safetensors", "tokenizer.json", "metrics.jsonl", "report.html", "run.json", "corpus"}
-
-
-def run(*arguments: object) -> int:
-    with pytest.raises(SystemExit) as stop:
-        main([str(argument) for argument in arguments])
-    return int(stop.value.code or 0)
 
 
 @pytest.fixture(scope="module")

@@ -6,19 +6,13 @@ import shutil
 
 import pytest
 import torch
+from commands import run
 
 import embedlayer as el
 from embedlayer.cli.demo import carried_text
-from embedlayer.cli.main import main
 
 SMALL = "--dim 32 --heads 2 --layers 1 --length 32 --batch-size 4 --vocab-size 400 --log-every 5 --steps 10".split()
 TERMS = ("otterly", "lynxes", "quokka")
-
-
-def run(*arguments: object) -> int:
-    with pytest.raises(SystemExit) as stop:
-        main([str(argument) for argument in arguments])
-    return int(stop.value.code or 0)
 
 
 @pytest.fixture(scope="module")

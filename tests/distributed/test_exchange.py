@@ -14,7 +14,7 @@ def swap():
     sends = [rank + other + 1 for other in range(ranks)]
     rows = torch.cat([torch.full((count, 2), 10.0 * rank + other) for other, count in enumerate(sends)])
     rows.requires_grad_()
-    receives = announce(sends, None)
+    receives = announce(sends, None, "cpu")
     came = exchange(rows, sends, receives, None)
     (came * torch.arange(1.0, len(came) + 1).unsqueeze(1)).sum().backward()
     everybody, counts = gather_rows(torch.full((rank, 1), float(rank), dtype=torch.float64), None)

@@ -28,7 +28,7 @@ from embedlayer import (
     clip_grad_norm_,
 )
 from embedlayer.distributed.copies import mean_over_copies, mesh_of_copies
-from embedlayer.distributed.sharded import keep_rows_apart, shard_table
+from embedlayer.distributed.sharded import ShardedTable, keep_rows_apart, shard_table
 from embedlayer.losses import chunk_length
 
 V, D, T = 23, 6, 10
@@ -227,7 +227,7 @@ def habits():
     with loss_parallel():
         third = shard_table(whole("dense"), mesh)
         loss = nn.functional.cross_entropy(third.sharded_logits(hidden), targets)
-        (loss * mesh.size()).backward()
+        loss.backward()
     assert torch.allclose(third.weight.grad, table.weight.grad)
     other.bounds.forward = other.bounds.clamped  # as on an accelerator
     vectors = other(torch.tensor([[4, V]])).detach()
@@ -258,6 +258,53 @@ def refusals() -> list[str]:
             wrong()
         found.append(str(caught.value)[:28])
     return found
+
+
+def test_a_frozen_table_stays_frozen_and_learns_the_mean_once_it_may() -> None:
+    for rank, (learns, grads) in enumerate(on_ranks(2, frozen)):
+        assert learns == [False, False, True]
+        expected = torch.zeros(V, D, dtype=torch.float64)
+        expected[[0, 1, 12]] = 1.5 / 2  # a rank that looks a row up is one of two
+        for grad in grads:
+            assert torch.equal(grad, expected[slice(0, 12) if rank == 0 else slice(12, V)])
+
+
+def frozen():
+    """Whether divided tables learn, and what a thawed one and its copy learn from a loss on each rank."""
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    table = shard_table(whole("dense").requires_grad_(False), mesh)
+    factorised = whole("factorised")
+    factorised.inner.weight.requires_grad_(False)
+    part = shard_table(factorised, mesh).local
+    learns = [table.weight.requires_grad, part.inner.weight.requires_grad, part.projection.weight.requires_grad]
+    grads = []
+    for each in (table.requires_grad_(True), copy.deepcopy(table)):
+        each(torch.tensor([[0, 1], [12]][dist.get_rank()])).sum().backward()
+        grads += [each.weight.grad]
+    return learns, grads
+
+
+def test_an_id_outside_that_a_gpu_clamps_gives_zeros_and_no_gradient() -> None:
+    ids = torch.tensor([[3, V + 1, 4], [V - 1, -1, 3]])
+    for rank, (vectors, grad, found, place) in enumerate(on_ranks(2, clamped, ids)):
+        assert vectors.abs().sum(-1).ne(0).tolist() == [[True, False, True], [True, False, True]]
+        counts = torch.tensor([ids.eq(token).sum() for token in range(V)])
+        own = slice(0, 12) if rank == 0 else slice(12, V)
+        assert torch.equal(grad, 1.5 * counts[own, None].expand(-1, D).double())
+        assert found == [1, V + 1, 3]
+        assert place == "meta"
+
+
+def clamped(ids: torch.Tensor):
+    """As on a GPU, where nobody waits for the check; and where the check of a table on another device is."""
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    table = shard_table(whole("dense"), mesh)
+    table.bounds.forward = table.bounds.clamped
+    vectors = table(ids)
+    vectors.sum().backward()
+    elsewhere = ShardedTable(TokenEmbedding(table.stop - table.start, D, device="meta"), mesh, vocab_size=V)
+    place = elsewhere.bounds.first_outside.device.type
+    return vectors.detach(), table.weight.grad, table.bounds.first_outside.tolist(), place
 
 
 def test_a_quantised_table_is_divided_and_the_states_of_all_kinds_are_those_of_whole_tables() -> None:

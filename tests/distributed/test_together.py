@@ -5,13 +5,15 @@ import io
 import json
 import os
 import shutil
-import socket
 import time
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
+from launches import free_port
 from memory import Memory
 from processes import on_ranks
 
@@ -23,6 +25,7 @@ from embedlayer import (
     PeerError,
     RotaryEmbedding,
     RunDirectory,
+    SizeError,
     TokenCorpus,
     TokenEmbedding,
     Trainer,
@@ -31,7 +34,16 @@ from embedlayer import (
     train_tokenizer,
 )
 from embedlayer.cli.main import main
-from embedlayer.distributed.together import Together, differences, started_together
+from embedlayer.cli.train import was_begun_by
+from embedlayer.distributed.together import (
+    Together,
+    differences,
+    launched_by,
+    launcher,
+    place_of,
+    room_of_this_attempt,
+    started_together,
+)
 from embedlayer.files import load_tensors
 from embedlayer.pretrained import describe
 
@@ -178,10 +190,68 @@ def meet(port: int) -> None:
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+def test_processes_that_are_started_again_meet_in_a_room_of_their_own() -> None:
+    """In the store of those before, where rank 0 comes last and a rank of before had knocked in vain."""
+    store = dist.HashStore()
+
+    def attempt(number: int, late: int) -> list[str]:
+        def enter(rank: int) -> str:
+            time.sleep(0.3 if rank == late else 0.0)
+            room = room_of_this_attempt(store, rank, 3, timedelta(seconds=60))
+            if rank == 0:
+                room.set("address", f"of attempt {number}")
+            return room.get("address").decode()
+
+        with ThreadPoolExecutor(3) as ranks:
+            return list(ranks.map(enter, range(3)))
+
+    for number in range(4):
+        assert attempt(number, late=number % 3) == [f"of attempt {number}"] * 3
+        with pytest.raises(PeerError, match=r"Rank 1 of 3 gave up: rank 0 did not come within 0.2 seconds\."):
+            room_of_this_attempt(store, 1, 3, timedelta(seconds=0.2))
+
+
+def test_a_process_without_a_gpu_of_its_own_is_told_so(monkeypatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    assert place_of("cuda") == torch.device("cuda", 1)
+    assert place_of("cpu") == torch.device("cpu")
+    monkeypatch.setenv("LOCAL_RANK", "2")
+    with pytest.raises(
+        SizeError, match="Process 2 of this machine, counted from 0, has no GPU of its own: there are 2"
+    ):
+        place_of("cuda")
+
+
+def test_a_launch_is_named_by_the_process_that_starts_again(monkeypatch) -> None:
+    monkeypatch.delenv("TORCHELASTIC_RUN_ID", raising=False)
+    assert launcher() != launcher()
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
+    first = launcher()
+    assert first == launcher()
+    assert f":{os.getppid()}:" in first
+    monkeypatch.setattr(os, "getppid", os.getpid)
+    assert first != launcher()
+
+
+def test_rank_0_knows_all_launchers_and_another_its_own(monkeypatch) -> None:
+    store = dist.HashStore()
+    for rank, host in ((2, "b"), (1, "a"), (0, "a")):
+        monkeypatch.setattr("embedlayer.distributed.together.launcher", lambda host=host: host)
+        assert launched_by(store, rank, 3) == ("a b" if rank == 0 else host)
+
+
+def test_a_run_is_continued_by_who_began_it_on_any_machine_and_by_nobody_else(tmp_path) -> None:
+    directory = RunDirectory(tmp_path / "run")
+    assert not was_begun_by("a:1 b:2", directory)
+    directory.path.mkdir()
+    directory.run.write_text(json.dumps({"format_version": 1, "notes": {"launch": "a:1 b:2"}}))
+    assert [was_begun_by(launch, directory) for launch in ("a:1 b:2", "b:2", "b:2 c:3", "c:3", "")] == [True] * 3 + [
+        False
+    ] * 2
+    for other in ({"format_version": 1, "notes": {}}, {"format_version": 0}):
+        directory.run.write_text(json.dumps(other))
+        assert not was_begun_by("a:1 b:2", directory)
 
 
 def one_sleeps(port: int, folder: Path) -> str:
@@ -260,22 +330,22 @@ def test_each_rank_that_differs_is_named() -> None:
 LARGE, WIDTH = 60_000, 48
 
 
-def test_no_process_ever_has_the_whole_table() -> None:
+def test_no_process_ever_has_the_whole_table(tmp_path) -> None:
     whole = LARGE * WIDTH * 4
-    for peaks in on_ranks(3, peaks_of_a_large_table):
+    for peaks in on_ranks(3, peaks_of_a_large_table, tmp_path):
         for peak in peaks:  # its third; a piece that is drawn; what the three send and get for some tokens
             assert peak < 0.75 * whole
 
 
-def peaks_of_a_large_table() -> list[int]:
+def peaks_of_a_large_table(folder: Path) -> list[int]:
     """The most that is in memory while a model with tied ends is built, and one with two tables, for each table."""
-    peaks = []
+    peaks, ranks = [], together(folder)
     for free in (False, True):
         head = OutputHead(vocab_size=LARGE, embed_dim=WIDTH) if free else None
         with torch.device("meta"):
             model = DecoderLM(TokenEmbedding(LARGE, WIDTH), RotaryEmbedding(24), head, num_layers=1, num_heads=2)
         with Memory() as memory:
-            model = Together(None).build(describe(model), "cpu")
+            model = ranks.build(describe(model), "cpu")
         peaks.append(memory.peak // (1 + free))
         assert model.head.tied or len(model.head.rows.weight) == LARGE // 3
     return peaks

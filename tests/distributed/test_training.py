@@ -1,57 +1,23 @@
 """`torchrun -m embedlayer train`: real processes, killed, stopped and continued."""
 
-import contextlib
-import json
-import os
 import signal
-import subprocess
-import sys
 import time
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
-import torch
+from launches import (
+    SECONDS,
+    SIZES,
+    TRAIN,
+    assert_same_run,
+    children,
+    machines,
+    started,
+    torchrun,
+    unlucky,
+)
 
-from embedlayer import RunDirectory, load_run
+from embedlayer import RunDirectory
 from embedlayer.cli.demo import carried_text
-from embedlayer.files import load_tensors
-
-SECONDS = 120
-SIZES = "--dim 16 --heads 2 --layers 1 --length 16 --batch-size 3 --vocab-size 301 --log-every 2".split()
-TRAIN = ["-m", "embedlayer", "train"]
-
-
-@contextlib.contextmanager
-def started(*arguments: object, **environment: str) -> Iterator[subprocess.Popen]:
-    """A Python process with all that it starts, gone when the block is left."""
-    process = subprocess.Popen(
-        [sys.executable, *map(str, arguments)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2]), **environment},
-        start_new_session=True,
-    )
-    try:
-        yield process
-    finally:
-        for pid in [*children(process.pid), process.pid]:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        process.communicate()
-
-
-def children(pid: int) -> list[int]:
-    try:
-        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-    except FileNotFoundError:
-        return []
-
-
-def torchrun(ranks: int, restarts: int = 0) -> list[str]:
-    run = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
-    return [*run, "--max-restarts", str(restarts), "--monitor-interval", "0.1"]
 
 
 @pytest.fixture(scope="module")
@@ -61,27 +27,65 @@ def text(tmp_path_factory):
     return file
 
 
-def test_workers_that_are_killed_in_a_run_and_in_a_save_go_on_from_the_last_checkpoint(text, tmp_path) -> None:
-    arguments = [text, *SIZES, "--steps", 8, "--untied", "--row-sparse"]
-    with started(*TRAIN, *arguments, "-o", tmp_path / "one") as process:
+@pytest.fixture(scope="module")
+def arguments(text):
+    return [text, *SIZES, "--steps", 8, "--untied", "--row-sparse"]
+
+
+@pytest.fixture(scope="module")
+def alone(arguments, tmp_path_factory):
+    """The run of one process."""
+    folder = tmp_path_factory.mktemp("alone") / "run"
+    with started(*TRAIN, *arguments, "-o", folder) as process:
         assert process.wait(SECONDS) == 0, process.stderr.read()
-    accidents = {"0": [[1, "step", 5]], "1": [[0, "save", 6]]}
-    command = [*torchrun(2, restarts=2), Path(__file__).parent / "unlucky.py", "train", *arguments]
-    with started(*command, "-o", tmp_path / "two", "--save-seconds", 0, ACCIDENTS=json.dumps(accidents)) as process:
+    return folder
+
+
+def test_workers_that_are_killed_in_a_run_and_in_a_save_go_on_from_the_last_checkpoint(
+    arguments, alone, tmp_path
+) -> None:
+    command, environment = unlucky(arguments, tmp_path / "two", [[1, "step", 5], [0, "save", 6]])
+    with started(*torchrun(2, restarts=2), *command, **environment) as process:
         said, errors = process.communicate(timeout=SECONDS)
         assert process.returncode == 0, errors
         assert said.count("Continuing at step 4") == 2
         assert not children(process.pid)
-    assert not list((tmp_path / "two").glob(".*"))
-    one, two = (load_tensors(tmp_path / name / "model.safetensors")[0] for name in ("one", "two"))
-    for name, tensor in one.items():
-        torch.testing.assert_close(two[name], tensor, atol=1e-5, rtol=1e-5, msg=name)
-    lines = [RunDirectory(tmp_path / name).read_metrics() for name in ("one", "two")]
-    for theirs, ours in zip(*lines, strict=True):
-        assert ours["step"] == theirs["step"]
-        assert ours["loss"] == pytest.approx(theirs["loss"], abs=1e-5)
-    load_run(tmp_path / "two")
-    assert (tmp_path / "two" / "report.html").exists()
+    assert_same_run(tmp_path / "two", alone)
+
+
+def test_two_machines_of_two_processes_train_as_one_process_does(arguments, alone, tmp_path) -> None:
+    command = [*TRAIN, *arguments, "-o", tmp_path / "four"]
+    first, second = (torchrun(2, meeting=meeting) for meeting in machines("2"))
+    with started(*first, *command) as one, started(*second, *command) as other:
+        for process in (one, other):
+            _, errors = process.communicate(timeout=SECONDS)
+            assert process.returncode == 0, errors
+            assert not children(process.pid)
+    assert_same_run(tmp_path / "four", alone)
+
+
+def test_a_process_that_is_killed_on_either_machine_starts_both_again(arguments, alone, tmp_path) -> None:
+    command, environment = unlucky(arguments, tmp_path / "two", [[1, "step", 5], [0, "save", 6]])
+    first, second = (torchrun(1, restarts=2, meeting=meeting) for meeting in machines("2"))
+    with started(*first, *command, **environment) as one, started(*second, *command, **environment) as other:
+        (said, errors), (_, others) = (process.communicate(timeout=SECONDS) for process in (one, other))
+        assert one.returncode == other.returncode == 0, errors + others
+        assert said.count("Continuing at step 4") == 2
+        assert not children(one.pid) + children(other.pid)
+    assert_same_run(tmp_path / "two", alone)
+
+
+def test_a_machine_that_dies_leaves_the_run_to_the_other(arguments, alone, tmp_path) -> None:
+    command, environment = unlucky(arguments, tmp_path / "two", [[1, "machine", 5]])
+    quick = ",last_call_timeout=8,keep_alive_interval=1,keep_alive_max_attempt=3"
+    first, second = (torchrun(1, restarts=1, meeting=meeting) for meeting in machines("1:2", conf=quick))
+    with started(*first, *command, **environment) as one, started(*second, *command, **environment) as other:
+        said, errors = one.communicate(timeout=SECONDS)
+        assert one.returncode == 0, errors
+        assert other.wait(SECONDS) == -signal.SIGKILL
+        assert "PeerError: Rank 0 of 2 gave up: another process has ended" in errors
+        assert said.count("Continuing at step 4") == 1
+    assert_same_run(tmp_path / "two", alone)
 
 
 def test_ctrl_c_saves_after_the_same_step_of_all_and_one_process_can_go_on(text, tmp_path) -> None:

@@ -1,38 +1,47 @@
-"""`embedlayer train`, run by torchrun, with what the environment's `ACCIDENTS` does to it on the way.
+"""`embedlayer train`, run by torchrun, with what the file that `ACCIDENTS` names does to it on the way.
 
-`{"0": [[1, "step", 5]], "1": [[0, "save", 6]]}`: in the first attempt rank 1 is killed after step 5, in the second
-rank 0 in the middle of the checkpoint of step 6.
+`[[1, "step", 5], [0, "save", 6], [1, "machine", 7]]`: rank 1 is killed after step 5; next, whichever attempt that is,
+rank 0 in the middle of the checkpoint of step 6; then rank 1 after step 7, with the torchrun that started it.
 """
 
 import json
 import os
 import signal
+from pathlib import Path
 
 from embedlayer.cli.main import main
 from embedlayer.distributed import gathered
+from embedlayer.files import write_json
 from embedlayer.training.loop import Trainer
 from embedlayer.training.run_directory import RunDirectory
 
-accidents = json.loads(os.environ["ACCIDENTS"]).get(os.environ["TORCHELASTIC_RESTART_COUNT"], [])
-mine = {what: step for rank, what, step in accidents if rank == int(os.environ["RANK"])}
+accidents = Path(os.environ["ACCIDENTS"])
 
 
-def die() -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
+def is_next(what: str, step: int) -> bool:
+    return json.loads(accidents.read_text())[:1] == [[int(os.environ["RANK"]), what, step]]
 
 
-update, save_checkpoint, write_rows = Trainer._update, RunDirectory.save_checkpoint, gathered._write_rows
+def die(*others: int) -> None:
+    write_json(accidents, json.loads(accidents.read_text())[1:])
+    for process in (*others, os.getpid()):
+        os.kill(process, signal.SIGKILL)
+
+
+update, save_checkpoint = Trainer._update, RunDirectory.save_checkpoint
 
 
 def unlucky_update(trainer, optimizer, step, learning_rate):
     result = update(trainer, optimizer, step, learning_rate)
-    if mine.get("step") == step + 1:
+    if is_next("step", step + 1):
         die()
+    if is_next("machine", step + 1):
+        die(os.getppid())
     return result
 
 
 def unlucky_save(directory, trainer):
-    if mine.get("save") == trainer.step:
+    if is_next("save", trainer.step):
         gathered._write_rows = lambda file, own, rows: (gathered._write(file, own), die())
     save_checkpoint(directory, trainer)
 

@@ -346,6 +346,21 @@ def test_a_table_resized_behind_the_optimizers_back_is_refused() -> None:
         row(torch.tensor([1]))
 
 
+def test_moments_are_put_where_torch_wants_them() -> None:
+    """torch's fused kernel reads the number of the step on the parameter's device, the others on the CPU."""
+    dense, rows = nn.Parameter(torch.zeros(3, 2, device="meta")), TokenEmbedding(3, 2, row_sparse=True, device="meta")
+    moments = {"step": torch.tensor(7.0), "exp_avg": torch.ones(3, 2), "exp_avg_sq": torch.ones(3, 2)}
+    for parameter, fused, place in ((dense, True, "meta"), (dense, False, "cpu"), (rows.weight, True, "cpu")):
+        optimizer = RowAdamW([parameter], fused=fused)
+        optimizer.load_moments(parameter, moments)
+        loaded = optimizer.state[parameter]
+        made = RowAdamW([parameter], fused=fused).moments(parameter)
+        assert {key: str(tensor.device) for key, tensor in loaded.items()} == {
+            key: str(tensor.device) for key, tensor in made.items()
+        }
+        assert loaded["step"].device.type == place
+
+
 def test_the_state_of_another_size_is_refused() -> None:
     (row, optimizer), _ = pair()
     train(row, optimizer, 2)

@@ -1,6 +1,7 @@
 """A corpus in shards: whoever builds it, however often it is stopped, the IDs are those of one process."""
 
 import gzip
+import os
 import random
 import signal
 import subprocess
@@ -250,6 +251,35 @@ def test_each_host_can_build_its_own_part(tmp_path):
             TokenCorpus.open(tmp_path / "parts")
     build_shard(*arguments, tmp_path / "parts", shards=3, only=1)
     build_in_shards(*arguments, tmp_path / "once", shards=3, workers=1)
+    assert contents(tmp_path / "parts") == contents(tmp_path / "once")
+
+
+def test_hosts_that_begin_a_folder_at_once_build_it_together(tmp_path):
+    """Each a process of its own, as `embedlayer corpus build --only` is on each host; who is first writes the plan."""
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.txt").write_text(PROSE * 300)
+    save_tokenizer(tokenizer_of("bpe"), tmp_path / "tokenizer.json")
+    command = [sys.executable, "-m", "embedlayer", "corpus", "build", "a.txt", "b.txt", "--tokenizer", "tokenizer.json"]
+    hosts = [
+        subprocess.Popen(
+            [*command, "-o", "parts", "--shards", "2", "--only", str(part)],
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for part in range(2)
+    ]
+    try:
+        said = [host.communicate(timeout=240)[0] for host in hosts]
+    finally:
+        for host in hosts:
+            host.kill()
+    assert [host.returncode for host in hosts] == [0, 0], said
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path)
+        build_in_shards(["a.txt", "b.txt"], tokenizer_of("bpe"), "once", shards=2, workers=1)
     assert contents(tmp_path / "parts") == contents(tmp_path / "once")
 
 

@@ -28,6 +28,7 @@ from embedlayer.text.tokenizer import (
     end_of_text_id,
     fingerprint,
     load_tokenizer,
+    require_rows,
     save_tokenizer,
     table_size,
     token_text,
@@ -277,3 +278,10 @@ def test_the_size_of_a_table_counts_gaps(tmp_path):
     content["model"]["vocab"]["Zz"] = 999
     (tmp_path / "tokenizer.json").write_text(json.dumps(content))
     assert table_size(load_tokenizer(tmp_path)) == 1000
+
+
+def test_a_tokenizer_needs_as_many_rows_as_its_highest_id_says() -> None:
+    tokenizer = train_tokenizer((), kind="byte")
+    require_rows(tokenizer, 257, "run")
+    with pytest.raises(TokenizerError, match="tokenizer of run gives IDs up to 256, its table has 256 rows"):
+        require_rows(tokenizer, 256, "run")

@@ -1,8 +1,8 @@
 /** Curves over positions or distances on Canvas2D, with their numbers under the pointer or the arrow keys. */
 
-import { ticks } from "./chart.js";
 import { fit, h, onResize } from "./dom.js";
 import { palette, shown } from "./heat.js";
+import { scale, straight, ticks, trace } from "./lines.js";
 
 /** @typedef {{name: string, colour: number, values: ArrayLike<number>, thin?: boolean, dots?: boolean}} Series `colour`: of the theme's eight, from 0 */
 
@@ -21,23 +21,19 @@ export function curves({ label, axes, height = 190, xName = (index) => `${axes[0
   const margin = { left: 46, right: 10, top: 8, bottom: 22 };
 
   const length = () => Math.max(1, ...view.series.map((each) => each.values.length));
-  const across = (index) => margin.left + ((view.width - margin.left - margin.right) * index) / Math.max(1, length() - 1);
-  const up = (value) => margin.top + ((height - margin.top - margin.bottom) * (view.high - value)) / (view.high - view.low || 1);
+  const across = (index) => scale(0, length() - 1, margin.left, view.width - margin.right)(index);
+  const up = (value) => scale(view.low, view.high, height - margin.bottom, margin.top)(value);
+  const upright = (context, index, colour, dash) => straight(context, across(index), margin.top, across(index), height - margin.bottom, colour, dash);
 
   const draw = () => {
     if (view.width < 60 || !view.series.length) return;
     const colours = palette();
     const context = fit(canvas, view.width, height);
     context.font = `11px ${getComputedStyle(canvas).fontFamily}`;
-    context.lineWidth = 1;
     context.textAlign = "right";
     context.textBaseline = "middle";
     for (const value of ticks(view.low, view.high, 5)) {
-      context.strokeStyle = value === 0 ? colours.muted : colours.line;
-      context.beginPath();
-      context.moveTo(margin.left, up(value));
-      context.lineTo(view.width - margin.right, up(value));
-      context.stroke();
+      straight(context, margin.left, up(value), view.width - margin.right, up(value), value === 0 ? colours.muted : colours.line);
       context.fillStyle = colours.muted;
       context.fillText(String(value).replace("-", "−"), margin.left - 6, up(value));
     }
@@ -52,43 +48,18 @@ export function curves({ label, axes, height = 190, xName = (index) => `${axes[0
     if (view.shadeFrom <= last) shade(context, across(Math.max(0, view.shadeFrom)), colours);
     for (const { at, colour, text, side } of view.marks) {
       if (at < 0 || at > last) continue;
-      context.strokeStyle = colour === undefined ? colours.ink : colours.series[colour];
-      context.setLineDash([4, 3]);
-      context.beginPath();
-      context.moveTo(across(at), margin.top);
-      context.lineTo(across(at), height - margin.bottom);
-      context.stroke();
-      context.setLineDash([]);
+      upright(context, at, colour === undefined ? colours.ink : colours.series[colour], [4, 3]);
       context.fillStyle = colours.ink;
       const isLeft = side ? side === "left" : at > last / 2;
       context.textAlign = isLeft ? "right" : "left";
       context.fillText(text, across(at) + (isLeft ? -4 : 4), margin.top);
     }
     for (const each of view.series) {
-      context.strokeStyle = context.fillStyle = colours.series[each.colour % 8];
       context.globalAlpha = each.thin ? 0.45 : 1;
-      context.lineWidth = each.thin ? 1 : 2;
-      context.beginPath();
-      for (let i = 0; i < each.values.length; i++) {
-        if (!Number.isFinite(each.values[i])) continue;
-        if (each.dots) {
-          context.moveTo(across(i) + 2.5, up(each.values[i]));
-          context.arc(across(i), up(each.values[i]), 2.5, 0, 2 * Math.PI);
-        } else if (i && Number.isFinite(each.values[i - 1])) context.lineTo(across(i), up(each.values[i]));
-        else context.moveTo(across(i), up(each.values[i]));
-      }
-      if (each.dots) context.fill();
-      else context.stroke();
+      trace(context, across, up, each.values, { colour: colours.series[each.colour % 8], width: each.thin ? 1 : 2, dots: each.dots });
       context.globalAlpha = 1;
     }
-    if (view.cursor !== null) {
-      context.strokeStyle = colours.ink;
-      context.lineWidth = 1;
-      context.beginPath();
-      context.moveTo(across(view.cursor), margin.top);
-      context.lineTo(across(view.cursor), height - margin.bottom);
-      context.stroke();
-    }
+    if (view.cursor !== null) upright(context, view.cursor, colours.ink);
   };
 
   const shade = (context, from, colours) => {

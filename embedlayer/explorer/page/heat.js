@@ -46,12 +46,11 @@ export function limitOf(...matrices) {
  *
  * @param {{label: string, unit: string, rowName: (row: number) => string, columnName: (column: number) => string,
  *   rowLabel?: (row: number) => string, format?: (number: number, row: number, column: number) => string, scale?: "diverging" | "sequential", cellHeight?: number,
- *   square?: boolean, rowLabels?: boolean, axes?: string[], onPick?: (row: number, column: number) => void,
- *   onHover?: (row: number, column: number) => void}} options
+ *   square?: boolean, rowLabels?: boolean, axes?: string[], onPick?: (row: number, column: number) => void}} options
  *   `axes`: what runs across, and what runs down
  */
 export function heatMap(options) {
-  const { label, unit, rowName, columnName, rowLabel = rowName, cellHeight = 18, square = false, rowLabels = false, axes = [], onPick, onHover } = options;
+  const { label, unit, rowName, columnName, rowLabel = rowName, cellHeight = 18, square = false, rowLabels = false, axes = [], onPick } = options;
   const format = options.format ?? shown;
   const colour = options.scale === "sequential" ? (t, dark) => sequential(t, dark) : diverging;
   const canvas = h("canvas", { tabIndex: 0, role: "img", class: onPick ? "heat-canvas heat-pick" : "heat-canvas" });
@@ -145,7 +144,6 @@ export function heatMap(options) {
 
   const point = (row, column) => {
     view.cursor = row === null ? null : { row, column };
-    if (view.cursor) onHover?.(row, column);
     say();
     draw();
   };

@@ -28,7 +28,7 @@ export function waveOf(dimension, dim, { layout = "interleaved", endpoint = fals
 }
 
 /** The two channels of pair i of a head: (2i, 2i + 1), or (i, i + half). */
-export function channelsOf(pair, pairs, interleaved) {
+function channelsOf(pair, pairs, interleaved) {
   return interleaved ? [2 * pair, 2 * pair + 1] : [pair, pair + pairs];
 }
 
@@ -130,19 +130,6 @@ export function closest(m) {
   return best;
 }
 
-/** softmax of each row; -Infinity stands for a place that may not be looked at. */
-export function softmaxRows(m) {
-  const out = { rows: m.rows, cols: m.cols, data: new Float64Array(m.data.length) };
-  for (let r = 0; r < m.rows; r++) {
-    const scores = row(m, r);
-    const top = Math.max(...scores);
-    let sum = 0;
-    for (const score of scores) sum += Math.exp(score - top);
-    for (let c = 0; c < m.cols; c++) out.data[r * m.cols + c] = Math.exp(scores[c] - top) / sum;
-  }
-  return out;
-}
-
 /** The same matrix with rows and columns in another order: out[i][j] = m[order[i]][order[j]]. */
 export function permuted(m, order) {
   return matrix(order.length, order.length, (i, j) => m.data[order[i] * m.cols + order[j]]);
@@ -157,7 +144,7 @@ export function largestDifference(a, b) {
 const unpacked = new WeakMap();
 
 /** A tensor as the server packs it, {shape, float32}: {shape, data}. Unpacked once, so only to be read. */
-export function unpack(packed) {
+function unpack(packed) {
   if (!unpacked.has(packed)) {
     const bytes = Uint8Array.from(atob(packed.float32), (letter) => letter.charCodeAt(0));
     unpacked.set(packed, { shape: packed.shape, data: new Float32Array(bytes.buffer) });

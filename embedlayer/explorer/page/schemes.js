@@ -9,7 +9,6 @@ import { add, alibiBias, alibiSlopes, dot, frequencies, rotate, sinusoid, unpack
  * @property {string} sentence what it does
  * @property {string} formula
  * @property {number} columns dimensions, pairs or heads
- * @property {string} column what one of them is
  * @property {number | null} trained positions that it covers or was trained on
  * @property {number} last the last position there is; Infinity for no end
  * @property {number} width of the vectors, or of a head; 0 for biases
@@ -21,7 +20,7 @@ import { add, alibiBias, alibiSlopes, dot, frequencies, rotate, sinusoid, unpack
  */
 
 const NEUTRAL = {
-  columns: 0, column: "dimension", trained: null, last: Infinity, width: 0, pairs: 0, formula: "", sentence: "",
+  columns: 0, trained: null, last: Infinity, width: 0, pairs: 0, formula: "", sentence: "",
   vector: () => new Float64Array(0), wavelength: () => NaN, apply: (vector) => Float64Array.from(vector), bias: () => 0,
 };
 
@@ -69,7 +68,7 @@ function learned(described) {
 /** @returns {Scheme} */
 export function rotary(width, base, turning = frequencies(width, base), { interleaved = false, magnitude = 1 } = {}) {
   return {
-    ...NEUTRAL, speaks: "rotary", name: `Rotary, K = ${width}`, columns: turning.length, column: "pair", width, pairs: turning.length,
+    ...NEUTRAL, speaks: "rotary", name: `Rotary, K = ${width}`, columns: turning.length, width, pairs: turning.length,
     formula: "θ = p · base^(-2i/K), (a, b) → (a cos θ − b sin θ, a sin θ + b cos θ)",
     sentence: "Nothing is added: pairs of numbers of queries and keys are turned by an angle that grows with the position.",
     vector: (position) => Float64Array.from({ length: 2 * turning.length }, (_, c) => (c % 2 ? Math.sin : Math.cos)(position * turning[c >> 1])),
@@ -88,7 +87,7 @@ function ownRotary(described) {
 /** @returns {Scheme} */
 export function alibi(heads, slopes = alibiSlopes(heads)) {
   return {
-    ...NEUTRAL, speaks: "bias", name: `ALiBi, ${heads} heads`, columns: heads, column: "head",
+    ...NEUTRAL, speaks: "bias", name: `ALiBi, ${heads} heads`, columns: heads,
     formula: "score(i, j) − slope[h] · |i − j|",
     sentence: "Nothing is added to vectors: the further back a key stands, the more is taken from its score, in each head at its own rate.",
     bias: (head, query, key) => alibiBias(slopes[head], query, key), slopes, causal: true,
@@ -104,7 +103,7 @@ function relative(described) {
   const middle = (table.cols - 1) / 2;
   const place = (query, key) => middle + Math.max(-middle, Math.min(middle, key - query));
   return {
-    ...NEUTRAL, speaks: "bias", columns: table.rows, column: "head",
+    ...NEUTRAL, speaks: "bias", columns: table.rows,
     formula: "score(i, j) + weight[bucket(j − i), h]",
     sentence: "A learned number for each head is added to the score: one for each small distance, one for each wider range of larger ones.",
     bias: (head, query, key) => table.data[head * table.cols + place(query, key)], causal: !described.bidirectional,

@@ -5,7 +5,7 @@ const SERIES = ["s1", "s2", "s3", "s4", "s5", "s6", "s7", "s8"];
 const KEPT = "embedlayer-theme";
 
 /** Whether the page is dark now. */
-export function isDark() {
+function isDark() {
   const chosen = document.documentElement.dataset.theme;
   return chosen ? chosen === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
 }

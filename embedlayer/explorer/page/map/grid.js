@@ -28,7 +28,7 @@ export function makeGrid(xs, ys) {
 }
 
 /** Call `visit(i)` with each point of the cells that a rectangle touches. */
-export function visitBox(grid, x0, y0, x1, y1, visit) {
+function visitBox(grid, x0, y0, x1, y1, visit) {
   const clamp = (value) => Math.min(Math.max(Math.floor(value), 0), grid.columns - 1);
   const first = clamp((x0 - grid.left) / grid.cell);
   const last = clamp((x1 - grid.left) / grid.cell);

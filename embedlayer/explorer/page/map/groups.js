@@ -34,7 +34,7 @@ export function kinds(texts, special) {
   return { names: KINDS, of };
 }
 
-export const SCRIPTS = ["Latin", "Cyrillic, Greek", "Han, Kana, Hangul", "Arabic, Hebrew", "other scripts", "digits", "symbols, spaces", "bytes, special, none"];
+const SCRIPTS = ["Latin", "Cyrillic, Greek", "Han, Kana, Hangul", "Arabic, Hebrew", "other scripts", "digits", "symbols, spaces", "bytes, special, none"];
 const TESTS = [
   [/\p{Script=Latin}/u, 0], [/[\p{Script=Cyrillic}\p{Script=Greek}]/u, 1],
   [/[\p{Script=Han}\p{Script=Hiragana}\p{Script=Katakana}\p{Script=Hangul}]/u, 2],

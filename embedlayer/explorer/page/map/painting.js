@@ -66,7 +66,7 @@ export function pointPainter(canvas) {
 }
 
 /** Radius of a point in CSS pixels: small where there are many, growing as one comes closer. */
-export function radiusOf(count, zoomed) {
+function radiusOf(count, zoomed) {
   return Math.min(7, 2.3 * (4096 / (count + 64)) ** 0.21 * Math.min(Math.max(zoomed, 0.5), 400) ** 0.38);
 }
 

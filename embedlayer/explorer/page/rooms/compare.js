@@ -1,10 +1,10 @@
-import { css, parse, sequential } from "../colour.js";
-import { empty, fit, h, onResize, select, slider, token, visibleText } from "../dom.js";
-import { gestures } from "../map/gestures.js";
-import { makeGrid, nearest } from "../map/grid.js";
-import { paintOver, pointPainter } from "../map/painting.js";
+import { parse, sequential } from "../colour.js";
+import { empty, h, select, slider, token, visibleText } from "../dom.js";
+import { paletteOf, ramp } from "../map/colouring.js";
+import { paintOver } from "../map/painting.js";
 import { pixel } from "../map/splat.js";
-import { fitView, pan, toData, toScreen, zoomAt } from "../map/view.js";
+import { emptyScene, makeStage } from "../map/stage.js";
+import { fitView, toScreen } from "../map/view.js";
 
 /** Two tables, one laid over the other. */
 export const room = {
@@ -76,27 +76,30 @@ function fill(body, { about, bytes, texts, other, choice, context }) {
   const placeOf = new Map([...ids].map((id, place) => [id, place]));
   const thisName = context.manifest.title;
   const isBefore = other === "before";
-  const scene = { xs: new Float32Array(count), ys: new Float32Array(count), view: null, home: 1, colours: new Uint32Array(count), only: null, marked: new Int32Array(), markColour: 0, dense: false, scale: null, paper: [255, 255, 255], showAxes: false };
+  const scene = { ...emptyScene(count), showAxes: false };
   let share = Number(state.get("t", "1"));
   let colours = null;
-  let [width, height] = [0, 0];
-  let grid = null;
   let closed = false;
   let playing = 0;
   let order = state.get("order", "moved_most");
 
-  const points = h("canvas", { "aria-hidden": "true" });
-  const over = h("canvas", { class: "map-over", tabIndex: 0, role: "application", "aria-label": "Map of the tokens of both tables. Arrow keys move, plus and minus zoom." });
-  const tip = h("div", { class: "map-tip", hidden: true });
   const legend = h("div", { class: "map-legend" });
-  const stage = h("div", { class: "map-stage" }, points, over, legend, tip);
+  const stage = makeStage(scene, "Map of the tokens of both tables. Arrow keys move, plus and minus zoom.", {
+    fitted: (width, height) => fitView(joined(ax, bx), joined(ay, by), width, height),
+    above,
+    textOf: (place) => texts[ids[place]],
+    said: (place) => `cosine ${cosines[place].toFixed(3)}`,
+    pick: (place) => choose(ids[place]),
+    closest: 1000,
+    reach: 12,
+    more: { escape: () => choose(null) },
+  }, legend);
   const time = slider({ label: isBefore ? "Before training to now" : `${about.title} to ${thisName}`, min: 0, max: 1, step: 0.01, value: share,
     format: (value) => (value === 0 ? (isBefore ? "before" : about.title) : value === 1 ? (isBefore ? "now" : thisName) : `${Math.round(value * 100)} %`), onInput: (value) => { stop(); setShare(value); state.set({ t: value === 1 ? null : value }); } });
   time.classList.add("search");
   const play = h("button", { type: "button", onClick: () => (playing ? stop() : start()) }, "Play");
   const side = h("aside", { class: "panel map-side", "aria-label": "Tokens by how far they moved" });
-  body.replaceChildren(h("div", { class: "panel map-main" }, h("div", { class: "map-tools" }, choice, time, play), stage), side);
-  const painter = pointPainter(points);
+  body.replaceChildren(h("div", { class: "panel map-main" }, h("div", { class: "map-tools" }, choice, time, play), stage.element), side);
 
   function setShare(value) {
     share = value;
@@ -104,8 +107,8 @@ function fill(body, { about, bytes, texts, other, choice, context }) {
       scene.xs[i] = bx[i] + (ax[i] - bx[i]) * share;
       scene.ys[i] = by[i] + (ay[i] - by[i]) * share;
     }
-    grid = null;
-    draw();
+    stage.place(scene.xs, scene.ys);
+    stage.draw();
   }
 
   function start() {
@@ -128,22 +131,13 @@ function fill(body, { about, bytes, texts, other, choice, context }) {
     play.textContent = "Play";
   }
 
-  let waiting = false;
-  function draw() {
-    if (waiting || closed) return;
-    waiting = true;
-    requestAnimationFrame(() => {
-      waiting = false;
-      if (closed || !width || !scene.view) return;
-      painter.paint(scene, width, height, Math.min(devicePixelRatio || 1, count > 60000 ? 1 : 2));
-      const chosen = chosenPlace();
-      const context2d = over.getContext("2d");
-      paintOver(context2d, scene, { width, height, colours, axes: [`principal component 1 of ${thisName} →`, "principal component 2 →"], rings: chosen >= 0 ? [chosen] : [], names: names(chosen), textOf: (place) => visibleText(texts[ids[place]]), most: 24, lasso: null, cross: document.activeElement === over && over.matches(":focus-visible") });
-      if (chosen >= 0) paintPath(context2d, chosen);
-    });
+  function above(context2d, shown) {
+    const chosen = chosenPlace();
+    paintOver(context2d, scene, { ...shown, colours, axes: [`principal component 1 of ${thisName} →`, "principal component 2 →"], rings: chosen >= 0 ? [chosen] : [], names: names(chosen), textOf: (place) => visibleText(texts[ids[place]]), most: 24, lasso: null });
+    if (chosen >= 0) paintPath(context2d, chosen, shown);
   }
 
-  function paintPath(context2d, place) {
+  function paintPath(context2d, place, { width, height }) {
     const [x0, y0] = toScreen(scene.view, bx[place], by[place], width, height);
     const [x1, y1] = toScreen(scene.view, ax[place], ay[place], width, height);
     context2d.strokeStyle = colours.warm;
@@ -162,17 +156,13 @@ function fill(body, { about, bytes, texts, other, choice, context }) {
   const chosenPlace = () => placeOf.get(Number(state.get("token", "-1"))) ?? -1;
 
   function recolour() {
-    const style = getComputedStyle(document.documentElement);
-    colours = { ...context.theme(), mono: style.getPropertyValue("--mono"), font: style.getPropertyValue("--font") };
+    colours = paletteOf(context.theme());
     const steps = Array.from({ length: 256 }, (_, i) => pixel(sequential(i / 255, colours.dark)));
     cosines.forEach((value, i) => { scene.colours[i] = steps[Math.round(255 * Math.min(1, Math.max(0, 1 - value)))]; });
     scene.paper = parse(colours.paper);
     scene.markColour = pixel(parse(colours.warm));
-    const ramp = h("canvas", { "aria-hidden": "true" });
-    const context2d = fit(ramp, 90, 10);
-    for (let x = 0; x < 90; x++) { context2d.fillStyle = css(sequential(x / 89, colours.dark)); context2d.fillRect(x, 0, 1, 10); }
-    legend.replaceChildren(h("span", { class: "ramp" }, "stayed (cosine 1)", ramp, "turned (cosine 0)"));
-    draw();
+    legend.replaceChildren(h("span", { class: "ramp" }, "stayed (cosine 1)", ramp(colours.dark), "turned (cosine 0)"));
+    stage.draw();
   }
 
   function showSide() {
@@ -180,7 +170,7 @@ function fill(body, { about, bytes, texts, other, choice, context }) {
     const parts = [h("dl", { class: "facts" }, [["Tokens in both", about.shared.toLocaleString("en")], ["Mean cosine", about.mean_cosine.toFixed(3)], ["Left over", about.residual === null ? null : `${(100 * about.residual).toFixed(0)} % after turning and scaling`]].filter(([, value]) => value !== null).map(([name, value]) => [h("dt", null, name), h("dd", null, value)]))];
     if (place >= 0) parts.push(card(place));
     parts.push(h("div", { class: "segments", role: "group", "aria-label": "Which list" }, [["moved_most", "Moved most"], ["moved_least", "Moved least"]].map(([name, text]) =>
-      h("button", { type: "button", "aria-pressed": String(order === name), onClick: () => { order = name; state.set({ order: name === "moved_most" ? null : name }); showSide(); draw(); } }, text))));
+      h("button", { type: "button", "aria-pressed": String(order === name), onClick: () => { order = name; state.set({ order: name === "moved_most" ? null : name }); showSide(); stage.draw(); } }, text))));
     parts.push(h("ol", { class: "near" }, about[order].slice(0, SHOWN).map(([id, , cosine]) => {
       const item = h("li", null, h("button", { type: "button", onClick: () => choose(id) }, token(texts[id]), h("span", { class: "score" }, cosine.toFixed(3))));
       item.style.setProperty("--share", String(Math.max(0, Math.min(1, order === "moved_most" ? 1 - cosine : cosine))));
@@ -205,48 +195,12 @@ function fill(body, { about, bytes, texts, other, choice, context }) {
   function choose(id) {
     state.set({ token: id });
     showSide();
-    draw();
+    stage.draw();
   }
 
-  function placeAt([x, y], radius = 12) {
-    grid ??= makeGrid(scene.xs, scene.ys);
-    const [dx, dy] = toData(scene.view, x, y, width, height);
-    return nearest(grid, scene.xs, scene.ys, dx, dy, radius / scene.view.zoom);
-  }
-  const stopGestures = gestures(over, {
-    hover(at) {
-      const place = at ? placeAt(at) : -1;
-      tip.hidden = place < 0;
-      if (place < 0) return;
-      tip.replaceChildren(h("b", null, visibleText(texts[ids[place]]) || "no token"), ` cosine ${cosines[place].toFixed(3)}`);
-      tip.style.transform = `translate(${Math.min(at[0] + 12, width - tip.offsetWidth - 4)}px, ${Math.min(at[1] + 12, height - tip.offsetHeight - 4)}px)`;
-    },
-    pan(dx, dy) { scene.view = pan(scene.view, dx, dy); draw(); },
-    zoom(factor, x = width / 2, y = height / 2) { scene.view = zoomAt(scene.view, factor, x, y, width, height, [scene.home * 0.1, scene.home * 1000]); draw(); },
-    home() { scene.view = null; home(); },
-    pick(at) { const place = placeAt(at); if (place >= 0) choose(ids[place]); },
-    enter() { const place = placeAt([width / 2, height / 2], 60); if (place >= 0) choose(ids[place]); },
-    escape() { choose(null); },
-    focus: draw,
-  });
-
-  function home() {
-    if (!width || scene.view) return;
-    scene.view = fitView(joined(ax, bx), joined(ay, by), width, height);
-    scene.home = scene.view.zoom;
-    draw();
-  }
-
-  const stopResize = onResize(stage, (w, hgt) => {
-    if (!w || !hgt) return;
-    [width, height] = [w, hgt];
-    fit(over, width, height);
-    home();
-    draw();
-  });
   document.addEventListener("themechange", recolour);
   recolour();
   setShare(share);
   showSide();
-  return () => { closed = true; stop(); stopResize(); stopGestures(); document.removeEventListener("themechange", recolour); };
+  return () => { closed = true; stop(); stage.close(); document.removeEventListener("themechange", recolour); };
 }

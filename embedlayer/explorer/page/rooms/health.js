@@ -1,5 +1,6 @@
-import { chart, histogram, key, short } from "../chart.js";
+import { chart, histogram, key } from "../chart.js";
 import { empty, h, select, token } from "../dom.js";
+import { short } from "../lines.js";
 import { spread } from "../map/view.js";
 
 /** What is wrong with a table, and how it uses its dimensions. */
@@ -72,7 +73,7 @@ function bars(values, isUnder, context, what, rule) {
   return chart(() => {
     const colours = context.theme();
     return {
-      series: [{ name: "all", xs: all.edges, ys: all.counts, colour: colours.series[0], kind: "bars" }, { name: "under-trained", xs: under.edges, ys: under.counts, colour: colours.series[1], kind: "bars" }],
+      series: [{ xs: all.edges, ys: all.counts, colour: colours.series[0], kind: "bars" }, { xs: under.edges, ys: under.counts, colour: colours.series[1], kind: "bars" }],
       xLabel: what, yLabel: "rows, logarithmic", yLog: true, yFloor: 0.8,
       rules: rule ? [{ ...rule, upright: true, colour: colours.muted }] : [],
       read: (i) => `${what} ${short(all.edges[i])} to ${short(all.edges[i + 1])}: ${all.counts[i].toLocaleString("en")} rows, ${under.counts[i].toLocaleString("en")} of them under-trained`,
@@ -83,7 +84,7 @@ function bars(values, isUnder, context, what, rule) {
 function spectrum({ explained }, context) {
   const kept = explained.filter((share) => share > 1e-9);
   return chart(() => ({
-    series: [{ name: "share", xs: kept.map((_, i) => i + 1), ys: kept, colour: context.theme().series[0] }],
+    series: [{ xs: kept.map((_, i) => i + 1), ys: kept, colour: context.theme().series[0] }],
     xLabel: "direction", yLabel: "share of the variance, logarithmic", yLog: true,
     read: (i) => `direction ${i + 1}: ${(100 * kept[i]).toPrecision(3)} %, the first ${i + 1} together ${(100 * kept.slice(0, i + 1).reduce((a, b) => a + b, 0)).toFixed(1)} %`,
   }), { height: 210, label: "Share of the variance along each principal direction", theme: context.theme });

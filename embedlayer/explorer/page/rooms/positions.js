@@ -154,10 +154,6 @@ function tiles(entries) {
   return h("dl", { class: "pos-tiles" }, entries.map(([name, value, id]) => h("div", null, h("dt", null, name), h("dd", { "data-value": id ?? null }, value))));
 }
 
-function textOf(scene, token) {
-  return `“${scene.tokens[token].text}”`;
-}
-
 /** Two sliders for two positions, and the switch that moves them together. */
 function placeSliders(scene, names = ["Position a", "Position b"]) {
   const move = (which, value) => {
@@ -419,13 +415,15 @@ function turnedPanel(scene) {
     h("div", { class: "toolbar" }, choice("Query of", "token"), choice("Key of", "key"), head), placeSliders(scene, ["Query at a", "Key at b"]), numbers, scene.keep(strips), scene.keep(chart), said);
 }
 
+/** A number for each query and each key. */
+function queriesByKeys(scene, label, unit, axes) {
+  return heatMap({ label, unit, square: true, axes, rowName: (p) => `query at ${p}`, columnName: (p) => `key at ${p}`, onPick: (a, b) => pick(scene, a, b) });
+}
+
 function distancePanel(scene) {
   const { scheme } = scene;
   const count = Math.min(MOST_COMPARED, scene.last + 1);
-  const heat = heatMap({
-    label: "Scores of all positions", unit: "q · k / √K", square: true, axes: ["key at b", "query at a"],
-    rowName: (p) => `query at ${p}`, columnName: (p) => `key at ${p}`, onPick: (a, b) => pick(scene, a, b),
-  });
+  const heat = queriesByKeys(scene, "Scores of all positions", "q · k / √K", ["key at b", "query at a"]);
   const show = (what) => {
     const marks = [{ row: scene.a }, { column: scene.b }];
     if (what === "all" || what === "tokens") {
@@ -495,10 +493,7 @@ function headCurves(scene) {
 function biasMatrix(scene) {
   const { scheme } = scene;
   const count = Math.min(MOST_COMPARED, scene.last + 1);
-  const heat = heatMap({
-    label: "Bias of one head", unit: "added to the score", square: true, axes: ["key", "query"],
-    rowName: (p) => `query at ${p}`, columnName: (p) => `key at ${p}`, onPick: (a, b) => pick(scene, a, b),
-  });
+  const heat = queriesByKeys(scene, "Bias of one head", "added to the score", ["key", "query"]);
   const title = h("p", { class: "pipe-fact" });
   const show = (what) => {
     const marks = [{ row: scene.a }, { column: scene.b }];

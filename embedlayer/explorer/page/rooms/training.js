@@ -1,5 +1,6 @@
-import { chart, key, short } from "../chart.js";
+import { chart, key } from "../chart.js";
 import { empty, h, token } from "../dom.js";
+import { short } from "../lines.js";
 
 /** How a run went. */
 export const room = {
@@ -58,9 +59,9 @@ function lossChart({ lines, uniform_loss: uniform }, context) {
   const trained = lines.filter((line) => line.loss !== undefined);
   const validated = lines.filter((line) => line.validation_loss !== undefined);
   const series = (colours) => [
-    { name: "training", xs: trained.map((l) => l.step), ys: trained.map((l) => l.loss), colour: colours.series[0] },
-    { name: "validation", xs: validated.map((l) => l.step), ys: validated.map((l) => l.validation_loss), colour: colours.series[1], width: 2.5 },
-    { name: "", xs: validated.map((l) => l.step), ys: validated.map((l) => l.validation_loss), colour: colours.series[1], kind: "dots" },
+    { xs: trained.map((l) => l.step), ys: trained.map((l) => l.loss), colour: colours.series[0] },
+    { xs: validated.map((l) => l.step), ys: validated.map((l) => l.validation_loss), colour: colours.series[1], width: 2.5 },
+    { xs: validated.map((l) => l.step), ys: validated.map((l) => l.validation_loss), colour: colours.series[1], kind: "dots" },
   ];
   const made = chart(() => {
     const colours = context.theme();
@@ -79,7 +80,7 @@ function lossChart({ lines, uniform_loss: uniform }, context) {
 
 function rowsChart(lines, context) {
   return chart(() => ({
-    series: [{ name: "rows", xs: lines.map((l) => l.step), ys: lines.map((l) => l.rows_touched), colour: context.theme().series[2] }],
+    series: [{ xs: lines.map((l) => l.step), ys: lines.map((l) => l.rows_touched), colour: context.theme().series[2] }],
     xLabel: "step", yLabel: "rows", zero: true,
     read: (i) => `step ${lines[i].step.toLocaleString("en")}: ${lines[i].rows_touched.toLocaleString("en")} rows, ${((100 * lines[i].rows_touched) / context.manifest.vocabSize).toFixed(1)} % of the table`,
   }), { height: 220, label: "Rows of the table that each logged step looked up", theme: context.theme });
@@ -88,7 +89,7 @@ function rowsChart(lines, context) {
 function speedPanel(lines, context, charts) {
   const measured = lines.filter((line) => line.tokens_per_second > 0);
   const made = chart(() => ({
-    series: [{ name: "learning rate", xs: lines.map((l) => l.step), ys: lines.map((l) => l.lr ?? 0), colour: context.theme().series[5] }],
+    series: [{ xs: lines.map((l) => l.step), ys: lines.map((l) => l.lr ?? 0), colour: context.theme().series[5] }],
     xLabel: "step", yLabel: "learning rate", zero: true,
     read: (i) => `step ${lines[i].step.toLocaleString("en")}: learning rate ${short(lines[i].lr ?? 0)}` + (lines[i].tokens_per_second ? `, ${lines[i].tokens_per_second.toLocaleString("en")} tokens per second` : ""),
   }), { height: 220, label: "Learning rate over steps", theme: context.theme });

@@ -1,0 +1,142 @@
+"""A table out of each kind of place, for the commands and for the page alike."""
+
+import pytest
+import torch
+
+import embedlayer as el
+from embedlayer.checkpoints.formats import VectorFormat
+from embedlayer.checkpoints.tables import open_table
+from embedlayer.errors import CheckpointError, FileError
+from embedlayer.explorer.source import open_source
+from embedlayer.files import save_tensors, write_json
+
+WORDS = ["cat", "dog", "naïve", "bird"]
+
+
+@pytest.fixture
+def tokenizer():
+    return el.train_tokenizer((), "byte")
+
+
+def same_table(path, rows, tokenizer_from=None):
+    """Open it as the commands and as the page do; both must find these rows."""
+    opened, source = open_table(path, tokenizer_from), open_source(path, tokenizer_from)
+    for table in (opened.table, source.table):
+        assert torch.allclose(table.rows(0, len(rows)), rows, atol=1e-6)
+    return opened, source
+
+
+@pytest.mark.parametrize("format", VectorFormat.__args__)
+def test_files_of_vectors_have_tokens_and_from_them_a_vocabulary(tmp_path, format) -> None:
+    names = {"word2vec-binary": "rows.bin", "fasttext": "rows.vec", "npy": "rows.npy", "projector": "rows"}
+    rows = torch.randn(4, 3)
+    el.write_vectors(tmp_path / names.get(format, "rows.txt"), WORDS, rows, format)
+    opened, source = same_table(tmp_path / names.get(format, "rows.txt"), rows)
+    assert opened.kind == "file of vectors"
+    assert opened.dtype == "float32"
+    assert opened.tokens == source.tokens == WORDS
+    assert opened.tokenizer is source.tokenizer is None
+    assert opened.vocabulary.token_to_id("naïve") == 2
+    assert opened.counts is opened.before is opened.head is source.before() is None
+
+
+def test_of_equal_tokens_the_first_counts_and_broken_ones_are_replaced(tmp_path) -> None:
+    el.write_vectors(tmp_path / "rows.npy", ["a", "b", "a"], torch.randn(3, 2))
+    assert open_table(tmp_path / "rows.npy").vocabulary.get_vocab() == {"a": 0, "b": 1}
+    (tmp_path / "cut.txt").write_bytes(b"2 2\n\xff 1 2\ncat 3 4\n")
+    opened, source = same_table(tmp_path / "cut.txt", torch.tensor([[1.0, 2], [3, 4]]))
+    assert opened.tokens == source.tokens == ["\ufffd", "cat"]
+
+
+@pytest.mark.parametrize("kind", ["table", "way in", "layer", "model"])
+@pytest.mark.parametrize("named", [False, True], ids=["without tokenizer", "with tokenizer"])
+def test_whatever_was_saved_and_has_a_table_is_opened(tmp_path, tokenizer, kind, named) -> None:
+    table = el.TokenEmbedding(257, 8)
+    layer = {
+        "table": lambda: table,
+        "way in": lambda: el.TransformerEmbedding(257, 8, 16),
+        "layer": lambda: el.EmbeddingLayer(table),
+        "model": lambda: el.DecoderLM(table, el.RotaryEmbedding(4), num_layers=1, num_heads=2),
+    }[kind]()
+    layer.save_pretrained(tmp_path, tokenizer=tokenizer if named else None)
+    opened, source = same_table(tmp_path, getattr(layer, "table", layer).weight.detach())
+    assert opened.kind == f"saved {type(layer).__name__}"
+    assert (opened.vocabulary is not None) == (source.tokenizer is not None) == named
+    assert (source.position is not None) == (kind != "table")
+    assert (source.head is not None) == (kind == "model")
+
+
+def test_a_free_head_is_found(tmp_path) -> None:
+    head = el.OutputHead(vocab_size=257, embed_dim=8)
+    model = el.DecoderLM(el.TokenEmbedding(257, 8), el.RotaryEmbedding(4), head, num_layers=1, num_heads=2)
+    model.save_pretrained(tmp_path)
+    assert torch.equal(open_table(tmp_path).head, head.weight)
+
+
+@pytest.mark.parametrize("name", ["", "model.safetensors", "blob"])
+def test_checkpoints_are_opened_as_folder_file_and_file_without_an_ending(tmp_path, tokenizer, name) -> None:
+    tensors = {"wte.weight": torch.randn(257, 8), "wpe.weight": torch.randn(16, 8)}
+    for file in ("model.safetensors", "blob"):
+        save_tensors(tmp_path / file, tensors)
+    write_json(tmp_path / "config.json", {"model_type": "gpt2", "vocab_size": 257, "n_embd": 8, "n_positions": 16})
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    opened, source = same_table(tmp_path / name, tensors["wte.weight"])
+    assert opened.kind == "checkpoint of family gpt2"
+    assert opened.vocabulary.get_vocab_size() == source.tokenizer.get_vocab_size() == 257
+    assert isinstance(source.model, el.EmbeddingLayer)
+
+
+def test_metas_layout_is_a_whole_model_and_without_sizes_still_a_table(shared_data, tmp_path) -> None:
+    opened = open_table(shared_data / "models")
+    assert (opened.kind, opened.table.vocab_size) == ("checkpoint", 512)
+    assert isinstance(opened.layer, el.DecoderLM)
+    assert opened.vocabulary.id_to_token(1) == "<s>"
+    tensors = {"tok_embeddings.weight": torch.randn(9, 8), "layers.0.attention.wq.weight": torch.randn(8, 8)}
+    save_tensors(tmp_path / "model.safetensors", tensors)
+    with pytest.warns(el.EmbedLayerWarning, match="found|looked for by its name"):
+        same_table(tmp_path, tensors["tok_embeddings.weight"])
+
+
+def test_a_name_on_the_hub_is_one_for_both(tmp_path, monkeypatch) -> None:
+    layer = el.EmbeddingLayer(el.TokenEmbedding(5, 4), family="gpt2")
+    monkeypatch.setattr("embedlayer.checkpoints.tables.load", {"someone/tiny": layer}.__getitem__)
+    monkeypatch.chdir(tmp_path)
+    opened, source = same_table("someone/tiny", layer.table.weight.detach())
+    assert (opened.source, opened.kind, source.title) == ("someone/tiny", "checkpoint of family gpt2", "someone/tiny")
+
+
+def make(kind, path):
+    """Something that holds no table."""
+    if kind == "position":
+        el.LearnedPositionalEmbedding(4, 4).save_pretrained(path)
+    elif kind == "other version":
+        path.mkdir()
+        write_json(path / "config.json", {"format_version": 99, "kind": "TokenEmbedding"})
+    elif kind == "unfinished":
+        path.mkdir()
+        write_json(path / "run.json", {"format_version": 1})
+    elif kind == "empty":
+        path.mkdir()
+    elif kind != "nowhere":
+        torch.save({"a": torch.ones(2)}, path)
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "error", "message"),
+    [
+        ("position", "p", CheckpointError, "holds a LearnedPositionalEmbedding, which has no table of tokens"),
+        ("other version", "p", CheckpointError, "has format version 99"),
+        ("unfinished", "p", FileError, "continue it with embedlayer train --resume"),
+        ("empty", "p", FileError, "holds no safetensors file"),
+        ("pickle", "pytorch_model.bin", CheckpointError, "is a pickle"),
+        ("pickle", "model.pt", CheckpointError, "is a pickle"),
+        ("pickle", "notes.md", CheckpointError, "is a pickle"),
+        ("nowhere", "nowhere", FileError, "no folder or file"),
+        ("nowhere", "nowhere.vec", FileError, "Cannot read .*nowhere.vec"),
+    ],
+)
+@pytest.mark.parametrize("open_it", [open_table, open_source])
+def test_what_holds_no_table_is_said_to_be_so_in_the_same_words(tmp_path, open_it, kind, name, error, message) -> None:
+    make(kind, tmp_path / name)
+    with pytest.raises(error, match=message):
+        open_it(tmp_path / name)

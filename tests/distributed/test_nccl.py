@@ -1,0 +1,110 @@
+"""Divided tables on GPUs, which talk through NCCL."""
+
+import json
+
+import pytest
+import torch
+import torch.distributed as dist
+from launches import SECONDS, SIZES, TRAIN, assert_same_run, started, torchrun, unlucky
+from processes import on_ranks
+from torch.distributed.device_mesh import init_device_mesh
+
+from embedlayer import TokenEmbedding, TokenIdError, clip_grad_norm_, shard_table
+from embedlayer.cli.demo import carried_text
+from embedlayer.distributed.gathered import Rows, load_parts, save_gathered
+from embedlayer.distributed.together import Together
+
+DEVICE = "cuda"
+BOTH = "cpu:gloo,cuda:nccl"
+V, D = 23, 6
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+
+def ranks_of(count: int) -> int:
+    if torch.cuda.device_count() < count:
+        pytest.skip(f"needs {count} CUDA devices")
+    return count
+
+
+def whole() -> TokenEmbedding:
+    torch.manual_seed(0)
+    return TokenEmbedding(V, D, padding_idx=2, scale=1.5, init_std=0.5, dtype=torch.float64)
+
+
+def results_of(table, hidden, ids) -> list[torch.Tensor]:
+    """Vectors, loss, logits, norm of the gradients before they are clipped, and the clipped gradient."""
+    vectors = table(ids)
+    loss = table.loss(hidden, ids)
+    (vectors.sum() + loss).backward()
+    logits, rows = table.logits(hidden), table.rows(3, 9)
+    norm = clip_grad_norm_(table.parameters(), 0.1)
+    return [each.detach().cpu() for each in (vectors, loss, logits, rows, norm, table.weight.grad)]
+
+
+def divided(ids: torch.Tensor, hidden: torch.Tensor) -> list[torch.Tensor]:
+    mesh = init_device_mesh(DEVICE, (dist.get_world_size(),))
+    of_cpu, of_gpu = shard_table(whole(), mesh).to(DEVICE), shard_table(whole().to(DEVICE), mesh)
+    found = results_of(of_cpu, hidden.to(DEVICE), ids.to(DEVICE))
+    again = results_of(of_gpu, hidden.to(DEVICE), ids.to(DEVICE))
+    assert all(torch.equal(one, other) for one, other in zip(found, again, strict=True))
+    of_gpu.weight.grad = None  # a frozen table has none, and its ranks agree on that
+    assert clip_grad_norm_(of_gpu.parameters(), 1.0) == 0
+    if DEVICE == "cuda":
+        assert of_gpu(torch.tensor([V], device=DEVICE)).eq(0).all()
+        with pytest.raises(TokenIdError, match=f"token id {V} at row 0, column 0"):
+            of_gpu.check()
+    return found
+
+
+@pytest.mark.parametrize("backend", ["nccl", BOTH])
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_table_divided_among_gpus_is_the_whole_one(ranks, backend) -> None:
+    ids = torch.randint(0, V, (2, 5), generator=torch.Generator().manual_seed(1))
+    hidden = torch.randn(2, 5, D, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    expected = results_of(whole(), hidden, ids)
+    results = on_ranks(ranks_of(ranks), divided, ids, hidden, backend=backend)
+    for found in results:
+        for ours, theirs in zip(found[:-1], expected[:-1], strict=True):
+            assert torch.allclose(ours, theirs)
+    assert torch.allclose(torch.cat([found[-1] for found in results]), expected[-1])
+
+
+def agreed_and_saved(folder) -> list[torch.Tensor]:
+    ranks = Together(dist.FileStore(str(folder / "store"), dist.get_world_size()), DEVICE)
+    ranks.agree({"of": "all"})
+    table = shard_table(whole(), init_device_mesh(DEVICE, (ranks.size,))).to(DEVICE)
+    sums = [ranks.sum(torch.ones(2, device=DEVICE)).cpu(), torch.tensor(ranks.any(ranks.first))]
+    tensors, places = {"rows": table.whole(table.weight)}, {"rows": Rows(table, V)}
+    save_gathered(folder / "file", tensors, places)
+    ranks.any(False)
+    loaded = load_parts(folder / "file", lambda names: places)[0]["rows"]
+    assert loaded.to_local().device.type == DEVICE
+    assert torch.equal(loaded.to_local(), table.weight.detach())
+    return [*sums, loaded.full_tensor().cpu()]
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_notes_and_files_go_by_the_cpu(ranks, tmp_path) -> None:
+    for summed, flag, rows in on_ranks(ranks_of(ranks), agreed_and_saved, tmp_path, backend=BOTH):
+        assert summed.tolist() == [ranks, ranks]
+        assert bool(flag)
+        assert torch.equal(rows, whole().weight.detach())
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_run_on_gpus_is_that_of_one_process_and_goes_on_after_an_accident(ranks, tmp_path) -> None:
+    (tmp_path / "text.txt").write_text(carried_text()[:30_000])
+    arguments = [tmp_path / "text.txt", *SIZES, "--steps", 8, "--device", DEVICE, "--precision", "float32"]
+    with started(*TRAIN, *arguments, "-o", tmp_path / "alone") as process:
+        assert process.wait(SECONDS) == 0, process.stderr.read()
+    command, environment = unlucky(arguments, tmp_path / "many", [[ranks_of(ranks) - 1, "step", 5]])
+    with started(*torchrun(ranks, restarts=1), *command, **environment) as process:
+        said, errors = process.communicate(timeout=SECONDS)
+        assert process.returncode == 0, errors
+        assert "Continuing at step 4" in said
+    assert json.loads((tmp_path / "many.json").read_text()) == []
+    assert_same_run(tmp_path / "many", tmp_path / "alone")

@@ -1,0 +1,204 @@
+"""PEFT on whole tables, on divided ones, and on those that torch divides."""
+
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from processes import on_ranks
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Replicate
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+from embedlayer import DecoderLM, OutputHead, RotaryEmbedding, TokenEmbedding, shard_table
+from embedlayer.distributed.together import Together
+
+pytest.importorskip("peft", reason="the dev extra is not installed")
+
+V, D, SCALE = 24, 8, 2.5
+CHOICES = {
+    "on the table": {"target_modules": ["table"]},
+    "beside the table": {"target_modules": ["mixing"]},
+    "a copy of the table": {"target_modules": ["mixing"], "modules_to_save": ["table"]},
+    "some rows": {"target_modules": ["mixing"], "trainable_token_indices": {"table": [3, 5]}},
+}
+IDS = torch.arange(V).view(4, 6)
+
+
+class Plain(nn.Embedding):
+    """What is meant: a scaled look-up, under the name that PEFT knows."""
+
+    embed_scale = torch.tensor(SCALE)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return SCALE * super().forward(ids)
+
+
+class Net(nn.Module):
+    """As small as a model can be that has a table, a layer and a head."""
+
+    def __init__(self, kind: type[nn.Embedding] = TokenEmbedding) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.table, self.mixing, self.head = TokenEmbedding(V, D, scale=SCALE), nn.Linear(D, D), nn.Linear(D, V)
+        if kind is Plain:
+            plain = Plain(V, D)
+            plain.load_state_dict(self.table.state_dict())
+            self.table = plain
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return self.head(self.mixing(self.table(ids)).tanh())
+
+
+def adapted(model: nn.Module, **options):
+    from peft import LoraConfig, get_peft_model
+
+    torch.manual_seed(1)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*fan_in_fan_out.*")
+        return get_peft_model(model, LoraConfig(r=3, lora_alpha=6, init_lora_weights=False, **options))
+
+
+def loss_and_gradients(model: nn.Module, ids: torch.Tensor = IDS) -> dict[str, torch.Tensor]:
+    loss = F.cross_entropy(model(ids).flatten(0, 1), ids.flatten())
+    loss.backward()
+    return {"loss": loss.detach(), **{name: p.grad for name, p in model.named_parameters() if p.grad is not None}}
+
+
+def assert_close(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) -> None:
+    assert ours.keys() == theirs.keys()
+    for name, tensor in theirs.items():
+        torch.testing.assert_close(ours[name], tensor, atol=1e-6, rtol=1e-5, msg=name)
+
+
+@pytest.mark.parametrize("choice", CHOICES)
+def test_a_table_is_to_peft_what_a_scaled_embedding_is(choice) -> None:
+    model, plain = adapted(Net(), **CHOICES[choice]), adapted(Net(Plain), **CHOICES[choice])
+    assert_close(loss_and_gradients(model), loss_and_gradients(plain))
+    for each in (model, plain):
+        torch.optim.AdamW([p for p in each.parameters() if p.requires_grad], lr=0.1).step()
+    with torch.no_grad():
+        expected = model(IDS)
+        torch.testing.assert_close(expected, plain(IDS))
+        merged = model.merge_and_unload()
+        assert isinstance(merged.table, TokenEmbedding)
+        torch.testing.assert_close(merged(IDS), expected)
+
+
+PLANS = {
+    "rows": RowwiseParallel(input_layouts=Replicate()),
+    "columns": ColwiseParallel(output_layouts=Replicate()),
+}
+
+
+def divided_by_torch(plan: str) -> Net:
+    model = Net()
+    parallelize_module(model.table, init_device_mesh("cpu", (2,)), PLANS[plan])
+    return model
+
+
+def by_torch(choices: list[str]) -> list[dict[str, torch.Tensor]]:
+    found = []
+    for plan in PLANS:
+        for choice in choices:
+            results = loss_and_gradients(adapted(divided_by_torch(plan), **CHOICES[choice]))
+            found += [{n: t.full_tensor() if isinstance(t, DTensor) else t for n, t in results.items()}]
+        with pytest.raises(RuntimeError, match=r"mixed torch\.Tensor and DTensor"):
+            adapted(divided_by_torch(plan), **CHOICES["some rows"])
+    return found
+
+
+def test_a_table_that_torch_divides_by_rows_or_columns_takes_lora_and_a_copy() -> None:
+    choices = ["on the table", "beside the table", "a copy of the table"]
+    for results in on_ranks(2, by_torch, choices):
+        for choice, found in zip(choices * len(PLANS), results, strict=True):
+            assert_close(found, loss_and_gradients(adapted(Net(), **CHOICES[choice])))
+
+
+def on_a_divided_table(choices: list[str]) -> list[dict[str, torch.Tensor]]:
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    found = []
+    for choice in choices:
+        model = Net()
+        model.table = shard_table(model.table, mesh)
+        model = adapted(model, **CHOICES[choice])
+        own = IDS.chunk(mesh.size())[mesh.get_local_rank()]
+        results = loss_and_gradients(model, own)
+        for name, tensor in results.items():
+            if "local" not in name:
+                dist.all_reduce(tensor)
+                tensor /= mesh.size()
+        results = {name.replace("local.", ""): tensor for name, tensor in results.items()}
+        found += [results]
+    for choice in ("on the table", "some rows"):
+        model = Net()
+        model.table = shard_table(model.table, mesh)
+        with pytest.raises((ValueError, AttributeError), match="ShardedTable"):
+            adapted(model, **CHOICES[choice])
+    return found
+
+
+def test_a_divided_table_takes_lora_beside_it_and_a_copy_but_none_on_it() -> None:
+    choices = ["beside the table", "a copy of the table"]
+    results = on_ranks(2, on_a_divided_table, choices)
+    for number, choice in enumerate(choices):
+        expected = loss_and_gradients(adapted(Net(), **CHOICES[choice]))
+        found = [result[number] for result in results]
+        for name in [name for name in expected if "table" in name]:
+            found[0][name] = torch.cat([each[name] for each in found])
+        assert_close(found[0], expected)
+
+
+def decoder(learns: bool, tied: bool) -> DecoderLM:
+    torch.manual_seed(0)
+    table = TokenEmbedding(V - 1, D, scale=SCALE)  # a row less for the last of two ranks
+    head = None if tied else OutputHead(vocab_size=V - 1, embed_dim=D)
+    model = DecoderLM(table, RotaryEmbedding(4), head, num_layers=1, num_heads=2)
+    for parameter in model.parameters():
+        parameter.requires_grad_(learns)
+    return model
+
+
+def trained_decoder(model: DecoderLM, ranks: Together | None, learns: bool) -> dict[str, torch.Tensor]:
+    """Losses of a few steps of LoRA on the decoder's layers, with the table's rows if they learn, and what was made."""
+    ids = IDS.clamp(max=V - 2)
+    if ranks is not None:
+        ranks.divide(model)
+        ids = ids[list(ranks.share(len(ids)))]
+    rows = model.table.weight
+    model = adapted(model, target_modules=["query", "value", "down"])
+    assert not rows.requires_grad
+    rows.requires_grad_(learns)
+    loss_of = model.loss if ranks is None else ranks.loss_of(model)
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    optimizer, losses = torch.optim.SGD(trained, lr=0.5), []
+    for _ in range(3):
+        loss = loss_of(ids[:, :-1], ids[:, 1:])
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses += [loss.detach() if ranks is None else ranks.sum(loss.detach()) / ranks.size]
+    made = {name: p.detach() for name, p in model.named_parameters() if "lora" in name}
+    return {"losses": torch.stack(losses), "rows": rows.detach(), **made}
+
+
+CASES = [(True, True), (False, True), (True, False), (False, False)]
+
+
+def all_decoders(folder: Path) -> list[dict[str, torch.Tensor]]:
+    ranks = Together(dist.FileStore(str(folder / "store"), dist.get_world_size()))
+    return [trained_decoder(decoder(*case), ranks, case[0]) for case in CASES]
+
+
+def test_lora_on_the_layers_of_a_decoder_learns_alike_where_its_table_is_divided(tmp_path) -> None:
+    results = on_ranks(2, all_decoders, tmp_path)
+    for number, case in enumerate(CASES):
+        expected = trained_decoder(decoder(*case), None, case[0])
+        found = [result[number] for result in results]
+        found[0]["rows"] = torch.cat([each["rows"] for each in found])
+        assert_close(found[0], expected)
+        moved = not torch.equal(expected["rows"], decoder(*case).table.weight)
+        assert moved == case[0]

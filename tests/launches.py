@@ -1,0 +1,89 @@
+"""What `torchrun` starts on this machine, for tests: `with started(*torchrun(2), *TRAIN, ...) as process`."""
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from embedlayer import RunDirectory, load_run
+from embedlayer.files import load_tensors
+
+HERE = Path(__file__).parent
+SECONDS = 240
+SIZES = "--dim 16 --heads 2 --layers 1 --length 16 --batch-size 3 --vocab-size 301 --log-every 2".split()
+TRAIN = ["-m", "embedlayer", "train"]
+
+
+@contextlib.contextmanager
+def started(*arguments: object, **environment: str) -> Iterator[subprocess.Popen]:
+    """A Python process with all that it starts, gone when the block is left."""
+    process = subprocess.Popen(
+        [sys.executable, *map(str, arguments)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(HERE.parent), **environment},
+        start_new_session=True,
+    )
+    try:
+        yield process
+    finally:
+        for pid in [*children(process.pid), process.pid]:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        process.communicate()
+
+
+def children(pid: int) -> list[int]:
+    try:
+        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except FileNotFoundError:
+        return []
+
+
+def torchrun(ranks: int, restarts: int = 0, *, meeting: list[str] | None = None) -> list[str]:
+    run = ["-m", "torch.distributed.run", *(meeting or ["--standalone"]), "--nproc-per-node", str(ranks)]
+    return [*run, "--max-restarts", str(restarts), "--monitor-interval", "0.1"]
+
+
+def machines(nodes: str, *, conf: str = "") -> list[list[str]]:
+    """How two torchruns on this machine meet as if they were on two; the first hosts the meeting and is rank 0's."""
+    place = ["--nnodes", nodes, "--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{free_port()}"]
+    return [
+        [*place, "--rdzv-conf", f"is_host={host}{conf}", "--local-addr", f"127.0.0.{number}"]
+        for number, host in ((1, 1), (2, 0))
+    ]
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def unlucky(arguments, folder: Path, accidents: list[list]) -> tuple[list, dict[str, str]]:
+    """A run that has these accidents: what torchrun is to run, and its environment."""
+    folder.with_suffix(".json").write_text(json.dumps(accidents))
+    command = [HERE / "distributed" / "unlucky.py", "train", *arguments, "-o", folder, "--save-seconds", 0]
+    return command, {"ACCIDENTS": str(folder.with_suffix(".json"))}
+
+
+def assert_same_run(folder: Path, expected: Path) -> None:
+    assert not list(folder.glob(".*"))
+    ours, theirs = (load_tensors(path / "model.safetensors")[0] for path in (folder, expected))
+    for name, tensor in theirs.items():
+        torch.testing.assert_close(ours[name], tensor, atol=1e-5, rtol=1e-5, msg=name)
+    lines = [RunDirectory(path).read_metrics() for path in (expected, folder)]
+    for its, line in zip(*lines, strict=True):
+        assert line["step"] == its["step"]
+        assert line["loss"] == pytest.approx(its["loss"], abs=1e-5)
+    load_run(folder)
+    assert (folder / "report.html").exists()

@@ -1,0 +1,295 @@
+"""Tensors in safetensors files: what is read, what is refused."""
+
+import json
+import os
+import resource
+import struct
+import subprocess
+import sys
+import tracemalloc
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from safetensors.torch import save_file
+
+import embedlayer as el
+from embedlayer.weight_files import open_weights, read_header
+
+
+@pytest.fixture
+def tensors() -> dict[str, torch.Tensor]:
+    return {
+        "model.embed_tokens.weight": torch.randn(11, 4),
+        "model.norm.weight": torch.randn(4).bfloat16(),
+        "model.scalar": torch.tensor(7),
+        "model.empty": torch.empty(0, 4),
+    }
+
+
+def write_raw(path, header: object, body: bytes = b"", length: int | None = None) -> None:
+    raw = header if isinstance(header, bytes) else json.dumps(header).encode()
+    path.write_bytes(struct.pack("<Q", len(raw) if length is None else length) + raw + body)
+
+
+def test_tensors_are_those_that_safetensors_wrote(tmp_path, tensors) -> None:
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    stored = open_weights(tmp_path)
+    assert set(stored.names) == set(tensors)
+    for name, tensor in tensors.items():
+        read = stored.read(name)
+        assert read.dtype == tensor.dtype
+        assert torch.equal(read, tensor)
+    assert stored.read("model.norm.weight", dtype=torch.float64).dtype == torch.float64
+    assert stored.headers["model.safetensors"].metadata == {"format": "pt"}
+
+
+def test_writing_to_what_was_read_does_not_change_the_file(tmp_path, tensors) -> None:
+    save_file(tensors, tmp_path / "model.safetensors")
+    before = (tmp_path / "model.safetensors").read_bytes()
+    open_weights(tmp_path).read("model.embed_tokens.weight").zero_()
+    assert (tmp_path / "model.safetensors").read_bytes() == before
+
+
+def test_only_what_is_asked_for_is_read(tmp_path) -> None:
+    table = torch.randn(10, 4)
+    huge = 1 << 40
+    header = {
+        "other": {"dtype": "F32", "shape": [huge // 4], "data_offsets": [0, huge]},
+        "wte.weight": {"dtype": "F32", "shape": [10, 4], "data_offsets": [huge, huge + 160]},
+    }
+    path = tmp_path / "model.safetensors"
+    write_raw(path, header)
+    start = path.stat().st_size
+    with path.open("r+b") as file:  # a file of a tebibyte with a hole where the other tensor is
+        file.seek(start + huge)
+        file.write(table.numpy().tobytes())
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    stored = open_weights(tmp_path)
+    assert torch.equal(stored.read("wte.weight"), table)
+    assert stored.bytes_read == start + 160
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 50_000
+
+
+def test_a_tensor_at_an_odd_offset_is_read(tmp_path) -> None:
+    values = torch.randn(3)
+    write_raw(tmp_path / "a.safetensors", {"x": {"dtype": "F32", "shape": [3], "data_offsets": [1, 13]}}, b"\0" * 1)
+    with (tmp_path / "a.safetensors").open("ab") as file:
+        file.write(values.numpy().tobytes())
+    assert torch.equal(open_weights(tmp_path / "a.safetensors").read("x"), values)
+
+
+def shards(folder, **weight_map: str) -> None:
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+
+
+def test_of_a_sharded_checkpoint_only_the_shards_with_the_tensor_are_opened(tmp_path) -> None:
+    save_file({"a": torch.ones(3)}, tmp_path / "one.safetensors")
+    (tmp_path / "two.safetensors").write_bytes(b"not opened")
+    shards(tmp_path, a="one.safetensors", b="two.safetensors", c="three.safetensors")
+    for source in (tmp_path, tmp_path / "model.safetensors.index.json"):
+        stored = open_weights(source)
+        assert stored.names == ("a", "b", "c")
+        assert stored.read("a").sum() == 3
+    with pytest.raises(el.CheckpointError, match=r"two.safetensors is not a whole safetensors file"):
+        stored.read("b")
+    with pytest.raises(el.CheckpointError, match=r"lacks its shard three.safetensors"):
+        stored.read("c")
+    with pytest.raises(el.CheckpointError, match=r"no tensor 'd'"):
+        stored.read("d")
+
+
+def test_a_tensor_that_its_shard_does_not_hold_is_named(tmp_path) -> None:
+    save_file({"a": torch.ones(3)}, tmp_path / "one.safetensors")
+    shards(tmp_path, b="one.safetensors")
+    with pytest.raises(el.CheckpointError, match=r"no tensor 'b' in one.safetensors"):
+        open_weights(tmp_path).info("b")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "../one.safetensors",
+        "/etc/one.safetensors",
+        "/etc/passwd",
+        "sub/one.safetensors",
+        "..",
+        "a\\b.safetensors",
+        "",
+        "\0",
+    ],
+)
+def test_a_shard_outside_the_folder_is_refused(tmp_path, name) -> None:
+    shards(tmp_path, a=name)
+    with pytest.raises(el.CheckpointError, match="refused"):
+        open_weights(tmp_path)
+
+
+def test_an_index_of_pickles_is_refused(tmp_path) -> None:
+    (tmp_path / "pytorch_model.bin.index.json").write_text('{"weight_map": {"a": "pytorch_model-1.bin"}}')
+    with pytest.raises(el.CheckpointError, match=r"pytorch_model-1.bin', which is no safetensors file"):
+        open_weights(tmp_path / "pytorch_model.bin.index.json")
+
+
+@pytest.mark.parametrize("text", ["{}", '{"weight_map": []}', '{"weight_map": {"a": 1}}', "[" * 100_000, "\xff"])
+def test_an_index_that_is_none_is_refused(tmp_path, text) -> None:
+    (tmp_path / "model.safetensors.index.json").write_bytes(text.encode("latin-1"))
+    with pytest.raises(el.CheckpointError):
+        open_weights(tmp_path)
+
+
+def test_pickles_are_refused_with_the_line_that_converts_them(tmp_path) -> None:
+    weights = {"wte.weight": torch.randn(5, 2)}
+    weights["lm_head.weight"] = weights["wte.weight"]
+    torch.save(weights, tmp_path / "pytorch_model.bin")
+    with pytest.raises(el.CheckpointError, match="is a pickle") as caught:
+        open_weights(tmp_path)
+    with pytest.raises(el.CheckpointError, match="is a pickle"):
+        open_weights(tmp_path / "pytorch_model.bin")
+    (tmp_path / "renamed.safetensors").write_bytes((tmp_path / "pytorch_model.bin").read_bytes())
+    with pytest.raises(el.CheckpointError, match="is a pickle"):
+        read_header(tmp_path / "renamed.safetensors")
+    (tmp_path / "renamed.safetensors").unlink()
+
+    command = str(caught.value).splitlines()[-1].replace("python", sys.executable, 1)
+    subprocess.run(command, shell=True, check=True, cwd=tmp_path)
+    assert torch.equal(open_weights(tmp_path).read("lm_head.weight"), weights["wte.weight"])
+
+
+@pytest.mark.parametrize("length", [0x80, 0x0280, 0x0480, 0x4B50])
+def test_a_header_whose_length_looks_like_a_pickle_is_a_header(tmp_path, length) -> None:
+    raw = json.dumps({"a": {"dtype": "U8", "shape": [4], "data_offsets": [0, 4]}}).encode().ljust(length)
+    write_raw(tmp_path / "model.safetensors", raw, b"1234")
+    assert open_weights(tmp_path).read("a").tolist() == [49, 50, 51, 52]
+
+
+def test_several_files_without_an_index_are_not_guessed_among(tmp_path) -> None:
+    for name in ("a", "b"):
+        save_file({name: torch.ones(1)}, tmp_path / f"{name}.safetensors")
+    with pytest.raises(el.CheckpointError, match="2 safetensors files and no"):
+        open_weights(tmp_path)
+
+
+def test_an_empty_folder_is_a_file_error(tmp_path) -> None:
+    with pytest.raises(el.FileError, match="no safetensors"):
+        open_weights(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("header", "body", "length", "message"),
+    [
+        (b"", b"", 1, "the header should take 9"),
+        (b"{}", b"", 1 << 62, "should take 4,611,686,018,427,387,912"),
+        (b"{]", b"", None, "not JSON"),
+        (b"[" * 100_000, b"", None, "not JSON"),
+        (b"\xff\xfe", b"", None, "not JSON"),
+        ([], b"", None, "JSON list"),
+        ({"a": 1}, b"", None, "no object"),
+        ({"__metadata__": 1}, b"", None, "metadata"),
+        ({"a": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}, b"", None, "lie at bytes"),
+        ({"a": {"dtype": "F32", "shape": [1], "data_offsets": [-4, 0]}}, b"1234", None, "whole numbers"),
+        ({"a": {"dtype": "F32", "shape": [1], "data_offsets": [4, 0]}}, b"1234", None, "lie at bytes"),
+        ({"a": {"dtype": "F32", "shape": [1], "data_offsets": [0]}}, b"1234", None, "offsets"),
+        ({"a": {"dtype": "F32", "shape": [True], "data_offsets": [0, 4]}}, b"1234", None, "whole numbers"),
+        ({"a": {"dtype": "F32", "shape": [2**62, 2**62], "data_offsets": [0, 4]}}, b"1234", None, "and has 4"),
+        ({"a": {"dtype": "F32", "shape": [1] * 17, "data_offsets": [0, 4]}}, b"1234", None, "17 dimensions"),
+        (
+            {
+                "a": {"dtype": "U8", "shape": [4], "data_offsets": [0, 4]},
+                "b": {"dtype": "U8", "shape": [2], "data_offsets": [2, 4]},
+            },
+            b"1234",
+            None,
+            "overlap",
+        ),
+    ],
+)
+def test_a_header_that_cannot_be_is_refused(tmp_path, header, body, length, message) -> None:
+    path = tmp_path / "model.safetensors"
+    write_raw(path, header, body, length)
+    with pytest.raises(el.CheckpointError, match=message):
+        read_header(path)
+
+
+def test_a_header_over_the_formats_limit_is_refused_unread(tmp_path) -> None:
+    path = tmp_path / "model.safetensors"
+    write_raw(path, b"{}", length=2_000_000_000)
+    os.truncate(path, 3_000_000_000)
+    tracemalloc.start()
+    with pytest.raises(el.CheckpointError, match="the format allows"):
+        read_header(path)
+    assert tracemalloc.get_traced_memory()[1] < 1_000_000
+    tracemalloc.stop()
+
+
+def test_a_type_that_is_not_known_is_refused_only_when_it_is_asked_for(tmp_path) -> None:
+    path = tmp_path / "model.safetensors"
+    write_raw(path, {"a": {"dtype": "F4", "shape": [8], "data_offsets": [0, 4]}}, b"1234")
+    stored = open_weights(path)
+    assert stored.info("a").nbytes == 4
+    with pytest.raises(el.CheckpointError, match="stored as F4"):
+        stored.read("a")
+
+
+def read_everything(path) -> None:
+    """Open and read all of it, allowing only our own errors, and no more memory than a file of this size can need."""
+    tracemalloc.start()
+    try:
+        stored = open_weights(path)
+        for name in stored.names:
+            stored.read(name).sum()
+    except el.EmbedLayerError:
+        pass
+    finally:
+        assert tracemalloc.get_traced_memory()[1] < 2_000_000
+        tracemalloc.stop()
+
+
+fuzzed = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+sizes = st.one_of(st.integers(-2, 40), st.sampled_from([2**31, 2**32 - 1, 2**62, 2**63, 2**64, 10**40]), st.floats())
+entries = st.fixed_dictionaries(
+    {
+        "dtype": st.one_of(st.sampled_from(["F32", "BF16", "F8_E4M3", "I64", "BOOL", "U16", "F4", ""]), st.none()),
+        "shape": st.one_of(st.lists(sizes, max_size=4), st.none()),
+        "data_offsets": st.one_of(st.lists(sizes, max_size=3), st.text(max_size=3)),
+    }
+)
+
+
+@fuzzed
+@given(st.dictionaries(st.text(max_size=4), st.one_of(entries, st.integers()), max_size=4), st.binary(max_size=64))
+def test_no_header_crashes_the_reader(tmp_path, header, body) -> None:
+    path = tmp_path / "model.safetensors"
+    write_raw(path, header, body)
+    read_everything(path)
+
+
+@fuzzed
+@given(st.lists(st.tuples(st.integers(0, 10_000), st.integers(0, 255)), max_size=6), st.integers(0, 10_000))
+def test_no_flipped_or_missing_byte_crashes_the_reader(tmp_path, flips, kept) -> None:
+    path = tmp_path / "model.safetensors"
+    save_file({"wte.weight": torch.arange(12.0).view(3, 4), "n": torch.ones(3).half()}, path)
+    raw = bytearray(path.read_bytes())
+    for place, value in flips:
+        raw[place % len(raw)] = value
+    path.write_bytes(raw[: kept % (len(raw) + 1)])
+    read_everything(path)
+
+
+@fuzzed
+@given(st.binary(max_size=200))
+def test_no_bytes_crash_the_reader(tmp_path, raw) -> None:
+    (tmp_path / "model.safetensors").write_bytes(raw)
+    read_everything(tmp_path / "model.safetensors")
+
+
+def test_a_file_of_another_kind_and_a_place_with_nothing_are_said_to_be_so(tmp_path) -> None:
+    (tmp_path / "notes.txt").write_text("not a checkpoint at all")
+    with pytest.raises(el.CheckpointError, match="another kind of file"):
+        open_weights(tmp_path / "notes.txt").names  # noqa: B018
+    with pytest.raises(el.FileError, match="no folder or file"):
+        open_weights(tmp_path / "nowhere")
+    with pytest.raises(el.FileError, match="Cannot read"):
+        open_weights(Path("a" * 5000))
