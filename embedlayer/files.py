@@ -17,6 +17,8 @@ from embedlayer.errors import CheckpointError, FileError
 
 JsonObject = dict[str, Any]
 
+BYTES_AT_ONCE = 1 << 24
+
 
 @contextmanager
 def replacing(path: Path | str) -> Iterator[Path]:
@@ -128,6 +130,22 @@ def read_json(path: Path | str) -> JsonObject:
     if not isinstance(value, dict):
         raise CheckpointError(f"{path} holds a JSON {type(value).__name__} where an object is expected.")
     return value
+
+
+def pieces_of(tensor: Any) -> Iterator[Any]:
+    """The bytes of a `torch.Tensor` on the CPU, a few rows at a time."""
+    import torch
+
+    rows = tensor.detach().reshape(1) if tensor.dim() == 0 else tensor.detach()
+    for piece in rows.split(rows_at_once(rows)):
+        if piece.numel():
+            yield piece.cpu().contiguous().flatten().view(torch.uint8)
+
+
+def rows_at_once(rows: Any) -> int:
+    """How many rows of a `torch.Tensor` are a piece."""
+    row_bytes: int = rows[:1].nbytes
+    return max(BYTES_AT_ONCE // max(row_bytes, 1), 1)
 
 
 def save_tensors(path: Path | str, tensors: Mapping[str, Any], metadata: Mapping[str, str] | None = None) -> None:

@@ -59,4 +59,5 @@ def _run(
         (Path(folder) / f"rank-{rank}").write_text(traceback.format_exc())
         raise SystemExit(1) from None
     finally:
-        dist.destroy_process_group()
+        if dist.is_initialized():
+            dist.destroy_process_group()

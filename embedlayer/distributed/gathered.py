@@ -5,9 +5,9 @@ No process ever has more of a table than its own rows and a piece of another's.
 
 import json
 import struct
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import BinaryIO, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -15,9 +15,8 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from embedlayer.distributed.sharded import ShardedTable
-from embedlayer.files import JsonObject, opened_tensors, replacing
+from embedlayer.files import JsonObject, opened_tensors, pieces_of, replacing, rows_at_once
 
-BYTES_AT_ONCE = 1 << 24
 TYPES = {
     torch.float64: "F64",
     torch.float32: "F32",
@@ -61,7 +60,7 @@ def save_gathered(
     if dist.get_rank():
         for name, tensor in tensors.items():
             if name in divided and dist.get_rank() < divided[name].table.mesh.size():  # a part of the first copy
-                for piece in pieces(part_of(tensor)):
+                for piece in pieces_of(part_of(tensor)):
                     dist.send(piece, 0)
         return
     with replacing(path) as partial, partial.open("wb") as file:
@@ -109,14 +108,6 @@ def header(tensors: Mapping[str, Tensor], divided: Mapping[str, Rows], metadata:
     return struct.pack("<Q", len(raw)) + raw
 
 
-def pieces(tensor: Tensor) -> Iterator[Tensor]:
-    """The bytes of a tensor on the CPU, a few rows at a time."""
-    rows = tensor.detach().reshape(1) if tensor.dim() == 0 else tensor.detach()
-    for piece in rows.split(_rows_at_once(rows)):
-        if piece.numel():
-            yield piece.cpu().contiguous().flatten().view(torch.uint8)
-
-
 def part_of(tensor: Tensor) -> Tensor:
     """The rows of this rank."""
     assert isinstance(tensor, DTensor)
@@ -127,7 +118,7 @@ def part_of(tensor: Tensor) -> Tensor:
 def _write_rows(file: BinaryIO, own: Tensor, rows: Rows) -> None:
     """Rank 0's rows, those of all others as they arrive, and spare ones."""
     _write(file, own)
-    room = own.new_empty((_rows_at_once(own), *own.shape[1:]), device="cpu")
+    room = own.new_empty((rows_at_once(own), *own.shape[1:]), device="cpu")
     each, vocab_size = rows.table.stop - rows.table.start, rows.table.vocab_size
     for rank in range(1, rows.table.mesh.size()):
         left = min((rank + 1) * each, vocab_size) - rank * each
@@ -143,10 +134,5 @@ def _write_rows(file: BinaryIO, own: Tensor, rows: Rows) -> None:
 
 
 def _write(file: BinaryIO, tensor: Tensor) -> None:
-    for piece in pieces(tensor):
+    for piece in pieces_of(tensor):
         file.write(piece.numpy().data)
-
-
-def _rows_at_once(tensor: Tensor) -> int:
-    row_bytes: Any = max(tensor[:1].numel() * tensor.dtype.itemsize, 1)
-    return max(BYTES_AT_ONCE // int(row_bytes), 1)

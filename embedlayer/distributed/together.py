@@ -29,7 +29,7 @@ from embedlayer.distributed.copies import ROWS, mean_over_copies, mesh_of_copies
 from embedlayer.distributed.gathered import Rows, load_parts, save_gathered
 from embedlayer.distributed.ranks import Loss, Ranks, Whole
 from embedlayer.distributed.sharded import ShardedTable, shard_table
-from embedlayer.distributed.state import parameters_of
+from embedlayer.distributed.state import MOMENTS, parameters_of
 from embedlayer.errors import PeerError, SizeError
 from embedlayer.files import JsonObject
 from embedlayer.layers.output import OutputHead
@@ -40,7 +40,6 @@ from embedlayer.tables.table import TokenTable
 if TYPE_CHECKING:
     from embedlayer.models.decoder import DecoderLM
 
-MOMENTS = ("exp_avg", "exp_avg_sq")
 LEDGER = ("rows_at", "moments_at")
 HEAD_OPTIONS = ("softcap", "logit_scale", "mask_padding")
 
@@ -53,13 +52,18 @@ def started_together(device: str, timeout_seconds: float, table_ranks: int | Non
     if on_gpu:
         torch.cuda.set_device(place)
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    with peers_named(rank, size, timeout_seconds):
-        store, rank, size = next(iter(rendezvous("env://", timeout=timeout)))
-        store.set_timeout(timeout)
-        store = room_of_this_attempt(store, rank, size, timeout)
-        backend = "cpu:gloo,cuda:nccl" if on_gpu else "gloo"  # notes and files go by the CPU
-        dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
-        yield Together(store, place, table_ranks=table_ranks, launch=launched_by(store, rank, size))
+    try:
+        with peers_named(rank, size, timeout_seconds):
+            store, rank, size = next(iter(rendezvous("env://", timeout=timeout)))
+            store.set_timeout(timeout)
+            store = room_of_this_attempt(store, rank, size, timeout)
+            backend = "cpu:gloo,cuda:nccl" if on_gpu else "gloo"  # notes and files go by the CPU
+            dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
+            yield Together(store, place, table_ranks=table_ranks, launch=launched_by(store, rank, size))
+    except BaseException:
+        if not on_gpu and dist.is_initialized():  # gloo's threads must not outlive it; NCCL would wait for the others
+            dist.destroy_process_group()
+        raise
     dist.destroy_process_group()
 
 

@@ -5,7 +5,7 @@ new row `i` is old row `sources[i]`, or starts afresh.
 """
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from embedlayer.errors import ShapeError, SizeError, TokenIdError
+from embedlayer.files import pieces_of
 from embedlayer.vocab.owners import ALONE, Owners
 
 NEW = -1
@@ -22,7 +23,6 @@ GONE = -1
 """In `new_ids`: an old row that is nowhere any more."""
 
 ROWS_AT_ONCE = 8192
-BYTES_AT_ONCE = 1 << 24
 
 
 class RowMove:
@@ -117,15 +117,6 @@ def row_fingerprint(tensor: Tensor) -> str:
     for piece in pieces_of(tensor):
         digest.update(piece.numpy().data)
     return digest.hexdigest()
-
-
-def pieces_of(tensor: Tensor) -> Iterator[Tensor]:
-    """The bytes of a tensor on the CPU, a few rows at a time."""
-    tensor = tensor.detach()
-    rows = tensor.reshape(1) if tensor.dim() == 0 else tensor
-    row_bytes = max(rows[:1].numel() * rows.element_size(), 1)
-    for piece in rows.split(max(BYTES_AT_ONCE // row_bytes, 1)):
-        yield piece.cpu().contiguous().flatten().view(torch.uint8)
 
 
 End = Literal["table", "head"]

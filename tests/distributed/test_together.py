@@ -256,7 +256,7 @@ def test_a_run_is_continued_by_who_began_it_on_any_machine_and_by_nobody_else(tm
 
 def one_sleeps(port: int, folder: Path) -> str:
     meet(port)
-    with pytest.raises(PeerError) as error, started_together("cpu", 3.0) as ranks:
+    with pytest.raises(PeerError) as error, started_together("cpu", 15.0) as ranks:
         ranks.any(False)
         while ranks.rank == 1 and not (folder / "awake").exists():
             time.sleep(0.1)
@@ -267,7 +267,7 @@ def one_sleeps(port: int, folder: Path) -> str:
 
 def test_a_process_that_hangs_ends_the_wait_of_the_others_with_a_clear_error(tmp_path) -> None:
     first, second = on_ranks(2, one_sleeps, free_port(), tmp_path)
-    assert first.startswith("Rank 0 of 2 gave up: another process has ended, or hangs for more than 3 seconds.")
+    assert first.startswith("Rank 0 of 2 gave up: another process has ended, or hangs for more than 15 seconds.")
     assert second.startswith("Rank 1 of 2 gave up")
 
 
@@ -278,7 +278,6 @@ def command_of_another_width(port: int, folder: Path) -> tuple[int, str]:
     arguments = ["train", str(folder / "text.txt"), "-o", str(folder / "run"), "--dim", "24" if rank < 2 else "32"]
     with contextlib.redirect_stderr(said), pytest.raises(SystemExit) as stop:
         main(arguments)
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1) if not dist.is_initialized() else None
     return stop.value.code, said.getvalue()
 
 
