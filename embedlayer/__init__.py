@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from embedlayer.compress.report import loss_on as loss_on
     from embedlayer.distributed.fsdp import register_fsdp_methods as register_fsdp_methods
     from embedlayer.distributed.sharded import ShardedTable as ShardedTable
+    from embedlayer.distributed.sharded import keep_rows_apart as keep_rows_apart
     from embedlayer.distributed.sharded import shard_table as shard_table
     from embedlayer.distributed.state import distributed_state as distributed_state
     from embedlayer.distributed.state import load_distributed_state as load_distributed_state
@@ -150,7 +151,7 @@ _HOMES = {
     "embedlayer.compress.convert": ("compressed", "with_table"),
     "embedlayer.compress.report": ("Comparison", "compare", "loss_on"),
     "embedlayer.distributed.fsdp": ("register_fsdp_methods",),
-    "embedlayer.distributed.sharded": ("ShardedTable", "shard_table"),
+    "embedlayer.distributed.sharded": ("ShardedTable", "keep_rows_apart", "shard_table"),
     "embedlayer.distributed.state": ("distributed_state", "load_distributed_state"),
     "embedlayer.errors": (
         "CheckpointError",
