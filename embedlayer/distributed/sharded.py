@@ -183,7 +183,8 @@ class ShardedTable(TokenTable):
             hidden: What the last block gives.
             targets: Token IDs, or `ignore_index`.
             **options: See `LossOptions`; it goes by chunks, whatever `impl` says. The gradients are made on the way
-                forward, and where ranks multiply their losses by different numbers, again on the way back.
+                forward, and where ranks multiply their losses by different numbers, again on the way back. Quantised
+                rows are decoded for it, all that are here at once.
         """
         options.setdefault("padding_idx", self.padding_idx)
         refuse_clash(options)
