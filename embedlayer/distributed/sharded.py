@@ -18,7 +18,7 @@ from embedlayer.bounds import Bounds
 from embedlayer.derived import derive_all
 from embedlayer.distributed.divided_rows import DividedRows
 from embedlayer.distributed.exchange import announce, exchange, gather_rows
-from embedlayer.errors import SizeError
+from embedlayer.errors import ShapeError, SizeError
 from embedlayer.files import JsonObject
 from embedlayer.losses.chunked import chunked_cross_entropy
 from embedlayer.losses.linear_cross_entropy import (
@@ -63,6 +63,7 @@ class ShardedTable(TokenTable):
 
     Raises:
         SizeError: The mesh is not one-dimensional, or a rank has no row.
+        ShapeError: When it is used: its rows were replaced, by `fully_shard` or `load_state_dict(assign=True)`.
 
     Every rank takes part in each look-up, loss and backward pass. `shard_table` makes one of a whole table;
     `keep_rows_apart` tells `DistributedDataParallel` of it.
@@ -114,6 +115,17 @@ class ShardedTable(TokenTable):
             parameter.requires_grad_(wanted)
             parameter.divided_among = self._group  # type: ignore[attr-defined]
 
+    def _check_rows(self) -> None:
+        """Refuse rows that somebody has put in the place of those that were marked."""
+        for name, parameter in self.sharded_parameters():
+            if not hasattr(parameter, "divided_among"):
+                raise ShapeError(
+                    f"The {name} of this divided table was replaced behind its back: its gradients would be sums, and "
+                    f"after fully_shard its rows those of other ranks. Give fully_shard "
+                    f"ignored_params={{p for p in model.parameters() if hasattr(p, 'divided_among')}}, load without "
+                    f"assign=True, or divide the table again."
+                )
+
     def sharded_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """The parameters of which each rank has its own rows, by their names in the whole table."""
         for name, parameter in self.local.named_parameters():
@@ -127,6 +139,7 @@ class ShardedTable(TokenTable):
 
     def look_up(self, ids: Ids) -> Vectors:
         """`rows[ids]`, from the ranks that have them: the batch's IDs and stored rows cross the network, each once."""
+        self._check_rows()
         ids, outside = self.bounds(ids)
         wanted, places = torch.unique(ids, return_inverse=True)
         owners = wanted // math.ceil(self.vocab_size / self.mesh.size())
@@ -188,6 +201,7 @@ class ShardedTable(TokenTable):
         """
         options.setdefault("padding_idx", self.padding_idx)
         refuse_clash(options)
+        self._check_rows()
         linear = self.local.as_linear(hidden)
         states, rows = (hidden, self.local.rows(0, self.local.vocab_size)) if linear is None else linear
         check_fit(states, rows, targets)
@@ -219,6 +233,7 @@ class ShardedTable(TokenTable):
         return None if token is None or not self.start <= token < self.stop else token - self.start
 
     def _local_logits(self, hidden: Tensor, options: LogitOptions) -> Tensor:
+        self._check_rows()
         bias, padding_idx = options.get("bias"), options.get("padding_idx")
         return finish_logits(
             self.local.products(hidden),

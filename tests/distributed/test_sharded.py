@@ -21,6 +21,7 @@ from embedlayer import (
     OutputHead,
     QuantizedEmbedding,
     RowAdamW,
+    ShapeError,
     SizeError,
     TokenEmbedding,
     TokenTable,
@@ -201,6 +202,24 @@ def test_a_model_with_a_divided_table_trains_in_torchs_own_wrappers_as_in_one_pr
         for found in results:
             for ours, theirs in zip(found, expected, strict=True):
                 assert torch.allclose(ours, theirs, rtol=1e-8, atol=1e-10)
+
+
+def test_rows_that_were_replaced_are_refused_at_the_next_use() -> None:
+    assert on_ranks(2, replaced) == [["weight of this divided table was replaced"] * 3] * 2
+
+
+def replaced() -> list[str]:
+    mesh, ids = init_device_mesh("cpu", (2,)), torch.tensor([[1, 2]])
+    again = nn.Sequential(shard_table(whole("dense"), mesh))
+    fully_shard(again)
+    assigned = shard_table(whole("dense"), mesh)
+    assigned.load_state_dict({name: each.clone() for name, each in assigned.state_dict().items()}, assign=True)
+    found = []
+    for use in (lambda: again(ids), lambda: assigned(ids), lambda: assigned.loss(torch.ones(2, D).double(), ids[0])):
+        with pytest.raises(ShapeError) as caught:
+            use()
+        found.append(str(caught.value)[4:45])
+    return found
 
 
 def test_a_table_that_cannot_be_divided_is_refused() -> None:
