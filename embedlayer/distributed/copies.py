@@ -6,7 +6,7 @@ with S, what each process holds with 1 / S; between copies the gradients of thei
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from embedlayer.distributed.exchange import gather_rows
@@ -47,8 +47,5 @@ def mean_over_copies(parameter: nn.Parameter, mesh: DeviceMesh) -> None:
         return
     own = coalesced(grad)
     ids, rows = (gather_rows(part, group)[0] for part in (own._indices()[0], own._values()))
-    parameter.grad = coalesced(_row_sparse(ids, rows / size, grad))
-
-
-def _row_sparse(ids: Tensor, rows: Tensor, like: Tensor) -> Tensor:
-    return torch.sparse_coo_tensor(ids.unsqueeze(0), rows, like.shape, check_invariants=False)
+    joined = torch.sparse_coo_tensor(ids.unsqueeze(0), rows / size, grad.shape, check_invariants=False)
+    parameter.grad = coalesced(joined)

@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from embedlayer.distributed.exchange import announce, swapped
+from embedlayer.distributed.exchange import announce, summed_home, to_all
 from embedlayer.losses.held_rows import HeldRows
 
 
@@ -30,8 +30,7 @@ class DividedRows(HeldRows):
 
     def gather(self, part: Tensor, sizes: list[int]) -> Tensor:
         """The parts of all ranks."""
-        copies = part.expand(self.size, *part.shape).flatten(0, 1)
-        return swapped(copies, [len(part)] * self.size, sizes, self.group)
+        return to_all(part, sizes, self.group)
 
     def own(self, chunk: Tensor, sizes: list[int]) -> Tensor:
         """The part that this rank gave."""
@@ -40,9 +39,7 @@ class DividedRows(HeldRows):
 
     def home(self, chunk: Tensor, sizes: list[int]) -> Tensor:
         """The sum of what all ranks have made for this one's part."""
-        parts = swapped(chunk, sizes, [sizes[self.rank]] * self.size, self.group)
-        total: Tensor = parts.view(self.size, sizes[self.rank], *chunk.shape[1:]).sum(0)
-        return total
+        return summed_home(chunk, sizes, sizes[self.rank], self.group)
 
     def highest(self, numbers: Tensor) -> Tensor:
         """By one all-reduce."""

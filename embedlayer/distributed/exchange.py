@@ -56,6 +56,18 @@ def swapped(rows: Tensor, sends: list[int], receives: list[int], group: dist.Pro
     return received
 
 
+def to_all(rows: Tensor, counts: list[int], group: dist.ProcessGroup | None) -> Tensor:
+    """The rows of all ranks, of which rank r has `counts[r]`, without gradients."""
+    size = len(counts)
+    return swapped(rows.expand(size, *rows.shape).flatten(0, 1), [len(rows)] * size, counts, group)
+
+
+def summed_home(chunk: Tensor, counts: list[int], own: int, group: dist.ProcessGroup | None) -> Tensor:
+    """The way back: of what each rank has made for the rows of all, the sum for this one's, which are `own`."""
+    parts = swapped(chunk, counts, [own] * len(counts), group)
+    return parts.view(len(counts), own, *chunk.shape[1:]).sum(0)
+
+
 class _Exchange(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -73,11 +85,8 @@ class _Gather(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, rows: Tensor, counts: list[int], group: dist.ProcessGroup | None) -> Tensor:
         ctx.counts, ctx.group, ctx.own = counts, group, len(rows)
-        size = len(counts)
-        return swapped(rows.expand(size, *rows.shape).flatten(0, 1), [len(rows)] * size, counts, group)
+        return to_all(rows, counts, group)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        size = len(ctx.counts)
-        parts = swapped(grad, ctx.counts, [ctx.own] * size, ctx.group)
-        return parts.view(size, ctx.own, *parts.shape[1:]).sum(0), None, None
+        return summed_home(grad, ctx.counts, ctx.own, ctx.group), None, None

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from embedlayer.distributed.sharded import ShardedTable
+from embedlayer.distributed.sharded import ShardedTable, spans_of
 from embedlayer.files import JsonObject, opened_tensors, pieces_of, replacing, rows_at_once
 
 TYPES = {
@@ -119,9 +119,9 @@ def _write_rows(file: BinaryIO, own: Tensor, rows: Rows) -> None:
     """Rank 0's rows, those of all others as they arrive, and spare ones."""
     _write(file, own)
     room = own.new_empty((rows_at_once(own), *own.shape[1:]), device="cpu")
-    each, vocab_size = rows.table.stop - rows.table.start, rows.table.vocab_size
-    for rank in range(1, rows.table.mesh.size()):
-        left = min((rank + 1) * each, vocab_size) - rank * each
+    vocab_size = rows.table.vocab_size
+    for rank, (start, stop) in enumerate(spans_of(rows.table.mesh, vocab_size)[1:], start=1):
+        left = stop - start
         while left:
             piece = room[: min(left, len(room))].flatten().view(torch.uint8)
             dist.recv(piece, rank)

@@ -279,18 +279,23 @@ def keep_rows_apart(model: nn.Module) -> nn.Module:
 
 
 def rows_of(mesh: DeviceMesh, vocab_size: int) -> tuple[int, int]:
-    """First row of this rank and first row after it.
+    """First row of this rank and first row after it, with the errors of `spans_of`."""
+    return spans_of(mesh, vocab_size)[mesh.get_local_rank()]
+
+
+def spans_of(mesh: DeviceMesh, vocab_size: int) -> list[tuple[int, int]]:
+    """Of each rank its first row and the first row after it.
 
     Raises:
         SizeError: The mesh is not one-dimensional, or a rank would have no row.
     """
     if mesh.ndim != 1:
         raise SizeError(f"A table is divided along one dimension, and the mesh has {mesh.ndim}: give mesh['name'].")
-    size, rank = mesh.size(), mesh.get_local_rank()
+    size = mesh.size()
     each = math.ceil(vocab_size / size)
     if (size - 1) * each >= vocab_size:
         raise SizeError(f"{vocab_size} rows, {each} to a rank, leave nothing for the last of {size} ranks: use fewer.")
-    return rank * each, min((rank + 1) * each, vocab_size)
+    return [(rank * each, min((rank + 1) * each, vocab_size)) for rank in range(size)]
 
 
 @singledispatch

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -28,7 +27,7 @@ from torch.nn.parallel import DistributedDataParallel
 from embedlayer.distributed.copies import ROWS, mean_over_copies, mesh_of_copies
 from embedlayer.distributed.gathered import Rows, load_parts, save_gathered
 from embedlayer.distributed.ranks import Loss, Ranks, Whole
-from embedlayer.distributed.sharded import ShardedTable, shard_table
+from embedlayer.distributed.sharded import ShardedTable, keep_rows_apart, shard_table
 from embedlayer.distributed.state import MOMENTS, parameters_of
 from embedlayer.errors import PeerError, SizeError
 from embedlayer.files import JsonObject
@@ -36,6 +35,7 @@ from embedlayer.layers.output import OutputHead
 from embedlayer.pretrained import build, describe
 from embedlayer.tables.dense import TokenEmbedding
 from embedlayer.tables.table import TokenTable
+from embedlayer.text.windows import mixed_seed
 
 if TYPE_CHECKING:
     from embedlayer.models.decoder import DecoderLM
@@ -192,8 +192,7 @@ class Together(Ranks):
 
     def seed(self, seed: int, step: int) -> None:
         """Let what is drawn in this step be this rank's own, and follow from the step."""
-        mixed = np.random.SeedSequence([seed % 2**64, step, self.rank]).generate_state(1, np.uint64)[0]
-        torch.manual_seed(int(mixed >> np.uint64(1)))
+        torch.manual_seed(mixed_seed(seed, step, self.rank))
 
     def build(self, description: JsonObject, device: torch.device | str) -> "DecoderLM":
         """Of the table, and of a free head, each rank draws its own rows: no process has them all."""
@@ -255,11 +254,8 @@ class Together(Ranks):
 
     def loss_of(self, model: "DecoderLM") -> Loss:
         """The model's loss, whose gradients are means over the ranks after `backward()`."""
-        module = _Loss(model)
-        apart = [name for name, parameter in module.named_parameters() if hasattr(parameter, "divided_among")]
-        apart += [name for name, _ in module.named_buffers()]  # all follow from arguments: the same everywhere
-        DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(module, apart)
-        self._parallel = DistributedDataParallel(module)
+        module = keep_rows_apart(_Loss(model))
+        self._parallel = DistributedDataParallel(module, broadcast_buffers=False)  # they follow from arguments
         return self._parallel
 
     def local_gradients(self) -> AbstractContextManager[Any]:

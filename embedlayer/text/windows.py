@@ -189,7 +189,7 @@ class WindowSampler:
         return starts
 
     def _epoch(self, epoch: int) -> tuple[int, RandomOrder]:
-        generator = torch.Generator().manual_seed(_mixed(self.seed, epoch))
+        generator = torch.Generator().manual_seed(mixed_seed(self.seed, epoch))
         spare = len(self.ids) - 1 - self.num_windows * self.max_length
         phase = int(torch.randint(min(spare + 1, self.max_length), (), generator=generator))
         return phase, RandomOrder(self.num_windows, generator)
@@ -246,9 +246,9 @@ def _gather(ids: IdArray | MappedParts, starts: npt.NDArray[np.int64], length: i
     )
 
 
-def _mixed(seed: int, epoch: int) -> int:
-    """One 63-bit seed of two numbers, so that neighbouring seeds and epochs have nothing in common."""
-    return int(np.random.SeedSequence([seed % 2**64, epoch]).generate_state(1, np.uint64)[0] >> np.uint64(1))
+def mixed_seed(seed: int, *numbers: int) -> int:
+    """One 63-bit seed of several numbers, so that those of neighbouring seeds and numbers have nothing in common."""
+    return int(np.random.SeedSequence([seed % 2**64, *numbers]).generate_state(1, np.uint64)[0] >> np.uint64(1))
 
 
 def _array(ids: TokenCorpus | IdArray | MappedParts) -> IdArray | MappedParts:

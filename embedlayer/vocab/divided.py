@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from embedlayer.distributed.exchange import exchange, gather_rows
-from embedlayer.distributed.sharded import rows_of
+from embedlayer.distributed.sharded import spans_of
 from embedlayer.errors import PeerError
 from embedlayer.files import JsonObject
 from embedlayer.vocab.owners import Ids, Owners, Part
@@ -33,9 +33,7 @@ class ManyOwners(Owners):
 
     def spans(self, size: int) -> list[tuple[int, int]]:
         """`ceil(size / count)` rows for each but the last, which has what is left."""
-        rows_of(self.mesh, size)
-        each = math.ceil(size / self.count)
-        return [(rank * each, min((rank + 1) * each, size)) for rank in range(self.count)]
+        return spans_of(self.mesh, size)
 
     def sent(self, part: Part, wanted: Sequence[Ids], size: int) -> Part:
         """The rows that this process wants, from those that have them: nothing but rows crosses the network."""
