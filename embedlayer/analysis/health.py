@@ -84,8 +84,11 @@ class Health:
         return tuple(KindCount(kind, len(rows[kind]), sum(rows[kind])) for kind in KINDS if kind in rows)
 
     def findings(self, limit: int | None = None, *, kind: str | None = None) -> list[Finding]:
-        """The under-trained rows, least trained first; at most `limit`, of one `kind`."""
-        scores = self.under_trained.scores
+        """The under-trained rows, least trained first; at most `limit`, of one `kind`.
+
+        Rows whose scores agree in three digits, as they are shown, stand by ID: rows that nothing ever told apart.
+        """
+        scores = self.under_trained.scores.round(decimals=3)
         ids = torch.nonzero(self.under_trained.flagged)[:, 0]
         ids = ids[scores[ids].argsort(descending=True, stable=True)]
         chosen = [row for row in ids.tolist() if kind is None or (self.kinds or [None] * self.vocab_size)[row] == kind]
@@ -94,7 +97,7 @@ class Health:
                 row,
                 self.text_of(row),
                 None if self.kinds is None else self.kinds[row],
-                float(scores[row]),
+                float(self.under_trained.scores[row]),
                 float(self.norms[row]),
             )
             for row in chosen[:limit]

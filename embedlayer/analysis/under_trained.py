@@ -274,21 +274,25 @@ def _smoothed(counts: Float[Tensor, " N"], weights: Float[Tensor, " K"]) -> Floa
 
 def _scores(rows: Rows, edges: list[tuple[Tensor, float]]) -> Float[Tensor, " V"]:
     """The largest of the scores by each axis: `(cos - edge) / (1 -+ edge)` above and below the edge's cosine."""
-    scores = torch.full((len(rows),), -1.0)
+    scores = torch.full((len(rows),), -1.0, dtype=torch.float64)
     for axis, edge in edges:
         excess = _cosines(rows, axis) - edge
         excess = excess / torch.where(excess > 0, 1 - edge, 1 + edge).clamp_min(1e-12)
         scores = torch.maximum(scores, excess.nan_to_num(nan=-1.0).clamp(-1.0, 1.0 if edge < 1 else 0.0))
-    return scores
+    return scores.float()
 
 
 def _cosines(rows: Rows, axis: Float[Tensor, " D"]) -> Float[Tensor, " V"]:
-    """Cosine of each row with a unit vector; NaN for rows without a direction."""
+    """Cosine of each row with a direction; NaN for rows without one.
+
+    In float64: near the axis a cosine in float32 is 1 but for its last digits, which differ from machine to machine.
+    """
+    axis = F.normalize(axis.double(), dim=0)
     parts = []
     for _, chunk in rows.chunks():
-        wide = chunk.float()
+        wide = chunk.double()
         norms = torch.linalg.vector_norm(wide, dim=1)
-        parts.append((wide @ axis.to(wide) / norms.where(norms > 0, torch.nan)).cpu())
+        parts.append((wide @ axis.to(wide.device) / norms.where(norms > 0, torch.nan)).cpu())
     return torch.cat(parts).nan_to_num(nan=torch.nan, posinf=torch.nan, neginf=torch.nan).clamp(-1.0, 1.0)
 
 
@@ -297,7 +301,7 @@ def _sum_of_units(rows: Rows, chosen: Bool[Tensor, " V"]) -> Float[Tensor, " D"]
     for start, chunk in rows.chunks():
         here = chosen[start : start + len(chunk)]
         if here.any():
-            total += F.normalize(chunk[here.to(chunk.device)].float(), dim=1).sum(0, dtype=torch.float64).cpu()
+            total += F.normalize(chunk[here.to(chunk.device)].double(), dim=1).sum(0).cpu()
     return total
 
 
