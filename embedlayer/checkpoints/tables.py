@@ -16,7 +16,7 @@ from embedlayer.errors import CheckpointError, EmbedLayerError, FileError, Token
 from embedlayer.files import read_json
 from embedlayer.models.decoder import DecoderLM
 from embedlayer.models.llama import load_llama
-from embedlayer.pretrained import CONFIG, TOKENIZER, Pretrained
+from embedlayer.pretrained import CONFIG, TOKENIZER, Pretrained, is_description
 from embedlayer.tables.dense import TokenEmbedding
 from embedlayer.tables.table import TokenTable
 from embedlayer.text.corpus import TokenCorpus
@@ -120,7 +120,7 @@ def is_file_of_vectors(path: Path) -> bool:
 def is_ours(path: Path) -> bool:
     """Whether this library wrote a folder: a layer, or a run, if only its beginning."""
     config = path / CONFIG
-    return "format_version" in read_json(config) if config.exists() else RunDirectory(path).holds_a_run
+    return RunDirectory(path).holds_a_run or (config.exists() and is_description(read_json(config)))
 
 
 def counts_of(run: RunDirectory, vocab_size: int) -> Int[Tensor, " V"] | None:

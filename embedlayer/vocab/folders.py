@@ -9,10 +9,9 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
+from embedlayer.checkpoints.tables import is_ours
 from embedlayer.errors import CheckpointError, FileError
-from embedlayer.files import read_json, replacing_folder
-from embedlayer.pretrained import CONFIG, is_description
-from embedlayer.training.run_directory import RunDirectory
+from embedlayer.files import replacing_folder
 from embedlayer.vocab.change import Asked
 from embedlayer.vocab.checkpoints import edit_checkpoint, undo_checkpoint
 from embedlayer.vocab.receipt import Receipt
@@ -93,12 +92,6 @@ def receipts_in(folder: Path | str) -> list[Path]:
     """The receipts of a folder, the first edit's first."""
     found = {int(file.stem.rpartition("-")[2]): file for file in Path(folder).glob(RECEIPT.format("[0-9]*"))}
     return [found[number] for number in sorted(found)]
-
-
-def is_ours(folder: Path) -> bool:
-    """Whether this library wrote the folder: a layer, or a run."""
-    config = folder / CONFIG
-    return RunDirectory(folder).holds_a_run or (config.exists() and is_description(read_json(config)))
 
 
 @contextmanager

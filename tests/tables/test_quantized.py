@@ -118,8 +118,9 @@ def test_more_bits_smaller_groups_and_clipping_never_make_it_worse(width, seed, 
     }
     assert errors[8, False] < errors[4, False]
     assert errors[8, True] < errors[4, True]
-    assert errors[4, True] <= errors[4, False] * (1 + 1e-5)
-    assert errors[8, True] <= errors[8, False] * (1 + 1e-5)
+    rounding = torch.finfo(torch.float32).eps  # of two values both are kept, but for it
+    assert errors[4, True] <= errors[4, False] * (1 + 1e-5) + rounding
+    assert errors[8, True] <= errors[8, False] * (1 + 1e-5) + rounding
 
 
 @pytest.mark.parametrize(("bits", "group_size"), KINDS)
