@@ -68,6 +68,8 @@ class Bounds(Derived):
     def clamped(self, indices: Tensor) -> tuple[Tensor, Tensor]:
         """Clamp, and remember the first index that was outside, without waiting for the device."""
         outside = (indices < 0) | (indices >= self.size + self.offset)
+        if not indices.numel():
+            return indices, outside
         flat = outside.flatten()
         places = torch.arange(flat.numel(), device=indices.device)
         first = torch.where(flat, places, flat.numel()).amin(dim=0, keepdim=True)

@@ -54,6 +54,7 @@ def test_without_waiting_the_first_bad_index_is_remembered(kind) -> None:
     assert safe.tolist() == [[1, 2, 3], [4, 9, 0]]
     assert outside.tolist() == [[False] * 3, [False, True, True]]
     bounds.clamped(torch.tensor([[99]]))
+    assert [found.shape for found in bounds.clamped(torch.empty(0, 3, dtype=torch.int64))] == [(0, 3)] * 2
     with pytest.raises(TokenIdError if kind == "token id" else PositionError, match=f"{kind} 12 at row 1, column 1"):
         bounds.raise_recorded()
     bounds.raise_recorded()

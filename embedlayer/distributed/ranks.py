@@ -76,7 +76,11 @@ class Ranks(ABC):
 
     @abstractmethod
     def after_first(self) -> None:
-        """Wait until rank 0 comes here, however long it takes."""
+        """Wait until rank 0 comes here, however long it takes, as long as it gives signs of life.
+
+        Raises:
+            PeerError: It gave none for the time-out.
+        """
 
     @abstractmethod
     def seed(self, seed: int, step: int) -> None:

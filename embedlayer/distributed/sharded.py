@@ -16,6 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from embedlayer.bounds import Bounds
 from embedlayer.derived import derive_all
+from embedlayer.distributed.agreement import require_agreement
 from embedlayer.distributed.divided_rows import DividedRows
 from embedlayer.distributed.exchange import announce, exchange, gather_rows
 from embedlayer.errors import ShapeError, SizeError
@@ -252,9 +253,14 @@ def shard_table(table: TokenTable, mesh: DeviceMesh) -> ShardedTable:
     with the same seed, and no rank ever has them all.
 
     Raises:
+        PeerError: A rank has another kind of table, of another size or type.
         SizeError: The mesh is not one-dimensional, or there are too few rows for its ranks.
         TypeError: It is a kind of table that cannot be divided, or a quantised one on the meta device.
     """
+    _require_one_dimension(mesh)
+    types = {f"type of {name}": str(value.dtype) for name, value in table.state_dict().items()}
+    facts = {"kind of table": type(table).__name__, **table.config, **types}
+    require_agreement(facts, mesh.get_group(), mesh.device_type)
     start, stop = rows_of(mesh, table.vocab_size)
     local = part_of(table, start, stop)
     for whole, part in zip(table.parameters(), local.parameters(), strict=True):
@@ -289,13 +295,17 @@ def spans_of(mesh: DeviceMesh, vocab_size: int) -> list[tuple[int, int]]:
     Raises:
         SizeError: The mesh is not one-dimensional, or a rank would have no row.
     """
-    if mesh.ndim != 1:
-        raise SizeError(f"A table is divided along one dimension, and the mesh has {mesh.ndim}: give mesh['name'].")
+    _require_one_dimension(mesh)
     size = mesh.size()
     each = math.ceil(vocab_size / size)
     if (size - 1) * each >= vocab_size:
         raise SizeError(f"{vocab_size} rows, {each} to a rank, leave nothing for the last of {size} ranks: use fewer.")
     return [(rank * each, min((rank + 1) * each, vocab_size)) for rank in range(size)]
+
+
+def _require_one_dimension(mesh: DeviceMesh) -> None:
+    if mesh.ndim != 1:
+        raise SizeError(f"A table is divided along one dimension, and the mesh has {mesh.ndim}: give mesh['name'].")
 
 
 @singledispatch

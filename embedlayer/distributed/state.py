@@ -58,9 +58,9 @@ def load_distributed_state(model: nn.Module, optimizer: RowAdamW, state: dict[st
 
 def parameters_of(model: nn.Module) -> Iterator[tuple[str, nn.Parameter, ShardedTable | None]]:
     """Each trained parameter, its name in an undivided model, and the table whose rows it is a part of, if any."""
-    tables = [(name, module) for name, module in model.named_modules() if isinstance(module, ShardedTable)]
+    tables = list(sharded_tables(model))
     named = {
-        parameter: ".".join(filter(None, (prefix.removesuffix(".rows"), name)))  # a free head's rows are its weight
+        parameter: ".".join(filter(None, (prefix, name)))
         for prefix, table in tables
         for name, parameter in table.local.named_parameters()
     }
@@ -68,3 +68,10 @@ def parameters_of(model: nn.Module) -> Iterator[tuple[str, nn.Parameter, Sharded
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
             yield named.get(parameter, name), parameter, owners.get(parameter)
+
+
+def sharded_tables(model: nn.Module) -> Iterator[tuple[str, ShardedTable]]:
+    """Each divided table, and its name in an undivided model: a free head's rows are those of the head."""
+    for name, module in model.named_modules():
+        if isinstance(module, ShardedTable):
+            yield name.removesuffix(".rows"), module

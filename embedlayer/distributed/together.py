@@ -8,9 +8,10 @@ that of one process, also where the shares differ.
 import json
 import os
 import socket
+import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,11 +25,12 @@ from torch.distributed.rendezvous import rendezvous
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
+from embedlayer.distributed.agreement import differences
 from embedlayer.distributed.copies import ROWS, mean_over_copies, mesh_of_copies
 from embedlayer.distributed.gathered import Rows, load_parts, save_gathered
 from embedlayer.distributed.ranks import Loss, Ranks, Whole
-from embedlayer.distributed.sharded import ShardedTable, keep_rows_apart, shard_table
-from embedlayer.distributed.state import MOMENTS, parameters_of
+from embedlayer.distributed.sharded import ROW_TENSORS, ShardedTable, keep_rows_apart, shard_table
+from embedlayer.distributed.state import MOMENTS, parameters_of, sharded_tables
 from embedlayer.errors import PeerError, SizeError
 from embedlayer.files import JsonObject
 from embedlayer.layers.output import OutputHead
@@ -40,6 +42,7 @@ from embedlayer.text.windows import mixed_seed
 if TYPE_CHECKING:
     from embedlayer.models.decoder import DecoderLM
 
+HEARTBEAT = "embedlayer/heartbeat"
 LEDGER = ("rows_at", "moments_at")
 HEAD_OPTIONS = ("softcap", "logit_scale", "mask_padding")
 
@@ -59,7 +62,8 @@ def started_together(device: str, timeout_seconds: float, table_ranks: int | Non
             store = room_of_this_attempt(store, rank, size, timeout)
             backend = "cpu:gloo,cuda:nccl" if on_gpu else "gloo"  # notes and files go by the CPU
             dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
-            yield Together(store, place, table_ranks=table_ranks, launch=launched_by(store, rank, size))
+            with heartbeat(store) if rank == 0 else nullcontext():
+                yield Together(store, place, table_ranks=table_ranks, launch=launched_by(store, rank, size))
     except BaseException:
         if not on_gpu and dist.is_initialized():  # gloo's threads must not outlive it; NCCL would wait for the others
             dist.destroy_process_group()
@@ -108,9 +112,29 @@ def room_of_this_attempt(store: Any, rank: int, size: int, timeout: timedelta) -
             return PrefixStore(room, store)
         time.sleep(0.05)
     raise PeerError(
-        f"Rank {rank} of {size} gave up: rank 0 did not come within {timeout.total_seconds():g} seconds. Machines that "
-        f"join a run need TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 in the environment of all torchruns."
+        f"Rank {rank} of {size} gave up: rank 0 did not come within {timeout.total_seconds():g} seconds. It has ended, "
+        f"is slow (--timeout-seconds), or, where a machine joins those that have begun, meets elsewhere: set "
+        f"TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 for torchrun on all machines."
     )
+
+
+@contextmanager
+def heartbeat(store: Any, every: float = 1.0) -> Iterator[None]:
+    """Give signs of life in a store, by a thread of its own, for as long as the block lasts."""
+    ended = threading.Event()
+
+    def beat() -> None:
+        with suppress(RuntimeError):  # the store is gone, and with it who would hear
+            while not ended.wait(every):
+                store.add(HEARTBEAT, 1)
+
+    thread = threading.Thread(target=beat, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
 
 
 @contextmanager
@@ -123,8 +147,8 @@ def peers_named(rank: int, size: int, timeout_seconds: float) -> Iterator[None]:
             raise
         raise PeerError(
             f"Rank {rank} of {size} gave up: another process has ended, or hangs for more than {timeout_seconds:g} "
-            f"seconds. The first error of another rank says why; the run continues from its last checkpoint. "
-            f"(torch.distributed: {error})"
+            f"seconds. The first error of another rank says why. A run goes on from its last checkpoint with --resume, "
+            f"or by itself where torchrun has --max-restarts left. (torch.distributed: {error})"
         ) from error
 
 
@@ -174,7 +198,7 @@ class Together(Ranks):
         key = f"embedlayer/{self._notes}"
         self._store.set(f"{key}/facts/{self.rank}", json.dumps(facts, default=str))
         if self.first:
-            everybody = [json.loads(self._store.get(f"{key}/facts/{rank}")) for rank in range(self.size)]
+            everybody = {rank: json.loads(self._store.get(f"{key}/facts/{rank}")) for rank in range(self.size)}
             self._store.set(f"{key}/verdict", differences(everybody))
         verdict = self._store.get(f"{key}/verdict").decode()
         self.any(False)  # rank 0 may host the store: let all read before one leaves
@@ -187,8 +211,17 @@ class Together(Ranks):
         key = f"embedlayer/{self._notes}/first"
         if self.first:
             self._store.set(key, "here")
-        while not self._store.check([key]):  # each time somebody must answer
-            time.sleep(0.2)
+        beat, heard, patience = -1, time.monotonic(), self._store.timeout.total_seconds()
+        while not self._store.check([key]):
+            last, beat = beat, self._store.add(HEARTBEAT, 0)
+            if beat != last:
+                heard = time.monotonic()
+            elif time.monotonic() - heard > patience:
+                raise PeerError(
+                    f"Rank {self.rank} of {self.size} gave up: rank 0, which prepares the run, has given no sign of "
+                    f"life for {patience:g} seconds. It was stopped, or its machine hangs."
+                )
+            time.sleep(min(0.2, patience / 4))
 
     def seed(self, seed: int, step: int) -> None:
         """Let what is drawn in this step be this rank's own, and follow from the step."""
@@ -215,10 +248,10 @@ class Together(Ranks):
                 model.head = self._divided_head(head, head.weight.detach(), options)
             model.head.bias = head.bias
         stored = self._description["table"].get("pad_to_multiple_of") or 1
-        for name, _, divided in parameters_of(model):
-            if divided is not None:
-                spare = -divided.vocab_size % stored if divided is model.table else 0
-                self._divided[name] = Rows(divided, divided.vocab_size + spare)
+        for prefix, divided in sharded_tables(model):
+            spare = -divided.vocab_size % stored if divided is model.table else 0
+            for name in ROW_TENSORS[type(divided.local)]:
+                self._divided[f"{prefix}.{name}"] = Rows(divided, divided.vocab_size + spare)
         model.to(self.device)
 
     def _drawn_table(self, description: JsonObject) -> ShardedTable:
@@ -310,27 +343,6 @@ class _Loss(nn.Module):
 
 def _options_of(head: OutputHead) -> JsonObject:
     return {"bias": head.bias is not None, **{name: head.config[name] for name in HEAD_OPTIONS}}
-
-
-def differences(everybody: list[dict[str, Any]]) -> str:
-    """What other ranks have otherwise than rank 0, in a sentence a rank; empty if nothing.
-
-    Example:
-        >>> differences([{"--dim": 64}, {"--dim": 64}, {"--dim": 32}])
-        'Rank 2 differs from rank 0 in --dim: 32 there, 64 on rank 0. Give all the same command, text and versions.'
-    """
-    first = everybody[0]
-    found = []
-    for rank, facts in enumerate(everybody):
-        names = [name for name in first | facts if first.get(name) != facts.get(name)]
-        parts = [f"{name}: {_short(facts.get(name))} there, {_short(first.get(name))} on rank 0" for name in names]
-        found += [f"Rank {rank} differs from rank 0 in {'; '.join(parts)}."] if parts else []
-    return " ".join([*found, "Give all the same command, text and versions."]) if found else ""
-
-
-def _short(value: Any) -> str:
-    text = str(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def launcher() -> str:

@@ -331,7 +331,7 @@ class Trainer:
         optimizer = self._fresh_optimizer(self.model)
         started = time.perf_counter()
         times = []
-        with torch.random.fork_rng():
+        with torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):
             for index in range(warm + measured):
                 clock = time.perf_counter()
                 float(self._update(optimizer, index, self.options.learning_rate)[0])

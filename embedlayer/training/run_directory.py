@@ -34,7 +34,7 @@ from embedlayer.files import (
     write_text,
 )
 from embedlayer.models.decoder import DecoderLM
-from embedlayer.pretrained import TOKENIZER, WEIGHTS, write_config
+from embedlayer.pretrained import CONFIG, TOKENIZER, WEIGHTS, write_config
 from embedlayer.text.corpus import TokenCorpus
 from embedlayer.text.tokenizer import load_tokenizer, save_tokenizer, table_size
 from embedlayer.training.loop import Trainer, TrainingOptions
@@ -85,7 +85,8 @@ class RunDirectory:
             FileError: The folder cannot be written.
         """
         writable_folder(self.path)
-        for file in (self.run, self.checkpoint, self.metrics, self.report):
+        result = (self.path / CONFIG, self.path / WEIGHTS)
+        for file in (self.run, *result, self.checkpoint, self.metrics, self.report):
             file.unlink(missing_ok=True)
         save_tokenizer(tokenizer, self.path / TOKENIZER)
         description: JsonObject = {
@@ -244,7 +245,7 @@ def load_run(path: Path | str, *, device: torch.device | str = "cpu") -> Run:
         TokenizerError: The tokenizer has more entries than the table.
     """
     path = Path(path)
-    if not (path / "config.json").exists():
+    if not (path / CONFIG).exists():
         unfinished = RunDirectory(path).holds_a_run
         hint = (
             "the run in it is not finished: continue it with embedlayer train --resume" if unfinished else "no result"

@@ -48,7 +48,7 @@ def whole(kind: str):
 
 
 def batches(ranks: int):
-    """IDs, targets (some ignored) and weights of each rank's loss."""
+    """Of each rank IDs, targets (some ignored) and what its logits are multiplied by; of all mixing and bias."""
     generator = torch.Generator().manual_seed(1)
     ids = torch.randint(0, V, (ranks, 2, T // 2), generator=generator)
     ids[0] = 4  # the first rank asks one rank for one row
@@ -56,10 +56,11 @@ def batches(ranks: int):
     targets[:, 0, 1] = -100
     mixing = torch.randn(D, D, generator=generator, dtype=torch.float64)
     bias = torch.randn(V, generator=generator, dtype=torch.float64)
-    return ids, targets, mixing, bias
+    factors = torch.randn(*ids.shape, V, generator=generator, dtype=torch.float64)
+    return ids, targets, factors, mixing, bias
 
 
-CASES = [("dense", name) for name in OPTIONS] + [("factorised", "plain")]
+CASES = [("dense", name) for name in OPTIONS] + [("factorised", "plain"), ("factorised", "all")]
 
 
 def all_cases():
@@ -68,15 +69,15 @@ def all_cases():
 
 def losses_and_gradients(kind: str, options: dict):
     rank, ranks = dist.get_rank(), dist.get_world_size()
-    ids, targets, mixing, bias = batches(ranks)
+    ids, targets, factors, mixing, bias = batches(ranks)
     table = shard_table(whole(kind), init_device_mesh("cpu", (ranks,)))
     bias, mixing = bias.requires_grad_(), mixing.requires_grad_()
     vectors = table(ids[rank])
     hidden = torch.tanh(vectors @ mixing)
     loss = OutputHead(table).loss(hidden, targets[rank], bias=bias, **options)
-    loss.sum().backward()
+    logits = table.logits(hidden, bias=bias, softcap=options.get("softcap"))
+    (loss.sum() + (logits * factors[rank]).sum()).backward()
     with torch.no_grad():
-        logits = table.logits(hidden, bias=bias, softcap=options.get("softcap"))
         assert torch.allclose(table.logits(hidden[0, 0], bias=bias, softcap=options.get("softcap")), logits[0, 0])
         sharded = table.sharded_logits(hidden).full_tensor()
     shared = [p.grad for name, p in table.local.named_parameters() if name not in dict(table.sharded_parameters())]
@@ -84,7 +85,8 @@ def losses_and_gradients(kind: str, options: dict):
         dist.all_reduce(grad)
         grad /= ranks
     own = next(p.grad for _, p in table.sharded_parameters())
-    return [vectors.detach(), loss.detach(), own, bias.grad, mixing.grad, logits, sharded, table.rows(3, 9), *shared]
+    rows = table.rows(3, 9)
+    return [vectors.detach(), loss.detach(), own, bias.grad, mixing.grad, logits.detach(), sharded, rows, *shared]
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4])
@@ -95,14 +97,14 @@ def test_values_and_gradients_are_those_of_the_whole_table(ranks) -> None:
 
 
 def check(ranks: int, kind: str, options: dict, results: list) -> None:
-    ids, targets, mixing, bias = batches(ranks)
+    ids, targets, factors, mixing, bias = batches(ranks)
     bias, mixing, table = bias.requires_grad_(), mixing.requires_grad_(), whole(kind)
     vectors = table(ids)
     hidden = torch.tanh(vectors @ mixing)
     head = OutputHead(table)
     each = [head.loss(hidden[r], targets[r], bias=bias, impl="plain", **options) for r in range(ranks)]
-    (sum(loss.sum() for loss in each) / ranks).backward()
     logits = table.logits(hidden, bias=bias, softcap=options.get("softcap"))
+    ((sum(loss.sum() for loss in each) + (logits * factors).sum()) / ranks).backward()
     weight = table.inner.weight if kind == "factorised" else table.weight
     others = [table.projection.weight.grad] if kind == "factorised" else []
 
@@ -294,17 +296,25 @@ def test_a_quantised_table_is_divided_and_the_states_of_all_kinds_are_those_of_w
     for quantised, states in on_ranks(3, quantised_and_states):
         table = QuantizedEmbedding.from_table(whole("dense").float(), 4)
         assert torch.equal(quantised[0], table(torch.arange(V)))
-        assert torch.allclose(quantised[1], table.loss(torch.ones(V, D), torch.arange(V)))
+        for ours, theirs in zip(quantised[1:], loss_and_gradient(table), strict=True):
+            torch.testing.assert_close(ours, theirs)
         for kind, state in zip(("dense", "factorised"), states, strict=True):
             expected = whole(kind).state_dict()
             assert state.keys() == expected.keys()
             assert all(torch.equal(state[name], value) for name, value in expected.items())
 
 
+def loss_and_gradient(table):
+    hidden = torch.randn(V, D, generator=torch.Generator().manual_seed(4), requires_grad=True)
+    loss = table.loss(hidden, torch.arange(V), z_loss=0.1)
+    loss.backward()
+    return loss.detach(), hidden.grad
+
+
 def quantised_and_states():
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     table = shard_table(QuantizedEmbedding.from_table(whole("dense").float(), 4), mesh)
-    quantised = table(torch.arange(V)), table.loss(torch.ones(V, D), torch.arange(V))
+    quantised = [table(torch.arange(V)), *loss_and_gradient(table)]
     states = []
     for kind in ("dense", "factorised"):
         divided = shard_table(whole(kind), mesh)
@@ -428,10 +438,10 @@ def counted() -> list[int]:
 
 def bytes_sent(trained: bool, rank: int | None) -> tuple[int, int]:
     """What this rank sends to others by the look-up and by the loss."""
-    mesh, sent = init_device_mesh("cpu", (3,)), counted()
+    mesh = init_device_mesh("cpu", (3,))
     kind = TokenEmbedding(V, D) if rank is None else FactorizedEmbedding(V, D, rank)
     table, rows = (shard_table(each, mesh) for each in (kind, TokenEmbedding(V, D)))
-    ids = torch.arange(V).repeat(5)
+    ids, sent = torch.arange(V).repeat(5), counted()
     with torch.set_grad_enabled(trained):
         vectors = table(ids)
         lookup, hidden = sum(sent), vectors.detach().requires_grad_(trained)

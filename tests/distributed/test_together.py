@@ -37,7 +37,7 @@ from embedlayer.cli.main import main
 from embedlayer.cli.train import was_begun_by
 from embedlayer.distributed.together import (
     Together,
-    differences,
+    heartbeat,
     launched_by,
     launcher,
     place_of,
@@ -320,10 +320,41 @@ def test_a_process_with_another_tokenizer_text_or_configuration_is_refused_by_na
     assert "configuration of options" in configuration
 
 
-def test_each_rank_that_differs_is_named() -> None:
-    assert differences([{"a": 1}, {"a": 1}]) == ""
-    found = differences([{"a": 1}, {"a": 2}, {}, {"a": 1}])
-    assert found.startswith("Rank 1 differs from rank 0 in a: 2 there, 1 on rank 0. Rank 2 differs from rank 0 in a: ")
+def one_prepares_and_one_stops(folder: Path) -> str:
+    """Rank 0 is busy for longer than the time-out, then gives no sign of life; rank 1 waits for both."""
+    ranks, store = together(folder), dist.FileStore(str(folder / "store"), 2)
+    ranks._store.set_timeout(timedelta(seconds=1))
+    if ranks.first:
+        with heartbeat(store, every=0.1):
+            time.sleep(2)
+            ranks.after_first()
+        store.wait(["given up"])
+        return ""
+    ranks.after_first()
+    with pytest.raises(PeerError) as error:
+        ranks.after_first()
+    store.set("given up", "")
+    return str(error.value)
+
+
+def test_ranks_wait_for_the_first_as_long_as_it_gives_signs_of_life(tmp_path) -> None:
+    _, said = on_ranks(2, one_prepares_and_one_stops, tmp_path)
+    assert said.startswith("Rank 1 of 2 gave up: rank 0, which prepares the run, has given no sign of life for 1 sec")
+
+
+def frozen_and_back(folder: Path) -> bool:
+    start_frozen = CASES["tied"]()
+    start_frozen.table.requires_grad_(False)
+    ranks = together(folder)
+    ranks.divide(start_frozen)
+    before = start_frozen.state_dict()
+    ranks.save(folder / "file", before)
+    after, _ = ranks.load(folder / "file")
+    return all(torch.equal(ranks.local(value), ranks.local(after[name])) for name, value in before.items())
+
+
+def test_a_frozen_table_is_saved_and_loaded_like_any_other(tmp_path) -> None:
+    assert on_ranks(2, frozen_and_back, tmp_path) == [True, True]
 
 
 LARGE, WIDTH = 60_000, 48

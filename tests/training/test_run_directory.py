@@ -109,9 +109,12 @@ def test_starting_again_clears_what_an_earlier_run_left(started) -> None:
     directory, trainer, tokenizer = started
     train(directory, trainer)
     directory.save_checkpoint(trainer)
+    directory.finish(trainer, tokenizer)
     directory.start(trainer, tokenizer, validation_fraction=0.2)
     assert not directory.metrics.exists()
     assert not directory.checkpoint.exists()
+    with pytest.raises(FileError, match="the run in it is not finished"):
+        load_run(directory.path)
 
 
 def test_a_tokenizer_larger_than_the_table_is_refused(started) -> None:
