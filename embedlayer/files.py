@@ -95,7 +95,7 @@ def writable_folder(path: Path | str) -> Path:
     path = Path(path)
     try:
         path.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=path):
+        with tempfile.TemporaryFile(dir=path, prefix="."):  # on NFS others see it
             return path
     except OSError as error:
         raise FileError(

@@ -2,7 +2,7 @@
 
 ```
 CORPUS/                     CORPUS/
-  ids.bin                     corpus.json       the plan: sources with their sizes, tokenizer, number of parts
+  ids.bin                     corpus.json       the plan: sources with sizes and digests, tokenizer, number of parts
   documents.npy               tokenizer.json
   blocks.npy                  part-00000/       ids.bin, documents.npy, blocks.npy, index.json, and
   index.json                  part-00001/       sources.npy: which source each document is
@@ -82,12 +82,14 @@ def read_parts(path: Path) -> list[Part]:
     """
     if not (path / PLAN).exists():
         return [_read_part(path)]
+    plan = read_json(path / PLAN)
     if missing := missing_parts(path):
         raise CheckpointError(
             f"The corpus {path} is not finished: {len(missing)} parts are not built yet, among them part "
-            f"{', '.join(map(str, missing[:8]))}. Call what builds it again with the same arguments; it goes on."
+            f"{', '.join(map(str, missing[:8]))}. It goes on with the command that began it: embedlayer corpus build "
+            f"FILE... -o {path} --tokenizer FILE --shards {plan['shards']} (and --only K where each host builds "
+            f"its own part); in Python, with build_in_shards or build_shard and the same arguments."
         )
-    plan = read_json(path / PLAN)
     parts = [_read_part(part_folder(path, number)) for number in range(plan["shards"])]
     for number, part in enumerate(parts):
         if part.facts.get("plan") != plan_digest(plan):

@@ -6,11 +6,12 @@ that place from the bytes around it alone, so no part waits for another, and wha
 built it, when, or after how many interruptions.
 """
 
+import hashlib
 import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from tokenizers import Tokenizer
@@ -32,11 +33,13 @@ from embedlayer.text.corpus import (
     opened,
     warn_left_out,
 )
-from embedlayer.text.parts import FORMAT_VERSION, PLAN, missing_parts, part_folder, plan_digest, write_tables
+from embedlayer.text.parts import PLAN, missing_parts, part_folder, plan_digest, write_tables
 from embedlayer.text.tokenizer import as_tokenizer, fingerprint, load_tokenizer, save_tokenizer
 from embedlayer.text.workers import Report, run_jobs
 
 TOKENIZER = "tokenizer.json"
+_PLAN_VERSION = 2
+_PIECES_OF_A_SOURCE, _BYTES_OF_A_PIECE = 64, 1 << 14
 _BYTES_OF_A_CHAR = 4
 
 
@@ -58,6 +61,10 @@ def build_in_shards(
     Each part appears complete or not at all. A build that was stopped goes on when it is called again with the same
     arguments, and ends with the same bytes as one that was not.
 
+    A source is known by its size and a digest of its bytes: of all up to 1 MiB, of a larger file of 64 pieces of
+    16 KiB, evenly from the first byte to the last. It is looked at when a build begins or goes on, and when a part
+    begins to read it. An edit that keeps the size of a large file and falls between the pieces is not seen.
+
     Args:
         sources: Files and folders, as for `find_texts`; each file is a document. One that ends in `.gz` is not divided
             between parts.
@@ -68,8 +75,8 @@ def build_in_shards(
         on_progress: Called with the bytes read so far and the bytes in all.
 
     Raises:
-        FileError: A source cannot be read or was changed since the build began; `path` cannot be written, holds
-            something else, or the build of another plan; or a process was killed.
+        FileError: A source cannot be read or is seen to be changed since the build began; `path` cannot be written,
+            holds something else, or the build of another plan; or a process was killed.
         TextError: A source is not UTF-8, or there is no text at all.
         SizeError: `shards` or `workers` is below 1.
 
@@ -85,7 +92,7 @@ def build_in_shards(
         raise SizeError(f"workers is {workers}; it must be 1 or more.")
     folder = _planned(sources, tokenizer, Path(path), shards)
     plan = read_json(folder / PLAN)
-    total = sum(size for _, size in plan["sources"])
+    total = sum(size for _, size, _ in plan["sources"])
     done = {number: int(read_json(part / "index.json")["bytes_read"]) for number, part in _built(folder, shards)}
 
     def progress(number: int, read: int) -> None:
@@ -141,7 +148,7 @@ def build_shard(
     if not 0 <= only < shards:
         raise SizeError(f"Part {only} of {shards} does not exist: parts are counted from 0 to {shards - 1}.")
     folder = _planned(sources, tokenizer, Path(path), shards)
-    total = sum(size for _, size in read_json(folder / PLAN)["sources"]) // shards
+    total = sum(size for _, size, _ in read_json(folder / PLAN)["sources"]) // shards
 
     def report(read: int) -> None:
         if on_progress is not None:
@@ -207,13 +214,13 @@ def _planned(sources: Sequence[str | Path], tokenizer: object, path: Path, shard
         if str(source).encode(errors="replace").decode() != str(source):
             raise FileError(f"The name {str(source)!a} is not UTF-8, and the plan of a corpus is. Rename the file.")
     plan: JsonObject = {
-        "format_version": FORMAT_VERSION,
+        "format_version": _PLAN_VERSION,
         "shards": shards,
         "tokenizer": fingerprint(tokenizer),
-        "sources": [[str(source), Path(source).stat().st_size] for source in found],
+        "sources": [[str(source), *_size_and_digest(str(source))] for source in found],
     }
     writable_folder(path)
-    others = [file.name for file in path.iterdir() if not file.name.startswith(f".{PLAN}")]
+    others = [file.name for file in path.iterdir() if not file.name.startswith(".")]  # hidden: what a host is writing
     if not (path / PLAN).exists():  # asked after looking: another host may have written it meanwhile
         if others:
             raise FileError(f"The folder {path} holds something other than this corpus. Choose a new folder for it.")
@@ -232,20 +239,44 @@ def _check_same(path: Path, begun: JsonObject, asked: JsonObject) -> None:
             what = f"{key.replace('_', ' ')} {begun.get(key)}, not {asked[key]}"
             break
     else:
-        old, new = (dict(map(tuple, plan["sources"])) for plan in (begun, asked))
-        changed = [name for name in {**old, **new} if old.get(name) != new.get(name)]
+        old, new = ({name: facts for name, *facts in plan["sources"]} for plan in (begun, asked))
         what = "the same sources in another order"
-        if changed:
-            name = changed[0]
-            what = f"{name} with {_bytes(old.get(name))}, not {_bytes(new.get(name))}"
+        for name in {**old, **new}:
+            if name not in new:
+                what = f"{name}, which was not given"
+                break
+            if name not in old:
+                what = f"no {name}"
+                break
+            _check_unchanged(name, old[name], new[name])
     raise FileError(
         f"The corpus in {path} was begun with other arguments: it has {what}. Give the arguments it was begun with, or "
         f"choose a new folder."
     )
 
 
-def _bytes(size: int | None) -> str:
-    return "none of it" if size is None else f"{size} bytes"
+def _size_and_digest(source: str) -> list[Any]:
+    """What a file is known by: its size, and a digest of its bytes or, where they are many, of some pieces."""
+    try:
+        with open(source, "rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            count = min(-(-size // _BYTES_OF_A_PIECE), _PIECES_OF_A_SOURCE)
+            digest = hashlib.sha256()
+            for number in range(count):
+                file.seek((size - _BYTES_OF_A_PIECE) * number // max(count - 1, 1))
+                digest.update(file.read(_BYTES_OF_A_PIECE))
+    except OSError as error:
+        raise FileError(f"Cannot read {source}: {error.strerror or error}.") from error
+    return [size, digest.hexdigest()[:16]]
+
+
+def _check_unchanged(source: str, planned: list[Any], found: list[Any]) -> None:
+    if found != planned:
+        (had, _), (has, _) = planned, found
+        how = f"it has {has} bytes and had {had}" if has != had else f"it has {has} bytes as before, but other ones"
+        raise FileError(
+            f"{source} was changed since this corpus was begun: {how}. Restore it, or build in a new folder."
+        )
 
 
 def _check_tokenizer(path: Path, plan: JsonObject, tokenizer: Tokenizer) -> None:
@@ -282,15 +313,15 @@ class _Share(NamedTuple):
 
 def _shares(plan: JsonObject, part: int, tokenizer: Tokenizer) -> Iterator[_Share]:
     """What a part is made of. A compressed source belongs to the part in which its first byte falls."""
-    total = sum(size for _, size in plan["sources"])
+    total = sum(size for _, size, _ in plan["sources"])
     low, high = (total * number // plan["shards"] for number in (part, part + 1))
     start = 0
-    for number, (source, size) in enumerate(plan["sources"]):
+    for number, (source, size, digest) in enumerate(plan["sources"]):
         begin, end = max(low - start, 0), min(high - start, size)
         if source.endswith(".gz"):
             begin, end = (0, size) if low <= start < high else (0, 0)
         if begin < end:
-            _check_size(source, size)
+            _check_unchanged(source, [size, digest], _size_and_digest(source))
             begin, end = (first_cut(source, place, size, tokenizer) for place in (begin, end))
         if begin < end:
             yield _Share(number, source, begin, end, _text_before(source, begin, ANCHOR_CHARS))
@@ -344,15 +375,3 @@ def _next_character(source: str, place: int) -> int:
 def _bytes_of(source: str, begin: int, end: int) -> bytes:
     with opened(source, begin, end) as (read, _):
         return checked(source, read, end - begin)
-
-
-def _check_size(source: str, size: int) -> None:
-    try:
-        found = Path(source).stat().st_size
-    except OSError as error:
-        raise FileError(f"Cannot read {source}: {error.strerror or error}.") from error
-    if found != size:
-        raise FileError(
-            f"{source} has {found} bytes and had {size} when this corpus was begun. Restore it, or build in a new "
-            f"folder."
-        )

@@ -51,8 +51,10 @@ def test_each_part_begins_with_a_mark_that_its_reader_keeps_or_leaves_out(corpus
 def test_missing_parts_are_numbered(corpus):
     for number in (1, 3):
         shutil.rmtree(corpus / f"part-0000{number}")
-    with pytest.raises(CheckpointError, match=r"2 parts are not built yet, among them part 1, 3\."):
+    with pytest.raises(CheckpointError, match=r"2 parts are not built yet, among them part 1, 3\.") as caught:
         TokenCorpus.open(corpus)
+    command = f"embedlayer corpus build FILE... -o {corpus} --tokenizer FILE --shards 4 (and --only K"
+    assert command in str(caught.value)
 
 
 def change(file, **facts):

@@ -283,6 +283,50 @@ def test_hosts_that_begin_a_folder_at_once_build_it_together(tmp_path):
     assert contents(tmp_path / "parts") == contents(tmp_path / "once")
 
 
+@pytest.mark.parametrize("left", [".nfs0000000000000001", ".corpus.json.x1.partial", ".part-00000.x1.partial"])
+def test_hidden_files_of_other_hosts_do_not_keep_a_build_from_beginning(tmp_path, left):
+    (tmp_path / "t.txt").write_text("Hello")
+    (tmp_path / "parts").mkdir()
+    (tmp_path / "parts" / left).touch()
+    corpus = build_in_shards([tmp_path / "t.txt"], tokenizer_of("byte"), tmp_path / "parts", shards=1, workers=1)
+    assert len(corpus) == 5
+
+
+def test_a_host_that_tries_the_folder_while_another_begins_is_not_in_its_way(tmp_path, monkeypatch):
+    """On NFS a temporary file has a name until it is closed, and other hosts see it."""
+    (tmp_path / "t.txt").write_text(PROSE)
+    arguments = ([tmp_path / "t.txt"], tokenizer_of("byte"), tmp_path / "parts")
+    monkeypatch.setattr(tempfile, "_O_TMPFILE_WORKS", False, raising=False)
+    unlink = os.unlink
+    seen = []
+
+    def other_host_begins(*file, **folder):
+        monkeypatch.setattr(os, "unlink", unlink)
+        seen.extend(os.listdir(tmp_path / "parts"))
+        build_shard(*arguments, shards=2, only=1)
+        unlink(*file, **folder)
+
+    monkeypatch.setattr(os, "unlink", other_host_begins)
+    build_shard(*arguments, shards=2, only=0)
+    assert len(seen) == 1
+    assert TokenCorpus.open(tmp_path / "parts").num_bytes == len(PROSE.encode())
+
+
+def test_a_plan_that_appears_while_a_host_looks_around_is_gone_by(tmp_path, monkeypatch):
+    (tmp_path / "t.txt").write_text(PROSE)
+    arguments = ([tmp_path / "t.txt"], tokenizer_of("byte"), tmp_path / "parts")
+    looked = Path.iterdir
+
+    def listed_before_the_plan(folder):
+        monkeypatch.setattr(Path, "iterdir", looked)
+        build_shard(*arguments, shards=2, only=1)
+        return (file for file in looked(folder) if file.name != "corpus.json")
+
+    monkeypatch.setattr(Path, "iterdir", listed_before_the_plan)
+    build_shard(*arguments, shards=2, only=0)
+    assert TokenCorpus.open(tmp_path / "parts").num_bytes == len(PROSE.encode())
+
+
 # What cannot be built
 
 
@@ -304,6 +348,7 @@ def test_an_error_in_a_worker_names_the_file_and_what_is_done_stays(tmp_path):
 def test_other_arguments_in_the_same_folder_are_refused_by_name(tmp_path):
     (tmp_path / "a.txt").write_text("Dogs love dogs.")
     (tmp_path / "b.txt").write_text("Cats do not.")
+    (tmp_path / "c.txt").write_text("Mice.")
     both, path = [tmp_path / "a.txt", tmp_path / "b.txt"], tmp_path / "parts"
 
     def build(sources, kind, shards):
@@ -314,24 +359,66 @@ def test_other_arguments_in_the_same_folder_are_refused_by_name(tmp_path):
     for arguments, words in (
         ((both, "byte", 3), "it has shards 2, not 3"),
         ((both, "bpe", 2), "it has tokenizer [0-9a-f]+, not [0-9a-f]+"),
-        ((both[:1], "byte", 2), r"it has .*b\.txt with 12 bytes, not none of it"),
+        ((both[:1], "byte", 2), r"it has .*b\.txt, which was not given"),
+        (([*both, tmp_path / "c.txt"], "byte", 2), r"it has no .*c\.txt"),
         ((both[::-1], "byte", 2), "the same sources in another order"),
     ):
         with pytest.raises(FileError, match=f"begun with other arguments: .*{words}"):
             build(*arguments)
     (tmp_path / "b.txt").write_text("Cats do.")
-    with pytest.raises(FileError, match=r"b\.txt with 12 bytes, not 8 bytes"):
+    with pytest.raises(FileError, match=r"b\.txt was changed since .*: it has 8 bytes and had 12\. Restore it"):
         build(both, "byte", 2)
     assert contents(path) == before
 
 
-def test_a_source_that_changes_during_the_build_is_refused(tmp_path):
-    (tmp_path / "a.txt").write_text(PROSE * 20)
+MEBIBYTE = 1 << 20
+
+
+@pytest.mark.parametrize("place", [0, 1, 30_000, MEBIBYTE - 1])
+@pytest.mark.parametrize("whole_folder", [False, True])
+@pytest.mark.parametrize("name", ["t.txt", "t.txt.gz"])
+def test_a_small_source_of_the_same_size_is_known_by_each_of_its_bytes(tmp_path, name, whole_folder, place):
+    source = tmp_path / "texts" / name
+    source.parent.mkdir()
+    zipped = gzip.compress(b"Dogs. " * 50, mtime=0)
+    before = zipped if name.endswith(".gz") else (b"Dogs. " * MEBIBYTE)[:MEBIBYTE]
+    source.write_bytes(before)
+    arguments = ([source.parent if whole_folder else source], tokenizer_of("byte"), tmp_path / "parts")
+    build_shard(*arguments, shards=200, only=0)
+    after = bytearray(before)
+    after[min(place, len(after) - 1)] ^= 1
+    source.write_bytes(after)
+    words = rf"{name} was changed since .*: it has {len(before)} bytes as before, but other ones\. Restore it, or build"
+    with pytest.raises(FileError, match=words):
+        build_shard(*arguments, shards=200, only=1)
+    with pytest.raises(FileError, match=words):
+        build_in_shards(*arguments, shards=200, workers=1)
+    source.write_bytes(before)
+    build_shard(*arguments, shards=200, only=1)
+
+
+@pytest.mark.parametrize("place", [0, 3 * MEBIBYTE // 7, 2 * MEBIBYTE, 3 * MEBIBYTE + 4])
+def test_a_large_source_of_the_same_size_is_known_by_pieces_of_all_of_it(tmp_path, place):
+    text = bytearray((b"Dogs. " * MEBIBYTE)[: 3 * MEBIBYTE + 5])
+    (tmp_path / "t.txt").write_bytes(text)
+    arguments = ([tmp_path / "t.txt"], tokenizer_of("byte"), tmp_path / "parts")
+    build_shard(*arguments, shards=500, only=0)
+    text[place : place + (1 << 16)] = (b"Cats. " * MEBIBYTE)[: len(text[place : place + (1 << 16)])]
+    (tmp_path / "t.txt").write_bytes(text)
+    with pytest.raises(FileError, match=r"t\.txt was changed since"):
+        build_shard(*arguments, shards=500, only=1)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"), [("Dogs.", r"5 bytes and had \d+"), (PROSE[::-1] * 20, r"\d+ bytes as before, but other ones")]
+)
+def test_a_source_that_changes_during_the_build_is_refused(tmp_path, text, words):
+    (tmp_path / "a.txt").write_text(PROSE * 20, newline="")
 
     def change(done: int, total: int) -> None:
-        (tmp_path / "a.txt").write_text("Dogs.")
+        (tmp_path / "a.txt").write_text(text, newline="")
 
-    with pytest.raises(FileError, match=r"a\.txt has 5 bytes and had \d+ when this corpus was begun"):
+    with pytest.raises(FileError, match=rf"a\.txt was changed since this corpus was begun: it has {words}\."):
         build_in_shards(
             [tmp_path / "a.txt"], tokenizer_of("byte"), tmp_path / "parts", shards=3, workers=1, on_progress=change
         )
