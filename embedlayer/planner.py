@@ -12,7 +12,9 @@ number, and `G` bytes of gradient:
 | AdamW | two moments a trained parameter; of a row-sparse table also two step numbers a row |
 | vectors | what enters the first block and leaves the last one, `2 N D`, and the gradient of the latter |
 | loss | plain: logits' softmax and two gradients of it, `3 N V` in fp32; chunked: the logits of one chunk |
-| the network | look-up: an ID and two rows for each different token; loss: hidden state, target, scores to all |
+| look-up's network | an ID and two rows for each different token, on average over the ranks |
+| loss' network | hidden state, target and scores of each token, to all |
+| gradients' network | twice those of what all processes hold: copies of rows, projection, learned positions |
 | a step | weights, optimizer, vectors, and the larger of loss and gradients, as they are not there at once |
 
 Parameters are counted in decimal units (1 M = 10^6), memory in binary ones (1 MiB = 2^20 bytes). What introductions
@@ -125,6 +127,12 @@ class EmbeddingPlan:
             raise SizeError(
                 "row_sparse is for a trained dense table with a head of its own: a tied head sends a gradient to every "
                 "row. Leave out rank, delta_rows and int8 or int4, and plan it untied."
+            )
+        if self.delta_rows and self._processes > 1:
+            raise SizeError(
+                f"delta_rows {self.delta_rows} is for one process: rows that learn beside a frozen table are not "
+                "divided among ranks, nor are there copies of them. Plan it with ranks=1 and copies=1, or without "
+                "delta_rows."
             )
         if self.group_size is not None and not _quantised(self.dtype):
             raise SizeError(f"group_size {self.group_size} is for int8 and int4, not for {self.dtype}.")
@@ -288,13 +296,23 @@ class EmbeddingPlan:
 
     @property
     def lookup_network_bytes(self) -> int:
-        """What a rank sends in a step for the look-up: the batch's IDs, their rows, and in training the gradients.
+        """What a rank sends in a step for the look-up, on average over the ranks: IDs, rows, in training gradients.
 
         Each of the different tokens once, to whoever owns its row: of N ranks, N - 1 of N are somebody else's. Of a
-        factorised table they are the narrow rows.
+        factorised table they are the narrow rows. Which rank sends the rows depends on the tokens:
+        `busiest_lookup_network_bytes`.
         """
-        row = self._factors[0][1] * _bytes(self.compute_dtype)
-        return self._distinct * (self.ranks - 1) * (ID_BYTES + row * (2 if self.trained else 1)) // self.ranks
+        each = ID_BYTES + self._row_sent * (2 if self.trained else 1)
+        return self._distinct * (self.ranks - 1) * each // self.ranks
+
+    @property
+    def busiest_lookup_network_bytes(self) -> int:
+        """The most that one rank sends of its own rows in a step; in training it gets as many bytes of gradients back.
+
+        Each rank owns a block of rows, and learned tokenizers give frequent tokens the first IDs, so all ask the first
+        rank. It sends each of its rows once to each other rank, or as many of them as a rank has different tokens.
+        """
+        return (self.ranks - 1) * min(self._rows, self._distinct) * self._row_sent
 
     @property
     def loss_network_bytes(self) -> int:
@@ -311,7 +329,8 @@ class EmbeddingPlan:
     def copies_network_bytes(self) -> int:
         """What a rank sends in a step for the mean of its rows' gradients over the copies.
 
-        Dense ones by an all-reduce; of a row-sparse table the IDs and rows of its gradient, to each other copy.
+        Dense ones by an all-reduce; of a row-sparse table the IDs and rows of its gradient, to each other copy, on
+        average over the ranks.
         """
         if not self.trained:
             return 0
@@ -322,9 +341,24 @@ class EmbeddingPlan:
         return dense + sparse * (columns * size + ID_BYTES)
 
     @property
+    def undivided_network_bytes(self) -> int:
+        """What a process sends in a step for the mean of the gradients of what each has whole, by an all-reduce.
+
+        A factorised table's projection and learned positions, which `DistributedDataParallel` joins over all processes.
+        """
+        if not self.trained:
+            return 0
+        numbers = self.position_parameters + sum(rows * columns for rows, columns in self._factors[1:])
+        return 2 * (self._processes - 1) * numbers * _bytes(self.compute_dtype) // self._processes
+
+    @property
     def network_bytes(self) -> int:
-        """What a rank sends in a step for both ends; the optimizer sends nothing, as each rank owns its rows."""
-        return self.lookup_network_bytes + self.loss_network_bytes + self.copies_network_bytes
+        """What a rank sends in a step for both ends, on average over the ranks.
+
+        The optimizer sends nothing, as each rank owns its rows.
+        """
+        rows = self.lookup_network_bytes + self.copies_network_bytes
+        return rows + self.loss_network_bytes + self.undivided_network_bytes
 
     def as_dict(self) -> dict[str, str | int | bool | None]:
         """Every field and every derived size under its own name, ready for JSON."""
@@ -341,6 +375,15 @@ class EmbeddingPlan:
         if self.rank is None:
             return [(self._rows, self.embed_dim)]
         return [(self._rows, self.rank), (self.rank, self.embed_dim)]
+
+    @property
+    def _processes(self) -> int:
+        return self.ranks * self.copies
+
+    @property
+    def _row_sent(self) -> int:
+        """Bytes of a row on its way: of a factorised table the narrow one."""
+        return self._factors[0][1] * _bytes(self.compute_dtype)
 
     @property
     def _distinct(self) -> int:
@@ -434,7 +477,7 @@ def changes(now: EmbeddingPlan, *, used: int | None = None, delta_rows: int = 25
             "none: same results",
         ),
         (
-            trained and not now.delta_rows and fewer < now.vocab_size,
+            trained and not now.delta_rows and fewer < now.vocab_size and now.ranks * now.copies == 1,
             f"train {fewer:,} rows only",
             {"delta_rows": fewer, "row_sparse": False},
             "all other rows stay",
@@ -566,7 +609,7 @@ def plan(
         delta_rows: Rows that alone are trained; 0 for all.
         group_size: Numbers that share a scale, in int8 and int4.
         ranks: Processes that the rows are divided among.
-        copies: How often they are.
+        copies: Copies of the divided table.
         distinct_tokens: Different ones among a rank's tokens; 0 for as many as there can be.
         device: `"cpu"` or `"cuda"`.
 

@@ -375,6 +375,8 @@ def test_a_dictionary_holds_every_size():
         ({"preset": "gpt2", "tokens": -1}, "tokens must be at least 0"),
         ({"preset": "gpt2", "ranks": 0}, "ranks must be at least 1"),
         ({"preset": "gpt2", "delta_rows": 60000}, "delta_rows 60000 exceeds vocab_size 50257"),
+        ({"preset": "gpt2", "delta_rows": 5, "ranks": 2}, "Plan it with ranks=1 and copies=1, or without delta_rows"),
+        ({"preset": "gpt2", "delta_rows": 5, "copies": 2}, "delta_rows 5 is for one process"),
         ({"preset": "gpt2", "row_sparse": True}, "plan it untied"),
         ({"preset": "gpt2", "group_size": 32}, "group_size 32 is for int8 and int4, not for fp32"),
         ({"preset": "gpt2", "device": "tpu"}, "device 'tpu' is unknown: use one of cpu, cuda"),
@@ -404,6 +406,13 @@ def test_every_change_can_be_planned_and_the_best_comes_first(used, **options):
     assert [change.saved_bytes for change in found] == sorted((change.saved_bytes for change in found), reverse=True)
     assert all(change.plan != now and change.plan.name == change.what for change in found)
     assert any(change.what.startswith("trim") for change in found) == (used is not None)
+
+
+@pytest.mark.parametrize("processes", [{"ranks": 4}, {"copies": 2}, {"ranks": 2, "copies": 2}])
+def test_every_change_to_a_divided_table_can_be_planned(processes):
+    found = changes(EmbeddingPlan(1000, 64, tied=False, tokens=256, **processes), used=50)
+    assert not any(change.plan.delta_rows for change in found)
+    assert {"row-sparse table", "trim to 50 tokens"} <= {change.what for change in found}
 
 
 @pytest.mark.parametrize(("count", "text"), [(0, "0 B"), (999, "999 B"), (1000, "1.0 KiB"), (2**31, "2.0 GiB")])

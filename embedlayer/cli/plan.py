@@ -30,7 +30,7 @@ FLOAT_DTYPES = [name for name in planner.DTYPE_BITS if not name.startswith("int"
 @click.option("--rank", type=int, help="Rank of a factorised table.")
 @click.option("--positions", type=int, help="Rows of a learned position table.")
 @click.option("--dtype", type=click.Choice(list(planner.DTYPE_BITS)), help="Of the weights.  [default: fp32]")
-@click.option("--tokens", type=int, default=4096, show_default=True, help="Tokens of a step.")
+@click.option("--tokens", type=int, default=4096, show_default=True, help="Tokens of a step, of each process.")
 @click.option(
     "--chunked-loss", is_flag=True, help="The loss takes a chunk of tokens at a time, not all logits at once."
 )
@@ -38,9 +38,23 @@ FLOAT_DTYPES = [name for name in planner.DTYPE_BITS if not name.startswith("int"
 @click.option("--delta", "delta_rows", type=int, default=0, metavar="ROWS", help="Train only so many rows.")
 @click.option("--group-size", type=int, help="Numbers that share a scale in int8 and int4; all of a row if not given.")
 @click.option("--ranks", type=int, default=1, show_default=True, help="Processes that the rows are divided among.")
-@click.option("--copies", type=int, default=1, show_default=True, help="Of the divided rows, each with such processes.")
-@click.option("--distinct", "distinct_tokens", type=int, default=0, help="Different tokens among a rank's; else all.")
-@click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True)
+@click.option(
+    "--copies", type=int, default=1, show_default=True, help="Copies of the table, each divided among --ranks."
+)
+@click.option(
+    "--distinct",
+    "distinct_tokens",
+    type=int,
+    default=0,
+    help="How many of a process's --tokens are different; as many as can be if not given.",
+)
+@click.option(
+    "--device",
+    type=click.Choice(["cpu", "cuda"]),
+    default="cpu",
+    show_default=True,
+    help="Where the loss is made: on cuda its chunks are larger.",
+)
 @click.option(
     "--optimizer",
     type=click.Choice(list(planner.OPTIMIZER_MOMENTS)),
@@ -277,11 +291,15 @@ def _parts(row: EmbeddingPlan) -> tuple[str, list[str], list[list[str]], str]:
     if row.ranks > 1:
         lines[-1:-1] = [["vectors of all ranks, a chunk", "", format_bytes(row.gathered_bytes)]]
         lines += [
-            ["sent by a rank: look-up", "", format_bytes(row.lookup_network_bytes)],
+            ["sent by a rank: look-up, on average", "", format_bytes(row.lookup_network_bytes)],
+            ["sent by the busiest rank: rows, at most", "", format_bytes(row.busiest_lookup_network_bytes)],
             ["sent by a rank: loss", "", format_bytes(row.loss_network_bytes)],
         ]
     if row.copies > 1:
-        lines.append(["sent by a rank: copies", "", format_bytes(row.copies_network_bytes)])
+        average = ", on average" if row.row_sparse else ""
+        lines.append([f"sent by a rank: copies{average}", "", format_bytes(row.copies_network_bytes)])
+    if row.undivided_network_bytes:
+        lines.append(["sent by a rank: undivided gradients", "", format_bytes(row.undivided_network_bytes)])
     return title, ["part", "parameters", "memory"], lines, _note([row])
 
 

@@ -9,7 +9,7 @@ from click.testing import CliRunner, Result
 
 from embedlayer.cli.plan import plan as command
 from embedlayer.errors import FileError, SizeError, TokenizerError
-from embedlayer.planner import PRESETS, plan
+from embedlayer.planner import PRESETS, format_bytes, plan
 
 
 def run(*args: str) -> Result:
@@ -103,6 +103,19 @@ def test_every_kind_of_table_is_shown():
     assert (row["ranks"], row["row_sparse"], row["device"]) == (8, True, "cuda")
     with pytest.raises(SizeError, match="plan it untied"):
         run("gpt2", "--row-sparse")
+
+
+def test_a_divided_plan_shows_what_a_rank_sends():
+    output = run("gpt2", "--untied", "--row-sparse", "--ranks", "8", "--copies", "2", "--distinct", "500").output
+    assert max(map(len, output.splitlines())) <= 80
+    sent = plan("gpt2", tied=False, row_sparse=True, tokens=4096, ranks=8, copies=2, distinct_tokens=500)
+    assert {name: line.split("  ")[-1].strip() for name, line in rows(output).items() if name.startswith("sent")} == {
+        "sent by a rank: look-up, on average": format_bytes(sent.lookup_network_bytes),
+        "sent by the busiest rank: rows, at most": format_bytes(sent.busiest_lookup_network_bytes),
+        "sent by a rank: loss": format_bytes(sent.loss_network_bytes),
+        "sent by a rank: copies, on average": format_bytes(sent.copies_network_bytes),
+        "sent by a rank: undivided gradients": format_bytes(sent.undivided_network_bytes),
+    }
 
 
 @pytest.fixture(scope="module")

@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 from processes import on_ranks
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate
@@ -18,6 +19,7 @@ from embedlayer import (
     EmbeddingPlan,
     EmbedLayerError,
     FactorizedEmbedding,
+    LearnedPositionalEmbedding,
     OutputHead,
     QuantizedEmbedding,
     RowAdamW,
@@ -29,6 +31,7 @@ from embedlayer import (
 )
 from embedlayer.distributed.copies import mean_over_copies, mesh_of_copies
 from embedlayer.distributed.sharded import ShardedTable, keep_rows_apart, shard_table
+from embedlayer.layers.input import embed
 from embedlayer.losses import chunk_length
 
 V, D, T = 23, 6, 10
@@ -398,6 +401,59 @@ def test_what_crosses_the_network_is_what_is_planned(trained, rank) -> None:
     assert loss == pytest.approx(plan.loss_network_bytes, rel=0.05)
 
 
+@pytest.mark.parametrize("distinct", [12, 60])
+def test_what_the_busiest_rank_sends_of_its_rows_is_what_is_planned(distinct) -> None:
+    plan = EmbeddingPlan(60, D, tokens=distinct, distinct_tokens=distinct, ranks=3)
+    (rows_out, _), *others = on_ranks(3, bytes_sent_by_the_busiest, distinct)
+    assert rows_out == pytest.approx(plan.busiest_lookup_network_bytes, rel=0.05)
+    assert sum(back for _, back in others) == pytest.approx(plan.busiest_lookup_network_bytes, rel=0.05)
+
+
+def bytes_sent_by_the_busiest(distinct: int) -> tuple[int, int]:
+    """What this rank sends for a look-up and for its gradient; all ask for the first tokens."""
+    sent = counted()
+    table = shard_table(TokenEmbedding(60, D), init_device_mesh("cpu", (3,)))
+    vectors = table(torch.arange(min(distinct, 20)))  # of 60 rows the first rank has 20
+    forward = sum(sent)
+    vectors.sum().backward()
+    return forward, sum(sent) - forward
+
+
+@pytest.mark.parametrize("copies", [1, 2])
+def test_what_crosses_the_network_in_a_step_is_what_is_planned(copies) -> None:
+    plan = EmbeddingPlan(V, D, rank=3, positions=V, tokens=5 * V, distinct_tokens=V, ranks=2, copies=copies)
+    sent = on_ranks(2 * copies, bytes_sent_in_a_step, copies)
+    undivided, all_bytes = (sum(parts) / len(sent) for parts in zip(*sent, strict=True))
+    assert undivided == pytest.approx(plan.undivided_network_bytes, rel=0.05)
+    assert all_bytes == pytest.approx(plan.network_bytes, rel=0.05)
+
+
+class Ends(nn.Module):
+    def __init__(self, table: TokenTable) -> None:
+        super().__init__()
+        self.table, self.position = table, LearnedPositionalEmbedding(V, D)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return self.table.loss(embed(ids, self.table, self.position), ids)
+
+
+def bytes_sent_in_a_step(copies: int) -> tuple[float, float]:
+    """What this rank sends for the gradients of what all have, as `DistributedDataParallel` says, and in all."""
+    mesh, sent, undivided = mesh_of_copies("cpu", 2 * copies, 2), counted(), []
+    model = Ends(shard_table(FactorizedEmbedding(V, D, 3), mesh["rows"]))
+    parallel = DistributedDataParallel(keep_rows_apart(model))
+
+    def counted_hook(group, bucket):
+        joined = allreduce_hook(group, bucket)
+        undivided.append(sent[-1])
+        return joined
+
+    parallel.register_comm_hook(None, counted_hook)
+    parallel(torch.arange(V).repeat(5, 1)).backward()
+    mean_over_copies(model.table.weight, mesh)
+    return sum(undivided), sum(sent)
+
+
 @pytest.mark.parametrize("row_sparse", [False, True])
 def test_what_crosses_the_network_for_copies_is_what_is_planned(row_sparse) -> None:
     plan = EmbeddingPlan(400, D, tied=False, tokens=64, distinct_tokens=64, ranks=2, copies=2, row_sparse=row_sparse)
@@ -427,10 +483,10 @@ def counted() -> list[int]:
         sent.append((len(rows) - own) * rows[:1].numel() * rows.element_size())
         return swap(out, rows, receives, sends, group=group)
 
-    def counted_reduce(numbers, *options, group=None):
+    def counted_reduce(numbers, *options, group=None, **others):
         size = dist.get_world_size(group)
         sent.append(2 * (size - 1) / size * numbers.nbytes)  # in a ring each of N sends (N - 1) / N of it twice
-        return reduce(numbers, *options, group=group)
+        return reduce(numbers, *options, group=group, **others)
 
     dist.all_to_all_single, dist.all_reduce = counted_swap, counted_reduce
     return sent
