@@ -411,8 +411,8 @@ def test_what_the_busiest_rank_sends_of_its_rows_is_what_is_planned(distinct) ->
 
 def bytes_sent_by_the_busiest(distinct: int) -> tuple[int, int]:
     """What this rank sends for a look-up and for its gradient; all ask for the first tokens."""
-    sent = counted()
     table = shard_table(TokenEmbedding(60, D), init_device_mesh("cpu", (3,)))
+    sent = counted()
     vectors = table(torch.arange(min(distinct, 20)))  # of 60 rows the first rank has 20
     forward = sum(sent)
     vectors.sum().backward()

@@ -186,6 +186,7 @@ def test_dropout_goes_on_bit_for_bit_with_as_many_processes(tmp_path) -> None:
 
 def meet(port: int) -> None:
     """Forget the processes of the test, and let the environment name them as torchrun does."""
+    dist.barrier()  # before one leaves, all must have come
     dist.destroy_process_group()
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
 
