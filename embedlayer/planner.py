@@ -310,7 +310,8 @@ class EmbeddingPlan:
         """The most that one rank sends of its own rows in a step; in training it gets as many bytes of gradients back.
 
         Each rank owns a block of rows, and learned tokenizers give frequent tokens the first IDs, so all ask the first
-        rank. It sends each of its rows once to each other rank, or as many of them as a rank has different tokens.
+        rank. It sends each of its rows once to each other rank, or as many of them as a rank has different tokens; it
+        holds them all at once, which `peak_bytes`, an average rank's, leaves out.
         """
         return (self.ranks - 1) * min(self._rows, self._distinct) * self._row_sent
 
