@@ -1,4 +1,7 @@
-"""Tables and heads under torch's own `fully_shard`."""
+"""Our modules under torch's own `fully_shard`."""
+
+from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -8,44 +11,137 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
-from embedlayer import OutputHead, TokenEmbedding
+from embedlayer import DecoderLM, DeltaEmbedding, EmbeddingLayer, OutputHead, TokenEmbedding, TransformerEmbedding
+from embedlayer.checkpoints.layer import TransformedHead
 from embedlayer.distributed.fsdp import register_fsdp_methods
+from embedlayer.layers.input import make_position
 
-V, D = 23, 6
+V, D, T = 23, 8, 6
 
 
-def model_of() -> nn.ModuleDict:
-    torch.manual_seed(0)
+class Case(NamedTuple):
+    """A model, the parts of it that are sharded one by one, and what is trained."""
+
+    make: Callable[[], nn.Module]
+    parts: Callable[[nn.Module], list[nn.Module]]
+    loss: Callable[[nn.Module, torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+def separate() -> nn.ModuleDict:
     head = OutputHead(vocab_size=V, embed_dim=D, bias=True)
     return nn.ModuleDict({"table": TokenEmbedding(V, D, padding_idx=0), "mixing": nn.Linear(D, D), "head": head})
 
 
-def losses(model: nn.ModuleDict, ids: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+def losses(model: nn.Module, ids: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     hidden = model["mixing"](model["table"](ids))
-    return model["head"].loss(hidden, targets) + model["table"].loss(hidden, targets)
+    return model["head"].loss(hidden, targets) - model["table"].token_log_probs(hidden, targets).mean()
+
+
+def position_named(name: str) -> nn.Module:
+    return make_position(name, max_seq_len=T, embed_dim=D, num_heads=2)
+
+
+def decoder(position: str, tied: bool = True) -> DecoderLM:
+    table = TokenEmbedding(V, D, padding_idx=0, scale="sqrt_dim")
+    head = OutputHead(table, bias=True) if tied else OutputHead(vocab_size=V, embed_dim=D)
+    return DecoderLM(table, position_named(position), head, num_layers=2, num_heads=2)
+
+
+def whole(model: nn.Module) -> list[nn.Module]:
+    return [model]
+
+
+def by_parts(model: DecoderLM) -> list[nn.Module]:
+    return [model.table, model.position, *model.blocks, model.head, model]
+
+
+def loss_of_model(model: DecoderLM, ids: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    return model.loss(ids, targets) + model(ids).square().mean() + model.hidden(ids[0])[:, 0].mean()
+
+
+def two_ends() -> EmbeddingLayer:
+    table = TokenEmbedding(V, D)
+    head = TransformedHead(OutputHead(table), dense=nn.Linear(D, D), activation="gelu")
+    return EmbeddingLayer(table, position_named("learned"), head, recipe=("position", "norm"), norm=nn.LayerNorm(D))
+
+
+def loss_of_ends(layer: EmbeddingLayer, ids: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    hidden = layer.input(ids)
+    return layer.head.loss(hidden, targets) + layer.head.transform(hidden).square().mean()
+
+
+def delta() -> nn.ModuleDict:
+    return nn.ModuleDict({"table": DeltaEmbedding(TokenEmbedding(V, D), [3, 5, 8])})
+
+
+def way_in(position: str) -> TransformerEmbedding:
+    return TransformerEmbedding(V, D, T, 0.0, position=position, num_heads=2)
+
+
+def loss_of_input(layer: TransformerEmbedding, ids: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    return layer.table.loss(layer(ids), targets) + layer.table.rows(2, 5).square().sum()
+
+
+CASES = {
+    "table and head": Case(separate, lambda model: [*model.values()], losses),
+    "both ends": Case(two_ends, lambda layer: [layer.table, layer.position, layer.head, layer], loss_of_ends),
+    "delta": Case(
+        delta,
+        lambda model: [model["table"].base, model["table"]],
+        lambda model, ids, targets: model["table"].loss(model["table"](ids), targets),
+    ),
+}
+for position in ("learned", "sinusoidal", "scaled-sinusoidal", "rotary", "relative"):
+    CASES[f"decoder, {position}"] = Case(lambda p=position: decoder(p), whole, loss_of_model)
+    CASES[f"decoder by parts, {position}"] = Case(lambda p=position: decoder(p), by_parts, loss_of_model)
+    CASES[f"way in, {position}"] = Case(
+        lambda p=position: way_in(p), lambda layer: [layer.table, layer.position, layer], loss_of_input
+    )
+CASES["decoder by parts, free head"] = Case(lambda: decoder("rotary", tied=False), by_parts, loss_of_model)
+
+
+def made(case: Case) -> nn.Module:
+    torch.manual_seed(0)
+    return case.make()
 
 
 def batch(rank: int) -> tuple[torch.Tensor, torch.Tensor]:
-    return torch.randint(0, V, (2, 8), generator=torch.Generator().manual_seed(rank)).unbind(0)
+    return torch.randint(0, V, (2, 2, T), generator=torch.Generator().manual_seed(rank)).unbind(0)
 
 
-def sharded() -> list[torch.Tensor]:
-    model, mesh = model_of(), init_device_mesh("cpu", (dist.get_world_size(),))
-    for part in model.values():
-        fully_shard(part, mesh=mesh)
-    register_fsdp_methods(model)
-    loss = losses(model, *batch(dist.get_rank()))
-    loss.backward()
-    gradients = [p.grad for p in model.parameters()]
-    return [loss.detach(), *(g.full_tensor() if isinstance(g, DTensor) else g for g in gradients)]
+def evaluated(case: Case, model: nn.Module, rank: int) -> torch.Tensor:
+    with torch.no_grad():
+        return case.loss(model.eval(), *batch(rank))
+
+
+def sharded() -> dict[str, list[torch.Tensor | None]]:
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    found = {}
+    for name, case in CASES.items():
+        model = made(case)
+        for part in case.parts(model):
+            fully_shard(part, mesh=mesh, reshard_after_forward=True)
+        register_fsdp_methods(register_fsdp_methods(model))
+        before = evaluated(case, model, dist.get_rank())
+        loss = case.loss(model.train(), *batch(dist.get_rank()))
+        loss.backward()
+        gradients = [p.grad.full_tensor() if isinstance(p.grad, DTensor) else p.grad for p in model.parameters()]
+        found[name] = [before, evaluated(case, model, dist.get_rank()), loss.detach(), *gradients]
+    return found
 
 
 def test_losses_and_gradients_are_those_of_the_whole_model() -> None:
     results = on_ranks(2, sharded)
-    model = model_of()
-    each = [losses(model, *batch(rank)) for rank in range(2)]
-    (sum(each) / 2).backward()
-    for rank, (loss, *gradients) in enumerate(results):
-        assert torch.allclose(loss, each[rank], rtol=1e-5)
-        for ours, parameter in zip(gradients, model.parameters(), strict=True):
-            assert torch.allclose(ours, parameter.grad, rtol=1e-4, atol=1e-6)
+    for name, case in CASES.items():
+        model = made(case)
+        each = [case.loss(model, *batch(rank)) for rank in range(2)]
+        (sum(each) / 2).backward()
+        for rank, result in enumerate(results):
+            *values, loss = result[name][:3]
+            assert torch.allclose(loss, each[rank], rtol=1e-5), name
+            for value in values:
+                assert torch.allclose(value, evaluated(case, model, rank), rtol=1e-5), name
+            for ours, parameter in zip(result[name][3:], model.parameters(), strict=True):
+                theirs = parameter.grad
+                assert (ours is None) == (theirs is None), name
+                assert theirs is None or torch.allclose(ours, theirs, rtol=1e-4, atol=1e-6), name
