@@ -1,7 +1,7 @@
 """The way in: token IDs to what enters the first block."""
 
 import math
-from typing import Any, Literal, get_args
+from typing import Any, Literal, TypeGuard, get_args
 
 import torch
 import torch.nn.functional as F
@@ -209,7 +209,7 @@ class GPTEmbedding(Pretrained):
 
 def embed(
     ids: Int[Tensor, "*batch T"],
-    table: TokenTable,
+    table: nn.Module,
     position: Position,
     positions: Positions | None = None,
     attention_mask: AttentionMask | None = None,
@@ -220,12 +220,18 @@ def embed(
 
     Args:
         ids: Token IDs.
-        table: What each token is.
+        table: What each token is: a `TokenTable`, or what stands in its place.
         position: Where each token is.
         positions: By default `positions_of(ids, attention_mask)`.
         attention_mask: Padding and packed documents, as in `positions_of`.
         dropout: Share of the numbers that become 0.
+
+    It is done so, by that call, where a table has hooks or is inside a module of PEFT's; any other is read in one pass
+    with the rest.
     """
+    if not is_open(table):
+        positions = positions_of(ids, attention_mask) if positions is None else positions
+        return F.dropout(position.add(table(ids), positions), dropout)
     stored = None
     if positions is None:
         if attention_mask is None and isinstance(position, AdditivePosition):
@@ -240,3 +246,12 @@ def embed(
     x = scale_add_drop(table.look_up(ids), table.factor, None, 0.0)
     moved = position.add(x, positions)
     return scale_add_drop(x, None, None, dropout) if moved is x else F.dropout(moved, dropout)
+
+
+def is_open(table: nn.Module) -> TypeGuard[TokenTable]:
+    """Whether nobody must see what goes in and out of a table: no hook, no module of PEFT's in its place.
+
+    `RowwiseParallel`, `ColwiseParallel` and `fully_shard` set hooks.
+    """
+    hooks = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+    return isinstance(table, TokenTable) and not any(getattr(table, name) for name in hooks)

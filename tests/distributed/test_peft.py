@@ -88,6 +88,29 @@ def test_a_table_is_to_peft_what_a_scaled_embedding_is(choice) -> None:
         torch.testing.assert_close(merged(IDS), expected)
 
 
+@pytest.mark.parametrize(
+    "choice",
+    [
+        {"target_modules": ["table"]},
+        {"target_modules": ["query"], "modules_to_save": ["table"]},
+        {"target_modules": ["query"], "trainable_token_indices": {"table": [3, 5]}},
+    ],
+)
+def test_a_decoder_reads_its_table_through_what_peft_puts_in_its_place(unchecked: None, choice) -> None:
+    model = decoder(learns=True, tied=False)
+    rows, before = model.table.weight.detach().clone(), model(IDS.clamp(max=V - 2)).detach()
+    model = adapted(model, **choice)
+    ids = IDS.clamp(max=V - 2)
+    F.cross_entropy(model(ids).flatten(0, 1), ids.flatten()).backward()
+    torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=0.1).step()
+    with torch.no_grad():
+        after = model(ids)
+        merged = model.merge_and_unload()
+        assert not torch.equal(merged.table.weight, rows)
+        assert not torch.allclose(after, before)
+        torch.testing.assert_close(merged(ids), after)
+
+
 PLANS = {
     "rows": RowwiseParallel(input_layouts=Replicate()),
     "columns": ColwiseParallel(output_layouts=Replicate()),

@@ -27,6 +27,7 @@ from embedlayer import (
     SizeError,
     TokenEmbedding,
     TokenTable,
+    TransformerEmbedding,
     clip_grad_norm_,
 )
 from embedlayer.distributed.copies import mean_over_copies, mesh_of_copies
@@ -376,7 +377,7 @@ def test_torch_divides_a_plain_table_by_rows_and_by_columns() -> None:
     table = TokenEmbedding(24, D, scale=1.5)
     for results in on_ranks(2, by_torch, table.weight.detach()):
         for found in results:
-            assert torch.equal(found, table(torch.arange(24)))
+            torch.testing.assert_close(found, table(torch.arange(24)))
 
 
 def by_torch(weight: torch.Tensor) -> list[torch.Tensor]:
@@ -387,6 +388,9 @@ def by_torch(weight: torch.Tensor) -> list[torch.Tensor]:
         table.load_state_dict({"weight": weight})
         parallelize_module(table, mesh, plan)
         found.append(table(torch.arange(24)).detach().clone())  # what is still on its way arrives
+        layer = TransformerEmbedding(24, D, 24, position="sinusoidal", table=table).eval()
+        with torch.no_grad():
+            found.append((layer(torch.arange(24)) - layer.position.vectors(torch.arange(24))).clone())
     return found
 
 

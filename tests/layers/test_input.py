@@ -136,6 +136,27 @@ def test_it_compiles_to_one_graph(unchecked: None) -> None:
         compiled(torch.zeros(1, 13, dtype=torch.long))
 
 
+@pytest.mark.parametrize("position", ["learned", "rotary"])
+def test_hooks_of_a_table_see_what_goes_in_and_out_and_may_change_it(position) -> None:
+    layer = TransformerEmbedding(20, 8, 12, position=position, num_heads=2, scale="sqrt_dim").eval()
+    ids, other = torch.tensor([[3, 4, 5]]), torch.tensor([[6, 7, 8]])
+    for trained in (torch.enable_grad, torch.no_grad):
+        with trained():
+            before, moved = layer(ids), layer(other)
+            seen = []
+            hooks = [
+                layer.table.register_forward_pre_hook(lambda _, given: (given[0] + 3,)),
+                layer.table.register_forward_hook(lambda _, given, found, seen=seen: seen.append((given[0], found))),
+            ]
+            torch.testing.assert_close(layer(ids), moved)
+            ((given, found),) = seen
+            assert torch.equal(given, other)
+            assert torch.equal(found, layer.table.scale * layer.table.rows(6, 9)[None])
+            for hook in hooks:
+                hook.remove()
+            assert torch.equal(layer(ids), before)
+
+
 def test_schemes_on_heads_need_to_know_them(unchecked: None) -> None:
     with pytest.raises(SizeError, match="give num_heads"):
         TransformerEmbedding(100, 16, 12, position="rotary")
