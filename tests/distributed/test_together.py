@@ -350,6 +350,7 @@ def frozen_and_back(folder: Path) -> bool:
     ranks.divide(start_frozen)
     before = start_frozen.state_dict()
     ranks.save(folder / "file", before)
+    ranks.after_first()
     after, _ = ranks.load(folder / "file")
     return all(torch.equal(ranks.local(value), ranks.local(after[name])) for name, value in before.items())
 
