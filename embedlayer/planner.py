@@ -478,7 +478,7 @@ def changes(now: EmbeddingPlan, *, used: int | None = None, delta_rows: int = 25
             "none: same results",
         ),
         (
-            trained and not now.delta_rows and fewer < now.vocab_size and now.ranks * now.copies == 1,
+            trained and not now.delta_rows and fewer < now.vocab_size and now._processes == 1,
             f"train {fewer:,} rows only",
             {"delta_rows": fewer, "row_sparse": False},
             "all other rows stay",

@@ -88,16 +88,16 @@ class Health:
 
         Rows whose scores agree in three digits, as they are shown, stand by ID: rows that nothing ever told apart.
         """
-        scores = self.under_trained.scores.round(decimals=3)
+        scores = self.under_trained.scores
         ids = torch.nonzero(self.under_trained.flagged)[:, 0]
-        ids = ids[scores[ids].argsort(descending=True, stable=True)]
+        ids = ids[scores[ids].round(decimals=3).argsort(descending=True, stable=True)]
         chosen = [row for row in ids.tolist() if kind is None or (self.kinds or [None] * self.vocab_size)[row] == kind]
         return [
             Finding(
                 row,
                 self.text_of(row),
                 None if self.kinds is None else self.kinds[row],
-                float(self.under_trained.scores[row]),
+                float(scores[row]),
                 float(self.norms[row]),
             )
             for row in chosen[:limit]

@@ -119,9 +119,9 @@ def room_of_this_attempt(store: Any, rank: int, size: int, timeout: timedelta) -
 
 
 @contextmanager
-def heartbeat(store: Any, every: float = 1.0) -> Iterator[None]:
-    """Give signs of life in a store, by a thread of its own, for as long as the block lasts."""
-    ended = threading.Event()
+def heartbeat(store: Any) -> Iterator[None]:
+    """Give signs of life in a store, several within its time-out, by a thread of its own, while the block lasts."""
+    ended, every = threading.Event(), min(1.0, store.timeout.total_seconds() / 4)
 
     def beat() -> None:
         with suppress(RuntimeError):  # the store is gone, and with it who would hear
@@ -221,7 +221,7 @@ class Together(Ranks):
                     f"Rank {self.rank} of {self.size} gave up: rank 0, which prepares the run, has given no sign of "
                     f"life for {patience:g} seconds. It was stopped, or its machine hangs."
                 )
-            time.sleep(min(0.2, patience / 4))
+            time.sleep(0.2)
 
     def seed(self, seed: int, step: int) -> None:
         """Let what is drawn in this step be this rank's own, and follow from the step."""

@@ -97,10 +97,9 @@ def test_a_table_is_to_peft_what_a_scaled_embedding_is(choice) -> None:
     ],
 )
 def test_a_decoder_reads_its_table_through_what_peft_puts_in_its_place(unchecked: None, choice) -> None:
-    model = decoder(learns=True, tied=False)
-    rows, before = model.table.weight.detach().clone(), model(IDS.clamp(max=V - 2)).detach()
+    model, ids = decoder(learns=True, tied=False), IDS.clamp(max=V - 2)
+    rows, before = model.table.weight.detach().clone(), model(ids).detach()
     model = adapted(model, **choice)
-    ids = IDS.clamp(max=V - 2)
     F.cross_entropy(model(ids).flatten(0, 1), ids.flatten()).backward()
     torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=0.1).step()
     with torch.no_grad():

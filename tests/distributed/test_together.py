@@ -324,12 +324,13 @@ def test_a_process_with_another_tokenizer_text_or_configuration_is_refused_by_na
 def one_prepares_and_one_stops(folder: Path) -> str:
     """Rank 0 is busy for longer than the time-out, then gives no sign of life; rank 1 waits for both."""
     ranks, store = together(folder), dist.FileStore(str(folder / "store"), 2)
-    ranks._store.set_timeout(timedelta(seconds=1))
+    for each in (ranks._store, store):
+        each.set_timeout(timedelta(seconds=1))
     if ranks.first:
-        with heartbeat(store, every=0.1):
+        with heartbeat(store):
             time.sleep(2)
             ranks.after_first()
-        store.wait(["given up"])
+        store.wait(["given up"], timedelta(seconds=60))
         return ""
     ranks.after_first()
     with pytest.raises(PeerError) as error:
