@@ -5,7 +5,9 @@ name that points here; only GET; only files that were found in the package at th
 """
 
 import json
+import socket
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -80,16 +82,38 @@ def make_server(sources: list[Source], *, port: int = 0) -> ThreadingHTTPServer:
         FileError: The port is taken.
     """
     try:
-        server = ThreadingHTTPServer((HOST, port), partial(_Handler, sources, page_files()))
+        return _Server((HOST, port), partial(_Handler, sources, page_files()))
     except (OSError, OverflowError) as error:
         raise FileError(f"Cannot listen on {HOST}:{port}: {error}. Leave --port out to take a free one.") from error
-    server.daemon_threads = True
-    return server
 
 
 def address(server: ThreadingHTTPServer) -> str:
     """Where its page is."""
     return f"http://{HOST}:{server.server_address[1]}/"
+
+
+class _Server(ThreadingHTTPServer):
+    """Closed, it has no thread left: one that is inside torch while Python ends aborts the whole process."""
+
+    daemon_threads = False  # so that server_close waits for them
+
+    def __init__(self, *arguments: Any) -> None:
+        self._connections: set[socket.socket] = set()
+        super().__init__(*arguments)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        self._connections.add(request)
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        self._connections.discard(request)
+        super().shutdown_request(request)
+
+    def server_close(self) -> None:
+        for connection in list(self._connections):
+            with suppress(OSError):  # it has just ended by itself
+                connection.shutdown(socket.SHUT_RDWR)
+        super().server_close()
 
 
 class _Handler(BaseHTTPRequestHandler):

@@ -34,8 +34,7 @@ def test_the_page_is_served_until_ctrl_c(table):
             assert b'"fish"' in connection.getresponse().read()
             connection.close()
             process.send_signal(signal.SIGINT)
-            assert process.wait(60) == 0
-            assert process.stderr.read() == ""
+            assert (process.wait(60), process.stderr.read()) == (0, "")
         finally:
             process.kill()
 

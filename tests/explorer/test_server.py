@@ -2,12 +2,16 @@
 
 import http.client
 import json
+import threading
+import time
+from contextlib import ExitStack, closing
 
 import pytest
 import torch
 
 from embedlayer import TokenEmbedding
 from embedlayer.errors import FileError
+from embedlayer.explorer import server as explorer_server
 from embedlayer.explorer.server import HOST, address, make_server, page_files, to_json
 from embedlayer.explorer.source import Source
 
@@ -115,3 +119,29 @@ def test_the_server_listens_on_this_machine_alone_and_a_taken_port_is_an_error()
             make_server([], port=server.server_address[1])
     with pytest.raises(FileError, match="70000"):
         make_server([], port=70000)
+
+
+def test_closed_it_has_no_thread_left_that_could_meet_the_end_of_python(monkeypatch):
+    begun, before = threading.Event(), set(threading.enumerate())
+
+    def slow(*_):
+        begun.set()
+        return time.sleep(0.5)
+
+    monkeypatch.setattr(explorer_server, "answer", slow)
+    with ExitStack() as stack:
+        server = stack.enter_context(make_server([]))
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        idle, asking = (
+            stack.enter_context(closing(http.client.HTTPConnection(*server.server_address, timeout=60)))
+            for _ in range(2)
+        )
+        idle.request("GET", "/")
+        idle.getresponse().read()
+        asking.request("GET", "/data/manifest")
+        assert begun.wait(60)
+        server.shutdown()
+        thread.join()
+        server.server_close()
+        assert set(threading.enumerate()) == before
