@@ -30,8 +30,9 @@ from embedlayer.losses.linear_cross_entropy import (
     finish_logits,
     refuse_clash,
 )
+from embedlayer.normal import draw_rows_
 from embedlayer.shapes import Ids, Vectors
-from embedlayer.tables.dense import TokenEmbedding, draw_rows_
+from embedlayer.tables.dense import TokenEmbedding
 from embedlayer.tables.factorized import FactorizedEmbedding
 from embedlayer.tables.quantized import QuantizedEmbedding
 from embedlayer.tables.table import TokenTable

@@ -15,6 +15,7 @@ from embedlayer.losses.linear_cross_entropy import (
     finish_logits,
     linear_cross_entropy,
 )
+from embedlayer.normal import draw_
 from embedlayer.pretrained import Pretrained
 from embedlayer.tables.table import TokenTable, check_sizes
 
@@ -111,7 +112,7 @@ class OutputHead(Pretrained, nn.Linear):
 
     def reset_parameters(self) -> None:
         """Draw a free head's weight from N(0, init_std^2); a bias starts at 0."""
-        nn.init.normal_(self.weight, std=self.init_std)
+        draw_(self.weight, std=self.init_std)
         if self.bias is not None:
             nn.init.zeros_(self.bias)
 

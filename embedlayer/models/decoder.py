@@ -15,6 +15,7 @@ from embedlayer.layers.input import embed
 from embedlayer.layers.output import OutputHead
 from embedlayer.losses.linear_cross_entropy import LossOptions
 from embedlayer.models.cache import BlockCache, KeyValueCache
+from embedlayer.normal import draw_
 from embedlayer.positions.position import AttentionMask, Position, positions_of
 from embedlayer.pretrained import Pretrained, build, describe
 from embedlayer.shapes import Ids, Positions
@@ -294,8 +295,8 @@ class SwiGLU(nn.Module):
 def initialise(inner: list[nn.Linear], outer: nn.Linear, depth: int) -> None:
     """N(0, 1 / fan_in) inside; on the way back to the residual stream smaller by sqrt(2 depth) (GPT-2)."""
     for linear in inner:
-        nn.init.normal_(linear.weight, std=linear.in_features**-0.5)
-    nn.init.normal_(outer.weight, std=(2 * depth * outer.in_features) ** -0.5)
+        draw_(linear.weight, std=linear.in_features**-0.5)
+    draw_(outer.weight, std=(2 * depth * outer.in_features) ** -0.5)
 
 
 def attention_scores_bias(

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from embedlayer.bounds import Bounds
 from embedlayer.errors import SizeError
 from embedlayer.files import JsonObject
+from embedlayer.normal import draw_
 from embedlayer.positions.position import AdditivePosition
 from embedlayer.shapes import Positions
 
@@ -71,7 +72,7 @@ class LearnedPositionalEmbedding(AdditivePosition, nn.Embedding):
 
     def reset_parameters(self) -> None:
         """Draw the rows from N(0, init_std^2)."""
-        nn.init.normal_(self.weight, std=self.init_std)
+        draw_(self.weight, std=self.init_std)
 
     def stored(self, length: int) -> Float[Tensor, "T D"] | None:
         """Rows of `weight`."""

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from embedlayer.derived import Derived
 from embedlayer.errors import SizeError
 from embedlayer.files import JsonObject
+from embedlayer.normal import draw_
 from embedlayer.positions.position import Position
 
 
@@ -93,7 +94,7 @@ class RelativePositionBias(Position, Derived):
 
     def reset_parameters(self) -> None:
         """Draw the biases from N(0, init_std^2)."""
-        nn.init.normal_(self.weight, std=self.init_std)
+        draw_(self.weight, std=self.init_std)
 
     def derived(self) -> dict[str, Tensor]:
         """The bucket of each distance to one side."""

@@ -14,11 +14,10 @@ from embedlayer.bounds import Bounds
 from embedlayer.derived import Derived
 from embedlayer.errors import ShapeError, SizeError
 from embedlayer.files import JsonObject
+from embedlayer.normal import draw_
 from embedlayer.shapes import Ids, Vectors
 from embedlayer.tables.ledger import RowLedger, caught_up
 from embedlayer.tables.table import TokenTable, check_sizes
-
-NUMBERS_AT_ONCE = 1 << 19
 
 
 class TokenEmbedding(TokenTable, nn.Embedding, Derived):
@@ -110,7 +109,7 @@ class TokenEmbedding(TokenTable, nn.Embedding, Derived):
 
     def reset_parameters(self) -> None:
         """Draw the rows from N(0, init_std^2); padding and spare rows are zero."""
-        nn.init.normal_(self.weight, std=self.init_std)
+        draw_(self.weight, std=self.init_std)
         with torch.no_grad():
             self.weight[self.vocab_size :] = 0
         self._fill_padding_idx_with_zero()
@@ -256,23 +255,6 @@ class TokenEmbedding(TokenTable, nn.Embedding, Derived):
         parts += ["row_sparse"] if self.row_sparse else []
         parts += ["rounded"] if self.round_scale else []
         return ", ".join(parts)
-
-
-def draw_rows_(part: Tensor, *, start: int, num_rows: int, std: float) -> None:
-    """Fill `part` with rows `start...` of what `normal_(std=std)` makes of `num_rows` rows, given the same generator.
-
-    The numbers of the other rows are drawn too, a block at a time, and dropped: the generator ends at the same place.
-    On the CPU, in float32 and float64, they are the same to the bit.
-    """
-    width = part.shape[1]
-    each = max(NUMBERS_AT_ONCE // width // 16, 1) * 16  # torch makes 16 normal numbers at a time
-    scratch = part.new_empty(min(2 * each, num_rows), width)
-    for first in range(0, max(num_rows - each, 0) + 1, each):
-        last = num_rows if first + 2 * each > num_rows else first + each  # no small rest: torch draws that otherwise
-        block = scratch[: last - first].normal_(std=std)
-        low, high = max(first, start), min(last, start + len(part))
-        if low < high:
-            part[low - start : high - start] = block[low - first : high - first]
 
 
 def resolve_scale(scale: float | str | None, embed_dim: int) -> float | None:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from embedlayer.errors import ShapeError, SizeError
 from embedlayer.files import JsonObject
+from embedlayer.normal import draw_
 from embedlayer.shapes import Ids, Vectors
 from embedlayer.tables.dense import TokenEmbedding, resolve_init_std, resolve_scale
 from embedlayer.tables.table import ROWS_AT_ONCE, TokenTable, check_sizes
@@ -80,7 +81,7 @@ class FactorizedEmbedding(TokenTable):
 
     def reset_projection(self) -> None:
         """Draw the projection from N(0, 1 / rank), so that vectors are as large as the rows of the inner table."""
-        nn.init.normal_(self.projection.weight, std=1 / math.sqrt(self.rank))
+        draw_(self.projection.weight, std=1 / math.sqrt(self.rank))
 
     @classmethod
     @torch.no_grad()

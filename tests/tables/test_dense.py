@@ -10,7 +10,6 @@ from torch import nn
 
 from embedlayer import CheckpointError, ShapeError, SizeError, TokenEmbedding
 from embedlayer.scratch import ScratchEmbeddingWithGrad
-from embedlayer.tables import dense
 
 SEED_000 = (
     torch.tensor(  # printed in "Understanding the difference between embedding layers and linear layers", Raschka
@@ -219,18 +218,3 @@ def test_a_rounded_scale_survives_the_meta_device_and_saving(tmp_path) -> None:
     again = TokenEmbedding.from_pretrained(tmp_path)
     assert again.embed_scale.item() == 55.5
     assert torch.equal(again(torch.tensor([3])), table(torch.tensor([3])))
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize(("num_rows", "width"), [(3, 2), (7, 3), (50, 7), (400, 33), (1000, 16), (129, 1)])
-def test_some_rows_are_drawn_as_all_would_be(monkeypatch, dtype, num_rows, width) -> None:
-    monkeypatch.setattr(dense, "NUMBERS_AT_ONCE", 100)
-    torch.manual_seed(0)
-    whole = torch.empty(num_rows, width, dtype=dtype).normal_(std=0.5)
-    after = torch.rand(1)
-    for start, stop in ((0, num_rows), (0, 1), (num_rows // 3, num_rows // 2 + 1), (num_rows - 1, num_rows)):
-        torch.manual_seed(0)
-        part = torch.empty(stop - start, width, dtype=dtype)
-        dense.draw_rows_(part, start=start, num_rows=num_rows, std=0.5)
-        assert torch.equal(part, whole[start:stop])
-        assert torch.equal(torch.rand(1), after)
