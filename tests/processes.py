@@ -15,7 +15,9 @@ import torch.distributed as dist
 SECONDS = 120
 
 _context = get_context("forkserver")
-_context.set_forkserver_preload(["embedlayer.distributed.sharded", "embedlayer.optim.row_adamw", "pytest"])
+_context.set_forkserver_preload(
+    ["embedlayer.distributed.sharded", "embedlayer.optim.row_adamw", "pytest", "torch._dynamo"]  # an optimizer needs it
+)
 
 
 def on_ranks(ranks: int, function: Callable[..., Any], *arguments: Any, backend: str = "gloo") -> list[Any]:
