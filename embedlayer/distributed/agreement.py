@@ -9,21 +9,20 @@ import torch.distributed as dist
 
 from embedlayer.distributed.exchange import gather_rows
 from embedlayer.errors import PeerError
-from embedlayer.files import JsonObject
 
 
-def require_agreement(facts: JsonObject, group: dist.ProcessGroup, device: torch.device | str) -> None:
+def require_agreement(facts: Mapping[str, Any], group: dist.ProcessGroup | None, device: torch.device | str) -> None:
     """Refuse to go on unless all ranks of a group come with the same facts; each must call it.
 
     Args:
         facts: What must be alike, by name.
-        group: The ranks.
+        group: The ranks; `None` for all.
         device: Where the group's tensors are.
 
     Raises:
         PeerError: On all ranks, naming those that differ from the first, and in what.
     """
-    note = torch.frombuffer(bytearray(json.dumps(facts).encode()), dtype=torch.uint8).to(device)
+    note = torch.frombuffer(bytearray(json.dumps(facts, default=str).encode()), dtype=torch.uint8).to(device)
     notes, lengths = gather_rows(note, group)
     ranks = dist.get_process_group_ranks(group)
     found = [json.loads(bytes(part.tolist())) for part in notes.split(lengths)]

@@ -5,7 +5,6 @@ those of divided rows by `ShardedTable`; a rank's mean loss is weighed by its sh
 that of one process, also where the shares differ.
 """
 
-import json
 import os
 import socket
 import threading
@@ -25,7 +24,7 @@ from torch.distributed.rendezvous import rendezvous
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
-from embedlayer.distributed.agreement import differences
+from embedlayer.distributed.agreement import require_agreement
 from embedlayer.distributed.copies import ROWS, mean_over_copies, mesh_of_copies
 from embedlayer.distributed.gathered import Rows, load_parts, save_gathered
 from embedlayer.distributed.ranks import Loss, Ranks, Whole
@@ -194,16 +193,7 @@ class Together(Ranks):
 
     def agree(self, facts: Mapping[str, Any]) -> None:
         """Refuse to go on unless all ranks come with the same facts."""
-        self._notes += 1
-        key = f"embedlayer/{self._notes}"
-        self._store.set(f"{key}/facts/{self.rank}", json.dumps(facts, default=str))
-        if self.first:
-            everybody = {rank: json.loads(self._store.get(f"{key}/facts/{rank}")) for rank in range(self.size)}
-            self._store.set(f"{key}/verdict", differences(everybody))
-        verdict = self._store.get(f"{key}/verdict").decode()
-        self.any(False)  # rank 0 may host the store: let all read before one leaves
-        if verdict:
-            raise PeerError(verdict)
+        require_agreement(facts, None, "cpu")
 
     def after_first(self) -> None:
         """Wait until rank 0 comes here, however long it takes."""
