@@ -155,7 +155,7 @@ class Together(Ranks):
     """The ranks of torch's default process group, which must take CPU tensors: gloo, or `"cpu:gloo,cuda:nccl"`.
 
     Args:
-        store: Where they leave notes for each other.
+        store: Where they see that rank 0 lives, and how far it is.
         device: Where this one computes.
         table_ranks: Among how many of them a table is divided; there are as many copies as that goes into all.
         launch: What started them, as `launched_by` says.
@@ -170,7 +170,7 @@ class Together(Ranks):
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
         self.device = torch.device(device)
         self._store = store
-        self._notes = 0
+        self._waits = 0
         self._description: JsonObject = {}
         self._divided: dict[str, Rows] = {}
         self._parallel: DistributedDataParallel | None = None
@@ -197,8 +197,8 @@ class Together(Ranks):
 
     def after_first(self) -> None:
         """Wait until rank 0 comes here, however long it takes."""
-        self._notes += 1
-        key = f"embedlayer/{self._notes}/first"
+        self._waits += 1
+        key = f"embedlayer/{self._waits}/first"
         if self.first:
             self._store.set(key, "here")
         beat, heard, patience = -1, time.monotonic(), self._store.timeout.total_seconds()

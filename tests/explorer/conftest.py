@@ -3,7 +3,7 @@
 import shutil
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
 import pytest
@@ -48,7 +48,7 @@ def browser() -> Iterator[Any]:
 
 
 @contextmanager
-def serving(*sources: Source) -> Iterator[str]:
+def served(*sources: Source) -> Iterator[str]:
     """The page's address while it is served."""
     with make_server(list(sources)) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
@@ -64,7 +64,13 @@ def serving(*sources: Source) -> Iterator[str]:
 def serve() -> Iterator[Callable[..., str]]:
     """Serve sources until the module's tests end: `serve(source, ...)` is the page's address."""
     with ExitStack() as stack:
-        yield lambda *sources: stack.enter_context(serving(*sources))
+        yield lambda *sources: stack.enter_context(served(*sources))
+
+
+@pytest.fixture
+def serving() -> Callable[..., AbstractContextManager[str]]:
+    """Serve sources for a block: `with serving(source, ...) as address`."""
+    return served
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ import json
 import threading
 import time
 from contextlib import ExitStack, closing
+from urllib.parse import urlsplit
 
 import pytest
 import torch
@@ -121,7 +122,7 @@ def test_the_server_listens_on_this_machine_alone_and_a_taken_port_is_an_error()
         make_server([], port=70000)
 
 
-def test_closed_it_has_no_thread_left_that_could_meet_the_end_of_python(monkeypatch):
+def test_closed_it_has_no_thread_left_that_could_meet_the_end_of_python(monkeypatch, serving):
     begun, before = threading.Event(), set(threading.enumerate())
 
     def slow(*_):
@@ -130,18 +131,13 @@ def test_closed_it_has_no_thread_left_that_could_meet_the_end_of_python(monkeypa
 
     monkeypatch.setattr(explorer_server, "answer", slow)
     with ExitStack() as stack:
-        server = stack.enter_context(make_server([]))
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        idle, asking = (
-            stack.enter_context(closing(http.client.HTTPConnection(*server.server_address, timeout=60)))
-            for _ in range(2)
-        )
-        idle.request("GET", "/")
-        idle.getresponse().read()
-        asking.request("GET", "/data/manifest")
-        assert begun.wait(60)
-        server.shutdown()
-        thread.join()
-        server.server_close()
+        with serving() as place:
+            idle, asking = (
+                stack.enter_context(closing(http.client.HTTPConnection(urlsplit(place).netloc, timeout=60)))
+                for _ in range(2)
+            )
+            idle.request("GET", "/")
+            idle.getresponse().read()
+            asking.request("GET", "/data/manifest")
+            assert begun.wait(60)
         assert set(threading.enumerate()) == before
