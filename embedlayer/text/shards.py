@@ -106,7 +106,14 @@ def build_in_shards(
         for number in missing:
             build(number, lambda read: progress(number, read))  # noqa: B023
     else:
-        run_jobs(f"{__name__}:part_builder", str(folder), missing, workers, progress)
+        run_jobs(
+            f"{__name__}:part_builder",
+            str(folder),
+            missing,
+            workers,
+            on_progress=progress,
+            on_cut_short=lambda number: _clear_away(part_folder(folder, number)),
+        )
     found = np.concatenate([np.load(part / "sources.npy") for _, part in _built(folder, shards)])
     if not len(found):
         raise TextError(f"There is no text in {', '.join(map(str, sources))}. Give a file with at least one word.")
@@ -167,12 +174,17 @@ def part_builder(folder: str) -> Callable[[int, Report], None]:
 
     def build(number: int, report: Report) -> None:
         target = part_folder(path, number)
-        for left in path.glob(f".{target.name}.*.partial"):  # of a build that was killed
-            shutil.rmtree(left, ignore_errors=True)
+        _clear_away(target)
         with replacing_folder(target) as partial:
             _write_part(partial, plan, number, tokenizer, report)
 
     return build
+
+
+def _clear_away(target: Path) -> None:
+    """Remove what a build of this part that was killed has left."""
+    for left in target.parent.glob(f".{target.name}.*.partial"):
+        shutil.rmtree(left, ignore_errors=True)
 
 
 def _write_part(folder: Path, plan: JsonObject, number: int, tokenizer: Tokenizer, report: Report) -> None:

@@ -2,7 +2,9 @@
 
 A worker is a plain `python -c`, so that the caller's script is not imported again and needs no `__main__` guard. It
 is handed one job after the other on its standard input and answers in lines of JSON on its standard output; where
-either pipe closes, because the caller is gone, it ends.
+either pipe closes, because the caller is gone, it ends. A worker whose work is no longer wanted is killed, at once and
+wherever it is: it cannot be asked to clean up, because an exception raised out of a signal in the middle of an import
+comes out as another one, or not at all. What it leaves is cleared away by the caller, who does the same after a crash.
 """
 
 import json
@@ -17,7 +19,6 @@ import warnings
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from importlib import import_module
-from types import FrameType
 from typing import Any
 
 from embedlayer import errors
@@ -28,11 +29,16 @@ Message = dict[str, Any]
 
 _SERVE = "from embedlayer.text.workers import serve; serve()"
 _SECONDS_BETWEEN_REPORTS = 0.1
-_SECONDS_TO_CLEAN_UP = 10.0
 
 
 def run_jobs(
-    prepare: str, argument: str, jobs: Sequence[int], workers: int, on_progress: Callable[[int, int], None]
+    prepare: str,
+    argument: str,
+    jobs: Sequence[int],
+    workers: int,
+    *,
+    on_progress: Callable[[int, int], None],
+    on_cut_short: Callable[[int], None],
 ) -> None:
     """Do `do(job, report)` for each job, `do` being what `prepare(argument)` gives, in at most `workers` processes.
 
@@ -42,6 +48,7 @@ def run_jobs(
         jobs: Numbers, handed out in this order.
         workers: Processes at a time, 1 or more.
         on_progress: Called here with a job and what it last reported.
+        on_cut_short: Called here with each job that was begun and not done, when no process works on it any more.
 
     Raises:
         EmbedLayerError: What a job raised, as it was raised there. The others are stopped.
@@ -73,9 +80,11 @@ def run_jobs(
                 )
     finally:
         for worker in started:
-            worker.process.terminate()
+            worker.process.kill()
         for worker in started:
             worker.end()
+            if worker.job is not None:
+                on_cut_short(worker.job)
 
 
 class _Worker:
@@ -106,12 +115,8 @@ class _Worker:
                 self.process.stdin.flush()
 
     def end(self) -> None:
-        """Wait for the process, which was asked to end, and then no longer."""
-        try:
-            self.process.wait(_SECONDS_TO_CLEAN_UP)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
+        """Wait for the process, which was killed, and for all that it said."""
+        self.process.wait()
         self.thread.join()
         for pipe in (self.process.stdin, self.process.stdout):
             assert pipe is not None
@@ -129,7 +134,6 @@ class _Worker:
 def serve() -> None:
     """The life of a worker process."""
     caller = _Caller()
-    signal.signal(signal.SIGTERM, _leave)
     warnings.showwarning = caller.warn
     warnings.simplefilter("always", EmbedLayerWarning)
     module, _, name = sys.argv[1].partition(":")
@@ -169,10 +173,6 @@ class _Caller:
         if time.monotonic() - self.told_at >= _SECONDS_BETWEEN_REPORTS:
             self.tell(job=self.job, progress=progress)
             self.told_at = time.monotonic()
-
-
-def _leave(number: int, frame: FrameType | None) -> None:
-    sys.exit(128 + number)
 
 
 def _how(code: int) -> str:
