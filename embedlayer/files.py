@@ -4,6 +4,7 @@ A save goes to a temporary name beside its target, is flushed to the disk, and t
 Whatever stops it on the way, a full disk or a killed process, leaves the old file as it was.
 """
 
+import glob
 import json
 import os
 import shutil
@@ -84,6 +85,16 @@ def replacing_folder(path: Path | str) -> Iterator[Path]:
     finally:
         if partial is not None:
             shutil.rmtree(partial, ignore_errors=True)
+
+
+def clear_away_partials(path: Path | str) -> None:
+    """Remove what a process that was killed while it replaced `path` has left. Nobody may be replacing it now."""
+    path = Path(path)
+    for left in path.parent.glob(f".{glob.escape(path.name)}.*.partial"):
+        if left.is_dir():
+            shutil.rmtree(left, ignore_errors=True)
+        else:
+            left.unlink(missing_ok=True)
 
 
 def writable_folder(path: Path | str) -> Path:

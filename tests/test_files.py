@@ -22,6 +22,23 @@ def test_a_failed_write_leaves_the_old_file_and_no_litter(tmp_path: Path) -> Non
     assert os.listdir(tmp_path) == ["a.txt"]
 
 
+@pytest.mark.parametrize("replacing", ["replacing", "replacing_folder"])
+def test_what_a_killed_process_left_of_a_save_is_cleared_away_and_nothing_else(tmp_path: Path, replacing: str) -> None:
+    others = {"a[1]", ".a[1]b.x.partial", ".a1.x.partial"}
+    for name in others:
+        (tmp_path / name).write_text("stays")
+    code = f"""
+import os
+from embedlayer import files
+with files.{replacing}({str(tmp_path / "a[1]")!r}):
+    os._exit(9)
+"""
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 9
+    assert len(os.listdir(tmp_path)) == 4
+    files.clear_away_partials(tmp_path / "a[1]")
+    assert set(os.listdir(tmp_path)) == others
+
+
 def test_a_new_file_has_the_permissions_of_any_other(tmp_path: Path) -> None:
     (tmp_path / "plain").touch()
     files.write_text(tmp_path / "ours", "x")

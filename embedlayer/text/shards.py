@@ -8,7 +8,6 @@ built it, when, or after how many interruptions.
 
 import hashlib
 import os
-import shutil
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,7 +16,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from embedlayer.errors import CheckpointError, FileError, SizeError, TextError
-from embedlayer.files import JsonObject, read_json, replacing_folder, writable_folder, write_json
+from embedlayer.files import JsonObject, clear_away_partials, read_json, replacing_folder, writable_folder, write_json
 from embedlayer.text.corpus import (
     ANCHOR_CHARS,
     CONTEXT_CHARS,
@@ -112,7 +111,7 @@ def build_in_shards(
             missing,
             workers,
             on_progress=progress,
-            on_cut_short=lambda number: _clear_away(part_folder(folder, number)),
+            on_cut_short=lambda number: clear_away_partials(part_folder(folder, number)),
         )
     found = np.concatenate([np.load(part / "sources.npy") for _, part in _built(folder, shards)])
     if not len(found):
@@ -174,17 +173,11 @@ def part_builder(folder: str) -> Callable[[int, Report], None]:
 
     def build(number: int, report: Report) -> None:
         target = part_folder(path, number)
-        _clear_away(target)
+        clear_away_partials(target)  # of a build that was killed
         with replacing_folder(target) as partial:
             _write_part(partial, plan, number, tokenizer, report)
 
     return build
-
-
-def _clear_away(target: Path) -> None:
-    """Remove what a build of this part that was killed has left."""
-    for left in target.parent.glob(f".{target.name}.*.partial"):
-        shutil.rmtree(left, ignore_errors=True)
 
 
 def _write_part(folder: Path, plan: JsonObject, number: int, tokenizer: Tokenizer, report: Report) -> None:

@@ -28,6 +28,7 @@ from embedlayer.distributed.ranks import Alone, Ranks
 from embedlayer.errors import CheckpointError, FileError, TokenizerError
 from embedlayer.files import (
     JsonObject,
+    clear_away_partials,
     read_json,
     writable_folder,
     write_json,
@@ -140,8 +141,7 @@ class RunDirectory:
         ranks.agree({"step of the checkpoint": trainer.step})
         if ranks.first:
             self._keep_metrics_up_to(trainer.step if self.checkpoint.exists() else -1)
-            for partial in self.path.glob(f".{self.checkpoint.name}.*.partial"):  # of a process killed in a save
-                partial.unlink()
+            clear_away_partials(self.checkpoint)  # of a process killed in a save
         return trainer, tokenizer, description["notes"]
 
     def open(self, device: torch.device | str = "cpu", ranks: Ranks | None = None) -> tuple[Trainer, JsonObject]:
