@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from decoders import POSITIONS, small
+from decoders import small
+from kinds import POSITIONS
 
 from embedlayer import (
     EmbeddingLayer,
@@ -60,7 +61,12 @@ def test_the_steps_end_where_the_models_own_way_in_ends(model, words):
 
 def test_the_step_of_a_scheme_is_where_it_speaks(words):
     steps = {name: [step.name for step in pipeline(small(name), words, TEXT).steps] for name in POSITIONS}
-    assert {name for name in steps if "sum" in steps[name]} == {"learned", "sinusoidal", "scaled-sinusoidal"}
+    assert {name for name in steps if "sum" in steps[name]} == {
+        "learned",
+        "learned, offset",
+        "sinusoidal",
+        "scaled-sinusoidal",
+    }
     assert {name for name in steps if "rotation" in steps[name]} == {"rotary", "dynamic"}
     assert {name for name in steps if "bias" in steps[name]} == {"alibi", "relative"}
 

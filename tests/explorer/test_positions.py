@@ -6,7 +6,8 @@ import json
 import numpy as np
 import pytest
 import torch
-from decoders import POSITIONS, small
+from decoders import small
+from kinds import POSITIONS
 
 from embedlayer import (
     AlibiBias,
@@ -46,6 +47,7 @@ def test_each_scheme_is_described_by_what_the_page_computes_it_from():
     kinds = {name: described(make())["kind"] for name, make in POSITIONS.items()}
     assert kinds == {
         "learned": "learned",
+        "learned, offset": "learned",
         "sinusoidal": "sinusoidal",
         "scaled-sinusoidal": "sinusoidal",
         "rotary": "rotary",

@@ -2,7 +2,8 @@
 
 import pytest
 import torch
-from decoders import POSITIONS, small
+from decoders import small
+from kinds import POSITIONS
 
 from embedlayer import (
     DecoderLM,

@@ -4,7 +4,8 @@ import copy
 
 import pytest
 import torch
-from decoders import POSITIONS, small
+from decoders import small
+from kinds import POSITIONS
 
 from embedlayer import CheckpointError, DecoderLM, FactorizedEmbedding, OutputHead, SizeError, TokenEmbedding
 

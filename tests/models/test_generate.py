@@ -4,7 +4,8 @@ import math
 
 import pytest
 import torch
-from decoders import POSITIONS, small
+from decoders import small
+from kinds import POSITIONS
 
 from embedlayer import OutputHead, PositionError, ShapeError, SizeError, TokenIdError, generate
 from embedlayer.models.generate import choose

@@ -1,0 +1,83 @@
+"""Every kind of table, position, head and input layer, small: the laws in `tests/laws` are run over these.
+
+A new kind is tested by adding it here. Each entry is a function that builds a fresh one: 50 tokens, width 24,
+16 positions, 4 heads of width 6.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import nn
+
+import embedlayer as el
+
+VOCAB_SIZE, EMBED_DIM, MAX_SEQ_LEN, NUM_HEADS = 50, 24, 16, 4
+
+
+def quantized(bits: int, group_size: int | None = None) -> el.QuantizedEmbedding:
+    rows = torch.randn(VOCAB_SIZE, EMBED_DIM)
+    return el.QuantizedEmbedding.from_table(rows, bits, group_size=group_size, padding_idx=0, scale="sqrt_dim")
+
+
+def dense(**options: object) -> el.TokenEmbedding:
+    return el.TokenEmbedding(VOCAB_SIZE, EMBED_DIM, **{"padding_idx": 0, "scale": "sqrt_dim", **options})
+
+
+TABLES: dict[str, Callable[[], el.TokenTable]] = {
+    "dense": dense,
+    "dense, spare rows": lambda: dense(pad_to_multiple_of=16, init_std=1.0),
+    "dense, rounded scale": lambda: dense(round_scale=True),
+    "dense, plain": lambda: el.TokenEmbedding(VOCAB_SIZE, EMBED_DIM),
+    "row-sparse": lambda: dense(row_sparse=True),
+    "factorised": lambda: el.FactorizedEmbedding(VOCAB_SIZE, EMBED_DIM, 8, padding_idx=0, scale="sqrt_dim"),
+    "int8": lambda: quantized(8),
+    "int4": lambda: quantized(4),
+    "int4, groups": lambda: quantized(4, 8),
+    "delta": lambda: el.DeltaEmbedding(dense(), [7, 48, 49]),
+    "delta over int8": lambda: el.DeltaEmbedding(quantized(8), [7, 48, 49]),
+    "delta over factorised": lambda: el.DeltaEmbedding(TABLES["factorised"](), [7, 48, 49]),
+}
+
+POSITIONS: dict[str, Callable[[], el.Position]] = {
+    "learned": lambda: el.LearnedPositionalEmbedding(MAX_SEQ_LEN, EMBED_DIM),
+    "learned, offset": lambda: el.LearnedPositionalEmbedding(MAX_SEQ_LEN, EMBED_DIM, offset=2),
+    "sinusoidal": lambda: el.SinusoidalPositionalEmbedding(MAX_SEQ_LEN, EMBED_DIM),
+    "scaled-sinusoidal": lambda: el.SinusoidalPositionalEmbedding(MAX_SEQ_LEN, EMBED_DIM, init_scale=0.2),
+    "rotary": lambda: el.RotaryEmbedding(EMBED_DIM // NUM_HEADS),
+    "dynamic": lambda: el.RotaryEmbedding(
+        EMBED_DIM // NUM_HEADS, scaling=el.DynamicNTK(factor=2.0, original_max_seq_len=6, length=MAX_SEQ_LEN)
+    ),
+    "alibi": lambda: el.AlibiBias(NUM_HEADS),
+    "relative": lambda: el.RelativePositionBias(
+        NUM_HEADS, num_buckets=8, max_distance=12, bidirectional=False, init_std=1.0
+    ),
+    "none": el.Position,
+}
+
+TIED_HEADS = {f"tied to {name}": name for name in TABLES if name != "row-sparse"}
+"""A head's name, and the table that it is tied to: `OutputHead(TABLES[TIED_HEADS[name]]())`."""
+
+UNTIED_HEADS: dict[str, Callable[[], el.OutputHead]] = {
+    "untied": lambda: el.OutputHead(vocab_size=VOCAB_SIZE, embed_dim=EMBED_DIM),
+    "untied, bias, softcap": lambda: el.OutputHead(
+        vocab_size=VOCAB_SIZE, embed_dim=EMBED_DIM, bias=True, softcap=5.0, logit_scale=0.5, padding_idx=0
+    ),
+}
+
+LAYERS: dict[str, Callable[[], nn.Module]] = {
+    **{
+        f"TransformerEmbedding, {name}": lambda name=name: el.TransformerEmbedding(
+            VOCAB_SIZE, EMBED_DIM, MAX_SEQ_LEN, dropout=0.0, position=POSITIONS[name](), padding_idx=0
+        )
+        for name in POSITIONS
+    },
+    **{
+        f"TransformerEmbedding over {name}": lambda name=name: el.TransformerEmbedding(
+            VOCAB_SIZE, EMBED_DIM, MAX_SEQ_LEN, dropout=0.0, table=TABLES[name]()
+        )
+        for name in TABLES
+    },
+    "GPTEmbedding": lambda: el.GPTEmbedding(VOCAB_SIZE, EMBED_DIM, MAX_SEQ_LEN),
+    "DecoderLM": lambda: el.DecoderLM(dense(), POSITIONS["rotary"](), num_layers=1, num_heads=NUM_HEADS),
+}
+"""From token IDs `(T,)` or `(B, T)` to vectors or logits."""
