@@ -1,0 +1,69 @@
+"""torch's own inputs for its embedding, optimizer and scheduler tests (torch.testing), on plain classes or ours."""
+
+import pytest
+import torch
+from torch import nn
+from torch.optim import lr_scheduler
+from torch.testing._internal.common_modules import module_db
+from torch.testing._internal.common_optimizers import optim_db
+
+from interop.substitution import OURS, adamw, embedding
+
+INPUTS = next(info for info in module_db if info.module_cls is nn.Embedding)
+CASES = INPUTS.module_inputs_func(INPUTS, device="cpu", dtype=torch.float64, requires_grad=False, training=True)
+ADAMW = next(info for info in optim_db if info.optim_cls is torch.optim.AdamW)
+SCHEDULERS = {
+    "StepLR": {"step_size": 2},
+    "CosineAnnealingLR": {"T_max": 5},
+    "OneCycleLR": {"max_lr": 0.1, "total_steps": 8, "cycle_momentum": False},
+    "CyclicLR": {"base_lr": 0.01, "max_lr": 0.1, "cycle_momentum": False},
+    "LinearLR": {},
+    "ExponentialLR": {"gamma": 0.9},
+    "LambdaLR": {"lr_lambda": lambda step: 0.9**step},
+    "CosineAnnealingWarmRestarts": {"T_0": 3},
+}
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.desc or "default")
+def test_module_inputs_of_embedding(case) -> None:
+    arguments, options = case.constructor_input.args, {**case.constructor_input.kwargs, "dtype": torch.float64}
+    torch.manual_seed(0)
+    module = embedding(*arguments, **options)
+    torch.manual_seed(0)
+    reference = nn.Embedding(*arguments, **options)
+    (ids,) = case.forward_input.args
+    torch.testing.assert_close(module(ids), reference(ids))
+    for each in (module, reference):
+        each(ids).sin().sum().backward()
+    torch.testing.assert_close(module.weight.grad, reference.weight.grad)
+
+
+def trained(build, table, options, scheduler=None):
+    optimizer = build(table.parameters(), **options)
+    schedule = scheduler(optimizer) if scheduler else None
+    for step in range(8):
+        optimizer.zero_grad()
+        table(torch.tensor([step, 3, 3])).square().sum().backward()
+        optimizer.step()
+        schedule and schedule.step()
+    return table.weight.detach().clone()
+
+
+def both(options, scheduler=None):
+    torch.manual_seed(0)
+    reference = trained(torch.optim.AdamW, nn.Embedding(10, 4), options, scheduler)
+    torch.manual_seed(0)
+    torch.testing.assert_close(trained(adamw, embedding(10, 4, **SPARSE), options, scheduler), reference)
+
+
+SPARSE = {"row_sparse": True} if OURS else {}
+
+
+@pytest.mark.parametrize("case", ADAMW.optim_inputs_func(device="cpu"), ids=lambda case: case.desc)
+def test_optimizer_inputs_of_adamw(case) -> None:
+    both(case.kwargs)
+
+
+@pytest.mark.parametrize("name", SCHEDULERS)
+def test_schedulers(name) -> None:
+    both({"lr": 0.1}, lambda optimizer: getattr(lr_scheduler, name)(optimizer, **SCHEDULERS[name]))
