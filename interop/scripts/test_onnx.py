@@ -5,14 +5,7 @@ import onnxruntime
 import pytest
 import torch
 from torch import nn
-from transformers import (
-    BartConfig,
-    BartForConditionalGeneration,
-    BertConfig,
-    BertForMaskedLM,
-    GPT2Config,
-    GPT2LMHeadModel,
-)
+from transformers import BartConfig, BartForConditionalGeneration, GPT2Config, GPT2LMHeadModel
 
 import embedlayer as el
 from interop.substitution import OURS, embedding, head, patched
@@ -47,7 +40,6 @@ SMALL = {"vocab_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
 BUILD = {
     "plain": Plain,
     "gpt2": lambda: Logits(patched(GPT2LMHeadModel(GPT2Config(**SMALL, hidden_size=16, n_positions=16)))),
-    "bert": lambda: Logits(patched(BertForMaskedLM(BertConfig(**SMALL, hidden_size=16, intermediate_size=32)))),
     "bart": lambda: Logits(patched(BartForConditionalGeneration(BartConfig(**SMALL, d_model=16)))),
 }
 if OURS:

@@ -1,43 +1,22 @@
-"""transformers' own model tests (`ModelTesterMixin`), over small models of five kinds, plain or patched."""
+"""transformers' own model tests (`ModelTesterMixin`), over small models of six kinds, plain or patched."""
 
 import unittest
 
 import torch
+import transformers
 from tests.test_modeling_common import ModelTesterMixin
-from transformers import (
-    BartConfig,
-    BartForConditionalGeneration,
-    BertConfig,
-    BertForMaskedLM,
-    BertModel,
-    Gemma2Config,
-    Gemma2ForCausalLM,
-    GPT2Config,
-    GPT2LMHeadModel,
-    GPT2Model,
-    LlamaConfig,
-    LlamaForCausalLM,
-    LlamaModel,
-    T5Config,
-    T5ForConditionalGeneration,
-)  # fmt: skip
 
 COMMON = {"vocab_size": 99, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "pad_token_id": 1}
-BART = {
-    f"{part}_{size}": n for part in ("encoder", "decoder") for size, n in {"ffn_dim": 37, "attention_heads": 4}.items()
-}
-BART = {**BART, "max_position_embeddings": 64, "decoder_start_token_id": 2, "d_model": 32}
-KINDS = {
-    "GPT2": (GPT2Config, (GPT2Model, GPT2LMHeadModel), {"bos_token_id": 2, "eos_token_id": 3, "n_positions": 64}),
-    "Llama": (LlamaConfig, (LlamaModel, LlamaForCausalLM), {"intermediate_size": 37, "num_key_value_heads": 2}),
-    "Gemma2": (Gemma2Config, (Gemma2ForCausalLM,), {"intermediate_size": 37, "head_dim": 8, "num_key_value_heads": 2}),
-    "Bert": (BertConfig, (BertModel, BertForMaskedLM), {"intermediate_size": 37}),
-    "T5": (
-        T5Config,
-        (T5ForConditionalGeneration,),
-        {"d_ff": 37, "d_kv": 8, "num_layers": 2, "num_heads": 4, "decoder_start_token_id": 0},
-    ),
-    "Bart": (BartConfig, (BartForConditionalGeneration,), {"encoder_layers": 2, "decoder_layers": 2, **BART}),
+SIZES = {"intermediate_size": 37, "num_key_value_heads": 2}
+BART = {"encoder_layers": 2, "encoder_ffn_dim": 37, "encoder_attention_heads": 4}
+BART = {**BART, **{key.replace("encoder", "decoder"): size for key, size in BART.items()}, "d_model": 32}
+KINDS = {  # name: classes besides the one with a head, options of the configuration
+    "GPT2LMHeadModel": ("GPT2Model", {"bos_token_id": 2, "eos_token_id": 3, "n_positions": 64}),
+    "LlamaForCausalLM": ("LlamaModel", SIZES),
+    "Gemma2ForCausalLM": (None, {**SIZES, "head_dim": 8}),
+    "BertForMaskedLM": ("BertModel", {"intermediate_size": 37}),
+    "T5ForConditionalGeneration": (None, {"d_ff": 37, "d_kv": 8, "num_layers": 2, "num_heads": 4}),
+    "BartForConditionalGeneration": (None, {**BART, "max_position_embeddings": 64}),
 }
 
 
@@ -56,14 +35,18 @@ class Tester:
         return config, {**inputs, **(decoder if config.is_encoder_decoder else {})}
 
 
-def suite(name, config_class, classes, options):
-    def set_up(self):
-        self.model_tester = Tester(self, config_class, options)
+def suite(name, other, options):
+    kind = getattr(transformers, name)
+    classes = tuple(getattr(transformers, each) for each in (other, name) if each)
+    is_encoder_decoder = "Conditional" in name
+    options = {**options, "decoder_start_token_id": 2} if is_encoder_decoder else options
 
-    members = {"all_model_classes": classes, "setUp": set_up, "is_encoder_decoder": name in ("T5", "Bart")}
+    def set_up(self):
+        self.model_tester = Tester(self, kind.config_class, options)
+
+    members = {"all_model_classes": classes, "setUp": set_up, "is_encoder_decoder": is_encoder_decoder}
     return type(f"{name}Test", (ModelTesterMixin, unittest.TestCase), members)
 
 
-for name, (config_class, classes, options) in KINDS.items():
-    globals()[f"{name}Test"] = suite(name, config_class, classes, options)
+globals().update({f"{name}Test": suite(name, *rest) for name, rest in KINDS.items()})
 del ModelTesterMixin
