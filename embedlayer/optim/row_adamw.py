@@ -39,7 +39,7 @@ class RowAdamW(torch.optim.Optimizer):
         fused: Whether dense parameters take torch's fused kernel.
         apply_pending_every: Apply all pending updates of a table after every so many of its steps. With 1 the memory
             of every weight is that of dense AdamW after each step, for readers that no function of torch announces,
-            at about the cost of dense AdamW. `None`: updates are applied when somebody reads the rows.
+            at about twice the time of dense AdamW. `None`: updates are applied when somebody reads the rows.
 
     Raises:
         SizeError: An option is outside its range, or `beta1 >= sqrt(beta2)`.
@@ -93,7 +93,7 @@ class RowAdamW(torch.optim.Optimizer):
         check_group(self.param_groups[-1])
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """One step of AdamW on every parameter that has a gradient.
 
         Raises:

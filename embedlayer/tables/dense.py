@@ -16,7 +16,7 @@ from embedlayer.errors import ShapeError, SizeError
 from embedlayer.files import JsonObject
 from embedlayer.normal import draw_
 from embedlayer.shapes import Ids, Vectors
-from embedlayer.tables.ledger import RowLedger, as_stored, caught_up, ledger_of
+from embedlayer.tables.ledger import RowLedger, all_caught_up, as_stored, caught_up, ledger_of
 from embedlayer.tables.row_gradient import run_as_stored
 from embedlayer.tables.table import TokenTable, check_sizes
 
@@ -144,16 +144,15 @@ class TokenEmbedding(TokenTable, nn.Embedding, Derived):
 
     def rows(self, start: int, stop: int) -> Float[Tensor, "N D"]:
         """Rows `start` to `stop - 1` as stored: a view, without `scale`."""
+        if not self.row_sparse or torch.compiler.is_compiling():
+            return self._current_weight()[start:stop]
         self.flush(start, stop)
-        if not self.row_sparse:
-            return self.weight[start:stop]
         rows: Tensor = run_as_stored(Tensor.__getitem__, (), (self.weight, slice(start, stop)), {})
         return rows
 
     def as_linear(self, hidden: Float[Tensor, "*batch D"]) -> tuple[Tensor, Tensor]:
         """`hidden` and `weight`, whole, so that the gradient of its spare rows needs no copy."""
-        self.flush()
-        return hidden, self.weight
+        return hidden, self._current_weight()
 
     def check(self) -> None:
         """Wait for the device and raise the error of a bad ID that was looked up since the last check."""
@@ -162,10 +161,27 @@ class TokenEmbedding(TokenTable, nn.Embedding, Derived):
     def flush(self, start: int = 0, stop: int | None = None) -> None:
         """Bring rows `start` to `stop - 1` of a row-sparse table up to date: what dense AdamW would have made of them.
 
-        Needed only before `weight` is read directly. Works in chunks; does nothing where no row is behind.
+        Functions of torch that read `weight` do it themselves. Works in chunks; does nothing where no row is behind.
         """
         if not torch.compiler.is_compiling() and (ledger := ledger_of(self.weight)):
             ledger.flush(self.weight, start, stop)
+
+    def _current_weight(self) -> Tensor:
+        """Return `weight` with all updates applied; in a compiled function of a row-sparse table, a copy of it.
+
+        Raises:
+            ShapeError: A compiled function would send a gradient to every row.
+        """
+        if self.ledger is None or not torch.compiler.is_compiling():
+            self.flush()
+            return self.weight
+        if torch.is_grad_enabled() and self.weight.requires_grad:
+            raise ShapeError(
+                "A compiled function reads all rows of a row-sparse table with gradients on: every row would get one. "
+                "Read it under torch.no_grad(), give the model a head of its own, or build it with row_sparse=False."
+            )
+        copy: Tensor = all_caught_up(self.weight.detach(), self._handle)
+        return copy
 
     def _caught_up(self, ids: Tensor) -> Tensor:
         if not self.row_sparse or not torch.compiler.is_compiling():
@@ -192,22 +208,11 @@ class TokenEmbedding(TokenTable, nn.Embedding, Derived):
             self._watch(param)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "TokenEmbedding":
-        self.flush()
         super()._apply(fn, recurse)
         self._watch(self.weight)
         return self
 
-    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
-        if self.ledger is not None and not self.ledger.raw:
-            self.flush()
-        super()._save_to_state_dict(destination, prefix, keep_vars)
-
-    def _load_from_state_dict(self, *arguments: Any) -> None:
-        self.flush()
-        super()._load_from_state_dict(*arguments)
-
     def __getstate__(self) -> dict[str, Any]:
-        self.flush()
         return {name: value for name, value in self.__dict__.items() if name not in ("ledger", "_handle")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:

@@ -101,12 +101,12 @@ def row_sparse(grad: Tensor) -> Tensor:
 
 def vector_norm(grad: Tensor, ord: float = 2, *dims: Any, **options: Any) -> Tensor:
     """Compute `torch.linalg.vector_norm`; rows that are absent count as zeros."""
-    if grad.layout is not torch.sparse_coo or dims or options.keys() - {"dtype"}:
-        return torch.linalg.vector_norm(grad, ord, *dims, **options)
-    if ord < 0:  # zeros decide it
-        return torch.linalg.vector_norm(grad.to_dense(), ord, **options)
-    values = coalesced(grad)._values()
-    return torch.linalg.vector_norm(values if values.numel() else values.new_zeros(1), ord, **options)
+    values = grad
+    if grad.layout is torch.sparse_coo and not dims and not options.keys() - {"dtype"}:
+        values = grad.to_dense() if ord < 0 else coalesced(grad)._values()  # zeros decide a norm of negative order
+        values = values if values.numel() else values.new_zeros(1)
+    norm: Tensor = torch.linalg.vector_norm(values, ord, *dims, **options)
+    return norm
 
 
 def foreach_norm(grads: Sequence[Tensor], ord: float = 2, dtype: torch.dtype | None = None) -> list[Tensor]:

@@ -64,6 +64,12 @@ def by_scattered_look_ups(run: Run) -> Tensor:
         return torch.cat([run.model(part) for part in order.split(7)])[order.argsort()]
 
 
+def in_inference_mode(run: Run) -> Tensor:
+    with torch.inference_mode():
+        looked_up, weight = run.model(torch.arange(V)), run.table.weight.clone()
+    return torch.stack([looked_up, weight]).clone()
+
+
 def swapped_in(run: Run) -> Tensor:
     """A look-up with another weight in place reads that weight and leaves the table's own alone."""
     other = torch.zeros(V, D, dtype=run.table.weight.dtype)
@@ -89,6 +95,7 @@ READS: dict[str, Callable[[Run], Tensor]] = {
     "torch.save": by_torch_save,
     "forward": numbers(lambda run: run.model(torch.arange(V))),
     "forward, part by part": by_scattered_look_ups,
+    "forward in inference mode": in_inference_mode,
     "F.embedding": numbers(lambda run: F.embedding(torch.arange(V), run.table.weight)),
     "functional_call": numbers(
         lambda run: torch.func.functional_call(run.model, dict(run.model.named_parameters()), (torch.arange(V),))
@@ -243,6 +250,33 @@ def test_each_way_of_writing_acts_on_current_rows(name) -> None:
             run.step(torch.tensor([2, 7]), torch.ones(2, D))
     ours, dense = runs
     assert (ours.table.weight - dense.table.weight).abs().max() <= 1e-12
+
+
+COMPILED: dict[str, Callable[[el.TokenEmbedding, Tensor], Tensor]] = {
+    "look-up": lambda table, x: table(torch.arange(V)),
+    "rows": lambda table, x: table.rows(2, 19) * 1,
+    "logits": lambda table, x: table.logits(x),
+    "loss": lambda table, x: table.loss(x, torch.arange(D)),
+}
+
+
+@pytest.mark.parametrize("name", COMPILED)
+def test_compiled_readers_of_a_table_find_current_rows(name, unchecked: None) -> None:
+    runs = pending()
+    read = torch.compile(COMPILED[name], fullgraph=True, backend="aot_eager")
+    for _ in range(2):
+        with torch.no_grad():
+            hidden = torch.eye(D, dtype=torch.float64)
+            ours, dense = read(runs[0].table, hidden), COMPILED[name](runs[1].table, hidden)
+        assert torch.allclose(ours, dense, atol=1e-12, rtol=0)
+        for run in runs:
+            run.step(torch.tensor([3]), torch.ones(1, D))
+
+
+def test_a_compiled_reader_of_all_rows_with_gradients_on_is_refused(unchecked: None) -> None:
+    ours, _ = pending()
+    with pytest.raises(torch._dynamo.exc.Unsupported, match="reads all rows of a row-sparse table with gradients on"):
+        torch.compile(ours.table.logits, fullgraph=True, backend="aot_eager")(torch.eye(D, dtype=torch.float64))
 
 
 def test_asking_for_shape_type_or_gradient_and_looking_up_rows_apply_no_other_updates() -> None:
