@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from embedlayer.tables.row_gradient import coalesced
+from embedlayer.tables.row_gradient import coalesced, with_torch_functions
 
 
 @torch.no_grad()
@@ -49,7 +49,7 @@ def clip_grad_norm_(
         if parameter.grad is None:
             continue
         if parameter.grad.layout is torch.sparse_coo:
-            parameter.grad = coalesced(parameter.grad)
+            parameter.grad = with_torch_functions(coalesced(parameter.grad))
         (divided if hasattr(parameter, "divided_among") else shared).append(parameter)
     if group is None:
         return torch.nn.utils.clip_grad_norm_(shared, max_norm, norm_type, error_if_nonfinite, foreach)

@@ -17,7 +17,7 @@ from torch.optim.optimizer import ParamsT
 from embedlayer.errors import CheckpointError, ShapeError, SizeError
 from embedlayer.tables.catch_up import Betas, check_betas
 from embedlayer.tables.ledger import RowLedger, parts, root, rows_at_once, scratch
-from embedlayer.tables.row_gradient import coalesced
+from embedlayer.tables.row_gradient import row_gradient
 
 State = dict[str, Any]
 
@@ -221,7 +221,7 @@ class RowAdamW(torch.optim.Optimizer):
     def _step_rows(self, parameter: Any, group: dict[str, Any]) -> None:
         """The step of the rows that have a gradient; the ledger takes note for the others."""
         ledger: RowLedger = parameter.row_ledger
-        grad = parameter.grad = coalesced(parameter.grad, drop=ledger.padding_idx)
+        grad = parameter.grad = row_gradient(parameter, parameter.grad, drop=ledger.padding_idx)
         rows, values = grad._indices()[0], grad._values()
         state = self.moments(parameter)
         exp_avg, exp_avg_sq = state["exp_avg"], state["exp_avg_sq"]

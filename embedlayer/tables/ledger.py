@@ -78,14 +78,15 @@ class RowLedger:
         wanted = weight.requires_grad
 
         def tidy(grad: Tensor) -> Tensor:
-            tidied: Tensor = coalesced(row_sparse(grad), drop=self.padding_idx)
+            tidied = coalesced(row_sparse(grad), drop=self.padding_idx)
             if tidied._values().data_ptr() == grad._values().data_ptr():
                 tidied = tidied.clone()  # clipping works in place, and these numbers may be somebody else's
             return tidied
 
         def accept_clipping(parameter: Tensor) -> None:
-            if parameter.grad is not None and parameter.grad.layout is torch.sparse_coo:
-                with_torch_functions(parameter.grad)
+            grad = parameter.grad
+            if grad is not None and grad.layout is torch.sparse_coo and not hasattr(parameter, "divided_among"):
+                with_torch_functions(grad)
 
         tidy.__torch_unserializable__ = True  # type: ignore[attr-defined]
         weight.requires_grad_(True).register_hook(tidy)

@@ -50,7 +50,16 @@ class RowSparseGradient(Tensor):
         return run_as_stored(Tensor.detach, (), (self,), {}).__reduce_ex__(protocol)
 
 
-def coalesced(grad: Tensor, *, drop: int | None = None) -> RowSparseGradient:
+def row_gradient(parameter: Tensor, grad: Tensor, *, drop: int | None = None) -> Tensor:
+    """Return `coalesced(grad)` as it is stored in `parameter.grad`: torch's clipping takes it.
+
+    Rows that are divided among ranks stay a sparse tensor that torch refuses: it would clip by this rank's norm alone.
+    """
+    rows = coalesced(grad, drop=drop)
+    return rows if hasattr(parameter, "divided_among") else with_torch_functions(rows)
+
+
+def coalesced(grad: Tensor, *, drop: int | None = None) -> Tensor:
     """Return the gradient with each row once, in order; equal rows are summed in the order of the batch.
 
     Args:
@@ -72,9 +81,7 @@ def coalesced(grad: Tensor, *, drop: int | None = None) -> RowSparseGradient:
         kept = rows != drop
         if not kept.all():
             rows, values = rows[kept], values[kept]
-    return with_torch_functions(
-        torch.sparse_coo_tensor(rows.unsqueeze(0), values, grad.shape, is_coalesced=True, check_invariants=False)
-    )
+    return torch.sparse_coo_tensor(rows.unsqueeze(0), values, grad.shape, is_coalesced=True, check_invariants=False)
 
 
 def with_torch_functions(grad: Tensor) -> RowSparseGradient:

@@ -114,6 +114,14 @@ def test_a_gradient_without_rows_has_norm_zero() -> None:
         assert nn.utils.clip_grad_norm_(model.parameters(), 1.0, norm_type) == 0
 
 
+def test_torch_does_not_clip_rows_that_are_divided_among_ranks_by_the_norm_of_one() -> None:
+    model = model_of(row_sparse=True)
+    model[0].weight.divided_among = None
+    backward(model)
+    with pytest.raises(NotImplementedError, match="linalg_vector_norm"):
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+
+
 def test_the_two_halves_of_clipping_work_alone() -> None:
     ours, dense = both()
     totals = []

@@ -179,6 +179,25 @@ def test_scaled_and_accumulated_gradients_clipped_by_torch_give_the_dense_run(cl
     assert_same(*results)
 
 
+def test_a_training_loop_never_applies_the_updates_of_rows_that_it_does_not_read() -> None:
+    model = model_of(row_sparse=True)
+    optimizer = optimizer_of(model)
+    scheduler, scaler = schedulers.StepLR(optimizer, 3), torch.amp.GradScaler("cpu")
+    for number in range(STEPS):
+        scaler.scale(model.train()(batch(number)).square().sum()).backward()
+        scaler.unscale_(optimizer)
+        nn.utils.clip_grad_norm_(model.requires_grad_(True).parameters(), 1e-2)
+        scaler.step(optimizer)
+        scaler.update()
+        scheduler.step()
+        optimizer.zero_grad()
+        assert sum(p.numel() for p in model.parameters() if p.is_floating_point() and p.device.type == "cpu")
+        with torch.no_grad():
+            model.eval()(batch(number))
+    assert model[0].ledger.pending
+    assert model[0].ledger.applied_at == 0
+
+
 def test_a_step_on_zeroed_gradients_is_a_step() -> None:
     results = []
     for model, optimizer in both():
