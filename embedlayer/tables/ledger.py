@@ -435,9 +435,9 @@ def pending_updates_applied(model: nn.Module) -> Iterator[None]:
         ...     rows.clamp_(-0.01, 0.01)[0, 0].abs() <= 0.01
         tensor(True)
     """
-    weights = [each for each in model.parameters() if isinstance(each, RowSparseParameter)]
-    ledgers = [each.row_ledger for each in weights]
-    for ledger, weight in zip(ledgers, weights, strict=True):
+    found = [(ledger, weight) for weight in model.parameters() if (ledger := ledger_of(weight)) is not None]
+    ledgers = [ledger for ledger, _ in found]
+    for ledger, weight in found:
         ledger.flush(weight)
     for ledger in ledgers:
         ledger.eager += 1
