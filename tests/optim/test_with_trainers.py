@@ -76,6 +76,7 @@ def trained_by_lightning(folder: Path, *, row_sparse: bool, epochs: int, clip: s
         accelerator="cpu",
         default_root_dir=folder,
         logger=False,
+        enable_checkpointing=False,  # a checkpoint would apply pending updates
         enable_progress_bar=False,
         enable_model_summary=False,
         gradient_clip_val=0.5,
