@@ -70,7 +70,7 @@ def trained_by_lightning(folder: Path, *, row_sparse: bool, epochs: int, clip: s
             return optimizer_of(self, row_sparse=row_sparse)
 
     module = Module()
-    loader = torch.utils.data.DataLoader(batches(), batch_size=None)
+    loader, few_rows = (torch.utils.data.DataLoader(part, batch_size=None) for part in (batches(), batches()[1:]))
     trainer = lightning.Trainer(
         max_epochs=epochs,
         accelerator="cpu",
@@ -85,7 +85,7 @@ def trained_by_lightning(folder: Path, *, row_sparse: bool, epochs: int, clip: s
     )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Lightning's advice on workers and devices
-        trainer.fit(module, loader, loader)
+        trainer.fit(module, loader, few_rows)
     return [parameter.detach().clone() for parameter in module.parameters()]
 
 
