@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from embedlayer.errors import PositionError as PositionError
     from embedlayer.errors import ShapeError as ShapeError
     from embedlayer.errors import SizeError as SizeError
+    from embedlayer.errors import StaleRowsError as StaleRowsError
     from embedlayer.errors import TextError as TextError
     from embedlayer.errors import TokenIdError as TokenIdError
     from embedlayer.errors import TokenizerError as TokenizerError
@@ -96,6 +97,7 @@ if TYPE_CHECKING:
     from embedlayer.tables.delta import DeltaEmbedding as DeltaEmbedding
     from embedlayer.tables.dense import TokenEmbedding as TokenEmbedding
     from embedlayer.tables.factorized import FactorizedEmbedding as FactorizedEmbedding
+    from embedlayer.tables.ledger import pending_updates_applied as pending_updates_applied
     from embedlayer.tables.quantized import QuantizedEmbedding as QuantizedEmbedding
     from embedlayer.tables.table import TokenTable as TokenTable
     from embedlayer.text.corpus import TokenCorpus as TokenCorpus
@@ -163,6 +165,7 @@ _HOMES = {
         "PositionError",
         "ShapeError",
         "SizeError",
+        "StaleRowsError",
         "TextError",
         "TokenIdError",
         "TokenizerError",
@@ -196,6 +199,7 @@ _HOMES = {
     "embedlayer.tables.delta": ("DeltaEmbedding",),
     "embedlayer.tables.dense": ("TokenEmbedding",),
     "embedlayer.tables.factorized": ("FactorizedEmbedding",),
+    "embedlayer.tables.ledger": ("pending_updates_applied",),
     "embedlayer.tables.quantized": ("QuantizedEmbedding",),
     "embedlayer.tables.table": ("TokenTable",),
     "embedlayer.text.corpus": ("TokenCorpus",),

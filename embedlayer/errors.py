@@ -10,6 +10,7 @@ EmbedLayerError
 ├── PositionError      IndexError    a position outside what a scheme covers
 ├── TextError          ValueError    text that is empty, too short, or not UTF-8
 ├── TokenizerError     ValueError    a tokenizer that cannot be trained, read or matched to its table
+├── StaleRowsError     RuntimeError  a weight written in place while its rows had pending updates
 ├── VocabularyError    ValueError    a change to a vocabulary that cannot be made
 ├── CheckpointError    ValueError    a saved file or folder that is damaged or does not fit
 ├── FileError          OSError       a path that cannot be read or written
@@ -49,6 +50,10 @@ class TextError(EmbedLayerError, ValueError):
 
 class TokenizerError(EmbedLayerError, ValueError):
     """A tokenizer that cannot be trained, read, or matched to its table."""
+
+
+class StaleRowsError(EmbedLayerError, RuntimeError):
+    """A row-sparse weight that was written in place while updates of its rows were pending."""
 
 
 class VocabularyError(EmbedLayerError, ValueError):

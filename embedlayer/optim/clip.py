@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from embedlayer.tables.ledger import coalesced
+from embedlayer.tables.row_gradient import coalesced, with_torch_functions
 
 
 @torch.no_grad()
@@ -36,10 +36,11 @@ def clip_grad_norm_(
     Raises:
         RuntimeError: `error_if_nonfinite`, and the norm is not finite.
 
-    Reference: `torch.nn.utils.clip_grad_norm_`, which refuses sparse gradients. For dense ones this is the same.
+    Reference: `torch.nn.utils.clip_grad_norm_`. It gives the same, also for row-sparse tables; it refuses the sparse
+    gradients of `nn.Embedding(sparse=True)` and does not know of rows on other ranks.
     """
     parameters = [parameters] if isinstance(parameters, Tensor) else list(parameters)
-    holders: list[Tensor] = []
+    shared: list[Tensor] = []
     divided: list[Tensor] = []
     group, device = None, None
     for parameter in parameters:
@@ -47,19 +48,15 @@ def clip_grad_norm_(
             group, device = parameter.divided_among, parameter.device
         if parameter.grad is None:
             continue
-        holder = parameter
         if parameter.grad.layout is torch.sparse_coo:
-            parameter.grad = coalesced(parameter.grad)
-            values = parameter.grad._values()
-            holder = values.detach()  # the same numbers; torch scales what it finds under `grad`
-            holder.grad = values
-        (divided if hasattr(parameter, "divided_among") else holders).append(holder)
+            parameter.grad = with_torch_functions(coalesced(parameter.grad))
+        (divided if hasattr(parameter, "divided_among") else shared).append(parameter)
     if group is None:
-        return torch.nn.utils.clip_grad_norm_(holders, max_norm, norm_type, error_if_nonfinite, foreach)
-    total = norm_over_all(gradients_of(holders), gradients_of(divided), norm_type, group, device, foreach)
+        return torch.nn.utils.clip_grad_norm_(shared, max_norm, norm_type, error_if_nonfinite, foreach)
+    total = norm_over_all(gradients_of(shared), gradients_of(divided), norm_type, group, device, foreach)
     if error_if_nonfinite and not bool(total.isfinite()):
         raise RuntimeError(f"The norm of the gradients is {float(total)}, so they cannot be clipped to {max_norm:g}.")
-    torch.nn.utils.clip_grads_with_norm_([_here(each) for each in holders + divided], max_norm, total, foreach)
+    torch.nn.utils.clip_grads_with_norm_([_here(each) for each in shared + divided], max_norm, total, foreach)
     return total
 
 

@@ -16,7 +16,8 @@ from embedlayer.errors import ShapeError, SizeError
 from embedlayer.files import JsonObject
 from embedlayer.normal import draw_
 from embedlayer.shapes import Ids, Vectors
-from embedlayer.tables.ledger import RowLedger, caught_up
+from embedlayer.tables.ledger import RowLedger, all_caught_up, as_stored, caught_up, ledger_of
+from embedlayer.tables.row_gradient import run_as_stored
 from embedlayer.tables.table import TokenTable, check_sizes
 
 
@@ -34,9 +35,10 @@ class TokenEmbedding(TokenTable, nn.Embedding, Derived):
             The rounded number is the buffer `embed_scale`, made again whenever the type changes.
         init_std: Standard deviation of the normal initialisation: a number, or `"1/sqrt_dim"`.
         pad_to_multiple_of: Store spare zero rows up to this multiple (64 suits GPUs), out of look-up and loss.
-        row_sparse: Give gradients of the looked-up rows only, for `RowAdamW`. Between its steps rows may be
-            behind: they are brought up to date before they are looked up or saved; call `flush()` before reading
-            `weight` itself.
+        row_sparse: Give gradients of the looked-up rows only, for `RowAdamW`. Between its steps updates of the other
+            rows are pending; they are applied when somebody reads or writes the weight (`RowSparseParameter`). torch's
+            clipping works. `torch.optim.AdamW` ends in "Adam does not support sparse gradients, please consider
+            SparseAdam instead": use `RowAdamW`, which gives AdamW's results; `SparseAdam` does not.
         device: Where to put the rows.
         dtype: In which type.
 
@@ -133,17 +135,24 @@ class TokenEmbedding(TokenTable, nn.Embedding, Derived):
         if ids.device.type != "cpu":
             return None
         ids, _ = self.bounds(ids)
-        return self._caught_up(ids), self.weight
+        weight = self.weight
+        if not self.row_sparse:
+            return ids, weight
+        if ledger := ledger_of(weight):
+            ledger.catch_up(weight, ids)
+        return ids, as_stored(weight)
 
     def rows(self, start: int, stop: int) -> Float[Tensor, "N D"]:
         """Rows `start` to `stop - 1` as stored: a view, without `scale`."""
+        if not self.row_sparse or torch.compiler.is_compiling():
+            return self._current_weight()[start:stop]
         self.flush(start, stop)
-        return self.weight[start:stop]
+        rows: Tensor = run_as_stored(Tensor.__getitem__, (), (self.weight, slice(start, stop)), {})
+        return rows
 
     def as_linear(self, hidden: Float[Tensor, "*batch D"]) -> tuple[Tensor, Tensor]:
         """`hidden` and `weight`, whole, so that the gradient of its spare rows needs no copy."""
-        self.flush()
-        return hidden, self.weight
+        return hidden, self._current_weight()
 
     def check(self) -> None:
         """Wait for the device and raise the error of a bad ID that was looked up since the last check."""
@@ -152,30 +161,43 @@ class TokenEmbedding(TokenTable, nn.Embedding, Derived):
     def flush(self, start: int = 0, stop: int | None = None) -> None:
         """Bring rows `start` to `stop - 1` of a row-sparse table up to date: what dense AdamW would have made of them.
 
-        Needed only before `weight` is read directly. Works in chunks; does nothing where no row is behind.
+        Functions of torch that read `weight` do it themselves. Works in chunks; does nothing where no row is behind.
         """
-        if self.ledger is not None and not torch.compiler.is_compiling():
-            self.ledger.flush(self.weight, start, stop)
+        if not torch.compiler.is_compiling() and (ledger := ledger_of(self.weight)):
+            ledger.flush(self.weight, start, stop)
+
+    def _current_weight(self) -> Tensor:
+        """Return `weight` with all updates applied; in a compiled function of a row-sparse table, a copy of it.
+
+        Raises:
+            ShapeError: A compiled function would send a gradient to every row.
+        """
+        if self.ledger is None or not torch.compiler.is_compiling():
+            self.flush()
+            return self.weight
+        if torch.is_grad_enabled() and self.weight.requires_grad:
+            raise ShapeError(
+                "A compiled function reads all rows of a row-sparse table with gradients on: every row would get one. "
+                "Read it under torch.no_grad(), give the model a head of its own, or build it with row_sparse=False."
+            )
+        copy: Tensor = all_caught_up(self.weight.detach(), self._handle)
+        return copy
 
     def _caught_up(self, ids: Tensor) -> Tensor:
-        if not self.row_sparse:
-            return ids
-        if torch.compiler.is_compiling():
-            current: Tensor = caught_up(ids, self._handle)
-            return current
-        if self.ledger is not None:
-            self.ledger.catch_up(self.weight, ids)
-        return ids
+        if not self.row_sparse or not torch.compiler.is_compiling():
+            return ids  # RowSparseParameter applies what is pending when it is looked up
+        current: Tensor = caught_up(ids, self._handle)
+        return current
 
     def _watch(self, weight: Tensor | None) -> None:
         """Give a weight of a row-sparse table its ledger; an optimizer that holds the one before is told."""
         if not self.row_sparse or not isinstance(weight, nn.Parameter):
             return
-        if self.ledger is not None and getattr(weight, "row_ledger", None) is self.ledger:
+        if self.ledger is not None and ledger_of(weight) is self.ledger:
             return
         if self.ledger is not None:
             self.ledger.replaced = True
-        self.ledger = getattr(weight, "row_ledger", None) or RowLedger(self.padding_idx)
+        self.ledger = ledger_of(weight) or RowLedger(self.padding_idx)
         self._handle = self.ledger.handle
         self.ledger.watch(weight)
 
@@ -186,22 +208,11 @@ class TokenEmbedding(TokenTable, nn.Embedding, Derived):
             self._watch(param)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "TokenEmbedding":
-        self.flush()
         super()._apply(fn, recurse)
         self._watch(self.weight)
         return self
 
-    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
-        if self.ledger is not None and not self.ledger.raw:
-            self.flush()
-        super()._save_to_state_dict(destination, prefix, keep_vars)
-
-    def _load_from_state_dict(self, *arguments: Any) -> None:
-        self.flush()
-        super()._load_from_state_dict(*arguments)
-
     def __getstate__(self) -> dict[str, Any]:
-        self.flush()
         return {name: value for name, value in self.__dict__.items() if name not in ("ledger", "_handle")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:

@@ -5,10 +5,10 @@ date just before they are read. It stands on the parameter (`weight.row_ledger`)
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import count
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from weakref import ReferenceType, WeakValueDictionary, ref
 
 import numpy as np
@@ -16,9 +16,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from embedlayer.errors import ShapeError
+from embedlayer.errors import ShapeError, StaleRowsError
 from embedlayer.files import JsonObject
 from embedlayer.tables.catch_up import Betas, History
+from embedlayer.tables.row_gradient import coalesced, row_sparse, run_as_stored, with_torch_functions
 
 ROWS_AT_ONCE = 4096
 NUMBERS_AT_ONCE = 1 << 18
@@ -50,13 +51,17 @@ class RowLedger:
         rows_at: The step after which each row's values are right.
         moments_at: The step after which each row's moments are right, 0 where it never had a gradient.
         replaced: Whether the table has another weight by now.
-        raw: Whether `state_dict()` takes the rows as they are; see `raw_rows`.
+        applied_at: The step after which the values of all rows are right.
+        raw: Whether whoever reads the weight gets the rows as they are; see `raw_rows`.
+        eager: How many `pending_updates_applied` blocks are open: every step then applies all pending updates.
+        version: Version counter of the weight after the last write that the ledger knows of.
     """
 
     def __init__(self, padding_idx: int | None = None) -> None:
         self.padding_idx = padding_idx
         self.replaced = False
         self.raw = False
+        self.eager = 0
         self.watched: ReferenceType[nn.Parameter] | None = None
         self.handle = next(_handles)
         _ledgers[self.handle] = self
@@ -66,8 +71,8 @@ class RowLedger:
         return RowLedger, (self.padding_idx,)  # a copy of a table starts with rows that are right, and no optimizer
 
     def watch(self, weight: nn.Parameter) -> None:
-        """Let each gradient of `weight` be made tidy, or refused, when it arrives."""
-        if self.watched is not None and self.watched() is weight:
+        """Sum equal rows of each gradient of `weight` when it arrives, and let readers of `weight` see current rows."""
+        if self.watched is not None and self.watched() is weight and ledger_of(weight) is self:
             return
         self.watched = ref(weight)
         wanted = weight.requires_grad
@@ -78,10 +83,18 @@ class RowLedger:
                 tidied = tidied.clone()  # clipping works in place, and these numbers may be somebody else's
             return tidied
 
+        def accept_clipping(parameter: Tensor) -> None:
+            grad = parameter.grad
+            if grad is not None and grad.layout is torch.sparse_coo and not hasattr(parameter, "divided_among"):
+                with_torch_functions(grad)
+
         tidy.__torch_unserializable__ = True  # type: ignore[attr-defined]
         weight.requires_grad_(True).register_hook(tidy)
+        weight.register_post_accumulate_grad_hook(accept_clipping)
         weight.requires_grad_(wanted)
         weight.row_ledger = self  # type: ignore[attr-defined]
+        if type(weight) is nn.Parameter:  # a DTensor stays one: no row-sparse optimizer takes its gradients
+            weight.__class__ = RowSparseParameter
 
     @property
     def step(self) -> int:
@@ -93,9 +106,16 @@ class RowLedger:
         """Whether an optimizer has made a step on this table."""
         return self.history is not None
 
+    @property
+    def pending(self) -> bool:
+        """Whether the values of some rows wait for updates."""
+        return self.applied_at < self.step
+
     def detach(self) -> None:
         """Forget the optimizer; call it when all rows are up to date."""
         self.history: History | None = None
+        self.applied_at = 0
+        self.version = 0
         self.held: Held | None = None
         self.rows_at = self.moments_at = self.exp_avg = self.exp_avg_sq = torch.empty(0)
 
@@ -106,17 +126,20 @@ class RowLedger:
             ShapeError: The moments are of another size than the table.
         """
         exp_avg, exp_avg_sq = moments
+        self.note_writes(weight)
         if self.history is not None and self.exp_avg is exp_avg and self.exp_avg_sq is exp_avg_sq:
             if self.history.betas == betas:
                 return
             self.flush(weight, moments=True)
             self.history = History(step, betas)
+            self.applied_at = step
             return
         if self.history is not None:
             self.flush(weight, moments=True)
         self.check_size(weight, exp_avg)
         history = History(step, betas)
         self.exp_avg, self.exp_avg_sq, self.history = exp_avg, exp_avg_sq, history
+        self.applied_at, self.version = step, weight._version
         self.rows_at = torch.full(weight.shape[:1], step, dtype=torch.int32, device=weight.device)
         self.moments_at = self.rows_at.clone()
 
@@ -125,6 +148,9 @@ class RowLedger:
         if self.history is None:
             return
         self.check_size(weight)
+        self.note_writes(weight)
+        if not self.pending:
+            return
         ids = ids.flatten()
         behind = self.rows_at.index_select(0, ids) < self.step
         if not behind.any():
@@ -140,6 +166,7 @@ class RowLedger:
 
     def numbers(self, weight: Tensor, rows: Tensor) -> list[Tensor]:
         """Values of different rows, brought up to date, and both moments as they were last written: `(U, D)` each."""
+        self.note_writes(weight)
         held, self.held = self.held, None
         if held is not None and held.versions == self._versions(weight) and torch.equal(held.rows, rows):
             return held.numbers
@@ -161,6 +188,37 @@ class RowLedger:
         self.moments_at.index_fill_(0, rows, now)
         return self._faded(now - moments_at)
 
+    def end_step(self, weight: Tensor, rows: Tensor, numbers: list[Tensor]) -> None:
+        """Store new values and moments of `rows`, each `(U, D)`; inside `pending_updates_applied`, move the others."""
+        for whole, its in zip((as_stored(weight), self.exp_avg, self.exp_avg_sq), numbers, strict=True):
+            whole.index_copy_(0, rows, its.to(whole.dtype))
+        self.version = weight._version
+        if self.eager:
+            self.flush(weight)
+
+    def note_writes(self, weight: Tensor) -> None:
+        """Take note that somebody wrote to `weight` in place, which is right unless rows were pending then.
+
+        The written values are kept and the updates that were pending are dropped, so that the table can be used again.
+
+        Raises:
+            StaleRowsError: Rows were pending.
+        """
+        if self.history is None:
+            return
+        found, self.version = self.version, weight._version
+        if self.version == found or not self.pending:
+            return
+        missed = int((self.rows_at < self.step).sum())
+        self.rows_at.fill_(self.step)
+        self.applied_at, self.held = self.step, None
+        raise StaleRowsError(
+            f"The weight {tuple(weight.shape)} of a row-sparse table was written in place through an older tensor of "
+            f"it while {missed} rows had pending updates, so what was written belongs to an earlier step. The written "
+            f"values are kept and these updates dropped. Take `table.weight` anew after each step and write to that, "
+            f"write inside `with embedlayer.pending_updates_applied(model):`, or use RowAdamW(apply_pending_every=1)."
+        )
+
     def _faded(self, lag: Tensor) -> list[Tensor]:
         """What is left of both moments after `lag` steps, `(U, 1)`."""
         assert self.history is not None
@@ -171,6 +229,9 @@ class RowLedger:
         """Bring rows `start` to `stop - 1` up to date, in chunks; with `moments`, also the optimizer's state."""
         if self.history is None:
             return
+        self.note_writes(weight)
+        if not self.pending and not moments:
+            return
         self.check_size(weight)
         stop = len(weight) if stop is None else min(stop, len(weight))
         for low in range(start, stop, ROWS_AT_ONCE):
@@ -180,6 +241,8 @@ class RowLedger:
                 self._bring(weight, behind)
             if moments:
                 self._decay_moments(low, high)
+        if start == 0 and stop == len(weight):
+            self.applied_at = self.step
 
     def state(self) -> tuple[dict[str, Tensor], JsonObject]:
         """The ledger as it is: tensors, and the rest as JSON. Rows stay behind."""
@@ -202,6 +265,7 @@ class RowLedger:
         self.history.load(tensors["history"].cpu().numpy())
         self.rows_at.copy_(tensors["rows_at"])
         self.moments_at.copy_(tensors["moments_at"])
+        self.applied_at = int(self.rows_at.min())
 
     def check_size(self, weight: Tensor, moments: Tensor | None = None) -> None:
         """Refuse a table whose size is not that of its moments.
@@ -226,7 +290,7 @@ class RowLedger:
         """
         history = self.history
         assert history is not None
-        weight = weight.detach()
+        parameter, weight = weight, as_stored(weight)
         rows_at = self.rows_at.index_select(0, rows).cpu().numpy().astype(np.int64)
         lag = rows_at - self.moments_at.index_select(0, rows).cpu().numpy()
         solved = history.gaps(rows_at, tolerance=TOLERANCES.get(weight.dtype, TOLERANCE))
@@ -252,6 +316,7 @@ class RowLedger:
         if keep:  # at once: a call costs as much as some hundred rows
             weight.index_copy_(0, rows, room[0].to(weight.dtype))
         self.rows_at.index_fill_(0, rows, history.step)
+        self.version = parameter._version  # inside a custom operator `weight` has a counter of its own
         return room
 
     @torch.no_grad()
@@ -268,9 +333,124 @@ class RowLedger:
         self.moments_at.index_fill_(0, rows, self.step)
 
 
+class RowSparseParameter(nn.Parameter):
+    """The weight of a row-sparse table: a function of torch that reads or writes it finds all updates applied.
+
+    Updates of rows without a gradient are pending until somebody needs them. `F.embedding` applies those of the rows
+    that it looks up, functions that only ask for shape, type or gradient apply none, and all others apply all. Code
+    that gets at the memory without a function of torch (a kernel of its own, `torch.distributed.broadcast`, a tensor
+    taken before the last step), or by the weight itself in a compiled function, is not noticed:
+    `pending_updates_applied` is for that.
+
+    Reference: https://docs.pytorch.org/docs/stable/notes/extending.html, "Subclassing torch.Tensor".
+    """
+
+    row_ledger: RowLedger
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Apply the pending updates that `func` would miss, then run it on the weight as a plain tensor."""
+        kwargs = kwargs or {}
+        if not torch.compiler.is_compiling() and func not in READS_NO_ROWS:
+            for weight in weights_among((args, kwargs)):
+                if func is F.embedding and weight is args[1]:
+                    weight.row_ledger.catch_up(weight, args[0])
+                elif not weight.row_ledger.raw:
+                    weight.row_ledger.flush(weight)
+        return super().__torch_function__(func, types, args, kwargs)  # type: ignore[no-untyped-call]  # Dynamo traces it
+
+
+READS_NO_ROWS = frozenset(
+    [
+        *(
+            getattr(Tensor, name).__get__
+            for name in (
+                *("shape", "dtype", "device", "layout", "ndim", "itemsize", "nbytes", "requires_grad", "is_leaf"),
+                *("grad", "grad_fn", "_version", "_base", "_backward_hooks", "_post_accumulate_grad_hooks"),
+                *("retains_grad", "output_nr", "is_sparse", "is_cpu", "is_cuda", "is_meta", "is_quantized"),
+            )
+        ),
+        *(getattr(Tensor, name).__set__ for name in ("grad", "requires_grad", "_backward_hooks")),
+        *(
+            getattr(Tensor, name)
+            for name in (
+                *("size", "dim", "ndimension", "numel", "nelement", "stride", "storage_offset", "element_size"),
+                *("is_contiguous", "is_floating_point", "is_complex", "get_device", "__len__", "requires_grad_"),
+                *("register_hook", "register_post_accumulate_grad_hook"),
+                *("new_empty", "new_zeros", "new_ones", "new_full", "new_tensor"),
+            )
+        ),
+        *(torch.is_floating_point, torch.is_complex, torch.numel),
+        *(torch.empty_like, torch.zeros_like, torch.ones_like, torch.full_like, torch.randn_like, torch.rand_like),
+    ]
+)
+"""Functions that ask for what a tensor is and not for its numbers."""
+
+
+def weights_among(values: Any) -> Iterator[RowSparseParameter]:
+    """Yield the weights of row-sparse tables among the arguments of a function, lists of tensors included."""
+    if isinstance(values, RowSparseParameter):
+        if hasattr(values, "row_ledger"):  # a copy without its table has none
+            yield values
+    elif isinstance(values, list | tuple):
+        for value in values:
+            yield from weights_among(value)
+    elif isinstance(values, dict):
+        for value in values.values():
+            yield from weights_among(value)
+
+
+def ledger_of(weight: Tensor | None) -> RowLedger | None:
+    """Return the ledger of a row-sparse table's weight; `None` for any other tensor."""
+    ledger: RowLedger | None = getattr(weight, "row_ledger", None)
+    return ledger
+
+
+def as_stored(weight: Tensor) -> Tensor:
+    """Return a plain tensor over the memory of `weight`, without gradient; rows may be pending."""
+    stored: Tensor = run_as_stored(Tensor.detach, (), (weight,), {})
+    return stored
+
+
+@contextmanager
+def pending_updates_applied(model: nn.Module) -> Iterator[None]:
+    """Keep all rows of all row-sparse tables of `model` current inside the block, whoever reads or writes them.
+
+    `RowAdamW` delays the updates of rows without a gradient. Functions of torch and everything that goes through
+    `table.weight`, `state_dict()`, `copy.deepcopy` or a look-up find them applied. Code that keeps tensors of the
+    weights over several steps, or gets at their memory without a function of torch, needs this block.
+
+    On entering, pending updates are applied. A step inside applies all of its updates at once, so it takes about twice
+    as long as one of dense AdamW. On leaving, nothing is written: later steps delay updates again.
+
+    Args:
+        model: A module with row-sparse tables at any depth.
+
+    Example:
+        >>> table = TokenEmbedding(100, 8, row_sparse=True)
+        >>> rows = table.weight.detach()
+        >>> with pending_updates_applied(table):
+        ...     rows.clamp_(-0.01, 0.01)[0, 0].abs() <= 0.01
+        tensor(True)
+    """
+    found = [(ledger, weight) for weight in model.parameters() if (ledger := ledger_of(weight)) is not None]
+    ledgers = [ledger for ledger, _ in found]
+    for ledger, weight in found:
+        ledger.flush(weight)
+    for ledger in ledgers:
+        ledger.eager += 1
+    try:
+        yield
+    finally:
+        for ledger in ledgers:
+            ledger.eager -= 1
+
+
 @contextmanager
 def raw_rows(model: nn.Module) -> Iterator[None]:
-    """Let `state_dict()` take rows that are behind as they are: for a checkpoint that keeps the ledger beside them."""
+    """Let whoever reads a weight get rows that are behind as they are: for a checkpoint with the ledger beside them."""
     ledgers = [each.row_ledger for each in model.parameters() if hasattr(each, "row_ledger")]
     for ledger in ledgers:
         ledger.raw = True
@@ -279,40 +459,6 @@ def raw_rows(model: nn.Module) -> Iterator[None]:
     finally:
         for ledger in ledgers:
             ledger.raw = False
-
-
-def row_sparse(grad: Tensor) -> Tensor:
-    """`grad`, if it is row-sparse.
-
-    Raises:
-        ShapeError: It is dense.
-    """
-    if grad.layout is not torch.sparse_coo:
-        raise ShapeError(
-            f"A dense gradient {tuple(grad.shape)} arrived at a row-sparse table: something read all rows with "
-            f"gradients on (a tied head, logits(), loss(), or weight itself). Read it under torch.no_grad(), give the "
-            f"model a head of its own, or build the table with row_sparse=False."
-        )
-    return grad
-
-
-def coalesced(grad: Tensor, *, drop: int | None = None) -> Tensor:
-    """A row-sparse gradient with each row once, in order: sorted, and summed in the order of the batch.
-
-    Args:
-        grad: Sparse COO, `(V, D)`, rows in any order.
-        drop: A row to leave out.
-    """
-    rows, values = grad._indices()[0], grad._values()
-    if not (rows[1:] > rows[:-1]).all():  # not `is_coalesced()`: autograd forgets that flag when it stores a gradient
-        ids, order = torch.sort(rows, stable=True)
-        rows, counts = torch.unique_consecutive(ids, return_counts=True)
-        values = F.embedding_bag(order, values, counts.cumsum(0) - counts, mode="sum")
-    if drop is not None:
-        kept = rows != drop
-        if not kept.all():
-            rows, values = rows[kept], values[kept]
-    return torch.sparse_coo_tensor(rows.unsqueeze(0), values, grad.shape, is_coalesced=True, check_invariants=False)
 
 
 def rows_at_once(table: Tensor) -> int:
@@ -388,3 +534,18 @@ def caught_up(ids: Tensor, handle: int) -> Tensor:
 @caught_up.register_fake
 def _(ids: Tensor, handle: int) -> Tensor:
     return torch.empty_like(ids)
+
+
+@torch.library.custom_op("embedlayer::all_caught_up", mutates_args=())
+def all_caught_up(rows: Tensor, handle: int) -> Tensor:
+    """`RowLedger.flush` as one node of a compiled graph: a copy of all rows, so that what reads them comes after it."""
+    ledger = _ledgers[handle]
+    weight = ledger.watched() if ledger.watched is not None else None
+    assert weight is not None
+    ledger.flush(weight)
+    return rows.clone()
+
+
+@all_caught_up.register_fake
+def _(rows: Tensor, handle: int) -> Tensor:
+    return torch.empty_like(rows)

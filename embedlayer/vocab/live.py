@@ -21,6 +21,7 @@ from embedlayer.files import JsonObject
 from embedlayer.layers.output import OutputHead
 from embedlayer.tables.dense import TokenEmbedding
 from embedlayer.tables.factorized import FactorizedEmbedding
+from embedlayer.tables.row_gradient import row_gradient
 from embedlayer.tables.table import TokenTable
 from embedlayer.text.tokenizer import fingerprint
 from embedlayer.vocab.change import Asked, own_or_given
@@ -441,7 +442,8 @@ def _moved_gradient(slot: Slot, move: RowMove) -> Tensor | None:
     order = torch.argsort(rows, stable=True)
     start, stop = owners.span(move.size)
     shape = (stop - start + slot.spare, *grad.shape[1:])
-    return torch.sparse_coo_tensor(rows[order].unsqueeze(0), values[order], shape, check_invariants=False)
+    moved = torch.sparse_coo_tensor(rows[order].unsqueeze(0), values[order], shape, check_invariants=False)
+    return row_gradient(slot.tensor, moved)
 
 
 def edit_live(

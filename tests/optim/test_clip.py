@@ -1,4 +1,4 @@
-"""Clipping dense gradients is torch's; with sparse ones see test_row_adamw."""
+"""Clipping dense gradients is torch's; with row-sparse ones see tests/tables/test_row_gradient.py."""
 
 import torch
 from torch import nn
@@ -17,3 +17,15 @@ def test_dense_gradients_are_clipped_as_torch_does_bit_for_bit() -> None:
     assert torch.equal(*norms)
     assert torch.equal(ours.weight.grad, theirs.weight.grad)
     assert clip_grad_norm_([nn.Parameter(torch.ones(2))], 1.0) == 0
+
+
+def test_sparse_gradients_of_an_embedding_of_torch_are_clipped_too() -> None:
+    torch.manual_seed(0)
+    sparse, dense = nn.Embedding(9, 3, sparse=True), nn.Embedding(9, 3)
+    dense.load_state_dict(sparse.state_dict())
+    norms = []
+    for table, clip in ((sparse, clip_grad_norm_), (dense, nn.utils.clip_grad_norm_)):
+        table(torch.tensor([[1, 5, 5]])).square().sum().backward()
+        norms.append(clip(table.parameters(), 0.1))
+    assert torch.allclose(*norms)
+    assert torch.allclose(sparse.weight.grad.to_dense(), dense.weight.grad)
