@@ -31,11 +31,11 @@ from embedlayer.losses.linear_cross_entropy import (
     refuse_clash,
 )
 from embedlayer.normal import draw_rows_
-from embedlayer.shapes import Ids, Vectors
+from embedlayer.shapes import IdsLike, Vectors
 from embedlayer.tables.dense import TokenEmbedding
 from embedlayer.tables.factorized import FactorizedEmbedding
 from embedlayer.tables.quantized import QuantizedEmbedding
-from embedlayer.tables.table import TokenTable
+from embedlayer.tables.table import TokenTable, check_width
 
 Table = TypeVar("Table", bound=TokenTable)
 
@@ -139,7 +139,7 @@ class ShardedTable(TokenTable):
         shape, stride = torch.Size((self.vocab_size, *part.shape[1:])), part.stride()
         return DTensor.from_local(part, self.mesh, [Shard(0)], run_check=False, shape=shape, stride=stride)
 
-    def look_up(self, ids: Ids) -> Vectors:
+    def look_up(self, ids: IdsLike) -> Vectors:
         """`rows[ids]`, from the ranks that have them: the batch's IDs and stored rows cross the network, each once."""
         self._check_rows()
         ids, outside = self.bounds(ids)
@@ -164,6 +164,7 @@ class ShardedTable(TokenTable):
 
     def logits(self, hidden: Float[Tensor, "*batch D"], **options: Unpack[LogitOptions]) -> Float[Tensor, "*batch V"]:
         """A score for each token, gathered: of this rank's hidden states with the rows of all."""
+        check_width(hidden, self.embed_dim)
         options.setdefault("padding_idx", self.padding_idx)
         everybody, counts = gather_rows(hidden.reshape(-1, self.embed_dim), self._group)
         scores, size = self._local_logits(everybody, options), self.mesh.size()
@@ -181,6 +182,7 @@ class ShardedTable(TokenTable):
         tokens, the same on each rank, for any V. Its gradients are those of `loss`, whose mean over the ranks it is:
         what each rank computes from them becomes right as a mean too.
         """
+        check_width(hidden, self.embed_dim)
         options.setdefault("padding_idx", self.padding_idx)
         everybody, size = gather_rows(hidden.reshape(-1, self.embed_dim), self._group)[0], self.mesh.size()
         scores = self._local_logits(everybody, options)
@@ -201,6 +203,7 @@ class ShardedTable(TokenTable):
                 forward, and where ranks multiply their losses by different numbers, again on the way back. Quantised
                 rows are decoded for it, all that are here at once.
         """
+        check_width(hidden, self.embed_dim)
         options.setdefault("padding_idx", self.padding_idx)
         refuse_clash(options)
         self._check_rows()

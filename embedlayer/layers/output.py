@@ -17,7 +17,7 @@ from embedlayer.losses.linear_cross_entropy import (
 )
 from embedlayer.normal import draw_
 from embedlayer.pretrained import Pretrained
-from embedlayer.tables.table import TokenTable, check_sizes
+from embedlayer.tables.table import TokenTable, check_sizes, check_width
 
 
 class OutputHead(Pretrained, nn.Linear):
@@ -125,6 +125,7 @@ class OutputHead(Pretrained, nn.Linear):
         table: TokenTable | None = self.__dict__["table"]
         if table is not None:
             return table.logits(hidden, **self.logit_options())
+        check_width(hidden, self.in_features)
         return finish_logits(nn.functional.linear(hidden, self.weight), **self.logit_options())
 
     def loss(
@@ -141,6 +142,7 @@ class OutputHead(Pretrained, nn.Linear):
         options = {**self.logit_options(), **options}
         if table is not None:
             return table.loss(hidden, targets, **options)
+        check_width(hidden, self.in_features)
         return linear_cross_entropy(hidden, self.weight, targets, **options)
 
     def token_log_probs(

@@ -11,14 +11,14 @@ from torch import Tensor, nn
 
 from embedlayer.errors import CheckpointError, SizeError
 from embedlayer.files import JsonObject
-from embedlayer.layers.input import embed
+from embedlayer.layers.input import embed, sequence_of
 from embedlayer.layers.output import OutputHead
 from embedlayer.losses.linear_cross_entropy import LossOptions
 from embedlayer.models.cache import BlockCache, KeyValueCache
 from embedlayer.normal import draw_
 from embedlayer.positions.position import AttentionMask, Position, positions_of
 from embedlayer.pretrained import Pretrained, build, describe
-from embedlayer.shapes import Ids, Positions
+from embedlayer.shapes import IdsLike, Positions
 from embedlayer.tables.table import TokenTable
 
 
@@ -138,32 +138,43 @@ class DecoderLM(Pretrained):
 
     def forward(
         self,
-        ids: Ids,
+        ids: IdsLike | None = None,
         *,
+        inputs_embeds: Float[Tensor, "*batch T D"] | None = None,
         positions: Positions | None = None,
         attention_mask: AttentionMask | None = None,
         cache: KeyValueCache | None = None,
     ) -> Float[Tensor, "*batch T V"]:
         """Logits of the next token at every place, `(T,)` or `(B, T)` to `(..., T, V)`; the arguments of `hidden`."""
-        logits: Tensor = self.head(self.hidden(ids, positions=positions, attention_mask=attention_mask, cache=cache))
+        logits: Tensor = self.head(
+            self.hidden(
+                ids, inputs_embeds=inputs_embeds, positions=positions, attention_mask=attention_mask, cache=cache
+            )
+        )
         return logits
 
     def loss(
         self,
-        ids: Ids,
+        ids: IdsLike | None,
         targets: Int[Tensor, "*batch T"],
         *,
+        inputs_embeds: Float[Tensor, "*batch T D"] | None = None,
         positions: Positions | None = None,
         attention_mask: AttentionMask | None = None,
         **options: Unpack[LossOptions],
     ) -> Float[Tensor, "*result"]:
-        """Cross entropy of `targets`, the tokens that follow `ids`, in nats per token."""
-        return self.head.loss(self.hidden(ids, positions=positions, attention_mask=attention_mask), targets, **options)
+        """Cross entropy of `targets`, the tokens that follow `ids`, in nats per token; the arguments of `hidden`.
+
+        With `inputs_embeds`, pass `None` for `ids`.
+        """
+        hidden = self.hidden(ids, inputs_embeds=inputs_embeds, positions=positions, attention_mask=attention_mask)
+        return self.head.loss(hidden, targets, **options)
 
     def hidden(
         self,
-        ids: Ids,
+        ids: IdsLike | None = None,
         *,
+        inputs_embeds: Float[Tensor, "*batch T D"] | None = None,
         positions: Positions | None = None,
         attention_mask: AttentionMask | None = None,
         cache: KeyValueCache | None = None,
@@ -172,19 +183,27 @@ class DecoderLM(Pretrained):
 
         Args:
             ids: Token IDs `(T,)` or `(B, T)`.
+            inputs_embeds: Vectors `(T, D)` or `(B, T, D)` in place of `table(ids)`, as in transformers.
             positions: Where each token stands; by default from 0, or as the mask says, or on from the cached text.
             attention_mask: 0 for padding; 1, or 1, 2, 3, ... for packed documents, which do not see each other.
             cache: What was read before; `ids`, `positions` and `attention_mask` are then those of the new tokens.
+
+        Raises:
+            SizeError: Both or neither of `ids` and `inputs_embeds` are given.
         """
+        ids = sequence_of(ids, inputs_embeds, self.table)
         if ids.dim() == 1:
             mask = None if attention_mask is None else attention_mask.unsqueeze(0)
-            return self.hidden(ids.unsqueeze(0), positions=positions, attention_mask=mask, cache=cache).squeeze(0)
+            single = (
+                {"ids": ids.unsqueeze(0)} if inputs_embeds is None else {"inputs_embeds": inputs_embeds.unsqueeze(0)}
+            )
+            return self.hidden(**single, positions=positions, attention_mask=mask, cache=cache).squeeze(0)
         if cache is not None:
             positions, attention_mask = cache.places_of(ids, positions, attention_mask)
         elif positions is None:
             positions = positions_of(ids, attention_mask)
-        dropout = self.dropout.p if self.training else 0.0
-        x = embed(ids, self.table, self.position, positions, dropout=dropout)
+        tokens = ids if inputs_embeds is None else None
+        x = embed(tokens, self.table, self.position, positions, inputs_embeds=inputs_embeds, dropout=self.dropout)
         seen = positions
         if cache is not None:  # only now: a bad ID or position above leaves the cache as it was
             cache.follow(self.position, positions)

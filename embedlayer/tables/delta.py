@@ -10,11 +10,12 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from embedlayer.bounds import as_ids
 from embedlayer.derived import Derived
 from embedlayer.errors import CheckpointError, ShapeError, SizeError, TokenIdError
 from embedlayer.files import JsonObject, load_tensors, read_json, save_tensors, writable_folder, write_json
 from embedlayer.pretrained import FORMAT_VERSION, describe
-from embedlayer.shapes import Ids, Vectors
+from embedlayer.shapes import IdsLike, Vectors
 from embedlayer.tables.dense import TokenEmbedding
 from embedlayer.tables.table import TokenTable
 
@@ -110,12 +111,13 @@ class DeltaEmbedding(TokenTable, Derived):
         """`token_ids` as a tensor."""
         return {"token_tensor": torch.tensor(self.token_ids)}
 
-    def look_up(self, ids: Ids) -> Vectors:
-        """The base's vectors, those of `token_ids` replaced: `(..., T)` to `(..., T, D)`."""
+    def look_up(self, ids: IdsLike) -> Vectors:
+        """Return the base's vectors, those of `token_ids` replaced: `(...)` to `(..., D)`."""
+        ids = as_ids(ids, device=self.token_tensor.device)
         vectors = self.base.look_up(ids)
         places = torch.searchsorted(self.token_tensor, ids.long().contiguous()).clamp(max=len(self.token_ids) - 1)
-        ours = self.token_tensor[places] == ids
-        if vectors.device.type == "cpu" and not torch.compiler.is_compiling():
+        ours = self.token_tensor.take(places) == ids
+        if ids.dim() and vectors.device.type == "cpu" and not torch.compiler.is_compiling():
             where = ours.nonzero(as_tuple=True)
             return vectors.index_put_(where, F.embedding(places[where], self.delta).to(vectors.dtype))
         return torch.where(ours.unsqueeze(-1), F.embedding(places, self.delta).to(vectors.dtype), vectors)

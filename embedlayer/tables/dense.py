@@ -15,7 +15,7 @@ from embedlayer.derived import Derived
 from embedlayer.errors import ShapeError, SizeError
 from embedlayer.files import JsonObject
 from embedlayer.normal import draw_
-from embedlayer.shapes import Ids, Vectors
+from embedlayer.shapes import Ids, IdsLike, Vectors
 from embedlayer.tables.ledger import RowLedger, caught_up
 from embedlayer.tables.table import TokenTable, check_sizes
 
@@ -121,8 +121,8 @@ class TokenEmbedding(TokenTable, nn.Embedding, Derived):
         scale = 1.0 if self.scale is None else self.scale
         return {"embed_scale": torch.tensor(scale, dtype=self.weight.dtype)}
 
-    def look_up(self, ids: Ids) -> Vectors:
-        """`weight[ids]`: `(..., T)` to `(..., T, D)`."""
+    def look_up(self, ids: IdsLike) -> Vectors:
+        """Return `weight[ids]`: `(...)` to `(..., D)`."""
         ids, outside = self.bounds(ids)
         padding_idx = None if self.row_sparse else self.padding_idx  # the ledger drops that row's gradient itself
         vectors = F.embedding(self._caught_up(ids), self.weight, padding_idx, sparse=self.row_sparse)

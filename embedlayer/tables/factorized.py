@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from embedlayer.errors import ShapeError, SizeError
 from embedlayer.files import JsonObject
 from embedlayer.normal import draw_
-from embedlayer.shapes import Ids, Vectors
+from embedlayer.shapes import IdsLike, Vectors
 from embedlayer.tables.dense import TokenEmbedding, resolve_init_std, resolve_scale
 from embedlayer.tables.table import ROWS_AT_ONCE, TokenTable, check_sizes
 
@@ -172,8 +172,8 @@ class FactorizedEmbedding(TokenTable):
             "pad_to_multiple_of": inner["pad_to_multiple_of"],
         }
 
-    def look_up(self, ids: Ids) -> Vectors:
-        """`E1[ids] @ E2`: `(..., T)` to `(..., T, D)`."""
+    def look_up(self, ids: IdsLike) -> Vectors:
+        """Return `E1[ids] @ E2`: `(...)` to `(..., D)`."""
         vectors: Tensor = self.projection(self.inner.look_up(ids))
         return vectors
 

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from embedlayer.errors import SizeError
+from embedlayer.errors import ShapeError, SizeError
 from embedlayer.losses.linear_cross_entropy import (
     LogitOptions,
     LossOptions,
@@ -24,7 +24,7 @@ from embedlayer.losses.linear_cross_entropy import (
     linear_cross_entropy,
 )
 from embedlayer.pretrained import Pretrained
-from embedlayer.shapes import Ids, Vectors
+from embedlayer.shapes import Ids, IdsLike, Vectors
 
 ROWS_AT_ONCE = 8192
 
@@ -49,13 +49,13 @@ class TokenTable(Pretrained, ABC):
     row_sparse: bool = False
 
     @abstractmethod
-    def look_up(self, ids: Ids) -> Vectors:
-        """The vectors of `ids` without `scale`, `(..., T)` to `(..., T, D)`, in memory that nobody else reads.
+    def look_up(self, ids: IdsLike) -> Vectors:
+        """Return the vectors of `ids` without `scale`, `(...)` to `(..., D)`, in memory that nobody else reads.
 
         Raises:
             TokenIdError: An ID is outside the table; on an accelerator it is raised by `check()`, and until then a bad
                 ID gives zeros and gets no gradient.
-            ShapeError: Not integers, a scalar, or sequences of length 0.
+            ShapeError: Not integers.
         """
 
     def stored(self, ids: Ids) -> tuple[Tensor, Tensor] | None:
@@ -65,8 +65,13 @@ class TokenTable(Pretrained, ABC):
         """
         return None
 
-    def forward(self, ids: Ids) -> Vectors:
-        """`scale * look_up(ids)`: `(..., T)` to `(..., T, D)`, with the errors of `look_up`."""
+    def forward(self, ids: IdsLike) -> Vectors:
+        """Return `scale * look_up(ids)`, `(...)` to `(..., D)`: for IDs of any shape, as `nn.Embedding` does.
+
+        Args:
+            ids: A tensor of int64 or int32; also a number, lists, a NumPy array of integers, or an `Encoding` of a
+                tokenizer, as `embedlayer.bounds.as_ids` turns them into a tensor. The errors are those of `look_up`.
+        """
         vectors, factor = self.look_up(ids), self.factor
         return vectors if factor is None else factor * vectors
 
@@ -110,7 +115,12 @@ class TokenTable(Pretrained, ABC):
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
 
     def logits(self, hidden: Float[Tensor, "*batch D"], **options: Unpack[LogitOptions]) -> Float[Tensor, "*batch V"]:
-        """`finish_logits(hidden @ rows.T)`: a score for each token; padding's is 0 and sends no gradient."""
+        """Return `finish_logits(hidden @ rows.T)`: a score for each token; padding's is 0 and sends no gradient.
+
+        Raises:
+            ShapeError: `hidden` has another width than the rows.
+        """
+        check_width(hidden, self.embed_dim)
         options.setdefault("padding_idx", self.padding_idx)
         return finish_logits(self.products(hidden), **options)
 
@@ -123,7 +133,11 @@ class TokenTable(Pretrained, ABC):
             hidden: What the last block gives.
             targets: Token IDs, or `ignore_index`.
             **options: See `LossOptions`.
+
+        Raises:
+            ShapeError: `hidden` has another width than the rows.
         """
+        check_width(hidden, self.embed_dim)
         options.setdefault("padding_idx", self.padding_idx)
         linear = self.as_linear(hidden)
         if linear is not None:
@@ -151,3 +165,15 @@ def check_sizes(*, padding_idx: int | None, vocab_size: int, **sizes: int) -> No
             raise SizeError(f"{name} must be at least 1, not {size}.")
     if padding_idx is not None and not 0 <= padding_idx < vocab_size:
         raise SizeError(f"padding_idx {padding_idx} is not one of the {vocab_size} tokens (0..{vocab_size - 1}).")
+
+
+def check_width(hidden: Tensor, embed_dim: int) -> None:
+    """Refuse hidden states that are not as wide as the rows that they are compared with.
+
+    Raises:
+        ShapeError: Naming both.
+    """
+    if hidden.dim() == 0 or hidden.shape[-1] != embed_dim:
+        raise ShapeError(
+            f"hidden {tuple(hidden.shape)} does not fit rows of width {embed_dim}: it must have shape (..., {embed_dim})."
+        )
