@@ -30,7 +30,6 @@ from embedlayer.losses.linear_cross_entropy import (
     finish_logits,
     refuse_clash,
 )
-from embedlayer.normal import draw_rows_
 from embedlayer.shapes import IdsLike, Vectors
 from embedlayer.tables.dense import TokenEmbedding
 from embedlayer.tables.factorized import FactorizedEmbedding
@@ -332,8 +331,7 @@ def _(table: FactorizedEmbedding, start: int, stop: int) -> FactorizedEmbedding:
     part = _empty_part(table, start, stop, table.projection.weight)
     _take_rows(part.inner, table.inner, start, stop)
     if table.projection.weight.is_meta:
-        part.projection.reset_parameters()  # as the constructors do
-        part.reset_projection()
+        part.projection.reset_parameters()
     else:
         part.projection.weight.detach().copy_(table.projection.weight)
     return part
@@ -365,12 +363,11 @@ def _empty_part(table: Table, start: int, stop: int, like: Tensor) -> Table:
 @torch.no_grad()
 def _take_rows(part: TokenEmbedding, table: TokenEmbedding, start: int, stop: int) -> None:
     """The rows of a table, or, where it has none yet, those that it would draw."""
-    if not table.weight.is_meta:
+    part.shard = (start, table.num_rows)
+    if table.weight.is_meta:
+        part.reset_parameters()
+    else:
         part.weight.copy_(table.rows(start, stop))
-        return
-    draw_rows_(part.weight, start=start, num_rows=table.num_rows, std=table.init_std)
-    if part.padding_idx is not None:
-        part.weight[part.padding_idx] = 0
 
 
 def _sizes_of_part(table: TokenTable, start: int, stop: int) -> JsonObject:

@@ -314,6 +314,11 @@ def _can_fuse(table: nn.Module, position: Position) -> TypeGuard[TokenTable]:
     return is_unchanged(position, **_NEUTRAL) or (is_unchanged(position, **_ADDITIVE) and not has_hooks(position))
 
 
+def _reads_stored(part: TokenTable | AdditivePosition, definition: str) -> bool:
+    """Return whether `part.stored` may be read in place of a call of the method `definition`."""
+    return definition not in vars(part) and is_current(type(part), "stored", definition)
+
+
 def _share_of(dropout: nn.Module | None) -> float | None:
     """Return the share of numbers that `dropout` sets to 0, or `None` where it has to be called."""
     if not isinstance(dropout, nn.Dropout) or has_hooks(dropout) or not is_unchanged(dropout, **_DROPOUT):
@@ -334,11 +339,11 @@ def _fused(
     if not isinstance(position, AdditivePosition):
         return scale_add_drop(table.look_up(ids), table.factor, None, dropout)
     addend = None
-    if positions is None and attention_mask is None and is_current(position, "stored", "vectors"):
+    if positions is None and attention_mask is None and _reads_stored(position, "vectors"):
         addend = position.stored(ids.shape[-1])
     if addend is None:
         addend = position.vectors(positions_of(ids, attention_mask) if positions is None else positions)
-    if not dropout and not torch.is_grad_enabled() and is_current(table, "stored", "look_up"):
+    if not dropout and not torch.is_grad_enabled() and _reads_stored(table, "look_up"):
         found = table.stored(ids)
         if found is not None:
             return gather_scale_add(*found, table.factor, addend)

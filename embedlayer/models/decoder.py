@@ -15,7 +15,7 @@ from embedlayer.layers.input import embed, sequence_of
 from embedlayer.layers.output import OutputHead
 from embedlayer.losses.linear_cross_entropy import LossOptions
 from embedlayer.models.cache import BlockCache, KeyValueCache
-from embedlayer.normal import draw_
+from embedlayer.normal import NormalLinear
 from embedlayer.positions.position import AttentionMask, Position, positions_of
 from embedlayer.pretrained import Pretrained, build, describe
 from embedlayer.shapes import IdsLike, Positions
@@ -263,11 +263,10 @@ class Attention(nn.Module):
     def __init__(self, width: int, num_heads: int, num_kv_heads: int, head_dim: int, *, depth: int) -> None:
         super().__init__()
         self.head_dim = head_dim
-        self.query = nn.Linear(width, num_heads * self.head_dim, bias=False)
-        self.key = nn.Linear(width, num_kv_heads * self.head_dim, bias=False)
-        self.value = nn.Linear(width, num_kv_heads * self.head_dim, bias=False)
-        self.out = nn.Linear(num_heads * self.head_dim, width, bias=False)
-        initialise([self.query, self.key, self.value], self.out, depth)
+        self.query = inner_linear(width, num_heads * self.head_dim)
+        self.key = inner_linear(width, num_kv_heads * self.head_dim)
+        self.value = inner_linear(width, num_kv_heads * self.head_dim)
+        self.out = outer_linear(num_heads * self.head_dim, width, depth)
 
     def forward(
         self,
@@ -300,10 +299,9 @@ class SwiGLU(nn.Module):
 
     def __init__(self, width: int, mlp_dim: int, *, depth: int) -> None:
         super().__init__()
-        self.gate = nn.Linear(width, mlp_dim, bias=False)
-        self.up = nn.Linear(width, mlp_dim, bias=False)
-        self.down = nn.Linear(mlp_dim, width, bias=False)
-        initialise([self.gate, self.up], self.down, depth)
+        self.gate = inner_linear(width, mlp_dim)
+        self.up = inner_linear(width, mlp_dim)
+        self.down = outer_linear(mlp_dim, width, depth)
 
     def forward(self, x: Float[Tensor, "*batch D"]) -> Float[Tensor, "*batch D"]:
         """One step at every place by itself."""
@@ -311,11 +309,14 @@ class SwiGLU(nn.Module):
         return result
 
 
-def initialise(inner: list[nn.Linear], outer: nn.Linear, depth: int) -> None:
-    """N(0, 1 / fan_in) inside; on the way back to the residual stream smaller by sqrt(2 depth) (GPT-2)."""
-    for linear in inner:
-        draw_(linear.weight, std=linear.in_features**-0.5)
-    draw_(outer.weight, std=(2 * depth * outer.in_features) ** -0.5)
+def inner_linear(in_features: int, out_features: int) -> NormalLinear:
+    """Return a linear map that starts as N(0, 1 / fan_in)."""
+    return NormalLinear(in_features, out_features, init_std=in_features**-0.5)
+
+
+def outer_linear(in_features: int, out_features: int, depth: int) -> NormalLinear:
+    """Return one that writes to the residual stream: its start is smaller by sqrt(2 depth), as in GPT-2."""
+    return NormalLinear(in_features, out_features, init_std=(2 * depth * in_features) ** -0.5)
 
 
 def attention_scores_bias(

@@ -14,6 +14,7 @@ from embedlayer.bounds import as_ids
 from embedlayer.derived import Derived
 from embedlayer.errors import CheckpointError, ShapeError, SizeError, TokenIdError
 from embedlayer.files import JsonObject, load_tensors, read_json, save_tensors, writable_folder, write_json
+from embedlayer.normal import draw_
 from embedlayer.pretrained import FORMAT_VERSION, describe
 from embedlayer.shapes import IdsLike, Vectors
 from embedlayer.tables.dense import TokenEmbedding
@@ -101,6 +102,15 @@ class DeltaEmbedding(TokenTable, Derived):
     def config(self) -> JsonObject:
         """The constructor's arguments."""
         return {"base": describe(self.base), "token_ids": list(self.token_ids)}
+
+    @property
+    def init_std(self) -> float:
+        """Standard deviation of the rows of a base that was just reset: 0 where it has no rows of its own to draw."""
+        return getattr(self.base, "init_std", 0.0)
+
+    def reset_parameters(self) -> None:
+        """Draw the rows as the base draws its own. It may be reset before or after, so they are not copied from it."""
+        draw_(self.delta, std=self.init_std)
 
     @property
     def embed_scale(self) -> float | Tensor | None:

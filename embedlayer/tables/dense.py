@@ -14,7 +14,7 @@ from embedlayer.bounds import Bounds
 from embedlayer.derived import Derived
 from embedlayer.errors import ShapeError, SizeError
 from embedlayer.files import JsonObject
-from embedlayer.normal import draw_
+from embedlayer.normal import draw_, draw_rows_, zero_rows_
 from embedlayer.shapes import Ids, IdsLike, Vectors
 from embedlayer.tables.ledger import RowLedger, caught_up
 from embedlayer.tables.table import TokenTable, check_sizes
@@ -56,6 +56,9 @@ class TokenEmbedding(TokenTable, nn.Embedding, Derived):
 
     ledger: RowLedger | None = None
     """Of a row-sparse table: which rows are behind."""
+
+    shard: tuple[int, int] | None = None
+    """Of the rows of one rank: the first one's number in the whole table, and how many that has in all."""
 
     embed_scale: float | Tensor | None
     """What look-ups are multiplied by, under the name by which PEFT finds it."""
@@ -109,10 +112,14 @@ class TokenEmbedding(TokenTable, nn.Embedding, Derived):
 
     def reset_parameters(self) -> None:
         """Draw the rows from N(0, init_std^2); padding and spare rows are zero."""
-        draw_(self.weight, std=self.init_std)
-        with torch.no_grad():
-            self.weight[self.vocab_size :] = 0
-        self._fill_padding_idx_with_zero()
+        self.flush()  # no update may be pending on the rows of before
+        if self.shard is None:
+            draw_(self.weight, std=self.init_std)
+        else:
+            first_row, num_rows = self.shard
+            draw_rows_(self.weight.detach(), start=first_row, num_rows=num_rows, std=self.init_std)
+        padding = [] if self.padding_idx is None else [self.padding_idx]
+        zero_rows_(self.weight, [*padding, *range(self.vocab_size, self.num_rows)])
 
     def derived(self) -> dict[str, Tensor]:
         """The rounded scale, where there is one."""

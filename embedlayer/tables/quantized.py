@@ -188,7 +188,7 @@ class QuantizedEmbedding(TokenTable, Derived):
         else:
             vocab_size, embed_dim = table.vocab_size, table.embed_dim
             padding_idx, scale = table.padding_idx, table.scale
-            round_scale = getattr(table, "round_scale", False)
+            round_scale = isinstance(table.factor, Tensor)
         first = _rows(table, 0, min(1, vocab_size))
         quantised = cls(
             vocab_size,
@@ -213,6 +213,12 @@ class QuantizedEmbedding(TokenTable, Derived):
                 assert row_scale is not None
                 quantised.row_scale[start:stop] = row_scale
         return quantised
+
+    def reset_parameters(self) -> None:
+        """Set all rows to zero, as in a new table: their numbers come from `from_table` or a saved state."""
+        self.packed.zero_()
+        if self.row_scale is not None:
+            self.row_scale.zero_()
 
     @property
     def dtype(self) -> torch.dtype:

@@ -6,6 +6,8 @@ object at both ends.
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
+from functools import partial
 from itertools import chain
 from typing import Unpack
 
@@ -23,6 +25,7 @@ from embedlayer.losses.linear_cross_entropy import (
     finish_logits,
     linear_cross_entropy,
 )
+from embedlayer.overrides import is_current
 from embedlayer.pretrained import Pretrained
 from embedlayer.shapes import Ids, IdsLike, Vectors
 
@@ -107,7 +110,7 @@ class TokenTable(Pretrained, ABC):
     ) -> Float[Tensor, "*batch N"]:
         """`hidden @ rows(start, stop).T`, in memory that nobody else reads; of all V rows if no ends are given."""
         stop = self.vocab_size if stop is None else stop
-        linear = self.as_linear(hidden)
+        linear = self._linear(hidden)
         if linear is not None:
             return F.linear(linear[0], linear[1][start:stop])
         chunks = range(start, stop, ROWS_AT_ONCE)
@@ -127,7 +130,9 @@ class TokenTable(Pretrained, ABC):
     def loss(
         self, hidden: Float[Tensor, "*batch D"], targets: Int[Tensor, "*batch"], **options: Unpack[LossOptions]
     ) -> Float[Tensor, "*result"]:
-        """`linear_cross_entropy` over the rows: of `targets` under `softmax(logits(hidden))`, in nats, without logits.
+        """Return the cross entropy of `targets` under `softmax(logits(hidden))`, in nats, without making the logits.
+
+        A subclass that overrides `logits` alone gets the loss of its logits.
 
         Args:
             hidden: What the last block gives.
@@ -138,8 +143,11 @@ class TokenTable(Pretrained, ABC):
             ShapeError: `hidden` has another width than the rows.
         """
         check_width(hidden, self.embed_dim)
+        if not is_current(type(self), "loss", "logits"):
+            shaping = {name: options.pop(name) for name in LogitOptions.__annotations__ if name in options}
+            return loss_of_logits(partial(self.logits, **shaping), hidden, targets, self.vocab_size, options)
         options.setdefault("padding_idx", self.padding_idx)
-        linear = self.as_linear(hidden)
+        linear = self._linear(hidden) if is_current(type(self), "as_linear", "products") else None
         if linear is not None:
             options["vocab_size"] = self.vocab_size
             return linear_cross_entropy(*linear, targets, **options)
@@ -152,6 +160,10 @@ class TokenTable(Pretrained, ABC):
     ) -> Float[Tensor, "*batch"]:
         """`token_log_probs` over the rows: the log-probability of each given token, in nats, without logits."""
         return -self.loss(hidden, tokens, **options, reduction="none")
+
+    def _linear(self, hidden: Tensor) -> tuple[Tensor, Tensor] | None:
+        """Return `as_linear(hidden)`, or `None` where a subclass has overridden `rows` alone."""
+        return self.as_linear(hidden) if is_current(type(self), "as_linear", "rows") else None
 
 
 def check_sizes(*, padding_idx: int | None, vocab_size: int, **sizes: int) -> None:
@@ -167,6 +179,19 @@ def check_sizes(*, padding_idx: int | None, vocab_size: int, **sizes: int) -> No
         raise SizeError(f"padding_idx {padding_idx} is not one of the {vocab_size} tokens (0..{vocab_size - 1}).")
 
 
+def loss_of_logits(
+    logits: Callable[[Tensor], Tensor], hidden: Tensor, targets: Tensor, vocab_size: int, options: LossOptions
+) -> Tensor:
+    """Return the cross entropy of `targets` under `softmax(logits(hidden))`: for logits that only this call gives."""
+
+    def products(part: Tensor, start: int, stop: int) -> Tensor:
+        return logits(part)[..., start:stop]
+
+    return cross_entropy_over_rows(
+        hidden, products, targets, vocab_size=vocab_size, rows_at_once=vocab_size, options=options
+    )
+
+
 def check_width(hidden: Tensor, embed_dim: int) -> None:
     """Refuse hidden states that are not as wide as the rows that they are compared with.
 
@@ -175,5 +200,5 @@ def check_width(hidden: Tensor, embed_dim: int) -> None:
     """
     if hidden.dim() == 0 or hidden.shape[-1] != embed_dim:
         raise ShapeError(
-            f"hidden {tuple(hidden.shape)} does not fit rows of width {embed_dim}: it must have shape (..., {embed_dim})."
+            f"hidden {tuple(hidden.shape)} does not fit a table of width {embed_dim}: pass (..., {embed_dim})."
         )
