@@ -6,11 +6,12 @@ the first one is remembered on the device, and `check()` raises the same error w
 """
 
 from collections.abc import Callable, Mapping
+from itertools import chain
 from typing import Literal
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from embedlayer.derived import Derived
 from embedlayer.errors import EmbedLayerError, PositionError, ShapeError, TokenIdError
@@ -48,7 +49,7 @@ class Bounds(Derived):
             ShapeError: Not integers.
             TokenIdError: On the CPU, at once, naming row, column, value and size. Positions: `PositionError`.
         """
-        indices = as_ids(indices, device=self.first_outside.device, kind=self.kind)
+        indices = as_ids(indices, beside=self, kind=self.kind)
         if indices.dtype not in (torch.int64, torch.int32):
             raise _not_integers(self.kind, str(indices.dtype).removeprefix("torch."), "ids.long()")
         rows = indices + self.offset if self.offset else indices
@@ -103,13 +104,13 @@ class Bounds(Derived):
             raise _outside(self.kind, value - self.offset, self.size, row=place // length, column=place % length)
 
 
-def as_ids(ids: IdsLike, *, device: torch.device | str, kind: Kind = "token id") -> Tensor:
-    """Return `ids` as a tensor: tensors unchanged, anything else as int64 on `device`.
+def as_ids(ids: IdsLike, *, beside: nn.Module, kind: Kind = "token id") -> Tensor:
+    """Return `ids` as a tensor: tensors unchanged, anything else as int64 on the device of a module.
 
     Args:
         ids: A tensor, a number, a list of numbers or of lists of one length, a NumPy array of integers, or one or
             several encodings of a tokenizer.
-        device: Where to put what is not a tensor yet.
+        beside: The module that looks them up.
         kind: What the numbers are, for the message.
 
     Raises:
@@ -117,7 +118,7 @@ def as_ids(ids: IdsLike, *, device: torch.device | str, kind: Kind = "token id")
             more than IDs.
 
     Example:
-        >>> as_ids([[1, 2], [3, 4]], device="cpu")
+        >>> as_ids([[1, 2], [3, 4]], beside=TokenEmbedding(100, 8))
         tensor([[1, 2],
                 [3, 4]])
     """
@@ -145,7 +146,7 @@ def as_ids(ids: IdsLike, *, device: torch.device | str, kind: Kind = "token id")
         text = array.dtype.kind == "U"
         found = "text" if text else type(ids).__name__ if array.dtype.kind == "O" else array.dtype.name
         raise _not_integers(kind, found, "tokenizer.encode(text).ids" if text else "ids.astype(numpy.int64)")
-    return torch.from_numpy(array.astype(np.int64)).to(device)
+    return torch.from_numpy(array.astype(np.int64)).to(next(chain(beside.parameters(), beside.buffers())).device)
 
 
 def _not_integers(kind: Kind, found: str, remedy: str) -> ShapeError:

@@ -30,7 +30,7 @@ from embedlayer.losses.linear_cross_entropy import (
     finish_logits,
     refuse_clash,
 )
-from embedlayer.shapes import IdsLike, Vectors
+from embedlayer.shapes import Ids, Vectors
 from embedlayer.tables.dense import TokenEmbedding
 from embedlayer.tables.factorized import FactorizedEmbedding
 from embedlayer.tables.quantized import QuantizedEmbedding
@@ -138,7 +138,7 @@ class ShardedTable(TokenTable):
         shape, stride = torch.Size((self.vocab_size, *part.shape[1:])), part.stride()
         return DTensor.from_local(part, self.mesh, [Shard(0)], run_check=False, shape=shape, stride=stride)
 
-    def look_up(self, ids: IdsLike) -> Vectors:
+    def look_up(self, ids: Ids) -> Vectors:
         """`rows[ids]`, from the ranks that have them: the batch's IDs and stored rows cross the network, each once."""
         self._check_rows()
         ids, outside = self.bounds(ids)
@@ -363,7 +363,7 @@ def _empty_part(table: Table, start: int, stop: int, like: Tensor) -> Table:
 @torch.no_grad()
 def _take_rows(part: TokenEmbedding, table: TokenEmbedding, start: int, stop: int) -> None:
     """The rows of a table, or, where it has none yet, those that it would draw."""
-    part.shard = (start, table.num_rows)
+    part.first_row, part.whole_rows = start, table.num_rows
     if table.weight.is_meta:
         part.reset_parameters()
     else:

@@ -1,7 +1,7 @@
 """The way in: token IDs to what enters the first block."""
 
 import math
-from itertools import chain
+from collections.abc import Callable
 from typing import Any, Literal, TypeGuard, get_args
 
 import torch
@@ -288,17 +288,20 @@ def sequence_of(
             )
         return torch.zeros(inputs_embeds.shape[:-1], dtype=torch.int64, device=inputs_embeds.device)
     assert ids is not None
-    if not isinstance(ids, Tensor):
-        ids = as_ids(ids, device=next(chain(table.parameters(), table.buffers())).device)
-    if ids.dim() == 0:
+    found = as_ids(ids, beside=table)
+    if found.dim() == 0:
         raise ShapeError("IDs must have shape (..., T), not (): a single one is written torch.tensor([7]).")
-    return ids
+    return found
 
 
-_TABLE = {"__call__": nn.Module.__call__, "forward": TokenTable.forward}
-_ADDITIVE = {"__call__": nn.Module.__call__, "forward": AdditivePosition.forward, "add": AdditivePosition.add}
-_NEUTRAL = {"add": Position.add}
-_DROPOUT = {"__call__": nn.Module.__call__, "forward": nn.Dropout.forward}
+_TABLE: dict[str, Callable[..., Any]] = {"__call__": nn.Module.__call__, "forward": TokenTable.forward}
+_ADDITIVE: dict[str, Callable[..., Any]] = {
+    "__call__": nn.Module.__call__,
+    "forward": AdditivePosition.forward,
+    "add": AdditivePosition.add,
+}
+_NEUTRAL: dict[str, Callable[..., Any]] = {"add": Position.add}
+_DROPOUT: dict[str, Callable[..., Any]] = {"__call__": nn.Module.__call__, "forward": nn.Dropout.forward}
 """The methods that one pass stands for, as they are when this is imported."""
 
 

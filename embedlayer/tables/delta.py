@@ -10,13 +10,12 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from embedlayer.bounds import as_ids
 from embedlayer.derived import Derived
 from embedlayer.errors import CheckpointError, ShapeError, SizeError, TokenIdError
 from embedlayer.files import JsonObject, load_tensors, read_json, save_tensors, writable_folder, write_json
 from embedlayer.normal import draw_
 from embedlayer.pretrained import FORMAT_VERSION, describe
-from embedlayer.shapes import IdsLike, Vectors
+from embedlayer.shapes import Ids, Vectors
 from embedlayer.tables.dense import TokenEmbedding
 from embedlayer.tables.table import TokenTable
 
@@ -121,9 +120,8 @@ class DeltaEmbedding(TokenTable, Derived):
         """`token_ids` as a tensor."""
         return {"token_tensor": torch.tensor(self.token_ids)}
 
-    def look_up(self, ids: IdsLike) -> Vectors:
+    def look_up(self, ids: Ids) -> Vectors:
         """Return the base's vectors, those of `token_ids` replaced: `(...)` to `(..., D)`."""
-        ids = as_ids(ids, device=self.token_tensor.device)
         vectors = self.base.look_up(ids)
         places = torch.searchsorted(self.token_tensor, ids.long().contiguous()).clamp(max=len(self.token_ids) - 1)
         ours = self.token_tensor.take(places) == ids

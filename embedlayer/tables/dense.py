@@ -15,7 +15,7 @@ from embedlayer.derived import Derived
 from embedlayer.errors import ShapeError, SizeError
 from embedlayer.files import JsonObject
 from embedlayer.normal import draw_, draw_rows_, zero_rows_
-from embedlayer.shapes import Ids, IdsLike, Vectors
+from embedlayer.shapes import Ids, Vectors
 from embedlayer.tables.ledger import RowLedger, caught_up
 from embedlayer.tables.table import TokenTable, check_sizes
 
@@ -57,8 +57,11 @@ class TokenEmbedding(TokenTable, nn.Embedding, Derived):
     ledger: RowLedger | None = None
     """Of a row-sparse table: which rows are behind."""
 
-    shard: tuple[int, int] | None = None
-    """Of the rows of one rank: the first one's number in the whole table, and how many that has in all."""
+    first_row = 0
+    """Of a shard: number of its first row in the whole table."""
+
+    whole_rows: int | None = None
+    """Of a shard: rows of the whole table, of which `reset_parameters` draws those that are here."""
 
     embed_scale: float | Tensor | None
     """What look-ups are multiplied by, under the name by which PEFT finds it."""
@@ -113,11 +116,10 @@ class TokenEmbedding(TokenTable, nn.Embedding, Derived):
     def reset_parameters(self) -> None:
         """Draw the rows from N(0, init_std^2); padding and spare rows are zero."""
         self.flush()  # no update may be pending on the rows of before
-        if self.shard is None:
+        if self.whole_rows is None:
             draw_(self.weight, std=self.init_std)
         else:
-            first_row, num_rows = self.shard
-            draw_rows_(self.weight.detach(), start=first_row, num_rows=num_rows, std=self.init_std)
+            draw_rows_(self.weight.detach(), start=self.first_row, num_rows=self.whole_rows, std=self.init_std)
         padding = [] if self.padding_idx is None else [self.padding_idx]
         zero_rows_(self.weight, [*padding, *range(self.vocab_size, self.num_rows)])
 
@@ -128,7 +130,7 @@ class TokenEmbedding(TokenTable, nn.Embedding, Derived):
         scale = 1.0 if self.scale is None else self.scale
         return {"embed_scale": torch.tensor(scale, dtype=self.weight.dtype)}
 
-    def look_up(self, ids: IdsLike) -> Vectors:
+    def look_up(self, ids: Ids) -> Vectors:
         """Return `weight[ids]`: `(...)` to `(..., D)`."""
         ids, outside = self.bounds(ids)
         padding_idx = None if self.row_sparse else self.padding_idx  # the ledger drops that row's gradient itself

@@ -11,7 +11,7 @@ from torch import Tensor
 from embedlayer.errors import ShapeError, SizeError
 from embedlayer.files import JsonObject
 from embedlayer.normal import NormalLinear
-from embedlayer.shapes import IdsLike, Vectors
+from embedlayer.shapes import Ids, Vectors
 from embedlayer.tables.dense import TokenEmbedding, resolve_init_std, resolve_scale
 from embedlayer.tables.table import ROWS_AT_ONCE, TokenTable, check_sizes
 
@@ -167,7 +167,7 @@ class FactorizedEmbedding(TokenTable):
             "pad_to_multiple_of": inner["pad_to_multiple_of"],
         }
 
-    def look_up(self, ids: IdsLike) -> Vectors:
+    def look_up(self, ids: Ids) -> Vectors:
         """Return `E1[ids] @ E2`: `(...)` to `(..., D)`."""
         vectors: Tensor = self.projection(self.inner(ids))
         return vectors

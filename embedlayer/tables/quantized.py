@@ -16,7 +16,7 @@ from embedlayer.bounds import Bounds
 from embedlayer.derived import Derived
 from embedlayer.errors import ShapeError, SizeError
 from embedlayer.files import JsonObject
-from embedlayer.shapes import IdsLike, Vectors
+from embedlayer.shapes import Ids, Vectors
 from embedlayer.tables.dense import resolve_scale
 from embedlayer.tables.table import TokenTable, check_sizes, check_width
 
@@ -251,7 +251,7 @@ class QuantizedEmbedding(TokenTable, Derived):
             tensors["embed_scale"] = torch.tensor(1.0 if self.scale is None else self.scale, dtype=self.dtype)
         return tensors
 
-    def look_up(self, ids: IdsLike) -> Vectors:
+    def look_up(self, ids: Ids) -> Vectors:
         """Return `dequantise(packed[ids])`: `(...)` to `(..., D)`."""
         ids, outside = self.bounds(ids)
         vectors = self._dequantised(ids.reshape(-1)).view(*ids.shape, self.embed_dim)

@@ -6,16 +6,17 @@ object at both ends.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from itertools import chain
-from typing import Unpack
+from typing import Any, Unpack, cast
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from embedlayer.bounds import as_ids
 from embedlayer.errors import ShapeError, SizeError
 from embedlayer.losses.linear_cross_entropy import (
     LogitOptions,
@@ -52,7 +53,7 @@ class TokenTable(Pretrained, ABC):
     row_sparse: bool = False
 
     @abstractmethod
-    def look_up(self, ids: IdsLike) -> Vectors:
+    def look_up(self, ids: Ids) -> Vectors:
         """Return the vectors of `ids` without `scale`, `(...)` to `(..., D)`, in memory that nobody else reads.
 
         Raises:
@@ -75,7 +76,7 @@ class TokenTable(Pretrained, ABC):
             ids: A tensor of int64 or int32; also a number, lists, a NumPy array of integers, or an `Encoding` of a
                 tokenizer, as `embedlayer.bounds.as_ids` turns them into a tensor. The errors are those of `look_up`.
         """
-        vectors, factor = self.look_up(ids), self.factor
+        vectors, factor = self.look_up(as_ids(ids, beside=self)), self.factor
         return vectors if factor is None else factor * vectors
 
     @property
@@ -144,8 +145,9 @@ class TokenTable(Pretrained, ABC):
         """
         check_width(hidden, self.embed_dim)
         if not is_current(type(self), "loss", "logits"):
-            shaping = {name: options.pop(name) for name in LogitOptions.__annotations__ if name in options}
-            return loss_of_logits(partial(self.logits, **shaping), hidden, targets, self.vocab_size, options)
+            given: dict[str, Any] = dict(options)
+            shaping = {name: given.pop(name) for name in LogitOptions.__annotations__ if name in options}
+            return loss_of_logits(partial(self.logits, **shaping), hidden, targets, self.vocab_size, given)
         options.setdefault("padding_idx", self.padding_idx)
         linear = self._linear(hidden) if is_current(type(self), "as_linear", "products") else None
         if linear is not None:
@@ -180,7 +182,7 @@ def check_sizes(*, padding_idx: int | None, vocab_size: int, **sizes: int) -> No
 
 
 def loss_of_logits(
-    logits: Callable[[Tensor], Tensor], hidden: Tensor, targets: Tensor, vocab_size: int, options: LossOptions
+    logits: Callable[[Tensor], Tensor], hidden: Tensor, targets: Tensor, vocab_size: int, options: Mapping[str, Any]
 ) -> Tensor:
     """Return the cross entropy of `targets` under `softmax(logits(hidden))`: for logits that only this call gives."""
 
@@ -188,7 +190,12 @@ def loss_of_logits(
         return logits(part)[..., start:stop]
 
     return cross_entropy_over_rows(
-        hidden, products, targets, vocab_size=vocab_size, rows_at_once=vocab_size, options=options
+        hidden,
+        products,
+        targets,
+        vocab_size=vocab_size,
+        rows_at_once=vocab_size,
+        options=cast(LossOptions, options),
     )
 
 
