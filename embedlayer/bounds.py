@@ -12,12 +12,16 @@ from torch import Tensor
 
 from embedlayer.derived import Derived
 from embedlayer.errors import EmbedLayerError, PositionError, ShapeError, TokenIdError
+from embedlayer.tracing import plain_operators_only
 
 Kind = Literal["token id", "position"]
 
 
 class Bounds(Derived):
     """Indices that must lie in `0 .. size - 1`.
+
+    Under `torch.func` transforms and in `torch.export` values can neither be read nor raised on: an index outside is
+    clamped to the first or the last row there, silently.
 
     Args:
         size: How many rows there are.
@@ -58,6 +62,8 @@ class Bounds(Derived):
         rows = indices + self.offset if self.offset else indices
         if rows.is_meta:
             return rows, None
+        if plain_operators_only():
+            return rows.clamp(0, self.size + self.offset - 1), None
         if rows.device.type != "cpu":
             return self.clamped(rows)
         if torch.compiler.is_compiling():

@@ -18,6 +18,7 @@ from embedlayer.normal import draw_
 from embedlayer.shapes import Ids, Vectors
 from embedlayer.tables.ledger import RowLedger, caught_up
 from embedlayer.tables.table import TokenTable, check_sizes
+from embedlayer.tracing import is_transformed, plain_operators_only
 
 
 class TokenEmbedding(TokenTable, nn.Embedding, Derived):
@@ -124,8 +125,12 @@ class TokenEmbedding(TokenTable, nn.Embedding, Derived):
     def look_up(self, ids: Ids) -> Vectors:
         """`weight[ids]`: `(..., T)` to `(..., T, D)`."""
         ids, outside = self.bounds(ids)
-        padding_idx = None if self.row_sparse else self.padding_idx  # the ledger drops that row's gradient itself
-        vectors = F.embedding(self._caught_up(ids), self.weight, padding_idx, sparse=self.row_sparse)
+        transformed = is_transformed(self.weight)  # by torch.func, whose gradients are not the ledger's
+        sparse = self.row_sparse and not transformed and not plain_operators_only()
+        padding_idx = None if sparse else self.padding_idx  # the ledger drops that row's gradient itself
+        vectors = F.embedding(self._caught_up(ids), self.weight, padding_idx, sparse=sparse)
+        if padding_idx is not None and transformed:  # torch gives that row no gradient, but lets its tangent through
+            vectors = torch.where((ids == padding_idx).unsqueeze(-1), vectors.detach(), vectors)
         return vectors if outside is None else vectors.masked_fill(outside.unsqueeze(-1), 0)
 
     def stored(self, ids: Ids) -> tuple[Tensor, Tensor] | None:
@@ -160,12 +165,23 @@ class TokenEmbedding(TokenTable, nn.Embedding, Derived):
     def _caught_up(self, ids: Tensor) -> Tensor:
         if not self.row_sparse:
             return ids
+        if plain_operators_only():
+            self._refuse_pending_rows()
+            return ids
         if torch.compiler.is_compiling():
             current: Tensor = caught_up(ids, self._handle)
             return current
         if self.ledger is not None:
             self.ledger.catch_up(self.weight, ids)
         return ids
+
+    def _refuse_pending_rows(self) -> None:
+        """Raise `SizeError` where updates of rows are pending: a transform or an exported graph cannot apply them."""
+        if self.ledger is not None and self.ledger.step != self.ledger.flushed_at:
+            raise SizeError(
+                "Rows of this row-sparse table have pending updates, which torch.func transforms and torch.export can "
+                "neither see nor apply.\nCall table.flush() after the last optimizer step and before this."
+            )
 
     def _watch(self, weight: Tensor | None) -> None:
         """Give a weight of a row-sparse table its ledger; an optimizer that holds the one before is told."""
