@@ -5,19 +5,19 @@ the first one is remembered on the device, and `check()` raises the same error w
 `torch.compile` the CPU check is one custom operator, so one graph stays one graph.
 """
 
+from collections.abc import Callable
 from typing import Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from embedlayer.derived import Derived
 from embedlayer.errors import EmbedLayerError, PositionError, ShapeError, TokenIdError
 from embedlayer.tracing import plain_operators_only
 
 Kind = Literal["token id", "position"]
 
 
-class Bounds(Derived):
+class Bounds(nn.Module):
     """Indices that must lie in `0 .. size - 1`.
 
     Under `torch.func` transforms and in `torch.export` values can neither be read nor raised on: an index outside is
@@ -29,18 +29,29 @@ class Bounds(Derived):
         offset: Rows in front of row 0: indices may go down to `-offset`, and what is looked up is `index + offset`.
     """
 
-    first_outside: Tensor  # (flat index, value, length of the last dimension) of the first bad one, or -1s
+    first_outside: Tensor
+    """(flat index, value, length of the last dimension) of the first bad one, or -1s.
+
+    No buffer: it is no state of the model, DistributedDataParallel would overwrite it with that of rank 0, and Opacus
+    refuses trainable layers that have buffers.
+    """
 
     def __init__(self, size: int, kind: Kind, *, offset: int = 0) -> None:
         super().__init__()
         self.size = size
         self.offset = offset
         self.kind: Kind = kind
-        self.derive()
+        self.first_outside = torch.full((3,), -1)
 
-    def derived(self) -> dict[str, Tensor]:
-        """Nothing is wrong yet."""
-        return {"first_outside": torch.full((3,), -1)}
+    def derive(self, device: torch.device | str) -> None:
+        """Move the record to `device`; one that was on the meta device starts empty."""
+        lost = self.first_outside.is_meta
+        self.first_outside = torch.full((3,), -1, device=device) if lost else self.first_outside.to(device)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Bounds":
+        super()._apply(fn, recurse)
+        self.derive(fn(self.first_outside).device)
+        return self
 
     def forward(self, indices: Tensor) -> tuple[Tensor, Tensor | None]:
         """Indices that are safe to look up, and a mask of those that were not (`None` where none can be left).
@@ -73,6 +84,8 @@ class Bounds(Derived):
 
     def clamped(self, indices: Tensor) -> tuple[Tensor, Tensor]:
         """Clamp, and remember the first index that was outside, without waiting for the device."""
+        if self.first_outside.device != indices.device:  # weights may be moved one by one
+            self.derive(indices.device)
         outside = (indices < 0) | (indices >= self.size + self.offset)
         if not indices.numel():
             return indices, outside
