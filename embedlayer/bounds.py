@@ -5,13 +5,16 @@ the first one is remembered on the device, and `check()` raises the same error w
 `torch.compile` the CPU check is one custom operator, so one graph stays one graph.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from itertools import chain
 from typing import Literal
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from embedlayer.errors import EmbedLayerError, PositionError, ShapeError, TokenIdError
+from embedlayer.shapes import Encoded, IdsLike
 from embedlayer.tracing import plain_operators_only
 
 Kind = Literal["token id", "position"]
@@ -53,23 +56,16 @@ class Bounds(nn.Module):
         self.derive(fn(self.first_outside).device)
         return self
 
-    def forward(self, indices: Tensor) -> tuple[Tensor, Tensor | None]:
+    def forward(self, indices: IdsLike) -> tuple[Tensor, Tensor | None]:
         """Indices that are safe to look up, and a mask of those that were not (`None` where none can be left).
 
         Raises:
-            ShapeError: Not integers, a scalar, or sequences of length 0.
+            ShapeError: Not integers.
             TokenIdError: On the CPU, at once, naming row, column, value and size. Positions: `PositionError`.
         """
+        indices = as_ids(indices, beside=self, kind=self.kind)
         if indices.dtype not in (torch.int64, torch.int32):
-            raise ShapeError(
-                f"A {self.kind} must be int64 or int32, not {str(indices.dtype).removeprefix('torch.')}. "
-                f"Look-up is by whole numbers: pass the tokenizer's ids, for instance ids.long()."
-            )
-        if indices.dim() == 0 or indices.shape[-1] == 0:
-            raise ShapeError(
-                f"{self.kind.capitalize()}s must have shape (..., T) with T at least 1, not {tuple(indices.shape)}. "
-                f"An empty text has no vectors; a single one is written torch.tensor([[7]])."
-            )
+            raise _not_integers(self.kind, str(indices.dtype).removeprefix("torch."), "ids.long()")
         rows = indices + self.offset if self.offset else indices
         if rows.is_meta:
             return rows, None
@@ -93,7 +89,7 @@ class Bounds(nn.Module):
         places = torch.arange(flat.numel(), device=indices.device)
         first = torch.where(flat, places, flat.numel()).amin(dim=0, keepdim=True)
         value = indices.flatten().index_select(0, first.clamp(max=flat.numel() - 1)).to(torch.int64)
-        found = torch.cat([first, value, torch.full_like(first, indices.shape[-1])])
+        found = torch.cat([first, value, torch.full_like(first, indices.shape[-1] if indices.dim() else 1)])
         is_new = (first < flat.numel()) & (self.first_outside[:1] < 0)
         self.first_outside.copy_(torch.where(is_new, found, self.first_outside))
         return indices.clamp(0, self.size + self.offset - 1), outside
@@ -108,9 +104,8 @@ class Bounds(nn.Module):
         Raises:
             TokenIdError: A token ID was outside. Positions: `PositionError`.
         """
-        if self.first_outside.device.type in ("cpu", "meta"):
-            return
-        self.raise_recorded()
+        if not self.first_outside.is_meta:
+            self.raise_recorded()
 
     def raise_recorded(self) -> None:
         """Raise what `clamped` remembered, and forget it."""
@@ -118,6 +113,59 @@ class Bounds(nn.Module):
         if place >= 0:
             self.first_outside.fill_(-1)
             raise _outside(self.kind, value - self.offset, self.size, row=place // length, column=place % length)
+
+
+def as_ids(ids: IdsLike, *, beside: nn.Module, kind: Kind = "token id") -> Tensor:
+    """Return `ids` as a tensor: tensors unchanged, anything else as int64 on the device of a module.
+
+    Args:
+        ids: A tensor, a number, a list of numbers or of lists of one length, a NumPy array of integers, or one or
+            several encodings of a tokenizer.
+        beside: The module that looks them up.
+        kind: What the numbers are, for the message.
+
+    Raises:
+        ShapeError: Not integers, sequences of different lengths, or what `transformers` tokenizers return, which holds
+            more than IDs.
+
+    Example:
+        >>> as_ids([[1, 2], [3, 4]], beside=TokenEmbedding(100, 8))
+        tensor([[1, 2],
+                [3, 4]])
+    """
+    if isinstance(ids, Tensor):
+        return ids
+    if isinstance(ids, Mapping):
+        raise ShapeError(
+            f"This is a mapping with the keys {', '.join(map(str, ids))}, not {kind}s: pass its 'input_ids', and its "
+            f"'attention_mask' as attention_mask where texts are padded."
+        )
+    if isinstance(ids, Encoded):
+        ids = ids.ids
+    elif isinstance(ids, list | tuple) and any(isinstance(part, Encoded) for part in ids):
+        ids = [part.ids if isinstance(part, Encoded) else part for part in ids]
+    try:
+        array = np.asarray(ids)
+    except ValueError as error:
+        raise ShapeError(
+            f"Sequences of {kind}s must have one length to form a batch, not different ones: "
+            f"pad them, or pass them one at a time."
+        ) from error
+    if array.size == 0:
+        array = array.astype(np.int64)  # NumPy makes floats of an empty list
+    if array.dtype.kind not in "iu":
+        text = array.dtype.kind == "U"
+        found = "text" if text else type(ids).__name__ if array.dtype.kind == "O" else array.dtype.name
+        raise _not_integers(kind, found, "tokenizer.encode(text).ids" if text else "ids.astype(numpy.int64)")
+    tensors = [beside.first_outside] if isinstance(beside, Bounds) else chain(beside.parameters(), beside.buffers())
+    return torch.from_numpy(array.astype(np.int64)).to(next(iter(tensors)).device)
+
+
+def _not_integers(kind: Kind, found: str, remedy: str) -> ShapeError:
+    return ShapeError(
+        f"A {kind} must be int64 or int32, not {found}. "
+        f"Look-up is by whole numbers: pass the tokenizer's ids, for instance {remedy}."
+    )
 
 
 def raise_if_outside(indices: Tensor, size: int, kind: Kind, *, ignore: int | None = None, offset: int = 0) -> None:

@@ -1,5 +1,8 @@
 """What weights begin with: numbers from N(0, std^2)."""
 
+from collections.abc import Sequence
+
+import torch
 from torch import Tensor, nn
 
 NUMBERS_AT_ONCE = 1 << 19
@@ -12,6 +15,61 @@ def draw_(weight: Tensor, *, std: float) -> None:
     """
     if not weight.is_meta:
         nn.init.normal_(weight, std=std)
+
+
+@torch.no_grad()
+def zero_rows_(weight: Tensor, rows: Sequence[int]) -> None:
+    """Set some rows of a weight to zero; of a `DTensor`, those that this rank has.
+
+    On a `DTensor`, `weight[row].fill_(0)` writes to a gathered copy, and the weight stays as it is.
+    """
+    if not rows or weight.is_meta:
+        return
+    if not hasattr(weight, "device_mesh"):
+        weight.index_fill_(0, torch.tensor(rows, device=weight.device), 0)
+        return
+    from torch.distributed.tensor import DTensor, Replicate
+
+    chosen = torch.zeros(weight.shape[0], 1, dtype=torch.bool, device=weight.device)
+    chosen[list(rows)] = True
+    everywhere = [Replicate()] * weight.device_mesh.ndim
+    weight.masked_fill_(DTensor.from_local(chosen, weight.device_mesh, everywhere, run_check=False), 0)
+
+
+class NormalLinear(nn.Linear):
+    """An `nn.Linear` whose weight starts, also when it is reset, as N(0, init_std^2), and whose bias starts as 0.
+
+    Args:
+        in_features: Width of the input.
+        out_features: Width of the output.
+        bias: Learn a number that is added to each output.
+        init_std: Standard deviation of the normal initialisation.
+        device: Where to put the parameters.
+        dtype: In which type.
+
+    Example:
+        >>> NormalLinear(64, 256, init_std=0.5).weight.std().round(decimals=1)
+        tensor(0.5000, grad_fn=<RoundBackward1>)
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        *,
+        bias: bool = False,
+        init_std: float,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        self.init_std = init_std
+        super().__init__(in_features, out_features, bias=bias, device=device, dtype=dtype)
+
+    def reset_parameters(self) -> None:
+        """Draw the weight from N(0, init_std^2); a bias starts at 0."""
+        draw_(self.weight, std=self.init_std)
+        if self.bias is not None:
+            nn.init.zeros_(self.bias)
 
 
 def draw_rows_(part: Tensor, *, start: int, num_rows: int, std: float) -> None:

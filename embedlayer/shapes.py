@@ -15,14 +15,33 @@ A suffix on a variable repeats its shape: `q_BHTK` is `(B, H, T, K)`. jaxtyping 
 every test run; at run time they cost nothing.
 """
 
+from collections.abc import Sequence
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
 from jaxtyping import Float, Int
+from numpy.typing import NDArray
 from torch import Tensor
 
-Ids = Int[Tensor, "*batch T"]
-"""Token IDs: int32 or int64, of any shape whose last dimension is the sequence."""
+Ids = Int[Tensor, "*ids"]
+"""Token IDs: int32 or int64, of any shape; in a layer the last dimension is the sequence."""
 
-Vectors = Float[Tensor, "*batch T D"]
+Vectors = Float[Tensor, "*ids D"]
 """One vector for each ID."""
+
+
+@runtime_checkable
+class Encoded(Protocol):
+    """A text with its token IDs: `tokenizers.Encoding`."""
+
+    @property
+    def ids(self) -> list[int]:
+        """The token IDs."""
+        ...
+
+
+IdsLike = Ids | int | NDArray[np.integer[Any]] | Encoded | Sequence[Any]
+"""Token IDs, or what `embedlayer.bounds.as_ids` turns into them."""
 
 Positions = Int[Tensor, "*rows T"]
 """Where each token stands: `(T,)` or `(1, T)` for all sequences alike, `(B, T)` for each its own."""

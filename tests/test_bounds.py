@@ -1,5 +1,9 @@
 """Bad IDs and positions at the door."""
 
+import copy
+import pickle
+
+import numpy as np
 import pytest
 import torch
 
@@ -23,19 +27,23 @@ def test_a_bad_id_is_named_with_its_place_and_the_size(unchecked: None) -> None:
         (torch.tensor([[1, -1]]), TokenIdError, "token id -1 at row 0, column 1"),
         (torch.tensor([[1.0, 2.0]]), ShapeError, "must be int64 or int32, not float32"),
         (torch.tensor([[True]]), ShapeError, "not bool"),
-        (torch.tensor(3), ShapeError, r"must have shape \(\.\.\., T\).*not \(\)"),
-        (torch.zeros(2, 0, dtype=torch.long), ShapeError, r"not \(2, 0\)"),
-        (torch.zeros(0, dtype=torch.long), ShapeError, "An empty text has no vectors"),
+        (torch.tensor([3], dtype=torch.uint8), ShapeError, r"not uint8.*for instance ids.long\(\)"),
+        ([1.0, 2.0], ShapeError, "not float64"),
+        ([True], ShapeError, "not bool"),
+        (np.array([1.0], dtype=np.float32), ShapeError, "not float32.*ids.astype"),
+        ("a text", ShapeError, r"not text.*tokenizer.encode\(text\).ids"),
+        (["a", "text"], ShapeError, "not text"),
+        (None, ShapeError, "not NoneType"),
+        ([[1, 2], [3]], ShapeError, "must have one length to form a batch.*pad them"),
+        ({"input_ids": [[1]], "attention_mask": [[1]]}, ShapeError, "keys input_ids, attention_mask.*pass its 'inp"),
+        (torch.tensor(10), TokenIdError, "token id 10 at row 0, column 0"),
+        ([[3, 4], [5, 10]], TokenIdError, "token id 10 at row 1, column 1"),
     ],
 )
 def test_what_cannot_be_looked_up_is_refused(unchecked: None, ids, kind, message) -> None:
     for table in (TokenEmbedding(10, 4), FactorizedEmbedding(10, 4, 2)):
         with pytest.raises(kind, match=message):
             table(ids)
-
-
-def test_a_batch_without_sequences_is_an_empty_result() -> None:
-    assert TokenEmbedding(10, 4)(torch.zeros(0, 5, dtype=torch.long)).shape == (0, 5, 4)
 
 
 def test_int32_and_any_number_of_dimensions_are_looked_up() -> None:
@@ -69,11 +77,35 @@ def test_a_clamped_id_gives_zeros_and_gets_no_gradient(monkeypatch: pytest.Monke
     assert table.weight.grad.abs().sum(1).nonzero().flatten().tolist() == [3]
 
 
-def test_a_move_or_cast_forgets_nothing_and_keeps_the_counter() -> None:
-    table = TokenEmbedding(10, 4).half()
-    assert table.bounds.first_outside.tolist() == [-1, -1, -1]
-    assert table.bounds.first_outside.dtype == torch.int64
-    assert "bounds" not in "".join(table.state_dict())
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda module: module.half(),
+        lambda module: module.to(torch.bfloat16).float(),
+        lambda module: module.to("cpu"),
+        lambda module: module.to_empty(device="cpu"),
+        copy.deepcopy,
+        lambda module: pickle.loads(pickle.dumps(module)),
+    ],
+)
+@pytest.mark.parametrize("kind", ["token id", "position"])
+def test_a_recorded_index_outlives_every_cast_and_move_until_it_is_raised(change, kind) -> None:
+    """The record of an accelerator, made here: `clamped` is what runs there."""
+    module = torch.nn.Sequential(Bounds(10, kind))
+    module[0].clamped(torch.tensor([[1, 2, 3], [4, 12, -5]]))
+    bounds = change(module)[0]
+    assert bounds.first_outside.dtype == torch.int64
+    assert not module.state_dict()
+    with pytest.raises(TokenIdError if kind == "token id" else PositionError, match=f"{kind} 12 at row 1, column 1"):
+        bounds.check()
+    bounds.check()
+
+
+def test_a_table_made_on_the_meta_device_has_recorded_nothing() -> None:
+    with torch.device("meta"):
+        table = TokenEmbedding(10, 4)
+    assert table.to_empty(device="cpu").bounds.first_outside.tolist() == [-1, -1, -1]
+    table.check()
 
 
 def test_under_compile_one_graph_stays_one_graph_and_still_checks(unchecked: None) -> None:

@@ -18,11 +18,12 @@ from embedlayer.checkpoints.families import Numbering, Step
 from embedlayer.checkpoints.writer import WriteReceipt, write_tensors
 from embedlayer.errors import CheckpointError, EmbedLayerError, EmbedLayerWarning, SizeError
 from embedlayer.files import JsonObject
+from embedlayer.layers.input import sequence_of
 from embedlayer.layers.output import OutputHead
 from embedlayer.losses.linear_cross_entropy import LossOptions
 from embedlayer.positions.position import AttentionMask, Position, positions_of
 from embedlayer.pretrained import Pretrained, build, describe
-from embedlayer.shapes import Ids, Positions, Vectors
+from embedlayer.shapes import Ids, IdsLike, Positions, Vectors
 from embedlayer.tables.dense import TokenEmbedding
 from embedlayer.tables.table import TokenTable
 from embedlayer.text.tokenizer import load_tokenizer, table_size
@@ -399,7 +400,7 @@ class EmbeddingLayer(Pretrained):
 
     def input(
         self,
-        ids: Ids,
+        ids: IdsLike,
         attention_mask: AttentionMask | None = None,
         *,
         position_ids: Positions | None = None,
@@ -427,6 +428,7 @@ class EmbeddingLayer(Pretrained):
             raise SizeError(f"A layer of family {self.family} has no token types: leave token_type_ids out.")
         if position_ids is not None:
             positions = position_ids - self.first_position_id
+        ids = sequence_of(ids, None, self.table)
         x: Tensor = self.table(ids)
         for step in self.recipe:
             if step == "position":
@@ -439,7 +441,7 @@ class EmbeddingLayer(Pretrained):
                 x = layer(x)
         return x
 
-    def forward(self, ids: Ids, attention_mask: AttentionMask | None = None, **options: Any) -> Vectors:
+    def forward(self, ids: IdsLike, attention_mask: AttentionMask | None = None, **options: Any) -> Vectors:
         """`input(ids, attention_mask, **options)`."""
         return self.input(ids, attention_mask, **options)
 

@@ -30,12 +30,11 @@ from embedlayer.losses.linear_cross_entropy import (
     finish_logits,
     refuse_clash,
 )
-from embedlayer.normal import draw_rows_
 from embedlayer.shapes import Ids, Vectors
 from embedlayer.tables.dense import TokenEmbedding
 from embedlayer.tables.factorized import FactorizedEmbedding
 from embedlayer.tables.quantized import QuantizedEmbedding
-from embedlayer.tables.table import TokenTable
+from embedlayer.tables.table import TokenTable, check_width
 
 Table = TypeVar("Table", bound=TokenTable)
 
@@ -164,6 +163,7 @@ class ShardedTable(TokenTable):
 
     def logits(self, hidden: Float[Tensor, "*batch D"], **options: Unpack[LogitOptions]) -> Float[Tensor, "*batch V"]:
         """A score for each token, gathered: of this rank's hidden states with the rows of all."""
+        check_width(hidden, self.embed_dim)
         options.setdefault("padding_idx", self.padding_idx)
         everybody, counts = gather_rows(hidden.reshape(-1, self.embed_dim), self._group)
         scores, size = self._local_logits(everybody, options), self.mesh.size()
@@ -181,6 +181,7 @@ class ShardedTable(TokenTable):
         tokens, the same on each rank, for any V. Its gradients are those of `loss`, whose mean over the ranks it is:
         what each rank computes from them becomes right as a mean too.
         """
+        check_width(hidden, self.embed_dim)
         options.setdefault("padding_idx", self.padding_idx)
         everybody, size = gather_rows(hidden.reshape(-1, self.embed_dim), self._group)[0], self.mesh.size()
         scores = self._local_logits(everybody, options)
@@ -201,6 +202,7 @@ class ShardedTable(TokenTable):
                 forward, and where ranks multiply their losses by different numbers, again on the way back. Quantised
                 rows are decoded for it, all that are here at once.
         """
+        check_width(hidden, self.embed_dim)
         options.setdefault("padding_idx", self.padding_idx)
         refuse_clash(options)
         self._check_rows()
@@ -329,8 +331,7 @@ def _(table: FactorizedEmbedding, start: int, stop: int) -> FactorizedEmbedding:
     part = _empty_part(table, start, stop, table.projection.weight)
     _take_rows(part.inner, table.inner, start, stop)
     if table.projection.weight.is_meta:
-        part.projection.reset_parameters()  # as the constructors do
-        part.reset_projection()
+        part.projection.reset_parameters()
     else:
         part.projection.weight.detach().copy_(table.projection.weight)
     return part
@@ -362,12 +363,11 @@ def _empty_part(table: Table, start: int, stop: int, like: Tensor) -> Table:
 @torch.no_grad()
 def _take_rows(part: TokenEmbedding, table: TokenEmbedding, start: int, stop: int) -> None:
     """The rows of a table, or, where it has none yet, those that it would draw."""
-    if not table.weight.is_meta:
+    part.first_row, part.whole_rows = start, table.num_rows
+    if table.weight.is_meta:
+        part.reset_parameters()
+    else:
         part.weight.copy_(table.rows(start, stop))
-        return
-    draw_rows_(part.weight, start=start, num_rows=table.num_rows, std=table.init_std)
-    if part.padding_idx is not None:
-        part.weight[part.padding_idx] = 0
 
 
 def _sizes_of_part(table: TokenTable, start: int, stop: int) -> JsonObject:

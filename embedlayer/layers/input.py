@@ -1,16 +1,18 @@
 """The way in: token IDs to what enters the first block."""
 
 import math
+from collections.abc import Callable
 from typing import Any, Literal, TypeGuard, get_args
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from embedlayer.errors import SizeError
+from embedlayer.bounds import as_ids
+from embedlayer.errors import ShapeError, SizeError
 from embedlayer.files import JsonObject
 from embedlayer.layers.one_pass import gather_scale_add, scale_add_drop
+from embedlayer.overrides import has_hooks, is_current, is_unchanged
 from embedlayer.positions.alibi import AlibiBias
 from embedlayer.positions.learned import LearnedPositionalEmbedding
 from embedlayer.positions.position import AdditivePosition, AttentionMask, Position, positions_of
@@ -18,7 +20,7 @@ from embedlayer.positions.relative import RelativePositionBias
 from embedlayer.positions.rotary import RotaryEmbedding
 from embedlayer.positions.sinusoidal import SinusoidalPositionalEmbedding
 from embedlayer.pretrained import Pretrained, describe
-from embedlayer.shapes import Ids, Positions, Vectors
+from embedlayer.shapes import IdsLike, Positions
 from embedlayer.tables.dense import TokenEmbedding
 from embedlayer.tables.table import TokenTable
 
@@ -139,21 +141,37 @@ class TransformerEmbedding(Pretrained):
         }
 
     def forward(
-        self, ids: Ids, *, positions: Positions | None = None, attention_mask: AttentionMask | None = None
-    ) -> Vectors:
-        """Token IDs `(T,)` or `(B, T)` to vectors `(T, D)` or `(B, T, D)`.
+        self,
+        ids: IdsLike | None = None,
+        *,
+        inputs_embeds: Float[Tensor, "*batch T D"] | None = None,
+        positions: Positions | None = None,
+        attention_mask: AttentionMask | None = None,
+    ) -> Float[Tensor, "*batch T D"]:
+        """Turn token IDs `(T,)` or `(B, T)` into vectors `(T, D)` or `(B, T, D)`.
 
         Args:
             ids: Token IDs.
+            inputs_embeds: Vectors in place of `table(ids)`, scale included, as in transformers: positions and dropout
+                follow.
             positions: Where each token stands, `(T,)` or the shape of `ids`; by default from 0, or as the mask says.
             attention_mask: Padding and packed documents, as in `positions_of`.
 
         Raises:
             TokenIdError: An ID is outside the table.
             PositionError: The sequence is longer than the positions cover.
+            SizeError: Both or neither of `ids` and `inputs_embeds` are given.
+            ShapeError: `ids` are no integers, or `inputs_embeds` have another width.
         """
-        dropout = self.dropout.p if self.training else 0.0
-        return embed(ids, self.table, self.position, positions, attention_mask, dropout=dropout)
+        return embed(
+            ids,
+            self.table,
+            self.position,
+            positions,
+            attention_mask,
+            inputs_embeds=inputs_embeds,
+            dropout=self.dropout,
+        )
 
     def check(self) -> None:
         """Wait for the device and raise the error of a bad ID or position since the last check."""
@@ -196,10 +214,15 @@ class GPTEmbedding(Pretrained):
         }
 
     def forward(
-        self, ids: Ids, *, positions: Positions | None = None, attention_mask: AttentionMask | None = None
-    ) -> Vectors:
-        """Token IDs `(T,)` or `(B, T)` to vectors; the arguments and errors of `TransformerEmbedding.forward`."""
-        return embed(ids, self.tok_emb, self.pos_emb, positions, attention_mask)
+        self,
+        ids: IdsLike | None = None,
+        *,
+        inputs_embeds: Float[Tensor, "*batch T D"] | None = None,
+        positions: Positions | None = None,
+        attention_mask: AttentionMask | None = None,
+    ) -> Float[Tensor, "*batch T D"]:
+        """Turn token IDs `(T,)` or `(B, T)` into vectors; arguments and errors as in `TransformerEmbedding`."""
+        return embed(ids, self.tok_emb, self.pos_emb, positions, attention_mask, inputs_embeds=inputs_embeds)
 
     def check(self) -> None:
         """Wait for the device and raise the error of a bad ID or position since the last check."""
@@ -208,50 +231,123 @@ class GPTEmbedding(Pretrained):
 
 
 def embed(
-    ids: Int[Tensor, "*batch T"],
+    ids: IdsLike | None,
     table: nn.Module,
     position: Position,
     positions: Positions | None = None,
     attention_mask: AttentionMask | None = None,
     *,
-    dropout: float = 0.0,
+    inputs_embeds: Float[Tensor, "*batch T D"] | None = None,
+    dropout: nn.Module | None = None,
 ) -> Float[Tensor, "*batch T D"]:
-    """`dropout(position.add(table(ids), positions))`: the one definition of the way in.
+    """Return `dropout(position.add(table(ids), positions))`: the one definition of the input embedding.
+
+    It is computed by these calls, or in one pass over the vectors where nobody could notice: where the methods are ours
+    and not overridden or replaced, and there are no hooks.
 
     Args:
         ids: Token IDs.
-        table: What each token is: a `TokenTable`, or what stands in its place.
+        table: What each token is: a `TokenTable`, or a module that wraps one.
         position: Where each token is.
         positions: By default `positions_of(ids, attention_mask)`.
         attention_mask: Padding and packed documents, as in `positions_of`.
-        dropout: Share of the numbers that become 0.
+        inputs_embeds: Vectors in place of `table(ids)`.
+        dropout: Called last; `None` for no dropout.
 
-    It is done so, by that call, where a table has hooks or is inside a module of PEFT's; any other is read in one pass
-    with the rest.
+    Raises:
+        SizeError: Both or neither of `ids` and `inputs_embeds` are given.
+        ShapeError: `ids` are no sequence, or `inputs_embeds` have another width than the table.
     """
-    if not is_open(table):
-        positions = positions_of(ids, attention_mask) if positions is None else positions
-        return F.dropout(position.add(table(ids), positions), dropout)
-    stored = None
-    if positions is None:
-        if attention_mask is None and isinstance(position, AdditivePosition):
-            stored = position.stored(ids.shape[-1])
-        positions = positions_of(ids, attention_mask)
-    if isinstance(position, AdditivePosition):  # the same sum, in one pass over the vectors
-        addend = position.vectors(positions) if stored is None else stored
-        found = None if dropout or torch.is_grad_enabled() else table.stored(ids)
+    ids = sequence_of(ids, inputs_embeds, table)
+    share = _share_of(dropout)
+    if inputs_embeds is None and _can_fuse(table, position):
+        x = _fused(ids, table, position, positions, attention_mask, dropout=share or 0.0)
+        return x if dropout is None or share is not None else dropout(x)
+    positions = positions_of(ids, attention_mask) if positions is None else positions
+    x = position.add(table(ids) if inputs_embeds is None else inputs_embeds, positions)
+    return x if dropout is None else dropout(x)
+
+
+def sequence_of(
+    ids: IdsLike | None, inputs_embeds: Float[Tensor, "*batch T D"] | None, table: nn.Module
+) -> Int[Tensor, "*batch T"]:
+    """Return the token IDs as a tensor, or, where vectors are given in their place, zeros of the IDs' shape.
+
+    Raises:
+        SizeError: Both or neither are given.
+        ShapeError: The IDs are no sequence, or the vectors have another width than the table.
+    """
+    if (ids is None) == (inputs_embeds is None):
+        raise SizeError("Give token IDs or inputs_embeds, exactly one of them.")
+    if inputs_embeds is not None:
+        width = table.embed_dim
+        if inputs_embeds.dim() < 2 or inputs_embeds.shape[-1] != width:
+            raise ShapeError(
+                f"inputs_embeds must have shape (..., T, {width}), a vector for each token, "
+                f"not {tuple(inputs_embeds.shape)}."
+            )
+        return torch.zeros(inputs_embeds.shape[:-1], dtype=torch.int64, device=inputs_embeds.device)
+    assert ids is not None
+    found = as_ids(ids, beside=table)
+    if found.dim() == 0:
+        raise ShapeError("IDs must have shape (..., T), not (): a single one is written torch.tensor([7]).")
+    return found
+
+
+_TABLE: dict[str, Callable[..., Any]] = {"__call__": nn.Module.__call__, "forward": TokenTable.forward}
+_ADDITIVE: dict[str, Callable[..., Any]] = {
+    "__call__": nn.Module.__call__,
+    "forward": AdditivePosition.forward,
+    "add": AdditivePosition.add,
+}
+_NEUTRAL: dict[str, Callable[..., Any]] = {"add": Position.add}
+_DROPOUT: dict[str, Callable[..., Any]] = {"__call__": nn.Module.__call__, "forward": nn.Dropout.forward}
+"""The methods that one pass stands for, as they are when this is imported."""
+
+
+def _can_fuse(table: nn.Module, position: Position) -> TypeGuard[TokenTable]:
+    """Return whether nobody could tell one pass from the calls of `table` and `position.add`.
+
+    A compiled graph is made from the calls: the compiler fuses them itself.
+    """
+    if torch.compiler.is_compiling() or not isinstance(table, TokenTable):
+        return False
+    if has_hooks(table) or not is_unchanged(table, **_TABLE):
+        return False
+    return is_unchanged(position, **_NEUTRAL) or (is_unchanged(position, **_ADDITIVE) and not has_hooks(position))
+
+
+def _reads_stored(part: TokenTable | AdditivePosition, definition: str) -> bool:
+    """Return whether `part.stored` may be read in place of a call of the method `definition`."""
+    return definition not in vars(part) and is_current(type(part), "stored", definition)
+
+
+def _share_of(dropout: nn.Module | None) -> float | None:
+    """Return the share of numbers that `dropout` sets to 0, or `None` where it has to be called."""
+    if not isinstance(dropout, nn.Dropout) or has_hooks(dropout) or not is_unchanged(dropout, **_DROPOUT):
+        return None
+    return dropout.p if dropout.training else 0.0
+
+
+def _fused(
+    ids: Int[Tensor, "*batch T"],
+    table: TokenTable,
+    position: Position,
+    positions: Positions | None,
+    attention_mask: AttentionMask | None,
+    *,
+    dropout: float,
+) -> Float[Tensor, "*batch T D"]:
+    """Compute `embed` in one pass over the vectors that were looked up."""
+    if not isinstance(position, AdditivePosition):
+        return scale_add_drop(table.look_up(ids), table.factor, None, dropout)
+    addend = None
+    if positions is None and attention_mask is None and _reads_stored(position, "vectors"):
+        addend = position.stored(ids.shape[-1])
+    if addend is None:
+        addend = position.vectors(positions_of(ids, attention_mask) if positions is None else positions)
+    if not dropout and not torch.is_grad_enabled() and _reads_stored(table, "look_up"):
+        found = table.stored(ids)
         if found is not None:
             return gather_scale_add(*found, table.factor, addend)
-        return scale_add_drop(table.look_up(ids), table.factor, addend, dropout)
-    x = scale_add_drop(table.look_up(ids), table.factor, None, 0.0)
-    moved = position.add(x, positions)
-    return scale_add_drop(x, None, None, dropout) if moved is x else F.dropout(moved, dropout)
-
-
-def is_open(table: nn.Module) -> TypeGuard[TokenTable]:
-    """Whether nobody must see what goes in and out of a table: no hook, no module of PEFT's in its place.
-
-    `RowwiseParallel`, `ColwiseParallel` and `fully_shard` set hooks.
-    """
-    hooks = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
-    return isinstance(table, TokenTable) and not any(getattr(table, name) for name in hooks)
+    return scale_add_drop(table.look_up(ids), table.factor, addend, dropout)

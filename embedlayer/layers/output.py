@@ -16,8 +16,9 @@ from embedlayer.losses.linear_cross_entropy import (
     linear_cross_entropy,
 )
 from embedlayer.normal import draw_
+from embedlayer.overrides import is_unchanged
 from embedlayer.pretrained import Pretrained
-from embedlayer.tables.table import TokenTable, check_sizes
+from embedlayer.tables.table import TokenTable, check_sizes, check_width, loss_of_logits
 
 
 class OutputHead(Pretrained, nn.Linear):
@@ -94,7 +95,7 @@ class OutputHead(Pretrained, nn.Linear):
     @property
     def tied(self) -> bool:
         """Whether the rows are the table's."""
-        return self.__dict__["table"] is not None
+        return self.__dict__.get("table") is not None  # the constructor of nn.Linear asks before there is one
 
     @property
     def config(self) -> JsonObject:
@@ -111,8 +112,9 @@ class OutputHead(Pretrained, nn.Linear):
         return {**sizes, **options, "padding_idx": self.padding_idx, "init_std": self.init_std}
 
     def reset_parameters(self) -> None:
-        """Draw a free head's weight from N(0, init_std^2); a bias starts at 0."""
-        draw_(self.weight, std=self.init_std)
+        """Draw the weight of an untied head from N(0, init_std^2); a bias starts at 0. A tied head owns no rows."""
+        if not self.tied:
+            draw_(self.weight, std=self.init_std)
         if self.bias is not None:
             nn.init.zeros_(self.bias)
 
@@ -125,12 +127,15 @@ class OutputHead(Pretrained, nn.Linear):
         table: TokenTable | None = self.__dict__["table"]
         if table is not None:
             return table.logits(hidden, **self.logit_options())
+        check_width(hidden, self.in_features)
         return finish_logits(nn.functional.linear(hidden, self.weight), **self.logit_options())
 
     def loss(
         self, hidden: Float[Tensor, "*batch D"], targets: Int[Tensor, "*batch"], **options: Unpack[LossOptions]
     ) -> Float[Tensor, "*result"]:
-        """Cross entropy of `targets` under `softmax(head(hidden))`, in nats per token.
+        """Return the cross entropy of `targets` under `softmax(head(hidden))`, in nats per token.
+
+        Where `forward` is overridden or replaced, it is the loss of its logits; options of the logits are then its own.
 
         Args:
             hidden: What the last block gives.
@@ -138,9 +143,12 @@ class OutputHead(Pretrained, nn.Linear):
             **options: See `LossOptions`.
         """
         table: TokenTable | None = self.__dict__["table"]
+        if not is_unchanged(self, **_FORWARD):
+            return loss_of_logits(self.forward, hidden, targets, self.out_features, options)
         options = {**self.logit_options(), **options}
         if table is not None:
             return table.loss(hidden, targets, **options)
+        check_width(hidden, self.in_features)
         return linear_cross_entropy(hidden, self.weight, targets, **options)
 
     def token_log_probs(
@@ -165,3 +173,7 @@ class OutputHead(Pretrained, nn.Linear):
         parts += [f"softcap={self.softcap:g}"] if self.softcap is not None else []
         parts += [f"logit_scale={self.logit_scale:g}"] if self.logit_scale != 1.0 else []
         return ", ".join(parts)
+
+
+_FORWARD = {"forward": OutputHead.forward}
+"""What the fused loss stands for."""

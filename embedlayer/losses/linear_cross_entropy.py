@@ -200,7 +200,7 @@ def cross_entropy(
     logits = finish_logits(products, **logit_options)
     logits = logits if logits.dtype == torch.float64 else logits.float()
     losses = F.cross_entropy(
-        logits.flatten(0, -2),
+        logits.reshape(-1, logits.shape[-1]),
         targets.flatten().long(),
         ignore_index=ignore_index,
         label_smoothing=label_smoothing,

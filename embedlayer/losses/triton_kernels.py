@@ -247,7 +247,7 @@ def triton_cross_entropy(hidden: Tensor, weight: Tensor, bias: Tensor | None, ta
     raise_if_outside(targets, terms.vocab_size, "token id", ignore=terms.ignore_index)
     kept = targets != terms.ignore_index
     places = kept.flatten().nonzero().squeeze(1)
-    hidden_ND = hidden.flatten(0, -2).index_select(0, places).to(terms.compute)
+    hidden_ND = hidden.reshape(-1, hidden.shape[-1]).index_select(0, places).to(terms.compute)
     rows_VD = (weight if len(weight) == terms.vocab_size else weight[: terms.vocab_size]).to(terms.compute)
     targets_N = targets.flatten().index_select(0, places).long()
     losses_N: Tensor = _Triton.apply(hidden_ND, rows_VD, bias, targets_N, terms)  # type: ignore[no-untyped-call]

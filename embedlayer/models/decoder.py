@@ -11,14 +11,14 @@ from torch import Tensor, nn
 
 from embedlayer.errors import CheckpointError, SizeError
 from embedlayer.files import JsonObject
-from embedlayer.layers.input import embed
+from embedlayer.layers.input import embed, sequence_of
 from embedlayer.layers.output import OutputHead
 from embedlayer.losses.linear_cross_entropy import LossOptions
 from embedlayer.models.cache import BlockCache, KeyValueCache
-from embedlayer.normal import draw_
+from embedlayer.normal import NormalLinear
 from embedlayer.positions.position import AttentionMask, Position, positions_of
 from embedlayer.pretrained import Pretrained, build, describe
-from embedlayer.shapes import Ids, Positions
+from embedlayer.shapes import IdsLike, Positions
 from embedlayer.tables.table import TokenTable
 from embedlayer.tracing import is_transformed
 
@@ -139,32 +139,43 @@ class DecoderLM(Pretrained):
 
     def forward(
         self,
-        ids: Ids,
+        ids: IdsLike | None = None,
         *,
+        inputs_embeds: Float[Tensor, "*batch T D"] | None = None,
         positions: Positions | None = None,
         attention_mask: AttentionMask | None = None,
         cache: KeyValueCache | None = None,
     ) -> Float[Tensor, "*batch T V"]:
         """Logits of the next token at every place, `(T,)` or `(B, T)` to `(..., T, V)`; the arguments of `hidden`."""
-        logits: Tensor = self.head(self.hidden(ids, positions=positions, attention_mask=attention_mask, cache=cache))
+        logits: Tensor = self.head(
+            self.hidden(
+                ids, inputs_embeds=inputs_embeds, positions=positions, attention_mask=attention_mask, cache=cache
+            )
+        )
         return logits
 
     def loss(
         self,
-        ids: Ids,
+        ids: IdsLike | None,
         targets: Int[Tensor, "*batch T"],
         *,
+        inputs_embeds: Float[Tensor, "*batch T D"] | None = None,
         positions: Positions | None = None,
         attention_mask: AttentionMask | None = None,
         **options: Unpack[LossOptions],
     ) -> Float[Tensor, "*result"]:
-        """Cross entropy of `targets`, the tokens that follow `ids`, in nats per token."""
-        return self.head.loss(self.hidden(ids, positions=positions, attention_mask=attention_mask), targets, **options)
+        """Cross entropy of `targets`, the tokens that follow `ids`, in nats per token; the arguments of `hidden`.
+
+        With `inputs_embeds`, pass `None` for `ids`.
+        """
+        hidden = self.hidden(ids, inputs_embeds=inputs_embeds, positions=positions, attention_mask=attention_mask)
+        return self.head.loss(hidden, targets, **options)
 
     def hidden(
         self,
-        ids: Ids,
+        ids: IdsLike | None = None,
         *,
+        inputs_embeds: Float[Tensor, "*batch T D"] | None = None,
         positions: Positions | None = None,
         attention_mask: AttentionMask | None = None,
         cache: KeyValueCache | None = None,
@@ -173,19 +184,27 @@ class DecoderLM(Pretrained):
 
         Args:
             ids: Token IDs `(T,)` or `(B, T)`.
+            inputs_embeds: Vectors `(T, D)` or `(B, T, D)` in place of `table(ids)`, as in transformers.
             positions: Where each token stands; by default from 0, or as the mask says, or on from the cached text.
             attention_mask: 0 for padding; 1, or 1, 2, 3, ... for packed documents, which do not see each other.
             cache: What was read before; `ids`, `positions` and `attention_mask` are then those of the new tokens.
+
+        Raises:
+            SizeError: Both or neither of `ids` and `inputs_embeds` are given.
         """
+        ids = sequence_of(ids, inputs_embeds, self.table)
         if ids.dim() == 1:
             mask = None if attention_mask is None else attention_mask.unsqueeze(0)
-            return self.hidden(ids.unsqueeze(0), positions=positions, attention_mask=mask, cache=cache).squeeze(0)
+            single = (
+                {"ids": ids.unsqueeze(0)} if inputs_embeds is None else {"inputs_embeds": inputs_embeds.unsqueeze(0)}
+            )
+            return self.hidden(**single, positions=positions, attention_mask=mask, cache=cache).squeeze(0)
         if cache is not None:
             positions, attention_mask = cache.places_of(ids, positions, attention_mask)
         elif positions is None:
             positions = positions_of(ids, attention_mask)
-        dropout = self.dropout.p if self.training else 0.0
-        x = embed(ids, self.table, self.position, positions, dropout=dropout)
+        tokens = ids if inputs_embeds is None else None
+        x = embed(tokens, self.table, self.position, positions, inputs_embeds=inputs_embeds, dropout=self.dropout)
         seen = positions
         if cache is not None:  # only now: a bad ID or position above leaves the cache as it was
             cache.follow(self.position, positions)
@@ -245,11 +264,10 @@ class Attention(nn.Module):
     def __init__(self, width: int, num_heads: int, num_kv_heads: int, head_dim: int, *, depth: int) -> None:
         super().__init__()
         self.head_dim = head_dim
-        self.query = nn.Linear(width, num_heads * self.head_dim, bias=False)
-        self.key = nn.Linear(width, num_kv_heads * self.head_dim, bias=False)
-        self.value = nn.Linear(width, num_kv_heads * self.head_dim, bias=False)
-        self.out = nn.Linear(num_heads * self.head_dim, width, bias=False)
-        initialise([self.query, self.key, self.value], self.out, depth)
+        self.query = inner_linear(width, num_heads * self.head_dim)
+        self.key = inner_linear(width, num_kv_heads * self.head_dim)
+        self.value = inner_linear(width, num_kv_heads * self.head_dim)
+        self.out = outer_linear(num_heads * self.head_dim, width, depth)
 
     def forward(
         self,
@@ -311,10 +329,9 @@ class SwiGLU(nn.Module):
 
     def __init__(self, width: int, mlp_dim: int, *, depth: int) -> None:
         super().__init__()
-        self.gate = nn.Linear(width, mlp_dim, bias=False)
-        self.up = nn.Linear(width, mlp_dim, bias=False)
-        self.down = nn.Linear(mlp_dim, width, bias=False)
-        initialise([self.gate, self.up], self.down, depth)
+        self.gate = inner_linear(width, mlp_dim)
+        self.up = inner_linear(width, mlp_dim)
+        self.down = outer_linear(mlp_dim, width, depth)
 
     def forward(self, x: Float[Tensor, "*batch D"]) -> Float[Tensor, "*batch D"]:
         """One step at every place by itself."""
@@ -322,11 +339,14 @@ class SwiGLU(nn.Module):
         return result
 
 
-def initialise(inner: list[nn.Linear], outer: nn.Linear, depth: int) -> None:
-    """N(0, 1 / fan_in) inside; on the way back to the residual stream smaller by sqrt(2 depth) (GPT-2)."""
-    for linear in inner:
-        draw_(linear.weight, std=linear.in_features**-0.5)
-    draw_(outer.weight, std=(2 * depth * outer.in_features) ** -0.5)
+def inner_linear(in_features: int, out_features: int) -> NormalLinear:
+    """Return a linear map that starts as N(0, 1 / fan_in)."""
+    return NormalLinear(in_features, out_features, init_std=in_features**-0.5)
+
+
+def outer_linear(in_features: int, out_features: int, depth: int) -> NormalLinear:
+    """Return one that writes to the residual stream: its start is smaller by sqrt(2 depth), as in GPT-2."""
+    return NormalLinear(in_features, out_features, init_std=(2 * depth * in_features) ** -0.5)
 
 
 def attention_scores_bias(

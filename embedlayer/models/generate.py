@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from embedlayer.errors import SizeError
+from embedlayer.errors import ShapeError, SizeError
 from embedlayer.models.cache import KeyValueCache
 from embedlayer.models.decoder import DecoderLM
 from embedlayer.shapes import Ids
@@ -44,6 +44,7 @@ def generate(
         SizeError: An option is out of its range.
         PositionError: The text would be longer than the model's positions reach.
         TokenIdError: A given token is not in the table.
+        ShapeError: `ids` are empty.
 
     Example:
         >>> generate(model, torch.tensor([1, 2, 3]), max_new_tokens=4).shape
@@ -79,6 +80,10 @@ def next_tokens(
         raise SizeError(f"top_k must be at least 1, not {top_k}.")
     if max_new_tokens < 0:
         raise SizeError(f"max_new_tokens must be at least 0, not {max_new_tokens}.")
+    if ids.shape[-1] == 0:
+        raise ShapeError(
+            "An empty text cannot be continued: give at least one token, such as the one that begins texts."
+        )
     stops = torch.tensor(sorted({stop_id} if isinstance(stop_id, int) else set(stop_id or ())), device=ids.device)
     return _decode(model, ids, max_new_tokens, temperature, top_k, stops, generator)
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from embedlayer.derived import Derived
 from embedlayer.errors import CheckpointError, ShapeError, SizeError, TokenIdError
 from embedlayer.files import JsonObject, load_tensors, read_json, save_tensors, writable_folder, write_json
+from embedlayer.normal import draw_
 from embedlayer.pretrained import FORMAT_VERSION, describe
 from embedlayer.shapes import Ids, Vectors
 from embedlayer.tables.dense import TokenEmbedding
@@ -103,6 +104,15 @@ class DeltaEmbedding(TokenTable, Derived):
         return {"base": describe(self.base), "token_ids": list(self.token_ids)}
 
     @property
+    def init_std(self) -> float:
+        """Standard deviation of the rows of a base that was just reset: 0 where it has no rows of its own to draw."""
+        return getattr(self.base, "init_std", 0.0)
+
+    def reset_parameters(self) -> None:
+        """Draw the rows as the base draws its own. It may be reset before or after, so they are not copied from it."""
+        draw_(self.delta, std=self.init_std)
+
+    @property
     def embed_scale(self) -> float | Tensor | None:
         """The base's factor, which may be rounded."""
         return self.base.factor
@@ -112,11 +122,11 @@ class DeltaEmbedding(TokenTable, Derived):
         return {"token_tensor": torch.tensor(self.token_ids)}
 
     def look_up(self, ids: Ids) -> Vectors:
-        """The base's vectors, those of `token_ids` replaced: `(..., T)` to `(..., T, D)`."""
+        """Return the base's vectors, those of `token_ids` replaced: `(...)` to `(..., D)`."""
         vectors = self.base.look_up(ids)
         places = self._places(ids.long().contiguous()).clamp(max=len(self.token_ids) - 1)
-        ours = self.token_tensor[places] == ids
-        if vectors.device.type == "cpu" and fusible(vectors, self.delta):
+        ours = F.embedding(places, self.token_tensor.unsqueeze(-1)).squeeze(-1) == ids
+        if ids.dim() and vectors.device.type == "cpu" and fusible(vectors, self.delta):
             where = ours.nonzero(as_tuple=True)
             return vectors.index_put_(where, F.embedding(places[where], self.delta).to(vectors.dtype))
         return torch.where(ours.unsqueeze(-1), F.embedding(places, self.delta).to(vectors.dtype), vectors)

@@ -14,7 +14,7 @@ from embedlayer.bounds import Bounds
 from embedlayer.derived import Derived
 from embedlayer.errors import ShapeError, SizeError
 from embedlayer.files import JsonObject
-from embedlayer.normal import draw_
+from embedlayer.normal import draw_, draw_rows_, zero_rows_
 from embedlayer.shapes import Ids, Vectors
 from embedlayer.tables.ledger import RowLedger, caught_up
 from embedlayer.tables.table import TokenTable, check_sizes
@@ -57,6 +57,12 @@ class TokenEmbedding(TokenTable, nn.Embedding, Derived):
 
     ledger: RowLedger | None = None
     """Of a row-sparse table: which rows are behind."""
+
+    first_row = 0
+    """Of a shard: number of its first row in the whole table."""
+
+    whole_rows: int | None = None
+    """Of a shard: rows of the whole table, of which `reset_parameters` draws those that are here."""
 
     embed_scale: float | Tensor | None
     """What look-ups are multiplied by, under the name by which PEFT finds it."""
@@ -110,10 +116,13 @@ class TokenEmbedding(TokenTable, nn.Embedding, Derived):
 
     def reset_parameters(self) -> None:
         """Draw the rows from N(0, init_std^2); padding and spare rows are zero."""
-        draw_(self.weight, std=self.init_std)
-        with torch.no_grad():
-            self.weight[self.vocab_size :] = 0
-        self._fill_padding_idx_with_zero()
+        self.flush()  # no update may be pending on the rows of before
+        if self.whole_rows is None:
+            draw_(self.weight, std=self.init_std)
+        else:
+            draw_rows_(self.weight.detach(), start=self.first_row, num_rows=self.whole_rows, std=self.init_std)
+        padding = [] if self.padding_idx is None else [self.padding_idx]
+        zero_rows_(self.weight, [*padding, *range(self.vocab_size, self.num_rows)])
 
     def derived(self) -> dict[str, Tensor]:
         """The rounded scale, where there is one."""
@@ -123,7 +132,7 @@ class TokenEmbedding(TokenTable, nn.Embedding, Derived):
         return {"embed_scale": torch.tensor(scale, dtype=self.weight.dtype)}
 
     def look_up(self, ids: Ids) -> Vectors:
-        """`weight[ids]`: `(..., T)` to `(..., T, D)`."""
+        """Return `weight[ids]`: `(...)` to `(..., D)`."""
         ids, outside = self.bounds(ids)
         transformed = is_transformed(self.weight)  # by torch.func, whose gradients are not the ledger's
         sparse = self.row_sparse and not transformed and not plain_operators_only()

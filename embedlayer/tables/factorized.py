@@ -6,11 +6,11 @@ from typing import Literal
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Shaped
-from torch import Tensor, nn
+from torch import Tensor
 
 from embedlayer.errors import ShapeError, SizeError
 from embedlayer.files import JsonObject
-from embedlayer.normal import draw_
+from embedlayer.normal import NormalLinear
 from embedlayer.shapes import Ids, Vectors
 from embedlayer.tables.dense import TokenEmbedding, resolve_init_std, resolve_scale
 from embedlayer.tables.table import ROWS_AT_ONCE, TokenTable, check_sizes
@@ -76,12 +76,8 @@ class FactorizedEmbedding(TokenTable):
             dtype=dtype,
         )
         self.num_rows = self.inner.num_rows
-        self.projection = nn.Linear(rank, embed_dim, bias=False, device=device, dtype=dtype)
-        self.reset_projection()
-
-    def reset_projection(self) -> None:
-        """Draw the projection from N(0, 1 / rank), so that vectors are as large as the rows of the inner table."""
-        draw_(self.projection.weight, std=1 / math.sqrt(self.rank))
+        # so that vectors are as large as the rows of the inner table
+        self.projection = NormalLinear(rank, embed_dim, init_std=1 / math.sqrt(rank), device=device, dtype=dtype)
 
     @classmethod
     @torch.no_grad()
@@ -126,8 +122,7 @@ class FactorizedEmbedding(TokenTable):
             vocab_size, embed_dim = table.shape
         else:
             vocab_size, embed_dim, padding_idx = table.vocab_size, table.embed_dim, table.padding_idx
-            rounded = getattr(table, "embed_scale", None)
-            scale = float(rounded) if isinstance(rounded, Tensor) else table.scale
+            scale = None if table.factor is None else float(table.factor)
 
         def block(start: int) -> Tensor:
             stop = min(start + ROWS_AT_ONCE, vocab_size)
@@ -173,8 +168,8 @@ class FactorizedEmbedding(TokenTable):
         }
 
     def look_up(self, ids: Ids) -> Vectors:
-        """`E1[ids] @ E2`: `(..., T)` to `(..., T, D)`."""
-        vectors: Tensor = self.projection(self.inner.look_up(ids))
+        """Return `E1[ids] @ E2`: `(...)` to `(..., D)`."""
+        vectors: Tensor = self.projection(self.inner(ids))
         return vectors
 
     def rows(self, start: int, stop: int) -> Float[Tensor, "N D"]:

@@ -19,7 +19,7 @@ from embedlayer.errors import ShapeError, SizeError
 from embedlayer.files import JsonObject
 from embedlayer.shapes import Ids, Vectors
 from embedlayer.tables.dense import resolve_scale
-from embedlayer.tables.table import TokenTable, check_sizes
+from embedlayer.tables.table import TokenTable, check_sizes, check_width
 from embedlayer.tracing import is_transformed, plain_operators_only
 
 HEADER = {8: torch.float32, 4: torch.float16}
@@ -190,7 +190,7 @@ class QuantizedEmbedding(TokenTable, Derived):
         else:
             vocab_size, embed_dim = table.vocab_size, table.embed_dim
             padding_idx, scale = table.padding_idx, table.scale
-            round_scale = getattr(table, "round_scale", False)
+            round_scale = isinstance(table.factor, Tensor)
         first = _rows(table, 0, min(1, vocab_size))
         quantised = cls(
             vocab_size,
@@ -215,6 +215,12 @@ class QuantizedEmbedding(TokenTable, Derived):
                 assert row_scale is not None
                 quantised.row_scale[start:stop] = row_scale
         return quantised
+
+    def reset_parameters(self) -> None:
+        """Set all rows to zero, as in a new table: their numbers come from `from_table` or a saved state."""
+        self.packed.zero_()
+        if self.row_scale is not None:
+            self.row_scale.zero_()
 
     @property
     def dtype(self) -> torch.dtype:
@@ -248,9 +254,9 @@ class QuantizedEmbedding(TokenTable, Derived):
         return tensors
 
     def look_up(self, ids: Ids) -> Vectors:
-        """`dequantise(packed[ids])`: `(..., T)` to `(..., T, D)`."""
+        """Return `dequantise(packed[ids])`: `(...)` to `(..., D)`."""
         ids, outside = self.bounds(ids)
-        vectors = self._dequantised(ids.flatten()).view(*ids.shape, self.embed_dim)
+        vectors = self._dequantised(ids.reshape(-1)).view(*ids.shape, self.embed_dim)
         return vectors if outside is None else vectors.masked_fill(outside.unsqueeze(-1), 0)
 
     def rows(self, start: int, stop: int) -> Float[Tensor, "N D"]:
@@ -274,8 +280,7 @@ class QuantizedEmbedding(TokenTable, Derived):
                 f"hidden is {hidden.dtype} and this table gives {self.dtype}: bring them to one type with .to(dtype), "
                 f"or use torch.autocast."
             )
-        if hidden.shape[-1] != self.embed_dim:
-            raise ShapeError(f"hidden {tuple(hidden.shape)} does not fit a table of width {self.embed_dim}.")
+        check_width(hidden, self.embed_dim)
         if plain_operators_only() or is_transformed(hidden):
             return F.linear(hidden, self.rows(start, self.vocab_size if stop is None else stop).to(hidden.dtype))
         packed = self.packed[start:stop]
@@ -467,6 +472,7 @@ def dequantised_rows(
 def _kernel(ids: Tensor, packed: Tensor, row_scale: Tensor | None, layout: Layout) -> Tensor:
     """PyTorch's kernel for fused rows, a bag for each ID or, in groups, for each of its groups."""
     operators: Any = torch.ops.quantized
+    ids = ids.contiguous()  # the kernels refuse strided ones
     weights = None if row_scale is None else row_scale.index_select(0, ids)
     if layout.groups > 1:
         ids = (ids.unsqueeze(1) * layout.groups + torch.arange(layout.groups)).flatten()

@@ -6,15 +6,18 @@ object at both ends.
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from functools import partial
 from itertools import chain
-from typing import Unpack
+from typing import Any, Unpack, cast
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from embedlayer.errors import SizeError
+from embedlayer.bounds import as_ids
+from embedlayer.errors import ShapeError, SizeError
 from embedlayer.losses.linear_cross_entropy import (
     LogitOptions,
     LossOptions,
@@ -23,8 +26,9 @@ from embedlayer.losses.linear_cross_entropy import (
     finish_logits,
     linear_cross_entropy,
 )
+from embedlayer.overrides import is_current
 from embedlayer.pretrained import Pretrained
-from embedlayer.shapes import Ids, Vectors
+from embedlayer.shapes import Ids, IdsLike, Vectors
 
 ROWS_AT_ONCE = 8192
 
@@ -50,12 +54,12 @@ class TokenTable(Pretrained, ABC):
 
     @abstractmethod
     def look_up(self, ids: Ids) -> Vectors:
-        """The vectors of `ids` without `scale`, `(..., T)` to `(..., T, D)`, in memory that nobody else reads.
+        """Return the vectors of `ids` without `scale`, `(...)` to `(..., D)`, in memory that nobody else reads.
 
         Raises:
             TokenIdError: An ID is outside the table; on an accelerator it is raised by `check()`, and until then a bad
                 ID gives zeros and gets no gradient.
-            ShapeError: Not integers, a scalar, or sequences of length 0.
+            ShapeError: Not integers.
         """
 
     def stored(self, ids: Ids) -> tuple[Tensor, Tensor] | None:
@@ -65,9 +69,14 @@ class TokenTable(Pretrained, ABC):
         """
         return None
 
-    def forward(self, ids: Ids) -> Vectors:
-        """`scale * look_up(ids)`: `(..., T)` to `(..., T, D)`, with the errors of `look_up`."""
-        vectors, factor = self.look_up(ids), self.factor
+    def forward(self, ids: IdsLike) -> Vectors:
+        """Return `scale * look_up(ids)`, `(...)` to `(..., D)`: for IDs of any shape, as `nn.Embedding` does.
+
+        Args:
+            ids: A tensor of int64 or int32; also a number, lists, a NumPy array of integers, or an `Encoding` of a
+                tokenizer, as `embedlayer.bounds.as_ids` turns them into a tensor. The errors are those of `look_up`.
+        """
+        vectors, factor = self.look_up(as_ids(ids, beside=self)), self.factor
         return vectors if factor is None else factor * vectors
 
     @property
@@ -102,7 +111,7 @@ class TokenTable(Pretrained, ABC):
     ) -> Float[Tensor, "*batch N"]:
         """`hidden @ rows(start, stop).T`, in memory that nobody else reads; of all V rows if no ends are given."""
         stop = self.vocab_size if stop is None else stop
-        linear = self.as_linear(hidden)
+        linear = self._linear(hidden)
         if linear is not None:
             return F.linear(linear[0], linear[1][start:stop])
         chunks = range(start, stop, ROWS_AT_ONCE)
@@ -110,22 +119,37 @@ class TokenTable(Pretrained, ABC):
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
 
     def logits(self, hidden: Float[Tensor, "*batch D"], **options: Unpack[LogitOptions]) -> Float[Tensor, "*batch V"]:
-        """`finish_logits(hidden @ rows.T)`: a score for each token; padding's is 0 and sends no gradient."""
+        """Return `finish_logits(hidden @ rows.T)`: a score for each token; padding's is 0 and sends no gradient.
+
+        Raises:
+            ShapeError: `hidden` has another width than the rows.
+        """
+        check_width(hidden, self.embed_dim)
         options.setdefault("padding_idx", self.padding_idx)
         return finish_logits(self.products(hidden), **options)
 
     def loss(
         self, hidden: Float[Tensor, "*batch D"], targets: Int[Tensor, "*batch"], **options: Unpack[LossOptions]
     ) -> Float[Tensor, "*result"]:
-        """`linear_cross_entropy` over the rows: of `targets` under `softmax(logits(hidden))`, in nats, without logits.
+        """Return the cross entropy of `targets` under `softmax(logits(hidden))`, in nats, without making the logits.
+
+        A subclass that overrides `logits` alone gets the loss of its logits.
 
         Args:
             hidden: What the last block gives.
             targets: Token IDs, or `ignore_index`.
             **options: See `LossOptions`.
+
+        Raises:
+            ShapeError: `hidden` has another width than the rows.
         """
+        check_width(hidden, self.embed_dim)
+        if not is_current(type(self), "loss", "logits"):
+            given: dict[str, Any] = dict(options)
+            shaping = {name: given.pop(name) for name in LogitOptions.__annotations__ if name in options}
+            return loss_of_logits(partial(self.logits, **shaping), hidden, targets, self.vocab_size, given)
         options.setdefault("padding_idx", self.padding_idx)
-        linear = self.as_linear(hidden)
+        linear = self._linear(hidden) if is_current(type(self), "as_linear", "products") else None
         if linear is not None:
             options["vocab_size"] = self.vocab_size
             return linear_cross_entropy(*linear, targets, **options)
@@ -139,6 +163,10 @@ class TokenTable(Pretrained, ABC):
         """`token_log_probs` over the rows: the log-probability of each given token, in nats, without logits."""
         return -self.loss(hidden, tokens, **options, reduction="none")
 
+    def _linear(self, hidden: Tensor) -> tuple[Tensor, Tensor] | None:
+        """Return `as_linear(hidden)`, or `None` where a subclass has overridden `rows` alone."""
+        return self.as_linear(hidden) if is_current(type(self), "as_linear", "rows") else None
+
 
 def check_sizes(*, padding_idx: int | None, vocab_size: int, **sizes: int) -> None:
     """Refuse sizes below 1 and a padding row that is not in the vocabulary.
@@ -151,3 +179,33 @@ def check_sizes(*, padding_idx: int | None, vocab_size: int, **sizes: int) -> No
             raise SizeError(f"{name} must be at least 1, not {size}.")
     if padding_idx is not None and not 0 <= padding_idx < vocab_size:
         raise SizeError(f"padding_idx {padding_idx} is not one of the {vocab_size} tokens (0..{vocab_size - 1}).")
+
+
+def loss_of_logits(
+    logits: Callable[[Tensor], Tensor], hidden: Tensor, targets: Tensor, vocab_size: int, options: Mapping[str, Any]
+) -> Tensor:
+    """Return the cross entropy of `targets` under `softmax(logits(hidden))`: for logits that only this call gives."""
+
+    def products(part: Tensor, start: int, stop: int) -> Tensor:
+        return logits(part)[..., start:stop]
+
+    return cross_entropy_over_rows(
+        hidden,
+        products,
+        targets,
+        vocab_size=vocab_size,
+        rows_at_once=vocab_size,
+        options=cast(LossOptions, options),
+    )
+
+
+def check_width(hidden: Tensor, embed_dim: int) -> None:
+    """Refuse hidden states that are not as wide as the rows that they are compared with.
+
+    Raises:
+        ShapeError: Naming both.
+    """
+    if hidden.dim() == 0 or hidden.shape[-1] != embed_dim:
+        raise ShapeError(
+            f"hidden {tuple(hidden.shape)} does not fit a table of width {embed_dim}: pass (..., {embed_dim})."
+        )

@@ -284,6 +284,8 @@ def settings_of(ends: Ends) -> dict[str, Setting]:
         sizes = ("vocab_size", "num_rows", "num_embeddings", "padding_idx", "pad_to_multiple_of")
         note(name, stored, *sizes, of=part)
         note(f"{name}.bounds", stored.bounds, "size", of=part)
+        if stored.whole_rows is not None:
+            note(name, stored, "first_row", "whole_rows", of=part)
         if stored.ledger is not None:
             note(f"{name}.ledger", stored.ledger, "padding_idx", of=part)
     for name, head in ends.heads.items():
@@ -313,8 +315,10 @@ def new_settings(ends: Ends, move: RowMove, multiple: int | None) -> JsonObject:
     for name, (place, attribute, of) in settings_of(ends).items():
         value = getattr(place, attribute)
         start, stop = (0, move.size) if of is None else of.owners.span(move.size)
-        if attribute in ("start", "stop"):
-            value = start if attribute == "start" else stop
+        if attribute in ("start", "first_row", "stop"):
+            value = stop if attribute == "stop" else start
+        elif attribute == "whole_rows":
+            value = move.size
         elif attribute in ("vocab_size", "out_features", "size"):
             value = stop - start
         elif attribute in ("padding_idx", "padding_id"):

@@ -10,8 +10,9 @@ from embedlayer.analysis import evaluate
 from embedlayer.analysis import rows as rows_module
 from embedlayer.analysis.evaluate import correlation, evaluate_word_analogies, evaluate_word_pairs, ranks, whole_words
 from embedlayer.analysis.vectors import TokenVectors
+from embedlayer.compress.convert import compressed
 from embedlayer.errors import FileError, SizeError, TextError
-from embedlayer.tables.factorized import FactorizedEmbedding
+from embedlayer.tables.dense import TokenEmbedding
 from embedlayer.text.tokenizer import train_tokenizer
 
 WORDS = [f"{first}{second}o" for first in "bdfgklmnprst" for second in "aeiu"]
@@ -93,8 +94,9 @@ def test_words_are_found_with_and_without_their_space() -> None:
     assert "ts" not in words
 
 
-def test_any_table_is_asked(tokenizer, files) -> None:
-    table = FactorizedEmbedding(1 + len(WORDS), 8, rank=2)
+@pytest.mark.parametrize("to", ["rank=2", "int8", "int4", "int4-g2"])
+def test_any_table_is_asked(tokenizer, files, to) -> None:
+    table = compressed(TokenEmbedding(1 + len(WORDS), 8), to)
     written_out = table.rows(0, table.vocab_size).detach()
     words = whole_words(tokenizer, table.vocab_size)
     assert evaluate_word_pairs(table, words, files[0]).spearman == pytest.approx(

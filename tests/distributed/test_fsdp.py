@@ -145,3 +145,32 @@ def test_losses_and_gradients_are_those_of_the_whole_model() -> None:
                 theirs = parameter.grad
                 assert (ours is None) == (theirs is None), name
                 assert theirs is None or torch.allclose(ours, theirs, rtol=1e-4, atol=1e-6), name
+
+
+def reset_after_meta() -> tuple[torch.Tensor, torch.Tensor]:
+    """FSDP's own order: made without memory, sharded, given memory, and every module reset."""
+    with torch.device("meta"):
+        table = TokenEmbedding(V, D, padding_idx=3, pad_to_multiple_of=8, init_std=1.0)
+        model = DecoderLM(table, position_named("learned"), num_layers=1, num_heads=2)
+    for part in by_parts(model):
+        fully_shard(part, mesh=init_device_mesh("cpu", (2,)))
+    model.to_empty(device="cpu")
+    torch.manual_seed(dist.get_rank())
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.fill_(float("nan"))
+    for module in model.modules():
+        if hasattr(module, "reset_parameters"):
+            module.reset_parameters()
+    assert all(parameter.full_tensor().isfinite().all() for parameter in model.parameters())
+    return model.table.weight.full_tensor(), model.blocks[0].mlp.down.weight.full_tensor()
+
+
+def test_reset_after_the_meta_device_zeroes_padding_and_spare_rows_on_every_rank() -> None:
+    with torch.device("meta"):
+        down = DecoderLM(TokenEmbedding(V, D), position_named("learned"), num_layers=1, num_heads=2).blocks[0].mlp.down
+    for weight, found in on_ranks(2, reset_after_meta):
+        assert weight.shape == (24, D)
+        assert weight.eq(0).all(dim=1).nonzero().flatten().tolist() == [3, 23]
+        assert 0.8 < weight[:V].std() < 1.2
+        assert 0.8 < found.std() / down.init_std < 1.2

@@ -349,11 +349,12 @@ FRESH = {
 
 def test_a_table_on_the_meta_device_is_drawn_by_its_ranks_as_one_process_would_draw_it() -> None:
     for results in on_ranks(3, drawn):
-        for kind, (state, vectors, after) in zip(FRESH, results, strict=True):
+        for kind, (state, reset, vectors, after) in zip(FRESH, results, strict=True):
             torch.manual_seed(3)
             table = FRESH[kind]()
             for name, value in table.state_dict().items():
                 assert torch.equal(state[name], value[:V])
+                assert torch.equal(reset[name], value[:V])
             torch.testing.assert_close(vectors, table(torch.arange(V)))
             assert torch.equal(after, torch.rand(1))
 
@@ -365,12 +366,22 @@ def drawn():
             table = make()
         torch.manual_seed(3)
         table = shard_table(table, mesh)
-        found.append((full(table.state_dict()), table(torch.arange(V)).detach(), torch.rand(1)))
+        vectors, after, state = table(torch.arange(V)).detach(), torch.rand(1), full(table.state_dict())
+        state = {name: value.clone() for name, value in state.items()}
+        torch.manual_seed(3)
+        reset_all(table)
+        found.append((state, full(table.state_dict()), vectors, after))
     with torch.device("meta"):
         table = QuantizedEmbedding(V, D, 8)
     with pytest.raises(TypeError, match="cannot be drawn"):
         shard_table(table, mesh)
     return found
+
+
+def reset_all(table: torch.nn.Module) -> None:
+    for module in table.modules():
+        if hasattr(module, "reset_parameters"):
+            module.reset_parameters()
 
 
 def test_torch_divides_a_plain_table_by_rows_and_by_columns() -> None:

@@ -1,0 +1,71 @@
+"""A table of every kind, made into another kind or edited, keeps its scale, padding, size and type."""
+
+import copy
+from collections.abc import Callable
+
+import pytest
+import torch
+from kinds import EMBED_DIM, TABLES, VOCAB_SIZE
+
+import embedlayer as el
+from embedlayer import DeltaEmbedding, FactorizedEmbedding, QuantizedEmbedding, TokenTable
+from embedlayer.compress.convert import compressed
+from embedlayer.pretrained import build, describe
+
+SOURCES: dict[str, Callable[[], TokenTable]] = {
+    **TABLES,
+    "delta over rounded scale": lambda: DeltaEmbedding(TABLES["dense, rounded scale"](), [7, 48, 49]),
+    "int8 of rounded scale": lambda: QuantizedEmbedding.from_table(TABLES["dense, rounded scale"]()),
+    "delta over int8 of rounded scale": lambda: DeltaEmbedding(SOURCES["int8 of rounded scale"](), [7, 48, 49]),
+}
+
+
+def read_back(table: TokenTable, folder) -> TokenTable:
+    table.save_pretrained(folder)
+    return type(table).read_pretrained(folder)
+
+
+CONVERSIONS: dict[str, Callable[[TokenTable, object], TokenTable]] = {
+    "int8": lambda table, _: QuantizedEmbedding.from_table(table, 8),
+    "int4": lambda table, _: compressed(table, "int4-g8"),
+    "low rank": lambda table, _: FactorizedEmbedding.from_table(table, EMBED_DIM),
+    "low rank by name": lambda table, _: compressed(table, "rank=8"),
+    "delta": lambda table, _: DeltaEmbedding(table, [3, 49]),
+    "delta, then int8": lambda table, _: QuantizedEmbedding.from_table(DeltaEmbedding(table, [3])),
+    "copy": lambda table, _: copy.deepcopy(table),
+    "description": lambda table, _: build(describe(table)).to(table.rows(0, 1).dtype),
+    "file": read_back,
+}
+
+
+def facts(table: TokenTable) -> tuple:
+    rows = table.rows(0, 1)
+    return table.vocab_size, table.embed_dim, table.padding_idx, rows.dtype, rows.device
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("to", CONVERSIONS)
+@pytest.mark.parametrize("name", SOURCES)
+def test_a_conversion_keeps_scale_padding_size_and_type(name, to, dtype, tmp_path) -> None:
+    table = SOURCES[name]().to(dtype)
+    expected, factor = facts(table), table.factor
+    other = CONVERSIONS[to](table, tmp_path)
+    assert facts(other) == expected
+    assert (other.factor is None) == (factor is None)
+    if factor is not None:
+        assert float(other.factor) == float(factor)
+    if table.padding_idx is not None:
+        assert other(torch.tensor([table.padding_idx])).eq(0).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", [name for name in TABLES if name.startswith(("dense", "row", "factor"))])
+def test_an_edit_of_the_vocabulary_keeps_scale_padding_and_type(name, dtype) -> None:
+    table = TABLES[name]().to(dtype)
+    factor, (_, *expected) = table.factor, facts(table)
+    receipt = el.edit_vocabulary(table, add=3, remove=[7, 9])
+    assert facts(table) == (VOCAB_SIZE + 1, *expected)
+    assert table.factor == factor
+    receipt.undo(table)
+    assert facts(table) == (VOCAB_SIZE, *expected)
+    assert table.factor == factor

@@ -1,0 +1,168 @@
+"""Every table takes IDs of any shape, layout and integer type, in both directions, as `nn.Embedding` does."""
+
+import pytest
+import tokenizers
+import torch
+import torch.nn.functional as F
+from kinds import EMBED_DIM, LAYERS, TABLES, TIED_HEADS, UNTIED_HEADS, VOCAB_SIZE
+
+from embedlayer import EmbedLayerError, OutputHead, ShapeError, SizeError, TokenTable
+
+IDS = torch.tensor([[1, 7, 0, 49], [3, 7, 48, 2], [0, 1, 5, 49]])
+
+SHAPES = {
+    "matrix": IDS,
+    "last column": IDS[:, -1:],
+    "first column": IDS[:, 0],
+    "expanded": IDS[:, 1:2].expand(3, 5),
+    "transposed": IDS.T,
+    "every second": IDS[:, ::2],
+    "three dimensions": IDS.view(3, 2, 2),
+    "scalar": torch.tensor(7),
+    "no IDs": torch.zeros(0, dtype=torch.long),
+    "empty sequences": torch.zeros(2, 0, dtype=torch.long),
+    "no sequences": torch.zeros(0, 5, dtype=torch.long),
+}
+
+
+def twin_of(name: str, table: TokenTable) -> TokenTable:
+    """The same numbers in a table whose rows can be asked for with a gradient."""
+    twin = TABLES["dense" if name == "row-sparse" else name]()
+    twin.load_state_dict(table.state_dict())
+    return twin
+
+
+def plain_look_up(table: TokenTable, ids: torch.Tensor) -> torch.Tensor:
+    """The definition: `factor * rows[ids]`, where the padding row gets no gradient."""
+    vectors = F.embedding(ids, table.rows(0, table.vocab_size), table.padding_idx)
+    return vectors if table.factor is None else table.factor * vectors
+
+
+def gradients(table: TokenTable, vectors: torch.Tensor) -> dict[str, torch.Tensor]:
+    learned = {name: parameter for name, parameter in table.named_parameters() if parameter.requires_grad}
+    weights = torch.linspace(-1, 1, EMBED_DIM)
+    found = torch.autograd.grad((vectors * weights).sum(), list(learned.values()), allow_unused=True)
+    return {
+        name: torch.zeros_like(learned[name]) if grad is None else grad.to_dense()
+        for name, grad in zip(learned, found, strict=True)
+    }
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32])
+@pytest.mark.parametrize("name", TABLES)
+def test_a_look_up_equals_the_rows_for_ids_of_every_shape_layout_and_type(name, dtype) -> None:
+    table = TABLES[name]()
+    twin = twin_of(name, table)
+    for shape, ids in SHAPES.items():
+        ids = ids.to(dtype) if ids.is_contiguous() else ids.int() if dtype == torch.int32 else ids
+        found, expected = table(ids), plain_look_up(twin, ids)
+        assert found.shape == (*ids.shape, EMBED_DIM)
+        torch.testing.assert_close(found, expected, msg=lambda text, shape=shape: f"{shape}: {text}")
+        if found.requires_grad:
+            torch.testing.assert_close(gradients(table, found), gradients(twin, expected))
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_a_compiled_look_up_is_the_eager_one_for_ids_of_every_shape(unchecked: None, name) -> None:
+    table = TABLES[name]()
+    ids = [*SHAPES.values(), IDS[:, -1:].int(), IDS[:, ::2].int()]
+
+    def look_up() -> torch.Tensor:
+        return torch.cat([table(part).flatten(0, -2) if part.dim() else table(part)[None] for part in ids])
+
+    expected, found = look_up(), torch.compile(look_up, fullgraph=True, backend="aot_eager")()
+    torch.testing.assert_close(found, expected)
+    if expected.requires_grad:
+        torch.testing.assert_close(gradients(table, found), gradients(table, expected))
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_lists_arrays_numbers_and_encodings_are_the_tensor_that_they_hold(name) -> None:
+    table = TABLES[name]()
+    numpy = IDS.numpy()
+    for given in (IDS.tolist(), tuple(IDS.tolist()), numpy, numpy.astype("uint16"), numpy[:, ::-1][:, ::-1]):
+        assert torch.equal(table(given), table(IDS))
+    assert torch.equal(table(7), table(torch.tensor(7)))
+    assert table([]).shape == (0, EMBED_DIM)
+    vocabulary = {word: number for number, word in enumerate("abcdefgh")}
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="a"))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    assert torch.equal(table(tokenizer.encode("c a b")), table([2, 0, 1]))
+    assert torch.equal(table(tokenizer.encode_batch(["c a b", "h f e"])), table([[2, 0, 1], [7, 5, 4]]))
+    with pytest.raises(ShapeError, match="must have one length"):
+        table(tokenizer.encode_batch(["c a b", "h f"]))
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_a_layer_takes_sequences_of_every_layout_and_what_holds_them(name) -> None:
+    layer = LAYERS[name]().eval()
+    for shape, ids in SHAPES.items():
+        if ids.dim():
+            found = layer(ids)
+            assert found.shape[:-1] == ids.shape
+            expected = layer(ids.clone(memory_format=torch.contiguous_format))
+            torch.testing.assert_close(found, expected, msg=lambda text, shape=shape: f"{shape}: {text}")
+    assert torch.equal(layer(IDS.tolist()), layer(IDS))
+    assert torch.equal(layer(IDS[0].numpy()), layer(IDS[0]))
+    with pytest.raises(ShapeError, match=r"shape \(\.\.\., T\), not \(\)"):
+        layer(torch.tensor(7))
+
+
+@pytest.mark.parametrize("name", [*UNTIED_HEADS, *TIED_HEADS])
+def test_logits_and_loss_take_hidden_states_of_every_layout(name) -> None:
+    head = UNTIED_HEADS[name]() if name in UNTIED_HEADS else OutputHead(TABLES[TIED_HEADS[name]]())
+    whole = torch.randn(EMBED_DIM, 4, 3).permute(2, 1, 0)
+    for hidden in (whole, whole[:, -1:], whole[:, 0], whole[:, 1:2].expand(3, 5, EMBED_DIM), whole[0, 0], whole[:0]):
+        logits = head(hidden)
+        assert logits.shape == (*hidden.shape[:-1], VOCAB_SIZE)
+        torch.testing.assert_close(logits, head(hidden.contiguous()))
+        targets = torch.randint(1, VOCAB_SIZE, (*hidden.shape[:-1], 2))[..., 0]
+        expected = F.cross_entropy(logits.reshape(-1, VOCAB_SIZE), targets.reshape(-1), reduction="sum")
+        torch.testing.assert_close(head.loss(hidden, targets, reduction="sum"), expected)
+        torch.testing.assert_close(head.loss(hidden, targets.int(), reduction="sum"), expected)
+
+
+@pytest.mark.parametrize("name", [*UNTIED_HEADS, *TIED_HEADS])
+def test_compiled_logits_of_strided_hidden_states_are_the_eager_ones(unchecked: None, name) -> None:
+    head = UNTIED_HEADS[name]() if name in UNTIED_HEADS else OutputHead(TABLES[TIED_HEADS[name]]())
+    whole = torch.randn(EMBED_DIM, 4, 3).permute(2, 1, 0)
+    parts = [whole, whole[:, -1:], whole[:, 1:2].expand(3, 5, EMBED_DIM), whole[0, 0]]
+    compiled = torch.compile(lambda: [head(hidden) for hidden in parts], fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(), [head(hidden) for hidden in parts])
+
+
+@pytest.mark.parametrize("name", [*UNTIED_HEADS, *TIED_HEADS])
+def test_hidden_states_of_another_width_are_refused_in_one_sentence(unchecked: None, name) -> None:
+    head = UNTIED_HEADS[name]() if name in UNTIED_HEADS else OutputHead(TABLES[TIED_HEADS[name]]())
+    hidden, targets = torch.randn(2, 3, 7), torch.zeros(2, 3, dtype=torch.long)
+    for call in (lambda: head(hidden), lambda: head.loss(hidden, targets)):
+        with pytest.raises(ShapeError, match=rf"hidden \(2, 3, 7\).*width {EMBED_DIM}") as error:
+            call()
+        assert "\n" not in str(error.value)
+    assert issubclass(ShapeError, EmbedLayerError)
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_vectors_can_be_given_in_place_of_ids(name) -> None:
+    layer = LAYERS[name]().eval()
+    table = layer.tok_emb if name == "GPTEmbedding" else layer.table
+    mask = torch.tensor([[0, 1, 1, 1], [1, 1, 2, 2], [1, 1, 1, 1]])
+    for ids in (IDS, IDS[0]):
+        torch.testing.assert_close(layer(inputs_embeds=table(ids)), layer(ids))
+    torch.testing.assert_close(
+        layer(inputs_embeds=table(IDS), attention_mask=mask, positions=IDS % 3),
+        layer(IDS, attention_mask=mask, positions=IDS % 3),
+    )
+    torch.testing.assert_close(layer(inputs_embeds=table(IDS), attention_mask=mask), layer(IDS, attention_mask=mask))
+    for wrong in ({}, {"ids": IDS, "inputs_embeds": table(IDS)}):
+        with pytest.raises(SizeError, match="Give token IDs or inputs_embeds, exactly one of them"):
+            layer(**wrong)
+    with pytest.raises(ShapeError, match=rf"inputs_embeds must have shape \(\.\.\., T, {EMBED_DIM}\).*not \(3, 4, 7\)"):
+        layer(inputs_embeds=torch.randn(3, 4, 7))
+
+
+def test_a_decoder_gives_the_same_loss_and_hidden_states_for_vectors_as_for_their_ids() -> None:
+    model = LAYERS["DecoderLM"]().eval()
+    vectors = model.table(IDS)
+    torch.testing.assert_close(model.hidden(inputs_embeds=vectors), model.hidden(IDS))
+    torch.testing.assert_close(model.loss(None, IDS, inputs_embeds=vectors), model.loss(IDS, IDS))
