@@ -13,6 +13,7 @@ from torch import Tensor
 
 from embedlayer.errors import ShapeError, SizeError
 from embedlayer.files import JsonObject
+from embedlayer.overrides import has_hooks
 from embedlayer.pretrained import Pretrained
 from embedlayer.shapes import Positions
 
@@ -116,12 +117,16 @@ class AdditivePosition(Position, ABC):
         return vectors.reshape(*positions.shape, vectors.shape[-1])
 
     def add(self, x: Float[Tensor, "*batch T D"], positions: Positions) -> Float[Tensor, "*batch T D"]:
-        """Return `x[..., t, :] + vectors(positions)[..., t, :]`.
+        """Return `x[..., t, :] + self(positions)[..., t, :]`: whoever replaces or hooks `forward` sees the call.
+
+        Hooks are given a position for each token of each sequence, so that per-sample gradients can be told apart.
 
         Raises:
             ShapeError: `x` has another width than the vectors.
         """
-        vectors = self.vectors(positions)
+        if has_hooks(self):
+            positions = positions.expand(torch.broadcast_shapes(positions.shape, x.shape[:-1]))
+        vectors: Tensor = self(positions)
         if x.shape[-1] != vectors.shape[-1]:
             raise ShapeError(
                 f"Hidden states of width {x.shape[-1]} cannot take positions of width {vectors.shape[-1]}: "

@@ -121,13 +121,16 @@ def test_a_row_sparse_table_with_pending_updates_is_not_exported() -> None:
     assert torch.equal(export(table, (IDS,)).module()(IDS), table(IDS))
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # inductor's own
 @pytest.mark.usefixtures("unchecked")
-def test_a_decoder_compiled_by_inductor_serves_two_lengths() -> None:
+def test_a_compiled_decoder_has_the_gradients_of_eager_mode_at_two_lengths() -> None:
     model = LAYERS["DecoderLM"]()
-    compiled = torch.compile(model, fullgraph=True)
-    for ids in (IDS, IDS[:, :3].contiguous(), of_other_size((IDS,))[0]):
-        torch.testing.assert_close(compiled(ids), model(ids))
+    compiled = torch.compile(model.loss, fullgraph=True, backend="aot_eager")
+    learned = list(model.parameters())
+    for ids in (IDS, of_other_size((IDS,))[0]):
+        targets = ids.roll(-1, dims=-1)
+        found, expected = compiled(ids, targets), model.loss(ids, targets)
+        torch.testing.assert_close(found, expected)
+        torch.testing.assert_close(torch.autograd.grad(found, learned), torch.autograd.grad(expected, learned))
 
 
 @pytest.mark.usefixtures("unchecked")
