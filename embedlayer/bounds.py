@@ -52,7 +52,7 @@ class Bounds(nn.Module):
         self.first_outside = torch.full((3,), -1, device=device) if lost else self.first_outside.to(device)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Bounds":
-        super()._apply(fn, recurse)
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         self.derive(fn(self.first_outside).device)
         return self
 
