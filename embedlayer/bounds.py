@@ -13,15 +13,18 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from embedlayer.derived import Derived
 from embedlayer.errors import EmbedLayerError, PositionError, ShapeError, TokenIdError
 from embedlayer.shapes import Encoded, IdsLike
+from embedlayer.tracing import plain_operators_only
 
 Kind = Literal["token id", "position"]
 
 
-class Bounds(Derived):
+class Bounds(nn.Module):
     """Indices that must lie in `0 .. size - 1`.
+
+    Under `torch.func` transforms and in `torch.export` values can neither be read nor raised on: an index outside is
+    clamped to the first or the last row there, silently.
 
     Args:
         size: How many rows there are.
@@ -29,18 +32,29 @@ class Bounds(Derived):
         offset: Rows in front of row 0: indices may go down to `-offset`, and what is looked up is `index + offset`.
     """
 
-    first_outside: Tensor  # (flat index, value, length of the last dimension) of the first bad one, or -1s
+    first_outside: Tensor
+    """(flat index, value, length of the last dimension) of the first bad one, or -1s.
+
+    No buffer: it is no state of the model, DistributedDataParallel would overwrite it with that of rank 0, and Opacus
+    refuses trainable layers that have buffers.
+    """
 
     def __init__(self, size: int, kind: Kind, *, offset: int = 0) -> None:
         super().__init__()
         self.size = size
         self.offset = offset
         self.kind: Kind = kind
-        self.derive()
+        self.first_outside = torch.full((3,), -1)
 
-    def derived(self) -> dict[str, Tensor]:
-        """Nothing is wrong yet."""
-        return {"first_outside": torch.full((3,), -1)}
+    def derive(self, device: torch.device | str) -> None:
+        """Move the record to `device`; one that was on the meta device starts empty."""
+        lost = self.first_outside.is_meta
+        self.first_outside = torch.full((3,), -1, device=device) if lost else self.first_outside.to(device)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Bounds":
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        self.derive(fn(self.first_outside).device)
+        return self
 
     def forward(self, indices: IdsLike) -> tuple[Tensor, Tensor | None]:
         """Indices that are safe to look up, and a mask of those that were not (`None` where none can be left).
@@ -55,6 +69,8 @@ class Bounds(Derived):
         rows = indices + self.offset if self.offset else indices
         if rows.is_meta:
             return rows, None
+        if plain_operators_only():
+            return rows.clamp(0, self.size + self.offset - 1), None
         if rows.device.type != "cpu":
             return self.clamped(rows)
         if torch.compiler.is_compiling():
@@ -64,6 +80,8 @@ class Bounds(Derived):
 
     def clamped(self, indices: Tensor) -> tuple[Tensor, Tensor]:
         """Clamp, and remember the first index that was outside, without waiting for the device."""
+        if self.first_outside.device != indices.device:  # weights may be moved one by one
+            self.derive(indices.device)
         outside = (indices < 0) | (indices >= self.size + self.offset)
         if not indices.numel():
             return indices, outside
@@ -75,13 +93,6 @@ class Bounds(Derived):
         is_new = (first < flat.numel()) & (self.first_outside[:1] < 0)
         self.first_outside.copy_(torch.where(is_new, found, self.first_outside))
         return indices.clamp(0, self.size + self.offset - 1), outside
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Bounds":
-        recorded = self.first_outside
-        super()._apply(fn, recurse)
-        if not recorded.is_meta and not self.first_outside.is_meta:
-            self.first_outside.copy_(recorded)  # not derived from arguments: it must outlive a cast or a move
-        return self
 
     def extra_repr(self) -> str:
         """The rule, for `print`."""
@@ -146,7 +157,8 @@ def as_ids(ids: IdsLike, *, beside: nn.Module, kind: Kind = "token id") -> Tenso
         text = array.dtype.kind == "U"
         found = "text" if text else type(ids).__name__ if array.dtype.kind == "O" else array.dtype.name
         raise _not_integers(kind, found, "tokenizer.encode(text).ids" if text else "ids.astype(numpy.int64)")
-    return torch.from_numpy(array.astype(np.int64)).to(next(chain(beside.parameters(), beside.buffers())).device)
+    tensors = [beside.first_outside] if isinstance(beside, Bounds) else chain(beside.parameters(), beside.buffers())
+    return torch.from_numpy(array.astype(np.int64)).to(next(iter(tensors)).device)
 
 
 def _not_integers(kind: Kind, found: str, remedy: str) -> ShapeError:

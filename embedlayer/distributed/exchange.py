@@ -70,11 +70,12 @@ def summed_home(chunk: Tensor, counts: list[int], own: int, group: dist.ProcessG
 
 class _Exchange(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any, rows: Tensor, sends: list[int], receives: list[int], group: dist.ProcessGroup | None
-    ) -> Tensor:
-        ctx.sends, ctx.receives, ctx.group = sends, receives, group
+    def forward(rows: Tensor, sends: list[int], receives: list[int], group: dist.ProcessGroup | None) -> Tensor:
         return swapped(rows, sends, receives, group)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        _, ctx.sends, ctx.receives, ctx.group = inputs
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
@@ -83,9 +84,13 @@ class _Exchange(torch.autograd.Function):
 
 class _Gather(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, rows: Tensor, counts: list[int], group: dist.ProcessGroup | None) -> Tensor:
-        ctx.counts, ctx.group, ctx.own = counts, group, len(rows)
+    def forward(rows: Tensor, counts: list[int], group: dist.ProcessGroup | None) -> Tensor:
         return to_all(rows, counts, group)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        rows, ctx.counts, ctx.group = inputs
+        ctx.own = len(rows)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:

@@ -15,6 +15,8 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from embedlayer.tracing import fusible
+
 PIECE = 1 << 20
 """Numbers in a piece: few enough for the cache, and so many that threads seldom wait for each other."""
 
@@ -36,7 +38,7 @@ def scale_add_drop(
     On a CPU in eager mode it is one pass; elsewhere it is left to the compiler, by `plain_scale_add_drop`.
     """
     fits = x.dim() in (2, 3) and (addend is None or addend.dim() <= x.dim()) and not isinstance(scale, Tensor)
-    if x.device.type != "cpu" or torch.compiler.is_compiling() or not fits:
+    if x.device.type != "cpu" or not fits or not fusible(x, addend):
         return plain_scale_add_drop(x, scale, addend, dropout)
     if scale is None and addend is None and dropout == 0:
         return x
@@ -61,7 +63,7 @@ def gather_scale_add(
         addend: One vector for each position.
     """
     fits = ids.dim() in (1, 2) and addend.dim() <= ids.dim() + 1
-    if isinstance(scale, Tensor) or not fits or ids.device.type != "cpu" or torch.compiler.is_compiling():
+    if isinstance(scale, Tensor) or not fits or ids.device.type != "cpu" or not fusible(rows, addend):
         return plain_scale_add_drop(F.embedding(ids, rows), scale, addend, 0.0)
     result = rows.new_empty((*ids.shape, rows.shape[-1]))
     columns, addend = ids.unsqueeze(-1), addend.to(rows.dtype)
@@ -127,14 +129,14 @@ class _OnePass(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         needs_x, needs_addend = ctx.needs_input_grad[:2]
-        if ctx.dropout and not torch.is_grad_enabled():
+        if ctx.dropout and not torch.is_grad_enabled() and fusible(grad):
             return _thinned(ctx, grad)
-        if ctx.dropout:  # create_graph=True: operations that have gradients themselves
-            pieces = list(_pieces(grad))
-            thinner = _Thinner(ctx.dropout, pieces, grad, ctx.state)
-            ones = torch.empty_like(grad, memory_format=torch.contiguous_format)
+        if ctx.dropout:  # create_graph=True or batched gradients: operations that can be transformed themselves
+            ones = torch.empty(grad.shape, dtype=grad.dtype)
+            pieces = list(_pieces(ones))
+            thinner = _Thinner(ctx.dropout, pieces, ones, ctx.state)
             for piece in pieces:
-                piece.of(ones).copy_(thinner.ones_for(piece.of(grad)))
+                piece.of(ones).copy_(thinner.ones_for(piece.of(ones)))
             grad = grad * (ones * thinner.growth)
         grad_addend = grad.sum_to_size(ctx.addend_shape) if needs_addend else None
         return grad * ctx.scale if needs_x else None, grad_addend, None, None

@@ -20,6 +20,7 @@ from embedlayer.bounds import raise_if_outside
 from embedlayer.errors import SizeError
 from embedlayer.losses.chunk_length import chunk_length
 from embedlayer.losses.held_rows import AllRows, HeldRows
+from embedlayer.tracing import is_transformed, transforms_active
 
 ROWS_AT_ONCE = 8192
 
@@ -69,6 +70,11 @@ def chunked_cross_entropy(
         terms: The options; `padding_idx` counts from the first row that is here.
         held: Which rows are here. Where others have the rest, they all must call this, and call backward.
     """
+    if transforms_active():
+        raise SizeError(
+            "The loss of a sharded table is computed by all ranks together and cannot be transformed by torch.func: "
+            "differentiate it with backward() or torch.autograd.grad."
+        )
     inputs = (hidden, weight, bias)
     needs = Needs(*(torch.is_grad_enabled() and part is not None and part.requires_grad for part in inputs))
     if torch.compiler.is_compiling() and held is ALL_ROWS:
@@ -311,7 +317,7 @@ class _Chunked(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
         hidden, weight, bias, targets = ctx.saved_tensors
-        if torch.is_grad_enabled():
+        if torch.is_grad_enabled() or is_transformed(upstream):  # create_graph=True, or batched gradients
             gradients = _differentiable(hidden, weight, bias, targets, upstream, ctx.terms, ctx.needs, ctx.held)
         elif ctx.ready is None or not ctx.held.same(upstream):
             _, made = loss_and_gradients(hidden, weight, bias, targets, upstream, ctx.terms, ctx.needs, ctx.held)
@@ -332,29 +338,34 @@ def _differentiable(
     needs: Needs,
     held: HeldRows,
 ) -> Gradients:
-    """The gradients as functions that have gradients themselves (`create_graph=True`), from the plain definition."""
+    """The gradients as functions that have gradients themselves (`create_graph=True`), from the plain definition.
+
+    Also those of batched gradients (`is_grads_batched=True`), where `upstream` is a batch that the chunks cannot take.
+    """
     from embedlayer.losses.linear_cross_entropy import linear_cross_entropy
 
     if held is not ALL_ROWS:
         raise SizeError("The loss of a divided table has gradients, and these have none: leave out create_graph=True.")
-    result = linear_cross_entropy(
-        hidden.to(terms.compute),
-        weight.to(terms.compute),
-        targets,
-        bias=bias,
-        impl="plain",
-        vocab_size=terms.vocab_size,
-        logit_scale=terms.logit_scale,
-        softcap=terms.softcap,
-        padding_idx=terms.padding_idx,
-        mask_padding=terms.mask_padding,
-        ignore_index=terms.ignore_index,
-        label_smoothing=terms.label_smoothing,
-        z_loss=terms.z_loss,
-        reduction=terms.reduction,  # type: ignore[arg-type]
-    )
+    create_graph = torch.is_grad_enabled()
+    with torch.enable_grad():
+        result = linear_cross_entropy(
+            hidden.to(terms.compute),
+            weight.to(terms.compute),
+            targets,
+            bias=bias,
+            impl="plain",
+            vocab_size=terms.vocab_size,
+            logit_scale=terms.logit_scale,
+            softcap=terms.softcap,
+            padding_idx=terms.padding_idx,
+            mask_padding=terms.mask_padding,
+            ignore_index=terms.ignore_index,
+            label_smoothing=terms.label_smoothing,
+            z_loss=terms.z_loss,
+            reduction=terms.reduction,  # type: ignore[arg-type]
+        )
     wanted = [part for part, need in zip((hidden, weight, bias), needs, strict=True) if part is not None and need]
-    made = iter(torch.autograd.grad(result, wanted, upstream, create_graph=True))
+    made = iter(torch.autograd.grad(result, wanted, upstream, create_graph=create_graph))
     return tuple(next(made) if need else None for need in needs)  # type: ignore[return-value]
 
 

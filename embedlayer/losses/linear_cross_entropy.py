@@ -19,6 +19,7 @@ from embedlayer.bounds import checked_copy, raise_if_outside
 from embedlayer.errors import MissingExtraError, ShapeError, SizeError
 from embedlayer.losses.chunk_length import TOKENS_AT_ONCE
 from embedlayer.losses.chunked import Terms, chunked_cross_entropy
+from embedlayer.tracing import is_transformed, plain_operators_only
 
 Impl = Literal["auto", "plain", "chunked", "triton"]
 Reduction = Literal["mean", "sum", "none"]
@@ -139,6 +140,8 @@ def linear_cross_entropy(
     """
     check_fit(hidden, weight, targets)
     impl = chosen_impl(hidden, targets, len(weight), options)
+    if plain_operators_only() or is_transformed(hidden, weight, options.get("bias")):
+        impl = "plain"
     if impl == "plain":
         rows = weight if options.get("vocab_size") is None else weight[: options["vocab_size"]]
         return cross_entropy(F.linear(hidden, rows), targets, **options)
@@ -288,10 +291,13 @@ def _over_blocks(
     """`_block_of_logits` over all rows `within`, a block at a time."""
     low, high = within
     ends = [(start, min(start + rows_at_once, high)) for start in range(low, high, rows_at_once)]
-    blocks: list[tuple[Tensor, Tensor, Tensor]] = [
-        checkpoint(_block_of_logits, hidden, products, targets, start, stop, options, use_reentrant=False)
-        for start, stop in ends
-    ]
+    if plain_operators_only() or is_transformed(hidden):  # what cannot compute a block again
+        blocks = [_block_of_logits(hidden, products, targets, start, stop, options) for start, stop in ends]
+    else:
+        blocks = [
+            checkpoint(_block_of_logits, hidden, products, targets, start, stop, options, use_reentrant=False)
+            for start, stop in ends
+        ]
     levels, picked, sums = blocks[0]
     for level, pick, total in blocks[1:]:
         levels, picked, sums = torch.logaddexp(levels, level), picked + pick, sums + total
@@ -336,6 +342,8 @@ def checked_targets(targets: Tensor, vocab_size: int, ignore_index: int) -> Tens
     Raises:
         TokenIdError: Naming the first that is neither, its row and its column.
     """
+    if plain_operators_only():
+        return torch.where(targets == ignore_index, targets, targets.clamp(0, vocab_size - 1))
     if targets.device.type != "cpu":
         return targets
     if torch.compiler.is_compiling():

@@ -20,6 +20,7 @@ from embedlayer.positions.position import AttentionMask, Position, positions_of
 from embedlayer.pretrained import Pretrained, build, describe
 from embedlayer.shapes import IdsLike, Positions
 from embedlayer.tables.table import TokenTable
+from embedlayer.tracing import is_transformed
 
 
 class DecoderLM(Pretrained):
@@ -282,16 +283,45 @@ class Attention(nn.Module):
         )
         q_BHTK, k_BGTK = position.rotate(q_BHTK, k_BGTK, positions)
         k_BGSK, v_BGSK = (k_BGTK, v_BGTK) if past is None else past.extend(k_BGTK, v_BGTK)
-        y_BHTK = F.scaled_dot_product_attention(
+        y_BHTK = attend(
             q_BHTK,
             k_BGSK,
             v_BGSK,
             attn_mask=None if scores is None else scores.to(q_BHTK.dtype),
-            is_causal=scores is None and q_BHTK.shape[-2] == k_BGSK.shape[-2],  # a single new token sees all
-            enable_gqa=q_BHTK.shape[-3] != k_BGTK.shape[-3],
+            # a single new token sees all; sizes of a traced graph may be symbolic, these two must be plain booleans
+            is_causal=scores is None and (past is None or bool(q_BHTK.shape[-2] == k_BGSK.shape[-2])),
+            enable_gqa=bool(q_BHTK.shape[-3] != k_BGTK.shape[-3]),
         )
         result: Tensor = self.out(y_BHTK.transpose(-2, -3).flatten(-2))
         return result
+
+
+def attend(
+    q_BHTK: Float[Tensor, "*batch H T K"],
+    k_BGSK: Float[Tensor, "*batch G S K"],
+    v_BGSK: Float[Tensor, "*batch G S K"],
+    *,
+    attn_mask: Float[Tensor, "*mask T S"] | None,
+    is_causal: bool,
+    enable_gqa: bool,
+) -> Float[Tensor, "*batch H T K"]:
+    """Compute `torch.nn.functional.scaled_dot_product_attention`, also where its fused kernels cannot be transformed.
+
+    They have no derivative in forward mode, no second derivative and no rule for `vmap`, so under these transforms the
+    scores are computed by their definition, all at once.
+    """
+    if not is_transformed(q_BHTK, k_BGSK, v_BGSK, attn_mask):
+        return F.scaled_dot_product_attention(
+            q_BHTK, k_BGSK, v_BGSK, attn_mask=attn_mask, is_causal=is_causal, enable_gqa=enable_gqa
+        )
+    heads_per_key = q_BHTK.shape[-3] // k_BGSK.shape[-3]
+    k_BHSK, v_BHSK = (part.repeat_interleave(heads_per_key, dim=-3) for part in (k_BGSK, v_BGSK))
+    scores_BHTS = q_BHTK @ k_BHSK.transpose(-1, -2) / math.sqrt(q_BHTK.shape[-1])
+    if is_causal:
+        future = torch.ones(scores_BHTS.shape[-2:], dtype=torch.bool, device=q_BHTK.device).triu(1)
+        scores_BHTS = scores_BHTS.masked_fill(future, float("-inf"))
+    scores_BHTS = scores_BHTS if attn_mask is None else scores_BHTS + attn_mask
+    return scores_BHTS.softmax(-1) @ v_BHSK
 
 
 class SwiGLU(nn.Module):
@@ -341,7 +371,7 @@ def attention_scores_bias(
     Returns:
         `None` where only the future is to be hidden, and the queries are all of the keys or the last one alone.
     """
-    if bias is None and documents is None and queries in (1, keys):
+    if bias is None and documents is None and queries in (keys, 1):
         return None
     allowed: Bool[Tensor, "*rows T S"] = torch.ones(queries, keys, dtype=torch.bool, device=device)
     allowed = allowed.tril(keys - queries)

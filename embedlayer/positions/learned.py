@@ -33,8 +33,9 @@ class LearnedPositionalEmbedding(AdditivePosition, nn.Embedding):
         SizeError: A size is below 1, or the offset below 0.
 
     Example:
-        >>> LearnedPositionalEmbedding(16, 8)(torch.zeros(1, 3).long()).shape
-        torch.Size([3, 8])
+        >>> position = LearnedPositionalEmbedding(16, 8)
+        >>> torch.equal(position(torch.arange(5, 8)), position.weight[5:8])
+        True
 
     Reference: Radford et al., GPT-2, 2019 (`wpe`); transformers/models/opt/modeling_opt.py
     (`OPTLearnedPositionalEmbedding`).
@@ -61,11 +62,16 @@ class LearnedPositionalEmbedding(AdditivePosition, nn.Embedding):
         self.bounds = Bounds(max_seq_len, "position", offset=offset)
 
     @property
+    def embed_dim(self) -> int:
+        """Width of a row, D."""
+        return self.embedding_dim
+
+    @property
     def config(self) -> JsonObject:
         """The constructor's arguments."""
         return {
             "max_seq_len": self.max_seq_len,
-            "embed_dim": self.embedding_dim,
+            "embed_dim": self.embed_dim,
             "offset": self.offset,
             "init_std": self.init_std,
         }

@@ -11,8 +11,9 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from embedlayer.errors import ShapeError
+from embedlayer.errors import ShapeError, SizeError
 from embedlayer.files import JsonObject
+from embedlayer.overrides import has_hooks
 from embedlayer.pretrained import Pretrained
 from embedlayer.shapes import Positions
 
@@ -52,6 +53,34 @@ class Position(Pretrained):
         """What is added to the scores, `(1 or B, H, Tq, Tk)`; masking the future is attention's business."""
         return None
 
+    def forward(self, positions: Int[Tensor, "*shape"]) -> Float[Tensor, "*shape D"]:
+        """Raise `ShapeError`: only additive schemes have a vector for each position."""
+        raise ShapeError(
+            f"{type(self).__name__} adds nothing to the input, so there is no vector of a position to look up.\n"
+            f"It is applied in attention: q, k = position.rotate(q, k, positions), and position.bias(query_positions, "
+            f"key_positions) is added to the scores."
+        )
+
+    def require_sizes(
+        self, *, embed_dim: int | None = None, num_heads: int | None = None, head_dim: int | None = None
+    ) -> None:
+        """Refuse a model whose sizes are not those that this scheme was built for.
+
+        Args:
+            embed_dim: Width of the vectors that positions are added to, or `None` if unknown.
+            num_heads: Query heads of the attention.
+            head_dim: Width of one head.
+
+        Raises:
+            SizeError: The scheme has a size of that name, and it is another one.
+        """
+        for name, size in {"embed_dim": embed_dim, "num_heads": num_heads, "head_dim": head_dim}.items():
+            own = getattr(self, name, None)
+            if size is not None and own is not None and own != size:
+                raise SizeError(
+                    f"This {type(self).__name__} has {name} {own}, the model has {size}: build it with {name} {size}."
+                )
+
     def check(self) -> None:
         """Wait for the device and raise the error of a position outside the scheme since the last check."""
 
@@ -71,13 +100,39 @@ class AdditivePosition(Position, ABC):
         """The vectors of positions 0 to `length - 1` where they lie, to be read only; `None` if they lie nowhere."""
         return None
 
-    def forward(self, ids: Int[Tensor, "*batch T"]) -> Float[Tensor, "T D"]:
-        """The vectors of positions 0 to T - 1, for sequences like `ids`."""
-        return self.vectors(torch.arange(ids.shape[-1], device=ids.device))
+    def forward(self, positions: Int[Tensor, "*shape"]) -> Float[Tensor, "*shape D"]:
+        """Return the vector of each position, of any shape: what `nn.Embedding` returns for the same numbers.
+
+        Raises:
+            ShapeError: `positions` holds floats, such as hidden states.
+            PositionError: A position is outside `0 .. max_seq_len - 1`.
+        """
+        if torch.is_floating_point(positions):
+            raise ShapeError(
+                f"{type(self).__name__} is called with positions, which are integers, not with "
+                f"{str(positions.dtype).removeprefix('torch.')} values of shape {tuple(positions.shape)}.\n"
+                f"To add positions to hidden states, call add(x, positions): add(hidden, torch.arange(T))."
+            )
+        vectors = self.vectors(torch.atleast_1d(positions))
+        return vectors.reshape(*positions.shape, vectors.shape[-1])
 
     def add(self, x: Float[Tensor, "*batch T D"], positions: Positions) -> Float[Tensor, "*batch T D"]:
-        """`x[..., t, :] + vectors(positions)[..., t, :]`."""
-        return x + self.vectors(positions).to(x.dtype)
+        """Return `x[..., t, :] + self(positions)[..., t, :]`: whoever replaces or hooks `forward` sees the call.
+
+        Hooks are given a position for each token of each sequence, so that per-sample gradients can be told apart.
+
+        Raises:
+            ShapeError: `x` has another width than the vectors.
+        """
+        if has_hooks(self):
+            positions = positions.expand(torch.broadcast_shapes(positions.shape, x.shape[:-1]))
+        vectors: Tensor = self(positions)
+        if x.shape[-1] != vectors.shape[-1]:
+            raise ShapeError(
+                f"Hidden states of width {x.shape[-1]} cannot take positions of width {vectors.shape[-1]}: "
+                f"build {type(self).__name__} with embed_dim {x.shape[-1]}."
+            )
+        return x + vectors.to(x.dtype)
 
 
 def positions_of(

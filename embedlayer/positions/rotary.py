@@ -9,7 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from embedlayer.derived import Derived
-from embedlayer.errors import SizeError
+from embedlayer.errors import ShapeError, SizeError
 from embedlayer.files import JsonObject
 from embedlayer.positions.position import Position
 from embedlayer.positions.rotary_config import has_layer_types, layer_types, read_rotary, rotated_layers
@@ -189,7 +189,16 @@ class RotaryEmbedding(Position, Derived):
     def rotate(
         self, q: Float[Tensor, "*batch H T K"], k: Float[Tensor, "*batch G T K"], positions: Positions
     ) -> tuple[Float[Tensor, "*batch H T K"], Float[Tensor, "*batch G T K"]]:
-        """Queries and keys, each pair turned by its angle."""
+        """Queries and keys, each pair turned by its angle.
+
+        Raises:
+            ShapeError: Queries or keys are not `head_dim` wide.
+        """
+        if q.shape[-1] != self.head_dim or k.shape[-1] != self.head_dim:
+            raise ShapeError(
+                f"These rotary positions are for heads of width {self.head_dim}; queries have {q.shape[-1]} and keys "
+                f"{k.shape[-1]}. Build RotaryEmbedding with head_dim {q.shape[-1]} (embed_dim / num_heads)."
+            )
         cos, sin = (table.unsqueeze(-3) for table in self.cos_sin(positions))
         return (
             turn(q, cos, sin, interleaved=self.interleaved),

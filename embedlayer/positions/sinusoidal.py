@@ -79,7 +79,7 @@ class SinusoidalPositionalEmbedding(AdditivePosition, Derived):
         SizeError: A size is below 1, the offset below 0, the padding row outside, or the width below 4 with `endpoint`.
 
     Example:
-        >>> SinusoidalPositionalEmbedding(50, 4).vectors(torch.tensor([0]))
+        >>> SinusoidalPositionalEmbedding(50, 4)(torch.tensor([0]))
         tensor([[0., 1., 0., 1.]])
 
     Reference: Vaswani et al., Attention is all you need, 2017, section 3.5; `*SinusoidalPositionalEmbedding` of

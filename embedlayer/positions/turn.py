@@ -11,6 +11,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from embedlayer.tracing import fusible
+
 PIECE = 1 << 19
 """Numbers in a piece: few enough for the cache, and so many that threads seldom wait for each other."""
 
@@ -44,7 +46,7 @@ def turn(
     """`apply_rotary(x, cos, sin)`, on a CPU in eager mode by pieces that fit the cache; elsewhere as it stands."""
     fits = x.dtype == cos.dtype and x.dim() in (3, 4) and cos.dim() <= x.dim() and x.numel() > 0
     fits = fits and x.device.type == "cpu" and not (interleaved and x.shape[-1] % 2)
-    if not fits or torch.compiler.is_compiling():
+    if not fits or not fusible(x, cos, sin):
         return apply_rotary(x, cos, sin, interleaved=interleaved)
     result: Tensor = _Turn.apply(x, cos, sin, interleaved)  # type: ignore[no-untyped-call]
     return result

@@ -18,6 +18,7 @@ from embedlayer.pretrained import FORMAT_VERSION, describe
 from embedlayer.shapes import Ids, Vectors
 from embedlayer.tables.dense import TokenEmbedding
 from embedlayer.tables.table import TokenTable
+from embedlayer.tracing import fusible
 
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 BYTES_AT_ONCE = 16 * 2**20
@@ -123,9 +124,9 @@ class DeltaEmbedding(TokenTable, Derived):
     def look_up(self, ids: Ids) -> Vectors:
         """Return the base's vectors, those of `token_ids` replaced: `(...)` to `(..., D)`."""
         vectors = self.base.look_up(ids)
-        places = torch.searchsorted(self.token_tensor, ids.long().contiguous()).clamp(max=len(self.token_ids) - 1)
-        ours = self.token_tensor.take(places) == ids
-        if ids.dim() and vectors.device.type == "cpu" and not torch.compiler.is_compiling():
+        places = self._places(ids.long().contiguous()).clamp(max=len(self.token_ids) - 1)
+        ours = F.embedding(places, self.token_tensor.unsqueeze(-1)).squeeze(-1) == ids
+        if ids.dim() and vectors.device.type == "cpu" and fusible(vectors, self.delta):
             where = ours.nonzero(as_tuple=True)
             return vectors.index_put_(where, F.embedding(places[where], self.delta).to(vectors.dtype))
         return torch.where(ours.unsqueeze(-1), F.embedding(places, self.delta).to(vectors.dtype), vectors)
@@ -147,7 +148,12 @@ class DeltaEmbedding(TokenTable, Derived):
         if first == last:
             return products
         ours = F.linear(hidden, self.delta[first:last].to(hidden.dtype)).to(products.dtype)
-        return products.index_copy_(-1, self.token_tensor[first:last] - start, ours)
+        columns = self.token_tensor[first:last] - start
+        return (
+            products.index_copy_(-1, columns, ours)
+            if fusible(products, ours)
+            else products.index_copy(-1, columns, ours)
+        )
 
     def check(self) -> None:
         """Wait for the device and raise the error of a bad ID that was looked up since the last check."""
@@ -214,6 +220,12 @@ class DeltaEmbedding(TokenTable, Derived):
     def extra_repr(self) -> str:
         """Sizes, for `print`."""
         return f"{self.vocab_size}, {self.embed_dim}, learning={len(self.token_ids)}"
+
+    def _places(self, ids: Tensor) -> Tensor:
+        """Return how many of `token_ids` are below each ID."""
+        if torch.compiler.is_exporting():  # ONNX has no binary search
+            return (self.token_tensor < ids.unsqueeze(-1)).sum(-1)
+        return torch.searchsorted(self.token_tensor, ids)
 
     def _between(self, start: int, stop: int) -> tuple[int, int]:
         """First and last + 1 of our rows among the tokens `start .. stop - 1`."""

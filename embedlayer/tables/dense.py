@@ -19,6 +19,7 @@ from embedlayer.shapes import Ids, Vectors
 from embedlayer.tables.ledger import RowLedger, all_caught_up, as_stored, caught_up, ledger_of
 from embedlayer.tables.row_gradient import run_as_stored
 from embedlayer.tables.table import TokenTable, check_sizes
+from embedlayer.tracing import is_transformed, plain_operators_only
 
 
 class TokenEmbedding(TokenTable, nn.Embedding, Derived):
@@ -135,8 +136,12 @@ class TokenEmbedding(TokenTable, nn.Embedding, Derived):
     def look_up(self, ids: Ids) -> Vectors:
         """Return `weight[ids]`: `(...)` to `(..., D)`."""
         ids, outside = self.bounds(ids)
-        padding_idx = None if self.row_sparse else self.padding_idx  # the ledger drops that row's gradient itself
-        vectors = F.embedding(self._caught_up(ids), self.weight, padding_idx, sparse=self.row_sparse)
+        transformed = is_transformed(self.weight)  # by torch.func, whose gradients are not the ledger's
+        sparse = self.row_sparse and not transformed and not plain_operators_only()
+        padding_idx = None if sparse else self.padding_idx  # the ledger drops that row's gradient itself
+        vectors = F.embedding(self._caught_up(ids), self.weight, padding_idx, sparse=sparse)
+        if padding_idx is not None and transformed:  # torch gives that row no gradient, but lets its tangent through
+            vectors = torch.where((ids == padding_idx).unsqueeze(-1), vectors.detach(), vectors)
         return vectors if outside is None else vectors.masked_fill(outside.unsqueeze(-1), 0)
 
     def stored(self, ids: Ids) -> tuple[Tensor, Tensor] | None:
@@ -153,7 +158,7 @@ class TokenEmbedding(TokenTable, nn.Embedding, Derived):
 
     def rows(self, start: int, stop: int) -> Float[Tensor, "N D"]:
         """Rows `start` to `stop - 1` as stored: a view, without `scale`."""
-        if not self.row_sparse or torch.compiler.is_compiling():
+        if not self.row_sparse or torch.compiler.is_compiling() or plain_operators_only():
             return self._current_weight()[start:stop]
         self.flush(start, stop)
         rows: Tensor = run_as_stored(Tensor.__getitem__, (), (self.weight, slice(start, stop)), {})
@@ -181,6 +186,9 @@ class TokenEmbedding(TokenTable, nn.Embedding, Derived):
         Raises:
             ShapeError: A compiled function would send a gradient to every row.
         """
+        if plain_operators_only():
+            self._refuse_pending_rows()
+            return self.weight
         if self.ledger is None or not torch.compiler.is_compiling():
             self.flush()
             return self.weight
@@ -193,10 +201,22 @@ class TokenEmbedding(TokenTable, nn.Embedding, Derived):
         return copy
 
     def _caught_up(self, ids: Tensor) -> Tensor:
-        if not self.row_sparse or not torch.compiler.is_compiling():
-            return ids  # RowSparseParameter applies what is pending when it is looked up
-        current: Tensor = caught_up(ids, self._handle)
-        return current
+        if not self.row_sparse:
+            return ids
+        if plain_operators_only():
+            self._refuse_pending_rows()
+        elif torch.compiler.is_compiling():
+            current: Tensor = caught_up(ids, self._handle)
+            return current
+        return ids  # in eager mode RowSparseParameter applies what is pending when it is looked up
+
+    def _refuse_pending_rows(self) -> None:
+        """Raise `SizeError` where updates of rows are pending: a transform or an exported graph cannot apply them."""
+        if self.ledger is not None and self.ledger.pending:
+            raise SizeError(
+                "Rows of this row-sparse table have pending updates, which torch.func transforms and torch.export can "
+                "neither see nor apply.\nCall table.flush() after the last optimizer step and before this."
+            )
 
     def _watch(self, weight: Tensor | None) -> None:
         """Give a weight of a row-sparse table its ledger; an optimizer that holds the one before is told."""

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Literal, NamedTuple, cast
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float, Int, UInt8
 from torch import Tensor
 
@@ -19,6 +20,7 @@ from embedlayer.files import JsonObject
 from embedlayer.shapes import Ids, Vectors
 from embedlayer.tables.dense import resolve_scale
 from embedlayer.tables.table import TokenTable, check_sizes, check_width
+from embedlayer.tracing import is_transformed, plain_operators_only
 
 HEADER = {8: torch.float32, 4: torch.float16}
 """Type of a group's scale and offset, by its bits."""
@@ -280,13 +282,15 @@ class QuantizedEmbedding(TokenTable, Derived):
                 f"or use torch.autocast."
             )
         check_width(hidden, self.embed_dim)
+        if plain_operators_only() or is_transformed(hidden):
+            return F.linear(hidden, self.rows(start, self.vocab_size if stop is None else stop).to(hidden.dtype))
         packed = self.packed[start:stop]
         row_scale = None if self.row_scale is None else self.row_scale[start:stop]
         found: Tensor = times_rows(hidden.reshape(-1, self.embed_dim), packed, row_scale, *self.layout, True)
         return found.view(*hidden.shape[:-1], len(packed))
 
     def _dequantised(self, ids: Tensor) -> Tensor:
-        if torch.compiler.is_compiling() and ids.device.type == "cpu":
+        if torch.compiler.is_compiling() and not plain_operators_only() and ids.device.type == "cpu":
             vectors: Tensor = rows_of(ids, self.packed, self.row_scale, *self.layout, self.dtype)
             return vectors
         return dequantised_rows(ids, self.packed, self.row_scale, self.layout, self.dtype)
@@ -330,15 +334,34 @@ def dequantise(
     packed: UInt8[Tensor, "N bytes"], row_scale: Float[Tensor, " N"] | None, layout: Layout
 ) -> Float[Tensor, "N D"]:
     """Stored rows to numbers: `row_scale * (step * code + offset)`, in float32. The definition."""
-    groups = packed.reshape(len(packed) * layout.groups, layout.row_bytes // layout.groups)
+    groups = packed.reshape(packed.shape[0] * layout.groups, layout.row_bytes // layout.groups)
     codes, header = groups[:, : layout.code_bytes], groups[:, layout.code_bytes :]
     header = header.clone(memory_format=torch.contiguous_format)  # aligned: a slice of one row need not be
-    step, offset = header.view(HEADER[layout.bits]).to(torch.float32).split(1, dim=1)
+    step, offset = _floats(header, HEADER[layout.bits]).split(1, dim=1)
     if layout.bits == 4:
-        codes = torch.stack([codes & 15, codes >> 4], dim=-1).flatten(1)
-    numbers: Tensor = (step * codes + offset).view(len(packed), layout.groups * layout.group_size)
+        codes = torch.stack([codes % 16, codes // 16], dim=-1).flatten(1)
+    numbers: Tensor = (step * codes + offset).view(packed.shape[0], layout.groups * layout.group_size)
     numbers = numbers[:, : layout.embed_dim]
     return numbers if row_scale is None else row_scale.unsqueeze(1) * numbers
+
+
+def _floats(stored: UInt8[Tensor, "N bytes"], dtype: torch.dtype) -> Float[Tensor, "N numbers"]:
+    """Return the finite numbers of `dtype` that these bytes are, little-endian, in float32.
+
+    Exported graphs work them out from sign, exponent and fraction: ONNX has no operator that reinterprets bytes.
+    """
+    if not torch.compiler.is_exporting():
+        return stored.view(dtype).to(torch.float32)
+    bytes_each, fraction_bits = dtype.itemsize, {torch.float32: 23, torch.float16: 10}[dtype]
+    exponents = 2 ** (8 * bytes_each - 1 - fraction_bits)
+    places = torch.tensor([256**place for place in range(bytes_each)], device=stored.device)
+    codes = (stored.unflatten(-1, (-1, bytes_each)).long() * places).sum(-1)
+    fraction, exponent = codes % 2**fraction_bits, codes // 2**fraction_bits % exponents
+    whole = fraction + torch.where(exponent > 0, 2**fraction_bits, 0)  # below exponent 1 numbers are subnormal
+    lowest = 2 - exponents // 2 - fraction_bits
+    powers = torch.tensor([2.0 ** (lowest + max(at - 1, 0)) for at in range(exponents)], device=stored.device)
+    size = whole.to(torch.float32) * powers[exponent]
+    return torch.where(codes < exponents * 2**fraction_bits, size, -size)
 
 
 def quantise(
@@ -434,7 +457,7 @@ def dequantised_rows(
     ids: Int[Tensor, " N"], packed: Tensor, row_scale: Tensor | None, layout: Layout, dtype: torch.dtype
 ) -> Float[Tensor, "N D"]:
     """`dequantise(packed[ids])` in another type, for IDs that are in the table."""
-    if packed.device.type != "cpu":
+    if packed.device.type != "cpu" or plain_operators_only():
         chosen = None if row_scale is None else row_scale.index_select(0, ids)
         return dequantise(packed.index_select(0, ids), chosen, layout).to(dtype)
     if ids.numel() == 0:

@@ -109,7 +109,7 @@ def test_every_scheduler_of_torch_gives_the_dense_run(name) -> None:
         {},
         {"use_buffers": True},
     ],
-    ids=str,
+    ids=["EMA, foreach", "EMA", "SWA, foreach", "default", "buffers"],
 )
 def test_averaged_models_are_those_of_the_dense_run(options, apply_pending_every) -> None:
     results = []

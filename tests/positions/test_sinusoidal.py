@@ -88,7 +88,7 @@ def test_added_to_a_low_precision_input_the_type_stays() -> None:
 
 def test_past_the_rows_made_the_error_says_so() -> None:
     with pytest.raises(PositionError, match="a sequence of 11 exceeds the 10 positions"):
-        SinusoidalPositionalEmbedding(10, 6)(torch.zeros(11, dtype=torch.long))
+        SinusoidalPositionalEmbedding(10, 6)(torch.arange(11))
 
 
 def test_what_was_saved_is_built_again(tmp_path) -> None:

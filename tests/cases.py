@@ -1,0 +1,114 @@
+"""Every kind as a module that maps a batch to tensors: for laws about transforming, compiling and exporting.
+
+Tables, positions, heads, input layers and losses of `kinds`, each with inputs for a batch of three.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from kinds import EMBED_DIM, LAYERS, NUM_HEADS, POSITIONS, TABLES, TIED_HEADS, UNTIED_HEADS
+from torch import Tensor, nn
+from torch.func import functional_call
+
+import embedlayer as el
+
+IDS = torch.tensor([[1, 2, 3, 7], [7, 48, 0, 49], [2, 2, 49, 5]])
+TARGETS = torch.tensor([[2, 3, 7, -100], [48, 0, 49, 11], [-100, -100, 5, 2]])
+
+LOSSES: dict[str, dict[str, object]] = {
+    "mean": {},
+    "sum": {"reduction": "sum"},
+    "none": {"reduction": "none"},
+    "other ignore_index": {"ignore_index": 5},
+    "label smoothing": {"label_smoothing": 0.1},
+    "z-loss": {"z_loss": 1e-2},
+    "soft cap, scale": {"softcap": 2.0, "logit_scale": 0.5},
+    "padding": {"padding_idx": 0},
+    "masked padding": {"padding_idx": 9, "mask_padding": True},
+    "all": {"label_smoothing": 0.1, "z_loss": 1e-2, "softcap": 2.0, "padding_idx": 3, "reduction": "none"},
+}
+
+
+class UsesPosition(nn.Module):
+    """Applies a position at each of its three points: to the input, to queries and keys, and to the scores."""
+
+    def __init__(self, position: el.Position) -> None:
+        super().__init__()
+        self.position = position
+
+    def forward(self, x: Tensor) -> Tensor:
+        places = torch.arange(x.shape[-2])
+        x = self.position.add(x, places)
+        heads = x.unflatten(-1, (NUM_HEADS, -1)).transpose(-2, -3)
+        q, k = self.position.rotate(heads, heads, places)
+        scores, bias = q @ k.transpose(-1, -2), self.position.bias(places, places)
+        return scores if bias is None else scores + bias.squeeze(0)
+
+
+class UsesHead(nn.Module):
+    """Logits, or with targets the loss, of a head whose table is registered beside it."""
+
+    def __init__(self, head: el.OutputHead, table: el.TokenTable | None = None, **options: object) -> None:
+        super().__init__()
+        self.table, self.head, self.options = table, head, options
+
+    def forward(self, hidden: Tensor, targets: Tensor | None = None) -> Tensor:
+        return self.head(hidden) if targets is None else self.head.loss(hidden, targets, **self.options)
+
+
+class Case(NamedTuple):
+    """A module and its inputs for a batch of three."""
+
+    module: nn.Module
+    inputs: tuple[Tensor, ...]
+
+    @property
+    def parameters(self) -> dict[str, Tensor]:
+        return {name: p.detach() for name, p in self.module.named_parameters() if p.requires_grad}
+
+    def value(self, parameters: dict[str, Tensor], *inputs: Tensor) -> Tensor:
+        """One number that depends on all outputs, not linearly."""
+        return functional_call(self.module, parameters, inputs).sin().sum()
+
+    def variables(self, inputs: tuple[Tensor, ...]) -> tuple[dict[str, Tensor], list[Tensor], Callable[..., Tensor]]:
+        """What can be differentiated, parameters and float inputs, and `value` as a function of it."""
+
+        def of(parameters: dict[str, Tensor], floats: list[Tensor]) -> Tensor:
+            given = iter(floats)
+            return self.value(parameters, *(next(given) if x.is_floating_point() else x for x in inputs))
+
+        return self.parameters, [x for x in inputs if x.is_floating_point()], of
+
+
+def hidden() -> Tensor:
+    return torch.randn(3, 4, EMBED_DIM, dtype=torch.float64)
+
+
+def with_head(name: str, *targets: Tensor, **options: object) -> Case:
+    if name in UNTIED_HEADS:
+        module = UsesHead(UNTIED_HEADS[name](), **options)
+    else:
+        table = TABLES[TIED_HEADS[name]]()
+        module = UsesHead(el.OutputHead(table), table, **options)
+    targets = tuple(x.where(x != -100, options.get("ignore_index", -100)) for x in targets)
+    return Case(module.double(), (hidden(), *targets))
+
+
+HEADS = [*UNTIED_HEADS, *TIED_HEADS]
+CASES: dict[str, Callable[[], Case]] = {
+    **{f"table: {name}": lambda name=name: Case(TABLES[name]().double(), (IDS,)) for name in TABLES},
+    **{f"position: {name}": lambda name=name: Case(UsesPosition(POSITIONS[name]()).double(), (hidden(),))
+       for name in POSITIONS},
+    **{f"layer: {name}": lambda name=name: Case(LAYERS[name]().double(), (IDS,)) for name in LAYERS},
+    **{f"head: {name}": lambda name=name: with_head(name) for name in HEADS},
+    **{f"loss: {name}": lambda name=name: with_head(name, TARGETS, impl="chunked") for name in HEADS},
+    **{
+        f"loss: {options}": lambda options=options: with_head("untied", TARGETS, impl="chunked", **LOSSES[options])
+        for options in LOSSES
+    },
+    **{
+        f"loss over rows: {options}": lambda options=options: with_head("tied to delta", TARGETS, **LOSSES[options])
+        for options in LOSSES if not {"padding_idx"} & set(LOSSES[options])
+    },
+}  # fmt: skip

@@ -1,0 +1,189 @@
+"""Every table, position, head, layer and loss compiles as one graph and is exported, for any batch and any length.
+
+An exported program holds operators of PyTorch alone, so it runs where embedlayer is not installed, and other formats
+know what they are.
+"""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from cases import CASES, IDS, Case
+from kinds import LAYERS, MAX_SEQ_LEN, NUM_HEADS, POSITIONS, TABLES, VOCAB_SIZE
+from torch import Tensor, nn
+from torch.export import Dim, ExportedProgram, export, save
+
+import embedlayer as el
+
+QUANTISED_TOLERANCE = {"rtol": 1e-3, "atol": 5e-5}
+LOSSES_COMPILED = ["loss: all", "loss: tied to int4", "loss over rows: all"]
+"""One for each way to compute a loss. Tables are compiled inside layers and heads."""
+
+every_case = pytest.mark.parametrize(
+    "name", [name for name in CASES if not name.startswith(("table", "loss")) or name in LOSSES_COMPILED]
+)
+
+
+def assert_close(one: object, other: object, name: str) -> None:
+    torch.testing.assert_close(one, other, **(QUANTISED_TOLERANCE if "int" in name else {}))
+
+
+def of_other_size(inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """The inputs with a batch of five and a length of seven."""
+    return tuple(torch.cat([x, x[:2]]).index_select(1, torch.tensor([0, 1, 2, 3, 2, 1, 0])) for x in inputs)
+
+
+def exported(case: Case) -> ExportedProgram:
+    sizes = {0: Dim("B"), 1: Dim("T", max=MAX_SEQ_LEN)}
+    return export(case.module.eval(), case.inputs, dynamic_shapes=(sizes,) * len(case.inputs))
+
+
+def operators(program: ExportedProgram) -> set[str]:
+    return {str(node.target) for node in program.graph.nodes if node.op == "call_function"}
+
+
+@every_case
+@pytest.mark.usefixtures("unchecked")
+def test_one_graph_serves_two_sizes(name) -> None:
+    case = CASES[name]()
+    module = torch.compile(case.module.eval(), fullgraph=True, backend="eager")
+    for inputs in (case.inputs, of_other_size(case.inputs)):
+        assert_close(module(*inputs), case.module(*inputs), name)
+
+
+@every_case
+@pytest.mark.usefixtures("unchecked")
+def test_an_exported_program_serves_any_size_with_torch_operators_alone(name) -> None:
+    case = CASES[name]()
+    program = exported(case)
+    assert not {target for target in operators(program) if "embedlayer" in target or "quantized" in target}
+    for inputs in (case.inputs, of_other_size(case.inputs)):
+        assert_close(program.module()(*inputs), case.module(*inputs), name)
+
+
+WITHOUT_EMBEDLAYER = """
+import sys
+sys.modules["embedlayer"] = None  # importing it is an error
+import torch
+for path in sys.argv[1:]:
+    inputs, expected = torch.load(path + ".pt")
+    found = torch.export.load(path + ".pt2").module()(*inputs)
+    torch.testing.assert_close(found, expected, rtol=1e-3, atol=5e-5)
+"""
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_a_saved_program_runs_where_embedlayer_is_not_installed(tmp_path: Path) -> None:
+    paths = []
+    for number, name in enumerate(["layer: DecoderLM", "head: tied to int4", "loss: all", "position: dynamic"]):
+        case = CASES[name]()
+        inputs = of_other_size(case.inputs)
+        paths.append(str(tmp_path / str(number)))
+        save(exported(case), paths[-1] + ".pt2")
+        torch.save((inputs, case.module(*inputs).detach()), paths[-1] + ".pt")
+    subprocess.run([sys.executable, "-c", WITHOUT_EMBEDLAYER, *paths], check=True)
+
+
+@pytest.mark.parametrize("attention_mask", [None, torch.tensor([[1, 1, 2, 2], [0, 1, 1, 1], [1, 1, 1, 1]])])
+@pytest.mark.parametrize("name", ["rotary", "alibi", "learned"])
+@pytest.mark.usefixtures("unchecked")
+def test_a_decoder_with_shared_key_heads_is_exported_with_and_without_a_mask(name, attention_mask) -> None:
+    model = el.DecoderLM(TABLES["dense"](), POSITIONS[name](), num_layers=1, num_heads=NUM_HEADS, num_kv_heads=2)
+    case = Case(model.eval(), (IDS,) if attention_mask is None else (IDS, attention_mask))
+    sizes = {0: Dim("B"), 1: Dim("T", max=MAX_SEQ_LEN)}
+    given = {"attention_mask": attention_mask} if attention_mask is not None else {}
+    program = export(model, (IDS,), given, dynamic_shapes={"ids": sizes, **dict.fromkeys(given, sizes)}, strict=False)
+    ids, *masks = of_other_size(case.inputs)
+    kwargs = dict(zip(given, masks, strict=True))
+    assert_close(program.module()(ids, **kwargs), model(ids, **kwargs), name)
+
+
+def test_ids_outside_the_table_are_clamped_in_an_exported_program() -> None:
+    case = CASES["table: dense"]()
+    program = exported(case).module()
+    found = program(torch.tensor([[-1, VOCAB_SIZE], [5, 10**6]]))
+    assert torch.equal(found, case.module(torch.tensor([[0, VOCAB_SIZE - 1], [5, VOCAB_SIZE - 1]])))
+
+
+def test_an_exported_row_sparse_table_has_its_pending_updates() -> None:
+    table = TABLES["row-sparse"]()
+    optimizer = el.RowAdamW(table.parameters(), lr=0.1)
+    for ids in (IDS[0], IDS[1]):
+        optimizer.zero_grad()
+        table(ids).square().sum().backward()
+        optimizer.step()
+    assert torch.equal(export(table, (IDS,)).module()(IDS), table(IDS))
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_a_compiled_decoder_has_the_gradients_of_eager_mode_at_two_lengths() -> None:
+    model = LAYERS["DecoderLM"]()
+    compiled = torch.compile(model.loss, fullgraph=True, backend="aot_eager")
+    learned = list(model.parameters())
+    for ids in (IDS, of_other_size((IDS,))[0]):
+        targets = ids.roll(-1, dims=-1)
+        found, expected = compiled(ids, targets), model.loss(ids, targets)
+        torch.testing.assert_close(found, expected)
+        torch.testing.assert_close(torch.autograd.grad(found, learned), torch.autograd.grad(expected, learned))
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_a_transform_inside_a_compiled_function_is_that_of_eager_mode() -> None:
+    case = CASES["loss: all"]()
+    hidden, targets = case.inputs
+
+    def gradient(x: Tensor) -> Tensor:
+        return torch.func.grad(lambda x: case.module(x, targets).sum())(x)
+
+    torch.testing.assert_close(torch.compile(gradient, fullgraph=True, backend="eager")(hidden), gradient(hidden))
+
+
+ONNX = ["layer: DecoderLM", "layer: TransformerEmbedding, learned", "layer: TransformerEmbedding over delta over int8",
+        "layer: TransformerEmbedding over int4, groups", "head: untied, bias, softcap", "head: tied to int4",
+        "position: rotary", "position: dynamic", "position: relative"]  # fmt: skip
+
+
+def by_onnxruntime(module: nn.Module, inputs: tuple[Tensor, ...], others: tuple[Tensor, ...]) -> Tensor:
+    """What `onnxruntime` computes of `others` with a module that was exported with `inputs`."""
+    pytest.importorskip("onnxscript")
+    onnxruntime = pytest.importorskip("onnxruntime")
+    sizes = {0: Dim("B"), 1: Dim("T", max=MAX_SEQ_LEN)}
+    program = torch.onnx.export(
+        module.eval(), inputs, dynamo=True, dynamic_shapes=(sizes,) * len(inputs), verbose=False
+    )
+    assert program is not None
+    session = onnxruntime.InferenceSession(program.model_proto.SerializeToString())
+    given = zip(session.get_inputs(), others, strict=True)
+    return torch.from_numpy(session.run(None, {slot.name: x.numpy() for slot, x in given})[0])
+
+
+@pytest.mark.parametrize("name", ONNX)
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
+@pytest.mark.usefixtures("unchecked")
+def test_onnxruntime_computes_what_the_layer_computes(name) -> None:
+    case = CASES[name]()
+    module = case.module.float()
+    inputs = tuple(x.float() if x.is_floating_point() else x for x in case.inputs)
+    others = of_other_size(inputs)
+    torch.testing.assert_close(by_onnxruntime(module, inputs, others), module(*others), rtol=1e-3, atol=5e-5)
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
+@pytest.mark.usefixtures("unchecked")
+def test_onnxruntime_computes_what_a_patched_model_computes() -> None:
+    config = transformers.GPT2Config(vocab_size=VOCAB_SIZE, n_positions=MAX_SEQ_LEN, n_embd=24, n_layer=1, n_head=4)
+    model = el.patch(transformers.GPT2LMHeadModel(config).eval())
+
+    class Logits(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = model
+
+        def forward(self, ids: Tensor) -> Tensor:
+            return self.model(input_ids=ids, use_cache=False).logits
+
+    others = of_other_size((IDS,))
+    torch.testing.assert_close(by_onnxruntime(Logits(), (IDS,), others), model(*others).logits, rtol=1e-4, atol=1e-5)

@@ -1,0 +1,247 @@
+"""Every table, position, head, layer and loss can be transformed by `torch.func`, and agrees with autograd.
+
+Eager mode computes with fused functions and compiled kernels, a transform with the plain definitions, so each
+comparison here is also one of the two. All in float64.
+"""
+
+import pytest
+import torch
+from cases import CASES, IDS, LOSSES, Case
+from kinds import EMBED_DIM, LAYERS, MAX_SEQ_LEN, POSITIONS, TABLES, UNTIED_HEADS, VOCAB_SIZE
+from torch import Tensor, nn
+from torch.autograd import forward_ad
+from torch.func import functional_call, grad, hessian, jvp, stack_module_state, vmap
+
+import embedlayer as el
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")  # torch.func.jvp's own
+
+QUANTISED_TOLERANCE = {"rtol": 1e-3, "atol": 5e-5}
+"""The kernels for quantised rows compute in float32, and round a multiplication and an addition once or twice."""
+
+
+def assert_close(one: object, other: object, name: str = "") -> None:
+    torch.testing.assert_close(one, other, **(QUANTISED_TOLERANCE if "int" in name else {}))
+
+
+every_case = pytest.mark.parametrize("name", CASES)
+
+
+def by_autograd(case: Case, inputs: tuple[Tensor, ...]) -> list[Tensor]:
+    """Gradients of `value` by all parameters and float inputs, in eager mode."""
+    inputs = tuple(x.detach().clone().requires_grad_(x.is_floating_point()) for x in inputs)
+    learned = [p for p in case.module.parameters() if p.requires_grad]
+    wanted = [*learned, *(x for x in inputs if x.is_floating_point())]
+    value = case.module(*inputs).sin().sum()
+    if not wanted or not value.requires_grad:
+        return [torch.zeros_like(x) for x in wanted]
+    found = torch.autograd.grad(value, wanted, allow_unused=True)
+    dense = [None if g is None else g.to_dense() for g in found]
+    return [torch.zeros_like(x) if g is None else g for g, x in zip(dense, wanted, strict=True)]
+
+
+def flat(found: tuple[dict[str, Tensor], list[Tensor]]) -> list[Tensor]:
+    return [*found[0].values(), *found[1]]
+
+
+@every_case
+def test_grad_is_that_of_autograd(name) -> None:
+    case = CASES[name]()
+    parameters, floats, of = case.variables(case.inputs)
+    assert_close(flat(grad(of, argnums=(0, 1))(parameters, floats)), by_autograd(case, case.inputs), name)
+
+
+@every_case
+def test_vmap_over_a_batch_is_a_loop(name) -> None:
+    case = CASES[name]()
+    expected = torch.stack([case.module(*sample) for sample in zip(*case.inputs, strict=True)])
+    assert_close(vmap(case.module)(*case.inputs), expected, name)
+
+
+@every_case
+def test_per_sample_gradients_are_those_of_each_sample(name) -> None:
+    case = CASES[name]()
+
+    def gradients(*inputs: Tensor) -> tuple[dict[str, Tensor], list[Tensor]]:
+        parameters, floats, of = case.variables(inputs)
+        return grad(of, argnums=(0, 1))(parameters, floats)
+
+    samples = list(zip(*case.inputs, strict=True))
+    expected = [torch.stack(each) for each in zip(*(by_autograd(case, sample) for sample in samples), strict=True)]
+    assert_close(flat(vmap(gradients)(*case.inputs)), expected, name)
+
+
+@every_case
+def test_forward_derivatives_are_those_of_the_gradient(name) -> None:
+    case = CASES[name]()
+    parameters, floats, of = case.variables(case.inputs)
+    if not parameters and not floats:
+        pytest.skip("nothing here has a derivative")
+    tangents = ({key: torch.randn_like(p) for key, p in parameters.items()}, [torch.randn_like(x) for x in floats])
+    pairs = zip(by_autograd(case, case.inputs), flat(tangents), strict=True)
+    expected = sum(((g * t).sum() for g, t in pairs), torch.zeros((), dtype=torch.float64))
+    _, derivative = jvp(of, (parameters, floats), tangents)
+    assert_close(derivative, expected, name)
+    with forward_ad.dual_level():
+        duals = {key: forward_ad.make_dual(parameters[key], tangents[0][key]) for key in parameters}
+        value = of(duals, [forward_ad.make_dual(x, t) for x, t in zip(floats, tangents[1], strict=True)])
+        tangent = forward_ad.unpack_dual(value).tangent
+    assert_close(torch.zeros_like(expected) if tangent is None else tangent, expected, name)
+
+
+@every_case
+def test_batched_gradients_are_those_of_a_loop(name) -> None:
+    case = CASES[name]()
+    inputs = tuple(x.detach().requires_grad_(x.is_floating_point()) for x in case.inputs)
+    output = case.module(*inputs)
+    wanted = [x for x in (*case.module.parameters(), *inputs) if x.requires_grad]
+    if not output.requires_grad or any(getattr(part, "row_sparse", False) for part in case.module.modules()):
+        pytest.skip("nothing has a gradient here, or a sparse one, of which torch makes no batches")
+    vectors = torch.randn(2, *output.shape, dtype=torch.float64)
+
+    def gradients(vector: Tensor, *, batched: bool) -> tuple[Tensor | None, ...]:
+        return torch.autograd.grad(
+            output, wanted, vector, retain_graph=True, allow_unused=True, is_grads_batched=batched
+        )
+
+    expected = [None if each[0] is None else torch.stack(each)
+                for each in zip(*(gradients(vector, batched=False) for vector in vectors), strict=True)]  # fmt: skip
+    found = gradients(vectors, batched=True)
+    assert not any(g.requires_grad for g in found if g is not None)
+    for one, other in zip(found, expected, strict=True):
+        if other is not None:
+            assert_close(one, other, name)
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in CASES if name.startswith("loss") or name in ("layer: DecoderLM", "table: factorised")]
+)
+def test_second_derivatives_are_the_same_in_both_orders(name) -> None:
+    case = CASES[name]()
+    parameters, floats, of = case.variables(case.inputs)
+    tangents = ({key: torch.randn_like(p) for key, p in parameters.items()}, [torch.randn_like(x) for x in floats])
+    gradients = grad(of, argnums=(0, 1))
+
+    def along(parameters: dict[str, Tensor], floats: list[Tensor]) -> Tensor:
+        pairs = zip(flat(gradients(parameters, floats)), flat(tangents), strict=True)
+        return sum(((g * t).sum() for g, t in pairs), torch.zeros((), dtype=torch.float64))
+
+    _, forward_over_reverse = jvp(gradients, (parameters, floats), tangents)
+    reverse_over_reverse = grad(along, argnums=(0, 1))(parameters, floats)
+    assert_close(flat(forward_over_reverse), flat(reverse_over_reverse))
+
+
+@pytest.mark.parametrize("options", LOSSES)
+def test_the_hessian_of_a_loss_is_that_of_autograd(options) -> None:
+    weight, x = torch.randn(11, 3, dtype=torch.float64), torch.randn(2, 3, dtype=torch.float64)
+    targets = torch.tensor([6, LOSSES[options].get("ignore_index", -100)])
+
+    def value(x: Tensor) -> Tensor:
+        return el.linear_cross_entropy(x, weight, targets, impl="chunked", **LOSSES[options]).sum()
+
+    assert_close(hessian(value)(x), torch.autograd.functional.hessian(value, x))
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_ids_outside_the_table_are_clamped_under_a_transform(name) -> None:
+    table = TABLES[name]()
+    ids = torch.tensor([[-3, 5], [VOCAB_SIZE, 10**6]])
+    with torch.no_grad():
+        expected = table(torch.tensor([[0, 5], [VOCAB_SIZE - 1, VOCAB_SIZE - 1]]))
+        assert_close(vmap(table)(ids), expected, name)
+        assert_close(vmap(lambda x: x + table(ids))(torch.zeros(1))[0], expected, name)
+
+
+def test_positions_and_targets_outside_are_clamped_under_a_transform() -> None:
+    position = POSITIONS["learned"]()
+    places = torch.tensor([[0, MAX_SEQ_LEN + 3]])
+    assert torch.equal(vmap(position.vectors)(places), position.vectors(places.clamp(max=MAX_SEQ_LEN - 1)))
+    head, x = UNTIED_HEADS["untied"](), torch.randn(1, 2, EMBED_DIM)
+    found = vmap(head.loss)(x, torch.tensor([[VOCAB_SIZE, -100]]))[0]
+    assert_close(found, head.loss(x, torch.tensor([[VOCAB_SIZE - 1, -100]])))
+
+
+def test_an_ensemble_is_one_vmap_over_stacked_parameters() -> None:
+    models = [LAYERS["DecoderLM"]() for _ in range(3)]
+    stacked = stack_module_state(models)
+    found = vmap(lambda state: functional_call(models[0], state, (IDS,)))(stacked)
+    assert_close(found, torch.stack([model(IDS) for model in models]))
+
+
+def test_dropout_under_vmap_draws_for_each_sample() -> None:
+    layer = el.TransformerEmbedding(VOCAB_SIZE, 64, MAX_SEQ_LEN, dropout=0.5)
+    ids = IDS[:1].expand(2, -1)
+    first, second = vmap(layer, randomness="different")(ids)
+    kept = layer.eval()(ids[0]) * 2
+    for found in (first, second):
+        assert torch.equal(torch.where(found == 0, 0, kept), found)
+        assert 0.3 < (found == 0).float().mean() < 0.7
+    assert not torch.equal(first, second)
+
+
+def test_pending_updates_of_a_row_sparse_table_are_refused_until_they_are_applied() -> None:
+    table = TABLES["row-sparse"]()
+    optimizer = el.RowAdamW(table.parameters(), lr=0.1)
+    for ids in (IDS[0], IDS[1]):
+        optimizer.zero_grad()
+        table(ids).square().sum().backward()
+        optimizer.step()
+    with pytest.raises(el.SizeError, match=r"flush\(\)"):
+        vmap(table)(IDS)
+    table.flush()
+    assert_close(vmap(table)(IDS), table(IDS))
+
+
+PRIVATE = {
+    "TransformerEmbedding": lambda: el.TransformerEmbedding(VOCAB_SIZE, EMBED_DIM, MAX_SEQ_LEN, 0.0, padding_idx=0),
+    "GPTEmbedding": LAYERS["GPTEmbedding"],
+    "DecoderLM": lambda: el.DecoderLM(
+        TABLES["dense"](), POSITIONS["learned"](), UNTIED_HEADS["untied"](), num_layers=1, num_heads=4
+    ),
+}
+"""Layers whose per-sample gradients differentially private training needs; none is tied, which Opacus refuses."""
+
+
+@pytest.mark.filterwarnings("ignore:Full backward hook", "ignore:In CPU autocast")  # IDs have no gradient
+@pytest.mark.parametrize("name", PRIVATE)
+def test_opacus_computes_the_gradients_of_each_sample(name) -> None:
+    module = pytest.importorskip("opacus.grad_sample").GradSampleModule
+    layer = PRIVATE[name]()
+    expected = each_gradient(layer)
+    private = module(layer, loss_reduction="sum")
+    private(IDS).sin().sum().backward()
+    found = [p.grad_sample for p in layer.parameters()]
+    assert_close(found, expected, "in float32: int")
+
+
+def each_gradient(layer: nn.Module) -> list[Tensor]:
+    """The gradients of each sequence, one after the other."""
+    each = [torch.autograd.grad(layer(ids.unsqueeze(0)).sin().sum(), list(layer.parameters())) for ids in IDS]
+    return [torch.stack(found) for found in zip(*each, strict=True)]
+
+
+@pytest.mark.filterwarnings("ignore:Full backward hook")  # IDs have no gradient
+@pytest.mark.parametrize("name", ["TransformerEmbedding", "GPTEmbedding"])
+def test_hooks_of_both_tables_see_what_per_sample_gradients_are_made_of(name) -> None:
+    layer = PRIVATE[name]()
+    expected = each_gradient(layer)
+    rows = [part for part in layer.modules() if isinstance(part, nn.Embedding)]
+    inputs: dict[nn.Module, Tensor] = {}
+    found: dict[nn.Module, Tensor] = {}
+
+    def forward_hook(part: nn.Embedding, given: tuple[Tensor], _: Tensor) -> None:
+        inputs[part] = given[0]
+
+    def backward_hook(part: nn.Embedding, upstream: tuple[Tensor]) -> None:
+        scaled = upstream[0] * (getattr(part, "scale", None) or 1)
+        ids = inputs[part].unsqueeze(-1).expand_as(scaled)
+        found[part] = torch.zeros(len(IDS), *part.weight.shape).scatter_add(1, ids, scaled)
+        if part.padding_idx is not None:
+            found[part][:, part.padding_idx] = 0
+
+    for part in rows:
+        assert not list(part.buffers())
+        part.register_forward_hook(forward_hook)
+        part.register_full_backward_pre_hook(backward_hook)
+    layer(IDS).sin().sum().backward()
+    torch.testing.assert_close([found[part] for part in rows], expected)
