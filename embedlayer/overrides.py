@@ -17,11 +17,15 @@ def has_hooks(module: nn.Module) -> bool:
     torch has no public way to ask this, so all private names of torch that it takes are here. They are those that
     `nn.Module.__call__` itself reads: to find out whether it can call `forward` directly, and for `Module.compile`.
     """
-    own = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
-    for_all = (f"_global{name}" for name in own)
-    return (
-        any(getattr(module, name) for name in own)
-        or any(getattr(torch_module, name) for name in for_all)
+    return bool(
+        module._forward_pre_hooks
+        or module._forward_hooks
+        or module._backward_pre_hooks
+        or module._backward_hooks
+        or torch_module._global_forward_pre_hooks
+        or torch_module._global_forward_hooks
+        or torch_module._global_backward_pre_hooks
+        or torch_module._global_backward_hooks
         or module._compiled_call_impl is not None
     )
 
@@ -32,9 +36,8 @@ def is_unchanged(module: object, **methods: Callable[..., Any]) -> bool:
     It is not where a subclass overrides the method, where somebody assigned another one to the class or to the
     instance (as accelerate does with `forward`), and where `module` has no such method.
     """
-    return all(
-        name not in vars(module) and getattr(type(module), name, None) is method for name, method in methods.items()
-    )
+    kind, own = type(module), vars(module)
+    return all(name not in own and getattr(kind, name, None) is method for name, method in methods.items())
 
 
 def is_current(kind: type, shortcut: str, definition: str) -> bool:

@@ -280,8 +280,8 @@ def sequence_of(
     if (ids is None) == (inputs_embeds is None):
         raise SizeError("Give token IDs or inputs_embeds, exactly one of them.")
     if inputs_embeds is not None:
-        width = table.embed_dim
-        if inputs_embeds.dim() < 2 or inputs_embeds.shape[-1] != width:
+        width = getattr(table, "embed_dim", "D")  # a module that wraps a table need not have it
+        if inputs_embeds.dim() < 2 or (isinstance(width, int) and inputs_embeds.shape[-1] != width):
             raise ShapeError(
                 f"inputs_embeds must have shape (..., T, {width}), a vector for each token, "
                 f"not {tuple(inputs_embeds.shape)}."

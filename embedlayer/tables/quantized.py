@@ -177,6 +177,7 @@ class QuantizedEmbedding(TokenTable, Derived):
             SizeError: `bits` or `group_size` are not possible.
 
         Example:
+            >>> seeded = torch.manual_seed(0)
             >>> table = TokenEmbedding(1000, 64)
             >>> error = [(QuantizedEmbedding.from_table(table, bits)(ids) - table(ids)).norm() / table(ids).norm()
             ...          for bits in (8, 4) for ids in [torch.arange(1000)]]
