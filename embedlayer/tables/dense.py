@@ -186,7 +186,7 @@ class TokenEmbedding(TokenTable, nn.Embedding, Derived):
 
     def _refuse_pending_rows(self) -> None:
         """Raise `SizeError` where updates of rows are pending: a transform or an exported graph cannot apply them."""
-        if self.ledger is not None and self.ledger.step != self.ledger.flushed_at:
+        if self.ledger is not None and self.ledger.pending:
             raise SizeError(
                 "Rows of this row-sparse table have pending updates, which torch.func transforms and torch.export can "
                 "neither see nor apply.\nCall table.flush() after the last optimizer step and before this."

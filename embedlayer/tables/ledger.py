@@ -49,7 +49,7 @@ class RowLedger:
         step: Steps that the optimizer made on this table.
         rows_at: The step after which each row's values are right.
         moments_at: The step after which each row's moments are right, 0 where it never had a gradient.
-        flushed_at: The last step after which all rows were right.
+        applied_at: The step after which the values of all rows are right.
         replaced: Whether the table has another weight by now.
         raw: Whether `state_dict()` takes the rows as they are; see `raw_rows`.
     """
@@ -94,9 +94,14 @@ class RowLedger:
         """Whether an optimizer has made a step on this table."""
         return self.history is not None
 
+    @property
+    def pending(self) -> bool:
+        """Whether the values of some rows wait for updates."""
+        return self.applied_at < self.step
+
     def detach(self) -> None:
         """Forget the optimizer; call it when all rows are up to date."""
-        self.flushed_at = 0
+        self.applied_at = 0
         self.history: History | None = None
         self.held: Held | None = None
         self.rows_at = self.moments_at = self.exp_avg = self.exp_avg_sq = torch.empty(0)
@@ -118,7 +123,7 @@ class RowLedger:
             self.flush(weight, moments=True)
         self.check_size(weight, exp_avg)
         history = History(step, betas)
-        self.exp_avg, self.exp_avg_sq, self.history, self.flushed_at = exp_avg, exp_avg_sq, history, step
+        self.exp_avg, self.exp_avg_sq, self.history, self.applied_at = exp_avg, exp_avg_sq, history, step
         self.rows_at = torch.full(weight.shape[:1], step, dtype=torch.int32, device=weight.device)
         self.moments_at = self.rows_at.clone()
 
@@ -183,7 +188,7 @@ class RowLedger:
             if moments:
                 self._decay_moments(low, high)
         if start == 0 and stop == len(weight):
-            self.flushed_at = self.step
+            self.applied_at = self.step
 
     def state(self) -> tuple[dict[str, Tensor], JsonObject]:
         """The ledger as it is: tensors, and the rest as JSON. Rows stay behind."""
@@ -204,7 +209,7 @@ class RowLedger:
         self.attach(weight, rest["start"], moments, Betas(*rest["betas"]))
         assert self.history is not None
         self.history.load(tensors["history"].cpu().numpy())
-        self.flushed_at = int(tensors["rows_at"].min())
+        self.applied_at = int(tensors["rows_at"].min())
         self.rows_at.copy_(tensors["rows_at"])
         self.moments_at.copy_(tensors["moments_at"])
 
