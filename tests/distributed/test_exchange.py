@@ -29,6 +29,17 @@ def summed():
     return rows.grad
 
 
+def transformed():
+    """The gradients of `summed` and of rows sent in a ring, by `torch.func.grad`."""
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    sends = [2 if other == (rank + 1) % ranks else 0 for other in range(ranks)]
+    receives = announce(sends, None, "cpu")
+    rows = torch.ones(2, 3, dtype=torch.float64)
+    gathered = torch.func.grad(lambda rows: (gather_rows(rows, None)[0] * 10**rank).sum())(rows)
+    sent = torch.func.grad(lambda rows: (exchange(rows, sends, receives, None) * 10**rank).sum())(rows)
+    return gathered, sent
+
+
 @pytest.mark.parametrize("ranks", [1, 3])
 def test_rows_go_where_they_are_sent_and_their_gradients_come_back(ranks) -> None:
     found = on_ranks(ranks, swap)
@@ -50,3 +61,9 @@ def test_rows_go_where_they_are_sent_and_their_gradients_come_back(ranks) -> Non
 def test_the_gradient_of_gathered_rows_is_summed_over_the_ranks() -> None:
     for grad in on_ranks(3, summed):
         assert grad.eq(111).all()
+
+
+def test_torch_func_differentiates_what_crosses_between_processes() -> None:
+    for rank, (gathered, sent) in enumerate(on_ranks(3, transformed)):
+        assert gathered.eq(111).all()
+        assert sent.eq(10 ** ((rank + 1) % 3)).all()
