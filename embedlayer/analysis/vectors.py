@@ -23,7 +23,7 @@ from embedlayer.analysis.evaluate import (
 )
 from embedlayer.analysis.rows import Rows
 from embedlayer.errors import ShapeError, SizeError, TokenIdError, TokenizerError
-from embedlayer.tables.table import TokenTable
+from embedlayer.tables.dense import TableLike
 from embedlayer.text.tokenizer import token_text
 
 Token = str | int | bytes
@@ -58,7 +58,7 @@ class TokenVectors:
         0.0
     """
 
-    def __init__(self, table: TokenTable | Tensor, tokenizer: Tokenizer) -> None:
+    def __init__(self, table: TableLike, tokenizer: Tokenizer) -> None:
         self._rows = Rows(table)
         self.vocab_size, self.embed_dim = self._rows.vocab_size, self._rows.embed_dim
         self.table = table

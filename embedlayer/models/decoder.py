@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from embedlayer.errors import CheckpointError, SizeError
 from embedlayer.files import JsonObject
-from embedlayer.layers.input import embed
+from embedlayer.layers.input import PositionName, as_position, embed
 from embedlayer.layers.output import OutputHead
 from embedlayer.losses.linear_cross_entropy import LossOptions
 from embedlayer.models.cache import BlockCache, KeyValueCache
@@ -19,6 +19,7 @@ from embedlayer.normal import draw_
 from embedlayer.positions.position import AttentionMask, Position, positions_of
 from embedlayer.pretrained import Pretrained, build, describe
 from embedlayer.shapes import Ids, Positions
+from embedlayer.tables.dense import as_table
 from embedlayer.tables.table import TokenTable
 
 
@@ -29,8 +30,9 @@ class DecoderLM(Pretrained):
     fewer than query heads.
 
     Args:
-        table: What each token is.
-        position: Where each token is.
+        table: What each token is: a table, or a plain `nn.Embedding`, whose weight is used.
+        position: Where each token is: a `Position`, or the name of one, such as `"rotary"`; see
+            `TransformerEmbedding`.
         head: The way out; tied to `table` if `None`.
         num_layers: Blocks.
         num_heads: Query heads, H.
@@ -39,12 +41,14 @@ class DecoderLM(Pretrained):
         mlp_dim: Width inside the SwiGLU; 8/3 of the width, rounded up to 32, if `None`.
         dropout: Share of the numbers set to 0 in training, after the embedding and after each sublayer.
         norm_eps: Added to the mean square in RMSNorm.
+        max_seq_len: Longest sequence of a position that is given by its name and has one.
 
     Raises:
-        SizeError: The width does not divide into the heads, or the head is of another size than the table.
+        SizeError: The width does not divide into the heads, or the head or the position is of another size than the
+            table.
 
     Example:
-        >>> model = DecoderLM(TokenEmbedding(100, 32, scale="sqrt_dim"), RotaryEmbedding(8), num_layers=2, num_heads=4)
+        >>> model = DecoderLM(TokenEmbedding(100, 32, scale="sqrt_dim"), "rotary", num_layers=2, num_heads=4)
         >>> model(torch.tensor([[1, 2, 3]])).shape
         torch.Size([1, 3, 100])
 
@@ -53,8 +57,8 @@ class DecoderLM(Pretrained):
 
     def __init__(
         self,
-        table: TokenTable,
-        position: Position,
+        table: TokenTable | nn.Embedding,
+        position: Position | PositionName,
         head: OutputHead | None = None,
         *,
         num_layers: int = 4,
@@ -64,8 +68,10 @@ class DecoderLM(Pretrained):
         mlp_dim: int | None = None,
         dropout: float = 0.0,
         norm_eps: float = 1e-5,
+        max_seq_len: int = 1024,
     ) -> None:
         super().__init__()
+        table = as_table(table)
         width = table.embed_dim
         head = OutputHead(table) if head is None else head
         num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
@@ -77,6 +83,9 @@ class DecoderLM(Pretrained):
         head_dim = width // num_heads if head_dim is None else head_dim
         if head_dim < 1:
             raise SizeError(f"head_dim must be at least 1, not {head_dim}.")
+        position = as_position(
+            position, max_seq_len=max_seq_len, embed_dim=width, num_heads=num_heads, head_dim=head_dim
+        )
         if (head.in_features, head.out_features) != (width, table.vocab_size):
             raise SizeError(
                 f"The head maps width {head.in_features} to {head.out_features} tokens, "

@@ -10,14 +10,14 @@ from typing import Any, Literal, NamedTuple, cast
 
 import torch
 from jaxtyping import Float, Int, UInt8
-from torch import Tensor
+from torch import Tensor, nn
 
 from embedlayer.bounds import Bounds
 from embedlayer.derived import Derived
 from embedlayer.errors import ShapeError, SizeError
 from embedlayer.files import JsonObject
 from embedlayer.shapes import Ids, Vectors
-from embedlayer.tables.dense import resolve_scale
+from embedlayer.tables.dense import as_rows, resolve_scale
 from embedlayer.tables.table import TokenTable, check_sizes
 
 HEADER = {8: torch.float32, 4: torch.float16}
@@ -125,7 +125,7 @@ class QuantizedEmbedding(TokenTable, Derived):
         device: torch.device | str | None = None,
     ) -> None:
         super().__init__()
-        check_sizes(padding_idx=padding_idx, vocab_size=vocab_size, embed_dim=embed_dim)
+        padding_idx = check_sizes(padding_idx=padding_idx, vocab_size=vocab_size, embed_dim=embed_dim)
         self.vocab_size = self.num_rows = vocab_size
         self.embed_dim = embed_dim
         self.padding_idx = padding_idx
@@ -145,7 +145,7 @@ class QuantizedEmbedding(TokenTable, Derived):
     @classmethod
     def from_table(
         cls,
-        table: TokenTable | Float[Tensor, "V D"],
+        table: TokenTable | nn.Embedding | Float[Tensor, "V D"],
         bits: int = 8,
         *,
         group_size: int | None = None,
@@ -181,6 +181,7 @@ class QuantizedEmbedding(TokenTable, Derived):
             >>> [f"{e:.1%}" for e in error]
             ['0.5%', '8.3%']
         """
+        table = as_rows(table)
         if isinstance(table, Tensor):
             if table.dim() != 2:
                 raise ShapeError(f"A table must have shape (V, D), not {tuple(table.shape)}.")
@@ -201,6 +202,7 @@ class QuantizedEmbedding(TokenTable, Derived):
             dtype=first.dtype if dtype is None else dtype,
             device=first.device,
         )
+        padding_idx = quantised.padding_idx
         for start, stop in _blocks(vocab_size, embed_dim, first.device):
             rows = _rows(table, start, stop).to(torch.float32)
             _refuse_unsound(rows, start)
