@@ -148,8 +148,8 @@ class OutputHead(Pretrained, nn.Linear):
             super().__setattr__(name, value)
         elif value is not getattr(table, "weight", None):
             raise SizeError(
-                "The weight of a tied head is its table's: head.weight = table.weight is so already. To change both, "
-                "assign table.weight; for rows of its own use an untied head, OutputHead(embed_dim, vocab_size)."
+                "This head is tied: its weight is the table's. Assign the table's weight (table.weight = ...), which "
+                "the head reads too, or give the model an untied head: OutputHead(embed_dim, vocab_size)."
             )
 
     def forward(self, hidden: Float[Tensor, "*batch D"]) -> Float[Tensor, "*batch V"]:

@@ -2,11 +2,11 @@
 
 import math
 from collections.abc import Callable
-from typing import Unpack
+from typing import Any, NamedTuple, Unpack
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor, nn
 
 from embedlayer.errors import CheckpointError, SizeError
@@ -15,6 +15,7 @@ from embedlayer.layers.input import PositionName, as_position, embed
 from embedlayer.layers.output import OutputHead
 from embedlayer.losses.linear_cross_entropy import LossOptions
 from embedlayer.models.cache import BlockCache, KeyValueCache
+from embedlayer.models.config import ModelConfig
 from embedlayer.normal import draw_
 from embedlayer.positions.position import AttentionMask, Position, positions_of
 from embedlayer.pretrained import Pretrained, build, describe
@@ -23,11 +24,27 @@ from embedlayer.tables.dense import as_table
 from embedlayer.tables.table import TokenTable
 
 
+class CausalLMOutput(NamedTuple):
+    """What a call by transformers' names returns.
+
+    Attributes:
+        loss: Cross entropy of the labels, in nats per token; `None` without labels.
+        logits: Logits of the next token, `(..., T, V)`; `None` where a model in training has labels, since nothing
+            needs them there.
+    """
+
+    loss: Float[Tensor, ""] | None
+    logits: Float[Tensor, "*batch T V"] | None
+
+
 class DecoderLM(Pretrained):
     """A decoder-only language model: `head(norm(blocks(dropout(position.add(table(ids))))))`.
 
     Blocks are of LLaMA's kind: RMSNorm before attention and before a SwiGLU, no biases, key/value heads that may be
     fewer than query heads.
+
+    `model(ids)` returns logits. Called by transformers' names, `model(input_ids=..., labels=...)`, it returns a
+    `CausalLMOutput`, so that transformers' `Trainer` trains it, and `config` has the attributes that such tools read.
 
     Args:
         table: What each token is: a table, or a plain `nn.Embedding`, whose weight is used.
@@ -54,6 +71,12 @@ class DecoderLM(Pretrained):
 
     Reference: Touvron et al., LLaMA, 2023, section 2.2.
     """
+
+    accepts_loss_kwargs = True
+    """transformers' Trainer then passes `num_items_in_batch`, so that accumulated gradients are exact."""
+
+    loss_type = "ForCausalLM"
+    """transformers' name for a loss that shifts the labels itself; its Trainer counts targets by it."""
 
     def __init__(
         self,
@@ -102,6 +125,12 @@ class DecoderLM(Pretrained):
         )
         self.norm = nn.RMSNorm(width, eps=norm_eps)
         self.head = head
+        self._config_attributes: dict[str, Any] = {
+            "model_type": "embedlayer",
+            "is_encoder_decoder": False,
+            "use_cache": False,
+            "pad_token_id": table.padding_idx,
+        }
         self.sizes = {
             "num_layers": num_layers,
             "num_heads": num_heads,
@@ -113,14 +142,25 @@ class DecoderLM(Pretrained):
         }
 
     @property
-    def config(self) -> JsonObject:
-        """The constructor's arguments."""
-        return {
+    def config(self) -> ModelConfig:
+        """The constructor's arguments, with the attributes that transformers' tools read."""
+        arguments = {
             "table": describe(self.table),
             "position": describe(self.position),
             "head": {"tied": self.head.tied, **self.head.config},
             **self.sizes,
         }
+        self._config_attributes.update(
+            vocab_size=self.table.vocab_size,
+            hidden_size=self.table.embed_dim,
+            num_hidden_layers=self.sizes["num_layers"],
+            num_attention_heads=self.sizes["num_heads"],
+            num_key_value_heads=self.sizes["num_kv_heads"],
+            head_dim=self.sizes["head_dim"],
+            intermediate_size=self.sizes["mlp_dim"],
+            max_position_embeddings=self.position.max_seq_len,
+        )
+        return ModelConfig(arguments, self._config_attributes)
 
     @classmethod
     def from_config(
@@ -147,15 +187,52 @@ class DecoderLM(Pretrained):
 
     def forward(
         self,
-        ids: Ids,
+        ids: Ids | None = None,
         *,
         positions: Positions | None = None,
         attention_mask: AttentionMask | None = None,
         cache: KeyValueCache | None = None,
-    ) -> Float[Tensor, "*batch T V"]:
-        """Logits of the next token at every place, `(T,)` or `(B, T)` to `(..., T, V)`; the arguments of `hidden`."""
-        logits: Tensor = self.head(self.hidden(ids, positions=positions, attention_mask=attention_mask, cache=cache))
-        return logits
+        input_ids: Ids | None = None,
+        labels: Int[Tensor, "*batch T"] | None = None,
+        num_items_in_batch: float | Shaped[Tensor, ""] | None = None,
+    ) -> Float[Tensor, "*batch T V"] | CausalLMOutput:
+        """Return the logits of the next token at every place, `(T,)` or `(B, T)` to `(..., T, V)`.
+
+        Args:
+            ids: Token IDs; this and the next three are the arguments of `hidden`.
+            positions: Where each token stands.
+            attention_mask: 0 for padding; 1, or 1, 2, 3, ... for packed documents.
+            cache: What was read before.
+            input_ids: transformers' name of `ids`; passed by it, the result is a `CausalLMOutput`.
+            labels: transformers' labels: the IDs themselves, -100 where there is no target. They are shifted here:
+                the logits at t are compared with `labels[..., t + 1]`. The result is a `CausalLMOutput`, of a model in
+                training without logits.
+            num_items_in_batch: Number of targets in all accumulated batches, by which the summed loss is divided; the
+                targets of this one if `None`.
+
+        Raises:
+            SizeError: Both or neither of `ids` and `input_ids` are given, or a cache with labels.
+        """
+        if (ids is None) == (input_ids is None):
+            raise SizeError("Pass the token IDs once: model(ids), or model(input_ids=ids) as transformers' tools do.")
+        if labels is not None and cache is not None:
+            raise SizeError("A loss is computed over whole sequences: pass labels without a cache.")
+        tokens = input_ids if ids is None else ids
+        hidden = self.hidden(tokens, positions=positions, attention_mask=attention_mask, cache=cache)
+        if labels is not None:
+            loss = self._loss_of_labels(hidden, labels, num_items_in_batch)
+            return CausalLMOutput(loss, None if self.training else self.head(hidden))
+        logits: Tensor = self.head(hidden)
+        return logits if input_ids is None else CausalLMOutput(None, logits)
+
+    def _loss_of_labels(
+        self, hidden: Float[Tensor, "*batch T D"], labels: Int[Tensor, "*batch T"], count: float | Tensor | None
+    ) -> Float[Tensor, ""]:
+        """Return the loss of `labels[..., 1:]`, as the mean over its targets or as the sum over `count`."""
+        hidden, targets = hidden[..., :-1, :], labels[..., 1:]
+        if count is None:
+            return self.head.loss(hidden, targets)
+        return self.head.loss(hidden, targets, reduction="sum") / count
 
     def loss(
         self,

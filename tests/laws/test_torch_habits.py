@@ -222,7 +222,7 @@ def test_assigning_the_tables_weight_to_a_head_ties_it() -> None:
     untied.weight = table.weight
     assert tied.weight is untied.weight is table.weight
     assert list(tied.state_dict()) == []
-    with pytest.raises(el.SizeError, match="tied head is its table's.*assign table.weight"):
+    with pytest.raises(el.SizeError, match="head is tied: its weight is the table's"):
         tied.weight = nn.Parameter(torch.zeros(VOCAB_SIZE, EMBED_DIM))
     assert list(tied.state_dict()) == []
 
