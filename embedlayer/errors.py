@@ -10,6 +10,7 @@ EmbedLayerError
 ├── PositionError      IndexError    a position outside what a scheme covers
 ├── TextError          ValueError    text that is empty, too short, or not UTF-8
 ├── TokenizerError     ValueError    a tokenizer that cannot be trained, read or matched to its table
+├── UnknownTokenError  KeyError      a key of TokenVectors without a row; also a TokenizerError and a TokenIdError
 ├── VocabularyError    ValueError    a change to a vocabulary that cannot be made
 ├── CheckpointError    ValueError    a saved file or folder that is damaged or does not fit
 ├── FileError          OSError       a path that cannot be read or written
@@ -49,6 +50,13 @@ class TextError(EmbedLayerError, ValueError):
 
 class TokenizerError(EmbedLayerError, ValueError):
     """A tokenizer that cannot be trained, read, or matched to its table."""
+
+
+class UnknownTokenError(TokenizerError, TokenIdError, KeyError):
+    """A key that stands for no single token of a table: what gensim raises `KeyError` for."""
+
+    def __str__(self) -> str:
+        return Exception.__str__(self)  # KeyError's own would quote the message
 
 
 class VocabularyError(EmbedLayerError, ValueError):

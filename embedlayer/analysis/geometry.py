@@ -16,7 +16,6 @@ from embedlayer.analysis.rows import Rows
 from embedlayer.errors import ShapeError, SizeError
 from embedlayer.positions.position import AdditivePosition, Position
 from embedlayer.tables.dense import TableLike
-from embedlayer.tables.table import TokenTable
 from embedlayer.text.tokenizer import fingerprint, token_text
 
 CHUNK_ROWS = 8192
@@ -41,7 +40,7 @@ class Pca:
 
 
 @torch.no_grad()
-def pca(rows: Float[Tensor, "N D"] | TokenTable, num_components: int = 2) -> Pca:
+def pca(rows: TableLike, num_components: int = 2) -> Pca:
     """Exact principal components: the eigenvectors of the covariance, in float64.
 
     A component's sign is free; here its entry of largest size is positive, so that the same table always gives the

@@ -218,6 +218,7 @@ class DecoderLM(Pretrained):
         if labels is not None and cache is not None:
             raise SizeError("A loss is computed over whole sequences: pass labels without a cache.")
         tokens = input_ids if ids is None else ids
+        assert tokens is not None
         hidden = self.hidden(tokens, positions=positions, attention_mask=attention_mask, cache=cache)
         if labels is not None:
             loss = self._loss_of_labels(hidden, labels, num_items_in_batch)

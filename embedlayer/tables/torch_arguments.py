@@ -35,16 +35,16 @@ def resolve_sizes(vocab_size: int | None, embed_dim: int | None, arguments: Embe
     """
     refuse_unsupported(arguments)
     sizes = []
-    for name, torch_name, value in (
-        ("vocab_size", "num_embeddings", vocab_size),
-        ("embed_dim", "embedding_dim", embed_dim),
+    for name, torch_name, value, other in (
+        ("vocab_size", "num_embeddings", vocab_size, arguments.get("num_embeddings")),
+        ("embed_dim", "embedding_dim", embed_dim, arguments.get("embedding_dim")),
     ):
-        passed = [size for size in (value, arguments.get(torch_name)) if size is not None]
+        passed = [size for size in (value, other) if size is not None]
         if not passed:
             raise TypeError(f"missing 1 required positional argument: {name!r} (in torch: {torch_name!r})")
         if len(passed) > 1:
             raise TypeError(f"{name} was passed twice, also under torch's name {torch_name!r}: {passed}")
-        sizes.append(operator.index(passed[0]))  # type: ignore[call-overload]
+        sizes.append(operator.index(passed[0]))
     return sizes[0], sizes[1]
 
 
