@@ -157,6 +157,12 @@ class TransformerEmbedding(Pretrained):
         self.max_seq_len = max_seq_len
         self.dropout = nn.Dropout(dropout)
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in ("token_embedding", "position_embedding"):
+            attribute = "table" if name == "token_embedding" else "position"
+            raise SizeError(f"{name} is another name of {attribute}: assign layer.{attribute} = ...")
+        super().__setattr__(name, value)
+
     @property
     def token_embedding(self) -> "UnscaledRows":
         """The look-up without the scale: `layer(ids)` is `dropout(token_embedding(ids) * scale + position vectors)`."""
@@ -224,6 +230,12 @@ class UnscaledRows:
     def __call__(self, ids: Ids) -> Vectors:
         """The rows of `ids` as stored, `(..., T)` to `(..., T, D)`."""
         return self.table.look_up(ids)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "table":
+            super().__setattr__(name, value)
+        else:
+            setattr(self.table, name, value)
 
     def __getattr__(self, name: str) -> Any:
         if name == "table":  # not there yet while an instance is copied

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from kinds import EMBED_DIM, MAX_SEQ_LEN, NUM_HEADS, POSITIONS, VOCAB_SIZE, dense
+from kinds import EMBED_DIM, MAX_SEQ_LEN, NUM_HEADS, POSITIONS, TABLES, VOCAB_SIZE, dense
 from torch import nn
 
 import embedlayer as el
@@ -271,4 +271,22 @@ def test_the_layer_is_the_sum_of_its_two_embeddings_as_in_the_lesson(name, scale
     torch.testing.assert_close(layer(IDS), expected)
     assert layer.position_embedding is layer.position
     assert set(layer.state_dict()) == keys
-    assert len(list(layer.named_modules())) == len({name for name, _ in layer.named_modules()})
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_the_rows_before_the_scale_are_those_of_every_table(name) -> None:
+    layer = el.TransformerEmbedding(VOCAB_SIZE, EMBED_DIM, MAX_SEQ_LEN, dropout=0.0, table=TABLES[name]())
+    expected = layer.token_embedding(IDS) * layer.scale + layer.position_embedding(torch.arange(3))
+    torch.testing.assert_close(layer(IDS), expected)
+    rows = layer.table.rows(0, VOCAB_SIZE)
+    torch.testing.assert_close(layer.token_embedding(IDS), rows[IDS])
+
+
+def test_what_is_assigned_under_the_lesson_s_names_is_never_lost() -> None:
+    layer = el.TransformerEmbedding(VOCAB_SIZE, EMBED_DIM, MAX_SEQ_LEN)
+    weight = nn.Parameter(torch.zeros(VOCAB_SIZE, EMBED_DIM))
+    layer.token_embedding.weight = weight
+    assert layer.table.weight is weight
+    for name, attribute in (("token_embedding", "table"), ("position_embedding", "position")):
+        with pytest.raises(el.SizeError, match=f"assign layer.{attribute} = "):
+            setattr(layer, name, plain())
