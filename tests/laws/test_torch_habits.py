@@ -29,6 +29,8 @@ TAKE_A_TABLE = {
     "FactorizedEmbedding.from_table": lambda table: el.FactorizedEmbedding.from_table(table, 8)(IDS),
     "compressed": lambda table: el.compressed(table, "int8")(IDS),
     "with_table": lambda table: el.with_table(el.DecoderLM(dense(), "none", num_layers=1), table)(IDS),
+    "EmbeddingLayer": lambda table: el.EmbeddingLayer(table)(IDS),
+    "compare": lambda table: [row.row_error for row in el.compare(table, ["int8"])],
     "health": lambda table: el.health(table).norms,
     "table_geometry": lambda table: el.table_geometry(table).spectrum,
     "Rows": lambda table: Rows(table).take(IDS.flatten()),
@@ -62,6 +64,18 @@ def test_a_head_is_not_tied_to_a_plain_embedding_whose_weight_may_be_replaced(un
         el.OutputHead(embedding)
     table = el.TokenEmbedding.from_embedding(embedding)
     assert el.OutputHead(table).weight is embedding.weight
+
+
+def test_a_vocabulary_edit_of_a_plain_embedding_names_the_conversion() -> None:
+    for edit in (lambda module: el.add_tokens(module, 2), lambda module: el.train_only_rows(module, [3])):
+        with pytest.raises(el.SizeError, match=r"TokenEmbedding.from_embedding\(embedding\)"):
+            edit(plain())
+
+
+def test_vectors_of_a_plain_embedding_are_written(tmp_path) -> None:
+    embedding = plain()
+    el.write_vectors(tmp_path / "rows.bin", [f"w{index}" for index in range(VOCAB_SIZE)], embedding, "word2vec-binary")
+    assert torch.equal(el.read_vectors(tmp_path / "rows.bin", "word2vec-binary")[1], embedding.weight)
 
 
 def test_the_gradient_of_a_plain_embedding_is_drawn_as_that_of_a_table() -> None:
