@@ -370,10 +370,29 @@ def as_rows(table: TableLike) -> TokenTable | Tensor:
 
     Raises:
         SizeError: See `as_table`.
+        ShapeError: An array of something else than numbers.
     """
     if isinstance(table, np.ndarray):
+        if table.dtype.kind not in "fiub":
+            raise ShapeError(f"Rows must be floats, not {table.dtype}: convert them to float32.")
         return torch.from_numpy(table if table.flags.writeable else table.copy())
     return table if isinstance(table, Tensor) else as_table(table)
+
+
+def require_rows(rows: Tensor) -> None:
+    """Refuse a tensor that is not one row of floats for each token.
+
+    Raises:
+        ShapeError: It is not `(V, D)`, or holds no floats.
+    """
+    if rows.ndim != 2:
+        raise ShapeError(f"A table must have shape (V, D), not {tuple(rows.shape)}.")
+    if not rows.is_floating_point():
+        raise ShapeError(
+            f"Rows must be floats, not {str(rows.dtype).removeprefix('torch.')}: convert them to float32. Quantised "
+            f"codes mean nothing without their steps: multiply them out first, then "
+            f"QuantizedEmbedding.from_table(rows, bits=8) stores them in 8 bits again."
+        )
 
 
 def _rows_of(source: object) -> Tensor:
@@ -387,17 +406,9 @@ def _rows_of(source: object) -> Tensor:
             f"A table is made of a (V, D) tensor or array, or read from a folder; found {type(source).__name__}: "
             f"pass torch.tensor(rows)."
         )
-    if source.ndim != 2:
-        raise ShapeError(f"A table must have shape (V, D), not {tuple(source.shape)}.")
-    is_float = source.is_floating_point() if isinstance(source, Tensor) else np.issubdtype(source.dtype, np.floating)
-    if not is_float:
-        raise ShapeError(
-            f"Rows must be floats, not {str(source.dtype).removeprefix('torch.')}: convert them to float32. Quantised "
-            f"codes mean nothing without their steps: multiply them out first, then "
-            f"QuantizedEmbedding.from_table(rows, bits=8) stores them in 8 bits again."
-        )
     rows = as_rows(source)
     assert isinstance(rows, Tensor)
+    require_rows(rows)
     return rows.detach()
 
 

@@ -12,7 +12,7 @@ from embedlayer.errors import ShapeError, SizeError
 from embedlayer.files import JsonObject
 from embedlayer.normal import draw_
 from embedlayer.shapes import Ids, Vectors
-from embedlayer.tables.dense import TokenEmbedding, as_rows, resolve_init_std, resolve_scale
+from embedlayer.tables.dense import TableLike, TokenEmbedding, as_rows, require_rows, resolve_init_std, resolve_scale
 from embedlayer.tables.table import ROWS_AT_ONCE, TokenTable, check_sizes
 
 
@@ -87,7 +87,7 @@ class FactorizedEmbedding(TokenTable):
     @torch.no_grad()
     def from_table(
         cls,
-        table: TokenTable | nn.Embedding | Float[Tensor, "V D"],
+        table: TableLike,
         rank: int,
         counts: Shaped[Tensor, " V"] | None = None,
         *,
@@ -102,7 +102,7 @@ class FactorizedEmbedding(TokenTable):
         E1 are made.
 
         Args:
-            table: A table of any kind, whose scale and padding are kept, or a plain tensor.
+            table: A table of any kind, whose scale and padding are kept, or a plain tensor or NumPy array.
             rank: Width of a stored row, R.
             counts: How often each token occurs, of any scale; a token with 0 has no say, and is projected like all.
             padding_idx: Of a plain tensor: row that becomes zero.
@@ -122,8 +122,7 @@ class FactorizedEmbedding(TokenTable):
         """
         table = as_rows(table)
         if isinstance(table, Tensor):
-            if table.dim() != 2:
-                raise ShapeError(f"A table must have shape (V, D), not {tuple(table.shape)}.")
+            require_rows(table)
             vocab_size, embed_dim = table.shape
         else:
             vocab_size, embed_dim, padding_idx = table.vocab_size, table.embed_dim, table.padding_idx

@@ -10,14 +10,14 @@ from typing import Any, Literal, NamedTuple, cast
 
 import torch
 from jaxtyping import Float, Int, UInt8
-from torch import Tensor, nn
+from torch import Tensor
 
 from embedlayer.bounds import Bounds
 from embedlayer.derived import Derived
 from embedlayer.errors import ShapeError, SizeError
 from embedlayer.files import JsonObject
 from embedlayer.shapes import Ids, Vectors
-from embedlayer.tables.dense import as_rows, resolve_scale
+from embedlayer.tables.dense import TableLike, as_rows, require_rows, resolve_scale
 from embedlayer.tables.table import TokenTable, check_sizes
 
 HEADER = {8: torch.float32, 4: torch.float16}
@@ -145,7 +145,7 @@ class QuantizedEmbedding(TokenTable, Derived):
     @classmethod
     def from_table(
         cls,
-        table: TokenTable | nn.Embedding | Float[Tensor, "V D"],
+        table: TableLike,
         bits: int = 8,
         *,
         group_size: int | None = None,
@@ -158,7 +158,7 @@ class QuantizedEmbedding(TokenTable, Derived):
         """Quantise a table of any kind, a block of rows at a time. Its spare rows are left out.
 
         Args:
-            table: A table, whose scale and padding are kept, or a plain tensor.
+            table: A table, whose scale and padding are kept, or a plain tensor or NumPy array.
             bits: Of a code, 8 or 4.
             group_size: Columns that share a step and an offset; `None` for a whole row.
             symmetric: Levels around zero, which is one of them: `code - 2^(bits-1)` is from `-n` to `n` and the offset
@@ -183,8 +183,7 @@ class QuantizedEmbedding(TokenTable, Derived):
         """
         table = as_rows(table)
         if isinstance(table, Tensor):
-            if table.dim() != 2:
-                raise ShapeError(f"A table must have shape (V, D), not {tuple(table.shape)}.")
+            require_rows(table)
             (vocab_size, embed_dim), round_scale = table.shape, False
         else:
             vocab_size, embed_dim = table.vocab_size, table.embed_dim

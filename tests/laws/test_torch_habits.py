@@ -184,6 +184,10 @@ def test_a_table_is_made_of_an_array_in_its_own_memory() -> None:
 def test_what_is_no_rows_is_refused_with_the_remedy(source, error, message, unchecked) -> None:
     with pytest.raises(error, match=f"(?s){message}"):
         el.TokenEmbedding.from_pretrained(source)
+    if isinstance(source, torch.Tensor | np.ndarray):
+        for from_table in (el.QuantizedEmbedding.from_table, lambda rows: el.FactorizedEmbedding.from_table(rows, 1)):
+            with pytest.raises(error, match=f"(?s){message}"):
+                from_table(source)
 
 
 def test_a_head_is_built_like_a_linear_layer() -> None:
