@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from embedlayer.errors import TextError as TextError
     from embedlayer.errors import TokenIdError as TokenIdError
     from embedlayer.errors import TokenizerError as TokenizerError
+    from embedlayer.errors import UnknownTokenError as UnknownTokenError
     from embedlayer.errors import VocabularyError as VocabularyError
     from embedlayer.layers.input import GPT_CONFIG_124M as GPT_CONFIG_124M
     from embedlayer.layers.input import GPTEmbedding as GPTEmbedding
@@ -62,6 +63,8 @@ if TYPE_CHECKING:
     from embedlayer.losses.linear_cross_entropy import linear_cross_entropy as linear_cross_entropy
     from embedlayer.losses.linear_cross_entropy import token_log_probs as token_log_probs
     from embedlayer.models.cache import KeyValueCache as KeyValueCache
+    from embedlayer.models.config import ModelConfig as ModelConfig
+    from embedlayer.models.decoder import CausalLMOutput as CausalLMOutput
     from embedlayer.models.decoder import DecoderLM as DecoderLM
     from embedlayer.models.generate import generate as generate
     from embedlayer.models.llama import load_llama as load_llama
@@ -108,6 +111,7 @@ if TYPE_CHECKING:
     from embedlayer.text.windows import TokenWindows as TokenWindows
     from embedlayer.text.windows import WindowSampler as WindowSampler
     from embedlayer.text.windows import create_dataloader as create_dataloader
+    from embedlayer.text.windows import create_dataloader_v1 as create_dataloader_v1
     from embedlayer.training.loop import Trainer as Trainer
     from embedlayer.training.loop import TrainingOptions as TrainingOptions
     from embedlayer.training.run_directory import RunDirectory as RunDirectory
@@ -169,13 +173,15 @@ _HOMES = {
         "TextError",
         "TokenIdError",
         "TokenizerError",
+        "UnknownTokenError",
         "VocabularyError",
     ),
     "embedlayer.layers.input": ("GPTEmbedding", "GPT_CONFIG_124M", "TransformerEmbedding"),
     "embedlayer.layers.output": ("OutputHead",),
     "embedlayer.losses.linear_cross_entropy": ("linear_cross_entropy", "token_log_probs"),
     "embedlayer.models.cache": ("KeyValueCache",),
-    "embedlayer.models.decoder": ("DecoderLM",),
+    "embedlayer.models.config": ("ModelConfig",),
+    "embedlayer.models.decoder": ("CausalLMOutput", "DecoderLM"),
     "embedlayer.models.generate": ("generate",),
     "embedlayer.models.llama": ("load_llama",),
     "embedlayer.optim.clip": ("clip_grad_norm_",),
@@ -205,7 +211,7 @@ _HOMES = {
     "embedlayer.text.corpus": ("TokenCorpus",),
     "embedlayer.text.shards": ("build_in_shards", "build_shard"),
     "embedlayer.text.tokenizer": ("load_tokenizer", "train_tokenizer"),
-    "embedlayer.text.windows": ("TokenWindows", "WindowSampler", "create_dataloader"),
+    "embedlayer.text.windows": ("TokenWindows", "WindowSampler", "create_dataloader", "create_dataloader_v1"),
     "embedlayer.training.loop": ("Trainer", "TrainingOptions"),
     "embedlayer.training.run_directory": ("RunDirectory", "load_run"),
     "embedlayer.vocab.edit": ("add_tokens", "edit_vocabulary", "remove_tokens", "transplant", "trim_vocabulary"),

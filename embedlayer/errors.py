@@ -11,6 +11,7 @@ EmbedLayerError
 ├── TextError          ValueError    text that is empty, too short, or not UTF-8
 ├── TokenizerError     ValueError    a tokenizer that cannot be trained, read or matched to its table
 ├── StaleRowsError     RuntimeError  a weight written in place while its rows had pending updates
+├── UnknownTokenError  KeyError      a key of TokenVectors without a row; also a TokenizerError and a TokenIdError
 ├── VocabularyError    ValueError    a change to a vocabulary that cannot be made
 ├── CheckpointError    ValueError    a saved file or folder that is damaged or does not fit
 ├── FileError          OSError       a path that cannot be read or written
@@ -54,6 +55,13 @@ class TokenizerError(EmbedLayerError, ValueError):
 
 class StaleRowsError(EmbedLayerError, RuntimeError):
     """A row-sparse weight that was written in place while updates of its rows were pending."""
+
+
+class UnknownTokenError(TokenizerError, TokenIdError, KeyError):
+    """A key that stands for no single token of a table: what gensim raises `KeyError` for."""
+
+    def __str__(self) -> str:
+        return Exception.__str__(self)  # KeyError's own would quote the message
 
 
 class VocabularyError(EmbedLayerError, ValueError):

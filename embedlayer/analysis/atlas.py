@@ -25,13 +25,13 @@ from embedlayer.analysis.health import health
 from embedlayer.analysis.rows import Rows
 from embedlayer.errors import CheckpointError, SizeError, TokenizerError, require
 from embedlayer.files import replacing
-from embedlayer.tables.table import TokenTable
+from embedlayer.tables.dense import TableLike
 
 QUERIES_AT_ONCE = 2048
 COLUMNS = ("id", "token", "kind", "norm", "under_trained", "x", "y", "neighbors")
 
 
-def write_atlas(path: Path | str, table: TokenTable | Tensor, tokenizer: Tokenizer, *, num_neighbors: int = 15) -> int:
+def write_atlas(path: Path | str, table: TableLike, tokenizer: Tokenizer, *, num_neighbors: int = 15) -> int:
     """Write a table as parquet, wholly or not at all.
 
     To look at it: `embedding-atlas FILE --text token --x x --y y --neighbors neighbors`. Rows without a token are left
@@ -100,7 +100,7 @@ def write_atlas(path: Path | str, table: TokenTable | Tensor, tokenizer: Tokeniz
 
 @torch.no_grad()
 def nearest_rows(
-    table: TokenTable | Tensor, ids: Int[Tensor, " N"], count: int
+    table: TableLike, ids: Int[Tensor, " N"], count: int
 ) -> tuple[Int[Tensor, "N K"], Float[Tensor, "N K"]]:
     """For each of some rows the places within `ids` of the nearest others, and `1 - cos`, nearest first."""
     rows = Rows(table)

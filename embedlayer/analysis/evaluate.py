@@ -17,7 +17,7 @@ from torch import Tensor
 from embedlayer.analysis.rows import Rows
 from embedlayer.analysis.token_kinds import token_kinds
 from embedlayer.errors import FileError, SizeError, TextError
-from embedlayer.tables.table import TokenTable
+from embedlayer.tables.dense import TableLike
 from embedlayer.text.tokenizer import token_text
 
 QUESTIONS_AT_ONCE = 1024
@@ -96,7 +96,7 @@ def whole_words(tokenizer: Tokenizer, vocab_size: int) -> dict[str, int]:
     return found
 
 
-def evaluate_word_pairs(table: TokenTable | Tensor, words: Mapping[str, int], file: Path | str) -> WordPairScores:
+def evaluate_word_pairs(table: TableLike, words: Mapping[str, int], file: Path | str) -> WordPairScores:
     """Compare cosines with a file of pairs that people judged: `word<TAB>word<TAB>number`, `#` before remarks.
 
     Args:
@@ -137,7 +137,7 @@ def evaluate_word_pairs(table: TokenTable | Tensor, words: Mapping[str, int], fi
 
 
 def evaluate_word_analogies(
-    table: TokenTable | Tensor, words: Mapping[str, int], file: Path | str, *, restrict_vocab: int | None = None
+    table: TableLike, words: Mapping[str, int], file: Path | str, *, restrict_vocab: int | None = None
 ) -> AnalogyScores:
     """Ask `a is to b as c is to ?`: right if the whole word nearest to `b - a + c`, none of the three, is the fourth.
 

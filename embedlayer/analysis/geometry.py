@@ -15,7 +15,7 @@ from torch import Tensor
 from embedlayer.analysis.rows import Rows
 from embedlayer.errors import ShapeError, SizeError
 from embedlayer.positions.position import AdditivePosition, Position
-from embedlayer.tables.table import TokenTable
+from embedlayer.tables.dense import TableLike
 from embedlayer.text.tokenizer import fingerprint, token_text
 
 CHUNK_ROWS = 8192
@@ -40,7 +40,7 @@ class Pca:
 
 
 @torch.no_grad()
-def pca(rows: Float[Tensor, "N D"] | TokenTable, num_components: int = 2) -> Pca:
+def pca(rows: TableLike, num_components: int = 2) -> Pca:
     """Exact principal components: the eigenvectors of the covariance, in float64.
 
     A component's sign is free; here its entry of largest size is positive, so that the same table always gives the
@@ -172,7 +172,7 @@ class TableGeometry:
 
 
 @torch.no_grad()
-def table_geometry(table: TokenTable | Tensor) -> TableGeometry:
+def table_geometry(table: TableLike) -> TableGeometry:
     """Spectrum, effective rank, isotropy and mean cosine of a table, exactly, over all rows, in float64.
 
     Four passes by chunks; the work is of order `V D^2`, the memory `D x D`.
@@ -250,7 +250,7 @@ class FrequencyBand:
     p90: float
 
 
-def norms_by_frequency(table: TokenTable | Tensor, counts: Int[Tensor, " V"]) -> list[FrequencyBand]:
+def norms_by_frequency(table: TableLike, counts: Int[Tensor, " V"]) -> list[FrequencyBand]:
     """Lengths of rows by how often their tokens occur: never, once, then by powers of four.
 
     Args:
@@ -300,9 +300,7 @@ class Alignment:
 
 
 @torch.no_grad()
-def align(
-    before: TokenTable | Tensor, after: TokenTable | Tensor, *, pairs: Int[Tensor, "N 2"] | None = None
-) -> Alignment:
+def align(before: TableLike, after: TableLike, *, pairs: Int[Tensor, "N 2"] | None = None) -> Alignment:
     """Orthogonal Procrustes: turn one table so that its rows come to lie on those of another.
 
     Two models trained apart may hold the same table in other directions, so their rows can only be compared after
@@ -397,8 +395,8 @@ class Movement:
 
 @torch.no_grad()
 def moved_most(
-    before: TokenTable | Tensor,
-    after: TokenTable | Tensor,
+    before: TableLike,
+    after: TableLike,
     *,
     alignment: Alignment | None = None,
     pairs: Int[Tensor, "N 2"] | None = None,
@@ -463,7 +461,7 @@ def _ids_by_text(tokenizer: Tokenizer, ids: list[int]) -> dict[str, int]:
 class _Pairs:
     """Two tables and which row of the one belongs to which of the other."""
 
-    def __init__(self, before: TokenTable | Tensor, after: TokenTable | Tensor, pairs: Tensor | None) -> None:
+    def __init__(self, before: TableLike, after: TableLike, pairs: Tensor | None) -> None:
         self.before, self.after = Rows(before), Rows(after)
         if pairs is None:
             if len(self.before) != len(self.after):

@@ -14,7 +14,7 @@ from embedlayer.analysis.under_trained import UnderTrained
 from embedlayer.analysis.under_trained import under_trained_scores as under_trained_scores
 from embedlayer.errors import ShapeError
 from embedlayer.files import JsonObject
-from embedlayer.tables.table import TokenTable
+from embedlayer.tables.dense import TableLike
 from embedlayer.text.tokenizer import token_text
 
 
@@ -158,10 +158,10 @@ class Health:
 
 @torch.no_grad()
 def health(
-    table: TokenTable | Tensor,
+    table: TableLike,
     tokenizer: Tokenizer | None = None,
     *,
-    before: TokenTable | Tensor | None = None,
+    before: TableLike | None = None,
     head: Tensor | None = None,
 ) -> Health:
     """Look at every row of a table.

@@ -7,7 +7,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from embedlayer.errors import ShapeError
-from embedlayer.tables.table import TokenTable
+from embedlayer.tables.dense import TableLike, as_rows
 
 NUMBERS_AT_ONCE = 1 << 21
 """Numbers widened at a time, 8 MB in float32."""
@@ -17,7 +17,7 @@ class Rows:
     """V rows of width D, read without gradient.
 
     Args:
-        table: A `TokenTable` of any kind, or a plain tensor `(V, D)`.
+        table: A `TokenTable` of any kind, an `nn.Embedding`, or a plain tensor or NumPy array `(V, D)`.
 
     Raises:
         ShapeError: A plain tensor that is not `(V, D)`, or holds no floats.
@@ -27,7 +27,8 @@ class Rows:
         [(0, torch.Size([4, 3])), (4, torch.Size([1, 3]))]
     """
 
-    def __init__(self, table: TokenTable | Tensor) -> None:
+    def __init__(self, table: TableLike) -> None:
+        table = as_rows(table)
         if isinstance(table, Tensor):
             if table.ndim != 2 or not table.is_floating_point():
                 raise ShapeError(

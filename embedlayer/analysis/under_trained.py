@@ -26,7 +26,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from embedlayer.analysis.rows import Rows
-from embedlayer.tables.table import TokenTable
+from embedlayer.tables.dense import TableLike
 
 WIDEST = 45.0
 """Degrees from the axis at which a cone may be densest: beyond, two of its rows are less than half alike."""
@@ -108,7 +108,7 @@ class UnderTrained:
 
 
 @torch.no_grad()
-def under_trained_scores(table: TokenTable | Tensor) -> UnderTrained:
+def under_trained_scores(table: TableLike) -> UnderTrained:
     """How little each row has learned: its angle to the cone of rows that were only ever pushed, never told apart.
 
     Works for tied tables and for output heads, and wherever unused rows were moved alike. Memory beyond the scores is a

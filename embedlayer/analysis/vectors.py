@@ -4,14 +4,18 @@
 at a time, so a factorised or quantised table is searched without ever being written out.
 """
 
+import json
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
+from typing import Any, TypeAlias, TypeVar
 
+import numpy as np
+import numpy.typing as npt
 import torch
-from jaxtyping import Float
-from tokenizers import Tokenizer
+from jaxtyping import Bool, Float, Float32
+from tokenizers import Tokenizer, models
 from torch import Tensor
 
 from embedlayer.analysis.evaluate import (
@@ -22,12 +26,23 @@ from embedlayer.analysis.evaluate import (
     whole_words,
 )
 from embedlayer.analysis.rows import Rows
-from embedlayer.errors import ShapeError, SizeError, TokenIdError, TokenizerError
-from embedlayer.tables.table import TokenTable
-from embedlayer.text.tokenizer import token_text
+from embedlayer.errors import ShapeError, SizeError, TokenizerError, UnknownTokenError
+from embedlayer.tables.dense import TableLike
+from embedlayer.text.tokenizer import as_tokenizer, token_text, without_limits
 
-Token = str | int | bytes
+Token: TypeAlias = str | int | bytes | np.integer[Any]
 """A token by its text, its ID, or its bytes."""
+
+Vector: TypeAlias = Tensor | npt.NDArray[Any]
+"""A vector `(D,)`."""
+
+Query: TypeAlias = Token | Vector | tuple[Token | Vector, float]
+"""What pulls or pushes: a token or a vector, alone or with its weight."""
+
+Neighbors: TypeAlias = list[tuple[str, float]] | Float[np.ndarray, " V"]
+"""`(readable token, cosine)`, nearest first; or, with `topn=None`, the cosine of every row."""
+
+Key = TypeVar("Key", str, int, bytes)
 
 CHUNK_NUMBERS = 1 << 19
 """Numbers read at a time, 2 MB in float32: small enough to stay in a core's cache."""
@@ -43,13 +58,17 @@ class TokenVectors:
     padded to a multiple) are never an answer. Answers show tokens as people read them: with their space, bytes that are
     no whole character as `<0xE2>`, special tokens as they are written.
 
+    Verbs, arguments and answers are those of gensim's `KeyedVectors`, and an unknown word is a `KeyError`. Three
+    differences: `vectors[word]` is a tensor; a word that is several tokens, or unknown, is refused wherever it stands,
+    also where gensim leaves it out (`doesnt_match`); rows that are equal come in the order of their IDs.
+
     Args:
-        table: A `TokenTable`, or a plain tensor `(V, D)`.
-        tokenizer: Its tokenizer.
+        table: A `TokenTable`, an `nn.Embedding`, or a plain tensor or NumPy array `(V, D)`.
+        tokenizer: Its tokenizer: a `tokenizers.Tokenizer`, or a fast tokenizer of transformers.
 
     Raises:
         ShapeError: A plain tensor that is not `(V, D)`.
-        TokenizerError: The tokenizer has IDs outside the table.
+        TokenizerError: The tokenizer has IDs outside the table, or is of another kind.
 
     Example:
         >>> from embedlayer.text.tokenizer import table_size, train_tokenizer
@@ -58,11 +77,11 @@ class TokenVectors:
         0.0
     """
 
-    def __init__(self, table: TokenTable | Tensor, tokenizer: Tokenizer) -> None:
+    def __init__(self, table: TableLike, tokenizer: object) -> None:
         self._rows = Rows(table)
         self.vocab_size, self.embed_dim = self._rows.vocab_size, self._rows.embed_dim
-        self.table = table
-        self.tokenizer = tokenizer
+        self.table = self._rows.table
+        self.tokenizer = tokenizer = without_limits(as_tokenizer(tokenizer))
         ids = sorted(set(tokenizer.get_vocab(with_added_tokens=True).values()))
         if ids and ids[-1] >= self.vocab_size:
             raise TokenizerError(
@@ -78,11 +97,13 @@ class TokenVectors:
     def __contains__(self, token: Token) -> bool:
         try:
             self.id_of(token)
-        except (TokenizerError, TokenIdError):
+        except UnknownTokenError:
             return False
         return True
 
-    def __getitem__(self, token: Token) -> Float[Tensor, "D"]:
+    def __getitem__(self, token: Token | Sequence[Token] | npt.NDArray[np.integer[Any]]) -> Float[Tensor, "*N D"]:
+        if isinstance(token, Sequence | np.ndarray) and not isinstance(token, str | bytes):
+            return torch.stack([self._row(self.id_of(each)) for each in token])
         return self._row(self.id_of(token))
 
     def id_of(self, token: Token) -> int:
@@ -92,8 +113,7 @@ class TokenVectors:
         of the vocabulary (`"##ing"`, `"[PAD]"`), else as a token's readable text, as answers show it.
 
         Raises:
-            TokenIdError: An ID outside the table.
-            TokenizerError: A text that is several tokens, or none, or unknown.
+            UnknownTokenError: An ID outside the table, or a text that is several tokens, or none, or unknown.
         """
         if isinstance(token, str):
             return self._id_of_text(token)
@@ -101,87 +121,188 @@ class TokenVectors:
             return self._id_of_bytes(token)
         index = operator.index(token)
         if not 0 <= index < self.vocab_size:
-            raise TokenIdError(
+            raise UnknownTokenError(
                 f"Token id {index} is outside this table of {self.vocab_size} rows (0..{self.vocab_size - 1})."
             )
         return index
 
-    def similarity(self, a: Token, b: Token) -> float:
-        """`cos(a, b)`, from -1 to 1; 0 where one of the rows is zero."""
-        return float(_cosines(self[a][None], self[b])[0])
+    def similarity(self, w1: Token, w2: Token) -> float:
+        """Return `cos(w1, w2)`, from -1 to 1; 0 where one of the rows is zero."""
+        return float(_cosines(self[w1][None], self[w2])[0])
 
-    def distance(self, a: Token, b: Token) -> float:
-        """`1 - cos(a, b)`, from 0 to 2."""
-        return 1.0 - self.similarity(a, b)
+    def distance(self, w1: Token, w2: Token) -> float:
+        """Return `1 - cos(w1, w2)`, from 0 to 2."""
+        return 1.0 - self.similarity(w1, w2)
 
     def most_similar(
         self,
-        positive: Token | Tensor | Sequence[Token | Tensor] = (),
-        negative: Token | Tensor | Sequence[Token | Tensor] | None = None,
-        topn: int = 10,
+        positive: Query | Sequence[Query] | None = None,
+        negative: Query | Sequence[Query] | None = None,
+        topn: int | None = 10,
+        clip_start: int = 0,
+        clip_end: int | None = None,
         restrict_vocab: int | None = None,
-    ) -> list[tuple[str, float]]:
-        """The tokens nearest to `mean(positive unit rows, -negative unit rows)`, gensim's meaning.
+        indexer: object = None,
+    ) -> Neighbors:
+        """Return the tokens nearest to `sum of w_i v_i`, unit rows `v_i` weighted 1 (positive) and -1 (negative).
 
         Args:
-            positive: Tokens that pull: one or a list. A vector `(D,)` among them is taken at its own length.
-            negative: Tokens that push: `most_similar(["king", "woman"], ["man"])`.
-            topn: How many answers; fewer where the table has fewer.
-            restrict_vocab: Look only at the first so many IDs, where tokenizers keep frequent tokens.
+            positive: What pulls: tokens, vectors `(D,)`, which are taken at their own length, or pairs of either with
+                a weight in place of 1; one or a list.
+            negative: What pushes: `most_similar(["king", "woman"], ["man"])`. As in gensim, the weight of a pair stands
+                in place of -1: `("man", -0.5)` pushes by half.
+            topn: How many answers; fewer where the table has fewer. `None`: the cosines of all rows, by ID, as a NumPy
+                array.
+            clip_start: First ID to look at.
+            clip_end: The ID after the last one.
+            restrict_vocab: Look only at the first so many IDs, where tokenizers keep frequent tokens; it goes before
+                `clip_start` and `clip_end`.
+            indexer: `None`: the search is exact.
 
         Returns:
             `(readable token, cosine)`, nearest first; equal cosines by ID. The tokens asked with are left out.
 
         Raises:
-            SizeError: Nothing was asked, or `restrict_vocab` is below 1.
-            TokenIdError, TokenizerError: See `id_of`.
+            SizeError: Nothing was asked, an end is outside the table, or there is an `indexer`.
+            UnknownTokenError: See `id_of`.
         """
-        pull, push, asked = self._asked(positive, negative)
-        query = sum(pull, torch.zeros(self.embed_dim, dtype=torch.float64)) - sum(push, torch.zeros(()))
-        return self._nearest(query, topn, restrict_vocab, without=asked)
+        if indexer is not None:
+            raise SizeError("The search here is exact and takes no indexer: leave indexer out.")
+        queries = [*self._queries(positive, 1.0), *self._queries(negative, -1.0)]
+        if not queries:
+            raise SizeError("most_similar needs at least one positive or negative token; found none.")
+        query = torch.zeros(self.embed_dim, dtype=torch.float64)
+        for vector, weight, _ in queries:
+            query += weight * vector
+        start, stop = self._ends(clip_start, clip_end, restrict_vocab)
+        scores = self._cosines_to(query, start, stop)
+        return self._answer(scores, topn, start, without=[index for *_, index in queries if index is not None])
 
     def most_similar_cosmul(
         self,
-        positive: Token | Tensor | Sequence[Token | Tensor] = (),
-        negative: Token | Tensor | Sequence[Token | Tensor] | None = None,
-        topn: int = 10,
+        positive: Query | Sequence[Query] | None = None,
+        negative: Query | Sequence[Query] | None = None,
+        topn: int | None = 10,
         restrict_vocab: int | None = None,
-    ) -> list[tuple[str, float]]:
-        """The tokens with the largest `product of (1 + cos(positive)) / 2 over product of (1 + cos(negative)) / 2`.
+    ) -> Neighbors:
+        """Return the tokens with the largest `product of (1 + cos(p)) / 2 over product of (1 + cos(n)) / 2`.
 
         One far word cannot outweigh the others as it can in the sum of `most_similar`, whose arguments and errors it
-        has.
+        has; weights there are none.
 
         Source: Levy and Goldberg, 2014; gensim's 3CosMul, with its 1e-6 in the denominator.
         """
-        pull, push, asked = self._asked(positive, negative)
-        stop = self._stop(restrict_vocab)
+        sides = list(self._queries(positive, 1.0)), list(self._queries(negative, 1.0))
+        if not any(sides):
+            raise SizeError("most_similar_cosmul needs at least one positive or negative token; found none.")
+        if any(weight != 1.0 for side in sides for _, weight, _ in side):
+            raise SizeError("most_similar_cosmul multiplies cosines and has no weights: call most_similar.")
+        start, stop = self._ends(0, None, restrict_vocab)
         above, below = torch.ones(stop), torch.ones(stop)
-        for product, queries in ((above, pull), (below, push)):
-            for query in queries:
-                product *= (1 + self._cosines_to(query, stop).to(product)) / 2
-        return self._best(above / (below + 1e-6), topn, without=asked)
+        for product, side in zip((above, below), sides, strict=True):
+            for vector, _, _ in side:
+                product *= (1 + self._cosines_to(vector, start, stop).to(product)) / 2
+        without = [index for side in sides for *_, index in side if index is not None]
+        return self._answer(above / (below + 1e-6), topn, start, without=without)
 
-    def doesnt_match(self, tokens: Sequence[Token]) -> str:
-        """The token that goes least with the others: the one furthest from the mean of their unit rows.
+    def similar_by_key(self, key: Token, topn: int | None = 10, restrict_vocab: int | None = None) -> Neighbors:
+        """Return the tokens nearest to one token; see `most_similar`."""
+        return self.most_similar(key, topn=topn, restrict_vocab=restrict_vocab)
+
+    def similar_by_word(self, word: Token, topn: int | None = 10, restrict_vocab: int | None = None) -> Neighbors:
+        """Return the tokens nearest to one token; see `most_similar`."""
+        return self.most_similar(word, topn=topn, restrict_vocab=restrict_vocab)
+
+    def similar_by_vector(self, vector: Vector, topn: int | None = 10, restrict_vocab: int | None = None) -> Neighbors:
+        """Return the tokens nearest to a vector `(D,)`, nearest first; see `most_similar`."""
+        return self.most_similar(self._checked(vector), topn=topn, restrict_vocab=restrict_vocab)
+
+    def doesnt_match(self, words: Sequence[Token]) -> str:
+        """Return the token that goes least with the others: the one furthest from the mean of their unit rows.
 
         Raises:
             SizeError: No tokens.
-            TokenIdError, TokenizerError: See `id_of`.
+            UnknownTokenError: See `id_of`.
         """
-        if not tokens:
+        if not words:
             raise SizeError("doesnt_match needs at least one token; found none.")
-        ids = [self.id_of(token) for token in tokens]
+        ids = [self.id_of(token) for token in words]
         units = torch.stack([_unit(self._row(index).double()) for index in ids])
         return token_text(self.tokenizer, ids[int((units @ _unit(units.mean(0))).argmin())])
 
-    def rank(self, a: Token, b: Token) -> int:
-        """How near `b` is to `a`: 1 where no other token is nearer."""
-        first, second = self.id_of(a), self.id_of(b)
-        cosines = self._cosines_to(self._row(first), self.vocab_size)
-        nearer = (cosines > cosines[second]) & self._has_token
-        nearer[first] = False
-        return int(nearer.sum()) + 1
+    def most_similar_to_given(self, key1: Token, keys_list: Sequence[Key]) -> Key:
+        """Return the key of `keys_list` that is nearest to `key1`, as it stands in the list; of equal ones the first.
+
+        Raises:
+            SizeError: The list is empty.
+            UnknownTokenError: See `id_of`.
+        """
+        if not keys_list:
+            raise SizeError("most_similar_to_given chooses from a list of keys; found none.")
+        return max(keys_list, key=lambda key: self.similarity(key1, key))
+
+    def closer_than(self, key1: Token, key2: Token) -> list[str]:
+        """Return all tokens that are nearer to `key1` than `key2` is, by ID."""
+        return [token_text(self.tokenizer, index) for index in self._nearer(key1, key2).nonzero().flatten().tolist()]
+
+    def rank(self, key1: Token, key2: Token) -> int:
+        """Return how near `key2` is to `key1`: 1 where no other token is nearer."""
+        return int(self._nearer(key1, key2).sum()) + 1
+
+    def get_mean_vector(
+        self,
+        keys: Sequence[Token | Vector],
+        weights: Sequence[float] | npt.NDArray[Any] | None = None,
+        pre_normalize: bool = True,
+        post_normalize: bool = False,
+        ignore_missing: bool = True,
+    ) -> Float32[np.ndarray, " D"]:
+        """Return `sum of w_i v_i / sum of |w_i|`, as a NumPy array.
+
+        Args:
+            keys: Tokens, and vectors `(D,)`, which are taken at their own length.
+            weights: One for each key; 1 if `None`.
+            pre_normalize: Take rows at length 1.
+            post_normalize: Return the mean at length 1.
+            ignore_missing: Leave out keys that are no token, with their weights.
+
+        Raises:
+            SizeError: There are no keys, or not one weight for each.
+            UnknownTokenError: A key is no token, and `ignore_missing` is false.
+        """
+        if len(keys) == 0:
+            raise SizeError("A mean needs at least one key; found none.")
+        weights = [1.0] * len(keys) if weights is None else list(weights)
+        if len(weights) != len(keys):
+            raise SizeError(f"There must be one weight for each of the {len(keys)} keys; found {len(weights)}.")
+        mean, total = torch.zeros(self.embed_dim, dtype=torch.float64), 0.0
+        for key, weight in zip(keys, weights, strict=True):
+            if isinstance(key, Tensor | np.ndarray):
+                vector = self._checked(key)
+            elif ignore_missing and key not in self:
+                continue
+            else:
+                vector = self._row(self.id_of(key)).to("cpu", torch.float64)
+                vector = _unit(vector) if pre_normalize else vector
+            mean, total = mean + float(weight) * vector, total + abs(float(weight))
+        mean = mean / total if total else mean
+        return (_unit(mean) if post_normalize else mean).float().numpy()
+
+    def relative_cosine_similarity(self, wa: Token, wb: Token, topn: int = 10) -> float:
+        """Return `cos(wa, wb) / sum of the cosines of the topn tokens nearest to wa`.
+
+        Above 0.1 with `topn=10`, the two are nearer than an average pair of neighbours.
+
+        Raises:
+            SizeError: `topn` is below 1, or there are no neighbours.
+
+        Reference: Leeuwenberg et al., A minimally supervised approach for synonym extraction with word embeddings,
+        2016, equation 1.
+        """
+        neighbors = self.similar_by_word(wa, topn)
+        if len(neighbors) == 0:
+            raise SizeError(f"relative_cosine_similarity needs at least one neighbour; found none with topn={topn}.")
+        return self.similarity(wa, wb) / sum(cosine for _, cosine in neighbors)
 
     def evaluate_word_pairs(self, file: Path | str) -> WordPairScores:
         """Compare similarities with those that people gave to pairs of words; see `evaluate.evaluate_word_pairs`."""
@@ -191,72 +312,73 @@ class TokenVectors:
         """Ask `a is to b as c is to ?`; see `evaluate.evaluate_word_analogies`."""
         return evaluate_word_analogies(self.table, self._words, file, restrict_vocab=restrict_vocab)
 
-    def similar_by_vector(
-        self, vector: Float[Tensor, "D"], topn: int = 10, restrict_vocab: int | None = None
-    ) -> list[tuple[str, float]]:
-        """The tokens nearest to a vector `(D,)`, nearest first; see `most_similar`."""
-        return self._nearest(self._checked(vector).detach(), topn, restrict_vocab, without=[])
+    def _nearer(self, key1: Token, key2: Token) -> Bool[Tensor, " V"]:
+        """Return which tokens are nearer to `key1` than `key2` is."""
+        first, second = self.id_of(key1), self.id_of(key2)
+        cosines = self._cosines_to(self._row(first), 0, self.vocab_size)
+        nearer = (cosines > cosines[second]) & self._has_token
+        nearer[first] = False
+        return nearer
 
-    def _nearest(
-        self, query: Float[Tensor, "D"], topn: int, restrict_vocab: int | None, without: list[int]
-    ) -> list[tuple[str, float]]:
-        return self._best(self._cosines_to(query, self._stop(restrict_vocab)), topn, without)
-
-    def _best(self, scores: Float[Tensor, "stop"], topn: int, without: list[int]) -> list[tuple[str, float]]:
-        """The tokens with the highest scores, equals by ID."""
-        stop = len(scores)
-        scores[~self._has_token[:stop] | scores.isnan()] = -torch.inf
-        scores[[token_id for token_id in without if token_id < stop]] = -torch.inf
+    def _answer(self, scores: Float[Tensor, " N"], topn: int | None, start: int, without: list[int]) -> Neighbors:
+        """Return the tokens with the highest scores, equals by ID; or all scores if `topn` is `None`."""
+        if topn is None:
+            return scores.numpy()
+        scores[~self._has_token[start : start + len(scores)] | scores.isnan()] = -torch.inf
+        scores[[index - start for index in without if start <= index < start + len(scores)]] = -torch.inf
         found = min(topn, int(scores.isfinite().sum()))
         if found < 1:
             return []
         # topk leaves the order of equals open, so it only finds the last value that counts; the sort keeps IDs in order
         candidates = torch.nonzero(scores >= scores.topk(found).values[-1])[:, 0]
         best = candidates[scores[candidates].argsort(descending=True, stable=True)][:found]
-        return [(token_text(self.tokenizer, int(i)), float(scores[i])) for i in best]
+        return [(token_text(self.tokenizer, start + int(i)), float(scores[i])) for i in best]
 
-    def _asked(
-        self,
-        positive: Token | Tensor | Sequence[Token | Tensor],
-        negative: Token | Tensor | Sequence[Token | Tensor] | None,
-    ) -> tuple[list[Tensor], list[Tensor], list[int]]:
-        """What pulls and what pushes, in float64: unit rows, and vectors as given; and the IDs among them."""
-        sides = (_as_list(positive), _as_list(negative))
-        if not any(sides):
-            raise SizeError("most_similar needs at least one positive or negative token; found none.")
-        asked: list[int] = []
-        vectors: tuple[list[Tensor], list[Tensor]] = ([], [])
-        for tokens, found in zip(sides, vectors, strict=True):
-            for token in tokens:
-                if isinstance(token, Tensor):
-                    found.append(self._checked(token).detach().to("cpu", torch.float64))
-                else:
-                    asked.append(self.id_of(token))
-                    found.append(_unit(self._row(asked[-1]).to("cpu", torch.float64)))
-        return *vectors, asked
+    def _queries(
+        self, asked: Query | Sequence[Query] | None, weight: float
+    ) -> Iterator[tuple[Float[Tensor, " D"], float, int | None]]:
+        """Yield vector, weight and, of a token, its ID; rows at length 1, in float64."""
+        for item in _as_list(asked):
+            token, its_weight = item if isinstance(item, tuple | list) else (item, weight)
+            if isinstance(token, Tensor | np.ndarray):
+                yield self._checked(token), float(its_weight), None
+            else:
+                index = self.id_of(token)
+                yield _unit(self._row(index).to("cpu", torch.float64)), float(its_weight), index
 
-    def _stop(self, restrict_vocab: int | None) -> int:
-        if restrict_vocab is not None and restrict_vocab < 1:
-            raise SizeError(f"restrict_vocab is a number of IDs, at least 1; found {restrict_vocab}.")
-        return min(self.vocab_size, restrict_vocab or self.vocab_size)
+    def _ends(self, clip_start: int, clip_end: int | None, restrict_vocab: int | None) -> tuple[int, int]:
+        """Return the first ID to look at and the one after the last."""
+        if restrict_vocab is not None:
+            if restrict_vocab < 1:
+                raise SizeError(f"restrict_vocab is a number of IDs, at least 1; found {restrict_vocab}.")
+            clip_start, clip_end = 0, restrict_vocab
+        start, stop, _ = slice(clip_start, clip_end or None).indices(self.vocab_size)
+        if start >= stop:
+            raise SizeError(
+                f"There is no ID from clip_start {clip_start} to clip_end {clip_end} in a table of {self.vocab_size}."
+            )
+        return start, stop
 
     @torch.no_grad()
-    def _cosines_to(self, query: Float[Tensor, "D"], stop: int) -> Float[Tensor, "stop"]:
+    def _cosines_to(self, query: Float[Tensor, " D"], start: int, stop: int) -> Float[Tensor, " N"]:
         step = max(1, CHUNK_NUMBERS // max(1, self.embed_dim))
-        chunks = [_cosines(self._rows.read(i, min(i + step, stop)), query) for i in range(0, stop, step)]
+        chunks = [_cosines(self._rows.read(i, min(i + step, stop)), query) for i in range(start, stop, step)]
         return torch.cat(chunks).cpu()
 
     @torch.no_grad()
     def _row(self, index: int) -> Float[Tensor, "D"]:
         return self._rows.read(index, index + 1)[0].clone()
 
-    def _checked(self, vector: Tensor) -> Tensor:
-        if vector.shape != (self.embed_dim,):
+    def _checked(self, vector: Vector) -> Float[Tensor, " D"]:
+        """Return a vector in float64 on the CPU."""
+        if tuple(vector.shape) != (self.embed_dim,):
             raise ShapeError(f"A vector for this table is ({self.embed_dim},); found {tuple(vector.shape)}.")
-        return vector
+        return torch.as_tensor(np.array(vector) if isinstance(vector, np.ndarray) else vector.detach()).to(
+            "cpu", torch.float64
+        )
 
     def _id_of_text(self, text: str) -> int:
-        encoding = self.tokenizer.encode(text, add_special_tokens=False)
+        encoding = self._encoder.encode(text, add_special_tokens=False)
         if len(encoding.ids) == 1 and not self._is_unknown(encoding.ids[0], encoding.tokens[0]):
             return int(encoding.ids[0])
         literal = self.tokenizer.token_to_id(text)
@@ -265,12 +387,12 @@ class TokenVectors:
         if literal is not None:
             return int(literal)
         if len(encoding.ids) > 1:
-            raise TokenizerError(
+            raise UnknownTokenError(
                 f"{text!r} is {len(encoding.ids)} tokens to this tokenizer: {_listing(encoding.tokens)}.\n"
                 f"Ask for one of them, by text or ID ({_listing(encoding.ids)}); spaces count, so "
                 f"{_other_spacing(text)!r} may be one token."
             )
-        raise TokenizerError(
+        raise UnknownTokenError(
             f"{text!r} is not in this tokenizer's vocabulary of {len(self)} tokens: it is read as "
             f"{encoding.tokens[0]!r}.\nAsk for a token that is, by text or ID."
             if encoding.ids
@@ -289,6 +411,22 @@ class TokenVectors:
         return entry != piece or entry == getattr(self.tokenizer.model, "unk_token", None)
 
     @cached_property
+    def _encoder(self) -> Tokenizer:
+        """The tokenizer; where it has no entry for unknown text, which it could not encode, a copy that has one."""
+        if isinstance(self.tokenizer.model, models.BPE):  # leaves out what it does not know
+            return self.tokenizer
+        content = json.loads(self.tokenizer.to_str())
+        model, unknown = content["model"], self.vocab_size
+        if model["type"] in ("WordLevel", "WordPiece") and model["unk_token"] not in model["vocab"]:
+            model["vocab"][model["unk_token"]] = unknown
+        elif model["type"] == "Unigram" and model["unk_id"] is None:
+            model["unk_id"] = len(model["vocab"])
+            model["vocab"].append(["<unknown>", 0.0])
+        else:
+            return self.tokenizer
+        return Tokenizer.from_str(json.dumps(content))
+
+    @cached_property
     def _words(self) -> dict[str, int]:
         return whole_words(self.tokenizer, self.vocab_size)
 
@@ -304,10 +442,13 @@ class TokenVectors:
         return {text: index for text, index in ids.items() if text not in shared}
 
 
-def _as_list(tokens: Token | Tensor | Sequence[Token | Tensor] | None) -> list[Token | Tensor]:
-    if tokens is None:
+def _as_list(asked: Query | Sequence[Query] | None) -> list[Query]:
+    """Return one query as a list of one, rows `(N, D)` as a list of vectors, and a list as it is."""
+    if asked is None:
         return []
-    return [tokens] if isinstance(tokens, str | int | bytes | Tensor) else list(tokens)
+    if isinstance(asked, str | int | bytes | np.integer) or (isinstance(asked, Tensor | np.ndarray) and asked.ndim < 2):
+        return [asked]
+    return list(asked)
 
 
 def _unit(vector: Float[Tensor, "D"]) -> Float[Tensor, "D"]:

@@ -32,6 +32,7 @@ from torch import Tensor
 
 from embedlayer.errors import CheckpointError, EmbedLayerWarning, FileError, ShapeError, SizeError
 from embedlayer.files import replacing, writable_folder, write_text
+from embedlayer.tables.dense import TableLike, as_rows
 from embedlayer.tables.table import TokenTable
 
 VectorFormat = Literal["word2vec", "word2vec-binary", "glove", "fasttext", "npy", "projector"]
@@ -107,7 +108,7 @@ def read_vectors(
 def write_vectors(
     path: Path | str,
     tokens: Sequence[str],
-    rows: Float[Tensor, "V D"] | TokenTable,
+    rows: TableLike,
     format: VectorFormat | None = None,
 ) -> None:
     r"""Write a table and its tokens, in float32, wholly or not at all.
@@ -127,6 +128,7 @@ def write_vectors(
     """
     path = Path(path)
     chosen = format_of(path, format)
+    rows = as_rows(rows)
     count = rows.vocab_size if isinstance(rows, TokenTable) else len(rows)
     width = rows.embed_dim if isinstance(rows, TokenTable) else rows.shape[-1]
     if count != len(tokens) or not count or not width:

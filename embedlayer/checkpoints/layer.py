@@ -24,7 +24,7 @@ from embedlayer.losses.linear_cross_entropy import LossOptions
 from embedlayer.positions.position import AttentionMask, Position, positions_of
 from embedlayer.pretrained import Pretrained, build, describe
 from embedlayer.shapes import Ids, IdsLike, Positions, Vectors
-from embedlayer.tables.dense import TokenEmbedding
+from embedlayer.tables.dense import TokenEmbedding, as_table
 from embedlayer.tables.table import TokenTable
 from embedlayer.text.tokenizer import load_tokenizer, table_size
 
@@ -251,7 +251,7 @@ class EmbeddingLayer(Pretrained):
 
     def __init__(
         self,
-        table: TokenTable,
+        table: TokenTable | nn.Embedding,
         position: Position | None = None,
         head: OutputHead | TransformedHead | None = None,
         *,
@@ -272,7 +272,7 @@ class EmbeddingLayer(Pretrained):
             raise SizeError(f"The recipe {' -> '.join(recipe)} has a step twice, or one that there is nothing for.")
         if numbering == "ids" and padding_id is None:
             raise SizeError('numbering="ids" counts the tokens that are not padding: it needs padding_id.')
-        self.table = table
+        self.table = as_table(table)
         self.position = Position() if position is None else position
         self.head = head
         self.family = family

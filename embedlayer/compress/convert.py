@@ -4,13 +4,14 @@ import re
 from typing import TypeVar, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from embedlayer.checkpoints.layer import EmbeddingLayer, TransformedHead
 from embedlayer.errors import SizeError
 from embedlayer.files import JsonObject
 from embedlayer.layers.output import OutputHead
 from embedlayer.models.decoder import DecoderLM
+from embedlayer.tables.dense import as_table
 from embedlayer.tables.factorized import FactorizedEmbedding
 from embedlayer.tables.quantized import QuantizedEmbedding
 from embedlayer.tables.table import TokenTable
@@ -21,11 +22,11 @@ _QUANTISED = re.compile(r"int(8|4)(?:-g(\d+))?")
 _RANK = re.compile(r"rank=(\d+)")
 
 
-def compressed(table: TokenTable, to: str, *, counts: Tensor | None = None) -> TokenTable:
+def compressed(table: TokenTable | nn.Embedding, to: str, *, counts: Tensor | None = None) -> TokenTable:
     """`table` as the kind that `to` names; scale and padding are kept.
 
     Args:
-        table: A table of any kind.
+        table: A table of any kind, or a plain `nn.Embedding`.
         to: `"int8"` or `"int4"`, in groups of 32 columns `"int4-g32"`, or `"rank=128"`.
         counts: How often each token occurs, `(V,)`: a table of low rank is then nearest where tokens are frequent.
 
@@ -40,6 +41,7 @@ def compressed(table: TokenTable, to: str, *, counts: Tensor | None = None) -> T
         )
     """
     check_kind(to)
+    table = as_table(table)
     rank, quantised = _RANK.fullmatch(to), _QUANTISED.fullmatch(to)
     if rank:
         return FactorizedEmbedding.from_table(table, int(rank[1]), counts)
@@ -58,12 +60,13 @@ def check_kind(to: str) -> None:
         raise SizeError(f"A table can be compressed to int8, int4, groups as in int4-g32, or rank=128; not to {to!r}.")
 
 
-def with_table(model: Model, table: TokenTable) -> Model:
+def with_table(model: Model, table: TokenTable | nn.Embedding) -> Model:
     """The same model around another table of its width: all other parts are shared, a tied head is tied to `table`.
 
     Raises:
         SizeError: The table has another width, or the model a free head for another vocabulary.
     """
+    table = as_table(table)
     if table.embed_dim != model.table.embed_dim:
         raise SizeError(f"The table has width {table.embed_dim}, the model needs {model.table.embed_dim}.")
     head = _tied_to(model.head, table)

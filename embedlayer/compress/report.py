@@ -8,11 +8,12 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 from jaxtyping import Int, Shaped
-from torch import Tensor
+from torch import Tensor, nn
 
 from embedlayer.compress.convert import compressed, with_table
 from embedlayer.errors import SizeError
 from embedlayer.models.decoder import DecoderLM
+from embedlayer.tables.dense import as_table
 from embedlayer.tables.table import ROWS_AT_ONCE, TokenTable
 
 CHOICES = ("int8", "int4", "int4-g32")
@@ -57,7 +58,7 @@ class Comparison:
 
 
 def compare(
-    table: TokenTable,
+    table: TokenTable | nn.Embedding,
     choices: Sequence[str] | Mapping[str, TokenTable] = CHOICES,
     *,
     counts: Shaped[Tensor, " V"] | None = None,
@@ -80,6 +81,7 @@ def compare(
         >>> [(row.to, row.bytes, f"{row.row_error:.0%}") for row in rows]
         [('as it is', 256000, '0%'), ('int8', 72000, '1%'), ('rank=16', 68096, '82%')]
     """
+    table = as_table(table)
     size, own = _bytes(table), None if loss is None else loss(table)
     rows = [Comparison("as it is", size, _file_bytes(table), 1.0, 0.0, 1.0, own, None if own is None else 0.0)]
     queries = _spread(table, counts)

@@ -31,7 +31,7 @@ from embedlayer.losses.linear_cross_entropy import (
     refuse_clash,
 )
 from embedlayer.shapes import Ids, Vectors
-from embedlayer.tables.dense import TokenEmbedding
+from embedlayer.tables.dense import TokenEmbedding, as_table
 from embedlayer.tables.factorized import FactorizedEmbedding
 from embedlayer.tables.quantized import QuantizedEmbedding
 from embedlayer.tables.table import TokenTable, check_width
@@ -249,7 +249,7 @@ class ShardedTable(TokenTable):
         )
 
 
-def shard_table(table: TokenTable, mesh: DeviceMesh) -> ShardedTable:
+def shard_table(table: TokenTable | nn.Embedding, mesh: DeviceMesh) -> ShardedTable:
     """Divide the rows of `table`, the same on every rank, among the ranks of `mesh`.
 
     A table on the meta device has no rows yet: each rank draws those that are its own, which are those of one process
@@ -260,6 +260,7 @@ def shard_table(table: TokenTable, mesh: DeviceMesh) -> ShardedTable:
         SizeError: The mesh is not one-dimensional, or there are too few rows for its ranks.
         TypeError: It is a kind of table that cannot be divided, or a quantised one on the meta device.
     """
+    table = as_table(table)
     _require_one_dimension(mesh)
     types = {f"type of {name}": str(value.dtype) for name, value in table.state_dict().items()}
     facts = {"kind of table": type(table).__name__, **table.config, **types}

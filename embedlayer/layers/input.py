@@ -20,8 +20,8 @@ from embedlayer.positions.relative import RelativePositionBias
 from embedlayer.positions.rotary import RotaryEmbedding
 from embedlayer.positions.sinusoidal import SinusoidalPositionalEmbedding
 from embedlayer.pretrained import Pretrained, describe
-from embedlayer.shapes import IdsLike, Positions
-from embedlayer.tables.dense import TokenEmbedding
+from embedlayer.shapes import IdsLike, Positions, Vectors
+from embedlayer.tables.dense import TokenEmbedding, as_table
 from embedlayer.tables.table import TokenTable
 
 PositionName = Literal["learned", "sinusoidal", "scaled-sinusoidal", "rotary", "alibi", "relative", "none"]
@@ -39,7 +39,13 @@ GPT_CONFIG_124M: dict[str, Any] = {
 
 
 def make_position(
-    name: PositionName, *, max_seq_len: int, embed_dim: int, num_heads: int | None = None, init_std: float = 0.02
+    name: PositionName,
+    *,
+    max_seq_len: int,
+    embed_dim: int,
+    num_heads: int | None = None,
+    head_dim: int | None = None,
+    init_std: float = 0.02,
 ) -> Position:
     """A position scheme by its name; `"relative"` is T5's for decoders, `"scaled-sinusoidal"` learns one factor.
 
@@ -64,9 +70,36 @@ def make_position(
         return AlibiBias(num_heads)
     if name == "relative":
         return RelativePositionBias(num_heads, bidirectional=False, init_std=init_std)
-    if embed_dim % num_heads:
+    if head_dim is None and embed_dim % num_heads:
         raise SizeError(f"embed_dim {embed_dim} is not divisible by {num_heads} heads.")
-    return RotaryEmbedding(embed_dim // num_heads)
+    return RotaryEmbedding(embed_dim // num_heads if head_dim is None else head_dim)
+
+
+def as_position(
+    position: Position | PositionName,
+    *,
+    max_seq_len: int,
+    embed_dim: int,
+    num_heads: int | None = None,
+    head_dim: int | None = None,
+) -> Position:
+    """Return the position of a model of these sizes: `position` itself, or the scheme of that name.
+
+    Raises:
+        SizeError: The name is unknown, the position was built for other sizes, or it is no position.
+    """
+    if isinstance(position, str):
+        position = make_position(
+            position, max_seq_len=max_seq_len, embed_dim=embed_dim, num_heads=num_heads, head_dim=head_dim
+        )
+    if not isinstance(position, Position):
+        raise SizeError(
+            f"A position is needed here; found {type(position).__name__}: pass one of the names "
+            f"{', '.join(get_args(PositionName))}, or an object such as LearnedPositionalEmbedding({max_seq_len}, "
+            f"{embed_dim}), which takes the rows of an nn.Embedding by load_state_dict."
+        )
+    position.require_sizes(embed_dim=embed_dim, num_heads=num_heads, head_dim=head_dim)
+    return position
 
 
 class TransformerEmbedding(Pretrained):
@@ -84,10 +117,11 @@ class TransformerEmbedding(Pretrained):
         padding_idx: Row that is zero and stays zero; `None` for no such row.
         init_std: Standard deviation of the normal initialisation: a number, or `"1/sqrt_dim"`.
         num_heads: Query heads; needed for `"rotary"`, `"alibi"` and `"relative"`.
-        table: A table to use instead of a fresh one of these sizes, which keeps its own scale and padding.
+        table: A table to use instead of a fresh one of these sizes, which keeps its own scale and padding; or a plain
+            `nn.Embedding`, whose weight is used (`TokenEmbedding.from_embedding`), without scale.
 
     Raises:
-        SizeError: A size is below 1, or `table` has other sizes.
+        SizeError: A size is below 1, or `table` or `position` has other sizes.
 
     Example:
         >>> layer = TransformerEmbedding(vocab_size=1000, embed_dim=64, max_seq_len=128)
@@ -109,24 +143,43 @@ class TransformerEmbedding(Pretrained):
         padding_idx: int | None = None,
         init_std: float | Literal["1/sqrt_dim"] = 0.02,
         num_heads: int | None = None,
-        table: TokenTable | None = None,
+        table: TokenTable | nn.Embedding | None = None,
     ) -> None:
         super().__init__()
         if table is None:
             table = TokenEmbedding(vocab_size, embed_dim, padding_idx=padding_idx, scale=scale, init_std=init_std)
+        table = as_table(table)
         if (table.vocab_size, table.embed_dim) != (vocab_size, embed_dim):
             raise SizeError(
                 f"The table has {table.vocab_size} tokens of width {table.embed_dim}, "
                 f"the layer was asked for {vocab_size} of {embed_dim}."
             )
         self.table = table
-        self.position = (
-            position
-            if isinstance(position, Position)
-            else make_position(position, max_seq_len=max_seq_len, embed_dim=embed_dim, num_heads=num_heads)
-        )
+        self.position = as_position(position, max_seq_len=max_seq_len, embed_dim=embed_dim, num_heads=num_heads)
         self.max_seq_len = max_seq_len
         self.dropout = nn.Dropout(dropout)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in ("token_embedding", "position_embedding"):
+            attribute = "table" if name == "token_embedding" else "position"
+            raise SizeError(f"{name} is another name of {attribute}: assign layer.{attribute} = ...")
+        super().__setattr__(name, value)
+
+    @property
+    def token_embedding(self) -> "UnscaledRows":
+        """The look-up without the scale: `layer(ids)` is `dropout(token_embedding(ids) * scale + position vectors)`."""
+        return UnscaledRows(self.table)
+
+    @property
+    def position_embedding(self) -> Position:
+        """`position`: called with positions, an additive scheme returns their vectors."""
+        return self.position
+
+    @property
+    def scale(self) -> float | Tensor:
+        """Factor on the looked-up rows: the table's, or 1."""
+        factor = self.table.factor
+        return 1.0 if factor is None else factor
 
     @property
     def config(self) -> JsonObject:
@@ -177,6 +230,38 @@ class TransformerEmbedding(Pretrained):
         """Wait for the device and raise the error of a bad ID or position since the last check."""
         self.table.check()
         self.position.check()
+
+
+class UnscaledRows:
+    """A table whose calls leave the scale out: `rows(ids)` is `table.look_up(ids)`; all else is the table's.
+
+    Example:
+        >>> layer = TransformerEmbedding(100, 16, 12, dropout=0.0, scale=4.0)
+        >>> ids = torch.tensor([[5, 2, 7]])
+        >>> torch.equal(layer.token_embedding(ids), layer.token_embedding.weight[ids])
+        True
+    """
+
+    def __init__(self, table: TokenTable) -> None:
+        self.table = table
+
+    def __call__(self, ids: IdsLike) -> Vectors:
+        """Return the rows of `ids` as stored, `(..., T)` to `(..., T, D)`."""
+        return self.table.look_up(as_ids(ids, beside=self.table))
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "table":
+            super().__setattr__(name, value)
+        else:
+            setattr(self.table, name, value)
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "table":  # not there yet while an instance is copied
+            raise AttributeError(name)
+        return getattr(self.table, name)
+
+    def __repr__(self) -> str:
+        return f"UnscaledRows({self.table!r})"
 
 
 class GPTEmbedding(Pretrained):

@@ -18,6 +18,7 @@ from embedlayer.losses.linear_cross_entropy import (
 from embedlayer.normal import draw_
 from embedlayer.overrides import is_unchanged
 from embedlayer.pretrained import Pretrained
+from embedlayer.tables.dense import as_table
 from embedlayer.tables.table import TokenTable, check_sizes, check_width, loss_of_logits
 
 
@@ -25,21 +26,27 @@ class OutputHead(Pretrained, nn.Linear):
     """Hidden states to a score for each token: `finish_logits(hidden @ weight.T)`.
 
     Given a table it is tied: it refers to the table and owns no rows, so there is one parameter and one key in the
-    state, and `head.weight is table.weight`. Given sizes it is free: an `nn.Linear` with a weight of its own.
+    state, and `head.weight is table.weight`. Given sizes it is untied, an `nn.Linear` with a weight of its own:
+    `OutputHead(embed_dim, vocab_size)` in the order of `nn.Linear(in_features, out_features)`.
 
     Args:
-        table: The table to tie to, or `None` for a free head.
-        vocab_size: Tokens, V, of a free head.
-        embed_dim: Width of the hidden state, D, of a free head.
+        table: The table to tie to; or for an untied head its `in_features`, the width of the hidden state, D.
+        out_features: Tokens, V, of an untied head.
+        in_features: As the first argument.
+        vocab_size: Another name of `out_features`.
+        embed_dim: Another name of `in_features`.
         bias: Learn one number per token that is added to its logit.
         softcap: `softcap * tanh(logits / softcap)`; `None` for none.
         logit_scale: Factor on the products.
         mask_padding: Make the logit of the padding token -inf.
         padding_idx: Padding token of a free head; a tied head takes its table's.
         init_std: Standard deviation of a free head's normal initialisation.
+        device: Where to put the rows of an untied head, and the bias.
+        dtype: In which type.
 
     Raises:
-        SizeError: Neither a table nor both sizes are given, or both are; or the table is row-sparse.
+        SizeError: Neither a table nor both sizes are given, or both are; or the table is row-sparse, or a plain
+            `nn.Embedding`.
 
     Example:
         >>> table = TokenEmbedding(100, 8)
@@ -48,14 +55,18 @@ class OutputHead(Pretrained, nn.Linear):
         (True, 0)
         >>> head(table(torch.tensor([[1, 2, 3]]))).shape
         torch.Size([1, 3, 100])
+        >>> OutputHead(8, 100)
+        OutputHead(8, 100, free)
 
     Reference: Press and Wolf, Using the output embedding to improve language models, 2017.
     """
 
     def __init__(
         self,
-        table: TokenTable | None = None,
+        table: TokenTable | int | None = None,
+        out_features: int | None = None,
         *,
+        in_features: int | None = None,
         vocab_size: int | None = None,
         embed_dim: int | None = None,
         bias: bool = False,
@@ -64,7 +75,13 @@ class OutputHead(Pretrained, nn.Linear):
         mask_padding: bool = False,
         padding_idx: int | None = None,
         init_std: float = 0.02,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
+        if isinstance(table, int):
+            table, in_features = None, _one_of(table, in_features, "in_features")
+        embed_dim = _one_of(embed_dim, in_features, "in_features (embed_dim)")
+        vocab_size = _one_of(vocab_size, out_features, "out_features (vocab_size)")
         if softcap is not None and softcap <= 0:
             raise SizeError(f"softcap must be positive, not {softcap}.")
         self.init_std = init_std
@@ -73,11 +90,15 @@ class OutputHead(Pretrained, nn.Linear):
         self.mask_padding = mask_padding
         if table is None:
             if vocab_size is None or embed_dim is None:
-                raise SizeError("OutputHead needs a table to tie to, or vocab_size and embed_dim for a free head.")
-            check_sizes(padding_idx=padding_idx, vocab_size=vocab_size, embed_dim=embed_dim)
-            nn.Linear.__init__(self, embed_dim, vocab_size, bias=bias)
+                raise SizeError(
+                    "OutputHead needs a table to tie to, or vocab_size and embed_dim for an untied head: "
+                    "OutputHead(table) or OutputHead(embed_dim, vocab_size)."
+                )
+            padding_idx = check_sizes(padding_idx=padding_idx, vocab_size=vocab_size, embed_dim=embed_dim)
+            nn.Linear.__init__(self, embed_dim, vocab_size, bias=bias, device=device, dtype=dtype)
             self.padding_idx = padding_idx
         else:
+            table = as_table(table, registered=False)
             if (vocab_size, embed_dim, padding_idx) != (None, None, None):
                 raise SizeError("A tied OutputHead takes its sizes and padding from the table: give only the table.")
             if table.row_sparse:
@@ -89,7 +110,8 @@ class OutputHead(Pretrained, nn.Linear):
             nn.Module.__init__(self)
             self.in_features, self.out_features = table.embed_dim, table.vocab_size
             self.padding_idx = table.padding_idx
-            self.register_parameter("bias", nn.Parameter(torch.zeros(table.vocab_size)) if bias else None)
+            zeros = nn.Parameter(torch.zeros(table.vocab_size, device=device, dtype=dtype)) if bias else None
+            self.register_parameter("bias", zeros)
         self.__dict__["table"] = table  # past Module.__setattr__: referred to, not registered
 
     @property
@@ -121,6 +143,16 @@ class OutputHead(Pretrained, nn.Linear):
     def __getattr__(self, name: str) -> Any:
         table = self.__dict__.get("table")
         return table.weight if name == "weight" and table is not None else super().__getattr__(name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        table = self.__dict__.get("table")
+        if name != "weight" or table is None:
+            super().__setattr__(name, value)
+        elif value is not getattr(table, "weight", None):
+            raise SizeError(
+                "This head is tied: its weight is the table's. Assign the table's weight (table.weight = ...), which "
+                "the head reads too, or give the model an untied head: OutputHead(embed_dim, vocab_size)."
+            )
 
     def forward(self, hidden: Float[Tensor, "*batch D"]) -> Float[Tensor, "*batch V"]:
         """A score for each token, `(..., D)` to `(..., V)`."""
@@ -173,6 +205,13 @@ class OutputHead(Pretrained, nn.Linear):
         parts += [f"softcap={self.softcap:g}"] if self.softcap is not None else []
         parts += [f"logit_scale={self.logit_scale:g}"] if self.logit_scale != 1.0 else []
         return ", ".join(parts)
+
+
+def _one_of(value: int | None, other: int | None, name: str) -> int | None:
+    """Return the one of two names for the same size that was passed, or `None`."""
+    if value is not None and other is not None:
+        raise SizeError(f"{name} was passed twice: {value} and {other}.")
+    return other if value is None else value
 
 
 _FORWARD = {"forward": OutputHead.forward}

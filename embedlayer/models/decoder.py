@@ -2,25 +2,40 @@
 
 import math
 from collections.abc import Callable
-from typing import Unpack
+from typing import Any, NamedTuple, Unpack
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor, nn
 
 from embedlayer.errors import CheckpointError, SizeError
 from embedlayer.files import JsonObject
-from embedlayer.layers.input import embed, sequence_of
+from embedlayer.layers.input import PositionName, as_position, embed, sequence_of
 from embedlayer.layers.output import OutputHead
 from embedlayer.losses.linear_cross_entropy import LossOptions
 from embedlayer.models.cache import BlockCache, KeyValueCache
+from embedlayer.models.config import ModelConfig
 from embedlayer.normal import NormalLinear
 from embedlayer.positions.position import AttentionMask, Position, positions_of
 from embedlayer.pretrained import Pretrained, build, describe
 from embedlayer.shapes import IdsLike, Positions
+from embedlayer.tables.dense import as_table
 from embedlayer.tables.table import TokenTable
 from embedlayer.tracing import is_transformed
+
+
+class CausalLMOutput(NamedTuple):
+    """What a call by transformers' names returns.
+
+    Attributes:
+        loss: Cross entropy of the labels, in nats per token; `None` without labels.
+        logits: Logits of the next token, `(..., T, V)`; `None` where a model in training has labels, since nothing
+            needs them there.
+    """
+
+    loss: Float[Tensor, ""] | None
+    logits: Float[Tensor, "*batch T V"] | None
 
 
 class DecoderLM(Pretrained):
@@ -29,9 +44,13 @@ class DecoderLM(Pretrained):
     Blocks are of LLaMA's kind: RMSNorm before attention and before a SwiGLU, no biases, key/value heads that may be
     fewer than query heads.
 
+    `model(ids)` returns logits. Called by transformers' names, `model(input_ids=..., labels=...)`, it returns a
+    `CausalLMOutput`, so that transformers' `Trainer` trains it, and `config` has the attributes that such tools read.
+
     Args:
-        table: What each token is.
-        position: Where each token is.
+        table: What each token is: a table, or a plain `nn.Embedding`, whose weight is used.
+        position: Where each token is: a `Position`, or the name of one, such as `"rotary"`; see
+            `TransformerEmbedding`.
         head: The way out; tied to `table` if `None`.
         num_layers: Blocks.
         num_heads: Query heads, H.
@@ -40,22 +59,30 @@ class DecoderLM(Pretrained):
         mlp_dim: Width inside the SwiGLU; 8/3 of the width, rounded up to 32, if `None`.
         dropout: Share of the numbers set to 0 in training, after the embedding and after each sublayer.
         norm_eps: Added to the mean square in RMSNorm.
+        max_seq_len: Longest sequence of a position that is given by its name and has one.
 
     Raises:
-        SizeError: The width does not divide into the heads, or the head is of another size than the table.
+        SizeError: The width does not divide into the heads, or the head or the position is of another size than the
+            table.
 
     Example:
-        >>> model = DecoderLM(TokenEmbedding(100, 32, scale="sqrt_dim"), RotaryEmbedding(8), num_layers=2, num_heads=4)
+        >>> model = DecoderLM(TokenEmbedding(100, 32, scale="sqrt_dim"), "rotary", num_layers=2, num_heads=4)
         >>> model(torch.tensor([[1, 2, 3]])).shape
         torch.Size([1, 3, 100])
 
     Reference: Touvron et al., LLaMA, 2023, section 2.2.
     """
 
+    accepts_loss_kwargs = True
+    """transformers' Trainer then passes `num_items_in_batch`, so that accumulated gradients are exact."""
+
+    loss_type = "ForCausalLM"
+    """transformers' name for a loss that shifts the labels itself; its Trainer counts targets by it."""
+
     def __init__(
         self,
-        table: TokenTable,
-        position: Position,
+        table: TokenTable | nn.Embedding,
+        position: Position | PositionName,
         head: OutputHead | None = None,
         *,
         num_layers: int = 4,
@@ -65,8 +92,10 @@ class DecoderLM(Pretrained):
         mlp_dim: int | None = None,
         dropout: float = 0.0,
         norm_eps: float = 1e-5,
+        max_seq_len: int = 1024,
     ) -> None:
         super().__init__()
+        table = as_table(table)
         width = table.embed_dim
         head = OutputHead(table) if head is None else head
         num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
@@ -78,6 +107,9 @@ class DecoderLM(Pretrained):
         head_dim = width // num_heads if head_dim is None else head_dim
         if head_dim < 1:
             raise SizeError(f"head_dim must be at least 1, not {head_dim}.")
+        position = as_position(
+            position, max_seq_len=max_seq_len, embed_dim=width, num_heads=num_heads, head_dim=head_dim
+        )
         if (head.in_features, head.out_features) != (width, table.vocab_size):
             raise SizeError(
                 f"The head maps width {head.in_features} to {head.out_features} tokens, "
@@ -94,6 +126,12 @@ class DecoderLM(Pretrained):
         )
         self.norm = nn.RMSNorm(width, eps=norm_eps)
         self.head = head
+        self._config_attributes: dict[str, Any] = {
+            "model_type": "embedlayer",
+            "is_encoder_decoder": False,
+            "use_cache": False,
+            "pad_token_id": table.padding_idx,
+        }
         self.sizes = {
             "num_layers": num_layers,
             "num_heads": num_heads,
@@ -105,14 +143,25 @@ class DecoderLM(Pretrained):
         }
 
     @property
-    def config(self) -> JsonObject:
-        """The constructor's arguments."""
-        return {
+    def config(self) -> ModelConfig:
+        """The constructor's arguments, with the attributes that transformers' tools read."""
+        arguments = {
             "table": describe(self.table),
             "position": describe(self.position),
             "head": {"tied": self.head.tied, **self.head.config},
             **self.sizes,
         }
+        self._config_attributes.update(
+            vocab_size=self.table.vocab_size,
+            hidden_size=self.table.embed_dim,
+            num_hidden_layers=self.sizes["num_layers"],
+            num_attention_heads=self.sizes["num_heads"],
+            num_key_value_heads=self.sizes["num_kv_heads"],
+            head_dim=self.sizes["head_dim"],
+            intermediate_size=self.sizes["mlp_dim"],
+            max_position_embeddings=self.position.max_seq_len,
+        )
+        return ModelConfig(arguments, self._config_attributes)
 
     @classmethod
     def from_config(
@@ -145,14 +194,53 @@ class DecoderLM(Pretrained):
         positions: Positions | None = None,
         attention_mask: AttentionMask | None = None,
         cache: KeyValueCache | None = None,
-    ) -> Float[Tensor, "*batch T V"]:
-        """Logits of the next token at every place, `(T,)` or `(B, T)` to `(..., T, V)`; the arguments of `hidden`."""
-        logits: Tensor = self.head(
-            self.hidden(
-                ids, inputs_embeds=inputs_embeds, positions=positions, attention_mask=attention_mask, cache=cache
-            )
+        input_ids: IdsLike | None = None,
+        labels: Int[Tensor, "*batch T"] | None = None,
+        num_items_in_batch: float | Shaped[Tensor, ""] | None = None,
+    ) -> Float[Tensor, "*batch T V"] | CausalLMOutput:
+        """Return the logits of the next token at every place, `(T,)` or `(B, T)` to `(..., T, V)`.
+
+        Args:
+            ids: Token IDs; this and the next four are the arguments of `hidden`.
+            inputs_embeds: Vectors in place of `table(ids)`.
+            positions: Where each token stands.
+            attention_mask: 0 for padding; 1, or 1, 2, 3, ... for packed documents.
+            cache: What was read before.
+            input_ids: transformers' name of `ids`; passed by it, the result is a `CausalLMOutput`.
+            labels: transformers' labels: the IDs themselves, -100 where there is no target. They are shifted here:
+                the logits at t are compared with `labels[..., t + 1]`. The result is a `CausalLMOutput`, of a model in
+                training without logits.
+            num_items_in_batch: Number of targets in all accumulated batches, by which the summed loss is divided; the
+                targets of this one if `None`.
+
+        Raises:
+            SizeError: Not exactly one of `ids`, `input_ids` and `inputs_embeds` is given, or a cache with labels.
+        """
+        if ids is not None and input_ids is not None:
+            raise SizeError("Pass the token IDs once: model(ids), or model(input_ids=ids) as transformers' tools do.")
+        if labels is not None and cache is not None:
+            raise SizeError("A loss is computed over whole sequences: pass labels without a cache.")
+        hidden = self.hidden(
+            input_ids if ids is None else ids,
+            inputs_embeds=inputs_embeds,
+            positions=positions,
+            attention_mask=attention_mask,
+            cache=cache,
         )
-        return logits
+        if labels is not None:
+            loss = self._loss_of_labels(hidden, labels, num_items_in_batch)
+            return CausalLMOutput(loss, None if self.training else self.head(hidden))
+        logits: Tensor = self.head(hidden)
+        return logits if input_ids is None else CausalLMOutput(None, logits)
+
+    def _loss_of_labels(
+        self, hidden: Float[Tensor, "*batch T D"], labels: Int[Tensor, "*batch T"], count: float | Tensor | None
+    ) -> Float[Tensor, ""]:
+        """Return the loss of `labels[..., 1:]`, as the mean over its targets or as the sum over `count`."""
+        hidden, targets = hidden[..., :-1, :], labels[..., 1:]
+        if count is None:
+            return self.head.loss(hidden, targets)
+        return self.head.loss(hidden, targets, reduction="sum") / count
 
     def loss(
         self,

@@ -8,13 +8,14 @@ import numpy as np
 import torch
 from jaxtyping import Float
 from tokenizers import Tokenizer
-from torch import Tensor
+from torch import Tensor, nn
 
 from embedlayer.analysis.geometry import pca
 from embedlayer.errors import ShapeError
 from embedlayer.plots.labels import hubs, write_labels
 from embedlayer.plots.style import BLUE, colorbar, new_figure, numbers, panels, point_colours
 from embedlayer.plots.visible import visible_text
+from embedlayer.tables.dense import as_rows
 from embedlayer.tables.table import TokenTable
 from embedlayer.text.tokenizer import table_size, token_text
 
@@ -27,7 +28,7 @@ NAMED_ROWS = 2048
 
 @torch.no_grad()
 def table_map(
-    table: TokenTable | Float[Tensor, "N 2"],
+    table: TokenTable | nn.Embedding | Float[Tensor, "N 2"],
     labels: Mapping[int, str] | None = None,
     *,
     tokenizer: Tokenizer | None = None,
@@ -57,6 +58,7 @@ def table_map(
     Example:
         >>> figure = table_map(TokenEmbedding(100, 16), {7: "seven", 8: "eight"})
     """
+    table = as_rows(table)
     if isinstance(table, TokenTable):
         if labels is None and tokenizer is not None:
             labels = _words(table, tokenizer)

@@ -6,13 +6,14 @@ from typing import TYPE_CHECKING
 import torch
 from jaxtyping import Float, Int
 from tokenizers import Tokenizer
-from torch import Tensor
+from torch import Tensor, nn
 
 from embedlayer.errors import ShapeError, SizeError
 from embedlayer.plots.labels import SIDES, write_labels
 from embedlayer.plots.style import BLUE, LINES, MUTED, ORANGE, PAPER, backing, new_figure, numbers, panels
 from embedlayer.plots.training import DASHES
 from embedlayer.plots.visible import visible_text
+from embedlayer.tables.dense import as_rows
 from embedlayer.tables.table import ROWS_AT_ONCE, TokenTable
 from embedlayer.text.tokenizer import table_size, token_text
 
@@ -26,7 +27,7 @@ ROUNDING = 1e-6
 
 @torch.no_grad()
 def norm_histogram(
-    norms: TokenTable | Float[Tensor, " N"], *, title: str = "Length of the rows", bins: int = 60
+    norms: TokenTable | nn.Embedding | Float[Tensor, " N"], *, title: str = "Length of the rows", bins: int = 60
 ) -> "matplotlib.figure.Figure":
     """How many rows have which length, and the median.
 
@@ -38,6 +39,7 @@ def norm_histogram(
     Example:
         >>> figure = norm_histogram(TokenEmbedding(100, 16))
     """
+    norms = as_rows(norms)
     if isinstance(norms, TokenTable):
         norms = torch.cat([_lengths(rows) for rows in _chunks(norms)])
     finite = norms.detach().double().cpu()
@@ -69,7 +71,7 @@ def norm_histogram(
 
 @torch.no_grad()
 def spectrum(
-    tables: Mapping[str, TokenTable | Float[Tensor, "_ _"] | Float[Tensor, " _"]],
+    tables: Mapping[str, TokenTable | nn.Embedding | Float[Tensor, "_ _"] | Float[Tensor, " _"]],
     *,
     share: float = 0.5,
     title: str = "Variance along the principal components",
@@ -94,7 +96,7 @@ def spectrum(
         axes = panels(figure)[0, 0]
         marks = []
         for (name, table), colour, dashes in zip(tables.items(), LINES, DASHES, strict=False):
-            held = (variance_shares(table) if isinstance(table, TokenTable) or table.ndim == 2 else table).cumsum(0)
+            held = (variance_shares(table) if not isinstance(table, Tensor) or table.ndim == 2 else table).cumsum(0)
             axes.plot(range(1, len(held) + 1), 100 * numbers(held), color=colour, linestyle=dashes, label=name)
             count = 1 + int((held < share - ROUNDING).sum())
             if count <= len(held):
@@ -113,11 +115,12 @@ def spectrum(
     return figure
 
 
-def variance_shares(table: TokenTable | Float[Tensor, "N D"]) -> Float[Tensor, " D"]:
+def variance_shares(table: TokenTable | nn.Embedding | Float[Tensor, "N D"]) -> Float[Tensor, " D"]:
     """Share of the variance along each principal component, widest first, in float64, read a chunk at a time.
 
     Rows that are not finite are left out. Zeros where nothing varies.
     """
+    table = as_rows(table)
     width = table.embed_dim if isinstance(table, TokenTable) else table.shape[1]
     count, total = 0, torch.zeros(width, dtype=torch.float64)
     for rows in _finite_chunks(table):
@@ -131,7 +134,7 @@ def variance_shares(table: TokenTable | Float[Tensor, "N D"]) -> Float[Tensor, "
 
 
 def gradient_rows(
-    gradient: TokenTable | Float[Tensor, "V D"],
+    gradient: TokenTable | nn.Embedding | Float[Tensor, "V D"],
     tokenizer: Tokenizer | None = None,
     *,
     most: int = 24,
@@ -174,8 +177,11 @@ def gradient_rows(
     return figure
 
 
-def used_rows(gradient: TokenTable | Float[Tensor, "V D"]) -> tuple[int, Int[Tensor, " N"], Float[Tensor, " N"]]:
+def used_rows(
+    gradient: TokenTable | nn.Embedding | Float[Tensor, "V D"],
+) -> tuple[int, Int[Tensor, " N"], Float[Tensor, " N"]]:
     """Rows of the table, the IDs of those that have a gradient, and its length for each."""
+    gradient = as_rows(gradient)
     if isinstance(gradient, TokenTable):
         by_token = (part for part in gradient.parameters() if len(part) == gradient.num_rows)
         gradients = [part.grad for part in by_token if part.grad is not None]

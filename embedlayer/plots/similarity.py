@@ -15,7 +15,7 @@ from embedlayer.plots.heatmaps import draw_matrix, limit_of, picture_of, with_ho
 from embedlayer.plots.style import BLUE, INK, MUTED, PAPER, colorbar, entitle, new_figure, numbers, panels
 from embedlayer.plots.visible import visible_text
 from embedlayer.positions.position import AdditivePosition, Position
-from embedlayer.tables.table import TokenTable
+from embedlayer.tables.dense import TableLike
 from embedlayer.text.tokenizer import token_text
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ def similarity_matrix(
 
 
 def token_similarity(
-    table: TokenTable | Tensor, tokenizer: Tokenizer, tokens: Sequence[Token], *, title: str = "How alike tokens are"
+    table: TableLike, tokenizer: Tokenizer, tokens: Sequence[Token], *, title: str = "How alike tokens are"
 ) -> "matplotlib.figure.Figure":
     """The cosine of each pair of some tokens' rows.
 

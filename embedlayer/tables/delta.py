@@ -16,7 +16,7 @@ from embedlayer.files import JsonObject, load_tensors, read_json, save_tensors, 
 from embedlayer.normal import draw_
 from embedlayer.pretrained import FORMAT_VERSION, describe
 from embedlayer.shapes import Ids, Vectors
-from embedlayer.tables.dense import TokenEmbedding
+from embedlayer.tables.dense import TokenEmbedding, as_table
 from embedlayer.tables.table import TokenTable
 from embedlayer.tracing import fusible
 
@@ -34,7 +34,7 @@ class DeltaEmbedding(TokenTable, Derived):
     every kind.
 
     Args:
-        base: The table underneath. It is frozen: its parameters no longer ask for gradients.
+        base: The table underneath, or an `nn.Embedding`. It is frozen: its parameters no longer ask for gradients.
         token_ids: Tokens whose rows learn, in any order, each once; kept in ascending order, and `delta` with them.
         values: Where they start, `(N, D)` in the order given; at the base's rows if `None`.
         dtype: Of `delta`; the base's if `None`. `torch.float32` over a bfloat16 base keeps small steps that bfloat16
@@ -62,13 +62,14 @@ class DeltaEmbedding(TokenTable, Derived):
 
     def __init__(
         self,
-        base: TokenTable,
+        base: TokenTable | nn.Embedding,
         token_ids: Iterable[int] | Int[Tensor, " N"],
         *,
         values: Float[Tensor, "N D"] | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
+        base = as_table(base)
         given = [int(token) for token in token_ids]
         check_token_ids(given, base)
         self.vocab_size = base.vocab_size
@@ -89,13 +90,16 @@ class DeltaEmbedding(TokenTable, Derived):
         self.derive(device)
 
     @classmethod
-    def last(cls: type[Delta], base: TokenTable, count: int, *, values: Float[Tensor, "N D"] | None = None) -> Delta:
+    def last(
+        cls: type[Delta], base: TokenTable | nn.Embedding, count: int, *, values: Float[Tensor, "N D"] | None = None
+    ) -> Delta:
         """The last `count` rows learn: those of the tokens that a table was just grown by.
 
         Example:
             >>> DeltaEmbedding.last(TokenEmbedding(100, 8), 3).token_ids
             (97, 98, 99)
         """
+        base = as_table(base)
         return cls(base, range(base.vocab_size - count, base.vocab_size), values=values)
 
     @property

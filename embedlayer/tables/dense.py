@@ -3,8 +3,10 @@
 import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias, Unpack
 
+import numpy as np
+import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
@@ -19,7 +21,11 @@ from embedlayer.shapes import Ids, Vectors
 from embedlayer.tables.ledger import RowLedger, all_caught_up, as_stored, caught_up, ledger_of
 from embedlayer.tables.row_gradient import run_as_stored
 from embedlayer.tables.table import TokenTable, check_sizes
+from embedlayer.tables.torch_arguments import EmbeddingArguments, refuse_unsupported, resolve_sizes
 from embedlayer.tracing import is_transformed, plain_operators_only
+
+TableLike: TypeAlias = TokenTable | nn.Embedding | Tensor | npt.NDArray[Any]
+"""What a function takes that only reads rows: a table, a plain `nn.Embedding`, or the rows `(V, D)` themselves."""
 
 
 class TokenEmbedding(TokenTable, nn.Embedding, Derived):
@@ -30,7 +36,7 @@ class TokenEmbedding(TokenTable, nn.Embedding, Derived):
     Args:
         vocab_size: Rows of the table that are tokens, V.
         embed_dim: Width of a row, D.
-        padding_idx: Row that is zero and stays zero; `None` for no such row.
+        padding_idx: Row that is zero and stays zero, from the end if negative; `None` for no such row.
         scale: Factor on every looked-up row: a number, `"sqrt_dim"`, or `None` for none.
         round_scale: Round the scale to the type of the rows, as Gemma does: sqrt(3072) = 55.4256 is 55.5 in bfloat16.
             The rounded number is the buffer `embed_scale`, made again whenever the type changes.
@@ -42,6 +48,7 @@ class TokenEmbedding(TokenTable, nn.Embedding, Derived):
             SparseAdam instead": use `RowAdamW`, which gives AdamW's results; `SparseAdam` does not.
         device: Where to put the rows.
         dtype: In which type.
+        **arguments: Sizes under torch's names, `num_embeddings` and `embedding_dim`; see `EmbeddingArguments`.
 
     Raises:
         SizeError: A size is below 1, the padding row is no token, or an option is not one of those above.
@@ -71,10 +78,10 @@ class TokenEmbedding(TokenTable, nn.Embedding, Derived):
 
     def __init__(
         self,
-        vocab_size: int,
-        embed_dim: int,
-        *,
+        vocab_size: int | None = None,
+        embed_dim: int | None = None,
         padding_idx: int | None = None,
+        *,
         scale: float | Literal["sqrt_dim"] | None = None,
         round_scale: bool = False,
         init_std: float | Literal["1/sqrt_dim"] = 0.02,
@@ -82,9 +89,13 @@ class TokenEmbedding(TokenTable, nn.Embedding, Derived):
         row_sparse: bool = False,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
+        **arguments: Unpack[EmbeddingArguments],
     ) -> None:
+        vocab_size, embed_dim = resolve_sizes(vocab_size, embed_dim, arguments)
         multiple = 1 if pad_to_multiple_of is None else pad_to_multiple_of
-        check_sizes(padding_idx=padding_idx, vocab_size=vocab_size, embed_dim=embed_dim, pad_to_multiple_of=multiple)
+        padding_idx = check_sizes(
+            padding_idx=padding_idx, vocab_size=vocab_size, embed_dim=embed_dim, pad_to_multiple_of=multiple
+        )
         self.vocab_size = vocab_size
         self.num_rows = math.ceil(vocab_size / multiple) * multiple
         self.embed_dim = embed_dim
@@ -251,40 +262,104 @@ class TokenEmbedding(TokenTable, nn.Embedding, Derived):
     @classmethod
     def from_pretrained(  # type: ignore[override]
         cls: type["TokenEmbedding"],
-        source: Float[Tensor, "V D"] | Path | str,
+        source: Float[Tensor, "V D"] | npt.NDArray[np.floating[Any]] | Path | str,
         freeze: bool | None = None,
         padding_idx: int | None = None,
         *,
         scale: float | Literal["sqrt_dim"] | None = None,
+        **arguments: Unpack[EmbeddingArguments],
     ) -> "TokenEmbedding":
-        """A table from a tensor, or from a folder.
+        """Return a table of the rows of a tensor or an array, or read one from a folder.
 
         Args:
-            source: A `(V, D)` tensor, which becomes the weight itself (torch's meaning, frozen unless `freeze=False`),
-                or a folder that `save_pretrained` wrote (Hugging Face's meaning, trainable unless `freeze=True`).
+            source: A `(V, D)` tensor or NumPy array, which becomes the weight itself (torch's meaning, frozen unless
+                `freeze=False`; a read-only array is copied), or a folder that `save_pretrained` wrote (Hugging Face's
+                meaning, trainable unless `freeze=True`).
             freeze: Whether the rows are kept as they are.
-            padding_idx: With a tensor: row that is zero; the tensor is copied if its row is not.
+            padding_idx: With a tensor: row that is zero, from the end if negative; the tensor is copied if its row is
+                not.
             scale: With a tensor: as in the constructor.
+            **arguments: Further arguments of `torch.nn.Embedding.from_pretrained`; see `EmbeddingArguments`.
 
         Raises:
-            ShapeError: The tensor is not `(V, D)`.
+            ShapeError: The tensor is not `(V, D)`, or holds no floats.
+            SizeError: `source` is an `nn.Embedding`, or an argument is not supported.
             FileError: The folder cannot be read. Damaged: `CheckpointError`.
         """
-        if not isinstance(source, Tensor):
+        refuse_unsupported(arguments)
+        if isinstance(source, Path | str):
             table = cls.read_pretrained(source)
             table.weight.requires_grad_(not freeze)
             return table
-        if source.dim() != 2:
-            raise ShapeError(f"A table must have shape (V, D), not {tuple(source.shape)}.")
-        vocab_size, embed_dim = source.shape
-        table = cls(vocab_size, embed_dim, padding_idx=padding_idx, scale=scale, device="meta", dtype=source.dtype)
-        weight = source.detach()
-        if padding_idx is not None and weight[padding_idx].any():
+        weight = _rows_of(source)
+        vocab_size, embed_dim = weight.shape
+        table = cls(vocab_size, embed_dim, padding_idx=padding_idx, scale=scale, device="meta", dtype=weight.dtype)
+        if table.padding_idx is not None and weight[table.padding_idx].any():
             weight = weight.clone()
-            weight[padding_idx] = 0
+            weight[table.padding_idx] = 0
         table.weight = nn.Parameter(weight, requires_grad=freeze is False)
         table.bounds.derive(weight.device)
         return table
+
+    @classmethod
+    def from_embedding(
+        cls: type["TokenEmbedding"],
+        embedding: nn.Embedding,
+        *,
+        scale: float | Literal["sqrt_dim"] | None = None,
+    ) -> "TokenEmbedding":
+        """Return a table over the weight of a plain `nn.Embedding`: the same `nn.Parameter`, nothing is copied.
+
+        An optimizer that holds the parameter goes on training it, and `embedding` itself stays usable. Its padding row
+        and sparse gradients (`row_sparse`) are kept; hooks stay with `embedding`. `reset_parameters` draws from
+        N(0, 1), as torch does.
+
+        Args:
+            embedding: The module to take the weight of.
+            scale: As in the constructor.
+
+        Raises:
+            SizeError: It is no plain `nn.Embedding` (a subclass or a replaced `forward` computes something else), it
+                has `max_norm` or `scale_grad_by_freq`, or its padding row is not zero.
+
+        Example:
+            >>> embedding = nn.Embedding(100, 8, padding_idx=0)
+            >>> table = TokenEmbedding.from_embedding(embedding)
+            >>> table.weight is embedding.weight, table.padding_idx
+            (True, 0)
+        """
+        if not isinstance(embedding, nn.Embedding):
+            raise SizeError(
+                f"from_embedding takes a torch.nn.Embedding; found {type(embedding).__name__}. "
+                f"For rows in a tensor call TokenEmbedding.from_pretrained."
+            )
+        own = type(embedding).forward is not nn.Embedding.forward or "forward" in vars(embedding)
+        if own or "weight" not in dict(embedding.named_parameters(recurse=False)):
+            raise SizeError(
+                f"This {type(embedding).__name__} does not look its rows up as torch.nn.Embedding does, so a table of "
+                f"them could mean something else. For a model of transformers call embedlayer.patch(model); for the "
+                f"rows alone, TokenEmbedding.from_pretrained(embedding.weight)."
+            )
+        refuse_unsupported({"max_norm": embedding.max_norm, "scale_grad_by_freq": embedding.scale_grad_by_freq})
+        weight, padding_idx = embedding.weight, embedding.padding_idx
+        if padding_idx is not None and not weight.is_meta and weight[padding_idx].any():
+            raise SizeError(
+                f"The padding row {padding_idx} of this embedding is not zero; in a TokenEmbedding it is. Set it to "
+                f"zero (embedding.weight.data[{padding_idx}] = 0), or set embedding.padding_idx = None."
+            )
+        table = cls(
+            embedding.num_embeddings,
+            embedding.embedding_dim,
+            padding_idx,
+            scale=scale,
+            init_std=1.0,
+            row_sparse=embedding.sparse,
+            device="meta",
+            dtype=weight.dtype,
+        )
+        table.weight = weight
+        table.bounds.derive(weight.device)
+        return table.train(embedding.training)
 
     def extra_repr(self) -> str:
         """Sizes and options, for `print`."""
@@ -295,6 +370,86 @@ class TokenEmbedding(TokenTable, nn.Embedding, Derived):
         parts += ["row_sparse"] if self.row_sparse else []
         parts += ["rounded"] if self.round_scale else []
         return ", ".join(parts)
+
+
+def as_table(table: TokenTable | nn.Embedding, *, registered: bool = True) -> TokenTable:
+    """Return `table` if it is a `TokenTable`, and a plain `nn.Embedding` as a `TokenEmbedding` over the same weight.
+
+    Args:
+        table: What the user passed.
+        registered: Whether the caller registers the table as a module of its own. A tied head does not: it would keep
+            the old weight where the embedding gets another one, so there an `nn.Embedding` is refused.
+
+    Raises:
+        SizeError: It is neither, or an `nn.Embedding` that cannot be converted; see `TokenEmbedding.from_embedding`.
+    """
+    if isinstance(table, TokenTable):
+        return table
+    if isinstance(table, nn.Embedding):
+        if registered:
+            return TokenEmbedding.from_embedding(table)
+        raise SizeError(
+            "A head cannot be tied to a torch.nn.Embedding, whose weight may be replaced without its knowing. Make the "
+            "table first, table = TokenEmbedding.from_embedding(embedding), and use it at both ends: as the input and "
+            "in OutputHead(table)."
+        )
+    if isinstance(table, Tensor | np.ndarray):
+        raise SizeError(
+            f"A table is needed here; found {type(table).__name__} of shape {tuple(table.shape)}: "
+            f"pass TokenEmbedding.from_pretrained(rows, freeze=False)."
+        )
+    raise SizeError(
+        f"A table is needed here; found {type(table).__name__}: pass a TokenEmbedding or another TokenTable, or a "
+        f"torch.nn.Embedding."
+    )
+
+
+def as_rows(table: TableLike) -> TokenTable | Tensor:
+    """Return what a function reads that takes a table or its rows: a tensor as it is, an array as a tensor in the same
+    memory (a read-only one is copied), all else as `as_table` converts it.
+
+    Raises:
+        SizeError: See `as_table`.
+        ShapeError: An array of something else than numbers.
+    """
+    if isinstance(table, np.ndarray):
+        if table.dtype.kind not in "fiub":
+            raise ShapeError(f"Rows must be floats, not {table.dtype}: convert them to float32.")
+        return torch.from_numpy(table if table.flags.writeable else table.copy())
+    return table if isinstance(table, Tensor) else as_table(table)
+
+
+def require_rows(rows: Tensor) -> None:
+    """Refuse a tensor that is not one row of floats for each token.
+
+    Raises:
+        ShapeError: It is not `(V, D)`, or holds no floats.
+    """
+    if rows.ndim != 2:
+        raise ShapeError(f"A table must have shape (V, D), not {tuple(rows.shape)}.")
+    if not rows.is_floating_point():
+        raise ShapeError(
+            f"Rows must be floats, not {str(rows.dtype).removeprefix('torch.')}: convert them to float32. Quantised "
+            f"codes mean nothing without their steps: multiply them out first, then "
+            f"QuantizedEmbedding.from_table(rows, bits=8) stores them in 8 bits again."
+        )
+
+
+def _rows_of(source: object) -> Tensor:
+    """Return the rows of a tensor or an array as a detached `(V, D)` tensor of floats, in the same memory."""
+    if isinstance(source, nn.Embedding):
+        raise SizeError(
+            "from_pretrained takes rows or a folder, not a module: call TokenEmbedding.from_embedding(embedding)."
+        )
+    if not isinstance(source, Tensor | np.ndarray):
+        raise ShapeError(
+            f"A table is made of a (V, D) tensor or array, or read from a folder; found {type(source).__name__}: "
+            f"pass torch.tensor(rows)."
+        )
+    rows = as_rows(source)
+    assert isinstance(rows, Tensor)
+    require_rows(rows)
+    return rows.detach()
 
 
 def resolve_scale(scale: float | str | None, embed_dim: int) -> float | None:

@@ -12,7 +12,7 @@ from embedlayer.errors import ShapeError, SizeError
 from embedlayer.files import JsonObject
 from embedlayer.normal import NormalLinear
 from embedlayer.shapes import Ids, Vectors
-from embedlayer.tables.dense import TokenEmbedding, resolve_init_std, resolve_scale
+from embedlayer.tables.dense import TableLike, TokenEmbedding, as_rows, require_rows, resolve_init_std, resolve_scale
 from embedlayer.tables.table import ROWS_AT_ONCE, TokenTable, check_sizes
 
 
@@ -57,7 +57,7 @@ class FactorizedEmbedding(TokenTable):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        check_sizes(padding_idx=padding_idx, vocab_size=vocab_size, embed_dim=embed_dim, rank=rank)
+        padding_idx = check_sizes(padding_idx=padding_idx, vocab_size=vocab_size, embed_dim=embed_dim, rank=rank)
         if rank > embed_dim:
             raise SizeError(f"rank {rank} exceeds embed_dim {embed_dim}: a TokenEmbedding is smaller and holds more.")
         self.vocab_size = vocab_size
@@ -83,7 +83,7 @@ class FactorizedEmbedding(TokenTable):
     @torch.no_grad()
     def from_table(
         cls,
-        table: TokenTable | Float[Tensor, "V D"],
+        table: TableLike,
         rank: int,
         counts: Shaped[Tensor, " V"] | None = None,
         *,
@@ -98,7 +98,7 @@ class FactorizedEmbedding(TokenTable):
         E1 are made.
 
         Args:
-            table: A table of any kind, whose scale and padding are kept, or a plain tensor.
+            table: A table of any kind, whose scale and padding are kept, or a plain tensor or NumPy array.
             rank: Width of a stored row, R.
             counts: How often each token occurs, of any scale; a token with 0 has no say, and is projected like all.
             padding_idx: Of a plain tensor: row that becomes zero.
@@ -116,13 +116,14 @@ class FactorizedEmbedding(TokenTable):
 
         Reference: Eckart and Young, The approximation of one matrix by another of lower rank, 1936.
         """
+        table = as_rows(table)
         if isinstance(table, Tensor):
-            if table.dim() != 2:
-                raise ShapeError(f"A table must have shape (V, D), not {tuple(table.shape)}.")
+            require_rows(table)
             vocab_size, embed_dim = table.shape
         else:
             vocab_size, embed_dim, padding_idx = table.vocab_size, table.embed_dim, table.padding_idx
             scale = None if table.factor is None else float(table.factor)
+        padding_idx = check_sizes(padding_idx=padding_idx, vocab_size=vocab_size, embed_dim=embed_dim, rank=rank)
 
         def block(start: int) -> Tensor:
             stop = min(start + ROWS_AT_ONCE, vocab_size)
@@ -132,7 +133,6 @@ class FactorizedEmbedding(TokenTable):
             return rows
 
         kind = table[:1] if isinstance(table, Tensor) else table.rows(0, 1)
-        check_sizes(padding_idx=padding_idx, vocab_size=vocab_size, embed_dim=embed_dim, rank=rank)
         with torch.device("meta"):
             factors = cls(vocab_size, embed_dim, rank, padding_idx=padding_idx, scale=scale, dtype=kind.dtype)
         factors = factors.to_empty(device=kind.device)

@@ -18,7 +18,7 @@ from embedlayer.derived import Derived
 from embedlayer.errors import ShapeError, SizeError
 from embedlayer.files import JsonObject
 from embedlayer.shapes import Ids, Vectors
-from embedlayer.tables.dense import resolve_scale
+from embedlayer.tables.dense import TableLike, as_rows, require_rows, resolve_scale
 from embedlayer.tables.table import TokenTable, check_sizes, check_width
 from embedlayer.tracing import is_transformed, plain_operators_only
 
@@ -127,7 +127,7 @@ class QuantizedEmbedding(TokenTable, Derived):
         device: torch.device | str | None = None,
     ) -> None:
         super().__init__()
-        check_sizes(padding_idx=padding_idx, vocab_size=vocab_size, embed_dim=embed_dim)
+        padding_idx = check_sizes(padding_idx=padding_idx, vocab_size=vocab_size, embed_dim=embed_dim)
         self.vocab_size = self.num_rows = vocab_size
         self.embed_dim = embed_dim
         self.padding_idx = padding_idx
@@ -147,7 +147,7 @@ class QuantizedEmbedding(TokenTable, Derived):
     @classmethod
     def from_table(
         cls,
-        table: TokenTable | Float[Tensor, "V D"],
+        table: TableLike,
         bits: int = 8,
         *,
         group_size: int | None = None,
@@ -160,7 +160,7 @@ class QuantizedEmbedding(TokenTable, Derived):
         """Quantise a table of any kind, a block of rows at a time. Its spare rows are left out.
 
         Args:
-            table: A table, whose scale and padding are kept, or a plain tensor.
+            table: A table, whose scale and padding are kept, or a plain tensor or NumPy array.
             bits: Of a code, 8 or 4.
             group_size: Columns that share a step and an offset; `None` for a whole row.
             symmetric: Levels around zero, which is one of them: `code - 2^(bits-1)` is from `-n` to `n` and the offset
@@ -184,9 +184,9 @@ class QuantizedEmbedding(TokenTable, Derived):
             >>> [f"{e:.1%}" for e in error]
             ['0.5%', '8.3%']
         """
+        table = as_rows(table)
         if isinstance(table, Tensor):
-            if table.dim() != 2:
-                raise ShapeError(f"A table must have shape (V, D), not {tuple(table.shape)}.")
+            require_rows(table)
             (vocab_size, embed_dim), round_scale = table.shape, False
         else:
             vocab_size, embed_dim = table.vocab_size, table.embed_dim
@@ -204,6 +204,7 @@ class QuantizedEmbedding(TokenTable, Derived):
             dtype=first.dtype if dtype is None else dtype,
             device=first.device,
         )
+        padding_idx = quantised.padding_idx
         for start, stop in _blocks(vocab_size, embed_dim, first.device):
             rows = _rows(table, start, stop).to(torch.float32)
             _refuse_unsound(rows, start)

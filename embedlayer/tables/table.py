@@ -168,8 +168,11 @@ class TokenTable(Pretrained, ABC):
         return self.as_linear(hidden) if is_current(type(self), "as_linear", "rows") else None
 
 
-def check_sizes(*, padding_idx: int | None, vocab_size: int, **sizes: int) -> None:
+def check_sizes(*, padding_idx: int | None, vocab_size: int, **sizes: int) -> int | None:
     """Refuse sizes below 1 and a padding row that is not in the vocabulary.
+
+    Returns:
+        `padding_idx` counted from 0: as in torch, -1 is the last token.
 
     Raises:
         SizeError: Naming the size.
@@ -177,8 +180,11 @@ def check_sizes(*, padding_idx: int | None, vocab_size: int, **sizes: int) -> No
     for name, size in {"vocab_size": vocab_size, **sizes}.items():
         if size < 1:
             raise SizeError(f"{name} must be at least 1, not {size}.")
-    if padding_idx is not None and not 0 <= padding_idx < vocab_size:
+    if padding_idx is None:
+        return None
+    if not -vocab_size <= padding_idx < vocab_size:
         raise SizeError(f"padding_idx {padding_idx} is not one of the {vocab_size} tokens (0..{vocab_size - 1}).")
+    return padding_idx % vocab_size
 
 
 def loss_of_logits(

@@ -98,7 +98,11 @@ class Ends(NamedTuple):
         """
         sizes = self._sizes()
         if not sizes:
-            raise SizeError("There is no TokenTable and no OutputHead in this module: nothing here has a vocabulary.")
+            raise SizeError(
+                "There is no TokenTable and no OutputHead in this module: nothing here has a vocabulary. A "
+                "torch.nn.Embedding is edited as TokenEmbedding.from_embedding(embedding), put in its place; a model "
+                "of transformers after patch(model)."
+            )
         if len(set(sizes.values())) > 1:
             shown = ", ".join(f"{name} {size:,}" for name, size in sizes.items())
             raise SizeError(f"These do not share a vocabulary ({shown}): edit each by itself.")

@@ -1,5 +1,8 @@
 """Neighbours, checked against a brute-force float64 search."""
 
+import inspect
+
+import numpy as np
 import pytest
 import torch
 from real_tables import minilm
@@ -8,7 +11,7 @@ from torch import Tensor
 
 from embedlayer.analysis import vectors as vectors_module
 from embedlayer.analysis.vectors import TokenVectors
-from embedlayer.errors import ShapeError, SizeError, TokenIdError, TokenizerError
+from embedlayer.errors import ShapeError, SizeError, TokenIdError, TokenizerError, UnknownTokenError
 from embedlayer.tables.dense import TokenEmbedding
 from embedlayer.tables.factorized import FactorizedEmbedding
 from embedlayer.text.tokenizer import load_tokenizer, token_text, train_tokenizer
@@ -47,7 +50,7 @@ def brute_force(
 def test_neighbours_equal_a_brute_force_search(bpe, monkeypatch, positive, negative, topn, restrict_vocab, chunk):
     monkeypatch.setattr(vectors_module, "CHUNK_NUMBERS", chunk)
     table = torch.randn(bpe.get_vocab_size(), 12)
-    found = TokenVectors(table, bpe).most_similar(positive, negative, topn, restrict_vocab)
+    found = TokenVectors(table, bpe).most_similar(positive, negative, topn, restrict_vocab=restrict_vocab)
     stop = restrict_vocab or len(table)
     expected = brute_force(table, positive, negative, topn, stop)
     assert [text for text, _ in found] == [token_text(bpe, index) for index, _ in expected]
@@ -261,3 +264,151 @@ def test_minilm_answers_like_a_person():
     assert vectors.doesnt_match(["breakfast", "cereal", "dinner", "lunch"]) == "cereal"
     with pytest.raises(SizeError, match="doesnt_match needs at least one token"):
         vectors.doesnt_match([])
+
+
+VERBS = {
+    "most_similar, weights": lambda kv: kv.most_similar(
+        [("word3", 0.25), "word50"], [("word7", -2.0), "word9"], topn=5
+    ),
+    "most_similar, a weight of the other sign": lambda kv: kv.most_similar(["word3"], [("word7", 0.5)], topn=5),
+    "most_similar, an ID": lambda kv: kv.most_similar([3, np.int64(50)], topn=5),
+    "most_similar, vectors": lambda kv: kv.most_similar(
+        [np.arange(10, dtype=np.float32), ("word3", 0.5), (np.ones(10, dtype=np.float32), 2.0)], topn=5
+    ),
+    "most_similar, an array of vectors": lambda kv: kv.most_similar(np.eye(10, dtype=np.float32)[:2], topn=5),
+    "most_similar, a window of IDs": lambda kv: kv.most_similar("word3", topn=9, clip_start=20, clip_end=30),
+    "most_similar, all": lambda kv: kv.most_similar("word3", topn=None),
+    "most_similar, all of the first": lambda kv: kv.most_similar("word3", topn=None, restrict_vocab=40),
+    "most_similar, none": lambda kv: kv.most_similar("word3", topn=0),
+    "most_similar_cosmul, all": lambda kv: kv.most_similar_cosmul(["word3"], ["word4"], topn=None),
+    "similar_by_word": lambda kv: kv.similar_by_word("word3", topn=4),
+    "similar_by_word, all": lambda kv: kv.similar_by_word("word3", None),
+    "similar_by_key": lambda kv: kv.similar_by_key("word3", 4, 50),
+    "similar_by_vector": lambda kv: kv.similar_by_vector(np.arange(10, dtype=np.float32), topn=4),
+    "similar_by_vector, all": lambda kv: kv.similar_by_vector(np.arange(10, dtype=np.float32), topn=None),
+    "closer_than": lambda kv: kv.closer_than("word3", "word50"),
+    "most_similar_to_given": lambda kv: kv.most_similar_to_given("word3", ["word1", "word2", "word77"]),
+    "get_mean_vector": lambda kv: kv.get_mean_vector(["word1", 7, "missing"]),
+    "get_mean_vector, weights": lambda kv: kv.get_mean_vector(["word1", "word2"], weights=[0.5, -2.0]),
+    "get_mean_vector, as stored": lambda kv: kv.get_mean_vector(
+        ["word1", np.ones(10, dtype=np.float32)], weights=np.array([1.0, 3.0]), pre_normalize=False, post_normalize=True
+    ),
+    "relative_cosine_similarity": lambda kv: kv.relative_cosine_similarity("word3", "word50", topn=7),
+}
+
+
+@pytest.mark.parametrize("name", VERBS)
+@pytest.mark.filterwarnings("ignore:Call to deprecated `init_sims`:DeprecationWarning")  # gensim calls itself so
+def test_every_verb_answers_what_gensim_answers(keyed, name):
+    expected, found = (VERBS[name](kv) for kv in keyed)
+    assert type(found) is type(expected)
+    if isinstance(expected, np.ndarray):
+        assert (found.shape, found.dtype) == (expected.shape, expected.dtype)
+        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-6)
+    elif isinstance(expected, list) and expected and isinstance(expected[0], tuple):
+        assert [text for text, _ in found] == [text for text, _ in expected]
+        assert [score for _, score in found] == pytest.approx([score for _, score in expected], rel=1e-4, abs=1e-6)
+    else:
+        assert found == (expected if isinstance(expected, str | list) else pytest.approx(expected, rel=1e-4))
+
+
+def test_the_arguments_have_gensims_names_order_and_defaults(keyed):
+    def arguments(function):
+        return [(each.name, each.default) for each in inspect.signature(function).parameters.values()]
+
+    theirs, ours = keyed
+    for name in {verb.split(",")[0] for verb in VERBS} | {"similarity", "distance", "rank", "doesnt_match"}:
+        assert arguments(getattr(ours, name)) == arguments(getattr(theirs, name))
+
+
+def test_a_list_is_an_index_as_in_gensim(keyed):
+    theirs, ours = keyed
+    for index in (["word5", "word9"], [5, 9], np.array([5, 9]), ("word5", 9)):
+        np.testing.assert_array_equal(ours[index].numpy(), theirs[index])
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda kv: kv["missing"],
+        lambda kv: kv[["word1", "missing"]],
+        lambda kv: kv[1000],
+        lambda kv: kv.similarity("word1", "missing"),
+        lambda kv: kv.most_similar("missing"),
+        lambda kv: kv.most_similar([("missing", 2.0)]),
+        lambda kv: kv.similar_by_word("missing"),
+        lambda kv: kv.closer_than("word1", "missing"),
+        lambda kv: kv.most_similar_to_given("missing", ["word1"]),
+        lambda kv: kv.get_mean_vector(["missing"], ignore_missing=False),
+        lambda kv: kv.relative_cosine_similarity("missing", "word1"),
+    ],
+)
+def test_an_unknown_word_is_a_key_error_as_in_gensim(keyed, ask):
+    for kv in keyed:
+        with pytest.raises(KeyError):
+            ask(kv)
+    with pytest.raises(UnknownTokenError) as error:
+        ask(keyed[1])
+    assert str(error.value) == error.value.args[0]
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda kv: kv.most_similar([]),
+        lambda kv: kv.get_mean_vector([]),
+        lambda kv: kv.get_mean_vector(["word1"], weights=[1.0, 2.0]),
+        lambda kv: kv.relative_cosine_similarity("word1", "word2", topn=0),
+        lambda kv: kv.doesnt_match([]),
+    ],
+)
+def test_a_question_without_an_answer_is_a_value_error_as_in_gensim(keyed, ask):
+    for kv in keyed:
+        with pytest.raises(ValueError):  # noqa: PT011
+            ask(kv)
+
+
+def test_what_cannot_be_answered_exactly_is_refused(keyed):
+    ours = keyed[1]
+    with pytest.raises(SizeError, match="takes no indexer"):
+        ours.most_similar("word1", indexer=object())
+    with pytest.raises(SizeError, match="has no weights: call most_similar"):
+        ours.most_similar_cosmul([("word1", 2.0)])
+    with pytest.raises(SizeError, match="no ID from clip_start 50 to clip_end 20"):
+        ours.most_similar("word1", clip_start=50, clip_end=20)
+    with pytest.raises(SizeError, match="found none"):
+        ours.most_similar_to_given("word1", [])
+
+
+def test_a_fast_tokenizer_of_transformers_answers_like_the_one_it_wraps(bpe):
+    transformers = pytest.importorskip("transformers")
+    fast = transformers.PreTrainedTokenizerFast(tokenizer_object=bpe)
+    rows = torch.randn(bpe.get_vocab_size(), 4)
+    assert TokenVectors(rows, fast).most_similar(" the") == TokenVectors(rows, bpe).most_similar(" the")
+    with pytest.raises(TokenizerError, match="is not a tokenizer that embedlayer knows"):
+        TokenVectors(rows, str)
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        models.WordLevel({"cat": 0, "dog": 1}),
+        models.WordPiece({"cat": 0, "dog": 1}),
+        models.Unigram([("cat", -1.0), ("dog", -2.0)]),
+        models.BPE({"cat": 0, "dog": 1}, []),
+    ],
+    ids=lambda model: type(model).__name__,
+)
+def test_a_tokenizer_without_an_unknown_token_refuses_unknown_words(model):
+    vectors = TokenVectors(np.eye(2, dtype=np.float32), Tokenizer(model))
+    assert vectors.similarity("cat", "dog") == 0.0
+    assert "zebra" not in vectors
+    with pytest.raises(KeyError, match="zebra"):
+        vectors.most_similar("zebra")
+
+
+def test_a_plain_embedding_and_an_array_are_tables(bpe):
+    rows = torch.randn(bpe.get_vocab_size(), 4)
+    expected = TokenVectors(rows, bpe).most_similar(" the")
+    assert TokenVectors(rows.numpy(), bpe).most_similar(" the") == expected
+    assert TokenVectors(torch.nn.Embedding.from_pretrained(rows), bpe).most_similar(" the") == expected

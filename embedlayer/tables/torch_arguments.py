@@ -1,0 +1,76 @@
+"""Arguments of `torch.nn.Embedding` that a `TokenEmbedding` takes under another name, or refuses."""
+
+import operator
+from typing import TypedDict
+
+from embedlayer.errors import SizeError
+
+
+class EmbeddingArguments(TypedDict, total=False):
+    """Arguments by the names of `torch.nn.Embedding`, beside `padding_idx`, `device` and `dtype`, which are the same.
+
+    Attributes:
+        num_embeddings: `vocab_size`.
+        embedding_dim: `embed_dim`.
+        max_norm: `None` only: look-ups here never write to the weight.
+        norm_type: Ignored without `max_norm`, as in torch.
+        scale_grad_by_freq: `False` only.
+        sparse: `False` only: sparse gradients are `row_sparse=True`.
+    """
+
+    num_embeddings: int
+    embedding_dim: int
+    max_norm: float | None
+    norm_type: float
+    scale_grad_by_freq: bool
+    sparse: bool
+
+
+def resolve_sizes(vocab_size: int | None, embed_dim: int | None, arguments: EmbeddingArguments) -> tuple[int, int]:
+    """Return `vocab_size` and `embed_dim`, whichever library's names they were passed under.
+
+    Raises:
+        SizeError: See `refuse_unsupported`.
+        TypeError: A size is missing, passed twice, or no whole number; or an argument is unknown.
+    """
+    refuse_unsupported(arguments)
+    sizes = []
+    for name, torch_name, value, other in (
+        ("vocab_size", "num_embeddings", vocab_size, arguments.get("num_embeddings")),
+        ("embed_dim", "embedding_dim", embed_dim, arguments.get("embedding_dim")),
+    ):
+        passed = [size for size in (value, other) if size is not None]
+        if not passed:
+            raise TypeError(f"missing 1 required positional argument: {name!r} (in torch: {torch_name!r})")
+        if len(passed) > 1:
+            raise TypeError(f"{name} was passed twice, also under torch's name {torch_name!r}: {passed}")
+        sizes.append(operator.index(passed[0]))
+    return sizes[0], sizes[1]
+
+
+def refuse_unsupported(arguments: EmbeddingArguments) -> None:
+    """Refuse what `torch.nn.Embedding` can do and a `TokenEmbedding` cannot.
+
+    Raises:
+        SizeError: `max_norm`, `scale_grad_by_freq` or `sparse` is set.
+        TypeError: An argument is unknown.
+    """
+    unknown = arguments.keys() - EmbeddingArguments.__annotations__.keys()
+    if unknown:
+        raise TypeError(f"TokenEmbedding has no argument {', '.join(sorted(unknown))}")
+    if arguments.get("max_norm") is not None:
+        raise SizeError(
+            f"max_norm={arguments['max_norm']} is not supported: a look-up would write to the weight, which a tied "
+            f"head reads.\nClip the rows after optimizer.step(): "
+            f"table.weight.data.copy_(table.weight.data.renorm(2, 0, max_norm)), or keep torch.nn.Embedding."
+        )
+    if arguments.get("scale_grad_by_freq"):
+        raise SizeError(
+            "scale_grad_by_freq=True is not supported: a row's gradient is the sum over its occurrences, also through "
+            "a tied head. Leave it out, or keep torch.nn.Embedding."
+        )
+    if arguments.get("sparse"):
+        raise SizeError(
+            "sparse=True is written row_sparse=True here: TokenEmbedding(vocab_size, embed_dim, row_sparse=True), "
+            "trained by RowAdamW, which gives dense AdamW's result from the looked-up rows."
+        )

@@ -1,0 +1,281 @@
+"""What people write with `torch.nn.Embedding` works with a table, or is refused by a sentence that names the call."""
+
+import numpy as np
+import pytest
+import torch
+from kinds import EMBED_DIM, MAX_SEQ_LEN, NUM_HEADS, POSITIONS, TABLES, VOCAB_SIZE, dense
+from torch import nn
+
+import embedlayer as el
+from embedlayer.analysis.rows import Rows
+from embedlayer.layers.input import PositionName
+from embedlayer.plots.rows import used_rows, variance_shares
+
+IDS = torch.tensor([[1, 2, 3], [7, 49, 0]])
+
+
+def plain(**options: object) -> nn.Embedding:
+    return nn.Embedding(VOCAB_SIZE, EMBED_DIM, padding_idx=0, **options)
+
+
+TAKE_A_TABLE = {
+    "TransformerEmbedding": lambda table: el.TransformerEmbedding(
+        VOCAB_SIZE, EMBED_DIM, MAX_SEQ_LEN, dropout=0.0, table=table
+    )(IDS),
+    "DecoderLM": lambda table: el.DecoderLM(table, "rotary", num_layers=1)(IDS),
+    "DeltaEmbedding": lambda table: el.DeltaEmbedding(table, [7, 48])(IDS),
+    "DeltaEmbedding.last": lambda table: el.DeltaEmbedding.last(table, 2)(IDS),
+    "QuantizedEmbedding.from_table": lambda table: el.QuantizedEmbedding.from_table(table, 4)(IDS),
+    "FactorizedEmbedding.from_table": lambda table: el.FactorizedEmbedding.from_table(table, 8)(IDS),
+    "compressed": lambda table: el.compressed(table, "int8")(IDS),
+    "with_table": lambda table: el.with_table(el.DecoderLM(dense(), "none", num_layers=1), table)(IDS),
+    "EmbeddingLayer": lambda table: el.EmbeddingLayer(table)(IDS),
+    "compare": lambda table: [row.row_error for row in el.compare(table, ["int8"])],
+    "health": lambda table: el.health(table).norms,
+    "table_geometry": lambda table: el.table_geometry(table).spectrum,
+    "Rows": lambda table: Rows(table).take(IDS.flatten()),
+    "variance_shares": variance_shares,
+}
+
+
+@pytest.mark.parametrize("name", TAKE_A_TABLE)
+def test_a_plain_embedding_is_taken_wherever_a_table_is(name) -> None:
+    embedding, results = plain(), []
+    for table in (embedding, el.TokenEmbedding.from_embedding(embedding)):
+        torch.manual_seed(1)
+        results.append(TAKE_A_TABLE[name](table))
+    torch.testing.assert_close(*results, equal_nan=True)
+
+
+@pytest.mark.parametrize("name", TAKE_A_TABLE)
+def test_what_is_no_table_is_refused_by_name(name, unchecked) -> None:
+    with pytest.raises(el.SizeError, match="A table is needed here; found Linear: pass a TokenEmbedding"):
+        TAKE_A_TABLE[name](nn.Linear(EMBED_DIM, VOCAB_SIZE))
+
+
+def test_a_tensor_in_the_place_of_a_model_s_table_is_refused_with_the_call_to_make(unchecked) -> None:
+    with pytest.raises(el.SizeError, match=r"found Tensor of shape \(50, 24\): pass TokenEmbedding.from_pretrained"):
+        el.DecoderLM(torch.randn(VOCAB_SIZE, EMBED_DIM), "rotary")
+
+
+def test_a_head_is_not_tied_to_a_plain_embedding_whose_weight_may_be_replaced(unchecked) -> None:
+    embedding = plain()
+    with pytest.raises(el.SizeError, match=r"table = TokenEmbedding.from_embedding\(embedding\)"):
+        el.OutputHead(embedding)
+    table = el.TokenEmbedding.from_embedding(embedding)
+    assert el.OutputHead(table).weight is embedding.weight
+
+
+def test_a_vocabulary_edit_of_a_plain_embedding_names_the_conversion() -> None:
+    for edit in (lambda module: el.add_tokens(module, 2), lambda module: el.train_only_rows(module, [3])):
+        with pytest.raises(el.SizeError, match=r"TokenEmbedding.from_embedding\(embedding\)"):
+            edit(plain())
+
+
+def test_vectors_of_a_plain_embedding_are_written(tmp_path) -> None:
+    embedding = plain()
+    el.write_vectors(tmp_path / "rows.bin", [f"w{index}" for index in range(VOCAB_SIZE)], embedding, "word2vec-binary")
+    assert torch.equal(el.read_vectors(tmp_path / "rows.bin", "word2vec-binary")[1], embedding.weight)
+
+
+def test_the_gradient_of_a_plain_embedding_is_drawn_as_that_of_a_table() -> None:
+    embedding = plain()
+    embedding(IDS).sum().backward()
+    assert used_rows(embedding)[1].tolist() == [1, 2, 3, 7, 49]
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+def test_an_optimizer_goes_on_training_the_weight_of_an_embedding(sparse) -> None:
+    embedding = plain(sparse=sparse)
+    optimizer = torch.optim.SGD(embedding.parameters(), lr=0.5)
+    expected = embedding.weight.detach().clone()
+    expected[IDS.flatten()] -= 0.5
+    expected[0] = 0
+    table = el.TokenEmbedding.from_embedding(embedding.eval())
+    table(IDS).sum().backward()
+    optimizer.step()
+    torch.testing.assert_close(table.weight.detach(), expected)
+    assert table.weight is embedding.weight
+    assert (table.row_sparse, table.padding_idx, table.training) == (sparse, 0, False)
+    assert torch.equal(table(IDS), embedding(IDS))
+    table.reset_parameters()
+    assert float(table.weight.detach().std()) == pytest.approx(1.0, abs=0.1)
+
+
+class ScaledWordEmbedding(nn.Embedding):
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return 2 * super().forward(ids)
+
+
+def replaced_forward() -> nn.Embedding:
+    embedding = plain()
+    embedding.forward = lambda ids: embedding.weight[ids] + 1
+    return embedding
+
+
+def nonzero_padding() -> nn.Embedding:
+    embedding = plain()
+    nn.init.ones_(embedding.weight)
+    return embedding
+
+
+@pytest.mark.parametrize(
+    ("embedding", "message"),
+    [
+        (lambda: ScaledWordEmbedding(5, 2), r"ScaledWordEmbedding does not look its rows up.*patch\(model\)"),
+        (replaced_forward, "does not look its rows up"),
+        (lambda: nn.utils.parametrizations.spectral_norm(plain()), "does not look its rows up"),
+        (nonzero_padding, r"padding row 0 .* is not zero.*embedding.weight.data\[0\] = 0"),
+        (lambda: plain(max_norm=1.0), "max_norm=1.0 is not supported.*\n.*renorm"),
+        (lambda: plain(scale_grad_by_freq=True), "scale_grad_by_freq=True is not supported"),
+        (lambda: nn.EmbeddingBag(5, 2), "takes a torch.nn.Embedding; found EmbeddingBag"),
+    ],
+)
+def test_an_embedding_that_means_something_else_is_refused(embedding, message, unchecked) -> None:
+    with pytest.raises(el.SizeError, match=f"(?s){message}"):
+        el.TokenEmbedding.from_embedding(embedding())
+
+
+PADDED = {
+    "TokenEmbedding": lambda padding_idx: el.TokenEmbedding(10, 4, padding_idx, pad_to_multiple_of=8),
+    "FactorizedEmbedding": lambda padding_idx: el.FactorizedEmbedding(10, 4, 2, padding_idx=padding_idx),
+    "QuantizedEmbedding": lambda padding_idx: el.QuantizedEmbedding(10, 4, padding_idx=padding_idx),
+    "QuantizedEmbedding.from_table": lambda padding_idx: el.QuantizedEmbedding.from_table(
+        torch.randn(10, 4), padding_idx=padding_idx
+    ),
+    "FactorizedEmbedding.from_table": lambda padding_idx: el.FactorizedEmbedding.from_table(
+        torch.randn(10, 4), 2, padding_idx=padding_idx
+    ),
+    "TokenEmbedding.from_pretrained": lambda padding_idx: el.TokenEmbedding.from_pretrained(
+        torch.randn(10, 4), padding_idx=padding_idx
+    ),
+    "OutputHead": lambda padding_idx: el.OutputHead(4, 10, padding_idx=padding_idx),
+}
+
+
+@pytest.mark.parametrize("name", PADDED)
+def test_a_negative_padding_index_counts_from_the_last_token_as_in_torch(name) -> None:
+    module = PADDED[name](-3)
+    assert module.padding_idx == nn.Embedding(10, 4, padding_idx=-3).padding_idx == 7
+    if isinstance(module, el.TokenTable):
+        assert not module.rows(7, 8).any()
+        assert not module.logits(torch.randn(3, 4))[:, 7].any()
+
+
+def test_a_table_is_made_of_an_array_in_its_own_memory() -> None:
+    rows = np.random.default_rng(0).standard_normal((5, 3)).astype(np.float32)
+    table = el.TokenEmbedding.from_pretrained(rows)
+    assert np.shares_memory(table.weight.detach().numpy(), rows)
+    rows.setflags(write=False)
+    assert torch.equal(el.TokenEmbedding.from_pretrained(rows).weight, table.weight)
+
+
+@pytest.mark.parametrize(
+    ("source", "error", "message"),
+    [
+        (torch.zeros(5, 3, dtype=torch.int8), el.ShapeError, "must be floats, not int8.*QuantizedEmbedding.from_table"),
+        (np.zeros((5, 3), dtype=np.int64), el.ShapeError, "must be floats, not int64"),
+        (np.array([["a"]], dtype=object), el.ShapeError, "must be floats, not object"),
+        (np.zeros(5), el.ShapeError, r"must have shape \(V, D\), not \(5,\)"),
+        ([[1.0, 2.0]], el.ShapeError, r"found list: pass torch.tensor\(rows\)"),
+        (nn.Embedding(5, 3), el.SizeError, r"call TokenEmbedding.from_embedding\(embedding\)"),
+    ],
+)
+def test_what_is_no_rows_is_refused_with_the_remedy(source, error, message, unchecked) -> None:
+    with pytest.raises(error, match=f"(?s){message}"):
+        el.TokenEmbedding.from_pretrained(source)
+    if isinstance(source, torch.Tensor | np.ndarray):
+        for from_table in (el.QuantizedEmbedding.from_table, lambda rows: el.FactorizedEmbedding.from_table(rows, 1)):
+            with pytest.raises(error, match=f"(?s){message}"):
+                from_table(source)
+
+
+def test_a_head_is_built_like_a_linear_layer() -> None:
+    plain_head = nn.Linear(EMBED_DIM, VOCAB_SIZE, bias=False, dtype=torch.float64)
+    for head in (
+        el.OutputHead(EMBED_DIM, VOCAB_SIZE, bias=False, dtype=torch.float64),
+        el.OutputHead(in_features=EMBED_DIM, out_features=VOCAB_SIZE, dtype=torch.float64),
+        el.OutputHead(vocab_size=VOCAB_SIZE, embed_dim=EMBED_DIM, dtype=torch.float64),
+    ):
+        head.load_state_dict(plain_head.state_dict())
+        hidden = torch.randn(2, 3, EMBED_DIM, dtype=torch.float64)
+        assert torch.equal(head(hidden), plain_head(hidden))
+    with pytest.raises(el.SizeError, match=r"in_features \(embed_dim\) was passed twice: 4 and 8"):
+        el.OutputHead(8, vocab_size=3, embed_dim=4)
+
+
+def test_assigning_the_tables_weight_to_a_head_ties_it() -> None:
+    table = dense()
+    tied, untied = el.OutputHead(table), el.OutputHead(EMBED_DIM, VOCAB_SIZE)
+    tied.weight = table.weight
+    untied.weight = table.weight
+    assert tied.weight is untied.weight is table.weight
+    assert list(tied.state_dict()) == []
+    with pytest.raises(el.SizeError, match="head is tied: its weight is the table's"):
+        tied.weight = nn.Parameter(torch.zeros(VOCAB_SIZE, EMBED_DIM))
+    assert list(tied.state_dict()) == []
+
+
+@pytest.mark.parametrize("name", PositionName.__args__)
+def test_a_decoder_takes_the_name_of_a_position(name) -> None:
+    model = el.DecoderLM(dense(), name, num_layers=1, num_heads=NUM_HEADS)
+    again = el.DecoderLM.from_config(model.config)
+    again.load_state_dict(model.state_dict())
+    assert torch.equal(model(IDS), again(IDS))
+
+
+def test_rotary_positions_by_name_follow_the_width_of_the_heads() -> None:
+    assert el.DecoderLM(dense(), "rotary", num_layers=1, num_heads=5, head_dim=8).position.head_dim == 8
+
+
+@pytest.mark.parametrize(
+    ("position", "message"),
+    [
+        (lambda: el.RotaryEmbedding(8), "RotaryEmbedding has head_dim 8, the model has 6"),
+        (lambda: el.AlibiBias(3), "AlibiBias has num_heads 3, the model has 4"),
+        (lambda: el.RelativePositionBias(3), "RelativePositionBias has num_heads 3, the model has 4"),
+        (lambda: el.LearnedPositionalEmbedding(9, 8), "LearnedPositionalEmbedding has embed_dim 8, the model has 24"),
+        (lambda: el.SinusoidalPositionalEmbedding(9, 8), "embed_dim 8, the model has 24"),
+        (lambda: nn.Embedding(9, EMBED_DIM), "A position is needed here; found Embedding: pass one of the names"),
+        (lambda: "axial", "'axial' is none of: learned"),
+    ],
+)
+def test_a_position_of_other_sizes_is_refused_where_the_model_is_built(position, message, unchecked) -> None:
+    with pytest.raises(el.SizeError, match=message):
+        el.DecoderLM(dense(), position(), num_layers=1, num_heads=NUM_HEADS)
+
+
+@pytest.mark.parametrize("name", POSITIONS)
+@pytest.mark.parametrize("scale", [None, "sqrt_dim", 3.0])
+def test_the_layer_is_the_sum_of_its_two_embeddings_as_in_the_lesson(name, scale) -> None:
+    layer = el.TransformerEmbedding(
+        VOCAB_SIZE, EMBED_DIM, MAX_SEQ_LEN, dropout=0.0, position=POSITIONS[name](), scale=scale
+    )
+    keys = set(layer.state_dict())
+    rows = layer.token_embedding(IDS)
+    assert torch.equal(rows, layer.token_embedding.weight[IDS])
+    expected = rows * layer.scale
+    if hasattr(layer.position, "vectors"):
+        expected = expected + layer.position_embedding(torch.arange(3))
+    torch.testing.assert_close(layer(IDS), expected)
+    assert layer.position_embedding is layer.position
+    assert set(layer.state_dict()) == keys
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_the_rows_before_the_scale_are_those_of_every_table(name) -> None:
+    layer = el.TransformerEmbedding(VOCAB_SIZE, EMBED_DIM, MAX_SEQ_LEN, dropout=0.0, table=TABLES[name]())
+    expected = layer.token_embedding(IDS) * layer.scale + layer.position_embedding(torch.arange(3))
+    torch.testing.assert_close(layer(IDS), expected)
+    rows = layer.table.rows(0, VOCAB_SIZE)
+    torch.testing.assert_close(layer.token_embedding(IDS), rows[IDS])
+
+
+def test_what_is_assigned_under_the_lesson_s_names_is_never_lost() -> None:
+    layer = el.TransformerEmbedding(VOCAB_SIZE, EMBED_DIM, MAX_SEQ_LEN)
+    weight = nn.Parameter(torch.zeros(VOCAB_SIZE, EMBED_DIM))
+    layer.token_embedding.weight = weight
+    assert layer.table.weight is weight
+    for name, attribute in (("token_embedding", "table"), ("position_embedding", "position")):
+        with pytest.raises(el.SizeError, match=f"assign layer.{attribute} = "):
+            setattr(layer, name, plain())
