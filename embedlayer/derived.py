@@ -28,8 +28,20 @@ class Derived(nn.Module, ABC):
             self.register_buffer(name, tensor.to(device), persistent=False)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Derived":
-        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         names = self._non_persistent_buffers_set
+        unknown = [buffer for name, buffer in self._buffers.items() if name in names and buffer is not None]
+        unknown = [buffer for buffer in unknown if buffer.is_meta]
+
+        def moved(tensor: Tensor) -> Tensor:
+            """Apply `fn`; a derived tensor that has no numbers yet gets them on the way out of the meta device."""
+            if not any(tensor is each for each in unknown):
+                return fn(tensor)
+            try:
+                return fn(tensor)
+            except NotImplementedError:  # torch: there is nothing to copy out of the meta device
+                return fn(torch.empty_like(tensor, device="cpu"))
+
+        super()._apply(moved if unknown else fn, recurse)  # type: ignore[no-untyped-call]
         derived = [buffer for name, buffer in self._buffers.items() if name in names and buffer is not None]
         if derived:
             self.derive(derived[0].device)

@@ -69,8 +69,6 @@ class DeltaEmbedding(TokenTable, Derived):
         super().__init__()
         given = [int(token) for token in token_ids]
         check_token_ids(given, base)
-        self.vocab_size = base.vocab_size
-        self.num_rows = base.num_rows
         self.embed_dim = base.embed_dim
         self.padding_idx = base.padding_idx
         self.scale = base.scale
@@ -95,6 +93,16 @@ class DeltaEmbedding(TokenTable, Derived):
             (97, 98, 99)
         """
         return cls(base, range(base.vocab_size - count, base.vocab_size), values=values)
+
+    @property
+    def vocab_size(self) -> int:
+        """Tokens of the base, V."""
+        return self.base.vocab_size
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of the base, the spare ones among them."""
+        return self.base.num_rows
 
     @property
     def config(self) -> JsonObject:

@@ -60,7 +60,6 @@ class FactorizedEmbedding(TokenTable):
         check_sizes(padding_idx=padding_idx, vocab_size=vocab_size, embed_dim=embed_dim, rank=rank)
         if rank > embed_dim:
             raise SizeError(f"rank {rank} exceeds embed_dim {embed_dim}: a TokenEmbedding is smaller and holds more.")
-        self.vocab_size = vocab_size
         self.embed_dim = embed_dim
         self.rank = rank
         self.padding_idx = padding_idx
@@ -75,9 +74,26 @@ class FactorizedEmbedding(TokenTable):
             device=device,
             dtype=dtype,
         )
-        self.num_rows = self.inner.num_rows
         self.projection = nn.Linear(rank, embed_dim, bias=False, device=device, dtype=dtype)
         self.reset_projection()
+
+    @property
+    def vocab_size(self) -> int:
+        """Rows of the inner table that are tokens, V."""
+        return self.inner.vocab_size
+
+    @vocab_size.setter
+    def vocab_size(self, size: int) -> None:
+        self.inner.vocab_size = size
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of the inner table, the spare ones among them."""
+        return self.inner.num_rows
+
+    @num_rows.setter
+    def num_rows(self, size: int) -> None:
+        self.inner.num_rows = size
 
     def reset_projection(self) -> None:
         """Draw the projection from N(0, 1 / rank), so that vectors are as large as the rows of the inner table."""

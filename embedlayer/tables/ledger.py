@@ -79,9 +79,18 @@ class RowLedger:
             return tidied
 
         tidy.__torch_unserializable__ = True  # type: ignore[attr-defined]
-        weight.requires_grad_(True).register_hook(tidy)
+        self.hook = weight.requires_grad_(True).register_hook(tidy)
         weight.requires_grad_(wanted)
         weight.row_ledger = self  # type: ignore[attr-defined]
+
+    def release(self, weight: nn.Parameter) -> None:
+        """Apply pending updates, and let `weight` be an ordinary parameter again, with dense gradients."""
+        if getattr(weight, "row_ledger", None) is not self:
+            return  # released already: several tables may share a weight
+        self.flush(weight, moments=True)
+        self.detach()
+        self.hook.remove()
+        del weight.row_ledger  # type: ignore[attr-defined]
 
     @property
     def step(self) -> int:
