@@ -101,19 +101,24 @@ def _look_ups(model: nn.Module) -> list[nn.Embedding]:
         wrapped = hasattr(root, "base_layer") or hasattr(root, "original_module") or hasattr(root, "token_adapter")
         hint = " Patch before adding PEFT." if wrapped else ""
         raise CheckpointError(f"The input embeddings are a {type(root).__name__}, not an nn.Embedding.{hint}")
-    found = [root, *(_part_of(part, "get_input_embeddings") for part in model.modules())]
-    known = [each for each in found if each is root or _is_known(each)]
-    weights = {id(each.weight) for each in known}
+    tables = [root, *(each for each in _tables(model) if _is_known(each))]
+    weights = {id(each.weight) for each in tables}
     sharing = [each for each in model.modules() if isinstance(each, nn.Embedding) and id(each.weight) in weights]
-    unique = {id(each): each for each in (*known, *sharing)}
+    unique = {id(each): each for each in (*tables, *sharing)}
     return [each for each in unique.values() if not isinstance(each, TokenEmbedding)]
+
+
+def _tables(model: nn.Module) -> list[nn.Embedding]:
+    """Return what a model and its parts, an encoder and a decoder, look tokens up in; FSMT's decoder calls it output."""
+    getters = ("get_input_embeddings", "get_output_embeddings")
+    found = [_part_of(part, getter) for part in model.modules() for getter in getters]
+    return [each for each in found if isinstance(each, nn.Embedding)]
 
 
 def _heads(model: nn.Module) -> list[nn.Linear]:
     """Return the LM heads of a model that are plain linear layers, and all such layers that share a table's weight."""
     of_parts = {id(_part_of(part, "get_output_embeddings")) for part in model.modules()}
-    tables = [_part_of(part, "get_input_embeddings") for part in model.modules()]
-    weights = {id(table.weight) for table in tables if isinstance(table, nn.Embedding)}
+    weights = {id(table.weight) for table in _tables(model)}
     linear = [each for each in model.modules() if type(each) is nn.Linear]
     return [each for each in linear if id(each) in of_parts or id(each.weight) in weights]
 
