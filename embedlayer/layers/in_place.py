@@ -6,8 +6,8 @@ up: the table, the copy of it that is trained, or the table with low-rank or rep
 PEFT is not imported: its modules are known by their attributes.
 """
 
-from collections.abc import Iterator
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
@@ -50,36 +50,12 @@ class LowRank(NamedTuple):
     b: Float[Tensor, "D R"]
     scaling: float
 
-    def rows(self, rows: Tensor, start: int, stop: int) -> Tensor:
-        """Rows `start` to `stop - 1`, of those of the table."""
-        return rows + (self.a[:, start:stop].T @ self.b.T * self.scaling).to(rows.dtype)
-
-    def products(self, products: Tensor, hidden: Tensor, start: int, stop: int) -> Tensor:
-        """`hidden @ rows.T`, of that of the table: two narrow products are added."""
-        narrow = hidden.to(self.b.dtype) @ self.b * self.scaling
-        return products + (narrow @ self.a[:, start:stop]).to(products.dtype)
-
 
 class Replaced(NamedTuple):
     """Rows of some tokens in the place of the table's."""
 
     token_ids: list[int]
     values: Float[Tensor, "N D"]
-
-    def rows(self, rows: Tensor, start: int, stop: int) -> Tensor:
-        """Rows `start` to `stop - 1`, of those of the table."""
-        index, values = self._between(start, stop)
-        return rows.index_copy(0, index, values.to(rows.dtype))
-
-    def products(self, products: Tensor, hidden: Tensor, start: int, stop: int) -> Tensor:
-        """`hidden @ rows.T`, of that of the table: some columns are replaced."""
-        index, values = self._between(start, stop)
-        return products.index_copy(-1, index, F.linear(hidden, values.to(hidden.dtype)).to(products.dtype))
-
-    def _between(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
-        chosen = [number for number, token in enumerate(self.token_ids) if start <= token < stop]
-        index = torch.tensor([self.token_ids[number] - start for number in chosen], device=self.values.device)
-        return index.long(), self.values[chosen]
 
 
 Adapter = LowRank | Replaced
@@ -91,14 +67,14 @@ class Found(NamedTuple):
     table: nn.Module
     adapters: tuple[Adapter, ...] = ()
 
-    @property
-    def weight(self) -> Tensor | None:
-        """The parameter that stores the rows, below those of a `DeltaEmbedding`."""
-        table: Any = self.table
-        while isinstance(table, DeltaEmbedding):
-            table = table.base
-        weight: Tensor | None = getattr(table, "weight", None)
-        return weight
+
+def weight_of(found: Found) -> Tensor | None:
+    """Return the parameter that stores the rows, below those of a `DeltaEmbedding`."""
+    table: Any = found.table
+    while isinstance(table, DeltaEmbedding):
+        table = table.base
+    weight: Tensor | None = getattr(table, "weight", None)
+    return weight
 
 
 def looked_up(module: nn.Module, name: str) -> Found:
@@ -200,20 +176,63 @@ def _parameters_of(adapter: Adapter) -> list[int]:
     return [part.data_ptr() for part in adapter if isinstance(part, Tensor)]
 
 
+def changed_rows(adapter: Adapter, rows: Tensor, start: int, stop: int) -> Tensor:
+    """Return rows `start` to `stop - 1` as an adapter changes them."""
+    if isinstance(adapter, LowRank):
+        return rows + (adapter.a[:, start:stop].T @ adapter.b.T * adapter.scaling).to(rows.dtype)
+    index, values = _between(adapter, start, stop)
+    return rows.index_copy(0, index, values.to(rows.dtype))
+
+
+def changed_products(adapter: Adapter, products: Tensor, hidden: Tensor, start: int, stop: int) -> Tensor:
+    """Return `hidden @ rows.T` for rows that an adapter changes: two narrow products are added, or columns replaced."""
+    if isinstance(adapter, LowRank):
+        narrow = hidden.to(adapter.b.dtype) @ adapter.b * adapter.scaling
+        return products + (narrow @ adapter.a[:, start:stop]).to(products.dtype)
+    index, values = _between(adapter, start, stop)
+    return products.index_copy(-1, index, F.linear(hidden, values.to(hidden.dtype)).to(products.dtype))
+
+
+def _between(adapter: Replaced, start: int, stop: int) -> tuple[Tensor, Tensor]:
+    """Return where the replaced rows are among `start .. stop - 1`, and their values."""
+    chosen = [number for number, token in enumerate(adapter.token_ids) if start <= token < stop]
+    index = [adapter.token_ids[number] - start for number in chosen]
+    return torch.tensor(index, dtype=torch.long, device=adapter.values.device), adapter.values[chosen]
+
+
 class AdaptedRows(TokenTable):
-    """The rows of a table as adapters change them, to be read by a head. It owns nothing.
+    """The rows of a table as adapters change them at the moment, to be read by a head. It owns nothing.
 
     Args:
-        table: The table.
-        adapters: What PEFT has put on it.
+        standing: Tells the table and its adapters.
     """
 
-    def __init__(self, table: TokenTable, adapters: tuple[Adapter, ...]) -> None:
+    padding_idx = None
+    scale = None
+
+    def __init__(self, standing: Callable[[], Found]) -> None:
         super().__init__()
-        self.__dict__["table"] = table  # past Module.__setattr__: referred to, not registered
-        self.adapters = adapters
-        self.vocab_size, self.num_rows, self.embed_dim = table.vocab_size, table.num_rows, table.embed_dim
-        self.padding_idx, self.scale = table.padding_idx, None
+        self.standing = standing
+
+    @property
+    def table(self) -> TokenTable:
+        """The table without adapters."""
+        return cast(TokenTable, self.standing().table)
+
+    @property
+    def vocab_size(self) -> int:
+        """Tokens, V."""
+        return self.table.vocab_size
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of the table, the spare ones among them."""
+        return self.table.num_rows
+
+    @property
+    def embed_dim(self) -> int:
+        """Width of a row, D."""
+        return self.table.embed_dim
 
     def look_up(self, ids: Ids) -> Vectors:
         """Return the rows of `ids`, adapters included."""
@@ -221,9 +240,9 @@ class AdaptedRows(TokenTable):
 
     def rows(self, start: int, stop: int) -> Float[Tensor, "N D"]:
         """Rows `start` to `stop - 1`, adapters included."""
-        rows: Tensor = self.__dict__["table"].rows(start, stop)
-        for adapter in self.adapters:
-            rows = adapter.rows(rows, start, stop)
+        rows = self.table.rows(start, stop)
+        for adapter in self.standing().adapters:
+            rows = changed_rows(adapter, rows, start, stop)
         return rows
 
     def products(
@@ -231,11 +250,11 @@ class AdaptedRows(TokenTable):
     ) -> Float[Tensor, "*batch N"]:
         """`hidden @ rows(start, stop).T`, without the rows."""
         stop = self.vocab_size if stop is None else stop
-        products: Tensor = self.__dict__["table"].products(hidden, start, stop)
-        for adapter in self.adapters:
-            products = adapter.products(products, hidden, start, stop)
+        products = self.table.products(hidden, start, stop)
+        for adapter in self.standing().adapters:
+            products = changed_products(adapter, products, hidden, start, stop)
         return products
 
     def check(self) -> None:
         """Let the table do that."""
-        self.__dict__["table"].check()
+        self.table.check()

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from embedlayer.errors import SizeError
 from embedlayer.files import JsonObject
-from embedlayer.layers.in_place import AdaptedRows, Found, Place, adds_them_itself, looked_up, together
+from embedlayer.layers.in_place import AdaptedRows, Found, Place, adds_them_itself, looked_up, together, weight_of
 from embedlayer.losses.linear_cross_entropy import (
     LogitOptions,
     LossOptions,
@@ -117,6 +117,7 @@ class OutputHead(Pretrained, nn.Linear):
     def follow_places(self, tables: list[Place], head: Place) -> "OutputHead":
         """Read the rows through any of these places, which share one weight; see `follow`."""
         self.__dict__["table_places"], self.__dict__["head_place"] = tables, head
+        self.__dict__["adapted_rows"] = AdaptedRows(self._standing)
         return self
 
     @property
@@ -127,10 +128,9 @@ class OutputHead(Pretrained, nn.Linear):
             CheckpointError: PEFT has put something on the table or on the head that a tied head cannot follow.
         """
         own: TokenTable | None = self.__dict__["table"]
-        found = self._found()
-        if not found:
+        if not self._found():
             return own
-        standing = together(found)
+        standing = self._standing()
         if self.__dict__["head_place"].module is not self and adds_them_itself(
             self, self.__dict__["head_place"], standing.adapters
         ):
@@ -144,8 +144,12 @@ class OutputHead(Pretrained, nn.Linear):
                 f"place now: call TokenEmbedding.from_embedding or embedlayer.patch first."
             )
         if standing.adapters:
-            return AdaptedRows(table, standing.adapters)
+            adapted: TokenTable = self.__dict__["adapted_rows"]
+            return adapted
         return None if own is None and isinstance(table, TokenEmbedding) else table
+
+    def _standing(self) -> Found:
+        return together(self._found())
 
     def _found(self) -> list[Found]:
         """Return what is looked up in the places of the table; with a weight of one's own, where it is that weight."""
@@ -154,7 +158,7 @@ class OutputHead(Pretrained, nn.Linear):
         if self.__dict__["table"] is not None:
             return found
         weight = self._parameters["weight"]  # transformers may tie and untie it
-        return [each for each in found if each.weight is weight]
+        return [each for each in found if weight_of(each) is weight]
 
     @property
     def tied(self) -> bool:

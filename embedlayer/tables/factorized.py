@@ -195,11 +195,19 @@ class FactorizedEmbedding(TokenTable):
 
     def rows(self, start: int, stop: int) -> Float[Tensor, "N D"]:
         """Rows `start` to `stop - 1` of E1 E2, without `scale`."""
-        return F.linear(self.inner.rows(start, stop), self.projection.weight)
+        rows: Tensor = self.projection(self.inner.rows(start, stop))
+        return rows
 
     def as_linear(self, hidden: Float[Tensor, "*batch D"]) -> tuple[Tensor, Tensor]:
         """`hidden @ E2.T` and `E1`: the narrow rows are compared with a narrowed hidden state."""
-        return F.linear(hidden, self.projection.weight.T), self.inner.weight
+        plain = type(self.projection) is nn.Linear
+        like = self.inner.weight
+        factor = (  # of a projection that PEFT has wrapped, what it makes of the unit vectors
+            self.projection.weight.T
+            if plain
+            else self.projection(torch.eye(self.rank, dtype=like.dtype, device=like.device))
+        )
+        return F.linear(hidden, factor), like
 
     def check(self) -> None:
         """Wait for the device and raise the error of a bad ID that was looked up since the last check."""
