@@ -275,7 +275,9 @@ class EmbeddingLayer(Pretrained):
         self.table = table
         self.position = Position() if position is None else position
         self.head = head
-        output, parent, name = (head.output, head, "output") if isinstance(head, TransformedHead) else (head, self, "head")
+        output, parent, name = (
+            (head.output, head, "output") if isinstance(head, TransformedHead) else (head, self, "head")
+        )
         if output is not None and output.table is table:
             output.follow_places([Place(self, "table")], Place(parent, name))
         self.family = family

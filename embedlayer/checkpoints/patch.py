@@ -4,9 +4,9 @@ Weights stay the same parameter objects, under the same names, so whatever holds
 partner) goes on as before. transformers is not imported: a model is known by its `get_input_embeddings`.
 """
 
-from collections.abc import Iterator
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
+from weakref import ref
 
 import torch
 from torch import Tensor, nn
@@ -72,14 +72,15 @@ def unpatch(model: Model) -> Model:
         original: Any = ours.__dict__[REPLACED]
         if isinstance(ours, TokenEmbedding):
             if ours.ledger is not None:
-                ours.ledger.release(ours.weight)
+                ours.ledger.release(cast(nn.Parameter, ours.weight))
             original.num_embeddings, original.padding_idx = ours.num_embeddings, ours.padding_idx
         elif isinstance(ours, OutputHead):
             original.out_features = ours.out_features
         for name, parameter in ours._parameters.items():
             original._parameters[name] = parameter
-        for name, buffer in original._buffers.items():
-            original._buffers[name] = None if buffer is None else buffer.to(next(ours.parameters()).device)
+        for name, buffer in original._buffers.items():  # of the kinds that are replaced, a scale alone
+            known = torch.full_like(buffer, cast(float, ours.scale), device="cpu") if buffer.is_meta else buffer
+            original._buffers[name] = known.to(next(ours.parameters()).device)
         _swap(model, ours, _in_place_of(ours, original), keep=False)
     for part in model.modules():
         part.__dict__.pop("resize_token_embeddings", None)
@@ -109,7 +110,7 @@ def _look_ups(model: nn.Module) -> list[nn.Embedding]:
 
 
 def _tables(model: nn.Module) -> list[nn.Embedding]:
-    """Return what a model and its parts, an encoder and a decoder, look tokens up in; FSMT's decoder calls it output."""
+    """Return what a model and its parts, such as a decoder, look tokens up in; FSMT's decoder calls it output."""
     getters = ("get_input_embeddings", "get_output_embeddings")
     found = [_part_of(part, getter) for part in model.modules() for getter in getters]
     return [each for each in found if isinstance(each, nn.Embedding)]
@@ -192,7 +193,7 @@ def _is_known(old: object) -> bool:
     if not set(old._buffers) <= {"embed_scale"} or not (isinstance(scale, int | float) or _is_number(scale)):
         return False
     rows = torch.arange(32.0).view(8, 4) / 7 - 2
-    small = type(old).__new__(type(old))
+    small: Any = type(old).__new__(type(old))
     nn.Embedding.__init__(small, 8, 4, _weight=rows)
     small.__dict__.update({name: value for name, value in old.__dict__.items() if name not in small.__dict__})
     factor, rounded = _scale_of(old)
@@ -254,6 +255,9 @@ def _in_place_of(old: nn.Module, new: New) -> New:
     for name in nn.Module().__dict__:
         if name not in CONTENTS:
             new.__dict__[name] = old.__dict__[name]  # the same dictionaries: handles that remove a hook go on working
+            for hook in old.__dict__[name].values() if isinstance(old.__dict__[name], dict) else ():
+                if getattr(hook, "with_module", False):  # torch calls it with the module that it was registered on
+                    hook.module = ref(new)
     return new
 
 

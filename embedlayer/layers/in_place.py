@@ -166,8 +166,8 @@ def adds_them_itself(head: nn.Linear, place: Place, adapters: tuple[Adapter, ...
     if active and all(wrapper.lora_A[each].weight.data_ptr() in shared for each in active):
         return True
     raise CheckpointError(
-        f"PEFT has put {type(wrapper).__module__}.{type(wrapper).__name__} on the head {place.name!r}, which is tied to "
-        f"the table: active it changes the logits alone, merged the look-ups too. Leave the head out with "
+        f"PEFT has put {type(wrapper).__module__}.{type(wrapper).__name__} on the head {place.name!r}, which is tied "
+        f"to the table: active it changes the logits alone, merged the look-ups too. Leave the head out with "
         f"exclude_modules=[{place.name!r}] and target the table, which adapts both; or give the model an untied head."
     )
 
@@ -220,17 +220,17 @@ class AdaptedRows(TokenTable):
         return cast(TokenTable, self.standing().table)
 
     @property
-    def vocab_size(self) -> int:
+    def vocab_size(self) -> int:  # type: ignore[override]
         """Tokens, V."""
         return self.table.vocab_size
 
     @property
-    def num_rows(self) -> int:
+    def num_rows(self) -> int:  # type: ignore[override]
         """Rows of the table, the spare ones among them."""
         return self.table.num_rows
 
     @property
-    def embed_dim(self) -> int:
+    def embed_dim(self) -> int:  # type: ignore[override]
         """Width of a row, D."""
         return self.table.embed_dim
 

@@ -95,12 +95,12 @@ class DeltaEmbedding(TokenTable, Derived):
         return cls(base, range(base.vocab_size - count, base.vocab_size), values=values)
 
     @property
-    def vocab_size(self) -> int:
+    def vocab_size(self) -> int:  # type: ignore[override]
         """Tokens of the base, V."""
         return self.base.vocab_size
 
     @property
-    def num_rows(self) -> int:
+    def num_rows(self) -> int:  # type: ignore[override]
         """Rows of the base, the spare ones among them."""
         return self.base.num_rows
 

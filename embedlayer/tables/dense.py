@@ -135,7 +135,7 @@ class TokenEmbedding(TokenTable, nn.Embedding, Derived):
         self._stated_width = size
 
     @property
-    def embed_dim(self) -> int:
+    def embed_dim(self) -> int:  # type: ignore[override]
         """Width of a row, D."""
         return self.embedding_dim
 

@@ -141,7 +141,10 @@ class RowLedger:
         learns = weight.requires_grad and torch.is_grad_enabled()
         rows = torch.unique(ids if learns else ids[behind]).long()
         if learns and self.padding_idx is not None:
-            rows = rows[rows != self.padding_idx]
+            padding = rows == self.padding_idx
+            if padding.any():  # it has no gradient, but where it is not zero it decays
+                self._bring(weight, rows[padding])
+            rows = rows[~padding]
         self.held = None
         numbers = self._bring(weight, rows, keep=learns)
         if learns:

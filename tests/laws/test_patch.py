@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from embedlayer import OutputHead, TokenEmbedding, patch, unpatch
+from embedlayer import CheckpointError, OutputHead, RowAdamW, ShapeError, TokenEmbedding, patch, unpatch
 
 transformers = pytest.importorskip("transformers", reason="the dev extra is not installed")
 auto = pytest.importorskip("transformers.models.auto.modeling_auto")
@@ -26,8 +26,17 @@ TINY = {
     **dict.fromkeys(LAYERS, 2),
     **dict.fromkeys(HEADS, 2),
     **dict.fromkeys(LENGTHS, 64),
-    **{"embedding_size": 8, "head_dim": 8, "d_kv": 8, "attention_window": 4, "num_experts": 2, "num_local_experts": 2},
-    **{"num_experts_per_tok": 1, "pad_token_id": 1, "bos_token_id": 2, "eos_token_id": 2, "forced_eos_token_id": None},
+    "embedding_size": 8,
+    "head_dim": 8,
+    "d_kv": 8,
+    "attention_window": 4,
+    "num_experts": 2,
+    "num_local_experts": 2,
+    "num_experts_per_tok": 1,
+    "pad_token_id": 1,
+    "bos_token_id": 2,
+    "eos_token_id": 2,
+    "forced_eos_token_id": None,
 }
 """Every size that configurations of text models have, under the names that they use."""
 
@@ -207,4 +216,149 @@ def test_an_encoder_and_a_decoder_with_tables_of_their_own_are_both_replaced() -
         model.train()(input_ids=IDS, decoder_input_ids=ids).logits.square().mean().backward()
     found, expected = (dict(model.named_parameters()) for model in (patched, plain))
     assert all(torch.equal(found[name].grad, p.grad) for name, p in expected.items() if p.grad is not None)
-    assert torch.equal(patched.eval()(IDS, decoder_input_ids=ids).logits, plain.eval()(IDS, decoder_input_ids=ids).logits)
+    assert torch.equal(
+        patched.eval()(IDS, decoder_input_ids=ids).logits, plain.eval()(IDS, decoder_input_ids=ids).logits
+    )
+
+
+ROW_SPARSE = [
+    ("causal", "llama", {}),
+    ("causal", "gemma", {"tie_word_embeddings": False}),
+    ("causal", "gpt2", {"tie_word_embeddings": False}),
+    ("causal", "opt", {"tie_word_embeddings": False}),
+]
+
+
+def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int = 6) -> list[torch.Tensor]:
+    """A few steps on batches of which each has other tokens, and a schedule."""
+    losses, generator = [], torch.Generator().manual_seed(3)
+    model.train()
+    for number in range(steps):
+        torch.manual_seed(number)
+        ids = torch.randint(3, 90, (2, 6), generator=generator)
+        ids[0, 2] = TINY["pad_token_id"]
+        optimizer.param_groups[0]["lr"] = 0.02 / (number + 1)
+        optimizer.zero_grad()
+        loss = model(input_ids=ids, labels=ids).loss
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.detach())
+    return losses
+
+
+@pytest.mark.parametrize(("task", "kind", "options"), ROW_SPARSE)
+def test_a_row_sparse_model_trains_and_is_saved_as_the_plain_one(task, kind, options, tmp_path) -> None:
+    plain = built(task, kind, **options).double()
+    patched = patch(copy.deepcopy(plain), row_sparse=True)
+    table = patched.get_input_embeddings()
+    assert table.row_sparse
+    optimizer = RowAdamW(patched.parameters(), lr=0.02, weight_decay=0.1)
+    losses = train(patched, optimizer)
+    assert table.weight.grad.is_sparse
+    expected = train(plain, torch.optim.AdamW(plain.parameters(), lr=0.02, weight_decay=0.1))
+    torch.testing.assert_close(torch.stack(losses), torch.stack(expected), atol=1e-6, rtol=0)
+    patched.save_pretrained(tmp_path)
+    again = type(plain).from_pretrained(tmp_path, dtype=torch.float64)
+    twin = unpatch(copy.deepcopy(patched))
+    unpatch(patched)
+    wanted = dict(plain.named_parameters())
+    for model in (again, twin, patched):
+        for name, parameter in model.named_parameters():
+            torch.testing.assert_close(parameter, wanted[name], atol=1e-6, rtol=0, msg=name)
+    patched.zero_grad()
+    patched(input_ids=IDS, labels=IDS).loss.backward()
+    assert not patched.get_input_embeddings().weight.grad.is_sparse
+
+
+@pytest.mark.parametrize(("task", "kind"), [("causal", "gpt2"), ("sequence to sequence", "t5"), ("masked", "bert")])
+def test_row_sparse_look_ups_of_a_tied_weight_are_refused(task, kind) -> None:
+    model = built(task, kind)
+    kinds = [type(module) for module in model.modules()]
+    with pytest.raises(CheckpointError, match="shares the table's weight.*tie_word_embeddings=False"):
+        patch(model, row_sparse=True)
+    assert [type(module) for module in model.modules()] == kinds
+    with pytest.raises(CheckpointError, match="patched already: unpatch it first"):
+        patch(patch(model), row_sparse=True)
+
+
+def test_a_row_sparse_model_is_resized_with_its_pending_updates() -> None:
+    plain = built("causal", "llama").double()
+    patched = patch(copy.deepcopy(plain), row_sparse=True)
+    optimizer = RowAdamW(patched.parameters(), lr=0.02)
+    train(patched, optimizer)
+    train(plain, torch.optim.AdamW(plain.parameters(), lr=0.02, weight_decay=0.01))
+    for model in (plain, patched):
+        torch.manual_seed(1)
+        model.resize_token_embeddings(120, mean_resizing=False)
+    ours, theirs = (model.get_input_embeddings().weight for model in (patched, plain))
+    torch.testing.assert_close(ours[:V], theirs[:V], atol=1e-6, rtol=0)
+    with pytest.raises(ShapeError, match="Build the optimizer again after resizing"):
+        train(patched, optimizer, steps=1)
+    train(patched, RowAdamW(patched.parameters(), lr=0.02), steps=2)
+
+
+HOOKS = {
+    "forward pre": lambda module, called: module.register_forward_pre_hook(lambda *_: called.append(1)),
+    "forward pre, with kwargs": lambda module, called: module.register_forward_pre_hook(
+        lambda *_: called.append(1), with_kwargs=True
+    ),
+    "forward": lambda module, called: module.register_forward_hook(lambda *_: called.append(1)),
+    "forward, with kwargs": lambda module, called: module.register_forward_hook(
+        lambda *_: called.append(1), with_kwargs=True
+    ),
+    "forward, always called": lambda module, called: module.register_forward_hook(
+        lambda *_: called.append(1), always_call=True
+    ),
+    "backward": lambda module, called: module.register_full_backward_hook(lambda *_: called.append(1)),
+    "backward pre": lambda module, called: module.register_full_backward_pre_hook(lambda *_: called.append(1)),
+    "state dict": lambda module, called: module.register_state_dict_post_hook(lambda *_: called.append(1)),
+    "state dict pre": lambda module, called: module.register_state_dict_pre_hook(lambda *_: called.append(1)),
+    "load pre": lambda module, called: module.register_load_state_dict_pre_hook(lambda *_: called.append(1)),
+    "load post": lambda module, called: module.register_load_state_dict_post_hook(lambda *_: called.append(1)),
+}
+
+
+@pytest.mark.parametrize("hook", HOOKS)
+@pytest.mark.filterwarnings("ignore:Full backward hook is firing when gradients are computed")
+def test_hooks_of_every_kind_go_along_and_can_be_removed(hook) -> None:
+    def count() -> int:
+        called.clear()
+        model(input_ids=IDS, labels=IDS).loss.backward()
+        model.load_state_dict(model.state_dict())
+        return len(called)
+
+    called: list[int] = []
+    model = built("causal", "llama").train()
+    handles = [HOOKS[hook](part, called) for part in (model.model.embed_tokens, model.lm_head)]
+    expected = count()
+    assert expected
+    patch(model)
+    assert count() == expected
+    later = HOOKS[hook](model.model.embed_tokens, called)
+    assert count() > expected
+    unpatch(model)
+    assert count() > expected
+    later.remove()
+    assert count() == expected
+    for handle in handles:
+        handle.remove()
+    assert count() == 0
+
+
+def test_a_forward_of_its_own_and_a_look_up_that_does_more_are_refused() -> None:
+    model = built("causal", "llama")
+    model.model.embed_tokens.forward = model.model.embed_tokens.forward
+    with pytest.raises(CheckpointError, match="whose forward has been replaced"):
+        patch(model)
+    assert type(model.lm_head) is nn.Linear
+
+    class Scaled(nn.Embedding):
+        embed_scale = 2.0
+
+        def forward(self, ids: torch.Tensor) -> torch.Tensor:
+            return super().forward(ids) * self.embed_scale + 1
+
+    model.model.embed_tokens = Scaled(V, D)
+    with pytest.raises(CheckpointError, match="What a Scaled does beyond look-up and scale is not known"):
+        patch(model)
+    assert type(model.lm_head) is nn.Linear

@@ -1,4 +1,4 @@
-"""What PEFT puts on a table is the same function active, merged and unloaded, also where a head is tied to the table."""
+"""What PEFT puts on a table is one function active, merged and unloaded, also where a head is tied to the table."""
 
 import copy
 import warnings
@@ -172,6 +172,10 @@ def test_a_table_whose_rows_are_not_known_is_refused_by_name(unchecked: None) ->
     model = decoder()
     with pytest.raises(el.CheckpointError, match="variant of LoRA on 'table'"):
         logits_of(adapted(model, target_modules=["table"], use_dora=True))
+    model = decoder()
+    model.table = nn.Embedding(VOCAB_SIZE, EMBED_DIM)
+    with pytest.raises(el.CheckpointError, match="there is a Embedding in its place now: call TokenEmbedding"):
+        logits_of(model)
     model = decoder()
     model.table = nn.Sequential(model.table)
     with pytest.raises(el.CheckpointError, match="through the module 'table' of its model, and there is a Sequential"):
