@@ -157,8 +157,8 @@ class OutputHead(Pretrained, nn.Linear):
         found = [looked_up(place.module, place.name) for place in places if place.module is not None]
         if self.__dict__["table"] is not None:
             return found
-        weight = self._parameters["weight"]  # transformers may tie and untie it
-        return [each for each in found if weight_of(each) is weight]
+        weight = self._parameters.get("weight")  # transformers may tie and untie it
+        return [each for each in found if weight is not None and weight_of(each) is weight]
 
     @property
     def tied(self) -> bool:

@@ -1,6 +1,7 @@
 """A patched model of transformers is the same function, of whatever type it is, and so is one that is resized."""
 
 import copy
+import pickle
 
 import pytest
 import torch
@@ -362,3 +363,62 @@ def test_a_forward_of_its_own_and_a_look_up_that_does_more_are_refused() -> None
     with pytest.raises(CheckpointError, match="What a Scaled does beyond look-up and scale is not known"):
         patch(model)
     assert type(model.lm_head) is nn.Linear
+
+
+KINDS = [("causal", "gpt2"), ("causal", "llama"), ("causal", "gemma"), ("masked", "bert")]
+KINDS += [("sequence to sequence", "t5"), ("sequence to sequence", "mbart")]
+
+
+def checkpointed(model: nn.Module) -> nn.Module:
+    model.activation_checkpointing_enable()
+    return model
+
+
+OPERATIONS = {
+    "bfloat16": lambda model: model.to(torch.bfloat16),
+    "a copy": copy.deepcopy,
+    "pickle": lambda model: pickle.loads(pickle.dumps(model)),
+    "gradient checkpointing": checkpointed,
+    "frozen": lambda model: model.requires_grad_(False).requires_grad_(True),
+}
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+@pytest.mark.parametrize(("task", "kind"), KINDS)
+def test_what_is_done_to_a_model_may_be_done_to_a_patched_one(task, kind, operation) -> None:
+    plain = built(task, kind)
+    plain, patched = (OPERATIONS[operation](model) for model in (plain, patch(copy.deepcopy(plain))))
+    assert_same(patched, plain)
+
+
+@pytest.mark.parametrize(("task", "kind"), [case for case in KINDS if case[0] != "masked"])
+def test_greedy_decoding_with_a_cache_gives_the_same_tokens(task, kind) -> None:
+    plain = built(task, kind).eval()
+    patched = patch(copy.deepcopy(plain))
+    ids = IDS.clamp(min=3)
+    options = {"max_new_tokens": 6, "do_sample": False, "attention_mask": torch.ones_like(ids), "use_cache": True}
+    assert torch.equal(patched.generate(ids, **options), plain.generate(ids, **options))
+
+
+@pytest.mark.parametrize(("task", "kind"), [("causal", "llama"), ("sequence to sequence", "t5")])
+@torch.no_grad()
+def test_a_compiled_model_gives_the_same_logits(unchecked: None, task, kind) -> None:
+    patched = patch(built(task, kind)).eval()
+    compiled = torch.compile(patched, backend="eager", fullgraph=kind == "llama")
+    more = {"decoder_input_ids": IDS} if kind == "t5" else {}
+    expected = patched(input_ids=IDS, use_cache=False, **more).logits
+    torch.testing.assert_close(compiled(input_ids=IDS, use_cache=False, **more).logits, expected)
+
+
+@pytest.mark.parametrize(("task", "kind"), [("causal", "gpt2"), ("causal", "llama"), ("sequence to sequence", "t5")])
+def test_the_trainer_of_transformers_ends_where_it_ends_without_a_patch(task, kind, tmp_path) -> None:
+    pytest.importorskip("accelerate", reason="the interop group is not installed")
+    plain = built(task, kind)
+    rows = [{"input_ids": row, "labels": row} for row in torch.randint(3, 90, (4, 8))]
+    options = {"max_steps": 2, "per_device_train_batch_size": 2, "report_to": [], "use_cpu": True, "save_steps": 1}
+    for name, model in (("patched", patch(copy.deepcopy(plain))), ("plain", plain)):
+        arguments = transformers.TrainingArguments(output_dir=str(tmp_path / name), disable_tqdm=True, **options)
+        transformers.Trainer(model=model, args=arguments, train_dataset=rows).train()
+    for folder in ("checkpoint-1", "checkpoint-2"):
+        ours, theirs = ((tmp_path / name / folder / "model.safetensors").read_bytes() for name in ("patched", "plain"))
+        assert ours == theirs
