@@ -33,19 +33,28 @@ class Derived(nn.Module, ABC):
         unknown = [buffer for buffer in unknown if buffer.is_meta]
 
         def moved(tensor: Tensor) -> Tensor:
-            """Apply `fn`; a derived tensor that has no numbers yet gets them on the way out of the meta device."""
-            if not any(tensor is each for each in unknown):
-                return fn(tensor)
-            try:
-                return fn(tensor)
-            except NotImplementedError:  # torch: there is nothing to copy out of the meta device
-                return fn(torch.empty_like(tensor, device="cpu"))
+            return applied(fn, tensor) if any(tensor is each for each in unknown) else fn(tensor)
 
         super()._apply(moved if unknown else fn, recurse)  # type: ignore[no-untyped-call]
         derived = [buffer for name, buffer in self._buffers.items() if name in names and buffer is not None]
         if derived:
             self.derive(derived[0].device)
         return self
+
+
+def applied(fn: Callable[[Tensor], Tensor], tensor: Tensor) -> Tensor:
+    """Return `fn(tensor)`, of a tensor whose numbers are computed afterwards: it may leave the meta device without any.
+
+    Args:
+        fn: What `Module._apply` is called with.
+        tensor: A derived tensor.
+    """
+    try:
+        return fn(tensor)
+    except NotImplementedError:  # torch: there is nothing to copy out of the meta device
+        if not tensor.is_meta:
+            raise
+        return fn(torch.empty_like(tensor, device="cpu"))
 
 
 def derive_all(module: nn.Module, device: torch.device | str) -> None:

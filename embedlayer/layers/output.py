@@ -155,7 +155,7 @@ class OutputHead(Pretrained, nn.Linear):
         """Return what is looked up in the places of the table; with a weight of one's own, where it is that weight."""
         places: list[Place] = self.__dict__.get("table_places", [])
         found = [looked_up(place.module, place.name) for place in places if place.module is not None]
-        if self.__dict__["table"] is not None:
+        if self.__dict__.get("table") is not None:
             return found
         weight = self._parameters.get("weight")  # transformers may tie and untie it
         return [each for each in found if weight is not None and weight_of(each) is weight]
@@ -163,7 +163,7 @@ class OutputHead(Pretrained, nn.Linear):
     @property
     def tied(self) -> bool:
         """Whether the rows are the table's."""
-        return self.__dict__["table"] is not None or bool(self._found())
+        return self.__dict__.get("table") is not None or bool(self._found())
 
     # As in TokenEmbedding, the weight says how large the head is, whoever assigned it and however.
 
