@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from embedlayer.derived import applied
 from embedlayer.errors import EmbedLayerError, PositionError, ShapeError, TokenIdError
 from embedlayer.shapes import Encoded, IdsLike
 from embedlayer.tracing import plain_operators_only
@@ -53,7 +54,7 @@ class Bounds(nn.Module):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Bounds":
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        self.derive(fn(self.first_outside).device)
+        self.derive(applied(fn, self.first_outside).device)
         return self
 
     def forward(self, indices: IdsLike) -> tuple[Tensor, Tensor | None]:

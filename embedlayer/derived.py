@@ -28,12 +28,33 @@ class Derived(nn.Module, ABC):
             self.register_buffer(name, tensor.to(device), persistent=False)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Derived":
-        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         names = self._non_persistent_buffers_set
+        unknown = [buffer for name, buffer in self._buffers.items() if name in names and buffer is not None]
+        unknown = [buffer for buffer in unknown if buffer.is_meta]
+
+        def moved(tensor: Tensor) -> Tensor:
+            return applied(fn, tensor) if any(tensor is each for each in unknown) else fn(tensor)
+
+        super()._apply(moved if unknown else fn, recurse)  # type: ignore[no-untyped-call]
         derived = [buffer for name, buffer in self._buffers.items() if name in names and buffer is not None]
         if derived:
             self.derive(derived[0].device)
         return self
+
+
+def applied(fn: Callable[[Tensor], Tensor], tensor: Tensor) -> Tensor:
+    """Return `fn(tensor)`, of a tensor whose numbers are computed afterwards: it may leave the meta device without any.
+
+    Args:
+        fn: What `Module._apply` is called with.
+        tensor: A derived tensor.
+    """
+    try:
+        return fn(tensor)
+    except NotImplementedError:  # torch: there is nothing to copy out of the meta device
+        if not tensor.is_meta:
+            raise
+        return fn(torch.empty_like(tensor, device="cpu"))
 
 
 def derive_all(module: nn.Module, device: torch.device | str) -> None:

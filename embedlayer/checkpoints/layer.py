@@ -18,6 +18,7 @@ from embedlayer.checkpoints.families import Numbering, Step
 from embedlayer.checkpoints.writer import WriteReceipt, write_tensors
 from embedlayer.errors import CheckpointError, EmbedLayerError, EmbedLayerWarning, SizeError
 from embedlayer.files import JsonObject
+from embedlayer.layers.in_place import Place
 from embedlayer.layers.input import sequence_of
 from embedlayer.layers.output import OutputHead
 from embedlayer.losses.linear_cross_entropy import LossOptions
@@ -275,6 +276,11 @@ class EmbeddingLayer(Pretrained):
         self.table = as_table(table)
         self.position = Position() if position is None else position
         self.head = head
+        output, parent, name = (
+            (head.output, head, "output") if isinstance(head, TransformedHead) else (head, self, "head")
+        )
+        if output is not None and output.table is table:
+            output.follow_places([Place(self, "table")], Place(parent, name))
         self.family = family
         self.recipe = tuple(recipe)
         self.numbering = numbering

@@ -6,8 +6,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from embedlayer.errors import SizeError
+from embedlayer.errors import CheckpointError, SizeError
 from embedlayer.files import JsonObject
+from embedlayer.layers.in_place import AdaptedRows, Found, Place, adds_them_itself, looked_up, together, weight_of
 from embedlayer.losses.linear_cross_entropy import (
     LogitOptions,
     LossOptions,
@@ -18,7 +19,7 @@ from embedlayer.losses.linear_cross_entropy import (
 from embedlayer.normal import draw_
 from embedlayer.overrides import is_unchanged
 from embedlayer.pretrained import Pretrained
-from embedlayer.tables.dense import as_table
+from embedlayer.tables.dense import TokenEmbedding, as_table
 from embedlayer.tables.table import TokenTable, check_sizes, check_width, loss_of_logits
 
 
@@ -114,10 +115,112 @@ class OutputHead(Pretrained, nn.Linear):
             self.register_parameter("bias", zeros)
         self.__dict__["table"] = table  # past Module.__setattr__: referred to, not registered
 
+    def follow(self, parent: nn.Module, table: str = "table", head: str = "head") -> "OutputHead":
+        """Read the table through its place in a module, so that this head sees what PEFT puts there.
+
+        `DecoderLM`, `EmbeddingLayer` and `patch` call it; a module of your own that has a table and a tied head calls
+        it once. LoRA on the table, trainable tokens and a trained copy (`modules_to_save`) are followed; any other
+        module in the table's place, and LoRA on the head itself, is an error at the next call.
+
+        Args:
+            parent: The module that has the table and this head as children.
+            table: Name of the table there.
+            head: Name of this head there.
+
+        Example:
+            >>> model = nn.Module()
+            >>> model.table = TokenEmbedding(100, 8)
+            >>> model.head = OutputHead(model.table).follow(model)
+            >>> model.head.tied
+            True
+        """
+        return self.follow_places([Place(parent, table)], Place(parent, head))
+
+    def follow_places(self, tables: list[Place], head: Place) -> "OutputHead":
+        """Read the rows through any of these places, which share one weight; see `follow`."""
+        self.__dict__["table_places"], self.__dict__["head_place"] = tables, head
+        self.__dict__["adapted_rows"] = AdaptedRows(self._standing)
+        return self
+
+    @property
+    def table(self) -> TokenTable | None:
+        """The table that the head reads now; `None` where it reads rows of its own.
+
+        Raises:
+            CheckpointError: PEFT has put something on the table or on the head that a tied head cannot follow.
+        """
+        own: TokenTable | None = self.__dict__["table"]
+        if not self._found():
+            return own
+        standing = self._standing()
+        if self.__dict__["head_place"].module is not self and adds_them_itself(
+            self, self.__dict__["head_place"], standing.adapters
+        ):
+            return own
+        table = standing.table
+        if not isinstance(table, TokenTable):
+            if own is None and not standing.adapters:
+                return None
+            raise CheckpointError(
+                f"A tied head reads the rows of a table of embedlayer, and there is a {type(table).__name__} in its "
+                f"place now: call TokenEmbedding.from_embedding or embedlayer.patch first."
+            )
+        if standing.adapters:
+            adapted: TokenTable = self.__dict__["adapted_rows"]
+            return adapted
+        return None if own is None and isinstance(table, TokenEmbedding) else table
+
+    def _standing(self) -> Found:
+        return together(self._found())
+
+    def _found(self) -> list[Found]:
+        """Return what is looked up in the places of the table; with a weight of one's own, where it is that weight."""
+        places: list[Place] = self.__dict__.get("table_places", [])
+        found = [looked_up(place.module, place.name) for place in places if place.module is not None]
+        if self.__dict__.get("table") is not None:
+            return found
+        weight = self._parameters.get("weight")  # transformers may tie and untie it
+        return [each for each in found if weight is not None and weight_of(each) is weight]
+
     @property
     def tied(self) -> bool:
         """Whether the rows are the table's."""
-        return self.__dict__.get("table") is not None  # the constructor of nn.Linear asks before there is one
+        return self.__dict__.get("table") is not None or bool(self._found())
+
+    # As in TokenEmbedding, the weight says how large the head is, whoever assigned it and however.
+
+    @property
+    def out_features(self) -> int:
+        """Tokens, V, under torch's name."""
+        if self.__dict__.get("table") is not None:
+            size: int = self._rows_of().vocab_size
+            return size
+        weight = self._parameters.get("weight")
+        return self._stated_sizes[0] if weight is None or weight.dim() != 2 else weight.shape[0]
+
+    @out_features.setter
+    def out_features(self, size: int) -> None:
+        self._stated_sizes = (size, self._stated_sizes[1])
+
+    @property
+    def in_features(self) -> int:
+        """Width of the hidden state, D, under torch's name."""
+        if self.__dict__.get("table") is not None:
+            size: int = self._rows_of().embed_dim
+            return size
+        weight = self._parameters.get("weight")
+        return self._stated_sizes[1] if weight is None or weight.dim() != 2 else weight.shape[1]
+
+    @in_features.setter
+    def in_features(self, size: int) -> None:
+        self._stated_sizes = (self._stated_sizes[0], size)
+
+    _stated_sizes = (0, 0)
+
+    def _rows_of(self) -> Any:
+        """Return the table of a tied head, without adapters."""
+        found = self._found()
+        return found[0].table if found else self.__dict__["table"]
 
     @property
     def config(self) -> JsonObject:
@@ -141,26 +244,39 @@ class OutputHead(Pretrained, nn.Linear):
             nn.init.zeros_(self.bias)
 
     def __getattr__(self, name: str) -> Any:
-        table = self.__dict__.get("table")
-        return table.weight if name == "weight" and table is not None else super().__getattr__(name)
+        tied = name == "weight" and self.__dict__.get("table") is not None
+        return self._rows_of().weight if tied else super().__getattr__(name)
 
-    def __setattr__(self, name: str, value: Any) -> None:
-        table = self.__dict__.get("table")
-        if name != "weight" or table is None:
-            super().__setattr__(name, value)
-        elif value is not getattr(table, "weight", None):
+    def register_parameter(self, name: str, param: nn.Parameter | None) -> None:
+        """As in torch; of a tied head `weight` is the table's, and may be assigned only that.
+
+        Raises:
+            SizeError: It is another one.
+        """
+        if name != "weight" or self.__dict__.get("table") is None:
+            super().register_parameter(name, param)
+        elif param is not self.weight:
             raise SizeError(
                 "This head is tied: its weight is the table's. Assign the table's weight (table.weight = ...), which "
                 "the head reads too, or give the model an untied head: OutputHead(embed_dim, vocab_size)."
             )
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "weight" and self.__dict__.get("table") is not None:
+            self.register_parameter(name, value)  # nn.Module would keep a plain tensor beside the table's weight
+        else:
+            super().__setattr__(name, value)
+
     def forward(self, hidden: Float[Tensor, "*batch D"]) -> Float[Tensor, "*batch V"]:
         """A score for each token, `(..., D)` to `(..., V)`."""
-        table: TokenTable | None = self.__dict__["table"]
+        table, options = self.table, self.logit_options()
         if table is not None:
-            return table.logits(hidden, **self.logit_options())
+            return table.logits(hidden, **options)
         check_width(hidden, self.in_features)
-        return finish_logits(nn.functional.linear(hidden, self.weight), **self.logit_options())
+        if self.logit_scale != 1.0:
+            return finish_logits(nn.functional.linear(hidden, self.weight), **options)
+        options["bias"] = None  # as in nn.Linear it is added where the products are made, before they are rounded
+        return finish_logits(nn.functional.linear(hidden, self.weight, self.bias), **options)
 
     def loss(
         self, hidden: Float[Tensor, "*batch D"], targets: Int[Tensor, "*batch"], **options: Unpack[LossOptions]
@@ -174,9 +290,9 @@ class OutputHead(Pretrained, nn.Linear):
             targets: Token IDs, or `ignore_index`.
             **options: See `LossOptions`.
         """
-        table: TokenTable | None = self.__dict__["table"]
         if not is_unchanged(self, **_FORWARD):
             return loss_of_logits(self.forward, hidden, targets, self.out_features, options)
+        table = self.table
         options = {**self.logit_options(), **options}
         if table is not None:
             return table.loss(hidden, targets, **options)
@@ -190,7 +306,16 @@ class OutputHead(Pretrained, nn.Linear):
         return -self.loss(hidden, tokens, **options, reduction="none")
 
     def logit_options(self) -> LogitOptions:
-        """What stands between the products and the logits of this head."""
+        """What stands between the products and the logits of this head.
+
+        Raises:
+            SizeError: The bias has another size than the rows, of which there may be others by now.
+        """
+        if self.bias is not None and self.bias.shape[0] != self.out_features:
+            raise SizeError(
+                f"The head has {self.out_features} rows and a bias of {self.bias.shape[0]} numbers: assign a bias of "
+                f"that size too, or change both with embedlayer.edit_vocabulary."
+            )
         return {
             "logit_scale": self.logit_scale,
             "bias": self.bias,

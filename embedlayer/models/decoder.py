@@ -125,7 +125,7 @@ class DecoderLM(Pretrained):
             for _ in range(num_layers)
         )
         self.norm = nn.RMSNorm(width, eps=norm_eps)
-        self.head = head
+        self.head = head.follow(self) if head.table is table else head
         self._config_attributes: dict[str, Any] = {
             "model_type": "embedlayer",
             "is_encoder_decoder": False,
@@ -303,6 +303,14 @@ class DecoderLM(Pretrained):
             x = block(x, self.position, positions, scores, None if cache is None else cache.block(number))
         normalised: Tensor = self.norm(x)
         return normalised
+
+    def get_input_embeddings(self) -> nn.Module:
+        """Return the table, or what PEFT has put in its place."""
+        return self.table
+
+    def get_output_embeddings(self) -> nn.Module:
+        """Return the head, or what PEFT has put in its place."""
+        return self.head
 
     def check(self) -> None:
         """Wait for the device and raise the error of a bad ID or position since the last check."""

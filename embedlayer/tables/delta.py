@@ -72,8 +72,6 @@ class DeltaEmbedding(TokenTable, Derived):
         base = as_table(base)
         given = [int(token) for token in token_ids]
         check_token_ids(given, base)
-        self.vocab_size = base.vocab_size
-        self.num_rows = base.num_rows
         self.embed_dim = base.embed_dim
         self.padding_idx = base.padding_idx
         self.scale = base.scale
@@ -101,6 +99,16 @@ class DeltaEmbedding(TokenTable, Derived):
         """
         base = as_table(base)
         return cls(base, range(base.vocab_size - count, base.vocab_size), values=values)
+
+    @property
+    def vocab_size(self) -> int:  # type: ignore[override]
+        """Tokens of the base, V."""
+        return self.base.vocab_size
+
+    @property
+    def num_rows(self) -> int:  # type: ignore[override]
+        """Rows of the base, the spare ones among them."""
+        return self.base.num_rows
 
     @property
     def config(self) -> JsonObject:

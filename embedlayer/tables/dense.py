@@ -98,24 +98,77 @@ class TokenEmbedding(TokenTable, nn.Embedding, Derived):
         )
         self.vocab_size = vocab_size
         self.num_rows = math.ceil(vocab_size / multiple) * multiple
-        self.embed_dim = embed_dim
         self.init_std = resolve_init_std(init_std, embed_dim)
+        self.pad_to_multiple_of = pad_to_multiple_of
         nn.Embedding.__init__(
-            self, self.num_rows, embed_dim, padding_idx, sparse=row_sparse, device=device, dtype=dtype
+            self, self._stated_rows, embed_dim, padding_idx, sparse=row_sparse, device=device, dtype=dtype
         )
         self.row_sparse = row_sparse
         self._watch(self.weight)
         self.scale = resolve_scale(scale, embed_dim)
         self.round_scale = round_scale
-        self.pad_to_multiple_of = pad_to_multiple_of
         self.bounds = Bounds(vocab_size, "token id")
         if not round_scale:
             self.embed_scale = self.scale
         self.derive(self.weight.device)
 
+    # The weight says how many rows there are, whoever assigned it and however: `table.weight = ...`, `weight.data`,
+    # transformers' resize_token_embeddings, functional_call. Setting a size changes only what was stated.
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of `weight`, the spare ones among them."""
+        weight = self._matrix()
+        return self._stated_rows if weight is None else weight.shape[0]
+
+    @num_rows.setter
+    def num_rows(self, size: int) -> None:
+        self._stated_rows = size
+
+    @property
+    def vocab_size(self) -> int:
+        """Rows that are tokens, V: all rows of a weight of another size than the table was built with."""
+        rows = self.num_rows
+        return self._stated_vocab_size if rows == self._stated_rows else rows
+
+    @vocab_size.setter
+    def vocab_size(self, size: int) -> None:
+        self._stated_vocab_size = size
+
+    @property
+    def num_embeddings(self) -> int:
+        """Rows of `weight`, under torch's name."""
+        return self.num_rows
+
+    @num_embeddings.setter
+    def num_embeddings(self, size: int) -> None:
+        """Accept what torch and transformers set, and ignore it: the weight says it."""
+
+    @property
+    def embedding_dim(self) -> int:
+        """Width of a row, D, under torch's name."""
+        weight = self._matrix()
+        return self._stated_width if weight is None else weight.shape[1]
+
+    @embedding_dim.setter
+    def embedding_dim(self, size: int) -> None:
+        self._stated_width = size
+
+    @property
+    def embed_dim(self) -> int:  # type: ignore[override]
+        """Width of a row, D."""
+        return self.embedding_dim
+
+    def _matrix(self) -> Tensor | None:
+        """Return the weight, or `None` where there is none or a sharding library stores it flat."""
+        weight = self._parameters.get("weight")
+        return weight if weight is not None and weight.dim() == 2 else None
+
     @property
     def config(self) -> JsonObject:
         """The constructor's arguments."""
+        multiple = self.pad_to_multiple_of
+        spare_rows_follow = multiple is not None and -self.vocab_size % multiple == self.num_rows - self.vocab_size
         return {
             "vocab_size": self.vocab_size,
             "embed_dim": self.embed_dim,
@@ -123,7 +176,7 @@ class TokenEmbedding(TokenTable, nn.Embedding, Derived):
             "scale": self.scale,
             "round_scale": self.round_scale,
             "init_std": self.init_std,
-            "pad_to_multiple_of": self.pad_to_multiple_of,
+            "pad_to_multiple_of": multiple if spare_rows_follow else None,
             "row_sparse": self.row_sparse,
         }
 
@@ -146,7 +199,7 @@ class TokenEmbedding(TokenTable, nn.Embedding, Derived):
 
     def look_up(self, ids: Ids) -> Vectors:
         """Return `weight[ids]`: `(...)` to `(..., D)`."""
-        ids, outside = self.bounds(ids)
+        ids, outside = self._bounded()(ids)
         transformed = is_transformed(self.weight)  # by torch.func, whose gradients are not the ledger's
         sparse = self.row_sparse and not transformed and not plain_operators_only()
         padding_idx = None if sparse else self.padding_idx  # the ledger drops that row's gradient itself
@@ -159,7 +212,7 @@ class TokenEmbedding(TokenTable, nn.Embedding, Derived):
         """The IDs and `weight`; `None` on an accelerator, which need not know of bad IDs yet."""
         if ids.device.type != "cpu":
             return None
-        ids, _ = self.bounds(ids)
+        ids, _ = self._bounded()(ids)
         weight = self.weight
         if not self.row_sparse:
             return ids, weight
@@ -182,6 +235,12 @@ class TokenEmbedding(TokenTable, nn.Embedding, Derived):
     def check(self) -> None:
         """Wait for the device and raise the error of a bad ID that was looked up since the last check."""
         self.bounds.check()
+
+    def _bounded(self) -> Bounds:
+        """Return the check of IDs, for the rows that the weight has now."""
+        if self.bounds.size != self.vocab_size:
+            self.bounds.size = self.vocab_size
+        return self.bounds
 
     def flush(self, start: int = 0, stop: int | None = None) -> None:
         """Bring rows `start` to `stop - 1` of a row-sparse table up to date: what dense AdamW would have made of them.
@@ -242,7 +301,17 @@ class TokenEmbedding(TokenTable, nn.Embedding, Derived):
         self.ledger.watch(weight)
 
     def register_parameter(self, name: str, param: nn.Parameter | None) -> None:
-        """As in torch; a new weight of a row-sparse table starts with rows that are right."""
+        """As in torch; a new weight of a row-sparse table starts with rows that are right.
+
+        Raises:
+            SizeError: A new weight has no row for the padding token.
+        """
+        rows = param.shape[0] if name == "weight" and param is not None and param.dim() == 2 else None
+        if rows is not None and self.padding_idx is not None and self.padding_idx >= rows:
+            raise SizeError(
+                f"A weight of {rows} rows has none for the padding token {self.padding_idx}: set "
+                f"table.padding_idx = None first, or keep that row."
+            )
         super().register_parameter(name, param)
         if name == "weight":
             self._watch(param)

@@ -60,7 +60,6 @@ class FactorizedEmbedding(TokenTable):
         padding_idx = check_sizes(padding_idx=padding_idx, vocab_size=vocab_size, embed_dim=embed_dim, rank=rank)
         if rank > embed_dim:
             raise SizeError(f"rank {rank} exceeds embed_dim {embed_dim}: a TokenEmbedding is smaller and holds more.")
-        self.vocab_size = vocab_size
         self.embed_dim = embed_dim
         self.rank = rank
         self.padding_idx = padding_idx
@@ -75,9 +74,26 @@ class FactorizedEmbedding(TokenTable):
             device=device,
             dtype=dtype,
         )
-        self.num_rows = self.inner.num_rows
         # so that vectors are as large as the rows of the inner table
         self.projection = NormalLinear(rank, embed_dim, init_std=1 / math.sqrt(rank), device=device, dtype=dtype)
+
+    @property
+    def vocab_size(self) -> int:
+        """Rows of the inner table that are tokens, V."""
+        return self.inner.vocab_size
+
+    @vocab_size.setter
+    def vocab_size(self, size: int) -> None:
+        self.inner.vocab_size = size
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of the inner table, the spare ones among them."""
+        return self.inner.num_rows
+
+    @num_rows.setter
+    def num_rows(self, size: int) -> None:
+        self.inner.num_rows = size
 
     @classmethod
     @torch.no_grad()
@@ -174,11 +190,19 @@ class FactorizedEmbedding(TokenTable):
 
     def rows(self, start: int, stop: int) -> Float[Tensor, "N D"]:
         """Rows `start` to `stop - 1` of E1 E2, without `scale`."""
-        return F.linear(self.inner.rows(start, stop), self.projection.weight)
+        rows: Tensor = self.projection(self.inner.rows(start, stop))
+        return rows
 
     def as_linear(self, hidden: Float[Tensor, "*batch D"]) -> tuple[Tensor, Tensor]:
         """`hidden @ E2.T` and `E1`: the narrow rows are compared with a narrowed hidden state."""
-        return F.linear(hidden, self.projection.weight.T), self.inner.weight
+        plain = type(self.projection) is NormalLinear
+        like = self.inner.weight
+        factor = (  # of a projection that PEFT has wrapped, what it makes of the unit vectors
+            self.projection.weight.T
+            if plain
+            else self.projection(torch.eye(self.rank, dtype=like.dtype, device=like.device))
+        )
+        return F.linear(hidden, factor), like
 
     def check(self) -> None:
         """Wait for the device and raise the error of a bad ID that was looked up since the last check."""

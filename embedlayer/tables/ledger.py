@@ -89,12 +89,26 @@ class RowLedger:
                 with_torch_functions(grad)
 
         tidy.__torch_unserializable__ = True  # type: ignore[attr-defined]
-        weight.requires_grad_(True).register_hook(tidy)
-        weight.register_post_accumulate_grad_hook(accept_clipping)
+        self.hooks = (
+            weight.requires_grad_(True).register_hook(tidy),
+            weight.register_post_accumulate_grad_hook(accept_clipping),
+        )
         weight.requires_grad_(wanted)
         weight.row_ledger = self  # type: ignore[attr-defined]
         if type(weight) is nn.Parameter:  # a DTensor stays one: no row-sparse optimizer takes its gradients
             weight.__class__ = RowSparseParameter
+
+    def release(self, weight: nn.Parameter) -> None:
+        """Apply pending updates, and let `weight` be an ordinary parameter again, with dense gradients."""
+        if getattr(weight, "row_ledger", None) is not self:
+            return  # released already: several tables may share a weight
+        self.flush(weight, moments=True)
+        self.detach()
+        for hook in self.hooks:
+            hook.remove()
+        del weight.row_ledger  # type: ignore[attr-defined]
+        if type(weight) is RowSparseParameter:
+            weight.__class__ = nn.Parameter  # type: ignore[assignment]
 
     @property
     def step(self) -> int:
@@ -158,7 +172,10 @@ class RowLedger:
         learns = weight.requires_grad and torch.is_grad_enabled()
         rows = torch.unique(ids if learns else ids[behind]).long()
         if learns and self.padding_idx is not None:
-            rows = rows[rows != self.padding_idx]
+            padding = rows == self.padding_idx
+            if padding.any():  # it has no gradient, but where it is not zero it decays
+                self._bring(weight, rows[padding])
+            rows = rows[~padding]
         self.held = None
         numbers = self._bring(weight, rows, keep=learns)
         if learns:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from embedlayer.checkpoints.layer import EmbeddingLayer
-from embedlayer.checkpoints.patch import REPLACED, InputRows
+from embedlayer.checkpoints.patch import REPLACED
 from embedlayer.errors import CheckpointError, SizeError, TokenIdError, VocabularyError
 from embedlayer.files import JsonObject
 from embedlayer.layers.output import OutputHead
@@ -133,7 +133,7 @@ def ends_of(module: nn.Module) -> Ends:
     heads = {name: part for name, part in parts.items() if isinstance(part, OutputHead)}
     for name, head in heads.items():
         table = head.__dict__["table"]
-        if table is not None and not isinstance(table, InputRows) and all(table is not t for t in tables.values()):
+        if table is not None and all(table is not t for t in tables.values()):
             tables[f"{name}.table".lstrip(".")] = table
     of_heads = {id(below) for head in heads.values() for below in head.children()}
     rows_here = dict(_part(name, table, id(table) in of_heads) for name, table in tables.items())
@@ -144,9 +144,6 @@ def ends_of(module: nn.Module) -> Ends:
         for key, other in ((name, part), (f"{name}.config".lstrip("."), part.__dict__.get("config"))):
             if not isinstance(other, ours) and getattr(other, "vocab_size", None) == ends.vocab_size:
                 ends.others[key] = other  # transformers' modules and configurations state the size again
-    for name, head in heads.items():
-        if isinstance(head.__dict__["table"], InputRows):
-            ends.others[f"{name}.rows"] = head.__dict__["table"]
     return ends
 
 
@@ -304,7 +301,7 @@ def settings_of(ends: Ends) -> dict[str, Setting]:
             note(f"{name}.original", original, *named)
     for name, other in ends.others.items():
         named = [attribute for attribute in NAMED if getattr(other, attribute, None) is not None]
-        note(name, other, "vocab_size", *(["num_rows"] if isinstance(other, InputRows) else []), *named)
+        note(name, other, "vocab_size", *named)
     return found
 
 

@@ -64,6 +64,12 @@ def train_only_rows(module: nn.Module, token_ids: Iterable[int]) -> None:
     ends = ends_of(module)
     if isinstance(module, TokenTable):
         raise SizeError("This is the table itself: make DeltaEmbedding(table, token_ids) of it.")
+    weights = {id(part.stored.weight) for part in ends.parts.values()}
+    if len(weights) < len(ends.parts):
+        raise SizeError(
+            f"{', '.join(ends.tables)} share one weight, as in an encoder-decoder: rows that learn by themselves would "
+            f"be other ones in each. Train the whole weight."
+        )
     ids = list(token_ids)
     learned = [parameter for parameter in module.parameters() if parameter.requires_grad]
     try:
@@ -80,7 +86,10 @@ def train_only_rows(module: nn.Module, token_ids: Iterable[int]) -> None:
             if id(child) in made:
                 part._modules[name] = made[id(child)][1]
     for name, head in ends.heads.items():
-        rows = heads[name] if name in heads else made[id(head.__dict__["table"])][1]
+        table = head.__dict__["table"]
+        if name not in heads and table is None:
+            continue  # a patched head reads what is in the place of its table
+        rows = heads[name] if name in heads else made[id(table)][1]
         head.__dict__["table"] = rows
         if name in heads:
             head.add_module("new_rows", rows)  # so that its rows are found among the parameters

@@ -1,0 +1,133 @@
+"""What is built on the meta device and given its weights works on the device that it is moved to."""
+
+import copy
+
+import pytest
+import torch
+from kinds import EMBED_DIM, LAYERS, POSITIONS, TABLES, UNTIED_HEADS, VOCAB_SIZE
+from torch import nn
+
+import embedlayer as el
+
+IDS = torch.randint(1, VOCAB_SIZE, (2, 7), generator=torch.Generator().manual_seed(0))
+MODULES = {**LAYERS, **{f"table: {name}": make for name, make in TABLES.items()}}
+MOVES = {
+    "to": lambda module: module.to("cpu"),
+    "cast before": lambda module: module.double().cpu(),
+}
+
+
+@pytest.mark.parametrize("move", MOVES)
+@pytest.mark.parametrize("name", MODULES)
+@torch.no_grad()
+def test_a_layer_of_the_meta_device_works_after_weights_are_assigned(name, move) -> None:
+    torch.manual_seed(0)
+    real = MODULES[name]().eval()
+    with torch.device("meta"):
+        made = copy.deepcopy(real).to("meta").eval()
+    made.load_state_dict(copy.deepcopy(real.state_dict()), assign=True)
+    assert MOVES[move](made) is made
+    assert not any(tensor.is_meta for tensor in (*made.parameters(), *made.buffers()))
+    if move == "cast before":
+        real = real.double()
+    assert torch.equal(made(IDS), real(IDS))
+    for part in made.modules():
+        if isinstance(part, el.TokenTable):
+            part.check()
+
+
+@pytest.mark.parametrize("name", POSITIONS)
+def test_a_position_of_the_meta_device_works_after_weights_are_assigned(name) -> None:
+    torch.manual_seed(0)
+    real = POSITIONS[name]()
+    made = copy.deepcopy(real).to("meta")
+    made.load_state_dict(real.state_dict(), assign=True)
+    made.to("cpu")
+    positions = torch.arange(5)
+    x = torch.randn(2, 5, EMBED_DIM)
+    torch.testing.assert_close(made.add(x, positions), real.add(x, positions))
+    assert not any(tensor.is_meta for tensor in (*made.parameters(), *made.buffers()))
+
+
+@pytest.mark.parametrize("name", UNTIED_HEADS)
+def test_a_head_of_the_meta_device_works_after_weights_are_assigned(name) -> None:
+    real = UNTIED_HEADS[name]()
+    with torch.device("meta"):
+        made = UNTIED_HEADS[name]()
+    made.load_state_dict(real.state_dict(), assign=True)
+    hidden = torch.randn(3, EMBED_DIM)
+    assert torch.equal(made.to("cpu")(hidden), real(hidden))
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_what_stays_on_the_meta_device_stays_there_through_a_cast(name) -> None:
+    made = MODULES[name]().to("meta")
+    made.bfloat16()
+    assert all(tensor.is_meta for tensor in (*made.parameters(), *made.buffers()))
+    made.to_empty(device="cpu")
+    assert not any(tensor.is_meta for tensor in (*made.parameters(), *made.buffers()))
+
+
+def test_parameters_that_were_never_assigned_are_an_error_as_in_torch() -> None:
+    with pytest.raises(NotImplementedError, match="Cannot copy out of meta tensor"):
+        TABLES["dense"]().to("meta").to("cpu")
+
+
+# transformers and accelerate
+
+
+def models() -> dict[str, nn.Module]:
+    transformers = pytest.importorskip("transformers", reason="the dev extra is not installed")
+    sizes = {"vocab_size": VOCAB_SIZE, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1}
+    sizes |= {"num_attention_heads": 2, "pad_token_id": 1, "bos_token_id": 2, "eos_token_id": 2}
+    t5 = transformers.T5Config(vocab_size=VOCAB_SIZE, d_model=16, d_kv=8, d_ff=24, num_layers=1, num_heads=2)
+    gemma = transformers.GemmaConfig(**sizes, num_key_value_heads=1, head_dim=8)
+    return {
+        "llama": (transformers.LlamaForCausalLM, transformers.LlamaConfig(**sizes)),
+        "gemma": (transformers.GemmaForCausalLM, gemma),
+        "t5": (transformers.T5ForConditionalGeneration, t5),
+    }
+
+
+def logits_of(model: nn.Module) -> torch.Tensor:
+    more = {"decoder_input_ids": IDS} if model.config.is_encoder_decoder else {}
+    return model(input_ids=IDS, **more).logits
+
+
+@pytest.mark.parametrize("kind", ["llama", "gemma", "t5"])
+@torch.no_grad()
+def test_a_model_that_is_patched_on_the_meta_device_is_the_one_that_is_patched_later(kind) -> None:
+    make, config = models()[kind]
+    torch.manual_seed(0)
+    real = make(config).eval()
+    with torch.device("meta"):
+        made = make(copy.deepcopy(config)).eval()
+    el.patch(made)
+    made.load_state_dict(real.state_dict(), assign=True)
+    made.tie_weights()
+    original = [name for name, buffer in made.named_buffers() if buffer.is_meta]
+    for name in original:  # transformers' own, that a checkpoint does not have: inverse frequencies
+        parent, _, key = name.rpartition(".")
+        made.get_submodule(parent)._buffers[key] = dict(real.named_buffers())[name]
+    made.to("cpu")
+    assert torch.equal(logits_of(made), logits_of(real))
+    el.unpatch(made)
+    assert torch.equal(logits_of(made), logits_of(real))
+
+
+@pytest.mark.parametrize("kind", ["llama", "gemma", "t5"])
+@torch.no_grad()
+def test_accelerate_loads_and_dispatches_a_patched_model(kind, tmp_path) -> None:
+    accelerate = pytest.importorskip("accelerate", reason="the interop group is not installed")
+    make, config = models()[kind]
+    torch.manual_seed(0)
+    real = make(config).eval()
+    real.save_pretrained(tmp_path)
+    with accelerate.init_empty_weights(include_buffers=False):
+        made = make(copy.deepcopy(config)).eval()
+    made.tie_weights()
+    el.patch(made)
+    made = accelerate.load_checkpoint_and_dispatch(made, tmp_path, device_map={"": "cpu"})
+    assert torch.equal(logits_of(made), logits_of(real))
+    made.to("cpu")
+    assert torch.equal(logits_of(made), logits_of(real))

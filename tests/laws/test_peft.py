@@ -1,0 +1,213 @@
+"""What PEFT puts on a table is one function active, merged and unloaded, also where a head is tied to the table."""
+
+import copy
+import warnings
+from functools import partial
+
+import pytest
+import torch
+from kinds import EMBED_DIM, NUM_HEADS, POSITIONS, TABLES, VOCAB_SIZE
+from torch import nn
+
+import embedlayer as el
+
+peft = pytest.importorskip("peft", reason="the dev extra is not installed")
+transformers = pytest.importorskip("transformers", reason="the dev extra is not installed")
+
+IDS = torch.randint(1, VOCAB_SIZE, (2, 9), generator=torch.Generator().manual_seed(0))
+IDS[0, :3] = torch.tensor([3, 5, VOCAB_SIZE - 1])
+
+
+class OwnModule(nn.Module):
+    """A module of a user's, whose head follows its table."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens = TABLES["dense"]()
+        self.query = nn.Linear(EMBED_DIM, EMBED_DIM)
+        self.out = el.OutputHead(self.tokens, bias=True, softcap=5.0).follow(self, "tokens", "out")
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return self.out(self.query(self.tokens(ids)))
+
+
+class WithLayer(nn.Module):
+    """What `load` returns, as a model."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        table = TABLES["dense, rounded scale"]()
+        dense = nn.Linear(EMBED_DIM, EMBED_DIM)
+        head = el.TransformedHead(el.OutputHead(table), dense=dense, activation="gelu")
+        self.layer = el.EmbeddingLayer(table=table, head=head)
+        self.query = nn.Linear(EMBED_DIM, EMBED_DIM)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return self.layer.head(self.query(self.layer(ids)))
+
+
+def decoder(table: str = "dense") -> el.DecoderLM:
+    made = TABLES[table]()
+    head = el.OutputHead(vocab_size=VOCAB_SIZE, embed_dim=EMBED_DIM) if made.row_sparse else None
+    return el.DecoderLM(made, POSITIONS["rotary"](), head, num_layers=1, num_heads=NUM_HEADS)
+
+
+def llama() -> nn.Module:
+    sizes = {"hidden_size": EMBED_DIM, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = transformers.LlamaConfig(vocab_size=VOCAB_SIZE, tie_word_embeddings=True, pad_token_id=0, **sizes)
+    return el.patch(transformers.LlamaForCausalLM(config))
+
+
+def t5() -> nn.Module:
+    sizes = {"d_model": EMBED_DIM, "d_kv": 8, "d_ff": 24, "num_layers": 1, "num_heads": 2}
+    return el.patch(transformers.T5ForConditionalGeneration(transformers.T5Config(vocab_size=VOCAB_SIZE, **sizes)))
+
+
+MODELS = {  # the model, the names of its table, of its head, and of a linear layer
+    "DecoderLM": (decoder, "table", "head", "query"),
+    "DecoderLM, spare rows": (lambda: decoder("dense, spare rows"), "table", "head", "query"),
+    "DecoderLM, rounded scale": (lambda: decoder("dense, rounded scale"), "table", "head", "query"),
+    "a module of one's own": (OwnModule, "tokens", "out", "query"),
+    "EmbeddingLayer": (WithLayer, "table", "output", "query"),
+    "patched LLaMA": (llama, "embed_tokens", "lm_head", "q_proj"),
+    "patched T5": (t5, "shared", "lm_head", "q"),
+}
+CHOICES = {
+    "LoRA on the table": lambda table, head, linear: {"target_modules": [table, linear]},
+    "LoRA beside the table": lambda table, head, linear: {"target_modules": [linear]},
+    "LoRA on all linear layers": lambda table, head, linear: {
+        "target_modules": "all-linear",
+        "exclude_modules": [head],
+    },
+    "trainable tokens": lambda table, head, linear: {
+        "target_modules": [linear],
+        "trainable_token_indices": {table: [3, 5, VOCAB_SIZE - 1]},
+    },
+    "a trained copy": lambda table, head, linear: {"target_modules": [linear], "modules_to_save": [table]},
+}
+
+
+def logits_of(model: nn.Module) -> torch.Tensor:
+    sequence_to_sequence = hasattr(model, "get_decoder") and getattr(model.config, "is_encoder_decoder", False)
+    out = model(input_ids=IDS, decoder_input_ids=IDS) if sequence_to_sequence else model(IDS)
+    return out if isinstance(out, torch.Tensor) else out.logits
+
+
+def adapted(model: nn.Module, **options: object) -> nn.Module:
+    torch.manual_seed(1)
+    with warnings.catch_warnings():  # what PEFT fears of tied models, and holds of models that are not transformers'
+        warnings.simplefilter("ignore")
+        config = peft.LoraConfig(r=3, lora_alpha=6, init_lora_weights=False, **options)
+        return peft.get_peft_model(model.eval(), config).eval()
+
+
+def step(model: nn.Module) -> None:
+    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.01)
+    logits_of(model).square().mean().backward()
+    optimizer.step()
+
+
+def close(ours: torch.Tensor, theirs: torch.Tensor) -> None:
+    torch.testing.assert_close(ours, theirs, atol=1e-9 * float(theirs.detach().abs().max()), rtol=1e-9)
+
+
+@pytest.mark.parametrize("choice", CHOICES)
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.filterwarnings("ignore:Model with `tie_word_embeddings=True`")
+def test_active_merged_and_unloaded_are_one_function(unchecked: None, name, choice) -> None:
+    make, table, head, linear = MODELS[name]
+    torch.manual_seed(0)
+    model = make().double().eval()
+    before = logits_of(model).detach()
+    model = adapted(model, **CHOICES[choice](table, head, linear))
+    if (name, choice) == ("patched T5", "LoRA on the table"):  # the encoder and the decoder have other look-ups
+        with pytest.raises(el.CheckpointError, match="3 look-ups and the head of this model share one weight"):
+            logits_of(model)
+        return
+    step(model)
+    with torch.no_grad():
+        active = logits_of(model)
+        assert (active - before).abs().max() > 1e-3
+        with model.disable_adapter():
+            close(logits_of(model), before)
+        close(logits_of(copy.deepcopy(model)), active)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            model.merge_adapter()
+            close(logits_of(model), active)
+            model.unmerge_adapter()
+            close(logits_of(model), active)
+            close(logits_of(model.merge_and_unload()), active)
+
+
+@pytest.mark.parametrize("name", ["DecoderLM", "a module of one's own", "patched LLaMA", "patched T5"])
+def test_lora_on_a_tied_head_itself_is_refused_by_name(unchecked: None, name) -> None:
+    make, _, head, linear = MODELS[name]
+    model = adapted(make().double(), target_modules=[head, linear])
+    with pytest.raises(el.CheckpointError, match=rf"put peft\S* on the head '{head}'.*exclude_modules=\['{head}'\]"):
+        logits_of(model)
+    with torch.no_grad(), model.disable_adapter():
+        logits_of(model)
+
+
+@pytest.mark.parametrize("name", [name for name in MODELS if name != "patched T5"])
+def test_a_tied_head_sees_lora_on_the_table_as_numbers_added_to_it(unchecked: None, name) -> None:
+    make, table, _, _ = MODELS[name]
+    torch.manual_seed(0)
+    model = make().double().eval()
+    plain = copy.deepcopy(model)
+    model = adapted(model, target_modules=[table])
+    wrapper = next(module for module in model.modules() if hasattr(module, "lora_embedding_A"))
+    delta = next(
+        each.get_delta_weight("default") for each in model.modules() if len(getattr(each, "lora_embedding_A", ()))
+    )
+    assert wrapper is not None
+    stored = next(module for module in plain.modules() if isinstance(module, el.TokenEmbedding))
+    with torch.no_grad():
+        stored.weight.add_(delta)
+    close(logits_of(model), logits_of(plain))
+
+
+def test_a_table_whose_rows_are_not_known_is_refused_by_name(unchecked: None) -> None:
+    model = decoder()
+    with pytest.raises(el.CheckpointError, match="variant of LoRA on 'table'"):
+        logits_of(adapted(model, target_modules=["table"], use_dora=True))
+    model = decoder()
+    model.table = nn.Embedding(VOCAB_SIZE, EMBED_DIM)
+    with pytest.raises(el.CheckpointError, match="there is a Embedding in its place now: call TokenEmbedding"):
+        logits_of(model)
+    model = decoder()
+    model.table = nn.Sequential(model.table)
+    with pytest.raises(el.CheckpointError, match="through the module 'table' of its model, and there is a Sequential"):
+        logits_of(model)
+
+
+@pytest.mark.parametrize("table", [name for name in TABLES if name not in ("row-sparse", "delta over factorised")])
+def test_lora_on_what_is_inside_a_table_is_seen_from_both_ends(unchecked: None, table) -> None:
+    torch.manual_seed(0)
+    model = decoder(table).eval()
+    close = partial(torch.testing.assert_close, atol=1e-5, rtol=1e-4)
+    before = logits_of(model).detach()
+    model = adapted(model, target_modules="all-linear", exclude_modules=["head"])
+    with torch.no_grad():
+        active = logits_of(model)
+        assert (active - before).abs().max() > 1e-3
+        close(logits_of(model.merge_and_unload()), active)
+
+
+@pytest.mark.parametrize("name", ["DecoderLM", "patched LLaMA"])
+@pytest.mark.parametrize("choice", ["LoRA on the table", "trainable tokens"])
+def test_the_loss_and_the_rows_of_the_head_are_those_of_its_logits(unchecked: None, name, choice) -> None:
+    make, table, head, linear = MODELS[name]
+    model = adapted(make().double(), **CHOICES[choice](table, head, linear))
+    step(model)
+    output = model.base_model.model.get_output_embeddings()
+    output = getattr(output, "original_module", output)  # PEFT has put the trainable tokens on LLaMA's head itself
+    hidden, targets = torch.randn(7, EMBED_DIM, dtype=torch.float64), torch.randint(1, VOCAB_SIZE, (7,))
+    logits = output(hidden)
+    torch.testing.assert_close(output.loss(hidden, targets), nn.functional.cross_entropy(logits, targets))
+    rows = output.table.rows(2, 40)
+    torch.testing.assert_close(hidden @ rows.T, logits[:, 2:40])
+    torch.testing.assert_close(output.table.look_up(IDS), output.table.rows(0, VOCAB_SIZE)[IDS])
+    compiled = torch.compile(output, backend="eager", fullgraph=True)
+    torch.testing.assert_close(compiled(hidden), logits)
