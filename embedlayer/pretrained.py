@@ -13,7 +13,7 @@ from torch import nn
 
 from embedlayer.derived import derive_all
 from embedlayer.errors import CheckpointError, EmbedLayerError
-from embedlayer.files import JsonObject, load_tensors, read_json, save_tensors, writable_folder, write_json
+from embedlayer.files import JsonObject, load_tensors, read_json, restored, save_tensors, writable_folder, write_json
 
 FORMAT_VERSION = 1
 Layer = TypeVar("Layer", bound="Pretrained")
@@ -76,7 +76,7 @@ class Pretrained(Described, nn.Module):
             FileError: The folder or a file in it is missing.
             CheckpointError: A file is damaged, of another format, or describes another class than this one.
         """
-        directory = Path(directory)
+        directory = restored(directory)
         description = read_json(directory / CONFIG)
         version = description.pop("format_version", None)
         if version != FORMAT_VERSION or not is_description(description):

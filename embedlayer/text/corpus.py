@@ -32,7 +32,7 @@ import numpy.typing as npt
 from tokenizers import Tokenizer
 
 from embedlayer.errors import EmbedLayerWarning, FileError, SizeError, TextError
-from embedlayer.files import replacing_folder, writable_folder
+from embedlayer.files import replacing_folder, restored, writable_folder
 from embedlayer.text.mapped import IdArray as IdArray
 from embedlayer.text.mapped import MappedParts
 from embedlayer.text.parts import joined, read_parts, write_tables
@@ -500,7 +500,7 @@ def not_utf8(source: str | Path, offset: int, byte: int, raw: bytes) -> str:
 
 def _check_replaceable(path: Path) -> None:
     """A corpus may replace an older one or an empty folder, and nothing else."""
-    names = {file.name for file in path.iterdir()} if path.is_dir() else set()
+    names = {file.name for file in path.iterdir()} if restored(path).is_dir() else set()
     if names and not {"index.json", "ids.bin"} <= names:
         raise FileError(f"The folder {path} holds something other than a corpus. Choose a new folder for the corpus.")
     if path.exists() and not path.is_dir():

@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from embedlayer.errors import CheckpointError
-from embedlayer.files import JsonObject, read_json, write_json
+from embedlayer.files import JsonObject, read_json, restored, write_json
 from embedlayer.text.mapped import IdArray, MappedFile, MappedParts, cannot_map
 
 Offsets = npt.NDArray[np.int64]
@@ -80,7 +80,7 @@ def read_parts(path: Path) -> list[Part]:
         FileError: There is no corpus at `path`.
         CheckpointError: A part is damaged, not built yet, or does not belong to the plan.
     """
-    if not (path / PLAN).exists():
+    if not (restored(path) / PLAN).exists():
         return [_read_part(path)]
     plan = read_json(path / PLAN)
     if missing := missing_parts(path):
@@ -137,7 +137,7 @@ def missing_parts(path: Path) -> list[int]:
     shards = read_json(path / PLAN).get("shards")
     if not isinstance(shards, int) or shards < 1:
         raise CheckpointError(f"{path / PLAN} plans {shards!r} parts: it is damaged. Build the corpus again.")
-    return [number for number in range(shards) if not part_folder(path, number).exists()]
+    return [number for number in range(shards) if not restored(part_folder(path, number)).exists()]
 
 
 def _read_part(path: Path) -> Part:

@@ -9,6 +9,7 @@ built it, when, or after how many interruptions.
 import hashlib
 import os
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,6 +18,7 @@ from tokenizers import Tokenizer
 
 from embedlayer.errors import CheckpointError, FileError, SizeError, TextError
 from embedlayer.files import JsonObject, clear_away_partials, read_json, replacing_folder, writable_folder, write_json
+from embedlayer.locks import LOCK, FileLock
 from embedlayer.text.corpus import (
     ANCHOR_CHARS,
     CONTEXT_CHARS,
@@ -75,7 +77,8 @@ def build_in_shards(
 
     Raises:
         FileError: A source cannot be read or is seen to be changed since the build began; `path` cannot be written,
-            holds something else, or the build of another plan; or a process was killed.
+            holds something else, the build of another plan, or is being built by another process; or a process was
+            killed.
         TextError: A source is not UTF-8, or there is no text at all.
         SizeError: `shards` or `workers` is below 1.
 
@@ -90,6 +93,14 @@ def build_in_shards(
     if workers < 1:
         raise SizeError(f"workers is {workers}; it must be 1 or more.")
     folder = _planned(sources, tokenizer, Path(path), shards)
+    with FileLock(folder / LOCK, f"The corpus folder {folder}"):
+        _build_missing(folder, shards, workers, on_progress)
+    _check_not_empty(sources, folder, shards)
+    return TokenCorpus.open(folder)
+
+
+def _build_missing(folder: Path, shards: int, workers: int, on_progress: Progress | None) -> None:
+    """Build the parts that are not there yet, in at most `workers` processes."""
     plan = read_json(folder / PLAN)
     total = sum(size for _, size, _ in plan["sources"])
     done = {number: int(read_json(part / "index.json")["bytes_read"]) for number, part in _built(folder, shards)}
@@ -111,16 +122,20 @@ def build_in_shards(
             missing,
             workers,
             on_progress=progress,
-            on_cut_short=lambda number: clear_away_partials(part_folder(folder, number)),
+            on_cut_short=lambda number: _clear_away(folder, number),
         )
+    if on_progress is not None:
+        on_progress(total, total)
+
+
+def _check_not_empty(sources: Sequence[str | Path], folder: Path, shards: int) -> None:
+    """Refuse a corpus without any text, and name the sources without."""
+    plan = read_json(folder / PLAN)
     found = np.concatenate([np.load(part / "sources.npy") for _, part in _built(folder, shards)])
     if not len(found):
         raise TextError(f"There is no text in {', '.join(map(str, sources))}. Give a file with at least one word.")
     for number in np.setdiff1d(np.arange(len(plan["sources"])), found):
         warn_left_out(plan["sources"][number][0])
-    if on_progress is not None:
-        on_progress(total, total)
-    return TokenCorpus.open(folder)
 
 
 def build_shard(
@@ -173,11 +188,23 @@ def part_builder(folder: str) -> Callable[[int, Report], None]:
 
     def build(number: int, report: Report) -> None:
         target = part_folder(path, number)
-        clear_away_partials(target)  # of a build that was killed
-        with replacing_folder(target) as partial:
-            _write_part(partial, plan, number, tokenizer, report)
+        with _lock_of_part(path, number):
+            clear_away_partials(target)  # of a build that was killed
+            with replacing_folder(target) as partial:
+                _write_part(partial, plan, number, tokenizer, report)
 
     return build
+
+
+def _lock_of_part(path: Path, number: int) -> FileLock:
+    folder = part_folder(path, number)
+    return FileLock(folder.with_name(f".{folder.name}{LOCK}"), f"Part {number} of the corpus {path}")
+
+
+def _clear_away(path: Path, number: int) -> None:
+    """Remove what a worker that was killed has left of a part, unless another process builds that now."""
+    with suppress(FileError), _lock_of_part(path, number):
+        clear_away_partials(part_folder(path, number))
 
 
 def _write_part(folder: Path, plan: JsonObject, number: int, tokenizer: Tokenizer, report: Report) -> None:

@@ -15,7 +15,8 @@ DIR/
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -34,6 +35,7 @@ from embedlayer.files import (
     write_json,
     write_text,
 )
+from embedlayer.locks import LOCK, FileLock
 from embedlayer.models.decoder import DecoderLM
 from embedlayer.pretrained import CONFIG, TOKENIZER, WEIGHTS, write_config
 from embedlayer.text.corpus import TokenCorpus
@@ -42,6 +44,8 @@ from embedlayer.training.loop import Trainer, TrainingOptions
 
 FORMAT_VERSION = 1
 PIECES_OF_A_TEXT, IDS_IN_A_PIECE = 256, 4096
+PATIENCE_SECONDS = 10.0
+"""How long rank 0 of a restarted launch waits for the lock of the one before, which may still be ending elsewhere."""
 
 
 class Run(NamedTuple):
@@ -52,7 +56,11 @@ class Run(NamedTuple):
 
 
 class RunDirectory:
-    """A run's folder, by the names of its files."""
+    """A run's folder, by the names of its files.
+
+    One process at a time writes to it: `start` and `resume` take a lock, on rank 0, and `finish` releases it. Before
+    that it ends with this object, or with the process. Reading needs no lock.
+    """
 
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path)
@@ -61,15 +69,43 @@ class RunDirectory:
         self.metrics = self.path / "metrics.jsonl"
         self.report = self.path / "report.html"
         self.run = self.path / "run.json"
+        self.lock = FileLock(self.path / LOCK, f"The run folder {self.path}")
 
     @property
     def holds_a_run(self) -> bool:
         """Whether a run was started here."""
         return self.run.exists()
 
+    @contextmanager
+    def written_by(self, ranks: Ranks, *, create: bool) -> Iterator[None]:
+        """Hold the lock on rank 0 while the block runs, whatever `start`, `resume` and `finish` do in it.
+
+        Args:
+            ranks: The processes that write to the folder together.
+            create: Create the folder if it is missing; one that the block leaves empty is removed again.
+
+        Raises:
+            FileError: Another process writes to the folder, or it cannot be created.
+        """
+        created = ranks.first and create and not self.path.exists()
+        if created:
+            writable_folder(self.path)
+        lock = FileLock(self.lock.path, self.lock.what)
+        try:
+            if ranks.first and self.path.is_dir():
+                lock.acquire(patience_seconds=PATIENCE_SECONDS if ranks.launch else 0.0)
+            yield
+        finally:
+            lock.release()
+            if created:
+                self.lock.release()
+                with suppress(OSError):  # it is not empty
+                    self.path.rmdir()
+
     def files(self) -> list[str]:
-        """Names of what stands in the folder, folders with a slash behind."""
-        return sorted(file.name + "/" * file.is_dir() for file in self.path.iterdir())
+        """Names of what is in the folder, folders with a slash behind; without hidden files."""
+        found = (file for file in self.path.iterdir() if not file.name.startswith("."))
+        return sorted(file.name + "/" * file.is_dir() for file in found)
 
     def start(
         self, trainer: Trainer, tokenizer: Tokenizer, *, validation_fraction: float, notes: JsonObject | None = None
@@ -83,9 +119,10 @@ class RunDirectory:
             notes: Anything else that should come back in `read()["notes"]`.
 
         Raises:
-            FileError: The folder cannot be written.
+            FileError: The folder cannot be written, or another process writes to it.
         """
         writable_folder(self.path)
+        self.lock.acquire()
         result = (self.path / CONFIG, self.path / WEIGHTS)
         for file in (self.run, *result, self.checkpoint, self.metrics, self.report):
             file.unlink(missing_ok=True)
@@ -130,11 +167,14 @@ class RunDirectory:
             The trainer, the tokenizer, and the notes given to `start`.
 
         Raises:
-            FileError: There is no run here, or a file of it cannot be read.
+            FileError: There is no run here, a file of it cannot be read, or another process writes to the folder.
             CheckpointError: A file is damaged.
             PeerError: A rank sees another run, tokenizer or text than rank 0.
         """
         ranks = Alone() if ranks is None else ranks
+        self.read()  # an error where there is no run, before anything is written
+        if ranks.first:
+            self.lock.acquire()
         description, tokenizer = self.read(), load_tokenizer(self.path / TOKENIZER)
         ranks.agree(facts_of(description, TokenCorpus.open(self.corpus), tokenizer))
         trainer, description = self.open(device, ranks)
@@ -196,6 +236,7 @@ class RunDirectory:
         trainer.ranks.save(self.path / WEIGHTS, tensors)
         if trainer.ranks.first:
             write_config(self.path, trainer.ranks.describe(trainer.model))
+            self.lock.release()
 
     def add_metrics(self, line: JsonObject) -> None:
         """Append one line to the metrics."""
