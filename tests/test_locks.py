@@ -14,6 +14,7 @@ from embedlayer.errors import EmbedLayerWarning, FileError
 from embedlayer.locks import FileLock
 
 HOLD = "import sys; from embedlayer.locks import FileLock; lock = FileLock(sys.argv[1], 'it'); lock.acquire(); "
+WAIT = "print('held', flush=True); sys.stdin.read()"
 
 
 @contextmanager
@@ -110,8 +111,7 @@ def test_where_there_are_no_locks_a_warning_says_so(tmp_path: Path, monkeypatch,
     else:
         monkeypatch.setattr(locks.fcntl, "flock", refuse)
     with pytest.warns(EmbedLayerWarning, match="it is not protected from a second process"):
-        lock = FileLock(tmp_path / "lock", "it")
-        lock.acquire()
+        lock = FileLock(tmp_path / "lock", "it").__enter__()
     lock.require_unlocked()
     lock.release()
 
