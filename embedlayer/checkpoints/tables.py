@@ -100,11 +100,14 @@ def open_table(source: Path | str, tokenizer_from: Path | None = None) -> Opened
         FileError: There is nothing, or it cannot be read.
         CheckpointError: It is damaged, of another kind, or has no table.
         TokenizerError: The tokenizer is damaged.
+
+    Warns:
+        EmbedLayerWarning: Rows hold NaN or infinity.
     """
     path = restored(source)
     given = None if tokenizer_from is None else load_tokenizer(tokenizer_from)
     if is_file_of_vectors(path):
-        tokens, rows = read_vectors(path, errors="replace")
+        tokens, rows = read_vectors(path, errors="replace", nonfinite="keep")
         table = TokenEmbedding.from_pretrained(rows)
         return OpenedTable(path, "file of vectors", table, None, given, tokens if given is None else None)
     return _saved(path, given) if is_ours(path) else _checkpoint(source, given)
