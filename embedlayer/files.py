@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from embedlayer.errors import CheckpointError, FileError
+from embedlayer.fields import check_fields, parse_json
 
 JsonObject = dict[str, Any]
 
@@ -110,15 +111,24 @@ def restored(path: Path | str) -> Path:
     Every reader and writer of a folder that `replacing_folder` writes calls this before it looks.
 
     Raises:
-        FileError: The old folder cannot be moved back.
+        FileError: The folder cannot be looked into, or the old one cannot be moved back.
 
     Example:
         >>> restored("corpus")
         PosixPath('corpus')
     """
     path = Path(path)
-    if os.path.lexists(path):
+    try:
+        if stat.S_ISDIR(os.stat(path).st_mode):
+            os.scandir(path).close()
         return path
+    except (FileNotFoundError, NotADirectoryError):
+        if os.path.lexists(path):  # a link to what is gone
+            return path
+    except ValueError:  # a zero byte in the name: whoever opens it says so
+        return path
+    except OSError as error:
+        raise FileError(f"Cannot read {path}: {error.strerror or error}.") from error
     for old in _left_by_replacing(path, OLD):
         try:
             old.rename(path)
@@ -225,13 +235,24 @@ def read_json(path: Path | str) -> JsonObject:
         CheckpointError: It is not a JSON object.
     """
     try:
-        value = json.loads(Path(path).read_text(encoding="utf-8"))
+        content = Path(path).read_bytes()
     except OSError as error:
         raise FileError(f"Cannot read {path}: {error.strerror or error}.") from error
-    except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path} is not JSON ({error}): it is damaged or another kind of file.") from error
+    value = parse_json(content, path)
     if not isinstance(value, dict):
         raise CheckpointError(f"{path} holds a JSON {type(value).__name__} where an object is expected.")
+    return value
+
+
+def read_fields(path: Path | str, kind: type) -> JsonObject:
+    """Read a JSON object whose fields are those of a `TypedDict`; it may have more.
+
+    Raises:
+        FileError: There is no such file, or it cannot be read.
+        CheckpointError: It is not a JSON object, or a field is missing or wrong.
+    """
+    value = read_json(path)
+    check_fields(value, kind, path)
     return value
 
 

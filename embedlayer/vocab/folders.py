@@ -3,6 +3,7 @@
 The result is a new folder. It appears complete or not at all, and holds the receipt beside what changed.
 """
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -92,7 +93,8 @@ def last_receipt(folder: Path | str) -> Receipt:
 
 def receipts_in(folder: Path | str) -> list[Path]:
     """The receipts of a folder, the first edit's first."""
-    found = {int(file.stem.rpartition("-")[2]): file for file in Path(folder).glob(RECEIPT.format("[0-9]*"))}
+    files = ((file.stem.rpartition("-")[2], file) for file in Path(folder).glob(RECEIPT.format("[0-9]*")))
+    found = {int(number): file for number, file in files if re.fullmatch("[0-9]{1,9}", number)}
     return [found[number] for number in sorted(found)]
 
 

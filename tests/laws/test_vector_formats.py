@@ -1,4 +1,4 @@
-"""Every file of vectors with rows that are not finite is refused where numbers are needed, and opens to be diagnosed."""
+"""A file of vectors with rows that are not finite is refused where numbers are needed, and opens to be diagnosed."""
 
 import gzip
 import json
