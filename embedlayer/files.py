@@ -182,7 +182,9 @@ def _exchange(one: Path, other: Path) -> bool:
     Raises:
         OSError: It failed for another reason than that it is not supported.
     """
-    libc = ctypes.CDLL(None, use_errno=True) if sys.platform in ("linux", "darwin") else None
+    if sys.platform not in ("linux", "darwin"):
+        return False
+    libc = ctypes.CDLL(None, use_errno=True)
     names = os.fsencode(one), os.fsencode(other)
     if hasattr(libc, "renameat2"):
         here, exchange = -100, 2  # AT_FDCWD, RENAME_EXCHANGE of <linux/fs.h>

@@ -43,7 +43,7 @@ class Index(TypedDict):
     dtype: Literal["uint16", "uint32"]
     num_tokens: Count
     num_bytes: Count
-    vocab_size: Annotated[int, Range(1, 2**32)]
+    vocab_size: Annotated[int, Range(1, 1 << 24)]
     tokenizer: str
     marks: NotRequired[Annotated[int, Range(0, 1)]]
     bytes_read: NotRequired[Count]
@@ -233,6 +233,8 @@ def _read_part(path: Path) -> Part:
         and blocks.shape[1:] == (2,)
         and _increases(blocks[:, 0])
         and blocks[0, 0] > 0
+        and blocks[0, 1] >= 0
+        and bool((np.diff(blocks[:, 1]) >= 0).all())
         and blocks[-1].tolist() == [num_tokens, num_bytes]
     ):
         raise CheckpointError(f"{path}: documents.npy or blocks.npy does not fit ids.bin. Build the corpus again.")

@@ -17,7 +17,7 @@ from embedlayer.errors import CheckpointError, ShapeError, TokenIdError
 from embedlayer.fields import Count, Range, check_fields, parse_json, shown
 from embedlayer.files import JsonObject, load_tensors, save_tensors
 from embedlayer.vocab.owners import ALONE, Owners
-from embedlayer.vocab.rows import GONE, RowMove, Slot, fingerprints, row_fingerprint
+from embedlayer.vocab.rows import GONE, RowMove, Slot, fingerprints, row_fingerprint, within
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
@@ -246,6 +246,15 @@ def moved_back(receipt: Receipt, slots: Sequence[Slot], everyone: Owners = ALONE
             )
         _check_same(receipt.after, fingerprints(slots))
     move = receipt.move.inverse()
+    with everyone.agreed():
+        for slot in slots:
+            wanted = (len(within(move.started, *slot.owners.span(move.size))), *slot.tensor.shape[1:])
+            found = tuple(receipt.rows[slot.name].shape) if slot.name in receipt.rows else "no rows"
+            if found != wanted:
+                raise CheckpointError(
+                    f"The receipt holds {found} of {slot.name} where the rows that the edit dropped are {wanted}: it "
+                    f"is damaged. Nothing was changed."
+                )
     tensors: dict[str, Tensor] = {}
     for slot in slots:
         start, stop = slot.owners.span(move.old_size)

@@ -93,9 +93,7 @@ def undo_own(receipt: Receipt, folder: Path, partial: Path) -> None:
 def _goes_on(run: RunDirectory, receipt: Receipt) -> bool:
     """Whether every token of the run's text is still there; a warning if not."""
     stays = receipt.move.new_ids.numpy() >= 0
-    ids = TokenCorpus.open(run.corpus).ids
-    blocks = (ids[start : start + IDS_AT_ONCE] for start in range(0, len(ids), IDS_AT_ONCE))
-    lost = sum(int((~stays[block]).sum()) for block in blocks)
+    lost = int(TokenCorpus.open(run.corpus).counts(len(stays))[~stays].sum())
     if lost:
         warnings.warn(
             f"The text of the run in {run.path} holds {lost:,} tokens that are gone: its result is written, and there "
