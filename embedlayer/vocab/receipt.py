@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
 FORMAT_VERSION = 1
 MOST_UNPACKED = 1 << 30
+SIZES = ("vocab_size", "num_rows")
+"""Settings that are computed with."""
+
 IdArray = TypeVar("IdArray", Tensor, npt.NDArray[np.integer[Any]])
 
 
@@ -199,6 +202,9 @@ class Receipt:
             raise CheckpointError(
                 f"{path} has format version {words['format_version']}; this embedlayer reads {FORMAT_VERSION}."
             )
+        for name, value in words["settings"].items():
+            if name.rpartition(".")[2] in SIZES and type(value) is not int:
+                raise CheckpointError(f"The receipt in {path} states {shown(value)} as {name}: it is damaged.")
         try:
             return cls(
                 move=RowMove(_sources(tensors["sources"]), words["old_size"]),
