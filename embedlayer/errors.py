@@ -26,7 +26,10 @@ from types import ModuleType
 
 
 class EmbedLayerError(Exception):
-    """Base of all errors raised by embedlayer."""
+    """Base of all errors raised by embedlayer. Its text can be printed whatever names and values it quotes."""
+
+    def __str__(self) -> str:
+        return super().__str__().encode("utf-8", "backslashreplace").decode()
 
 
 class SizeError(EmbedLayerError, ValueError):

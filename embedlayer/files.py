@@ -4,21 +4,29 @@ A save goes to a temporary name beside its target, is flushed to the disk, and t
 Whatever stops it on the way, a full disk or a killed process, leaves the old file as it was.
 """
 
-import glob
+import ctypes
+import errno
 import json
 import os
+import re
+import secrets
 import shutil
+import stat
+import sys
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from embedlayer.errors import CheckpointError, FileError
+from embedlayer.fields import check_fields, parse_json
 
 JsonObject = dict[str, Any]
 
 BYTES_AT_ONCE = 1 << 24
+PARTIAL, OLD = ".partial", ".old"
+"""Endings of the hidden names that a save writes to, and to which an old folder is moved aside."""
 
 
 @contextmanager
@@ -29,14 +37,16 @@ def replacing(path: Path | str) -> Iterator[Path]:
         FileError: The folder cannot be written, or the disk is full. What stood at `path` before is still there.
     """
     path = Path(path)
-    partial: Path | None = None
+    folder = _temporary(path)  # of its own: safetensors writes to another temporary file beside the one it is given
+    partial = folder / path.name
     try:
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".partial")
-        os.close(handle)
-        partial = Path(name)
+        folder.mkdir()
+        os.close(os.open(partial, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))  # the kernel applies the umask
+        mode = partial.stat().st_mode
         yield partial
+        if partial.stat().st_mode != mode:  # safetensors' own file is private
+            partial.chmod(stat.S_IMODE(mode))
         _flush_to_disk(partial)
-        partial.chmod(0o666 & ~_umask())
         partial.replace(path)
         _flush_to_disk(path.parent)
     except OSError as error:
@@ -45,36 +55,30 @@ def replacing(path: Path | str) -> Iterator[Path]:
             f"What was there before is unchanged. Free some space or choose a folder that can be written."
         ) from error
     finally:
-        if partial is not None:
-            partial.unlink(missing_ok=True)
+        _remove(folder)
 
 
 @contextmanager
 def replacing_folder(path: Path | str) -> Iterator[Path]:
     """Like `replacing`, for a whole folder: it appears complete or not at all.
 
-    An existing folder at `path` is replaced.
+    An existing folder at `path` is replaced in one step where the system can exchange two names (Linux, macOS, on most
+    file systems). Elsewhere there is a moment in which `path` is missing; if the process is killed in it, the next
+    `restored(path)` puts the old folder back.
 
     Raises:
         FileError: The parent folder cannot be written, or the disk is full.
     """
     path = Path(path)
-    partial: Path | None = None
+    partial = _temporary(path)
     try:
-        partial = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}.", suffix=".partial"))
+        partial.mkdir()
         yield partial
-        for file in partial.iterdir():
+        for file in (*partial.rglob("*"), partial):
             _flush_to_disk(file)
-        partial.chmod(0o777 & ~_umask())
-        if path.exists():
-            old = partial.with_suffix(".old")
-            path.rename(old)
-            try:
-                partial.rename(path)
-            except BaseException:
-                old.rename(path)
-                raise
-            shutil.rmtree(old)
+        restored(path)
+        if os.path.lexists(path):
+            _replace_folder(partial, path)
         else:
             partial.rename(path)
         _flush_to_disk(path.parent)
@@ -83,18 +87,118 @@ def replacing_folder(path: Path | str) -> Iterator[Path]:
     except OSError as error:
         raise FileError(f"Cannot write the folder {path}: {error.strerror or error}.") from error
     finally:
-        if partial is not None:
-            shutil.rmtree(partial, ignore_errors=True)
+        _remove(partial)
+
+
+def _replace_folder(new: Path, path: Path) -> None:
+    """Move the folder `new` to `path`, where another one is, and remove that."""
+    if _exchange(new, path):
+        _remove(new)
+        return
+    old = new.with_suffix(OLD)
+    path.rename(old)
+    try:
+        new.rename(path)
+    except BaseException:
+        old.rename(path)
+        raise
+    _remove(old)
+
+
+def restored(path: Path | str) -> Path:
+    """Return `path`; if a process was killed while it replaced this folder, put the old folder back first.
+
+    Every reader and writer of a folder that `replacing_folder` writes calls this before it looks.
+
+    Raises:
+        FileError: The folder cannot be looked into, or the old one cannot be moved back.
+
+    Example:
+        >>> restored("corpus")
+        PosixPath('corpus')
+    """
+    path = Path(path)
+    try:
+        if stat.S_ISDIR(os.stat(path).st_mode):
+            os.scandir(path).close()
+        return path
+    except (FileNotFoundError, NotADirectoryError):
+        if os.path.lexists(path):  # a link to what is gone
+            return path
+    except ValueError:  # a zero byte in the name: whoever opens it says so
+        return path
+    except OSError as error:
+        raise FileError(f"Cannot read {path}: {error.strerror or error}.") from error
+    for old in _left_by_replacing(path, OLD):
+        try:
+            old.rename(path)
+        except OSError as error:
+            if not os.path.lexists(path) and os.path.lexists(old):  # no other process has done it meanwhile
+                raise FileError(
+                    f"{path} is missing because a process was killed while it replaced it, and {old}, which is the "
+                    f"folder as it was, cannot be renamed: {error.strerror or error}. Rename it to {path.name}."
+                ) from error
+        break
+    return path
 
 
 def clear_away_partials(path: Path | str) -> None:
-    """Remove what a process that was killed while it replaced `path` has left. Nobody may be replacing it now."""
-    path = Path(path)
-    for left in path.parent.glob(f".{glob.escape(path.name)}.*.partial"):
-        if left.is_dir():
-            shutil.rmtree(left, ignore_errors=True)
-        else:
-            left.unlink(missing_ok=True)
+    """Remove what a process that was killed while it replaced `path` has left. Nobody may be replacing it now.
+
+    A folder that is missing because of that is put back first.
+    """
+    restored(path)
+    for suffix in (PARTIAL, OLD):
+        for left in _left_by_replacing(Path(path), suffix):
+            _remove(left)
+
+
+def _temporary(path: Path) -> Path:
+    """A fresh hidden name beside `path`."""
+    return path.parent / f".{path.name}.{secrets.token_hex(4)}{PARTIAL}"
+
+
+def _left_by_replacing(path: Path, suffix: str) -> list[Path]:
+    """Temporary names of `path` that are there."""
+    names = re.compile(rf"\.{re.escape(path.name)}\.[^.]+{re.escape(suffix)}")
+    try:
+        return sorted(file for file in path.parent.iterdir() if names.fullmatch(file.name))
+    except OSError:  # there is no such folder, or it cannot be listed: whoever reads in it says so
+        return []
+
+
+def _remove(path: Path) -> None:
+    """Remove a file, a link or a whole folder, as far as that is possible."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        with suppress(OSError):
+            path.unlink(missing_ok=True)
+
+
+def _exchange(one: Path, other: Path) -> bool:
+    """Exchange two names in one step; return whether that was done, which needs the system's and the disk's help.
+
+    Raises:
+        OSError: It failed for another reason than that it is not supported.
+    """
+    if sys.platform not in ("linux", "darwin"):
+        return False
+    libc = ctypes.CDLL(None, use_errno=True)
+    names = os.fsencode(one), os.fsencode(other)
+    if hasattr(libc, "renameat2"):
+        here, exchange = -100, 2  # AT_FDCWD, RENAME_EXCHANGE of <linux/fs.h>
+        failed = libc.renameat2(here, names[0], here, names[1], ctypes.c_uint(exchange))
+    elif hasattr(libc, "renamex_np"):
+        failed = libc.renamex_np(*names, ctypes.c_uint(2))  # RENAME_SWAP of <sys/stdio.h>
+    else:
+        return False
+    if not failed:
+        return True
+    code = ctypes.get_errno()
+    if code in (errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EPERM):
+        return False
+    raise OSError(code, os.strerror(code), str(other))
 
 
 def writable_folder(path: Path | str) -> Path:
@@ -133,13 +237,24 @@ def read_json(path: Path | str) -> JsonObject:
         CheckpointError: It is not a JSON object.
     """
     try:
-        value = json.loads(Path(path).read_text(encoding="utf-8"))
+        content = Path(path).read_bytes()
     except OSError as error:
         raise FileError(f"Cannot read {path}: {error.strerror or error}.") from error
-    except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path} is not JSON ({error}): it is damaged or another kind of file.") from error
+    value = parse_json(content, path)
     if not isinstance(value, dict):
         raise CheckpointError(f"{path} holds a JSON {type(value).__name__} where an object is expected.")
+    return value
+
+
+def read_fields(path: Path | str, kind: type) -> JsonObject:
+    """Read a JSON object whose fields are those of a `TypedDict`; it may have more.
+
+    Raises:
+        FileError: There is no such file, or it cannot be read.
+        CheckpointError: It is not a JSON object, or a field is missing or wrong.
+    """
+    value = read_json(path)
+    check_fields(value, kind, path)
     return value
 
 
@@ -220,13 +335,6 @@ def opened_tensors(path: Path | str, device: str = "cpu") -> Iterator[Any]:
             f"{path} is not a whole safetensors file ({error}): it is damaged or was cut short. "
             f"Copy it again or use an earlier checkpoint."
         ) from error
-
-
-def _umask() -> int:
-    """The process's umask, which can only be read by setting it."""
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
 
 
 def _flush_to_disk(path: Path) -> None:

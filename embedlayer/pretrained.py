@@ -5,6 +5,8 @@ description, `{"kind": "RotaryEmbedding", "head_dim": 64, ...}`. Reading is the 
 combination of tables, positions and heads that can be built can be saved.
 """
 
+import math
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -13,11 +15,26 @@ from torch import nn
 
 from embedlayer.derived import derive_all
 from embedlayer.errors import CheckpointError, EmbedLayerError
-from embedlayer.files import JsonObject, load_tensors, read_json, save_tensors, writable_folder, write_json
+from embedlayer.fields import check_arguments, shown
+from embedlayer.files import JsonObject, load_tensors, read_json, restored, save_tensors, writable_folder, write_json
 
 FORMAT_VERSION = 1
 Layer = TypeVar("Layer", bound="Pretrained")
 Thing = TypeVar("Thing", bound="Described")
+
+FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+CANNOT_BE_BUILT = (EmbedLayerError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RuntimeError)
+"""What constructors raise when they are given values of the right types that do not go together."""
+
+LARGEST = {
+    "num_layers": 1 << 12,
+    **dict.fromkeys(("num_heads", "num_kv_heads", "head_dim", "rotary_dim", "num_buckets"), 1 << 16),
+    **dict.fromkeys(("embed_dim", "mlp_dim", "max_seq_len", "max_distance"), 1 << 24),
+}
+"""Arguments from which something is computed that no saved tensor bounds: beyond these a file is damaged."""
+
+MOST_DERIVED = 1 << 32
+"""Numbers in a table of positions that is computed and not saved."""
 
 CONFIG, WEIGHTS, TOKENIZER = "config.json", "model.safetensors", "tokenizer.json"
 
@@ -37,7 +54,18 @@ class Described:
         Raises:
             CheckpointError: An argument is unknown or missing.
         """
-        arguments = {name: build(value) if is_description(value) else value for name, value in config.items()}
+        return cls.construct(
+            **{name: build(value) if is_description(value) else value for name, value in config.items()}
+        )
+
+    @classmethod
+    def construct(cls: type[Thing], **arguments: Any) -> Thing:
+        """Call the constructor with values out of a file, after a look at their types and sizes.
+
+        Raises:
+            CheckpointError: An argument is unknown or missing, of another type, or larger than that of any model.
+        """
+        check_saved(cls, arguments)
         try:
             return cls(**arguments)
         except TypeError as error:
@@ -76,12 +104,12 @@ class Pretrained(Described, nn.Module):
             FileError: The folder or a file in it is missing.
             CheckpointError: A file is damaged, of another format, or describes another class than this one.
         """
-        directory = Path(directory)
+        directory = restored(directory)
         description = read_json(directory / CONFIG)
         version = description.pop("format_version", None)
         if version != FORMAT_VERSION or not is_description(description):
             raise CheckpointError(
-                f"{directory / CONFIG} has format version {version!r} and kind {description.get('kind')!r}; "
+                f"{directory / CONFIG} has format version {shown(version)} and kind {shown(description.get('kind'))}; "
                 f"this embedlayer reads version {FORMAT_VERSION} of its own layers."
             )
         with torch.device("meta"):
@@ -120,6 +148,8 @@ def build(description: JsonObject) -> Any:
     """
     import embedlayer
 
+    if not is_description(description):
+        raise CheckpointError(f"The saved configuration holds {shown(description)} where a layer is described.")
     arguments = dict(description)
     kind = arguments.pop("kind")
     layer = getattr(embedlayer, kind) if kind in embedlayer.__all__ else None
@@ -129,8 +159,31 @@ def build(description: JsonObject) -> Any:
         return layer.from_description(arguments)
     except CheckpointError:
         raise
-    except (EmbedLayerError, TypeError) as error:
-        raise CheckpointError(f"The saved configuration of {kind} cannot be built: {error}") from error
+    except CANNOT_BE_BUILT as error:
+        raise CheckpointError(
+            f"The saved configuration of {kind} cannot be built ({type(error).__name__}): {short(error)}"
+        ) from error
+
+
+def check_saved(function: Callable[..., Any], arguments: Mapping[str, Any]) -> None:
+    """Refuse values out of a file that cannot be arguments of a function, by their types and sizes.
+
+    Raises:
+        CheckpointError: One has another type than the signature says, or is larger than that of any model.
+    """
+    source = f"The saved configuration of {function.__name__}"
+    check_arguments(function, arguments, source)
+    for name, value in arguments.items():
+        if isinstance(value, int | float) and value > LARGEST.get(name, math.inf):
+            raise CheckpointError(f"{source}: {name} {shown(value)} is beyond all models: it is damaged.")
+    rows, width = (arguments.get(name) for name in ("max_seq_len", "embed_dim"))
+    if isinstance(rows, int) and isinstance(width, int) and rows * width > MOST_DERIVED:
+        raise CheckpointError(f"{source}: positions of {rows:,} x {width:,} are beyond all models: it is damaged.")
+
+
+def short(error: Exception) -> str:
+    """The first line of what another library says."""
+    return shown((str(error).splitlines() or [""])[0])[1:-1] if not isinstance(error, EmbedLayerError) else str(error)
 
 
 def assign(layer: nn.Module, tensors: dict[str, torch.Tensor], *, source: Path) -> None:
@@ -139,10 +192,17 @@ def assign(layer: nn.Module, tensors: dict[str, torch.Tensor], *, source: Path) 
     Raises:
         CheckpointError: Names or shapes differ; the message lists them.
     """
-    expected = {name: tuple(tensor.shape) for name, tensor in layer.state_dict().items()}
+    state = layer.state_dict()
+    expected = {name: tuple(tensor.shape) for name, tensor in state.items()}
     found = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-    if expected != found:
-        faults = [f"{name} is missing" for name in expected.keys() - found.keys()]
+    types = [
+        f"{name} is stored as {tensor.dtype} where {state[name].dtype} is expected"
+        for name, tensor in tensors.items()
+        if name in state and not _can_hold(state[name].dtype, tensor.dtype)
+    ]
+    if expected != found or types:
+        faults = types
+        faults += [f"{name} is missing" for name in expected.keys() - found.keys()]
         faults += [f"{name} is unexpected" for name in found.keys() - expected.keys()]
         faults += [
             f"{name} has shape {found[name]} where {shape} is expected"
@@ -152,3 +212,8 @@ def assign(layer: nn.Module, tensors: dict[str, torch.Tensor], *, source: Path) 
         shown = "; ".join(sorted(faults)[:8]) + ("; ..." if len(faults) > 8 else "")
         raise CheckpointError(f"{source} does not fit its configuration: {shown}.")
     layer.load_state_dict(tensors, assign=True)
+
+
+def _can_hold(expected: torch.dtype, found: torch.dtype) -> bool:
+    """Whether a tensor may be of a type: floating point of any width, else exactly that of the layer."""
+    return found in FLOATS if expected in FLOATS else found == expected

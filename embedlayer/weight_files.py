@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from embedlayer.errors import CheckpointError, FileError
-from embedlayer.files import read_json
+from embedlayer.files import read_json, restored
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 MOST_HEADER_BYTES = 100_000_000
@@ -314,7 +314,7 @@ def locate(path: Path) -> tuple[Place, str | None] | None:
         FileError: No path can be called that.
     """
     try:
-        if path.is_dir():
+        if restored(path).is_dir():
             return _Folder(path), None
         return (_Folder(path.parent), path.name) if path.is_file() else None
     except (OSError, ValueError) as error:

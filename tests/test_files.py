@@ -39,10 +39,121 @@ with files.{replacing}({str(tmp_path / "a[1]")!r}):
     assert set(os.listdir(tmp_path)) == others
 
 
-def test_a_new_file_has_the_permissions_of_any_other(tmp_path: Path) -> None:
-    (tmp_path / "plain").touch()
-    files.write_text(tmp_path / "ours", "x")
-    assert (tmp_path / "ours").stat().st_mode == (tmp_path / "plain").stat().st_mode
+def test_new_files_and_folders_have_the_permissions_of_any_other(tmp_path: Path) -> None:
+    code = f"""
+import os, pathlib, torch
+from embedlayer import files
+os.umask(0o027)
+def umask(mask):
+    raise AssertionError("the umask is that of all threads")
+os.umask = umask
+path = pathlib.Path({str(tmp_path)!r})
+(path / "plain").touch()
+(path / "plain folder").mkdir()
+files.write_text(path / "text", "x")
+files.save_tensors(path / "tensors", {{"weight": torch.ones(4)}})
+for _ in range(2):
+    with files.replacing_folder(path / "folder") as partial:
+        (partial / "file").touch()
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
+    modes = {str(file.relative_to(tmp_path)): file.stat().st_mode for file in tmp_path.rglob("*")}
+    assert {modes[name] for name in ("text", "tensors", "folder/file")} == {modes["plain"]}
+    assert modes["folder"] == modes["plain folder"]
+
+
+KILLS = """
+import os, pathlib, sys, tempfile
+from embedlayer import files
+
+def watch(stop_at):
+    # ends this process at its so-many-th operation on the file system, before it is carried out
+    count = 0
+    def hook(event, arguments):
+        nonlocal count
+        if event.partition(".")[0] in ("open", "os", "shutil", "ctypes"):
+            count += 1
+            if count == stop_at:
+                os._exit(9)
+    sys.addaudithook(hook)
+
+def contents(path):
+    return {str(file.relative_to(path)): file.read_text() for file in path.rglob("*") if file.is_file()}
+
+def replace(path):
+    if kind == "file":
+        files.write_text(path, "new" * 10_000)
+        return
+    with files.replacing_folder(path) as partial:
+        for name in ("new", "both"):
+            (partial / name).write_text("new " + name)
+        (partial / "inner").mkdir()
+        (partial / "inner" / "deep").write_text("new")
+
+kind, exchange = sys.argv[1:]
+if exchange == "no":
+    files._exchange = lambda one, other: False
+old = {"old": "old", "both": "old both"}
+new = {"new": "new new", "both": "new both", "inner/deep": "new"}
+seen, ended, stop_at = set(), False, 0
+while not ended:
+    stop_at += 1
+    with tempfile.TemporaryDirectory() as name:
+        path = pathlib.Path(name) / "out.x"
+        if kind == "file":
+            path.write_text("old")
+        else:
+            path.mkdir()
+            for name, content in old.items():
+                (path / name).write_text(content)
+        child = os.fork()
+        if not child:
+            watch(stop_at)
+            replace(path)
+            os._exit(0)
+        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        assert code in (0, 9), code
+        ended = code == 0
+        missing = not path.exists()
+        files.restored(path)
+        if kind == "file":
+            found = path.read_text()
+            assert found in ("old", "new" * 10_000), found
+            found = found[:3]
+        else:
+            found = contents(path)
+            assert found in (old, new), found
+            found = "old" if found == old else "new"
+        assert not ended or found == "new"
+        files.clear_away_partials(path)
+        assert os.listdir(path.parent) == ["out.x"]
+        seen.add((found, missing))
+print(stop_at, sorted(seen))
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="each kill is of a process made by fork")
+@pytest.mark.parametrize(("kind", "exchange"), [("file", "yes"), ("folder", "yes"), ("folder", "no")])
+def test_a_process_killed_at_any_operation_leaves_the_old_or_the_new_whole(kind: str, exchange: str) -> None:
+    code = [sys.executable, "-c", KILLS, kind, exchange]
+    result = subprocess.run(code, capture_output=True, text=True, check=True)
+    kills, seen = result.stdout.split(" ", 1)
+    assert int(kills) > 8
+    if kind == "folder" and exchange == "no":
+        assert "('old', True)" in seen  # it was missing, and is put back
+    elif sys.platform == "linux":
+        assert "True" not in seen
+
+
+def test_an_old_folder_that_cannot_be_put_back_is_named(tmp_path: Path, monkeypatch) -> None:
+    (tmp_path / ".a.1234.old").mkdir()
+    (tmp_path / ".a.b.1234.old").mkdir()  # of another folder
+    monkeypatch.setattr(os, "rename", lambda *_, **__: (_ for _ in ()).throw(PermissionError(13, "Permission denied")))
+    with pytest.raises(FileError, match=r"cannot be renamed: Permission denied\. Rename it to a"):
+        files.restored(tmp_path / "a")
+    monkeypatch.undo()
+    assert files.restored(tmp_path / "a").is_dir()
+    assert os.listdir(tmp_path / ".a.b.1234.old") == []
 
 
 def test_a_full_disk_leaves_the_old_tensors(tmp_path: Path) -> None:

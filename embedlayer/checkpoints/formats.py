@@ -6,7 +6,7 @@
 | `word2vec-binary` | `.bin`, also `.gz` | the same header, then each token, a space and D little-endian float32 |
 | `glove` | `.txt`, also `.gz` | the lines of `word2vec` without the header |
 | `fasttext` | `.vec`, also `.gz` | that of `word2vec` |
-| `npy` | `.npy`, also `.gz` | NumPy's array, and beside it `NAME.tokens.json`, a list of strings |
+| `npy` | `.npy`, also `.gz` | NumPy's array, and beside it, if rows have names, `NAME.tokens.json`: a list of strings |
 | `projector` | a folder | `tensors.tsv` and `metadata.tsv` of the Embedding Projector; its `projector_config.pbtxt` |
 
 Numbers are written as the shortest decimals that read back as the same float32. Nothing is believed that a header says:
@@ -18,7 +18,8 @@ import json
 import re
 import warnings
 import zlib
-from collections.abc import Iterator, Sequence
+from array import array
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from io import BufferedIOBase
 from pathlib import Path
@@ -37,11 +38,13 @@ from embedlayer.tables.table import TokenTable
 
 VectorFormat = Literal["word2vec", "word2vec-binary", "glove", "fasttext", "npy", "projector"]
 DecodeErrors = Literal["strict", "ignore", "replace"]
+NonfiniteRows = Literal["refuse", "keep"]
 
 LONGEST_LINE = 1 << 24
 LONGEST_TOKEN = 1 << 16
 MOST_COLUMNS = 1 << 20
 NUMBERS_AT_ONCE = 1 << 16
+ROWS_SHOWN = 8
 TENSORS, METADATA, PROJECTOR_CONFIG = "tensors.tsv", "metadata.tsv", "projector_config.pbtxt"
 
 _BY_SUFFIX: dict[str, VectorFormat] = {
@@ -65,7 +68,11 @@ Row = npt.NDArray[np.float32]
 
 
 def read_vectors(
-    path: Path | str, format: VectorFormat | None = None, *, errors: DecodeErrors = "strict"
+    path: Path | str,
+    format: VectorFormat | None = None,
+    *,
+    errors: DecodeErrors = "strict",
+    nonfinite: NonfiniteRows = "refuse",
 ) -> tuple[list[str], Float[Tensor, "V D"]]:
     """Read a table and its tokens.
 
@@ -77,15 +84,21 @@ def read_vectors(
         format: One of those above; by default what the name says, and for a `.txt` its first line.
         errors: What becomes of tokens that are not UTF-8: an error that names the line, or as in `bytes.decode`
             `"ignore"` or `"replace"` (word2vec's own tool cuts long tokens within a character).
+        nonfinite: What becomes of rows with NaN, infinity or numbers too large for float32: an error that names the
+            first, or with `"keep"` a warning that names some, and the rows as they are.
 
     Returns:
-        The tokens, and their rows `(V, D)` in float32.
+        The tokens, and their rows `(V, D)` in float32. The tokens of a `.npy` without a file of tokens beside it are
+        the numbers of its rows, `"0"`, `"1"`, ...
 
     Raises:
         FileError: The file cannot be read.
         CheckpointError: It is not what the format says: the message names the line (or the row, where there are no
             lines) with too few numbers, one that is none, NaN or infinity, or a header that lies.
         SizeError: The format is unknown, or the name does not tell it.
+
+    Warns:
+        EmbedLayerWarning: Tokens come twice, or rows that are not finite are kept.
 
     Example:
         >>> write_vectors("cats.txt", ["cat", "dog"], torch.eye(2), format="word2vec")
@@ -96,13 +109,35 @@ def read_vectors(
     path = Path(path)
     chosen = _format_of(path, format) or _sniffed(path)
     if chosen == "npy":
-        return _read_npy(path)
-    if chosen == "projector":
-        return _read_projector(path, errors)
-    with _reading(path) as file:
-        if chosen == "word2vec-binary":
-            return _collected(path, _binary_rows(path, file), errors, place="row")
-        return _collected(path, _text_rows(path, file, has_header=chosen != "glove"), errors, place="line")
+        tokens, rows, places = _read_npy(path)
+    elif chosen == "projector":
+        tokens, rows, places = _read_projector(path, errors)
+    else:
+        with _reading(path) as file:
+            if chosen == "word2vec-binary":
+                tokens, rows, places = _collected(path, _binary_rows(path, file), errors, place="row")
+            else:
+                found = _text_rows(path, file, has_header=chosen != "glove")
+                tokens, rows, places = _collected(path, found, errors, place="line")
+    _check_finite(path, tokens, rows, places, nonfinite)
+    return tokens, rows
+
+
+def _check_finite(path: Path, tokens: list[str], rows: Tensor, places: "Places", nonfinite: NonfiniteRows) -> None:
+    """Refuse rows that are not finite, or warn of them."""
+    step = max(1, NUMBERS_AT_ONCE // rows.shape[1])
+    starts = range(0, len(rows), step)
+    broken = [start + int(row) for start in starts for row in (~rows[start : start + step].isfinite().all(1)).nonzero()]
+    if not broken:
+        return
+    shown = "; ".join(f"{places(row)} ({tokens[row]!r})" for row in broken[:ROWS_SHOWN])
+    what = (
+        f"{path}: {len(broken):,} of {len(rows):,} rows hold NaN, infinity or numbers too large for float32: "
+        f"{shown}{'; ...' if len(broken) > ROWS_SHOWN else ''}."
+    )
+    if nonfinite == "refuse":
+        raise CheckpointError(f'{what} Remove them, or read them as they are with nonfinite="keep".')
+    warnings.warn(what, EmbedLayerWarning, stacklevel=3)
 
 
 def write_vectors(
@@ -203,26 +238,25 @@ def _reading(path: Path) -> Iterator[BufferedIOBase]:
 Found = tuple[int, bytes, Row]
 """Line or row number, token, numbers."""
 
+Places = Callable[[int], str]
+"""Where a row is in its file, for people."""
+
 
 def _collected(
     path: Path, found: Iterator[Found], errors: DecodeErrors, *, place: str
-) -> tuple[list[str], Float[Tensor, "V D"]]:
+) -> tuple[list[str], Float[Tensor, "V D"], Places]:
     """Tokens and rows as they come, each token once; memory grows with what was read."""
     first: dict[str, None] = {}
-    numbers = bytearray()
+    numbers, at = bytearray(), array("q")
     twice: list[str] = []
     width = 0
     for number, raw, row in found:
         token = _decoded(path, f"{place} {number}", raw, errors)
-        if not np.isfinite(row).all():
-            raise CheckpointError(
-                f"{path}, {place} {number}: the row of {token!r} holds {int((~np.isfinite(row)).sum())} numbers that "
-                f"are NaN, infinite or too large for float32. Remove the row, or make the file again."
-            )
         if token in first:
             twice.append(f"{token!r} at {place} {number}")
             continue
         first[token] = None
+        at.append(number)
         width = len(row)
         numbers += row.astype("<f4").tobytes()
     if not first:
@@ -233,7 +267,8 @@ def _collected(
             EmbedLayerWarning,
             stacklevel=3,
         )
-    return list(first), torch.frombuffer(numbers, dtype=torch.float32).view(len(first), width)
+    rows = torch.frombuffer(numbers, dtype=torch.float32).view(len(first), width)
+    return list(first), rows, lambda row: f"{place} {at[row]}"
 
 
 def _decoded(path: Path, place: str, raw: bytes, errors: DecodeErrors) -> str:
@@ -366,8 +401,9 @@ def _binary_rows(path: Path, file: BufferedIOBase) -> Iterator[Found]:
         raise CheckpointError(f"{path}: the header states {count} rows of {width} numbers, and the file goes on.")
 
 
-def _read_npy(path: Path) -> tuple[list[str], Float[Tensor, "V D"]]:
-    tokens = _json_tokens(_tokens_file(path))
+def _read_npy(path: Path) -> tuple[list[str], Float[Tensor, "V D"], Places]:
+    named = _tokens_file(path).exists()
+    tokens = _json_tokens(_tokens_file(path)) if named else []
     with _reading(path) as file:
         start = file.read(10)
         length = int.from_bytes(start[8:10], "little")
@@ -376,8 +412,13 @@ def _read_npy(path: Path) -> tuple[list[str], Float[Tensor, "V D"]]:
         if start[:8] != b"\x93NUMPY\x01\x00" or len(header) < length or not found:
             raise CheckpointError(f"{path} is not an array (V, D) of floats in NumPy's format 1.0.")
         dtype, by_columns, count, width = np.dtype(found[1]), found[2] == "True", int(found[3]), int(found[4])
-        if count != len(tokens) or not count or not width:
-            raise CheckpointError(f"{path} holds {count} x {width} numbers, and {len(tokens)} tokens stand beside it.")
+        if not count or not width:
+            raise CheckpointError(f"{path} holds {count} x {width} numbers: there are no vectors in it.")
+        if named and count != len(tokens):
+            raise CheckpointError(
+                f"{path} holds {count} rows, and {_tokens_file(path).name} beside it {len(tokens)} tokens: they do not "
+                f"belong together."
+            )
         wanted = count * width * dtype.itemsize
         content = bytearray()
         while chunk := file.read(min(1 << 22, wanted + 1 - len(content))):
@@ -390,8 +431,7 @@ def _read_npy(path: Path) -> tuple[list[str], Float[Tensor, "V D"]]:
     array = np.frombuffer(content, dtype).reshape((width, count) if by_columns else (count, width))
     with np.errstate(over="ignore"):
         rows = (array.T if by_columns else array).astype(np.float32)
-    _refuse_unsound(path, rows, first=0)
-    return tokens, torch.from_numpy(rows)
+    return tokens or [str(row) for row in range(count)], torch.from_numpy(rows), lambda row: f"row {row}"
 
 
 def _json_tokens(path: Path) -> list[str]:
@@ -406,16 +446,7 @@ def _json_tokens(path: Path) -> list[str]:
     return tokens
 
 
-def _refuse_unsound(path: Path, rows: Row, *, first: int) -> None:
-    unsound = np.flatnonzero(~np.isfinite(rows).all(axis=-1))
-    if len(unsound):
-        raise CheckpointError(
-            f"{path}: {len(unsound)} rows hold NaN, infinity or numbers too large for float32, the first is row "
-            f"{unsound[0] + first}."
-        )
-
-
-def _read_projector(path: Path, errors: DecodeErrors) -> tuple[list[str], Float[Tensor, "V D"]]:
+def _read_projector(path: Path, errors: DecodeErrors) -> tuple[list[str], Float[Tensor, "V D"], Places]:
     folder = _folder_of(path)
     numbers = bytearray()
     count = width = 0
@@ -428,15 +459,12 @@ def _read_projector(path: Path, errors: DecodeErrors) -> tuple[list[str], Float[
                 raise CheckpointError(
                     f"{tensors}, line {number}: found {len(fields)} numbers where there should be {width}."
                 )
-            row = _numbers(tensors, number, fields)
-            _refuse_unsound(tensors, row[None], first=number)
-            numbers += row.astype("<f4").tobytes()
+            numbers += _numbers(tensors, number, fields).astype("<f4").tobytes()
             count += 1
     if not count:
         raise CheckpointError(f"{tensors} holds no vectors.")
-    return _metadata(folder / METADATA, count, errors), torch.frombuffer(numbers, dtype=torch.float32).view(
-        count, width
-    )
+    rows = torch.frombuffer(numbers, dtype=torch.float32).view(count, width)
+    return _metadata(folder / METADATA, count, errors), rows, lambda row: f"{TENSORS}, line {row + 1}"
 
 
 def _metadata(path: Path, count: int, errors: DecodeErrors) -> list[str]:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Any, Literal, Unpack
+from typing import Annotated, Any, Literal, TypedDict, Unpack
 
 import torch
 import torch.nn.functional as F
@@ -17,13 +17,14 @@ from torch import Tensor, nn
 from embedlayer.checkpoints.families import Numbering, Step
 from embedlayer.checkpoints.writer import WriteReceipt, write_tensors
 from embedlayer.errors import CheckpointError, EmbedLayerError, EmbedLayerWarning, SizeError
+from embedlayer.fields import Range, check_fields
 from embedlayer.files import JsonObject
 from embedlayer.layers.in_place import Place
 from embedlayer.layers.input import sequence_of
 from embedlayer.layers.output import OutputHead
 from embedlayer.losses.linear_cross_entropy import LossOptions
 from embedlayer.positions.position import AttentionMask, Position, positions_of
-from embedlayer.pretrained import Pretrained, build, describe
+from embedlayer.pretrained import Pretrained, build, check_saved, describe
 from embedlayer.shapes import Ids, IdsLike, Positions, Vectors
 from embedlayer.tables.dense import TokenEmbedding, as_table
 from embedlayer.tables.table import TokenTable
@@ -328,10 +329,10 @@ class EmbeddingLayer(Pretrained):
             table, position = build(options.pop("table")), build(options.pop("position"))
             types = options.pop("types")
             head = options.pop("head")
-            return cls(
-                table,
-                position,
-                None if head is None else _head(head, table),
+            return cls.construct(
+                table=table,
+                position=position,
+                head=None if head is None else _head(head, table),
                 types=build(types) if isinstance(types, dict) else types,
                 norm=_norm(options.pop("norm")),
                 projection=_linear(options.pop("projection")),
@@ -543,17 +544,38 @@ def _linear_config(linear: nn.Linear | None) -> JsonObject | None:
     return {"in": linear.in_features, "out": linear.out_features, "bias": linear.bias is not None}
 
 
+Width = Annotated[int, Range(1, 1 << 24)]
+
+
+class NormConfig(TypedDict):
+    """A LayerNorm in a saved configuration."""
+
+    width: Width
+    eps: float
+
+
+LinearConfig = TypedDict("LinearConfig", {"in": Width, "out": Width, "bias": bool})
+
+
 def _norm(config: JsonObject | None) -> nn.LayerNorm | None:
-    return None if config is None else nn.LayerNorm(config["width"], eps=config["eps"])
+    if config is None:
+        return None
+    check_fields(config, NormConfig, "The saved configuration of a LayerNorm")
+    return nn.LayerNorm(config["width"], eps=config["eps"])
 
 
 def _linear(config: JsonObject | None) -> nn.Linear | None:
-    return None if config is None else nn.Linear(config["in"], config["out"], bias=config["bias"])
+    if config is None:
+        return None
+    check_fields(config, LinearConfig, "The saved configuration of a projection")
+    return nn.Linear(config["in"], config["out"], bias=config["bias"])
 
 
 def _head(config: JsonObject, table: TokenTable) -> OutputHead | TransformedHead:
     options = dict(config)
     tied, dense = options.pop("tied"), _linear(options.pop("dense", None))
     activation, norm = options.pop("activation", None), _norm(options.pop("norm", None))
+    check_saved(TransformedHead, {"activation": activation})
+    check_saved(OutputHead, options)
     output = OutputHead(table if tied else None, **options)
     return output if dense is None else TransformedHead(output, dense=dense, activation=activation, norm=norm)

@@ -6,21 +6,33 @@ where a shard that is not asked for is never downloaded.
 
 import json
 import re
+import socket
 from pathlib import Path
+from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
 
 from embedlayer.errors import CheckpointError, FileError, MissingExtraError, require
 from embedlayer.files import JsonObject, read_json
 from embedlayer.weight_files import Place, WeightFiles, files_in, is_plain_name, locate, nothing_at
 
 CONFIG = "config.json"
+SECONDS_TO_CONNECT = 5.0
+LONGEST_HUB_NAME = 96
+ENDINGS = (
+    *(".safetensors", ".json", ".jsonl", ".gz", ".txt", ".bin", ".vec", ".npy", ".tsv", ".gguf", ".model"),
+    *(".pt", ".pth", ".ckpt", ".pkl"),
+)
+"""Ends of files; a repository on the hub is not called so."""
 
 
 class _Hub(Place):
-    def __init__(self, repository: str, revision: str | None, folder: str = "") -> None:
+    def __init__(self, repository: str, revision: str | None, folder: str = "", *, online: bool | None = None) -> None:
         self.name = f"{repository}/{folder}" if folder else repository
         self.repository = repository
         self.revision = revision
         self.folder = folder
+        self.online = online
+        """Whether the hub answers; `None` before it was asked."""
 
     def find(self, file: str) -> Path | None:
         try:
@@ -30,24 +42,65 @@ class _Hub(Place):
                 f"There is no folder or file {self.name!r} here. To ask the hub: {error}"
             ) from error
         errors = require("huggingface_hub.errors", extra="hf")
+        if self.online is None:
+            self._connect()
         try:
-            return Path(
-                hub.hf_hub_download(self.repository, file, subfolder=self.folder or None, revision=self.revision)
+            found = hub.hf_hub_download(
+                self.repository,
+                file,
+                subfolder=self.folder or None,
+                revision=self.revision,
+                local_files_only=not self.online,
             )
         except errors.EntryNotFoundError:  # also: not in the cache, and offline
             return None
         except (OSError, ValueError) as error:
-            reason = str(error).strip().splitlines()[:1]
-            raise FileError(
-                f"Cannot get {file} of {self.name!r} from the hub: {(reason or [type(error).__name__])[0]}\n"
-                f"There is no folder or file of that name here either."
-            ) from error
+            raise self._refused(f"Cannot get {file} of {self.name!r} from the hub", error) from error
+        return Path(found)
+
+    def _connect(self) -> None:
+        """See whether the hub answers: its client tries each file for half a minute; what is cached needs no hub."""
+        hub = require("huggingface_hub", extra="hf")
+        errors = require("huggingface_hub.errors", extra="hf")
+        constants = require("huggingface_hub.constants", extra="hf")
+        try:
+            if not constants.HF_HUB_OFFLINE:
+                _call(constants.ENDPOINT)
+            self.online = not constants.HF_HUB_OFFLINE
+        except OSError as error:
+            try:
+                hub.snapshot_download(self.repository, revision=self.revision, local_files_only=True)
+            except (errors.EntryNotFoundError, OSError, ValueError):
+                raise self._refused(
+                    f"{self.name!r} is not in the hub's cache on this machine, and {constants.ENDPOINT} cannot be "
+                    f"reached",
+                    error,
+                ) from error
+            self.online = False
+
+    def _refused(self, what: str, error: Exception) -> FileError:
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+        return FileError(f"{what} ({reason}). There is no folder or file of that name here either.")
 
     def files(self) -> None:
         return None
 
     def below(self, folder: str) -> "_Hub":
-        return _Hub(self.repository, self.revision, folder)
+        return _Hub(self.repository, self.revision, folder, online=self.online)
+
+
+def _call(url: str) -> None:
+    """Connect to the host of a URL, or to the proxy for it, and hang up.
+
+    Raises:
+        OSError: It does not answer within `SECONDS_TO_CONNECT`.
+    """
+    asked = urlsplit(url)
+    proxies = {} if proxy_bypass(asked.hostname or "") else getproxies()
+    proxy = proxies.get(asked.scheme) or proxies.get("all")
+    met = urlsplit(proxy if proxy is None or "//" in proxy else f"//{proxy}") if proxy else asked
+    port = met.port or {"http": 80, "socks5": 1080, "socks5h": 1080}.get(met.scheme, 443)
+    socket.create_connection((met.hostname, port), SECONDS_TO_CONNECT).close()
 
 
 class Checkpoint(WeightFiles):
@@ -81,7 +134,9 @@ class Checkpoint(WeightFiles):
         found = locate(Path(source))
         if found is not None and found[1] is not None:
             return cls(*found)
-        if found is None and (isinstance(source, Path) or not _is_name(source)):
+        if found is None and (isinstance(source, Path) or not is_hub_name(source)):
+            if re.fullmatch(r"[\w.-]+", str(source)):
+                raise FileError(f"{nothing_at(source)} A model on the hub is named with its owner: owner/{source}.")
             raise nothing_at(source)
         place = _Hub(str(source), revision) if found is None else found[0]
         folder, is_static = _first_module(place)
@@ -92,10 +147,21 @@ class Checkpoint(WeightFiles):
         return self._place.find(name)
 
 
-def _is_name(source: str) -> bool:
-    """Whether it can be a name on the hub; with a first part that is a folder here it is a path that was mistyped."""
-    owner, slash, _ = source.partition("/")
-    return re.fullmatch(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", source) is not None and not (slash and Path(owner).is_dir())
+def is_hub_name(source: str) -> bool:
+    """Whether a string names a repository on the hub: `owner/name`, and nothing that looks like a path.
+
+    A path is what has no slash or several, starts with a dot, a slash or a tilde, ends like a file that this library
+    reads, or begins with a folder that is here. So a mistyped path is never sent to the hub, with the exception of one
+    that is two plain words.
+
+    Example:
+        >>> [is_hub_name(source) for source in ("openai-community/gpt2", "./runs/a", "runs", "runs/a.npy")]
+        [True, False, False, False]
+    """
+    owner, _, name = source.partition("/")
+    if not re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", source, re.ASCII) or len(source) > LONGEST_HUB_NAME:
+        return False
+    return not name.endswith(ENDINGS) and not Path(owner).is_dir()
 
 
 def _first_module(place: Place) -> tuple[str, bool]:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from embedlayer.checkpoints.formats import SUFFIXES, TENSORS, read_vectors
 from embedlayer.checkpoints.loader import load
 from embedlayer.errors import CheckpointError, EmbedLayerError, FileError, TokenizerError
-from embedlayer.files import read_json
+from embedlayer.files import read_json, restored
 from embedlayer.models.decoder import DecoderLM
 from embedlayer.models.llama import load_llama
 from embedlayer.pretrained import CONFIG, TOKENIZER, Pretrained, is_description
@@ -100,11 +100,14 @@ def open_table(source: Path | str, tokenizer_from: Path | None = None) -> Opened
         FileError: There is nothing, or it cannot be read.
         CheckpointError: It is damaged, of another kind, or has no table.
         TokenizerError: The tokenizer is damaged.
+
+    Warns:
+        EmbedLayerWarning: Rows hold NaN or infinity.
     """
-    path = Path(source)
+    path = restored(source)
     given = None if tokenizer_from is None else load_tokenizer(tokenizer_from)
     if is_file_of_vectors(path):
-        tokens, rows = read_vectors(path, errors="replace")
+        tokens, rows = read_vectors(path, errors="replace", nonfinite="keep")
         table = TokenEmbedding.from_pretrained(rows)
         return OpenedTable(path, "file of vectors", table, None, given, tokens if given is None else None)
     return _saved(path, given) if is_ours(path) else _checkpoint(source, given)
@@ -125,7 +128,7 @@ def is_ours(path: Path) -> bool:
 
 def counts_of(run: RunDirectory, vocab_size: int) -> Int[Tensor, " V"] | None:
     """How often each token stands in the text of a run, if that is still there."""
-    return torch.from_numpy(TokenCorpus.open(run.corpus).counts(vocab_size)) if run.corpus.exists() else None
+    return torch.from_numpy(TokenCorpus.open(run.corpus).counts(vocab_size)) if restored(run.corpus).exists() else None
 
 
 def _saved(path: Path, tokenizer: Tokenizer | None) -> OpenedTable:

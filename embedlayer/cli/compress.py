@@ -139,7 +139,7 @@ def _read_run(source: Source, path: Path) -> None:
 
     run = RunDirectory(path)
     if run.holds_a_run:
-        source.window = min(source.window, run.read()["options"]["max_length"])
+        source.window = min(source.window, run.options().max_length)
     source.counts = counts_of(run, source.model.table.vocab_size)
 
 

@@ -59,6 +59,9 @@ def main(arguments: list[str] | None = None) -> None:
     except EmbedLayerError as error:
         click.secho(f"{type(error).__name__}: {error}", fg="red", err=True)
         sys.exit(1 if isinstance(error, OSError) else 2)
+    except OSError as error:  # of a file that the library did not expect to fail, such as in a folder made unreadable
+        click.secho(f"FileError: {error}".encode("utf-8", "backslashreplace").decode(), fg="red", err=True)
+        sys.exit(1)
     except click.ClickException as error:
         error.show()
         sys.exit(error.exit_code)

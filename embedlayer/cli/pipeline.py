@@ -232,7 +232,10 @@ def summarise(directory: "RunDirectory", model: "DecoderLM", neighbors: Sequence
     """What a finished run came to, as plain numbers."""
     metrics = directory.read_metrics()
     validated = [line for line in metrics if "validation_loss" in line]
-    if not validated or metrics[0]["step"] != 0:
+    first, rest = metrics[:1], metrics[1:]
+    whole = all("loss" in line for line in first) and all("tokens_per_second" in line for line in rest)
+    whole = whole and all("validation_bits_per_byte" in line for line in validated)
+    if not (validated and rest and whole) or metrics[0]["step"] != 0:
         raise FileError(f"{directory.metrics} is not the record of a finished run. Train again, or resume the run.")
     return {
         "directory": str(directory.path),
@@ -280,7 +283,7 @@ def show_summary(summary: dict[str, Any], *, as_json: bool) -> None:
 
 def neighbor_rows(directory: "RunDirectory", model: "DecoderLM", tokenizer: "Tokenizer") -> list[NeighborRow]:
     """The run's probe tokens with what was nearest before and is nearest after training."""
-    before = directory.read()["notes"]["neighbors_before"]
+    before = directory.read()["notes"].get("neighbors_before", [])
     after = _neighbors_of([row["id"] for row in before], model, tokenizer)
     return [
         NeighborRow(token=old["token"], before=_pairs(old["near"]), after=_pairs(new["near"]))

@@ -88,13 +88,19 @@ def train(files: tuple[str, ...], **options: Any) -> int:
     """
     from embedlayer.cli.pipeline import chosen_device
     from embedlayer.distributed.ranks import started_ranks
+    from embedlayer.training.run_directory import RunDirectory
 
-    device = chosen_device(options["device"])
-    with started_ranks(device, options["timeout_seconds"], options["table_ranks"]) as ranks:
-        return _train(files, options, device, ranks)
+    device, directory = chosen_device(options["device"]), RunDirectory(options["output"])
+    with (
+        started_ranks(device, options["timeout_seconds"], options["table_ranks"]) as ranks,
+        directory.written_by(ranks, create=not options["resume"]),
+    ):
+        return _train(directory, files, options, device, ranks)
 
 
-def _train(files: tuple[str, ...], options: dict[str, Any], device: str, ranks: "Ranks") -> int:
+def _train(
+    directory: "RunDirectory", files: tuple[str, ...], options: dict[str, Any], device: str, ranks: "Ranks"
+) -> int:
     from embedlayer.cli.pipeline import (
         LayerOptions,
         show_summary,
@@ -103,9 +109,7 @@ def _train(files: tuple[str, ...], options: dict[str, Any], device: str, ranks: 
     )
     from embedlayer.cli.report import make_report
     from embedlayer.training.loop import TrainingOptions
-    from embedlayer.training.run_directory import RunDirectory
 
-    directory = RunDirectory(options["output"])
     quiet = options["as_json"] or not ranks.first
     ranks.agree({"FILE...": files, **{f"--{name.replace('_', '-')}": value for name, value in options.items()}})
     if options["resume"] or ranks.any(ranks.first and was_begun_by(ranks.launch, directory)):

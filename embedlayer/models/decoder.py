@@ -18,7 +18,7 @@ from embedlayer.models.cache import BlockCache, KeyValueCache
 from embedlayer.models.config import ModelConfig
 from embedlayer.normal import NormalLinear
 from embedlayer.positions.position import AttentionMask, Position, positions_of
-from embedlayer.pretrained import Pretrained, build, describe
+from embedlayer.pretrained import Pretrained, build, check_saved, describe
 from embedlayer.shapes import IdsLike, Positions
 from embedlayer.tables.dense import as_table
 from embedlayer.tables.table import TokenTable
@@ -184,7 +184,8 @@ class DecoderLM(Pretrained):
         if not isinstance(table, TokenTable) or not isinstance(position, Position):
             raise CheckpointError(f"A decoder needs a table and a position, not {type(table)} and {type(position)}.")
         tied_to = table if head.pop("tied") else None
-        return cls(table, position, make_head(tied_to, **head), **options)
+        check_saved(OutputHead, head)
+        return cls.construct(table=table, position=position, head=make_head(tied_to, **head), **options)
 
     def forward(
         self,

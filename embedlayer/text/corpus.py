@@ -31,8 +31,8 @@ import numpy as np
 import numpy.typing as npt
 from tokenizers import Tokenizer
 
-from embedlayer.errors import EmbedLayerWarning, FileError, SizeError, TextError
-from embedlayer.files import replacing_folder, writable_folder
+from embedlayer.errors import EmbedLayerWarning, FileError, SizeError, TextError, TokenIdError
+from embedlayer.files import replacing_folder, restored, writable_folder
 from embedlayer.text.mapped import IdArray as IdArray
 from embedlayer.text.mapped import MappedParts
 from embedlayer.text.parts import joined, read_parts, write_tables
@@ -249,15 +249,32 @@ class TokenCorpus:
         return f"TokenCorpus({self.num_tokens} tokens, {self.num_bytes} bytes, {len(self.documents)} documents)"
 
     def counts(self, size: int) -> npt.NDArray[np.int64]:
-        """How often each ID from 0 to `size - 1` occurs, `(size,)`, read in pieces.
+        """Count how often each ID from 0 to `size - 1` occurs, `(size,)`, in blocks of constant size.
+
+        Args:
+            size: Rows of the table that the IDs are for, V; `vocab_size` fits always.
+
+        Raises:
+            TokenIdError: The corpus holds an ID that is not below `size`.
+            SizeError: `size` is below 1.
 
         Example:
             >>> TokenCorpus.from_text("aab", tokenizer).counts(257)[97:99].tolist()
             [2, 1]
         """
+        if size < 1:
+            raise SizeError(f"size is {size}; it must be 1 or more: the corpus was made for {self.vocab_size} IDs.")
         counts = np.zeros(size, dtype=np.int64)
         for start in range(0, len(self.ids), 1 << 20):
-            counts += np.bincount(self.ids[start : start + (1 << 20)], minlength=size)
+            ids = np.asarray(self.ids[start : start + (1 << 20)])
+            largest = int(ids.max())  # before bincount, which allocates as many numbers as the largest ID says
+            if largest >= size:
+                raise TokenIdError(
+                    f"token id {largest} at token {start + int(ids.argmax())} of the corpus is outside 0..{size - 1}, "
+                    f"the {size} IDs to be counted. The corpus was made for {self.vocab_size}: call "
+                    f"counts({self.vocab_size}), or build the corpus again if it should have no such ID."
+                )
+            counts += np.bincount(ids, minlength=size)
         return counts
 
     def split(self, validation_fraction: float) -> tuple["TokenCorpus", "TokenCorpus"]:
@@ -500,7 +517,7 @@ def not_utf8(source: str | Path, offset: int, byte: int, raw: bytes) -> str:
 
 def _check_replaceable(path: Path) -> None:
     """A corpus may replace an older one or an empty folder, and nothing else."""
-    names = {file.name for file in path.iterdir()} if path.is_dir() else set()
+    names = {file.name for file in path.iterdir()} if restored(path).is_dir() else set()
     if names and not {"index.json", "ids.bin"} <= names:
         raise FileError(f"The folder {path} holds something other than a corpus. Choose a new folder for the corpus.")
     if path.exists() and not path.is_dir():

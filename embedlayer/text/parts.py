@@ -16,21 +16,52 @@ begins, and where a part goes on with the document of the one before.
 
 import hashlib
 import json
+import math
+import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple, NotRequired, TypedDict
 
 import numpy as np
 import numpy.typing as npt
 
 from embedlayer.errors import CheckpointError
-from embedlayer.files import JsonObject, read_json, write_json
+from embedlayer.fields import Count, Range, shown
+from embedlayer.files import JsonObject, read_fields, read_json, restored, write_json
 from embedlayer.text.mapped import IdArray, MappedFile, MappedParts, cannot_map
 
 Offsets = npt.NDArray[np.int64]
 
 PLAN = "corpus.json"
 FORMAT_VERSION = 1
+PLAN_VERSION = 2
+
+
+class Index(TypedDict):
+    """`index.json`: what a part of a corpus holds."""
+
+    dtype: Literal["uint16", "uint32"]
+    num_tokens: Count
+    num_bytes: Count
+    vocab_size: Annotated[int, Range(1, 1 << 24)]
+    tokenizer: str
+    marks: NotRequired[Annotated[int, Range(0, 1)]]
+    bytes_read: NotRequired[Count]
+    plan: NotRequired[str]
+
+
+class Plan(TypedDict):
+    """`corpus.json`: what a corpus in parts is built from. A source is its name, size in bytes, and digest."""
+
+    shards: Annotated[int, Range(1, 10**6)]
+    tokenizer: str
+    sources: list[tuple[str, Count, str]]
+
+
+_NPY_HEADER = re.compile(
+    rb"\x93NUMPY\x01\x00..\{'descr': '<i8', 'fortran_order': False, 'shape': \((\d{1,15}),(?: (\d{1,3}))?\), \} *\n",
+    re.DOTALL,
+)
 
 
 class Part(NamedTuple):
@@ -80,9 +111,9 @@ def read_parts(path: Path) -> list[Part]:
         FileError: There is no corpus at `path`.
         CheckpointError: A part is damaged, not built yet, or does not belong to the plan.
     """
-    if not (path / PLAN).exists():
+    if not (restored(path) / PLAN).exists():
         return [_read_part(path)]
-    plan = read_json(path / PLAN)
+    plan = read_plan(path)
     if missing := missing_parts(path):
         raise CheckpointError(
             f"The corpus {path} is not finished: {len(missing)} parts are not built yet, among them part "
@@ -134,34 +165,60 @@ def missing_parts(path: Path) -> list[int]:
         FileError: There is no plan.
         CheckpointError: It is damaged.
     """
-    shards = read_json(path / PLAN).get("shards")
-    if not isinstance(shards, int) or shards < 1:
-        raise CheckpointError(f"{path / PLAN} plans {shards!r} parts: it is damaged. Build the corpus again.")
+    shards = read_plan(path)["shards"]
     return [number for number in range(shards) if not part_folder(path, number).exists()]
 
 
-def _read_part(path: Path) -> Part:
-    index = read_json(path / "index.json")
-    if index.get("format_version") != FORMAT_VERSION:
+def read_plan(path: Path) -> JsonObject:
+    """The plan of a corpus in parts.
+
+    Raises:
+        FileError: There is no plan.
+        CheckpointError: It is damaged, or of another version.
+    """
+    check_version(path / PLAN, PLAN_VERSION)
+    return read_fields(path / PLAN, Plan)
+
+
+def read_index(path: Path) -> JsonObject:
+    """What `index.json` of a part says.
+
+    Raises:
+        FileError: There is none.
+        CheckpointError: It is damaged, or of another version.
+    """
+    check_version(path / "index.json", FORMAT_VERSION)
+    return read_fields(path / "index.json", Index)
+
+
+def check_version(file: Path, version: int) -> None:
+    """Refuse a file of a format version that this library does not read.
+
+    Raises:
+        FileError: It cannot be read.
+        CheckpointError: It is of another version, or not a JSON object.
+    """
+    found = read_json(file).get("format_version")
+    if found != version:
         raise CheckpointError(
-            f"{path} has corpus format {index.get('format_version')!r}; this version of embedlayer reads "
-            f"{FORMAT_VERSION}. Build it again."
+            f"{file} has corpus format {shown(found)}; this version of embedlayer reads {version}. Build it again."
         )
+
+
+def _read_part(path: Path) -> Part:
+    index = read_index(path)
     of_several = "plan" in index
     try:
         dtype: np.dtype[Any] = np.dtype({"uint16": "<u2", "uint32": "<u4"}[index["dtype"]])
-        num_tokens, num_bytes = int(index["num_tokens"]), int(index["num_bytes"])
-        index |= {"vocab_size": int(index["vocab_size"]), "tokenizer": str(index["tokenizer"])}
-        marks = index.setdefault("marks", 0)
-        documents = np.load(path / "documents.npy", allow_pickle=False)
-        blocks = np.load(path / "blocks.npy", allow_pickle=False)
-        sources = np.load(path / "sources.npy", allow_pickle=False) if of_several else np.arange(len(documents))
+        num_tokens, num_bytes, marks = index["num_tokens"], index["num_bytes"], index.setdefault("marks", 0)
+        documents, blocks = read_offsets(path / "documents.npy"), read_offsets(path / "blocks.npy")
+        sources = read_offsets(path / "sources.npy") if of_several else np.arange(len(documents))
         size = (path / "ids.bin").stat().st_size
-    except (KeyError, TypeError, ValueError, EOFError, FileNotFoundError) as error:
-        raise CheckpointError(f"{path} is not a whole corpus ({error!r}). Build it again.") from error
+    except FileNotFoundError as error:
+        raise CheckpointError(f"{path} is not a whole corpus: {error.filename} is missing. Build it again.") from error
     except OSError as error:
         raise cannot_map(path, error) from error
-    if num_tokens < (not of_several) or marks not in (0, 1) or size != (marks + num_tokens) * dtype.itemsize:
+    if num_tokens < (not of_several) or size != (marks + num_tokens) * dtype.itemsize:
         raise CheckpointError(
             f"{path / 'ids.bin'} has {size} bytes where {num_tokens} tokens of {dtype.itemsize} bytes belong: "
             f"it was cut short or changed. Build the corpus again."
@@ -176,11 +233,30 @@ def _read_part(path: Path) -> Part:
         and blocks.shape[1:] == (2,)
         and _increases(blocks[:, 0])
         and blocks[0, 0] > 0
+        and blocks[0, 1] >= 0
+        and bool((np.diff(blocks[:, 1]) >= 0).all())
         and blocks[-1].tolist() == [num_tokens, num_bytes]
     ):
         raise CheckpointError(f"{path}: documents.npy or blocks.npy does not fit ids.bin. Build the corpus again.")
     ids = MappedFile(str(path / "ids.bin"), dtype, 0, size // dtype.itemsize).open() if size else np.empty(0, dtype)
     return Part(ids, documents, blocks, sources, index)
+
+
+def read_offsets(path: Path) -> Offsets:
+    """Read whole numbers, `(N,)` or `(N, K)` int64, from a file that `write_tables` wrote.
+
+    The file's size is compared with its header before anything is allocated.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        CheckpointError: It is damaged, or holds something else.
+    """
+    content = bytearray(path.read_bytes())
+    found = _NPY_HEADER.match(content)
+    shape = tuple(int(size) for size in (found[1], found[2]) if size) if found else (-1,)
+    if not found or len(content) - found.end() != 8 * math.prod(shape):
+        raise CheckpointError(f"{path} is not a whole array of whole numbers. Build the corpus again.")
+    return np.frombuffer(content, "<i8", offset=found.end()).reshape(shape)
 
 
 def _increases(numbers: npt.NDArray[Any]) -> bool:

@@ -9,6 +9,7 @@ built it, when, or after how many interruptions.
 import hashlib
 import os
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,7 +17,8 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from embedlayer.errors import CheckpointError, FileError, SizeError, TextError
-from embedlayer.files import JsonObject, clear_away_partials, read_json, replacing_folder, writable_folder, write_json
+from embedlayer.files import JsonObject, clear_away_partials, replacing_folder, writable_folder, write_json
+from embedlayer.locks import LOCK, FileLock
 from embedlayer.text.corpus import (
     ANCHOR_CHARS,
     CONTEXT_CHARS,
@@ -32,12 +34,21 @@ from embedlayer.text.corpus import (
     opened,
     warn_left_out,
 )
-from embedlayer.text.parts import PLAN, missing_parts, part_folder, plan_digest, write_tables
+from embedlayer.text.parts import (
+    PLAN,
+    PLAN_VERSION,
+    missing_parts,
+    part_folder,
+    plan_digest,
+    read_index,
+    read_offsets,
+    read_plan,
+    write_tables,
+)
 from embedlayer.text.tokenizer import as_tokenizer, fingerprint, load_tokenizer, save_tokenizer
 from embedlayer.text.workers import Report, run_jobs
 
 TOKENIZER = "tokenizer.json"
-_PLAN_VERSION = 2
 _PIECES_OF_A_SOURCE, _BYTES_OF_A_PIECE = 64, 1 << 14
 _BYTES_OF_A_CHAR = 4
 
@@ -75,7 +86,8 @@ def build_in_shards(
 
     Raises:
         FileError: A source cannot be read or is seen to be changed since the build began; `path` cannot be written,
-            holds something else, or the build of another plan; or a process was killed.
+            holds something else, the build of another plan, or is being built by another process; or a process was
+            killed.
         TextError: A source is not UTF-8, or there is no text at all.
         SizeError: `shards` or `workers` is below 1.
 
@@ -90,9 +102,17 @@ def build_in_shards(
     if workers < 1:
         raise SizeError(f"workers is {workers}; it must be 1 or more.")
     folder = _planned(sources, tokenizer, Path(path), shards)
-    plan = read_json(folder / PLAN)
+    with FileLock(folder / LOCK, f"The corpus folder {folder}"):
+        _build_missing(folder, shards, workers, on_progress)
+    _check_not_empty(sources, folder, shards)
+    return TokenCorpus.open(folder)
+
+
+def _build_missing(folder: Path, shards: int, workers: int, on_progress: Progress | None) -> None:
+    """Build the parts that are not there yet, in at most `workers` processes."""
+    plan = read_plan(folder)
     total = sum(size for _, size, _ in plan["sources"])
-    done = {number: int(read_json(part / "index.json")["bytes_read"]) for number, part in _built(folder, shards)}
+    done = {number: _bytes_read(part) for number, part in _built(folder, shards)}
 
     def progress(number: int, read: int) -> None:
         done[number] = read
@@ -111,16 +131,20 @@ def build_in_shards(
             missing,
             workers,
             on_progress=progress,
-            on_cut_short=lambda number: clear_away_partials(part_folder(folder, number)),
+            on_cut_short=lambda number: _clear_away(folder, number),
         )
-    found = np.concatenate([np.load(part / "sources.npy") for _, part in _built(folder, shards)])
+    if on_progress is not None:
+        on_progress(total, total)
+
+
+def _check_not_empty(sources: Sequence[str | Path], folder: Path, shards: int) -> None:
+    """Refuse a corpus without any text, and name the sources without."""
+    plan = read_plan(folder)
+    found = np.concatenate([read_offsets(part / "sources.npy") for _, part in _built(folder, shards)])
     if not len(found):
         raise TextError(f"There is no text in {', '.join(map(str, sources))}. Give a file with at least one word.")
     for number in np.setdiff1d(np.arange(len(plan["sources"])), found):
         warn_left_out(plan["sources"][number][0])
-    if on_progress is not None:
-        on_progress(total, total)
-    return TokenCorpus.open(folder)
 
 
 def build_shard(
@@ -154,7 +178,7 @@ def build_shard(
     if not 0 <= only < shards:
         raise SizeError(f"Part {only} of {shards} does not exist: parts are counted from 0 to {shards - 1}.")
     folder = _planned(sources, tokenizer, Path(path), shards)
-    total = sum(size for _, size, _ in read_json(folder / PLAN)["sources"]) // shards
+    total = sum(size for _, size, _ in read_plan(folder)["sources"]) // shards
 
     def report(read: int) -> None:
         if on_progress is not None:
@@ -168,16 +192,28 @@ def build_shard(
 def part_builder(folder: str) -> Callable[[int, Report], None]:
     """What builds a part of the plan in `folder`, called with its number; all that a worker process needs."""
     path = Path(folder)
-    plan, tokenizer = read_json(path / PLAN), load_tokenizer(path / TOKENIZER)
+    plan, tokenizer = read_plan(path), load_tokenizer(path / TOKENIZER)
     _check_tokenizer(path, plan, tokenizer)
 
     def build(number: int, report: Report) -> None:
         target = part_folder(path, number)
-        clear_away_partials(target)  # of a build that was killed
-        with replacing_folder(target) as partial:
-            _write_part(partial, plan, number, tokenizer, report)
+        with _lock_of_part(path, number):
+            clear_away_partials(target)  # of a build that was killed
+            with replacing_folder(target) as partial:
+                _write_part(partial, plan, number, tokenizer, report)
 
     return build
+
+
+def _lock_of_part(path: Path, number: int) -> FileLock:
+    folder = part_folder(path, number)
+    return FileLock(folder.with_name(f".{folder.name}{LOCK}"), f"Part {number} of the corpus {path}")
+
+
+def _clear_away(path: Path, number: int) -> None:
+    """Remove what a worker that was killed has left of a part, unless another process builds that now."""
+    with suppress(FileError), _lock_of_part(path, number):
+        clear_away_partials(part_folder(path, number))
 
 
 def _write_part(folder: Path, plan: JsonObject, number: int, tokenizer: Tokenizer, report: Report) -> None:
@@ -219,7 +255,7 @@ def _planned(sources: Sequence[str | Path], tokenizer: object, path: Path, shard
         if str(source).encode(errors="replace").decode() != str(source):
             raise FileError(f"The name {str(source)!a} is not UTF-8, and the plan of a corpus is. Rename the file.")
     plan: JsonObject = {
-        "format_version": _PLAN_VERSION,
+        "format_version": PLAN_VERSION,
         "shards": shards,
         "tokenizer": fingerprint(tokenizer),
         "sources": [[str(source), *_size_and_digest(str(source))] for source in found],
@@ -230,7 +266,7 @@ def _planned(sources: Sequence[str | Path], tokenizer: object, path: Path, shard
         if others:
             raise FileError(f"The folder {path} holds something other than this corpus. Choose a new folder for it.")
         write_json(path / PLAN, plan)
-    _check_same(path, read_json(path / PLAN), plan)
+    _check_same(path, read_plan(path), plan)
     if not (path / TOKENIZER).exists():
         save_tokenizer(tokenizer, path / TOKENIZER)
     return path
@@ -294,6 +330,12 @@ def _check_tokenizer(path: Path, plan: JsonObject, tokenizer: Tokenizer) -> None
 def _built(path: Path, shards: int) -> Iterator[tuple[int, Path]]:
     folders = ((number, part_folder(path, number)) for number in range(shards))
     return ((number, folder) for number, folder in folders if folder.exists())
+
+
+def _bytes_read(folder: Path) -> int:
+    """Bytes of the sources that a part stands for."""
+    read: int = read_index(folder).get("bytes_read", 0)
+    return read
 
 
 def _cores() -> int:

@@ -15,33 +15,99 @@ DIR/
 
 import hashlib
 import json
-from collections.abc import Sequence
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple, NotRequired, TypedDict
 
 import numpy as np
 import torch
 from tokenizers import Tokenizer
 
 from embedlayer.distributed.ranks import Alone, Ranks
-from embedlayer.errors import CheckpointError, FileError, TokenizerError
+from embedlayer.errors import CheckpointError, FileError, SizeError, TokenizerError
+from embedlayer.fields import Count, Range, check_arguments, check_fields, parse_json, shown
 from embedlayer.files import (
     JsonObject,
     clear_away_partials,
     read_json,
+    restored,
     writable_folder,
     write_json,
     write_text,
 )
+from embedlayer.locks import LOCK, FileLock
 from embedlayer.models.decoder import DecoderLM
-from embedlayer.pretrained import CONFIG, TOKENIZER, WEIGHTS, write_config
+from embedlayer.pretrained import CANNOT_BE_BUILT, CONFIG, TOKENIZER, WEIGHTS, build, short, write_config
 from embedlayer.text.corpus import TokenCorpus
 from embedlayer.text.tokenizer import load_tokenizer, save_tokenizer, table_size
 from embedlayer.training.loop import Trainer, TrainingOptions
 
 FORMAT_VERSION = 1
 PIECES_OF_A_TEXT, IDS_IN_A_PIECE = 256, 4096
+PATIENCE_SECONDS = 10.0
+"""How long rank 0 of a restarted launch waits for the lock of the one before, which may still be ending elsewhere."""
+
+
+class NeighborsBefore(TypedDict):
+    """A token, and the text of those nearest to it before training, with their cosines."""
+
+    id: Count
+    token: str
+    near: list[tuple[str, float]]
+
+
+class Notes(TypedDict):
+    """What the command `train` notes beside a run; a program may note more."""
+
+    neighbors_before: NotRequired[list[NeighborsBefore]]
+    launch: NotRequired[str]
+
+
+class ModelDescription(TypedDict):
+    """As much of a model's description as is read from it without building it."""
+
+    kind: str
+    position: NotRequired[JsonObject]
+    head: NotRequired[JsonObject]
+
+
+class RunDescription(TypedDict):
+    """`run.json`."""
+
+    options: JsonObject
+    model: ModelDescription
+    validation_fraction: Annotated[float, Range(0, 1)]
+    notes: Notes
+
+
+class MetricsLine(TypedDict):
+    """A line of `metrics.jsonl`, as `Trainer.run` gives it: nats per token, tokens per second."""
+
+    step: Count
+    loss: NotRequired[float]
+    lr: NotRequired[float]
+    tokens_per_second: NotRequired[float]
+    rows_touched: NotRequired[float]
+    validation_loss: NotRequired[float]
+    validation_bits_per_byte: NotRequired[float]
+
+
+class LedgerState(TypedDict):
+    """What is not a tensor of the pending updates of a row-sparse table."""
+
+    start: NotRequired[Count]
+    betas: NotRequired[list[Annotated[float, Range(0, 1)]]]
+
+
+class TrainerState(TypedDict):
+    """What is not a tensor of `checkpoint.safetensors`."""
+
+    step: Count
+    steps: Count | None
+    ledgers: dict[str, LedgerState]
 
 
 class Run(NamedTuple):
@@ -52,7 +118,11 @@ class Run(NamedTuple):
 
 
 class RunDirectory:
-    """A run's folder, by the names of its files."""
+    """A run's folder, by the names of its files.
+
+    One process at a time writes to it: `start` and `resume` take a lock, on rank 0, and `finish` releases it. Before
+    that it ends with this object, or with the process. Reading needs no lock.
+    """
 
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path)
@@ -61,15 +131,47 @@ class RunDirectory:
         self.metrics = self.path / "metrics.jsonl"
         self.report = self.path / "report.html"
         self.run = self.path / "run.json"
+        self.lock = FileLock(self.path / LOCK, f"The run folder {self.path}")
 
     @property
     def holds_a_run(self) -> bool:
-        """Whether a run was started here."""
-        return self.run.exists()
+        """Whether a run was started here.
+
+        Raises:
+            FileError: The folder cannot be looked into.
+        """
+        return (restored(self.path) / self.run.name).exists()
+
+    @contextmanager
+    def written_by(self, ranks: Ranks, *, create: bool) -> Iterator[None]:
+        """Hold the lock on rank 0 while the block runs, whatever `start`, `resume` and `finish` do in it.
+
+        Args:
+            ranks: The processes that write to the folder together.
+            create: Create the folder if it is missing; one that the block leaves empty is removed again.
+
+        Raises:
+            FileError: Another process writes to the folder, or it cannot be created.
+        """
+        created = ranks.first and create and not self.path.exists()
+        if created:
+            writable_folder(self.path)
+        lock = FileLock(self.lock.path, self.lock.what)
+        try:
+            if ranks.first and self.path.is_dir():
+                lock.acquire(patience_seconds=PATIENCE_SECONDS if ranks.launch else 0.0)
+            yield
+        finally:
+            lock.release()
+            if created:
+                self.lock.release()
+                with suppress(OSError):  # it is not empty
+                    self.path.rmdir()
 
     def files(self) -> list[str]:
-        """Names of what stands in the folder, folders with a slash behind."""
-        return sorted(file.name + "/" * file.is_dir() for file in self.path.iterdir())
+        """Names of what is in the folder, folders with a slash behind; without hidden files."""
+        found = (file for file in self.path.iterdir() if not file.name.startswith("."))
+        return sorted(file.name + "/" * file.is_dir() for file in found)
 
     def start(
         self, trainer: Trainer, tokenizer: Tokenizer, *, validation_fraction: float, notes: JsonObject | None = None
@@ -83,9 +185,10 @@ class RunDirectory:
             notes: Anything else that should come back in `read()["notes"]`.
 
         Raises:
-            FileError: The folder cannot be written.
+            FileError: The folder cannot be written, or another process writes to it.
         """
         writable_folder(self.path)
+        self.lock.acquire()
         result = (self.path / CONFIG, self.path / WEIGHTS)
         for file in (self.run, *result, self.checkpoint, self.metrics, self.report):
             file.unlink(missing_ok=True)
@@ -111,10 +214,25 @@ class RunDirectory:
         description = read_json(self.run)
         if description.get("format_version") != FORMAT_VERSION:
             raise CheckpointError(
-                f"{self.run} has format version {description.get('format_version')!r}; "
+                f"{self.run} has format version {shown(description.get('format_version'))}; "
                 f"this embedlayer reads version {FORMAT_VERSION}."
             )
+        check_fields(description, RunDescription, self.run)
         return description
+
+    def options(self) -> TrainingOptions:
+        """How the run is trained.
+
+        Raises:
+            FileError: There is no run here.
+            CheckpointError: The file that says so is damaged.
+        """
+        options = self.read()["options"]
+        check_arguments(TrainingOptions, options, f"{self.run}, options")
+        try:
+            return TrainingOptions(**options)
+        except (TypeError, SizeError) as error:
+            raise CheckpointError(f"{self.run}, options: {error} The file is damaged.") from error
 
     def resume(
         self, device: torch.device | str = "cpu", ranks: Ranks | None = None
@@ -130,11 +248,14 @@ class RunDirectory:
             The trainer, the tokenizer, and the notes given to `start`.
 
         Raises:
-            FileError: There is no run here, or a file of it cannot be read.
+            FileError: There is no run here, a file of it cannot be read, or another process writes to the folder.
             CheckpointError: A file is damaged.
             PeerError: A rank sees another run, tokenizer or text than rank 0.
         """
         ranks = Alone() if ranks is None else ranks
+        self.read()  # an error where there is no run, before anything is written
+        if ranks.first:
+            self.lock.acquire()
         description, tokenizer = self.read(), load_tokenizer(self.path / TOKENIZER)
         ranks.agree(facts_of(description, TokenCorpus.open(self.corpus), tokenizer))
         trainer, description = self.open(device, ranks)
@@ -156,14 +277,25 @@ class RunDirectory:
             CheckpointError: A file is damaged.
         """
         ranks = Alone() if ranks is None else ranks
-        description = self.read()
-        options = TrainingOptions(**description["options"])
+        description, options = self.read(), self.options()
         model = self._seeded(description, ranks, device)
         parts = TokenCorpus.open(self.corpus).split(description["validation_fraction"])
         trainer = Trainer(model, *parts, options, ranks)
         if self.checkpoint.exists():
             tensors, metadata = ranks.load(self.checkpoint)
-            trainer.load_state(tensors, json.loads(metadata.get("state", "{}")))
+            state = parse_json(metadata.get("state", "{}"), f"The state in {self.checkpoint}")
+            check_fields(state, TrainerState, f"The state in {self.checkpoint}")
+            if options.steps is not None and (state["steps"] != options.steps or state["step"] > options.steps):
+                raise CheckpointError(
+                    f"{self.checkpoint} is at step {state['step']} of {state['steps']}, and {self.run} states "
+                    f"{options.steps} steps: they do not belong together, or one is damaged."
+                )
+            try:
+                trainer.load_state(tensors, state)
+            except CANNOT_BE_BUILT as error:
+                if isinstance(error, CheckpointError):
+                    raise
+                raise CheckpointError(f"{self.checkpoint} does not fit this run: {short(error)}") from error
         return trainer, description
 
     def beginning(self) -> DecoderLM:
@@ -180,8 +312,20 @@ class RunDirectory:
         kind = description["model"].get("kind")
         if kind != DecoderLM.__name__:
             raise CheckpointError(f"{self.run} describes a {kind}, not a {DecoderLM.__name__}.")
-        torch.manual_seed(description["options"]["seed"])
+        torch.manual_seed(self.options().seed)
+        self._check_size(description)
         return ranks.build(description["model"], device)
+
+    def _check_size(self, description: JsonObject) -> None:
+        """Refuse a model that this machine cannot hold, before anything is allocated."""
+        with torch.random.fork_rng(devices=[]), torch.device("meta"):
+            needed = sum(tensor.nbytes for tensor in build(description["model"]).parameters())
+        held = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else needed
+        if needed > held:
+            raise CheckpointError(
+                f"{self.run} describes a model of {needed / 2**30:,.1f} GiB, and this machine has {held / 2**30:,.1f}: "
+                f"it is damaged, or was made on a larger machine."
+            )
 
     def save_checkpoint(self, trainer: Trainer) -> None:
         """Write the run's state; the last checkpoint stays until the new one is whole. All ranks must call it."""
@@ -196,6 +340,7 @@ class RunDirectory:
         trainer.ranks.save(self.path / WEIGHTS, tensors)
         if trainer.ranks.first:
             write_config(self.path, trainer.ranks.describe(trainer.model))
+            self.lock.release()
 
     def add_metrics(self, line: JsonObject) -> None:
         """Append one line to the metrics."""
@@ -206,11 +351,24 @@ class RunDirectory:
             raise FileError(f"Cannot write {self.metrics}: {error.strerror or error}.") from error
 
     def read_metrics(self) -> list[dict[str, Any]]:
-        """All lines of the metrics; a line that a killed process left unfinished is passed over."""
-        if not self.metrics.exists():
+        """All lines of the metrics; a last one that a killed process left unfinished is passed over.
+
+        Raises:
+            FileError: The file cannot be read.
+            CheckpointError: A line is damaged.
+        """
+        try:
+            content = self.metrics.read_bytes()
+        except FileNotFoundError:
             return []
-        lines = self.metrics.read_text(encoding="utf-8").splitlines(keepends=True)
-        return [json.loads(line) for line in lines if line.endswith("\n")]
+        except OSError as error:
+            raise FileError(f"Cannot read {self.metrics}: {error.strerror or error}.") from error
+        lines = []
+        for number, raw in enumerate(content.split(b"\n")[:-1], start=1):
+            source = f"{self.metrics}, line {number},"
+            lines.append(parse_json(raw, source))
+            check_fields(lines[-1], MetricsLine, source)
+        return lines
 
     def _keep_metrics_up_to(self, step: int) -> None:
         lines: Sequence[dict[str, Any]] = [line for line in self.read_metrics() if line["step"] <= step]
@@ -244,7 +402,7 @@ def load_run(path: Path | str, *, device: torch.device | str = "cpu") -> Run:
         CheckpointError: A file is damaged or does not fit.
         TokenizerError: The tokenizer has more entries than the table.
     """
-    path = Path(path)
+    path = restored(path)
     if not (path / CONFIG).exists():
         unfinished = RunDirectory(path).holds_a_run
         hint = (

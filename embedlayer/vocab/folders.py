@@ -3,6 +3,7 @@
 The result is a new folder. It appears complete or not at all, and holds the receipt beside what changed.
 """
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,7 +12,8 @@ from tokenizers import Tokenizer
 
 from embedlayer.checkpoints.tables import is_ours
 from embedlayer.errors import CheckpointError, FileError
-from embedlayer.files import replacing_folder
+from embedlayer.files import replacing_folder, restored
+from embedlayer.training.run_directory import RunDirectory
 from embedlayer.vocab.change import Asked
 from embedlayer.vocab.checkpoints import edit_checkpoint, undo_checkpoint
 from embedlayer.vocab.receipt import Receipt
@@ -28,7 +30,8 @@ def edit_folder(folder: Path | str, out: Path | str | None, asked: Asked, tokeni
     """Write the folder, edited, to `out`, with the receipt in it.
 
     Raises:
-        FileError: There is no such folder, or `out` is not given, not empty, or cannot be written.
+        FileError: There is no such folder, or a process is training in it; or `out` is not given, not empty, or cannot
+            be written.
         CheckpointError: It is a checkpoint of `torch.distributed.checkpoint`.
     """
     folder = Path(folder)
@@ -65,7 +68,7 @@ def check_folder(folder: Path) -> None:
         FileError: There is no such folder.
         CheckpointError: It is a checkpoint of `torch.distributed.checkpoint`.
     """
-    if not folder.is_dir():
+    if not restored(folder).is_dir():
         raise FileError(f"There is no folder {folder}.")
     if (folder / METADATA).exists() or any(folder.glob(SHARDS)):
         raise CheckpointError(
@@ -90,7 +93,8 @@ def last_receipt(folder: Path | str) -> Receipt:
 
 def receipts_in(folder: Path | str) -> list[Path]:
     """The receipts of a folder, the first edit's first."""
-    found = {int(file.stem.rpartition("-")[2]): file for file in Path(folder).glob(RECEIPT.format("[0-9]*"))}
+    files = ((file.stem.rpartition("-")[2], file) for file in Path(folder).glob(RECEIPT.format("[0-9]*")))
+    found = {int(number): file for number, file in files if re.fullmatch("[0-9]{1,9}", number)}
     return [found[number] for number in sorted(found)]
 
 
@@ -107,5 +111,8 @@ def _new_folder(folder: Path, out: Path | str | None) -> Iterator[Path]:
         out.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise FileError(f"Cannot write into the folder {out.parent}: {error.strerror or error}.") from error
+    lock = RunDirectory(folder).lock  # a run in training changes under the hands of who reads it
+    lock.require_unlocked()
     with replacing_folder(out) as partial:
         yield partial
+        lock.require_unlocked()

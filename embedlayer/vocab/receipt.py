@@ -5,7 +5,7 @@ import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypedDict, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -14,15 +14,36 @@ from tokenizers import Tokenizer
 from torch import Tensor, nn
 
 from embedlayer.errors import CheckpointError, ShapeError, TokenIdError
+from embedlayer.fields import Count, Range, check_fields, parse_json, shown
 from embedlayer.files import JsonObject, load_tensors, save_tensors
 from embedlayer.vocab.owners import ALONE, Owners
-from embedlayer.vocab.rows import GONE, RowMove, Slot, fingerprints, row_fingerprint
+from embedlayer.vocab.rows import GONE, RowMove, Slot, fingerprints, row_fingerprint, within
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
 
 FORMAT_VERSION = 1
+MOST_UNPACKED = 1 << 30
+SIZES = ("vocab_size", "num_rows")
+"""Settings that are computed with."""
+
 IdArray = TypeVar("IdArray", Tensor, npt.NDArray[np.integer[Any]])
+
+
+class Words(TypedDict):
+    """What is not a tensor of a receipt; IDs are strings in JSON."""
+
+    format_version: int
+    old_size: Annotated[int, Range(1, 1 << 26)]
+    num_tokens: tuple[Count, Count]
+    settings: dict[str, int | float | str | bool | list[int] | None]
+    created: list[str]
+    added: dict[str, str]
+    dropped: dict[str, str]
+    merged: dict[str, Count]
+    origins: dict[str, str]
+    before: dict[str, str]
+    after: dict[str, str]
 
 
 @dataclass(frozen=True, eq=False)
@@ -173,14 +194,20 @@ class Receipt:
             CheckpointError: It is damaged, or no receipt.
         """
         tensors, metadata = load_tensors(path)
+        if "receipt" not in metadata:
+            raise CheckpointError(f"{path} is not a receipt: it has no field of that name.")
+        words = parse_json(metadata["receipt"], f"The receipt in {path}")
+        check_fields(words, Words, f"The receipt in {path}")
+        if words["format_version"] != FORMAT_VERSION:
+            raise CheckpointError(
+                f"{path} has format version {words['format_version']}; this embedlayer reads {FORMAT_VERSION}."
+            )
+        for name, value in words["settings"].items():
+            if name.rpartition(".")[2] in SIZES and type(value) is not int:
+                raise CheckpointError(f"The receipt in {path} states {shown(value)} as {name}: it is damaged.")
         try:
-            words = json.loads(metadata["receipt"])
-            if words["format_version"] != FORMAT_VERSION:
-                raise CheckpointError(
-                    f"{path} has format version {words['format_version']}; this embedlayer reads {FORMAT_VERSION}."
-                )
             return cls(
-                move=RowMove(tensors["sources"], words["old_size"]),
+                move=RowMove(_sources(tensors["sources"]), words["old_size"]),
                 num_tokens=(words["num_tokens"][0], words["num_tokens"][1]),
                 rows=_below("rows/", tensors),
                 created=tuple(words["created"]),
@@ -195,10 +222,10 @@ class Receipt:
                 merged=_by_id(words["merged"]),
                 origins=_by_id(words["origins"]),
             )
-        except (KeyError, TypeError, ValueError, IndexError, zlib.error) as error:
+        except (KeyError, TypeError, ValueError, IndexError, RuntimeError, zlib.error) as error:
             if isinstance(error, CheckpointError):
                 raise
-            raise CheckpointError(f"{path} is not a receipt, or is damaged ({error!r}).") from error
+            raise CheckpointError(f"{path} is not a receipt, or is damaged ({shown(str(error))}).") from error
 
     def __str__(self) -> str:
         old, new = self.num_tokens
@@ -225,6 +252,15 @@ def moved_back(receipt: Receipt, slots: Sequence[Slot], everyone: Owners = ALONE
             )
         _check_same(receipt.after, fingerprints(slots))
     move = receipt.move.inverse()
+    with everyone.agreed():
+        for slot in slots:
+            wanted = (len(within(move.started, *slot.owners.span(move.size))), *slot.tensor.shape[1:])
+            found = tuple(receipt.rows[slot.name].shape) if slot.name in receipt.rows else "no rows"
+            if found != wanted:
+                raise CheckpointError(
+                    f"The receipt holds {found} of {slot.name} where the rows that the edit dropped are {wanted}: it "
+                    f"is damaged. Nothing was changed."
+                )
     tensors: dict[str, Tensor] = {}
     for slot in slots:
         start, stop = slot.owners.span(move.old_size)
@@ -262,8 +298,26 @@ def _packed(content: bytes) -> Tensor:
 
 
 def _unpacked(packed: Tensor) -> bytes:
-    return zlib.decompress(packed.numpy().tobytes())
+    stream = zlib.decompressobj()
+    content = stream.decompress(packed.numpy().tobytes(), MOST_UNPACKED)
+    if not stream.eof:
+        raise CheckpointError(f"A packed file in the receipt is cut short or larger than {MOST_UNPACKED:,} bytes.")
+    return content
 
 
 def _tokenizer(packed: Tensor | None) -> Tokenizer | None:
-    return None if packed is None else Tokenizer.from_str(_unpacked(packed).decode())
+    if packed is None:
+        return None
+    try:
+        return Tokenizer.from_str(_unpacked(packed).decode())
+    except (CheckpointError, ValueError, zlib.error):
+        raise
+    except Exception as error:  # the library raises nothing more special
+        raise CheckpointError(f"The tokenizer in the receipt is damaged: {error}") from error
+
+
+def _sources(tensor: Tensor) -> Tensor:
+    """The old row of each new one, as an edit stores them."""
+    if tensor.dtype != torch.int64 or tensor.dim() != 1:
+        raise CheckpointError(f"The receipt's rows are {tensor.dtype} of shape {list(tensor.shape)}: it is damaged.")
+    return tensor

@@ -13,7 +13,8 @@ import torch
 from tokenizers import Tokenizer
 
 from embedlayer.errors import EmbedLayerWarning, VocabularyError
-from embedlayer.files import JsonObject, write_json
+from embedlayer.files import PARTIAL, JsonObject, write_json
+from embedlayer.locks import LOCK
 from embedlayer.pretrained import CONFIG, TOKENIZER, Pretrained, describe
 from embedlayer.text.corpus import TokenCorpus
 from embedlayer.text.parts import write_tables
@@ -92,9 +93,7 @@ def undo_own(receipt: Receipt, folder: Path, partial: Path) -> None:
 def _goes_on(run: RunDirectory, receipt: Receipt) -> bool:
     """Whether every token of the run's text is still there; a warning if not."""
     stays = receipt.move.new_ids.numpy() >= 0
-    ids = TokenCorpus.open(run.corpus).ids
-    blocks = (ids[start : start + IDS_AT_ONCE] for start in range(0, len(ids), IDS_AT_ONCE))
-    lost = sum(int((~stays[block]).sum()) for block in blocks)
+    lost = int(TokenCorpus.open(run.corpus).counts(len(stays))[~stays].sum())
     if lost:
         warnings.warn(
             f"The text of the run in {run.path} holds {lost:,} tokens that are gone: its result is written, and there "
@@ -147,7 +146,7 @@ def _moved_notes(notes: Mapping[str, Any], receipt: Receipt) -> JsonObject:
 def _copy_others(folder: Path, partial: Path) -> None:
     """Everything in the folder that has nothing to do with the edit."""
     for file in folder.iterdir():
-        if (partial / file.name).exists() or file.name in (*OF_RUN, *CHANGED) or file.name.endswith(".partial"):
+        if (partial / file.name).exists() or file.name in (*OF_RUN, *CHANGED, LOCK) or file.name.endswith(PARTIAL):
             continue
         (shutil.copytree if file.is_dir() else shutil.copyfile)(file, partial / file.name)
 

@@ -188,8 +188,8 @@ def test_a_projector_with_more_columns_has_a_header_and_the_first_is_the_token(t
         ("a.txt", b"a 1 2\nb 3\n", "line 2: found 1 numbers where there should be 2"),
         ("a.txt", b"3 2\na 1 2\nb 3 4\n", "the header states 3 rows, and the file ends after 2"),
         ("a.txt", b"1 2\na 1 2\nb 3 4\n", "line 3: the header states 1 rows, and here is one more"),
-        ("a.txt", b"2 2\na 1 2\nb 3 nan\n", "line 3: the row of 'b' holds 1 numbers that are NaN"),
-        ("a.txt", b"a 1 2\nb -inf 1e60\n", "line 2: the row of 'b' holds 2 numbers"),
+        ("a.txt", b"2 2\na 1 2\nb 3 nan\n", r"1 of 2 rows hold NaN, .*: line 3 \('b'\)"),
+        ("a.txt", b"a 1 2\nb -inf 1e60\n", r"1 of 2 rows hold NaN, infinity or .*: line 2 \('b'\)"),
         ("a.txt", b"2 2\na 1 2\nb 3 4_0\n", "line 3: b'4_0' is not a number"),
         ("a.txt", b"2 2\na 1 2\nb x 4\n", "line 3: b'x' is not a number"),
         ("a.txt", b"2 2\na 1 2\n\nb 3 4\n", "line 3: it is empty"),
@@ -205,7 +205,7 @@ def test_a_projector_with_more_columns_has_a_header_and_the_first_is_the_token(t
         ("a.bin", b"1 2\na " + bytes(8) + b"rest", "1 rows of 2 numbers, and the file goes on"),
         ("a.bin", b"1 1\n" + bytes(70_000), "row 1: its token does not end"),
         ("a.bin", b"1 1\n " + bytes(4), "row 1: it has no token"),
-        ("a.bin", b"1 1\na \x00\x00\xc0\x7f", "row 1: the row of 'a' holds 1 numbers that are NaN"),
+        ("a.bin", b"1 1\na \x00\x00\xc0\x7f", r"1 of 1 rows hold NaN, .*: row 1 \('a'\)"),
         ("a.txt.gz", gzip.compress(b"1 1\na 1\n", mtime=0)[:-9], "is not a whole gzip file"),
         ("a.txt.gz", b"1 1\na 1\n", "is not a whole gzip file"),
         ("a.npy", b"\x93NUMPY\x02\x00", "is not an array"),
@@ -230,9 +230,11 @@ def test_arrays_of_numpy_in_any_order_are_read(tmp_path, dtype, order) -> None:
 def test_an_array_that_does_not_fit_is_refused(tmp_path) -> None:
     file, tokens = tmp_path / "v.npy", tmp_path / "v.tokens.json"
     np.save(file, np.eye(2, dtype="f4"))
-    with pytest.raises(FileError, match="the tokens of the rows"):
-        read_vectors(file)
-    for content, message in (('["a"]', "2 x 2 numbers, and 1 tokens"), ("[1, 2]", "not a list"), ("[", "not JSON")):
+    for content, message in (
+        ('["a"]', "2 rows, and v.tokens.json beside it 1 tokens"),
+        ("[1, 2]", "not a list"),
+        ("[", "not JSON"),
+    ):
         tokens.write_text(content)
         with pytest.raises(CheckpointError, match=message):
             read_vectors(file)
@@ -247,9 +249,6 @@ def test_an_array_that_does_not_fit_is_refused(tmp_path) -> None:
         file.write_bytes(content)
         with pytest.raises(CheckpointError, match=message):
             read_vectors(file)
-    np.save(file, np.array([[1, np.nan], [1, 2]], "f4"))
-    with pytest.raises(CheckpointError, match="1 rows hold NaN, infinity .* the first is row 0"):
-        read_vectors(file)
 
 
 def test_what_cannot_be_written_is_refused(tmp_path) -> None:

@@ -1,15 +1,18 @@
 """The reader of checkpoints: by what they are opened."""
 
 import os
+import socket
 import subprocess
 import sys
 
 import pytest
 import torch
+from commands import run
 from safetensors.torch import save_file
 
 import embedlayer as el
 from embedlayer.checkpoints.reader import Checkpoint
+from embedlayer.checkpoints.tables import open_table
 
 
 @pytest.mark.parametrize("wanted", [".", "rows.safetensors", "model.safetensors.index.json"])
@@ -46,9 +49,10 @@ def test_a_name_on_the_hub_is_found_in_the_cache_offline(tmp_path) -> None:
     code = """
 import embedlayer as el
 from embedlayer.checkpoints.reader import Checkpoint
+from embedlayer.checkpoints.tables import open_table
 checkpoint = Checkpoint.open("someone/tiny")
 print(checkpoint.config["model_type"], checkpoint.read("wte.weight").sum().item())
-for name, revision in (("someone/else", None), ("someone/tiny", "v2"), ("tiny", None)):
+for name, revision in (("someone/else", None), ("someone/tiny", "v2")):
     try:
         Checkpoint.open(name, revision=revision)
     except el.FileError as error:
@@ -56,17 +60,62 @@ for name, revision in (("someone/else", None), ("someone/tiny", "v2"), ("tiny", 
 """
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path), "HF_HUB_CACHE": str(tmp_path / "hub")}
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
-    assert result.stdout.split() == ["none", "6.0", "True", "True", "True"], result.stderr
+    assert result.stdout.split() == ["none", "6.0", "True", "True"], result.stderr
 
 
 def test_without_the_extra_a_mistyped_path_is_still_said_not_to_be_there(monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
-    with pytest.raises(el.MissingExtraError, match=r"no folder or file 'somewhere' here(.|\n)*pip install"):
-        Checkpoint.open("somewhere")
+    with pytest.raises(el.MissingExtraError, match=r"no folder or file 'some/where' here(.|\n)*pip install"):
+        Checkpoint.open("some/where")
 
 
-def test_a_mistyped_path_is_not_looked_for_on_the_hub(tmp_path, monkeypatch) -> None:
+MISTYPED = [
+    *("out/demoo", "out/demoo/model", "./demoo", "../demoo", "/demoo/a", "~/demoo", "~demoo/a", "demoo", "demoo.txt"),
+    *("demoo/model.safetensors", "demoo/vectors.txt", "demoo/vectors.vec.gz", "demoo/config.json", "demoo/"),
+    *("C:\\demoo", "runs\\demoo", "demoo/ä", "a" * 60 + "/" + "b" * 60),
+]
+
+
+@pytest.mark.parametrize("source", MISTYPED)
+@pytest.mark.parametrize("opens", [Checkpoint.open, el.load, open_table, run])
+def test_a_mistyped_path_is_an_error_at_once_and_never_looked_for_on_the_hub(
+    tmp_path, monkeypatch, capsys, source, opens
+) -> None:
+    def connect(*arguments: object, **options: object) -> None:
+        raise AssertionError("somebody asked the network")
+
     (tmp_path / "out").mkdir()
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(el.FileError, match="There is no folder or file 'out/demoo'"):
-        Checkpoint.open("out/demoo")
+    for name in ("create_connection", "getaddrinfo"):
+        monkeypatch.setattr(socket, name, connect)
+    if opens is run:
+        assert run("inspect", source) == 1
+        assert capsys.readouterr().err.startswith("FileError: ")
+        return
+    with pytest.raises(el.FileError, match="There is no folder or file|Cannot read"):
+        opens(source)
+
+
+def test_a_hub_that_cannot_be_reached_is_an_error_at_once(tmp_path, monkeypatch) -> None:
+    """The client of the hub would try for half a minute for each file; what is in its cache still opens."""
+    asked = []
+
+    def connect(address: object, timeout: float) -> None:
+        asked.append((address, timeout))
+        raise OSError("Network is unreachable")
+
+    monkeypatch.chdir(tmp_path)
+    for name in ("http_proxy", "https_proxy", "all_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(socket, "create_connection", connect)
+    pytest.importorskip("huggingface_hub")
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "ENDPOINT", "https://hub.example")
+    with pytest.raises(el.FileError, match=r"'some/where' is not in the hub's cache .*Network is unreachable"):
+        Checkpoint.open("some/where")
+    monkeypatch.setenv("https_proxy", "http://proxy.example:3128")
+    with pytest.raises(el.FileError):
+        Checkpoint.open("some/where")
+    assert [address for address, _ in asked] == [("hub.example", 443), ("proxy.example", 3128)]

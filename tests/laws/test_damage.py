@@ -1,0 +1,161 @@
+"""Whatever is in a file of this library, its readers work or raise our error: see `fuzz.py`, which tries thousands."""
+
+import json
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import fuzz
+import pytest
+from commands import run
+
+import embedlayer as el
+
+COUNT = 4  # damages of each file; more by hand with fuzz.py
+QUICK = ("read", "resume", "page", "report", "open", "continue")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("sound")
+    fuzz.build_sources(folder)
+    return folder
+
+
+@pytest.mark.parametrize("format", fuzz.READERS)
+def test_what_is_sound_is_read_by_every_reader(folder: Path, format: str) -> None:
+    file = fuzz.files_of(folder, format)[0]
+    for reader in fuzz.READERS[format].values():
+        assert fuzz.attempt(reader, folder, format, file, file.read_bytes(), refusing=False) is None
+
+
+@pytest.mark.parametrize("format", fuzz.READERS)
+def test_damage_is_read_or_refused_by_our_error(folder: Path, format: str) -> None:
+    seen = 0
+    for kind, reader, file, content in fuzz.trials(folder, COUNT, seed=0, only=format):
+        if kind == format:
+            seen += 1
+            fault = fuzz.attempt(fuzz.READERS[format][reader], folder, format, file, content)
+            assert fault is None, (file.name, reader, content[:300])
+    assert seen
+
+
+FIELDS = [
+    ("run", "config.json", ["table", "vocab_size"], "-1"),
+    ("run", "config.json", ["num_layers"], "1e9"),
+    ("run", "config.json", ["num_layers"], "1000000000"),
+    ("run", "config.json", ["norm_eps"], '"1e-5"'),
+    ("run", "config.json", ["position"], "3"),
+    ("run", "config.json", ["head", "tied"], None),
+    ("run", "config.json", ["kind"], '"\\ud800"'),
+    ("run", "config.json", ["\ud800"], "1"),
+    ("run", "run.json", ["options", "seed"], "{}"),
+    ("run", "run.json", ["options"], None),
+    ("run", "run.json", ["model", "table", "embed_dim"], "16000000"),
+    ("run", "run.json", ["notes"], "[]"),
+    ("run", "run.json", ["notes", "neighbors_before"], '[{"id": "x"}]'),
+    ("run", "metrics.jsonl", None, "{"),
+    ("run", "metrics.jsonl", None, "[]"),
+    ("run", "metrics.jsonl", None, '{"step": "x"}'),
+    ("run", "metrics.jsonl", None, '{"loss": 1}'),
+    ("run", "metrics.jsonl", None, "\ud800"),
+    ("shards", "corpus.json", ["shards"], "2147483648"),
+    ("shards", "corpus.json", ["sources"], '[["a", -1, "b"]]'),
+    ("corpus", "index.json", ["num_tokens"], "NaN"),
+    ("corpus", "index.json", ["dtype"], '["uint16"]'),
+    ("corpus", "index.json", ["vocab_size"], "1" + "0" * 400),
+]
+
+
+@pytest.mark.parametrize(("format", "name", "way", "value"), FIELDS, ids=lambda part: ascii(part)[:40])
+def test_a_wrong_field_is_named_with_its_file(folder: Path, format: str, name: str, way, value: str | None) -> None:
+    """`None` for a field that is missing; of the metrics a line is replaced."""
+    file = folder / format / name
+    content = file.read_bytes()
+    if way is None:
+        lines = content.split(b"\n")
+        lines[1] = value.encode(errors="surrogatepass")
+        damaged = b"\n".join(lines)
+    else:
+        whole = outer = json.loads(content)
+        for key in way[:-1]:
+            outer = outer[key]
+        if value is None:
+            del outer[way[-1]]
+        else:
+            outer[way[-1]] = "@@"
+        damaged = json.dumps(whole).replace('"@@"', str(value)).encode()
+    refused = []
+    for reader in (reader for name, reader in fuzz.READERS[format].items() if name in QUICK):
+        try:
+            assert fuzz.attempt(reader, folder, format, file, damaged, refusing=False) is None
+        except el.EmbedLayerError as error:
+            refused.append(str(error))
+    assert refused
+    assert all(text.encode() for text in refused)
+    assert any(name in text or "saved configuration" in text for text in refused)
+
+
+def test_a_last_line_that_was_cut_short_is_passed_over(folder: Path) -> None:
+    file = folder / "run" / "metrics.jsonl"
+    content = file.read_bytes()
+    for name, cut in (("read", b'{"step": 2, "lo'), ("resume", b'{"text": "\xc3'), ("report", b"{"), ("page", b"[")):
+        reader = fuzz.READERS["run"][name]
+        assert fuzz.attempt(reader, folder, "run", file, content + cut, refusing=False) is None
+
+
+COMMANDS = [
+    ["inspect", "{0}"],
+    ["embed", "{0}", "the"],
+    ["neighbors", "{0}", "the"],
+    ["generate", "{0}", "the"],
+    ["report", "{0}"],
+    ["train", "--resume", "-o", "{0}"],
+    ["export", "{0}", "-o", "{0}.vec"],
+    ["plan", "--checkpoint", "{0}"],
+    ["compress", "{0}", "--to", "int8", "-o", "{0}.out"],
+    ["vocab", "add", "{0}", "zebra", "-o", "{0}.out"],
+    ["vocab", "undo", "{0}", "-o", "{0}.out"],
+    ["explore", "{0}", "--export", "{0}.html"],
+    ["corpus", "build", "{0}", "--tokenizer", "{0}", "-o", "{0}.out"],
+]
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: " ".join(command[:2]))
+def test_a_folder_that_cannot_be_read_is_one_line(folder: Path, monkeypatch, capsys, command: list[str]) -> None:
+    """The system refuses to look into it, as to another user; the superuser is never refused, so here it is told so."""
+    closed = str(folder / "run")
+
+    def refusing(real):
+        def call(path, *arguments, **options):
+            if isinstance(path, str | os.PathLike) and os.fspath(path).startswith(closed):
+                raise PermissionError(13, "Permission denied", os.fspath(path))
+            return real(path, *arguments, **options)
+
+        return call
+
+    for name in ("stat", "lstat", "scandir", "listdir", "open"):
+        monkeypatch.setattr(os, name, refusing(getattr(os, name)))
+    code = run(*(part.format(closed) for part in command))
+    said = capsys.readouterr().err.strip()
+    assert code in (1, 2)
+    assert "Error: " in said
+    assert "Traceback" not in said
+
+
+def test_random_damage_is_the_same_for_a_seed() -> None:
+    content = json.dumps({"a": [1, {"b": "c"}]}).encode()
+    one, other = (fuzz.damaged(Path("x.json"), content, random.Random("seed")) for _ in range(2))
+    assert one == other
+
+
+def test_the_command_line_prints_one_line_for_damage(folder: Path, tmp_path: Path) -> None:
+    """As a process: what is printed of a lone surrogate must not fail either."""
+    (tmp_path / "config.json").write_text('{"format_version": 1, "kind": "DecoderLM", "\\ud800": {"kind": "\\udfff"}}')
+    command = [sys.executable, "-m", "embedlayer", "inspect", str(tmp_path)]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert result.returncode == 2
+    assert result.stderr.startswith("CheckpointError: ")
+    assert len(result.stderr.splitlines()) == 1

@@ -1,0 +1,118 @@
+"""A file of vectors with rows that are not finite is refused where numbers are needed, and opens to be diagnosed."""
+
+import gzip
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import gensim
+import numpy as np
+import pytest
+import torch
+from commands import run
+
+import embedlayer as el
+from embedlayer.checkpoints.formats import read_vectors
+from embedlayer.checkpoints.tables import open_table
+
+TOKENS = ["cat", "dog", "nan", "inf", "tree", "sun"]
+ROWS = torch.randn(len(TOKENS), 4, generator=torch.Generator().manual_seed(0)).numpy()
+ROWS[1, 2], ROWS[4, 0], ROWS[4, 3] = np.nan, np.inf, -np.inf
+BROKEN = [1, 4]
+
+
+def gensims(path: Path, **options: bool) -> None:
+    vectors = gensim.models.KeyedVectors(ROWS.shape[1])
+    vectors.add_vectors(TOKENS, ROWS)
+    vectors.save_word2vec_format(str(path), **options)
+
+
+def npy(path: Path, tokens: list[str] | None = TOKENS) -> None:
+    np.save(path, ROWS)
+    if tokens is not None:
+        path.with_name(f"{path.stem}.tokens.json").write_text(json.dumps(tokens))
+
+
+def projector(path: Path) -> None:
+    path.mkdir()
+    np.savetxt(path / "tensors.tsv", ROWS, delimiter="\t", fmt="%.9g")
+    (path / "metadata.tsv").write_text("".join(f"{token}\n" for token in TOKENS))
+
+
+WRITERS: dict[str, tuple[str, Callable[[Path], None]]] = {
+    "word2vec": ("v.txt", gensims),
+    "word2vec-binary": ("v.bin", lambda path: gensims(path, binary=True)),
+    "glove": ("v.txt", lambda path: gensims(path, write_header=False)),
+    "fasttext": ("v.vec", gensims),
+    "npy": ("v.npy", npy),
+    "npy without names": ("v.npy", lambda path: npy(path, None)),
+    "projector": ("v", projector),
+}
+NAMED = [name for name in WRITERS if name != "npy without names"]
+
+
+@pytest.fixture(params=[*WRITERS, *(f"{name}, compressed" for name in WRITERS if name != "projector")])
+def written(request, tmp_path: Path) -> tuple[Path, list[str]]:
+    """A file of another library's making, and the tokens that it names."""
+    kind, _, compressed = request.param.partition(", ")
+    name, write = WRITERS[kind]
+    path = tmp_path / name
+    write(path)
+    if compressed:
+        path.with_name(f"{name}.gz").write_bytes(gzip.compress(path.read_bytes()))
+        path.unlink()
+        path = path.with_name(f"{name}.gz")
+    return path, TOKENS if kind in NAMED else [str(row) for row in range(len(TOKENS))]
+
+
+def test_rows_that_are_not_finite_are_refused_by_name_or_kept_with_a_warning(written) -> None:
+    path, tokens = written
+    with pytest.raises(el.CheckpointError, match=f"2 of 6 rows hold NaN, .*{tokens[1]!r}.*{tokens[4]!r}"):
+        read_vectors(path)
+    with pytest.warns(el.EmbedLayerWarning, match=f"2 of 6 rows hold NaN, .*{tokens[1]!r}.*{tokens[4]!r}"):
+        found, rows = read_vectors(path, nonfinite="keep")
+    assert found == tokens
+    assert np.allclose(rows.numpy(), ROWS, rtol=1e-6, equal_nan=True)
+
+
+def test_inspect_names_the_rows_that_are_not_finite(written, capsys) -> None:
+    path, tokens = written
+    assert run("inspect", path, "--json") == 0
+    out, err = capsys.readouterr()
+    assert json.loads(out)["health"]["nonfinite_rows"]["ids"] == BROKEN
+    assert "2 of 6 rows hold NaN" in err
+    assert run("inspect", path) == 0
+    line = next(line for line in capsys.readouterr().out.splitlines() if line.strip().startswith("NaN or infinity"))
+    assert line.split()[-3:] == ["2", tokens[1], tokens[4]]
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["inspect", "{0}", "{0}", "--json"],
+        ["export", "{0}", "-o", "{1}/out.vec"],
+        ["compress", "{0}", "--to", "int8", "-o", "{1}/out"],
+        ["compress", "{0}", "--compare", "--json"],
+        ["explore", "{0}", "--export", "{1}/page.html"],
+    ],
+    ids=lambda command: " ".join(command[::2]),
+)
+@pytest.mark.parametrize("kind", ["word2vec", "npy without names"])
+def test_other_commands_work_or_refuse_in_one_line(tmp_path, capsys, kind, command) -> None:
+    path = tmp_path / WRITERS[kind][0]
+    WRITERS[kind][1](path)
+    code = run(*(part.format(path, tmp_path) for part in command))
+    said = [line for line in capsys.readouterr().err.splitlines() if "Error" in line]
+    assert (code, len(said)) in ((0, 0), (1, 1), (2, 1))
+
+
+@pytest.mark.parametrize("dtype", ["<f2", "<f4", ">f4", "<f8"])
+def test_an_array_without_names_has_the_numbers_of_its_rows(tmp_path, dtype) -> None:
+    rows = np.arange(12).reshape(4, 3).astype(dtype)
+    np.save(tmp_path / "v.npy", rows)
+    tokens, found = read_vectors(tmp_path / "v.npy")
+    assert tokens == ["0", "1", "2", "3"]
+    assert np.array_equal(found.numpy(), rows.astype(np.float32))
+    opened = open_table(tmp_path / "v.npy")
+    assert opened.tokens == tokens
+    assert el.TokenVectors(opened.table, opened.vocabulary).most_similar("3", topn=1)[0][0] == "2"
