@@ -24,7 +24,7 @@ from embedlayer.analysis.evaluate import (
 from embedlayer.analysis.rows import Rows
 from embedlayer.errors import ShapeError, SizeError, TokenIdError, TokenizerError
 from embedlayer.tables.table import TokenTable
-from embedlayer.text.tokenizer import token_text
+from embedlayer.text.tokenizer import require_rows, token_text
 
 Token = str | int | bytes
 """A token by its text, its ID, or its bytes."""
@@ -63,12 +63,8 @@ class TokenVectors:
         self.vocab_size, self.embed_dim = self._rows.vocab_size, self._rows.embed_dim
         self.table = table
         self.tokenizer = tokenizer
+        require_rows(tokenizer, self.vocab_size)
         ids = sorted(set(tokenizer.get_vocab(with_added_tokens=True).values()))
-        if ids and ids[-1] >= self.vocab_size:
-            raise TokenizerError(
-                f"The tokenizer has IDs up to {ids[-1]}, the table has {self.vocab_size} rows "
-                f"(0..{self.vocab_size - 1}).\nCheck that tokenizer and table belong together, or add rows first."
-            )
         self._has_token = torch.zeros(self.vocab_size, dtype=torch.bool)
         self._has_token[ids] = True
 

@@ -329,9 +329,7 @@ def _length(directory: Path, reach: int | None) -> int:
 
 
 def _occurrences(corpus: Any, receipt: "Receipt") -> dict[str, int]:
-    import numpy as np
-
-    counts = np.bincount(corpus.ids, minlength=receipt.move.size)[list(receipt.added)]
+    counts = corpus.counts(receipt.move.size)[list(receipt.added)]
     if not counts.sum():
         raise VocabularyError("The text holds none of the new tokens: there is nothing to train their rows on.")
     return {"new_tokens_in_text": int(counts.sum()), "different_new_tokens_in_text": int((counts > 0).sum())}

@@ -31,7 +31,7 @@ import numpy as np
 import numpy.typing as npt
 from tokenizers import Tokenizer
 
-from embedlayer.errors import EmbedLayerWarning, FileError, SizeError, TextError
+from embedlayer.errors import EmbedLayerWarning, FileError, SizeError, TextError, TokenIdError
 from embedlayer.files import replacing_folder, writable_folder
 from embedlayer.text.mapped import IdArray as IdArray
 from embedlayer.text.mapped import MappedParts
@@ -96,7 +96,7 @@ def read_pieces(source: str | Path, *, tokenizer: object = None) -> Iterator[str
     """
     with opened(source) as (read, _):
         asked = None if tokenizer is None else without_limits(as_tokenizer(tokenizer))
-        yield from _cut(decoded(source, read), asked)
+        yield from cut_text(decoded(source, read), asked)
 
 
 def encode_pieces(pieces: Iterable[str], tokenizer: object, *, before: str = "") -> Iterator[tuple[str, IdArray]]:
@@ -249,15 +249,32 @@ class TokenCorpus:
         return f"TokenCorpus({self.num_tokens} tokens, {self.num_bytes} bytes, {len(self.documents)} documents)"
 
     def counts(self, size: int) -> npt.NDArray[np.int64]:
-        """How often each ID from 0 to `size - 1` occurs, `(size,)`, read in pieces.
+        """Count how often each ID from 0 to `size - 1` occurs, `(size,)`, in blocks of constant size.
+
+        Args:
+            size: Rows of the table that the IDs are for, V; `vocab_size` fits always.
+
+        Raises:
+            TokenIdError: The corpus holds an ID that is not below `size`.
+            SizeError: `size` is below 1.
 
         Example:
             >>> TokenCorpus.from_text("aab", tokenizer).counts(257)[97:99].tolist()
             [2, 1]
         """
+        if size < 1:
+            raise SizeError(f"size is {size}; it must be 1 or more: the corpus was made for {self.vocab_size} IDs.")
         counts = np.zeros(size, dtype=np.int64)
         for start in range(0, len(self.ids), 1 << 20):
-            counts += np.bincount(self.ids[start : start + (1 << 20)], minlength=size)
+            ids = np.asarray(self.ids[start : start + (1 << 20)])
+            largest = int(ids.max())  # before bincount, which allocates as many numbers as the largest ID says
+            if largest >= size:
+                raise TokenIdError(
+                    f"token id {largest} at token {start + int(ids.argmax())} of the corpus is outside 0..{size - 1}, "
+                    f"the {size} IDs to be counted. The corpus was made for {self.vocab_size}: call "
+                    f"counts({self.vocab_size}), or build the corpus again if it should have no such ID."
+                )
+            counts += np.bincount(ids, minlength=size)
         return counts
 
     def split(self, validation_fraction: float) -> tuple["TokenCorpus", "TokenCorpus"]:
@@ -308,7 +325,7 @@ class CorpusWriter:
     def add_document(self, texts: Iterable[str], after_piece: Callable[[], object], *, before: str = "") -> bool:
         """Encode a document, or the rest of one that begins with `before`; whether it held any text."""
         started = False
-        for piece, ids in encode_pieces(_cut(texts, self.tokenizer), self.tokenizer, before=before):
+        for piece, ids in encode_pieces(cut_text(texts, self.tokenizer), self.tokenizer, before=before):
             self.num_bytes += len(piece.encode())
             if len(ids):
                 if not started:
@@ -363,8 +380,11 @@ def warn_left_out(source: str | Path) -> None:
 # Cutting
 
 
-def _cut(texts: Iterable[str], tokenizer: Tokenizer | None) -> Iterator[str]:
-    """Pieces between checked cuts. They start small and grow with the text, so that a short one can be split too."""
+def cut_text(texts: Iterable[str], tokenizer: Tokenizer | None) -> Iterator[str]:
+    """Yield one text in pieces between checked cuts.
+
+    They start small and grow with the text, so that a short one can be split too.
+    """
     rest, done, wanted = "", 0, _FEWEST_CHARS
     for text in texts:
         rest += text

@@ -26,6 +26,7 @@ import numpy.typing as npt
 from embedlayer.errors import CheckpointError
 from embedlayer.files import JsonObject, read_json, write_json
 from embedlayer.text.mapped import IdArray, MappedFile, MappedParts, cannot_map
+from embedlayer.text.tokenizer import MOST_IDS
 
 Offsets = npt.NDArray[np.int64]
 
@@ -161,6 +162,11 @@ def _read_part(path: Path) -> Part:
         raise CheckpointError(f"{path} is not a whole corpus ({error!r}). Build it again.") from error
     except OSError as error:
         raise cannot_map(path, error) from error
+    if not 0 < index["vocab_size"] <= MOST_IDS:  # IDs of this size are counted in an array
+        raise CheckpointError(
+            f"{path / 'index.json'} names a vocabulary of {index['vocab_size']:,} IDs, and none has more than "
+            f"{MOST_IDS:,}: it is damaged. Build the corpus again."
+        )
     if num_tokens < (not of_several) or marks not in (0, 1) or size != (marks + num_tokens) * dtype.itemsize:
         raise CheckpointError(
             f"{path / 'ids.bin'} has {size} bytes where {num_tokens} tokens of {dtype.itemsize} bytes belong: "

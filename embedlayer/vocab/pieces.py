@@ -45,6 +45,7 @@ class Pieces:
         self.tokenizer = without_limits(as_tokenizer(tokenizer))
         self.convention = _convention(self.tokenizer)
         self.prefix: str = getattr(self.tokenizer.model, "continuing_subword_prefix", None) or ""
+        self.suffix: str = getattr(self.tokenizer.model, "end_of_word_suffix", None) or ""
         self.vocabulary: dict[str, int] = self.tokenizer.get_vocab(with_added_tokens=True)
         self.entries = {token_id: entry for entry, token_id in self.vocabulary.items()}
         self.added = frozenset(self.tokenizer.get_added_tokens_decoder())
@@ -95,9 +96,15 @@ class Pieces:
 
     @property
     def single_bytes(self) -> frozenset[int]:
-        """IDs of the entries that write single bytes, and with them any text."""
-        sentencepiece = [f"<0x{byte:02X}>" for byte in range(256)]
-        names = {"byte-level": [*_byte_of_letter()], "sentencepiece": sentencepiece}.get(self.convention, [])
+        """IDs of the entries that write single bytes, and with them any text; also those that end a word (CLIP)."""
+        names = [f"<0x{byte:02X}>" for byte in range(256)] if self.convention == "sentencepiece" else []
+        if self.convention == "byte-level":
+            names = [
+                f"{prefix}{letter}{suffix}"
+                for prefix in {"", self.prefix}
+                for letter in _byte_of_letter()
+                for suffix in {"", self.suffix}
+            ]
         return frozenset(self.vocabulary[name] for name in names if name in self.vocabulary)
 
     def find(self, token: Token) -> int:

@@ -8,10 +8,8 @@ import math
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from typing import Any
 
-import numpy as np
 from tokenizers import AddedToken, Tokenizer
 
 from embedlayer.errors import TokenizerError, VocabularyError
@@ -21,7 +19,6 @@ from embedlayer.vocab.pieces import Pieces, Token
 
 Data = dict[str, Any]
 
-_TEXTS_AT_ONCE = 256
 _SHOWN = 5
 _ABOVE_ITS_PIECES = 1e-4
 
@@ -95,9 +92,9 @@ def edit_tokenizer(
         ((0, 1, 2, 3, 4, 6, None), (5,))
     """
     tokenizer = as_tokenizer(tokenizer)
-    data = _data(tokenizer)
+    data = tokenizer_data(tokenizer)
     old = Pieces(tokenizer)
-    needed = _needed(data, old)
+    needed = required_tokens(data, old)
     new = _new_tokens(old, add, special)
     merged = _merges_asked(old, merge or {}, new)
     gone = _gone(old, remove, keep, merged, needed, data)
@@ -116,67 +113,6 @@ def edit_tokenizer(
         dropped=tuple(sorted((gone | holes) - merged.keys())),
         merged={token_id: ids[name] for token_id, name in merged.items()},
     )
-
-
-def used_tokens(
-    tokenizer: object, texts: Iterable[str] | str, *, min_count: int = 1, keep_special: bool = True
-) -> set[int]:
-    """All IDs that must stay so that these texts keep their tokens: `edit_tokenizer(tokenizer, keep=used_tokens(...))`.
-
-    Beside the tokens that occur these are: what BPE makes them from; what WordPiece tries before it gives up on a word;
-    the lowest score of a Unigram model, from which that of the unknown token follows; what the tokenizer needs; and
-    single bytes, so that every other text can still be written.
-
-    Args:
-        tokenizer: A `tokenizers.Tokenizer`, or a fast tokenizer of transformers.
-        texts: One text, or any number of them. Read once, in blocks.
-        min_count: How often a token must occur. Above 1 the texts with rarer tokens are read differently afterwards.
-        keep_special: Keep all special and added tokens, whether or not they occur.
-
-    Raises:
-        VocabularyError: The texts hold none of the tokens.
-
-    Example:
-        >>> tokenizer = train_tokenizer("I love dogs, I love cats", kind="word")
-        >>> sorted(tokenizer.id_to_token(i) for i in used_tokens(tokenizer, "I love, love dogs"))
-        [',', '<unk>', '<|endoftext|>', 'I', 'dogs', 'love']
-    """
-    tokenizer = as_tokenizer(tokenizer)
-    data = _data(tokenizer)
-    old = Pieces(tokenizer)
-    unknown = _unknown(data, old)
-    counts = np.zeros(table_size(tokenizer), dtype=np.int64)
-    tried: set[str] = set()
-    blocks = _blocks([texts] if isinstance(texts, str) else texts)
-    for block in blocks:
-        encodings = old.tokenizer.encode_batch(block, add_special_tokens=False)
-        counts += np.bincount([i for encoding in encodings for i in encoding.ids], minlength=len(counts))
-        for text, encoding in zip(block, encodings, strict=True):
-            if data["model"]["type"] == "WordPiece" and unknown in encoding.ids:
-                spans = (span for i, span in zip(encoding.ids, encoding.offsets, strict=True) if i == unknown)
-                for word in {text[start:end] for start, end in spans}:
-                    tried.update(_tried(_normalized(tokenizer, word), data["model"]))
-    used = {int(token_id) for token_id in np.flatnonzero(counts >= min_count)}
-    if used <= {unknown}:
-        raise VocabularyError(
-            f"The texts hold none of the tokenizer's tokens{f' {min_count} times' if min_count > 1 else ''}: "
-            f"{counts.sum():,} IDs were read, and nothing would be left. Give text in the language of the model."
-        )
-    return _with_needed(used | {old.vocabulary[piece] for piece in tried}, old, data, keep_special=keep_special)
-
-
-def with_needed(tokenizer: object, ids: Iterable[int], *, keep_special: bool = True) -> set[int]:
-    """Some IDs, and those that must stay with them, as in `used_tokens`; for IDs that were counted elsewhere.
-
-    What WordPiece tries before it gives up on a word shows only in texts.
-    """
-    data = _data(as_tokenizer(tokenizer))
-    return _with_needed({*ids}, Pieces(tokenizer), data, keep_special=keep_special)
-
-
-def _with_needed(ids: set[int], old: Pieces, data: Data, *, keep_special: bool) -> set[int]:
-    needed = _needed(data, old).keys() | old.single_bytes
-    return _closed(ids | needed | (old.added if keep_special else set()), old, data)
 
 
 # What is asked
@@ -229,7 +165,7 @@ def _rules(old: Pieces, token: str | AddedToken, *, word: bool, special: bool) -
     if isinstance(token, AddedToken):
         record = {**_record(token, 0), "special": token.special or special}
         return AddedToken(**{name: value for name, value in record.items() if name != "id"})
-    normal = old.tokenizer.normalizer is not None and _normalized(old.tokenizer, token) == token
+    normal = old.tokenizer.normalizer is not None and normalized(old.tokenizer, token) == token
     word = word and old.convention in ("word", "wordpiece")
     return AddedToken(token, single_word=word, normalized=normal and not special, special=special)
 
@@ -250,7 +186,7 @@ def _entry(tokenizer: Tokenizer, text: str) -> str | None:
         whole = pieces == [word] and len(word) <= _longest_word(tokenizer)
     else:
         return None
-    return entry if whole and word and _normalized(tokenizer, word) == word else None
+    return entry if whole and word and normalized(tokenizer, word) == word else None
 
 
 def _among(new: Mapping[str, AddedToken | None], token: Token) -> str | None:
@@ -321,7 +257,7 @@ def _gone(
     gone = set(removed)
     if keep is not None:
         kept = _found(old, keep, "keep").keys() - merged.keys()
-        gone = old.entries.keys() - _closed(kept | needed.keys(), old, data)
+        gone = old.entries.keys() - with_parts(kept | needed.keys(), old, data)
     both = sorted(merged.keys() & removed.keys())
     if both:
         raise VocabularyError(f"{old.entries[both[0]]!r} is to be merged and to be removed. Ask for one of the two.")
@@ -360,12 +296,12 @@ def _listed(what: str, names: Sequence[str]) -> str:
 # What follows
 
 
-def _needed(data: Data, old: Pieces) -> dict[int, str]:
-    """IDs that the tokenizer cannot do without, each with the reason."""
+def required_tokens(data: Data, old: Pieces) -> dict[int, str]:
+    """Return the IDs that the tokenizer cannot do without, each with the reason."""
     reasons = dict.fromkeys(_template_ids(data.get("post_processor")), "the post-processor puts it around texts")
     if data.get("padding"):
         reasons[data["padding"]["pad_id"]] = "the tokenizer pads with it"
-    unknown = _unknown(data, old)
+    unknown = unknown_token(data, old)
     if unknown is not None:
         reasons[unknown] = "it stands for all that the model cannot write"
     elif old.convention == "byte-level":
@@ -373,7 +309,8 @@ def _needed(data: Data, old: Pieces) -> dict[int, str]:
     return {token_id: reason for token_id, reason in reasons.items() if token_id in old.entries}
 
 
-def _unknown(data: Data, old: Pieces) -> int | None:
+def unknown_token(data: Data, old: Pieces) -> int | None:
+    """Return the ID of the unknown token, or `None`."""
     model = data["model"]
     return model["unk_id"] if model["type"] == "Unigram" else old.vocabulary.get(model.get("unk_token"))
 
@@ -398,8 +335,8 @@ def _names_in_template(processor: Data) -> set[str]:
     return {part["SpecialToken"]["id"] for part in parts if "SpecialToken" in part}
 
 
-def _closed(kept: set[int], old: Pieces, data: Data) -> set[int]:
-    """The IDs, and those that the kept tokens cannot be read without."""
+def with_parts(kept: set[int], old: Pieces, data: Data) -> set[int]:
+    """Return the IDs, and those that the kept tokens cannot be read without."""
     model = data["model"]
     if model["type"] == "BPE":
         merged = (old.entries[token_id] for token_id in kept - old.added)
@@ -426,22 +363,6 @@ def _lost_with(
                 f"{old.entries[token_id]!r} cannot be merged into {name!r}, which is made from it and would be lost."
             )
     return lost
-
-
-def _tried(word: str, model: Data) -> list[str]:
-    """The pieces that WordPiece takes from the front of a word, also when it cannot finish."""
-    prefix, pieces, start = model["continuing_subword_prefix"], [], 0
-    if len(word) > model["max_input_chars_per_word"]:
-        return []
-    while start < len(word):
-        ends = range(len(word), start, -1)
-        candidates = (prefix * (start > 0) + word[start:end] for end in ends)
-        piece = next((piece for piece in candidates if piece in model["vocab"]), None)
-        if piece is None:
-            break
-        pieces.append(piece)
-        start += len(piece) - len(prefix) * (start > 0)
-    return pieces
 
 
 # The new tokenizer
@@ -542,7 +463,12 @@ def _check_reached(tokenizer: Tokenizer, new: Mapping[str, AddedToken | None]) -
 # Small things
 
 
-def _data(tokenizer: Tokenizer) -> Data:
+def tokenizer_data(tokenizer: Tokenizer) -> Data:
+    """Return what a tokenizer.json would hold.
+
+    Raises:
+        TokenizerError: The tokenizer has parts written in Python, which no file holds.
+    """
     try:
         data: Data = json.loads(tokenizer.to_str())
     except Exception as error:  # the library raises nothing more special
@@ -565,11 +491,6 @@ def _longest_word(tokenizer: Tokenizer) -> int:
     return getattr(tokenizer.model, "max_input_chars_per_word", sys.maxsize)
 
 
-def _normalized(tokenizer: Tokenizer, text: str) -> str:
+def normalized(tokenizer: Tokenizer, text: str) -> str:
+    """Return a text as the tokenizer's normalizer leaves it."""
     return text if tokenizer.normalizer is None else tokenizer.normalizer.normalize_str(text)
-
-
-def _blocks(texts: Iterable[str]) -> Iterator[list[str]]:
-    rest = iter(texts)
-    while block := list(islice(rest, _TEXTS_AT_ONCE)):
-        yield block

@@ -283,5 +283,7 @@ def test_the_size_of_a_table_counts_gaps(tmp_path):
 def test_a_tokenizer_needs_as_many_rows_as_its_highest_id_says() -> None:
     tokenizer = train_tokenizer((), kind="byte")
     require_rows(tokenizer, 257, "run")
-    with pytest.raises(TokenizerError, match="tokenizer of run gives IDs up to 256, its table has 256 rows"):
+    with pytest.raises(
+        TokenizerError, match="tokenizer of run gives IDs up to 256 and the table has 256 rows: 1 tokens have none"
+    ):
         require_rows(tokenizer, 256, "run")
