@@ -183,13 +183,12 @@ def transplant(
     """Move the model in DIRECTORY to another TOKENIZER (a file or folder); tokens that both have keep their rows."""
     import torch
 
-    from embedlayer.text.tokenizer import load_tokenizer
     from embedlayer.vocab import edit
 
     torch.manual_seed(seed)
     receipt = edit.transplant(
         directory,
-        load_tokenizer(tokenizer),
+        tokenizer,
         out=output,
         init=_start(init),
         pad_to_multiple_of=pad_to_multiple_of,

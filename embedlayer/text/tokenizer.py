@@ -85,6 +85,7 @@ def train_tokenizer(
     specials = list(dict.fromkeys(special_tokens))
     texts = _texts(texts)
     if kind == "byte":
+        next(iter(texts), None)  # nothing is learned, and a path is refused all the same
         return _byte_tokenizer(specials)
 
     train = {"bpe": _train_bpe, "wordpiece": _train_wordpiece, "unigram": _train_unigram, "word": _train_word}[kind]
@@ -313,7 +314,7 @@ def raise_if_path(text: str) -> None:
     """
     if len(text) > _LONGEST_PATH or not text.isprintable():
         return
-    exists = os.path.isfile(text) or ("/" in text and os.path.exists(text))
+    exists = os.path.isfile(text) or ("/" in text and text.strip("/.~") != "" and os.path.exists(text))
     if exists or _PATH.fullmatch(text):
         raise TextError(
             f"{text!r} is a str, and so the text itself, but {'names a file' if exists else 'looks like a path'}. Give "

@@ -15,6 +15,7 @@ from embedlayer.vocab.folders import edit_folder
 from embedlayer.vocab.live import edit_live
 from embedlayer.vocab.new_rows import train_only_rows
 from embedlayer.vocab.receipt import Receipt
+from embedlayer.vocab.roles import tokenizer_with_roles
 from embedlayer.vocab.rows import NEW
 from embedlayer.vocab.starting_rows import StartingRows, SubwordMean
 from embedlayer.vocab.transplant import match_tokenizers
@@ -191,23 +192,39 @@ def trim_vocabulary(
     return _edit(target, change, options)
 
 
-def transplant(target: Target, new_tokenizer: object, **options: Unpack[EditOptions]) -> Receipt:
+def transplant(
+    target: Target,
+    new_tokenizer: object,
+    *,
+    special: Mapping[str, str] | None = None,
+    **options: Unpack[EditOptions],
+) -> Receipt:
     """Move to another tokenizer: tokens that both have keep their rows, the others start from what they are made of.
+
+    IDs in configurations follow by role: `eos_token_id` is that of the new tokenizer's own end-of-text token. Which
+    token has which role is read from the tokenizer's folder or from a tokenizer of transformers, and else follows from
+    the usual names. Of a checkpoint the files of the old tokenizer go, and a chat template that writes out tokens which
+    the new one lacks; `AutoTokenizer` of the new folder gives the new tokenizer's IDs.
 
     Args:
         target: As in `edit_vocabulary`.
-        new_tokenizer: The tokenizer to move to.
+        new_tokenizer: The tokenizer to move to: a `tokenizers.Tokenizer`, a fast tokenizer of transformers, or the
+            path of its file or folder.
+        special: Its special tokens by role, such as `{"eos_token": "<|end|>"}`, where they are not stated or other
+            ones are wanted.
         **options: See `EditOptions`; the old tokenizer is needed.
 
     Raises:
-        VocabularyError: There is no old tokenizer. Else as `edit_vocabulary`.
+        VocabularyError: There is no old tokenizer, or a configuration names a token that pads and the new one has none.
+            Else as `edit_vocabulary`.
+        TokenizerError: The new tokenizer cannot be read, or `special` names no special token of it.
     """
-    new = as_tokenizer(new_tokenizer)
+    new, roles = tokenizer_with_roles(new_tokenizer, special)
 
     def change(tokenizer: Tokenizer | None, size: int) -> Change:
         old = _needed(tokenizer, size)
         sources = tuple(NEW if source is None else int(source) for source in match_tokenizers(old, new))
-        return Change(sources, table_size(old), tokenizer=new, old_tokenizer=old)
+        return Change(sources, table_size(old), tokenizer=new, old_tokenizer=old, roles=roles)
 
     return _edit(target, change, options)
 

@@ -5,14 +5,16 @@ The tokenizer is edited as what it is in a file, the data of a `tokenizer.json`;
 
 import json
 import math
+import re
 import sys
+import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from tokenizers import AddedToken, Tokenizer
 
-from embedlayer.errors import TokenizerError, VocabularyError
+from embedlayer.errors import EmbedLayerWarning, TokenizerError, VocabularyError
 from embedlayer.text.tokenizer import as_tokenizer, table_size, without_limits
 from embedlayer.vocab.merges import Merges
 from embedlayer.vocab.pieces import Pieces, Token
@@ -58,8 +60,9 @@ def edit_tokenizer(
 
     - **A new token of BPE is itself wherever its text stands**, inside words too, as tokenizers' added tokens are. A
       word in running text includes the space before it: add `" dog"`. Where a normalizer puts a space in front of the
-      text (LLaMA-2, llama2.c), it does so again behind an added token; `AddedToken(" dog", rstrip=True)` takes the
-      space that follows instead.
+      text (LLaMA-2, llama2.c), it does so again behind an added token: the new tokenizer's decoder takes that space
+      off again, and its token stays among the IDs. `AddedToken(" dog", rstrip=True)` takes the space that follows
+      instead.
     - **A new word of the other kinds is an entry like the model's own.** For WordPiece and whole words it is found
       where a word (or, with `##`, the rest of one) is that text; for Unigram (`" dog"` here too) it stands where its
       pieces stood. What is more than one word, and special tokens, are found wherever their text stands.
@@ -83,6 +86,9 @@ def edit_tokenizer(
             order that is not one of all tokens, or a new token that could never be found in a text.
         TokenizerError: The tokenizer cannot be written as a file.
 
+    Warns:
+        EmbedLayerWarning: Text around a new token is decoded otherwise than before.
+
     Example:
         >>> tokenizer = train_tokenizer("I love dogs, I love cats", kind="word")
         >>> edit = edit_tokenizer(tokenizer, add=["otters"], remove=["cats"])
@@ -92,6 +98,7 @@ def edit_tokenizer(
         ((0, 1, 2, 3, 4, 6, None), (5,))
     """
     tokenizer = as_tokenizer(tokenizer)
+    add, special = (given if isinstance(given, str) else list(given) for given in (add, special))
     data = tokenizer_data(tokenizer)
     old = Pieces(tokenizer)
     needed = required_tokens(data, old)
@@ -104,6 +111,7 @@ def edit_tokenizer(
     names = _ordered([old.entries[token_id] for token_id in stay] + list(new), order, old, new)
     edited = _built(data, names, new, old)
     _check_reached(edited, new)
+    warn_of_other_texts(tokenizer, edited, [text for text in add if isinstance(text, str) and text not in special])
 
     ids = {name: new_id for new_id, name in enumerate(names)}
     holes = set(range(table_size(tokenizer))) - old.entries.keys()
@@ -396,6 +404,9 @@ def _built(data: Data, names: list[str], new: Mapping[str, AddedToken | None], o
     records = [{**record, "id": ids[record["content"]]} for record in data["added_tokens"] if record["content"] in ids]
     records += [_record(token, ids[text]) for text, token in new.items() if token is not None]
     data["added_tokens"] = sorted(records, key=lambda record: record["id"])
+    if _puts_space_before_each_part(data.get("normalizer")):
+        glued = [text for text, token in new.items() if token is not None and not (token.special or token.rstrip)]
+        data["decoder"] = _with_glue(data.get("decoder"), glued, ids)
     _renumber_template(data.get("post_processor"), new_id_of)
     if data.get("padding"):
         data["padding"]["pad_id"] = new_id_of.get(data["padding"]["pad_id"], data["padding"]["pad_id"])
@@ -408,6 +419,81 @@ def _built(data: Data, names: list[str], new: Mapping[str, AddedToken | None], o
             "The tokenizers library numbers the edited vocabulary in another order than was asked for."
         )
     return edited
+
+
+def _puts_space_before_each_part(normalizer: Data | None) -> bool:
+    """Whether a space is put in front of a text, and so of each part of it between added tokens (LLaMA-2)."""
+    steps = [] if normalizer is None else normalizer.get("normalizers", [normalizer])
+    return any(step["type"] == "Prepend" for step in steps)
+
+
+def _with_glue(decoder: Data | None, new: Sequence[str], ids: Mapping[str, int]) -> Data | None:
+    """Return a decoder that takes off the space which the normalizer puts behind an added token.
+
+    Two steps in front mark where these tokens begin and end, and those behind `Fuse` take off the space at the end of
+    each and the marks; at the start of a text they put the space in front that the decoder strips there. Tokens that
+    are gone leave the steps, and the steps go with the last one.
+    """
+    steps = list((decoder or {}).get("decoders", []))
+    if decoder is None or not any(step["type"] == "Fuse" for step in steps):
+        return decoder
+    pattern = steps[0].get("pattern", {}).get("Regex", "")
+    there = _GLUED.fullmatch(pattern)
+    escaped = re.findall(r"(?:\\.|[^|\\])+", there[1], re.DOTALL) if there else []
+    tokens = [token for token in (re.sub(r"\\(.)", r"\1", one, flags=re.DOTALL) for one in escaped) if token in ids]
+    tokens += [token for token in new if token not in tokens]
+    steps = [step for step in steps if not _is_glue(step)]
+    if not tokens:
+        return {**decoder, "decoders": steps}
+    place = next(at for at, step in enumerate(steps) if step["type"] == "Fuse") + 1
+    any_of = "|".join(map(re.escape, tokens))
+    front = [_replace(rf"(?<=\A(?:{any_of}))\z", _ENDS), _replace(rf"\A(?=(?:{any_of}){_ENDS}\z)", _BEGINS)]
+    behind = [_replace(f"{_ENDS} ", ""), _replace(rf"\A{_BEGINS}", " "), _replace(f"[{_BEGINS}{_ENDS}]", "")]
+    if not any(step["type"] == "Strip" for step in steps[place:]):
+        del behind[1]
+    return {**decoder, "decoders": [*front, *steps[:place], *behind, *steps[place:]]}
+
+
+def _replace(pattern: str, content: str) -> Data:
+    return {"type": "Replace", "pattern": {"Regex": pattern}, "content": content}
+
+
+def _is_glue(step: Data) -> bool:
+    return any(mark in json.dumps(step, ensure_ascii=False) for mark in (_BEGINS, _ENDS))
+
+
+def warn_of_other_texts(old: Tokenizer, new: Tokenizer, terms: Sequence[str]) -> None:
+    """Warn where a text that holds a new token was decoded exactly before and is not any more.
+
+    Each token is looked at alone, between words and, where tokens write the spaces, inside other letters.
+    """
+    spaces = Pieces(old).convention in ("byte-level", "sentencepiece")
+    old, new = without_limits(old), without_limits(new)
+    texts = {f"{left}{term}{right}": term for term in terms for left, right in (_AROUND if spaces else _AROUND[:2])}
+
+    def decoded(tokenizer: Tokenizer) -> list[str]:
+        encodings = tokenizer.encode_batch([*texts], add_special_tokens=False)
+        return tokenizer.decode_batch([encoding.ids for encoding in encodings])
+
+    changed: dict[str, tuple[str, str]] = {}
+    for (text, term), before, after in zip(texts.items(), decoded(old), decoded(new), strict=True):
+        if before == text != after:
+            changed.setdefault(term, (before, after))
+    if changed:
+        before, after = next(iter(changed.values()))
+        warnings.warn(
+            f"Text around {len(changed):,} of the new tokens is decoded otherwise than before"
+            f"{_listed(':', list(changed))}. For example {before!r} becomes {after!r}. Give an AddedToken with rules "
+            f"for the spaces around it, or leave these out.",
+            EmbedLayerWarning,
+            stacklevel=4,
+        )
+
+
+_AROUND = (("", ""), ("a ", " b"), ("a", "b"), ("は", "は"), ("は ", " は"))
+_BEGINS, _ENDS = "\ufdd0", "\ufdd1"
+"""Marks inside a decoder: no text has these code points, which are no characters."""
+_GLUED = re.compile(r"\(\?<=\\A\(\?:(.+)\)\)\\z", re.DOTALL)
 
 
 def _score(entry: str, tokenizer: Tokenizer, scores: Mapping[str, float]) -> float:

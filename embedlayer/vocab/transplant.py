@@ -3,14 +3,13 @@
 from collections.abc import Iterable
 
 from embedlayer.vocab.pieces import Pieces, Place
+from embedlayer.vocab.roles import ALIKE, USUAL_NAMES
 from embedlayer.vocab.starting_rows import NewToken
 
-_ROLES = (
-    ("<unk>", "[UNK]"),
-    ("<pad>", "[PAD]", "<|pad|>", "<|padding|>"),
-    ("<s>", "[CLS]", "<bos>", "<|begin_of_text|>", "<|startoftext|>", "<|endoftext|>"),
-    ("</s>", "[SEP]", "<eos>", "<|end_of_text|>", "<|endoftext|>"),
-    ("<mask>", "[MASK]"),
+_ROLES = tuple(
+    names[:1] + USUAL_NAMES.get(ALIKE.get(role, ""), ()) + names[1:]
+    for role, names in USUAL_NAMES.items()
+    if role not in ("cls_token", "sep_token")
 )
 """What special tokens are for, by their usual names; GPT-2's one mark begins and ends a text."""
 
@@ -20,8 +19,9 @@ def match_tokenizers(old: object, new: object) -> tuple[int | None, ...]:
 
     The same is what stands for the same bytes, whatever the convention: GPT-2's `Ġdog`, SentencePiece's `▁dog` and
     BERT's `dog` are " dog", `Ċ` and `<0x0A>` a line feed. What continues a word (`##dog`) is never what starts one
-    (`dog`), and what ends one (`dog</w>`) matches only where ends are marked too. Between two tokenizers of one convention entries of the same
-    name come first. A special token is matched by name, or else by its role, with an old one that has no namesake.
+    (`dog`), and what ends one (`dog</w>`) matches only where ends are marked too. Between two tokenizers of one
+    convention entries of the same name come first. A special token is matched by name, or else by its role, with an old
+    one that has no namesake.
 
     Example:
         >>> text = "I love dogs, I love cats"
