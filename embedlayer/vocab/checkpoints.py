@@ -13,6 +13,7 @@ from typing import Any
 from tokenizers import Tokenizer
 from torch import Tensor
 
+from embedlayer.checkpoints.families import family_of
 from embedlayer.checkpoints.layer import EmbeddingLayer
 from embedlayer.checkpoints.loader import load
 from embedlayer.checkpoints.reader import CONFIG, Checkpoint
@@ -70,6 +71,8 @@ def edit_checkpoint(folder: Path, partial: Path, asked: Asked, tokenizer: Tokeni
             f"keep that ID. Keep the tokens before it, or say so with order."
         )
     files = _moved_files(folder, receipt, change)
+    if change.roles is not None:
+        _warn_of_own_rules(folder)
     write_tensors(_under_all_names(slots, result.tensors, layer), folder, partial, table=table.name)
     if receipt.tokenizer is not None:
         save_tokenizer(receipt.tokenizer, partial / TOKENIZER)
@@ -145,6 +148,18 @@ def _under_all_names(slots: list[Slot], tensors: Mapping[str, Tensor], layer: Em
 
 
 # The other files
+
+
+def _warn_of_own_rules(folder: Path) -> None:
+    family = family_of(read_json(folder / CONFIG).get("model_type")) if (folder / CONFIG).is_file() else None
+    if family is not None and family.tokenizer_rules:
+        warnings.warn(
+            f"transformers' AutoTokenizer opens checkpoints of {family.name} with that family's own rules, whatever "
+            f"tokenizer.json says, and gives other IDs than the new tokenizer. Open the new folder with "
+            f"transformers.PreTrainedTokenizerFast.from_pretrained.",
+            EmbedLayerWarning,
+            stacklevel=5,
+        )
 
 
 def _moved_files(folder: Path, receipt: Receipt, change: Change) -> dict[str, str | None]:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from peers import quiet
-from tokenizer_kinds import LANGUAGES
+from tokenizer_kinds import LANGUAGES, tokenizer_of
 
 import embedlayer as el
 
@@ -216,3 +216,21 @@ def test_the_configuration_of_a_live_model_follows_by_role_too(folders) -> None:
     assert (model.config.bos_token_id, model.config.eos_token_id) == (1, 2)
     receipt.undo(model)
     assert (model.config.bos_token_id, model.config.eos_token_id) == (50256, 50256)
+
+
+def test_a_family_whose_folders_are_opened_with_rules_of_its_own_is_warned_of(tmp_path) -> None:
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+
+    old = el.train_tokenizer("dogs love cats", vocab_size=260)
+    new = tokenizer_of("SentencePiece BPE with byte fallback")
+    with quiet():
+        config = Qwen2Config(vocab_size=260, num_key_value_heads=2, bos_token_id=0, eos_token_id=0, **SIZES)
+        Qwen2ForCausalLM(config).save_pretrained(tmp_path / "old")
+    old.save(str(tmp_path / "old" / "tokenizer.json"))
+    with pytest.warns(el.EmbedLayerWarning, match=r"own rules.*PreTrainedTokenizerFast\.from_pretrained"):
+        el.transplant(tmp_path / "old", new, out=tmp_path / "new")
+    ours = new.encode("dogs love").ids
+    with quiet():
+        assert PreTrainedTokenizerFast.from_pretrained(tmp_path / "new")("dogs love")["input_ids"] == ours
+        theirs = AutoTokenizer.from_pretrained(tmp_path / "new")("dogs love")["input_ids"]
+    assert theirs != ours
