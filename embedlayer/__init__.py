@@ -133,8 +133,8 @@ if TYPE_CHECKING:
     from embedlayer.vocab.starting_rows import Vectors as Vectors
     from embedlayer.vocab.tokenizer_edit import TokenizerEdit as TokenizerEdit
     from embedlayer.vocab.tokenizer_edit import edit_tokenizer as edit_tokenizer
-    from embedlayer.vocab.tokenizer_edit import used_tokens as used_tokens
     from embedlayer.vocab.transplant import match_tokenizers as match_tokenizers
+    from embedlayer.vocab.used_tokens import used_tokens as used_tokens
 
 _HOMES = {
     "embedlayer.analysis.atlas": ("write_atlas",),
@@ -218,8 +218,9 @@ _HOMES = {
     "embedlayer.vocab.new_rows": ("merge_rows", "train_only_rows"),
     "embedlayer.vocab.receipt": ("Receipt",),
     "embedlayer.vocab.starting_rows": ("Copy", "Mean", "MeanNoise", "Random", "StartingRows", "SubwordMean", "Vectors"),
-    "embedlayer.vocab.tokenizer_edit": ("TokenizerEdit", "edit_tokenizer", "used_tokens"),
+    "embedlayer.vocab.tokenizer_edit": ("TokenizerEdit", "edit_tokenizer"),
     "embedlayer.vocab.transplant": ("match_tokenizers",),
+    "embedlayer.vocab.used_tokens": ("used_tokens",),
 }
 _HOME = {name: module for module, names in _HOMES.items() for name in names}
 

@@ -26,6 +26,7 @@ from embedlayer.analysis.rows import Rows
 from embedlayer.errors import CheckpointError, SizeError, TokenizerError, require
 from embedlayer.files import replacing
 from embedlayer.tables.dense import TableLike
+from embedlayer.text.tokenizer import require_rows
 
 QUERIES_AT_ONCE = 2048
 COLUMNS = ("id", "token", "kind", "norm", "under_trained", "x", "y", "neighbors")
@@ -57,12 +58,10 @@ def write_atlas(path: Path | str, table: TableLike, tokenizer: Tokenizer, *, num
     """
     arrow, parquet = require("pyarrow", extra="parquet"), require("pyarrow.parquet", extra="parquet")
     rows = Rows(table)
+    require_rows(tokenizer, len(rows))
     ids = torch.tensor(sorted(set(tokenizer.get_vocab(with_added_tokens=True).values())), dtype=torch.int64)
-    if not len(ids) or int(ids[-1]) >= len(rows):
-        raise TokenizerError(
-            f"The tokenizer has {len(ids)} tokens with IDs up to {int(ids.max()) if len(ids) else -1}, the table has "
-            f"{len(rows)} rows. Check that tokenizer and table belong together."
-        )
+    if not len(ids):
+        raise TokenizerError("The tokenizer has no tokens, so the map would be empty: give the model's.")
     if num_neighbors < 0 or rows.embed_dim < 2:
         raise SizeError(
             f"A map needs rows of width 2 or more and 0 or more neighbours; found width {rows.embed_dim} and "

@@ -21,6 +21,8 @@ from embedlayer.tables.dense import TableLike
 from embedlayer.text.tokenizer import token_text
 
 QUESTIONS_AT_ONCE = 1024
+FEWEST_PAIRS = 20
+"""Pairs from which a correlation is computed: of fewer, the 95 % interval of no correlation is wider than +-0.45."""
 
 
 @dataclass(frozen=True)
@@ -28,15 +30,15 @@ class WordPairScores:
     """How a table's similarities go with those that people gave.
 
     Attributes:
-        spearman: Correlation of the two orders, from -1 to 1.
-        pearson: Correlation of the two numbers.
+        spearman: Correlation of the two orders, from -1 to 1; `None` where fewer than `FEWEST_PAIRS` can be used.
+        pearson: Correlation of the two numbers, or `None` likewise.
         used: Pairs of which both words are one token.
         total: Pairs in the file.
         missing: Words that are not one token, in the order of the file.
     """
 
-    spearman: float
-    pearson: float
+    spearman: float | None
+    pearson: float | None
     used: int
     total: int
     missing: tuple[str, ...]
@@ -107,7 +109,6 @@ def evaluate_word_pairs(table: TableLike, words: Mapping[str, int], file: Path |
     Raises:
         FileError: The file cannot be read.
         TextError: A line is none of these; it is named.
-        SizeError: Fewer than two pairs can be used.
     """
     rows = Rows(table)
     pairs: list[tuple[str, str, float]] = []
@@ -120,16 +121,15 @@ def evaluate_word_pairs(table: TableLike, words: Mapping[str, int], file: Path |
         except (IndexError, ValueError):
             raise TextError(f"{file}, line {number}: {line[:60]!r} is not two words and a number with tabs.") from None
     usable = [(words[one], words[other], score) for one, other, score in pairs if one in words and other in words]
-    if len(usable) < 2:
-        raise SizeError(
-            f"Of the {len(pairs)} pairs in {file}, {len(usable)} are two tokens each; two pairs are needed."
-        )
-    ids = torch.tensor([pair[:2] for pair in usable])
-    judged = torch.tensor([pair[2] for pair in usable], dtype=torch.float64)
-    cosines = F.cosine_similarity(rows.take(ids[:, 0]).double(), rows.take(ids[:, 1]).double(), dim=1)
+    spearman = pearson = None
+    if len(usable) >= FEWEST_PAIRS:
+        ids = torch.tensor([pair[:2] for pair in usable])
+        judged = torch.tensor([pair[2] for pair in usable], dtype=torch.float64)
+        cosines = F.cosine_similarity(rows.take(ids[:, 0]).double(), rows.take(ids[:, 1]).double(), dim=1)
+        spearman, pearson = correlation(ranks(cosines), ranks(judged)), correlation(cosines, judged)
     return WordPairScores(
-        spearman=correlation(ranks(cosines), ranks(judged)),
-        pearson=correlation(cosines, judged),
+        spearman=spearman,
+        pearson=pearson,
         used=len(usable),
         total=len(pairs),
         missing=_missing((word for pair in pairs for word in pair[:2]), words),

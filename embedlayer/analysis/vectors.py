@@ -26,9 +26,9 @@ from embedlayer.analysis.evaluate import (
     whole_words,
 )
 from embedlayer.analysis.rows import Rows
-from embedlayer.errors import ShapeError, SizeError, TokenizerError, UnknownTokenError
+from embedlayer.errors import ShapeError, SizeError, UnknownTokenError
 from embedlayer.tables.dense import TableLike
-from embedlayer.text.tokenizer import as_tokenizer, token_text, without_limits
+from embedlayer.text.tokenizer import as_tokenizer, require_rows, token_text, without_limits
 
 Token: TypeAlias = str | int | bytes | np.integer[Any]
 """A token by its text, its ID, or its bytes."""
@@ -82,12 +82,8 @@ class TokenVectors:
         self.vocab_size, self.embed_dim = self._rows.vocab_size, self._rows.embed_dim
         self.table = self._rows.table
         self.tokenizer = tokenizer = without_limits(as_tokenizer(tokenizer))
+        require_rows(tokenizer, self.vocab_size)
         ids = sorted(set(tokenizer.get_vocab(with_added_tokens=True).values()))
-        if ids and ids[-1] >= self.vocab_size:
-            raise TokenizerError(
-                f"The tokenizer has IDs up to {ids[-1]}, the table has {self.vocab_size} rows "
-                f"(0..{self.vocab_size - 1}).\nCheck that tokenizer and table belong together, or add rows first."
-            )
         self._has_token = torch.zeros(self.vocab_size, dtype=torch.bool)
         self._has_token[ids] = True
 

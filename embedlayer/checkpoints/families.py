@@ -131,6 +131,8 @@ class Family:
         projection: Of the step `"project"`; left out where the checkpoint has none.
         head: The way out, or `None` for a family without one.
         defaults: Keys that published configurations leave out, and what transformers then takes.
+        tokenizer_rules: Whether transformers opens every folder of this family with the family's own tokenizer class,
+            which cuts text by its own rules whatever `tokenizer.json` says.
     """
 
     name: str
@@ -146,6 +148,7 @@ class Family:
     projection: Linear | None = None
     head: Head | None = Head()
     defaults: tuple[tuple[str, int | float], ...] = ()
+    tokenizer_rules: bool = False
 
 
 def _layer_norm(name: str, eps_key: str, eps: float) -> Norm:
@@ -260,7 +263,7 @@ FAMILIES: tuple[Family, ...] = (
     ),
     _llama("llama"),
     _llama("mistral"),
-    _llama("qwen2"),
+    _llama("qwen2", tokenizer_rules=True),
     _llama("qwen3"),
     _llama("gemma", scale="sqrt_dim_rounded", head=Head(tied=True)),
     _llama("gemma2", scale="sqrt_dim_rounded", head=Head(softcap="final_logit_softcapping", tied=True)),

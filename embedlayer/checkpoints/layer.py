@@ -28,7 +28,7 @@ from embedlayer.pretrained import Pretrained, build, check_saved, describe
 from embedlayer.shapes import Ids, IdsLike, Positions, Vectors
 from embedlayer.tables.dense import TokenEmbedding, as_table
 from embedlayer.tables.table import TokenTable
-from embedlayer.text.tokenizer import load_tokenizer, table_size
+from embedlayer.text.tokenizer import load_tokenizer, table_size, tokens_without_rows
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": F.gelu,
@@ -395,15 +395,9 @@ class EmbeddingLayer(Pretrained):
         return self._tokenizer
 
     def _warn_of_tokens_without_rows(self, tokenizer: Tokenizer) -> None:
-        needed = table_size(tokenizer)
-        if needed > self.table.vocab_size:
-            warnings.warn(
-                f"The tokenizer needs {needed:,} rows and the table has {self.table.vocab_size:,}: "
-                f"{needed - self.table.vocab_size:,} tokens have none, and looking them up is an error. "
-                f"Check that tokenizer and checkpoint belong together.",
-                EmbedLayerWarning,
-                stacklevel=3,
-            )
+        mismatch = tokens_without_rows(tokenizer, self.table.vocab_size)
+        if mismatch is not None:
+            warnings.warn(mismatch, EmbedLayerWarning, stacklevel=3)
 
     def input(
         self,

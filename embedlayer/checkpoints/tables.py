@@ -1,5 +1,6 @@
 """A table with what belongs to it, out of whatever a person names."""
 
+import warnings
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 
 from embedlayer.checkpoints.formats import SUFFIXES, TENSORS, read_vectors
 from embedlayer.checkpoints.loader import load
-from embedlayer.errors import CheckpointError, EmbedLayerError, FileError, TokenizerError
+from embedlayer.errors import CheckpointError, EmbedLayerError, EmbedLayerWarning, FileError, TokenizerError
 from embedlayer.files import read_json, restored
 from embedlayer.models.decoder import DecoderLM
 from embedlayer.models.llama import load_llama
@@ -20,7 +21,7 @@ from embedlayer.pretrained import CONFIG, TOKENIZER, Pretrained, is_description
 from embedlayer.tables.dense import TokenEmbedding
 from embedlayer.tables.table import TokenTable
 from embedlayer.text.corpus import TokenCorpus
-from embedlayer.text.tokenizer import load_tokenizer
+from embedlayer.text.tokenizer import load_tokenizer, require_rows, tokens_without_rows
 from embedlayer.training.run_directory import RunDirectory, load_run
 from embedlayer.weight_files import open_weights
 
@@ -99,7 +100,7 @@ def open_table(source: Path | str, tokenizer_from: Path | None = None) -> Opened
     Raises:
         FileError: There is nothing, or it cannot be read.
         CheckpointError: It is damaged, of another kind, or has no table.
-        TokenizerError: The tokenizer is damaged.
+        TokenizerError: The tokenizer is damaged, or `tokenizer_from` or that of a saved layer has IDs without a row.
 
     Warns:
         EmbedLayerWarning: Rows hold NaN or infinity.
@@ -109,8 +110,13 @@ def open_table(source: Path | str, tokenizer_from: Path | None = None) -> Opened
     if is_file_of_vectors(path):
         tokens, rows = read_vectors(path, errors="replace", nonfinite="keep")
         table = TokenEmbedding.from_pretrained(rows)
-        return OpenedTable(path, "file of vectors", table, None, given, tokens if given is None else None)
-    return _saved(path, given) if is_ours(path) else _checkpoint(source, given)
+        opened = OpenedTable(path, "file of vectors", table, None, given, tokens if given is None else None)
+    else:
+        opened = _saved(path, given) if is_ours(path) else _checkpoint(source, given)
+    if opened.tokenizer is not None and (given is not None or is_ours(path)):
+        # the tokenizer of a checkpoint may have more tokens than rows: its layer warns
+        require_rows(opened.tokenizer, opened.table.vocab_size, source if given is None else tokenizer_from)
+    return opened
 
 
 def is_file_of_vectors(path: Path) -> bool:
@@ -153,9 +159,9 @@ def _checkpoint(source: Path | str, tokenizer: Tokenizer | None) -> OpenedTable:
     if _is_metas(path):
         with suppress(CheckpointError):  # one that does not state its sizes still has a table
             model = load_llama(path)
-            return OpenedTable(path, "checkpoint", model.table, model, tokenizer or _beside(path))
+            return OpenedTable(path, "checkpoint", model.table, model, tokenizer or _beside(path, model.table))
     layer = load(path)
-    tokenizer = tokenizer or layer.tokenizer or _beside(path)
+    tokenizer = tokenizer or layer.tokenizer or _beside(path, layer.table)
     return OpenedTable(path, _kind(layer.family), layer.table, layer, tokenizer)
 
 
@@ -171,9 +177,13 @@ def _is_metas(path: Path) -> bool:
         return False
 
 
-def _beside(path: Path) -> Tokenizer | None:
-    """The tokenizer in the same folder, whatever it is called, if there is exactly one."""
+def _beside(path: Path, table: TokenTable) -> Tokenizer | None:
+    """Return the tokenizer in the same folder, whatever it is called, if there is exactly one."""
     try:
-        return load_tokenizer(path if path.is_dir() else path.parent)
+        tokenizer = load_tokenizer(path if path.is_dir() else path.parent)
     except (TokenizerError, FileError, CheckpointError):
         return None
+    mismatch = tokens_without_rows(tokenizer, table.vocab_size, path)
+    if mismatch is not None:
+        warnings.warn(mismatch, EmbedLayerWarning, stacklevel=4)
+    return tokenizer

@@ -31,6 +31,8 @@ class Source:
     window: int = WINDOW
     counts: "Tensor | None" = None
     """How often each token occurs."""
+    kept: int | None = None
+    """How many tokens `embedlayer vocab trim` would keep."""
 
 
 @click.command()
@@ -136,11 +138,14 @@ def _read_run(source: Source, path: Path) -> None:
     """What a run's folder says beside its model: how long its windows were, and how often its tokens occur."""
     from embedlayer.checkpoints.tables import counts_of
     from embedlayer.training.run_directory import RunDirectory
+    from embedlayer.vocab.used_tokens import with_needed
 
     run = RunDirectory(path)
     if run.holds_a_run:
         source.window = min(source.window, run.options().max_length)
     source.counts = counts_of(run, source.model.table.vocab_size)
+    if source.counts is not None and source.tokenizer is not None:
+        source.kept = len(with_needed(source.tokenizer, source.counts.nonzero()[:, 0].tolist()))
 
 
 def _open_vectors(path: Path) -> Source:
@@ -167,9 +172,12 @@ def read_text(source: Source, text: Path) -> "Loss | None":
     from embedlayer.errors import TextError, TokenizerError
     from embedlayer.models.decoder import DecoderLM
     from embedlayer.text.corpus import read_pieces
+    from embedlayer.text.tokenizer import require_rows
+    from embedlayer.vocab.used_tokens import used_tokens
 
     if source.tokenizer is None:
         raise TokenizerError("--text needs a tokenizer, and there is none beside the table: name it with --tokenizer.")
+    require_rows(source.tokenizer, source.model.table.vocab_size, "--text")
     encoded = source.tokenizer.encode("".join(read_pieces(text)), add_special_tokens=source.adds_specials)
     ids = torch.tensor(encoded.ids)
     starts = (source.specials or {}).get("bos_token_id", [])
@@ -178,9 +186,8 @@ def read_text(source: Source, text: Path) -> "Loss | None":
     if len(ids) < 2:
         raise TextError(f"{text} is {len(ids)} tokens long: too short to measure on.")
     vocab_size = source.model.table.vocab_size
-    if ids.max() >= vocab_size:
-        raise TokenizerError(f"The tokenizer gives ID {int(ids.max())}, the table has {vocab_size} rows.")
     source.counts = torch.bincount(ids, minlength=vocab_size)
+    source.kept = len(used_tokens(source.tokenizer, text))
     return loss_on(source.model, ids, length=source.window) if isinstance(source.model, DecoderLM) else None
 
 
@@ -191,7 +198,7 @@ def _side_by_side(source: Source, to: str | None, loss: "Loss | None") -> "list[
     choices = [choice for choice in CHOICES if width > 32 or "-g" not in choice]
     choices += [f"rank={rank}" for rank in (width // 2, width // 4) if rank]
     choices += [to] if to is not None and to not in choices else []
-    return compare(source.model.table, choices, counts=source.counts, loss=loss)
+    return compare(source.model.table, choices, counts=source.counts, kept=source.kept, loss=loss)
 
 
 def _write(source: Source, to: str, output: Path, loss: "Loss | None") -> "list[Comparison]":
@@ -244,7 +251,7 @@ def _show(source: Source, rows: "Sequence[Comparison]") -> None:
     console = Console(soft_wrap=False)
     console.print(table, markup=False)
     if any(row.to == "trim" for row in rows):
-        click.echo("trim: without the rows of tokens that do not occur; the others are untouched.")
+        click.echo("trim: without the rows that embedlayer vocab trim drops; the others are untouched.")
     head = model.head
     if head is not None and not head.tied:
         click.echo(f"The head has rows of its own, {format_bytes(head.weight.nbytes)}, which stay as they are.")

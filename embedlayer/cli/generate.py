@@ -125,6 +125,7 @@ def open_model(path: Path, tokenizer_from: Path | None = None, device: str = "cp
     if is_run(path):
         model, tokenizer = load_run(path, device=device)
         tokenizer = tokenizer if tokenizer_from is None else load_tokenizer(tokenizer_from)
+        require_rows(tokenizer, model.table.vocab_size, tokenizer_from or path)
         if (path / GENERATION).exists():  # made of a checkpoint of others, whose special tokens it keeps
             starts, ends = _special_ids(path, tokenizer)
             return Opened(model, tokenizer, starts_with=starts[:1], stops=(*starts, *ends), adds_specials=True)

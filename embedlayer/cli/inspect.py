@@ -233,12 +233,16 @@ def _show_bands(console: "Console", bands: "list[FrequencyBand] | None") -> None
 
 
 def _show_scores(console: "Console", word_pairs: Any, analogies: Any) -> None:
+    from embedlayer.analysis.evaluate import FEWEST_PAIRS
+
     if word_pairs is None and analogies is None:
         return
     _line(console, "\nAgreement with people")
     if word_pairs is not None:
         used = f"{word_pairs.used:,} of {word_pairs.total:,} pairs are two tokens"
-        _facts(console, [("word pairs", f"Spearman {word_pairs.spearman:.3f}", used)])
+        found = "no correlation" if word_pairs.spearman is None else f"Spearman {word_pairs.spearman:.3f}"
+        used += f", and fewer than {FEWEST_PAIRS} say too little" if word_pairs.spearman is None else ""
+        _facts(console, [("word pairs", found, used)])
     if analogies is not None:
         used = (
             f"{analogies.used:,} of {analogies.total:,} questions are four tokens; {analogies.candidates:,} candidates"

@@ -140,7 +140,7 @@ def plan(
         now, tokenizer = real_model(checkpoint)
         given = {name: value for name, value in options.items() if value != getattr(EmbeddingPlan, name)}
         now = replace(now, **{"tokens": tokens, **given})
-        used = used_tokens(texts, tokenizer, now.vocab_size, checkpoint) if texts else None
+        used = tokens_kept(texts, tokenizer, now.vocab_size, checkpoint) if texts else None
         _show_changes(now, planner.changes(now, used=used), as_json=as_json)
         return
     if textbook:
@@ -215,26 +215,21 @@ def planned(
     )
 
 
-def used_tokens(texts: Sequence[Path], tokenizer: "Tokenizer | None", vocab_size: int, source: Path) -> int:
-    """How many of the tokens the texts use, special ones included.
+def tokens_kept(texts: Sequence[Path], tokenizer: "Tokenizer | None", rows: int, source: Path) -> int:
+    """Return how many tokens `embedlayer vocab trim` keeps for these texts.
 
     Raises:
-        TokenizerError: There is no tokenizer.
+        TokenizerError: There is no tokenizer, or it is another model's.
         FileError: A text cannot be read.
     """
-    import numpy as np
-
     from embedlayer.errors import TokenizerError
-    from embedlayer.text.corpus import encode_pieces, find_texts, read_pieces
+    from embedlayer.text.tokenizer import require_rows
+    from embedlayer.vocab.used_tokens import used_tokens
 
     if tokenizer is None:
         raise TokenizerError(f"{source} has no tokenizer, so texts cannot be counted: leave out --text.")
-    used = np.zeros(vocab_size, dtype=bool)
-    used[[token for token in tokenizer.get_added_tokens_decoder() if token < vocab_size]] = True
-    for text in find_texts(list(texts)):
-        for _, ids in encode_pieces(read_pieces(text, tokenizer=tokenizer), tokenizer):
-            used[ids[ids < vocab_size]] = True
-    return int(used.sum())
+    require_rows(tokenizer, rows, source)
+    return len(used_tokens(tokenizer, texts))
 
 
 def _show_changes(now: EmbeddingPlan, found: list[Change], *, as_json: bool) -> None:

@@ -183,13 +183,12 @@ def transplant(
     """Move the model in DIRECTORY to another TOKENIZER (a file or folder); tokens that both have keep their rows."""
     import torch
 
-    from embedlayer.text.tokenizer import load_tokenizer
     from embedlayer.vocab import edit
 
     torch.manual_seed(seed)
     receipt = edit.transplant(
         directory,
-        load_tokenizer(tokenizer),
+        tokenizer,
         out=output,
         init=_start(init),
         pad_to_multiple_of=pad_to_multiple_of,
@@ -329,9 +328,7 @@ def _length(directory: Path, reach: int | None) -> int:
 
 
 def _occurrences(corpus: Any, receipt: "Receipt") -> dict[str, int]:
-    import numpy as np
-
-    counts = np.bincount(corpus.ids, minlength=receipt.move.size)[list(receipt.added)]
+    counts = corpus.counts(receipt.move.size)[list(receipt.added)]
     if not counts.sum():
         raise VocabularyError("The text holds none of the new tokens: there is nothing to train their rows on.")
     return {"new_tokens_in_text": int(counts.sum()), "different_new_tokens_in_text": int((counts > 0).sum())}

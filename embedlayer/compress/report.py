@@ -62,6 +62,7 @@ def compare(
     choices: Sequence[str] | Mapping[str, TokenTable] = CHOICES,
     *,
     counts: Shaped[Tensor, " V"] | None = None,
+    kept: int | None = None,
     loss: Loss | None = None,
 ) -> list[Comparison]:
     """A table beside its compressed kinds, one at a time in memory: first as it is, then in the order of `choices`.
@@ -71,6 +72,8 @@ def compare(
         choices: Kinds as `compressed` names them, or tables by any name.
         counts: How often each token occurs. Low ranks are weighted by it, neighbours are asked of tokens that occur
             (1000, evenly spread over these; without counts over all), and trimming to these tokens is added as a row.
+        kept: With counts: how many tokens a trim keeps, `len(used_tokens(tokenizer, corpus))`; by default those that
+            occur, as many as are kept where there is no tokenizer.
         loss: The loss of a model around a given table, such as `loss_on(model, ids)`.
 
     Raises:
@@ -102,7 +105,7 @@ def compare(
             )
         )
     if counts is not None:
-        rows.append(_trimmed(table, rows[0], int((counts > 0).sum())))
+        rows.append(_trimmed(table, rows[0], int((counts > 0).sum()) if kept is None else kept))
     return rows
 
 
@@ -213,7 +216,7 @@ def _file_bytes(table: TokenTable) -> int:
 
 
 def _trimmed(table: TokenTable, whole: Comparison, kept: int) -> Comparison:
-    """What dropping the rows of tokens that do not occur would leave; those that do occur are untouched."""
+    """Return what a trim to `kept` tokens would leave; their rows are untouched."""
     header = whole.file_bytes - whole.bytes
     bytes_left = round(whole.bytes * kept / table.num_rows)
     return Comparison("trim", bytes_left, bytes_left + header, bytes_left / whole.bytes, 0.0, None, None, None)

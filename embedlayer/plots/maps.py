@@ -17,7 +17,7 @@ from embedlayer.plots.style import BLUE, colorbar, new_figure, numbers, panels, 
 from embedlayer.plots.visible import visible_text
 from embedlayer.tables.dense import as_rows
 from embedlayer.tables.table import TokenTable
-from embedlayer.text.tokenizer import table_size, token_text
+from embedlayer.text.tokenizer import require_rows, table_size, token_text
 
 if TYPE_CHECKING:
     import matplotlib.figure
@@ -121,8 +121,8 @@ def _words(table: TokenTable, tokenizer: Tokenizer) -> dict[int, str]:
 
 
 def _ids(table: TokenTable, tokenizer: Tokenizer) -> list[int]:
-    stop = min(table.vocab_size, table_size(tokenizer))
-    return [index for index in range(stop) if tokenizer.id_to_token(index) is not None]
+    require_rows(tokenizer, table.vocab_size)
+    return [index for index in range(table_size(tokenizer)) if tokenizer.id_to_token(index) is not None]
 
 
 def _height_for(points: Any) -> float:

@@ -96,7 +96,7 @@ def read_pieces(source: str | Path, *, tokenizer: object = None) -> Iterator[str
     """
     with opened(source) as (read, _):
         asked = None if tokenizer is None else without_limits(as_tokenizer(tokenizer))
-        yield from _cut(decoded(source, read), asked)
+        yield from cut_text(decoded(source, read), asked)
 
 
 def encode_pieces(pieces: Iterable[str], tokenizer: object, *, before: str = "") -> Iterator[tuple[str, IdArray]]:
@@ -325,7 +325,7 @@ class CorpusWriter:
     def add_document(self, texts: Iterable[str], after_piece: Callable[[], object], *, before: str = "") -> bool:
         """Encode a document, or the rest of one that begins with `before`; whether it held any text."""
         started = False
-        for piece, ids in encode_pieces(_cut(texts, self.tokenizer), self.tokenizer, before=before):
+        for piece, ids in encode_pieces(cut_text(texts, self.tokenizer), self.tokenizer, before=before):
             self.num_bytes += len(piece.encode())
             if len(ids):
                 if not started:
@@ -380,8 +380,11 @@ def warn_left_out(source: str | Path) -> None:
 # Cutting
 
 
-def _cut(texts: Iterable[str], tokenizer: Tokenizer | None) -> Iterator[str]:
-    """Pieces between checked cuts. They start small and grow with the text, so that a short one can be split too."""
+def cut_text(texts: Iterable[str], tokenizer: Tokenizer | None) -> Iterator[str]:
+    """Yield one text in pieces between checked cuts.
+
+    They start small and grow with the text, so that a short one can be split too.
+    """
     rest, done, wanted = "", 0, _FEWEST_CHARS
     for text in texts:
         rest += text

@@ -29,6 +29,7 @@ from embedlayer.errors import CheckpointError
 from embedlayer.fields import Count, Range, shown
 from embedlayer.files import JsonObject, read_fields, read_json, restored, write_json
 from embedlayer.text.mapped import IdArray, MappedFile, MappedParts, cannot_map
+from embedlayer.text.tokenizer import MOST_IDS
 
 Offsets = npt.NDArray[np.int64]
 
@@ -43,7 +44,7 @@ class Index(TypedDict):
     dtype: Literal["uint16", "uint32"]
     num_tokens: Count
     num_bytes: Count
-    vocab_size: Annotated[int, Range(1, 1 << 24)]
+    vocab_size: Annotated[int, Range(1, MOST_IDS)]
     tokenizer: str
     marks: NotRequired[Annotated[int, Range(0, 1)]]
     bytes_read: NotRequired[Count]

@@ -6,6 +6,7 @@ how to show its pieces to people.
 
 import hashlib
 import json
+import os
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -25,6 +26,11 @@ END_OF_TEXT = "<|endoftext|>"
 
 _ENDS_OF_TEXT = (END_OF_TEXT, "</s>", "[SEP]", "<eos>", "<|end_of_text|>", "<|eot_id|>")
 _KNOWN_SPECIALS = (END_OF_TEXT, "<s>", "<pad>", "</s>", "<unk>", "<mask>")
+MOST_IDS = 1 << 24
+"""No vocabulary is larger: a greater ID is a damaged file, and a table for it would fill the memory."""
+
+_LONGEST_PATH = 4096
+_PATH = re.compile(r"(?:~|\.{1,2})?/\S*\w\S*|[A-Za-z]:\\\S+|\S+\.(?:txt|md|jsonl?|csv|tsv|gz|zip|parquet)")
 _LLAMA2C = ("tokenizer.bin", "tok[0-9]*.bin")
 _WORDS = r"\w+(?:['’]\w+)*|[^\w\s]"
 
@@ -48,7 +54,8 @@ def train_tokenizer(
     | `"byte"` | one byte: its ID is its value | every text exactly |
 
     Args:
-        texts: One text, or any number of them. Read once, except that `"wordpiece"` holds them in memory.
+        texts: One text, or any number of them: the text itself, not a path; `read_pieces(path)` reads a file. Read
+            once, except that `"wordpiece"` holds them in memory.
         kind: See above.
         vocab_size: Most entries wanted, special tokens included. Little text gives fewer. `"byte"` always has 256
             and the special tokens.
@@ -59,7 +66,7 @@ def train_tokenizer(
 
     Raises:
         SizeError: `vocab_size` is too small for the special tokens and the smallest alphabet.
-        TextError: The texts hold nothing to learn from.
+        TextError: The texts hold nothing to learn from, or are not text, or a path instead of a text.
         TokenizerError: An unknown kind, or an option that the kind does not have.
 
     Example:
@@ -76,7 +83,9 @@ def train_tokenizer(
     if min_frequency is not None and kind in ("unigram", "byte"):
         raise TokenizerError(f"A {kind} tokenizer has no min_frequency ({min_frequency} was given). Leave it out.")
     specials = list(dict.fromkeys(special_tokens))
+    texts = _texts(texts)
     if kind == "byte":
+        next(iter(texts), None)  # nothing is learned, and a path is refused all the same
         return _byte_tokenizer(specials)
 
     train = {"bpe": _train_bpe, "wordpiece": _train_wordpiece, "unigram": _train_unigram, "word": _train_word}[kind]
@@ -89,7 +98,7 @@ def train_tokenizer(
             f"vocab_size {vocab_size} is too small for a {kind} tokenizer with {len(specials)} special tokens: "
             f"it needs {smallest} or more."
         )
-    texts = _nonempty([texts] if isinstance(texts, str) else texts)
+    texts = _nonempty(texts)
     if min_frequency is None:
         min_frequency = 1 if kind == "word" else 2
     return train(texts, vocab_size, specials, min_frequency)
@@ -117,6 +126,15 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
     path = Path(path)
     if path.is_dir():
         path = _only_tokenizer_in(path)
+    tokenizer = _loaded(path)
+    try:
+        table_size(tokenizer)
+    except TokenizerError as error:
+        raise TokenizerError(f"{path}: {error}") from error
+    return tokenizer
+
+
+def _loaded(path: Path) -> Tokenizer:
     if path.suffix == ".model":
         return _load_sentencepiece(path)
     if path.suffix == ".bin":
@@ -173,16 +191,50 @@ def end_of_text_id(tokenizer: Tokenizer) -> int | None:
 
 
 def table_size(tokenizer: Tokenizer) -> int:
-    """Rows that a table needs for this tokenizer: its highest ID and one. IDs may have gaps, entries do not count.
+    """Return the rows that a table needs for this tokenizer: its highest ID and one. IDs may have gaps.
+
+    Raises:
+        TokenizerError: The highest ID is `MOST_IDS` or more.
 
     Example:
         >>> table_size(train_tokenizer((), kind="byte"))
         257
     """
-    return max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+    vocabulary = tokenizer.get_vocab(with_added_tokens=True)
+    size = max(vocabulary.values(), default=-1) + 1
+    if size > MOST_IDS:
+        name = next(entry for entry, token_id in vocabulary.items() if token_id == size - 1)
+        raise TokenizerError(
+            f"{name!r} has the ID {size - 1:,}, and the tokenizer {len(vocabulary):,} entries: a table would need "
+            f"{size:,} rows. IDs are below {MOST_IDS:,}; correct this one, the file is damaged."
+        )
+    return size
 
 
-def require_rows(tokenizer: Tokenizer, rows: int, where: object) -> None:
+def tokens_without_rows(tokenizer: Tokenizer, rows: int, where: object = None) -> str | None:
+    """Return the sentence that says that a table has no row for some of a tokenizer's IDs; `None` if it has all.
+
+    Args:
+        tokenizer: It may have fewer IDs than there are rows.
+        rows: Rows of the table.
+        where: What both belong to, for the sentence.
+
+    Example:
+        >>> print(tokens_without_rows(train_tokenizer((), kind="byte"), 200, "run"))
+        The tokenizer of run gives IDs up to 256 and the table has 200 rows: 57 tokens have none. They do not belong \
+together: use the tokenizer that the model was trained with, or add rows with embedlayer.add_tokens.
+    """
+    size = table_size(tokenizer)
+    if size <= rows:
+        return None
+    return (
+        f"The tokenizer{'' if where is None else f' of {where}'} gives IDs up to {size - 1} and the table has {rows} "
+        f"rows: {size - rows} tokens have none. They do not belong together: use the tokenizer that the model was "
+        f"trained with, or add rows with embedlayer.add_tokens."
+    )
+
+
+def require_rows(tokenizer: Tokenizer, rows: int, where: object = None) -> None:
     """Refuse a tokenizer with IDs outside the table of so many rows that `where` names.
 
     Raises:
@@ -191,11 +243,9 @@ def require_rows(tokenizer: Tokenizer, rows: int, where: object) -> None:
     Example:
         >>> require_rows(train_tokenizer((), kind="byte"), 257, "run")
     """
-    if table_size(tokenizer) > rows:
-        raise TokenizerError(
-            f"The tokenizer of {where} gives IDs up to {table_size(tokenizer) - 1}, its table has {rows} rows: "
-            f"they do not belong together."
-        )
+    mismatch = tokens_without_rows(tokenizer, rows, where)
+    if mismatch is not None:
+        raise TokenizerError(mismatch)
 
 
 def token_text(tokenizer: Tokenizer, token_id: int) -> str:
@@ -251,7 +301,53 @@ def without_limits(tokenizer: Tokenizer) -> Tokenizer:
     return copy
 
 
+def raise_if_path(text: str) -> None:
+    """Refuse a path where a `str` is the text itself: the name of a file that exists, or what can only be a path.
+
+    A text that is so misread passes with a line break behind it.
+
+    Raises:
+        TextError: It is a path.
+
+    Example:
+        >>> raise_if_path("I love dogs. and/or cats")
+    """
+    if len(text) > _LONGEST_PATH or not text.isprintable():
+        return
+    exists = os.path.isfile(text) or ("/" in text and text.strip("/.~") != "" and os.path.exists(text))
+    if exists or _PATH.fullmatch(text):
+        raise TextError(
+            f"{text!r} is a str, and so the text itself, but {'names a file' if exists else 'looks like a path'}. Give "
+            f"pathlib.Path({text!r}) where a path can be given, or what it holds: embedlayer.text.corpus."
+            f"read_pieces({text!r}). If it is the text, add a line break."
+        )
+
+
 # Training
+
+
+def _texts(texts: object) -> Iterable[str]:
+    """Return an iterable of texts; a path is refused, also in the first place of a list."""
+    if isinstance(texts, str):
+        texts = [texts]
+    if isinstance(texts, Path | bytes) or not isinstance(texts, Iterable):
+        raise TextError(
+            f"A tokenizer is trained on text: a str or any number of them, not {type(texts).__name__}. For a file, "
+            f"give embedlayer.text.corpus.read_pieces(path)."
+        )
+    return _checked_texts(texts)
+
+
+def _checked_texts(texts: Iterable[object]) -> Iterator[str]:
+    for place, text in enumerate(texts):
+        if not isinstance(text, str):
+            raise TextError(
+                f"Text {place} is {type(text).__name__}, not str. Decode bytes; for files, give the pieces that "
+                f"embedlayer.text.corpus.read_pieces(path) reads."
+            )
+        if place == 0:
+            raise_if_path(text)
+        yield text
 
 
 def _nonempty(texts: Iterable[str]) -> Iterator[str]:
@@ -396,7 +492,7 @@ def _beside(path: Path) -> Path:
 def _load_bpe(vocabulary: Path, merges: Path) -> Tokenizer:
     """GPT-2's two files: byte-level BPE."""
     vocab = _read_json(vocabulary)
-    if not all(isinstance(token_id, int) for token_id in vocab.values()):
+    if not all(type(token_id) is int for token_id in vocab.values()):
         raise TokenizerError(f"{vocabulary} is not a vocabulary: it should map each token to its ID.")
     lines = [line for line in _read_text(merges).split("\n") if line and not line.startswith("#version")]
     pairs = [(left, right) for left, _, right in (line.partition(" ") for line in lines)]

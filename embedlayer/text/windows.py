@@ -10,18 +10,21 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from jaxtyping import Int64
-from tokenizers import Tokenizer
+from tokenizers import Encoding, Tokenizer
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from embedlayer.errors import SizeError, TextError, TokenizerError
+from embedlayer.errors import ShapeError, SizeError, TextError, TokenizerError
 from embedlayer.text.corpus import TokenCorpus, read_pieces
 from embedlayer.text.mapped import IdArray, MappedFile, MappedParts
 from embedlayer.text.order import Places, RandomOrder
-from embedlayer.text.tokenizer import load_tokenizer, table_size
+from embedlayer.text.tokenizer import load_tokenizer, raise_if_path, table_size
 
 Batch = tuple[Int64[Tensor, "B T"], Int64[Tensor, "B T"]]
 Window = tuple[Int64[Tensor, " T"], Int64[Tensor, " T"]]
+
+TokenIds = TokenCorpus | IdArray | MappedParts | Tensor | Sequence[int] | Encoding
+"""Token IDs of one text, in whatever holds them."""
 
 _GATHER_BYTES = 1 << 17
 
@@ -35,21 +38,23 @@ class TokenWindows(Dataset[Window]):
     There are as many windows as `range(0, len(ids) - max_length, stride)` has members.
 
     Args:
-        ids: A `TokenCorpus`, or a one-dimensional array of token IDs. It is not copied; a memory-mapped one is mapped
-            again in the worker processes of a `DataLoader`.
+        ids: A `TokenCorpus`, or token IDs in one dimension: an array, a tensor, a list, or the encoding that a
+            tokenizer gave. An array is not copied; a memory-mapped one is mapped again in the worker processes of a
+            `DataLoader`.
         max_length: Tokens in a window, T.
         stride: Tokens from the start of one window to the start of the next.
 
     Raises:
-        SizeError: `max_length` or `stride` is below 1.
-        TextError: The text is too short for one window and its target.
+        SizeError: `max_length` or `stride` is not an integer, or below 1, or the IDs have several dimensions.
+        ShapeError: The IDs are no integers.
+        TextError: The text is too short for one window and its target, or is given as text.
 
     Example:
         >>> TokenWindows(np.arange(10), max_length=4, stride=4)[1]
         (tensor([4, 5, 6, 7]), tensor([5, 6, 7, 8]))
     """
 
-    def __init__(self, ids: TokenCorpus | IdArray | MappedParts, max_length: int, stride: int) -> None:
+    def __init__(self, ids: TokenIds, max_length: int, stride: int) -> None:
         self.ids = _array(ids)
         self.max_length = max_length
         self.stride = stride
@@ -79,7 +84,7 @@ class TokenWindows(Dataset[Window]):
 
 
 def create_dataloader(
-    text_or_corpus: str | Path | TokenCorpus,
+    text_or_corpus: str | Path | TokenIds,
     tokenizer: object = None,
     *,
     batch_size: int = 4,
@@ -93,7 +98,8 @@ def create_dataloader(
     """Batches of `(inputs, targets)`, `(B, T)` int64 each: sliding windows over a text, the targets one token on.
 
     Args:
-        text_or_corpus: A text itself as `str`, the `Path` of a UTF-8 text file, or a `TokenCorpus`.
+        text_or_corpus: A text itself as `str`, the `Path` of a UTF-8 text file, a `TokenCorpus`, or token IDs as
+            `TokenWindows` takes them.
         tokenizer: For a text: a `tokenizers.Tokenizer` or a fast tokenizer of transformers. Unused for a corpus.
         batch_size: Windows in a batch, B.
         max_length: Tokens in a window, T.
@@ -104,9 +110,10 @@ def create_dataloader(
         generator: Decides the order; torch's global generator by default.
 
     Raises:
-        TextError: The text is empty or shorter than one window and its target.
+        TextError: The text is empty or shorter than one window and its target, or a path given as `str`.
         TokenizerError: A text is given without a tokenizer.
-        SizeError: A size is below 1.
+        ShapeError: IDs are no integers.
+        SizeError: A size is not an integer, or below 1, or IDs have several dimensions.
 
     Example:
         >>> from embedlayer.text.tokenizer import train_tokenizer
@@ -117,10 +124,9 @@ def create_dataloader(
         >>> bytes(inputs[1].tolist()), bytes(targets[1].tolist())
         (b've d', b'e do')
     """
-    if batch_size < 1:
-        raise SizeError(f"batch_size is {batch_size}; it must be 1 or more.")
+    _check_sizes(batch_size=batch_size)
     return _WindowLoader(
-        TokenWindows(_corpus(text_or_corpus, tokenizer), max_length, stride),
+        TokenWindows(_ids_of(text_or_corpus, tokenizer), max_length, stride),
         batch_size=batch_size,
         shuffle=shuffle,
         drop_last=drop_last,
@@ -222,13 +228,14 @@ class WindowSampler:
     start are the same for a book and for all that was ever written.
 
     Args:
-        ids_or_corpus: A `TokenCorpus`, or a one-dimensional array of token IDs.
+        ids_or_corpus: A `TokenCorpus`, or token IDs as `TokenWindows` takes them.
         max_length: Tokens in a window, T.
         batch_size: Windows in a batch, B.
         seed: Any integer.
 
     Raises:
-        SizeError: `max_length` or `batch_size` is below 1.
+        SizeError: `max_length` or `batch_size` is not an integer, or below 1, or the IDs have several dimensions.
+        ShapeError: The IDs are no integers.
         TextError: The text is too short for one window and its target.
 
     Example:
@@ -238,9 +245,7 @@ class WindowSampler:
         (torch.Size([2, 8]), True)
     """
 
-    def __init__(
-        self, ids_or_corpus: TokenCorpus | IdArray | MappedParts, *, max_length: int, batch_size: int, seed: int
-    ) -> None:
+    def __init__(self, ids_or_corpus: TokenIds, *, max_length: int, batch_size: int, seed: int) -> None:
         self.ids = _array(ids_or_corpus)
         self.max_length = max_length
         self.batch_size = batch_size
@@ -341,26 +346,62 @@ def mixed_seed(seed: int, *numbers: int) -> int:
     return int(np.random.SeedSequence([seed % 2**64, *numbers]).generate_state(1, np.uint64)[0] >> np.uint64(1))
 
 
-def _array(ids: TokenCorpus | IdArray | MappedParts) -> IdArray | MappedParts:
-    return ids.ids if isinstance(ids, TokenCorpus) else ids
+def _array(ids: TokenIds) -> IdArray | MappedParts:
+    """Return the IDs as an array, copied only where they are none yet.
+
+    Raises:
+        ShapeError: They are no integers.
+        TextError: They are text.
+    """
+    if isinstance(ids, TokenCorpus):
+        return ids.ids
+    if isinstance(ids, MappedParts):
+        return ids
+    if isinstance(ids, str | bytes | Path) or (isinstance(ids, list | tuple) and ids and isinstance(ids[0], str)):
+        raise TextError(
+            f"Windows are cut from token IDs, and this is {type(ids).__name__} with text. Encode it first, "
+            f"TokenCorpus.from_text(text, tokenizer), or call create_dataloader(text, tokenizer)."
+        )
+    given = ids.ids if isinstance(ids, Encoding) else ids
+    try:
+        array = given.detach().cpu().numpy() if isinstance(given, Tensor) else np.asarray(given)
+    except (TypeError, ValueError) as error:
+        raise ShapeError(f"{type(ids).__name__} holds no token IDs in one dimension ({error}).") from error
+    if array.size and not np.issubdtype(array.dtype, np.integer):
+        raise ShapeError(
+            f"Token IDs are integers, and these are {array.dtype}: give what a tokenizer's encode(text).ids gives, or "
+            f"convert them with astype(np.int64) if they are whole numbers."
+        )
+    return array
 
 
-def _corpus(text_or_corpus: str | Path | TokenCorpus, tokenizer: object) -> TokenCorpus:
-    if isinstance(text_or_corpus, TokenCorpus):
+def _ids_of(text_or_corpus: str | Path | TokenIds, tokenizer: object) -> TokenIds:
+    if not isinstance(text_or_corpus, str | Path):
         return text_or_corpus
     if tokenizer is None:
         raise TokenizerError("A text needs a tokenizer: create_dataloader(text, tokenizer). Only a corpus needs none.")
     if isinstance(text_or_corpus, Path):
         text_or_corpus = "".join(read_pieces(text_or_corpus))
+    else:
+        raise_if_path(text_or_corpus)
     return TokenCorpus.from_text(text_or_corpus, tokenizer)
 
 
-def _check_windows(ids: IdArray | MappedParts, max_length: int, **sizes: int) -> None:
-    for name, size in {"max_length": max_length, **sizes}.items():
+def _check_sizes(**sizes: int) -> None:
+    for name, size in sizes.items():
+        if isinstance(size, bool) or not isinstance(size, int | np.integer):
+            raise SizeError(f"{name} is {size!r}, {type(size).__name__}; it must be an integer, 1 or more.")
         if size < 1:
             raise SizeError(f"{name} is {size}; it must be 1 or more.")
+
+
+def _check_windows(ids: IdArray | MappedParts, max_length: int, **sizes: int) -> None:
+    _check_sizes(max_length=max_length, **sizes)
     if ids.ndim != 1:
-        raise SizeError(f"Windows are cut from a one-dimensional array of token IDs; this one has shape {ids.shape}.")
+        raise SizeError(
+            f"Windows are cut from token IDs in one dimension, and these have shape {ids.shape}. Give one text after "
+            f"the other, ids.reshape(-1), or one row."
+        )
     if len(ids) <= max_length:
         raise TextError(
             f"The text has {len(ids)} tokens and a window of max_length={max_length} needs {max_length + 1}, one for "

@@ -27,7 +27,7 @@ import torch
 from tokenizers import Tokenizer
 
 from embedlayer.distributed.ranks import Alone, Ranks
-from embedlayer.errors import CheckpointError, FileError, SizeError, TokenizerError
+from embedlayer.errors import CheckpointError, FileError, SizeError
 from embedlayer.fields import Count, Range, check_arguments, check_fields, parse_json, shown
 from embedlayer.files import (
     JsonObject,
@@ -42,7 +42,7 @@ from embedlayer.locks import LOCK, FileLock
 from embedlayer.models.decoder import DecoderLM
 from embedlayer.pretrained import CANNOT_BE_BUILT, CONFIG, TOKENIZER, WEIGHTS, build, short, write_config
 from embedlayer.text.corpus import TokenCorpus
-from embedlayer.text.tokenizer import load_tokenizer, save_tokenizer, table_size
+from embedlayer.text.tokenizer import load_tokenizer, require_rows, save_tokenizer, table_size
 from embedlayer.training.loop import Trainer, TrainingOptions
 
 FORMAT_VERSION = 1
@@ -250,6 +250,7 @@ class RunDirectory:
         Raises:
             FileError: There is no run here, a file of it cannot be read, or another process writes to the folder.
             CheckpointError: A file is damaged.
+            TokenizerError: The tokenizer is damaged, or has more entries than the table.
             PeerError: A rank sees another run, tokenizer or text than rank 0.
         """
         ranks = Alone() if ranks is None else ranks
@@ -259,6 +260,7 @@ class RunDirectory:
         description, tokenizer = self.read(), load_tokenizer(self.path / TOKENIZER)
         ranks.agree(facts_of(description, TokenCorpus.open(self.corpus), tokenizer))
         trainer, description = self.open(device, ranks)
+        require_rows(tokenizer, trainer.model.table.vocab_size, self.path)
         ranks.agree({"step of the checkpoint": trainer.step})
         if ranks.first:
             self._keep_metrics_up_to(trainer.step if self.checkpoint.exists() else -1)
@@ -411,9 +413,5 @@ def load_run(path: Path | str, *, device: torch.device | str = "cpu") -> Run:
         raise FileError(f"{path} holds no trained layer ({hint}).")
     model = DecoderLM.read_pretrained(path, device=device).eval()
     tokenizer = load_tokenizer(path / TOKENIZER)
-    if table_size(tokenizer) > model.table.vocab_size:
-        raise TokenizerError(
-            f"The tokenizer in {path} gives IDs up to {table_size(tokenizer) - 1}, the table has "
-            f"{model.table.vocab_size} rows: they do not belong together."
-        )
+    require_rows(tokenizer, model.table.vocab_size, path)
     return Run(model, tokenizer)

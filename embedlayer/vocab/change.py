@@ -14,6 +14,7 @@ from embedlayer.errors import VocabularyError
 from embedlayer.files import JsonObject
 from embedlayer.text.tokenizer import fingerprint, table_size
 from embedlayer.vocab.receipt import Receipt
+from embedlayer.vocab.roles import Roles
 from embedlayer.vocab.rows import NEW, Moved, RowMove, Slot, Start
 from embedlayer.vocab.starting_rows import Mean, NewToken, Origin, StartingRows
 from embedlayer.vocab.tokenizer_edit import edit_tokenizer
@@ -35,6 +36,7 @@ class Change:
         merged: Old ID to the new ID that stands for it now.
         tokenizer: After.
         old_tokenizer: Before.
+        roles: Where the tokenizer is another one: its special token of each role, such as `eos_token`.
     """
 
     sources: tuple[int, ...]
@@ -42,6 +44,7 @@ class Change:
     merged: Mapping[int, int] = field(default_factory=dict)
     tokenizer: Tokenizer | None = None
     old_tokenizer: Tokenizer | None = None
+    roles: Roles | None = None
 
     def move(self, rows: int, multiple: int | None = None) -> RowMove:
         """The move of a tensor with `rows` rows: first the tokens', behind them the last ones without a token.

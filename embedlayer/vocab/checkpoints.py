@@ -5,7 +5,7 @@ Tensors are read one by one where they lie and keep their stored type; all other
 
 import json
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from typing import Any
 from tokenizers import Tokenizer
 from torch import Tensor
 
+from embedlayer.checkpoints.families import family_of
 from embedlayer.checkpoints.layer import EmbeddingLayer
 from embedlayer.checkpoints.loader import load
 from embedlayer.checkpoints.reader import CONFIG, Checkpoint
@@ -21,18 +22,31 @@ from embedlayer.errors import CheckpointError, EmbedLayerWarning, VocabularyErro
 from embedlayer.files import JsonObject, read_json
 from embedlayer.pretrained import TOKENIZER
 from embedlayer.text.tokenizer import load_tokenizer, save_tokenizer
-from embedlayer.vocab.change import Asked, own_or_given
+from embedlayer.vocab.change import Asked, Change, own_or_given
 from embedlayer.vocab.live import ends_of, slots_of
 from embedlayer.vocab.receipt import Receipt, moved_back
+from embedlayer.vocab.roles import (
+    ALIKE,
+    USUAL_NAMES,
+    NewTokenIds,
+    names_in,
+    role_ids,
+    roles_of,
+    stated_roles,
+    tokenizer_config,
+)
 from embedlayer.vocab.rows import Slot, moved
 
-NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 LISTS_OF_NAMES = ("additional_special_tokens", "extra_special_tokens")
 LISTS_OF_IDS = ("suppress_tokens", "begin_suppress_tokens", "bad_words_ids")
-WITH_IDS = (CONFIG, "generation_config.json")
-WITH_NAMES = ("tokenizer_config.json", "special_tokens_map.json")
+GENERATION, TOKENIZER_CONFIG, SPECIALS = "generation_config.json", "tokenizer_config.json", "special_tokens_map.json"
+WITH_IDS = (CONFIG, GENERATION)
 ADDED = "added_tokens.json"
-OTHER_FORMS = ("vocab.json", "merges.txt", "encoder.json", "vocab.bpe", "vocab.txt", "*.model", "tok*.bin")
+TEMPLATES = ("chat_template*.jinja", "chat_template.json", "additional_chat_templates/*.jinja")
+OTHER_FORMS = (
+    *("*vocab.json", "*merges.txt", "*encoder.json", "*vocab.bpe", "*vocab.txt"),
+    *("*.model", "*.model.v[0-9]", "*.spm", "*.tiktoken", "tekken.json", "tok*.bin"),
+)
 """Files that say the vocabulary again, and that `tokenizer.json` takes the place of."""
 
 
@@ -56,7 +70,9 @@ def edit_checkpoint(folder: Path, partial: Path, asked: Asked, tokenizer: Tokeni
             f"Positions of {layer.family} are counted from the ID of the padding token, {layer.padding_id}: it must "
             f"keep that ID. Keep the tokens before it, or say so with order."
         )
-    files = _moved_files(folder, receipt)
+    files = _moved_files(folder, receipt, change)
+    if change.roles is not None:
+        _warn_of_own_rules(folder)
     write_tensors(_under_all_names(slots, result.tensors, layer), folder, partial, table=table.name)
     if receipt.tokenizer is not None:
         save_tokenizer(receipt.tokenizer, partial / TOKENIZER)
@@ -134,29 +150,125 @@ def _under_all_names(slots: list[Slot], tensors: Mapping[str, Tensor], layer: Em
 # The other files
 
 
-def _moved_files(folder: Path, receipt: Receipt) -> dict[str, str | None]:
-    """Text of the files that change beside tensors and `tokenizer.json`; `None` for those that go."""
+def _warn_of_own_rules(folder: Path) -> None:
+    family = family_of(read_json(folder / CONFIG).get("model_type")) if (folder / CONFIG).is_file() else None
+    if family is not None and family.tokenizer_rules:
+        warnings.warn(
+            f"transformers' AutoTokenizer opens checkpoints of {family.name} with that family's own rules, whatever "
+            f"tokenizer.json says, and gives other IDs than the new tokenizer. Open the new folder with "
+            f"transformers.PreTrainedTokenizerFast.from_pretrained.",
+            EmbedLayerWarning,
+            stacklevel=5,
+        )
+
+
+def _moved_files(folder: Path, receipt: Receipt, change: Change) -> dict[str, str | None]:
+    """Return the text of the files that change beside tensors and `tokenizer.json`; `None` for those that go."""
     moved: dict[str, str | None] = {}
 
-    def note(name: str, change: Callable[[JsonObject], JsonObject]) -> None:
-        if (folder / name).is_file():
-            old = read_json(folder / name)
-            new = change(old)
+    def note(name: str, edit: Callable[[JsonObject], JsonObject], *, create: bool = False) -> None:
+        there = (folder / name).is_file()
+        if there or create:
+            old = read_json(folder / name) if there else {}
+            new = edit(old)
             if new != old:
                 moved[name] = json.dumps(new, indent=2, ensure_ascii=False) + "\n"
 
     sizes = (receipt.move.old_size, receipt.move.size)
-    for name in WITH_IDS:
-        note(name, lambda content, name=name: _with_size(_with_ids(content, receipt, name), *sizes))  # type: ignore[misc]
+    ids = NewTokenIds(receipt.new_ids.tolist(), receipt.dropped, role_ids(change.tokenizer, change.roles))
+    note(CONFIG, lambda content: _with_all_roles(_with_size(_with_ids(content, ids, CONFIG), *sizes), ids))
+    note(GENERATION, lambda content: _with_ids(content, ids, GENERATION))
     note("params.json", lambda content: _with_size(content, *sizes))
     if receipt.tokenizer is None:
         return moved
-    for name in WITH_NAMES:
-        note(name, lambda content, name=name: _with_names(content, receipt, name))  # type: ignore[misc]
-    note(ADDED, lambda content: _added_tokens(content, receipt))
-    for pattern in OTHER_FORMS:
+    replaced = change.roles is not None
+    if change.roles is not None:
+        change.roles.warn()
+    roles = change.roles if change.roles is not None else _roles_in(folder, receipt)
+
+    def named(content: JsonObject, file: str) -> JsonObject:
+        return content if replaced else _with_names(content, receipt, file)
+
+    note(
+        TOKENIZER_CONFIG,
+        lambda content: named(tokenizer_config(content, roles, replaced=replaced), TOKENIZER_CONFIG),
+        create=(folder / CONFIG).is_file(),
+    )
+    note(SPECIALS, lambda content: named(dict(roles) if replaced else content, SPECIALS))
+    gone = list(OTHER_FORMS)
+    if replaced:
+        gone.append(ADDED)
+    else:
+        note(ADDED, lambda content: _added_tokens(content, receipt))
+    for pattern in gone:
         moved |= {file.name: None for file in folder.glob(pattern)}
-    return moved
+    return moved | _templates(folder, receipt, moved)
+
+
+def _with_all_roles(content: JsonObject, ids: NewTokenIds) -> JsonObject:
+    """Return `config.json` with the roles of a new tokenizer also where its class has a default that would stand."""
+    content = {key: value for key, value in content.items() if key != "tokenizer_class"}
+    if ids.roles is None:
+        return content
+    if isinstance(content.get("text_config"), dict):
+        content["text_config"] = _with_all_roles(content["text_config"], ids)
+    elif "vocab_size" in content or "model_type" in content:
+        for role in ("bos_token", "eos_token"):
+            content.setdefault(f"{role}_id", ids.roles.get(role, ids.roles.get(ALIKE[role])))
+        for role in ("bos_token", "eos_token", "pad_token"):
+            if content.get(f"{role}_id") is None and role in ids.roles:
+                content[f"{role}_id"] = ids.roles[role]
+    return content
+
+
+def _roles_in(folder: Path, receipt: Receipt) -> dict[str, str]:
+    """Return the special token of each role of a checkpoint's own tokenizer: as its files say, by name or by ID."""
+    assert receipt.old_tokenizer is not None
+    stated = stated_roles(folder)
+    for name in WITH_IDS:
+        content = read_json(folder / name) if (folder / name).is_file() else {}
+        for role in USUAL_NAMES:
+            token_id = content.get(f"{role}_id")
+            token_id = token_id[0] if isinstance(token_id, list) and token_id else token_id
+            if type(token_id) is int and token_id >= 0 and role not in stated:
+                stated[role] = receipt.old_tokenizer.id_to_token(token_id) or ""
+    assert receipt.tokenizer is not None
+    return roles_of(receipt.tokenizer, stated)
+
+
+def _templates(folder: Path, receipt: Receipt, moved: Mapping[str, str | None]) -> dict[str, str | None]:
+    """Return the files without the chat templates that write out tokens which the new tokenizer lacks."""
+    old, new = (
+        {token.content for token in tokenizer.get_added_tokens_decoder().values()}
+        for tokenizer in (receipt.old_tokenizer, receipt.tokenizer)
+        if tokenizer is not None
+    )
+    lost = sorted(old - new)
+    found: dict[str, str | None] = {}
+    named: set[str] = set()
+    for pattern in TEMPLATES:
+        for file in folder.glob(pattern):
+            absent = names_in(file.read_text(encoding="utf-8", errors="replace"), lost)
+            if absent:
+                named |= {*absent}
+                found[file.relative_to(folder).as_posix()] = None
+    text = moved.get(TOKENIZER_CONFIG)
+    stored = read_json(folder / TOKENIZER_CONFIG) if (folder / TOKENIZER_CONFIG).is_file() else {}
+    config = stored if text is None else json.loads(text)
+    if "chat_template" in config:
+        absent = names_in(json.dumps(config["chat_template"], ensure_ascii=False), lost)
+        if absent:
+            named |= {*absent}
+            del config["chat_template"]
+            found[TOKENIZER_CONFIG] = json.dumps(config, indent=2, ensure_ascii=False) + "\n"
+    if named:
+        warnings.warn(
+            f"The chat template is left out: it writes {', '.join(sorted(named))}, which the new tokenizer does not "
+            f"have. Write one for the new tokenizer.",
+            EmbedLayerWarning,
+            stacklevel=6,
+        )
+    return found
 
 
 def _with_size(content: JsonObject, old: int, new: int) -> JsonObject:
@@ -169,8 +281,8 @@ def _with_size(content: JsonObject, old: int, new: int) -> JsonObject:
     return content
 
 
-def _with_ids(content: JsonObject, receipt: Receipt, file: str) -> JsonObject:
-    """A configuration with the new IDs of the tokens that it names.
+def _with_ids(content: JsonObject, ids: NewTokenIds, file: str) -> JsonObject:
+    """Return a configuration with the new IDs of the tokens that it names.
 
     Raises:
         VocabularyError: It names one that is gone.
@@ -178,35 +290,18 @@ def _with_ids(content: JsonObject, receipt: Receipt, file: str) -> JsonObject:
     moved: JsonObject = {}
     for key, value in content.items():
         if isinstance(value, dict):
-            moved[key] = _with_ids(value, receipt, file)
+            moved[key] = _with_ids(value, ids, file)
         elif key in LISTS_OF_IDS and isinstance(value, list):
-            moved[key] = _without_gone(value, receipt)
+            moved[key] = _without_gone(value, ids.new_ids)
         elif key.endswith(("_token_id", "_token_ids")):
-            moved[key] = (
-                [_new_id(one, receipt, key, file) for one in value]
-                if isinstance(value, list)
-                else _new_id(value, receipt, key, file)
-            )
+            moved[key] = ids.of(key, value, content, file)
         else:
             moved[key] = value
     return moved
 
 
-def _new_id(old: Any, receipt: Receipt, key: str, file: str) -> Any:
-    if type(old) is not int or not 0 <= old < receipt.move.old_size:
-        return old
-    new = int(receipt.new_ids[old])
-    if new < 0:
-        raise VocabularyError(
-            f"Token {old} ({receipt.dropped.get(old, 'without a name')!r}) cannot go: {file} names it as {key}. Keep "
-            f"it, or change {file} first."
-        )
-    return new
-
-
-def _without_gone(ids: list[Any], receipt: Receipt) -> list[Any]:
+def _without_gone(ids: list[Any], new_ids: Sequence[int]) -> list[Any]:
     """Lists of tokens, or of sequences of tokens, that are never to be said: what holds one that is gone goes."""
-    new_ids = receipt.new_ids.tolist()
 
     def move(value: Any) -> Any:
         if isinstance(value, list):
@@ -220,9 +315,9 @@ def _without_gone(ids: list[Any], receipt: Receipt) -> list[Any]:
 
 
 def _with_names(content: JsonObject, receipt: Receipt, file: str) -> JsonObject:
-    """A tokenizer's configuration with the tokens that it still has, by their new IDs."""
+    """Return a tokenizer's configuration with the tokens that it still has, by their new IDs."""
     gone, content = set(receipt.dropped.values()), dict(content)
-    for key in NAMES:
+    for key in USUAL_NAMES:
         token = _text(content.get(key))
         if token in gone:
             raise VocabularyError(

@@ -1,32 +1,28 @@
 """Edit a vocabulary: one call, and everything that has a row for each token moves with it."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TypedDict, Unpack
 
-import numpy as np
 from tokenizers import AddedToken, Tokenizer
 from torch import nn
 from torch.optim import Optimizer
 
 from embedlayer.errors import EmbedLayerError, SizeError, VocabularyError
-from embedlayer.text.corpus import TokenCorpus, encode_pieces, find_texts, read_pieces
-from embedlayer.text.tokenizer import as_tokenizer, fingerprint, table_size
+from embedlayer.text.tokenizer import as_tokenizer, table_size, tokens_without_rows
 from embedlayer.vocab.change import Asked, Change, Token, change_of_ids, change_of_tokens
 from embedlayer.vocab.folders import edit_folder
 from embedlayer.vocab.live import edit_live
 from embedlayer.vocab.new_rows import train_only_rows
 from embedlayer.vocab.receipt import Receipt
+from embedlayer.vocab.roles import tokenizer_with_roles
 from embedlayer.vocab.rows import NEW
 from embedlayer.vocab.starting_rows import StartingRows, SubwordMean
-from embedlayer.vocab.tokenizer_edit import used_tokens
 from embedlayer.vocab.transplant import match_tokenizers
+from embedlayer.vocab.used_tokens import Corpus, used_tokens
 
 Target = nn.Module | Path | str
 """A live module, or a folder."""
-
-Corpus = TokenCorpus | Path | str | Iterable[str] | Iterable[Path]
-"""Token IDs, texts, or paths of files and folders with text."""
 
 
 class EditOptions(TypedDict, total=False):
@@ -178,69 +174,59 @@ def trim_vocabulary(
 
     Args:
         target: As in `edit_vocabulary`.
-        corpus: A `TokenCorpus`, one text or several, or paths of files and folders.
+        corpus: A `TokenCorpus`, texts (`str`), files and folders (`Path`), or a mixture of texts and files. All of
+            these keep the same tokens, `used_tokens(tokenizer, corpus)`.
         keep_special: Keep all special and added tokens.
         min_count: How often a token must occur to be kept. Above 1 rarer ones are read as other tokens from then on.
         **options: See `EditOptions`; a tokenizer is needed.
 
     Raises:
-        VocabularyError: The corpus holds none of the tokens, or there is no tokenizer. Else as `edit_vocabulary`.
+        VocabularyError: There is no tokenizer, or as for `used_tokens`. Else as `edit_vocabulary`.
     """
 
     def change(tokenizer: Tokenizer | None, size: int) -> Change:
         tokenizer = _needed(tokenizer, size)
-        kept = tokens_of(corpus, tokenizer, keep_special=keep_special, min_count=min_count)
+        kept = used_tokens(tokenizer, corpus, min_count=min_count, keep_special=keep_special)
         return change_of_tokens(tokenizer, keep=kept)
 
     return _edit(target, change, options)
 
 
-def transplant(target: Target, new_tokenizer: object, **options: Unpack[EditOptions]) -> Receipt:
+def transplant(
+    target: Target,
+    new_tokenizer: object,
+    *,
+    special: Mapping[str, str] | None = None,
+    **options: Unpack[EditOptions],
+) -> Receipt:
     """Move to another tokenizer: tokens that both have keep their rows, the others start from what they are made of.
+
+    IDs in configurations follow by role: `eos_token_id` is that of the new tokenizer's own end-of-text token. Which
+    token has which role is read from the tokenizer's folder or from a tokenizer of transformers, and else follows from
+    the usual names. Of a checkpoint the files of the old tokenizer go, and a chat template that writes out tokens which
+    the new one lacks; `AutoTokenizer` of the new folder gives the new tokenizer's IDs.
 
     Args:
         target: As in `edit_vocabulary`.
-        new_tokenizer: The tokenizer to move to.
+        new_tokenizer: The tokenizer to move to: a `tokenizers.Tokenizer`, a fast tokenizer of transformers, or the
+            path of its file or folder.
+        special: Its special tokens by role, such as `{"eos_token": "<|end|>"}`, where they are not stated or other
+            ones are wanted.
         **options: See `EditOptions`; the old tokenizer is needed.
 
     Raises:
-        VocabularyError: There is no old tokenizer. Else as `edit_vocabulary`.
+        VocabularyError: There is no old tokenizer, or a configuration names a token that pads and the new one has none.
+            Else as `edit_vocabulary`.
+        TokenizerError: The new tokenizer cannot be read, or `special` names no special token of it.
     """
-    new = as_tokenizer(new_tokenizer)
+    new, roles = tokenizer_with_roles(new_tokenizer, special)
 
     def change(tokenizer: Tokenizer | None, size: int) -> Change:
         old = _needed(tokenizer, size)
         sources = tuple(NEW if source is None else int(source) for source in match_tokenizers(old, new))
-        return Change(sources, table_size(old), tokenizer=new, old_tokenizer=old)
+        return Change(sources, table_size(old), tokenizer=new, old_tokenizer=old, roles=roles)
 
     return _edit(target, change, options)
-
-
-def tokens_of(corpus: Corpus, tokenizer: Tokenizer, *, keep_special: bool, min_count: int) -> set[int]:
-    """The tokens that a corpus needs, as `used_tokens` does for texts; files are streamed."""
-    if isinstance(corpus, TokenCorpus):
-        if corpus.tokenizer_fingerprint != fingerprint(tokenizer):
-            raise VocabularyError("The corpus was made with another tokenizer: build it again with this one.")
-        added = set(tokenizer.get_added_tokens_decoder()) if keep_special else set()
-        return _often(np.bincount(corpus.ids, minlength=1), min_count) | added
-    texts: list[str | Path] = [corpus] if isinstance(corpus, str | Path) else list(corpus)
-    files = [text for text in texts if isinstance(text, Path)]
-    if not files:
-        return used_tokens(tokenizer, map(str, texts), min_count=min_count, keep_special=keep_special)
-    counts = np.zeros(table_size(tokenizer), dtype=np.int64)
-
-    def read() -> Iterator[str]:
-        for file in find_texts(files):
-            for piece, ids in encode_pieces(read_pieces(file, tokenizer=tokenizer), tokenizer):
-                np.add.at(counts, ids, 1)
-                yield piece
-
-    used = used_tokens(tokenizer, read(), min_count=min_count, keep_special=keep_special)
-    return used | _often(counts, min_count)  # a piece by itself may begin otherwise than in the text
-
-
-def _often(counts: np.ndarray, min_count: int) -> set[int]:
-    return {int(token) for token in np.flatnonzero(counts >= min_count)}
 
 
 def _needed(tokenizer: Tokenizer | None, size: int) -> Tokenizer:
@@ -251,11 +237,9 @@ def _needed(tokenizer: Tokenizer | None, size: int) -> Tokenizer:
 
 
 def _check_size(tokenizer: Tokenizer | None, size: int) -> None:
-    if tokenizer is not None and table_size(tokenizer) > size:
-        raise VocabularyError(
-            f"The tokenizer gives IDs up to {table_size(tokenizer) - 1:,} and the table has {size:,} rows: it is "
-            f"another model's. Give the tokenizer that the model was trained with."
-        )
+    mismatch = None if tokenizer is None else tokens_without_rows(tokenizer, size)
+    if mismatch is not None:
+        raise VocabularyError(mismatch)
 
 
 def _edit(target: Target, change: Callable[[Tokenizer | None, int], Change], options: EditOptions) -> Receipt:

@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 
 from embedlayer.checkpoints.layer import EmbeddingLayer
 from embedlayer.checkpoints.patch import REPLACED
-from embedlayer.errors import CheckpointError, SizeError, TokenIdError, VocabularyError
+from embedlayer.errors import CheckpointError, SizeError, TokenIdError
 from embedlayer.files import JsonObject
 from embedlayer.layers.output import OutputHead
 from embedlayer.tables.dense import TokenEmbedding
@@ -24,9 +24,10 @@ from embedlayer.tables.factorized import FactorizedEmbedding
 from embedlayer.tables.row_gradient import row_gradient
 from embedlayer.tables.table import TokenTable
 from embedlayer.text.tokenizer import fingerprint
-from embedlayer.vocab.change import Asked, own_or_given
+from embedlayer.vocab.change import Asked, Change, own_or_given
 from embedlayer.vocab.owners import ALONE, Owners
 from embedlayer.vocab.receipt import Receipt, moved_back
+from embedlayer.vocab.roles import NewTokenIds, role_ids
 from embedlayer.vocab.rows import End, RowMove, Slot, moved, row_fingerprint
 
 NAMED = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id", "mask_token_id", "sep_token_id")
@@ -305,7 +306,7 @@ def settings_of(ends: Ends) -> dict[str, Setting]:
     return found
 
 
-def new_settings(ends: Ends, move: RowMove, multiple: int | None) -> JsonObject:
+def new_settings(ends: Ends, change: Change, move: RowMove, multiple: int | None) -> JsonObject:
     """What `settings_of` is after a move.
 
     Raises:
@@ -313,6 +314,7 @@ def new_settings(ends: Ends, move: RowMove, multiple: int | None) -> JsonObject:
         SizeError: A process would be left without a row.
     """
     storages = ends.storages()
+    ids = NewTokenIds(move.new_ids.tolist(), {}, role_ids(change.tokenizer, change.roles))
     after: JsonObject = {}
     for name, (place, attribute, of) in settings_of(ends).items():
         value = getattr(place, attribute)
@@ -328,7 +330,10 @@ def new_settings(ends: Ends, move: RowMove, multiple: int | None) -> JsonObject:
             new = None if padding is None else _moved_padding(padding, move)
             value = None if new is None or not start <= new < stop else new - start
         elif attribute in NAMED:
-            value = _moved_ids(value, attribute, move)
+            if attribute == "eos_token_id" and change.roles is not None:
+                change.roles.warn()
+            beside = {name: getattr(place, name, None) for name in NAMED}
+            value = ids.of(attribute, value, beside, "the model's configuration")
         elif not isinstance(place, TokenEmbedding | FactorizedEmbedding):
             value = stop - start
         elif attribute in ("num_rows", "num_embeddings", "pad_to_multiple_of"):
@@ -348,18 +353,6 @@ def _moved_padding(padding: int, move: RowMove) -> int:
     new = int(move.new_ids[padding])
     if new < 0:
         raise TokenIdError(f"Token {padding} is the padding token, whose row is zero and must stay: keep it.")
-    return new
-
-
-def _moved_ids(value: Any, name: str, move: RowMove) -> Any:
-    """The IDs of tokens that a configuration names."""
-    if isinstance(value, list | tuple):
-        return type(value)(_moved_ids(one, name, move) for one in value)
-    if type(value) is not int or not 0 <= value < move.old_size:
-        return value
-    new = int(move.new_ids[value])
-    if new < 0:
-        raise VocabularyError(f"Token {value} cannot go: the model's configuration names it as {name}. Keep it.")
     return new
 
 
@@ -474,7 +467,7 @@ def edit_live(
         if outer is not None and ends.owners is not ALONE:
             raise SizeError("Rows that are divided among processes have no spare ones: leave out pad_to_multiple_of.")
         move = change.move(size, inner if outer is None else 1)
-        settings = new_settings(ends, move, outer)
+        settings = new_settings(ends, change, move, outer)
         old_settings = {name: setting.value for name, setting in settings_of(ends).items()}
         bring_up_to_date(ends)
         slots = slots_after(module, ends, optimizer, settings)

@@ -10,6 +10,7 @@
 
 import re
 from collections.abc import Sequence
+from typing import Literal
 
 from tokenizers import Tokenizer
 
@@ -19,7 +20,11 @@ from embedlayer.text.tokenizer import _byte_of_letter, _steps, as_tokenizer, tab
 Token = str | int
 """An entry, by its ID or its text."""
 
+Place = Literal["start", "inside", "end"]
+"""Where in a word an entry stands."""
+
 _BYTE = re.compile(r"<0x([0-9A-F]{2})>")
+_IDEOGRAPH = re.compile("[\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0002fa1f]")
 
 
 class Pieces:
@@ -45,6 +50,7 @@ class Pieces:
         self.tokenizer = without_limits(as_tokenizer(tokenizer))
         self.convention = _convention(self.tokenizer)
         self.prefix: str = getattr(self.tokenizer.model, "continuing_subword_prefix", None) or ""
+        self.suffix: str = getattr(self.tokenizer.model, "end_of_word_suffix", None) or ""
         self.vocabulary: dict[str, int] = self.tokenizer.get_vocab(with_added_tokens=True)
         self.entries = {token_id: entry for entry, token_id in self.vocabulary.items()}
         self.added = frozenset(self.tokenizer.get_added_tokens_decoder())
@@ -52,13 +58,14 @@ class Pieces:
         self._by_meaning: dict[bytes, int] | None = None
 
     def meanings(self, token_id: int) -> tuple[bytes, ...]:
-        """What an entry stands for: the bytes it adds to a text, likeliest reading first.
+        """Return what an entry stands for: the bytes it adds to a text, likeliest reading first.
 
         Only words have two readings: after a space, which they do not write, or without one.
         """
         entry = self.entries[token_id]
         if token_id in self.added:
             return (entry.encode(),)
+        entry = entry.removesuffix(self.suffix) or entry
         if self.convention == "byte-level":
             try:
                 return (bytes(map(_byte_of_letter().__getitem__, entry)),)
@@ -70,7 +77,28 @@ class Pieces:
         if self.prefix and entry.startswith(self.prefix) and entry != self.prefix:
             return (entry.removeprefix(self.prefix).encode(),)
         after_space, without = b" " + entry.encode(), entry.encode()
-        return (after_space, without) if entry[:1].isalnum() else (without, after_space)
+        spaced = entry[:1].isalnum() and not _IDEOGRAPH.match(entry)
+        return (after_space, without) if spaced else (without, after_space)
+
+    def place(self, token_id: int) -> Place | None:
+        """Return where in a word an entry stands, as far as its convention says so; `None` where it does not.
+
+        `Ġdog`, `▁dog` and, beside `##dog`, `dog` start a word; `##dog` and, beside `Ġdog`, `dog` continue one;
+        `dog</w>` ends one, and may also be all of it. Marks and ideographs stand anywhere, except that a convention
+        with `##` tells them apart too.
+        """
+        if token_id in self.added:
+            return None
+        entry = self.entries[token_id]
+        if self.convention == "wordpiece" or (self.convention == "sentencepiece" and self.prefix):
+            return "inside" if self.prefix and entry.startswith(self.prefix) and entry != self.prefix else "start"
+        text = self.meanings(token_id)[0].decode(errors="replace")
+        letters = text.removeprefix(" ")
+        if not letters[:1].isalnum() or _IDEOGRAPH.match(letters):
+            return None
+        if self.suffix:
+            return "end" if entry.endswith(self.suffix) else None
+        return "start" if text.startswith(" ") else "inside"
 
     @property
     def by_meaning(self) -> dict[bytes, int]:
@@ -95,9 +123,15 @@ class Pieces:
 
     @property
     def single_bytes(self) -> frozenset[int]:
-        """IDs of the entries that write single bytes, and with them any text."""
-        sentencepiece = [f"<0x{byte:02X}>" for byte in range(256)]
-        names = {"byte-level": [*_byte_of_letter()], "sentencepiece": sentencepiece}.get(self.convention, [])
+        """IDs of the entries that write single bytes, and with them any text; also those that end a word (CLIP)."""
+        names = [f"<0x{byte:02X}>" for byte in range(256)] if self.convention == "sentencepiece" else []
+        if self.convention == "byte-level":
+            names = [
+                f"{prefix}{letter}{suffix}"
+                for prefix in {"", self.prefix}
+                for letter in _byte_of_letter()
+                for suffix in {"", self.suffix}
+            ]
         return frozenset(self.vocabulary[name] for name in names if name in self.vocabulary)
 
     def find(self, token: Token) -> int:

@@ -5,23 +5,22 @@ The tokenizer is edited as what it is in a file, the data of a `tokenizer.json`;
 
 import json
 import math
+import re
 import sys
+import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from typing import Any
 
-import numpy as np
 from tokenizers import AddedToken, Tokenizer
 
-from embedlayer.errors import TokenizerError, VocabularyError
+from embedlayer.errors import EmbedLayerWarning, TokenizerError, VocabularyError
 from embedlayer.text.tokenizer import as_tokenizer, table_size, without_limits
 from embedlayer.vocab.merges import Merges
 from embedlayer.vocab.pieces import Pieces, Token
 
 Data = dict[str, Any]
 
-_TEXTS_AT_ONCE = 256
 _SHOWN = 5
 _ABOVE_ITS_PIECES = 1e-4
 
@@ -61,8 +60,9 @@ def edit_tokenizer(
 
     - **A new token of BPE is itself wherever its text stands**, inside words too, as tokenizers' added tokens are. A
       word in running text includes the space before it: add `" dog"`. Where a normalizer puts a space in front of the
-      text (LLaMA-2, llama2.c), it does so again behind an added token; `AddedToken(" dog", rstrip=True)` takes the
-      space that follows instead.
+      text (LLaMA-2, llama2.c), it does so again behind an added token: the new tokenizer's decoder takes that space
+      off again, and its token stays among the IDs. `AddedToken(" dog", rstrip=True)` takes the space that follows
+      instead.
     - **A new word of the other kinds is an entry like the model's own.** For WordPiece and whole words it is found
       where a word (or, with `##`, the rest of one) is that text; for Unigram (`" dog"` here too) it stands where its
       pieces stood. What is more than one word, and special tokens, are found wherever their text stands.
@@ -86,6 +86,9 @@ def edit_tokenizer(
             order that is not one of all tokens, or a new token that could never be found in a text.
         TokenizerError: The tokenizer cannot be written as a file.
 
+    Warns:
+        EmbedLayerWarning: Text around a new token is decoded otherwise than before.
+
     Example:
         >>> tokenizer = train_tokenizer("I love dogs, I love cats", kind="word")
         >>> edit = edit_tokenizer(tokenizer, add=["otters"], remove=["cats"])
@@ -95,9 +98,10 @@ def edit_tokenizer(
         ((0, 1, 2, 3, 4, 6, None), (5,))
     """
     tokenizer = as_tokenizer(tokenizer)
-    data = _data(tokenizer)
+    add, special = (given if isinstance(given, str) else list(given) for given in (add, special))
+    data = tokenizer_data(tokenizer)
     old = Pieces(tokenizer)
-    needed = _needed(data, old)
+    needed = required_tokens(data, old)
     new = _new_tokens(old, add, special)
     merged = _merges_asked(old, merge or {}, new)
     gone = _gone(old, remove, keep, merged, needed, data)
@@ -107,6 +111,7 @@ def edit_tokenizer(
     names = _ordered([old.entries[token_id] for token_id in stay] + list(new), order, old, new)
     edited = _built(data, names, new, old)
     _check_reached(edited, new)
+    warn_of_other_texts(tokenizer, edited, [text for text in add if isinstance(text, str) and text not in special])
 
     ids = {name: new_id for new_id, name in enumerate(names)}
     holes = set(range(table_size(tokenizer))) - old.entries.keys()
@@ -116,67 +121,6 @@ def edit_tokenizer(
         dropped=tuple(sorted((gone | holes) - merged.keys())),
         merged={token_id: ids[name] for token_id, name in merged.items()},
     )
-
-
-def used_tokens(
-    tokenizer: object, texts: Iterable[str] | str, *, min_count: int = 1, keep_special: bool = True
-) -> set[int]:
-    """All IDs that must stay so that these texts keep their tokens: `edit_tokenizer(tokenizer, keep=used_tokens(...))`.
-
-    Beside the tokens that occur these are: what BPE makes them from; what WordPiece tries before it gives up on a word;
-    the lowest score of a Unigram model, from which that of the unknown token follows; what the tokenizer needs; and
-    single bytes, so that every other text can still be written.
-
-    Args:
-        tokenizer: A `tokenizers.Tokenizer`, or a fast tokenizer of transformers.
-        texts: One text, or any number of them. Read once, in blocks.
-        min_count: How often a token must occur. Above 1 the texts with rarer tokens are read differently afterwards.
-        keep_special: Keep all special and added tokens, whether or not they occur.
-
-    Raises:
-        VocabularyError: The texts hold none of the tokens.
-
-    Example:
-        >>> tokenizer = train_tokenizer("I love dogs, I love cats", kind="word")
-        >>> sorted(tokenizer.id_to_token(i) for i in used_tokens(tokenizer, "I love, love dogs"))
-        [',', '<unk>', '<|endoftext|>', 'I', 'dogs', 'love']
-    """
-    tokenizer = as_tokenizer(tokenizer)
-    data = _data(tokenizer)
-    old = Pieces(tokenizer)
-    unknown = _unknown(data, old)
-    counts = np.zeros(table_size(tokenizer), dtype=np.int64)
-    tried: set[str] = set()
-    blocks = _blocks([texts] if isinstance(texts, str) else texts)
-    for block in blocks:
-        encodings = old.tokenizer.encode_batch(block, add_special_tokens=False)
-        counts += np.bincount([i for encoding in encodings for i in encoding.ids], minlength=len(counts))
-        for text, encoding in zip(block, encodings, strict=True):
-            if data["model"]["type"] == "WordPiece" and unknown in encoding.ids:
-                spans = (span for i, span in zip(encoding.ids, encoding.offsets, strict=True) if i == unknown)
-                for word in {text[start:end] for start, end in spans}:
-                    tried.update(_tried(_normalized(tokenizer, word), data["model"]))
-    used = {int(token_id) for token_id in np.flatnonzero(counts >= min_count)}
-    if used <= {unknown}:
-        raise VocabularyError(
-            f"The texts hold none of the tokenizer's tokens{f' {min_count} times' if min_count > 1 else ''}: "
-            f"{counts.sum():,} IDs were read, and nothing would be left. Give text in the language of the model."
-        )
-    return _with_needed(used | {old.vocabulary[piece] for piece in tried}, old, data, keep_special=keep_special)
-
-
-def with_needed(tokenizer: object, ids: Iterable[int], *, keep_special: bool = True) -> set[int]:
-    """Some IDs, and those that must stay with them, as in `used_tokens`; for IDs that were counted elsewhere.
-
-    What WordPiece tries before it gives up on a word shows only in texts.
-    """
-    data = _data(as_tokenizer(tokenizer))
-    return _with_needed({*ids}, Pieces(tokenizer), data, keep_special=keep_special)
-
-
-def _with_needed(ids: set[int], old: Pieces, data: Data, *, keep_special: bool) -> set[int]:
-    needed = _needed(data, old).keys() | old.single_bytes
-    return _closed(ids | needed | (old.added if keep_special else set()), old, data)
 
 
 # What is asked
@@ -229,7 +173,7 @@ def _rules(old: Pieces, token: str | AddedToken, *, word: bool, special: bool) -
     if isinstance(token, AddedToken):
         record = {**_record(token, 0), "special": token.special or special}
         return AddedToken(**{name: value for name, value in record.items() if name != "id"})
-    normal = old.tokenizer.normalizer is not None and _normalized(old.tokenizer, token) == token
+    normal = old.tokenizer.normalizer is not None and normalized(old.tokenizer, token) == token
     word = word and old.convention in ("word", "wordpiece")
     return AddedToken(token, single_word=word, normalized=normal and not special, special=special)
 
@@ -250,7 +194,7 @@ def _entry(tokenizer: Tokenizer, text: str) -> str | None:
         whole = pieces == [word] and len(word) <= _longest_word(tokenizer)
     else:
         return None
-    return entry if whole and word and _normalized(tokenizer, word) == word else None
+    return entry if whole and word and normalized(tokenizer, word) == word else None
 
 
 def _among(new: Mapping[str, AddedToken | None], token: Token) -> str | None:
@@ -321,7 +265,7 @@ def _gone(
     gone = set(removed)
     if keep is not None:
         kept = _found(old, keep, "keep").keys() - merged.keys()
-        gone = old.entries.keys() - _closed(kept | needed.keys(), old, data)
+        gone = old.entries.keys() - with_parts(kept | needed.keys(), old, data)
     both = sorted(merged.keys() & removed.keys())
     if both:
         raise VocabularyError(f"{old.entries[both[0]]!r} is to be merged and to be removed. Ask for one of the two.")
@@ -360,12 +304,12 @@ def _listed(what: str, names: Sequence[str]) -> str:
 # What follows
 
 
-def _needed(data: Data, old: Pieces) -> dict[int, str]:
-    """IDs that the tokenizer cannot do without, each with the reason."""
+def required_tokens(data: Data, old: Pieces) -> dict[int, str]:
+    """Return the IDs that the tokenizer cannot do without, each with the reason."""
     reasons = dict.fromkeys(_template_ids(data.get("post_processor")), "the post-processor puts it around texts")
     if data.get("padding"):
         reasons[data["padding"]["pad_id"]] = "the tokenizer pads with it"
-    unknown = _unknown(data, old)
+    unknown = unknown_token(data, old)
     if unknown is not None:
         reasons[unknown] = "it stands for all that the model cannot write"
     elif old.convention == "byte-level":
@@ -373,7 +317,8 @@ def _needed(data: Data, old: Pieces) -> dict[int, str]:
     return {token_id: reason for token_id, reason in reasons.items() if token_id in old.entries}
 
 
-def _unknown(data: Data, old: Pieces) -> int | None:
+def unknown_token(data: Data, old: Pieces) -> int | None:
+    """Return the ID of the unknown token, or `None`."""
     model = data["model"]
     return model["unk_id"] if model["type"] == "Unigram" else old.vocabulary.get(model.get("unk_token"))
 
@@ -398,8 +343,8 @@ def _names_in_template(processor: Data) -> set[str]:
     return {part["SpecialToken"]["id"] for part in parts if "SpecialToken" in part}
 
 
-def _closed(kept: set[int], old: Pieces, data: Data) -> set[int]:
-    """The IDs, and those that the kept tokens cannot be read without."""
+def with_parts(kept: set[int], old: Pieces, data: Data) -> set[int]:
+    """Return the IDs, and those that the kept tokens cannot be read without."""
     model = data["model"]
     if model["type"] == "BPE":
         merged = (old.entries[token_id] for token_id in kept - old.added)
@@ -426,22 +371,6 @@ def _lost_with(
                 f"{old.entries[token_id]!r} cannot be merged into {name!r}, which is made from it and would be lost."
             )
     return lost
-
-
-def _tried(word: str, model: Data) -> list[str]:
-    """The pieces that WordPiece takes from the front of a word, also when it cannot finish."""
-    prefix, pieces, start = model["continuing_subword_prefix"], [], 0
-    if len(word) > model["max_input_chars_per_word"]:
-        return []
-    while start < len(word):
-        ends = range(len(word), start, -1)
-        candidates = (prefix * (start > 0) + word[start:end] for end in ends)
-        piece = next((piece for piece in candidates if piece in model["vocab"]), None)
-        if piece is None:
-            break
-        pieces.append(piece)
-        start += len(piece) - len(prefix) * (start > 0)
-    return pieces
 
 
 # The new tokenizer
@@ -475,6 +404,9 @@ def _built(data: Data, names: list[str], new: Mapping[str, AddedToken | None], o
     records = [{**record, "id": ids[record["content"]]} for record in data["added_tokens"] if record["content"] in ids]
     records += [_record(token, ids[text]) for text, token in new.items() if token is not None]
     data["added_tokens"] = sorted(records, key=lambda record: record["id"])
+    if _puts_space_before_each_part(data.get("normalizer")):
+        glued = [text for text, token in new.items() if token is not None and not (token.special or token.rstrip)]
+        data["decoder"] = _with_glue(data.get("decoder"), glued, ids)
     _renumber_template(data.get("post_processor"), new_id_of)
     if data.get("padding"):
         data["padding"]["pad_id"] = new_id_of.get(data["padding"]["pad_id"], data["padding"]["pad_id"])
@@ -487,6 +419,81 @@ def _built(data: Data, names: list[str], new: Mapping[str, AddedToken | None], o
             "The tokenizers library numbers the edited vocabulary in another order than was asked for."
         )
     return edited
+
+
+def _puts_space_before_each_part(normalizer: Data | None) -> bool:
+    """Whether a space is put in front of a text, and so of each part of it between added tokens (LLaMA-2)."""
+    steps = [] if normalizer is None else normalizer.get("normalizers", [normalizer])
+    return any(step["type"] == "Prepend" for step in steps)
+
+
+def _with_glue(decoder: Data | None, new: Sequence[str], ids: Mapping[str, int]) -> Data | None:
+    """Return a decoder that takes off the space which the normalizer puts behind an added token.
+
+    Two steps in front mark where these tokens begin and end, and those behind `Fuse` take off the space at the end of
+    each and the marks; at the start of a text they put the space in front that the decoder strips there. Tokens that
+    are gone leave the steps, and the steps go with the last one.
+    """
+    steps = list((decoder or {}).get("decoders", []))
+    if decoder is None or not any(step["type"] == "Fuse" for step in steps):
+        return decoder
+    pattern = steps[0].get("pattern", {}).get("Regex", "")
+    there = _GLUED.fullmatch(pattern)
+    escaped = re.findall(r"(?:\\.|[^|\\])+", there[1], re.DOTALL) if there else []
+    tokens = [token for token in (re.sub(r"\\(.)", r"\1", one, flags=re.DOTALL) for one in escaped) if token in ids]
+    tokens += [token for token in new if token not in tokens]
+    steps = [step for step in steps if not _is_glue(step)]
+    if not tokens:
+        return {**decoder, "decoders": steps}
+    place = next(at for at, step in enumerate(steps) if step["type"] == "Fuse") + 1
+    any_of = "|".join(map(re.escape, tokens))
+    front = [_replace(rf"(?<=\A(?:{any_of}))\z", _ENDS), _replace(rf"\A(?=(?:{any_of}){_ENDS}\z)", _BEGINS)]
+    behind = [_replace(f"{_ENDS} ", ""), _replace(rf"\A{_BEGINS}", " "), _replace(f"[{_BEGINS}{_ENDS}]", "")]
+    if not any(step["type"] == "Strip" for step in steps[place:]):
+        del behind[1]
+    return {**decoder, "decoders": [*front, *steps[:place], *behind, *steps[place:]]}
+
+
+def _replace(pattern: str, content: str) -> Data:
+    return {"type": "Replace", "pattern": {"Regex": pattern}, "content": content}
+
+
+def _is_glue(step: Data) -> bool:
+    return any(mark in json.dumps(step, ensure_ascii=False) for mark in (_BEGINS, _ENDS))
+
+
+def warn_of_other_texts(old: Tokenizer, new: Tokenizer, terms: Sequence[str]) -> None:
+    """Warn where a text that holds a new token was decoded exactly before and is not any more.
+
+    Each token is looked at alone, between words and, where tokens write the spaces, inside other letters.
+    """
+    spaces = Pieces(old).convention in ("byte-level", "sentencepiece")
+    old, new = without_limits(old), without_limits(new)
+    texts = {f"{left}{term}{right}": term for term in terms for left, right in (_AROUND if spaces else _AROUND[:2])}
+
+    def decoded(tokenizer: Tokenizer) -> list[str]:
+        encodings = tokenizer.encode_batch([*texts], add_special_tokens=False)
+        return tokenizer.decode_batch([encoding.ids for encoding in encodings])
+
+    changed: dict[str, tuple[str, str]] = {}
+    for (text, term), before, after in zip(texts.items(), decoded(old), decoded(new), strict=True):
+        if before == text != after:
+            changed.setdefault(term, (before, after))
+    if changed:
+        before, after = next(iter(changed.values()))
+        warnings.warn(
+            f"Text around {len(changed):,} of the new tokens is decoded otherwise than before"
+            f"{_listed(':', list(changed))}. For example {before!r} becomes {after!r}. Give an AddedToken with rules "
+            f"for the spaces around it, or leave these out.",
+            EmbedLayerWarning,
+            stacklevel=4,
+        )
+
+
+_AROUND = (("", ""), ("a ", " b"), ("a", "b"), ("は", "は"), ("は ", " は"))
+_BEGINS, _ENDS = "\ufdd0", "\ufdd1"
+"""Marks inside a decoder: no text has these code points, which are no characters."""
+_GLUED = re.compile(r"\(\?<=\\A\(\?:(.+)\)\)\\z", re.DOTALL)
 
 
 def _score(entry: str, tokenizer: Tokenizer, scores: Mapping[str, float]) -> float:
@@ -542,7 +549,12 @@ def _check_reached(tokenizer: Tokenizer, new: Mapping[str, AddedToken | None]) -
 # Small things
 
 
-def _data(tokenizer: Tokenizer) -> Data:
+def tokenizer_data(tokenizer: Tokenizer) -> Data:
+    """Return what a tokenizer.json would hold.
+
+    Raises:
+        TokenizerError: The tokenizer has parts written in Python, which no file holds.
+    """
     try:
         data: Data = json.loads(tokenizer.to_str())
     except Exception as error:  # the library raises nothing more special
@@ -565,11 +577,6 @@ def _longest_word(tokenizer: Tokenizer) -> int:
     return getattr(tokenizer.model, "max_input_chars_per_word", sys.maxsize)
 
 
-def _normalized(tokenizer: Tokenizer, text: str) -> str:
+def normalized(tokenizer: Tokenizer, text: str) -> str:
+    """Return a text as the tokenizer's normalizer leaves it."""
     return text if tokenizer.normalizer is None else tokenizer.normalizer.normalize_str(text)
-
-
-def _blocks(texts: Iterable[str]) -> Iterator[list[str]]:
-    rest = iter(texts)
-    while block := list(islice(rest, _TEXTS_AT_ONCE)):
-        yield block

@@ -2,32 +2,33 @@
 
 from collections.abc import Iterable
 
-from embedlayer.vocab.pieces import Pieces
+from embedlayer.vocab.pieces import Pieces, Place
+from embedlayer.vocab.roles import ALIKE, USUAL_NAMES
 from embedlayer.vocab.starting_rows import NewToken
 
-_ROLES = (
-    ("<unk>", "[UNK]"),
-    ("<pad>", "[PAD]", "<|pad|>", "<|padding|>"),
-    ("<s>", "[CLS]", "<bos>", "<|begin_of_text|>", "<|startoftext|>", "<|endoftext|>"),
-    ("</s>", "[SEP]", "<eos>", "<|end_of_text|>", "<|endoftext|>"),
-    ("<mask>", "[MASK]"),
+_ROLES = tuple(
+    names[:1] + USUAL_NAMES.get(ALIKE.get(role, ""), ()) + names[1:]
+    for role, names in USUAL_NAMES.items()
+    if role not in ("cls_token", "sep_token")
 )
 """What special tokens are for, by their usual names; GPT-2's one mark begins and ends a text."""
 
 
 def match_tokenizers(old: object, new: object) -> tuple[int | None, ...]:
-    """For each ID of the new tokenizer the old ID of the same token; `None` where the old one has no such token.
+    """Return for each ID of the new tokenizer the old ID of the same token; `None` where the old one has no such token.
 
     The same is what stands for the same bytes, whatever the convention: GPT-2's `Ġdog`, SentencePiece's `▁dog` and
-    BERT's `dog` are " dog", `Ċ` and `<0x0A>` a line feed. Between two tokenizers of one convention entries of the same
-    name come first. A special token is matched by name, or else by its role, with an old one that has no namesake.
+    BERT's `dog` are " dog", `Ċ` and `<0x0A>` a line feed. What continues a word (`##dog`) is never what starts one
+    (`dog`), and what ends one (`dog</w>`) matches only where ends are marked too. Between two tokenizers of one
+    convention entries of the same name come first. A special token is matched by name, or else by its role, with an old
+    one that has no namesake.
 
     Example:
         >>> text = "I love dogs, I love cats"
         >>> old, new = train_tokenizer(text, kind="word"), train_tokenizer(text, vocab_size=270)
         >>> sources = match_tokenizers(old, new)
         >>> [(new.id_to_token(i), old.id_to_token(j)) for i, j in enumerate(sources) if j is not None]
-        [('<|endoftext|>', '<|endoftext|>'), (',', ','), ('I', 'I'), ('Ġlove', 'love')]
+        [('<|endoftext|>', '<|endoftext|>'), (',', ','), ('Ġlove', 'love')]
     """
     theirs, ours = Pieces(old), Pieces(new)
     namesakes = _namesakes(theirs, ours)
@@ -36,8 +37,9 @@ def match_tokenizers(old: object, new: object) -> tuple[int | None, ...]:
     for token_id in range(max(ours.entries, default=-1) + 1):
         match = namesakes.get(token_id, by_role.get(token_id))
         if match is None and token_id in ours.entries and token_id not in ours.special:
+            place = ours.place(token_id)
             meanings = (theirs.by_meaning.get(meaning) for meaning in ours.meanings(token_id))
-            match = next((old_id for old_id in meanings if old_id is not None), None)
+            match = next((i for i in meanings if i is not None and _same(theirs.place(i), place)), None)
         found.append(match)
     return tuple(found)
 
@@ -54,6 +56,10 @@ def spelled_by(old: object, new: object, ids: Iterable[int]) -> list[NewToken]:
     """
     theirs, ours = Pieces(old), Pieces(new)
     return [NewToken(ours.entries[i], () if i in ours.special else theirs.spell(ours.meanings(i)[0])) for i in ids]
+
+
+def _same(one: Place | None, other: Place | None) -> bool:
+    return one == other or None in (one, other)
 
 
 def _namesakes(old: Pieces, new: Pieces) -> dict[int, int]:

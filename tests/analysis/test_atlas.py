@@ -65,7 +65,7 @@ def test_what_cannot_be_a_map_is_refused(tmp_path) -> None:
     for rows, error, message in (
         (broken, CheckpointError, "the first is row 3"),
         (torch.randn(257, 1), SizeError, "width 2 or more"),
-        (torch.randn(20, 4), TokenizerError, "IDs up to 256, the table has 20 rows"),
+        (torch.randn(20, 4), TokenizerError, "IDs up to 256 and the table has 20 rows"),
     ):
         with pytest.raises(error, match=message):
             write_atlas(tmp_path / "map.parquet", rows, tokenizer)

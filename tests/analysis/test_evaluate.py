@@ -8,7 +8,14 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 from embedlayer.analysis import evaluate
 from embedlayer.analysis import rows as rows_module
-from embedlayer.analysis.evaluate import correlation, evaluate_word_analogies, evaluate_word_pairs, ranks, whole_words
+from embedlayer.analysis.evaluate import (
+    FEWEST_PAIRS,
+    correlation,
+    evaluate_word_analogies,
+    evaluate_word_pairs,
+    ranks,
+    whole_words,
+)
 from embedlayer.analysis.vectors import TokenVectors
 from embedlayer.compress.convert import compressed
 from embedlayer.errors import FileError, SizeError, TextError
@@ -114,6 +121,15 @@ def test_ranks_are_scipys(values) -> None:
     np.testing.assert_array_equal(ranks(values).numpy(), stats.rankdata(values))
 
 
+@pytest.mark.parametrize("usable", [0, 1, 2, FEWEST_PAIRS - 1, FEWEST_PAIRS])
+def test_too_few_pairs_give_no_coefficient(tmp_path, tokenizer, rows, usable) -> None:
+    lines = [f"{WORDS[place]}\t{WORDS[place + 1]}\t{place}" for place in range(usable)]
+    (tmp_path / "pairs").write_text("\n".join([*lines, "bao\tzebra\t3"]))
+    found = evaluate_word_pairs(rows, whole_words(tokenizer, len(rows)), tmp_path / "pairs")
+    assert (found.used, found.total) == (usable, usable + 1)
+    assert (found.spearman is None) == (found.pearson is None) == (usable < FEWEST_PAIRS)
+
+
 def test_what_does_not_vary_correlates_with_nothing() -> None:
     assert correlation(torch.ones(4), torch.randn(4)) == 0.0
 
@@ -129,8 +145,8 @@ def test_files_that_are_something_else_are_refused_by_line(tmp_path, tokenizer, 
     with pytest.raises(TextError, match="line 1: .* is not four words"):
         evaluate_word_analogies(rows, words, file)
     file.write_text("zebra\thorse\t3\n")
-    with pytest.raises(SizeError, match="Of the 1 pairs .* 0 are two tokens each"):
-        evaluate_word_pairs(rows, words, file)
+    found = evaluate_word_pairs(rows, words, file)
+    assert (found.used, found.total, found.spearman, found.pearson) == (0, 1, None, None)
     file.write_text(": animals\nzebra horse cow bull\n")
     with pytest.raises(SizeError, match="Of the 1 questions"):
         evaluate_word_analogies(rows, words, file)

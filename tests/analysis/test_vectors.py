@@ -181,7 +181,7 @@ def test_wrong_questions_say_what_to_ask():
         vectors.similar_by_vector(torch.zeros(4))
     with pytest.raises(ShapeError, match=r"\(V, D\)"):
         TokenVectors(torch.zeros(3), tokenizer)
-    with pytest.raises(TokenizerError, match="IDs up to 2, the table has 2 rows"):
+    with pytest.raises(TokenizerError, match="IDs up to 2 and the table has 2 rows"):
         TokenVectors(torch.zeros(2, 5), tokenizer)
     assert vectors.most_similar("a", topn=0) == []
 

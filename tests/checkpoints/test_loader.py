@@ -294,7 +294,7 @@ def test_a_tokenizer_larger_than_the_table_is_a_warning(tmp_path, gpt2) -> None:
     folder = write(tmp_path, GPT2, **gpt2)
     el.train_tokenizer((), "byte").save(str(folder / "tokenizer.json"))
     layer = el.load(folder)
-    with pytest.warns(el.EmbedLayerWarning, match="needs 257 rows and the table has 20: 237 tokens have none"):
+    with pytest.warns(el.EmbedLayerWarning, match="IDs up to 256 and the table has 20 rows: 237 tokens have none"):
         assert layer.tokenizer.get_vocab_size() == 257
     assert layer.report().tokenizer == 257
 

@@ -17,6 +17,7 @@ from embedlayer import (
     train_tokenizer,
     write_vectors,
 )
+from embedlayer.text.tokenizer import save_tokenizer
 
 
 @pytest.fixture(scope="module")
@@ -116,7 +117,10 @@ def test_words_are_compared_with_people(tmp_path, capsys) -> None:
     assert (content["analogies"]["used"], content["analogies"]["total"]) == (1, 2)
     assert run("inspect", tmp_path, *arguments) == 0
     shown = capsys.readouterr().out
-    assert "2 of 3 pairs are two tokens" in shown
+    assert "no correlation" in shown
+    assert "2 of 3 pairs are two tokens, and fewer than 20 say too little" in shown
+    assert "Spearman" not in shown
+    assert content["word_pairs"]["spearman"] is None
     assert "1 of 2 questions are four tokens" in shown
 
 
@@ -152,6 +156,9 @@ def test_two_tables_are_compared_by_their_tokens(tmp_path, capsys) -> None:
         (["{tmp}/position"], 2, "which has no table of tokens"),
         (["{tmp}/good", "{tmp}/nowhere"], 1, "nowhere"),
         (["{tmp}/good", "--tokenizer", "{tmp}/none.json"], 1, "none.json"),
+        (["{tmp}/good", "--tokenizer", "{tmp}/large.json"], 2, "IDs up to 256 and the table has 30 rows"),
+        (["{tmp}/words.vec", "--tokenizer", "{tmp}/large.json"], 2, "IDs up to 256 and the table has 30 rows"),
+        (["{tmp}/good", "{tmp}/mismatch"], 2, "IDs up to 256 and the table has 30 rows"),
         (["{tmp}/good", "--word-pairs", "{tmp}/pairs"], 2, "no tokenizer"),
         (["{tmp}/good", "--as-they-are"], 2, "give OTHER too"),
         (["{tmp}/good", "{tmp}/good", "--analogies", "x"], 2, "leave OTHER out"),
@@ -166,6 +173,10 @@ def test_bad_input_ends_with_a_sentence_and_a_code(tmp_path, capsys, arguments, 
     (tmp_path / "pairs").write_text("a\tb\t1\n")
     LearnedPositionalEmbedding(4, 4).save_pretrained(tmp_path / "position")
     TokenEmbedding(30, 4).save_pretrained(tmp_path / "good")
+    TokenEmbedding(30, 4).save_pretrained(tmp_path / "mismatch")
+    for path in ("large.json", "mismatch/tokenizer.json"):
+        save_tokenizer(train_tokenizer((), "byte"), tmp_path / path)
+    write_vectors(tmp_path / "words.vec", [f"w{row}" for row in range(30)], torch.randn(30, 4))
     TokenEmbedding(31, 4).save_pretrained(tmp_path / "wide")
     assert run("inspect", *(argument.format(tmp=tmp_path) for argument in arguments)) == code
     shown = capsys.readouterr()

@@ -141,7 +141,7 @@ def test_a_checkpoint_is_planned_with_what_each_change_saves_best_first(checkpoi
     assert max(map(len, output.splitlines())) <= 80
     assert output.isascii()
     assert "300 x 32, tied, fp32" in output
-    assert "trim to 8 tokens" in output  # t h e space c a s, and the token for the end
+    assert "trim to 257 tokens" in output  # all bytes stay, so that any text can be written, and the end of text
     now, *changes = json.loads(run(*args, "--json").output)
     assert (now["vocab_size"], now["embed_dim"], now["positions"], now["tied"]) == (300, 32, 16, True)
     saved = [change["saved_bytes"] for change in changes]

@@ -283,5 +283,24 @@ def test_the_size_of_a_table_counts_gaps(tmp_path):
 def test_a_tokenizer_needs_as_many_rows_as_its_highest_id_says() -> None:
     tokenizer = train_tokenizer((), kind="byte")
     require_rows(tokenizer, 257, "run")
-    with pytest.raises(TokenizerError, match="tokenizer of run gives IDs up to 256, its table has 256 rows"):
+    with pytest.raises(
+        TokenizerError, match="tokenizer of run gives IDs up to 256 and the table has 256 rows: 1 tokens have none"
+    ):
         require_rows(tokenizer, 256, "run")
+
+
+@pytest.mark.parametrize("kind", get_args(TokenizerKind))
+def test_a_path_where_text_belongs_is_refused(kind, tmp_path, unchecked) -> None:
+    (tmp_path / "no suffix").write_text("dogs love")
+    for path in (str(tmp_path / "no suffix"), "/not/there/at/all", "./here", "~/texts", "data/notes.txt", "notes.md"):
+        for texts in (path, [path, "more"]):
+            with pytest.raises(TextError, match=r"names a file|looks like a path"):
+                train_tokenizer(texts, kind)
+    for texts in (tmp_path / "no suffix", [tmp_path / "no suffix"], b"bytes", [b"bytes"], 7):
+        with pytest.raises(TextError, match="read_pieces"):
+            train_tokenizer(texts, kind)
+
+
+@pytest.mark.parametrize("text", ["and/or cats", "a/b", "1/2", "/", "I love dogs.", "see notes.txt", "/usr/bin\n"])
+def test_text_that_holds_a_slash_is_text(text) -> None:
+    assert train_tokenizer([text, "more text"], "bpe").encode(text).ids

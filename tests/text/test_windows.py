@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
-from embedlayer.errors import SizeError, TextError, TokenizerError
+from embedlayer.errors import ShapeError, SizeError, TextError, TokenizerError
 from embedlayer.text.corpus import TokenCorpus
 from embedlayer.text.shards import build_in_shards
 from embedlayer.text.tokenizer import load_tokenizer, train_tokenizer
@@ -250,3 +250,68 @@ def test_a_sampler_without_windows_is_refused(count, options, error):
 def test_two_dimensional_ids_are_refused():
     with pytest.raises(SizeError, match=r"shape \(2, 2\)"):
         TokenWindows(np.zeros((2, 2), np.int64), 1, 1)
+
+
+IDS = [5, 3, 8, 1, 9, 2, 7]
+HOLDERS = {
+    "list": lambda: IDS,
+    "tuple": lambda: tuple(IDS),
+    "range": lambda: range(7),
+    "int32 array": lambda: np.array(IDS, dtype=np.int32),
+    "tensor": lambda: torch.tensor(IDS),
+    "int32 tensor": lambda: torch.tensor(IDS, dtype=torch.int32),
+    "encoding": lambda: BYTES.encode("dogs lo"),
+}
+
+
+@pytest.mark.parametrize("holder", HOLDERS)
+def test_ids_are_taken_from_whatever_holds_them(holder) -> None:
+    held = HOLDERS[holder]()
+    ids = np.asarray(getattr(held, "ids", held))
+    expected = TokenWindows(ids, 3, 2)
+    for windows in (TokenWindows(held, 3, 2), create_dataloader(held, max_length=3, stride=2, batch_size=1).dataset):
+        assert len(windows) == len(expected) == 2
+        for place in range(2):
+            assert all(torch.equal(*pair) for pair in zip(windows[place], expected[place], strict=True))
+    one, other = (WindowSampler(given, max_length=2, batch_size=2, seed=0).batch(1) for given in (held, ids))
+    assert all(torch.equal(*pair) for pair in zip(one, other, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("ids", "error", "message"),
+    [
+        ([1.0, 2.0, 3.0], ShapeError, "Token IDs are integers, and these are float64"),
+        (torch.randn(9), ShapeError, "these are float32"),
+        (np.zeros(9, dtype=bool), ShapeError, "these are bool"),
+        ([[1, 2, 3], [4, 5, 6]], SizeError, r"have shape \(2, 3\)"),
+        ([[1], [2, 3]], ShapeError, "no token IDs in one dimension"),
+        (None, ShapeError, "these are object"),
+        (["a text"], TextError, "list with text.*create_dataloader"),
+        (b"bytes", TextError, "bytes with text"),
+    ],
+)
+def test_what_holds_no_ids_is_refused_with_a_sentence(ids, error, message, unchecked) -> None:
+    for refused in (
+        lambda: TokenWindows(ids, 1, 1),
+        lambda: WindowSampler(ids, max_length=1, batch_size=1, seed=0),
+        lambda: create_dataloader(ids, max_length=1, stride=1),
+    ):
+        with pytest.raises(error, match=message):
+            refused()
+    with pytest.raises(TextError, match="str with text"):
+        TokenWindows("a text", 1, 1)
+
+
+@pytest.mark.parametrize("size", [2.0, "2", None, True, 0, -1])
+@pytest.mark.parametrize("name", ["batch_size", "max_length", "stride"])
+def test_sizes_that_are_no_positive_integers_are_refused(name, size, unchecked) -> None:
+    sizes = {"batch_size": 1, "max_length": 2, "stride": 2, name: size}
+    with pytest.raises(SizeError, match=rf"{name} is .*must be .*1 or more"):
+        create_dataloader(IDS, **sizes)
+
+
+def test_a_path_as_a_str_is_refused_by_the_loader(tmp_path) -> None:
+    (tmp_path / "a.txt").write_text("dogs love dogs")
+    with pytest.raises(TextError, match=r"names a file.*pathlib\.Path"):
+        create_dataloader(str(tmp_path / "a.txt"), BYTES, max_length=2)
+    assert len(create_dataloader(tmp_path / "a.txt", BYTES, max_length=2).dataset) > 0

@@ -120,5 +120,5 @@ def test_starting_again_clears_what_an_earlier_run_left(started) -> None:
 def test_a_tokenizer_larger_than_the_table_is_refused(started) -> None:
     directory, trainer, _ = started
     directory.finish(trainer, train_tokenizer((), "byte", special_tokens=["<a>", "<b>", "<c>"]))
-    with pytest.raises(TokenizerError, match="gives IDs up to 258, the table has 257 rows"):
+    with pytest.raises(TokenizerError, match="gives IDs up to 258 and the table has 257 rows"):
         load_run(directory.path)

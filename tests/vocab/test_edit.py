@@ -6,7 +6,7 @@ from surgery import close, same, state_of
 
 import embedlayer as el
 from embedlayer.cli.demo import carried_text
-from embedlayer.vocab.edit import tokens_of
+from embedlayer.vocab.used_tokens import used_tokens
 
 TEXT = carried_text()[:30_000]
 
@@ -96,8 +96,8 @@ def test_a_corpus_of_ids_files_and_texts_ask_for_the_same_tokens(tokenizers, tmp
         for source in (TEXT[:5000], [TEXT[:5000]], tmp_path / "a.txt", [tmp_path / "a.txt"], corpus)
     ]
     assert all(one == wanted[0] for one in wanted)
-    often = tokens_of(TEXT[:5000], tokenizer, keep_special=True, min_count=5)
-    assert len(often) < len(tokens_of(TEXT[:5000], tokenizer, keep_special=True, min_count=1))
+    often = used_tokens(tokenizer, TEXT[:5000], keep_special=True, min_count=5)
+    assert len(often) < len(used_tokens(tokenizer, TEXT[:5000], keep_special=True, min_count=1))
     with pytest.raises(el.VocabularyError, match="another tokenizer"):
         el.trim_vocabulary(model(tokenizer), corpus, tokenizer=tokenizers["word"])
 
@@ -145,7 +145,7 @@ def test_what_cannot_be_done_is_said_and_nothing_is_half_done(tokenizers) -> Non
         ("already", lambda: el.add_tokens(made, ["the"], tokenizer=tokenizer)),
         ("cannot|need", lambda: el.remove_tokens(made, ["<unk>"], tokenizer=tokenizer)),
         ("hold none", lambda: el.trim_vocabulary(made, "Ωμέγα ψψψψ", tokenizer=tokenizer)),
-        ("another model's", lambda: el.add_tokens(el.TokenEmbedding(9, 4), ["x y"], tokenizer=tokenizer)),
+        ("do not belong together", lambda: el.add_tokens(el.TokenEmbedding(9, 4), ["x y"], tokenizer=tokenizer)),
         ("There is no tokenizer", lambda: el.trim_vocabulary(made, TEXT)),
         ("There is no tokenizer", lambda: el.transplant(made, tokenizer)),
         ("have names", lambda: el.add_tokens(made, 3, tokenizer=tokenizer)),

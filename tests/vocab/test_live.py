@@ -296,7 +296,7 @@ def test_bad_input_is_refused_before_anything_changes() -> None:
         (el.ShapeError, "given rows", lambda: add_tokens(made, 2, init=Vectors(torch.zeros(3, D)))),
         (
             el.VocabularyError,
-            "another model's",
+            "do not belong together",
             lambda: add_tokens(made, ["a b"], tokenizer=el.train_tokenizer((), "byte")),
         ),
         (

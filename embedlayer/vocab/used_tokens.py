@@ -1,0 +1,169 @@
+"""Which tokens a trim keeps: one decision for texts, files, a `TokenCorpus`, and IDs that were counted elsewhere."""
+
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tokenizers import Tokenizer
+
+from embedlayer.errors import TextError, VocabularyError
+from embedlayer.text.corpus import IdArray, TokenCorpus, cut_text, encode_pieces, find_texts, read_pieces
+from embedlayer.text.tokenizer import as_tokenizer, end_of_text_id, fingerprint, raise_if_path, table_size
+from embedlayer.vocab.pieces import Pieces
+from embedlayer.vocab.tokenizer_edit import (
+    Data,
+    normalized,
+    required_tokens,
+    tokenizer_data,
+    unknown_token,
+    with_parts,
+)
+
+Corpus = TokenCorpus | Path | str | Iterable[str | Path]
+"""Token IDs; a text or several, `str`; files and folders with text, `Path`; texts and files may be mixed."""
+
+_TEXTS_AT_ONCE = 256
+_LONGEST_UNCUT = 1 << 14
+
+
+def used_tokens(tokenizer: object, corpus: Corpus, *, min_count: int = 1, keep_special: bool = True) -> set[int]:
+    """Return all IDs that must stay so that a corpus keeps its tokens: `edit_tokenizer(tokenizer, keep=...)`.
+
+    Beside the tokens that occur these are: what BPE makes them from; what WordPiece tries before it gives up on a word;
+    the lowest score of a Unigram model, from which that of the unknown token follows; what the tokenizer needs; and
+    single bytes, so that every other text can still be written. A `TokenCorpus`, its files and their text give the
+    same set. Memory does not grow with the corpus.
+
+    Args:
+        tokenizer: A `tokenizers.Tokenizer`, or a fast tokenizer of transformers.
+        corpus: A `TokenCorpus`, texts (`str`), files and folders (`Path`), or a mixture of texts and files. Read once.
+        min_count: How often a token must occur. Above 1 the texts with rarer tokens are read differently afterwards.
+        keep_special: Keep all special and added tokens, whether or not they occur.
+
+    Raises:
+        VocabularyError: The corpus holds none of the tokens, or a `TokenCorpus` is another tokenizer's, or holds words
+            that WordPiece gave up on: what it tried shows in the text only.
+        TextError: Neither text nor path is given, or a path as a `str`.
+        FileError: A file cannot be read.
+
+    Example:
+        >>> tokenizer = train_tokenizer("I love dogs, I love cats", kind="word")
+        >>> sorted(tokenizer.id_to_token(i) for i in used_tokens(tokenizer, "I love, love dogs"))
+        [',', '<unk>', '<|endoftext|>', 'I', 'dogs', 'love']
+    """
+    tokenizer = as_tokenizer(tokenizer)
+    data, old = tokenizer_data(tokenizer), Pieces(tokenizer)
+    unknown = unknown_token(data, old)
+    if isinstance(corpus, TokenCorpus):
+        counts, tried = _counts_of_ids(corpus, tokenizer, data, unknown), set[str]()
+    else:
+        counts, tried = _counts_of_texts(corpus, old, data, unknown)
+    used = {int(token_id) for token_id in np.flatnonzero(counts >= min_count)}
+    if used <= {unknown}:
+        raise VocabularyError(
+            f"The texts hold none of the tokenizer's tokens{f' {min_count} times' if min_count > 1 else ''}: "
+            f"{counts.sum():,} IDs were read, and nothing would be left. Give text in the language of the model."
+        )
+    return _with_needed(used | {old.vocabulary[piece] for piece in tried}, old, data, keep_special=keep_special)
+
+
+def with_needed(tokenizer: object, ids: Iterable[int], *, keep_special: bool = True) -> set[int]:
+    """Return some IDs and those that must stay with them, as in `used_tokens`; for IDs that were counted elsewhere.
+
+    What WordPiece tries before it gives up on a word shows only in texts.
+    """
+    data = tokenizer_data(as_tokenizer(tokenizer))
+    return _with_needed({*ids}, Pieces(tokenizer), data, keep_special=keep_special)
+
+
+def _with_needed(ids: set[int], old: Pieces, data: Data, *, keep_special: bool) -> set[int]:
+    needed = required_tokens(data, old).keys() | old.single_bytes | _letters(old, data)
+    return with_parts(ids | needed | (old.added if keep_special else set()), old, data)
+
+
+def _letters(old: Pieces, data: Data) -> set[int]:
+    """Return the one-character entries of a model without bytes and without an unknown token: no text lacks these."""
+    if data["model"]["type"] not in ("BPE", "Unigram") or unknown_token(data, old) is not None or old.single_bytes:
+        return set()
+    prefix, suffix = (data["model"].get(f"{end}") or "" for end in ("continuing_subword_prefix", "end_of_word_suffix"))
+    return {
+        token_id
+        for entry, token_id in old.vocabulary.items()
+        if len(entry.removeprefix(prefix).removesuffix(suffix)) == 1
+    }
+
+
+def _counts_of_ids(corpus: TokenCorpus, tokenizer: Tokenizer, data: Data, unknown: int | None) -> IdArray:
+    if corpus.tokenizer_fingerprint != fingerprint(tokenizer):
+        raise VocabularyError("The corpus was made with another tokenizer: build it again with this one.")
+    counts = corpus.counts(table_size(tokenizer))
+    if data["model"]["type"] == "WordPiece" and unknown is not None and counts[unknown]:
+        raise VocabularyError(
+            f"The corpus holds {counts[unknown]:,} words that WordPiece gave up on, and what it tried before that must "
+            f"stay but shows in the text only. Give the texts or their paths instead of the corpus; without them, "
+            f"edit_vocabulary(keep=with_needed(tokenizer, ids)) keeps IDs, and may then split some of these words."
+        )
+    return counts
+
+
+def _counts_of_texts(
+    texts: Path | str | Iterable[str | Path], old: Pieces, data: Data, unknown: int | None
+) -> tuple[IdArray, set[str]]:
+    """Return how often each ID occurs, and the entries that WordPiece tries on words that it gives up on."""
+    tokenizer, tried = old.tokenizer, set[str]()
+    counts = np.zeros(table_size(tokenizer), dtype=np.int64)
+    gives_up = data["model"]["type"] == "WordPiece" and unknown is not None
+    for piece, ids in _encoded(texts, tokenizer, counts):
+        counts += np.bincount(ids, minlength=len(counts))
+        if gives_up and unknown in ids:
+            encoding = tokenizer.encode(piece, add_special_tokens=False)
+            spans = (span for i, span in zip(encoding.ids, encoding.offsets, strict=True) if i == unknown)
+            for word in {piece[start:end] for start, end in spans}:
+                tried.update(_tried(normalized(tokenizer, word), data["model"]))
+    return counts, tried
+
+
+def _encoded(
+    texts: Path | str | Iterable[str | Path], tokenizer: Tokenizer, counts: IdArray
+) -> Iterator[tuple[str, IdArray]]:
+    """Yield the pieces of all texts with their IDs; the token between two files is added to `counts`."""
+    given: Any = [texts] if isinstance(texts, str | Path | bytes) or not isinstance(texts, Iterable) else texts
+    rest, files, first = iter(given), 0, True
+    while block := list(islice(rest, _TEXTS_AT_ONCE)):
+        for text in block:
+            if not isinstance(text, str | Path):
+                raise TextError(f"A corpus consists of texts (str) and paths (Path), not of {type(text).__name__}.")
+        short = [text for text in block if isinstance(text, str) and len(text) <= _LONGEST_UNCUT]
+        if first and short:
+            raise_if_path(short[0])
+            first = False
+        encodings = tokenizer.encode_batch_fast(short, add_special_tokens=False)
+        yield from ((text, np.array(each.ids, dtype=np.int64)) for text, each in zip(short, encodings, strict=True))
+        for text in block:
+            if isinstance(text, str) and len(text) > _LONGEST_UNCUT:
+                yield from encode_pieces(cut_text([text], tokenizer), tokenizer)
+        for source in [file for path in block if isinstance(path, Path) for file in find_texts([path])]:
+            before = int(counts.sum())
+            yield from encode_pieces(read_pieces(source, tokenizer=tokenizer), tokenizer)
+            files += int(counts.sum()) > before
+    separator = end_of_text_id(tokenizer)
+    if separator is not None and files > 1:
+        counts[separator] += files - 1
+
+
+def _tried(word: str, model: Data) -> list[str]:
+    """Return the pieces that WordPiece takes from the front of a word, also when it cannot finish."""
+    prefix, pieces, start = model["continuing_subword_prefix"], [], 0
+    if len(word) > model["max_input_chars_per_word"]:
+        return []
+    while start < len(word):
+        ends = range(len(word), start, -1)
+        candidates = (prefix * (start > 0) + word[start:end] for end in ends)
+        piece = next((piece for piece in candidates if piece in model["vocab"]), None)
+        if piece is None:
+            break
+        pieces.append(piece)
+        start += len(piece) - len(prefix) * (start > 0)
+    return pieces

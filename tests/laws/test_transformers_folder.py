@@ -1,0 +1,236 @@
+"""A checkpoint whose vocabulary was edited, opened by transformers: our IDs, and special IDs by what they are for."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from peers import quiet
+from tokenizer_kinds import LANGUAGES, tokenizer_of
+
+import embedlayer as el
+
+TEXTS = (*LANGUAGES, "Two  spaces, a\ttab\nand a line.", " leading", "naïve café (don't!) 3.14 ")
+SIZES = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
+FILES = {
+    "gpt2": ("gpt2-encoder.json", "gpt2-vocab.bpe"),
+    "bert": ("bert-base-cased-vocab.txt",),
+    "llama2": ("llama2-tokenizer.model",),
+    "phi-3": ("phi-3-mini.tokenizer.json",),
+    "t5": ("t5-small.tokenizer.json",),
+}
+NAMES = {
+    "gpt2-encoder.json": "vocab.json",
+    "gpt2-vocab.bpe": "merges.txt",
+    "bert-base-cased-vocab.txt": "vocab.txt",
+    "llama2-tokenizer.model": "tokenizer.model",
+    "phi-3-mini.tokenizer.json": "tokenizer.json",
+    "t5-small.tokenizer.json": "tokenizer.json",
+}
+STATED = {
+    "gpt2": {"tokenizer_class": "GPT2Tokenizer", "bos_token": "<|endoftext|>", "eos_token": "<|endoftext|>"},
+    "bert": {"tokenizer_class": "BertTokenizer", "do_lower_case": False, "pad_token": "[PAD]", "unk_token": "[UNK]"}
+    | {"cls_token": "[CLS]", "sep_token": "[SEP]", "mask_token": "[MASK]"},
+    "llama2": {"tokenizer_class": "LlamaTokenizer", "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"},
+    "phi-3": {"tokenizer_class": "LlamaTokenizer", "bos_token": "<s>", "eos_token": "<|endoftext|>"}
+    | {"pad_token": "<|endoftext|>", "unk_token": "<unk>", "chat_template": "<|user|>{{ messages }}<|end|>"},
+    "t5": {"tokenizer_class": "T5Tokenizer", "eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>"},
+}
+ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+
+
+def models() -> dict:
+    from transformers import (
+        BertConfig,
+        BertForMaskedLM,
+        GPT2Config,
+        GPT2LMHeadModel,
+        LlamaConfig,
+        LlamaForCausalLM,
+        Phi3Config,
+        Phi3ForCausalLM,
+        T5Config,
+        T5ForConditionalGeneration,
+    )
+
+    t5 = {"d_model": 8, "d_kv": 4, "d_ff": 8, "num_layers": 1, "num_heads": 2, "decoder_start_token_id": 0}
+    phi = {"bos_token_id": 1, "eos_token_id": [32000, 32007], "pad_token_id": 32000}
+    return {
+        "gpt2": lambda: GPT2LMHeadModel(GPT2Config(vocab_size=50257, n_embd=8, n_layer=1, n_head=2, n_positions=16)),
+        "bert": lambda: BertForMaskedLM(BertConfig(vocab_size=28996, max_position_embeddings=16, **SIZES)),
+        "llama2": lambda: LlamaForCausalLM(LlamaConfig(vocab_size=32000, **SIZES)),
+        "phi-3": lambda: Phi3ForCausalLM(Phi3Config(vocab_size=32064, **phi, **SIZES)),
+        "t5": lambda: T5ForConditionalGeneration(T5Config(vocab_size=32128, **t5)),
+    }
+
+
+def tokenizer_files(name: str, folder: Path, shared_data: Path) -> Path:
+    """Write a real tokenizer's files and its configuration to a folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for file in FILES[name]:
+        shutil.copyfile(shared_data / "tokenizers" / file, folder / NAMES[file])
+    (folder / "tokenizer_config.json").write_text(json.dumps(STATED[name]))
+    specials = {role: token for role, token in STATED[name].items() if role in ROLES}
+    (folder / "special_tokens_map.json").write_text(json.dumps(specials))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def folders(shared_data, tmp_path_factory) -> dict[str, Path]:
+    """A checkpoint of each family with the files of its real tokenizer; not to be written to."""
+    pytest.importorskip("sentencepiece")
+    made = {}
+    for name, build in models().items():
+        folder = made[name] = tmp_path_factory.mktemp("checkpoints") / name
+        with quiet():
+            build().save_pretrained(folder)
+        tokenizer_files(name, folder, shared_data)
+    return made
+
+
+def assert_ours(folder: Path, tokenizer) -> object:
+    """transformers gives the IDs of `tokenizer`, with and without special tokens."""
+    from transformers import AutoTokenizer
+
+    with quiet():
+        theirs = AutoTokenizer.from_pretrained(folder)
+    for text in TEXTS:
+        bare = theirs(text, add_special_tokens=False)["input_ids"]
+        assert bare == tokenizer.encode(text, add_special_tokens=False).ids, text
+        if tokenizer.post_processor is not None:
+            assert theirs(text)["input_ids"] == tokenizer.encode(text).ids, text
+    return theirs
+
+
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("edit", ["add and remove", "trim"])
+def test_after_an_edit_transformers_gives_our_ids(folders, name, edit, tmp_path) -> None:
+    from transformers import AutoConfig
+
+    if edit == "trim":
+        receipt = el.trim_vocabulary(folders[name], list(TEXTS), out=tmp_path / "new")
+    else:
+        gone = ["dogs" if name == "bert" else " mountain"]
+        new = ["zyzzyva"] if name == "bert" else [" zyzzyva"]
+        receipt = el.edit_vocabulary(folders[name], add=new, remove=gone, special=["<|tool|>"], out=tmp_path / "new")
+    theirs = assert_ours(tmp_path / "new", receipt.tokenizer)
+    for role in ROLES:
+        token = STATED[name].get(role)
+        assert getattr(theirs, role) == token
+        if token is not None:
+            assert getattr(theirs, f"{role}_id") == receipt.tokenizer.token_to_id(token)
+    with quiet():
+        old, new = (AutoConfig.from_pretrained(folder) for folder in (folders[name], tmp_path / "new"))
+    for role in ("bos", "eos", "pad"):
+        before, after = (getattr(config, f"{role}_token_id", None) for config in (old, new))
+        mapped = receipt.new_ids.tolist()
+        expected = [mapped[i] for i in before] if isinstance(before, list) else before and mapped[before]
+        assert after == expected
+
+
+PAIRS = [("gpt2", "llama2"), ("gpt2", "bert"), ("llama2", "phi-3"), ("bert", "bert uncased"), ("phi-3", "t5")]
+PAIRS += [("t5", "bert"), ("bert", "gpt2")]
+
+
+def uncased(folder: Path, shared_data: Path) -> Path:
+    """Write a lower-casing tokenizer made from BERT's vocabulary."""
+    folder.mkdir()
+    lines = (shared_data / "tokenizers" / FILES["bert"][0]).read_text().splitlines()
+    kept = [line for line in lines if line == line.lower() or line.startswith("[")]
+    (folder / "vocab.txt").write_text("\n".join(kept))
+    (folder / "tokenizer_config.json").write_text(json.dumps({**STATED["bert"], "do_lower_case": True}))
+    return folder
+
+
+@pytest.mark.parametrize(("old", "new"), PAIRS)
+def test_after_a_transplant_transformers_gives_the_new_tokenizers_ids(folders, old, new, shared_data, tmp_path) -> None:
+    from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
+
+    source = tmp_path / "tokenizer"
+    source = uncased(source, shared_data) if new == "bert uncased" else tokenizer_files(new, source, shared_data)
+    stated = STATED[new.split()[0]]
+    if old in ("bert", "phi-3", "t5") and "pad_token" not in stated:
+        with pytest.raises(el.VocabularyError, match="has no token that pads.*Add it first"):
+            el.transplant(folders[old], source, out=tmp_path / "out")
+        return
+    warned = pytest.warns(el.EmbedLayerWarning, match="chat template is left out") if old == "phi-3" else quiet()
+    with warned:
+        receipt = el.transplant(folders[old], source, out=tmp_path / "out")
+    theirs = assert_ours(tmp_path / "out", el.load_tokenizer(source))
+    ids = {}
+    for role in ROLES:
+        assert getattr(theirs, role) == stated.get(role)
+        ids[role] = None if role not in stated else receipt.tokenizer.token_to_id(stated[role])
+    begins = ids["bos_token"] if ids["bos_token"] is not None else ids["cls_token"]
+    ends = ids["eos_token"] if ids["eos_token"] is not None else ids["sep_token"]
+    with quiet():
+        config, before = (AutoConfig.from_pretrained(folder) for folder in (tmp_path / "out", folders[old]))
+    if getattr(before, "bos_token_id", None) is not None or ids["bos_token"] is not None:
+        assert config.bos_token_id == begins
+    if before.eos_token_id is not None or ids["eos_token"] is not None:
+        eos = config.eos_token_id
+        assert (eos[0] if isinstance(eos, list) else eos) == ends
+    assert config.pad_token_id == ids["pad_token"]
+    if old == "t5":
+        assert (config.decoder_start_token_id, before.decoder_start_token_id) == (ids["pad_token"], 0)
+    if (tmp_path / "out" / "generation_config.json").exists():
+        with quiet():
+            generation = GenerationConfig.from_pretrained(tmp_path / "out")
+        eos = generation.eos_token_id
+        assert eos is None or (eos[0] if isinstance(eos, list) else eos) == ends
+        assert generation.bos_token_id in (None, begins)
+    stale = {*NAMES.values(), "added_tokens.json"} - {"tokenizer.json"}
+    assert not stale & {file.name for file in (tmp_path / "out").iterdir()}
+    if new != "phi-3":
+        assert "<|user|>" not in "".join(file.read_text() for file in (tmp_path / "out").glob("*config.json"))
+    if old in ("gpt2", "llama2", "phi-3"):
+        with quiet():
+            model = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+        assert model(torch.tensor([theirs("a dog", add_special_tokens=False)["input_ids"]])).logits.isfinite().all()
+    receipt.undo(tmp_path / "out", out=tmp_path / "back")
+    assert {file.name for file in (tmp_path / "back").iterdir()} == {file.name for file in folders[old].iterdir()}
+    assert (tmp_path / "back" / "tokenizer_config.json").read_bytes() == (
+        folders[old] / "tokenizer_config.json"
+    ).read_bytes()
+
+
+def test_a_tokenizer_that_does_not_say_what_ends_a_text_is_taken_by_name_with_a_warning(folders, tmp_path) -> None:
+    phi = el.load_tokenizer(folders["phi-3"])
+    with pytest.warns(el.EmbedLayerWarning, match="which token ends a text: '</s>' is taken, and '<|endoftext|>'"):
+        el.transplant(folders["gpt2"], phi, out=tmp_path / "guessed")
+    el.transplant(folders["gpt2"], phi, special={"eos_token": "<|end|>"}, out=tmp_path / "said")
+    config = json.loads((tmp_path / "said" / "config.json").read_text())
+    assert config["eos_token_id"] == phi.token_to_id("<|end|>")
+    with pytest.raises(el.TokenizerError, match="'nothing' is no special token of the new tokenizer"):
+        el.transplant(folders["gpt2"], phi, special={"eos_token": "nothing"}, out=tmp_path / "wrong")
+
+
+def test_the_configuration_of_a_live_model_follows_by_role_too(folders) -> None:
+    from transformers import AutoModelForCausalLM
+
+    with quiet():
+        model = el.patch(AutoModelForCausalLM.from_pretrained(folders["gpt2"]))
+    gpt2, llama = el.load_tokenizer(folders["gpt2"]), el.load_tokenizer(folders["llama2"])
+    receipt = el.transplant(model, llama, tokenizer=gpt2)
+    assert (model.config.bos_token_id, model.config.eos_token_id) == (1, 2)
+    receipt.undo(model)
+    assert (model.config.bos_token_id, model.config.eos_token_id) == (50256, 50256)
+
+
+def test_a_family_whose_folders_are_opened_with_rules_of_its_own_is_warned_of(tmp_path) -> None:
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+
+    old = el.train_tokenizer("dogs love cats", vocab_size=260)
+    new = tokenizer_of("SentencePiece BPE with byte fallback")
+    with quiet():
+        config = Qwen2Config(vocab_size=260, num_key_value_heads=2, bos_token_id=0, eos_token_id=0, **SIZES)
+        Qwen2ForCausalLM(config).save_pretrained(tmp_path / "old")
+    old.save(str(tmp_path / "old" / "tokenizer.json"))
+    with pytest.warns(el.EmbedLayerWarning, match=r"own rules.*PreTrainedTokenizerFast\.from_pretrained"):
+        el.transplant(tmp_path / "old", new, out=tmp_path / "new")
+    ours = new.encode("dogs love").ids
+    with quiet():
+        assert PreTrainedTokenizerFast.from_pretrained(tmp_path / "new")("dogs love")["input_ids"] == ours
+        theirs = AutoTokenizer.from_pretrained(tmp_path / "new")("dogs love")["input_ids"]
+    assert theirs != ours
