@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from embedlayer.short_repr import short_repr
+
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
     from torch import Tensor
@@ -22,6 +24,8 @@ WINDOW = 256
 @dataclass
 class Source:
     """What is compressed."""
+
+    __repr__ = short_repr
 
     model: "DecoderLM | EmbeddingLayer"
     tokenizer: "Tokenizer | None"

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
+from embedlayer.short_repr import short_repr
+
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
@@ -17,6 +19,8 @@ GENERATION = "generation_config.json"
 
 class Opened(NamedTuple):
     """A model to decode with."""
+
+    __repr__ = short_repr
 
     model: "DecoderLM"
     tokenizer: "Tokenizer"

@@ -3,7 +3,8 @@
 ```
 DIR/
   config.json            what the model is
-  model.safetensors      its weights, the trained table among them
+  model.safetensors      its weights, the trained table among them: those with the lowest validation loss so far
+  best.json              the step that these weights are from, and what was validated at it
   tokenizer.json         text to IDs
   metrics.jsonl          one line per logged step
   report.html            the same to look at
@@ -15,6 +16,7 @@ DIR/
 
 import hashlib
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -36,6 +38,7 @@ from embedlayer.files import (
 )
 from embedlayer.models.decoder import DecoderLM
 from embedlayer.pretrained import CONFIG, TOKENIZER, WEIGHTS, write_config
+from embedlayer.short_repr import short_repr
 from embedlayer.text.corpus import TokenCorpus
 from embedlayer.text.tokenizer import load_tokenizer, save_tokenizer, table_size
 from embedlayer.training.loop import Trainer, TrainingOptions
@@ -46,6 +49,8 @@ PIECES_OF_A_TEXT, IDS_IN_A_PIECE = 256, 4096
 
 class Run(NamedTuple):
     """A trained layer with its tokenizer, as `load_run` reads it."""
+
+    __repr__ = short_repr
 
     model: DecoderLM
     tokenizer: Tokenizer
@@ -58,6 +63,7 @@ class RunDirectory:
         self.path = Path(path)
         self.corpus = self.path / "corpus"
         self.checkpoint = self.path / "checkpoint.safetensors"
+        self.best_facts = self.path / "best.json"
         self.metrics = self.path / "metrics.jsonl"
         self.report = self.path / "report.html"
         self.run = self.path / "run.json"
@@ -87,7 +93,7 @@ class RunDirectory:
         """
         writable_folder(self.path)
         result = (self.path / CONFIG, self.path / WEIGHTS)
-        for file in (self.run, *result, self.checkpoint, self.metrics, self.report):
+        for file in (self.run, self.best_facts, *result, self.checkpoint, self.metrics, self.report):
             file.unlink(missing_ok=True)
         save_tokenizer(tokenizer, self.path / TOKENIZER)
         description: JsonObject = {
@@ -188,13 +194,42 @@ class RunDirectory:
         tensors, rest = trainer.state()
         trainer.ranks.save(self.checkpoint, tensors, {"state": json.dumps(rest)})
 
+    def best(self) -> JsonObject | None:
+        """Return the step of the weights that `keep_best` wrote, and what was validated at it; `None` if it wrote none.
+
+        Raises:
+            CheckpointError: The file that says so is damaged.
+        """
+        whole = self.best_facts.exists() and (self.path / WEIGHTS).exists()
+        return read_json(self.best_facts) if whole else None
+
+    def keep_best(self, trainer: Trainer, line: JsonObject) -> bool:
+        """Write the model as the result so far if the line's validation loss is the lowest yet; say whether it is.
+
+        Until `finish` the folder holds no `config.json`, so nobody takes these weights for a finished result. All ranks
+        must call it.
+        """
+        loss, best = line["validation_loss"], self.best() if trainer.ranks.first else None
+        is_better = math.isfinite(loss) and (best is None or loss < best["validation_loss"])
+        is_better = trainer.ranks.any(trainer.ranks.first and is_better)
+        if is_better:
+            facts = {name: value for name, value in line.items() if name == "step" or name.startswith("validation")}
+            if trainer.ranks.first:  # a kill between the two files leaves no facts, rather than those of other weights
+                self.best_facts.unlink(missing_ok=True)
+            trainer.ranks.save(self.path / WEIGHTS, trainer.model.state_dict())
+            if trainer.ranks.first:
+                write_json(self.best_facts, facts)
+        return is_better
+
     def finish(self, trainer: Trainer, tokenizer: Tokenizer) -> None:
-        """Write the result: the model as it is now, with its tokenizer. All ranks must call it."""
-        tensors = trainer.model.state_dict()
+        """Write the result: the weights that `keep_best` wrote, or the model as it is now if it wrote none.
+
+        The tokenizer goes with it. All ranks must call it.
+        """
+        if not trainer.ranks.any(trainer.ranks.first and self.best() is not None):
+            trainer.ranks.save(self.path / WEIGHTS, trainer.model.state_dict())
         if trainer.ranks.first:
             save_tokenizer(tokenizer, self.path / TOKENIZER)
-        trainer.ranks.save(self.path / WEIGHTS, tensors)
-        if trainer.ranks.first:
             write_config(self.path, trainer.ranks.describe(trainer.model))
 
     def add_metrics(self, line: JsonObject) -> None:
@@ -245,12 +280,15 @@ def load_run(path: Path | str, *, device: torch.device | str = "cpu") -> Run:
         TokenizerError: The tokenizer has more entries than the table.
     """
     path = Path(path)
-    if not (path / CONFIG).exists():
-        unfinished = RunDirectory(path).holds_a_run
-        hint = (
-            "the run in it is not finished: continue it with embedlayer train --resume" if unfinished else "no result"
+    if not path.exists():
+        raise FileError(f"{path} does not exist.")
+    if RunDirectory(path).holds_a_run and not (path / CONFIG).exists():
+        raise FileError(
+            f"{path} holds no trained layer yet: the run in it is not finished. Continue it with "
+            f"embedlayer train --resume -o {path}"
         )
-        raise FileError(f"{path} holds no trained layer ({hint}).")
+    if not (path / CONFIG).exists():
+        raise FileError(f"{path} holds no trained layer: it is not a folder that embedlayer train wrote.")
     model = DecoderLM.read_pretrained(path, device=device).eval()
     tokenizer = load_tokenizer(path / TOKENIZER)
     if table_size(tokenizer) > model.table.vocab_size:

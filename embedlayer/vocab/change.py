@@ -12,6 +12,7 @@ from torch import Tensor
 
 from embedlayer.errors import VocabularyError
 from embedlayer.files import JsonObject
+from embedlayer.short_repr import short_repr
 from embedlayer.text.tokenizer import fingerprint, table_size
 from embedlayer.vocab.receipt import Receipt
 from embedlayer.vocab.rows import NEW, Moved, RowMove, Slot, Start
@@ -36,6 +37,8 @@ class Change:
         tokenizer: After.
         old_tokenizer: Before.
     """
+
+    __repr__ = short_repr
 
     sources: tuple[int, ...]
     num_tokens: int

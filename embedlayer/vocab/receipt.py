@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from embedlayer.errors import CheckpointError, ShapeError, TokenIdError
 from embedlayer.files import JsonObject, load_tensors, save_tensors
+from embedlayer.short_repr import short_repr
 from embedlayer.vocab.owners import ALONE, Owners
 from embedlayer.vocab.rows import GONE, RowMove, Slot, fingerprints, row_fingerprint
 
@@ -45,6 +46,8 @@ class Receipt:
         files: Files of a folder that changed, as they were.
         created: Files of a folder that were not there.
     """
+
+    __repr__ = short_repr
 
     move: RowMove
     num_tokens: tuple[int, int]
