@@ -45,7 +45,7 @@ def demo(context: click.Context, output: Path, minutes: float, steps: int | None
     probes = (" class", " float", " first", " three", " import", " name", " True", " return")
     result: int = context.invoke(
         train,
-        files=(str(text),),
+        files=(text,),
         output=output,
         overwrite=True,
         minutes=None if steps is not None else minutes,

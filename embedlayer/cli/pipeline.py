@@ -114,18 +114,31 @@ def _built_corpus(
     sources: Sequence[str | Path], directory: "RunDirectory", layer: LayerOptions, quiet: bool
 ) -> "tuple[TokenCorpus, Tokenizer]":
     """Learn or read a tokenizer, and build the run's own corpus."""
-    from embedlayer.text.corpus import TokenCorpus, find_texts, read_pieces
-    from embedlayer.text.tokenizer import load_tokenizer, train_tokenizer
+    from embedlayer.text.corpus import TokenCorpus, find_texts
+    from embedlayer.text.tokenizer import load_tokenizer
 
     with _kept_standard_input(find_texts(sources), directory.path) as texts:
         if layer.tokenizer_from is not None:
             tokenizer = load_tokenizer(layer.tokenizer_from)
         else:
-            _say(f"Learning a {layer.tokenizer} tokenizer of {layer.vocab_size} entries", quiet)
-            pieces = _at_most(TOKENIZER_BYTES, (piece for text in texts for piece in read_pieces(text)))
-            tokenizer = train_tokenizer(pieces, layer.tokenizer, vocab_size=layer.vocab_size)  # type: ignore[arg-type]
+            tokenizer = learn_tokenizer(texts, layer.tokenizer, layer.vocab_size, quiet=quiet)
         _say("Turning the text into token IDs", quiet)
         return TokenCorpus.build(texts, tokenizer, directory.corpus), tokenizer
+
+
+def learn_tokenizer(texts: Sequence[str | Path], kind: str, vocab_size: int, *, quiet: bool) -> "Tokenizer":
+    """Train a tokenizer on texts, at most on their first `TOKENIZER_BYTES`.
+
+    Raises:
+        FileError: A text cannot be read.
+        TextError: The texts are empty, or not UTF-8.
+    """
+    from embedlayer.text.corpus import read_pieces
+    from embedlayer.text.tokenizer import train_tokenizer
+
+    _say(f"Learning a {kind} tokenizer of {vocab_size:,} entries", quiet)
+    chunks = _at_most(TOKENIZER_BYTES, (chunk for text in texts for chunk in read_pieces(text)))
+    return train_tokenizer(chunks, kind, vocab_size=vocab_size)  # type: ignore[arg-type]
 
 
 def _linked_corpus(ready: Path, directory: "RunDirectory", layer: LayerOptions) -> "tuple[TokenCorpus, Tokenizer]":

@@ -112,6 +112,8 @@ class RunDirectory:
             FileError: There is no run here.
             CheckpointError: The file is damaged or of another version.
         """
+        if not self.path.exists():
+            raise FileError(f"{self.path} does not exist.")
         if not self.holds_a_run:
             raise FileError(f"{self.path} holds no run: there is no {self.run.name} in it.")
         description = read_json(self.run)
