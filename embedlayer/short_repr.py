@@ -14,7 +14,7 @@ def short_repr(record: Any) -> str:
     Example:
         >>> from embedlayer.training.run_directory import Run
         >>> Run(model, tokenizer)
-        Run(model=<DecoderLM, 7,248 parameters>, tokenizer=<BPE tokenizer, 257 tokens>)
+        Run(model=<DecoderLM, 8,256 parameters>, tokenizer=<BPE tokenizer, 257 tokens>)
     """
     if dataclasses.is_dataclass(record):
         names = [field.name for field in dataclasses.fields(record) if field.repr]

@@ -25,8 +25,6 @@ GENERATION = "generation_config.json"
 class Opened(NamedTuple):
     """A model to decode with."""
 
-    __repr__ = short_repr
-
     model: "DecoderLM"
     tokenizer: "Tokenizer"
     starts_with: tuple[int, ...]
@@ -35,6 +33,9 @@ class Opened(NamedTuple):
     """Tokens that end a text."""
     adds_specials: bool
     """Whether the tokenizer's own special tokens belong to a text, as they do for models made by others."""
+
+    def __repr__(self) -> str:
+        return short_repr(self)
 
 
 @click.command()

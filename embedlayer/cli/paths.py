@@ -96,7 +96,7 @@ def _is_text(start: bytes) -> bool:
         return error.start > len(start) - 4 and b"\0" not in start  # a character cut by the end of what was read
 
 
-class InputPath(click.ParamType):
+class InputPath(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.2 only
     """A path that a command reads.
 
     Args:

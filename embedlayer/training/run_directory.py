@@ -50,10 +50,11 @@ PIECES_OF_A_TEXT, IDS_IN_A_PIECE = 256, 4096
 class Run(NamedTuple):
     """A trained layer with its tokenizer, as `load_run` reads it."""
 
-    __repr__ = short_repr
-
     model: DecoderLM
     tokenizer: Tokenizer
+
+    def __repr__(self) -> str:
+        return short_repr(self)
 
 
 class RunDirectory:
