@@ -18,7 +18,7 @@ FIRST_BYTES = 4096
 HUB_NAME = re.compile(r"\w[\w.-]*(/[\w.-]+)?")
 """A name that may be one on the hub: `gpt2` or `owner/name`."""
 
-FILES_WITH_STRUCTURE = (".json", ".tsv", ".jsonl")
+FILES_WITH_STRUCTURE = (".json", ".tsv", ".jsonl", ".safetensors", ".gguf")
 
 
 class Kind(StrEnum):

@@ -287,7 +287,7 @@ def load_run(path: Path | str, *, device: torch.device | str = "cpu") -> Run:
         raise FileError(f"{path} does not exist.")
     if RunDirectory(path).holds_a_run and not (path / CONFIG).exists():
         raise FileError(
-            f"{path} holds no trained layer yet: the run in it is not finished. Continue it with "
+            f"{path} holds no trained layer yet, because its run is not finished: continue it with "
             f"embedlayer train --resume -o {path}"
         )
     if not (path / CONFIG).exists():

@@ -123,7 +123,7 @@ def test_a_run_that_never_got_a_finite_validation_loss_keeps_its_last_weights(st
 
 def test_what_is_missing_or_damaged_is_named(started, tmp_path) -> None:
     directory, trainer, tokenizer = started
-    with pytest.raises(FileError, match="is not finished. Continue it with"):
+    with pytest.raises(FileError, match="is not finished: continue it with"):
         load_run(directory.path)
     with pytest.raises(FileError, match="holds no trained layer"):
         load_run(tmp_path)
