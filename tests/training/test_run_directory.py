@@ -153,7 +153,7 @@ def test_starting_again_clears_what_an_earlier_run_left(started) -> None:
     directory.start(trainer, tokenizer, validation_fraction=0.2)
     assert not directory.metrics.exists()
     assert not directory.checkpoint.exists()
-    with pytest.raises(FileError, match="the run in it is not finished"):
+    with pytest.raises(FileError, match="its run is not finished"):
         load_run(directory.path)
 
 
