@@ -14,6 +14,7 @@ from embedlayer.analysis.under_trained import UnderTrained
 from embedlayer.analysis.under_trained import under_trained_scores as under_trained_scores
 from embedlayer.errors import ShapeError
 from embedlayer.files import JsonObject
+from embedlayer.short_repr import short_repr
 from embedlayer.tables.dense import TableLike
 from embedlayer.text.tokenizer import token_text
 
@@ -63,6 +64,8 @@ class Health:
         kinds: The kind of each row, see `token_kinds`; `None` without a tokenizer.
         tokenizer: The tokenizer, or `None`.
     """
+
+    __repr__ = short_repr
 
     vocab_size: int
     embed_dim: int

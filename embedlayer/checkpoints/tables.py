@@ -18,6 +18,7 @@ from embedlayer.files import read_json, restored
 from embedlayer.models.decoder import DecoderLM
 from embedlayer.models.llama import load_llama
 from embedlayer.pretrained import CONFIG, TOKENIZER, Pretrained, is_description
+from embedlayer.short_repr import short_repr
 from embedlayer.tables.dense import TokenEmbedding
 from embedlayer.tables.table import TokenTable
 from embedlayer.text.corpus import TokenCorpus
@@ -39,6 +40,8 @@ class OpenedTable:
         tokens: The token of each row, where a file of vectors names them and no tokenizer was given.
         run: The folder of the run that trained it, also where only the model of one is left.
     """
+
+    __repr__ = short_repr
 
     source: Path | str
     kind: str

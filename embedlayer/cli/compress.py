@@ -8,6 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from embedlayer.cli.paths import TABLE, TEXT, TOKENIZER
+from embedlayer.short_repr import short_repr
+
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
     from torch import Tensor
@@ -23,6 +26,8 @@ WINDOW = 256
 class Source:
     """What is compressed."""
 
+    __repr__ = short_repr
+
     model: "DecoderLM | EmbeddingLayer"
     tokenizer: "Tokenizer | None"
     specials: dict[str, Any] | None = None
@@ -36,14 +41,14 @@ class Source:
 
 
 @click.command()
-@click.argument("source", type=click.Path(path_type=Path))
+@click.argument("source", type=TABLE)
 @click.option("--to", help="int8, int4, int4-g32 (groups of 32 columns), or rank=128.")
 @click.option(
     "-o", "--output", type=click.Path(path_type=Path), help="Folder for the result; it must not be there yet."
 )
 @click.option("--compare", is_flag=True, help="Show all choices side by side, and --to among them.")
-@click.option("--text", type=click.Path(path_type=Path), help="Text to measure the loss on, and to count tokens in.")
-@click.option("--tokenizer", "tokenizer_from", type=click.Path(path_type=Path), help="Use this tokenizer instead.")
+@click.option("--text", type=TEXT, help="Text to measure the loss on, and to count tokens in.")
+@click.option("--tokenizer", "tokenizer_from", type=TOKENIZER, help="Use this tokenizer instead.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as one line of JSON, and nothing else.")
 def compress(
     source: Path,

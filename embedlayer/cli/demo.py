@@ -31,7 +31,7 @@ def _standard_docstrings() -> str:
 @click.option(
     "-o", "--output", type=click.Path(path_type=Path), default=Path("out/demo"), show_default=True, help="Folder."
 )
-@click.option("--minutes", default=1.4, show_default=True, help="Time to train.")
+@click.option("--minutes", default=1.4, show_default=True, help="Time to train, kept whatever else the machine does.")
 @click.option("--steps", type=int, help="Updates instead of a time.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as one line of JSON, and nothing else.")
 @click.pass_context
@@ -45,7 +45,7 @@ def demo(context: click.Context, output: Path, minutes: float, steps: int | None
     probes = (" class", " float", " first", " three", " import", " name", " True", " return")
     result: int = context.invoke(
         train,
-        files=(str(text),),
+        files=(text,),
         output=output,
         overwrite=True,
         minutes=None if steps is not None else minutes,
@@ -58,6 +58,8 @@ def demo(context: click.Context, output: Path, minutes: float, steps: int | None
             f"\nLook at {output / 'report.html'} in a browser, or try:\n"
             f"  embedlayer explore {output}\n"
             f'  embedlayer embed {output} "for name in names"\n'
-            f'  embedlayer neighbors {output} " class"'
+            f'  embedlayer neighbors {output} " class"\n'
+            f'  embedlayer generate {output} "A function is"\n'
+            f"More time gives better neighbours: embedlayer demo --minutes 5"
         )
     return result

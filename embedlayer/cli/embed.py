@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from embedlayer.cli.paths import RUN
+
 if TYPE_CHECKING:
     from embedlayer.explorer.pipeline import Pipeline, Step
 
@@ -15,7 +17,7 @@ MOST_TOKENS = 1024
 
 
 @click.command()
-@click.argument("directory", type=click.Path(path_type=Path))
+@click.argument("directory", type=RUN)
 @click.argument("text")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, with every number of the result.")
 def embed(directory: Path, text: str, as_json: bool) -> None:

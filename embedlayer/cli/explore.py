@@ -4,15 +4,17 @@ from pathlib import Path
 
 import click
 
+from embedlayer.cli.paths import TABLE_OR_HUB_NAME, TOKENIZER
+
 
 @click.command()
-@click.argument("sources", nargs=-1, required=True, metavar="DIR|FILE...")
-@click.option("--tokenizer", type=click.Path(path_type=Path), help="Tokenizer of tables that have none beside them.")
+@click.argument("sources", nargs=-1, required=True, metavar="DIR|FILE...", type=TABLE_OR_HUB_NAME)
+@click.option("--tokenizer", type=TOKENIZER, help="Tokenizer of tables that have none beside them.")
 @click.option("--port", default=0, show_default="a free one", help="Where to serve, on this machine only.")
 @click.option("--no-browser", is_flag=True, help="Print the address and open no browser.")
 @click.option("--export", "export_to", type=click.Path(path_type=Path), help="Write one HTML file and serve nothing.")
 def explore(
-    sources: tuple[str, ...], tokenizer: Path | None, port: int, no_browser: bool, export_to: Path | None
+    sources: tuple[Path, ...], tokenizer: Path | None, port: int, no_browser: bool, export_to: Path | None
 ) -> None:
     """Look at runs, checkpoints and tables in the browser: map, pipeline, positions, comparison, health, training.
 

@@ -5,14 +5,16 @@ from pathlib import Path
 
 import click
 
+from embedlayer.cli.paths import TABLE_OR_HUB_NAME, TOKENIZER
+
 FORMATS = ("word2vec", "word2vec-binary", "glove", "fasttext", "npy", "projector", "parquet")
 
 
 @click.command()
-@click.argument("directory", metavar="DIR|FILE")
+@click.argument("directory", metavar="DIR|FILE", type=TABLE_OR_HUB_NAME)
 @click.option("-o", "--output", required=True, type=click.Path(path_type=Path), help="File; for projector a folder.")
 @click.option("--format", type=click.Choice(FORMATS), help="Of the file.  [default: what its name says]")
-@click.option("--tokenizer", "tokenizer_from", type=click.Path(path_type=Path), help="Use this tokenizer instead.")
+@click.option("--tokenizer", "tokenizer_from", type=TOKENIZER, help="Use this tokenizer instead.")
 @click.option(
     "--neighbors",
     type=click.IntRange(min=0),
@@ -22,7 +24,7 @@ FORMATS = ("word2vec", "word2vec-binary", "glove", "fasttext", "npy", "projector
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the result as one line of JSON, and nothing else.")
 def export(
-    directory: str, output: Path, format: str | None, tokenizer_from: Path | None, neighbors: int, as_json: bool
+    directory: Path, output: Path, format: str | None, tokenizer_from: Path | None, neighbors: int, as_json: bool
 ) -> None:
     """Write the table of a trained run, a checkpoint, a saved layer or a file of vectors, with its tokens.
 

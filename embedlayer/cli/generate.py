@@ -6,12 +6,19 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
+from embedlayer.cli.paths import MODEL, TOKENIZER
+from embedlayer.short_repr import short_repr
+
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
     from embedlayer.models.decoder import DecoderLM
 
 TOKENS = 256
+TEMPERATURE, TOP_P = 0.8, 0.95
+SEEDS = 1_000_000
+"""Seeds that are chosen for the user are below this: short enough to type."""
+
 GENERATION = "generation_config.json"
 
 
@@ -27,34 +34,53 @@ class Opened(NamedTuple):
     adds_specials: bool
     """Whether the tokenizer's own special tokens belong to a text, as they do for models made by others."""
 
+    def __repr__(self) -> str:
+        return short_repr(self)
+
 
 @click.command()
-@click.argument("directory", type=click.Path(path_type=Path))
+@click.argument("directory", type=MODEL)
 @click.argument("text", default="")
 @click.option("--tokens", type=int, help=f"Tokens to add at most.  [default: {TOKENS}, or what the positions reach]")
-@click.option("--temperature", default=0.0, show_default=True, help="0 takes the likeliest token; larger is more even.")
-@click.option("--top-k", type=int, help="Draw from the so many likeliest tokens only.")
-@click.option("--seed", default=0, show_default=True, help="Of what is drawn.")
-@click.option("--tokenizer", "tokenizer_from", type=click.Path(path_type=Path), help="Use this tokenizer instead.")
+@click.option("--temperature", type=float, help=f"Higher is more random.  [default: {TEMPERATURE}]")
+@click.option("--top-k", type=int, help="Sample from the K most likely tokens.  [default: all]")
+@click.option(
+    "--top-p",
+    type=float,
+    help=f"Sample from the most likely tokens that have this probability together.  [default: {TOP_P}]",
+)
+@click.option("--greedy", is_flag=True, help="Take the most likely token each time instead of sampling.")
+@click.option("--seed", type=int, help="The same seed gives the same text.  [default: a new one each time]")
+@click.option("--tokenizer", "tokenizer_from", type=TOKENIZER, help="Use this tokenizer instead.")
 @click.option("--device", default="auto", show_default=True, help="cpu, cuda, ...")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as one line of JSON, and nothing else.")
 def generate(
     directory: Path,
     text: str,
     tokens: int | None,
-    temperature: float,
+    temperature: float | None,
     top_k: int | None,
-    seed: int,
+    top_p: float | None,
+    greedy: bool,
+    seed: int | None,
     tokenizer_from: Path | None,
     device: str,
     as_json: bool,
 ) -> None:
-    """Continue TEXT with the model in DIRECTORY: a trained run, or a LLaMA-type checkpoint (a folder or a file)."""
+    """Continue TEXT with the model in DIRECTORY: a trained run, or a LLaMA-type checkpoint (a folder or a file).
+
+    The text goes to standard output; a last sentence, on standard error, says how it was sampled.
+    """
     import torch
 
     from embedlayer.cli.pipeline import chosen_device
     from embedlayer.models.generate import next_tokens
 
+    if greedy and (temperature, top_k, top_p, seed) != (None,) * 4:
+        raise click.UsageError("--greedy samples nothing: leave --temperature, --top-k, --top-p and --seed out.")
+    temperature = 0.0 if greedy else TEMPERATURE if temperature is None else temperature
+    top_p = TOP_P if top_p is None else top_p
+    seed = torch.Generator().seed() % SEEDS if seed is None else seed
     opened = open_model(directory, tokenizer_from, chosen_device(device))
     model = opened.model
     ids = begin(opened, text)
@@ -68,6 +94,7 @@ def generate(
         max_new_tokens=tokens,
         temperature=temperature,
         top_k=top_k,
+        top_p=top_p,
         stop_id=opened.stops,
     )
     new: list[int] = []
@@ -77,14 +104,23 @@ def generate(
         if not as_json:
             shown = _show(opened.tokenizer.decode([*ids, *new]).rstrip("\ufffd"), shown)
     said = opened.tokenizer.decode([*ids, *new])
+    stopped = bool(new) and new[-1] in opened.stops
     if as_json:
-        stopped = bool(new) and new[-1] in opened.stops
-        click.echo(json.dumps({"text": said, "ids": ids + new, "new_tokens": len(new), "stopped": stopped}))
+        chosen = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed} if temperature else {}
+        result = {"text": said, "ids": ids + new, "new_tokens": len(new), "stopped": stopped}
+        click.echo(json.dumps({**result, "greedy": not temperature, **chosen}))
         return
     if not said.startswith(shown):  # a decoder that takes back what it gave: say it all again
         click.echo()
         shown = ""
     click.echo(said[len(shown) :])
+    end = ", where the model ended the text" if stopped else ""
+    if temperature:
+        most = "" if top_k is None else f"top-k {top_k}, "
+        how = f"sampled at temperature {temperature:g}, {most}top-p {top_p:g}; --seed {seed} gives the same again"
+    else:
+        how = "each the most likely one (--greedy)"
+    click.echo(f"\n{directory} added {len(new):,} tokens to the {len(ids):,} given{end}: {how}.", err=True)
 
 
 def _show(text: str, shown: str) -> str:

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
+from embedlayer.cli.paths import TABLE_OR_HUB_NAME, TEXT, TOKENIZER
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -25,17 +27,17 @@ WIDTH_IN_FILES = 120
 
 
 @click.command()
-@click.argument("path")
-@click.argument("other", required=False)
-@click.option("--tokenizer", "tokenizer_from", type=click.Path(path_type=Path), help="Use this tokenizer for PATH.")
+@click.argument("path", type=TABLE_OR_HUB_NAME)
+@click.argument("other", required=False, type=TABLE_OR_HUB_NAME)
+@click.option("--tokenizer", "tokenizer_from", type=TOKENIZER, help="Use this tokenizer for PATH.")
 @click.option("-n", "--topn", type=click.IntRange(min=0), default=10, show_default=True, help="Tokens in each list.")
-@click.option("--word-pairs", type=click.Path(path_type=Path), help="Also compare with these judgements (WordSim-353).")
-@click.option("--analogies", type=click.Path(path_type=Path), help="Also ask these questions (questions-words.txt).")
+@click.option("--word-pairs", type=TEXT, help="Also compare with these judgements (WordSim-353).")
+@click.option("--analogies", type=TEXT, help="Also ask these questions (questions-words.txt).")
 @click.option("--as-they-are", is_flag=True, help="With OTHER: do not turn the one table to fit the other.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object, and nothing else.")
 def inspect(
-    path: str,
-    other: str | None,
+    path: Path,
+    other: Path | None,
     tokenizer_from: Path | None,
     topn: int,
     word_pairs: Path | None,

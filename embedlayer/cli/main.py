@@ -26,10 +26,13 @@ from embedlayer.cli.vocab import vocab
 from embedlayer.errors import EmbedLayerError, EmbedLayerWarning
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "auto_envvar_prefix": "EMBEDLAYER"})
 @click.version_option(__version__)
 def cli() -> None:
-    """The embedding layer of a language model: train it, look inside it, plan it."""
+    """The embedding layer of a language model: train it, look inside it, plan it.
+
+    An option that is not given is read from the environment: EMBEDLAYER_TRAIN_DIM=64 is train's --dim 64.
+    """
 
 
 for _command in (

@@ -5,9 +5,11 @@ from pathlib import Path
 
 import click
 
+from embedlayer.cli.paths import RUN
+
 
 @click.command()
-@click.argument("directory", type=click.Path(path_type=Path))
+@click.argument("directory", type=RUN)
 @click.argument("token")
 @click.option("-n", "--topn", default=10, show_default=True, help="How many.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")

@@ -114,18 +114,31 @@ def _built_corpus(
     sources: Sequence[str | Path], directory: "RunDirectory", layer: LayerOptions, quiet: bool
 ) -> "tuple[TokenCorpus, Tokenizer]":
     """Learn or read a tokenizer, and build the run's own corpus."""
-    from embedlayer.text.corpus import TokenCorpus, find_texts, read_pieces
-    from embedlayer.text.tokenizer import load_tokenizer, train_tokenizer
+    from embedlayer.text.corpus import TokenCorpus, find_texts
+    from embedlayer.text.tokenizer import load_tokenizer
 
     with _kept_standard_input(find_texts(sources), directory.path) as texts:
         if layer.tokenizer_from is not None:
             tokenizer = load_tokenizer(layer.tokenizer_from)
         else:
-            _say(f"Learning a {layer.tokenizer} tokenizer of {layer.vocab_size} entries", quiet)
-            pieces = _at_most(TOKENIZER_BYTES, (piece for text in texts for piece in read_pieces(text)))
-            tokenizer = train_tokenizer(pieces, layer.tokenizer, vocab_size=layer.vocab_size)  # type: ignore[arg-type]
+            tokenizer = learn_tokenizer(texts, layer.tokenizer, layer.vocab_size, quiet=quiet)
         _say("Turning the text into token IDs", quiet)
         return TokenCorpus.build(texts, tokenizer, directory.corpus), tokenizer
+
+
+def learn_tokenizer(texts: Sequence[str | Path], kind: str, vocab_size: int, *, quiet: bool) -> "Tokenizer":
+    """Train a tokenizer on texts, at most on their first `TOKENIZER_BYTES`.
+
+    Raises:
+        FileError: A text cannot be read.
+        TextError: The texts are empty, or not UTF-8.
+    """
+    from embedlayer.text.corpus import read_pieces
+    from embedlayer.text.tokenizer import train_tokenizer
+
+    _say(f"Learning a {kind} tokenizer of {vocab_size:,} entries", quiet)
+    chunks = _at_most(TOKENIZER_BYTES, (chunk for text in texts for chunk in read_pieces(text)))
+    return train_tokenizer(chunks, kind, vocab_size=vocab_size)  # type: ignore[arg-type]
 
 
 def _linked_corpus(ready: Path, directory: "RunDirectory", layer: LayerOptions) -> "tuple[TokenCorpus, Tokenizer]":
@@ -203,7 +216,9 @@ def build_model(layer: LayerOptions, vocab_size: int, max_length: int) -> "Decod
 def train_to_the_end(
     directory: "RunDirectory", trainer: "Trainer", tokenizer: "Tokenizer", *, quiet: bool, save_seconds: float = 60.0
 ) -> bool:
-    """Train with a live display and checkpoints; Ctrl-C ends after the step it falls in, with everything saved.
+    """Train with a live display and checkpoints, and keep the weights with the lowest validation loss as the result.
+
+    Ctrl-C ends after the step it falls in, with everything saved.
 
     Of several processes all must call it; rank 0 writes and speaks.
 
@@ -218,6 +233,8 @@ def train_to_the_end(
             if ranks.first:
                 directory.add_metrics(line)
             show.line(line)
+            if "validation_loss" in line and line["step"]:
+                directory.keep_best(trainer, line)
             if ranks.any(time.monotonic() - saved_at > save_seconds):
                 directory.save_checkpoint(trainer)
                 saved_at = time.monotonic()
@@ -237,12 +254,15 @@ def summarise(directory: "RunDirectory", model: "DecoderLM", neighbors: Sequence
     whole = whole and all("validation_bits_per_byte" in line for line in validated)
     if not (validated and rest and whole) or metrics[0]["step"] != 0:
         raise FileError(f"{directory.metrics} is not the record of a finished run. Train again, or resume the run.")
+    best = directory.best() or min(validated[1:] or validated, key=lambda line: line["validation_loss"])
     return {
         "directory": str(directory.path),
         "first_loss": metrics[0]["loss"],
         "ln_vocab_size": math.log(model.table.vocab_size),
-        "validation_loss": validated[-1]["validation_loss"],
-        "validation_bits_per_byte": validated[-1]["validation_bits_per_byte"],
+        "validation_loss": best["validation_loss"],
+        "validation_bits_per_byte": best["validation_bits_per_byte"],
+        "best_step": best["step"],
+        "last_validation_loss": validated[-1]["validation_loss"],
         "steps": metrics[-1]["step"],
         "tokens_per_second": round(statistics.median([line["tokens_per_second"] for line in metrics[1:]])),
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
@@ -262,16 +282,14 @@ def show_summary(summary: dict[str, Any], *, as_json: bool) -> None:
     from embedlayer.plots import visible_text
 
     console = Console(soft_wrap=False)
-    console.print(
-        f"\nFirst loss       {summary['first_loss']:.2f} nats per token (guessing evenly costs ln V = "
-        f"{summary['ln_vocab_size']:.2f})\n"
-        f"Validation loss  {summary['validation_loss']:.3f} nats per token, "
-        f"{summary['validation_bits_per_byte']:.3f} bits per byte\n"
-        f"Trained          {summary['steps']:,} steps at {summary['tokens_per_second']:,} tokens/s, "
-        f"{summary['parameters'] / 1e6:.2f} M parameters ({summary['table_parameters'] / 1e6:.2f} M in the table)\n",
-        highlight=False,
+    console.print("\n" + _results(summary), highlight=False)
+    table = Table(
+        title="\nTokens, and the five nearest to each by cosine similarity of their rows (· is a space)",
+        title_justify="left",
+        box=None,
+        pad_edge=False,
+        title_style="bold",
     )
-    table = Table(title="Nearest tokens", title_justify="left", box=None, pad_edge=False, title_style="bold")
     for heading in ("token", "before training", "after training"):
         table.add_column(heading, overflow="fold")
     for row in summary["neighbors"]:
@@ -279,6 +297,26 @@ def show_summary(summary: dict[str, Any], *, as_json: bool) -> None:
         table.add_row(visible_text(row["token"]), *cells)
     console.print(table, markup=False)
     click.echo(f"\nWritten to {summary['directory']}: {', '.join(summary['files'])}")
+
+
+def _results(summary: dict[str, Any]) -> str:
+    """Return what a run came to, in sentences."""
+    parameters, in_table = summary["parameters"] / 1e6, summary["table_parameters"] / 1e6
+    best, last = summary["best_step"], summary["steps"]
+    text = (
+        f"Trained {last:,} steps at {summary['tokens_per_second']:,} tokens/s: {parameters:.2f} M parameters, "
+        f"{in_table:.2f} M of them in the embedding table.\n"
+        f"The loss began at {summary['first_loss']:.2f} nats per token; guessing among all tokens evenly costs ln V = "
+        f"{summary['ln_vocab_size']:.2f}.\n"
+        f"On text kept out of training it fell to {summary['validation_loss']:.3f} nats per token "
+        f"({summary['validation_bits_per_byte']:.3f} bits per byte)"
+    )
+    if best == last:
+        return f"{text} at the last step: these weights are kept."
+    return (
+        f"{text} at step {best:,}: these weights are kept, because it was {summary['last_validation_loss']:.3f} at the "
+        f"last step."
+    )
 
 
 def neighbor_rows(directory: "RunDirectory", model: "DecoderLM", tokenizer: "Tokenizer") -> list[NeighborRow]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from embedlayer import planner
+from embedlayer.cli.paths import MODEL, TEXTS
 from embedlayer.planner import Change, EmbeddingPlan, format_bytes, format_parameters
 
 if TYPE_CHECKING:
@@ -67,14 +68,14 @@ FLOAT_DTYPES = [name for name in planner.DTYPE_BITS if not name.startswith("int"
 )
 @click.option(
     "--checkpoint",
-    type=click.Path(path_type=Path),
+    type=MODEL,
     metavar="DIR",
     help="Plan a real model, and what each change would save; a run's folder, or a checkpoint.",
 )
 @click.option(
     "--text",
     "texts",
-    type=click.Path(path_type=Path),
+    type=TEXTS,
     multiple=True,
     metavar="FILE",
     help="With --checkpoint: trim its vocabulary to what FILE uses. May be given again.",

@@ -5,12 +5,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from embedlayer.cli.paths import RUN
+
 if TYPE_CHECKING:
     from embedlayer.training.run_directory import RunDirectory
 
 
 @click.command()
-@click.argument("directory", type=click.Path(path_type=Path))
+@click.argument("directory", type=RUN)
 def report(directory: Path) -> None:
     """Write the report of a finished run again: its explorer page, as one file that opens without a server."""
     from embedlayer.training.run_directory import RunDirectory

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from embedlayer.cli.paths import TEXTS_OR_CORPUS, TOKENIZER
 from embedlayer.errors import FileError, SizeError
 
 if TYPE_CHECKING:
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("files", nargs=-1, metavar="FILE...")
+@click.argument("files", nargs=-1, metavar="FILE...", type=TEXTS_OR_CORPUS)
 @click.option("-o", "--output", required=True, type=click.Path(path_type=Path), help="Folder for the result.")
 @click.option("--resume", is_flag=True, help="Continue the run in the folder where it stopped.")
 @click.option("--overwrite", is_flag=True, help="Replace a run that is in the folder.")
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     show_default=True,
     help="Kind to learn from the text.",
 )
-@click.option("--tokenizer-from", type=click.Path(path_type=Path), help="Use this tokenizer (file or folder) instead.")
+@click.option("--tokenizer-from", type=TOKENIZER, help="Use this tokenizer (file or folder) instead.")
 @click.option("--vocab-size", default=4096, show_default=True, help="Entries of a learned tokenizer.")
 @click.option("--dim", default=192, show_default=True, help="Width of a row of the table.")
 @click.option("--layers", default=4, show_default=True, help="Blocks of the decoder.")
@@ -78,7 +79,7 @@ if TYPE_CHECKING:
 )
 @click.option("--probe", multiple=True, help="A token whose neighbours to show; may be repeated.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as one line of JSON, and nothing else.")
-def train(files: tuple[str, ...], **options: Any) -> int:
+def train(files: tuple[Path, ...], **options: Any) -> int:
     """Train an embedding layer on text.
 
     FILE... are text files (.gz too), folders of them, or - for standard input; or the folder of a corpus that
@@ -99,7 +100,7 @@ def train(files: tuple[str, ...], **options: Any) -> int:
 
 
 def _train(
-    directory: "RunDirectory", files: tuple[str, ...], options: dict[str, Any], device: str, ranks: "Ranks"
+    directory: "RunDirectory", files: tuple[Path, ...], options: dict[str, Any], device: str, ranks: "Ranks"
 ) -> int:
     from embedlayer.cli.pipeline import (
         LayerOptions,
@@ -111,7 +112,8 @@ def _train(
     from embedlayer.training.loop import TrainingOptions
 
     quiet = options["as_json"] or not ranks.first
-    ranks.agree({"FILE...": files, **{f"--{name.replace('_', '-')}": value for name, value in options.items()}})
+    stated = {f"--{name.replace('_', '-')}": value for name, value in options.items()}
+    ranks.agree({"FILE...": [str(file) for file in files], **stated})
     if options["resume"] or ranks.any(ranks.first and was_begun_by(ranks.launch, directory)):
         if files and options["resume"]:
             raise SizeError("--resume reads the text kept in the folder: leave the files out.")

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from embedlayer.cli.paths import EDITED, MODEL, TEXT, TEXTS, TOKENIZER
 from embedlayer.errors import FileError, VocabularyError
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ def _common(command: Command) -> Command:
         click.option("--json", "as_json", is_flag=True, help="Print the result as one line of JSON, and nothing else."),
         click.option("--pad-to-multiple-of", type=int, help="Store rows up to this multiple.  [default: as before]"),
         click.option("-o", "--output", required=True, type=click.Path(path_type=Path), help="New folder."),
-        click.argument("directory", type=click.Path(path_type=Path)),
+        click.argument("directory", type=MODEL),
     ):
         command = option(command)
     return command
@@ -54,11 +55,11 @@ _seed = click.option("--seed", default=0, show_default=True, help="Of what is dr
 @vocab.command()
 @_common
 @click.argument("terms", nargs=-1, metavar="TERM...")
-@click.option("--terms", "file", type=click.Path(path_type=Path), help="File with one term a line.")
+@click.option("--terms", "file", type=TEXT, help="File with one term a line.")
 @click.option("--special", multiple=True, help="A special token to add; may be repeated.")
 @click.option("--as-is", is_flag=True, help="Add terms as given, without the space that stands before a word in text.")
 @_init
-@click.option("--train-on", multiple=True, type=click.Path(path_type=Path), help="Text to train the new rows on.")
+@click.option("--train-on", multiple=True, type=TEXTS, help="Text to train the new rows on.")
 @click.option("--seconds", default=30.0, show_default=True, help="How long to train them.")
 @click.option("--steps", type=int, help="Updates, instead of a time.")
 @click.option("--learning-rate", default=3e-3, show_default=True, help="Peak of the schedule.")
@@ -119,7 +120,7 @@ def add(
 @vocab.command()
 @_common
 @click.argument("tokens", nargs=-1, metavar="TOKEN...")
-@click.option("--tokens", "file", type=click.Path(path_type=Path), help="File with one token a line.")
+@click.option("--tokens", "file", type=TEXT, help="File with one token a line.")
 def remove(
     directory: Path,
     output: Path,
@@ -140,7 +141,7 @@ def remove(
 
 @vocab.command()
 @_common
-@click.argument("files", nargs=-1, required=True, metavar="FILE...", type=click.Path(path_type=Path))
+@click.argument("files", nargs=-1, required=True, metavar="FILE...", type=TEXTS)
 @click.option("--min-count", default=1, show_default=True, help="How often a token must occur to stay.")
 @click.option("--drop-special", is_flag=True, help="Drop special tokens too that nothing needs.")
 def trim(
@@ -168,7 +169,7 @@ def trim(
 
 @vocab.command()
 @_common
-@click.argument("tokenizer", type=click.Path(path_type=Path))
+@click.argument("tokenizer", type=TOKENIZER)
 @_init
 @_seed
 def transplant(
@@ -197,7 +198,7 @@ def transplant(
 
 
 @vocab.command()
-@click.argument("directory", type=click.Path(path_type=Path))
+@click.argument("directory", type=EDITED)
 @click.option("-o", "--output", required=True, type=click.Path(path_type=Path), help="New folder.")
 def undo(directory: Path, output: Path) -> None:
     """Write what DIRECTORY was before its last edit, to the bit."""

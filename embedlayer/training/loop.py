@@ -26,8 +26,10 @@ from embedlayer.optim.row_adamw import RowAdamW
 from embedlayer.tables.ledger import raw_rows
 from embedlayer.text.corpus import TokenCorpus
 from embedlayer.text.windows import TokenWindows, WindowSampler
+from embedlayer.training.time_budget import TimeBudget
 
 FAR_FROM_LN_V = 1.0  # nats; fresh rows of a sensible size start within 0.3
+COST_OF_AN_UPDATE = 3.0  # forward passes: a first guess, replaced by a measurement at the first line
 
 
 @dataclass(frozen=True)
@@ -36,7 +38,8 @@ class TrainingOptions:
 
     Attributes:
         steps: Updates; `None` to have them follow from `minutes`.
-        minutes: Wall-clock time to fill, from a short measurement at the start.
+        minutes: Wall-clock time to fill. The number of steps that fits is measured again at each line of metrics, and
+            the schedule follows the share of the time that is used.
         batch_size: Windows per forward pass.
         accumulate: Forward passes per update.
         max_length: Tokens per window, T.
@@ -84,8 +87,8 @@ class TrainingOptions:
             if value is not None and not 0 < value < math.inf:
                 raise SizeError(f"{name} must be positive, not {value}.")
 
-    def learning_rate_at(self, step: int, steps: int) -> float:
-        """The learning rate of update `step` (1 to `steps`)."""
+    def learning_rate_at(self, step: int | float, steps: int) -> float:
+        """Return the learning rate of update `step` (1 to `steps`), or of a place between two updates."""
         warmup = max(1, round(self.warmup_fraction * steps))
         if step <= warmup:
             return self.learning_rate * step / warmup
@@ -141,6 +144,8 @@ class Trainer:
         self.optimizer = self._fresh_optimizer(model)
         self.steps = options.steps
         self.step = 0
+        self.budget = None if options.minutes is None else TimeBudget(60 * options.minutes)
+        self._running_since: float | None = None
         self._stopping = False
         self._losses = torch.zeros(2, device=self.device)  # sum and count since the last line
 
@@ -159,13 +164,23 @@ class Trainer:
             on_step: Called with the number of each step that is done.
         """
         self._stopping = False
-        if self.steps is None:
-            self.steps = self._steps_in(self.options.minutes or 0.0)
+        self._running_since = time.perf_counter()
+        try:
+            yield from self._lines(on_step)
+        finally:
+            if self.budget is not None:
+                self.budget.used = self._seconds_used()
+            self._running_since = None
+
+    def _lines(self, on_step: Callable[[int], None] | None) -> Iterator[dict[str, Any]]:
         if self.step == 0:
-            yield self._first_line()
+            line = self._first_line()
+            self._measure_speed()
+            yield line
+        assert self.steps is not None
         clock, tokens = time.perf_counter(), 0
         while self.step < self.steps and not self.ranks.any(self._stopping):
-            learning_rate = self.options.learning_rate_at(self.step + 1, self.steps)
+            learning_rate = self._learning_rate()
             self._losses += self._update(self.optimizer, self.step, learning_rate)
             self.step += 1
             if on_step is not None:
@@ -176,11 +191,13 @@ class Trainer:
             self.model.check()
             total, count = self.ranks.sum(self._losses).tolist()
             self._losses.zero_()
+            seconds = time.perf_counter() - clock
+            self._measure_speed()
             line = {
                 "step": self.step,
                 "loss": total / count,
                 "lr": learning_rate,
-                "tokens_per_second": round(tokens / (time.perf_counter() - clock)),
+                "tokens_per_second": round(tokens / seconds),
                 "rows_touched": self._rows_touched(self.step - 1),
             }
             if self.step % (self.options.log_every * self.options.validate_every) == 0 or self.step == self.steps:
@@ -191,9 +208,8 @@ class Trainer:
     def validate(self) -> dict[str, float]:
         """Loss on the validation part: nats per token, and bits per byte, which compares across tokenizers."""
         length, batch_size = self.options.max_length, self.options.batch_size
-        windows = TokenWindows(self.validation, length, length)
-        count = max(1, min(len(windows), self.options.validation_tokens // length))
-        total = 0.0
+        windows, count = self._validation_windows()
+        total, started = 0.0, time.perf_counter()
         self.model.eval()
         with torch.no_grad(), self._autocast():
             for start in range(0, count, batch_size):
@@ -205,7 +221,15 @@ class Trainer:
         self.model.train()
         nats = float(self.ranks.sum(torch.tensor(total, dtype=torch.float64))) / (count * length)
         bytes_per_token = self.validation.num_bytes / len(self.validation)
+        if self.budget is not None:
+            self.budget.reserve = time.perf_counter() - started
         return {"validation_loss": nats, "validation_bits_per_byte": nats / math.log(2) / bytes_per_token}
+
+    def _validation_windows(self) -> tuple[TokenWindows, int]:
+        """Return the windows of the validation part, and how many of them are read each time."""
+        length = self.options.max_length
+        windows = TokenWindows(self.validation, length, length)
+        return windows, max(1, min(len(windows), self.options.validation_tokens // length))
 
     def state(self) -> tuple[dict[str, Tensor], JsonObject]:
         """Everything that the rest of the run depends on: tensors by name, and the rest as JSON."""
@@ -229,6 +253,7 @@ class Trainer:
             "steps": self.steps,
             "options": asdict(self.options),
             "ledgers": ledgers,
+            **({} if self.budget is None else {"time": asdict(self.budget) | {"used": self._seconds_used()}}),
         }
 
     def load_state(self, tensors: dict[str, Tensor], rest: JsonObject) -> None:
@@ -252,6 +277,10 @@ class Trainer:
                     behind = {key.removeprefix(prefix): t for key, t in local.items() if key.startswith(prefix)}
                     self.optimizer.load_rows(parameter, behind, ledger)
             self.step, self.steps = rest["step"], rest["steps"]
+            if self.budget is not None and "time" in rest:
+                self.budget = TimeBudget.from_state(rest["time"])
+            elif self.budget is not None:  # of an earlier version, which fixed the steps at the start
+                self.budget.used = self.budget.seconds * self.step / self.steps
             self._losses.copy_(tensors["losses"] if self.ranks.first else torch.zeros(2))
             torch.set_rng_state(tensors["generator.cpu"].cpu())
             if self.device.type == "cuda" and "generator.cuda" in tensors:
@@ -325,26 +354,28 @@ class Trainer:
             betas=(self.options.beta1, self.options.beta2),
         )
 
-    def _steps_in(self, minutes: float, warm: int = 3, measured: int = 8) -> int:
-        """How many steps fit, from a few that are taken back; the run itself is left as it was."""
-        before = [parameter.detach().clone() for parameter in self.model.parameters()]
-        optimizer = self._fresh_optimizer(self.model)
-        started = time.perf_counter()
-        times = []
-        with torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):
-            for index in range(warm + measured):
-                clock = time.perf_counter()
-                float(self._update(optimizer, index, self.options.learning_rate)[0])
-                times.append(time.perf_counter() - clock)
-        with torch.no_grad():
-            for parameter, numbers in zip(self.model.parameters(), before, strict=True):
-                parameter.copy_(numbers)
-                if ledger := getattr(parameter, "row_ledger", None):
-                    ledger.detach()
-        clock = time.perf_counter()
-        self.validate()
-        validation = time.perf_counter() - clock
-        per_step = sorted(times[warm:])[measured // 2]
-        per_step += validation / (self.options.log_every * self.options.validate_every)
-        left = 60 * minutes - (time.perf_counter() - started) - 2 * validation
-        return self.ranks.first_says(max(1, int(left / per_step)))
+    def _learning_rate(self) -> float:
+        """Return the learning rate of the next update."""
+        assert self.steps is not None
+        step: int | float = self.step + 1
+        if self.budget is not None:
+            step = self.steps * self.budget.progress(self.step + 1, last_step=self.steps)
+        return self.options.learning_rate_at(step, self.steps)
+
+    def _measure_speed(self) -> None:
+        """Compute anew how many steps fit into the time, if there is one to fill; at least one does."""
+        if self.budget is None:
+            return
+        used = self.ranks.first_says(round(1000 * self._seconds_used())) / 1000
+        batches = self._validation_windows()[1] / self.options.batch_size
+        last = self.budget.last_step(
+            self.step,
+            used=used,
+            guess=COST_OF_AN_UPDATE * self.options.accumulate * self.budget.reserve / batches,
+        )
+        self.steps = self.ranks.first_says(max(1, last))
+
+    def _seconds_used(self) -> float:
+        """Return the seconds that the run has taken, over all calls of `run()`."""
+        before = 0.0 if self.budget is None else self.budget.used
+        return before + (0.0 if self._running_since is None else time.perf_counter() - self._running_since)

@@ -3,7 +3,8 @@
 ```
 DIR/
   config.json            what the model is
-  model.safetensors      its weights, the trained table among them
+  model.safetensors      its weights, the trained table among them: those with the lowest validation loss so far
+  best.json              the step that these weights are from, and what was validated at it
   tokenizer.json         text to IDs
   metrics.jsonl          one line per logged step
   report.html            the same to look at
@@ -15,6 +16,7 @@ DIR/
 
 import hashlib
 import json
+import math
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -32,6 +34,7 @@ from embedlayer.fields import Count, Range, check_arguments, check_fields, parse
 from embedlayer.files import (
     JsonObject,
     clear_away_partials,
+    read_fields,
     read_json,
     restored,
     writable_folder,
@@ -41,6 +44,7 @@ from embedlayer.files import (
 from embedlayer.locks import LOCK, FileLock
 from embedlayer.models.decoder import DecoderLM
 from embedlayer.pretrained import CANNOT_BE_BUILT, CONFIG, TOKENIZER, WEIGHTS, build, short, write_config
+from embedlayer.short_repr import short_repr
 from embedlayer.text.corpus import TokenCorpus
 from embedlayer.text.tokenizer import load_tokenizer, require_rows, save_tokenizer, table_size
 from embedlayer.training.loop import Trainer, TrainingOptions
@@ -95,6 +99,14 @@ class MetricsLine(TypedDict):
     validation_bits_per_byte: NotRequired[float]
 
 
+class BestFacts(TypedDict):
+    """`best.json`: the step of the weights that are kept, and what was validated at it."""
+
+    step: Count
+    validation_loss: float
+    validation_bits_per_byte: NotRequired[float]
+
+
 class LedgerState(TypedDict):
     """What is not a tensor of the pending updates of a row-sparse table."""
 
@@ -116,6 +128,9 @@ class Run(NamedTuple):
     model: DecoderLM
     tokenizer: Tokenizer
 
+    def __repr__(self) -> str:
+        return short_repr(self)
+
 
 class RunDirectory:
     """A run's folder, by the names of its files.
@@ -128,6 +143,7 @@ class RunDirectory:
         self.path = Path(path)
         self.corpus = self.path / "corpus"
         self.checkpoint = self.path / "checkpoint.safetensors"
+        self.best_facts = self.path / "best.json"
         self.metrics = self.path / "metrics.jsonl"
         self.report = self.path / "report.html"
         self.run = self.path / "run.json"
@@ -190,7 +206,7 @@ class RunDirectory:
         writable_folder(self.path)
         self.lock.acquire()
         result = (self.path / CONFIG, self.path / WEIGHTS)
-        for file in (self.run, *result, self.checkpoint, self.metrics, self.report):
+        for file in (self.run, self.best_facts, *result, self.checkpoint, self.metrics, self.report):
             file.unlink(missing_ok=True)
         save_tokenizer(tokenizer, self.path / TOKENIZER)
         description: JsonObject = {
@@ -209,6 +225,8 @@ class RunDirectory:
             FileError: There is no run here.
             CheckpointError: The file is damaged or of another version.
         """
+        if not self.path.exists():
+            raise FileError(f"{self.path} does not exist.")
         if not self.holds_a_run:
             raise FileError(f"{self.path} holds no run: there is no {self.run.name} in it.")
         description = read_json(self.run)
@@ -334,13 +352,42 @@ class RunDirectory:
         tensors, rest = trainer.state()
         trainer.ranks.save(self.checkpoint, tensors, {"state": json.dumps(rest)})
 
+    def best(self) -> JsonObject | None:
+        """Return the step of the weights that `keep_best` wrote, and what was validated at it; `None` if it wrote none.
+
+        Raises:
+            CheckpointError: The file that says so is damaged.
+        """
+        whole = self.best_facts.exists() and (self.path / WEIGHTS).exists()
+        return read_fields(self.best_facts, BestFacts) if whole else None
+
+    def keep_best(self, trainer: Trainer, line: JsonObject) -> bool:
+        """Write the model as the result so far if the line's validation loss is the lowest yet; say whether it is.
+
+        Until `finish` the folder holds no `config.json`, so nobody takes these weights for a finished result. All ranks
+        must call it.
+        """
+        loss, best = line["validation_loss"], self.best() if trainer.ranks.first else None
+        is_better = math.isfinite(loss) and (best is None or loss < best["validation_loss"])
+        is_better = trainer.ranks.any(trainer.ranks.first and is_better)
+        if is_better:
+            facts = {name: value for name, value in line.items() if name == "step" or name.startswith("validation")}
+            if trainer.ranks.first:  # a kill between the two files leaves no facts, rather than those of other weights
+                self.best_facts.unlink(missing_ok=True)
+            trainer.ranks.save(self.path / WEIGHTS, trainer.model.state_dict())
+            if trainer.ranks.first:
+                write_json(self.best_facts, facts)
+        return is_better
+
     def finish(self, trainer: Trainer, tokenizer: Tokenizer) -> None:
-        """Write the result: the model as it is now, with its tokenizer. All ranks must call it."""
-        tensors = trainer.model.state_dict()
+        """Write the result: the weights that `keep_best` wrote, or the model as it is now if it wrote none.
+
+        The tokenizer goes with it. All ranks must call it.
+        """
+        if not trainer.ranks.any(trainer.ranks.first and self.best() is not None):
+            trainer.ranks.save(self.path / WEIGHTS, trainer.model.state_dict())
         if trainer.ranks.first:
             save_tokenizer(tokenizer, self.path / TOKENIZER)
-        trainer.ranks.save(self.path / WEIGHTS, tensors)
-        if trainer.ranks.first:
             write_config(self.path, trainer.ranks.describe(trainer.model))
             self.lock.release()
 
@@ -405,12 +452,15 @@ def load_run(path: Path | str, *, device: torch.device | str = "cpu") -> Run:
         TokenizerError: The tokenizer has more entries than the table.
     """
     path = restored(path)
-    if not (path / CONFIG).exists():
-        unfinished = RunDirectory(path).holds_a_run
-        hint = (
-            "the run in it is not finished: continue it with embedlayer train --resume" if unfinished else "no result"
+    if not path.exists():
+        raise FileError(f"{path} does not exist.")
+    if RunDirectory(path).holds_a_run and not (path / CONFIG).exists():
+        raise FileError(
+            f"{path} holds no trained layer yet, because its run is not finished: continue it with "
+            f"embedlayer train --resume -o {path}"
         )
-        raise FileError(f"{path} holds no trained layer ({hint}).")
+    if not (path / CONFIG).exists():
+        raise FileError(f"{path} holds no trained layer: it is not a folder that embedlayer train wrote.")
     model = DecoderLM.read_pretrained(path, device=device).eval()
     tokenizer = load_tokenizer(path / TOKENIZER)
     require_rows(tokenizer, model.table.vocab_size, path)

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from embedlayer.errors import VocabularyError
 from embedlayer.files import JsonObject
+from embedlayer.short_repr import short_repr
 from embedlayer.text.tokenizer import fingerprint, table_size
 from embedlayer.vocab.receipt import Receipt
 from embedlayer.vocab.roles import Roles
@@ -38,6 +39,8 @@ class Change:
         old_tokenizer: Before.
         roles: Where the tokenizer is another one: its special token of each role, such as `eos_token`.
     """
+
+    __repr__ = short_repr
 
     sources: tuple[int, ...]
     num_tokens: int

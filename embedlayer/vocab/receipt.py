@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from embedlayer.errors import CheckpointError, ShapeError, TokenIdError
 from embedlayer.fields import Count, Range, check_fields, parse_json, shown
 from embedlayer.files import JsonObject, load_tensors, save_tensors
+from embedlayer.short_repr import short_repr
 from embedlayer.vocab.owners import ALONE, Owners
 from embedlayer.vocab.rows import GONE, RowMove, Slot, fingerprints, row_fingerprint, within
 
@@ -66,6 +67,8 @@ class Receipt:
         files: Files of a folder that changed, as they were.
         created: Files of a folder that were not there.
     """
+
+    __repr__ = short_repr
 
     move: RowMove
     num_tokens: tuple[int, int]

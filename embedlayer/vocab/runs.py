@@ -15,7 +15,7 @@ from tokenizers import Tokenizer
 from embedlayer.errors import EmbedLayerWarning, VocabularyError
 from embedlayer.files import PARTIAL, JsonObject, write_json
 from embedlayer.locks import LOCK
-from embedlayer.pretrained import CONFIG, TOKENIZER, Pretrained, describe
+from embedlayer.pretrained import CONFIG, TOKENIZER, WEIGHTS, Pretrained, describe
 from embedlayer.text.corpus import TokenCorpus
 from embedlayer.text.parts import write_tables
 from embedlayer.text.tokenizer import fingerprint, load_tokenizer, save_tokenizer, table_size
@@ -145,8 +145,9 @@ def _moved_notes(notes: Mapping[str, Any], receipt: Receipt) -> JsonObject:
 
 def _copy_others(folder: Path, partial: Path) -> None:
     """Everything in the folder that has nothing to do with the edit."""
+    edited = {*OF_RUN, *CHANGED, WEIGHTS, LOCK}
     for file in folder.iterdir():
-        if (partial / file.name).exists() or file.name in (*OF_RUN, *CHANGED, LOCK) or file.name.endswith(PARTIAL):
+        if (partial / file.name).exists() or file.name in edited or file.name.endswith(PARTIAL):
             continue
         (shutil.copytree if file.is_dir() else shutil.copyfile)(file, partial / file.name)
 

@@ -15,6 +15,7 @@ from typing import Any
 from tokenizers import AddedToken, Tokenizer
 
 from embedlayer.errors import EmbedLayerWarning, TokenizerError, VocabularyError
+from embedlayer.short_repr import short_repr
 from embedlayer.text.tokenizer import as_tokenizer, table_size, without_limits
 from embedlayer.vocab.merges import Merges
 from embedlayer.vocab.pieces import Pieces, Token
@@ -35,6 +36,8 @@ class TokenizerEdit:
         dropped: Old IDs that are gone, ascending; gaps between the old IDs count.
         merged: For each old ID that was merged, the new ID that stands for it now.
     """
+
+    __repr__ = short_repr
 
     tokenizer: Tokenizer
     sources: tuple[int | None, ...]

@@ -1,6 +1,7 @@
 """`embedlayer generate` on a run of ours and on LLaMA-type checkpoints."""
 
 import json
+import re
 
 import pytest
 import torch
@@ -28,7 +29,7 @@ def folder(tmp_path_factory):
 
 
 def test_a_run_of_ours_continues_the_text(folder, capsys) -> None:
-    assert run("generate", folder, "Once", "--tokens", 20, "--json") == 0
+    assert run("generate", folder, "Once", "--tokens", 20, "--greedy", "--json") == 0
     result = json.loads(capsys.readouterr().out)
     model, tokenizer = DecoderLM.read_pretrained(folder), train_tokenizer((), "byte")
     prompt = torch.tensor(tokenizer.encode("Once").ids)
@@ -36,8 +37,26 @@ def test_a_run_of_ours_continues_the_text(folder, capsys) -> None:
     assert result["text"] == tokenizer.decode(result["ids"])
     assert result["new_tokens"] == len(result["ids"]) - 4
     assert result["stopped"] == (result["ids"][-1] == 256)
+    assert run("generate", folder, "Once", "--tokens", 20, "--greedy") == 0
+    shown = capsys.readouterr()
+    assert shown.out == result["text"] + "\n"
+    assert f"{folder} added {result['new_tokens']} tokens to the 4 given" in shown.err
+    assert "each the most likely one (--greedy)" in shown.err
+
+
+def test_it_samples_by_default_and_says_with_which_seed_the_text_comes_again(folder, capsys) -> None:
     assert run("generate", folder, "Once", "--tokens", 20) == 0
-    assert capsys.readouterr().out == result["text"] + "\n"
+    first = capsys.readouterr()
+    seed = re.search(r"sampled at temperature 0\.8, top-p 0\.95; --seed (\d+) gives the same again\.", first.err)[1]
+    assert run("generate", folder, "Once", "--tokens", 20, "--seed", seed) == 0
+    assert capsys.readouterr().out == first.out
+    assert run("generate", folder, "Once", "--tokens", 20, "--seed", seed, "--json") == 0
+    result = json.loads(capsys.readouterr().out)
+    model, prompt = DecoderLM.read_pretrained(folder), torch.tensor(result["ids"][:4])
+    torch.manual_seed(int(seed))
+    expected = generate(model, prompt, max_new_tokens=20, temperature=0.8, top_p=0.95, stop_id=256)
+    assert result["ids"] == expected.tolist()
+    assert (result["greedy"], result["temperature"], result["top_p"], result["seed"]) == (False, 0.8, 0.95, int(seed))
 
 
 def test_a_seed_fixes_what_is_drawn_and_no_text_starts_at_the_end_of_another(folder, capsys) -> None:
@@ -82,7 +101,7 @@ def test_a_checkpoint_of_transformers_is_continued(tmp_path, capsys) -> None:
     )
     theirs = transformers.LlamaForCausalLM(config)
     theirs.save_pretrained(tmp_path)
-    assert run("generate", tmp_path, "Once", "--tokens", 9, "--json") == 0
+    assert run("generate", tmp_path, "Once", "--tokens", 9, "--greedy", "--json") == 0
     result = json.loads(capsys.readouterr().out)
     prompt = torch.tensor([tokenizer.encode("Once").ids])
     assert prompt[0, 0] == 0
@@ -92,20 +111,22 @@ def test_a_checkpoint_of_transformers_is_continued(tmp_path, capsys) -> None:
 
 def test_stories260k_says_its_story(shared_data, capsys) -> None:
     models = shared_data / "models"
-    assert run("generate", models / "stories260K.safetensors", "--json") == 0
+    assert run("generate", models / "stories260K.safetensors", "--greedy", "--json") == 0
     result = json.loads(capsys.readouterr().out)
     assert result["text"] in (models / "stories260K.md").read_text()
     assert len(result["ids"]) == 257
-    assert run("generate", models, "Once upon", "--tokens", 5) == 0
+    assert run("generate", models, "Once upon", "--tokens", 5, "--greedy") == 0
     assert capsys.readouterr().out == "Once upon a time, there was\n"
 
 
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (["{tmp}", "hello"], 1, "holds no trained layer"),
-        (["{tmp}/nowhere.safetensors", "hello"], 1, "holds no trained layer"),
+        (["{tmp}", "hello"], 1, "is an empty folder; embedlayer generate takes"),
+        (["{tmp}/nowhere.safetensors", "hello"], 1, "nowhere.safetensors does not exist"),
         (["{run}", "hello", "--temperature", "-1"], 2, "temperature must be 0 or a positive number"),
+        (["{run}", "hello", "--top-p", "1.5"], 2, "top_p must be above 0 and at most 1, not 1.5"),
+        (["{run}", "hello", "--greedy", "--seed", "1"], 2, "--greedy samples nothing"),
         (["{run}", "hello", "--tokens", "-1"], 2, "max_new_tokens must be at least 0"),
         (["{run}", "hello", "--tokenizer", "{tmp}/none.json"], 1, "none.json"),
     ],

@@ -161,7 +161,7 @@ def test_two_tables_are_compared_by_their_tokens(tmp_path, capsys) -> None:
         (["{tmp}/good", "{tmp}/mismatch"], 2, "IDs up to 256 and the table has 30 rows"),
         (["{tmp}/good", "--word-pairs", "{tmp}/pairs"], 2, "no tokenizer"),
         (["{tmp}/good", "--as-they-are"], 2, "give OTHER too"),
-        (["{tmp}/good", "{tmp}/good", "--analogies", "x"], 2, "leave OTHER out"),
+        (["{tmp}/good", "{tmp}/good", "--analogies", "{tmp}/pairs"], 2, "leave OTHER out"),
         (["{tmp}/good", "{tmp}/wide"], 2, "give pairs"),
         (["{tmp}/good", "-n", "-3"], 2, "-3"),
     ],

@@ -45,8 +45,11 @@ def test_the_version_is_the_packages(capsys) -> None:
         ),
         (["train", "-o", "{tmp}", "--resume"], 1, "holds no run"),
         (["train", "{tmp}/short.txt", "-o", "{tmp}", "--resume"], 2, "leave the files out"),
+        (["train", "{tmp}/nowhere/run", "-o", "{tmp}/run"], 1, "does not exist; embedlayer train takes text files"),
+        (["train", "-o", "{tmp}/nowhere", "--resume"], 1, "nowhere does not exist"),
+        (["explore", "{tmp}/notes.md"], 1, "notes.md is a text file; embedlayer explore takes a folder that"),
         (["embed", "{tmp}", "hello"], 1, "holds no trained layer"),
-        (["neighbors", "{tmp}/nowhere", "hello"], 1, "holds no trained layer"),
+        (["neighbors", "{tmp}/nowhere", "hello"], 1, "nowhere does not exist; embedlayer neighbors takes a folder"),
         (["report", "{tmp}"], 1, "holds no trained layer"),
         (["plan", "gtp2"], 2, "gpt2"),
         (["trian"], 2, "No such command"),
@@ -54,6 +57,7 @@ def test_the_version_is_the_packages(capsys) -> None:
     ],
 )
 def test_bad_input_ends_with_a_sentence_and_a_code(tmp_path, capsys, arguments, code, message) -> None:
+    (tmp_path / "notes.md").write_text("# Notes\n")
     (tmp_path / "empty.txt").write_text("")
     (tmp_path / "short.txt").write_text("a few words, fewer than a window")
     (tmp_path / "latin1.txt").write_bytes("naïve café".encode("latin-1") * 100)

@@ -114,20 +114,20 @@ def test_bad_input_ends_with_a_clear_error_and_no_folder(trained, domain, tmp_pa
     refusals = [
         (2, "nothing to add", ["add", trained, "-o", out]),
         (2, "nothing to add", ["add", trained, "--terms", tmp_path / "empty.txt", "-o", out]),
-        (1, "Cannot read", ["add", trained, "--terms", tmp_path / "none.txt", "-o", out]),
+        (1, "none.txt does not exist", ["add", trained, "--terms", tmp_path / "none.txt", "-o", out]),
         (2, "not UTF-8", ["add", trained, "--terms", tmp_path / "latin.txt", "-o", out]),
         (
             2,
             "holds none of the new tokens",
             ["add", trained, "otterly", "--train-on", tmp_path / "other.txt", "-o", out],
         ),
-        (1, "There is no folder", ["add", tmp_path / "none", "otterly", "-o", out]),
+        (1, "none does not exist", ["add", tmp_path / "none", "otterly", "-o", out]),
         (1, "is not empty", ["add", trained, "otterly", "-o", trained]),
         (2, "no token 'otterly'", ["remove", trained, "otterly", "-o", out]),
         (2, "nothing to remove", ["remove", trained, "-o", out]),
-        (1, "no file or folder", ["trim", trained, tmp_path / "none.txt", "-o", out]),
+        (1, "none.txt does not exist", ["trim", trained, tmp_path / "none.txt", "-o", out]),
         (2, "holds no receipt", ["undo", trained, "-o", out]),
-        (1, "none.json", ["transplant", trained, tmp_path / "none.json", "-o", out]),
+        (1, "none.json does not exist", ["transplant", trained, tmp_path / "none.json", "-o", out]),
     ]
     capsys.readouterr()
     for code, words, arguments in refusals:

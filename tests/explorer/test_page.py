@@ -143,6 +143,71 @@ def test_neighbours_and_sums_are_the_librarys(url, open_page, of_run):
     page.get_by_text("No single token is").wait_for()
 
 
+@pytest.fixture(scope="module")
+def url_of_python(serve):
+    """Words that are written as several tokens are, in another order than one would guess."""
+    tokens = [
+        " def",
+        "def",
+        "class",
+        " class",
+        "Class",
+        "+",
+        "#2",
+        "king",
+        " king",
+        "·def",
+        "two words",
+        "⏎",
+        "\n",
+        "king",
+    ]
+    table = TokenEmbedding.from_pretrained(torch.randn(len(tokens), 6))
+    return tokens, serve(Source("python", table, tokens=tokens))
+
+
+def test_the_token_that_is_chosen_in_a_list_is_the_one_selected_and_typing_its_name_again_selects_it(
+    url_of_python, open_page
+):
+    tokens, url = url_of_python
+    page = open_page(url)
+    field, search = page.get_by_label("Near what?"), page.get_by_label("Search tokens")
+    for row in range(len(tokens)):
+        search.fill(f"#{row}")
+        page.locator(".near li .score", has_text=f"#{row}").locator("..").click()
+        until(page, f"location.hash.includes('plus={row}')")
+        until(page, "document.querySelectorAll('.near li').length === 13")
+        written = field.input_value()
+        assert written == f"#{row}" or tokens[row].replace(" ", "·") == written
+        page.evaluate("location.hash = '#map'")
+        until(page, "document.querySelector('#expression').value === ''")
+        field.fill(written)
+        field.press("Enter")
+        until(page, "location.hash.includes('plus=')")
+        assert page.evaluate("new URLSearchParams(location.hash.split('?')[1]).get('plus')") == str(row), written
+
+
+@pytest.mark.parametrize(
+    ("typed", "ids"),
+    [("class", [2, 3, 4]), ("·class", [3, 2, 4]), ("Class", [4, 2, 3]), ("def", [1, 0]), ("two words", [])],
+)
+def test_a_typed_text_offers_every_token_written_so_the_exact_one_first(url_of_python, open_page, typed, ids):
+    _, url = url_of_python
+    page = open_page(url)
+    field = page.get_by_label("Near what?")
+    field.fill(f"king + {typed}")
+    offers = page.get_by_role("group", name="Tokens written so").get_by_role("button")
+    assert [int(text) for text in offers.locator("small").all_inner_texts()] == ids
+    for place, token in enumerate(ids):
+        field.fill(f"king − {typed}")
+        offers.nth(place).click()
+        until(page, f"location.hash.includes('minus={token}') && location.hash.includes('plus=7')")
+    if ids:
+        field.fill(typed)
+        field.press("Enter")
+        until(page, f"/plus={ids[0]}(&|$)/.test(location.hash)")
+
+
 def test_the_address_brings_back_what_one_saw(url, open_page):
     page = open_page(url + "#map?source=1&plus=0&c=norm&x=2&y=e&v=density&q=dog")
     page.locator(".near li").first.wait_for()

@@ -8,7 +8,7 @@ from decoders import small
 from kinds import POSITIONS
 
 from embedlayer import OutputHead, PositionError, ShapeError, SizeError, TokenIdError, generate
-from embedlayer.models.generate import choose
+from embedlayer.models.generate import choose, probabilities
 
 
 def read_anew(model, ids, count):
@@ -72,6 +72,29 @@ def test_tokens_are_drawn_by_their_probabilities() -> None:
         assert torch.allclose(shares, (cut / temperature).softmax(-1), atol=0.015)
 
 
+@pytest.mark.parametrize("top_k", [None, 1, 12])
+@pytest.mark.parametrize("top_p", [None, 1e-6, 0.3, 0.9, 1.0])
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 3.0])
+def test_the_tokens_sampled_from_and_their_probabilities_are_those_of_transformers(temperature, top_k, top_p) -> None:
+    warpers = pytest.importorskip("transformers.generation.logits_process", reason="the dev extra is not installed")
+    logits = 3 * torch.randn(5, 50)
+    theirs = warpers.TemperatureLogitsWarper(temperature)(None, logits)
+    theirs = theirs if top_k is None else warpers.TopKLogitsWarper(top_k)(None, theirs)
+    theirs = theirs if top_p is None else warpers.TopPLogitsWarper(top_p)(None, theirs)
+    ours, tokens = probabilities(logits, temperature=temperature, top_k=top_k, top_p=top_p)
+    spread = torch.zeros_like(logits).scatter_(-1, tokens, ours)
+    assert torch.equal(spread > 0, theirs > -math.inf)
+    torch.testing.assert_close(spread, theirs.softmax(-1))
+
+
+def test_top_p_keeps_the_fewest_tokens_that_reach_it() -> None:
+    logits = torch.tensor([[0.5, 0.2, 0.2, 0.1]]).log()
+    for top_p, kept in ((0.3, 1), (0.6, 2), (0.95, 4)):
+        assert int(probabilities(logits, temperature=1.0, top_p=top_p)[0].count_nonzero()) == kept
+        drawn = choose(logits.expand(2000, 4), temperature=1.0, top_p=top_p)
+        assert drawn.unique().tolist() == list(range(kept))
+
+
 def test_dropout_is_off_and_the_mode_comes_back() -> None:
     model = small(dropout=0.5).train()
     ids = torch.randint(1, 50, (1, 3))
@@ -86,6 +109,8 @@ def test_dropout_is_off_and_the_mode_comes_back() -> None:
         ({"temperature": -1.0}, "temperature must be 0 or a positive number, not -1.0"),
         ({"temperature": math.nan}, "temperature must be"),
         ({"temperature": 1.0, "top_k": 0}, "top_k must be at least 1, not 0"),
+        ({"temperature": 1.0, "top_p": 0.0}, "top_p must be above 0 and at most 1, not 0.0"),
+        ({"temperature": 1.0, "top_p": 1.1}, "top_p must be above 0 and at most 1, not 1.1"),
         ({"max_new_tokens": -1}, "max_new_tokens must be at least 0, not -1"),
     ],
 )

@@ -118,13 +118,84 @@ def test_accumulation_equals_one_larger_batch(corpus) -> None:
         assert torch.allclose(tensor, weights(halves)[name], atol=2e-4), name
 
 
-def test_minutes_become_a_number_of_steps_and_leave_the_run_as_it_was(corpus) -> None:
-    timed = trainer_of(corpus, steps=None, minutes=0.03, dropout=0.1)
-    lines = list(timed.run())
-    assert timed.steps is not None
-    assert timed.steps >= 1
-    counted = list(trainer_of(corpus, steps=timed.steps, dropout=0.1).run())
-    assert without_speed(lines) == without_speed(counted)
+class Clock:
+    """A clock that follows the steps of a trainer, so that the speed of a machine is part of the test."""
+
+    def __init__(self, seconds_per_step) -> None:
+        self.times = [0.0]
+        for step in range(20_000):
+            self.times.append(self.times[-1] + seconds_per_step(step))
+        self.trainer = None
+        self.readings = 0
+
+    def perf_counter(self) -> float:
+        self.readings += 1
+        return self.times[self.trainer.step] + 1e-6 * self.readings  # no two readings are the same
+
+
+SPEEDS = {
+    "steady": lambda step: 0.5,
+    "slower after a third": lambda step: 0.5 if step < 40 else 2.5,
+    "faster after a third": lambda step: 2.0 if step < 10 else 0.2,
+    "up and down": lambda step: 0.2 if step // 15 % 2 else 1.5,
+    "slow at first": lambda step: 5.0 if step < 5 else 0.4,
+}
+
+
+def timed(corpus, clock, **changes) -> Trainer:
+    clock.trainer = trainer_of(corpus, steps=None, minutes=1.0, validation_tokens=16, **changes)
+    return clock.trainer
+
+
+@pytest.mark.parametrize("speed", SPEEDS)
+def test_a_budget_of_time_is_kept_and_the_schedule_ends_with_it_whatever_the_load(corpus, speed, monkeypatch) -> None:
+    clock = Clock(SPEEDS[speed])
+    monkeypatch.setattr("embedlayer.training.loop.time", clock)
+    trainer = timed(corpus, clock, learning_rate=1e-2)
+    lines = list(trainer.run())
+    an_interval = max(
+        later - earlier for earlier, later in zip(clock.times, clock.times[5 : trainer.step + 1], strict=False)
+    )
+    assert abs(clock.times[trainer.step] - 60.0) <= an_interval
+    assert trainer.step == trainer.steps == lines[-1]["step"]
+    assert "validation_loss" in lines[-1]
+    for earlier, line in pairwise(lines[1:]):  # the schedule is at most one reading of the clock behind
+        share = clock.times[earlier["step"]] / 60
+        assert line["lr"] <= 1.001 * trainer.options.learning_rate_at(1000 * max(0.1, share), 1000)
+    assert lines[-1]["lr"] == pytest.approx(trainer.options.learning_rate * trainer.options.final_fraction, rel=1e-3)
+
+
+@pytest.mark.parametrize("stop_at", [3, 20, 22])
+def test_a_timed_run_that_was_stopped_continues_bit_for_bit_at_the_same_speed(corpus, stop_at, monkeypatch) -> None:
+    speed = SPEEDS["slower after a third"]
+    clock = Clock(speed)
+    monkeypatch.setattr("embedlayer.training.loop.time", clock)
+    whole = timed(corpus, clock, dropout=0.1)
+    expected = list(whole.run())
+
+    first = timed(corpus, clock, dropout=0.1)
+    lines = list(first.run(on_step=lambda step: first.stop() if step == stop_at else None))
+    tensors, rest = first.state()
+    tensors, rest = {name: tensor.clone() for name, tensor in tensors.items()}, json.loads(json.dumps(rest))
+
+    torch.manual_seed(999)
+    second = timed(corpus, clock, dropout=0.1)
+    second.load_state(tensors, rest)
+    lines += list(second.run())
+    assert without_speed(lines) == without_speed(expected)
+    assert all(torch.equal(tensor, weights(whole)[name]) for name, tensor in weights(second).items())
+
+
+def test_a_timed_run_saved_by_a_version_that_fixed_the_steps_at_the_start_goes_on(corpus) -> None:
+    first = trainer_of(corpus, steps=None, minutes=0.02)
+    next(first.run())
+    tensors, rest = first.state()
+    rest = {**rest, "steps": 8, "step": 4}
+    del rest["time"]
+    second = trainer_of(corpus, steps=None, minutes=0.02)
+    second.load_state(tensors, rest)
+    assert second.budget.used == pytest.approx(0.6)
+    assert list(second.run())[-1]["step"] == second.steps
 
 
 def test_a_first_loss_far_from_guessing_is_warned_about(corpus) -> None:
@@ -139,6 +210,8 @@ def test_the_learning_rate_warms_up_and_falls_along_a_cosine() -> None:
     assert rates[54] == pytest.approx(0.55)
     assert rates[-1] == pytest.approx(0.1)
     assert all(a > b for a, b in pairwise(rates[9:]))
+    between = [schedule.learning_rate_at(step, 100) for step in (50, 50.5, 51)]
+    assert between == sorted(between, reverse=True)
 
 
 def test_spare_rows_do_not_move(corpus) -> None:

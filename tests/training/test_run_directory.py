@@ -83,12 +83,52 @@ def test_a_run_killed_before_its_first_checkpoint_starts_again_as_it_would_have_
     assert all(torch.equal(end[name], tensor) for name, tensor in resumed.model.state_dict().items())
 
 
+def validated(step: int, loss: float) -> dict:
+    return {"step": step, "loss": 9.0, "validation_loss": loss, "validation_bits_per_byte": loss / 2}
+
+
+def test_the_weights_with_the_lowest_validation_loss_are_the_result(started) -> None:
+    directory, trainer, tokenizer = started
+    kept = []
+    for step, loss in ((2, 3.0), (4, 2.0), (6, float("nan")), (8, 2.5)):
+        torch.nn.init.constant_(trainer.model.table.weight, step)
+        kept.append(directory.keep_best(trainer, validated(step, loss)))
+        with pytest.raises(FileError, match="not finished"):
+            load_run(directory.path)
+    assert kept == [True, True, False, False]
+    assert directory.best() == {"step": 4, "validation_loss": 2.0, "validation_bits_per_byte": 1.0}
+    directory.finish(trainer, tokenizer)
+    assert load_run(directory.path).model.table.weight.eq(4).all()
+
+
+def test_a_kill_between_weights_and_their_facts_leaves_none_that_are_wrong(started, monkeypatch) -> None:
+    directory, trainer, _ = started
+    directory.keep_best(trainer, validated(2, 3.0))
+    monkeypatch.setattr(
+        "embedlayer.training.run_directory.write_json", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt)
+    )
+    with pytest.raises(KeyboardInterrupt):
+        directory.keep_best(trainer, validated(4, 2.0))
+    assert directory.best() is None
+    monkeypatch.undo()
+    assert directory.keep_best(trainer, validated(4, 2.5))
+
+
+def test_a_run_that_never_got_a_finite_validation_loss_keeps_its_last_weights(started) -> None:
+    directory, trainer, tokenizer = started
+    assert not directory.keep_best(trainer, validated(2, float("nan")))
+    directory.finish(trainer, tokenizer)
+    assert torch.equal(load_run(directory.path).model.table.weight, trainer.model.table.weight)
+
+
 def test_what_is_missing_or_damaged_is_named(started, tmp_path) -> None:
     directory, trainer, tokenizer = started
     with pytest.raises(FileError, match="is not finished: continue it with"):
         load_run(directory.path)
-    with pytest.raises(FileError, match="no result"):
+    with pytest.raises(FileError, match="holds no trained layer"):
         load_run(tmp_path)
+    with pytest.raises(FileError, match=r"nothere does not exist\.$"):
+        load_run(tmp_path / "nothere")
     with pytest.raises(FileError, match=r"holds no run: there is no run\.json"):
         RunDirectory(tmp_path).resume()
     directory.save_checkpoint(trainer)
@@ -113,7 +153,7 @@ def test_starting_again_clears_what_an_earlier_run_left(started) -> None:
     directory.start(trainer, tokenizer, validation_fraction=0.2)
     assert not directory.metrics.exists()
     assert not directory.checkpoint.exists()
-    with pytest.raises(FileError, match="the run in it is not finished"):
+    with pytest.raises(FileError, match="its run is not finished"):
         load_run(directory.path)
 
 

@@ -118,17 +118,34 @@ function byBytes(wanted, { all, starts }) {
 }
 
 /**
- * The token that a person means in an expression: the text as typed, with a space in front, in any case, or `#17`.
+ * The tokens that a typed text can mean, best first: the text as typed, with a space in front, in lower case, with a
+ * capital; or `#17`. `·` is a space.
  * @param {string} typed @param {Map<string, number>} ids by text
- * @returns {number | null}
+ * @returns {number[]} IDs, each once
  */
-export function resolve(typed, ids) {
+export function variants(typed, ids) {
   const id = typed.match(/^#(\d+)$/);
-  if (id) return Number(id[1]);
+  if (id) return [Number(id[1])];
   const text = typed.replaceAll("·", " ");
-  const variants = [text, ` ${text}`, text.toLowerCase(), ` ${text.toLowerCase()}`, text[0]?.toUpperCase() + text.slice(1), ` ${text[0]?.toUpperCase()}${text.slice(1)}`];
-  for (const variant of variants) if (ids.has(variant)) return ids.get(variant);
-  return null;
+  const bare = text.trim();
+  const written = [text, ` ${bare}`, bare, bare.toLowerCase(), ` ${bare.toLowerCase()}`, bare[0]?.toUpperCase() + bare.slice(1), ` ${bare[0]?.toUpperCase()}${bare.slice(1)}`];
+  return [...new Set(written.filter((variant) => ids.has(variant)).map((variant) => ids.get(variant)))];
+}
+
+/**
+ * The sum as text that, typed again, means the same IDs: a token whose text would mean another one is `#17`.
+ * @param {number[]} plus @param {number[]} minus @param {(id: number) => string} nameOf with unseen characters shown
+ * @param {Map<string, number>} ids by text
+ * @returns {string}
+ */
+export function expressionOf(plus, minus, nameOf, ids) {
+  const written = (id) => {
+    const name = nameOf(id);
+    const terms = [...parseExpression(name), ...parseExpression(`x + ${name}`).slice(1)];
+    const isSafe = terms.length === 2 && terms.every((term) => term.text === name && term.sign === 1);
+    return isSafe && variants(name, ids)[0] === id ? name : `#${id}`;
+  };
+  return [...plus.map((id) => `+ ${written(id)}`), ...minus.map((id) => `− ${written(id)}`)].join(" ").replace(/^\+ /, "");
 }
 
 /**

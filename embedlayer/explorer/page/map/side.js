@@ -13,10 +13,13 @@ const LISTED = 200;
  * @property {Int32Array | null} found
  * @property {boolean} isolated whether only what was found is on the map
  * @property {"near" | "found"} tab @property {string} problem @property {boolean} loading
+ * @property {string} expression what is chosen, as text
  *
  * @typedef {object} On
  * @property {(plus: number[], minus?: number[]) => void} choose
- * @property {(typed: string, field: HTMLElement) => void} typed a sum was typed
+ * @property {(typed: string, field: HTMLElement, last?: number) => void} typed a sum was typed; `last`: the ID that its
+ *   last term means, where the person chose among several
+ * @property {(typed: string) => number[]} meant IDs that the last term of a sum can mean, best first
  * @property {(tab: "near" | "found") => void} tab
  * @property {() => void} isolate
  * @property {(id: number) => void} point a token has the pointer or the focus
@@ -35,11 +38,13 @@ export function makeSide({ texts, kind, columns, inOrder, notes }, on) {
 
   function show(shown) {
     now = shown;
-    const { plus, minus, near, found, tab, problem, loading } = shown;
+    const { plus, minus, near, found, tab, problem, loading, expression } = shown;
     const focused = document.activeElement?.id === "expression";
-    const field = h("input", { id: "expression", type: "text", value: expression(plus, minus), placeholder: "king − man + woman", spellcheck: false, autocomplete: "off",
+    const field = h("input", { id: "expression", type: "text", value: expression, placeholder: "king − man + woman", spellcheck: false, autocomplete: "off",
+      onInput: () => offers.replaceChildren(...offered(field)),
       onKeydown: (event) => { if (event.key === "Enter") on.typed(field.value, field); } });
-    const parts = [h("label", { class: "field" }, h("span", null, "Near what? One token, or a sum"), field)];
+    const offers = h("div", { class: "chips map-offers", role: "group", "aria-label": "Tokens written so" }, offered(field));
+    const parts = [h("label", { class: "field" }, h("span", null, "Near what? One token, or a sum"), field), offers];
     if (problem) parts.push(h("p", { class: "note", role: "status" }, problem));
     if (plus.length === 1 && !minus.length) parts.push(card(plus[0]));
     else if (plus.length + minus.length) parts.push(terms(plus, minus));
@@ -54,9 +59,11 @@ export function makeSide({ texts, kind, columns, inOrder, notes }, on) {
     if (focused) field.focus();
   }
 
-  function expression(plus, minus) {
-    const shown = (id) => texts[id].trim() && !/[\s]/.test(texts[id].trim()) ? texts[id].trim() : `#${id}`;
-    return [...plus.map((id) => `+ ${shown(id)}`), ...minus.map((id) => `− ${shown(id)}`)].join(" ").replace(/^\+ /, "");
+  /** Where the last term is written as several tokens are, a button for each: the text alone cannot say which. */
+  function offered(field) {
+    const ids = on.meant(field.value);
+    if (ids.length < 2) return [];
+    return ids.map((id) => token(texts[id], { id, title: "Choose this token", onClick: () => on.typed(field.value, field, id) }));
   }
 
   /** Take a token into the sum with a sign, or out of it with 0. */

@@ -4,7 +4,7 @@ import { colouring } from "../map/colouring.js";
 import { columnsOf, namesInOrder } from "../map/columns.js";
 import { kinds } from "../map/groups.js";
 import { paintOver } from "../map/painting.js";
-import { bytesOfAll, parseExpression, parseQuery, resolve, search } from "../map/search.js";
+import { bytesOfAll, expressionOf, parseExpression, parseQuery, search, variants } from "../map/search.js";
 import { makeSide } from "../map/side.js";
 import { emptyScene, makeStage, measured } from "../map/stage.js";
 import { fitView } from "../map/view.js";
@@ -72,7 +72,7 @@ async function open(element, context) {
   h("div", { class: "map-zoom" }, zoomButton("+", "Closer", () => stage.zoom(1.5)), zoomButton("−", "Farther", () => stage.zoom(1 / 1.5)), zoomButton("⤢", "Show all", () => stage.home())),
   h("div", { class: "segments map-modes" }, denseButton, lassoButton), progress);
   const side = makeSide({ texts, kind, columns, inOrder, notes: manifest.exported ? manifest.leftOut : [] }, {
-    choose, typed,
+    choose, typed, meant,
     tab(which) { tab = which; showSide(); },
     isolate() { isolated = !isolated; look.restrict(); showSide(); },
     point: stage.showTip,
@@ -262,9 +262,15 @@ async function open(element, context) {
     stage.draw();
   }
 
-  function typed(text, field) {
-    const terms = parseExpression(text).map((term) => ({ ...term, id: resolve(term.text, byText()) }));
-    const unknown = terms.find((term) => term.id === null || term.id >= size);
+  function meant(text) {
+    const last = parseExpression(text).at(-1);
+    return last ? variants(last.text, byText()).filter((id) => id < size) : [];
+  }
+
+  function typed(text, field, last = undefined) {
+    const terms = parseExpression(text).map((term) => ({ ...term, id: variants(term.text, byText())[0] }));
+    if (last !== undefined) terms.at(-1).id = last;
+    const unknown = terms.find((term) => term.id === undefined || term.id >= size);
     if (unknown) {
       problem = `No single token is “${unknown.text}”. Search for its pieces.`;
       return showSide();
@@ -281,7 +287,10 @@ async function open(element, context) {
   }
 
   function showSide(loading = false) {
-    if (!closed) side.show({ ...chosen(), near, found, isolated, tab, problem, loading });
+    if (closed) return;
+    const { plus, minus } = chosen();
+    const expression = expressionOf(plus, minus, (id) => visibleText(texts[id]), byText());
+    side.show({ plus, minus, near, found, isolated, tab, problem, loading, expression });
   }
 
   // listening, and the state in the address

@@ -1,0 +1,41 @@
+"""How records that hold a model, a tokenizer or tensors print: one line, with sizes instead of contents."""
+
+import dataclasses
+from collections.abc import Collection, Mapping
+from typing import Any
+
+LONGEST = 80
+"""Characters: what prints as more is described instead."""
+
+
+def short_repr(record: Any) -> str:
+    """Return one line about a dataclass or named tuple; assign it to `__repr__` in the class.
+
+    Example:
+        >>> from embedlayer.training.run_directory import Run
+        >>> Run(model, tokenizer)
+        Run(model=<DecoderLM, 8,256 parameters>, tokenizer=<BPE tokenizer, 257 tokens>)
+    """
+    if dataclasses.is_dataclass(record):
+        names = [field.name for field in dataclasses.fields(record) if field.repr]
+    else:
+        names = list(record._fields)
+    shown = ", ".join(f"{name}={_described(getattr(record, name))}" for name in names)
+    return f"{type(record).__name__}({shown})"
+
+
+def _described(value: Any) -> str:
+    from tokenizers import Tokenizer
+    from torch import Tensor, nn
+
+    kind = type(value).__name__
+    if isinstance(value, Tokenizer):
+        return f"<{type(value.model).__name__} tokenizer, {value.get_vocab_size():,} tokens>"
+    if isinstance(value, nn.Module):
+        return f"<{kind}, {sum(parameter.numel() for parameter in value.parameters()):,} parameters>"
+    if isinstance(value, Tensor):
+        return f"<{str(value.dtype).removeprefix('torch.')} tensor {tuple(value.shape)}>"
+    if isinstance(value, Mapping | Collection) and not isinstance(value, str | bytes) and len(value) > 3:
+        return f"<{kind} of {len(value):,}>"
+    text = repr(value)
+    return text if len(text) <= LONGEST and "\n" not in text else f"<{kind}>"

@@ -1,0 +1,99 @@
+"""Every command that README prints runs as it is printed."""
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from commands import run
+
+from embedlayer.cli.demo import carried_text
+
+ROOT = Path(__file__).resolve().parents[1]
+README = (ROOT / "README.md").read_text()
+
+PLACEHOLDERS = {
+    "FILE...": "reference.txt",
+    "DIR": "run{number}",
+    "CORPUS": "corpus",
+    "DIR|FILE...": "run{number}",
+    "DIR|FILE": "run{number}",
+    "[OTHER]": "run{number}",
+    "TERM": "Gisburn",
+    "OUT": "edited",
+    "FILE": "vectors.vec",
+    "--nnodes 4 --nproc-per-node 8 ...": "--nproc-per-node 1",
+    "--nproc-per-node 8": "--nproc-per-node 2",
+}
+"""What the test writes for each placeholder; `number` grows with every run that is begun."""
+
+SMALL = {
+    "EMBEDLAYER_TRAIN_STEPS": "2",
+    "EMBEDLAYER_TRAIN_DIM": "24",
+    "EMBEDLAYER_TRAIN_HEADS": "2",
+    "EMBEDLAYER_TRAIN_LAYERS": "1",
+    "EMBEDLAYER_TRAIN_LENGTH": "32",
+    "EMBEDLAYER_TRAIN_BATCH_SIZE": "4",
+    "EMBEDLAYER_TRAIN_VOCAB_SIZE": "2000",
+    "EMBEDLAYER_CORPUS_BUILD_WORKERS": "1",
+    "EMBEDLAYER_EXPLORE_EXPORT_TO": "page.html",
+}
+"""Options set by the environment, so that a printed command stays as it is: a small model, and a page in a file."""
+
+
+def printed_commands() -> list[str]:
+    """The lines of README's command blocks, without comments: blocks without a language that are not the tree."""
+    blocks = [body for language, body in re.findall(r"^```(\w*)\n(.*?)^```$", README, re.S | re.M) if not language]
+    lines = [line for block in blocks if not block.startswith("embedlayer/") for line in block.splitlines()]
+    return [line.partition("  #")[0].partition(" # ")[0].rstrip() for line in lines if line.strip()]
+
+
+def filled(command: str, number: int) -> list[str]:
+    """The command's words, with the placeholders filled in."""
+    for several in sorted((name for name in PLACEHOLDERS if " " in name), key=len, reverse=True):
+        command = command.replace(several, PLACEHOLDERS[several])
+    return [PLACEHOLDERS.get(word, word).format(number=number) for word in shlex.split(command)]
+
+
+def test_every_command_line_is_of_a_program_that_the_test_knows() -> None:
+    programs = {command.split()[0] for command in printed_commands()}
+    assert programs == {"make", "embedlayer", "torchrun"}
+    assert len(printed_commands()) >= 19
+
+
+def test_every_make_target_is_there() -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    targets = [command.split() for command in printed_commands() if command.startswith("make ")]
+    assert targets
+    for words in targets:
+        assert len(words) == 2
+        assert re.search(rf"^{words[1]}:", makefile, flags=re.M), words
+
+
+@pytest.mark.filterwarnings("ignore::embedlayer.EmbedLayerWarning")
+def test_every_printed_command_runs_and_succeeds(tmp_path, monkeypatch, capfd) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name, value in SMALL.items():
+        monkeypatch.setenv(name, value)
+    Path("reference.txt").write_text(carried_text()[:60_000])
+    number = 0
+    for command in printed_commands():
+        number += " train FILE..." in command  # a run begins; the lines below are about it
+        program, *words = filled(command, number)
+        if program == "make":
+            continue
+        code = run(*words) if program == "embedlayer" else torchrun(words)
+        shown = capfd.readouterr()
+        assert code == 0, f"{command}\n{shown.out}\n{shown.err}"
+        assert shown.out.strip(), command
+        assert "Traceback" not in shown.err, f"{command}\n{shown.err}"
+    assert number == 3
+
+
+def torchrun(words: list[str]) -> int:
+    path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+    return subprocess.run([sys.executable, "-m", "torch.distributed.run", *words], env=environment).returncode
