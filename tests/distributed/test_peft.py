@@ -178,7 +178,7 @@ def decoder(learns: bool, tied: bool) -> DecoderLM:
     torch.manual_seed(0)
     table = TokenEmbedding(V - 1, D, scale=SCALE)  # a row less for the last of two ranks
     head = None if tied else OutputHead(vocab_size=V - 1, embed_dim=D)
-    model = DecoderLM(table, RotaryEmbedding(4), head, num_layers=1, num_heads=2)
+    model = DecoderLM(table, RotaryEmbedding(4), head, num_layers=1, num_heads=2).double()  # ranks sum in another order
     for parameter in model.parameters():
         parameter.requires_grad_(learns)
     return model
