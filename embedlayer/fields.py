@@ -94,7 +94,7 @@ def _faults(value: object, kind: Any, path: str) -> Iterator[str]:
         if isinstance(value, int | float):
             for bound in inner[1:]:
                 if isinstance(bound, Range) and not bound.least <= value <= bound.most:
-                    yield f"{path} is {shown(value)}, outside {bound.least:g} to {bound.most:g}"
+                    yield f"{path} is {shown(value)}, outside {shown(bound.least)} to {shown(bound.most)}"
     elif typing.is_typeddict(kind):
         yield from _faults_of_object(value, kind, path)
     elif not _fits(value, kind, origin, inner):

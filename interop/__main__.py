@@ -21,13 +21,15 @@ from interop.suites import SUITES, Suite
 HERE = Path(__file__).parent
 ROOT = HERE.parent
 RESULTS = HERE / "results.csv"
+PAGE = ROOT / "docs" / "using-it-with.md"
+BEGIN, END = "<!-- interop results -->\n", "<!-- end of interop results -->\n"
 Outcomes = dict[str, str]
 
 
 @click.command()
 @click.argument("names", nargs=-1, type=click.Choice(sorted(SUITES)))
 @click.option("--scratch", type=click.Path(path_type=Path), default=ROOT / "out" / "interop", help="Where to unpack.")
-@click.option("--save", is_flag=True, help="Write the counts to interop/results.csv.")
+@click.option("--save", is_flag=True, help="Write the counts to interop/results.csv and into the page of the docs.")
 def main(names: tuple[str, ...], scratch: Path, save: bool) -> None:
     """Run SUITES (all by default); each row shows passed and failed, plain beside ours."""
     rows = []
@@ -135,13 +137,28 @@ def show(rows: list[dict[str, str | int]]) -> None:
 
 
 def write(rows: list[dict[str, str | int]]) -> None:
-    """Write the rows to the results; those of suites that were not run stay."""
-    older = list(csv.DictReader(RESULTS.open(newline=""))) if RESULTS.exists() else []
-    merged = {row["suite"]: row for row in [*older, *rows]}
+    """Write the rows to the results and to the docs; those of suites that were not run stay."""
+    merged = {str(row["suite"]): row for row in [*results(), *rows]}
     with RESULTS.open("w", newline="") as file:
         writer = csv.DictWriter(file, fieldnames=list(rows[0]), lineterminator="\n")
         writer.writeheader()
         writer.writerows(merged[name] for name in SUITES if name in merged)
+    before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
+    PAGE.write_text(before + BEGIN + markdown(results()) + END + rest.partition(END)[2], encoding="utf-8")
+
+
+def results() -> list[dict[str, str]]:
+    """Read the rows of interop/results.csv."""
+    if not RESULTS.exists():
+        return []
+    with RESULTS.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def markdown(rows: list[dict[str, str]]) -> str:
+    """Return the rows as the table of the docs."""
+    lines = [list(rows[0]), ["---"] * len(rows[0]), *(list(row.values()) for row in rows)]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,8 @@ from embedlayer.files import load_tensors
 
 HERE = Path(__file__).parent
 SECONDS = 240
-SIZES = "--dim 16 --heads 2 --layers 1 --length 16 --batch-size 3 --vocab-size 301 --log-every 2".split()
+# Seed 1: with these weights no gradient is of the size of rounding, which AdamW would divide by itself.
+SIZES = "--dim 16 --heads 2 --layers 1 --length 16 --batch-size 3 --vocab-size 301 --log-every 2 --seed 1".split()
 TRAIN = ["-m", "embedlayer", "train"]
 
 

@@ -95,6 +95,13 @@ def test_every_room_has_its_tests_file_for_file() -> None:
         f"cli/{name}.py": "cli/test_train.py"
         for name in ("demo", "embed", "neighbors", "pipeline", "progress", "report")
     }
+    together |= {  # shown by what must be true of all kinds
+        "fields.py": "laws/test_damage.py",
+        "layers/in_place.py": "laws/test_peft.py",
+        "tracing.py": "laws/test_transforms.py",
+        "vocab/roles.py": "laws/test_transformers_folder.py",
+        "vocab/used_tokens.py": "laws/test_trim.py",
+    }
     for file in (ROOT / "embedlayer").rglob("*.py"):
         name = file.relative_to(ROOT / "embedlayer")
         if not file.name.startswith("__"):

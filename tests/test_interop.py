@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from interop.__main__ import counts, read_report, unpack
+from interop.__main__ import BEGIN, END, PAGE, counts, markdown, read_report, results, unpack
 from interop.suites import EMBEDDING, SUITES, VECTORS
 
 SCRIPTS = Path(__file__).parents[1] / "interop" / "scripts"
@@ -52,3 +52,9 @@ def test_a_report_is_counted_by_outcome(tmp_path) -> None:
     outcomes = dict(read_report(report))
     assert outcomes == {"A::one": "passed", "A::two": "failed", "A::three": "skipped", "A::four": "failed"}
     assert counts(outcomes) == "1 passed, 2 failed, 1 skipped"
+
+
+def test_the_table_in_the_docs_is_the_results() -> None:
+    table = PAGE.read_text().partition(BEGIN)[2].partition(END)[0]
+    assert table == markdown(results())
+    assert {row["suite"] for row in results()} == set(SUITES)

@@ -204,20 +204,20 @@ class AdaptedRows(TokenTable):
     """The rows of a table as adapters change them at the moment, to be read by a head. It owns nothing.
 
     Args:
-        standing: Tells the table and its adapters.
+        adapted_table: Returns the table and its adapters.
     """
 
     padding_idx = None
     scale = None
 
-    def __init__(self, standing: Callable[[], Found]) -> None:
+    def __init__(self, adapted_table: Callable[[], Found]) -> None:
         super().__init__()
-        self.standing = standing
+        self.adapted_table = adapted_table
 
     @property
     def table(self) -> TokenTable:
         """The table without adapters."""
-        return cast(TokenTable, self.standing().table)
+        return cast(TokenTable, self.adapted_table().table)
 
     @property
     def vocab_size(self) -> int:  # type: ignore[override]
@@ -241,7 +241,7 @@ class AdaptedRows(TokenTable):
     def rows(self, start: int, stop: int) -> Float[Tensor, "N D"]:
         """Rows `start` to `stop - 1`, adapters included."""
         rows = self.table.rows(start, stop)
-        for adapter in self.standing().adapters:
+        for adapter in self.adapted_table().adapters:
             rows = changed_rows(adapter, rows, start, stop)
         return rows
 
@@ -251,7 +251,7 @@ class AdaptedRows(TokenTable):
         """`hidden @ rows(start, stop).T`, without the rows."""
         stop = self.vocab_size if stop is None else stop
         products = self.table.products(hidden, start, stop)
-        for adapter in self.standing().adapters:
+        for adapter in self.adapted_table().adapters:
             products = changed_products(adapter, products, hidden, start, stop)
         return products
 

@@ -139,7 +139,7 @@ class OutputHead(Pretrained, nn.Linear):
     def follow_places(self, tables: list[Place], head: Place) -> "OutputHead":
         """Read the rows through any of these places, which share one weight; see `follow`."""
         self.__dict__["table_places"], self.__dict__["head_place"] = tables, head
-        self.__dict__["adapted_rows"] = AdaptedRows(self._standing)
+        self.__dict__["adapted_rows"] = AdaptedRows(self._adapted_table)
         return self
 
     @property
@@ -152,25 +152,25 @@ class OutputHead(Pretrained, nn.Linear):
         own: TokenTable | None = self.__dict__["table"]
         if not self._found():
             return own
-        standing = self._standing()
+        found = self._adapted_table()
         if self.__dict__["head_place"].module is not self and adds_them_itself(
-            self, self.__dict__["head_place"], standing.adapters
+            self, self.__dict__["head_place"], found.adapters
         ):
             return own
-        table = standing.table
+        table = found.table
         if not isinstance(table, TokenTable):
-            if own is None and not standing.adapters:
+            if own is None and not found.adapters:
                 return None
             raise CheckpointError(
                 f"A tied head reads the rows of a table of embedlayer, and there is a {type(table).__name__} in its "
                 f"place now: call TokenEmbedding.from_embedding or embedlayer.patch first."
             )
-        if standing.adapters:
+        if found.adapters:
             adapted: TokenTable = self.__dict__["adapted_rows"]
             return adapted
         return None if own is None and isinstance(table, TokenEmbedding) else table
 
-    def _standing(self) -> Found:
+    def _adapted_table(self) -> Found:
         return together(self._found())
 
     def _found(self) -> list[Found]:

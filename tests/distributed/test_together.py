@@ -246,11 +246,12 @@ def test_a_run_is_continued_by_who_began_it_on_any_machine_and_by_nobody_else(tm
     directory = RunDirectory(tmp_path / "run")
     assert not was_begun_by("a:1 b:2", directory)
     directory.path.mkdir()
-    directory.run.write_text(json.dumps({"format_version": 1, "notes": {"launch": "a:1 b:2"}}))
+    description = {"format_version": 1, "options": {}, "model": {"kind": "DecoderLM"}, "validation_fraction": 0.1}
+    directory.run.write_text(json.dumps({**description, "notes": {"launch": "a:1 b:2"}}))
     assert [was_begun_by(launch, directory) for launch in ("a:1 b:2", "b:2", "b:2 c:3", "c:3", "")] == [True] * 3 + [
         False
     ] * 2
-    for other in ({"format_version": 1, "notes": {}}, {"format_version": 0}):
+    for other in ({**description, "notes": {}}, {"format_version": 0}):
         directory.run.write_text(json.dumps(other))
         assert not was_begun_by("a:1 b:2", directory)
 

@@ -65,8 +65,11 @@ def change(file, **facts):
     ("damage", "words"),
     [
         (lambda corpus: change(corpus / "corpus.json", tokenizer="other"), "built after another plan"),
-        (lambda corpus: change(corpus / "corpus.json", shards="four"), "plans 'four' parts"),
-        (lambda corpus: change(corpus / "part-00002" / "index.json", marks=2), "cut short or changed"),
+        (
+            lambda corpus: change(corpus / "corpus.json", shards="four"),
+            "shards is 'four', where a whole number",
+        ),
+        (lambda corpus: change(corpus / "part-00002" / "index.json", marks=2), "marks is 2, outside 0 to 1"),
         (lambda corpus: change(corpus / "part-00002" / "index.json", marks=0), "cut short or changed"),
         (lambda corpus: (corpus / "part-00002" / "sources.npy").unlink(), "not a whole corpus"),
         (lambda corpus: np.save(corpus / "part-00002" / "sources.npy", np.array([2, 1])), "does not fit"),

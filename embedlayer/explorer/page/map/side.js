@@ -43,7 +43,7 @@ export function makeSide({ texts, kind, columns, inOrder, notes }, on) {
     const field = h("input", { id: "expression", type: "text", value: expression, placeholder: "king − man + woman", spellcheck: false, autocomplete: "off",
       onInput: () => offers.replaceChildren(...offered(field)),
       onKeydown: (event) => { if (event.key === "Enter") on.typed(field.value, field); } });
-    const offers = h("div", { class: "chips map-offers", role: "group", "aria-label": "Tokens written so" }, offered(field));
+    const offers = h("div", { class: "map-offers", role: "group", "aria-label": "Tokens written so" }, offered(field));
     const parts = [h("label", { class: "field" }, h("span", null, "Near what? One token, or a sum"), field), offers];
     if (problem) parts.push(h("p", { class: "note", role: "status" }, problem));
     if (plus.length === 1 && !minus.length) parts.push(card(plus[0]));
