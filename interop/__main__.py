@@ -9,6 +9,7 @@ import sys
 import sysconfig
 import tarfile
 import xml.etree.ElementTree as ElementTree
+from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
 
@@ -138,7 +139,8 @@ def show(rows: list[dict[str, str | int]]) -> None:
 
 def write(rows: list[dict[str, str | int]]) -> None:
     """Write the rows to the results and to the docs; those of suites that were not run stay."""
-    merged = {str(row["suite"]): row for row in [*results(), *rows]}
+    merged: dict[str, Mapping[str, str | int]] = {row["suite"]: row for row in results()}
+    merged |= {str(row["suite"]): row for row in rows}
     with RESULTS.open("w", newline="") as file:
         writer = csv.DictWriter(file, fieldnames=list(rows[0]), lineterminator="\n")
         writer.writeheader()

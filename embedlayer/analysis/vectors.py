@@ -87,6 +87,23 @@ class TokenVectors:
         self._has_token = torch.zeros(self.vocab_size, dtype=torch.bool)
         self._has_token[ids] = True
 
+    @property
+    def vector_size(self) -> int:
+        """Width of a row, D, under gensim's name."""
+        return self.embed_dim
+
+    @property
+    def vectors(self) -> npt.NDArray[Any]:
+        """A copy of all rows, `(V, D)`, in float32 or wider."""
+        return np.concatenate(
+            [each.to(torch.promote_types(each.dtype, torch.float32)).cpu() for _, each in self._rows.chunks()]
+        )
+
+    @cached_property
+    def index_to_key(self) -> list[str | None]:
+        """The readable token of each row, as answers show it; `None` for a row without a token."""
+        return [token_text(self.tokenizer, i) if has else None for i, has in enumerate(self._has_token.tolist())]
+
     def __len__(self) -> int:
         return int(self._has_token.sum())
 

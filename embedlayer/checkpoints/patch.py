@@ -192,13 +192,14 @@ def _is_known(old: object) -> bool:
     scale = getattr(old, "embed_scale", None)
     if not set(old._buffers) <= {"embed_scale"} or not (isinstance(scale, int | float) or _is_number(scale)):
         return False
-    rows = torch.arange(32.0).view(8, 4) / 7 - 2
-    small: Any = type(old).__new__(type(old))
-    nn.Embedding.__init__(small, 8, 4, _weight=rows)
-    small.__dict__.update({name: value for name, value in old.__dict__.items() if name not in small.__dict__})
-    factor, rounded = _scale_of(old)
-    small.embed_scale = torch.tensor(factor) if rounded else factor
-    return bool(torch.equal(small(torch.arange(8)), rows * small.embed_scale))
+    with torch.device("cpu"):  # also where a model is built on the meta device
+        rows = torch.arange(32.0).view(8, 4) / 7 - 2
+        small: Any = type(old).__new__(type(old))
+        nn.Embedding.__init__(small, 8, 4, _weight=rows)
+        small.__dict__.update({name: value for name, value in old.__dict__.items() if name not in small.__dict__})
+        factor, rounded = _scale_of(old)
+        small.embed_scale = torch.tensor(factor) if rounded else factor
+        return bool(torch.equal(small(torch.arange(8)), rows * small.embed_scale))
 
 
 def _is_number(scale: object) -> bool:
@@ -246,12 +247,17 @@ def _resized(model: Any, *arguments: Any, **options: Any) -> nn.Module:
 CONTENTS = ("_parameters", "_buffers", "_non_persistent_buffers_set", "_modules")
 """What a module has of its own; all else that `nn.Module()` sets is its mode and what others have registered on it."""
 
+INITIALISED = "_is_hf_initialized"
+"""transformers' mark on a module whose weights are not to be drawn again, such as a head that was resized."""
+
 New = TypeVar("New", bound=nn.Module)
 
 
 def _in_place_of(old: nn.Module, new: New) -> New:
     """Hand over the mode and the hooks of every kind to the module that takes the place."""
     new.train(old.training)
+    if INITIALISED in old.__dict__:
+        new.__dict__[INITIALISED] = old.__dict__[INITIALISED]
     for name in nn.Module().__dict__:
         if name not in CONTENTS:
             new.__dict__[name] = old.__dict__[name]  # the same dictionaries: handles that remove a hook go on working

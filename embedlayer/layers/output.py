@@ -196,7 +196,7 @@ class OutputHead(Pretrained, nn.Linear):
             size: int = self._rows_of().vocab_size
             return size
         weight = self._parameters.get("weight")
-        return self._stated_sizes[0] if weight is None or weight.dim() != 2 else weight.shape[0]
+        return self._stated_sizes[0] if weight is None or len(weight.shape) != 2 else weight.shape[0]
 
     @out_features.setter
     def out_features(self, size: int) -> None:
@@ -209,7 +209,7 @@ class OutputHead(Pretrained, nn.Linear):
             size: int = self._rows_of().embed_dim
             return size
         weight = self._parameters.get("weight")
-        return self._stated_sizes[1] if weight is None or weight.dim() != 2 else weight.shape[1]
+        return self._stated_sizes[1] if weight is None or len(weight.shape) != 2 else weight.shape[1]
 
     @in_features.setter
     def in_features(self, size: int) -> None:

@@ -162,7 +162,7 @@ class TokenEmbedding(TokenTable, nn.Embedding, Derived):
     def _matrix(self) -> Tensor | None:
         """Return the weight, or `None` where there is none or a sharding library stores it flat."""
         weight = self._parameters.get("weight")
-        return weight if weight is not None and weight.dim() == 2 else None
+        return weight if weight is not None and len(weight.shape) == 2 else None
 
     @property
     def config(self) -> JsonObject:
@@ -203,9 +203,12 @@ class TokenEmbedding(TokenTable, nn.Embedding, Derived):
         transformed = is_transformed(self.weight)  # by torch.func, whose gradients are not the ledger's
         sparse = self.row_sparse and not transformed and not plain_operators_only()
         padding_idx = None if sparse else self.padding_idx  # the ledger drops that row's gradient itself
-        vectors = F.embedding(self._caught_up(ids), self.weight, padding_idx, sparse=sparse)
-        if padding_idx is not None and transformed:  # torch gives that row no gradient, but lets its tangent through
-            vectors = torch.where((ids == padding_idx).unsqueeze(-1), vectors.detach(), vectors)
+        if not transformed:
+            vectors = F.embedding(self._caught_up(ids), self.weight, padding_idx, sparse=sparse)
+        else:  # under vmap torch's F.embedding has no gradient of an empty batch
+            vectors = self.weight[self._caught_up(ids)]
+            if padding_idx is not None:  # that row gets no gradient, and its tangent is not let through
+                vectors = torch.where((ids == padding_idx).unsqueeze(-1), vectors.detach(), vectors)
         return vectors if outside is None else vectors.masked_fill(outside.unsqueeze(-1), 0)
 
     def stored(self, ids: Ids) -> tuple[Tensor, Tensor] | None:

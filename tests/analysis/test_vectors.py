@@ -412,3 +412,16 @@ def test_a_plain_embedding_and_an_array_are_tables(bpe):
     expected = TokenVectors(rows, bpe).most_similar(" the")
     assert TokenVectors(rows.numpy(), bpe).most_similar(" the") == expected
     assert TokenVectors(torch.nn.Embedding.from_pretrained(rows), bpe).most_similar(" the") == expected
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rows_and_names_have_the_attributes_of_gensim(dtype) -> None:
+    keyed = pytest.importorskip("gensim", reason="the package gensim is missing").models.KeyedVectors(4)
+    rows = torch.randn(4, 4, dtype=dtype)
+    entries = ["the", "cat", "sat"]
+    keyed.add_vectors(entries, rows[:3].float().numpy())
+    ours = TokenVectors(rows, words(*entries))
+    assert ours.vector_size == keyed.vector_size
+    assert ours.index_to_key == [*keyed.index_to_key, None]  # the last row has no token
+    np.testing.assert_array_equal(ours.vectors[:3], keyed.vectors)
+    assert ours.vectors.shape == (4, 4)

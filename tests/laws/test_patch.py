@@ -158,6 +158,9 @@ def test_a_resized_model_agrees_with_the_plain_one_and_with_itself(task, kind, o
     hidden, targets = torch.randn(5, head.in_features), torch.randint(0, rows, (5,))
     expected = nn.functional.cross_entropy(head(hidden), targets)
     torch.testing.assert_close(head.loss(hidden, targets), expected)
+    resized = head.weight.clone()
+    patched.post_init()  # transformers draws weights that are not marked as initialised
+    assert torch.equal(head.weight, resized)
     unpatch(patched)
     assert isinstance(patched.get_output_embeddings(), nn.Linear)
     assert patched.get_input_embeddings().num_embeddings == rows
@@ -454,3 +457,15 @@ def test_only_some_rows_of_a_patched_model_with_a_tied_head_learn() -> None:
     assert (learned - expected)[..., 3].abs().max() > 1e-2
     merge_rows(patched)
     torch.testing.assert_close(patched(IDS).logits, learned)
+
+
+@pytest.mark.parametrize(
+    ("task", "kind"), [("sequence to sequence", "bart"), ("causal", "gemma2"), ("causal", "llama")]
+)
+def test_a_model_is_patched_while_tensors_are_created_on_the_meta_device(task, kind) -> None:
+    reference = built(task, kind)
+    with torch.device("meta"):
+        model = patch(copy.deepcopy(reference).to("meta"))
+    table = model.get_input_embeddings()
+    assert isinstance(table, TokenEmbedding)
+    assert table.scale == patch(reference).get_input_embeddings().scale
