@@ -5,7 +5,6 @@ with one sentence that says which.
 """
 
 import os
-import re
 from enum import StrEnum
 from pathlib import Path
 from typing import NamedTuple
@@ -15,9 +14,6 @@ import click
 from embedlayer.errors import FileError
 
 FIRST_BYTES = 4096
-HUB_NAME = re.compile(r"\w[\w.-]*(/[\w.-]+)?")
-"""A name that may be one on the hub: `gpt2` or `owner/name`."""
-
 FILES_WITH_STRUCTURE = (".json", ".tsv", ".jsonl", ".safetensors", ".gguf")
 
 
@@ -125,7 +121,9 @@ class InputPath(click.ParamType):  # type: ignore[type-arg]  # generic since cli
             return path
         found = what_is_at(path)
         if found.kind is Kind.MISSING:
-            if self.hub and HUB_NAME.fullmatch(str(value)):
+            from embedlayer.checkpoints.reader import is_hub_name
+
+            if self.hub and is_hub_name(str(value)):
                 return path
             raise FileError(f"{path} does not exist; {self._taken(param, ctx)}.")
         if found.kind is Kind.UNREADABLE:
@@ -154,7 +152,7 @@ TABLE = InputPath(
     Kind.VECTORS,
 )
 TABLE_OR_HUB_NAME = InputPath(
-    "a folder that embedlayer train wrote, a checkpoint (a folder, a file, or its name on the hub), or a file of "
+    "a folder that embedlayer train wrote, a checkpoint (a folder, a file, or owner/name on the hub), or a file of "
     "vectors",
     *_FOLDERS,
     Kind.FILE,

@@ -284,11 +284,11 @@ class TokenEmbedding(TokenTable, nn.Embedding, Derived):
         return ids  # in eager mode RowSparseParameter applies what is pending when it is looked up
 
     def _refuse_pending_rows(self) -> None:
-        """Raise `SizeError` where updates of rows are pending: a transform or an exported graph cannot apply them."""
+        """Raise `SizeError` where updates of rows are pending and cannot be applied any more: under a transform."""
         if self.ledger is not None and self.ledger.pending:
             raise SizeError(
-                "Rows of this row-sparse table have pending updates, which torch.func transforms and torch.export can "
-                "neither see nor apply.\nCall table.flush() after the last optimizer step and before this."
+                "Rows of this row-sparse table have pending updates, which a torch.func transform cannot apply.\n"
+                "Call table.flush() after the last optimizer step and before this."
             )
 
     def _watch(self, weight: Tensor | None) -> None:
