@@ -104,7 +104,7 @@ class BestFacts(TypedDict):
 
     step: Count
     validation_loss: float
-    validation_bits_per_byte: NotRequired[float]
+    validation_bits_per_byte: float
 
 
 class LedgerState(TypedDict):
