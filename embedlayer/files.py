@@ -125,7 +125,7 @@ def restored(path: Path | str) -> Path:
     except (FileNotFoundError, NotADirectoryError):
         if os.path.lexists(path):  # a link to what is gone
             return path
-    except ValueError:  # a zero byte in the name: whoever opens it says so
+    except ValueError:  # a zero byte in the name: opening it raises the error
         return path
     except OSError as error:
         raise FileError(f"Cannot read {path}: {error.strerror or error}.") from error
@@ -163,7 +163,7 @@ def _left_by_replacing(path: Path, suffix: str) -> list[Path]:
     names = re.compile(rf"\.{re.escape(path.name)}\.[^.]+{re.escape(suffix)}")
     try:
         return sorted(file for file in path.parent.iterdir() if names.fullmatch(file.name))
-    except OSError:  # there is no such folder, or it cannot be listed: whoever reads in it says so
+    except OSError:  # there is no such folder, or it cannot be listed: reading in it raises the error
         return []
 
 

@@ -187,7 +187,7 @@ class OutputHead(Pretrained, nn.Linear):
         """Whether the rows are the table's."""
         return self.__dict__.get("table") is not None or bool(self._found())
 
-    # As in TokenEmbedding, the weight says how large the head is, whoever assigned it and however.
+    # As in TokenEmbedding, the weight says how large the head is, however it was assigned.
 
     @property
     def out_features(self) -> int:

@@ -17,7 +17,7 @@ class ModelConfig(dict[str, Any]):
 
     Args:
         arguments: The constructor's arguments.
-        attributes: The attributes; the dictionary itself is used, so that what is set is seen by whoever holds it.
+        attributes: The attributes; the dictionary itself is used, so that every holder sees what is set.
 
     Example:
         >>> config = DecoderLM(TokenEmbedding(100, 32), "rotary", num_layers=2).config

@@ -117,7 +117,7 @@ class AdditivePosition(Position, ABC):
         return vectors.reshape(*positions.shape, vectors.shape[-1])
 
     def add(self, x: Float[Tensor, "*batch T D"], positions: Positions) -> Float[Tensor, "*batch T D"]:
-        """Return `x[..., t, :] + self(positions)[..., t, :]`: whoever replaces or hooks `forward` sees the call.
+        """Return `x[..., t, :] + self(positions)[..., t, :]`: a replaced or hooked `forward` sees the call.
 
         Hooks are given a position for each token of each sequence, so that per-sample gradients can be told apart.
 

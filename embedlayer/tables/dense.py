@@ -112,7 +112,7 @@ class TokenEmbedding(TokenTable, nn.Embedding, Derived):
             self.embed_scale = self.scale
         self.derive(self.weight.device)
 
-    # The weight says how many rows there are, whoever assigned it and however: `table.weight = ...`, `weight.data`,
+    # The weight says how many rows there are, however it was assigned: `table.weight = ...`, `weight.data`,
     # transformers' resize_token_embeddings, functional_call. Setting a size changes only what was stated.
 
     @property
@@ -248,7 +248,7 @@ class TokenEmbedding(TokenTable, nn.Embedding, Derived):
     def flush(self, start: int = 0, stop: int | None = None) -> None:
         """Bring rows `start` to `stop - 1` of a row-sparse table up to date: what dense AdamW would have made of them.
 
-        Functions of torch that read `weight` do it themselves. Works in chunks; does nothing where no row is behind.
+        Functions of torch that read `weight` do it themselves. Works in chunks; does nothing where no updates are pending.
         """
         if not torch.compiler.is_compiling() and (ledger := ledger_of(self.weight)):
             ledger.flush(self.weight, start, stop)

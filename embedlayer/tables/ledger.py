@@ -52,7 +52,7 @@ class RowLedger:
         moments_at: The step after which each row's moments are right, 0 where it never had a gradient.
         replaced: Whether the table has another weight by now.
         applied_at: The step after which the values of all rows are right.
-        raw: Whether whoever reads the weight gets the rows as they are; see `raw_rows`.
+        raw: Whether readers of the weight get the rows as they are; see `raw_rows`.
         eager: How many `pending_updates_applied` blocks are open: every step then applies all pending updates.
         version: Version counter of the weight after the last write that the ledger knows of.
     """
@@ -433,7 +433,7 @@ def as_stored(weight: Tensor) -> Tensor:
 
 @contextmanager
 def pending_updates_applied(model: nn.Module) -> Iterator[None]:
-    """Keep all rows of all row-sparse tables of `model` current inside the block, whoever reads or writes them.
+    """Keep all rows of all row-sparse tables of `model` current inside the block, for every reader and writer.
 
     `RowAdamW` delays the updates of rows without a gradient. Functions of torch and everything that goes through
     `table.weight`, `state_dict()`, `copy.deepcopy` or a look-up find them applied. Code that keeps tensors of the
@@ -467,7 +467,7 @@ def pending_updates_applied(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def raw_rows(model: nn.Module) -> Iterator[None]:
-    """Let whoever reads a weight get rows that are behind as they are: for a checkpoint with the ledger beside them."""
+    """Let readers of a weight get rows with pending updates as they are: for a checkpoint with the ledger beside them."""
     ledgers = [each.row_ledger for each in model.parameters() if hasattr(each, "row_ledger")]
     for ledger in ledgers:
         ledger.raw = True

@@ -58,7 +58,7 @@ class Pieces:
         self._by_meaning: dict[bytes, int] | None = None
 
     def meanings(self, token_id: int) -> tuple[bytes, ...]:
-        """Return what an entry stands for: the bytes it adds to a text, likeliest reading first.
+        """Return what an entry stands for: the bytes it adds to a text, most likely reading first.
 
         Only words have two readings: after a space, which they do not write, or without one.
         """

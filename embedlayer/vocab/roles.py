@@ -24,10 +24,10 @@ USUAL_NAMES: dict[str, tuple[str, ...]] = {
     "sep_token": ("[SEP]",),
     "mask_token": ("<mask>", "[MASK]"),
 }
-"""Role, as transformers calls it, to the names that tokens of this role usually have; the likeliest first."""
+"""Role, as transformers calls it, to the names that tokens of this role usually have; the most likely first."""
 
 ALIKE = {"bos_token": "cls_token", "cls_token": "bos_token", "eos_token": "sep_token", "sep_token": "eos_token"}
-"""Roles that stand in for each other where a tokenizer has only one of the two."""
+"""Roles that replace each other where a tokenizer has only one of the two."""
 
 _STATED_IN = ("tokenizer_config.json", "special_tokens_map.json")
 _PLAIN_NAMES = ("tokenizer.json", "vocab.json", "encoder.json", "vocab.txt", "tokenizer.model", "spiece.model")
