@@ -244,7 +244,7 @@ class TokenVectors:
         return token_text(self.tokenizer, ids[int((units @ _unit(units.mean(0))).argmin())])
 
     def most_similar_to_given(self, key1: Token, keys_list: Sequence[Key]) -> Key:
-        """Return the key of `keys_list` that is nearest to `key1`, as it is written in the list; of equal ones the first.
+        """Return the key of `keys_list` that is nearest to `key1`, as the list has it; of equal ones the first.
 
         Raises:
             SizeError: The list is empty.

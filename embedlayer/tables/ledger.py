@@ -467,7 +467,7 @@ def pending_updates_applied(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def raw_rows(model: nn.Module) -> Iterator[None]:
-    """Let readers of a weight get rows with pending updates as they are: for a checkpoint with the ledger beside them."""
+    """Let readers of a weight get rows with pending updates as they are: for a checkpoint that keeps the updates."""
     ledgers = [each.row_ledger for each in model.parameters() if hasattr(each, "row_ledger")]
     for ledger in ledgers:
         ledger.raw = True
