@@ -248,7 +248,7 @@ class TokenEmbedding(TokenTable, nn.Embedding, Derived):
     def flush(self, start: int = 0, stop: int | None = None) -> None:
         """Bring rows `start` to `stop - 1` of a row-sparse table up to date: what dense AdamW would have made of them.
 
-        Functions of torch that read `weight` do it themselves. Works in chunks; without pending updates it does nothing.
+        Functions of torch that read `weight` do it themselves. Works in chunks, and only where updates are pending.
         """
         if not torch.compiler.is_compiling() and (ledger := ledger_of(self.weight)):
             ledger.flush(self.weight, start, stop)
