@@ -81,3 +81,14 @@ LAYERS: dict[str, Callable[[], nn.Module]] = {
     "DecoderLM": lambda: el.DecoderLM(dense(), POSITIONS["rotary"](), num_layers=1, num_heads=NUM_HEADS),
 }
 """From token IDs `(T,)` or `(B, T)` to vectors or logits."""
+
+
+def with_pending_updates() -> el.TokenEmbedding:
+    """A row-sparse table after steps that left updates of other rows pending."""
+    table = dense(row_sparse=True)
+    optimizer = el.RowAdamW(table.parameters(), lr=0.1)
+    for ids in ([1, 2, 3], [7, 48, 0]):
+        optimizer.zero_grad()
+        table(torch.tensor(ids)).square().sum().backward()
+        optimizer.step()
+    return table

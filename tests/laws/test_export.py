@@ -12,7 +12,7 @@ import pytest
 import torch
 import transformers
 from cases import CASES, IDS, Case
-from kinds import LAYERS, MAX_SEQ_LEN, NUM_HEADS, POSITIONS, TABLES, VOCAB_SIZE
+from kinds import LAYERS, MAX_SEQ_LEN, NUM_HEADS, POSITIONS, TABLES, VOCAB_SIZE, with_pending_updates
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram, export, save
 
@@ -109,12 +109,7 @@ def test_ids_outside_the_table_are_clamped_in_an_exported_program() -> None:
 
 
 def test_an_exported_row_sparse_table_has_its_pending_updates() -> None:
-    table = TABLES["row-sparse"]()
-    optimizer = el.RowAdamW(table.parameters(), lr=0.1)
-    for ids in (IDS[0], IDS[1]):
-        optimizer.zero_grad()
-        table(ids).square().sum().backward()
-        optimizer.step()
+    table = with_pending_updates()
     assert torch.equal(export(table, (IDS,)).module()(IDS), table(IDS))
 
 

@@ -7,7 +7,7 @@ comparison here is also one of the two. All in float64.
 import pytest
 import torch
 from cases import CASES, IDS, LOSSES, Case
-from kinds import EMBED_DIM, LAYERS, MAX_SEQ_LEN, POSITIONS, TABLES, UNTIED_HEADS, VOCAB_SIZE
+from kinds import EMBED_DIM, LAYERS, MAX_SEQ_LEN, POSITIONS, TABLES, UNTIED_HEADS, VOCAB_SIZE, with_pending_updates
 from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.func import functional_call, grad, hessian, jvp, stack_module_state, vmap
@@ -180,12 +180,7 @@ def test_dropout_under_vmap_draws_for_each_sample() -> None:
 
 
 def test_pending_updates_of_a_row_sparse_table_are_refused_until_they_are_applied() -> None:
-    table = TABLES["row-sparse"]()
-    optimizer = el.RowAdamW(table.parameters(), lr=0.1)
-    for ids in (IDS[0], IDS[1]):
-        optimizer.zero_grad()
-        table(ids).square().sum().backward()
-        optimizer.step()
+    table = with_pending_updates()
     with pytest.raises(el.SizeError, match=r"flush\(\)"):
         vmap(table)(IDS)
     table.flush()
