@@ -203,10 +203,11 @@ class TokenEmbedding(TokenTable, nn.Embedding, Derived):
         transformed = is_transformed(self.weight)  # by torch.func, whose gradients are not the ledger's
         sparse = self.row_sparse and not transformed and not plain_operators_only()
         padding_idx = None if sparse else self.padding_idx  # the ledger drops that row's gradient itself
+        ids = self._caught_up(ids)
         if not transformed:
-            vectors = F.embedding(self._caught_up(ids), self.weight, padding_idx, sparse=sparse)
+            vectors = F.embedding(ids, self.weight, padding_idx, sparse=sparse)
         else:  # under vmap torch's F.embedding has no gradient of an empty batch
-            vectors = self.weight[self._caught_up(ids)]
+            vectors = self.weight[ids]
             if padding_idx is not None:  # that row gets no gradient, and its tangent is not let through
                 vectors = torch.where((ids == padding_idx).unsqueeze(-1), vectors.detach(), vectors)
         return vectors if outside is None else vectors.masked_fill(outside.unsqueeze(-1), 0)
