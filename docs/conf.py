@@ -1,15 +1,80 @@
-"""Sphinx: Markdown pages by MyST, looks by Furo."""
+"""Sphinx: Markdown pages by MyST, the API reference by autodoc, the theme is Furo."""
 
-from embedlayer import __version__
+import ast
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from docutils import nodes
+from docutils.statemachine import StringList
+from sphinx.application import Sphinx
+from sphinx.util.docutils import SphinxDirective
+
+import embedlayer
 
 project = "embedlayer"
 author = "the embedlayer authors"
 copyright = "the embedlayer authors"
-version = release = __version__
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+version = release = embedlayer.__version__
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.mathjax"]
 source_suffix = {".md": "markdown"}
 exclude_patterns = ["_build"]
+default_role = "code"  # docstrings write `code` as Markdown does
+autodoc_member_order = "bysource"
+python_maximum_signature_line_length = 88
 myst_enable_extensions = ["dollarmath"]
 html_theme = "furo"
 html_title = "embedlayer"
 suppress_warnings = ["config.cache"]
+
+
+def exports(package: str) -> dict[str, str]:
+    """Return the public names of a package and the module that defines each, read from its stub `__init__.pyi`."""
+    stub = Path(embedlayer.__file__).parents[1].joinpath(*package.split("."), "__init__.pyi")
+    if not stub.exists():
+        return {}
+    imports = [node for node in ast.parse(stub.read_text()).body if isinstance(node, ast.ImportFrom)]
+    return {alias.name: f"{package}.{node.module}" for node in imports for alias in node.names}
+
+
+def public_names(package: str) -> list[str]:
+    """Return the import paths of a subpackage's public names, those that `embedlayer` itself exports first."""
+    inside = (package, f"{package}.")
+    top = [name for name, home in exports("embedlayer").items() if home == package or home.startswith(inside[1])]
+    own = list(exports(package))
+    if not top and not own:  # a module such as `embedlayer.scratch`: its own public functions and classes
+        module = import_module(package)
+        own = [name for name, value in vars(module).items() if is_defined_in(module.__name__, name, value)]
+    return [f"embedlayer.{name}" for name in sorted(top)] + [f"{package}.{name}" for name in sorted(own)]
+
+
+def is_defined_in(module: str, name: str, value: object) -> bool:
+    """Return whether a module defines a public class or function itself."""
+    return not name.startswith("_") and getattr(value, "__module__", None) == module and callable(value)
+
+
+class PublicNames(SphinxDirective):
+    """`.. public-names:: embedlayer.positions` documents every public name of a subpackage."""
+
+    required_arguments = 1
+
+    def run(self) -> list[nodes.Node]:
+        """Return the nodes of one autodoc entry per public name."""
+        lines: list[str] = []
+        for path in public_names(self.arguments[0]):
+            home, _, name = path.rpartition(".")
+            value: Any = getattr(import_module(home), name)
+            kind = "class" if isinstance(value, type) else "function" if callable(value) else "data"
+            lines += [f".. auto{kind}:: {path}"]
+            lines += ["   :members:", "   :show-inheritance:"] if kind == "class" else []
+            lines += ["   :no-value:"] if kind == "data" else []
+            lines += [""]
+        node = nodes.section()
+        node.document = self.state.document
+        self.state.nested_parse(StringList(lines, self.arguments[0]), self.content_offset, node)
+        return node.children
+
+
+def setup(app: Sphinx) -> None:
+    """Register the directive."""
+    app.add_directive("public-names", PublicNames)

@@ -1,5 +1,6 @@
 """What README, docs and docstrings say is executed."""
 
+import csv
 import doctest
 import importlib
 import pkgutil
@@ -7,7 +8,6 @@ import re
 import runpy
 import subprocess
 import sys
-from itertools import takewhile
 from pathlib import Path
 
 import pytest
@@ -65,31 +65,18 @@ def test_the_example_in_the_readme_is_the_file() -> None:
     assert file.partition('"""\n\n')[2] == block
 
 
-def test_the_tree_in_the_readme_is_the_tree() -> None:
-    readme = (ROOT / "README.md").read_text()
-    tree = re.search(r"## The tree\n\n```\n(.*?)```", readme, flags=re.S).group(1)
-    listed: set[str] = set()
-    above: list[tuple[int, str]] = []
-    for line in tree.splitlines():
-        indent = len(line) - len(line.lstrip())
-        above = [(depth, folder) for depth, folder in above if depth < indent]
-        parent = above[-1][1] if above else ""
-        for name in takewhile(re.compile(r"[\w.]+(/|\.py)").fullmatch, line.split()):
-            path = parent + name
-            listed.add(path)
-            if name.endswith("/"):
-                above.append((indent, path))
-    for path in listed:
-        assert (ROOT / path).exists(), f"README lists {path}, which is not there"
-    files = {
-        str(file.relative_to(ROOT))
-        for file in (ROOT / "embedlayer").rglob("*.py")
-        if not file.name.startswith("__") and file.parent.name != "cli"
-    }
-    assert files <= listed, f"README's tree lacks {sorted(files - listed)}"
+def test_the_source_tree_is_the_tree(monkeypatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "docs"))
+    import source_tree
+
+    assert source_tree.PAGE.read_text() == source_tree.page(), "run: python docs/source_tree.py --write"
 
 
-def test_every_room_has_its_tests_file_for_file() -> None:
+def test_the_readme_is_short() -> None:
+    assert len((ROOT / "README.md").read_text().splitlines()) < 150
+
+
+def test_every_module_has_its_test_file() -> None:
     together = {"shapes.py": "test_init.py"}
     together |= {
         f"cli/{name}.py": "cli/test_train.py"
@@ -109,11 +96,10 @@ def test_every_room_has_its_tests_file_for_file() -> None:
             assert (ROOT / "tests" / test).exists(), f"{name} has no tests"
 
 
-def test_the_numbers_in_the_readme_are_rows_of_the_results() -> None:
-    import csv
-
-    readme = (ROOT / "README.md").read_text()
-    table = re.search(r"<!-- numbers -->\n(.*?)<!-- end of numbers -->", readme, flags=re.S).group(1)
+@pytest.mark.parametrize("page", ["README.md", "docs/benchmarks.md"])
+def test_the_numbers_on_a_page_are_rows_of_the_results(page) -> None:
+    text = (ROOT / page).read_text()
+    table = re.search(r"<!-- numbers -->\n(.*?)<!-- end of numbers -->", text, flags=re.S).group(1)
     checked = 0
     for line in table.splitlines()[2:]:
         *_, theirs, ours, row = (cell.strip() for cell in line.strip("|").split("|"))
@@ -133,10 +119,6 @@ def test_the_commands_of_the_readme_are_there() -> None:
     readme, makefile = (ROOT / "README.md").read_text(), (ROOT / "Makefile").read_text()
     for target in re.findall(r"`?make (\w+)", readme + (ROOT / "CONTRIBUTING.md").read_text()):
         assert re.search(rf"^{target}:", makefile, flags=re.M), f"make {target} is not in the Makefile"
-    from embedlayer.cli.main import cli
-
-    for command in re.findall(r"^embedlayer (\w+)", readme, flags=re.M):
-        assert command in cli.commands
 
 
 def test_the_changelog_knows_the_version() -> None:

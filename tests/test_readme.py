@@ -1,4 +1,4 @@
-"""Every command that README prints runs as it is printed."""
+"""Every command that README and the page of commands print runs as printed."""
 
 import os
 import re
@@ -14,6 +14,7 @@ from embedlayer.cli.demo import carried_text
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text()
+PAGE = (ROOT / "docs" / "command-line.md").read_text()
 
 PLACEHOLDERS = {
     "FILE...": "reference.txt",
@@ -44,10 +45,10 @@ SMALL = {
 """Options set by the environment, so that a printed command stays as it is: a small model, and a page in a file."""
 
 
-def printed_commands() -> list[str]:
-    """The lines of README's command blocks, without comments: blocks without a language that are not the tree."""
-    blocks = [body for language, body in re.findall(r"^```(\w*)\n(.*?)^```$", README, re.S | re.M) if not language]
-    lines = [line for block in blocks if not block.startswith("embedlayer/") for line in block.splitlines()]
+def printed_commands(page: str) -> list[str]:
+    """Return the lines of a page's command blocks (blocks without a language), without comments."""
+    blocks = [body for language, body in re.findall(r"^```(\w*)\n(.*?)^```$", page, re.S | re.M) if not language]
+    lines = [line for block in blocks for line in block.splitlines()]
     return [line.partition("  #")[0].partition(" # ")[0].rstrip() for line in lines if line.strip()]
 
 
@@ -59,14 +60,20 @@ def filled(command: str, number: int) -> list[str]:
 
 
 def test_every_command_line_is_of_a_program_that_the_test_knows() -> None:
-    programs = {command.split()[0] for command in printed_commands()}
+    programs = {command.split()[0] for command in printed_commands(README + PAGE)}
     assert programs == {"make", "embedlayer", "torchrun"}
-    assert len(printed_commands()) >= 19
+    assert len(printed_commands(PAGE)) >= 16
+
+
+def test_readme_prints_commands_of_the_page() -> None:
+    commands = [command for command in printed_commands(README) if not command.startswith("make ")]
+    assert commands
+    assert set(commands) <= set(printed_commands(PAGE))
 
 
 def test_every_make_target_is_there() -> None:
     makefile = (ROOT / "Makefile").read_text()
-    targets = [command.split() for command in printed_commands() if command.startswith("make ")]
+    targets = [command.split() for command in printed_commands(README) if command.startswith("make ")]
     assert targets
     for words in targets:
         assert len(words) == 2
@@ -80,11 +87,9 @@ def test_every_printed_command_runs_and_succeeds(tmp_path, monkeypatch, capfd) -
         monkeypatch.setenv(name, value)
     Path("reference.txt").write_text(carried_text()[:60_000])
     number = 0
-    for command in printed_commands():
+    for command in printed_commands(PAGE):
         number += " train FILE..." in command  # a run begins; the lines below are about it
         program, *words = filled(command, number)
-        if program == "make":
-            continue
         code = run(*words) if program == "embedlayer" else torchrun(words)
         shown = capfd.readouterr()
         assert code == 0, f"{command}\n{shown.out}\n{shown.err}"
