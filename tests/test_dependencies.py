@@ -1,0 +1,94 @@
+"""Imports point down: every package imports only lower tiers, and no two modules import each other, even indirectly."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).resolve().parents[1] / "embedlayer"
+
+TIERS = [
+    ["errors", "shapes", "tracing", "overrides", "short_repr", "formatting", "initialization", "io"],
+    ["index_checks", "computed_buffers", "collectives", "families"],
+    ["data", "losses"],
+    ["pretrained"],
+    ["positions", "tables"],
+    ["layers", "optim"],
+    ["distributed"],
+    ["models", "checkpoints"],
+    ["training"],
+    ["sources"],
+    ["vocab", "compress", "planner", "analysis", "scratch"],
+    ["plots", "explorer"],
+    ["cli"],
+]
+"""The packages and modules of `embedlayer/`, lowest first. ARCHITECTURE: docs/source-tree.md."""
+
+TIER_OF = {name: tier for tier, names in enumerate(TIERS) for name in names}
+
+
+def module_name(file: Path) -> str:
+    """Return the dotted name of a module's file."""
+    return ".".join(file.relative_to(PACKAGE.parent).with_suffix("").parts).removesuffix(".__init__")
+
+
+MODULES = {module_name(file): file for file in PACKAGE.rglob("*.py")}
+
+
+def imported_modules(file: Path) -> set[str]:
+    """Return the modules of this package that a file imports, also inside functions and for type checkers."""
+    found = set()
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
+            found |= {f"{node.module}.{alias.name}" for alias in node.names} | {node.module}
+    return {name for name in found if name in MODULES and name != "embedlayer"}
+
+
+IMPORTS = {name: imported_modules(file) for name, file in MODULES.items() if name != "embedlayer"}
+
+
+def part_of(module: str) -> str:
+    """Return the subpackage or top module that a module belongs to: `tables` for `embedlayer.tables.dense`."""
+    return module.split(".")[1]
+
+
+def test_every_package_has_a_tier() -> None:
+    assert {part_of(name) for name in IMPORTS} - {"__main__"} == set(TIER_OF)
+
+
+@pytest.mark.parametrize("module", sorted(name for name in IMPORTS if not name.endswith("__main__")))
+def test_a_module_imports_only_its_own_tier_and_lower_ones(module) -> None:
+    upward = {name for name in IMPORTS[module] if TIER_OF[part_of(name)] > TIER_OF[part_of(module)]}
+    assert not upward
+
+
+def test_packages_of_one_tier_import_each_other_in_one_direction() -> None:
+    edges = {(part_of(module), part_of(name)) for module, names in IMPORTS.items() for name in names}
+    assert {(a, b) for a, b in edges if a != b and (b, a) in edges} == set()
+
+
+def test_no_module_imports_itself_through_others() -> None:
+    done: set[str] = set()
+
+    def visit(module: str, path: tuple[str, ...]) -> None:
+        assert module not in path, " -> ".join((*path[path.index(module) :], module))
+        if module not in done:
+            for name in sorted(IMPORTS.get(module, ())):
+                visit(name, (*path, module))
+            done.add(module)
+
+    for module in sorted(IMPORTS):
+        visit(module, ())
+
+
+def test_modules_import_names_from_where_they_are_defined() -> None:
+    users = [
+        str(file.relative_to(PACKAGE))
+        for file in PACKAGE.rglob("*.py")
+        for node in ast.walk(ast.parse(file.read_text()))
+        if (isinstance(node, ast.Import) and any(alias.name == "embedlayer" for alias in node.names))
+        or (isinstance(node, ast.ImportFrom) and node.level == 0 and node.module == "embedlayer")
+    ]
+    assert [file for file in users if file not in ("cli/main.py",)] == []
