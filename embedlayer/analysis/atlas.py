@@ -15,20 +15,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
-from jaxtyping import Float, Int
 from tokenizers import Tokenizer
-from torch import Tensor
 
 from embedlayer.analysis.geometry import pca
 from embedlayer.analysis.health import health
+from embedlayer.analysis.nearest import nearest_rows
 from embedlayer.analysis.rows import Rows
 from embedlayer.errors import CheckpointError, SizeError, TokenizerError, require
 from embedlayer.files import replacing
 from embedlayer.tables.dense import TableLike
 from embedlayer.text.tokenizer import require_rows
 
-QUERIES_AT_ONCE = 2048
 COLUMNS = ("id", "token", "kind", "norm", "under_trained", "x", "y", "neighbors")
 
 
@@ -75,7 +72,9 @@ def write_atlas(path: Path | str, table: TableLike, tokenizer: Tokenizer, *, num
         )
     assert found.kinds is not None
     places = pca(table).coordinates[ids].cpu()
-    nearest, distances = nearest_rows(table, ids, num_neighbors)
+    has_token = torch.zeros(len(rows), dtype=torch.bool).index_fill_(0, ids, True)
+    found_rows = nearest_rows(table, ids, min(num_neighbors, len(ids) - 1), candidates=has_token)
+    nearest, distances = torch.searchsorted(ids, found_rows.ids), (1 - found_rows.cosines).clamp_min(0.0)
     columns: dict[str, Any] = {
         "id": arrow.array(ids.numpy()),
         "token": arrow.array([_writable(found.text_of(row)) for row in ids.tolist()], arrow.string()),
@@ -95,34 +94,6 @@ def write_atlas(path: Path | str, table: TableLike, tokenizer: Tokenizer, *, num
     with replacing(path) as partial:
         parquet.write_table(arrow.table(columns), partial)
     return len(ids)
-
-
-@torch.no_grad()
-def nearest_rows(
-    table: TableLike, ids: Int[Tensor, " N"], count: int
-) -> tuple[Int[Tensor, "N K"], Float[Tensor, "N K"]]:
-    """For each of some rows the places within `ids` of the nearest others, and `1 - cos`, nearest first."""
-    rows = Rows(table)
-    count = min(count, len(ids) - 1)
-    if count < 1:
-        return torch.empty(len(ids), 0, dtype=torch.int64), torch.empty(len(ids), 0)
-    step = max(1, (1 << 21) // rows.embed_dim)
-    nearest, distances = [], []
-    for first, queries in zip(range(0, len(ids), QUERIES_AT_ONCE), ids.split(QUERIES_AT_ONCE), strict=True):
-        units = F.normalize(rows.take(queries).float(), dim=1)
-        best = torch.full((len(queries), count), -torch.inf)
-        places = torch.zeros(len(queries), count, dtype=torch.int64)
-        for start, part in zip(range(0, len(ids), step), ids.split(step), strict=True):
-            cosines = units @ F.normalize(rows.take(part).float(), dim=1).T
-            own = torch.arange(len(queries)) + first - start
-            inside = (own >= 0) & (own < len(part))
-            cosines[torch.nonzero(inside)[:, 0], own[inside]] = -torch.inf
-            values, found = cosines.topk(min(count, len(part)), dim=1)
-            best, order = torch.cat([best, values], 1).topk(count, dim=1)
-            places = torch.cat([places, found + start], 1).gather(1, order)
-        nearest.append(places)
-        distances.append((1 - best).clamp(0.0, 2.0))
-    return torch.cat(nearest), torch.cat(distances)
 
 
 def _writable(text: str) -> str:

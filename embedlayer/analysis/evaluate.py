@@ -14,13 +14,13 @@ from jaxtyping import Bool, Float, Int
 from tokenizers import Tokenizer
 from torch import Tensor
 
+from embedlayer.analysis.nearest import nearest_rows
 from embedlayer.analysis.rows import Rows
 from embedlayer.analysis.token_kinds import token_kinds
 from embedlayer.errors import FileError, SizeError, TextError
 from embedlayer.tables.dense import TableLike
 from embedlayer.text.tokenizer import token_text
 
-QUESTIONS_AT_ONCE = 1024
 FEWEST_PAIRS = 20
 """Pairs from which a correlation is computed: of fewer, the 95 % interval of no correlation is wider than +-0.45."""
 
@@ -194,25 +194,7 @@ def _questions(file: Path | str) -> tuple[list[str], list[list[str]], list[int]]
 def _answers(rows: Rows, asked: Int[Tensor, "Q 3"], candidates: Bool[Tensor, " V"]) -> Int[Tensor, " Q"]:
     """For each question `a, b, c` the candidate nearest to `b - a + c` that is none of them."""
     a, b, c = (F.normalize(rows.take(column).float(), dim=1) for column in asked.T)
-    queries = b - a + c
-    best, answers = torch.full((len(asked),), -torch.inf), torch.zeros(len(asked), dtype=torch.int64)
-    for start, chunk in rows.chunks():
-        ids = torch.nonzero(candidates[start : start + len(chunk)])[:, 0]
-        if not len(ids):
-            continue
-        units = F.normalize(chunk[ids.to(chunk.device)].to("cpu", torch.float32), dim=1)
-        for first in range(0, len(asked), QUESTIONS_AT_ONCE):
-            part = slice(first, first + QUESTIONS_AT_ONCE)
-            scores = queries[part] @ units.T
-            own = asked[part] - start
-            place = torch.searchsorted(ids, own).clamp_max(len(ids) - 1)
-            question, word = torch.nonzero(ids[place] == own, as_tuple=True)
-            scores[question, place[question, word]] = -torch.inf
-            highest, nearest = scores.max(dim=1)
-            nearer = highest > best[part]
-            best[part] = highest.where(nearer, best[part])
-            answers[part] = (ids[nearest] + start).where(nearer, answers[part])
-    return answers
+    return nearest_rows(rows.table, b - a + c, 1, candidates=candidates, exclude=asked).ids[:, 0]
 
 
 def _lines(file: Path | str) -> list[tuple[int, str]]:

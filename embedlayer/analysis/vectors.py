@@ -25,6 +25,7 @@ from embedlayer.analysis.evaluate import (
     evaluate_word_pairs,
     whole_words,
 )
+from embedlayer.analysis.nearest import CHUNK_NUMBERS, cosines_with, largest
 from embedlayer.analysis.rows import Rows
 from embedlayer.errors import ShapeError, SizeError, UnknownTokenError
 from embedlayer.tables.dense import TableLike
@@ -43,9 +44,6 @@ Neighbors: TypeAlias = list[tuple[str, float]] | Float[np.ndarray, " V"]
 """`(readable token, cosine)`, nearest first; or, with `topn=None`, the cosine of every row."""
 
 Key = TypeVar("Key", str, int, bytes)
-
-CHUNK_NUMBERS = 1 << 19
-"""Numbers read at a time, 2 MB in float32: small enough to stay in a core's cache."""
 
 LISTED = 8
 """Pieces that an error names."""
@@ -141,7 +139,7 @@ class TokenVectors:
 
     def similarity(self, w1: Token, w2: Token) -> float:
         """Return `cos(w1, w2)`, from -1 to 1; 0 where one of the rows is zero."""
-        return float(_cosines(self[w1][None], self[w2])[0])
+        return float(cosines_with(self[w1][None], self[w2][None]))
 
     def distance(self, w1: Token, w2: Token) -> float:
         """Return `1 - cos(w1, w2)`, from 0 to 2."""
@@ -339,13 +337,11 @@ class TokenVectors:
             return scores.numpy()
         scores[~self._has_token[start : start + len(scores)] | scores.isnan()] = -torch.inf
         scores[[index - start for index in without if start <= index < start + len(scores)]] = -torch.inf
-        found = min(topn, int(scores.isfinite().sum()))
-        if found < 1:
-            return []
-        # topk leaves the order of equals open, so it only finds the last value that counts; the sort keeps IDs in order
-        candidates = torch.nonzero(scores >= scores.topk(found).values[-1])[:, 0]
-        best = candidates[scores[candidates].argsort(descending=True, stable=True)][:found]
-        return [(token_text(self.tokenizer, start + int(i)), float(scores[i])) for i in best]
+        found = max(0, min(topn, int(scores.isfinite().sum())))
+        best, ids = largest(scores[None], torch.arange(start, start + len(scores))[None], found)
+        return [
+            (token_text(self.tokenizer, i), score) for i, score in zip(ids[0].tolist(), best[0].tolist(), strict=True)
+        ]
 
     def _queries(
         self, asked: Query | Sequence[Query] | None, weight: float
@@ -375,8 +371,8 @@ class TokenVectors:
     @torch.no_grad()
     def _cosines_to(self, query: Float[Tensor, " D"], start: int, stop: int) -> Float[Tensor, " N"]:
         step = max(1, CHUNK_NUMBERS // max(1, self.embed_dim))
-        chunks = [_cosines(self._rows.read(i, min(i + step, stop)), query) for i in range(start, stop, step)]
-        return torch.cat(chunks).cpu()
+        reads = (self._rows.read(i, min(i + step, stop)) for i in range(start, stop, step))
+        return torch.cat([cosines_with(rows, query[None])[0].cpu() for rows in reads])
 
     @torch.no_grad()
     def _row(self, index: int) -> Float[Tensor, "D"]:
@@ -467,18 +463,6 @@ def _as_list(asked: Query | Sequence[Query] | None) -> list[Query]:
 def _unit(vector: Float[Tensor, "D"]) -> Float[Tensor, "D"]:
     norm = torch.linalg.vector_norm(vector)
     return vector / norm if norm > 0 else vector
-
-
-def _cosines(rows: Float[Tensor, "rows D"], query: Float[Tensor, "D"]) -> Float[Tensor, "rows"]:
-    """Cosine of each row with the query, in float32 or wider; 0 for zero rows.
-
-    A sum per row and not a matrix product, whose blocks can round equal rows differently: equal rows must tie.
-    """
-    dtype = torch.promote_types(rows.dtype, torch.float32)
-    rows, query = rows.to(dtype), _unit(query.to(rows.device, torch.float64)).to(dtype)
-    norms = torch.linalg.vector_norm(rows, dim=-1)
-    cosines: Tensor = (rows * query).sum(-1) / norms.where(norms > 0, 1.0)
-    return cosines.clamp(-1.0, 1.0)
 
 
 def _other_spacing(text: str) -> str:

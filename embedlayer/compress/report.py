@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Int, Shaped
 from torch import Tensor, nn
 
+from embedlayer.analysis.nearest import nearest_rows
 from embedlayer.compress.convert import compressed, with_table
 from embedlayer.errors import SizeError
 from embedlayer.models.decoder import DecoderLM
@@ -88,7 +88,7 @@ def compare(
     size, own = _bytes(table), None if loss is None else loss(table)
     rows = [Comparison("as it is", size, _file_bytes(table), 1.0, 0.0, 1.0, own, None if own is None else 0.0)]
     queries = _spread(table, counts)
-    near = nearest(table, queries)
+    near = nearest_rows(table, queries, NEAREST).ids
     for to in choices:
         other = choices[to] if isinstance(choices, Mapping) else compressed(table, to, counts=counts)
         lost = None if loss is None else loss(other)
@@ -99,7 +99,7 @@ def compare(
                 _file_bytes(other),
                 _bytes(other) / size,
                 row_error(table, other),
-                _overlap(near, nearest(other, queries)),
+                _overlap(near, nearest_rows(other, queries, NEAREST).ids),
                 lost,
                 None if lost is None or own is None else lost - own,
             )
@@ -128,27 +128,6 @@ def row_error(table: TokenTable, other: TokenTable) -> float:
         whole += rows.square().sum().item()
         missed += (rows - other.rows(start, stop)).square().sum().item()
     return math.sqrt(missed / whole) if whole else 0.0
-
-
-@torch.no_grad()
-def nearest(table: TokenTable, queries: Int[Tensor, " Q"], count: int = NEAREST) -> Int[Tensor, "Q k"]:
-    """The rows nearest to those of `queries`, by cosine, nearest first and without themselves; fewer in a small table.
-
-    A block of rows at a time: nothing of size `Q x V` is made.
-    """
-    count = min(count, table.vocab_size - 1)
-    asked = F.normalize(torch.cat([table.rows(q, q + 1) for q in queries.tolist()]).float(), dim=1)
-    best = asked.new_empty(len(queries), 0)
-    ids = queries.new_empty(len(queries), 0)
-    for start in range(0, table.vocab_size, ROWS_AT_ONCE):
-        stop = min(start + ROWS_AT_ONCE, table.vocab_size)
-        cosines = asked @ F.normalize(table.rows(start, stop).float(), dim=1).T
-        places = torch.arange(start, stop, device=ids.device).expand(len(queries), -1)
-        cosines.masked_fill_(places == queries.unsqueeze(1), -torch.inf)
-        best, ids = torch.cat([best, cosines], dim=1), torch.cat([ids, places], dim=1)
-        best, chosen = best.topk(min(count, best.shape[1]), dim=1)
-        ids = ids.gather(1, chosen)
-    return ids
 
 
 def loss_on(model: DecoderLM, ids: Int[Tensor, " T"], *, length: int = 256) -> Loss:
@@ -193,7 +172,7 @@ def _spread(table: TokenTable, counts: Tensor | None) -> Tensor:
     tokens = torch.arange(table.vocab_size) if counts is None else (counts > 0).nonzero()[:, 0].cpu()
     tokens = tokens[tokens != (-1 if table.padding_idx is None else table.padding_idx)]
     places = torch.linspace(0, max(len(tokens) - 1, 0), min(QUERIES, len(tokens))).round().long()
-    return tokens[places].to(table.rows(0, 1).device)
+    return tokens[places]
 
 
 def _tensors(table: TokenTable) -> list[tuple[str, Tensor]]:

@@ -46,6 +46,7 @@ ROUTES: dict[str, Route] = {
     "axes": Route(tokens.axes),
     "coordinates": Route(tokens.coordinates, tokens.baked_coordinates),
     "layout": Route(tokens.layout, tokens.baked_layout),
+    "layout-recall": Route(tokens.layout_recall, tokens.baked_layout),
     "norms": Route(tokens.norms),
     "frequencies": Route(tokens.frequencies, needs="frequency"),
     "neighbors": Route(tokens.neighbors, nothing),

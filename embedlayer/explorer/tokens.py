@@ -4,13 +4,15 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor
 
 from embedlayer.analysis.geometry import Pca, pca
+from embedlayer.analysis.nearest import cosines_with, nearest_rows
 from embedlayer.checkpoints.tables import counts_of
 from embedlayer.errors import SizeError, TokenIdError
-from embedlayer.explorer.layout import lay_out
+from embedlayer.explorer.layout import Layout, compute_layout
 from embedlayer.explorer.source import Source
 
 Params = Mapping[str, str]
@@ -52,8 +54,17 @@ def baked_coordinates(source: Source) -> list[Params]:
 
 
 def layout(source: Source, params: Params) -> bytes:
-    """Places where neighbours stay together, float32 `(2, V)`; see `layout.lay_out`. Slow for large tables."""
-    return source.once("layout", lambda: _bytes(lay_out(source.rows, principal(source).coordinates[:, :2]).T))
+    """Return places where nearest neighbours stay close, float32 `(2, V)`. This is slow for large tables."""
+    return _bytes(_layout(source).places.T)
+
+
+def layout_recall(source: Source, params: Params) -> Any:
+    """Return the share of true nearest neighbours in the graph that the layout used: 1 where the graph is exact."""
+    return {"recall": round(_layout(source).recall, 4)}
+
+
+def _layout(source: Source) -> Layout:
+    return source.once("layout", lambda: compute_layout(source.rows, principal(source).coordinates[:, :2]))
 
 
 def baked_layout(source: Source) -> list[Params]:
@@ -81,17 +92,16 @@ def neighbors(source: Source, params: Params) -> Any:
     if not plus and not minus:
         raise SizeError("Neighbours of what? Name at least one token.")
     found = _number(params, "topn", 20, most=MOST)
-    cosines = _cosines(source, plus, minus).nan_to_num_(nan=-torch.inf)
-    cosines[_nameless(source)] = -torch.inf
-    cosines[[*plus, *minus]] = -torch.inf
-    best = cosines.topk(min(found, len(cosines)))
-    pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
-    return [[token, round(score, 5)] for token, score in pairs if score > -torch.inf]
+    asked = torch.tensor([[*plus, *minus]])
+    near = nearest_rows(source.rows, _query(source, plus, minus), found, candidates=~_nameless(source), exclude=asked)
+    pairs = zip(near.ids[0].tolist(), near.cosines[0].tolist(), strict=True)
+    return [[token, round(score, 5)] for token, score in pairs if token >= 0]
 
 
 def along(source: Source, params: Params) -> bytes:
     """Cosine of each row with the mean of `plus` and negated `minus` unit rows, float32 `(V,)`."""
-    return _bytes(_cosines(source, _ids(source, params, "plus"), _ids(source, params, "minus")))
+    query = _query(source, _ids(source, params, "plus"), _ids(source, params, "minus"))
+    return _bytes(torch.cat([cosines_with(chunk, query)[0] for chunk in _chunks(source)]))
 
 
 def vectors(source: Source, params: Params) -> bytes:
@@ -166,34 +176,19 @@ def _frequencies(source: Source) -> bytes:
 
 
 @torch.no_grad()
-def _cosines(source: Source, plus: list[int], minus: list[int]) -> Float[Tensor, " V"]:
-    query = torch.zeros(source.table.embed_dim)
-    for sign, ids in ((1, plus), (-1, minus)):
-        for row in ids:
-            vector = source.rows[row].float()
-            query += sign * vector / vector.norm().clamp_min(torch.finfo(torch.float32).tiny)
-    query /= query.norm().clamp_min(torch.finfo(torch.float32).tiny)
-    products = torch.cat([chunk @ query for chunk in _chunks(source)])
-    return products / lengths(source).clamp_min(torch.finfo(torch.float32).tiny)
+def _query(source: Source, plus: list[int], minus: list[int]) -> Float[Tensor, "1 D"]:
+    """Return the sum of the unit rows of `plus` less those of `minus`."""
+    units = F.normalize(source.rows[[*plus, *minus]].double(), dim=1)
+    return units[: len(plus)].sum(0, keepdim=True) - units[len(plus) :].sum(0, keepdim=True)
 
 
-@torch.no_grad()
 def _nearest(source: Source) -> bytes:
-    """All with all, a block of queries against a chunk of rows at a time."""
-    count = min(NEAREST, source.table.vocab_size - 1)
-    norms, nameless = lengths(source).clamp_min(torch.finfo(torch.float32).tiny), _nameless(source)
-    ids = torch.zeros(source.table.vocab_size, NEAREST, dtype=torch.int32)
-    scores = torch.full((source.table.vocab_size, NEAREST), -2.0)
-    step = max(1, NUMBERS_AT_ONCE // source.table.vocab_size)
-    for start in range(0, source.table.vocab_size, step):
-        stop = min(start + step, source.table.vocab_size)
-        queries = source.rows[start:stop].float() / norms[start:stop, None]
-        cosines = torch.cat([queries @ chunk.T for chunk in _chunks(source)], dim=1) / norms
-        cosines.nan_to_num_(nan=-2.0)[:, nameless] = -2.0
-        cosines[torch.arange(stop - start), torch.arange(start, stop)] = -2.0
-        best = cosines.topk(count)
-        scores[start:stop, :count], ids[start:stop, :count] = best.values, best.indices.int()
-    return ids.numpy().tobytes() + _bytes(scores)
+    """Compute the `NEAREST` nearest rows of every row; a missing neighbour has ID 0 and cosine -2."""
+    V = source.table.vocab_size
+    found = nearest_rows(source.rows, torch.arange(V), NEAREST, candidates=~_nameless(source))
+    missing = (0, NEAREST - found.ids.shape[1])
+    ids = F.pad(found.ids.clamp_min(0).int(), missing)
+    return ids.numpy().tobytes() + _bytes(F.pad(found.cosines.clamp_min(-2.0), missing, value=-2.0))
 
 
 @torch.no_grad()

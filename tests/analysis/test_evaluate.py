@@ -6,7 +6,7 @@ import torch
 from real_tables import minilm
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from embedlayer.analysis import evaluate
+from embedlayer.analysis import nearest
 from embedlayer.analysis import rows as rows_module
 from embedlayer.analysis.evaluate import (
     FEWEST_PAIRS,
@@ -59,7 +59,8 @@ def rows() -> torch.Tensor:
 def test_both_scores_are_gensims(monkeypatch, tokenizer, files, rows, numbers_at_once) -> None:
     keyed = pytest.importorskip("gensim.models").KeyedVectors(3)
     monkeypatch.setattr(rows_module, "NUMBERS_AT_ONCE", numbers_at_once)
-    monkeypatch.setattr(evaluate, "QUESTIONS_AT_ONCE", 64)
+    monkeypatch.setattr(nearest, "CHUNK_NUMBERS", numbers_at_once)
+    monkeypatch.setattr(nearest, "SCORES_AT_ONCE", numbers_at_once * 64)
     keyed.add_vectors(WORDS, rows[1:].numpy())
     vectors = TokenVectors(rows, tokenizer)
     pearson, spearman, unknown = keyed.evaluate_word_pairs(str(files[0]))

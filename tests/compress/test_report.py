@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-import torch.nn.functional as F
 
 from embedlayer import (
     DecoderLM,
@@ -15,8 +14,7 @@ from embedlayer import (
     compressed,
     loss_on,
 )
-from embedlayer.compress import report
-from embedlayer.compress.report import nearest, row_error
+from embedlayer.compress.report import row_error
 
 
 def test_each_choice_stands_beside_the_table_itself(tmp_path) -> None:
@@ -43,13 +41,7 @@ def test_the_size_of_the_file_is_that_of_the_file(dtype, tmp_path) -> None:
         assert row.file_bytes == (tmp_path / "model.safetensors").stat().st_size
 
 
-def test_nearest_rows_are_those_of_all_cosines_at_once(monkeypatch) -> None:
-    monkeypatch.setattr(report, "ROWS_AT_ONCE", 7)
-    table = TokenEmbedding(50, 8)
-    cosines = F.cosine_similarity(table.weight.unsqueeze(0), table.weight.unsqueeze(1), dim=2).fill_diagonal_(-2)
-    queries = torch.tensor([0, 13, 49])
-    assert torch.equal(nearest(table, queries), cosines[queries].topk(10).indices)
-    assert nearest(TokenEmbedding(3, 8), torch.tensor([1])).shape == (1, 2)
+def test_a_table_of_one_row_has_no_neighbours() -> None:
     assert compare(TokenEmbedding(1, 8), ["int8"])[1].neighbors is None
 
 
