@@ -17,10 +17,10 @@ from typing import Any
 import torch
 from tokenizers import Tokenizer
 
-from embedlayer.analysis.geometry import pca
-from embedlayer.analysis.health import health
+from embedlayer.analysis.geometry import principal_components
+from embedlayer.analysis.health import table_health
 from embedlayer.analysis.nearest import nearest_rows
-from embedlayer.analysis.rows import Rows
+from embedlayer.analysis.row_reader import RowReader
 from embedlayer.errors import CheckpointError, SizeError, TokenizerError, require
 from embedlayer.files import replacing
 from embedlayer.tables.dense import TableLike
@@ -54,7 +54,7 @@ def write_atlas(path: Path | str, table: TableLike, tokenizer: Tokenizer, *, num
         FileError: The file cannot be written.
     """
     arrow, parquet = require("pyarrow", extra="parquet"), require("pyarrow.parquet", extra="parquet")
-    rows = Rows(table)
+    rows = RowReader(table)
     require_rows(tokenizer, len(rows))
     ids = torch.tensor(sorted(set(tokenizer.get_vocab(with_added_tokens=True).values())), dtype=torch.int64)
     if not len(ids):
@@ -64,14 +64,14 @@ def write_atlas(path: Path | str, table: TableLike, tokenizer: Tokenizer, *, num
             f"A map needs rows of width 2 or more and 0 or more neighbours; found width {rows.embed_dim} and "
             f"num_neighbors={num_neighbors}."
         )
-    found = health(table, tokenizer)
+    found = table_health(table, tokenizer)
     if found.nonfinite_rows:
         raise CheckpointError(
             f"{len(found.nonfinite_rows)} rows hold NaN or infinity, the first is row {found.nonfinite_rows[0]}: mend "
             f"them first."
         )
     assert found.kinds is not None
-    places = pca(table).coordinates[ids].cpu()
+    places = principal_components(table).coordinates[ids].cpu()
     has_token = torch.zeros(len(rows), dtype=torch.bool).index_fill_(0, ids, True)
     found_rows = nearest_rows(table, ids, min(num_neighbors, len(ids) - 1), candidates=has_token)
     nearest, distances = torch.searchsorted(ids, found_rows.ids), (1 - found_rows.cosines).clamp_min(0.0)

@@ -15,7 +15,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from embedlayer.analysis.nearest import nearest_rows
-from embedlayer.analysis.rows import Rows
+from embedlayer.analysis.row_reader import RowReader
 from embedlayer.analysis.token_kinds import token_kinds
 from embedlayer.errors import FileError, SizeError, TextError
 from embedlayer.tables.dense import TableLike
@@ -110,7 +110,7 @@ def evaluate_word_pairs(table: TableLike, words: Mapping[str, int], file: Path |
         FileError: The file cannot be read.
         TextError: A line is none of these; it is named.
     """
-    rows = Rows(table)
+    rows = RowReader(table)
     pairs: list[tuple[str, str, float]] = []
     for number, line in _lines(file):
         if line.startswith("#"):
@@ -154,7 +154,7 @@ def evaluate_word_analogies(
         TextError: A line is none of these; it is named.
         SizeError: No question can be used.
     """
-    rows = Rows(table)
+    rows = RowReader(table)
     words = {word: row for word, row in words.items() if row < (restrict_vocab or len(rows))}
     names, questions, section_of = _questions(file)
     used = [place for place, question in enumerate(questions) if all(word in words for word in question)]
@@ -191,7 +191,7 @@ def _questions(file: Path | str) -> tuple[list[str], list[list[str]], list[int]]
 
 
 @torch.no_grad()
-def _answers(rows: Rows, asked: Int[Tensor, "Q 3"], candidates: Bool[Tensor, " V"]) -> Int[Tensor, " Q"]:
+def _answers(rows: RowReader, asked: Int[Tensor, "Q 3"], candidates: Bool[Tensor, " V"]) -> Int[Tensor, " Q"]:
     """For each question `a, b, c` the candidate nearest to `b - a + c` that is none of them."""
     a, b, c = (F.normalize(rows.take(column).float(), dim=1) for column in asked.T)
     return nearest_rows(rows.table, b - a + c, 1, candidates=candidates, exclude=asked).ids[:, 0]

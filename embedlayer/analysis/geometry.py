@@ -12,7 +12,7 @@ from jaxtyping import Float, Int
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from embedlayer.analysis.rows import Rows
+from embedlayer.analysis.row_reader import RowReader
 from embedlayer.errors import ShapeError, SizeError
 from embedlayer.positions.position import AdditivePosition, Position
 from embedlayer.tables.dense import TableLike
@@ -23,7 +23,7 @@ CHUNK_ROWS = 8192
 
 
 @dataclass(frozen=True)
-class Pca:
+class PrincipalComponents:
     """Principal components of N rows of width D: `coordinates = (rows - mean) @ components.T`.
 
     Attributes:
@@ -40,7 +40,7 @@ class Pca:
 
 
 @torch.no_grad()
-def pca(rows: TableLike, num_components: int = 2) -> Pca:
+def principal_components(rows: TableLike, num_components: int = 2) -> PrincipalComponents:
     """Exact principal components: the eigenvectors of the covariance, in float64.
 
     A component's sign is free; here its entry of largest size is positive, so that the same table always gives the
@@ -54,7 +54,7 @@ def pca(rows: TableLike, num_components: int = 2) -> Pca:
         SizeError: No rows, or `num_components` outside 1..D.
         ShapeError: Rows hold NaN or infinity.
     """
-    table = Rows(rows)
+    table = RowReader(rows)
     count, width = table.vocab_size, table.embed_dim
     if count < 1:
         raise SizeError(f"PCA needs at least one row; found {count} rows of width {width}.")
@@ -71,7 +71,7 @@ def pca(rows: TableLike, num_components: int = 2) -> Pca:
     largest = directions.gather(1, directions.abs().argmax(dim=1, keepdim=True))
     components = directions * largest.sign()
     coordinates = torch.cat([(chunk - moments.mean) @ components.T for chunk in _wide(table)])
-    return Pca(
+    return PrincipalComponents(
         coordinates=coordinates * (moments.variances[:num_components] > 0),
         components=components,
         explained_variance_ratio=moments.variances[:num_components] / _positive(moments.variances.sum()),
@@ -111,7 +111,7 @@ def _moments(chunks: "Chunks") -> _Moments:
 class Chunks:
     """Rows in float64, a chunk at a time, as often as they are asked for."""
 
-    def __init__(self, rows: Rows, *, sound_only: bool) -> None:
+    def __init__(self, rows: RowReader, *, sound_only: bool) -> None:
         self.rows = rows
         self.sound_only = sound_only
 
@@ -121,7 +121,7 @@ class Chunks:
             yield wide[(wide != 0).any(1) & wide.isfinite().all(1)] if self.sound_only else wide
 
 
-def _wide(rows: Rows, *, sound_only: bool = False) -> Chunks:
+def _wide(rows: RowReader, *, sound_only: bool = False) -> Chunks:
     return Chunks(rows, sound_only=sound_only)
 
 
@@ -189,7 +189,7 @@ def table_geometry(table: TableLike) -> TableGeometry:
         >>> round(even.effective_rank, 6), round(even.isotropy, 6), round(even.mean_cosine, 3)
         (4.0, 1.0, -0.143)
     """
-    rows = Rows(table)
+    rows = RowReader(table)
     chunks = _wide(rows, sound_only=True)
     if not any(len(chunk) for chunk in chunks):
         raise SizeError(f"None of the {len(rows)} rows of this table has a length: all are zero or hold NaN.")
@@ -265,7 +265,7 @@ def norms_by_frequency(table: TableLike, counts: Int[Tensor, " V"]) -> list[Freq
         >>> [(band.low, band.high, band.median) for band in norms_by_frequency(rows, torch.tensor([0, 7, 9]))]
         [(0, 0, 1.0), (7, 7, 2.0), (9, 9, 3.0)]
     """
-    rows = Rows(table)
+    rows = RowReader(table)
     if len(counts) != len(rows) or not len(rows):
         raise ShapeError(f"{len(rows)} rows need as many counts, at least one; found {len(counts)}.")
     norms = torch.cat([torch.linalg.vector_norm(chunk.double(), dim=1).cpu() for _, chunk in rows.chunks()])
@@ -284,7 +284,7 @@ def norms_by_frequency(table: TableLike, counts: Int[Tensor, " V"]) -> list[Freq
 
 
 @dataclass(frozen=True)
-class Alignment:
+class TableAlignment:
     """The rotation that lays one table over another: `scale * before @ rotation` is nearest to `after`.
 
     Attributes:
@@ -300,7 +300,7 @@ class Alignment:
 
 
 @torch.no_grad()
-def align(before: TableLike, after: TableLike, *, pairs: Int[Tensor, "N 2"] | None = None) -> Alignment:
+def align_tables(before: TableLike, after: TableLike, *, pairs: Int[Tensor, "N 2"] | None = None) -> TableAlignment:
     """Orthogonal Procrustes: turn one table so that its rows come to lie on those of another.
 
     Two models trained apart may hold the same table in other directions, so their rows can only be compared after
@@ -320,7 +320,7 @@ def align(before: TableLike, after: TableLike, *, pairs: Int[Tensor, "N 2"] | No
 
     Example:
         >>> rows, turn = torch.randn(50, 4), torch.linalg.qr(torch.randn(4, 4)).Q
-        >>> found = align(rows, 3 * rows @ turn)
+        >>> found = align_tables(rows, 3 * rows @ turn)
         >>> torch.allclose(found.rotation.float(), turn, atol=1e-5), round(found.scale, 4), round(found.residual, 4)
         (True, 3.0, 0.0)
     """
@@ -344,10 +344,10 @@ def align(before: TableLike, after: TableLike, *, pairs: Int[Tensor, "N 2"] | No
     total = float(widths.sum())
     scale = total / turned
     residual = max(0.0, 1 - total * total / (turned * float(lengths[1])))
-    return Alignment(rotation, scale, residual)
+    return TableAlignment(rotation, scale, residual)
 
 
-class Moved(NamedTuple):
+class MovedRow(NamedTuple):
     """A token's row in two tables.
 
     Attributes:
@@ -366,7 +366,7 @@ class Moved(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Movement:
+class RowMovement:
     """What became of each row from one table to another.
 
     Attributes:
@@ -379,28 +379,28 @@ class Movement:
     cosines: Float[Tensor, " N"]
     norms: Float[Tensor, "N 2"]
 
-    def most(self, count: int = 10) -> list[Moved]:
+    def most(self, count: int = 10) -> list[MovedRow]:
         """The rows that point least as they did; equals in the order of their IDs."""
         return self._listed(self.cosines.nan_to_num(nan=math.inf).argsort(stable=True), count)
 
-    def least(self, count: int = 10) -> list[Moved]:
+    def least(self, count: int = 10) -> list[MovedRow]:
         """The rows that point most as they did."""
         return self._listed(self.cosines.nan_to_num(nan=-math.inf).argsort(descending=True, stable=True), count)
 
-    def _listed(self, order: Int[Tensor, " N"], count: int) -> list[Moved]:
+    def _listed(self, order: Int[Tensor, " N"], count: int) -> list[MovedRow]:
         order = order[~self.cosines[order].isnan()][:count]
         cells = zip(self.pairs[order].tolist(), self.cosines[order].tolist(), self.norms[order].tolist(), strict=True)
-        return [Moved(one, other, cosine, *norms) for (one, other), cosine, norms in cells]
+        return [MovedRow(one, other, cosine, *norms) for (one, other), cosine, norms in cells]
 
 
 @torch.no_grad()
-def moved_most(
+def row_movement(
     before: TableLike,
     after: TableLike,
     *,
-    alignment: Alignment | None = None,
+    alignment: TableAlignment | None = None,
     pairs: Int[Tensor, "N 2"] | None = None,
-) -> Movement:
+) -> RowMovement:
     """How far each row has turned from one table to another; `.most(20)` lists those that turned most.
 
     Args:
@@ -414,14 +414,14 @@ def moved_most(
             them.
 
     Example:
-        >>> moved_most(torch.eye(3), torch.tensor([[2.0, 0, 0], [0, 1, 0], [0, 1, 1]])).most(1)
-        [Moved(before=2, after=2, cosine=0.707..., norm_before=1.0, norm_after=1.414...)]
+        >>> row_movement(torch.eye(3), torch.tensor([[2.0, 0, 0], [0, 1, 0], [0, 1, 1]])).most(1)
+        [MovedRow(before=2, after=2, cosine=0.707..., norm_before=1.0, norm_after=1.414...)]
     """
     two = _Pairs(before, after, pairs)
     if alignment is None and two.before.embed_dim != two.after.embed_dim:
         raise ShapeError(
             f"Rows of width {two.before.embed_dim} and {two.after.embed_dim} cannot be compared as they are: give "
-            f"alignment=align(before, after)."
+            f"alignment=align_tables(before, after)."
         )
     cosines, norms = [], []
     for left, right in two.chunks():
@@ -431,8 +431,8 @@ def moved_most(
         cosines.append(((turned * right).sum(1) / scale.where(scale > 0, math.nan)).clamp(-1.0, 1.0))
         norms.append(lengths)
     if not cosines:
-        return Movement(two.pairs, torch.zeros(0), torch.zeros(0, 2))
-    return Movement(two.pairs, torch.cat(cosines), torch.cat(norms))
+        return RowMovement(two.pairs, torch.zeros(0), torch.zeros(0, 2))
+    return RowMovement(two.pairs, torch.cat(cosines), torch.cat(norms))
 
 
 def shared_tokens(before: Tokenizer, after: Tokenizer) -> Int[Tensor, "N 2"]:
@@ -462,7 +462,7 @@ class _Pairs:
     """Two tables and which row of the one belongs to which of the other."""
 
     def __init__(self, before: TableLike, after: TableLike, pairs: Tensor | None) -> None:
-        self.before, self.after = Rows(before), Rows(after)
+        self.before, self.after = RowReader(before), RowReader(after)
         if pairs is None:
             if len(self.before) != len(self.after):
                 raise ShapeError(

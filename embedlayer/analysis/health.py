@@ -8,7 +8,7 @@ from jaxtyping import Float, Int
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from embedlayer.analysis.rows import Rows
+from embedlayer.analysis.row_reader import RowReader
 from embedlayer.analysis.token_kinds import BYTE_PIECE, KINDS, token_kinds
 from embedlayer.analysis.under_trained import UnderTrained
 from embedlayer.analysis.under_trained import under_trained_scores as under_trained_scores
@@ -20,12 +20,12 @@ from embedlayer.text.tokenizer import token_text
 
 
 @dataclass(frozen=True)
-class Finding:
+class UnderTrainedRow:
     """One under-trained row, with the evidence.
 
     Attributes:
         id: Row.
-        text: See `Health.text_of`.
+        text: See `TableHealth.text_of`.
         kind: One of `token_kinds.KINDS`; `None` without a tokenizer.
         score: See `UnderTrained.scores`.
         norm: Length of the row.
@@ -48,12 +48,12 @@ class KindCount:
 
 
 @dataclass(frozen=True)
-class Health:
+class TableHealth:
     """What `health` found.
 
     Attributes:
-        vocab_size: Rows, V.
-        embed_dim: Their width, D.
+        vocab_size: Number of rows, V.
+        embed_dim: Width of a row, D.
         norms: Length of each row `(V,)`; NaN where a row holds NaN or infinity.
         zero_rows: IDs of rows that are all zero: padding, or rows that were added and never trained.
         nonfinite_rows: IDs of rows with NaN or infinity.
@@ -86,7 +86,7 @@ class Health:
         rows = {kind: [flag for flag, own in zip(flagged, kinds, strict=True) if own == kind] for kind in set(kinds)}
         return tuple(KindCount(kind, len(rows[kind]), sum(rows[kind])) for kind in KINDS if kind in rows)
 
-    def findings(self, limit: int | None = None, *, kind: str | None = None) -> list[Finding]:
+    def findings(self, limit: int | None = None, *, kind: str | None = None) -> list[UnderTrainedRow]:
         """The under-trained rows, least trained first; at most `limit`, of one `kind`.
 
         Rows whose scores agree in three digits, as they are shown, stand by ID: rows that nothing ever told apart.
@@ -96,7 +96,7 @@ class Health:
         ids = ids[scores[ids].round(decimals=3).argsort(descending=True, stable=True)]
         chosen = [row for row in ids.tolist() if kind is None or (self.kinds or [None] * self.vocab_size)[row] == kind]
         return [
-            Finding(
+            UnderTrainedRow(
                 row,
                 self.text_of(row),
                 None if self.kinds is None else self.kinds[row],
@@ -160,13 +160,13 @@ class Health:
 
 
 @torch.no_grad()
-def health(
+def table_health(
     table: TableLike,
     tokenizer: Tokenizer | None = None,
     *,
     before: TableLike | None = None,
     head: Tensor | None = None,
-) -> Health:
+) -> TableHealth:
     """Look at every row of a table.
 
     Args:
@@ -180,22 +180,22 @@ def health(
         ShapeError: A plain tensor that is not `(V, D)`, or tables of different sizes.
 
     Example:
-        >>> found = health(torch.tensor([[0.0, 0.0], [1.0, 2.0], [1.0, 2.0], [3.0, torch.nan]]))
+        >>> found = table_health(torch.tensor([[0.0, 0.0], [1.0, 2.0], [1.0, 2.0], [3.0, torch.nan]]))
         >>> found.zero_rows, found.duplicates, found.nonfinite_rows
         ((0,), ((1, 2),), (3,))
     """
-    rows = Rows(table)
+    rows = RowReader(table)
     if head is not None and len(head) != len(rows):
         raise ShapeError(f"The table has {len(rows)} rows and the head {len(head)}: give the head of this table.")
     norms = torch.cat([_norms(chunk) for _, chunk in rows.chunks()]) if len(rows) else torch.empty(0)
-    return Health(
+    return TableHealth(
         vocab_size=rows.vocab_size,
         embed_dim=rows.embed_dim,
         norms=norms,
         zero_rows=_ids(norms == 0),
         nonfinite_rows=_ids(norms.isnan()),
         duplicates=_duplicates(rows, norms),
-        never_touched=None if before is None else _ids(_untouched(rows, Rows(before))),
+        never_touched=None if before is None else _ids(_untouched(rows, RowReader(before))),
         under_trained=under_trained_scores(table if head is None else head),
         kinds=None if tokenizer is None else tuple(token_kinds(tokenizer, rows.vocab_size)),
         tokenizer=tokenizer,
@@ -209,7 +209,7 @@ def _norms(chunk: Float[Tensor, "rows D"]) -> Float[Tensor, " rows"]:
     return norms.float().where(~broken, torch.tensor(math.nan))
 
 
-def _duplicates(rows: Rows, norms: Float[Tensor, " V"]) -> tuple[tuple[int, ...], ...]:
+def _duplicates(rows: RowReader, norms: Float[Tensor, " V"]) -> tuple[tuple[int, ...], ...]:
     """Groups of equal rows, by a random linear hash of their bits, 64 wide."""
     generator = torch.Generator().manual_seed(0)
     weights = torch.randint(-(1 << 62), 1 << 62, (2 * rows.embed_dim,), generator=generator) * 2 + 1
@@ -229,7 +229,7 @@ def _duplicates(rows: Rows, norms: Float[Tensor, " V"]) -> tuple[tuple[int, ...]
     return tuple(map(tuple, groups.values()))
 
 
-def _untouched(rows: Rows, before: Rows) -> Tensor:
+def _untouched(rows: RowReader, before: RowReader) -> Tensor:
     """Rows that are a positive multiple of what they were, to within the rounding of many steps of decay."""
     if (rows.vocab_size, rows.embed_dim) != (before.vocab_size, before.embed_dim):
         raise ShapeError(

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from embedlayer.analysis.rows import Rows
+from embedlayer.analysis.row_reader import RowReader
 from embedlayer.tables.dense import TableLike
 
 CHUNK_NUMBERS = 1 << 19
@@ -104,7 +104,7 @@ def nearest_rows(
         >>> nearest_rows(torch.tensor([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0]]), torch.tensor([0]), 2).ids
         tensor([[1, 2]])
     """
-    rows = Rows(table)
+    rows = RowReader(table)
     by_id = not queries.is_floating_point()
     allowed = torch.ones(len(rows), dtype=torch.bool) if candidates is None else candidates.cpu()
     count = max(0, min(count, int(allowed.sum()) - (1 if by_id and candidates is None else 0)))
@@ -124,7 +124,7 @@ def nearest_rows(
 
 
 def _nearest_of_block(
-    rows: Rows, queries: Tensor, count: int, allowed: Tensor, exclude: Tensor | None, step: int
+    rows: RowReader, queries: Tensor, count: int, allowed: Tensor, exclude: Tensor | None, step: int
 ) -> Nearest:
     """Return the nearest rows of one block of queries: keep the best so far over the chunks of the table."""
     best = torch.full((len(queries), count), -math.inf)

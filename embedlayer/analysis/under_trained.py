@@ -25,7 +25,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from embedlayer.analysis.rows import Rows
+from embedlayer.analysis.row_reader import RowReader
 from embedlayer.tables.dense import TableLike
 
 WIDEST = 45.0
@@ -127,7 +127,7 @@ def under_trained_scores(table: TableLike) -> UnderTrained:
         >>> int(found.flagged[:400].sum()), int(found.flagged[400:].sum())
         (0, 100)
     """
-    rows = Rows(table)
+    rows = RowReader(table)
     free = _have_a_direction(rows)
     cones: list[Cone] = []
     sample = _sample(rows, free)
@@ -158,13 +158,13 @@ def under_trained_scores(table: TableLike) -> UnderTrained:
     return UnderTrained(_scores(rows, edges), tuple(sorted(cones, key=lambda cone: -cone.size)))
 
 
-def _have_a_direction(rows: Rows) -> Bool[Tensor, " V"]:
+def _have_a_direction(rows: RowReader) -> Bool[Tensor, " V"]:
     parts = [torch.linalg.vector_norm(chunk.float(), dim=1).cpu() for _, chunk in rows.chunks()]
     norms = torch.cat(parts) if parts else torch.empty(0)
     return (norms > 0) & norms.isfinite()
 
 
-def _sample(rows: Rows, usable: Bool[Tensor, " V"]) -> Float[Tensor, "M D"]:
+def _sample(rows: RowReader, usable: Bool[Tensor, " V"]) -> Float[Tensor, "M D"]:
     """Unit rows, all or as many as are looked at, in an order that has nothing to do with their IDs."""
     ids = torch.nonzero(usable)[:, 0]
     order = torch.randperm(len(ids), generator=torch.Generator().manual_seed(0))[:SAMPLE]
@@ -218,7 +218,7 @@ def _grown(
 
 
 def _measured(
-    rows: Rows, axis: Float[Tensor, " D"], free: Bool[Tensor, " V"]
+    rows: RowReader, axis: Float[Tensor, " D"], free: Bool[Tensor, " V"]
 ) -> tuple[Cone, Bool[Tensor, " V"]] | None:
     """The cone around an axis, over all rows, and which rows are in it."""
     cosines, edge = _seen_from(rows, axis, free)
@@ -238,7 +238,7 @@ def _measured(
 
 
 def _seen_from(
-    rows: Rows, axis: Float[Tensor, " D"], free: Bool[Tensor, " V"]
+    rows: RowReader, axis: Float[Tensor, " D"], free: Bool[Tensor, " V"]
 ) -> tuple[Float[Tensor, " V"], float | None]:
     """Cosines of the free rows with an axis (-2 for the others), and the edge of the cone around it."""
     cosines = _cosines(rows, axis).where(free, -2.0)
@@ -272,7 +272,7 @@ def _smoothed(counts: Float[Tensor, " N"], weights: Float[Tensor, " K"]) -> Floa
     return smooth
 
 
-def _scores(rows: Rows, edges: list[tuple[Tensor, float]]) -> Float[Tensor, " V"]:
+def _scores(rows: RowReader, edges: list[tuple[Tensor, float]]) -> Float[Tensor, " V"]:
     """The largest of the scores by each axis: `(cos - edge) / (1 -+ edge)` above and below the edge's cosine."""
     scores = torch.full((len(rows),), -1.0, dtype=torch.float64)
     for axis, edge in edges:
@@ -282,7 +282,7 @@ def _scores(rows: Rows, edges: list[tuple[Tensor, float]]) -> Float[Tensor, " V"
     return scores.float()
 
 
-def _cosines(rows: Rows, axis: Float[Tensor, " D"]) -> Float[Tensor, " V"]:
+def _cosines(rows: RowReader, axis: Float[Tensor, " D"]) -> Float[Tensor, " V"]:
     """Cosine of each row with a direction; NaN for rows without one.
 
     In float64: near the axis a cosine in float32 is 1 but for its last digits, which differ from machine to machine.
@@ -296,7 +296,7 @@ def _cosines(rows: Rows, axis: Float[Tensor, " D"]) -> Float[Tensor, " V"]:
     return torch.cat(parts).nan_to_num(nan=torch.nan, posinf=torch.nan, neginf=torch.nan).clamp(-1.0, 1.0)
 
 
-def _sum_of_units(rows: Rows, chosen: Bool[Tensor, " V"]) -> Float[Tensor, " D"]:
+def _sum_of_units(rows: RowReader, chosen: Bool[Tensor, " V"]) -> Float[Tensor, " D"]:
     total = torch.zeros(rows.embed_dim, dtype=torch.float64)
     for start, chunk in rows.chunks():
         here = chosen[start : start + len(chunk)]

@@ -26,7 +26,7 @@ from embedlayer.analysis.evaluate import (
     whole_words,
 )
 from embedlayer.analysis.nearest import CHUNK_NUMBERS, cosines_with, largest
-from embedlayer.analysis.rows import Rows
+from embedlayer.analysis.row_reader import RowReader
 from embedlayer.errors import ShapeError, SizeError, UnknownTokenError
 from embedlayer.tables.dense import TableLike
 from embedlayer.text.tokenizer import as_tokenizer, require_rows, token_text, without_limits
@@ -76,7 +76,7 @@ class TokenVectors:
     """
 
     def __init__(self, table: TableLike, tokenizer: object) -> None:
-        self._rows = Rows(table)
+        self._rows = RowReader(table)
         self.vocab_size, self.embed_dim = self._rows.vocab_size, self._rows.embed_dim
         self.table = self._rows.table
         self.tokenizer = tokenizer = without_limits(as_tokenizer(tokenizer))

@@ -22,7 +22,7 @@ _QUANTISED = re.compile(r"int(8|4)(?:-g(\d+))?")
 _RANK = re.compile(r"rank=(\d+)")
 
 
-def compressed(table: TokenTable | nn.Embedding, to: str, *, counts: Tensor | None = None) -> TokenTable:
+def compress_table(table: TokenTable | nn.Embedding, to: str, *, counts: Tensor | None = None) -> TokenTable:
     """`table` as the kind that `to` names; scale and padding are kept.
 
     Args:
@@ -34,7 +34,7 @@ def compressed(table: TokenTable | nn.Embedding, to: str, *, counts: Tensor | No
         SizeError: No such kind, or one that this table cannot be.
 
     Example:
-        >>> compressed(TokenEmbedding(100, 64), "int4-g32")
+        >>> compress_table(TokenEmbedding(100, 64), "int4-g32")
         QuantizedEmbedding(
           100, 64, bits=4, group_size=32, dtype=float32
           (bounds): Bounds(token id < 100)
@@ -60,7 +60,7 @@ def check_kind(to: str) -> None:
         raise SizeError(f"A table can be compressed to int8, int4, groups as in int4-g32, or rank=128; not to {to!r}.")
 
 
-def with_table(model: Model, table: TokenTable | nn.Embedding) -> Model:
+def replace_table(model: Model, table: TokenTable | nn.Embedding) -> Model:
     """The same model around another table of its width: all other parts are shared, a tied head is tied to `table`.
 
     Raises:

@@ -10,7 +10,7 @@ from jaxtyping import Int, Shaped
 from torch import Tensor, nn
 
 from embedlayer.analysis.nearest import nearest_rows
-from embedlayer.compress.convert import compressed, with_table
+from embedlayer.compress.convert import compress_table, replace_table
 from embedlayer.errors import SizeError
 from embedlayer.models.decoder import DecoderLM
 from embedlayer.tables.dense import as_table
@@ -33,7 +33,7 @@ _SAFETENSORS = {
 
 
 @dataclass(frozen=True)
-class Comparison:
+class CompressionResult:
     """One way to store a table beside the table itself.
 
     Attributes:
@@ -57,14 +57,14 @@ class Comparison:
     loss_change: float | None
 
 
-def compare(
+def compare_compression(
     table: TokenTable | nn.Embedding,
     choices: Sequence[str] | Mapping[str, TokenTable] = CHOICES,
     *,
     counts: Shaped[Tensor, " V"] | None = None,
     kept: int | None = None,
     loss: Loss | None = None,
-) -> list[Comparison]:
+) -> list[CompressionResult]:
     """A table beside its compressed kinds, one at a time in memory: first as it is, then in the order of `choices`.
 
     Args:
@@ -74,26 +74,26 @@ def compare(
             (1000, evenly spread over these; without counts over all), and trimming to these tokens is added as a row.
         kept: With counts: how many tokens a trim keeps, `len(used_tokens(tokenizer, corpus))`; by default those that
             occur, as many as are kept where there is no tokenizer.
-        loss: The loss of a model around a given table, such as `loss_on(model, ids)`.
+        loss: The loss of a model around a given table, such as `loss_on_text(model, ids)`.
 
     Raises:
         SizeError: A choice is not possible, or a table has other sizes.
 
     Example:
-        >>> rows = compare(TokenEmbedding(1000, 64), ["int8", "rank=16"])
+        >>> rows = compare_compression(TokenEmbedding(1000, 64), ["int8", "rank=16"])
         >>> [(row.to, row.bytes, f"{row.row_error:.0%}") for row in rows]
         [('as it is', 256000, '0%'), ('int8', 72000, '1%'), ('rank=16', 68096, '82%')]
     """
     table = as_table(table)
     size, own = _bytes(table), None if loss is None else loss(table)
-    rows = [Comparison("as it is", size, _file_bytes(table), 1.0, 0.0, 1.0, own, None if own is None else 0.0)]
+    rows = [CompressionResult("as it is", size, _file_bytes(table), 1.0, 0.0, 1.0, own, None if own is None else 0.0)]
     queries = _spread(table, counts)
     near = nearest_rows(table, queries, NEAREST).ids
     for to in choices:
-        other = choices[to] if isinstance(choices, Mapping) else compressed(table, to, counts=counts)
+        other = choices[to] if isinstance(choices, Mapping) else compress_table(table, to, counts=counts)
         lost = None if loss is None else loss(other)
         rows.append(
-            Comparison(
+            CompressionResult(
                 to,
                 _bytes(other),
                 _file_bytes(other),
@@ -130,7 +130,7 @@ def row_error(table: TokenTable, other: TokenTable) -> float:
     return math.sqrt(missed / whole) if whole else 0.0
 
 
-def loss_on(model: DecoderLM, ids: Int[Tensor, " T"], *, length: int = 256) -> Loss:
+def loss_on_text(model: DecoderLM, ids: Int[Tensor, " T"], *, length: int = 256) -> Loss:
     """The loss of `model` around a given table, in nats per token of a text.
 
     Args:
@@ -148,7 +148,7 @@ def loss_on(model: DecoderLM, ids: Int[Tensor, " T"], *, length: int = 256) -> L
 
     @torch.no_grad()
     def loss(table: TokenTable) -> float:
-        around = with_table(model, table).eval()
+        around = replace_table(model, table).eval()
         total = 0.0
         windows = [ids[start : start + length + 1] for start in starts]
         whole = [window for window in windows if len(window) == length + 1]
@@ -194,8 +194,8 @@ def _file_bytes(table: TokenTable) -> int:
     return 8 + math.ceil(len(json.dumps(header, separators=(",", ":"))) / 8) * 8 + place
 
 
-def _trimmed(table: TokenTable, whole: Comparison, kept: int) -> Comparison:
+def _trimmed(table: TokenTable, whole: CompressionResult, kept: int) -> CompressionResult:
     """Return what a trim to `kept` tokens would leave; their rows are untouched."""
     header = whole.file_bytes - whole.bytes
     bytes_left = round(whole.bytes * kept / table.num_rows)
-    return Comparison("trim", bytes_left, bytes_left + header, bytes_left / whole.bytes, 0.0, None, None, None)
+    return CompressionResult("trim", bytes_left, bytes_left + header, bytes_left / whole.bytes, 0.0, None, None, None)

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from embedlayer.analysis.geometry import align, moved_most
+from embedlayer.analysis.geometry import align_tables, row_movement
 from embedlayer.errors import SizeError
 from embedlayer.explorer import tokens
 from embedlayer.explorer.source import Source
@@ -20,7 +20,7 @@ ROWS_AT_ONCE = 8192
 
 
 @dataclass(frozen=True)
-class Comparison:
+class TableComparison:
     """Two tables, pair by pair of rows that stand for the same token.
 
     Attributes:
@@ -76,27 +76,27 @@ def other_neighbors(source: Source, other: Source, params: Params) -> Any:
     return [[other.tokens[row], score] for row, score in tokens.neighbors(other, params)]
 
 
-def _compared(source: Source, other: Source) -> Comparison:
+def _compared(source: Source, other: Source) -> TableComparison:
     return source.once(f"compare {id(other)}", lambda: _compare(source, other))
 
 
 @torch.no_grad()
-def _compare(source: Source, other: Source) -> Comparison:
+def _compare(source: Source, other: Source) -> TableComparison:
     pairs = _same_tokens(source, other)
     if len(pairs) < 2:
         raise SizeError(
             f"{source.title} and {other.title} have {len(pairs)} tokens in common; there is nothing to align."
         )
     is_earlier = other is source.before()  # the same directions, so that rows that did not move are seen not to have
-    alignment = None if is_earlier else align(other.table, source.table, pairs=pairs.flip(1))
-    moved = moved_most(other.table, source.table, alignment=alignment, pairs=pairs.flip(1))
+    alignment = None if is_earlier else align_tables(other.table, source.table, pairs=pairs.flip(1))
+    moved = row_movement(other.table, source.table, alignment=alignment, pairs=pairs.flip(1))
     found = tokens.principal(source)
     turn = torch.eye(source.table.embed_dim).double() if alignment is None else alignment.scale * alignment.rotation
     onto = turn @ found.components[:2].T
     centre = found.mean @ found.components[:2].T
     places = [other.rows[rows].double() @ onto - centre for rows in pairs[:, 1].split(ROWS_AT_ONCE)]
     known = ~moved.cosines.isnan()
-    return Comparison(
+    return TableComparison(
         ids=pairs[known, 0],
         other_ids=pairs[known, 1],
         cosines=moved.cosines[known],

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from embedlayer.analysis.geometry import table_geometry
-from embedlayer.analysis.health import Health
-from embedlayer.analysis.health import health as examine
+from embedlayer.analysis.health import TableHealth
+from embedlayer.analysis.health import table_health as examine
 from embedlayer.explorer.source import Source
 
 Params = Mapping[str, str]
@@ -32,8 +32,8 @@ def shares(source: Source, params: Params) -> Any:
     return source.once("spectrum", lambda: _spectrum(source))
 
 
-def _health(source: Source) -> Health:
-    def examined() -> Health:
+def _health(source: Source) -> TableHealth:
+    def examined() -> TableHealth:
         before = source.before()
         return examine(source.table, source.tokenizer, before=None if before is None else before.table)
 

@@ -43,7 +43,7 @@ def compute_layout(rows: Float[Tensor, "V D"], start: Float[Tensor, "V 2"], *, r
 
     Args:
         rows: Rows of a table. Zero rows and rows with NaN have no direction and stay about where they start.
-        start: First coordinates, `pca(rows).coordinates`.
+        start: First coordinates, `principal_components(rows).coordinates`.
         rounds: Number of moves of all rows; `None` for 200, and fewer for large tables.
     """
     start = start.float().nan_to_num()

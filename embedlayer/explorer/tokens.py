@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from embedlayer.analysis.geometry import Pca, pca
+from embedlayer.analysis.geometry import PrincipalComponents, principal_components
 from embedlayer.analysis.nearest import cosines_with, nearest_rows
 from embedlayer.checkpoints.tables import counts_of
 from embedlayer.errors import SizeError, TokenIdError
@@ -142,21 +142,21 @@ def _is_small(source: Source) -> bool:
     return source.table.vocab_size * source.table.embed_dim <= BAKED_NUMBERS
 
 
-def principal(source: Source) -> Pca:
+def principal(source: Source) -> PrincipalComponents:
     """The widest directions of the table, and where its rows lie along them."""
-    return source.once("pca", lambda: _computed_pca(source))
+    return source.once("principal_components", lambda: _computed_pca(source))
 
 
-def _computed_pca(source: Source) -> Pca:
+def _computed_pca(source: Source) -> PrincipalComponents:
     rows = source.rows
     count = min(COMPONENTS, source.table.embed_dim)
     broken = ~torch.cat([chunk.isfinite().all(1) for chunk in rows.split(NUMBERS_AT_ONCE // rows.shape[1] + 1)])
     if not broken.any():
-        return pca(rows, count)
-    found = pca(rows[~broken], count)
+        return principal_components(rows, count)
+    found = principal_components(rows[~broken], count)
     everywhere = torch.full((len(rows), count), torch.nan, dtype=found.coordinates.dtype)
     everywhere[~broken] = found.coordinates
-    return Pca(everywhere, found.components, found.explained_variance_ratio, found.mean)
+    return PrincipalComponents(everywhere, found.components, found.explained_variance_ratio, found.mean)
 
 
 def lengths(source: Source) -> Float[Tensor, " V"]:

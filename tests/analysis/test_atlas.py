@@ -8,7 +8,7 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
 from embedlayer.analysis.atlas import COLUMNS, write_atlas
-from embedlayer.analysis.geometry import pca
+from embedlayer.analysis.geometry import principal_components
 from embedlayer.errors import CheckpointError, MissingExtraError, SizeError, TokenizerError
 from embedlayer.tables.dense import TokenEmbedding
 from embedlayer.tables.factorized import FactorizedEmbedding
@@ -28,7 +28,7 @@ def test_the_file_holds_a_map_and_the_nearest_tokens(tmp_path, make) -> None:
     columns = read.to_pydict()
     assert columns["id"] == list(range(count))
     assert columns["token"][tokenizer.token_to_id("Ġthe")] == " the"
-    places = pca(table).coordinates[:count]
+    places = principal_components(table).coordinates[:count]
     torch.testing.assert_close(torch.tensor(columns["x"]), places[:, 0].float())
     torch.testing.assert_close(torch.tensor(columns["y"]), places[:, 1].float())
     units = torch.nn.functional.normalize(table.rows(0, count).detach(), dim=1)

@@ -7,7 +7,7 @@ from real_tables import minilm
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from embedlayer.analysis import nearest
-from embedlayer.analysis import rows as rows_module
+from embedlayer.analysis import row_reader as rows_module
 from embedlayer.analysis.evaluate import (
     FEWEST_PAIRS,
     correlation,
@@ -17,7 +17,7 @@ from embedlayer.analysis.evaluate import (
     whole_words,
 )
 from embedlayer.analysis.vectors import TokenVectors
-from embedlayer.compress.convert import compressed
+from embedlayer.compress.convert import compress_table
 from embedlayer.errors import FileError, SizeError, TextError
 from embedlayer.tables.dense import TokenEmbedding
 from embedlayer.text.tokenizer import train_tokenizer
@@ -104,7 +104,7 @@ def test_words_are_found_with_and_without_their_space() -> None:
 
 @pytest.mark.parametrize("to", ["rank=2", "int8", "int4", "int4-g2"])
 def test_any_table_is_asked(tokenizer, files, to) -> None:
-    table = compressed(TokenEmbedding(1 + len(WORDS), 8), to)
+    table = compress_table(TokenEmbedding(1 + len(WORDS), 8), to)
     written_out = table.rows(0, table.vocab_size).detach()
     words = whole_words(tokenizer, table.vocab_size)
     assert evaluate_word_pairs(table, words, files[0]).spearman == pytest.approx(

@@ -1,4 +1,4 @@
-"""Finding rows that training has hardly reached: on real tables whose dead rows are known, and on planted ones."""
+"""Under-trained rows: on real tables whose under-trained tokens are known, and on planted ones."""
 
 import pytest
 import torch
@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from real_tables import area_under_curve, minilm, stories
 from torch import Tensor
 
-from embedlayer.analysis import rows as rows_module
+from embedlayer.analysis import row_reader as rows_module
 from embedlayer.analysis.token_kinds import token_kinds
 from embedlayer.analysis.under_trained import FEWEST, under_trained_scores
 from embedlayer.tables.dense import TokenEmbedding

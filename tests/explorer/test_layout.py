@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from embedlayer import pca
+from embedlayer import principal_components
 from embedlayer.explorer import layout
 from embedlayer.explorer.layout import compute_layout, edge_weights
 
@@ -24,7 +24,7 @@ def share_of_own_group(places: torch.Tensor, labels: torch.Tensor, count: int = 
 
 def test_rows_of_a_group_lie_together_better_than_along_two_components():
     rows, labels = groups()
-    start = pca(rows).coordinates
+    start = principal_components(rows).coordinates
     places = compute_layout(rows, start, rounds=80).places
     assert share_of_own_group(places, labels) > 0.99
     assert share_of_own_group(places, labels) >= share_of_own_group(start.float(), labels)
@@ -32,7 +32,7 @@ def test_rows_of_a_group_lie_together_better_than_along_two_components():
 
 def test_the_same_rows_give_the_same_picture_and_leave_the_generator_alone():
     rows, _ = groups(3, 20)
-    start, state = pca(rows).coordinates, torch.get_rng_state()
+    start, state = principal_components(rows).coordinates, torch.get_rng_state()
     first = compute_layout(rows, start, rounds=10).places
     assert torch.equal(first, compute_layout(rows, start, rounds=10).places)
     assert torch.equal(torch.get_rng_state(), state)
@@ -40,7 +40,7 @@ def test_the_same_rows_give_the_same_picture_and_leave_the_generator_alone():
 
 def test_a_large_table_states_the_recall_of_its_graph(monkeypatch):
     rows, _ = groups(20, 50)
-    start = pca(rows).coordinates
+    start = principal_components(rows).coordinates
     assert compute_layout(rows, start, rounds=2).recall == 1.0
     monkeypatch.setattr(layout, "EXACT_ROWS", 100)
     assert 0.9 < compute_layout(rows, start, rounds=2).recall <= 1.0

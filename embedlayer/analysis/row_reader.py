@@ -13,7 +13,7 @@ NUMBERS_AT_ONCE = 1 << 21
 """Numbers widened at a time, 8 MB in float32."""
 
 
-class Rows:
+class RowReader:
     """V rows of width D, read without gradient.
 
     Args:
@@ -23,7 +23,7 @@ class Rows:
         ShapeError: A plain tensor that is not `(V, D)`, or holds no floats.
 
     Example:
-        >>> [(start, chunk.shape) for start, chunk in Rows(torch.zeros(5, 3)).chunks(rows_at_once=4)]
+        >>> [(start, chunk.shape) for start, chunk in RowReader(torch.zeros(5, 3)).chunks(rows_at_once=4)]
         [(0, torch.Size([4, 3])), (4, torch.Size([1, 3]))]
     """
 
