@@ -1,14 +1,14 @@
-"""A table as a parquet file for embedding-atlas, or for any tool that reads columns.
+"""Write a table as a parquet file for embedding-atlas, or for any tool that reads columns.
 
 | column | holds |
 |---|---|
 | `id` | the token's ID |
-| `token` | what it stands for |
-| `kind` | see `token_kinds` |
-| `norm` | length of its row |
-| `under_trained` | see `under_trained_scores` |
-| `x`, `y` | its place along the two widest principal directions, over all rows, exactly |
-| `neighbors` | `{ids, distances}`: the nearest other tokens, by their row in this file, and `1 - cos` |
+| `token` | its readable text |
+| `kind` | one of `token_kinds.KINDS` |
+| `norm` | the Euclidean norm of its row |
+| `under_trained` | its score, see `under_trained_scores` |
+| `x`, `y` | its coordinates along the first two principal components |
+| `neighbors` | `{ids, distances}`: the line numbers in this file of its nearest neighbours, and `1 - cos` |
 """
 
 from pathlib import Path
@@ -30,25 +30,24 @@ COLUMNS = ("id", "token", "kind", "norm", "under_trained", "x", "y", "neighbors"
 
 
 def write_atlas(path: Path | str, table: TableLike, tokenizer: Tokenizer, *, num_neighbors: int = 15) -> int:
-    """Write a table as parquet, wholly or not at all.
+    """Write a table as a parquet file, atomically, and return the number of rows written.
 
-    To look at it: `embedding-atlas FILE --text token --x x --y y --neighbors neighbors`. Rows without a token are left
-    out. Neighbours are exact, so their cost grows as `V^2 D`: a vocabulary ten times as large takes a hundred times as
-    long. `num_neighbors=0` writes none.
+    Show it with `embedding-atlas FILE --text token --x x --y y --neighbors neighbors`. Rows without a token are left
+    out. Neighbours are exact, so their cost grows with `V^2 D`: ten times as many tokens take a hundred times as long.
 
     Args:
-        path: The file.
+        path: The file to write.
         table: A `TokenTable`, or a plain tensor `(V, D)`.
-        tokenizer: Its tokenizer.
-        num_neighbors: Neighbours of each token; fewer where there are not so many.
+        tokenizer: The tokenizer of the table.
+        num_neighbors: Neighbours per token, fewer in a smaller table; 0 leaves the column `neighbors` out.
 
     Returns:
-        Rows that were written.
+        The number of rows written.
 
     Raises:
-        MissingExtraError: pyarrow is not there: `pip install 'embedlayer[parquet]'`.
-        ShapeError: A plain tensor that is not `(V, D)`.
-        SizeError: The rows are narrower than 2, or `num_neighbors` is negative.
+        MissingExtraError: pyarrow is missing: `pip install 'embedlayer[parquet]'`.
+        ShapeError: A plain tensor is not `(V, D)`.
+        SizeError: The width of a row is below 2, or `num_neighbors` is negative.
         CheckpointError: Rows hold NaN or infinity.
         TokenizerError: The tokenizer has IDs outside the table, or no tokens.
         FileError: The file cannot be written.
@@ -58,7 +57,7 @@ def write_atlas(path: Path | str, table: TableLike, tokenizer: Tokenizer, *, num
     require_rows(tokenizer, len(rows))
     ids = torch.tensor(sorted(set(tokenizer.get_vocab(with_added_tokens=True).values())), dtype=torch.int64)
     if not len(ids):
-        raise TokenizerError("The tokenizer has no tokens, so the map would be empty: give the model's.")
+        raise TokenizerError("The tokenizer has no tokens, so the map would be empty: pass the tokenizer of the model.")
     if num_neighbors < 0 or rows.embed_dim < 2:
         raise SizeError(
             f"A map needs rows of width 2 or more and 0 or more neighbours; found width {rows.embed_dim} and "
@@ -67,8 +66,8 @@ def write_atlas(path: Path | str, table: TableLike, tokenizer: Tokenizer, *, num
     found = table_health(table, tokenizer)
     if found.nonfinite_rows:
         raise CheckpointError(
-            f"{len(found.nonfinite_rows)} rows hold NaN or infinity, the first is row {found.nonfinite_rows[0]}: mend "
-            f"them first."
+            f"{len(found.nonfinite_rows)} rows hold NaN or infinity, the first is row {found.nonfinite_rows[0]}: "
+            f"repair them first."
         )
     assert found.kinds is not None
     places = principal_components(table).coordinates[ids].cpu()
@@ -97,5 +96,5 @@ def write_atlas(path: Path | str, table: TableLike, tokenizer: Tokenizer, *, num
 
 
 def _writable(text: str) -> str:
-    """Text that UTF-8 can hold; a lone surrogate becomes its escape."""
+    """Return the text with lone surrogates escaped, so that UTF-8 can encode it."""
     return text.encode("utf-8", errors="backslashreplace").decode()

@@ -187,7 +187,7 @@ def neighbor_graph(rows: Float[Tensor, "V D"], count: int, generator: torch.Gene
 def _blocks(
     units: Float[Tensor, "V D"], generator: torch.Generator
 ) -> list[tuple[Int[Tensor, " M"], Int[Tensor, " N"]]]:
-    """Return the rows of each cell, in blocks, each with the rows among which their neighbours are searched."""
+    """Return the cells in blocks: the rows of a block, and the rows among which their neighbours are searched."""
     centres = units[torch.randperm(len(units), generator=generator)[: max(1, int(len(units) ** 0.5))]]
     step = max(1, SCORES_AT_ONCE // len(centres))
     for _ in range(CLUSTERING_ROUNDS):

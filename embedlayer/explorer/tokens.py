@@ -1,4 +1,4 @@
-"""What the map shows: of each token its text, place, length and frequency; of several what lies near them."""
+"""Data of the Map view: text, coordinates, norm and frequency of each token, and nearest neighbours."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -18,14 +18,14 @@ from embedlayer.explorer.source import Source
 Params = Mapping[str, str]
 
 COMPONENTS = 6
-"""Directions that can be axes."""
+"""Number of principal components that can be axes of the map."""
 
 BAKED_COMPONENTS = 3
 BAKED_NUMBERS = 6_000_000
-"""A table of at most so many numbers goes into an exported page whole, as int8."""
+"""An exported page holds all vectors, as int8, of a table with at most so many numbers."""
 
 BAKED_ROWS = 50_000
-"""A larger one of at most so many rows goes with each token's nearest."""
+"""Of a larger table with at most so many rows, an exported page holds the nearest neighbours of each token."""
 
 NEAREST = 10
 MOST = 500
@@ -33,33 +33,36 @@ NUMBERS_AT_ONCE = 1 << 22
 
 
 def texts(source: Source, params: Params) -> Any:
-    """The readable text of each row, and which are special."""
+    """Return the readable text of each row, and the IDs of the special tokens."""
     return {"texts": source.tokens, "special": source.special}
 
 
 def axes(source: Source, params: Params) -> Any:
-    """Share of the variance along each principal component, widest first."""
+    """Return the share of the variance along each principal component, largest first."""
     return {"explained": principal(source).explained_variance_ratio.tolist()}
 
 
 def coordinates(source: Source, params: Params) -> bytes:
-    """Places along `count` components, one component after the other, float32 `(count, V)`; NaN where a row is."""
+    """Return coordinates along the first `count` principal components, float32 `(count, V)`.
+
+    A row with NaN has NaN coordinates.
+    """
     count = _number(params, "count", COMPONENTS, most=COMPONENTS)
     return _bytes(principal(source).coordinates[:, :count].T)
 
 
 def baked_coordinates(source: Source) -> list[Params]:
-    """Only the widest components."""
+    """Return the parameters of the coordinates that an exported page holds: the first components only."""
     return [{"count": str(BAKED_COMPONENTS)}]
 
 
 def layout(source: Source, params: Params) -> bytes:
-    """Return places where nearest neighbours stay close, float32 `(2, V)`. This is slow for large tables."""
+    """Return coordinates that keep nearest neighbours close, float32 `(2, V)`; a large table takes minutes."""
     return _bytes(_layout(source).places.T)
 
 
 def layout_recall(source: Source, params: Params) -> Any:
-    """Return the share of true nearest neighbours in the graph that the layout used: 1 where the graph is exact."""
+    """Return the share of true nearest neighbours in the graph of the layout: 1 if the graph is exact."""
     return {"recall": round(_layout(source).recall, 4)}
 
 
@@ -68,29 +71,29 @@ def _layout(source: Source) -> Layout:
 
 
 def baked_layout(source: Source) -> list[Params]:
-    """Only tables that are laid out in seconds."""
+    """Return the parameters of the layouts that an exported page holds: none for a large table."""
     return [{}] if source.table.vocab_size <= BAKED_ROWS and source.table.embed_dim > 1 else []
 
 
 def norms(source: Source, params: Params) -> bytes:
-    """Euclidean length of each row, float32 `(V,)`."""
+    """Return the Euclidean norm of each row, float32 `(V,)`."""
     return _bytes(lengths(source))
 
 
 def frequencies(source: Source, params: Params) -> bytes:
-    """How often each token occurs in the text of the run, float32 `(V,)`."""
+    """Return the number of occurrences of each token in the text of the run, float32 `(V,)`."""
     return source.once("frequencies", lambda: _frequencies(source))
 
 
 def neighbors(source: Source, params: Params) -> Any:
-    """The tokens nearest to the mean of `plus` unit rows and negated `minus` unit rows: `[[id, cosine], ...]`.
+    """Return the nearest neighbours of the sum of `plus` unit rows less `minus` unit rows: `[[id, cosine], ...]`.
 
-    The meaning is that of `TokenVectors.most_similar`: exact, over all rows, without those asked with and without rows
-    that no token has.
+    The result equals that of `TokenVectors.most_similar`: exact, over all rows, without the tokens of the query and
+    without rows that have no token.
     """
     plus, minus = _ids(source, params, "plus"), _ids(source, params, "minus")
     if not plus and not minus:
-        raise SizeError("Neighbours of what? Name at least one token.")
+        raise SizeError("neighbors needs at least one token ID in plus or minus; found none.")
     found = _number(params, "topn", 20, most=MOST)
     asked = torch.tensor([[*plus, *minus]])
     near = nearest_rows(source.rows, _query(source, plus, minus), found, candidates=~_nameless(source), exclude=asked)
@@ -99,13 +102,13 @@ def neighbors(source: Source, params: Params) -> Any:
 
 
 def along(source: Source, params: Params) -> bytes:
-    """Cosine of each row with the mean of `plus` and negated `minus` unit rows, float32 `(V,)`."""
+    """Return the cosine of each row with the sum of `plus` unit rows less `minus` unit rows, float32 `(V,)`."""
     query = _query(source, _ids(source, params, "plus"), _ids(source, params, "minus"))
     return _bytes(torch.cat([cosines_with(chunk, query)[0] for chunk in _chunks(source)]))
 
 
 def vectors(source: Source, params: Params) -> bytes:
-    """All rows as int8: float32 `(V,)`, what 127 stands for in each row, then int8 `(V, D)`."""
+    """Return all rows as int8: float32 `(V,)`, the value that 127 represents in each row, then int8 `(V, D)`."""
     largest, parts = [], []
     for chunk in _chunks(source):
         size = chunk.abs().amax(1)
@@ -115,26 +118,26 @@ def vectors(source: Source, params: Params) -> bytes:
 
 
 def baked_vectors(source: Source) -> list[Params]:
-    """Only small tables."""
+    """Return the parameters of the vectors that an exported page holds: none for a large table."""
     return [{}] if _is_small(source) else []
 
 
 def nearest(source: Source, params: Params) -> bytes:
-    """The `NEAREST` nearest of each token: uint32 `(V, NEAREST)`, then float32 cosines of the same shape."""
+    """Return the `NEAREST` nearest rows of each row: uint32 `(V, NEAREST)`, then float32 cosines of that shape."""
     return source.once("nearest", lambda: _nearest(source))
 
 
 def baked_nearest(source: Source) -> list[Params]:
-    """Only tables that are too large to be baked whole, and small enough to compare all with all."""
+    """Return the parameters of the neighbour lists that an exported page holds: only for tables of medium size."""
     return [{}] if not _is_small(source) and source.table.vocab_size <= BAKED_ROWS else []
 
 
 def left_out(source: Source) -> list[str]:
-    """What an exported page lacks, in sentences."""
+    """Return sentences that say which data an exported page lacks."""
     if _is_small(source):
         return ["Neighbours are computed from vectors rounded to 8 bits: cosines are exact to about 0.01."]
     if source.table.vocab_size <= BAKED_ROWS:
-        return [f"The vectors are left out: the {NEAREST} nearest of each token are in the page, analogies are not."]
+        return [f"The vectors are left out: the page has the {NEAREST} nearest of each token, but no analogies."]
     return ["Vectors and neighbours are left out: this table is too large for one file."]
 
 
@@ -143,7 +146,7 @@ def _is_small(source: Source) -> bool:
 
 
 def principal(source: Source) -> PrincipalComponents:
-    """The widest directions of the table, and where its rows lie along them."""
+    """Return the principal components of the table and the coordinates of its rows; NaN for rows with NaN."""
     return source.once("principal_components", lambda: _computed_pca(source))
 
 
@@ -160,7 +163,7 @@ def _computed_pca(source: Source) -> PrincipalComponents:
 
 
 def lengths(source: Source) -> Float[Tensor, " V"]:
-    """Euclidean length of each row; NaN where one holds NaN."""
+    """Return the Euclidean norm of each row; NaN if the row holds NaN."""
     return source.once("norms", lambda: torch.cat([chunk.norm(dim=1) for chunk in _chunks(source)]))
 
 

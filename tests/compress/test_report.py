@@ -57,7 +57,7 @@ def test_the_loss_is_that_of_the_model_around_each_table() -> None:
     assert rows[0].loss == pytest.approx(total / 22, rel=1e-5)
     assert rows[1].loss_change == pytest.approx(rows[1].loss - rows[0].loss)
     assert rows[1].loss_change != 0
-    with pytest.raises(SizeError, match="at least two tokens"):
+    with pytest.raises(SizeError, match="at least 2 tokens"):
         loss_on_text(model, ids[:1])
 
 
