@@ -57,7 +57,7 @@ def bake(sources: list[Source]) -> dict[str, Any]:
     content: dict[str, Any] = {}
 
     def add(name: str, params: Params) -> None:
-        with suppress(EmbedLayerError):  # what the server would refuse, the page lacks: its room says so
+        with suppress(EmbedLayerError):  # the page lacks what the server refuses; the view says so
             content[_key(name, params)] = _packed(answer(sources, name, params))
 
     for number, source in enumerate(sources):
