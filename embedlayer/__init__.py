@@ -10,14 +10,14 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from embedlayer.analysis.atlas import write_atlas as write_atlas
-    from embedlayer.analysis.geometry import align as align
-    from embedlayer.analysis.geometry import moved_most as moved_most
+    from embedlayer.analysis.geometry import align_tables as align_tables
     from embedlayer.analysis.geometry import norms_by_frequency as norms_by_frequency
-    from embedlayer.analysis.geometry import pca as pca
+    from embedlayer.analysis.geometry import principal_components as principal_components
+    from embedlayer.analysis.geometry import row_movement as row_movement
     from embedlayer.analysis.geometry import shared_tokens as shared_tokens
     from embedlayer.analysis.geometry import table_geometry as table_geometry
-    from embedlayer.analysis.health import Health as Health
-    from embedlayer.analysis.health import health as health
+    from embedlayer.analysis.health import TableHealth as TableHealth
+    from embedlayer.analysis.health import table_health as table_health
     from embedlayer.analysis.under_trained import UnderTrained as UnderTrained
     from embedlayer.analysis.under_trained import under_trained_scores as under_trained_scores
     from embedlayer.analysis.vectors import TokenVectors as TokenVectors
@@ -30,11 +30,11 @@ if TYPE_CHECKING:
     from embedlayer.checkpoints.patch import patch as patch
     from embedlayer.checkpoints.patch import unpatch as unpatch
     from embedlayer.checkpoints.writer import WriteReceipt as WriteReceipt
-    from embedlayer.compress.convert import compressed as compressed
-    from embedlayer.compress.convert import with_table as with_table
-    from embedlayer.compress.report import Comparison as Comparison
-    from embedlayer.compress.report import compare as compare
-    from embedlayer.compress.report import loss_on as loss_on
+    from embedlayer.compress.convert import compress_table as compress_table
+    from embedlayer.compress.convert import replace_table as replace_table
+    from embedlayer.compress.report import CompressionResult as CompressionResult
+    from embedlayer.compress.report import compare_compression as compare_compression
+    from embedlayer.compress.report import loss_on_text as loss_on_text
     from embedlayer.distributed.fsdp import register_fsdp_methods as register_fsdp_methods
     from embedlayer.distributed.sharded import ShardedTable as ShardedTable
     from embedlayer.distributed.sharded import keep_rows_apart as keep_rows_apart
@@ -139,14 +139,14 @@ if TYPE_CHECKING:
 _HOMES = {
     "embedlayer.analysis.atlas": ("write_atlas",),
     "embedlayer.analysis.geometry": (
-        "align",
-        "moved_most",
+        "align_tables",
+        "row_movement",
         "norms_by_frequency",
-        "pca",
+        "principal_components",
         "shared_tokens",
         "table_geometry",
     ),
-    "embedlayer.analysis.health": ("Health", "health"),
+    "embedlayer.analysis.health": ("TableHealth", "table_health"),
     "embedlayer.analysis.under_trained": ("UnderTrained", "under_trained_scores"),
     "embedlayer.analysis.vectors": ("TokenVectors",),
     "embedlayer.checkpoints.formats": ("read_vectors", "write_vectors"),
@@ -154,8 +154,8 @@ _HOMES = {
     "embedlayer.checkpoints.loader": ("load",),
     "embedlayer.checkpoints.patch": ("patch", "unpatch"),
     "embedlayer.checkpoints.writer": ("WriteReceipt",),
-    "embedlayer.compress.convert": ("compressed", "with_table"),
-    "embedlayer.compress.report": ("Comparison", "compare", "loss_on"),
+    "embedlayer.compress.convert": ("compress_table", "replace_table"),
+    "embedlayer.compress.report": ("CompressionResult", "compare_compression", "loss_on_text"),
     "embedlayer.distributed.fsdp": ("register_fsdp_methods",),
     "embedlayer.distributed.sharded": ("ShardedTable", "keep_rows_apart", "shard_table"),
     "embedlayer.distributed.state": ("distributed_state", "load_distributed_state"),

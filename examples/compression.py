@@ -7,7 +7,7 @@ from pathlib import Path
 from tables import markdown_table, write_between_markers
 
 from embedlayer.cli.compress import open_source, read_text
-from embedlayer.compress.report import CHOICES, Comparison, compare
+from embedlayer.compress.report import CHOICES, CompressionResult, compare_compression
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "compression.md"
 
@@ -20,7 +20,7 @@ def minilm() -> Path:
     return Path(spec.origin).parent / "model"
 
 
-def cells(row: Comparison, *, with_loss: bool) -> dict[str, str]:
+def cells(row: CompressionResult, *, with_loss: bool) -> dict[str, str]:
     """A line of the table."""
     line = {
         "kind": row.to,
@@ -45,7 +45,7 @@ def main() -> None:
     options = parser.parse_args()
     source = open_source(options.source or minilm(), options.tokenizer)
     loss = None if options.text is None else read_text(source, options.text)
-    rows = compare(
+    rows = compare_compression(
         source.model.table, options.choices, counts=None if options.text is None else source.counts, loss=loss
     )
     text = markdown_table([cells(row, with_loss=loss is not None) for row in rows])

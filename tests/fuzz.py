@@ -26,7 +26,7 @@ from typing import Any
 import torch
 
 import embedlayer as el
-from embedlayer.analysis.health import health
+from embedlayer.analysis.health import table_health
 from embedlayer.checkpoints.tables import open_table
 from embedlayer.cli.main import cli
 from embedlayer.errors import EmbedLayerError
@@ -252,7 +252,7 @@ def read_adapter(path: Path) -> None:
 
 def read_table(path: Path) -> None:
     opened = open_table(path)
-    health(opened.table, opened.vocabulary)
+    table_health(opened.table, opened.vocabulary)
 
 
 READERS: dict[str, dict[str, Callable[[Path], None]]] = {

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import embedlayer
-from embedlayer import DecoderLM, RotaryEmbedding, TokenEmbedding, add_tokens, health, train_tokenizer
+from embedlayer import DecoderLM, RotaryEmbedding, TokenEmbedding, add_tokens, table_health, train_tokenizer
 from embedlayer.checkpoints.tables import open_table
 from embedlayer.short_repr import short_repr
 from embedlayer.training.run_directory import Run
@@ -47,7 +47,7 @@ def test_a_run_and_what_is_found_of_it_print_as_one_short_line(tmp_path) -> None
     model.save_pretrained(tmp_path / "run", tokenizer=tokenizer)
     run, opened = embedlayer.load_run(tmp_path / "run"), open_table(tmp_path / "run")
     receipt = add_tokens(tmp_path / "run", [f" word{i}" for i in range(40)], out=tmp_path / "more")
-    for record in (run, opened, receipt, health(table, tokenizer)):
+    for record in (run, opened, receipt, table_health(table, tokenizer)):
         assert len(repr(record)) < 1200, repr(record)
         assert "\n" not in repr(record)
     parameters = sum(parameter.numel() for parameter in model.parameters())

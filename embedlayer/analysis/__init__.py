@@ -1,1 +1,1 @@
-"""Looking inside: neighbours in a table, its geometry, and what a position scheme does, as numbers."""
+"""Analysis of a table: nearest neighbours, geometry, table health, under-trained tokens, and position schemes."""

@@ -1,7 +1,7 @@
-"""How well a table's rows agree with people: similarity of word pairs, and analogies.
+"""Evaluate a table on human judgements: word similarity (`wordsim353.tsv`) and analogies (`questions-words.txt`).
 
-Both files are gensim's and the field's: `wordsim353.tsv` has two words and a number a line, `questions-words.txt` has
-four words a line under headings that begin with `:`. A word counts if it is one token; how many did is always said.
+Both files have gensim's format: two words and a number per line, and four words per line under headings that start with
+`:`. Only words that are a single token count; the results say how many did.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,27 +14,27 @@ from jaxtyping import Bool, Float, Int
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from embedlayer.analysis.rows import Rows
+from embedlayer.analysis.nearest import nearest_rows
+from embedlayer.analysis.row_reader import RowReader
 from embedlayer.analysis.token_kinds import token_kinds
 from embedlayer.errors import FileError, SizeError, TextError
 from embedlayer.tables.dense import TableLike
 from embedlayer.text.tokenizer import token_text
 
-QUESTIONS_AT_ONCE = 1024
 FEWEST_PAIRS = 20
-"""Pairs from which a correlation is computed: of fewer, the 95 % interval of no correlation is wider than +-0.45."""
+"""Least number of pairs for a correlation; with fewer, the 95 % interval of zero correlation exceeds +-0.45."""
 
 
 @dataclass(frozen=True)
 class WordPairScores:
-    """How a table's similarities go with those that people gave.
+    """The correlation between a table's cosine similarities and human scores of word pairs.
 
     Attributes:
-        spearman: Correlation of the two orders, from -1 to 1; `None` where fewer than `FEWEST_PAIRS` can be used.
-        pearson: Correlation of the two numbers, or `None` likewise.
-        used: Pairs of which both words are one token.
-        total: Pairs in the file.
-        missing: Words that are not one token, in the order of the file.
+        spearman: Rank correlation, from -1 to 1; `None` if fewer than `FEWEST_PAIRS` pairs are usable.
+        pearson: Linear correlation, from -1 to 1; `None` likewise.
+        used: Number of pairs whose words are both a single token.
+        total: Number of pairs in the file.
+        missing: Words that are not a single token, in the order of the file.
     """
 
     spearman: float | None
@@ -46,7 +46,7 @@ class WordPairScores:
 
 @dataclass(frozen=True)
 class AnalogySection:
-    """The questions under one heading: how many, how many could be asked, how many were answered rightly."""
+    """The result for the questions under one heading: number correct, number usable, number in the file."""
 
     name: str
     correct: int
@@ -56,12 +56,12 @@ class AnalogySection:
 
 @dataclass(frozen=True)
 class AnalogyScores:
-    """Answers to questions `a is to b as c is to ?`.
+    """The result for questions `a is to b as c is to ?`.
 
     Attributes:
-        sections: By heading.
-        candidates: Words among which the answer was looked for.
-        missing: Words that are not one token, in the order of the file.
+        sections: One result per heading.
+        candidates: Number of words among which the answer was searched.
+        missing: Words that are not a single token, in the order of the file.
     """
 
     sections: tuple[AnalogySection, ...]
@@ -70,27 +70,30 @@ class AnalogyScores:
 
     @property
     def correct(self) -> int:
-        """Questions answered rightly."""
+        """Number of questions with the right answer."""
         return sum(section.correct for section in self.sections)
 
     @property
     def used(self) -> int:
-        """Questions whose four words are one token each."""
+        """Number of questions whose four words are a single token each."""
         return sum(section.used for section in self.sections)
 
     @property
     def total(self) -> int:
-        """Questions in the file."""
+        """Number of questions in the file."""
         return sum(section.total for section in self.sections)
 
     @property
     def accuracy(self) -> float:
-        """`correct / used`."""
+        """Return `correct / used`."""
         return self.correct / self.used
 
 
 def whole_words(tokenizer: Tokenizer, vocab_size: int) -> dict[str, int]:
-    """The words that are one token, in lower case and without the space in front, with the first ID of each."""
+    """Return the words that are a single token, in lower case and without the leading space, each with its row.
+
+    If several tokens give the same word, the lowest ID counts.
+    """
     found: dict[str, int] = {}
     for token, kind in enumerate(token_kinds(tokenizer, vocab_size)):
         if kind == "word":
@@ -99,18 +102,20 @@ def whole_words(tokenizer: Tokenizer, vocab_size: int) -> dict[str, int]:
 
 
 def evaluate_word_pairs(table: TableLike, words: Mapping[str, int], file: Path | str) -> WordPairScores:
-    """Compare cosines with a file of pairs that people judged: `word<TAB>word<TAB>number`, `#` before remarks.
+    """Correlate the cosine similarity of word pairs with human scores.
+
+    Each line of the file is `word<TAB>word<TAB>number`; lines that start with `#` are comments.
 
     Args:
         table: A `TokenTable`, or a plain tensor `(V, D)`.
         words: The row of each word, see `whole_words`.
-        file: The pairs.
+        file: The file of pairs.
 
     Raises:
         FileError: The file cannot be read.
-        TextError: A line is none of these; it is named.
+        TextError: A line has another format; the error names it.
     """
-    rows = Rows(table)
+    rows = RowReader(table)
     pairs: list[tuple[str, str, float]] = []
     for number, line in _lines(file):
         if line.startswith("#"):
@@ -119,7 +124,9 @@ def evaluate_word_pairs(table: TableLike, words: Mapping[str, int], file: Path |
         try:
             pairs.append((fields[0].strip().lower(), fields[1].strip().lower(), float(fields[2])))
         except (IndexError, ValueError):
-            raise TextError(f"{file}, line {number}: {line[:60]!r} is not two words and a number with tabs.") from None
+            raise TextError(
+                f"{file}, line {number}: {line[:60]!r} is not two words and a number, separated by tabs."
+            ) from None
     usable = [(words[one], words[other], score) for one, other, score in pairs if one in words and other in words]
     spearman = pearson = None
     if len(usable) >= FEWEST_PAIRS:
@@ -139,27 +146,30 @@ def evaluate_word_pairs(table: TableLike, words: Mapping[str, int], file: Path |
 def evaluate_word_analogies(
     table: TableLike, words: Mapping[str, int], file: Path | str, *, restrict_vocab: int | None = None
 ) -> AnalogyScores:
-    """Ask `a is to b as c is to ?`: right if the whole word nearest to `b - a + c`, none of the three, is the fourth.
+    """Answer analogy questions `a is to b as c is to ?` by the word nearest to `b - a + c`.
 
-    Rows are taken at length 1, letters in lower case, and only whole words are candidates.
+    Rows are normalised to length 1, and words are compared in lower case. The three words of a question are not
+    candidates.
 
     Args:
         table: A `TokenTable`, or a plain tensor `(V, D)`.
-        words: The row of each word, see `whole_words`.
-        file: Four words a line, under headings that begin with `:`.
-        restrict_vocab: Look only at the first so many IDs, in questions and answers.
+        words: The row of each word, see `whole_words`; these words are the candidates.
+        file: Four words per line, under headings that start with `:`.
+        restrict_vocab: Use only IDs below this number, in questions and answers; `None` for all.
 
     Raises:
         FileError: The file cannot be read.
-        TextError: A line is none of these; it is named.
+        TextError: A line has another format; the error names it.
         SizeError: No question can be used.
     """
-    rows = Rows(table)
+    rows = RowReader(table)
     words = {word: row for word, row in words.items() if row < (restrict_vocab or len(rows))}
     names, questions, section_of = _questions(file)
     used = [place for place, question in enumerate(questions) if all(word in words for word in question)]
     if not used:
-        raise SizeError(f"Of the {len(questions)} questions in {file}, none is made of four tokens.")
+        raise SizeError(
+            f"Of the {len(questions)} questions in {file}, none has four words that are a single token each."
+        )
     ids = torch.tensor([[words[word] for word in questions[place]] for place in used])
     candidates = torch.zeros(len(rows), dtype=torch.bool)
     candidates[list(words.values())] = True
@@ -174,7 +184,7 @@ def evaluate_word_analogies(
 
 
 def _questions(file: Path | str) -> tuple[list[str], list[list[str]], list[int]]:
-    """Headings, questions in lower case, and the heading that each stands under."""
+    """Return the headings, the questions in lower case, and the number of each question's heading."""
     names, questions, section_of = ["questions"], [], []
     for number, line in _lines(file):
         if line.startswith(":"):
@@ -191,32 +201,14 @@ def _questions(file: Path | str) -> tuple[list[str], list[list[str]], list[int]]
 
 
 @torch.no_grad()
-def _answers(rows: Rows, asked: Int[Tensor, "Q 3"], candidates: Bool[Tensor, " V"]) -> Int[Tensor, " Q"]:
-    """For each question `a, b, c` the candidate nearest to `b - a + c` that is none of them."""
+def _answers(rows: RowReader, asked: Int[Tensor, "Q 3"], candidates: Bool[Tensor, " V"]) -> Int[Tensor, " Q"]:
+    """Return for each question `a, b, c` the row of the candidate nearest to `b - a + c`, none of the three."""
     a, b, c = (F.normalize(rows.take(column).float(), dim=1) for column in asked.T)
-    queries = b - a + c
-    best, answers = torch.full((len(asked),), -torch.inf), torch.zeros(len(asked), dtype=torch.int64)
-    for start, chunk in rows.chunks():
-        ids = torch.nonzero(candidates[start : start + len(chunk)])[:, 0]
-        if not len(ids):
-            continue
-        units = F.normalize(chunk[ids.to(chunk.device)].to("cpu", torch.float32), dim=1)
-        for first in range(0, len(asked), QUESTIONS_AT_ONCE):
-            part = slice(first, first + QUESTIONS_AT_ONCE)
-            scores = queries[part] @ units.T
-            own = asked[part] - start
-            place = torch.searchsorted(ids, own).clamp_max(len(ids) - 1)
-            question, word = torch.nonzero(ids[place] == own, as_tuple=True)
-            scores[question, place[question, word]] = -torch.inf
-            highest, nearest = scores.max(dim=1)
-            nearer = highest > best[part]
-            best[part] = highest.where(nearer, best[part])
-            answers[part] = (ids[nearest] + start).where(nearer, answers[part])
-    return answers
+    return nearest_rows(rows.table, b - a + c, 1, candidates=candidates, exclude=asked).ids[:, 0]
 
 
 def _lines(file: Path | str) -> list[tuple[int, str]]:
-    """Numbered lines that are not empty."""
+    """Return the non-empty lines of a text file with their numbers, from 1."""
     try:
         text = Path(file).read_text(encoding="utf-8")
     except OSError as error:
@@ -231,7 +223,7 @@ def _missing(asked: Iterable[str], words: Mapping[str, int]) -> tuple[str, ...]:
 
 
 def ranks(values: Float[Tensor, " N"] | Sequence[float]) -> Float[Tensor, " N"]:
-    """The place of each value in their order, from 1; equals share the mean of their places.
+    """Return the rank of each value, from 1 for the smallest; equal values share the mean of their ranks.
 
     Example:
         >>> ranks(torch.tensor([3.0, 1.0, 3.0])).tolist()
@@ -243,7 +235,7 @@ def ranks(values: Float[Tensor, " N"] | Sequence[float]) -> Float[Tensor, " N"]:
 
 
 def correlation(a: Float[Tensor, " N"], b: Float[Tensor, " N"]) -> float:
-    """Pearson's, from -1 to 1; of `ranks` it is Spearman's. 0 where one of the two does not vary."""
+    """Return Pearson's correlation, from -1 to 1, or 0 if one input is constant; of `ranks` it is Spearman's."""
     a, b = a.double() - a.double().mean(), b.double() - b.double().mean()
     scale = float(torch.linalg.vector_norm(a) * torch.linalg.vector_norm(b))
     return float(a @ b) / scale if scale > 0 else 0.0

@@ -1,4 +1,4 @@
-"""The shape of a table, how it moved between two tables, and the shape of a position scheme, as numbers."""
+"""Geometry of a table, alignment and movement between two tables, and the values of a position scheme."""
 
 import math
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ from jaxtyping import Float, Int
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from embedlayer.analysis.rows import Rows
+from embedlayer.analysis.row_reader import RowReader
 from embedlayer.errors import ShapeError, SizeError
 from embedlayer.positions.position import AdditivePosition, Position
 from embedlayer.tables.dense import TableLike
@@ -23,13 +23,13 @@ CHUNK_ROWS = 8192
 
 
 @dataclass(frozen=True)
-class Pca:
+class PrincipalComponents:
     """Principal components of N rows of width D: `coordinates = (rows - mean) @ components.T`.
 
     Attributes:
-        coordinates: Where each row lies along the C components, `(N, C)`.
-        components: Orthonormal directions `(C, D)`, widest first.
-        explained_variance_ratio: Share of the total variance along each, `(C,)`; zeros where nothing varies.
+        coordinates: Coordinates of each row along the C components, `(N, C)`.
+        components: Orthonormal directions `(C, D)`, largest variance first.
+        explained_variance_ratio: Share of the total variance along each component, `(C,)`; zeros if nothing varies.
         mean: The mean row, `(D,)`.
     """
 
@@ -40,26 +40,26 @@ class Pca:
 
 
 @torch.no_grad()
-def pca(rows: TableLike, num_components: int = 2) -> Pca:
-    """Exact principal components: the eigenvectors of the covariance, in float64.
+def principal_components(rows: TableLike, num_components: int = 2) -> PrincipalComponents:
+    """Compute exact principal components: the eigenvectors of the covariance, in float64.
 
-    A component's sign is free; here its entry of largest size is positive, so that the same table always gives the
-    same picture. Memory beyond the result is `D x D` and a chunk of rows.
+    The sign of a component is arbitrary; here its entry of largest size is positive, so the same table always gives the
+    same coordinates. Memory beyond the result is `D x D` and a chunk of rows.
 
     Args:
-        rows: N rows of width D, or a table, which is read by chunks.
-        num_components: Directions to keep, C, at most D.
+        rows: A table, or N plain rows of width D.
+        num_components: Number of components, C, at most D.
 
     Raises:
-        SizeError: No rows, or `num_components` outside 1..D.
+        SizeError: There are no rows, or `num_components` is outside 1..D.
         ShapeError: Rows hold NaN or infinity.
     """
-    table = Rows(rows)
+    table = RowReader(rows)
     count, width = table.vocab_size, table.embed_dim
     if count < 1:
         raise SizeError(f"PCA needs at least one row; found {count} rows of width {width}.")
     if not 1 <= num_components <= width:
-        raise SizeError(f"Rows of width {width} have 1 to {width} components; asked for {num_components}.")
+        raise SizeError(f"Rows of width {width} have 1 to {width} components; num_components is {num_components}.")
     broken = torch.nonzero(~torch.cat([chunk.isfinite().all(dim=1) for _, chunk in table.chunks(CHUNK_ROWS)]))[:, 0]
     if len(broken):
         raise ShapeError(
@@ -71,7 +71,7 @@ def pca(rows: TableLike, num_components: int = 2) -> Pca:
     largest = directions.gather(1, directions.abs().argmax(dim=1, keepdim=True))
     components = directions * largest.sign()
     coordinates = torch.cat([(chunk - moments.mean) @ components.T for chunk in _wide(table)])
-    return Pca(
+    return PrincipalComponents(
         coordinates=coordinates * (moments.variances[:num_components] > 0),
         components=components,
         explained_variance_ratio=moments.variances[:num_components] / _positive(moments.variances.sum()),
@@ -80,7 +80,7 @@ def pca(rows: TableLike, num_components: int = 2) -> Pca:
 
 
 class _Moments(NamedTuple):
-    """Mean and spread of N rows: variances widest first `(D,)`, and their directions `(D, D)`, one a row."""
+    """Mean and variance of N rows: variances `(D,)` in descending order, and their directions `(D, D)`, one per row."""
 
     total: int
     mean: Tensor
@@ -89,7 +89,7 @@ class _Moments(NamedTuple):
 
 
 def _moments(chunks: "Chunks") -> _Moments:
-    """Of all rows, in two passes: the mean, then the scatter about it."""
+    """Compute mean and principal variances of all rows in two passes: the mean, then the scatter about it."""
     count, largest, total = 0, 0.0, torch.zeros(())
     for chunk in chunks:
         count += len(chunk)
@@ -109,9 +109,9 @@ def _moments(chunks: "Chunks") -> _Moments:
 
 
 class Chunks:
-    """Rows in float64, a chunk at a time, as often as they are asked for."""
+    """Iterable over the rows of a table in float64, a chunk at a time; it can be iterated several times."""
 
-    def __init__(self, rows: Rows, *, sound_only: bool) -> None:
+    def __init__(self, rows: RowReader, *, sound_only: bool) -> None:
         self.rows = rows
         self.sound_only = sound_only
 
@@ -121,7 +121,7 @@ class Chunks:
             yield wide[(wide != 0).any(1) & wide.isfinite().all(1)] if self.sound_only else wide
 
 
-def _wide(rows: Rows, *, sound_only: bool = False) -> Chunks:
+def _wide(rows: RowReader, *, sound_only: bool = False) -> Chunks:
     return Chunks(rows, sound_only=sound_only)
 
 
@@ -131,19 +131,19 @@ def _positive(value: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class TableGeometry:
-    """How the rows of a table fill their space. Rows that are zero or hold NaN are left out.
+    """How the rows of a table use the dimensions of their space. Zero rows and rows with NaN are left out.
 
     Attributes:
-        rows: Rows that were measured, N.
-        embed_dim: Their width, D.
-        spectrum: Variance along each principal direction, widest first, `(D,)`.
-        effective_rank: `exp(-sum p ln p)`, `p` the singular values of the centred rows over their sum: from 1, all
-            rows on a line, to D, equally wide in every direction. Source: Roy and Vetterli, 2007.
-        isotropy: `min Z(c) / max Z(c)`, `Z(c) = sum exp(c . row)` over rows, for unit eigenvectors `c` of
-            `rows.T @ rows`: 1 where no direction is preferred, near 0 where one is. It depends on the rows' lengths.
-            Source: Mu and Viswanath, 2018.
-        mean_cosine: Mean cosine of two different rows: 0 where they point everywhere alike.
-        mean_norm: Length of the mean row over the mean length of a row: what all rows have in common.
+        rows: Number of rows measured, N.
+        embed_dim: Width of a row, D.
+        spectrum: Variance along each principal direction, largest first, `(D,)`.
+        effective_rank: `exp(-sum p ln p)`, with `p` the singular values of the centred rows over their sum: 1 if all
+            rows are on a line, D if the variance is equal in every direction. Reference: Roy and Vetterli, 2007.
+        isotropy: `min Z(c) / max Z(c)` with `Z(c) = sum exp(c . row)` over rows, for unit eigenvectors `c` of
+            `rows.T @ rows`: 1 if no direction is preferred, near 0 if one is. It depends on the norms of the rows.
+            Reference: Mu and Viswanath, 2018.
+        mean_cosine: Mean cosine of two different rows: 0 if their directions are spread evenly.
+        mean_norm: Norm of the mean row over the mean norm of a row: the share that all rows have in common.
     """
 
     rows: int
@@ -160,7 +160,7 @@ class TableGeometry:
         return self.spectrum / _positive(self.spectrum.sum())
 
     def directions_for(self, share: float) -> int:
-        """How many principal directions hold this share of the variance.
+        """Return the number of principal directions that together hold a share of the variance.
 
         Example:
             >>> measured = table_geometry(torch.diag(torch.tensor([3.0, 1.0, 1.0])) - 1 / 3)
@@ -173,26 +173,26 @@ class TableGeometry:
 
 @torch.no_grad()
 def table_geometry(table: TableLike) -> TableGeometry:
-    """Spectrum, effective rank, isotropy and mean cosine of a table, exactly, over all rows, in float64.
+    """Compute spectrum, effective rank, isotropy and mean cosine of a table, exactly, over all rows, in float64.
 
-    Four passes by chunks; the work is of order `V D^2`, the memory `D x D`.
+    The table is read four times in chunks. The work is of order `V D^2`, the memory `D x D`.
 
     Args:
         table: A `TokenTable`, or a plain tensor `(V, D)`.
 
     Raises:
-        ShapeError: A plain tensor that is not `(V, D)`.
-        SizeError: No row has a length.
+        ShapeError: A plain tensor is not `(V, D)`.
+        SizeError: Every row is zero or holds NaN.
 
     Example:
         >>> even = table_geometry(torch.cat([torch.eye(4), -torch.eye(4)]))
         >>> round(even.effective_rank, 6), round(even.isotropy, 6), round(even.mean_cosine, 3)
         (4.0, 1.0, -0.143)
     """
-    rows = Rows(table)
+    rows = RowReader(table)
     chunks = _wide(rows, sound_only=True)
     if not any(len(chunk) for chunk in chunks):
-        raise SizeError(f"None of the {len(rows)} rows of this table has a length: all are zero or hold NaN.")
+        raise SizeError(f"All {len(rows)} rows of this table are zero or hold NaN, so it has no geometry.")
     moments = _moments(chunks)
     widths = moments.variances.sqrt()
     shares = widths / _positive(widths.sum())
@@ -216,7 +216,7 @@ def table_geometry(table: TableLike) -> TableGeometry:
 
 
 def _isotropy(chunks: Chunks, moments: _Moments) -> float:
-    """`min Z(c) / max Z(c)` over the eigenvectors of the rows' second moments, both signs of each."""
+    """Return `min Z(c) / max Z(c)` over both signs of the eigenvectors of the rows' second moments."""
     second = moments.directions.T @ (moments.variances[:, None] * moments.directions)
     second += moments.mean[:, None] * moments.mean
     directions = torch.linalg.eigh(second).eigenvectors
@@ -231,15 +231,15 @@ def _isotropy(chunks: Chunks, moments: _Moments) -> float:
 
 @dataclass(frozen=True)
 class FrequencyBand:
-    """Lengths of the rows of tokens that are about as frequent.
+    """The norms of rows whose tokens are about equally frequent.
 
     Attributes:
-        low: Fewest occurrences of its tokens.
+        low: Fewest occurrences of a token of the band.
         high: Most occurrences.
-        rows: How many tokens.
-        p10: A tenth of the lengths are below.
-        median: Half are.
-        p90: Nine tenths are.
+        rows: Number of tokens.
+        p10: 10th percentile of the norms.
+        median: Median of the norms.
+        p90: 90th percentile of the norms.
     """
 
     low: int
@@ -251,21 +251,21 @@ class FrequencyBand:
 
 
 def norms_by_frequency(table: TableLike, counts: Int[Tensor, " V"]) -> list[FrequencyBand]:
-    """Lengths of rows by how often their tokens occur: never, once, then by powers of four.
+    """Return the norms of rows in bands of token frequency: 0, 1, then bands that grow by a factor of four.
 
     Args:
         table: A `TokenTable`, or a plain tensor `(V, D)`.
-        counts: How often each token occurs.
+        counts: Number of occurrences of each token, `(V,)`.
 
     Raises:
-        ShapeError: There is not one count for each row.
+        ShapeError: The number of counts differs from the number of rows, or is 0.
 
     Example:
         >>> rows = torch.tensor([[0.0, 1.0], [0.0, 2.0], [0.0, 3.0]])
         >>> [(band.low, band.high, band.median) for band in norms_by_frequency(rows, torch.tensor([0, 7, 9]))]
         [(0, 0, 1.0), (7, 7, 2.0), (9, 9, 3.0)]
     """
-    rows = Rows(table)
+    rows = RowReader(table)
     if len(counts) != len(rows) or not len(rows):
         raise ShapeError(f"{len(rows)} rows need as many counts, at least one; found {len(counts)}.")
     norms = torch.cat([torch.linalg.vector_norm(chunk.double(), dim=1).cpu() for _, chunk in rows.chunks()])
@@ -284,14 +284,13 @@ def norms_by_frequency(table: TableLike, counts: Int[Tensor, " V"]) -> list[Freq
 
 
 @dataclass(frozen=True)
-class Alignment:
-    """The rotation that lays one table over another: `scale * before @ rotation` is nearest to `after`.
+class TableAlignment:
+    """The rotation that aligns one table with another: `scale * before @ rotation` is nearest to `after`.
 
     Attributes:
-        rotation: `(D, E)`, from the width of the one to that of the other; its shorter side is orthonormal.
-        scale: Factor that goes with it.
-        residual: Share of `after` that is left over, `|scale before rotation - after|^2 / |after|^2`: 0 where the two
-            are one table turned.
+        rotation: `(D, E)`, from the width of the first table to that of the second; its shorter side is orthonormal.
+        scale: Scalar factor.
+        residual: `|scale before rotation - after|^2 / |after|^2`: 0 if the second table is the first one rotated.
     """
 
     rotation: Float[Tensor, "D E"]
@@ -300,28 +299,29 @@ class Alignment:
 
 
 @torch.no_grad()
-def align(before: TableLike, after: TableLike, *, pairs: Int[Tensor, "N 2"] | None = None) -> Alignment:
-    """Orthogonal Procrustes: turn one table so that its rows come to lie on those of another.
+def align_tables(before: TableLike, after: TableLike, *, pairs: Int[Tensor, "N 2"] | None = None) -> TableAlignment:
+    """Align two tables by orthogonal Procrustes: find the rotation that maps the rows of one onto those of another.
 
-    Two models trained apart may hold the same table in other directions, so their rows can only be compared after
-    this. Two moments of one training need it not. Rows that are zero or hold NaN are left out.
+    Two models trained from different seeds may store equivalent tables in rotated coordinates, so their rows are
+    comparable only after alignment. Two checkpoints of one training need no alignment. Zero rows and rows with NaN are
+    left out.
 
     Args:
-        before: The table to turn.
-        after: The table to turn it to; its width may differ.
-        pairs: Row of `before`, row of `after`, for each token that both have (see `shared_tokens`); by default rows of
-            equal ID, and then both must have as many.
+        before: The table to rotate.
+        after: The table to align it with; its width may differ.
+        pairs: Row of `before` and row of `after` for each shared token, `(N, 2)`, see `shared_tokens`; `None` pairs
+            equal IDs, and then both tables need equally many rows.
 
     Raises:
-        ShapeError: Tables of different lengths without `pairs`, or pairs outside them.
-        SizeError: No rows to go by.
+        ShapeError: The tables differ in length without `pairs`, or pairs are outside them.
+        SizeError: No pair has two usable rows.
 
-    Source: Schonemann, 1966: `U V^T` of the singular value decomposition of `before^T after`.
+    Reference: Schonemann, 1966: `U V^T` of the singular value decomposition of `before^T after`.
 
     Example:
-        >>> rows, turn = torch.randn(50, 4), torch.linalg.qr(torch.randn(4, 4)).Q
-        >>> found = align(rows, 3 * rows @ turn)
-        >>> torch.allclose(found.rotation.float(), turn, atol=1e-5), round(found.scale, 4), round(found.residual, 4)
+        >>> rows, rotation = torch.randn(50, 4), torch.linalg.qr(torch.randn(4, 4)).Q
+        >>> found = align_tables(rows, 3 * rows @ rotation)
+        >>> torch.allclose(found.rotation.float(), rotation, atol=1e-5), round(found.scale, 4), round(found.residual, 4)
         (True, 3.0, 0.0)
     """
     two = _Pairs(before, after, pairs)
@@ -333,29 +333,29 @@ def align(before: TableLike, after: TableLike, *, pairs: Int[Tensor, "N 2"] | No
         products += left.T @ right
         lengths += torch.stack([left.square().sum(), right.square().sum()])
     if not lengths.min() > 0:
-        raise SizeError("There are no two rows to align by: all pairs have a row that is zero or holds NaN.")
+        raise SizeError("No pair has two usable rows to align: each has a row that is zero or holds NaN.")
     left_vectors, widths, right_vectors = torch.linalg.svd(products, full_matrices=False)
     rotation = left_vectors @ right_vectors
-    turned = float(lengths[0])
-    if rotation.shape[1] < rotation.shape[0]:  # turning into fewer directions loses a part of each row
-        turned = sum(
+    rotated = float(lengths[0])
+    if rotation.shape[1] < rotation.shape[0]:  # a rotation into fewer dimensions loses a part of each row
+        rotated = sum(
             float((left[_sound(left) & _sound(right)] @ rotation).square().sum()) for left, right in two.chunks()
         )
     total = float(widths.sum())
-    scale = total / turned
-    residual = max(0.0, 1 - total * total / (turned * float(lengths[1])))
-    return Alignment(rotation, scale, residual)
+    scale = total / rotated
+    residual = max(0.0, 1 - total * total / (rotated * float(lengths[1])))
+    return TableAlignment(rotation, scale, residual)
 
 
-class Moved(NamedTuple):
-    """A token's row in two tables.
+class MovedRow(NamedTuple):
+    """The row of one token in two tables.
 
     Attributes:
-        before: Its ID in the first.
-        after: Its ID in the second.
-        cosine: Of its two rows, the first one turned: 1 where it points as before.
-        norm_before: Length of the first.
-        norm_after: Length of the second.
+        before: Its ID in the first table.
+        after: Its ID in the second table.
+        cosine: Cosine of its two rows, the first one rotated by the alignment: 1 if the direction is unchanged.
+        norm_before: Norm of its first row.
+        norm_after: Norm of its second row.
     """
 
     before: int
@@ -366,79 +366,80 @@ class Moved(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Movement:
-    """What became of each row from one table to another.
+class RowMovement:
+    """The change of each row from one table to another.
 
     Attributes:
-        pairs: Row of the one, row of the other, `(N, 2)`.
-        cosines: Cosine of the two, `(N,)`; NaN where one is zero or holds NaN.
-        norms: Their lengths, `(N, 2)`.
+        pairs: Row of the first and row of the second table, `(N, 2)`.
+        cosines: Cosine of the two rows, `(N,)`; NaN if one is zero or holds NaN.
+        norms: Norms of the two rows, `(N, 2)`.
     """
 
     pairs: Int[Tensor, "N 2"]
     cosines: Float[Tensor, " N"]
     norms: Float[Tensor, "N 2"]
 
-    def most(self, count: int = 10) -> list[Moved]:
-        """The rows that point least as they did; equals in the order of their IDs."""
+    def most(self, count: int = 10) -> list[MovedRow]:
+        """Return the rows with the lowest cosine to their earlier row; equal cosines by ID."""
         return self._listed(self.cosines.nan_to_num(nan=math.inf).argsort(stable=True), count)
 
-    def least(self, count: int = 10) -> list[Moved]:
-        """The rows that point most as they did."""
+    def least(self, count: int = 10) -> list[MovedRow]:
+        """Return the rows with the highest cosine to their earlier row; equal cosines by ID."""
         return self._listed(self.cosines.nan_to_num(nan=-math.inf).argsort(descending=True, stable=True), count)
 
-    def _listed(self, order: Int[Tensor, " N"], count: int) -> list[Moved]:
+    def _listed(self, order: Int[Tensor, " N"], count: int) -> list[MovedRow]:
         order = order[~self.cosines[order].isnan()][:count]
         cells = zip(self.pairs[order].tolist(), self.cosines[order].tolist(), self.norms[order].tolist(), strict=True)
-        return [Moved(one, other, cosine, *norms) for (one, other), cosine, norms in cells]
+        return [MovedRow(one, other, cosine, *norms) for (one, other), cosine, norms in cells]
 
 
 @torch.no_grad()
-def moved_most(
+def row_movement(
     before: TableLike,
     after: TableLike,
     *,
-    alignment: Alignment | None = None,
+    alignment: TableAlignment | None = None,
     pairs: Int[Tensor, "N 2"] | None = None,
-) -> Movement:
-    """How far each row has turned from one table to another; `.most(20)` lists those that turned most.
+) -> RowMovement:
+    """Measure how far the direction of each row changed between two tables; `.most(20)` lists the largest changes.
 
     Args:
         before: The earlier table.
-        after: The later one.
-        alignment: What `align` gives, for tables of two trainings; `None` where both have the same directions.
-        pairs: See `align`.
+        after: The later table.
+        alignment: The result of `align_tables` for tables of two trainings; `None` compares rows as they are.
+        pairs: Row of `before` and row of `after` for each shared token, `(N, 2)`; `None` pairs equal IDs.
 
     Raises:
-        ShapeError: The tables differ in length without `pairs`, or in width without an alignment, or pairs lie outside
+        ShapeError: The tables differ in length without `pairs`, or in width without an alignment, or pairs are outside
             them.
 
     Example:
-        >>> moved_most(torch.eye(3), torch.tensor([[2.0, 0, 0], [0, 1, 0], [0, 1, 1]])).most(1)
-        [Moved(before=2, after=2, cosine=0.707..., norm_before=1.0, norm_after=1.414...)]
+        >>> row_movement(torch.eye(3), torch.tensor([[2.0, 0, 0], [0, 1, 0], [0, 1, 1]])).most(1)
+        [MovedRow(before=2, after=2, cosine=0.707..., norm_before=1.0, norm_after=1.414...)]
     """
     two = _Pairs(before, after, pairs)
     if alignment is None and two.before.embed_dim != two.after.embed_dim:
         raise ShapeError(
-            f"Rows of width {two.before.embed_dim} and {two.after.embed_dim} cannot be compared as they are: give "
-            f"alignment=align(before, after)."
+            f"Rows of width {two.before.embed_dim} and {two.after.embed_dim} cannot be compared as they are: pass "
+            f"alignment=align_tables(before, after)."
         )
     cosines, norms = [], []
     for left, right in two.chunks():
-        turned = left if alignment is None else left @ alignment.rotation
+        rotated = left if alignment is None else left @ alignment.rotation
         lengths = torch.stack([torch.linalg.vector_norm(side, dim=1) for side in (left, right)], dim=1)
-        scale = torch.linalg.vector_norm(turned, dim=1) * lengths[:, 1]
-        cosines.append(((turned * right).sum(1) / scale.where(scale > 0, math.nan)).clamp(-1.0, 1.0))
+        scale = torch.linalg.vector_norm(rotated, dim=1) * lengths[:, 1]
+        cosines.append(((rotated * right).sum(1) / scale.where(scale > 0, math.nan)).clamp(-1.0, 1.0))
         norms.append(lengths)
     if not cosines:
-        return Movement(two.pairs, torch.zeros(0), torch.zeros(0, 2))
-    return Movement(two.pairs, torch.cat(cosines), torch.cat(norms))
+        return RowMovement(two.pairs, torch.zeros(0), torch.zeros(0, 2))
+    return RowMovement(two.pairs, torch.cat(cosines), torch.cat(norms))
 
 
 def shared_tokens(before: Tokenizer, after: Tokenizer) -> Int[Tensor, "N 2"]:
-    """The tokens that two tokenizers have in common, by their readable text: ID in the one, ID in the other.
+    """Return the tokens that two tokenizers share, by their readable text: pairs of IDs `(N, 2)`.
 
-    A text that several tokens of one have is left out. Of equal tokenizers every token is paired with itself.
+    A text that several tokens of one tokenizer have is left out. If the tokenizers are equal, every token pairs with
+    itself.
     """
     ids = [sorted(set(one.get_vocab(with_added_tokens=True).values())) for one in (before, after)]
     if ids[0] == ids[1] and fingerprint(before) == fingerprint(after):
@@ -459,14 +460,14 @@ def _ids_by_text(tokenizer: Tokenizer, ids: list[int]) -> dict[str, int]:
 
 
 class _Pairs:
-    """Two tables and which row of the one belongs to which of the other."""
+    """Two tables and the pairs of rows to compare; raises ShapeError if a pair is outside a table."""
 
     def __init__(self, before: TableLike, after: TableLike, pairs: Tensor | None) -> None:
-        self.before, self.after = Rows(before), Rows(after)
+        self.before, self.after = RowReader(before), RowReader(after)
         if pairs is None:
             if len(self.before) != len(self.after):
                 raise ShapeError(
-                    f"The tables have {len(self.before)} and {len(self.after)} rows: give pairs, such as "
+                    f"The tables have {len(self.before)} and {len(self.after)} rows: pass pairs, such as "
                     f"shared_tokens(tokenizer, other_tokenizer)."
                 )
             pairs = torch.arange(len(self.before))[:, None].expand(-1, 2)
@@ -478,7 +479,7 @@ class _Pairs:
         self.pairs = pairs
 
     def chunks(self) -> Iterator[tuple[Float[Tensor, "rows D"], Float[Tensor, "rows E"]]]:
-        """The rows of both, side by side, in float64."""
+        """Yield the paired rows of both tables in float64, a chunk at a time."""
         for part in self.pairs.split(CHUNK_ROWS):
             if len(part):
                 yield self.before.take(part[:, 0]).double(), self.after.take(part[:, 1]).double()
@@ -489,14 +490,14 @@ def _sound(rows: Float[Tensor, "rows D"]) -> Tensor:
 
 
 class PositionPicture(NamedTuple):
-    """What a position scheme does, as a matrix to draw.
+    """The values of a position scheme as a matrix to draw.
 
     Attributes:
-        values: One row per position or distance, one column per dimension, pair or head, `(T, C)`.
-        title: What is shown.
-        row_label: What a row is.
-        column_label: What a column is.
-        value_label: What a number is.
+        values: One row per position or distance, one column per dimension, channel pair or head, `(T, C)`.
+        title: Title of the picture.
+        row_label: Label of the rows.
+        column_label: Label of the columns.
+        value_label: Label of the values.
     """
 
     values: Float[Tensor, "T C"]
@@ -508,26 +509,26 @@ class PositionPicture(NamedTuple):
 
 @torch.no_grad()
 def position_values(position: Position, length: int) -> PositionPicture | None:
-    """What a scheme looks like over `length` positions, read through the hook by which it speaks.
+    """Return the values of a position scheme over `length` positions, read through the hook that the scheme overrides.
 
     | hook | rows | columns | value |
     |---|---|---|---|
-    | `add` | positions | dimensions | what is added to a token's vector |
-    | `rotate` | positions | pairs of dimensions | cosine of the angle by which the pair is turned |
-    | `bias` | distances to the key | heads | what is added to the score |
+    | `add` | positions | dimensions | the number added to a token's vector |
+    | `rotate` | positions | channel pairs | the cosine of the rotation angle |
+    | `bias` | distances to the key | heads | the number added to the attention score |
 
     Args:
-        position: Any scheme. One with a `max_seq_len` is shown up to it.
-        length: Positions to show, T.
+        position: Any scheme. One with a `max_seq_len` is evaluated up to it.
+        length: Number of positions, T.
 
     Returns:
-        The picture, or `None` for a scheme that leaves everything as it is.
+        The values, or `None` for a scheme without an effect.
 
     Raises:
         SizeError: `length` is below 1.
     """
     if length < 1:
-        raise SizeError(f"A picture needs at least one position; asked for {length}.")
+        raise SizeError(f"position_values needs a length of at least 1; found {length}.")
     length = min(length, getattr(position, "max_seq_len", None) or length)
     if isinstance(position, AdditivePosition):
         return _added(position, length)

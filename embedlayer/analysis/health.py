@@ -1,4 +1,4 @@
-"""What is wrong with a table, row by row: zeros, NaN, duplicates, rows never touched or hardly reached by training."""
+"""Check every row of a table: zero, NaN or infinite, duplicate, unchanged since initialisation, under-trained."""
 
 import math
 from dataclasses import dataclass, field
@@ -8,7 +8,7 @@ from jaxtyping import Float, Int
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from embedlayer.analysis.rows import Rows
+from embedlayer.analysis.row_reader import RowReader
 from embedlayer.analysis.token_kinds import BYTE_PIECE, KINDS, token_kinds
 from embedlayer.analysis.under_trained import UnderTrained
 from embedlayer.analysis.under_trained import under_trained_scores as under_trained_scores
@@ -20,15 +20,15 @@ from embedlayer.text.tokenizer import token_text
 
 
 @dataclass(frozen=True)
-class Finding:
-    """One under-trained row, with the evidence.
+class UnderTrainedRow:
+    """One under-trained row.
 
     Attributes:
-        id: Row.
-        text: See `Health.text_of`.
+        id: Row ID.
+        text: Readable text of its token, see `TableHealth.text_of`.
         kind: One of `token_kinds.KINDS`; `None` without a tokenizer.
-        score: See `UnderTrained.scores`.
-        norm: Length of the row.
+        score: Under-training score, see `UnderTrained.scores`.
+        norm: Euclidean norm of the row.
     """
 
     id: int
@@ -40,7 +40,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class KindCount:
-    """How many rows of a kind there are, and how many of these are under-trained."""
+    """The number of rows of one kind, and how many of them are under-trained."""
 
     kind: str
     rows: int
@@ -48,19 +48,19 @@ class KindCount:
 
 
 @dataclass(frozen=True)
-class Health:
-    """What `health` found.
+class TableHealth:
+    """The result of `table_health`.
 
     Attributes:
-        vocab_size: Rows, V.
-        embed_dim: Their width, D.
-        norms: Length of each row `(V,)`; NaN where a row holds NaN or infinity.
+        vocab_size: Number of rows, V.
+        embed_dim: Width of a row, D.
+        norms: Euclidean norm of each row `(V,)`; NaN if a row holds NaN or infinity.
         zero_rows: IDs of rows that are all zero: padding, or rows that were added and never trained.
         nonfinite_rows: IDs of rows with NaN or infinity.
-        duplicates: Groups of IDs whose rows are equal (zero rows apart), by their first ID.
-        never_touched: IDs of rows that are what they were before training, up to one factor (weight decay shrinks rows
-            that nothing else touches); `None` where the earlier table was not given.
-        under_trained: Scores, threshold and cones.
+        duplicates: Groups of IDs whose rows are equal, ordered by their first ID; zero rows are not listed here.
+        never_touched: IDs of rows that equal the earlier table up to one factor per row (weight decay scales rows
+            without gradients); `None` if no earlier table was passed.
+        under_trained: Under-training scores, threshold and cones.
         kinds: The kind of each row, see `token_kinds`; `None` without a tokenizer.
         tokenizer: The tokenizer, or `None`.
     """
@@ -80,23 +80,27 @@ class Health:
 
     @property
     def by_kind(self) -> tuple[KindCount, ...]:
-        """Rows and under-trained rows of each kind that occurs; empty without a tokenizer."""
+        """Number of rows and of under-trained rows per kind; empty without a tokenizer."""
         flagged = self.under_trained.flagged.tolist()
         kinds = self.kinds or ()
         rows = {kind: [flag for flag, own in zip(flagged, kinds, strict=True) if own == kind] for kind in set(kinds)}
         return tuple(KindCount(kind, len(rows[kind]), sum(rows[kind])) for kind in KINDS if kind in rows)
 
-    def findings(self, limit: int | None = None, *, kind: str | None = None) -> list[Finding]:
-        """The under-trained rows, least trained first; at most `limit`, of one `kind`.
+    def findings(self, limit: int | None = None, *, kind: str | None = None) -> list[UnderTrainedRow]:
+        """Return the under-trained rows, highest score first.
 
-        Rows whose scores agree in three digits, as they are shown, stand by ID: rows that nothing ever told apart.
+        Rows whose scores are equal to three decimals, as they are printed, are ordered by ID.
+
+        Args:
+            limit: Return at most so many rows; `None` for all.
+            kind: Return only rows of this kind; `None` for all kinds.
         """
         scores = self.under_trained.scores
         ids = torch.nonzero(self.under_trained.flagged)[:, 0]
         ids = ids[scores[ids].round(decimals=3).argsort(descending=True, stable=True)]
         chosen = [row for row in ids.tolist() if kind is None or (self.kinds or [None] * self.vocab_size)[row] == kind]
         return [
-            Finding(
+            UnderTrainedRow(
                 row,
                 self.text_of(row),
                 None if self.kinds is None else self.kinds[row],
@@ -107,14 +111,14 @@ class Health:
         ]
 
     def text_of(self, row: int) -> str:
-        """What a row's token stands for, `<0x41>` for a byte piece, or `row 512` where there is no token."""
+        """Return the readable text of a row's token, `<0x41>` for a byte token, or `row 512` without a token."""
         piece = None if self.tokenizer is None else self.tokenizer.id_to_token(row)
         if self.tokenizer is None or piece is None:
             return f"row {row}"
         return piece if BYTE_PIECE.fullmatch(piece) else token_text(self.tokenizer, row)
 
     def to_json(self, limit: int = 100) -> JsonObject:
-        """Counts, and the first `limit` IDs of each list, as JSON has it."""
+        """Return counts, and at most `limit` IDs of each list, as a JSON object."""
         norms = self.norms[self.norms.isfinite()].double()
         return {
             "vocab_size": self.vocab_size,
@@ -160,42 +164,42 @@ class Health:
 
 
 @torch.no_grad()
-def health(
+def table_health(
     table: TableLike,
     tokenizer: Tokenizer | None = None,
     *,
     before: TableLike | None = None,
     head: Tensor | None = None,
-) -> Health:
-    """Look at every row of a table.
+) -> TableHealth:
+    """Check every row of a table and return what is wrong with it.
 
     Args:
         table: A `TokenTable`, or a plain tensor `(V, D)`.
-        tokenizer: Its tokenizer, for the kinds of tokens.
-        before: The same table before training, for `never_touched`.
-        head: The rows of a free head `(V, E)`. Training pushes them where it does not push the table's, so
-            under-trained tokens are looked for among them.
+        tokenizer: The tokenizer, which gives the kinds of tokens; `None` leaves them out.
+        before: The same table before training, for `never_touched`; `None` leaves it out.
+        head: Rows of an untied head `(V, E)`. The softmax moves unused rows of the head, not of the input table, so
+            under-trained tokens are searched there; `None` searches the table.
 
     Raises:
-        ShapeError: A plain tensor that is not `(V, D)`, or tables of different sizes.
+        ShapeError: A plain tensor is not `(V, D)`, or two tables differ in size.
 
     Example:
-        >>> found = health(torch.tensor([[0.0, 0.0], [1.0, 2.0], [1.0, 2.0], [3.0, torch.nan]]))
+        >>> found = table_health(torch.tensor([[0.0, 0.0], [1.0, 2.0], [1.0, 2.0], [3.0, torch.nan]]))
         >>> found.zero_rows, found.duplicates, found.nonfinite_rows
         ((0,), ((1, 2),), (3,))
     """
-    rows = Rows(table)
+    rows = RowReader(table)
     if head is not None and len(head) != len(rows):
-        raise ShapeError(f"The table has {len(rows)} rows and the head {len(head)}: give the head of this table.")
+        raise ShapeError(f"The table has {len(rows)} rows and the head {len(head)}: pass the head of this table.")
     norms = torch.cat([_norms(chunk) for _, chunk in rows.chunks()]) if len(rows) else torch.empty(0)
-    return Health(
+    return TableHealth(
         vocab_size=rows.vocab_size,
         embed_dim=rows.embed_dim,
         norms=norms,
         zero_rows=_ids(norms == 0),
         nonfinite_rows=_ids(norms.isnan()),
         duplicates=_duplicates(rows, norms),
-        never_touched=None if before is None else _ids(_untouched(rows, Rows(before))),
+        never_touched=None if before is None else _ids(_untouched(rows, RowReader(before))),
         under_trained=under_trained_scores(table if head is None else head),
         kinds=None if tokenizer is None else tuple(token_kinds(tokenizer, rows.vocab_size)),
         tokenizer=tokenizer,
@@ -209,8 +213,8 @@ def _norms(chunk: Float[Tensor, "rows D"]) -> Float[Tensor, " rows"]:
     return norms.float().where(~broken, torch.tensor(math.nan))
 
 
-def _duplicates(rows: Rows, norms: Float[Tensor, " V"]) -> tuple[tuple[int, ...], ...]:
-    """Groups of equal rows, by a random linear hash of their bits, 64 wide."""
+def _duplicates(rows: RowReader, norms: Float[Tensor, " V"]) -> tuple[tuple[int, ...], ...]:
+    """Return groups of equal rows, found by a random linear 64-bit hash of their bits."""
     generator = torch.Generator().manual_seed(0)
     weights = torch.randint(-(1 << 62), 1 << 62, (2 * rows.embed_dim,), generator=generator) * 2 + 1
     hashes = []
@@ -229,12 +233,12 @@ def _duplicates(rows: Rows, norms: Float[Tensor, " V"]) -> tuple[tuple[int, ...]
     return tuple(map(tuple, groups.values()))
 
 
-def _untouched(rows: Rows, before: Rows) -> Tensor:
-    """Rows that are a positive multiple of what they were, to within the rounding of many steps of decay."""
+def _untouched(rows: RowReader, before: RowReader) -> Tensor:
+    """Return a mask of the rows that are a positive multiple of the earlier row, up to the rounding of weight decay."""
     if (rows.vocab_size, rows.embed_dim) != (before.vocab_size, before.embed_dim):
         raise ShapeError(
             f"The table is {rows.vocab_size} x {rows.embed_dim} and the one before training is "
-            f"{before.vocab_size} x {before.embed_dim}: give the same table at two times."
+            f"{before.vocab_size} x {before.embed_dim}: pass the same table at two times."
         )
     found: list[Tensor] = []
     for start, chunk in rows.chunks():

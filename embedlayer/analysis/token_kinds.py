@@ -1,16 +1,16 @@
-"""What sort of thing each row of a table stands for, by its tokenizer alone.
+"""Classify each row of a table by what its tokenizer says about the token.
 
-| kind | what it is |
+| kind | tokens |
 |---|---|
-| `"no token"` | a row beyond the tokenizer, or in a gap of its IDs |
-| `"special"` | a token that the tokenizer adds or keeps whole: `[CLS]`, `<s>`, padding |
-| `"byte"` | bytes that are no whole character: `<0xE2>`, also a byte-fallback piece of a character |
-| `"unreachable"` | a piece that no text was found to give: `[unused12]`, BERT's `##三` |
-| `"space"` | white space alone |
-| `"number"` | digits, with what may stand between them |
-| `"punctuation"` | no letter and no digit |
-| `"word"` | letters from the start of a word on |
-| `"part"` | letters within a word |
+| `"no token"` | a row beyond the tokenizer's entries, or in a gap of its IDs |
+| `"special"` | a token that was added or that the tokenizer never splits: `[CLS]`, `<s>`, padding |
+| `"byte"` | bytes that are not a whole character: `<0xE2>`, also a byte-fallback token of a character |
+| `"unreachable"` | an entry that the tokenizer produced for none of the tested texts: `[unused12]`, BERT's `##三` |
+| `"space"` | white space only |
+| `"number"` | digits, with or without punctuation |
+| `"punctuation"` | neither letters nor digits |
+| `"word"` | letters at the start of a word |
+| `"part"` | letters inside a word |
 """
 
 import re
@@ -22,12 +22,12 @@ from tokenizers import Tokenizer
 from embedlayer.text.tokenizer import token_text, without_limits
 
 KINDS = ("word", "part", "number", "punctuation", "space", "byte", "special", "unreachable", "no token")
-"""All kinds, in the order of reports."""
+"""All kinds, in the order in which reports list them."""
 
 BYTE_PIECE = re.compile(r"<0x[0-9A-F]{2}>")
 
 CONTEXTS = ("", "«", "\n", "a ", "7")
-"""What is put before a piece to have the tokenizer give it; letters of its own vocabulary come on top."""
+"""Texts placed before an entry to test whether the tokenizer produces it; letters of the vocabulary are added."""
 
 LETTERS = 8
 
@@ -35,10 +35,10 @@ ENCODED_AT_ONCE = 4096
 
 
 def token_kinds(tokenizer: Tokenizer, vocab_size: int) -> list[str]:
-    """The kind of each row, `vocab_size` of them.
+    """Return the kind of each of the `vocab_size` rows.
 
-    A piece is unreachable if the tokenizer gives it for none of twenty texts that end with it. A rare piece that needs
-    another neighbour is so called by mistake; one that is called reachable is.
+    An entry is unreachable if the tokenizer produces it for none of twenty texts that end with it. The test can miss a
+    rare context, so an entry may be called unreachable by mistake, but never reachable by mistake.
 
     Example:
         >>> from embedlayer.text.tokenizer import train_tokenizer
@@ -71,7 +71,7 @@ def token_kinds(tokenizer: Tokenizer, vocab_size: int) -> list[str]:
 
 
 def reachable(tokenizer: Tokenizer, tokens: Sequence[int], texts: Sequence[str]) -> set[int]:
-    """The tokens that the tokenizer gives for their own text after one of `CONTEXTS` or a letter or two."""
+    """Return the tokens that the tokenizer produces for their own text after one of `CONTEXTS` or a letter or two."""
     left = list(zip(tokens, texts, strict=True))
     found: set[int] = set()
     letters = sorted({text for text in texts if len(text) == 1 and text.isalnum() and text.isascii()}, reverse=True)
@@ -99,7 +99,10 @@ def _kind(piece: str, text: str, *, is_part: bool) -> str:
 
 
 def _tell_parts_from_words(kinds: list[str], texts: dict[int, str]) -> None:
-    """Where words begin with a space, letters without one are parts of words; else all are words."""
+    """Change the kind of words without a leading space to "part", in place, if the tokenizer marks words by a space.
+
+    If no word starts with a space, all of them stay words.
+    """
     words = [token for token, kind in enumerate(kinds) if kind == "word"]
     begin = [token for token in words if not texts[token][0].isalpha()]
     if begin:
@@ -108,7 +111,7 @@ def _tell_parts_from_words(kinds: list[str], texts: dict[int, str]) -> None:
 
 
 def _continuation_prefix(tokenizer: Tokenizer) -> str:
-    """WordPiece's mark of a piece within a word; empty where there is none."""
+    """Return WordPiece's prefix of a subword inside a word (`##`), or an empty string."""
     return str(getattr(tokenizer.model, "continuing_subword_prefix", None) or "")
 
 

@@ -1,19 +1,19 @@
-"""Rows that training has hardly reached, found by where they point.
+"""Find under-trained rows by their direction.
 
-A token that never occurs is still pushed, at every step, by the softmax of a head that reads the same table, and its
-row decays: all such rows are moved alike. What they have in common soon outweighs the noise that each began with, so
-they point nearly the same way: a tight cone. Tokens that do occur are pulled apart. Norms do not show this (in a tied
-table the untouched rows can have the highest of all), and no list of suspicious tokens is needed. The rule:
+A token that never occurs in training still gets a gradient at every step: the softmax of the output head pushes all
+unused rows in the same direction, and weight decay shrinks them. The shared direction soon exceeds the noise of the
+initialisation, so unused rows form a narrow cone. Rows of tokens that occur leave it. Norms do not show this: in a tied
+table unused rows can have the largest norms. No list of suspicious tokens is needed. The method:
 
-1. Find the directions around which rows crowd most, in a sample of the table.
-2. Count rows by their angle to such a direction. A cone is there if the count per degree falls to a tenth of its peak
-   and rises again further out, where the other tokens are. Groups of like meaning thin out without such a gap.
-3. The cone's axis is the mean direction of its inner half; its edge is the angle at which the count has fallen to a
-   tenth of the peak. What lies inside is under-trained. The next cone is looked for among the rest; one that overlaps
-   an earlier one holds rows that training has begun to pull out of it, and is none.
+1. In a sample of the table, find the directions with the highest density of rows.
+2. Count rows by their angle to such a direction. It is the axis of a cone if the count per degree falls to a tenth of
+   its peak and rises again at larger angles, where the other tokens are. Clusters of related words have no such gap.
+3. The axis becomes the mean direction of the inner half of the cone. The edge is the angle at which the count falls to
+   a tenth of the peak. Rows inside the edge are under-trained. The search is repeated among the other rows; a cone that
+   overlaps an earlier one is dropped, since it holds rows that training has begun to move out of that cone.
 
-It finds no rows that were never pushed at all: those of an untied input table keep the noise that they began with,
-which points nowhere. The rows of their free head are pushed; `health` looks at those, if it is given them.
+Rows without any gradient are not found: unused rows of an untied input table keep the noise of their initialisation.
+The rows of the untied head show them; pass those to `table_health`.
 """
 
 import math
@@ -25,23 +25,23 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from embedlayer.analysis.rows import Rows
+from embedlayer.analysis.row_reader import RowReader
 from embedlayer.tables.dense import TableLike
 
 WIDEST = 45.0
-"""Degrees from the axis at which a cone may be densest: beyond, two of its rows are less than half alike."""
+"""Largest angle from the axis, in degrees, at which a cone may be densest: two rows there have a cosine of 0.5."""
 
 FALL = 10.0
-"""A cone ends where rows are this many times rarer than at its densest angle."""
+"""A cone ends at the angle where the density of rows is below its peak by this factor."""
 
 RISE = 3.0
-"""And further out they must be this many times denser again than where they are rarest."""
+"""Beyond the edge the density must rise again by this factor over its minimum."""
 
 FEWEST = 16
-"""Rows in a cone: fewer cannot be told from tokens of like meaning, such as the ten digits of a small vocabulary."""
+"""Least number of rows in a cone; fewer may be related tokens, such as the ten digits of a small vocabulary."""
 
 FEWEST_SAMPLED = 6
-"""Of these in the sample, where it is a small part of the table."""
+"""Least number of a cone's rows in the sample of a large table."""
 
 MOST_CONES = 8
 SAMPLE, SEEDS = 16384, 4096
@@ -51,11 +51,11 @@ TRIES = 12
 
 @dataclass(frozen=True)
 class Cone:
-    """Rows that point the same way.
+    """A set of rows with nearly the same direction.
 
     Attributes:
         axis: Unit vector `(D,)`, the mean direction of the inner half.
-        size: Rows inside the edge.
+        size: Number of rows inside the edge.
         angle: Median angle of these rows to the axis, in degrees.
         edge: Angle at which the cone ends, in degrees.
         similarity: Mean cosine of two different rows inside.
@@ -70,13 +70,13 @@ class Cone:
 
 @dataclass(frozen=True)
 class UnderTrained:
-    """How little each row has learned.
+    """The under-training score of each row.
 
     Attributes:
         scores: `(V,)`, from -1 to 1: 1 on the axis of the nearest cone, 0 at its edge, -1 opposite to it. Without a
-            cone, what lies nearest to the most crowded direction scores highest, and nothing is above 0. Rows without a
-            direction (zero, NaN) score -1: `health` lists them apart.
-        cones: What was found, largest first; none in a table whose rows are all trained, or none.
+            cone, rows nearest to the densest direction score highest, but never above 0. Zero rows and rows with NaN
+            score -1; `table_health` lists them separately.
+        cones: The cones found, largest first; empty if the table has none.
     """
 
     scores: Float[Tensor, " V"]
@@ -84,41 +84,41 @@ class UnderTrained:
 
     @property
     def threshold(self) -> float:
-        """The score above which a row lies inside a cone: 0, the cone's edge."""
+        """The score above which a row is inside a cone: 0, the edge of the cone."""
         return 0.0
 
     @property
     def flagged(self) -> Bool[Tensor, " V"]:
-        """The rows inside a cone."""
+        """Mask of the rows inside a cone, `(V,)`."""
         return self.scores > self.threshold
 
     def explain(self) -> str:
-        """Why rows are flagged, or why none are, in sentences."""
+        """Return sentences that say why rows are flagged, or why none are."""
         if not self.cones:
             return (
-                f"No rows crowd around one direction with a gap to the rest, so none are called under-trained. "
-                f"Looked for {FEWEST} or more rows within {WIDEST:.0f} degrees of an axis."
+                f"No rows form a narrow cone around one direction with a gap to the other rows, so no row is flagged. "
+                f"A cone needs {FEWEST} rows or more within {WIDEST:.0f} degrees of its axis."
             )
         return "\n".join(
-            f"{cone.size:,} rows lie within {cone.edge:.0f} degrees of one direction, half of them within "
-            f"{max(cone.angle, 0.1):.1f}; two of them have a cosine of {cone.similarity:.2f} on average. Beyond the "
-            f"edge rows are less than a tenth as dense, and further out denser again."
+            f"{cone.size:,} rows are within {cone.edge:.0f} degrees of one direction, half of them within "
+            f"{max(cone.angle, 0.1):.1f} degrees; their mean cosine is {cone.similarity:.2f}. At that edge the density "
+            f"of rows is less than a tenth of its peak, and beyond it the density rises again."
             for cone in self.cones
         )
 
 
 @torch.no_grad()
 def under_trained_scores(table: TableLike) -> UnderTrained:
-    """How little each row has learned: its angle to the cone of rows that were only ever pushed, never told apart.
+    """Score how little training has moved each row apart from the other unused rows.
 
-    Works for tied tables and for output heads, and wherever unused rows were moved alike. Memory beyond the scores is a
-    sample of 16,384 rows; the table is read a few times by chunks. The sample is the same in every call.
+    The method works for tied tables and for output heads. The table is read a few times in chunks, and a sample of
+    16,384 rows is kept in memory. The sample is the same in every call.
 
     Args:
         table: A `TokenTable`, or a plain tensor `(V, D)`.
 
     Raises:
-        ShapeError: A plain tensor that is not `(V, D)`.
+        ShapeError: A plain tensor is not `(V, D)`.
 
     Example:
         >>> words = torch.randn(400, 32)
@@ -127,7 +127,7 @@ def under_trained_scores(table: TableLike) -> UnderTrained:
         >>> int(found.flagged[:400].sum()), int(found.flagged[400:].sum())
         (0, 100)
     """
-    rows = Rows(table)
+    rows = RowReader(table)
     free = _have_a_direction(rows)
     cones: list[Cone] = []
     sample = _sample(rows, free)
@@ -149,30 +149,30 @@ def under_trained_scores(table: TableLike) -> UnderTrained:
         cone, inside = found
         cones.append(cone)
         free &= ~inside
-        gone = sample @ cone.axis > _cosine(cone.edge)
-        crowding[gone[: len(crowding)]] = -torch.inf
-        sample = sample.masked_fill(gone[:, None], 0.0)  # a row without direction is near nothing
+        inside_cone = sample @ cone.axis > _cosine(cone.edge)
+        crowding[inside_cone[: len(crowding)]] = -torch.inf
+        sample = sample.masked_fill(inside_cone[:, None], 0.0)  # a zero row has cosine 0 with every row
     edges = [(cone.axis, _cosine(cone.edge)) for cone in cones]
     if best is not None and not cones:
         edges = [(best, 1.0)]
     return UnderTrained(_scores(rows, edges), tuple(sorted(cones, key=lambda cone: -cone.size)))
 
 
-def _have_a_direction(rows: Rows) -> Bool[Tensor, " V"]:
+def _have_a_direction(rows: RowReader) -> Bool[Tensor, " V"]:
     parts = [torch.linalg.vector_norm(chunk.float(), dim=1).cpu() for _, chunk in rows.chunks()]
     norms = torch.cat(parts) if parts else torch.empty(0)
     return (norms > 0) & norms.isfinite()
 
 
-def _sample(rows: Rows, usable: Bool[Tensor, " V"]) -> Float[Tensor, "M D"]:
-    """Unit rows, all or as many as are looked at, in an order that has nothing to do with their IDs."""
+def _sample(rows: RowReader, usable: Bool[Tensor, " V"]) -> Float[Tensor, "M D"]:
+    """Return at most `SAMPLE` usable rows at length 1, in a fixed random order."""
     ids = torch.nonzero(usable)[:, 0]
     order = torch.randperm(len(ids), generator=torch.Generator().manual_seed(0))[:SAMPLE]
     return F.normalize(rows.take(ids[order]).float(), dim=1)
 
 
 def _crowding(sample: Float[Tensor, "M D"]) -> Float[Tensor, "S K"]:
-    """For the first rows of the sample: the cosine of the 8th and of the 64th nearest row."""
+    """Return the density around the first rows of the sample: the cosines of their 8th and 64th nearest rows."""
     places = torch.tensor([count for count in NEIGHBOURS if count < len(sample)], dtype=torch.int64)
     if not len(places):
         return torch.empty(0, 0)
@@ -183,7 +183,7 @@ def _crowding(sample: Float[Tensor, "M D"]) -> Float[Tensor, "S K"]:
 
 
 def _candidates(sample: Float[Tensor, "M D"], crowding: Float[Tensor, "S K"]) -> Iterator[Float[Tensor, " D"]]:
-    """Directions around which rows crowd, from the most crowded on, each moved to the middle of its crowd."""
+    """Yield directions with a high density of rows, densest first, each moved to the mean of its nearest rows."""
     seeds = sample[: len(crowding)]
     for column in range(crowding.shape[1]):
         left = crowding[:, column].clone()
@@ -202,7 +202,14 @@ def _candidates(sample: Float[Tensor, "M D"], crowding: Float[Tensor, "S K"]) ->
 def _grown(
     sample: Float[Tensor, "M D"], present: Bool[Tensor, " M"], axis: Float[Tensor, " D"], fewest: int
 ) -> Float[Tensor, " D"] | None:
-    """The axis of the cone around a direction, among what is present of the sample; `None` if there is no cone."""
+    """Return the axis of the cone around a direction, refined over the sample, or `None` if there is no cone.
+
+    Args:
+        sample: Unit rows `(M, D)`.
+        present: Mask of the sample's rows that are not yet in another cone.
+        axis: First direction `(D,)`.
+        fewest: Least number of rows in a cone.
+    """
     for _ in range(8):
         cosines = sample @ axis
         edge = _edge(cosines[present], fewest)
@@ -218,9 +225,9 @@ def _grown(
 
 
 def _measured(
-    rows: Rows, axis: Float[Tensor, " D"], free: Bool[Tensor, " V"]
+    rows: RowReader, axis: Float[Tensor, " D"], free: Bool[Tensor, " V"]
 ) -> tuple[Cone, Bool[Tensor, " V"]] | None:
-    """The cone around an axis, over all rows, and which rows are in it."""
+    """Measure the cone around an axis over all rows: return it and the mask of its rows, or `None` without a cone."""
     cosines, edge = _seen_from(rows, axis, free)
     if edge is None:
         return None
@@ -238,21 +245,21 @@ def _measured(
 
 
 def _seen_from(
-    rows: Rows, axis: Float[Tensor, " D"], free: Bool[Tensor, " V"]
+    rows: RowReader, axis: Float[Tensor, " D"], free: Bool[Tensor, " V"]
 ) -> tuple[Float[Tensor, " V"], float | None]:
-    """Cosines of the free rows with an axis (-2 for the others), and the edge of the cone around it."""
+    """Return the cosines of the remaining rows with an axis (-2 for the others), and the edge of the cone or `None`."""
     cosines = _cosines(rows, axis).where(free, -2.0)
     return cosines, _edge(cosines[free], FEWEST)
 
 
 def _overlap(cone: Cone, earlier: Cone) -> bool:
-    """Whether a cone is what an earlier one left over: rows that training has begun to pull out of it."""
+    """Return whether two cones overlap."""
     between = math.degrees(math.acos(max(-1.0, min(1.0, float(cone.axis @ earlier.axis)))))
     return between < cone.edge + earlier.edge
 
 
 def _edge(cosines: Float[Tensor, " N"], fewest: int) -> float | None:
-    """Degrees from an axis at which the cone around it ends, by the rows' cosines with it; `None` if there is none."""
+    """Return the angle in degrees at which the cone around an axis ends, or `None` if the cosines show no cone."""
     degrees = torch.rad2deg(cosines.double().clamp(-1.0, 1.0).arccos()).long().clamp_max(179)
     counts = torch.bincount(degrees, minlength=180).double()
     density = _smoothed(counts, torch.tensor([0.25, 0.5, 0.25]))
@@ -272,8 +279,8 @@ def _smoothed(counts: Float[Tensor, " N"], weights: Float[Tensor, " K"]) -> Floa
     return smooth
 
 
-def _scores(rows: Rows, edges: list[tuple[Tensor, float]]) -> Float[Tensor, " V"]:
-    """The largest of the scores by each axis: `(cos - edge) / (1 -+ edge)` above and below the edge's cosine."""
+def _scores(rows: RowReader, edges: list[tuple[Tensor, float]]) -> Float[Tensor, " V"]:
+    """Return for each row the largest score over the cones: `(cos - edge) / (1 -+ edge)`, by the cosine of the edge."""
     scores = torch.full((len(rows),), -1.0, dtype=torch.float64)
     for axis, edge in edges:
         excess = _cosines(rows, axis) - edge
@@ -282,10 +289,10 @@ def _scores(rows: Rows, edges: list[tuple[Tensor, float]]) -> Float[Tensor, " V"
     return scores.float()
 
 
-def _cosines(rows: Rows, axis: Float[Tensor, " D"]) -> Float[Tensor, " V"]:
-    """Cosine of each row with a direction; NaN for rows without one.
+def _cosines(rows: RowReader, axis: Float[Tensor, " D"]) -> Float[Tensor, " V"]:
+    """Return the cosine of each row with a direction, in float64; NaN for zero rows and rows with NaN.
 
-    In float64: near the axis a cosine in float32 is 1 but for its last digits, which differ from machine to machine.
+    In float32, cosines near 1 differ between machines in their last digits.
     """
     axis = F.normalize(axis.double(), dim=0)
     parts = []
@@ -296,7 +303,7 @@ def _cosines(rows: Rows, axis: Float[Tensor, " D"]) -> Float[Tensor, " V"]:
     return torch.cat(parts).nan_to_num(nan=torch.nan, posinf=torch.nan, neginf=torch.nan).clamp(-1.0, 1.0)
 
 
-def _sum_of_units(rows: Rows, chosen: Bool[Tensor, " V"]) -> Float[Tensor, " D"]:
+def _sum_of_units(rows: RowReader, chosen: Bool[Tensor, " V"]) -> Float[Tensor, " D"]:
     total = torch.zeros(rows.embed_dim, dtype=torch.float64)
     for start, chunk in rows.chunks():
         here = chosen[start : start + len(chunk)]

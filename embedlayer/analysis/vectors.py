@@ -1,7 +1,7 @@
-"""Neighbours in a table, with gensim's verbs.
+"""Nearest neighbours of tokens in a table, with the methods of gensim's `KeyedVectors`.
 
-`cos(a, b) = a . b / (|a| |b|)`, over all rows, exactly: no index, no sampling. Rows are read through `rows()` a chunk
-at a time, so a factorised or quantised table is searched without ever being written out.
+`cos(a, b) = a . b / (|a| |b|)`, exactly over all rows, without an index or sampling. Rows are read in chunks, so a
+factorised or quantised table is searched without being written out.
 """
 
 import json
@@ -25,7 +25,8 @@ from embedlayer.analysis.evaluate import (
     evaluate_word_pairs,
     whole_words,
 )
-from embedlayer.analysis.rows import Rows
+from embedlayer.analysis.nearest import CHUNK_NUMBERS, cosines_with, largest
+from embedlayer.analysis.row_reader import RowReader
 from embedlayer.errors import ShapeError, SizeError, UnknownTokenError
 from embedlayer.tables.dense import TableLike
 from embedlayer.text.tokenizer import as_tokenizer, require_rows, token_text, without_limits
@@ -37,37 +38,34 @@ Vector: TypeAlias = Tensor | npt.NDArray[Any]
 """A vector `(D,)`."""
 
 Query: TypeAlias = Token | Vector | tuple[Token | Vector, float]
-"""What pulls or pushes: a token or a vector, alone or with its weight."""
+"""A token or a vector to add or subtract, alone or in a pair with its weight."""
 
 Neighbors: TypeAlias = list[tuple[str, float]] | Float[np.ndarray, " V"]
-"""`(readable token, cosine)`, nearest first; or, with `topn=None`, the cosine of every row."""
+"""`(readable text, cosine)`, nearest first; with `topn=None`, the cosine of every row."""
 
 Key = TypeVar("Key", str, int, bytes)
 
-CHUNK_NUMBERS = 1 << 19
-"""Numbers read at a time, 2 MB in float32: small enough to stay in a core's cache."""
-
 LISTED = 8
-"""Pieces that an error names."""
+"""Most tokens that an error lists."""
 
 
 class TokenVectors:
-    """The rows of a table by token, and what lies near them.
+    """Look up rows by token, and find the nearest neighbours of tokens and vectors.
 
-    Rows are read anew on each call, so the answers follow a table that is being trained. Rows without a token (a table
-    padded to a multiple) are never an answer. Answers show tokens as people read them: with their space, bytes that are
-    no whole character as `<0xE2>`, special tokens as they are written.
+    Rows are read again at each call, so the results follow a table that is being trained. Rows without a token (a table
+    padded to a multiple) are never in a result. Results show readable text: with leading spaces, bytes that are not a
+    whole character as `<0xE2>`, and special tokens as written.
 
-    Verbs, arguments and answers are those of gensim's `KeyedVectors`, and an unknown word is a `KeyError`. Three
-    differences: `vectors[word]` is a tensor; a word that is several tokens, or unknown, is refused wherever it stands,
-    also where gensim leaves it out (`doesnt_match`); rows that are equal come in the order of their IDs.
+    Methods, arguments and results are those of gensim's `KeyedVectors`, and an unknown word is a `KeyError`. There are
+    three differences. `vectors[word]` is a tensor. A word that is several tokens, or unknown, is an error everywhere,
+    also where gensim skips it (`doesnt_match`). Equal cosines are ordered by ID.
 
     Args:
         table: A `TokenTable`, an `nn.Embedding`, or a plain tensor or NumPy array `(V, D)`.
-        tokenizer: Its tokenizer: a `tokenizers.Tokenizer`, or a fast tokenizer of transformers.
+        tokenizer: The tokenizer of the table: a `tokenizers.Tokenizer`, or a fast tokenizer of transformers.
 
     Raises:
-        ShapeError: A plain tensor that is not `(V, D)`.
+        ShapeError: A plain tensor is not `(V, D)`.
         TokenizerError: The tokenizer has IDs outside the table, or is of another kind.
 
     Example:
@@ -78,7 +76,7 @@ class TokenVectors:
     """
 
     def __init__(self, table: TableLike, tokenizer: object) -> None:
-        self._rows = Rows(table)
+        self._rows = RowReader(table)
         self.vocab_size, self.embed_dim = self._rows.vocab_size, self._rows.embed_dim
         self.table = self._rows.table
         self.tokenizer = tokenizer = without_limits(as_tokenizer(tokenizer))
@@ -94,14 +92,14 @@ class TokenVectors:
 
     @property
     def vectors(self) -> npt.NDArray[Any]:
-        """A copy of all rows, `(V, D)`, in float32 or wider."""
+        """Copy of all rows as a NumPy array `(V, D)`, in float32 or wider."""
         return np.concatenate(
             [each.to(torch.promote_types(each.dtype, torch.float32)).cpu() for _, each in self._rows.chunks()]
         )
 
     @cached_property
     def index_to_key(self) -> list[str | None]:
-        """The readable token of each row, as answers show it; `None` for a row without a token."""
+        """Readable text of each row; `None` for a row without a token."""
         return [token_text(self.tokenizer, i) if has else None for i, has in enumerate(self._has_token.tolist())]
 
     def __len__(self) -> int:
@@ -120,13 +118,13 @@ class TokenVectors:
         return self._row(self.id_of(token))
 
     def id_of(self, token: Token) -> int:
-        """The ID that a text, an ID or a byte string stands for.
+        """Return the ID of a token named by its text, its ID, or its bytes.
 
-        A text is encoded (without special tokens) and must come out as one token; else it is taken as a literal entry
-        of the vocabulary (`"##ing"`, `"[PAD]"`), else as a token's readable text, as answers show it.
+        A text is encoded without special tokens and must be a single token. Otherwise it is looked up as an entry of
+        the vocabulary (`"##ing"`, `"[PAD]"`), then as the readable text of a token.
 
         Raises:
-            UnknownTokenError: An ID outside the table, or a text that is several tokens, or none, or unknown.
+            UnknownTokenError: The ID is outside the table; or the text is several tokens, none, or unknown.
         """
         if isinstance(token, str):
             return self._id_of_text(token)
@@ -141,7 +139,7 @@ class TokenVectors:
 
     def similarity(self, w1: Token, w2: Token) -> float:
         """Return `cos(w1, w2)`, from -1 to 1; 0 where one of the rows is zero."""
-        return float(_cosines(self[w1][None], self[w2])[0])
+        return float(cosines_with(self[w1][None], self[w2][None]))
 
     def distance(self, w1: Token, w2: Token) -> float:
         """Return `1 - cos(w1, w2)`, from 0 to 2."""
@@ -157,26 +155,27 @@ class TokenVectors:
         restrict_vocab: int | None = None,
         indexer: object = None,
     ) -> Neighbors:
-        """Return the tokens nearest to `sum of w_i v_i`, unit rows `v_i` weighted 1 (positive) and -1 (negative).
+        """Return the tokens nearest to the query `sum of w_i v_i`: unit rows with weight 1 (positive) and -1
+        (negative).
 
         Args:
-            positive: What pulls: tokens, vectors `(D,)`, which are taken at their own length, or pairs of either with
-                a weight in place of 1; one or a list.
-            negative: What pushes: `most_similar(["king", "woman"], ["man"])`. As in gensim, the weight of a pair stands
-                in place of -1: `("man", -0.5)` pushes by half.
-            topn: How many answers; fewer where the table has fewer. `None`: the cosines of all rows, by ID, as a NumPy
+            positive: Tokens or vectors `(D,)` to add, one or a list. A pair `(token, weight)` replaces the weight 1.
+                Vectors are not normalised.
+            negative: Tokens or vectors to subtract: `most_similar(["king", "woman"], ["man"])`. As in gensim, the
+                weight of a pair replaces -1: `("man", -0.5)` subtracts half.
+            topn: Number of results, fewer in a smaller table; `None` returns the cosines of all rows, by ID, as a NumPy
                 array.
-            clip_start: First ID to look at.
-            clip_end: The ID after the last one.
-            restrict_vocab: Look only at the first so many IDs, where tokenizers keep frequent tokens; it goes before
+            clip_start: First ID to search.
+            clip_end: ID after the last one to search; `None` for the end of the table.
+            restrict_vocab: Search only IDs below this number, where tokenizers keep frequent tokens; it overrides
                 `clip_start` and `clip_end`.
-            indexer: `None`: the search is exact.
+            indexer: Must be `None`: the search is exact.
 
         Returns:
-            `(readable token, cosine)`, nearest first; equal cosines by ID. The tokens asked with are left out.
+            `(readable text, cosine)`, nearest first; equal cosines by ID. The tokens of the query are left out.
 
         Raises:
-            SizeError: Nothing was asked, an end is outside the table, or there is an `indexer`.
+            SizeError: The query is empty, a bound is outside the table, or `indexer` is not `None`.
             UnknownTokenError: See `id_of`.
         """
         if indexer is not None:
@@ -198,12 +197,12 @@ class TokenVectors:
         topn: int | None = 10,
         restrict_vocab: int | None = None,
     ) -> Neighbors:
-        """Return the tokens with the largest `product of (1 + cos(p)) / 2 over product of (1 + cos(n)) / 2`.
+        """Return the tokens with the largest product of `(1 + cos(p)) / 2` over the product of `(1 + cos(n)) / 2`.
 
-        One far word cannot outweigh the others as it can in the sum of `most_similar`, whose arguments and errors it
-        has; weights there are none.
+        A single distant word cannot dominate the product as it can the sum of `most_similar`. Arguments and errors are
+        those of `most_similar`, except that weights are an error.
 
-        Source: Levy and Goldberg, 2014; gensim's 3CosMul, with its 1e-6 in the denominator.
+        Reference: Levy and Goldberg, 2014; gensim's 3CosMul, with its 1e-6 in the denominator.
         """
         sides = list(self._queries(positive, 1.0)), list(self._queries(negative, 1.0))
         if not any(sides):
@@ -231,10 +230,10 @@ class TokenVectors:
         return self.most_similar(self._checked(vector), topn=topn, restrict_vocab=restrict_vocab)
 
     def doesnt_match(self, words: Sequence[Token]) -> str:
-        """Return the token that goes least with the others: the one furthest from the mean of their unit rows.
+        """Return the token that is furthest from the mean of the unit rows of all the words.
 
         Raises:
-            SizeError: No tokens.
+            SizeError: There are no words.
             UnknownTokenError: See `id_of`.
         """
         if not words:
@@ -244,7 +243,7 @@ class TokenVectors:
         return token_text(self.tokenizer, ids[int((units @ _unit(units.mean(0))).argmin())])
 
     def most_similar_to_given(self, key1: Token, keys_list: Sequence[Key]) -> Key:
-        """Return the key of `keys_list` that is nearest to `key1`, as the list has it; of equal ones the first.
+        """Return the key of `keys_list` nearest to `key1`; the first one of equal keys.
 
         Raises:
             SizeError: The list is empty.
@@ -259,7 +258,7 @@ class TokenVectors:
         return [token_text(self.tokenizer, index) for index in self._nearer(key1, key2).nonzero().flatten().tolist()]
 
     def rank(self, key1: Token, key2: Token) -> int:
-        """Return how near `key2` is to `key1`: 1 where no other token is nearer."""
+        """Return the rank of `key2` among the neighbours of `key1`: 1 if no other token is nearer."""
         return int(self._nearer(key1, key2).sum()) + 1
 
     def get_mean_vector(
@@ -270,18 +269,18 @@ class TokenVectors:
         post_normalize: bool = False,
         ignore_missing: bool = True,
     ) -> Float32[np.ndarray, " D"]:
-        """Return `sum of w_i v_i / sum of |w_i|`, as a NumPy array.
+        """Return the weighted mean `sum of w_i v_i / sum of |w_i|` of rows and vectors, as a NumPy array.
 
         Args:
-            keys: Tokens, and vectors `(D,)`, which are taken at their own length.
-            weights: One for each key; 1 if `None`.
-            pre_normalize: Take rows at length 1.
-            post_normalize: Return the mean at length 1.
-            ignore_missing: Leave out keys that are no token, with their weights.
+            keys: Tokens, and vectors `(D,)`; vectors are not normalised.
+            weights: One weight per key; `None` for 1.
+            pre_normalize: Normalise rows to length 1.
+            post_normalize: Normalise the mean to length 1.
+            ignore_missing: Skip keys that are not tokens, and their weights.
 
         Raises:
-            SizeError: There are no keys, or not one weight for each.
-            UnknownTokenError: A key is no token, and `ignore_missing` is false.
+            SizeError: There are no keys, or the number of weights differs.
+            UnknownTokenError: A key is not a token, and `ignore_missing` is false.
         """
         if len(keys) == 0:
             raise SizeError("A mean needs at least one key; found none.")
@@ -302,15 +301,16 @@ class TokenVectors:
         return (_unit(mean) if post_normalize else mean).float().numpy()
 
     def relative_cosine_similarity(self, wa: Token, wb: Token, topn: int = 10) -> float:
-        """Return `cos(wa, wb) / sum of the cosines of the topn tokens nearest to wa`.
+        """Return `cos(wa, wb)` over the sum of the cosines of the `topn` tokens nearest to `wa`.
 
-        Above 0.1 with `topn=10`, the two are nearer than an average pair of neighbours.
+        A value above 0.1 with `topn=10` means that the two are nearer than an average pair of neighbours.
 
         Raises:
-            SizeError: `topn` is below 1, or there are no neighbours.
+            SizeError: `topn` is below 1, or the table has no neighbours.
 
         Reference: Leeuwenberg et al., A minimally supervised approach for synonym extraction with word embeddings,
-        2016, equation 1.
+            2016,
+        equation 1.
         """
         neighbors = self.similar_by_word(wa, topn)
         if len(neighbors) == 0:
@@ -318,15 +318,15 @@ class TokenVectors:
         return self.similarity(wa, wb) / sum(cosine for _, cosine in neighbors)
 
     def evaluate_word_pairs(self, file: Path | str) -> WordPairScores:
-        """Compare similarities with those that people gave to pairs of words; see `evaluate.evaluate_word_pairs`."""
+        """Correlate similarities of word pairs with human scores; see `evaluate.evaluate_word_pairs`."""
         return evaluate_word_pairs(self.table, self._words, file)
 
     def evaluate_word_analogies(self, file: Path | str, restrict_vocab: int | None = None) -> AnalogyScores:
-        """Ask `a is to b as c is to ?`; see `evaluate.evaluate_word_analogies`."""
+        """Answer analogy questions; see `evaluate.evaluate_word_analogies`."""
         return evaluate_word_analogies(self.table, self._words, file, restrict_vocab=restrict_vocab)
 
     def _nearer(self, key1: Token, key2: Token) -> Bool[Tensor, " V"]:
-        """Return which tokens are nearer to `key1` than `key2` is."""
+        """Return a mask of the tokens that are nearer to `key1` than `key2` is."""
         first, second = self.id_of(key1), self.id_of(key2)
         cosines = self._cosines_to(self._row(first), 0, self.vocab_size)
         nearer = (cosines > cosines[second]) & self._has_token
@@ -334,23 +334,21 @@ class TokenVectors:
         return nearer
 
     def _answer(self, scores: Float[Tensor, " N"], topn: int | None, start: int, without: list[int]) -> Neighbors:
-        """Return the tokens with the highest scores, equals by ID; or all scores if `topn` is `None`."""
+        """Return the tokens with the highest scores, equal scores by ID; or all scores if `topn` is `None`."""
         if topn is None:
             return scores.numpy()
         scores[~self._has_token[start : start + len(scores)] | scores.isnan()] = -torch.inf
         scores[[index - start for index in without if start <= index < start + len(scores)]] = -torch.inf
-        found = min(topn, int(scores.isfinite().sum()))
-        if found < 1:
-            return []
-        # topk leaves the order of equals open, so it only finds the last value that counts; the sort keeps IDs in order
-        candidates = torch.nonzero(scores >= scores.topk(found).values[-1])[:, 0]
-        best = candidates[scores[candidates].argsort(descending=True, stable=True)][:found]
-        return [(token_text(self.tokenizer, start + int(i)), float(scores[i])) for i in best]
+        found = max(0, min(topn, int(scores.isfinite().sum())))
+        best, ids = largest(scores[None], torch.arange(start, start + len(scores))[None], found)
+        return [
+            (token_text(self.tokenizer, i), score) for i, score in zip(ids[0].tolist(), best[0].tolist(), strict=True)
+        ]
 
     def _queries(
         self, asked: Query | Sequence[Query] | None, weight: float
     ) -> Iterator[tuple[Float[Tensor, " D"], float, int | None]]:
-        """Yield vector, weight and, of a token, its ID; rows at length 1, in float64."""
+        """Yield for each item its vector in float64, its weight, and the ID if it is a token; rows have length 1."""
         for item in _as_list(asked):
             token, its_weight = item if isinstance(item, tuple | list) else (item, weight)
             if isinstance(token, Tensor | np.ndarray):
@@ -360,7 +358,7 @@ class TokenVectors:
                 yield _unit(self._row(index).to("cpu", torch.float64)), float(its_weight), index
 
     def _ends(self, clip_start: int, clip_end: int | None, restrict_vocab: int | None) -> tuple[int, int]:
-        """Return the first ID to look at and the one after the last."""
+        """Return the first ID to search and the one after the last."""
         if restrict_vocab is not None:
             if restrict_vocab < 1:
                 raise SizeError(f"restrict_vocab is a number of IDs, at least 1; found {restrict_vocab}.")
@@ -375,8 +373,8 @@ class TokenVectors:
     @torch.no_grad()
     def _cosines_to(self, query: Float[Tensor, " D"], start: int, stop: int) -> Float[Tensor, " N"]:
         step = max(1, CHUNK_NUMBERS // max(1, self.embed_dim))
-        chunks = [_cosines(self._rows.read(i, min(i + step, stop)), query) for i in range(start, stop, step)]
-        return torch.cat(chunks).cpu()
+        reads = (self._rows.read(i, min(i + step, stop)) for i in range(start, stop, step))
+        return torch.cat([cosines_with(rows, query[None])[0].cpu() for rows in reads])
 
     @torch.no_grad()
     def _row(self, index: int) -> Float[Tensor, "D"]:
@@ -413,19 +411,22 @@ class TokenVectors:
         )
 
     def _id_of_bytes(self, raw: bytes) -> int:
-        """By the text that the bytes are; bytes that are part of a character only, as answers show them: `<0xE2>`."""
+        """Return the ID of a byte string: by its UTF-8 text, or as `<0xE2>` for bytes that are not a character."""
         text = raw.decode("utf-8", errors="surrogateescape")
         lone = {code: f"<0x{code - 0xDC00:02X}>" for code in range(0xDC80, 0xDD00)}
         return self._id_of_text(text.translate(lone))
 
     def _is_unknown(self, token_id: int, piece: str) -> bool:
-        """Whether a piece stands for text that the vocabulary lacks (Unigram shows the text itself as the piece)."""
+        """Return whether a token stands for text that is not in the vocabulary.
+
+        A Unigram tokenizer returns the unknown text itself as the token.
+        """
         entry = self.tokenizer.id_to_token(token_id)
         return entry != piece or entry == getattr(self.tokenizer.model, "unk_token", None)
 
     @cached_property
     def _encoder(self) -> Tokenizer:
-        """The tokenizer; where it has no entry for unknown text, which it could not encode, a copy that has one."""
+        """The tokenizer; if it has no unknown token and so could not encode some text, a copy that has one."""
         if isinstance(self.tokenizer.model, models.BPE):  # leaves out what it does not know
             return self.tokenizer
         content = json.loads(self.tokenizer.to_str())
@@ -445,7 +446,7 @@ class TokenVectors:
 
     @cached_property
     def _id_by_readable_text(self) -> dict[str, int]:
-        """Texts that exactly one token is shown as."""
+        """IDs by readable text, for the texts of exactly one token."""
         ids: dict[str, int] = {}
         shared: set[str] = set()
         for index in torch.nonzero(self._has_token)[:, 0].tolist():
@@ -456,7 +457,7 @@ class TokenVectors:
 
 
 def _as_list(asked: Query | Sequence[Query] | None) -> list[Query]:
-    """Return one query as a list of one, rows `(N, D)` as a list of vectors, and a list as it is."""
+    """Return a single query as a list, rows `(N, D)` as a list of vectors, and a list unchanged."""
     if asked is None:
         return []
     if isinstance(asked, str | int | bytes | np.integer) or (isinstance(asked, Tensor | np.ndarray) and asked.ndim < 2):
@@ -467,18 +468,6 @@ def _as_list(asked: Query | Sequence[Query] | None) -> list[Query]:
 def _unit(vector: Float[Tensor, "D"]) -> Float[Tensor, "D"]:
     norm = torch.linalg.vector_norm(vector)
     return vector / norm if norm > 0 else vector
-
-
-def _cosines(rows: Float[Tensor, "rows D"], query: Float[Tensor, "D"]) -> Float[Tensor, "rows"]:
-    """Cosine of each row with the query, in float32 or wider; 0 for zero rows.
-
-    A sum per row and not a matrix product, whose blocks can round equal rows differently: equal rows must tie.
-    """
-    dtype = torch.promote_types(rows.dtype, torch.float32)
-    rows, query = rows.to(dtype), _unit(query.to(rows.device, torch.float64)).to(dtype)
-    norms = torch.linalg.vector_norm(rows, dim=-1)
-    cosines: Tensor = (rows * query).sum(-1) / norms.where(norms > 0, 1.0)
-    return cosines.clamp(-1.0, 1.0)
 
 
 def _other_spacing(text: str) -> str:

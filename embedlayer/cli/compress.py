@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from embedlayer.checkpoints.layer import EmbeddingLayer
-    from embedlayer.compress.report import Comparison, Loss
+    from embedlayer.compress.report import CompressionResult, Loss
     from embedlayer.models.decoder import DecoderLM
 
 WINDOW = 256
@@ -173,7 +173,7 @@ def read_text(source: Source, text: Path) -> "Loss | None":
     """Count the text's tokens; the loss on it, where there is a model to predict it."""
     import torch
 
-    from embedlayer.compress.report import loss_on
+    from embedlayer.compress.report import loss_on_text
     from embedlayer.errors import TextError, TokenizerError
     from embedlayer.models.decoder import DecoderLM
     from embedlayer.text.corpus import read_pieces
@@ -193,38 +193,38 @@ def read_text(source: Source, text: Path) -> "Loss | None":
     vocab_size = source.model.table.vocab_size
     source.counts = torch.bincount(ids, minlength=vocab_size)
     source.kept = len(used_tokens(source.tokenizer, text))
-    return loss_on(source.model, ids, length=source.window) if isinstance(source.model, DecoderLM) else None
+    return loss_on_text(source.model, ids, length=source.window) if isinstance(source.model, DecoderLM) else None
 
 
-def _side_by_side(source: Source, to: str | None, loss: "Loss | None") -> "list[Comparison]":
-    from embedlayer.compress.report import CHOICES, compare
+def _side_by_side(source: Source, to: str | None, loss: "Loss | None") -> "list[CompressionResult]":
+    from embedlayer.compress.report import CHOICES, compare_compression
 
     width = source.model.table.embed_dim
     choices = [choice for choice in CHOICES if width > 32 or "-g" not in choice]
     choices += [f"rank={rank}" for rank in (width // 2, width // 4) if rank]
     choices += [to] if to is not None and to not in choices else []
-    return compare(source.model.table, choices, counts=source.counts, kept=source.kept, loss=loss)
+    return compare_compression(source.model.table, choices, counts=source.counts, kept=source.kept, loss=loss)
 
 
-def _write(source: Source, to: str, output: Path, loss: "Loss | None") -> "list[Comparison]":
+def _write(source: Source, to: str, output: Path, loss: "Loss | None") -> "list[CompressionResult]":
     """Write the model around the compressed table; the folder appears complete or not at all."""
     from embedlayer.cli.generate import GENERATION
-    from embedlayer.compress.convert import compressed, with_table
-    from embedlayer.compress.report import compare
+    from embedlayer.compress.convert import compress_table, replace_table
+    from embedlayer.compress.report import compare_compression
     from embedlayer.files import replacing_folder, writable_folder, write_json
 
     table = source.model.table
-    other = compressed(table, to, counts=source.counts)
-    rows = compare(table, {to: other}, counts=source.counts, loss=loss)[:2]
+    other = compress_table(table, to, counts=source.counts)
+    rows = compare_compression(table, {to: other}, counts=source.counts, loss=loss)[:2]
     writable_folder(output.parent)
     with replacing_folder(output) as partial:
-        with_table(source.model, other).save_pretrained(partial, tokenizer=source.tokenizer)
+        replace_table(source.model, other).save_pretrained(partial, tokenizer=source.tokenizer)
         if source.specials is not None:
             write_json(partial / GENERATION, source.specials)
     return rows
 
 
-def _show(source: Source, rows: "Sequence[Comparison]") -> None:
+def _show(source: Source, rows: "Sequence[CompressionResult]") -> None:
     from rich.console import Console
     from rich.table import Table
 

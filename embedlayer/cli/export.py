@@ -33,7 +33,7 @@ def export(
     """
     import torch
 
-    from embedlayer.analysis.rows import Rows
+    from embedlayer.analysis.row_reader import RowReader
     from embedlayer.checkpoints.formats import format_of, write_vectors
     from embedlayer.checkpoints.tables import open_table
     from embedlayer.errors import TokenizerError
@@ -42,7 +42,7 @@ def export(
     as_parquet = format == "parquet" or (format is None and output.suffix == ".parquet")
     chosen = None if as_parquet else format_of(output, format)
     opened = open_table(directory, tokenizer_from)
-    rows, tokenizer = Rows(opened.table), opened.vocabulary
+    rows, tokenizer = RowReader(opened.table), opened.vocabulary
     if tokenizer is None:
         raise TokenizerError(f"{directory} has no tokenizer, so its rows have no names: give one with --tokenizer.")
     require_rows(tokenizer, len(rows), directory)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from embedlayer.analysis.geometry import FrequencyBand, TableGeometry
-    from embedlayer.analysis.health import Health
+    from embedlayer.analysis.health import TableHealth
     from embedlayer.checkpoints.tables import OpenedTable
 
 EXAMPLES = 60
@@ -78,11 +78,11 @@ def inspect(
 def measure(opened: "OpenedTable", word_pairs: Path | None = None, analogies: Path | None = None) -> dict[str, Any]:
     """Every measurement, by name: dataclasses, and `None` for what cannot be said of this table."""
     from embedlayer.analysis.geometry import norms_by_frequency, table_geometry
-    from embedlayer.analysis.health import health
+    from embedlayer.analysis.health import table_health
     from embedlayer.analysis.vectors import TokenVectors
     from embedlayer.errors import SizeError, TokenizerError
 
-    found = health(opened.table, opened.vocabulary, before=opened.before, head=opened.head)
+    found = table_health(opened.table, opened.vocabulary, before=opened.before, head=opened.head)
     if len(found.zero_rows) + len(found.nonfinite_rows) == found.vocab_size:
         geometry = None
     else:
@@ -106,7 +106,7 @@ def as_json_object(opened: "OpenedTable", content: dict[str, Any], topn: int) ->
     """What `--json` prints."""
     geometry: TableGeometry | None = content["geometry"]
     bands: list[FrequencyBand] | None = content["norms_by_frequency"]
-    found: Health = content["health"]
+    found: TableHealth = content["health"]
     health = found.to_json(limit=topn)
     analogies = content["analogies"]
     return {
@@ -147,7 +147,7 @@ def as_json_object(opened: "OpenedTable", content: dict[str, Any], topn: int) ->
 def show(opened: "OpenedTable", content: dict[str, Any], topn: int) -> None:
     """Print what was measured, for people."""
     console = _console()
-    found: Health = content["health"]
+    found: TableHealth = content["health"]
     _line(console, f"{opened.source}: {opened.kind}, {found.vocab_size:,} rows of {found.embed_dim:,} {opened.dtype}")
     _facts(console, _geometry_lines(content["geometry"], found))
     _show_bands(console, content["norms_by_frequency"])
@@ -157,7 +157,7 @@ def show(opened: "OpenedTable", content: dict[str, Any], topn: int) -> None:
     _show_scores(console, content["word_pairs"], content["analogies"])
 
 
-def _geometry_lines(geometry: "TableGeometry | None", found: "Health") -> Iterator[tuple[str, str, str]]:
+def _geometry_lines(geometry: "TableGeometry | None", found: "TableHealth") -> Iterator[tuple[str, str, str]]:
     if geometry is None:
         yield "geometry", "none", "no row has a length"
         return
@@ -178,7 +178,7 @@ def _geometry_lines(geometry: "TableGeometry | None", found: "Health") -> Iterat
     yield "isotropy", f"{geometry.isotropy:.3g}", "1: no direction is preferred"
 
 
-def _health_lines(opened: "OpenedTable", found: "Health") -> Iterator[tuple[str, str, str]]:
+def _health_lines(opened: "OpenedTable", found: "TableHealth") -> Iterator[tuple[str, str, str]]:
     yield "zero", f"{len(found.zero_rows):,}", _named(found, found.zero_rows)
     yield "NaN or infinity", f"{len(found.nonfinite_rows):,}", _named(found, found.nonfinite_rows)
     equal = sum(map(len, found.duplicates))
@@ -196,7 +196,7 @@ def _health_lines(opened: "OpenedTable", found: "Health") -> Iterator[tuple[str,
     yield "under-trained", f"{flagged:,}", f"{flagged / found.vocab_size:.1%} of the rows" if flagged else ""
 
 
-def _show_under_trained(console: "Console", found: "Health", topn: int, *, by_head: bool) -> None:
+def _show_under_trained(console: "Console", found: "TableHealth", topn: int, *, by_head: bool) -> None:
     _line(console, f"\nUnder-trained tokens{', by the rows of the free head' * by_head}")
     _line(console, found.under_trained.explain(), indent=2)
     if found.under_trained.flagged.any() and found.by_kind:
@@ -262,20 +262,20 @@ def _show_scores(console: "Console", word_pairs: Any, analogies: Any) -> None:
 
 def compare(before: "OpenedTable", after: "OpenedTable", *, topn: int, as_they_are: bool, as_json: bool) -> None:
     """Print which tokens moved from one table to another."""
-    from embedlayer.analysis.geometry import align, moved_most, shared_tokens
-    from embedlayer.analysis.rows import Rows
+    from embedlayer.analysis.geometry import align_tables, row_movement, shared_tokens
+    from embedlayer.analysis.row_reader import RowReader
     from embedlayer.errors import TokenizerError
 
-    one, other = Rows(before.table), Rows(after.table)
+    one, other = RowReader(before.table), RowReader(after.table)
     pairs = None
     if before.vocabulary is not None and after.vocabulary is not None:
         pairs = shared_tokens(before.vocabulary, after.vocabulary)
         pairs = pairs[(pairs[:, 0] < len(one)) & (pairs[:, 1] < len(other))]
         if not len(pairs):
             raise TokenizerError(f"{before.source} and {after.source} have no token in common.")
-    alignment = None if as_they_are else align(before.table, after.table, pairs=pairs)
-    movement = moved_most(before.table, after.table, alignment=alignment, pairs=pairs)
-    plain = moved_most(before.table, after.table, pairs=pairs) if one.embed_dim == other.embed_dim else None
+    alignment = None if as_they_are else align_tables(before.table, after.table, pairs=pairs)
+    movement = row_movement(before.table, after.table, alignment=alignment, pairs=pairs)
+    plain = row_movement(before.table, after.table, pairs=pairs) if one.embed_dim == other.embed_dim else None
     text_of = _namer(before)
     if as_json:
         lists = {"most": movement.most(topn), "least": movement.least(topn)}
@@ -391,7 +391,7 @@ def _table(console: "Console", columns: Sequence[str], lines: list[list[str]], l
     console.print(Padding(table, (0, 0, 0, 2), expand=False))
 
 
-def _named(found: "Health", rows: Sequence[int], limit: int = 12) -> str:
+def _named(found: "TableHealth", rows: Sequence[int], limit: int = 12) -> str:
     named = "  ".join(_shown(found.text_of(row))[:LONGEST_TOKEN] for row in rows[:limit])
     return named + "  ..." * (len(rows) > limit)
 

@@ -1,1 +1,1 @@
-"""One table turned into another kind, and what was lost on the way."""
+"""Compress a table into a smaller kind of table, and measure the cost."""

@@ -1,4 +1,4 @@
-"""A table as another kind of table, by a short name; and the same model around it."""
+"""Convert a table to another kind by a short name such as `int8`, and put it into a copy of a model."""
 
 import re
 from typing import TypeVar, cast
@@ -22,19 +22,21 @@ _QUANTISED = re.compile(r"int(8|4)(?:-g(\d+))?")
 _RANK = re.compile(r"rank=(\d+)")
 
 
-def compressed(table: TokenTable | nn.Embedding, to: str, *, counts: Tensor | None = None) -> TokenTable:
-    """`table` as the kind that `to` names; scale and padding are kept.
+def compress_table(table: TokenTable | nn.Embedding, to: str, *, counts: Tensor | None = None) -> TokenTable:
+    """Return `table` as the kind of table that `to` names, with the same scale and padding row.
 
     Args:
         table: A table of any kind, or a plain `nn.Embedding`.
-        to: `"int8"` or `"int4"`, in groups of 32 columns `"int4-g32"`, or `"rank=128"`.
-        counts: How often each token occurs, `(V,)`: a table of low rank is then nearest where tokens are frequent.
+        to: `"int8"` or `"int4"`; `"int4-g32"` for groups of 32 columns with a scale each; `"rank=128"` for a factorised
+            table.
+        counts: Number of occurrences of each token, `(V,)`: weights of the error that a factorised table minimises;
+            `None` weights all tokens equally.
 
     Raises:
-        SizeError: No such kind, or one that this table cannot be.
+        SizeError: `to` names no kind, or a kind that does not fit the size of the table.
 
     Example:
-        >>> compressed(TokenEmbedding(100, 64), "int4-g32")
+        >>> compress_table(TokenEmbedding(100, 64), "int4-g32")
         QuantizedEmbedding(
           100, 64, bits=4, group_size=32, dtype=float32
           (bounds): Bounds(token id < 100)
@@ -51,20 +53,22 @@ def compressed(table: TokenTable | nn.Embedding, to: str, *, counts: Tensor | No
 
 
 def check_kind(to: str) -> None:
-    """Refuse a name that `compressed` does not know, before there is a table.
+    """Check the name of a kind before there is a table.
 
     Raises:
-        SizeError: No such kind.
+        SizeError: `compress_table` does not know the name.
     """
     if not (_RANK.fullmatch(to) or _QUANTISED.fullmatch(to)):
         raise SizeError(f"A table can be compressed to int8, int4, groups as in int4-g32, or rank=128; not to {to!r}.")
 
 
-def with_table(model: Model, table: TokenTable | nn.Embedding) -> Model:
-    """The same model around another table of its width: all other parts are shared, a tied head is tied to `table`.
+def replace_table(model: Model, table: TokenTable | nn.Embedding) -> Model:
+    """Return a model with another table of the same width; all other modules are shared with `model`.
+
+    A tied head is tied to the new table.
 
     Raises:
-        SizeError: The table has another width, or the model a free head for another vocabulary.
+        SizeError: The table has another width, or the model has an untied head with another number of tokens.
     """
     table = as_table(table)
     if table.embed_dim != model.table.embed_dim:

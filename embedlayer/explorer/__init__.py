@@ -1,1 +1,1 @@
-"""A page to look at tables, positions and runs: a small server, an export to one file, and the page itself."""
+"""The explorer: a web page about tables, positions and runs, its local server, and its export to one file."""

@@ -1,4 +1,4 @@
-"""What the room Compare shows: two tables laid over one another, and how far each token moved."""
+"""Data of the Compare view: two tables in the same coordinates, and how far each token moved."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from embedlayer.analysis.geometry import align, moved_most
+from embedlayer.analysis.geometry import align_tables, row_movement
 from embedlayer.errors import SizeError
 from embedlayer.explorer import tokens
 from embedlayer.explorer.source import Source
@@ -20,16 +20,16 @@ ROWS_AT_ONCE = 8192
 
 
 @dataclass(frozen=True)
-class Comparison:
-    """Two tables, pair by pair of rows that stand for the same token.
+class TableComparison:
+    """Two tables, compared for each token that both have.
 
     Attributes:
-        ids: Row of each pair in the first table, `(N,)`.
-        other_ids: Row of each pair in the second, `(N,)`.
-        cosines: Between a row and its partner, after the second table was turned onto the first, `(N,)`.
-        places: Along the first table's two widest components, `(N, 2)`.
-        other_places: The same for the turned partner, `(N, 2)`.
-        residual: Share of the first table that the turned second one leaves over; `None` if nothing was turned.
+        ids: Row of each shared token in the first table, `(N,)`.
+        other_ids: Row of each shared token in the second table, `(N,)`.
+        cosines: Cosine of the two rows after the second table was aligned with the first, `(N,)`.
+        places: Coordinates along the first two principal components of the first table, `(N, 2)`.
+        other_places: Coordinates of the aligned rows of the second table, `(N, 2)`.
+        residual: Share of the first table that the aligned second one does not explain; `None` without an alignment.
     """
 
     ids: Int[Tensor, " N"]
@@ -41,7 +41,10 @@ class Comparison:
 
 
 def summary(source: Source, other: Source, params: Params) -> Any:
-    """How many tokens both have, how alike they are, and which moved most and least: `[ID, other ID, cosine]`."""
+    """Return the number of shared tokens, their mean cosine, and those that moved most and least.
+
+    Each entry of the lists is `[ID, other ID, cosine]`.
+    """
     found = _compared(source, other)
     order = found.cosines.argsort()
 
@@ -61,9 +64,10 @@ def summary(source: Source, other: Source, params: Params) -> Any:
 
 
 def places(source: Source, other: Source, params: Params) -> bytes:
-    """Five columns of float32 `(N,)`: across and up in the first table, the same in the second, cosine; then both IDs.
+    """Return the coordinates of both tables as bytes.
 
-    The IDs are int32.
+    Five columns of float32 `(N,)`: x and y in the first table, x and y in the second, cosine. Then both IDs as int32
+    `(N,)`.
     """
     found = _compared(source, other)
     columns = torch.stack([*found.places.T, *found.other_places.T, found.cosines]).float()
@@ -72,31 +76,31 @@ def places(source: Source, other: Source, params: Params) -> bytes:
 
 
 def other_neighbors(source: Source, other: Source, params: Params) -> Any:
-    """The nearest tokens in the other table, with their text: `[[text, cosine], ...]`."""
+    """Return the nearest neighbours in the other table, with their text: `[[text, cosine], ...]`."""
     return [[other.tokens[row], score] for row, score in tokens.neighbors(other, params)]
 
 
-def _compared(source: Source, other: Source) -> Comparison:
+def _compared(source: Source, other: Source) -> TableComparison:
     return source.once(f"compare {id(other)}", lambda: _compare(source, other))
 
 
 @torch.no_grad()
-def _compare(source: Source, other: Source) -> Comparison:
+def _compare(source: Source, other: Source) -> TableComparison:
     pairs = _same_tokens(source, other)
     if len(pairs) < 2:
         raise SizeError(
-            f"{source.title} and {other.title} have {len(pairs)} tokens in common; there is nothing to align."
+            f"{source.title} and {other.title} have {len(pairs)} tokens in common; at least 2 are needed to align them."
         )
     is_earlier = other is source.before()  # the same directions, so that rows that did not move are seen not to have
-    alignment = None if is_earlier else align(other.table, source.table, pairs=pairs.flip(1))
-    moved = moved_most(other.table, source.table, alignment=alignment, pairs=pairs.flip(1))
+    alignment = None if is_earlier else align_tables(other.table, source.table, pairs=pairs.flip(1))
+    moved = row_movement(other.table, source.table, alignment=alignment, pairs=pairs.flip(1))
     found = tokens.principal(source)
     turn = torch.eye(source.table.embed_dim).double() if alignment is None else alignment.scale * alignment.rotation
     onto = turn @ found.components[:2].T
     centre = found.mean @ found.components[:2].T
     places = [other.rows[rows].double() @ onto - centre for rows in pairs[:, 1].split(ROWS_AT_ONCE)]
     known = ~moved.cosines.isnan()
-    return Comparison(
+    return TableComparison(
         ids=pairs[known, 0],
         other_ids=pairs[known, 1],
         cosines=moved.cosines[known],
@@ -107,7 +111,7 @@ def _compare(source: Source, other: Source) -> Comparison:
 
 
 def _same_tokens(source: Source, other: Source) -> Int[Tensor, "N 2"]:
-    """Rows that stand for the same text; a space in front may be on one side only."""
+    """Return pairs of rows with the same text `(N, 2)`; a leading space may be in one table only."""
     if source.tokens == other.tokens:
         return torch.arange(source.table.vocab_size)[:, None].repeat(1, 2)
     there = {text: row for row, text in reversed(list(enumerate(other.tokens))) if text.strip()}

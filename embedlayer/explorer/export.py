@@ -1,7 +1,7 @@
-"""The page as one HTML file that opens without a server.
+"""Write the explorer's page as one HTML file that opens without a server.
 
-Browsers load no modules from `file://`, so the page's modules become one classic script: each a function that returns
-what it exports, in an order in which each stands behind those it imports. Answers of the server are baked in.
+Browsers load no modules from `file://`. Therefore all modules become one classic script: each is a function that
+returns its exports, placed after the modules that it imports. The server's answers are stored in the page.
 """
 
 import base64
@@ -25,7 +25,7 @@ _EXPORT = re.compile(r"^export (?:async )?(?:function\*?|const|let|class) (\w+)"
 
 
 def write_page(path: Path | str, sources: list[Source]) -> None:
-    """Write the page about `sources` as one file, wholly or not at all.
+    """Write the page about `sources` as one file, atomically.
 
     Raises:
         FileError: The file cannot be written.
@@ -34,7 +34,7 @@ def write_page(path: Path | str, sources: list[Source]) -> None:
 
 
 def page_html(sources: list[Source]) -> str:
-    """The page that `write_page` writes: its styles, its script and its data in one text."""
+    """Return the text of the exported page, with its styles, its script and its data."""
     static = page_files()
     page = static["index.html"].decode()
     baked = to_json(bake(sources)).decode().replace("<", "\\u003c")
@@ -53,11 +53,11 @@ def page_html(sources: list[Source]) -> str:
 
 
 def bake(sources: list[Source]) -> dict[str, Any]:
-    """Every answer that the routes say is to be baked, by the name the page keeps it under."""
+    """Return every answer that an exported page holds, by the key under which the page looks it up."""
     content: dict[str, Any] = {}
 
     def add(name: str, params: Params) -> None:
-        with suppress(EmbedLayerError):  # what the server would refuse, the page lacks: its room says so
+        with suppress(EmbedLayerError):  # the page lacks what the server refuses; the view says so
             content[_key(name, params)] = _packed(answer(sources, name, params))
 
     for number, source in enumerate(sources):
@@ -76,17 +76,17 @@ def bake(sources: list[Source]) -> dict[str, Any]:
 
 
 def one_script(modules: dict[str, str], entry: str) -> str:
-    r"""ES modules as one classic script that runs `entry`.
+    r"""Return ES modules as one classic script that runs the module `entry`.
 
-    A module may say `import { a, b as c } from "./x.js";` and `export function|const|let|class name`, each at the
+    A module may contain `import { a, b as c } from "./x.js";` and `export function|const|let|class name`, each at the
     start of a line.
 
     Args:
-        modules: Text by path, `rooms/map.js`.
-        entry: The one to run, `app.js`.
+        modules: Text of each module by its path, such as `views/map.js`.
+        entry: Path of the module to run, such as `app.js`.
 
     Raises:
-        KeyError: A module imports one that is not there.
+        KeyError: A module imports one that is missing.
 
     Example:
         >>> modules = {"a.js": 'import { x as y } from "./b.js";\nlog(y);', "b.js": "export const x = 1;"}
@@ -136,7 +136,7 @@ def _resolved(importer: str, target: str) -> str:
 
 
 def _key(name: str, params: Params) -> str:
-    """What `keyOf` in data.js gives."""
+    """Return the key of a request, equal to that of `keyOf` in data.js."""
     query = "&".join(f"{_quoted(key)}={_quoted(value)}" for key, value in sorted(params.items()))
     return f"{name}?{query}" if query else name
 

@@ -1,11 +1,11 @@
-"""What the room Health shows: what is wrong with rows, and how the table uses its dimensions."""
+"""Data of the Health view: faulty rows, and how the table uses its dimensions."""
 
 from collections.abc import Mapping
 from typing import Any
 
 from embedlayer.analysis.geometry import table_geometry
-from embedlayer.analysis.health import Health
-from embedlayer.analysis.health import health as examine
+from embedlayer.analysis.health import TableHealth
+from embedlayer.analysis.health import table_health as examine
 from embedlayer.explorer.source import Source
 
 Params = Mapping[str, str]
@@ -15,7 +15,7 @@ DIRECTIONS = 1024
 
 
 def found(source: Source, params: Params) -> Any:
-    """Zero, broken, duplicate, untouched and under-trained rows, each list with at most `LISTED` entries."""
+    """Return zero, NaN, duplicate, unchanged and under-trained rows; each list has at most `LISTED` entries."""
     report = _health(source).to_json(LISTED)
     for finding in report["under_trained"]["tokens"]:
         finding["text"] = source.tokens[finding["id"]]
@@ -23,17 +23,17 @@ def found(source: Source, params: Params) -> Any:
 
 
 def scores(source: Source, params: Params) -> bytes:
-    """How little each row has learned, float32 `(V,)`: above 0 is under-trained."""
+    """Return the under-training score of each row, float32 `(V,)`: above 0 is under-trained."""
     return _health(source).under_trained.scores.float().numpy().tobytes()
 
 
 def shares(source: Source, params: Params) -> Any:
-    """How the variance is spread over directions, and what follows from it."""
+    """Return the share of the variance along each principal direction, and the effective rank and isotropy."""
     return source.once("spectrum", lambda: _spectrum(source))
 
 
-def _health(source: Source) -> Health:
-    def examined() -> Health:
+def _health(source: Source) -> TableHealth:
+    def examined() -> TableHealth:
         before = source.before()
         return examine(source.table, source.tokenizer, before=None if before is None else before.table)
 

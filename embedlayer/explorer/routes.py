@@ -1,6 +1,6 @@
-"""Which data the page can ask for, and what of it a file for sending away holds.
+"""Routes of the explorer: which data the page can request, and which of it an exported page holds.
 
-The page asks `GET /data/NAME?params`; an exported page finds the same answers baked in.
+The page requests `GET /data/NAME?params`. An exported page holds the same answers in the file.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -13,16 +13,16 @@ from embedlayer.explorer.source import Source
 
 Params = Mapping[str, str]
 Answer = Any
-"""Bytes, or what JSON can hold."""
+"""Bytes, or a value that JSON can represent."""
 
 
 def once_without_params(source: Source) -> Iterable[Params]:
-    """Baked as one answer."""
+    """Return the parameters of a route that an exported page holds once, without parameters."""
     return ({},)
 
 
 def nothing(source: Source) -> Iterable[Params]:
-    """Not baked."""
+    """Return no parameters: an exported page does not hold the route."""
     return ()
 
 
@@ -31,9 +31,10 @@ class Route:
     """One kind of data.
 
     Attributes:
-        answer: The data, for a source and what the page asked with. What cannot be answered is an `EmbedLayerError`.
-        baked: With which params an exported page holds the answer.
-        needs: What a source must have (`Source.manifest()["has"]`), or there is no answer.
+        answer: Function from a source and the request's parameters to the data; it raises `EmbedLayerError` if there is
+            no answer.
+        baked: Function from a source to the parameters for which an exported page holds the answer.
+        needs: What the source must have, one of `Source.manifest()["has"]`.
     """
 
     answer: Callable[[Source, Params], Answer]
@@ -46,6 +47,7 @@ ROUTES: dict[str, Route] = {
     "axes": Route(tokens.axes),
     "coordinates": Route(tokens.coordinates, tokens.baked_coordinates),
     "layout": Route(tokens.layout, tokens.baked_layout),
+    "layout-recall": Route(tokens.layout_recall, tokens.baked_layout),
     "norms": Route(tokens.norms),
     "frequencies": Route(tokens.frequencies, needs="frequency"),
     "neighbors": Route(tokens.neighbors, nothing),
@@ -59,7 +61,7 @@ ROUTES: dict[str, Route] = {
     "spectrum": Route(health.shares),
     "metrics": Route(training.metrics, needs="metrics"),
 }
-"""Every kind of data, by the name the page asks for."""
+"""Every kind of data, by the name that the page requests."""
 
 
 PAIRS: dict[str, Callable[[Source, Source, Params], Answer]] = {
@@ -67,22 +69,22 @@ PAIRS: dict[str, Callable[[Source, Source, Params], Answer]] = {
     "compare-places": compare.places,
     "compare-neighbors": compare.other_neighbors,
 }
-"""Data about two sources: `other` among the params is the number of the second, or `before` for before training."""
+"""Data about two sources. The parameter `other` is the number of the second, or `before` for before training."""
 
 BAKED_PAIRS = ("compare", "compare-places")
 
 
 def others(sources: list[Source], source: Source) -> list[str]:
-    """What `source` can be compared with: `before`, and the numbers of other sources."""
+    """Return what a source can be compared with: `before` (before training), and the numbers of other sources."""
     numbers = [str(number) for number, other in enumerate(sources) if other is not source]
     return ["before", *numbers] if "before" in source.manifest()["has"] else numbers
 
 
 def answer(sources: list[Source], name: str, params: Params) -> Answer:
-    """The data that `/data/NAME?params` stands for; `source` among the params is the number of a source.
+    """Return the data of `/data/NAME?params`. The parameter `source` is the number of a source.
 
     Raises:
-        EmbedLayerError: There is no such data, or the params cannot be answered.
+        EmbedLayerError: There is no such data, or the parameters are not valid.
     """
     if name == "manifest":
         return manifest(sources)
@@ -92,24 +94,24 @@ def answer(sources: list[Source], name: str, params: Params) -> Answer:
         asked = params.get("other", "")
         other = source.before() if asked == "before" else _source(sources, asked)
         if other is None:
-            raise SizeError(f"{source.title} is no run, so nothing is known of it before training.")
+            raise SizeError(f"{source.title} is not a run, so its table before training is unknown.")
         return PAIRS[name](source, other, rest)
     if name not in ROUTES:
-        raise SizeError(f"There is no data called {name!r}: there is {', '.join((*ROUTES, *PAIRS))}.")
+        raise SizeError(f"There is no data named {name!r}; the names are {', '.join((*ROUTES, *PAIRS))}.")
     route = ROUTES[name]
     if route.needs not in source.manifest()["has"]:
-        raise SizeError(f"{source.title} has no {route.needs}, which {name} is made from.")
+        raise SizeError(f"{source.title} has no {route.needs}, which {name} needs.")
     return route.answer(source, rest)
 
 
 def _source(sources: list[Source], number: str) -> Source:
     if not number.isdecimal() or int(number) >= len(sources):
-        raise SizeError(f"There is no source {number!r}: there are {len(sources)}, counted from 0.")
+        raise SizeError(f"There is no source {number!r}; there are {len(sources)} sources, numbered from 0.")
     return sources[int(number)]
 
 
 def manifest(sources: list[Source]) -> Answer:
-    """What the page asks for first."""
+    """Return what the page requests first: the version, and a description of each source."""
     from embedlayer import __version__
 
     return {"version": __version__, "exported": False, "sources": [source.manifest() for source in sources]}

@@ -1,7 +1,7 @@
-"""The page, served to this machine alone.
+"""Serve the explorer on the loopback interface.
 
-Bound to 127.0.0.1; a request under another host name is refused, so that no web page can reach the server through a
-name that points here; only GET; only files that were found in the package at the start, and the data of `routes`.
+The server binds to 127.0.0.1 and refuses requests for another host name, so no web page can reach it through a DNS name
+that points here. It answers GET only, with the files of the package and the data of `routes`.
 """
 
 import json
@@ -41,7 +41,7 @@ HEADERS = {
 
 
 def page_files() -> dict[str, bytes]:
-    """Every file of the page by its path, `rooms/map.js`."""
+    """Return every file of the page by its path, such as `views/map.js`."""
     found: dict[str, bytes] = {}
 
     def walk(folder: Traversable, prefix: str) -> None:
@@ -59,12 +59,12 @@ def serve(sources: list[Source], *, port: int = 0, on_start: Callable[[str], Non
     """Serve the page until Ctrl-C.
 
     Args:
-        sources: What it shows.
-        port: Where; 0 takes a free one.
-        on_start: Called with the page's address as soon as it answers.
+        sources: The sources to show.
+        port: The port; 0 chooses a free one.
+        on_start: Function called with the address of the page when the server listens; `None` for none.
 
     Raises:
-        FileError: The port is taken.
+        FileError: The port is in use.
     """
     with make_server(sources, port=port) as server:
         if on_start is not None:
@@ -76,10 +76,10 @@ def serve(sources: list[Source], *, port: int = 0, on_start: Callable[[str], Non
 
 
 def make_server(sources: list[Source], *, port: int = 0) -> ThreadingHTTPServer:
-    """A server that listens and does not answer yet: call its `serve_forever`.
+    """Return a server that listens; it answers after its `serve_forever` is called.
 
     Raises:
-        FileError: The port is taken.
+        FileError: The port is in use.
     """
     try:
         return _Server((HOST, port), partial(_Handler, sources, page_files()))
@@ -88,12 +88,15 @@ def make_server(sources: list[Source], *, port: int = 0) -> ThreadingHTTPServer:
 
 
 def address(server: ThreadingHTTPServer) -> str:
-    """Where its page is."""
+    """Return the address of a server's page."""
     return f"http://{HOST}:{server.server_address[1]}/"
 
 
 class _Server(ThreadingHTTPServer):
-    """Closed, it has no thread left: one that is inside torch while Python ends aborts the whole process."""
+    """HTTP server whose `server_close` waits for its threads.
+
+    A thread that is inside torch while Python exits would abort the process.
+    """
 
     daemon_threads = False  # so that server_close waits for them
 
@@ -111,7 +114,7 @@ class _Server(ThreadingHTTPServer):
 
     def server_close(self) -> None:
         for connection in list(self._connections):
-            with suppress(OSError):  # it has just ended by itself
+            with suppress(OSError):  # the connection has already closed
                 connection.shutdown(socket.SHUT_RDWR)
         super().server_close()
 
@@ -130,17 +133,17 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         port = self.server.server_address[1]  # type: ignore[index]
         if self.headers.get("Host") not in {f"{HOST}:{port}", f"localhost:{port}"}:
-            return self._say(HTTPStatus.FORBIDDEN, "This page answers to 127.0.0.1 and localhost alone.")
+            return self._say(HTTPStatus.FORBIDDEN, "This server answers requests for 127.0.0.1 and localhost only.")
         place = urlsplit(self.path)
         name = unquote(place.path).removeprefix("/") or "index.html"
         if name.startswith("data/"):
             return self._data(name.removeprefix("data/"), dict(parse_qsl(place.query, keep_blank_values=True)))
         if name not in self.static:
-            return self._say(HTTPStatus.NOT_FOUND, "There is no such page.")
+            return self._say(HTTPStatus.NOT_FOUND, "There is no such file.")
         return self._send(HTTPStatus.OK, TYPES[name[name.rindex(".") :]], self.static[name])
 
     def log_message(self, format: str, *arguments: Any) -> None:
-        """Say nothing: the terminal belongs to the person who started the command."""
+        """Print nothing: the terminal belongs to the command."""
 
     def _data(self, name: str, params: dict[str, str]) -> None:
         try:
@@ -148,7 +151,7 @@ class _Handler(BaseHTTPRequestHandler):
         except EmbedLayerError as error:
             return self._say(HTTPStatus.BAD_REQUEST, str(error))
         except Exception:
-            self._say(HTTPStatus.INTERNAL_SERVER_ERROR, "The server failed at this; its terminal says how.")
+            self._say(HTTPStatus.INTERNAL_SERVER_ERROR, "The server failed; its terminal shows the error.")
             raise
         if isinstance(found, bytes):
             return self._send(HTTPStatus.OK, "application/octet-stream", found)
@@ -169,5 +172,5 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def to_json(value: Any) -> bytes:
-    """JSON as browsers read it: no NaN, and lone surrogates escaped."""
+    """Return JSON that browsers parse: NaN is an error, and lone surrogates are escaped."""
     return json.dumps(value, ensure_ascii=True, allow_nan=False, separators=(",", ":")).encode()

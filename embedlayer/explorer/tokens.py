@@ -1,29 +1,31 @@
-"""What the map shows: of each token its text, place, length and frequency; of several what lies near them."""
+"""Data of the Map view: text, coordinates, norm and frequency of each token, and nearest neighbours."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from embedlayer.analysis.geometry import Pca, pca
+from embedlayer.analysis.geometry import PrincipalComponents, principal_components
+from embedlayer.analysis.nearest import cosines_with, nearest_rows
 from embedlayer.checkpoints.tables import counts_of
 from embedlayer.errors import SizeError, TokenIdError
-from embedlayer.explorer.layout import lay_out
+from embedlayer.explorer.layout import Layout, compute_layout
 from embedlayer.explorer.source import Source
 
 Params = Mapping[str, str]
 
 COMPONENTS = 6
-"""Directions that can be axes."""
+"""Number of principal components that can be axes of the map."""
 
 BAKED_COMPONENTS = 3
 BAKED_NUMBERS = 6_000_000
-"""A table of at most so many numbers goes into an exported page whole, as int8."""
+"""An exported page holds all vectors, as int8, of a table with at most so many numbers."""
 
 BAKED_ROWS = 50_000
-"""A larger one of at most so many rows goes with each token's nearest."""
+"""Of a larger table with at most so many rows, an exported page holds the nearest neighbours of each token."""
 
 NEAREST = 10
 MOST = 500
@@ -31,71 +33,82 @@ NUMBERS_AT_ONCE = 1 << 22
 
 
 def texts(source: Source, params: Params) -> Any:
-    """The readable text of each row, and which are special."""
+    """Return the readable text of each row, and the IDs of the special tokens."""
     return {"texts": source.tokens, "special": source.special}
 
 
 def axes(source: Source, params: Params) -> Any:
-    """Share of the variance along each principal component, widest first."""
+    """Return the share of the variance along each principal component, largest first."""
     return {"explained": principal(source).explained_variance_ratio.tolist()}
 
 
 def coordinates(source: Source, params: Params) -> bytes:
-    """Places along `count` components, one component after the other, float32 `(count, V)`; NaN where a row is."""
+    """Return coordinates along the first `count` principal components, float32 `(count, V)`.
+
+    A row with NaN has NaN coordinates.
+    """
     count = _number(params, "count", COMPONENTS, most=COMPONENTS)
     return _bytes(principal(source).coordinates[:, :count].T)
 
 
 def baked_coordinates(source: Source) -> list[Params]:
-    """Only the widest components."""
+    """Return the parameters of the coordinates that an exported page holds: the first components only."""
     return [{"count": str(BAKED_COMPONENTS)}]
 
 
 def layout(source: Source, params: Params) -> bytes:
-    """Places where neighbours stay together, float32 `(2, V)`; see `layout.lay_out`. Slow for large tables."""
-    return source.once("layout", lambda: _bytes(lay_out(source.rows, principal(source).coordinates[:, :2]).T))
+    """Return coordinates that keep nearest neighbours close, float32 `(2, V)`; a large table takes minutes."""
+    return _bytes(_layout(source).places.T)
+
+
+def layout_recall(source: Source, params: Params) -> Any:
+    """Return the share of true nearest neighbours in the graph of the layout: 1 if the graph is exact."""
+    return {"recall": round(_layout(source).recall, 4)}
+
+
+def _layout(source: Source) -> Layout:
+    return source.once("layout", lambda: compute_layout(source.rows, principal(source).coordinates[:, :2]))
 
 
 def baked_layout(source: Source) -> list[Params]:
-    """Only tables that are laid out in seconds."""
+    """Return the parameters of the layouts that an exported page holds: none for a large table."""
     return [{}] if source.table.vocab_size <= BAKED_ROWS and source.table.embed_dim > 1 else []
 
 
 def norms(source: Source, params: Params) -> bytes:
-    """Euclidean length of each row, float32 `(V,)`."""
+    """Return the Euclidean norm of each row, float32 `(V,)`."""
     return _bytes(lengths(source))
 
 
 def frequencies(source: Source, params: Params) -> bytes:
-    """How often each token occurs in the text of the run, float32 `(V,)`."""
+    """Return the number of occurrences of each token in the text of the run, float32 `(V,)`."""
     return source.once("frequencies", lambda: _frequencies(source))
 
 
 def neighbors(source: Source, params: Params) -> Any:
-    """The tokens nearest to the mean of `plus` unit rows and negated `minus` unit rows: `[[id, cosine], ...]`.
+    """Return the nearest neighbours of the sum of `plus` unit rows less `minus` unit rows: `[[id, cosine], ...]`.
 
-    The meaning is that of `TokenVectors.most_similar`: exact, over all rows, without those asked with and without rows
-    that no token has.
+    The result equals that of `TokenVectors.most_similar`: exact, over all rows, without the tokens of the query and
+    without rows that have no token.
     """
     plus, minus = _ids(source, params, "plus"), _ids(source, params, "minus")
     if not plus and not minus:
-        raise SizeError("Neighbours of what? Name at least one token.")
+        raise SizeError("neighbors needs at least one token ID in plus or minus; found none.")
     found = _number(params, "topn", 20, most=MOST)
-    cosines = _cosines(source, plus, minus).nan_to_num_(nan=-torch.inf)
-    cosines[_nameless(source)] = -torch.inf
-    cosines[[*plus, *minus]] = -torch.inf
-    best = cosines.topk(min(found, len(cosines)))
-    pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
-    return [[token, round(score, 5)] for token, score in pairs if score > -torch.inf]
+    asked = torch.tensor([[*plus, *minus]])
+    near = nearest_rows(source.rows, _query(source, plus, minus), found, candidates=~_nameless(source), exclude=asked)
+    pairs = zip(near.ids[0].tolist(), near.cosines[0].tolist(), strict=True)
+    return [[token, round(score, 5)] for token, score in pairs if token >= 0]
 
 
 def along(source: Source, params: Params) -> bytes:
-    """Cosine of each row with the mean of `plus` and negated `minus` unit rows, float32 `(V,)`."""
-    return _bytes(_cosines(source, _ids(source, params, "plus"), _ids(source, params, "minus")))
+    """Return the cosine of each row with the sum of `plus` unit rows less `minus` unit rows, float32 `(V,)`."""
+    query = _query(source, _ids(source, params, "plus"), _ids(source, params, "minus"))
+    return _bytes(torch.cat([cosines_with(chunk, query)[0] for chunk in _chunks(source)]))
 
 
 def vectors(source: Source, params: Params) -> bytes:
-    """All rows as int8: float32 `(V,)`, what 127 stands for in each row, then int8 `(V, D)`."""
+    """Return all rows as int8: float32 `(V,)`, the value that 127 represents in each row, then int8 `(V, D)`."""
     largest, parts = [], []
     for chunk in _chunks(source):
         size = chunk.abs().amax(1)
@@ -105,26 +118,26 @@ def vectors(source: Source, params: Params) -> bytes:
 
 
 def baked_vectors(source: Source) -> list[Params]:
-    """Only small tables."""
+    """Return the parameters of the vectors that an exported page holds: none for a large table."""
     return [{}] if _is_small(source) else []
 
 
 def nearest(source: Source, params: Params) -> bytes:
-    """The `NEAREST` nearest of each token: uint32 `(V, NEAREST)`, then float32 cosines of the same shape."""
+    """Return the `NEAREST` nearest rows of each row: uint32 `(V, NEAREST)`, then float32 cosines of that shape."""
     return source.once("nearest", lambda: _nearest(source))
 
 
 def baked_nearest(source: Source) -> list[Params]:
-    """Only tables that are too large to be baked whole, and small enough to compare all with all."""
+    """Return the parameters of the neighbour lists that an exported page holds: only for tables of medium size."""
     return [{}] if not _is_small(source) and source.table.vocab_size <= BAKED_ROWS else []
 
 
 def left_out(source: Source) -> list[str]:
-    """What an exported page lacks, in sentences."""
+    """Return sentences that say which data an exported page lacks."""
     if _is_small(source):
         return ["Neighbours are computed from vectors rounded to 8 bits: cosines are exact to about 0.01."]
     if source.table.vocab_size <= BAKED_ROWS:
-        return [f"The vectors are left out: the {NEAREST} nearest of each token are in the page, analogies are not."]
+        return [f"The vectors are left out: the page has the {NEAREST} nearest of each token, but no analogies."]
     return ["Vectors and neighbours are left out: this table is too large for one file."]
 
 
@@ -132,25 +145,25 @@ def _is_small(source: Source) -> bool:
     return source.table.vocab_size * source.table.embed_dim <= BAKED_NUMBERS
 
 
-def principal(source: Source) -> Pca:
-    """The widest directions of the table, and where its rows lie along them."""
-    return source.once("pca", lambda: _computed_pca(source))
+def principal(source: Source) -> PrincipalComponents:
+    """Return the principal components of the table and the coordinates of its rows; NaN for rows with NaN."""
+    return source.once("principal_components", lambda: _computed_pca(source))
 
 
-def _computed_pca(source: Source) -> Pca:
+def _computed_pca(source: Source) -> PrincipalComponents:
     rows = source.rows
     count = min(COMPONENTS, source.table.embed_dim)
     broken = ~torch.cat([chunk.isfinite().all(1) for chunk in rows.split(NUMBERS_AT_ONCE // rows.shape[1] + 1)])
     if not broken.any():
-        return pca(rows, count)
-    found = pca(rows[~broken], count)
+        return principal_components(rows, count)
+    found = principal_components(rows[~broken], count)
     everywhere = torch.full((len(rows), count), torch.nan, dtype=found.coordinates.dtype)
     everywhere[~broken] = found.coordinates
-    return Pca(everywhere, found.components, found.explained_variance_ratio, found.mean)
+    return PrincipalComponents(everywhere, found.components, found.explained_variance_ratio, found.mean)
 
 
 def lengths(source: Source) -> Float[Tensor, " V"]:
-    """Euclidean length of each row; NaN where one holds NaN."""
+    """Return the Euclidean norm of each row; NaN if the row holds NaN."""
     return source.once("norms", lambda: torch.cat([chunk.norm(dim=1) for chunk in _chunks(source)]))
 
 
@@ -166,34 +179,19 @@ def _frequencies(source: Source) -> bytes:
 
 
 @torch.no_grad()
-def _cosines(source: Source, plus: list[int], minus: list[int]) -> Float[Tensor, " V"]:
-    query = torch.zeros(source.table.embed_dim)
-    for sign, ids in ((1, plus), (-1, minus)):
-        for row in ids:
-            vector = source.rows[row].float()
-            query += sign * vector / vector.norm().clamp_min(torch.finfo(torch.float32).tiny)
-    query /= query.norm().clamp_min(torch.finfo(torch.float32).tiny)
-    products = torch.cat([chunk @ query for chunk in _chunks(source)])
-    return products / lengths(source).clamp_min(torch.finfo(torch.float32).tiny)
+def _query(source: Source, plus: list[int], minus: list[int]) -> Float[Tensor, "1 D"]:
+    """Return the sum of the unit rows of `plus` less those of `minus`."""
+    units = F.normalize(source.rows[[*plus, *minus]].double(), dim=1)
+    return units[: len(plus)].sum(0, keepdim=True) - units[len(plus) :].sum(0, keepdim=True)
 
 
-@torch.no_grad()
 def _nearest(source: Source) -> bytes:
-    """All with all, a block of queries against a chunk of rows at a time."""
-    count = min(NEAREST, source.table.vocab_size - 1)
-    norms, nameless = lengths(source).clamp_min(torch.finfo(torch.float32).tiny), _nameless(source)
-    ids = torch.zeros(source.table.vocab_size, NEAREST, dtype=torch.int32)
-    scores = torch.full((source.table.vocab_size, NEAREST), -2.0)
-    step = max(1, NUMBERS_AT_ONCE // source.table.vocab_size)
-    for start in range(0, source.table.vocab_size, step):
-        stop = min(start + step, source.table.vocab_size)
-        queries = source.rows[start:stop].float() / norms[start:stop, None]
-        cosines = torch.cat([queries @ chunk.T for chunk in _chunks(source)], dim=1) / norms
-        cosines.nan_to_num_(nan=-2.0)[:, nameless] = -2.0
-        cosines[torch.arange(stop - start), torch.arange(start, stop)] = -2.0
-        best = cosines.topk(count)
-        scores[start:stop, :count], ids[start:stop, :count] = best.values, best.indices.int()
-    return ids.numpy().tobytes() + _bytes(scores)
+    """Compute the `NEAREST` nearest rows of every row; a missing neighbour has ID 0 and cosine -2."""
+    V = source.table.vocab_size
+    found = nearest_rows(source.rows, torch.arange(V), NEAREST, candidates=~_nameless(source))
+    missing = (0, NEAREST - found.ids.shape[1])
+    ids = F.pad(found.ids.clamp_min(0).int(), missing)
+    return ids.numpy().tobytes() + _bytes(F.pad(found.cosines.clamp_min(-2.0), missing, value=-2.0))
 
 
 @torch.no_grad()

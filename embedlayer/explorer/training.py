@@ -1,4 +1,4 @@
-"""What the room Training shows: the lines of a run's `metrics.jsonl`, and how it was made."""
+"""Data of the Training view: the lines of a run's `metrics.jsonl`, and the options of the run."""
 
 import math
 from collections.abc import Mapping
@@ -10,9 +10,10 @@ LINES = 2000
 
 
 def metrics(source: Source, params: Mapping[str, str]) -> Any:
-    """Steps, losses and rows touched, at most `LINES` of them, evenly chosen, the last among them; with the options.
+    """Return steps, losses and touched rows of a run, and its options. At most `LINES` lines, evenly spaced, with the
+    last one.
 
-    `uniform_loss` is `ln V`, in nats per token: what guessing evenly costs.
+    `uniform_loss` is `ln V`, the loss in nats per token of a uniform distribution.
     """
     assert source.run is not None
     lines = source.run.read_metrics()

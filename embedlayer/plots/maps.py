@@ -10,7 +10,7 @@ from jaxtyping import Float
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 
-from embedlayer.analysis.geometry import pca
+from embedlayer.analysis.geometry import principal_components
 from embedlayer.errors import ShapeError
 from embedlayer.plots.labels import hubs, write_labels
 from embedlayer.plots.style import BLUE, colorbar, new_figure, numbers, panels, point_colours
@@ -42,7 +42,7 @@ def table_map(
 
     Args:
         table: A table, drawn along its two principal components, or two numbers per row, such as
-            `pca(rows).coordinates`. Rows that are not finite have no place.
+            `principal_components(rows).coordinates`. Rows that are not finite have no place.
         labels: Row index to text, the most wanted first. A label that would cover one placed before it, or that no
             installed font can write, is left out.
         tokenizer: Names the rows where `labels` does not: whole words, hubs first (see `labels.hubs`).
@@ -104,7 +104,7 @@ def _components(rows: Float[Tensor, "V D"]) -> tuple[Float[Tensor, "V 2"], Float
     coordinates = torch.full((len(rows), 2), torch.nan, dtype=torch.float64)
     if not finite.any():
         return coordinates, torch.zeros(2, dtype=torch.float64)
-    found = pca(rows if finite.all() else rows[finite.to(rows.device)], min(2, rows.shape[1]))
+    found = principal_components(rows if finite.all() else rows[finite.to(rows.device)], min(2, rows.shape[1]))
     coordinates[finite] = torch.nn.functional.pad(found.coordinates, (0, 2 - found.coordinates.shape[1])).cpu()
     return coordinates, found.explained_variance_ratio.cpu()
 

@@ -80,7 +80,7 @@ def spectrum(
 
     Args:
         tables: Up to four by name: tables, their rows, or shares of the variance, widest first, as
-            `pca(rows, D).explained_variance_ratio` gives them.
+            `principal_components(rows, D).explained_variance_ratio` gives them.
         share: The share at which directions are counted.
         title: The figure's title.
 

@@ -4,10 +4,11 @@ import sys
 
 import pytest
 import torch
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 
-from embedlayer.analysis import atlas
-from embedlayer.analysis.atlas import COLUMNS, nearest_rows, write_atlas
-from embedlayer.analysis.geometry import pca
+from embedlayer.analysis.atlas import COLUMNS, write_atlas
+from embedlayer.analysis.geometry import principal_components
 from embedlayer.errors import CheckpointError, MissingExtraError, SizeError, TokenizerError
 from embedlayer.tables.dense import TokenEmbedding
 from embedlayer.tables.factorized import FactorizedEmbedding
@@ -27,7 +28,7 @@ def test_the_file_holds_a_map_and_the_nearest_tokens(tmp_path, make) -> None:
     columns = read.to_pydict()
     assert columns["id"] == list(range(count))
     assert columns["token"][tokenizer.token_to_id("Ġthe")] == " the"
-    places = pca(table).coordinates[:count]
+    places = principal_components(table).coordinates[:count]
     torch.testing.assert_close(torch.tensor(columns["x"]), places[:, 0].float())
     torch.testing.assert_close(torch.tensor(columns["y"]), places[:, 1].float())
     units = torch.nn.functional.normalize(table.rows(0, count).detach(), dim=1)
@@ -39,15 +40,16 @@ def test_the_file_holds_a_map_and_the_nearest_tokens(tmp_path, make) -> None:
         assert cosines[row][near["ids"]].tolist() == pytest.approx(expected.values.tolist(), abs=1e-5)
 
 
-@pytest.mark.parametrize("queries", [3, 2048])
-def test_gaps_in_the_ids_are_left_out(monkeypatch, queries) -> None:
-    monkeypatch.setattr(atlas, "QUERIES_AT_ONCE", queries)
+def test_gaps_in_the_ids_are_left_out(tmp_path) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet")
+    tokenizer = Tokenizer(WordLevel(dict(zip("abcde", (2, 3, 5, 11, 19), strict=True)), "a"))
     rows = torch.randn(20, 3)
-    ids = torch.tensor([2, 3, 5, 11, 19])
-    places, distances = nearest_rows(rows, ids, 9)
-    units = torch.nn.functional.normalize(rows[ids], dim=1)
+    write_atlas(tmp_path / "map.parquet", rows, tokenizer, num_neighbors=9)
+    near = parquet.read_table(tmp_path / "map.parquet").to_pydict()["neighbors"]
+    units = torch.nn.functional.normalize(rows[[2, 3, 5, 11, 19]], dim=1)
     expected = (1 - units @ units.T).fill_diagonal_(9).sort(dim=1)
-    assert torch.equal(places, expected.indices[:, :4])
+    assert [each["ids"] for each in near] == expected.indices[:, :4].tolist()
+    distances = torch.tensor([each["distances"] for each in near])
     torch.testing.assert_close(distances, expected.values[:, :4], atol=1e-6, rtol=0)
 
 

@@ -6,8 +6,8 @@ import torch
 from real_tables import minilm
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from embedlayer.analysis import evaluate
-from embedlayer.analysis import rows as rows_module
+from embedlayer.analysis import nearest
+from embedlayer.analysis import row_reader as rows_module
 from embedlayer.analysis.evaluate import (
     FEWEST_PAIRS,
     correlation,
@@ -17,7 +17,7 @@ from embedlayer.analysis.evaluate import (
     whole_words,
 )
 from embedlayer.analysis.vectors import TokenVectors
-from embedlayer.compress.convert import compressed
+from embedlayer.compress.convert import compress_table
 from embedlayer.errors import FileError, SizeError, TextError
 from embedlayer.tables.dense import TokenEmbedding
 from embedlayer.text.tokenizer import train_tokenizer
@@ -59,7 +59,8 @@ def rows() -> torch.Tensor:
 def test_both_scores_are_gensims(monkeypatch, tokenizer, files, rows, numbers_at_once) -> None:
     keyed = pytest.importorskip("gensim.models").KeyedVectors(3)
     monkeypatch.setattr(rows_module, "NUMBERS_AT_ONCE", numbers_at_once)
-    monkeypatch.setattr(evaluate, "QUESTIONS_AT_ONCE", 64)
+    monkeypatch.setattr(nearest, "CHUNK_NUMBERS", numbers_at_once)
+    monkeypatch.setattr(nearest, "SCORES_AT_ONCE", numbers_at_once * 64)
     keyed.add_vectors(WORDS, rows[1:].numpy())
     vectors = TokenVectors(rows, tokenizer)
     pearson, spearman, unknown = keyed.evaluate_word_pairs(str(files[0]))
@@ -103,7 +104,7 @@ def test_words_are_found_with_and_without_their_space() -> None:
 
 @pytest.mark.parametrize("to", ["rank=2", "int8", "int4", "int4-g2"])
 def test_any_table_is_asked(tokenizer, files, to) -> None:
-    table = compressed(TokenEmbedding(1 + len(WORDS), 8), to)
+    table = compress_table(TokenEmbedding(1 + len(WORDS), 8), to)
     written_out = table.rows(0, table.vocab_size).detach()
     words = whole_words(tokenizer, table.vocab_size)
     assert evaluate_word_pairs(table, words, files[0]).spearman == pytest.approx(

@@ -6,11 +6,11 @@ import torch
 
 from embedlayer.analysis import geometry
 from embedlayer.analysis.geometry import (
-    align,
-    moved_most,
+    align_tables,
     norms_by_frequency,
-    pca,
     position_values,
+    principal_components,
+    row_movement,
     shared_tokens,
     table_geometry,
 )
@@ -31,7 +31,7 @@ from embedlayer.text.tokenizer import load_tokenizer, train_tokenizer
 def test_pca_equals_the_singular_value_decomposition(monkeypatch, count, width, kept, chunk):
     monkeypatch.setattr(geometry, "CHUNK_ROWS", chunk)
     rows = torch.randn(count, width, dtype=torch.float64) * torch.linspace(3, 1, width) + 5
-    found = pca(rows, kept)
+    found = principal_components(rows, kept)
     centred = rows.numpy() - rows.numpy().mean(0)
     _, singular, directions = np.linalg.svd(centred, full_matrices=False)
     np.testing.assert_allclose(found.mean.numpy(), rows.numpy().mean(0))
@@ -44,7 +44,7 @@ def test_pca_equals_the_singular_value_decomposition(monkeypatch, count, width, 
 def test_pca_of_the_same_rows_in_another_order_has_the_same_signs():
     rows = torch.randn(60, 9)
     shuffled = torch.randperm(60)
-    first, second = pca(rows), pca(rows[shuffled])
+    first, second = principal_components(rows), principal_components(rows[shuffled])
     torch.testing.assert_close(first.coordinates[shuffled], second.coordinates)
     assert (first.components.gather(1, first.components.abs().argmax(1, keepdim=True)) > 0).all()
 
@@ -53,7 +53,7 @@ def test_pca_of_the_same_rows_in_another_order_has_the_same_signs():
     "rows", [torch.randn(1, 6), torch.full((40, 6), 0.1), torch.zeros(4, 6), torch.full((9, 6), 1e4)]
 )
 def test_rows_that_do_not_vary_lie_on_one_point(rows):
-    found = pca(rows)
+    found = principal_components(rows)
     assert found.coordinates.tolist() == [[0.0, 0.0]] * len(rows)
     assert found.explained_variance_ratio.tolist() == [0.0, 0.0]
     torch.testing.assert_close(found.mean, rows[0].double())
@@ -61,18 +61,18 @@ def test_rows_that_do_not_vary_lie_on_one_point(rows):
 
 def test_small_differences_around_a_large_mean_are_still_found():
     rows = 100 + torch.linspace(0, 1e-6, 20, dtype=torch.float64)[:, None] * torch.tensor([1.0, 1.0, 0.0])
-    assert pca(rows).explained_variance_ratio[0] > 0.999
+    assert principal_components(rows).explained_variance_ratio[0] > 0.999
 
 
 def test_pca_refuses_what_has_no_components():
     with pytest.raises(SizeError, match="at least one row"):
-        pca(torch.zeros(0, 3))
-    with pytest.raises(SizeError, match="have 1 to 3 components; asked for 4"):
-        pca(torch.zeros(5, 3), 4)
+        principal_components(torch.zeros(0, 3))
+    with pytest.raises(SizeError, match="have 1 to 3 components; num_components is 4"):
+        principal_components(torch.zeros(5, 3), 4)
     rows = torch.zeros(5, 3)
     rows[2, 1] = torch.nan
     with pytest.raises(ShapeError, match="1 of 5 rows hold NaN or infinity, the first is row 2"):
-        pca(rows)
+        principal_components(rows)
 
 
 @pytest.mark.parametrize("scheme", [LearnedPositionalEmbedding, SinusoidalPositionalEmbedding])
@@ -106,7 +106,7 @@ def test_alibi_shows_each_heads_bias_by_distance():
 
 def test_a_scheme_without_positions_has_no_picture():
     assert position_values(Position(), 8) is None
-    with pytest.raises(SizeError, match="at least one position"):
+    with pytest.raises(SizeError, match="at least 1; found 0"):
         position_values(Position(), 0)
 
 
@@ -125,7 +125,10 @@ def test_a_rotation_that_also_scales_is_shown_by_its_angle():
 def test_pca_of_a_table_is_that_of_its_rows(monkeypatch, table, chunk):
     monkeypatch.setattr(geometry, "CHUNK_ROWS", chunk)
     torch.testing.assert_close(
-        pca(table, 3).coordinates, pca(table.rows(0, 90).detach(), 3).coordinates, atol=1e-6, rtol=1e-5
+        principal_components(table, 3).coordinates,
+        principal_components(table.rows(0, 90).detach(), 3).coordinates,
+        atol=1e-6,
+        rtol=1e-5,
     )
 
 
@@ -162,7 +165,7 @@ def test_effective_rank_and_isotropy_have_their_limits():
     assert line.effective_rank == pytest.approx(1.0)
     assert line.isotropy < 1e-6
     assert line.mean_cosine == pytest.approx(1.0)
-    with pytest.raises(SizeError, match="None of the 4 rows"):
+    with pytest.raises(SizeError, match="All 4 rows"):
         table_geometry(torch.zeros(4, 3))
 
 
@@ -184,7 +187,7 @@ def test_alignment_is_the_best_rotation(monkeypatch, width, chunk):
     linalg = pytest.importorskip("scipy.linalg")
     monkeypatch.setattr(geometry, "CHUNK_ROWS", chunk)
     before, after = torch.randn(50, 6, dtype=torch.float64), torch.randn(50, width, dtype=torch.float64)
-    found = align(before, after)
+    found = align_tables(before, after)
     turned = found.scale * before @ found.rotation
     assert found.residual == pytest.approx(float((turned - after).square().sum() / after.square().sum()))
     if width == 6:
@@ -202,9 +205,9 @@ def test_rows_that_were_turned_apart_are_the_ones_that_moved():
     after = 2 * before @ turn
     after[[7, 90]] = torch.randn(2, 16)
     before[3], after[4] = 0.0, torch.nan
-    plain = moved_most(before, after)
+    plain = row_movement(before, after)
     assert plain.cosines.nanmedian() < 0.5  # without turning, all have moved
-    moved = moved_most(before, after, alignment=align(before, after))
+    moved = row_movement(before, after, alignment=align_tables(before, after))
     assert {row.before for row in moved.most(2)} == {7, 90}
     assert moved.least(1)[0].cosine > 0.999
     assert moved.cosines[[3, 4]].isnan().all()
@@ -219,7 +222,7 @@ def test_two_vocabularies_are_compared_by_what_their_tokens_say(shared_data):
     assert [bpe.token_to_id("Ġthe"), unigram.token_to_id("▁the")] in pairs.tolist()
     one, other = torch.randn(bpe.get_vocab_size(), 8), torch.zeros(unigram.get_vocab_size(), 8)
     other[pairs[:, 1]] = one[pairs[:, 0]]
-    moved = moved_most(one, other, pairs=pairs)
+    moved = row_movement(one, other, pairs=pairs)
     torch.testing.assert_close(moved.cosines, torch.ones(len(pairs)).double())
     llama = load_tokenizer(shared_data / "tokenizers" / "phi-3-mini.tokenizer.json")
     same = shared_tokens(llama, llama)
@@ -228,12 +231,12 @@ def test_two_vocabularies_are_compared_by_what_their_tokens_say(shared_data):
 
 
 def test_tables_that_do_not_fit_together_say_what_to_give():
-    with pytest.raises(ShapeError, match="5 and 6 rows: give pairs"):
-        align(torch.randn(5, 2), torch.randn(6, 2))
-    with pytest.raises(ShapeError, match="give alignment=align"):
-        moved_most(torch.randn(5, 2), torch.randn(5, 3))
+    with pytest.raises(ShapeError, match="5 and 6 rows: pass pairs"):
+        align_tables(torch.randn(5, 2), torch.randn(6, 2))
+    with pytest.raises(ShapeError, match="pass alignment=align"):
+        row_movement(torch.randn(5, 2), torch.randn(5, 3))
     with pytest.raises(ShapeError, match="outside the tables"):
-        moved_most(torch.randn(5, 2), torch.randn(5, 2), pairs=torch.tensor([[0, 5]]))
-    with pytest.raises(SizeError, match="no two rows"):
-        align(torch.zeros(5, 2), torch.randn(5, 2))
-    assert moved_most(torch.zeros(0, 2), torch.zeros(0, 2)).most() == []
+        row_movement(torch.randn(5, 2), torch.randn(5, 2), pairs=torch.tensor([[0, 5]]))
+    with pytest.raises(SizeError, match="No pair has two usable rows"):
+        align_tables(torch.zeros(5, 2), torch.randn(5, 2))
+    assert row_movement(torch.zeros(0, 2), torch.zeros(0, 2)).most() == []

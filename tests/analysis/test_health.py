@@ -6,8 +6,8 @@ import pytest
 import torch
 from real_tables import stories
 
-from embedlayer.analysis import rows as rows_module
-from embedlayer.analysis.health import health
+from embedlayer.analysis import row_reader as rows_module
+from embedlayer.analysis.health import table_health
 from embedlayer.errors import ShapeError
 from embedlayer.layers.output import OutputHead
 from embedlayer.optim.row_adamw import RowAdamW
@@ -27,7 +27,7 @@ def test_zero_broken_and_equal_rows_are_named(monkeypatch, numbers_at_once, dtyp
     rows[6] = -rows[7]  # opposite is not equal
     rows[8, 0], rows[10] = 0.0, rows[8]
     rows[10, 0] = -0.0
-    found = health(rows)
+    found = table_health(rows)
     assert found.zero_rows == (4, 11)
     assert found.nonfinite_rows == (2, 3)
     assert sorted(found.duplicates) == [(5, 9, 17), (8, 10)] or sorted(found.duplicates) == [(5, 9, 17)]
@@ -49,23 +49,23 @@ def test_rows_that_only_decay_were_never_touched() -> None:
         head.loss(table(ids), ids).backward()
         optimizer.step()
         optimizer.zero_grad()
-    found = health(table, before=before)
+    found = table_health(table, before=before)
     assert found.never_touched == tuple(range(25, 60))
     assert found.zero_rows == (0,)
     assert table.weight[30].norm() < before[30].norm()
     with pytest.raises(ShapeError, match="60 x 8 and the one before training is 59 x 8"):
-        health(table, before=before[:59])
+        table_health(table, before=before[:59])
 
 
 def test_a_free_head_tells_what_its_table_cannot() -> None:
     table, head = torch.randn(600, 24), torch.randn(600, 24)
     head[:60] = torch.randn(24) + 0.1 * torch.randn(60, 24)
-    assert not health(table).under_trained.flagged.any()
-    found = health(table, head=head)
+    assert not table_health(table).under_trained.flagged.any()
+    found = table_health(table, head=head)
     assert found.under_trained.flagged.nonzero()[:, 0].tolist() == list(range(60))
     torch.testing.assert_close(found.norms, table.norm(dim=1))
     with pytest.raises(ShapeError, match="600 rows and the head 599"):
-        health(table, head=head[1:])
+        table_health(table, head=head[1:])
 
 
 def test_every_row_of_a_tied_table_is_touched() -> None:
@@ -74,21 +74,21 @@ def test_every_row_of_a_tied_table_is_touched() -> None:
     optimizer = torch.optim.AdamW(table.parameters(), lr=1e-2)
     table.loss(torch.randn(16, 8), torch.randint(0, 10, (16,))).backward()
     optimizer.step()
-    assert health(table, before=before).never_touched == ()
+    assert table_health(table, before=before).never_touched == ()
 
 
 def test_a_factorised_table_is_read_as_its_rows() -> None:
     table = FactorizedEmbedding(300, 16, rank=4, padding_idx=3)
     with torch.no_grad():
         table.inner.weight[8] = table.inner.weight[9]
-    found = health(table)
+    found = table_health(table)
     assert found.zero_rows == (3,)
     assert found.duplicates == ((8, 9),)
 
 
 def test_byte_pieces_of_stories_are_reported_by_kind(shared_data) -> None:
     table, _ = stories(shared_data)
-    found = health(table, load_tokenizer(shared_data / "models" / "tok512.bin"))
+    found = table_health(table, load_tokenizer(shared_data / "models" / "tok512.bin"))
     counts = {count.kind: (count.rows, count.under_trained) for count in found.by_kind}
     assert counts["byte"] == (256, 225)
     assert counts["special"] == (3, 2)
@@ -104,11 +104,11 @@ def test_the_result_is_json() -> None:
     rows = torch.randn(260, 16)
     rows[128:256] = torch.randn(16) + 0.01 * torch.randn(128, 16)
     rows[0], rows[1] = 0.0, torch.nan
-    content = json.loads(json.dumps(health(rows, tokenizer).to_json(limit=5), allow_nan=False))
+    content = json.loads(json.dumps(table_health(rows, tokenizer).to_json(limit=5), allow_nan=False))
     assert content["zero_rows"] == {"rows": 1, "ids": [0]}
     assert content["under_trained"]["rows"] == 128
     assert len(content["under_trained"]["tokens"]) == 5
     assert content["under_trained"]["by_kind"][0]["kind"] in ("word", "part")
     assert content["norms"]["min"] <= content["norms"]["median"] <= content["norms"]["max"]
-    empty = health(torch.full((3, 2), torch.nan))
+    empty = table_health(torch.full((3, 2), torch.nan))
     assert json.loads(json.dumps(empty.to_json(), allow_nan=False))["norms"] is None

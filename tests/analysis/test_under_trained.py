@@ -1,4 +1,4 @@
-"""Finding rows that training has hardly reached: on real tables whose dead rows are known, and on planted ones."""
+"""Under-trained rows: on real tables whose under-trained tokens are known, and on planted ones."""
 
 import pytest
 import torch
@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from real_tables import area_under_curve, minilm, stories
 from torch import Tensor
 
-from embedlayer.analysis import rows as rows_module
+from embedlayer.analysis import row_reader as rows_module
 from embedlayer.analysis.token_kinds import token_kinds
 from embedlayer.analysis.under_trained import FEWEST, under_trained_scores
 from embedlayer.tables.dense import TokenEmbedding
@@ -42,7 +42,7 @@ def test_byte_pieces_that_stories_never_gave_are_found(shared_data) -> None:
     assert cone.similarity > 0.999
     assert dead[found.flagged].float().mean() > 0.98
     assert found.flagged[dead].float().mean() > 0.85
-    assert "230 rows lie within 2 degrees of one direction" in found.explain()
+    assert "230 rows are within 2 degrees of one direction" in found.explain()
 
 
 def test_unused_tokens_of_minilm_are_found() -> None:
@@ -97,7 +97,7 @@ def test_a_table_without_such_rows_has_none_flagged(rows) -> None:
     found = under_trained_scores(table)
     assert not found.flagged.any()
     assert found.scores.shape == (len(table),)
-    assert "none are called under-trained" in found.explain()
+    assert "no row is flagged" in found.explain()
 
 
 def test_vectors_of_words_that_gensim_trained_have_none(shared_data) -> None:

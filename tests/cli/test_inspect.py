@@ -70,7 +70,7 @@ def test_under_trained_tokens_are_shown_by_kind(tmp_path, capsys) -> None:
     lines = {line.split()[0]: line.split() for line in shown.splitlines() if line.strip()}
     assert lines["byte"][1:4] == ["128", "122", "95%"]
     assert lines["zero"][1] == "1"
-    assert "122 rows lie within" in shown
+    assert "122 rows are within" in shown
 
 
 @pytest.mark.parametrize("make", [TokenEmbedding, lambda v, d: FactorizedEmbedding(v, d, rank=2)])
@@ -162,7 +162,7 @@ def test_two_tables_are_compared_by_their_tokens(tmp_path, capsys) -> None:
         (["{tmp}/good", "--word-pairs", "{tmp}/pairs"], 2, "no tokenizer"),
         (["{tmp}/good", "--as-they-are"], 2, "give OTHER too"),
         (["{tmp}/good", "{tmp}/good", "--analogies", "{tmp}/pairs"], 2, "leave OTHER out"),
-        (["{tmp}/good", "{tmp}/wide"], 2, "give pairs"),
+        (["{tmp}/good", "{tmp}/wide"], 2, "pass pairs"),
         (["{tmp}/good", "-n", "-3"], 2, "-3"),
     ],
 )

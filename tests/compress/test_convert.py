@@ -13,8 +13,8 @@ from embedlayer import (
     SizeError,
     TokenEmbedding,
     TransformedHead,
-    compressed,
-    with_table,
+    compress_table,
+    replace_table,
 )
 from embedlayer.compress.convert import check_kind
 
@@ -34,11 +34,11 @@ def test_a_name_says_which_kind() -> None:
     }
     for name, expected in kinds.items():
         check_kind(name)
-        found = compressed(table, name)
+        found = compress_table(table, name)
         assert found.config == expected.config
         assert torch.equal(found.rows(0, 40), expected.rows(0, 40))
     counts = torch.arange(40)
-    weighted = compressed(table, "rank=4", counts=counts)
+    weighted = compress_table(table, "rank=4", counts=counts)
     assert torch.equal(weighted.rows(0, 40), FactorizedEmbedding.from_table(table, 4, counts).rows(0, 40))
 
 
@@ -47,29 +47,29 @@ def test_an_unknown_name_is_refused(name) -> None:
     with pytest.raises(SizeError, match="int8, int4, groups as in int4-g32, or rank=128"):
         check_kind(name)
     with pytest.raises(SizeError):
-        compressed(TokenEmbedding(9, 4), name)
+        compress_table(TokenEmbedding(9, 4), name)
 
 
 def test_a_model_around_another_table_shares_all_else_and_is_tied_to_it() -> None:
     model = decoder()
     ids = torch.tensor([[1, 5, 2]])
-    whole = compressed(model.table, "int8")
-    other = with_table(model, whole)
+    whole = compress_table(model.table, "int8")
+    other = replace_table(model, whole)
     assert other.head.__dict__["table"] is other.table is whole
     assert other.blocks is model.blocks
     assert not other.training
     dense = TokenEmbedding.from_pretrained(whole.rows(0, 40), padding_idx=2, scale=4.0)
-    assert torch.allclose(other(ids), with_table(model, dense)(ids), atol=1e-6)
-    assert torch.equal(with_table(model, model.table)(ids), model(ids))
+    assert torch.allclose(other(ids), replace_table(model, dense)(ids), atol=1e-6)
+    assert torch.equal(replace_table(model, model.table)(ids), model(ids))
     assert {name for name in other.state_dict() if name.startswith(("table", "head"))} == {"table.packed"}
 
 
 def test_a_bias_and_a_free_head_are_kept() -> None:
     free = decoder(OutputHead(vocab_size=40, embed_dim=16))
-    assert with_table(free, compressed(free.table, "int4")).head is free.head
+    assert replace_table(free, compress_table(free.table, "int4")).head is free.head
     table = TokenEmbedding(40, 16)
     biased = DecoderLM(table, RotaryEmbedding(8), OutputHead(table, bias=True, softcap=5.0), num_layers=1, num_heads=2)
-    other = with_table(biased, compressed(table, "int8"))
+    other = replace_table(biased, compress_table(table, "int8"))
     assert other.head.bias is biased.head.bias
     assert other.head.softcap == 5.0
 
@@ -87,7 +87,7 @@ def test_an_embedding_layer_keeps_its_recipe_and_its_head_before_the_product() -
         norm=torch.nn.LayerNorm(16),
         tensor_names={"table.weight": ["a"], "norm.weight": ["b"]},
     )
-    other = with_table(layer, compressed(table, "int8"))
+    other = replace_table(layer, compress_table(table, "int8"))
     ids = torch.tensor([[1, 5, 2]])
     assert (other.input(ids) - layer.input(ids)).norm() < 0.02 * layer.input(ids).norm()
     assert torch.allclose(other.head(layer.input(ids)), layer.head(layer.input(ids)), atol=0.02)
@@ -97,4 +97,4 @@ def test_an_embedding_layer_keeps_its_recipe_and_its_head_before_the_product() -
 
 def test_a_table_of_another_width_is_refused() -> None:
     with pytest.raises(SizeError, match="width 8, the model needs 16"):
-        with_table(decoder(), TokenEmbedding(40, 8))
+        replace_table(decoder(), TokenEmbedding(40, 8))

@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-import torch.nn.functional as F
 
 from embedlayer import (
     DecoderLM,
@@ -11,21 +10,20 @@ from embedlayer import (
     RotaryEmbedding,
     SizeError,
     TokenEmbedding,
-    compare,
-    compressed,
-    loss_on,
+    compare_compression,
+    compress_table,
+    loss_on_text,
 )
-from embedlayer.compress import report
-from embedlayer.compress.report import nearest, row_error
+from embedlayer.compress.report import row_error
 
 
 def test_each_choice_stands_beside_the_table_itself(tmp_path) -> None:
     table = TokenEmbedding(300, 32, padding_idx=0)
-    rows = compare(table, ["int8", "int4", "int4-g8", "rank=8"])
+    rows = compare_compression(table, ["int8", "int4", "int4-g8", "rank=8"])
     assert [row.to for row in rows] == ["as it is", "int8", "int4", "int4-g8", "rank=8"]
     assert (rows[0].bytes, rows[0].row_error, rows[0].neighbors, rows[0].loss) == (300 * 32 * 4, 0.0, 1.0, None)
     for row in rows[1:]:
-        other = compressed(table, row.to)
+        other = compress_table(table, row.to)
         missed = other.rows(0, 300) - table.weight
         assert row.row_error == pytest.approx((missed.norm() / table.weight.norm()).item(), rel=1e-4)
         assert row.bytes == sum(tensor.nbytes for tensor in other.state_dict().values())
@@ -37,27 +35,21 @@ def test_each_choice_stands_beside_the_table_itself(tmp_path) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_size_of_the_file_is_that_of_the_file(dtype, tmp_path) -> None:
     table = TokenEmbedding(300, 32, dtype=dtype)
-    rows = compare(table, ["int8", "int4-g8", "rank=8"])
-    for row, kind in zip(rows, (table, *(compressed(table, row.to) for row in rows[1:])), strict=True):
+    rows = compare_compression(table, ["int8", "int4-g8", "rank=8"])
+    for row, kind in zip(rows, (table, *(compress_table(table, row.to) for row in rows[1:])), strict=True):
         kind.save_pretrained(tmp_path)
         assert row.file_bytes == (tmp_path / "model.safetensors").stat().st_size
 
 
-def test_nearest_rows_are_those_of_all_cosines_at_once(monkeypatch) -> None:
-    monkeypatch.setattr(report, "ROWS_AT_ONCE", 7)
-    table = TokenEmbedding(50, 8)
-    cosines = F.cosine_similarity(table.weight.unsqueeze(0), table.weight.unsqueeze(1), dim=2).fill_diagonal_(-2)
-    queries = torch.tensor([0, 13, 49])
-    assert torch.equal(nearest(table, queries), cosines[queries].topk(10).indices)
-    assert nearest(TokenEmbedding(3, 8), torch.tensor([1])).shape == (1, 2)
-    assert compare(TokenEmbedding(1, 8), ["int8"])[1].neighbors is None
+def test_a_table_of_one_row_has_no_neighbours() -> None:
+    assert compare_compression(TokenEmbedding(1, 8), ["int8"])[1].neighbors is None
 
 
 def test_the_loss_is_that_of_the_model_around_each_table() -> None:
     table = TokenEmbedding(40, 16, scale="sqrt_dim", init_std=1.0)
     model = DecoderLM(table, RotaryEmbedding(8), num_layers=1, num_heads=2, dropout=0.5)
     ids = torch.randint(0, 40, (23,))
-    rows = compare(table, ["int4"], loss=loss_on(model, ids, length=5))
+    rows = compare_compression(table, ["int4"], loss=loss_on_text(model, ids, length=5))
     assert model.training
     model.eval()
     windows = [ids[start : start + 6] for start in range(0, 22, 5)]
@@ -65,15 +57,15 @@ def test_the_loss_is_that_of_the_model_around_each_table() -> None:
     assert rows[0].loss == pytest.approx(total / 22, rel=1e-5)
     assert rows[1].loss_change == pytest.approx(rows[1].loss - rows[0].loss)
     assert rows[1].loss_change != 0
-    with pytest.raises(SizeError, match="at least two tokens"):
-        loss_on(model, ids[:1])
+    with pytest.raises(SizeError, match="at least 2 tokens"):
+        loss_on_text(model, ids[:1])
 
 
 def test_counts_weigh_low_ranks_choose_the_queries_and_show_what_trimming_leaves() -> None:
     table = TokenEmbedding(100, 16)
     counts = torch.zeros(100, dtype=torch.int64)
     counts[10:20] = 3
-    rows = compare(table, ["rank=10"], counts=counts)
+    rows = compare_compression(table, ["rank=10"], counts=counts)
     weighted = FactorizedEmbedding.from_table(table, 10, counts)
     assert torch.allclose(weighted.rows(10, 20), table.rows(10, 20), atol=1e-6)  # ten rows fit into rank ten
     assert rows[1].row_error == pytest.approx(row_error(table, weighted))
@@ -83,10 +75,10 @@ def test_counts_weigh_low_ranks_choose_the_queries_and_show_what_trimming_leaves
 
 def test_tables_already_made_are_compared_by_the_names_given() -> None:
     table = TokenEmbedding(100, 16)
-    rows = compare(table, {"mine": QuantizedEmbedding.from_table(table, symmetric=True)})
+    rows = compare_compression(table, {"mine": QuantizedEmbedding.from_table(table, symmetric=True)})
     assert rows[1].to == "mine"
     assert 0 < rows[1].row_error < 0.01
     with pytest.raises(SizeError, match="cannot be compared with one of 100 x 16"):
-        compare(table, {"other": TokenEmbedding(99, 16)})
+        compare_compression(table, {"other": TokenEmbedding(99, 16)})
     with pytest.raises(SizeError, match="rank 17 exceeds embed_dim 16"):
-        compare(table, ["rank=17"])
+        compare_compression(table, ["rank=17"])

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from embedlayer import TokenEmbedding
-from embedlayer.analysis.geometry import moved_most
+from embedlayer.analysis.geometry import row_movement
 from embedlayer.errors import SizeError
 from embedlayer.explorer import compare
 from embedlayer.explorer.source import Source
@@ -58,7 +58,7 @@ def test_a_run_is_compared_with_itself_before_training(of_run):
     assert found["shared"] <= of_run.table.vocab_size
     assert found["moved_most"][0][2] < found["moved_least"][0][2]
     assert found["residual"] is None
-    expected = moved_most(before.table, of_run.table).most(1)[0]
+    expected = row_movement(before.table, of_run.table).most(1)[0]
     assert found["moved_most"][0][:2] == (expected.before, expected.after)
     near = compare.other_neighbors(of_run, before, {"plus": "40", "topn": "3"})
     assert [type(text) for text, _ in near] == [str, str, str]

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from embedlayer import pca
+from embedlayer import principal_components
 from embedlayer.analysis.geometry import table_geometry
-from embedlayer.analysis.health import health as examine
+from embedlayer.analysis.health import table_health as examine
 from embedlayer.explorer import health
 
 
@@ -23,7 +23,9 @@ def test_findings_are_the_analysis_own_with_the_texts_of_the_page(of_run):
 
 def test_shares_of_the_variance_are_those_of_the_principal_components(of_run):
     found = health.shares(of_run, {})
-    assert found["explained"] == pytest.approx(pca(of_run.rows, 16).explained_variance_ratio.tolist(), abs=1e-5)
+    assert found["explained"] == pytest.approx(
+        principal_components(of_run.rows, 16).explained_variance_ratio.tolist(), abs=1e-5
+    )
     geometry = table_geometry(of_run.table)
     assert found["effective_rank"] == geometry.effective_rank
     assert found["mean_cosine"] == geometry.mean_cosine

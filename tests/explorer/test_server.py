@@ -87,15 +87,15 @@ def test_only_get_is_answered(port, method):
 
 def test_bad_questions_are_answered_with_sentences(port):
     for path, sentence in {
-        "/data/nothing": "There is no data called 'nothing'",
+        "/data/nothing": "There is no data named 'nothing'",
         "/data/tokens?source=3": "There is no source '3'",
         "/data/tokens?source=-1": "There is no source '-1'",
         "/data/neighbors?plus=17": "Token 17 is outside",
         "/data/neighbors?plus=dog": "list of at most 100 token IDs",
-        "/data/neighbors": "Name at least one token",
+        "/data/neighbors": "needs at least one token ID",
         "/data/coordinates?count=99": "from 1 to 6",
         "/data/metrics": "has no metrics",
-        "/data/compare?other=before": "is no run",
+        "/data/compare?other=before": "is not a run",
         "/data/compare": "There is no source ''",
     }.items():
         answer, content = get(port, path)

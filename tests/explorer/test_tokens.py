@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from embedlayer import TokenEmbedding, TokenVectors, pca
+from embedlayer import TokenEmbedding, TokenVectors, principal_components
 from embedlayer.errors import SizeError, TokenIdError
 from embedlayer.explorer import tokens
 from embedlayer.explorer.source import Source
@@ -25,7 +25,7 @@ def test_neighbours_are_those_of_token_vectors(of_run):
 
 
 def test_places_are_the_exact_principal_components(of_run):
-    found = pca(of_run.rows, 6)
+    found = principal_components(of_run.rows, 6)
     size = of_run.table.vocab_size
     assert torch.equal(floats(tokens.coordinates(of_run, {}), 6, size), found.coordinates.T.float())
     assert torch.equal(floats(tokens.coordinates(of_run, {"count": "2"}), 2, size), found.coordinates[:, :2].T.float())

@@ -9,7 +9,7 @@ from kinds import EMBED_DIM, TABLES, VOCAB_SIZE
 
 import embedlayer as el
 from embedlayer import DeltaEmbedding, FactorizedEmbedding, QuantizedEmbedding, TokenTable
-from embedlayer.compress.convert import compressed
+from embedlayer.compress.convert import compress_table
 from embedlayer.pretrained import build, describe
 
 SOURCES: dict[str, Callable[[], TokenTable]] = {
@@ -27,9 +27,9 @@ def read_back(table: TokenTable, folder) -> TokenTable:
 
 CONVERSIONS: dict[str, Callable[[TokenTable, object], TokenTable]] = {
     "int8": lambda table, _: QuantizedEmbedding.from_table(table, 8),
-    "int4": lambda table, _: compressed(table, "int4-g8"),
+    "int4": lambda table, _: compress_table(table, "int4-g8"),
     "low rank": lambda table, _: FactorizedEmbedding.from_table(table, EMBED_DIM),
-    "low rank by name": lambda table, _: compressed(table, "rank=8"),
+    "low rank by name": lambda table, _: compress_table(table, "rank=8"),
     "delta": lambda table, _: DeltaEmbedding(table, [3, 49]),
     "delta, then int8": lambda table, _: QuantizedEmbedding.from_table(DeltaEmbedding(table, [3])),
     "copy": lambda table, _: copy.deepcopy(table),

@@ -7,7 +7,7 @@ from kinds import EMBED_DIM, MAX_SEQ_LEN, NUM_HEADS, POSITIONS, TABLES, VOCAB_SI
 from torch import nn
 
 import embedlayer as el
-from embedlayer.analysis.rows import Rows
+from embedlayer.analysis.row_reader import RowReader
 from embedlayer.layers.input import PositionName
 from embedlayer.plots.rows import used_rows, variance_shares
 
@@ -27,13 +27,13 @@ TAKE_A_TABLE = {
     "DeltaEmbedding.last": lambda table: el.DeltaEmbedding.last(table, 2)(IDS),
     "QuantizedEmbedding.from_table": lambda table: el.QuantizedEmbedding.from_table(table, 4)(IDS),
     "FactorizedEmbedding.from_table": lambda table: el.FactorizedEmbedding.from_table(table, 8)(IDS),
-    "compressed": lambda table: el.compressed(table, "int8")(IDS),
-    "with_table": lambda table: el.with_table(el.DecoderLM(dense(), "none", num_layers=1), table)(IDS),
+    "compressed": lambda table: el.compress_table(table, "int8")(IDS),
+    "with_table": lambda table: el.replace_table(el.DecoderLM(dense(), "none", num_layers=1), table)(IDS),
     "EmbeddingLayer": lambda table: el.EmbeddingLayer(table)(IDS),
-    "compare": lambda table: [row.row_error for row in el.compare(table, ["int8"])],
-    "health": lambda table: el.health(table).norms,
+    "compare": lambda table: [row.row_error for row in el.compare_compression(table, ["int8"])],
+    "health": lambda table: el.table_health(table).norms,
     "table_geometry": lambda table: el.table_geometry(table).spectrum,
-    "Rows": lambda table: Rows(table).take(IDS.flatten()),
+    "Rows": lambda table: RowReader(table).take(IDS.flatten()),
     "variance_shares": variance_shares,
 }
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from embedlayer.analysis.rows import Rows
+from embedlayer.analysis.row_reader import RowReader
 from embedlayer.errors import ShapeError
 from embedlayer.tables.dense import TokenEmbedding
 from embedlayer.tables.factorized import FactorizedEmbedding
@@ -18,7 +18,7 @@ from embedlayer.tables.factorized import FactorizedEmbedding
     ],
 )
 def test_chunks_and_chosen_rows_are_the_rows_of_any_table(table) -> None:
-    rows = Rows(table)
+    rows = RowReader(table)
     whole = table.rows(0, 23).detach()
     torch.testing.assert_close(torch.cat([chunk for _, chunk in rows.chunks(rows_at_once=5)]), whole)
     torch.testing.assert_close(rows.take(torch.tensor([22, 0, 7])), whole[[22, 0, 7]].float())
@@ -28,8 +28,8 @@ def test_chunks_and_chosen_rows_are_the_rows_of_any_table(table) -> None:
 
 
 def test_a_plain_tensor_is_a_table_if_it_has_two_dimensions_of_floats() -> None:
-    assert [start for start, _ in Rows(torch.zeros(7, 2)).chunks(3)] == [0, 3, 6]
-    assert list(Rows(torch.zeros(0, 2)).chunks()) == []
+    assert [start for start, _ in RowReader(torch.zeros(7, 2)).chunks(3)] == [0, 3, 6]
+    assert list(RowReader(torch.zeros(0, 2)).chunks()) == []
     for wrong in (torch.zeros(3), torch.zeros(3, 2, dtype=torch.int64)):
         with pytest.raises(ShapeError, match=r"must be \(V, D\)"):
-            Rows(wrong)
+            RowReader(wrong)

@@ -1,4 +1,4 @@
-"""The rows of a table, or of a plain tensor, a chunk at a time: what every number in this room is made from."""
+"""Read the rows of any table, or of a plain tensor, a chunk at a time."""
 
 from collections.abc import Iterator
 
@@ -13,17 +13,17 @@ NUMBERS_AT_ONCE = 1 << 21
 """Numbers widened at a time, 8 MB in float32."""
 
 
-class Rows:
-    """V rows of width D, read without gradient.
+class RowReader:
+    """Read the V rows of width D of a table, without gradients.
 
     Args:
         table: A `TokenTable` of any kind, an `nn.Embedding`, or a plain tensor or NumPy array `(V, D)`.
 
     Raises:
-        ShapeError: A plain tensor that is not `(V, D)`, or holds no floats.
+        ShapeError: A plain tensor is not `(V, D)`, or it is not of a floating-point dtype.
 
     Example:
-        >>> [(start, chunk.shape) for start, chunk in Rows(torch.zeros(5, 3)).chunks(rows_at_once=4)]
+        >>> [(start, chunk.shape) for start, chunk in RowReader(torch.zeros(5, 3)).chunks(rows_at_once=4)]
         [(0, torch.Size([4, 3])), (4, torch.Size([1, 3]))]
     """
 
@@ -45,14 +45,14 @@ class Rows:
 
     @torch.no_grad()
     def read(self, start: int, stop: int) -> Float[Tensor, "rows D"]:
-        """Rows `start` to `stop - 1`, as stored."""
+        """Return rows `start` to `stop - 1` in the dtype and on the device of the table."""
         if isinstance(self.table, Tensor):
             return self.table.detach()[start:stop]
         return self.table.rows(start, stop).detach()
 
     @torch.no_grad()
     def take(self, ids: Int[Tensor, " N"]) -> Float[Tensor, "N D"]:
-        """The rows of some IDs, in float32 or wider, on the CPU."""
+        """Return the rows of the IDs on the CPU, in float32 or wider."""
         if isinstance(self.table, Tensor):
             found = self.table.detach().index_select(0, ids.to(self.table.device))
         elif len(ids):
@@ -63,7 +63,7 @@ class Rows:
         return found.detach().to("cpu", torch.promote_types(found.dtype, torch.float32))
 
     def chunks(self, rows_at_once: int | None = None) -> Iterator[tuple[int, Float[Tensor, "rows D"]]]:
-        """All rows in order, as stored: the first ID of a chunk, and the chunk."""
+        """Yield all rows in order, a chunk at a time: the first ID of the chunk, and its rows."""
         step = rows_at_once or max(1, NUMBERS_AT_ONCE // max(1, self.embed_dim))
         for start in range(0, self.vocab_size, step):
             yield start, self.read(start, min(start + step, self.vocab_size))

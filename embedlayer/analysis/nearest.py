@@ -1,0 +1,204 @@
+"""Nearest rows of a table by cosine similarity: exact top-k, and an approximate k-nearest-neighbour graph.
+
+`cos(a, b) = a . b / (|a| |b|)`. A zero row has cosine 0 with every row. A row with NaN or infinity is never a
+neighbour. Rows are read in chunks, so a factorised or quantised table is searched without being written out.
+"""
+
+import math
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from embedlayer.analysis.row_reader import RowReader
+from embedlayer.tables.dense import TableLike
+
+CHUNK_NUMBERS = 1 << 19
+"""Numbers of the table read at a time, 2 MB in float32: small enough to stay in a core's cache."""
+
+SCORES_AT_ONCE = 1 << 22
+"""Cosines held at a time."""
+
+EXACT_TIES = 4
+"""For at most so many queries a cosine is a sum per row: equal rows get equal cosines."""
+
+CELLS_SEARCHED = 24
+CLUSTERING_ROUNDS = 6
+RECALL_SAMPLE = 256
+
+
+class Nearest(NamedTuple):
+    """The nearest rows of Q queries, nearest first.
+
+    Attributes:
+        ids: Row IDs `(Q, K)`; -1 where a query has fewer neighbours.
+        cosines: Their cosines `(Q, K)` in float32; `-inf` where a query has fewer neighbours.
+    """
+
+    ids: Int[Tensor, "Q K"]
+    cosines: Float[Tensor, "Q K"]
+
+
+class NeighborGraph(NamedTuple):
+    """For each of V rows about K of its nearest rows.
+
+    Attributes:
+        ids: Row IDs `(V, K)`.
+        cosines: Their cosines `(V, K)`.
+        recall: Share of the true K nearest rows that the graph contains, measured on a sample of rows; 1 if exact.
+    """
+
+    ids: Int[Tensor, "V K"]
+    cosines: Float[Tensor, "V K"]
+    recall: float
+
+
+@torch.no_grad()
+def cosines_with(rows: Float[Tensor, "rows D"], queries: Float[Tensor, "Q D"]) -> Float[Tensor, "Q rows"]:
+    """Return the cosine of each query with each row, in float32 or wider, between -1 and 1.
+
+    For at most `EXACT_TIES` queries the sums are taken row by row. A matrix product may round equal rows differently.
+
+    Args:
+        rows: Rows of a table.
+        queries: Vectors of the same width.
+    """
+    dtype = torch.promote_types(rows.dtype, torch.float32)
+    rows = rows.to(dtype)
+    wide = queries.to(rows.device, torch.float64)
+    lengths, norms = torch.linalg.vector_norm(wide, dim=1, keepdim=True), torch.linalg.vector_norm(rows, dim=1)
+    units = (wide / lengths.where(lengths > 0, 1.0)).to(dtype)
+    if len(units) <= EXACT_TIES:
+        products = torch.stack([(rows * unit).sum(1) for unit in units]) if len(units) else rows.new_empty(0, len(rows))
+    else:
+        products = units @ rows.T
+    return (products / norms.where(norms > 0, 1.0)).clamp(-1.0, 1.0)
+
+
+@torch.no_grad()
+def nearest_rows(
+    table: TableLike,
+    queries: Float[Tensor, "Q D"] | Int[Tensor, " Q"],
+    count: int,
+    *,
+    candidates: Bool[Tensor, " V"] | None = None,
+    exclude: Int[Tensor, "Q X"] | None = None,
+) -> Nearest:
+    """Return the rows with the largest cosine to each query: exact, nearest first, equal cosines by ID.
+
+    Blocks of queries meet chunks of rows, so nothing of size `Q x V` is allocated.
+
+    Args:
+        table: A `TokenTable`, an `nn.Embedding`, or a plain tensor `(V, D)`.
+        queries: Vectors `(Q, D)`; or IDs `(Q,)`, whose rows are the queries and are not their own neighbours.
+        count: Neighbours per query, K; fewer if the table has fewer candidates.
+        candidates: Which rows may be neighbours; `None` for all.
+        exclude: IDs that are not neighbours of their query; an ID outside the table excludes nothing.
+
+    Returns:
+        IDs and cosines `(Q, K)`, on the CPU.
+
+    Example:
+        >>> nearest_rows(torch.tensor([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0]]), torch.tensor([0]), 2).ids
+        tensor([[1, 2]])
+    """
+    rows = RowReader(table)
+    by_id = not queries.is_floating_point()
+    allowed = torch.ones(len(rows), dtype=torch.bool) if candidates is None else candidates.cpu()
+    count = max(0, min(count, int(allowed.sum()) - (1 if by_id and candidates is None else 0)))
+    if not count or not len(queries):
+        empty = torch.empty(len(queries), count)
+        return Nearest(empty.long(), empty)
+    if by_id:
+        own = queries.cpu()[:, None]
+        exclude = own if exclude is None else torch.cat([own, exclude], dim=1)
+    step = max(1, CHUNK_NUMBERS // max(1, rows.embed_dim))
+    found = []
+    for places in torch.arange(len(queries)).split(max(1, SCORES_AT_ONCE // (step + count))):
+        vectors = rows.take(queries[places]) if by_id else queries[places]
+        without = None if exclude is None else exclude[places]
+        found.append(_nearest_of_block(rows, vectors, count, allowed, without, step))
+    return Nearest(torch.cat([each.ids for each in found]), torch.cat([each.cosines for each in found]))
+
+
+def _nearest_of_block(
+    rows: RowReader, queries: Tensor, count: int, allowed: Tensor, exclude: Tensor | None, step: int
+) -> Nearest:
+    """Return the nearest rows of one block of queries: keep the best so far over the chunks of the table."""
+    best = torch.full((len(queries), count), -math.inf)
+    ids = torch.full((len(queries), count), -1)
+    for start, chunk in rows.chunks(step):
+        cosines = cosines_with(chunk, queries).cpu().float().nan_to_num_(nan=-math.inf)
+        cosines[:, ~allowed[start : start + len(chunk)]] = -math.inf
+        if exclude is not None:
+            query, which = torch.nonzero((exclude >= start) & (exclude < start + len(chunk)), as_tuple=True)
+            cosines[query, exclude[query, which] - start] = -math.inf
+        here = torch.arange(start, start + len(chunk)).expand_as(cosines)
+        best, ids = largest(torch.cat([best, cosines], 1), torch.cat([ids, here], 1), count)
+    return Nearest(ids.where(best > -math.inf, -1), best)
+
+
+def largest(
+    scores: Float[Tensor, "Q N"], ids: Int[Tensor, "Q N"], count: int
+) -> tuple[Float[Tensor, "Q K"], Int[Tensor, "Q K"]]:
+    """Return the `count` largest scores of each row and their IDs; equal scores in the order of their columns.
+
+    `topk` alone leaves the order of equal scores open.
+    """
+    values, columns = scores.topk(count, dim=1)
+    columns = columns.sort(dim=1).values
+    tied = (scores >= values[:, -1:]).sum(1) > count if count else torch.zeros(len(scores))
+    for row in torch.nonzero(tied)[:, 0].tolist():
+        columns[row] = scores[row].argsort(descending=True, stable=True)[:count].sort().values
+    values, order = scores.gather(1, columns).sort(dim=1, descending=True, stable=True)
+    return values, ids.gather(1, columns.gather(1, order))
+
+
+@torch.no_grad()
+def neighbor_graph(rows: Float[Tensor, "V D"], count: int, generator: torch.Generator) -> NeighborGraph:
+    """Return an approximate graph of the `count` nearest rows of each row, for the layout of large tables.
+
+    k-means cuts the table into about sqrt(V) cells. The neighbours of a row are searched in the `CELLS_SEARCHED` cells
+    whose centres are nearest to the centre of its own cell. The recall is measured on `RECALL_SAMPLE` rows against
+    `nearest_rows`.
+
+    Args:
+        rows: V rows of width D.
+        count: Neighbours per row, K, below V.
+        generator: Draws the first centres and the sample.
+    """
+    units = F.normalize(rows.float().nan_to_num(posinf=0.0, neginf=0.0), dim=1)
+    ids = torch.zeros(len(units), count, dtype=torch.int64)
+    cosines = torch.full((len(units), count), -1.0)
+    for members, nearby in _blocks(units, generator):
+        products = units[members] @ units[nearby].T
+        products[members[:, None] == nearby] = -2.0
+        found = products.topk(min(count, len(nearby)))
+        ids[members, : found.indices.shape[1]] = nearby[found.indices]
+        cosines[members, : found.indices.shape[1]] = found.values
+    sample = torch.randperm(len(units), generator=generator)[:RECALL_SAMPLE]
+    exact = nearest_rows(units, sample, count)
+    farthest = exact.cosines[:, -1:] - 1e-6  # rows as near as the last true neighbour count as found
+    return NeighborGraph(ids, cosines, float((cosines[sample] >= farthest).float().mean()))
+
+
+def _blocks(
+    units: Float[Tensor, "V D"], generator: torch.Generator
+) -> list[tuple[Int[Tensor, " M"], Int[Tensor, " N"]]]:
+    """Return the cells in blocks: the rows of a block, and the rows among which their neighbours are searched."""
+    centres = units[torch.randperm(len(units), generator=generator)[: max(1, int(len(units) ** 0.5))]]
+    step = max(1, SCORES_AT_ONCE // len(centres))
+    for _ in range(CLUSTERING_ROUNDS):
+        cell = torch.cat([(chunk @ centres.T).argmax(1) for chunk in units.split(step)])
+        centres = F.normalize(torch.zeros_like(centres).index_add_(0, cell, units), dim=1)
+    order = cell.argsort(stable=True)
+    cells = order.split(torch.bincount(cell, minlength=len(centres)).tolist())
+    near = (centres @ centres.T).topk(min(CELLS_SEARCHED, len(centres))).indices
+    found = []
+    for own, members in zip(near.tolist(), cells, strict=True):
+        nearby = torch.cat([cells[other] for other in own])
+        blocks = members.split(max(1, SCORES_AT_ONCE // max(1, len(nearby))))
+        found += [(block, nearby) for block in blocks if len(block)]
+    return found
