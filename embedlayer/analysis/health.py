@@ -1,7 +1,7 @@
 """Check every row of a table: zero, NaN or infinite, duplicate, unchanged since initialisation, under-trained."""
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 
 import torch
 from jaxtyping import Float, Int
@@ -145,20 +145,8 @@ class TableHealth:
                     }
                     for cone in self.under_trained.cones
                 ],
-                "by_kind": [
-                    {"kind": count.kind, "rows": count.rows, "under_trained": count.under_trained}
-                    for count in self.by_kind
-                ],
-                "tokens": [
-                    {
-                        "id": found.id,
-                        "text": found.text,
-                        "kind": found.kind,
-                        "score": found.score,
-                        "norm": found.norm,
-                    }
-                    for found in self.findings(limit)
-                ],
+                "by_kind": [asdict(count) for count in self.by_kind],
+                "tokens": [asdict(found) for found in self.findings(limit)],
             },
         }
 
