@@ -3,6 +3,8 @@
 import csv
 import doctest
 import importlib
+import importlib.util
+import inspect
 import pkgutil
 import re
 import runpy
@@ -119,6 +121,24 @@ def test_the_commands_of_the_readme_are_there() -> None:
     readme, makefile = (ROOT / "README.md").read_text(), (ROOT / "Makefile").read_text()
     for target in re.findall(r"`?make (\w+)", readme + (ROOT / "CONTRIBUTING.md").read_text()):
         assert re.search(rf"^{target}:", makefile, flags=re.M), f"make {target} is not in the Makefile"
+
+
+def test_the_files_in_contributing_work_as_printed(tmp_path, monkeypatch) -> None:
+    page = (ROOT / "CONTRIBUTING.md").read_text()
+    files = re.findall(r"^The file `([\w/.]+)`:\n\n```python\n(.*?)^```", page, flags=re.S | re.M)
+    assert [name.partition("/")[0] for name, _ in files] == ["embedlayer", "tests"]
+    for name, text in files:
+        path = tmp_path / Path(name).name
+        path.write_text(text)
+        module_name = name.removesuffix(".py").replace("/", ".")
+        spec = importlib.util.spec_from_file_location(module_name, path)
+        module = importlib.util.module_from_spec(spec)
+        monkeypatch.setitem(sys.modules, module_name, module)
+        spec.loader.exec_module(module)
+    tests = {name: test for name, test in vars(module).items() if name.startswith("test_")}
+    assert len(tests) == 3
+    for test in tests.values():
+        test(**({"tmp_path": tmp_path / "model"} if "tmp_path" in inspect.signature(test).parameters else {}))
 
 
 def test_the_changelog_knows_the_version() -> None:
