@@ -1,4 +1,4 @@
-"""What the room Compare shows: two tables laid over one another, and how far each token moved."""
+"""What the view Compare shows: two tables laid over one another, and how far each token moved."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -57,7 +57,7 @@ def bake(sources: list[Source]) -> dict[str, Any]:
     content: dict[str, Any] = {}
 
     def add(name: str, params: Params) -> None:
-        with suppress(EmbedLayerError):  # what the server would refuse, the page lacks: its room says so
+        with suppress(EmbedLayerError):  # what the server would refuse, the page lacks: its view says so
             content[_key(name, params)] = _packed(answer(sources, name, params))
 
     for number, source in enumerate(sources):
@@ -71,7 +71,7 @@ def bake(sources: list[Source]) -> dict[str, Any]:
             for name in BAKED_PAIRS:
                 add(name, {"source": str(number), "other": other})
     notes = [sentence for source in sources for sentence in tokens.left_out(source)]
-    content["manifest"] = {"json": {**manifest(sources), "exported": True, "leftOut": list(dict.fromkeys(notes))}}
+    content["manifest"] = {"json": {**manifest(sources), "exported": True, "left_out": list(dict.fromkeys(notes))}}
     return content
 
 
@@ -82,7 +82,7 @@ def one_script(modules: dict[str, str], entry: str) -> str:
     start of a line.
 
     Args:
-        modules: Text by path, `rooms/map.js`.
+        modules: Text by path, `views/map.js`.
         entry: The one to run, `app.js`.
 
     Raises:

@@ -1,4 +1,4 @@
-"""What the room Health shows: what is wrong with rows, and how the table uses its dimensions."""
+"""What the view Health shows: what is wrong with rows, and how the table uses its dimensions."""
 
 from collections.abc import Mapping
 from typing import Any

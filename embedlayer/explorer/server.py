@@ -41,7 +41,7 @@ HEADERS = {
 
 
 def page_files() -> dict[str, bytes]:
-    """Every file of the page by its path, `rooms/map.js`."""
+    """Every file of the page by its path, `views/map.js`."""
     found: dict[str, bytes] = {}
 
     def walk(folder: Traversable, prefix: str) -> None:

@@ -1,4 +1,4 @@
-"""What the room Training shows: the lines of a run's `metrics.jsonl`, and how it was made."""
+"""What the view Training shows: the lines of a run's `metrics.jsonl`, and how it was made."""
 
 import math
 from collections.abc import Mapping
