@@ -223,6 +223,11 @@ def test_the_address_brings_back_what_one_saw(url, open_page):
     assert "q=dog" in page.url
 
 
+def test_the_address_brings_back_the_order_of_the_tokens(url, open_page):
+    page = open_page(url + "#positions?order=1.0.2.3.4.5.6.7")
+    assert "The order matters" in page.locator('[data-value="with"]').inner_text()
+
+
 def test_the_map_is_drawn_moved_and_chosen_from_by_keyboard_and_pointer(url, open_page):
     page = open_page(url + "#map?source=1")
     over = page.locator(".map-over")

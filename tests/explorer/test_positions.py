@@ -353,7 +353,7 @@ def test_permuting_the_tokens_of_the_view_permutes_scores_only_without_positions
         assert "order=1.0.2.3.4.5.6.7" in page.url
     page.get_by_role("button", name="Original order").click()
     page.get_by_role("button", name="Reverse").click()
-    assert "keeps every distance" in page.locator('[data-value="with"]').inner_text()  # and ALiBi depends on nothing else
+    assert "keeps every distance" in page.locator('[data-value="with"]').inner_text()  # ALiBi uses distances only
 
 
 @pytest.mark.browser

@@ -146,7 +146,7 @@ class Page {
 
   /** @param {SourceManifest} about @param {number} source */
   #showSource(about, source) {
-    const size = `${about.vocab_size.toLocaleString("en")} tokens × ${about.embed_dim.toLocaleString("en")} dimensions`;
+    const size = `${about.vocab_size.toLocaleString("en")} tokens × ${about.embed_dim.toLocaleString("en")}`;
     element("title").textContent = about.title;
     element("facts").textContent = this.manifest.exported ? `${size} · exported page` : size;
     /** @type {HTMLSelectElement} */ (element("source")).value = String(source);

@@ -31,7 +31,7 @@ export class Axes {
     /** @type {[string, string][]} */
     this.options = Array.from({ length: this.count }, (_, k) =>
       [String(k + 1), `component ${k + 1} · ${this.#share(k)}`]);
-    this.options.push([SELECTION, "cosine with the selection"]);
+    this.options.push([SELECTION, "cosine similarity"]);
     /** @type {[string, string][]} */
     this.horizontal = [...this.options, [LAYOUT, "neighbour layout"]];
     this.waiting = size > SLOW

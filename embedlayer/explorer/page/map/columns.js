@@ -9,7 +9,7 @@ import { spread } from "./viewport.js";
 /** @type {[string, string][]} */
 const OPTIONS = [
   ["kind", "kind of token"], ["script", "script"], ["length", "length"], ["norm", "norm"],
-  ["frequency", "frequency"], ["trained", "under-training"], ["along", "cosine with the selection"],
+  ["frequency", "frequency"], ["trained", "under-training"], ["along", "cosine similarity"],
 ];
 
 /** The columns that the map can be coloured by; each is computed or loaded when it is first used. */

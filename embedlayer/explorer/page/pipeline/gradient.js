@@ -45,7 +45,7 @@ function rowsOfText(scene) {
   /** @type {RowGradient[]} */
   const rows = scene.step.facts.rows;
   const most = Math.max(...rows.map((each) => each.norm), 1e-12);
-  const head = h("tr", null, h("th", null, "token"), h("th", { class: "number" }, "occurrences"),
+  const head = h("tr", null, h("th", null, "token"), h("th", { class: "number" }, "count"),
     h("th", { class: "pipe-wide" }), h("th", { class: "number" }, "norm"),
     tied ? [h("th", { class: "number" }, "by look-up"), h("th", { class: "number" }, "by head")] : null);
   const table = h("table", { class: "pipe-rows" }, h("thead", null, head),

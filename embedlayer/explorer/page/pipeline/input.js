@@ -95,7 +95,7 @@ function dropoutCloseUp(scene, kept, dropped) {
   const [inference, training] = [kept, dropped].map((matrix) => row(matrix, scene.token).slice(0, cols));
   const heat = new HeatMap({
     label: "One token", unit: "value", rowLabels: true, axes: ["dimension"], cellHeight: 28,
-    rowName: (r) => ["inference", "training"][r], columnName: (d) => `dimension ${d}`,
+    rowName: (r) => ["eval", "train"][r], columnName: (d) => `dimension ${d}`,
   });
   /** @param {number} r @param {number} d */
   const isDropped = (r, d) => r === 1 && training[d] === 0 && inference[d] !== 0;

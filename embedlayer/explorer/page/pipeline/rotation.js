@@ -35,11 +35,23 @@ export function drawRotation(scene) {
     heads > 1 ? headChoice(scene, "Head of the first block", "query head", heads, head) : null,
     dials(scene, title, angles, before, after),
     vectorStrips(scene, "The whole query", ["query", "rotated"], [before, after]),
-    fact("A rotation changes no norm: ", h("b", null, shown(norm(before))), " before, ",
-      h("b", null, shown(norm(after))), " after."),
+    normFact(norm(before), norm(after)),
     repeatedToken(scene, rotated, "rotated queries"),
     angleMap(scene, angles),
   ];
+}
+
+/**
+ * Compare the norms of a query before and after; they differ where the scheme has an attention scaling.
+ * @param {number} before
+ * @param {number} after
+ */
+function normFact(before, after) {
+  const factor = before ? after / before : 1;
+  const isSame = Math.abs(factor - 1) < 1e-4;
+  const sentence = isSame ? "A rotation keeps the norm: "
+    : `A rotation keeps the norm; the attention scaling of this scheme multiplies it by ${shown(factor)}: `;
+  return fact(sentence, h("b", null, shown(before)), " before, ", h("b", null, shown(after)), " after.");
 }
 
 /**

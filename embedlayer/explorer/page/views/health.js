@@ -13,7 +13,7 @@ import { spread } from "../map/viewport.js";
 export const view = {
   id: "health",
   title: "Health",
-  sentence: "Which rows training has not changed or not told apart, and how the table uses its dimensions.",
+  sentence: "Which rows are untrained or broken, and how the table uses its dimensions.",
   needs: ["vectors"],
   open,
 };
@@ -37,8 +37,8 @@ async function open(element, context) {
     h("div", { class: "grid-2" },
       panel("Norms of the rows", "Euclidean norms. The norm alone does not separate trained from untrained rows: in "
         + "tied tables untrained rows can have the largest norm.", underTrainedLegend(), charts.norms.element),
-      panel("Under-training score", "Rows whose tokens never occurred were pushed in one common direction: they form a "
-        + "narrow cone. The score is 1 on the axis of the cone and 0 at its edge.", underTrainedLegend(),
+      panel("Under-training score", "Rows of tokens that did not occur in training got gradients in one common "
+        + "direction, so they form a narrow cone. The score is 1 on the axis of the cone and 0 at its edge.", underTrainedLegend(),
       charts.scores.element),
       panel("Spectrum of the variance", "Share of the variance along each principal component, largest first. "
         + `Effective rank: ${spectrum.effective_rank.toFixed(0)} of ${manifest.embed_dim} dimensions.`, shares.element),
@@ -69,7 +69,7 @@ function tiles(health, spectrum, vocabSize, embedDim) {
   const items = [
     ["Under-trained", under, `${(100 * share).toFixed(under && share < 0.001 ? 2 : 1)} % of the rows`],
     ["Zero", health.zero_rows.rows, "all values are 0"],
-    ["NaN or infinity", health.nonfinite_rows.rows, "any result that uses them is invalid"],
+    ["NaN or infinity", health.nonfinite_rows.rows, "invalid values"],
     ["Duplicates", health.duplicates.rows, `in ${health.duplicates.groups.toLocaleString("en")} groups`],
   ];
   if (health.never_touched) items.push(["Unchanged", health.never_touched.rows, "as before training"]);

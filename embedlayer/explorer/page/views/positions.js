@@ -17,7 +17,7 @@ import { alibi, fromSource, rotary, sinusoids } from "../schemes.js";
 export const view = {
   id: "positions",
   title: "Positions",
-  sentence: "How a model is told the position of each token, and what that does to vectors and attention scores.",
+  sentence: "How a position scheme encodes the position of each token, and its effect on vectors and attention scores.",
   needs: [],
   open,
 };
