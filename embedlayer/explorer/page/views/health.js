@@ -38,7 +38,8 @@ async function open(element, context) {
       panel("Norms of the rows", "Euclidean norms. The norm alone does not separate trained from untrained rows: in "
         + "tied tables untrained rows can have the largest norm.", underTrainedLegend(), charts.norms.element),
       panel("Under-training score", "Rows of tokens that did not occur in training got gradients in one common "
-        + "direction, so they form a narrow cone. The score is 1 on the axis of the cone and 0 at its edge.", underTrainedLegend(),
+        + "direction, so they form a narrow cone. The score is 1 on the axis of the cone and 0 at its edge.",
+      underTrainedLegend(),
       charts.scores.element),
       panel("Spectrum of the variance", "Share of the variance along each principal component, largest first. "
         + `Effective rank: ${spectrum.effective_rank.toFixed(0)} of ${manifest.embed_dim} dimensions.`, shares.element),
