@@ -206,7 +206,7 @@ export class ComparisonMap {
     const order = this.#order();
     const place = this.#chosenPlace();
     this.side.replaceChildren(this.#facts(), place >= 0 ? this.#card(place) : "",
-      segments("List", [["moved_most", "Moved most"], ["moved_least", "Moved least"]], order, (name) => {
+      segments("List", [["moved_most", "Most changed"], ["moved_least", "Least changed"]], order, (name) => {
         this.state.set({ order: name === "moved_most" ? null : name });
         this.#showSide();
         this.stage.draw();

@@ -56,7 +56,7 @@ class CompareView {
     this.texts = texts;
     this.body = h("div", { class: "map" });
     this.choice = select({
-      label: "With", options, value: this.#other(),
+      label: "Compare with", options, value: this.#other(),
       onChange: (value) => {
         context.state.set({ with: value === options[0][0] ? null : value, token: null });
         this.show();

@@ -75,7 +75,7 @@ function tiles(health, spectrum, vocabSize, embedDim) {
   ];
   if (health.never_touched) items.push(["Unchanged", health.never_touched.rows, "as before training"]);
   items.push(["Effective rank", spectrum.effective_rank, `of ${embedDim} dimensions`],
-    ["Isotropy", spectrum.isotropy, "1 is isotropic"], ["Mean cosine", spectrum.mean_cosine, "of two rows"]);
+    ["Isotropy", spectrum.isotropy, "1 is isotropic"], ["Mean cosine", spectrum.mean_cosine, "over pairs of rows"]);
   return definitions("tiles", items.map(([name, value, note]) => [name, tileNumber(value), h("small", null, note)]));
 }
 

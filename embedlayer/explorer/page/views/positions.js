@@ -156,7 +156,8 @@ class PositionsView {
       this.#choice().startsWith("own") ? `${scheme.name}.` : "",
       scheme.note,
       scheme.trained
-        ? `This source has or was trained on ${COUNT.format(scheme.trained)} positions; later ones are hatched.` : "",
+        ? `This source supports or was trained on ${COUNT.format(scheme.trained)} positions; later ones are hatched.`
+        : "",
     ].filter(Boolean);
     this.about.replaceChildren(
       h("p", null, hasOwn ? "" : "This source has no position scheme. These are the usual ones. ", scheme.sentence),

@@ -61,7 +61,7 @@ function tiles({ lines, uniform_loss: uniform }) {
   const items = [["First loss", first.loss.toFixed(2), `ln V = ${uniform.toFixed(2)} nats`]];
   if (last) {
     items.push(["Validation loss", last.validation_loss.toFixed(3), "nats per token"],
-      ["Bits per byte", last.validation_bits_per_byte?.toFixed(3) ?? "", "on the validation part"]);
+      ["Bits per byte", last.validation_bits_per_byte?.toFixed(3) ?? "", "on the validation split"]);
   }
   items.push(["Steps", lines[lines.length - 1].step.toLocaleString("en"), ""]);
   if (speeds.length) {
