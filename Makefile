@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo explore test check bench docs clean
+.PHONY: demo explore test check check-js bench docs clean
 
 demo: $(VENV)/.installed  ## train an embedding layer on text that Python carries (a minute or so)
 	@$(BIN)/embedlayer demo --output out/demo
@@ -16,10 +16,14 @@ explore: $(VENV)/.installed  ## look at the demo's result in the browser; trains
 test: $(VENV)/.installed-dev  ## run the test suite
 	@$(BIN)/python -m pytest
 
-check: $(VENV)/.installed-dev  ## lint, formatting, types
+check: $(VENV)/.installed-dev check-js  ## lint, formatting, types
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
+
+check-js: node_modules/.installed  ## lint and types of the explorer's page
+	@npx --no-install eslint embedlayer/explorer/page
+	@npx --no-install tsc
 
 bench: $(VENV)/.installed-dev  ## our speed beside the peers'
 	@$(BIN)/python -m benchmarks
@@ -28,7 +32,7 @@ docs: $(VENV)/.installed-dev  ## build the documentation into docs/_build
 	@$(BIN)/python -m sphinx -q -W -b html docs docs/_build
 
 clean:  ## remove what the other targets made
-	rm -rf $(VENV) out docs/_build .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) node_modules out docs/_build .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 $(VENV)/pyvenv.cfg:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "embedlayer needs Python 3.11 or newer: make PYTHON=python3.12 ..."; exit 1; }
@@ -42,4 +46,10 @@ $(VENV)/.installed: $(VENV)/pyvenv.cfg pyproject.toml constraints.txt
 $(VENV)/.installed-dev: $(VENV)/.installed
 	@echo "Installing what the tests need ..."
 	@$(PIP) --editable '.[dev]'
+	@touch $@
+
+node_modules/.installed: package.json package-lock.json
+	@command -v npm >/dev/null || { echo "make check-js needs Node.js and npm: apt-get install nodejs npm"; exit 1; }
+	@echo "Installing what checks the explorer's page ..."
+	@npm ci --silent
 	@touch $@

@@ -71,7 +71,7 @@ def bake(sources: list[Source]) -> dict[str, Any]:
             for name in BAKED_PAIRS:
                 add(name, {"source": str(number), "other": other})
     notes = [sentence for source in sources for sentence in tokens.left_out(source)]
-    content["manifest"] = {"json": {**manifest(sources), "exported": True, "leftOut": list(dict.fromkeys(notes))}}
+    content["manifest"] = {"json": {**manifest(sources), "exported": True, "left_out": list(dict.fromkeys(notes))}}
     return content
 
 

@@ -126,7 +126,7 @@ class Source:
             return answer
 
     def manifest(self) -> JsonObject:
-        """What the page must know before it opens a room."""
+        """What the page must know before it opens a view."""
         position = self.position
         there = {
             "vectors": True,
@@ -141,8 +141,8 @@ class Source:
         return {
             "title": self.title,
             "path": str(self.path or ""),
-            "vocabSize": self.table.vocab_size,
-            "embedDim": self.table.embed_dim,
+            "vocab_size": self.table.vocab_size,
+            "embed_dim": self.table.embed_dim,
             "has": [name for name, has in there.items() if has],
             "position": None if position is None else {"kind": type(position).__name__, **_plain(position.config)},
             "scale": None if self.table.factor is None else float(self.table.factor),

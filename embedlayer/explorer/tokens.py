@@ -137,8 +137,8 @@ def left_out(source: Source) -> list[str]:
     if _is_small(source):
         return ["Neighbours are computed from vectors rounded to 8 bits: cosines are exact to about 0.01."]
     if source.table.vocab_size <= BAKED_ROWS:
-        return [f"The vectors are left out: the page has the {NEAREST} nearest of each token, but no analogies."]
-    return ["Vectors and neighbours are left out: this table is too large for one file."]
+        return [f"Sums of tokens are not in this file: it contains the {NEAREST} nearest neighbours of each token."]
+    return ["This file contains neither vectors nor neighbours: the table is too large for one file."]
 
 
 def _is_small(source: Source) -> bool:

@@ -28,7 +28,7 @@ def metrics(source: Source, params: Mapping[str, str]) -> Any:
         "made_of": {
             "table": source.table.extra_repr(),
             "position": model.get("position", {}).get("kind", ""),
-            "head": "tied to the table" if model.get("head", {}).get("tied") else "free",
+            "head": "tied to the table" if model.get("head", {}).get("tied") else "untied",
             "layers": model.get("num_layers", ""),
             "heads": model.get("num_heads", ""),
             "parameters": sum(tensor.numel() for tensor in source.model.parameters()) if source.model else "",

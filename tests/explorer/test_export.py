@@ -51,7 +51,7 @@ def test_the_file_asks_the_network_for_nothing(of_run):
     assert page.count("<script") == 2
     baked = json.loads(re.search(r'id="baked">(.*?)</script>', page, flags=re.S)[1])
     assert baked["manifest"]["json"]["exported"]
-    assert baked["manifest"]["json"]["leftOut"]
+    assert baked["manifest"]["json"]["left_out"]
     assert {"tokens?source=0", "coordinates?count=3&source=0", "compare?other=before&source=0"} <= baked.keys()
 
 
@@ -78,7 +78,7 @@ def test_a_large_table_leaves_out_what_makes_a_file_large(monkeypatch):
     monkeypatch.setattr(tokens, "BAKED_ROWS", 100)
     content = bake([source])
     assert not {"vectors?source=0", "nearest?source=0"} & content.keys()
-    assert "too large" in content["manifest"]["json"]["leftOut"][0]
+    assert "too large" in content["manifest"]["json"]["left_out"][0]
 
 
 def test_an_unwritable_place_is_a_clear_error(tmp_path):

@@ -1,4 +1,4 @@
-"""The room's numbers are those of the analysis."""
+"""The view's numbers are those of the analysis."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""The page in a real browser: every room, from the server and from a file."""
+"""The page in a real browser: every view, from the server and from a file."""
 
 import json
 
@@ -12,7 +12,7 @@ from embedlayer.explorer.source import Source
 
 pytestmark = pytest.mark.browser
 
-ROOMS = {
+VIEWS = {
     "map": ".map-over",
     "pipeline": ".pipe-head h2",
     "positions": "canvas",
@@ -25,7 +25,7 @@ TOKENS = [" dog", " dogs", "dog", "hotdog", " cat", "Zürich", "日本", "<0xE2>
 
 @pytest.fixture(scope="module")
 def words() -> Source:
-    """A few tokens whose rows are known: dogs lie near dogs."""
+    """A few tokens whose rows are known: the neighbours of dogs are dogs."""
     rows = torch.randn(len(TOKENS), 6)
     rows[1] = rows[0] + 0.05 * torch.randn(6)
     rows[4] = rows[5] - rows[6] + rows[7]
@@ -53,27 +53,27 @@ def listed(page):
 @pytest.mark.parametrize(
     ("scheme", "size"), [("light", (1280, 800)), ("dark", (390, 844))], ids=["light desktop", "dark phone"]
 )
-def test_every_room_opens_without_a_complaint_and_fits_the_screen(url, open_page, scheme, size):
+def test_every_view_opens_without_a_complaint_and_fits_the_screen(url, open_page, scheme, size):
     page = open_page(url, color_scheme=scheme)
     page.set_viewport_size({"width": size[0], "height": size[1]})
-    for room, mark in ROOMS.items():
-        page.locator(f"#tab-{room}").click()
-        page.locator(f"#room-{room}").locator(mark).first.wait_for()
-        assert page.locator(".room-head p").inner_text().endswith(".")
-        assert page.evaluate("document.documentElement.scrollWidth") <= size[0], room
+    for view, mark in VIEWS.items():
+        page.locator(f"#tab-{view}").click()
+        page.locator(f"#view-{view}").locator(mark).first.wait_for()
+        assert page.locator(".view-head p").inner_text().endswith(".")
+        assert page.evaluate("document.documentElement.scrollWidth") <= size[0], view
         assert page.title().startswith(page.locator("h1").inner_text())
-        assert page.locator(f"#tab-{room}").get_attribute("aria-selected") == "true"
+        assert page.locator(f"#tab-{view}").get_attribute("aria-selected") == "true"
     brightness = page.evaluate(
         "getComputedStyle(document.body).backgroundColor.match(/\\d+/g).reduce((a, b) => a + +b, 0)"
     )
     assert (brightness < 300) == (scheme == "dark")
 
 
-def test_keys_switch_rooms_and_theme_and_reach_the_search(url, open_page):
+def test_keys_switch_views_and_theme_and_reach_the_search(url, open_page):
     page = open_page(url)
     page.locator(".map-over").wait_for()
     page.keyboard.press("6")
-    page.locator("#room-training .chart canvas").first.wait_for()
+    page.locator("#view-training .chart canvas").first.wait_for()
     page.keyboard.press("1")
     page.locator(".map-over").wait_for()
     page.keyboard.press("t")
@@ -83,12 +83,12 @@ def test_keys_switch_rooms_and_theme_and_reach_the_search(url, open_page):
     page.keyboard.press("Escape")
     page.locator("#tab-map").focus()
     page.keyboard.press("ArrowRight")
-    page.locator("#room-pipeline").wait_for()
+    page.locator("#view-pipeline").wait_for()
     page.keyboard.press("?")
     assert page.locator("dialog").is_visible()
     page.keyboard.press("Escape")
     page.go_back()
-    page.locator("#room-map .map-over").wait_for()
+    page.locator("#view-map .map-over").wait_for()
 
 
 @pytest.mark.parametrize(
@@ -130,7 +130,7 @@ def test_neighbours_and_sums_are_the_librarys(url, open_page, of_run):
     page.locator(".near li").first.wait_for()
     scores = [float(text) for text in page.locator(".near .score").all_inner_texts()]
     assert scores == pytest.approx([score for _, score in vectors.most_similar(270, topn=20)], abs=6e-4)
-    page.get_by_label("Near what?").fill("#270 + #271 − #272")
+    page.get_by_label("Neighbours of a token").fill("#270 + #271 − #272")
     page.keyboard.press("Enter")
     page.locator(".terms .term").nth(2).wait_for()
     until(page, "document.querySelectorAll('.near li').length === 20")
@@ -138,7 +138,7 @@ def test_neighbours_and_sums_are_the_librarys(url, open_page, of_run):
     until(page, f"document.querySelector('.near .score').textContent === '{expected[0][1]:.3f}'")
     assert "minus=272" in page.url
     assert "plus=270%2C271" in page.url
-    page.get_by_label("Near what?").fill("nosuchtoken")
+    page.get_by_label("Neighbours of a token").fill("nosuchtoken")
     page.keyboard.press("Enter")
     page.get_by_text("No single token is").wait_for()
 
@@ -171,7 +171,7 @@ def test_the_token_that_is_chosen_in_a_list_is_the_one_selected_and_typing_its_n
 ):
     tokens, url = url_of_python
     page = open_page(url)
-    field, search = page.get_by_label("Near what?"), page.get_by_label("Search tokens")
+    field, search = page.get_by_label("Neighbours of a token"), page.get_by_label("Search tokens")
     for row in range(len(tokens)):
         search.fill(f"#{row}")
         page.locator(".near li .score", has_text=f"#{row}").locator("..").click()
@@ -194,9 +194,9 @@ def test_the_token_that_is_chosen_in_a_list_is_the_one_selected_and_typing_its_n
 def test_a_typed_text_offers_every_token_written_so_the_exact_one_first(url_of_python, open_page, typed, ids):
     _, url = url_of_python
     page = open_page(url)
-    field = page.get_by_label("Near what?")
+    field = page.get_by_label("Neighbours of a token")
     field.fill(f"king + {typed}")
-    offers = page.get_by_role("group", name="Tokens written so").get_by_role("button")
+    offers = page.get_by_role("group", name="Tokens with this text").get_by_role("button")
     assert [int(text) for text in offers.locator("small").all_inner_texts()] == ids
     for place, token in enumerate(ids):
         field.fill(f"king − {typed}")
@@ -212,15 +212,20 @@ def test_the_address_brings_back_what_one_saw(url, open_page):
     page = open_page(url + "#map?source=1&plus=0&c=norm&x=2&y=e&v=density&q=dog")
     page.locator(".near li").first.wait_for()
     assert page.get_by_label("Colour").input_value() == "norm"
-    assert page.get_by_label("Across").input_value() == "2"
-    assert page.get_by_label("Up").input_value() == "e"
+    assert page.get_by_label("x axis").input_value() == "2"
+    assert page.get_by_label("y axis").input_value() == "e"
     assert page.get_by_label("Search tokens").input_value() == "dog"
     assert page.get_by_role("button", name="Density").get_attribute("aria-pressed") == "true"
     page.locator("#tab-health").click()
-    page.locator("#room-health .panel").first.wait_for()
+    page.locator("#view-health .panel").first.wait_for()
     page.go_back()
-    page.locator("#room-map .near li").first.wait_for()
+    page.locator("#view-map .near li").first.wait_for()
     assert "q=dog" in page.url
+
+
+def test_the_address_brings_back_the_order_of_the_tokens(url, open_page):
+    page = open_page(url + "#positions?order=1.0.2.3.4.5.6.7")
+    assert "The order matters" in page.locator('[data-value="with"]').inner_text()
 
 
 def test_the_map_is_drawn_moved_and_chosen_from_by_keyboard_and_pointer(url, open_page):
@@ -257,14 +262,14 @@ def test_the_map_is_drawn_moved_and_chosen_from_by_keyboard_and_pointer(url, ope
     page.locator(".map-legend").get_by_text("under-trained").wait_for()
 
 
-def test_neighbourhoods_take_the_place_of_both_axes(url, open_page):
+def test_the_neighbour_layout_replaces_both_axes(url, open_page):
     page = open_page(url)
-    page.get_by_label("Across").select_option("n")
+    page.get_by_label("x axis").select_option("n")
     page.locator(".map-progress").wait_for(state="hidden")
     until(page, "location.hash.includes('x=n')")
-    assert not page.get_by_label("Up").is_visible()
-    page.get_by_label("Across").select_option("3")
-    page.get_by_label("Up").wait_for()
+    assert not page.get_by_label("y axis").is_visible()
+    page.get_by_label("x axis").select_option("3")
+    page.get_by_label("y axis").wait_for()
 
 
 def test_compare_shows_before_and_after_and_the_slider_moves_the_points(url, open_page):
@@ -276,7 +281,7 @@ def test_compare_shows_before_and_after_and_the_slider_moves_the_points(url, ope
     page.get_by_role("slider", name="Before training to now").fill("1")
     until(page, f"{picture} !== {json.dumps(before)}")
     page.locator(".near li button").first.click()
-    page.get_by_text("Near it before").wait_for()
+    page.get_by_text("Neighbours before training").wait_for()
     page.locator(".map-card .chips .token").nth(8).wait_for()
 
 
@@ -294,10 +299,10 @@ def test_a_file_shows_the_same_without_a_server(of_run, tmp_path, open_page):
     exact = TokenVectors(of_run.table, of_run.tokenizer).most_similar([270, 271], [272], topn=20)
     scores = [float(text) for text in page.locator(".near .score").all_inner_texts()]
     assert scores == pytest.approx([score for _, score in exact], abs=0.02)
-    for room, mark in ROOMS.items():
-        page.locator(f"#tab-{room}").click()
-        page.locator(f"#room-{room}").locator(mark).first.wait_for()
-        assert page.locator(".empty").count() == 0, room
+    for view, mark in VIEWS.items():
+        page.locator(f"#tab-{view}").click()
+        page.locator(f"#view-{view}").locator(mark).first.wait_for()
+        assert page.locator(".empty").count() == 0, view
 
 
 @pytest.fixture(params=["MiniLM", "synthetic"])

@@ -1,4 +1,4 @@
-"""A text's way through a model: the steps against the model itself, and the room that shows them."""
+"""A text's way through a model: the steps against the model itself, and the view that shows them."""
 
 import base64
 import itertools
@@ -262,7 +262,7 @@ def test_a_real_model_goes_on_as_it_was_trained(shared_data):
     assert likeliest[-1][0]["piece"] == ","
 
 
-# The room
+# The view
 
 
 @pytest.fixture(scope="module")
@@ -281,7 +281,7 @@ def readout(page):
 
 
 @pytest.mark.browser
-def test_the_room_steps_through_the_text_with_slider_and_keys(source, serve, open_page):
+def test_the_view_steps_through_the_text_with_slider_and_keys(source, serve, open_page):
     page = open_page(serve(source) + "#pipeline?text=" + TEXT.replace(" ", "+"))
     titles = ["One-hot", "Rows", "Scale", "Positions", "Dropout", "Rotation", "Head", "Gradient"]
     heading = page.locator(".pipe-head h2")
@@ -347,7 +347,7 @@ def test_on_a_phone_in_the_dark_nothing_runs_out_of_the_page(source, serve, open
     heading.wait_for()
     for _ in range(8):
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), heading.inner_text()
-        page.get_by_label("One step on").click(force=True)
+        page.get_by_label("Next step").click(force=True)
 
 
 @pytest.mark.browser

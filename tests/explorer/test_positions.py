@@ -1,4 +1,4 @@
-"""Positions as the page shows them: its mathematics against the library, and the room that draws them."""
+"""Positions as the page shows them: its mathematics against the library, and the view that draws them."""
 
 import base64
 import json
@@ -222,7 +222,7 @@ def test_neighbouring_sinusoids_are_less_alike_than_is_said(maths):
 def test_permuting_tokens_permutes_scores_only_without_positions(maths):
     code = """(() => {
         const scores = (how, order) => m.matrix(4, 4, (i, j) => s.score(how, x[order[i]], x[order[j]], i, j, 0));
-        const none = { speaks: "added", apply: (v) => v };
+        const none = { point: "input", apply: (v) => v };
         const moved = (how) => m.permuted(scores(how, [0, 1, 2, 3]), order);
         const hows = [none, s.sinusoids(8, 10000), s.rotary(8, 10000), s.alibi(4)];
         return hows.map((how) => m.largestDifference(scores(how, order), moved(how)));
@@ -244,7 +244,7 @@ def test_the_closest_positions_and_similarities_are_numpys(maths):
     np.testing.assert_allclose(np.array(alike).reshape(9, 9), (units @ units.T).numpy(), atol=1e-12)
 
 
-# The room
+# The view
 
 
 @pytest.fixture(scope="module")
@@ -344,16 +344,16 @@ def test_the_same_token_at_two_positions_has_the_layers_own_vectors(sources, wor
 
 
 @pytest.mark.browser
-def test_permuting_the_tokens_of_the_room_permutes_scores_only_without_positions(sources, serve, open_page):
+def test_permuting_the_tokens_of_the_view_permutes_scores_only_without_positions(sources, serve, open_page):
     for name in ("rotary", "alibi"):
         page = open_page(serve(sources[name]) + "#positions")
         page.get_by_role("button", name="Swap the first two").click()
-        assert "the same table" in page.locator('[data-value="without"]').inner_text()
-        assert "The order counts" in page.locator('[data-value="with"]').inner_text()
+        assert "the same scores" in page.locator('[data-value="without"]').inner_text()
+        assert "The order matters" in page.locator('[data-value="with"]').inner_text()
         assert "order=1.0.2.3.4.5.6.7" in page.url
-    page.get_by_role("button", name="As written").click()
+    page.get_by_role("button", name="Original order").click()
     page.get_by_role("button", name="Reverse").click()
-    assert "keeps every distance" in page.locator('[data-value="with"]').inner_text()  # and ALiBi sees nothing else
+    assert "keeps every distance" in page.locator('[data-value="with"]').inner_text()  # ALiBi uses distances only
 
 
 @pytest.mark.browser
@@ -372,5 +372,5 @@ def test_every_scheme_opens_on_a_phone_without_running_out_of_it(sources, serve,
 @pytest.mark.browser
 def test_a_table_alone_shows_the_schemes_of_others(serve, open_page):
     page = open_page(serve(Source("table", TokenEmbedding(12, 8))) + "#positions")
-    page.get_by_text("This source has no positions of its own").wait_for()
+    page.get_by_text("This source has no position scheme").wait_for()
     assert shown(page, "cosine") == 0.9662

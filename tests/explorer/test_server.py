@@ -40,7 +40,7 @@ def test_the_page_comes_with_types_and_a_policy_that_lets_nothing_else_in(port):
         "/": "text/html",
         "/style.css": "text/css",
         "/app.js": "text/javascript",
-        "/rooms/map.js": "text/javascript",
+        "/views/map.js": "text/javascript",
     }
     for path, kind in kinds.items():
         answer, content = get(port, path)
@@ -70,8 +70,8 @@ def test_localhost_is_this_machine_too(port):
 
 @pytest.mark.parametrize(
     "path",
-    ["/../server.py", "/..%2fserver.py", "/%2e%2e/server.py", "/rooms/../../server.py", "//etc/passwd", "/etc/passwd",
-     "/rooms/", "/page/index.html", "/..\\server.py", "/%00", "/style.css/", "/server.py"],
+    ["/../server.py", "/..%2fserver.py", "/%2e%2e/server.py", "/views/../../server.py", "//etc/passwd", "/etc/passwd",
+     "/views/", "/page/index.html", "/..\\server.py", "/%00", "/style.css/", "/server.py"],
 )  # fmt: skip
 def test_no_path_leads_out_of_the_page(port, path):
     answer, content = get(port, path)

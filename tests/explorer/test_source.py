@@ -17,7 +17,7 @@ def test_a_run_is_opened_with_all_that_it_has(run, of_run):
     assert set(manifest["has"]) == {
         "vectors", "tokens", "tokenizer", "position", "head", "metrics", "before", "frequency",
     }  # fmt: skip
-    assert manifest["vocabSize"] == of_run.table.vocab_size
+    assert manifest["vocab_size"] == of_run.table.vocab_size
     assert manifest["position"]["kind"] == "RotaryEmbedding"
     assert manifest["scale"] == 4.0
     assert manifest["tied"]

@@ -100,7 +100,7 @@ def test_how_much_of_a_table_is_baked_follows_from_its_size(of_run, monkeypatch)
     monkeypatch.setattr(tokens, "BAKED_NUMBERS", 100)
     assert tokens.baked_vectors(of_run) == []
     assert tokens.baked_nearest(of_run) == [{}]
-    assert "analogies are not" in tokens.left_out(of_run)[0]
+    assert "Sums of tokens are not" in tokens.left_out(of_run)[0]
     monkeypatch.setattr(tokens, "BAKED_ROWS", 100)
     assert tokens.baked_nearest(of_run) == []
     assert "too large" in tokens.left_out(of_run)[0]

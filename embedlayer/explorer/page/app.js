@@ -1,172 +1,226 @@
-/** The shell: opens rooms, keeps the state in the URL, switches source and theme. */
+/** The page around the views: opens views, keeps the state in the URL, switches source and theme. */
 
 import { fromFile, fromServer } from "./data.js";
 import { empty, h } from "./dom.js";
 import { compute } from "./local.js";
-import { room as compare } from "./rooms/compare.js";
-import { room as health } from "./rooms/health.js";
-import { room as map } from "./rooms/map.js";
-import { room as pipeline } from "./rooms/pipeline.js";
-import { room as positions } from "./rooms/positions.js";
-import { room as training } from "./rooms/training.js";
 import { changed, formatHash, parseHash } from "./state.js";
 import { startTheme, switchTheme, theme } from "./theme.js";
+import { view as compare } from "./views/compare.js";
+import { view as health } from "./views/health.js";
+import { view as map } from "./views/map.js";
+import { view as pipeline } from "./views/pipeline.js";
+import { view as positions } from "./views/positions.js";
+import { view as training } from "./views/training.js";
 
-const ROOMS = [map, pipeline, positions, compare, health, training];
-const KEYS = [
-  ["1 … 6", "go to a room"],
-  ["t", "light or dark"],
-  ["/", "search"],
-  ["?", "this list"],
-];
+/** @import { Data, Manifest, OpenView, SourceManifest, View, ViewContext, ViewState } from "./types" */
+
+const VIEWS = [map, pipeline, positions, compare, health, training];
+/** @type {[string, string][]} */
+const KEYS = [["1 … 6", "go to a view"], ["t", "light or dark"], ["/", "search"], ["?", "this list"]];
+/** @type {Record<string, [string, string]>} */
 const MISSING = {
-  tokenizer: ["There is no tokenizer", "This needs one to turn text into tokens: put tokenizer.json beside the table, or start with --tokenizer FILE."],
-  metrics: ["No run is known", "This shows what a training run wrote down: open the folder of one, the result of embedlayer train."],
-  position: ["No position scheme is known", "This source holds a table alone: open a whole checkpoint, or a run's folder."],
+  tokenizer: ["This source has no tokenizer", "This view needs one to convert text to tokens: put tokenizer.json "
+    + "beside the table, or start with --tokenizer FILE."],
+  metrics: ["This source is not a training run", "This view shows the metrics of a run: open its folder, the output of "
+    + "embedlayer train."],
 };
+const SEARCH_FIELD = "main input[type=search], main input[type=text]";
+const EDITABLE = "input:not([type=range]):not([type=checkbox]), textarea, select, dialog[open]";
 
-/** @typedef {{close: () => void, stateChanged?: (state: Record<string, string>) => void}} OpenRoom */
-
+/** @param {string} id */
 const element = (id) => /** @type {HTMLElement} */ (document.getElementById(id));
-const page = { data: null, manifest: null, current: null, opened: null, source: 0, states: {}, opening: 0 };
 
-start();
+/** A loaded page. */
+class Page {
+  /** @type {View | null} */ #current = null;
+  /** @type {OpenView | null} */ #opened = null;
+  /** @type {Record<string, Record<string, string>>} the state of each view */ #states = {};
+  #source = 0;
+  #opening = 0;
 
-async function start() {
-  startTheme();
-  const baked = document.getElementById("baked");
-  page.data = baked ? fromFile(JSON.parse(baked.textContent ?? "{}"), compute) : fromServer();
-  try {
-    page.manifest = await page.data.load("manifest");
-  } catch (error) {
-    return element("room").replaceChildren(empty("Nothing can be shown", error.message));
+  /** @param {Data} data @param {Manifest} manifest */
+  constructor(data, manifest) {
+    this.data = data;
+    this.manifest = manifest;
+    element("tabs").append(...VIEWS.map((view) => this.#tab(view)));
+    this.#fillSources();
+    element("theme").addEventListener("click", switchTheme);
+    element("help").addEventListener("click", () => this.#showKeys());
+    addEventListener("hashchange", () => this.#follow());
+    document.addEventListener("keydown", (event) => this.#onKey(event));
+    this.#follow();
   }
-  element("tabs").append(...ROOMS.map(tab));
-  fillSources();
-  element("theme").addEventListener("click", switchTheme);
-  element("help").addEventListener("click", showKeys);
-  addEventListener("hashchange", follow);
-  document.addEventListener("keydown", onKey);
-  follow();
+
+  /** @param {View} view */
+  #tab(view) {
+    return h("button", {
+      role: "tab", type: "button", id: `tab-${view.id}`, "aria-controls": "view", onClick: () => this.#go(view.id),
+    }, view.title);
+  }
+
+  #fillSources() {
+    const choice = /** @type {HTMLSelectElement} */ (element("source"));
+    const { sources } = this.manifest;
+    choice.hidden = sources.length < 2;
+    choice.replaceChildren(...sources.map((source, i) => h("option", { value: String(i) }, source.title)));
+    choice.addEventListener("change", () => {
+      this.#states = {}; // the state of one table has no meaning in another
+      const state = changed({}, { source: choice.value === "0" ? null : choice.value });
+      location.hash = formatHash(this.#current?.id ?? VIEWS[0].id, state);
+    });
+  }
+
+  /** Return the hash of a view in the state in which it was left. @param {string} id */
+  #hash(id) {
+    return formatHash(id, changed(this.#states[id] ?? {}, { source: this.#source || null }));
+  }
+
+  /** @param {string} id */
+  #go(id) {
+    location.hash = this.#hash(id);
+  }
+
+  /** Show what the hash says. */
+  #follow() {
+    const { view: id, state } = parseHash(location.hash);
+    const { source: number = "0", ...own } = state;
+    const view = VIEWS.find((candidate) => candidate.id === id) ?? VIEWS[0];
+    const last = this.manifest.sources.length - 1;
+    const source = Math.min(Math.max(Number.parseInt(number, 10) || 0, 0), last);
+    this.#states[view.id] = own;
+    if (view !== this.#current || source !== this.#source) this.#open(view, source);
+    else this.#opened?.stateChanged?.();
+  }
+
+  /** @param {View} view @param {number} source */
+  async #open(view, source) {
+    const opening = ++this.#opening;
+    const about = this.manifest.sources[source];
+    this.#opened?.close();
+    this.#opened = null;
+    this.#current = view;
+    this.#source = source;
+    this.#showSource(about, source);
+    const body = showFrame(view, about);
+    const missing = view.needs.find((name) => !about.has.includes(name));
+    if (missing) {
+      const message = MISSING[missing] ?? ["Nothing to show", `This source has no ${missing}.`];
+      return body.replaceChildren(empty(...message));
+    }
+    try {
+      const opened = await view.open(body, this.#context(view, about, source));
+      if (opening !== this.#opening) return opened.close();
+      this.#opened = opened;
+      return body.querySelector(":scope > .loading")?.remove();
+    } catch (thrown) {
+      const error = /** @type {Error} */ (thrown);
+      if (opening === this.#opening) body.replaceChildren(empty("This view cannot be shown", error.message));
+      if (error.name !== "NotBaked" && !error.message.match(/server/)) console.error(error);
+    }
+  }
+
+  /** @param {View} view @param {SourceManifest} about @param {number} source @returns {ViewContext} */
+  #context(view, about, source) {
+    const { data, manifest } = this;
+    return {
+      manifest: { ...about, exported: manifest.exported, left_out: manifest.left_out ?? [] },
+      sources: manifest.sources,
+      source,
+      theme,
+      data: { exported: data.exported, load: (name, params = {}) => data.load(name, { source, ...params }) },
+      state: this.#state(view),
+    };
+  }
+
+  /** @param {View} view @returns {ViewState} */
+  #state(view) {
+    return {
+      /** @param {string} key @param {string} [fallback] */
+      get: (key, fallback) => /** @type {string} */ (this.#states[view.id]?.[key] ?? fallback),
+      set: (changes) => {
+        this.#states[view.id] = changed(this.#states[view.id] ?? {}, changes);
+        if (this.#current === view) history.replaceState(null, "", this.#hash(view.id));
+      },
+    };
+  }
+
+  /** @param {SourceManifest} about @param {number} source */
+  #showSource(about, source) {
+    const size = `${about.vocab_size.toLocaleString("en")} tokens × ${about.embed_dim.toLocaleString("en")}`;
+    element("title").textContent = about.title;
+    element("facts").textContent = this.manifest.exported ? `${size} · exported page` : size;
+    /** @type {HTMLSelectElement} */ (element("source")).value = String(source);
+  }
+
+  #showKeys() {
+    const keys = [...KEYS, ...(this.#current?.keys ?? [])];
+    element("keys").querySelector("dl")?.replaceChildren(
+      ...keys.flatMap(([key, what]) => [h("dt", null, key), h("dd", null, what)]));
+    /** @type {HTMLDialogElement} */ (element("keys")).showModal();
+  }
+
+  /** @param {KeyboardEvent} event */
+  #onKey(event) {
+    const target = /** @type {HTMLElement} */ (event.target);
+    if (event.ctrlKey || event.metaKey || event.altKey) return;
+    if (target.getAttribute?.("role") === "tab" && onTabKey(event, target)) return;
+    if (target.closest?.(EDITABLE)) return;
+    const view = /^[1-9]$/.test(event.key) ? VIEWS[Number(event.key) - 1] : undefined;
+    if (view) this.#go(view.id);
+    else if (event.key === "t") switchTheme();
+    else if (event.key === "?") this.#showKeys();
+    else if (event.key === "/") {
+      const field = /** @type {HTMLElement | null} */ (document.querySelector(SEARCH_FIELD));
+      if (!field) return;
+      event.preventDefault();
+      field.focus();
+    }
+  }
 }
 
-/** A room's button among the tabs. */
-function tab(room) {
-  return h("button", { role: "tab", type: "button", id: `tab-${room.id}`, "aria-controls": "room", onClick: () => go(room.id) }, room.title);
-}
-
-function fillSources() {
-  const choice = /** @type {HTMLSelectElement} */ (element("source"));
-  const { sources } = page.manifest;
-  choice.hidden = sources.length < 2;
-  choice.replaceChildren(...sources.map((source, i) => h("option", { value: String(i) }, source.title)));
-  choice.addEventListener("change", () => {
-    page.states = {}; // what was chosen in one table means nothing in another
-    location.hash = formatHash(page.current.id, changed({}, { source: choice.value === "0" ? null : choice.value }));
-  });
-}
-
-/** Go to a room, as it was left. */
-function go(id) {
-  location.hash = formatHash(id, changed(page.states[id] ?? {}, { source: page.source || null }));
-}
-
-/** Show what the hash says. */
-function follow() {
-  const { room: id, state } = parseHash(location.hash);
-  const room = ROOMS.find((candidate) => candidate.id === id) ?? ROOMS[0];
-  const source = Math.min(Math.max(Number.parseInt(state.source ?? "0", 10) || 0, 0), page.manifest.sources.length - 1);
-  const isNew = room !== page.current || source !== page.source;
-  const { source: _, ...own } = state;
-  page.states[room.id] = own;
-  if (isNew) return open(room, source);
-  page.opened?.stateChanged?.(own);
-}
-
-async function open(room, source) {
-  page.opened?.close();
-  Object.assign(page, { current: room, source, opened: null, opening: page.opening + 1 });
-  const turn = page.opening;
-  const about = page.manifest.sources[source];
-  showSource(about, source);
-  for (const button of element("tabs").children) {
-    const isChosen = button.id === `tab-${room.id}`;
+/**
+ * Show the title of a view; return the element that it is opened in.
+ * @param {View} view
+ * @param {SourceManifest} about
+ */
+function showFrame(view, about) {
+  for (const child of element("tabs").children) {
+    const button = /** @type {HTMLElement} */ (child);
+    const isChosen = button.id === `tab-${view.id}`;
     button.setAttribute("aria-selected", String(isChosen));
     button.tabIndex = isChosen ? 0 : -1;
     if (isChosen) button.scrollIntoView({ block: "nearest", inline: "nearest" });
   }
-  const body = h("div", { class: "room-body", id: `room-${room.id}` }, h("p", { class: "loading" }, "Loading …"));
-  element("room").setAttribute("aria-labelledby", `tab-${room.id}`);
-  element("room").replaceChildren(h("div", { class: "room-head" }, h("h1", null, room.title), h("p", null, room.sentence)), body);
-  document.title = `${room.title} · ${about.title}`;
-  const lacking = room.needs.find((name) => !about.has.includes(name));
-  if (lacking) return body.replaceChildren(empty(...(MISSING[lacking] ?? ["Nothing to show", `This source has no ${lacking}.`])));
-  try {
-    const opened = await room.open(body, contextOf(room, about, source));
-    if (turn !== page.opening) return opened.close();
-    page.opened = opened;
-    body.querySelector(":scope > .loading")?.remove();
-  } catch (error) {
-    if (turn === page.opening) body.replaceChildren(empty("This cannot be shown", error.message));
-    if (error.name !== "NotBaked" && !(error.message ?? "").match(/server/)) console.error(error);
-  }
+  const body = h("div", { class: "view-body", id: `view-${view.id}` }, h("p", { class: "loading" }, "Loading …"));
+  element("view").setAttribute("aria-labelledby", `tab-${view.id}`);
+  element("view").replaceChildren(
+    h("div", { class: "view-head" }, h("h1", null, view.title), h("p", null, view.sentence)), body);
+  document.title = `${view.title} · ${about.title}`;
+  return body;
 }
 
-/** What a room is given. */
-function contextOf(room, about, source) {
-  return {
-    manifest: { ...about, exported: page.manifest.exported, leftOut: page.manifest.leftOut ?? [] },
-    sources: page.manifest.sources,
-    source,
-    theme,
-    data: { exported: page.data.exported, baked: page.data.baked, load: (name, params = {}) => page.data.load(name, { source, ...params }) },
-    state: {
-      get: (key, fallback) => page.states[room.id]?.[key] ?? fallback,
-      set: (changes) => {
-        page.states[room.id] = changed(page.states[room.id] ?? {}, changes);
-        if (page.current !== room) return;
-        history.replaceState(null, "", formatHash(room.id, changed(page.states[room.id], { source: page.source || null })));
-      },
-    },
-  };
-}
-
-function showSource(about, source) {
-  element("title").textContent = about.title;
-  const facts = `${about.vocabSize.toLocaleString("en")} tokens × ${about.embedDim.toLocaleString("en")}`;
-  element("facts").textContent = page.manifest.exported ? `${facts} · exported page` : facts;
-  /** @type {HTMLSelectElement} */ (element("source")).value = String(source);
-}
-
-function showKeys() {
-  const list = element("keys").querySelector("dl");
-  const keys = [...KEYS, ...(page.current?.keys ?? [])];
-  list?.replaceChildren(...keys.flatMap(([key, what]) => [h("dt", null, key), h("dd", null, what)]));
-  /** @type {HTMLDialogElement} */ (element("keys")).showModal();
-}
-
-/** @param {KeyboardEvent} event */
-function onKey(event) {
-  const target = /** @type {HTMLElement} */ (event.target);
-  if (event.ctrlKey || event.metaKey || event.altKey) return;
-  if (target.getAttribute?.("role") === "tab" && onTabKey(event, target)) return;
-  if (target.closest?.("input:not([type=range]):not([type=checkbox]), textarea, select, dialog[open]")) return;
-  if (/^[1-9]$/.test(event.key) && ROOMS[Number(event.key) - 1]) go(ROOMS[Number(event.key) - 1].id);
-  else if (event.key === "t") switchTheme();
-  else if (event.key === "?") showKeys();
-  else if (event.key === "/" && document.querySelector("main input[type=search], main input[type=text]")) {
-    event.preventDefault();
-    /** @type {HTMLElement} */ (document.querySelector("main input[type=search], main input[type=text]")).focus();
-  }
-}
-
+/** Move between the tabs; return whether the key was used. @param {KeyboardEvent} event @param {HTMLElement} target */
 function onTabKey(event, target) {
+  const step = event.key === "ArrowRight" ? 1 : event.key === "ArrowLeft" ? -1 : 0;
+  if (!step) return false;
   const tabs = [...element("tabs").children];
-  const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
-  if (step === undefined) return false;
-  event.preventDefault();
   const next = /** @type {HTMLElement} */ (tabs[(tabs.indexOf(target) + step + tabs.length) % tabs.length]);
+  event.preventDefault();
   next.click();
   next.focus();
   return true;
 }
+
+async function start() {
+  startTheme();
+  const baked = document.getElementById("baked");
+  const data = baked ? fromFile(JSON.parse(baked.textContent ?? "{}"), compute) : fromServer();
+  try {
+    const manifest = await data.load("manifest");
+    return new Page(data, manifest);
+  } catch (error) {
+    return element("view").replaceChildren(empty("The page cannot be shown", /** @type {Error} */ (error).message));
+  }
+}
+
+start();

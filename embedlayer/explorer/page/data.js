@@ -1,73 +1,79 @@
-/** Where the page's numbers come from: the server that it was opened from, or what is baked into the file. */
+/** Where the page's numbers come from: the server, or an exported file. */
 
-/** @typedef {Record<string, string | number>} Params */
-/**
- * @typedef {object} Data
- * @property {(name: string, params?: Params) => Promise<any>} load
- * @property {boolean} exported
- * @property {(name: string) => Params[] | null} baked with which params the file holds answers; null if a server is asked
- */
+/** @import { Data, Load, Params } from "./types" */
 
-/** The name under which an answer is kept. @param {string} name @param {Params} params */
+/** An exported file lacks what was requested. */
+export class NotBaked extends Error {
+  name = "NotBaked";
+}
+
+/** Return the key under which an answer is stored. @param {string} name @param {Params} params */
 export function keyOf(name, params) {
-  const query = Object.keys(params).sort().map((key) => `${encodeURIComponent(key)}=${encodeURIComponent(params[key])}`).join("&");
-  return query ? `${name}?${query}` : name;
+  const pairs = Object.keys(params).sort().map((key) =>
+    `${encodeURIComponent(key)}=${encodeURIComponent(params[key])}`);
+  return pairs.length ? `${name}?${pairs.join("&")}` : name;
 }
 
-/** Ask the server. @returns {Data} */
+/** Read from the server. @returns {Data} */
 export function fromServer() {
-  return kept(async (key) => {
-    let response;
-    try {
-      response = await fetch(`data/${key}`);
-    } catch {
-      throw new Error("The server does not answer. Start embedlayer explore again and reload this page.");
-    }
-    const isJson = response.headers.get("Content-Type") === "application/json";
-    if (!response.ok) throw new Error(isJson ? (await response.json()).error : `The server answered ${response.status}.`);
-    return isJson ? response.json() : response.arrayBuffer();
-  }, () => null);
+  return { load: cached(request), exported: false };
+}
+
+/** @param {string} key */
+async function request(key) {
+  let response;
+  try {
+    response = await fetch(`data/${key}`);
+  } catch {
+    throw new Error("The server does not answer. Run embedlayer explore again and reload this page.");
+  }
+  const isJson = response.headers.get("Content-Type") === "application/json";
+  if (!response.ok) throw new Error(isJson ? (await response.json()).error : `The server answered ${response.status}.`);
+  return isJson ? response.json() : response.arrayBuffer();
 }
 
 /**
- * Find answers in the file, or compute them from what the file holds.
+ * Read from an exported file, or compute from what the file holds.
  * @param {Record<string, {json?: any, base64?: string}>} content
- * @param {(name: string, params: Params, load: (name: string, params?: Params) => Promise<any>) => Promise<any> | undefined} compute
+ * @param {(name: string, params: Params, load: Load) => Promise<any> | undefined} compute
  * @returns {Data}
  */
 export function fromFile(content, compute) {
-  /** @type {Data} */
-  const data = kept(async (key, name, params) => {
+  const load = cached(async (key, name, params) => {
     const found = content[key];
     if (found) return "json" in found ? found.json : unpacked(found.base64 ?? "");
-    const computed = compute(name, params, data.load);
+    const computed = compute(name, params, load);
     if (computed !== undefined) return computed;
-    throw Object.assign(new Error("This file does not hold these numbers. Open the table itself: embedlayer explore DIR."), { name: "NotBaked" });
-  }, (name) => Object.keys(content).filter((key) => key.split("?")[0] === name).map((key) => Object.fromEntries(new URLSearchParams(key.split("?")[1] ?? ""))));
-  return data;
+    throw new NotBaked("This file does not contain these numbers. Open the table itself: embedlayer explore DIR.");
+  });
+  return { load, exported: true };
 }
 
-/** base64 of gzip to bytes. @param {string} base64 @returns {Promise<ArrayBuffer>} */
+/** Decompress base64 of gzip. @param {string} base64 @returns {Promise<ArrayBuffer>} */
 async function unpacked(base64) {
   const bytes = Uint8Array.from(atob(base64), (character) => character.charCodeAt(0));
-  return new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"))).arrayBuffer();
+  const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
+  return new Response(stream).arrayBuffer();
 }
 
-const KEPT = 64;
+const CACHED_ANSWERS = 64;
 
-/** Remember the last answers, and ask once for what is asked twice at the same time. */
-function kept(ask, baked) {
+/**
+ * Remember the last answers; identical requests at the same time are sent once.
+ * @param {(key: string, name: string, params: Params) => Promise<any>} ask
+ * @returns {Load}
+ */
+function cached(ask) {
   /** @type {Map<string, Promise<any>>} */
   const answers = new Map();
-  const load = (name, params = {}) => {
+  return (name, params = {}) => {
     const key = keyOf(name, params);
     const known = answers.get(key);
     if (known) return known;
     const answer = ask(key, name, params);
     answer.catch(() => answers.delete(key));
     answers.set(key, answer);
-    if (answers.size > KEPT) answers.delete(answers.keys().next().value);
+    if (answers.size > CACHED_ANSWERS) answers.delete(answers.keys().next().value ?? "");
     return answer;
   };
-  return { load, baked, exported: baked("") !== null };
 }

@@ -1,67 +1,101 @@
-/** Small builders for elements: what every room makes its controls from. */
+/** Builders for elements and controls. */
+
+/** @import { Child, Context2D } from "./types" */
 
 /**
- * An element. `properties` that start with "on" are listeners, `class`, `aria-*`, `data-*`, `role`, `for` and names of
- * attributes that are no properties are set as attributes, the rest as properties.
- * @param {string} tag
+ * Create an element. Properties that start with "on" become listeners. `class`, `role`, names with a hyphen and names
+ * that the element has no property for become attributes; all others are set as properties.
+ * @template {keyof HTMLElementTagNameMap} Tag
+ * @param {Tag} tag
  * @param {Record<string, any> | null} [properties]
- * @param {...(Node | string | number | null | undefined | false | any[])} children
- * @returns {HTMLElement}
+ * @param {...Child} children
+ * @returns {HTMLElementTagNameMap[Tag]}
  */
 export function h(tag, properties, ...children) {
   const element = document.createElement(tag);
   for (const [name, value] of Object.entries(properties ?? {})) {
     if (value === null || value === undefined || value === false) continue;
+    const isAttribute = name === "class" || name === "role" || name.includes("-") || !(name in element);
     if (name.startsWith("on")) element.addEventListener(name.slice(2).toLowerCase(), value);
-    else if (name === "class" || name === "role" || name.includes("-") || !(name in element)) element.setAttribute(name, value === true ? "" : value);
-    else element[name] = value;
+    else if (isAttribute) element.setAttribute(name, value === true ? "" : value);
+    else Object.assign(element, { [name]: value });
   }
-  element.append(...children.flat(Infinity).filter((child) => child !== null && child !== undefined && child !== false));
+  const list = /** @type {any[]} */ (children).flat(Infinity);
+  element.append(...list.filter((child) => child !== null && child !== undefined && child !== false));
   return element;
 }
 
 /**
- * A range with its label and its value as text.
- * @param {{label: string, min: number, max: number, step?: number, value: number, format?: (value: number) => string,
- *   onInput: (value: number) => void}} options
+ * Create a range input with its label and its value as text.
+ * @param {{label: string, min: number, max: number, step?: number, value: number,
+ *   format?: (value: number) => string, onInput: (value: number) => void}} options
  * @returns {HTMLElement & {set: (value: number) => void}}
  */
 export function slider({ label, min, max, step = 1, value, format = String, onInput }) {
   const output = h("output", null, format(value));
+  /** @param {number} number */
+  const show = (number) => {
+    output.textContent = format(number);
+    input.setAttribute("aria-valuetext", format(number));
+  };
   const input = h("input", {
     type: "range", min, max, step, value: String(value), "aria-label": label,
-    onInput: () => { show(Number(input.value)); onInput(Number(input.value)); },
+    onInput: () => {
+      show(Number(input.value));
+      onInput(Number(input.value));
+    },
   });
-  const show = (number) => { output.textContent = format(number); input.setAttribute("aria-valuetext", format(number)); };
   show(value);
   const field = h("label", { class: "field" }, h("span", null, label, output), input);
-  return Object.assign(field, { set: (number) => { input.value = String(number); show(number); } });
+  /** @param {number} number */
+  const set = (number) => {
+    input.value = String(number);
+    show(number);
+  };
+  return Object.assign(field, { set });
 }
 
 /**
- * A choice with its label.
+ * Create a drop-down list with its label. Each option is a value and its text.
  * @param {{label: string, options: [string, string][], value: string, onChange: (value: string) => void}} options
- *   each option a value and a text
  * @returns {HTMLElement & {set: (value: string) => void}}
  */
 export function select({ label, options, value, onChange }) {
   const choice = h("select", { onChange: () => onChange(choice.value) },
     options.map(([key, text]) => h("option", { value: key, selected: key === value }, text)));
   const field = h("label", { class: "field" }, h("span", null, label), choice);
-  return Object.assign(field, { set: (key) => { choice.value = key; } });
+  /** @param {string} key */
+  const set = (key) => {
+    choice.value = key;
+  };
+  return Object.assign(field, { set });
 }
 
-const UNSEEN = { " ": "·", "\n": "⏎", "\t": "⇥" };
+/**
+ * Create the switch of a group of which one is pressed. Each option is a value and its text.
+ * @param {string} label
+ * @param {[string, string][]} options
+ * @param {string} value
+ * @param {(value: string) => void} onChoose
+ */
+export function segments(label, options, value, onChoose) {
+  return h("div", { class: "segments", role: "group", "aria-label": label }, options.map(([key, text]) =>
+    h("button", { type: "button", "aria-pressed": String(key === value), onClick: () => onChoose(key) }, text)));
+}
+
+/** @type {Record<string, string>} */
+const INVISIBLE = { " ": "·", "\n": "⏎", "\t": "⇥" };
 
 /**
- * A text's characters, the unseen ones replaced and marked.
+ * Replace invisible characters and mark them.
  * @param {string} text
- * @returns {{text: string, mark: boolean}[]} runs
+ * @returns {{text: string, mark: boolean}[]} runs of characters
  */
 export function visible(text) {
+  /** @type {{text: string, mark: boolean}[]} */
   const runs = [];
   for (const character of text) {
-    const shown = UNSEEN[character] ?? (/[\p{C}\p{Z}]/u.test(character) ? escaped(character) : null);
+    const shown = INVISIBLE[character] ?? (/[\p{C}\p{Z}]/u.test(character) ? escaped(character) : null);
     const last = runs.at(-1);
     if (last && last.mark === (shown !== null)) last.text += shown ?? character;
     else runs.push({ text: shown ?? character, mark: shown !== null });
@@ -69,29 +103,40 @@ export function visible(text) {
   return runs;
 }
 
+/** @param {string} character */
 function escaped(character) {
-  return "\\u" + character.codePointAt(0).toString(16).padStart(4, "0");
+  return "\\u" + (character.codePointAt(0) ?? 0).toString(16).padStart(4, "0");
 }
 
-/** A text with its unseen characters shown, as plain text. @param {string} text */
+/** Return a text with its invisible characters replaced. @param {string} text */
 export function visibleText(text) {
   return visible(text).map((run) => run.text).join("");
 }
 
 /**
- * A token as a chip: unseen characters marked, its ID behind if given; a button if `onClick` is given.
+ * Return the children that show a text with its invisible characters marked.
+ * @param {string} text
+ * @returns {Child[]}
+ */
+export function visibleRuns(text) {
+  return visible(text).map((run) => (run.mark ? h("i", null, run.text) : run.text));
+}
+
+/**
+ * Create a chip for a token, with its ID if one is passed; a button if `onClick` is passed.
  * @param {string} text
  * @param {{id?: number, onClick?: (event: Event) => void, title?: string}} [options]
  */
 export function token(text, { id, onClick, title } = {}) {
-  const content = visible(text).map((run) => (run.mark ? h("i", null, run.text) : run.text));
-  if (!content.length) content.push(h("i", null, "no token"));
+  const content = text ? visibleRuns(text) : [h("i", null, "no token")];
   if (id !== undefined) content.push(h("small", null, id));
-  return onClick ? h("button", { class: "token", type: "button", title, onClick }, content) : h("span", { class: "token", title }, content);
+  return onClick
+    ? h("button", { class: "token", type: "button", title, onClick }, content)
+    : h("span", { class: "token", title }, content);
 }
 
 /**
- * What stands where there is nothing to show: why, and what to do.
+ * Create the message of an empty view or panel: the reason, and what to do.
  * @param {string} title
  * @param {...(string | Node)} sentence
  */
@@ -100,7 +145,17 @@ export function empty(title, ...sentence) {
 }
 
 /**
- * Call `callback(width, height)` now and when the element's size changes; returns how to stop.
+ * Create a list of names and values.
+ * @param {string} className
+ * @param {[string, ...Child[]][]} entries
+ */
+export function definitions(className, entries) {
+  return h("dl", { class: className }, entries.map(([name, ...value]) =>
+    h("div", null, h("dt", null, name), h("dd", null, value))));
+}
+
+/**
+ * Call `callback(width, height)` now and when the element's size changes; return a function that stops it.
  * @param {Element} element
  * @param {(width: number, height: number) => void} callback
  */
@@ -111,10 +166,10 @@ export function onResize(element, callback) {
 }
 
 /**
- * Give a canvas as many pixels as the screen shows there; returns its context, scaled to CSS pixels.
+ * Set a canvas to as many pixels as the screen has in its place; return its context, scaled to CSS pixels.
  * @param {HTMLCanvasElement} canvas
  * @param {number} width in CSS pixels
- * @param {number} height
+ * @param {number} height in CSS pixels
  */
 export function fit(canvas, width, height) {
   const scale = Math.min(globalThis.devicePixelRatio || 1, 2);
@@ -122,7 +177,17 @@ export function fit(canvas, width, height) {
   canvas.height = Math.max(1, Math.round(height * scale));
   canvas.style.width = `${width}px`;
   canvas.style.height = `${height}px`;
-  const context = canvas.getContext("2d");
+  const context = contextOf(canvas);
   context.setTransform(scale, 0, 0, scale, 0, 0);
   return context;
+}
+
+/**
+ * Return the 2D context of a canvas.
+ * @param {HTMLCanvasElement} canvas
+ * @param {CanvasRenderingContext2DSettings} [settings]
+ * @returns {Context2D}
+ */
+export function contextOf(canvas, settings) {
+  return /** @type {Context2D} */ (canvas.getContext("2d", settings));
 }

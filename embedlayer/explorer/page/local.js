@@ -1,41 +1,74 @@
-/** What an exported page computes for itself from the vectors in it: neighbours and directions. */
+/** What an exported page computes itself from the vectors in it: neighbours and cosines. */
+
+import { NotBaked } from "./data.js";
+
+/** @import { Load, Params } from "./types" */
+/** @typedef {{count: number, width: number, numbers: Int8Array, norms: Float32Array}} Rows */
+/** @typedef {[id: number, score: number]} Neighbor */
 
 /**
- * The answer to a request that is not baked.
- * @param {string} name @param {Record<string, any>} params @param {(name: string, params?: any) => Promise<any>} load
- * @returns {Promise<any> | undefined} undefined if the name is none that can be computed
+ * Compute the answer to a request that is not in the file; return undefined if it cannot be computed.
+ * @param {string} name
+ * @param {Params} params
+ * @param {Load} load
+ * @returns {Promise<any> | undefined}
  */
 export function compute(name, params, load) {
   const source = { source: params.source ?? 0 };
-  const plus = idList(params.plus);
-  const minus = idList(params.minus);
-  if (name === "along") return rowsOf(load, source).then((rows) => cosines(rows, plus, minus).buffer);
   if (name === "coordinates" && Number(params.count) > 3) return load("coordinates", { ...source, count: 3 });
-  if (name !== "neighbors") return undefined;
-  const topn = Number(params.topn ?? 20);
-  return Promise.all([load("tokens", source), rowsOf(load, source).catch(() => null)]).then(([{ texts }, rows]) => {
-    if (rows) return best(cosines(rows, plus, minus), topn, (id) => texts[id] !== "" && !plus.includes(id) && !minus.includes(id));
-    if (plus.length === 1 && !minus.length) return load("nearest", source).then((kept) => fromNearest(kept, plus[0], texts.length).slice(0, topn));
-    throw Object.assign(new Error("This file holds the neighbours of single tokens only; sums of tokens need the table: embedlayer explore DIR."), { name: "NotBaked" });
-  });
+  if (name === "along") return along(params, load, source);
+  return name === "neighbors" ? neighbors(params, load, source) : undefined;
 }
 
-/** @typedef {{count: number, width: number, numbers: Int8Array, norms: Float32Array}} Rows */
+/** @param {Params} params @param {Load} load @param {Params} source */
+async function along(params, load, source) {
+  return cosines(await rowsOf(load, source), idList(params.plus), idList(params.minus)).buffer;
+}
 
+/**
+ * @param {Params} params
+ * @param {Load} load
+ * @param {Params} source
+ * @returns {Promise<Neighbor[]>}
+ */
+async function neighbors(params, load, source) {
+  const [plus, minus] = [idList(params.plus), idList(params.minus)];
+  const topn = Number(params.topn ?? 20);
+  const [{ texts }, rows] = await Promise.all([load("tokens", source), rowsOf(load, source).catch(() => null)]);
+  if (rows) {
+    /** @param {number} id */
+    const isCandidate = (id) => texts[id] !== "" && !plus.includes(id) && !minus.includes(id);
+    return best(cosines(rows, plus, minus), topn, isCandidate);
+  }
+  if (plus.length === 1 && !minus.length) {
+    return fromNearest(await load("nearest", source), plus[0], texts.length).slice(0, topn);
+  }
+  throw new NotBaked("This file contains the neighbours of single tokens only. Sums of tokens need the table itself: "
+    + "embedlayer explore DIR.");
+}
+
+/** @type {Map<string | number, Promise<Rows>>} */
 const opened = new Map();
 
-/** The baked rows, with their lengths in units of their own scale. @returns {Promise<Rows>} */
+/**
+ * Return the int8 rows of the file and their norms, in units of each row's own scale.
+ * @param {Load} load
+ * @param {Params} source
+ * @returns {Promise<Rows>}
+ */
 function rowsOf(load, source) {
-  if (!opened.has(source.source)) {
-    opened.set(source.source, Promise.all([load("vectors", source), load("tokens", source)]).then(([buffer, { texts }]) => {
-      const numbers = new Int8Array(buffer, 4 * texts.length);
-      const width = numbers.length / texts.length;
-      return { count: texts.length, width, numbers, norms: norms(numbers, texts.length, width) };
-    }));
-  }
-  return opened.get(source.source);
+  const found = opened.get(source.source);
+  if (found) return found;
+  const opening = Promise.all([load("vectors", source), load("tokens", source)]).then(([buffer, { texts }]) => {
+    const numbers = new Int8Array(buffer, 4 * texts.length);
+    const width = numbers.length / texts.length;
+    return { count: texts.length, width, numbers, norms: norms(numbers, texts.length, width) };
+  });
+  opened.set(source.source, opening);
+  return opening;
 }
 
+/** @param {Int8Array} numbers @param {number} count @param {number} width */
 function norms(numbers, count, width) {
   return Float32Array.from({ length: count }, (_, row) => {
     let sum = 0;
@@ -45,14 +78,19 @@ function norms(numbers, count, width) {
 }
 
 /**
- * Cosine of each row with the mean of `plus` unit rows and negated `minus` unit rows.
- * @param {Rows} rows @param {number[]} plus @param {number[]} minus
+ * Return the cosine of each row with the sum of the `plus` unit rows minus the `minus` unit rows.
+ * @param {Rows} rows
+ * @param {number[]} plus
+ * @param {number[]} minus
  */
 export function cosines({ count, width, numbers, norms: lengths }, plus, minus) {
   const query = new Float64Array(width);
-  for (const [ids, sign] of [[plus, 1], [minus, -1]]) {
-    for (const id of ids) for (let i = 0; i < width; i++) query[i] += (sign * numbers[id * width + i]) / (lengths[id] || 1);
-  }
+  /** @param {number} id @param {number} sign */
+  const addRow = (id, sign) => {
+    for (let i = 0; i < width; i++) query[i] += (sign * numbers[id * width + i]) / (lengths[id] || 1);
+  };
+  for (const id of plus) addRow(id, 1);
+  for (const id of minus) addRow(id, -1);
   const length = Math.hypot(...query) || 1;
   return Float32Array.from({ length: count }, (_, row) => {
     let sum = 0;
@@ -61,12 +99,18 @@ export function cosines({ count, width, numbers, norms: lengths }, plus, minus) 
   });
 }
 
-/** The `topn` largest, as `[id, value]`, largest first. */
-export function best(values, topn, counts) {
+/**
+ * Return the `topn` largest values with their IDs, largest first.
+ * @param {Float32Array} values
+ * @param {number} topn
+ * @param {(id: number) => boolean} isCandidate
+ */
+export function best(values, topn, isCandidate) {
+  /** @type {Neighbor[]} */
   const found = [];
   let least = -Infinity;
   for (let id = 0; id < values.length; id++) {
-    if (!(values[id] > least) || !counts(id)) continue;
+    if (!(values[id] > least) || !isCandidate(id)) continue;
     let place = found.length;
     while (place > 0 && found[place - 1][1] < values[id]) place--;
     found.splice(place, 0, [id, values[id]]);
@@ -76,13 +120,23 @@ export function best(values, topn, counts) {
   return found;
 }
 
+/**
+ * Read the neighbours of one token from the precomputed lists of all tokens.
+ * @param {ArrayBuffer} buffer
+ * @param {number} id
+ * @param {number} count
+ * @returns {Neighbor[]}
+ */
 function fromNearest(buffer, id, count) {
   const each = buffer.byteLength / 8 / count;
   const ids = new Uint32Array(buffer, 0, count * each);
   const scores = new Float32Array(buffer, 4 * count * each);
-  return Array.from({ length: each }, (_, k) => [ids[id * each + k], scores[id * each + k]]).filter(([, score]) => score >= -1);
+  const found = Array.from({ length: each }, (_, k) =>
+    /** @type {Neighbor} */ ([ids[id * each + k], scores[id * each + k]]));
+  return found.filter(([, score]) => score >= -1);
 }
 
+/** @param {string | number | undefined} text */
 function idList(text) {
   return String(text ?? "").split(",").filter(Boolean).map(Number);
 }

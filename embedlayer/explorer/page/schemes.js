@@ -1,117 +1,166 @@
-/** Position schemes as the room Positions draws them: each speaks by vectors, by turning, or by a bias. */
+/** Position schemes as the view Positions draws them: added vectors, rotations, or attention biases. */
 
-import { add, alibiBias, alibiSlopes, dot, frequencies, rotate, sinusoid, unpackMatrix, waveOf } from "./math.js";
+import { add, alibiBias, alibiSlopes, dot, frequencies, rotate, row, sinusoid, unpackMatrix, waves } from "./math.js";
+
+/** @import { DescribedScheme } from "./types" */
 
 /**
  * @typedef {object} Scheme
- * @property {"added" | "rotary" | "bias" | "none"} speaks how
+ * @property {"input" | "rotation" | "bias" | "none"} point where it is applied: added to the input, rotating queries
+ *   and keys, or as an attention bias
  * @property {string} name
  * @property {string} sentence what it does
  * @property {string} formula
- * @property {number} columns dimensions, pairs or heads
- * @property {number | null} trained positions that it covers or was trained on
- * @property {number} last the last position there is; Infinity for no end
+ * @property {string} note
+ * @property {number} columns number of dimensions, pairs or heads
+ * @property {number | null} trained number of positions that it has rows for or was trained on
+ * @property {number} last the last position; Infinity where there is no limit
  * @property {number} width of the vectors, or of a head; 0 for biases
- * @property {number} pairs of waves
- * @property {(position: number) => Float64Array} vector what stands for a position; for rotary the sines and cosines
- * @property {(pair: number) => number} wavelength positions to a turn; NaN if there is none
- * @property {(vector: ArrayLike<number>, position: number) => Float64Array} apply the vector of a token at a position
+ * @property {number} pairs number of waves
+ * @property {(position: number) => Float64Array} vector of a position; for rotations its cosines and sines
+ * @property {(pair: number) => number} wavelength positions for a full rotation; NaN if there is none
+ * @property {(pair: number) => number[]} channels entries of `vector` that belong to a pair
+ * @property {(channel: number) => string} part "sin", "cos", or another name of an entry of `vector`
+ * @property {(vector: ArrayLike<number>, position: number) => Float64Array} apply the scheme to a token's vector
  * @property {(head: number, query: number, key: number) => number} bias
+ * @property {number[] | null} slopes of ALiBi
+ * @property {boolean} causal whether biases are for keys before the query only
  */
 
+/** @type {Scheme} */
 const NEUTRAL = {
-  columns: 0, trained: null, last: Infinity, width: 0, pairs: 0, formula: "", sentence: "",
-  vector: () => new Float64Array(0), wavelength: () => NaN, apply: (vector) => Float64Array.from(vector), bias: () => 0,
+  point: "none", name: "", sentence: "", formula: "", note: "", columns: 0, trained: null, last: Infinity, width: 0,
+  pairs: 0, vector: () => new Float64Array(0), wavelength: () => NaN, channels: (pair) => [2 * pair, 2 * pair + 1],
+  part: (channel) => `dimension ${channel}`, apply: (vector) => Float64Array.from(vector), bias: () => 0, slopes: null,
+  causal: false,
 };
 
-/** A scheme as the server describes it. @returns {Scheme} */
+/** @type {Record<string, (described: DescribedScheme) => Scheme>} */
+const KINDS = {
+  sinusoidal: (described) => sinusoids(described.embed_dim, described.base, /** @type {any} */ (described)),
+  learned,
+  rotary: ownRotary,
+  alibi: (described) => alibi(described.num_heads, described.slopes),
+  relative,
+};
+
+/** Return a scheme that the server describes. @param {DescribedScheme} described @returns {Scheme} */
 export function fromSource(described) {
-  const scheme = {
-    sinusoidal: ownSinusoids, learned, rotary: ownRotary, alibi: ownAlibi, relative,
-  }[described.kind]?.(described) ?? { ...NEUTRAL, speaks: "none", sentence: "This model has no positions of its own." };
+  const none = { ...NEUTRAL, sentence: "This model has no position scheme." };
+  const scheme = KINDS[described.kind]?.(described) ?? none;
   return { ...scheme, name: described.name, trained: described.trained_length };
 }
 
-/** @returns {Scheme} */
-export function sinusoids(dim, base, { layout = "interleaved", endpoint = false, offset = 0, padding_idx: padding = null, scale = 1 } = {}) {
-  const options = { base, layout, endpoint };
-  const pairs = endpoint ? Math.floor(dim / 2) : Math.floor((dim + 1) / 2);
-  const vector = (position) => (position + offset === padding ? new Float64Array(dim) : sinusoid(position + offset, dim, options).map((value) => scale * value));
+/**
+ * @param {number} dim
+ * @param {number} base
+ * @param {{layout?: string, endpoint?: boolean, offset?: number,
+ *   padding_idx?: number | null, scale?: number}} [options]
+ * @returns {Scheme}
+ */
+export function sinusoids(dim, base, options = {}) {
+  const { layout = "interleaved", endpoint = false, offset = 0, padding_idx: padding = null, scale = 1 } = options;
+  const waveOptions = { base, layout, endpoint };
+  const list = waves(dim, waveOptions);
+  const cosines = new Set(list.map((wave) => wave.cosine));
+  /** @param {number} position */
+  const vector = (position) => (position + offset === padding
+    ? new Float64Array(dim)
+    : sinusoid(position + offset, dim, waveOptions).map((value) => scale * value));
   return {
-    ...NEUTRAL, speaks: "added", name: `Sinusoids, D = ${dim}`, columns: dim, width: dim, pairs, vector,
+    ...NEUTRAL, point: "input", name: `Sinusoidal, D = ${dim}`, columns: dim, width: dim, pairs: list.length, vector,
     formula: "PE(p, 2i) = sin(p / base^(2i/D)), PE(p, 2i+1) = cos(p / base^(2i/D))",
-    sentence: "A fixed vector is added for each position: pairs of sine and cosine, from fast waves to slow ones.",
-    wavelength: (pair) => 2 * Math.PI * base ** (pair / (endpoint ? pairs - 1 : dim / 2)),
+    sentence: "A fixed vector is added at each position: pairs of sine and cosine with wavelengths from short to long.",
+    wavelength: (pair) => (2 * Math.PI) / list[pair].frequency,
     apply: (token, position) => add(token, vector(position)),
-    channels: (pair) => Array.from({ length: dim }, (_, d) => d).filter((d) => waveOf(d, dim, options).pair === pair),
-    part: (d) => waveOf(d, dim, options).part,
+    channels: (pair) => [list[pair].sine, list[pair].cosine].filter((channel) => channel < dim),
+    part: (channel) => (cosines.has(channel) ? "cos" : "sin"),
   };
 }
 
-function ownSinusoids(described) {
-  return sinusoids(described.embed_dim, described.base, described);
-}
-
+/** @param {DescribedScheme} described @returns {Scheme} */
 function learned(described) {
   const rows = unpackMatrix(described.rows);
-  const vector = (position) => (position < rows.rows ? Float64Array.from(rows.data.subarray(position * rows.cols, (position + 1) * rows.cols)) : new Float64Array(rows.cols).fill(NaN));
+  /** @param {number} position */
+  const vector = (position) => (position < rows.rows
+    ? Float64Array.from(row(rows, position))
+    : new Float64Array(rows.cols).fill(NaN));
   return {
-    ...NEUTRAL, speaks: "added", columns: rows.cols, width: rows.cols, pairs: Math.floor(rows.cols / 2), vector, last: rows.rows - 1,
+    ...NEUTRAL, point: "input", columns: rows.cols, width: rows.cols, pairs: Math.floor(rows.cols / 2), vector,
+    last: rows.rows - 1,
     formula: "P[p], one learned row for each position",
-    sentence: "A learned vector is added for each position. Past the last row there is none.",
+    sentence: "A learned vector is added at each position. There is none after the last row.",
     apply: (token, position) => add(token, vector(position)),
-    channels: (pair) => [2 * pair, 2 * pair + 1],
-    part: (d) => `dimension ${d}`,
   };
 }
 
-/** @returns {Scheme} */
-export function rotary(width, base, turning = frequencies(width, base), { interleaved = false, magnitude = 1 } = {}) {
+/**
+ * @param {number} width
+ * @param {number} base
+ * @param {ArrayLike<number>} [list] radians per position of each pair
+ * @param {{interleaved?: boolean, magnitude?: number}} [options]
+ * @returns {Scheme}
+ */
+export function rotary(width, base, list = frequencies(width, base), { interleaved = false, magnitude = 1 } = {}) {
   return {
-    ...NEUTRAL, speaks: "rotary", name: `Rotary, K = ${width}`, columns: turning.length, width, pairs: turning.length,
+    ...NEUTRAL, point: "rotation", name: `Rotary, K = ${width}`, columns: list.length, width, pairs: list.length,
     formula: "θ = p · base^(-2i/K), (a, b) → (a cos θ − b sin θ, a sin θ + b cos θ)",
-    sentence: "Nothing is added: pairs of numbers of queries and keys are turned by an angle that grows with the position.",
-    vector: (position) => Float64Array.from({ length: 2 * turning.length }, (_, c) => (c % 2 ? Math.sin : Math.cos)(position * turning[c >> 1])),
-    wavelength: (pair) => (2 * Math.PI) / turning[pair],
-    apply: (token, position) => rotate(token, position, turning, { interleaved, magnitude }),
+    sentence: "Nothing is added to the input: pairs of channels of queries and keys are rotated by an angle that is "
+      + "proportional to the position.",
+    vector: (position) => Float64Array.from({ length: 2 * list.length }, (_, c) =>
+      (c % 2 ? Math.sin : Math.cos)(position * list[c >> 1])),
+    wavelength: (pair) => (2 * Math.PI) / list[pair],
+    apply: (token, position) => rotate(token, position, list, { interleaved, magnitude }),
     channels: (pair) => [2 * pair + 1, 2 * pair],
     part: (c) => (c % 2 ? "sin" : "cos"),
   };
 }
 
+/** @param {DescribedScheme} described @returns {Scheme} */
 function ownRotary(described) {
-  const scheme = rotary(described.head_dim, described.base, described.frequencies, described);
-  return { ...scheme, note: described.scaling ? `${described.scaling}${described.varies ? "; shown with the frequencies of the trained length" : ""}` : "" };
+  const scheme = rotary(described.head_dim, described.base, described.frequencies, /** @type {any} */ (described));
+  const varies = described.varies ? "; shown with the frequencies of the trained length" : "";
+  return { ...scheme, note: described.scaling ? `${described.scaling}${varies}.` : "" };
 }
 
-/** @returns {Scheme} */
+/** @param {number} heads @param {number[]} [slopes] @returns {Scheme} */
 export function alibi(heads, slopes = alibiSlopes(heads)) {
   return {
-    ...NEUTRAL, speaks: "bias", name: `ALiBi, ${heads} heads`, columns: heads,
+    ...NEUTRAL, point: "bias", name: `ALiBi, ${heads} heads`, columns: heads, slopes, causal: true,
     formula: "score(i, j) − slope[h] · |i − j|",
-    sentence: "Nothing is added to vectors: the further back a key stands, the more is taken from its score, in each head at its own rate.",
-    bias: (head, query, key) => alibiBias(slopes[head], query, key), slopes, causal: true,
+    sentence: "Nothing is added to vectors: each head subtracts its slope times the distance from the score of a query "
+      + "and a key.",
+    bias: (head, query, key) => alibiBias(slopes[head], query, key),
   };
 }
 
-function ownAlibi(described) {
-  return alibi(described.num_heads, described.slopes);
-}
-
+/** @param {DescribedScheme} described @returns {Scheme} */
 function relative(described) {
   const table = unpackMatrix(described.biases);
   const middle = (table.cols - 1) / 2;
-  const place = (query, key) => middle + Math.max(-middle, Math.min(middle, key - query));
+  /** @param {number} query @param {number} key */
+  const column = (query, key) => middle + Math.max(-middle, Math.min(middle, key - query));
   return {
-    ...NEUTRAL, speaks: "bias", columns: table.rows,
+    ...NEUTRAL, point: "bias", columns: table.rows, causal: !described.bidirectional,
     formula: "score(i, j) + weight[bucket(j − i), h]",
-    sentence: "A learned number for each head is added to the score: one for each small distance, one for each wider range of larger ones.",
-    bias: (head, query, key) => table.data[head * table.cols + place(query, key)], causal: !described.bidirectional,
+    sentence: "A learned number for each head and bucket of distances is added to the score. Small distances have "
+      + "buckets of their own, larger ones share them.",
+    bias: (head, query, key) => table.data[head * table.cols + column(query, key)],
   };
 }
 
-/** The score of a query and a key at their places, before the softmax. */
-export function score(scheme, query, key, queryPlace, keyPlace, head = 0) {
-  const [q, k] = scheme.speaks === "bias" ? [query, key] : [scheme.apply(query, queryPlace), scheme.apply(key, keyPlace)];
-  return dot(q, k) / Math.sqrt(query.length) + (scheme.speaks === "bias" ? scheme.bias(head, queryPlace, keyPlace) : 0);
+/**
+ * Return the score of a query and a key at their positions, before the softmax.
+ * @param {Pick<Scheme, "point" | "apply"> & Partial<Scheme>} scheme
+ * @param {ArrayLike<number>} query
+ * @param {ArrayLike<number>} key
+ * @param {number} queryPosition
+ * @param {number} keyPosition
+ * @param {number} [head]
+ */
+export function score(scheme, query, key, queryPosition, keyPosition, head = 0) {
+  if (scheme.point === "bias") {
+    return dot(query, key) / Math.sqrt(query.length) + (scheme.bias?.(head, queryPosition, keyPosition) ?? 0);
+  }
+  return dot(scheme.apply(query, queryPosition), scheme.apply(key, keyPosition)) / Math.sqrt(query.length);
 }

@@ -1,22 +1,24 @@
-/** The page's state in the URL's hash: `#room?key=value`, so that a link shows what one saw. */
+/** The page's state in the URL's hash: `#view?key=value`, so that a link restores what the page showed. */
 
 /** @typedef {Record<string, string>} State */
 
-/** @param {string} hash @returns {{room: string, state: State}} */
+/** Split a hash. @param {string} hash @returns {{view: string, state: State}} */
 export function parseHash(hash) {
-  const [room, query = ""] = hash.replace(/^#/, "").split(/\?(.*)/s);
-  return { room: decodeURIComponent(room), state: Object.fromEntries(new URLSearchParams(query)) };
+  const [view, query = ""] = hash.replace(/^#/, "").split(/\?(.*)/s);
+  return { view: decodeURIComponent(view), state: Object.fromEntries(new URLSearchParams(query)) };
 }
 
-/** @param {string} room @param {State} state */
-export function formatHash(room, state) {
+/** Join a hash. @param {string} view @param {State} state */
+export function formatHash(view, state) {
   const query = new URLSearchParams(Object.entries(state).sort(([a], [b]) => (a < b ? -1 : 1))).toString();
-  return `#${encodeURIComponent(room)}${query ? `?${query}` : ""}`;
+  return `#${encodeURIComponent(view)}${query ? `?${query}` : ""}`;
 }
 
 /**
- * `state` with `changes`; null and undefined remove.
- * @param {State} state @param {Record<string, any>} changes @returns {State}
+ * Return `state` with `changes`; null, undefined and "" remove a key.
+ * @param {State} state
+ * @param {Record<string, any>} changes
+ * @returns {State}
  */
 export function changed(state, changes) {
   const next = { ...state };

@@ -1,8 +1,13 @@
-/** Light and dark: what the system says, until a person chooses; and the page's colours for canvases. */
+/** Light and dark: the system's setting until the user chooses; and the page's colours for canvases. */
+
+/** @import { Theme } from "./types" */
 
 const NAMES = ["page", "paper", "raised", "ink", "muted", "line", "accent", "accent-soft", "warm", "good", "bad"];
 const SERIES = ["s1", "s2", "s3", "s4", "s5", "s6", "s7", "s8"];
-const KEPT = "embedlayer-theme";
+const STORAGE_KEY = "embedlayer-theme";
+
+/** @type {Theme | null} */
+let cached = null;
 
 /** Whether the page is dark now. */
 function isDark() {
@@ -10,34 +15,49 @@ function isDark() {
   return chosen ? chosen === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
 }
 
-/** The page's colours, as CSS writes them: by name, and `series` of eight that are told apart. */
+/** Return the page's colours. They are read once for each theme, since reading them costs a layout. */
 export function theme() {
+  cached ??= readTheme();
+  return cached;
+}
+
+/** @returns {Theme} */
+function readTheme() {
   const probe = document.createElement("span");
   probe.hidden = true;
   document.body.append(probe);
-  const read = (name) => { probe.style.color = `var(--${name})`; return getComputedStyle(probe).color; };
-  const found = { dark: isDark(), series: SERIES.map(read), ...Object.fromEntries(NAMES.map((name) => [name, read(name)])) };
+  /** @param {string} name */
+  const read = (name) => {
+    probe.style.color = `var(--${name})`;
+    return getComputedStyle(probe).color;
+  };
+  const colours = Object.fromEntries(NAMES.map((name) => [name, read(name)]));
+  const found = { dark: isDark(), series: SERIES.map(read), ...colours };
   probe.remove();
-  return found;
+  return /** @type {Theme} */ (found);
 }
 
-/** Take the other theme, and keep the choice where the browser lets a page keep something. */
+/** Switch to the other theme, and store the choice if the browser allows it. */
 export function switchTheme() {
   const next = isDark() ? "light" : "dark";
   document.documentElement.dataset.theme = next;
-  try { localStorage.setItem(KEPT, next); } catch { /* a page from a file may not */ }
+  try {
+    localStorage.setItem(STORAGE_KEY, next);
+  } catch { /* a page opened from a file may not store anything */ }
   announce();
 }
 
-/** Begin with what was chosen last, and follow the system. */
+/** Apply the stored choice, and follow the system. */
 export function startTheme() {
   try {
-    const kept = localStorage.getItem(KEPT);
-    if (kept === "light" || kept === "dark") document.documentElement.dataset.theme = kept;
-  } catch { /* nothing kept */ }
+    const stored = localStorage.getItem(STORAGE_KEY);
+    if (stored === "light" || stored === "dark") document.documentElement.dataset.theme = stored;
+  } catch { /* nothing is stored */ }
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", announce);
 }
 
+/** Tell all pictures that the colours have changed. */
 function announce() {
+  cached = null;
   document.dispatchEvent(new CustomEvent("themechange"));
 }

@@ -1,53 +1,111 @@
-/** Where points lie: along components, along a likeness, or so that neighbours stay together. */
+/** The coordinates of the points: principal components, cosine with the selection, or a layout of neighbours. */
 
-import { spread } from "./view.js";
+import { isEmpty, sumParams } from "./selection.js";
+import { spread } from "./viewport.js";
 
-const SLOW = 20000; // rows, from which on a layout takes a while
+/** @import { Data, TokenSum, ViewState } from "../types" */
 
-/**
- * @param {{size: number, coordinates: ArrayBuffer, explained: number[], state: any, data: any,
- *   direction: () => {plus: number[], minus: number[]}}} about `coordinates`: one component after the other
- */
-export function axesOf({ size, coordinates, explained, state, data, direction }) {
-  const count = Math.round(coordinates.byteLength / 4 / size);
-  const component = (number) => new Float32Array(coordinates, 4 * size * (Math.min(number, count) - 1), size);
-  const share = (value) => (value === undefined ? "" : `${(100 * value).toFixed(value < 0.0995 ? 1 : 0)} %`);
-  const wanted = () => [state.get("x", "1"), state.get("y", "2")];
+const SLOW = 20000; // rows for which a layout takes a while
+const LAYOUT = "n";
+const SELECTION = "e";
 
-  async function likeness() {
-    const { plus, minus } = direction();
-    if (!plus.length && !minus.length) return new Float32Array(size);
-    return new Float32Array(await data.load("along", { plus: plus.join(","), minus: minus.join(",") }));
+/** The two axes that the URL says. */
+export class Axes {
+  /**
+   * @param {object} about
+   * @param {number} about.size number of tokens
+   * @param {ArrayBuffer} about.coordinates one component after the other
+   * @param {number[]} about.explained share of the variance of each component
+   * @param {ViewState} about.state
+   * @param {Data} about.data
+   * @param {() => TokenSum} about.selected
+   */
+  constructor({ size, coordinates, explained, state, data, selected }) {
+    this.size = size;
+    this.coordinates = coordinates;
+    this.explained = explained;
+    this.state = state;
+    this.data = data;
+    this.selected = selected;
+    /** Share of true nearest neighbours in the graph of the layout; 1 if the graph is exact. */
+    this.recall = 1;
+    this.count = Math.round(coordinates.byteLength / 4 / size);
+    /** @type {[string, string][]} */
+    this.options = Array.from({ length: this.count }, (_, k) =>
+      [String(k + 1), `component ${k + 1} · ${this.#share(k)}`]);
+    this.options.push([SELECTION, "cosine similarity"]);
+    /** @type {[string, string][]} */
+    this.horizontal = [...this.options, [LAYOUT, "neighbour layout"]];
+    this.waiting = size > SLOW
+      ? "Computing the neighbour layout: this takes a while the first time …" : "Computing the neighbour layout …";
   }
 
-  function title(id) {
-    if (id === "n") return title("1"); // not laid out yet
-    if (id === "e") return "cosine with what is chosen →";
-    return `principal component ${id} · ${share(explained[Number(id) - 1])} of the variance →`;
+  /** @param {number} index of the component */
+  #share(index) {
+    const value = this.explained[index];
+    return value === undefined ? "" : `${(100 * value).toFixed(value < 0.0995 ? 1 : 0)} %`;
   }
 
-  return {
-    options: [...Array.from({ length: count }, (_, k) => [String(k + 1), `component ${k + 1} · ${share(explained[k])}`]), ["e", "likeness to what is chosen"]],
-    first: () => [component(1), component(2)],
-    /** Whether both axes are one layout. */
-    isLayout: () => state.get("x") === "n",
-    isLikeness: () => wanted().includes("e"),
-    titles: () => wanted().map(title),
-    waiting: size > SLOW ? "Laying out neighbourhoods: this takes a while the first time …" : "Laying out neighbourhoods …",
-    async layout() {
-      const places = await data.load("layout");
-      return [new Float32Array(places, 0, size), new Float32Array(places, 4 * size, size)];
-    },
-    async chosen() {
-      const ids = wanted();
-      const values = await Promise.all(ids.map((id) => (id === "e" ? likeness() : component(Number(id)))));
-      return ids.includes("e") ? values.map(standard) : values;
-    },
-  };
+  /** @param {number} number of the component, from 1 */
+  #component(number) {
+    return new Float32Array(this.coordinates, 4 * this.size * (Math.min(number, this.count) - 1), this.size);
+  }
+
+  #wanted() {
+    return [this.state.get("x", "1"), this.state.get("y", "2")];
+  }
+
+  /** Return the first two components. */
+  first() {
+    return [this.#component(1), this.#component(2)];
+  }
+
+  /** Whether both axes are one layout. */
+  isLayout() {
+    return this.state.get("x") === LAYOUT;
+  }
+
+  /** Whether an axis depends on the selection. */
+  isSelection() {
+    return this.#wanted().includes(SELECTION);
+  }
+
+  /** Return the note under a layout. @param {boolean} isNarrow whether there is room for a few words only */
+  layoutNote(isNarrow) {
+    const found = this.recall < 1 ? ` (${(100 * this.recall).toFixed(1)} % recall)` : "";
+    return `neighbours are close${found}${isNarrow ? "" : "; distances between groups mean little"}`;
+  }
+
+  titles() {
+    return this.#wanted().map((id) => {
+      if (id === SELECTION) return "cosine with the selection →";
+      const number = id === LAYOUT ? 1 : Number(id); // the layout is not computed yet
+      return `principal component ${number} · ${this.#share(number - 1)} of the variance →`;
+    });
+  }
+
+  async load() {
+    if (this.isLayout()) return this.#layout();
+    const ids = this.#wanted();
+    const values = await Promise.all(ids.map((id) =>
+      (id === SELECTION ? this.#cosines() : this.#component(Number(id)))));
+    return ids.includes(SELECTION) ? values.map(standardized) : values;
+  }
+
+  async #layout() {
+    const [places, { recall }] = await Promise.all([this.data.load("layout"), this.data.load("layout-recall")]);
+    this.recall = recall;
+    return [new Float32Array(places, 0, this.size), new Float32Array(places, 4 * this.size, this.size)];
+  }
+
+  async #cosines() {
+    const sum = this.selected();
+    return new Float32Array(isEmpty(sum) ? this.size : await this.data.load("along", sumParams(sum)));
+  }
 }
 
-/** Values around 0, so that two of different units fit one picture. */
-function standard(values) {
+/** Centre and scale values, so that two of different units fit one picture. @param {Float32Array} values */
+function standardized(values) {
   const [low, high] = spread(values, 0.01);
   return values.map((value) => (value - (low + high) / 2) / (high - low || 1));
 }

@@ -1,119 +1,186 @@
-/** What points look like: their colours, the legend, and which of them are shown. */
+/** The colours of the points, the legend, and which points are shown. */
 
 import { css, parse, sequential } from "../colour.js";
 import { fit, h } from "../dom.js";
+import { theme } from "../theme.js";
 import { pixel } from "./splat.js";
 
-const KEPT_BESIDE_FOUND = 0.4; // of a colour, while what was found stands out
-const KEPT_BESIDE_NEAR = 0.6;
+/** @import { Column, Groups, NumberColumn, PointScene, Rgb } from "../types" */
+/** @import { Columns } from "./columns.js" */
+/** @import { Palette } from "./painting.js" */
 
-/** The page's colours and fonts, for a canvas. */
-export function paletteOf(theme) {
+const FADED_BY_FOUND = 0.4; // share of a colour that remains beside found tokens
+const FADED_BY_NEIGHBOURS = 0.6;
+const [RAMP_WIDTH, RAMP_HEIGHT] = [90, 10];
+
+/** Return the page's colours and fonts, for a canvas. @returns {Palette} */
+export function paletteOf() {
   const style = getComputedStyle(document.documentElement);
-  return { ...theme, mono: style.getPropertyValue("--mono"), font: style.getPropertyValue("--font") };
+  return { ...theme(), mono: style.getPropertyValue("--mono"), font: style.getPropertyValue("--font") };
 }
 
-/** The scale of numbers as a strip. @param {boolean} dark */
+/** Draw the scale of numbers. @param {boolean} dark */
 export function ramp(dark) {
   const canvas = h("canvas", { "aria-hidden": "true" });
-  const context = fit(canvas, 90, 10);
-  for (let x = 0; x < 90; x++) { context.fillStyle = css(sequential(x / 89, dark)); context.fillRect(x, 0, 1, 10); }
+  const context = fit(canvas, RAMP_WIDTH, RAMP_HEIGHT);
+  for (let x = 0; x < RAMP_WIDTH; x++) {
+    context.fillStyle = css(sequential(x / (RAMP_WIDTH - 1), dark));
+    context.fillRect(x, 0, 1, RAMP_HEIGHT);
+  }
   return canvas;
 }
 
-/**
- * Colours the points of a scene by a column at a time.
- * @param {import("./painting.js").Scene} scene
- * @param {{columns: any, chosen: () => string, theme: () => any, seen: () => {found: Int32Array | null, near: any[], isolated: boolean}, draw: () => void}} room
- *   `chosen`: the column's name; `seen`: what stands out
- */
-export function colouring(scene, { columns, chosen, theme, seen, draw }) {
-  const legend = h("div", { class: "map-legend" });
-  let colours = paletteOf(theme());
-  let groups = null; // the column, where it is one of groups
-  let hidden = new Set(); // groups that are not shown
-  let asked = 0;
-  let closed = false;
+/** Whether a column has groups. @param {Column} column @returns {column is Groups} */
+function isGroups(column) {
+  return "names" in column;
+}
 
-  /** Take the column that is chosen now. */
-  async function show() {
-    const turn = ++asked;
-    const column = await columns.load(chosen()).catch((error) => ({ error }));
-    if (turn !== asked || closed) return;
-    if (column.error) { legend.replaceChildren(h("span", { class: "ramp" }, column.error.message)); return; }
-    groups = column.names ? column : null;
-    if (!groups) hidden = new Set();
-    paint(column);
-    describe(column);
-    restrict();
+/**
+ * @typedef {object} Host
+ * @property {() => string} column name of the chosen column
+ * @property {() => {found: Int32Array | null, hasNeighbours: boolean, isIsolated: boolean}} highlighted
+ * @property {() => void} draw
+ */
+
+/** Colours the points of a scene by one column. */
+export class Colouring {
+  /** @type {Groups | null} */ #groups = null;
+  /** @type {Set<number>} */ #hidden = new Set();
+  #request = 0;
+  #isClosed = false;
+
+  /** @param {PointScene} scene @param {Columns} columns @param {Host} host */
+  constructor(scene, columns, host) {
+    this.scene = scene;
+    this.columns = columns;
+    this.host = host;
+    this.legend = h("div", { class: "map-legend" });
+    this.palette = paletteOf();
+    document.addEventListener("themechange", this.#onTheme);
   }
 
-  function paint(column) {
-    const { found, near } = seen();
-    const kept = found !== null ? KEPT_BESIDE_FOUND : near.length ? KEPT_BESIDE_NEAR : 1;
-    const paper = parse(colours.paper);
-    const soft = (rgb, share = kept) => pixel(rgb.map((value, i) => Math.round(paper[i] + (value - paper[i]) * share)));
-    if (column.names) {
-      const palette = column.names.map((_, i) => soft(parse(colours.series[i % 8])));
-      column.of.forEach((value, id) => { scene.colours[id] = palette[value]; });
-    } else {
-      const steps = Array.from({ length: 256 }, (_, i) => soft(sequential(i / 255, colours.dark)));
-      const none = soft(parse(colours.line));
-      const [low, high] = column.range;
-      column.values.forEach((value, id) => {
-        scene.colours[id] = Number.isFinite(value) ? steps[Math.min(255, Math.max(0, Math.round((255 * (value - low)) / (high - low || 1))))] : none;
+  close() {
+    this.#isClosed = true;
+    document.removeEventListener("themechange", this.#onTheme);
+  }
+
+  #onTheme = () => {
+    this.palette = paletteOf();
+    this.show();
+    this.host.draw();
+  };
+
+  /** Colour by the chosen column. */
+  async show() {
+    const request = ++this.#request;
+    try {
+      const column = await this.columns.load(this.host.column());
+      if (request !== this.#request || this.#isClosed) return;
+      this.#groups = isGroups(column) ? column : null;
+      if (!this.#groups) this.#hidden = new Set();
+      this.#paint(column);
+      this.#describe(column);
+      this.restrict();
+    } catch (error) {
+      if (request !== this.#request || this.#isClosed) return;
+      this.legend.replaceChildren(h("span", { class: "ramp" }, /** @type {Error} */ (error).message));
+    }
+  }
+
+  /** Fade the points beside the highlighted ones. */
+  async fade() {
+    const column = await this.columns.load(this.host.column()).catch(() => null);
+    if (!column || this.#isClosed) return;
+    this.#paint(column);
+    this.host.draw();
+  }
+
+  /** Write the legend again: for points, or for their density. */
+  describe() {
+    this.columns.load(this.host.column()).then((column) => this.#describe(column), () => {});
+    this.host.draw();
+  }
+
+  /** Leave out the points that are hidden or not found. */
+  restrict() {
+    const { found, isIsolated } = this.host.highlighted();
+    const hidden = this.#hidden;
+    const size = this.scene.colours.length;
+    const only = hidden.size || isIsolated ? new Uint8Array(size).fill(isIsolated ? 0 : 1) : null;
+    if (only && isIsolated) for (const id of found ?? []) only[id] = 1;
+    if (only && hidden.size) {
+      this.#groups?.of.forEach((group, id) => {
+        if (hidden.has(group)) only[id] = 0;
       });
     }
+    this.scene.only = only;
+    this.host.draw();
+  }
+
+  /** @param {Column} column */
+  #paint(column) {
+    const { found, hasNeighbours } = this.host.highlighted();
+    const kept = found !== null ? FADED_BY_FOUND : hasNeighbours ? FADED_BY_NEIGHBOURS : 1;
+    const { scene, palette } = this;
+    const paper = parse(palette.paper);
+    /** @param {Rgb} rgb @param {number} [share] of the colour */
+    const faded = (rgb, share = kept) => {
+      const [red, green, blue] = rgb.map((value, i) => Math.round(paper[i] + (value - paper[i]) * share));
+      return pixel([red, green, blue]);
+    };
+    if (isGroups(column)) {
+      const pixels = column.names.map((_, i) => faded(parse(palette.series[i % 8])));
+      column.of.forEach((group, id) => {
+        scene.colours[id] = pixels[group];
+      });
+    } else this.#paintNumbers(column, faded);
     scene.paper = paper;
-    scene.markColour = pixel(parse(colours.warm));
-    scene.scale = Uint32Array.from({ length: 256 }, (_, i) => soft(sequential(i / 255, colours.dark), Math.min(1, i / 40)));
+    scene.markColour = pixel(parse(palette.warm));
+    scene.scale = Uint32Array.from({ length: 256 }, (_, i) =>
+      faded(sequential(i / 255, palette.dark), Math.min(1, i / 40)));
   }
 
-  function describe(column) {
-    if (scene.dense) return legend.replaceChildren(h("span", { class: "ramp" }, "few", ramp(colours.dark), "many tokens"));
-    if (!column.names) return legend.replaceChildren(h("span", { class: "ramp" }, column.format(column.range[0]), ramp(colours.dark), column.format(column.range[1]), h("span", null, column.label)));
+  /** @param {NumberColumn} column @param {(rgb: Rgb) => number} faded */
+  #paintNumbers({ values, range: [low, high] }, faded) {
+    const steps = Array.from({ length: 256 }, (_, i) => faded(sequential(i / 255, this.palette.dark)));
+    const none = faded(parse(this.palette.line));
+    values.forEach((value, id) => {
+      const step = Math.round((255 * (value - low)) / (high - low || 1));
+      this.scene.colours[id] = Number.isFinite(value) ? steps[Math.min(255, Math.max(0, step))] : none;
+    });
+  }
+
+  /** @param {Column} column */
+  #describe(column) {
+    const { dark } = this.palette;
+    if (this.scene.dense) {
+      return this.legend.replaceChildren(h("span", { class: "ramp" }, "few", ramp(dark), "many tokens"));
+    }
+    if (!isGroups(column)) {
+      const [low, high] = column.range.map(column.format);
+      return this.legend.replaceChildren(
+        h("span", { class: "ramp" }, low, ramp(dark), high, h("span", null, column.label)));
+    }
     const counts = new Uint32Array(column.names.length);
-    for (const value of column.of) counts[value]++;
-    legend.replaceChildren(...column.names.flatMap((name, i) => (counts[i] ? [groupButton(name, i, counts[i])] : [])));
+    for (const group of column.of) counts[group]++;
+    const buttons = column.names.flatMap((name, i) => (counts[i] ? [this.#groupButton(name, i, counts[i])] : []));
+    return this.legend.replaceChildren(...buttons);
   }
 
-  function groupButton(name, i, count) {
+  /** @param {string} name @param {number} group @param {number} count */
+  #groupButton(name, group, count) {
     const dot = h("i");
-    dot.style.background = colours.series[i % 8];
-    const button = h("button", { type: "button", "aria-pressed": String(!hidden.has(i)), title: `${count.toLocaleString("en")} tokens; press to hide or show`, onClick: () => {
-      if (hidden.has(i)) hidden.delete(i); else hidden.add(i);
-      button.setAttribute("aria-pressed", String(!hidden.has(i)));
-      restrict();
-    } }, dot, name);
+    dot.style.background = this.palette.series[group % 8];
+    const hidden = this.#hidden;
+    const button = h("button", {
+      type: "button", "aria-pressed": String(!hidden.has(group)),
+      title: `${count.toLocaleString("en")} tokens; press to hide or show them`,
+      onClick: () => {
+        if (!hidden.delete(group)) hidden.add(group);
+        button.setAttribute("aria-pressed", String(!hidden.has(group)));
+        this.restrict();
+      },
+    }, dot, name);
     return button;
   }
-
-  /** Leave out what is hidden, or not found. */
-  function restrict() {
-    const { found, isolated } = seen();
-    const only = hidden.size || isolated ? new Uint8Array(scene.colours.length).fill(isolated ? 0 : 1) : null;
-    if (isolated) for (const id of found) only[id] = 1;
-    if (hidden.size) groups.of.forEach((value, id) => { if (hidden.has(value)) only[id] = 0; });
-    scene.only = only;
-    draw();
-  }
-
-  const onTheme = () => { colours = paletteOf(theme()); show(); draw(); };
-  document.addEventListener("themechange", onTheme);
-
-  return {
-    legend, show, restrict,
-    palette: () => colours,
-    /** Fade the points beside what stands out now. */
-    async fade() {
-      const column = await columns.load(chosen()).catch(() => null);
-      if (column && !closed) { paint(column); draw(); }
-    },
-    /** Say anew what the picture means: points, or how many there are of them. */
-    describe() {
-      columns.load(chosen()).then(describe, () => {});
-      draw();
-    },
-    close() { closed = true; document.removeEventListener("themechange", onTheme); },
-  };
 }

@@ -1,52 +1,107 @@
-/** What the map can be coloured by, and in which order tokens get their names. */
+/** What the map can be coloured by, and the order in which tokens are named on it. */
 
-import { lengths, scripts } from "./groups.js";
-import { spread } from "./view.js";
+import { KIND, lengths, scripts } from "./groups.js";
+import { isEmpty, sumParams } from "./selection.js";
+import { spread } from "./viewport.js";
 
-/**
- * @typedef {{values: Float32Array, range: [number, number], label: string, format: (value: number) => string}} Numbers
- * @typedef {import("./groups.js").Groups | Numbers} Column
- */
+/** @import { Column, Data, Groups, NumberColumn, TokenSum } from "../types" */
 
-/** The columns that the map can be coloured by, each computed or loaded when it is first wanted. */
-export function columnsOf({ texts, kind, norms, data, manifest, choice }) {
-  const kept = new Map([["kind", kind], ["norm", numeric(norms, "norm of the row", (value) => value.toPrecision(3))]]);
-  const makers = {
-    script: () => scripts(texts, kind),
-    length: () => numeric(lengths(texts), "characters", (value) => String(Math.round(value))),
-    frequency: async () => numeric(new Float32Array(await data.load("frequencies")).map((seen) => Math.log10(1 + seen)), "times in the text", (value) => Math.round(10 ** value - 1).toLocaleString("en")),
-    trained: async () => {
-      const scores = new Float32Array(await data.load("scores"));
-      return numeric(scores, "how little it has learned; above 0 is under-trained", (value) => value.toFixed(2));
-    },
-    along: async () => {
-      const { plus, minus } = choice();
-      if (!plus.length && !minus.length) throw new Error("Choose a token first: then colour is likeness to it.");
-      return numeric(new Float32Array(await data.load("along", { plus: plus.join(","), minus: minus.join(",") })), "cosine with what is chosen", (value) => value.toFixed(2));
-    },
-  };
-  const options = [["kind", "kind of token"], ["script", "script"], ["length", "length"], ["norm", "norm"], ["trained", "under-training"], ["along", "likeness to what is chosen"]];
-  if (manifest.has.includes("frequency")) options.splice(4, 0, ["frequency", "frequency"]);
-  return {
-    options,
-    known: (name) => kept.get(name),
-    forget: (name) => kept.delete(name),
-    async load(name) {
-      if (!kept.has(name)) kept.set(name, await makers[name]());
-      return kept.get(name);
-    },
-  };
+/** @type {[string, string][]} */
+const OPTIONS = [
+  ["kind", "kind of token"], ["script", "script"], ["length", "length"], ["norm", "norm"],
+  ["frequency", "frequency"], ["trained", "under-training"], ["along", "cosine similarity"],
+];
+
+/** The columns that the map can be coloured by; each is computed or loaded when it is first used. */
+export class Columns {
+  /** @type {Map<string, Column>} */ #known = new Map();
+
+  /**
+   * @param {object} about
+   * @param {string[]} about.texts
+   * @param {Groups} about.kind
+   * @param {Float32Array} about.norms
+   * @param {Data} about.data
+   * @param {boolean} about.hasFrequency
+   * @param {() => TokenSum} about.selected
+   */
+  constructor({ texts, kind, norms, data, hasFrequency, selected }) {
+    this.texts = texts;
+    this.kind = kind;
+    this.data = data;
+    this.selected = selected;
+    this.norms = numeric(norms, "norm of the row", (value) => value.toPrecision(3));
+    this.options = OPTIONS.filter(([name]) => name !== "frequency" || hasFrequency);
+    this.#known.set("kind", kind).set("norm", this.norms);
+  }
+
+  /** Return the logarithm of 1 + the count of each token if it is loaded. */
+  frequency() {
+    return /** @type {NumberColumn | undefined} */ (this.#known.get("frequency"));
+  }
+
+  /** Compute a column again when it is used next. @param {string} name */
+  invalidate(name) {
+    this.#known.delete(name);
+  }
+
+  /** @param {string} name @returns {Promise<Column>} */
+  async load(name) {
+    const column = this.#known.get(name) ?? await this.#make(name);
+    this.#known.set(name, column);
+    return column;
+  }
+
+  /** @param {string} name @returns {Promise<Column> | Column} */
+  #make(name) {
+    if (name === "script") return scripts(this.texts, this.kind);
+    if (name === "length") return numeric(lengths(this.texts), "characters", (value) => String(Math.round(value)));
+    if (name === "frequency") return this.#makeFrequency();
+    return name === "trained" ? this.#makeScores() : this.#makeCosines();
+  }
+
+  async #makeFrequency() {
+    const counts = new Float32Array(await this.data.load("frequencies"));
+    return numeric(counts.map((count) => Math.log10(1 + count)), "occurrences in the corpus", (value) =>
+      Math.round(10 ** value - 1).toLocaleString("en"));
+  }
+
+  async #makeScores() {
+    const scores = new Float32Array(await this.data.load("scores"));
+    return numeric(scores, "score; above 0 is under-trained", (value) => value.toFixed(2));
+  }
+
+  async #makeCosines() {
+    const sum = this.selected();
+    if (isEmpty(sum)) throw new Error("Select a token first: the colour is the cosine with it.");
+    const cosines = new Float32Array(await this.data.load("along", sumParams(sum)));
+    return numeric(cosines, "cosine with the selection", (value) => value.toFixed(2));
+  }
 }
 
+/**
+ * @param {Float32Array} values
+ * @param {string} label
+ * @param {(value: number) => string} format
+ * @returns {NumberColumn}
+ */
 function numeric(values, label, format) {
   return { values, range: spread(values, 0.01), label, format };
 }
 
-/** Tokens in the order in which they get a name: frequent words first; without a count, by ID, as tokenizers keep them. */
+/**
+ * Return the tokens in the order in which they are named: words first, by frequency; by ID where it is not known.
+ * @param {string[]} texts
+ * @param {Groups} kind
+ * @param {NumberColumn} [frequency]
+ */
 export function namesInOrder(texts, kind, frequency) {
-  const word = (id) => kind.of[id] <= 1 && texts[id].trim().length > 2;
-  const ids = Array.from(texts, (_, id) => id);
-  const weight = frequency ? (id) => -frequency.values[id] : (id) => id;
-  const words = ids.filter((id) => word(id) && kind.of[id] === 0).sort((a, b) => weight(a) - weight(b));
-  return Int32Array.from([...words, ...ids.filter((id) => kind.of[id] !== 6 && !(word(id) && kind.of[id] === 0)).sort((a, b) => weight(a) - weight(b))]);
+  /** @param {number} id */
+  const isWord = (id) => kind.of[id] === KIND.start && texts[id].trim().length > 2;
+  /** @param {number} id */
+  const weight = (id) => (frequency ? -frequency.values[id] : id);
+  const ids = Array.from(texts, (_, id) => id).sort((a, b) => weight(a) - weight(b));
+  return Int32Array.from([
+    ...ids.filter(isWord), ...ids.filter((id) => kind.of[id] !== KIND.none && !isWord(id)),
+  ]);
 }

@@ -1,97 +1,147 @@
-/** Moving, zooming and choosing on a canvas: mouse, pen, fingers and keys. */
+/** Moving, zooming and choosing on a canvas by mouse, pen, fingers and keys. */
+
+/** @import { Point } from "../types" */
 
 /**
- * @typedef {[number, number]} Place in CSS pixels from the canvas' corner
- * @typedef {object} Handlers
- * @property {(at: Place | null) => void} hover null where the pointer left
+ * @typedef {object} Handlers places are CSS pixels from the canvas' corner
+ * @property {(at: Point | null) => void} hover null when the pointer leaves
  * @property {(dx: number, dy: number) => void} pan
- * @property {(factor: number, x?: number, y?: number) => void} zoom about a place; about the middle without one
+ * @property {(factor: number, x?: number, y?: number) => void} zoom around a place, or around the middle
  * @property {() => void} home show all
- * @property {(at: Place, how: {touch: boolean, more: boolean}) => void} pick
- * @property {() => void} [enter] choose what is in the middle
+ * @property {(at: Point, how: {touch: boolean, more: boolean}) => void} pick
+ * @property {() => void} [enter] choose the point in the middle
  * @property {() => void} [escape]
- * @property {() => void} [focus] the canvas has or loses the focus
+ * @property {() => void} [focus] the canvas gets or loses the focus
  * @property {() => boolean} [lasso] whether a drag draws a line
- * @property {(line: Place[] | null) => void} [draw] the line so far
- * @property {() => void} [drawn] it is finished
+ * @property {(line: Point[] | null) => void} [draw] the line so far
+ * @property {() => void} [drawn] the line is finished
  */
 
-const STEP = 60; // pixels an arrow key moves
-const STILL = 5; // pixels a click may wander
+const STEP = 60; // pixels of an arrow key
+const STILL = 5; // pixels that a click may move
 
-/**
- * Listen on `canvas`; returns how to stop.
- * @param {HTMLCanvasElement} canvas @param {Handlers} on
- */
-export function gestures(canvas, on) {
-  /** @type {Map<number, Place>} */
-  const pointers = new Map();
-  let moved = 0;
-  let line = null;
-  const place = (event) => { const box = canvas.getBoundingClientRect(); return [event.clientX - box.left, event.clientY - box.top]; };
+/** @type {Record<string, (on: Handlers) => void>} */
+const KEYS = {
+  ArrowLeft: (on) => on.pan(STEP, 0),
+  ArrowRight: (on) => on.pan(-STEP, 0),
+  ArrowUp: (on) => on.pan(0, STEP),
+  ArrowDown: (on) => on.pan(0, -STEP),
+  "+": (on) => on.zoom(1.3),
+  "=": (on) => on.zoom(1.3),
+  "-": (on) => on.zoom(1 / 1.3),
+  "_": (on) => on.zoom(1 / 1.3),
+  0: (on) => on.home(),
+  Enter: (on) => on.enter?.(),
+  Escape: (on) => on.escape?.(),
+};
 
-  const listeners = {
-    pointerdown(event) {
-      canvas.setPointerCapture(event.pointerId);
-      pointers.set(event.pointerId, place(event));
-      moved = 0;
-      line = pointers.size === 1 && on.lasso?.() ? [place(event)] : null;
-      canvas.classList.add("is-moving");
-    },
-    pointermove(event) {
-      const now = place(event);
-      const before = pointers.get(event.pointerId);
-      if (!before) return on.hover(now);
-      on.hover(null);
-      const [dx, dy] = [now[0] - before[0], now[1] - before[1]];
-      moved += Math.hypot(dx, dy);
-      pointers.set(event.pointerId, now);
-      if (line) { line.push(now); on.draw(line); }
-      else if (pointers.size === 1) on.pan(dx, dy);
-      else pinch(event.pointerId, before, now);
-    },
-    pointerup(event) {
-      const last = pointers.size === 1;
-      release(event);
-      if (line) { line = null; on.drawn(); }
-      else if (last && moved < STILL) on.pick(place(event), { touch: event.pointerType === "touch", more: event.shiftKey });
-    },
-    pointercancel(event) {
-      release(event);
-      if (line) { line = null; on.draw(null); }
-    },
-    pointerleave: () => on.hover(null),
-    wheel(event) {
-      event.preventDefault();
-      const pixels = event.deltaY * (event.deltaMode === 1 ? 16 : event.deltaMode === 2 ? 400 : 1);
-      on.zoom(Math.exp(-pixels * (event.ctrlKey ? 0.01 : 0.0016)), ...place(event));
-    },
-    dblclick: (event) => on.zoom(2, ...place(event)),
-    keydown(event) {
-      const act = {
-        ArrowLeft: () => on.pan(STEP, 0), ArrowRight: () => on.pan(-STEP, 0), ArrowUp: () => on.pan(0, STEP), ArrowDown: () => on.pan(0, -STEP),
-        "+": () => on.zoom(1.3), "=": () => on.zoom(1.3), "-": () => on.zoom(1 / 1.3), "_": () => on.zoom(1 / 1.3), 0: on.home, Enter: on.enter, Escape: on.escape,
-      }[event.key];
-      if (!act || event.ctrlKey || event.metaKey || event.altKey) return;
-      event.preventDefault();
-      act();
-    },
-    focus: () => on.focus?.(),
-    blur: () => on.focus?.(),
-  };
+/** Listens on a canvas and calls handlers. */
+export class Gestures {
+  /** @type {Map<number, Point>} */ #pointers = new Map();
+  /** @type {Point[] | null} */ #line = null;
+  #moved = 0;
+  #controller = new AbortController();
 
-  function pinch(moving, before, now) {
-    const other = [...pointers].find(([id]) => id !== moving)[1];
+  /** @param {HTMLCanvasElement} canvas @param {Handlers} on */
+  constructor(canvas, on) {
+    this.canvas = canvas;
+    this.on = on;
+    const { signal } = this.#controller;
+    canvas.addEventListener("pointerdown", (event) => this.#down(event), { signal });
+    canvas.addEventListener("pointermove", (event) => this.#move(event), { signal });
+    canvas.addEventListener("pointerup", (event) => this.#up(event), { signal });
+    canvas.addEventListener("pointercancel", (event) => this.#cancel(event), { signal });
+    canvas.addEventListener("pointerleave", () => on.hover(null), { signal });
+    canvas.addEventListener("wheel", (event) => this.#wheel(event), { signal, passive: false });
+    canvas.addEventListener("dblclick", (event) => on.zoom(2, ...this.#place(event)), { signal });
+    canvas.addEventListener("keydown", (event) => this.#key(event), { signal });
+    canvas.addEventListener("focus", () => on.focus?.(), { signal });
+    canvas.addEventListener("blur", () => on.focus?.(), { signal });
+  }
+
+  close() {
+    this.#controller.abort();
+  }
+
+  /** @param {MouseEvent} event @returns {Point} */
+  #place(event) {
+    const box = this.canvas.getBoundingClientRect();
+    return [event.clientX - box.left, event.clientY - box.top];
+  }
+
+  /** @param {PointerEvent} event */
+  #down(event) {
+    this.canvas.setPointerCapture(event.pointerId);
+    this.#pointers.set(event.pointerId, this.#place(event));
+    this.#moved = 0;
+    this.#line = this.#pointers.size === 1 && this.on.lasso?.() ? [this.#place(event)] : null;
+    this.canvas.classList.add("is-moving");
+  }
+
+  /** @param {PointerEvent} event */
+  #move(event) {
+    const now = this.#place(event);
+    const before = this.#pointers.get(event.pointerId);
+    if (!before) return this.on.hover(now);
+    this.on.hover(null);
+    const [dx, dy] = [now[0] - before[0], now[1] - before[1]];
+    this.#moved += Math.hypot(dx, dy);
+    this.#pointers.set(event.pointerId, now);
+    if (this.#line) {
+      this.#line.push(now);
+      this.on.draw?.(this.#line);
+    } else if (this.#pointers.size === 1) this.on.pan(dx, dy);
+    else this.#pinch(event.pointerId, before, now);
+  }
+
+  /** @param {PointerEvent} event */
+  #up(event) {
+    const isLast = this.#pointers.size === 1;
+    this.#release(event);
+    if (this.#line) {
+      this.#line = null;
+      this.on.drawn?.();
+    } else if (isLast && this.#moved < STILL) {
+      this.on.pick(this.#place(event), { touch: event.pointerType === "touch", more: event.shiftKey });
+    }
+  }
+
+  /** @param {PointerEvent} event */
+  #cancel(event) {
+    this.#release(event);
+    if (!this.#line) return;
+    this.#line = null;
+    this.on.draw?.(null);
+  }
+
+  /** @param {WheelEvent} event */
+  #wheel(event) {
+    event.preventDefault();
+    const pixels = event.deltaY * (event.deltaMode === 1 ? 16 : event.deltaMode === 2 ? 400 : 1);
+    this.on.zoom(Math.exp(-pixels * (event.ctrlKey ? 0.01 : 0.0016)), ...this.#place(event));
+  }
+
+  /** @param {KeyboardEvent} event */
+  #key(event) {
+    const act = KEYS[event.key];
+    if (!act || event.ctrlKey || event.metaKey || event.altKey) return;
+    event.preventDefault();
+    act(this.on);
+  }
+
+  /** @param {number} moving @param {Point} before @param {Point} now */
+  #pinch(moving, before, now) {
+    const other = [...this.#pointers].find(([id]) => id !== moving)?.[1];
+    if (!other) return;
+    /** @param {Point} at */
     const apart = (at) => Math.hypot(at[0] - other[0], at[1] - other[1]) || 1;
-    on.pan((now[0] - before[0]) / 2, (now[1] - before[1]) / 2);
-    on.zoom(apart(now) / apart(before), (now[0] + other[0]) / 2, (now[1] + other[1]) / 2);
+    this.on.pan((now[0] - before[0]) / 2, (now[1] - before[1]) / 2);
+    this.on.zoom(apart(now) / apart(before), (now[0] + other[0]) / 2, (now[1] + other[1]) / 2);
   }
 
-  function release(event) {
-    pointers.delete(event.pointerId);
-    if (!pointers.size) canvas.classList.remove("is-moving");
+  /** @param {PointerEvent} event */
+  #release(event) {
+    this.#pointers.delete(event.pointerId);
+    if (!this.#pointers.size) this.canvas.classList.remove("is-moving");
   }
-
-  for (const [name, listener] of Object.entries(listeners)) canvas.addEventListener(name, listener, name === "wheel" ? { passive: false } : undefined);
-  return () => { for (const [name, listener] of Object.entries(listeners)) canvas.removeEventListener(name, listener); };
 }

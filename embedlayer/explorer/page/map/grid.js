@@ -1,71 +1,104 @@
-/** Finding points near a place: a grid over the data, each cell with its points. */
+/** A spatial index over points: a grid, each cell with its points. */
 
-/** @typedef {{columns: number, left: number, bottom: number, cell: number, starts: Uint32Array, points: Uint32Array}} Grid */
+/** @import { Point } from "../types" */
+
+/**
+ * @typedef {object} Grid
+ * @property {Float32Array} xs
+ * @property {Float32Array} ys
+ * @property {number} left
+ * @property {number} bottom
+ * @property {number} cell width of a cell
+ * @property {Uint32Array} starts place in `points` of each cell's first point
+ * @property {Uint32Array} points
+ */
 
 const COLUMNS = 256;
 
 /** @param {Float32Array} xs @param {Float32Array} ys @returns {Grid} */
 export function makeGrid(xs, ys) {
-  let left = Infinity;
-  let right = -Infinity;
-  let bottom = Infinity;
-  let top = -Infinity;
-  for (let i = 0; i < xs.length; i++) {
-    if (xs[i] < left) left = xs[i];
-    if (xs[i] > right) right = xs[i];
-    if (ys[i] < bottom) bottom = ys[i];
-    if (ys[i] > top) top = ys[i];
-  }
+  const [left, right] = range(xs);
+  const [bottom, top] = range(ys);
   const cell = Math.max(right - left, top - bottom, 1e-9) / (COLUMNS - 1);
   const starts = new Uint32Array(COLUMNS * COLUMNS + 1);
+  /** @param {number} i */
   const cellOf = (i) => Math.floor((ys[i] - bottom) / cell) * COLUMNS + Math.floor((xs[i] - left) / cell);
   for (let i = 0; i < xs.length; i++) if (cellOf(i) >= 0) starts[cellOf(i) + 1]++;
   for (let i = 0; i < COLUMNS * COLUMNS; i++) starts[i + 1] += starts[i];
   const next = starts.slice();
   const points = new Uint32Array(starts[COLUMNS * COLUMNS]);
   for (let i = 0; i < xs.length; i++) if (cellOf(i) >= 0) points[next[cellOf(i)]++] = i;
-  return { columns: COLUMNS, left, bottom, cell, starts, points };
+  return { xs, ys, left, bottom, cell, starts, points };
 }
 
-/** Call `visit(i)` with each point of the cells that a rectangle touches. */
-function visitBox(grid, x0, y0, x1, y1, visit) {
-  const clamp = (value) => Math.min(Math.max(Math.floor(value), 0), grid.columns - 1);
-  const first = clamp((x0 - grid.left) / grid.cell);
-  const last = clamp((x1 - grid.left) / grid.cell);
-  for (let row = clamp((y0 - grid.bottom) / grid.cell); row <= clamp((y1 - grid.bottom) / grid.cell); row++) {
-    const from = grid.starts[row * grid.columns + first];
-    const to = grid.starts[row * grid.columns + last + 1];
-    for (let k = from; k < to; k++) visit(grid.points[k]);
+/** Return the lowest and the highest number; NaN is ignored. @param {Float32Array} values @returns {Point} */
+function range(values) {
+  let [low, high] = [Infinity, -Infinity];
+  for (const value of values) {
+    if (value < low) low = value;
+    if (value > high) high = value;
+  }
+  return [low, high];
+}
+
+/**
+ * Call `visit(i)` with each point of the cells that a rectangle touches.
+ * @param {Grid} grid
+ * @param {Point} low
+ * @param {Point} high
+ * @param {(i: number) => void} visit
+ */
+function visitBox(grid, low, high, visit) {
+  /** @param {number} value */
+  const clamp = (value) => Math.min(Math.max(Math.floor(value), 0), COLUMNS - 1);
+  const first = clamp((low[0] - grid.left) / grid.cell);
+  const last = clamp((high[0] - grid.left) / grid.cell);
+  const top = clamp((high[1] - grid.bottom) / grid.cell);
+  for (let row = clamp((low[1] - grid.bottom) / grid.cell); row <= top; row++) {
+    const to = grid.starts[row * COLUMNS + last + 1];
+    for (let k = grid.starts[row * COLUMNS + first]; k < to; k++) visit(grid.points[k]);
   }
 }
 
-/** The point nearest to a place, at most `radius` away; -1 if there is none. @param {(i: number) => boolean} [counts] */
-export function nearest(grid, xs, ys, x, y, radius, counts = () => true) {
+/**
+ * Return the point nearest to a place, at most `radius` away; -1 if there is none.
+ * @param {Grid} grid
+ * @param {Point} place
+ * @param {number} radius
+ * @param {(i: number) => boolean} isCandidate
+ */
+export function nearest(grid, [x, y], radius, isCandidate) {
   let best = -1;
   let least = radius * radius;
-  visitBox(grid, x - radius, y - radius, x + radius, y + radius, (i) => {
-    const distance = (xs[i] - x) ** 2 + (ys[i] - y) ** 2;
-    if (distance <= least && counts(i)) { least = distance; best = i; }
+  visitBox(grid, [x - radius, y - radius], [x + radius, y + radius], (i) => {
+    const distance = (grid.xs[i] - x) ** 2 + (grid.ys[i] - y) ** 2;
+    if (distance <= least && isCandidate(i)) {
+      least = distance;
+      best = i;
+    }
   });
   return best;
 }
 
-/** IDs of the points inside a closed line. @param {[number, number][]} line @returns {Int32Array} */
-export function inside(grid, xs, ys, line) {
-  const along = (k) => line.map((point) => point[k]);
+/** Return the IDs of the points inside a closed line. @param {Grid} grid @param {Point[]} line */
+export function inside(grid, line) {
+  const xs = line.map(([x]) => x);
+  const ys = line.map(([, y]) => y);
+  /** @type {number[]} */
   const found = [];
-  visitBox(grid, Math.min(...along(0)), Math.min(...along(1)), Math.max(...along(0)), Math.max(...along(1)), (i) => {
-    if (isInside(line, xs[i], ys[i])) found.push(i);
+  visitBox(grid, [Math.min(...xs), Math.min(...ys)], [Math.max(...xs), Math.max(...ys)], (i) => {
+    if (isInside(line, grid.xs[i], grid.ys[i])) found.push(i);
   });
   return Int32Array.from(found).sort();
 }
 
+/** @param {Point[]} line @param {number} x @param {number} y */
 function isInside(line, x, y) {
-  let odd = false;
+  let isOdd = false;
   for (let i = 0, j = line.length - 1; i < line.length; j = i++) {
     const [xi, yi] = line[i];
     const [xj, yj] = line[j];
-    if (yi > y !== yj > y && x < ((xj - xi) * (y - yi)) / (yj - yi) + xi) odd = !odd;
+    if (yi > y !== yj > y && x < ((xj - xi) * (y - yi)) / (yj - yi) + xi) isOdd = !isOdd;
   }
-  return odd;
+  return isOdd;
 }

@@ -1,62 +1,66 @@
-/** What tokens are: kinds, scripts and lengths, to colour the map by. */
+/** Kinds, scripts and lengths of tokens, to colour the map by. */
 
 import { bytesOf } from "./search.js";
 
-/** @typedef {{names: string[], of: Uint8Array}} Groups the group of each token, by number */
+/** @import { Groups } from "../types" */
 
-export const KINDS = ["starts a word", "inside a word", "number", "punctuation", "piece of a character", "special", "no token"];
+export const KINDS = [
+  "starts a word", "inside a word", "number", "punctuation", "part of a character", "special", "no token",
+];
+/** Numbers of `KINDS`. */
+export const KIND = { start: 0, inside: 1, number: 2, punctuation: 3, byte: 4, special: 5, none: 6 };
 
 /**
- * What each token is in its text. Tokenizers mark either what starts a word (a space in front) or what does not (`##`).
- * @param {string[]} texts @param {number[]} special IDs of special tokens
+ * Classify tokens. Tokenizers mark either the start of a word (with a space) or the inside of a word (with `##`).
+ * @param {string[]} texts
+ * @param {number[]} special IDs of special tokens
  * @returns {Groups}
  */
 export function kinds(texts, special) {
   const specials = new Set(special);
-  let spaces = 0;
-  let hashes = 0;
-  for (const text of texts) {
-    if (text.length > 1 && text[0] === " ") spaces++;
-    else if (text.startsWith("##")) hashes++;
-  }
+  const spaces = texts.filter((text) => text.length > 1 && text[0] === " ").length;
   const marksStart = spaces > Math.max(8, texts.length / 50);
-  const marksInside = !marksStart && hashes > 0;
+  const marksInside = !marksStart && texts.some((text) => text.startsWith("##"));
   const of = Uint8Array.from(texts, (text, id) => {
-    if (specials.has(id) || /^\[unused\d+\]$/.test(text)) return 5;
-    if (text === "") return 6;
-    if (/<0x[0-9A-F]{2}>|�/.test(text)) return 4;
+    if (specials.has(id) || /^\[unused\d+\]$/.test(text)) return KIND.special;
+    if (text === "") return KIND.none;
+    if (/<0x[0-9A-F]{2}>|\ufffd/.test(text)) return KIND.byte;
     const bare = text.trim().replace(/^##(?=.)/, "");
-    if (/^\p{N}+$/u.test(bare)) return 2;
-    if (!/[\p{L}\p{M}]/u.test(bare)) return 3;
-    if (marksStart) return text[0] === " " ? 0 : 1;
-    return marksInside && text.startsWith("##") ? 1 : 0;
+    if (/^\p{N}+$/u.test(bare)) return KIND.number;
+    if (!/[\p{L}\p{M}]/u.test(bare)) return KIND.punctuation;
+    if (marksStart) return text[0] === " " ? KIND.start : KIND.inside;
+    return marksInside && text.startsWith("##") ? KIND.inside : KIND.start;
   });
   return { names: KINDS, of };
 }
 
-const SCRIPTS = ["Latin", "Cyrillic, Greek", "Han, Kana, Hangul", "Arabic, Hebrew", "other scripts", "digits", "symbols, spaces", "bytes, special, none"];
+const SCRIPTS = [
+  "Latin", "Cyrillic, Greek", "Han, Kana, Hangul", "Arabic, Hebrew", "other scripts", "digits", "symbols, spaces",
+  "bytes, special, none",
+];
+/** @type {[RegExp, number][]} */
 const TESTS = [
   [/\p{Script=Latin}/u, 0], [/[\p{Script=Cyrillic}\p{Script=Greek}]/u, 1],
   [/[\p{Script=Han}\p{Script=Hiragana}\p{Script=Katakana}\p{Script=Hangul}]/u, 2],
   [/[\p{Script=Arabic}\p{Script=Hebrew}]/u, 3], [/[\p{L}\p{M}]/u, 4], [/\p{N}/u, 5],
 ];
 
-/** The script of each token's letters. @param {string[]} texts @param {Groups} kind @returns {Groups} */
+/** Return the script of each token's letters. @param {string[]} texts @param {Groups} kind @returns {Groups} */
 export function scripts(texts, kind) {
   const of = Uint8Array.from(texts, (text, id) => {
-    if (kind.of[id] >= 4) return 7;
-    if (/^[ a-zA-Z#]+$/.test(text) && /[a-zA-Z]/.test(text)) return 0; // most tables are mostly this
+    if (kind.of[id] >= KIND.byte) return 7;
+    if (/^[ a-zA-Z#]+$/.test(text) && /[a-zA-Z]/.test(text)) return 0; // the most frequent case first
     return TESTS.find(([test]) => test.test(text))?.[1] ?? 6;
   });
   return { names: SCRIPTS, of };
 }
 
-/** Characters of each token; a byte that is a piece of a character counts as one. */
+/** Return the number of characters of each token; a byte of a character counts as one. @param {string[]} texts */
 export function lengths(texts) {
   return Float32Array.from(texts, (text) => [...text.replace(/<0x[0-9A-F]{2}>/g, "?")].length);
 }
 
-/** Bytes as people write them. @param {string} text */
+/** Return the bytes of a text in hexadecimal. @param {string} text */
 export function hex(text) {
   return bytesOf(text).map((byte) => byte.toString(16).toUpperCase().padStart(2, "0")).join(" ");
 }

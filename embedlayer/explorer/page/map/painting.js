@@ -1,166 +1,235 @@
-/** The picture of the map: points into pixels, and above them axes, names and rings. */
+/** The picture of the map: points as pixels, and axes, names and rings above them. */
 
-import { disc, density, pixel, splat } from "./splat.js";
+import { contextOf } from "../dom.js";
 import { placeLabels } from "./labels.js";
-import { toScreen } from "./view.js";
+import { density, disc, pixel, splat } from "./splat.js";
+import { toScreen } from "./viewport.js";
+
+/** @import { Context2D, Point, PointScene, Theme, Viewport } from "../types" */
+/** @import { Picture } from "./splat.js" */
 
 /**
- * What is painted.
- * @typedef {object} Scene
- * @property {Float32Array} xs @property {Float32Array} ys
- * @property {import("./view.js").View} view in CSS pixels
- * @property {Uint32Array} colours a pixel per point
- * @property {Uint8Array | null} only points that are shown
- * @property {Int32Array} marked points drawn larger, above the others
- * @property {boolean} dense density instead of points
- * @property {Uint32Array} scale 256 pixels for density
- * @property {[number, number, number]} paper
+ * @typedef {Theme & {mono: string, font: string}} Palette the page's colours and fonts
+ *
+ * @typedef {object} Overlay
+ * @property {number} width in CSS pixels
+ * @property {number} height in CSS pixels
+ * @property {boolean} cross whether the keyboard chooses in the middle
+ * @property {Palette} colours
+ * @property {string[]} axes names of the horizontal and of the vertical axis
+ * @property {number[]} rings points that are circled
+ * @property {Iterable<number>} names points that are named, the first ones first
+ * @property {(id: number) => string} textOf
+ * @property {number} most names
+ * @property {Point[] | null} lasso
  */
 
-/** Pixels that are blended in a frame, at most about so many: points get smaller where more would be. */
+/** At most about this many pixels are blended in a frame: points get smaller where there would be more. */
 const BLENDED = 1.6e6;
+const LARGEST_LOOK = 2000; // names that are tried
 
-/** A canvas that points are painted into. @param {HTMLCanvasElement} canvas */
-export function pointPainter(canvas) {
-  const context = canvas.getContext("2d", { alpha: false });
-  let image = null;
-  let pixels = new Uint32Array();
-  let drawn = 1; // points in the last picture
-  let picked = { of: null, xs: new Float32Array(), ys: new Float32Array(), colours: new Uint32Array() };
-  return { paint };
+/** Paints points into a canvas. */
+export class PointPainter {
+  /** @type {ImageData | null} */ #image = null;
+  #pixels = new Uint32Array();
+  #drawn = 1; // points in the last picture
+  #marked = { xs: new Float32Array(), ys: new Float32Array(), colours: new Uint32Array() };
 
-  /** @param {Scene} scene @param {number} width @param {number} height in CSS pixels @param {number} scale */
-  function paint(scene, width, height, scale) {
-    const columns = Math.max(1, Math.round(width * scale));
-    const rows = Math.max(1, Math.round(height * scale));
-    if (!image || image.width !== columns || image.height !== rows) {
-      canvas.width = columns;
-      canvas.height = rows;
-      canvas.style.width = `${width}px`;
-      canvas.style.height = `${height}px`;
-      image = context.createImageData(columns, rows);
-      pixels = new Uint32Array(image.data.buffer);
-    }
-    const view = { ...scene.view, zoom: scene.view.zoom * scale };
-    if (scene.dense) density(pixels, columns, rows, scene.xs, scene.ys, view, scene.scale, scene.only);
-    else {
-      pixels.fill(pixel(scene.paper));
-      const radius = Math.min(radiusOf(scene.xs.length, scene.view.zoom / scene.home) * scale, Math.sqrt(BLENDED / drawn) / 2 - 0.5);
-      drawn = 1 + splat(pixels, columns, rows, scene.xs, scene.ys, view, scene.colours, disc(radius, opacityOf(scene.xs.length)), scene.only);
-    }
-    if (scene.marked.length) {
-      gather(scene);
-      const radius = Math.max(3, radiusOf(scene.xs.length, scene.view.zoom / scene.home) * 1.6) * scale;
-      splat(pixels, columns, rows, picked.xs, picked.ys, view, picked.colours, disc(radius, 1), null);
-    }
-    context.putImageData(image, 0, 0);
+  /** @param {HTMLCanvasElement} canvas */
+  constructor(canvas) {
+    this.canvas = canvas;
+    this.context = contextOf(canvas, { alpha: false });
   }
 
-  function gather({ xs, ys, marked, markColour }) {
-    if (picked.of !== marked) {
-      picked = { of: marked, xs: new Float32Array(marked.length), ys: new Float32Array(marked.length), colours: new Uint32Array(marked.length) };
+  /**
+   * @param {PointScene} scene
+   * @param {Viewport} viewport
+   * @param {number} width in CSS pixels
+   * @param {number} height in CSS pixels
+   * @param {number} scale pixels of the picture for a CSS pixel
+   */
+  paint(scene, viewport, width, height, scale) {
+    const image = this.#resized(width, height, scale);
+    const picture = { pixels: this.#pixels, width: image.width, height: image.height };
+    const scaled = { ...viewport, zoom: viewport.zoom * scale };
+    const radius = radiusOf(scene.xs.length, viewport.zoom / scene.home);
+    if (scene.dense) density(picture, scene, scaled, scene.scale);
+    else {
+      this.#pixels.fill(pixel(scene.paper));
+      const stamp = disc(Math.min(radius * scale, Math.sqrt(BLENDED / this.#drawn) / 2 - 0.5),
+        opacityOf(scene.xs.length));
+      this.#drawn = 1 + splat(picture, scene, scaled, scene.colours, stamp);
     }
-    marked.forEach((id, k) => { picked.xs[k] = xs[id]; picked.ys[k] = ys[id]; });
-    picked.colours.fill(markColour);
+    if (scene.marked.length) this.#paintMarked(picture, scene, scaled, Math.max(3, radius * 1.6) * scale);
+    this.context.putImageData(image, 0, 0);
+  }
+
+  /** @param {number} width @param {number} height @param {number} scale */
+  #resized(width, height, scale) {
+    const columns = Math.max(1, Math.round(width * scale));
+    const rows = Math.max(1, Math.round(height * scale));
+    if (this.#image && this.#image.width === columns && this.#image.height === rows) return this.#image;
+    this.canvas.width = columns;
+    this.canvas.height = rows;
+    this.canvas.style.width = `${width}px`;
+    this.canvas.style.height = `${height}px`;
+    const image = this.context.createImageData(columns, rows);
+    this.#pixels = new Uint32Array(image.data.buffer);
+    this.#image = image;
+    return image;
+  }
+
+  /** @param {Picture} picture @param {PointScene} scene @param {Viewport} viewport @param {number} radius */
+  #paintMarked(picture, { xs, ys, marked, markColour }, viewport, radius) {
+    const count = marked.length;
+    if (this.#marked.xs.length !== count) {
+      this.#marked = { xs: new Float32Array(count), ys: new Float32Array(count), colours: new Uint32Array(count) };
+    }
+    marked.forEach((id, k) => {
+      this.#marked.xs[k] = xs[id];
+      this.#marked.ys[k] = ys[id];
+    });
+    this.#marked.colours.fill(markColour);
+    splat(picture, { ...this.#marked, only: null }, viewport, this.#marked.colours, disc(radius, 1));
   }
 }
 
-/** Radius of a point in CSS pixels: small where there are many, growing as one comes closer. */
+/**
+ * Return the radius of a point in CSS pixels: small for many points, larger with the zoom.
+ * @param {number} count
+ * @param {number} zoomed
+ */
 function radiusOf(count, zoomed) {
   return Math.min(7, 2.3 * (4096 / (count + 64)) ** 0.21 * Math.min(Math.max(zoomed, 0.5), 400) ** 0.38);
 }
 
+/** @param {number} count */
 function opacityOf(count) {
   return count > 100000 ? 0.55 : count > 12000 ? 0.7 : 0.85;
 }
 
 /**
- * Axes, rings, names, lasso and cross above the points.
- * @param {CanvasRenderingContext2D} context @param {Scene} scene
- * @param {{width: number, height: number, colours: any, axes: [string, string], rings: number[], names: Iterable<number>,
- *   textOf: (id: number) => string, most: number, lasso: [number, number][] | null, cross: boolean}} options
+ * Draw axes, rings, names, lasso and cross above the points.
+ * @param {Context2D} context
+ * @param {PointScene} scene
+ * @param {Viewport} viewport
+ * @param {Overlay} overlay
  */
-export function paintOver(context, scene, { width, height, colours, axes, rings, names, textOf, most, lasso, cross }) {
+export function paintOver(context, scene, viewport, overlay) {
+  const { width, height, colours, rings, lasso, cross } = overlay;
   context.clearRect(0, 0, width, height);
-  const [x0, y0] = toScreen(scene.view, 0, 0, width, height);
-  context.lineWidth = 1;
-  context.strokeStyle = colours.line;
-  context.beginPath();
-  context.moveTo(Math.round(x0) + 0.5, 0);
-  context.lineTo(Math.round(x0) + 0.5, height);
-  context.moveTo(0, Math.round(y0) + 0.5);
-  context.lineTo(width, Math.round(y0) + 0.5);
-  if (scene.showAxes) context.stroke();
+  if (scene.showAxes) paintAxes(context, viewport, width, height, colours);
   context.font = `12px ${colours.font}`;
   context.textBaseline = "middle";
-  paintAxisLabels(context, axes, width, height, colours);
+  paintAxisNames(context, overlay);
   context.strokeStyle = colours.ink;
   context.lineWidth = 1.5;
   for (const id of rings) {
-    const [x, y] = toScreen(scene.view, scene.xs[id], scene.ys[id], width, height);
     context.beginPath();
-    context.arc(x, y, 8, 0, 7);
+    context.arc(...toScreen(viewport, scene.xs[id], scene.ys[id], width, height), 8, 0, 7);
     context.stroke();
   }
-  paintNames(context, scene, { width, height, colours, names, textOf, most });
-  if (lasso && lasso.length > 1) {
-    context.beginPath();
-    lasso.forEach(([x, y], i) => (i ? context.lineTo(x, y) : context.moveTo(x, y)));
-    context.closePath();
-    context.strokeStyle = colours.accent;
-    context.fillStyle = colours["accent-soft"];
-    context.globalAlpha = 0.35;
-    context.fill();
-    context.globalAlpha = 1;
-    context.stroke();
-  }
-  if (cross) {
-    context.strokeStyle = colours.accent;
-    context.beginPath();
-    context.moveTo(width / 2 - 9, height / 2);
-    context.lineTo(width / 2 + 9, height / 2);
-    context.moveTo(width / 2, height / 2 - 9);
-    context.lineTo(width / 2, height / 2 + 9);
-    context.stroke();
-  }
+  paintNames(context, scene, viewport, overlay);
+  if (lasso && lasso.length > 1) paintLasso(context, lasso, colours);
+  if (cross) paintCross(context, width / 2, height / 2, colours);
 }
 
-function paintAxisLabels(context, [across, up], width, height, colours) {
+/**
+ * Draw the lines x = 0 and y = 0.
+ * @param {Context2D} context
+ * @param {Viewport} viewport
+ * @param {number} width
+ * @param {number} height
+ * @param {Palette} colours
+ */
+function paintAxes(context, viewport, width, height, colours) {
+  const [x, y] = toScreen(viewport, 0, 0, width, height);
+  context.lineWidth = 1;
+  context.strokeStyle = colours.line;
+  context.beginPath();
+  context.moveTo(Math.round(x) + 0.5, 0);
+  context.lineTo(Math.round(x) + 0.5, height);
+  context.moveTo(0, Math.round(y) + 0.5);
+  context.lineTo(width, Math.round(y) + 0.5);
+  context.stroke();
+}
+
+/** @param {Context2D} context @param {Overlay} overlay */
+function paintAxisNames(context, { axes: [across, up], height, colours }) {
   context.fillStyle = colours.muted;
   context.textAlign = "left";
-  halo(context, across, 12, height - 16, colours);
+  outlined(context, across, 12, height - 16, colours);
   context.save();
   context.translate(16, 12);
   context.rotate(-Math.PI / 2);
   context.textAlign = "right";
-  halo(context, up, 0, 0, colours);
+  outlined(context, up, 0, 0, colours);
   context.restore();
   context.textAlign = "left";
 }
 
+/** @param {Context2D} context @param {Point[]} lasso @param {Palette} colours */
+function paintLasso(context, lasso, colours) {
+  context.beginPath();
+  lasso.forEach(([x, y], i) => (i ? context.lineTo(x, y) : context.moveTo(x, y)));
+  context.closePath();
+  context.strokeStyle = colours.accent;
+  context.fillStyle = colours["accent-soft"];
+  context.globalAlpha = 0.35;
+  context.fill();
+  context.globalAlpha = 1;
+  context.stroke();
+}
+
+/** @param {Context2D} context @param {number} x @param {number} y @param {Palette} colours */
+function paintCross(context, x, y, colours) {
+  context.strokeStyle = colours.accent;
+  context.beginPath();
+  context.moveTo(x - 9, y);
+  context.lineTo(x + 9, y);
+  context.moveTo(x, y - 9);
+  context.lineTo(x, y + 9);
+  context.stroke();
+}
+
+/** @type {Map<string, number>} */
 const widths = new Map();
 
-function paintNames(context, scene, { width, height, colours, names, textOf, most }) {
+/** @param {Context2D} context @param {string} text */
+function widthOf(context, text) {
+  const width = widths.get(text) ?? context.measureText(text).width;
+  widths.set(text, width);
+  return width;
+}
+
+/** @param {Context2D} context @param {PointScene} scene @param {Viewport} viewport @param {Overlay} overlay */
+function paintNames(context, scene, viewport, { width, height, colours, names, textOf, most }) {
   context.font = `12px ${colours.mono}`;
-  const wide = (text) => {
-    if (!widths.has(text)) widths.set(text, context.measureText(text).width);
-    return widths.get(text);
-  };
+  context.fillStyle = colours.ink;
   function* candidates() {
-    let looked = 0;
+    let tried = 0;
     for (const id of names) {
-      if (++looked > 2000) return;
-      const [x, y] = toScreen(scene.view, scene.xs[id], scene.ys[id], width, height);
-      if (x >= 0 && y >= 0 && x <= width && y <= height) yield { id, x, y, width: wide(textOf(id)) };
+      if (++tried > LARGEST_LOOK) return;
+      const [x, y] = toScreen(viewport, scene.xs[id], scene.ys[id], width, height);
+      if (x >= 0 && y >= 0 && x <= width && y <= height) yield { id, x, y, width: widthOf(context, textOf(id)) };
     }
   }
-  const gap = 4 + radiusOf(scene.xs.length, scene.view.zoom / scene.home);
-  context.fillStyle = colours.ink;
-  for (const { id, x, y } of placeLabels(candidates(), { width, height, line: 15, gap, most })) halo(context, textOf(id), x, y, colours);
+  const gap = 4 + radiusOf(scene.xs.length, viewport.zoom / scene.home);
+  for (const { id, x, y } of placeLabels(candidates(), { width, height, line: 15, gap, most })) {
+    outlined(context, textOf(id), x, y, colours);
+  }
   if (widths.size > 5000) widths.clear();
 }
 
-function halo(context, text, x, y, colours) {
+/**
+ * Draw a text with an outline in the colour of the page.
+ * @param {Context2D} context
+ * @param {string} text
+ * @param {number} x
+ * @param {number} y
+ * @param {Palette} colours
+ */
+function outlined(context, text, x, y, colours) {
   context.lineWidth = 3;
   context.lineJoin = "round";
   context.strokeStyle = colours.paper;

@@ -1,59 +1,67 @@
-/** Finding tokens by text, regular expression, ID or bytes. */
+/** Finding tokens by text, regular expression, ID or bytes; sums of tokens as text. */
+
+/** @import { TokenSum } from "../types" */
 
 /**
  * @typedef {{kind: "text", text: string} | {kind: "regex", regex: RegExp} | {kind: "id", first: number, last: number}
  *   | {kind: "bytes", bytes: number[]} | {kind: "error", message: string} | {kind: "none"}} Query
+ * @typedef {{sign: 1 | -1, text: string}} Term
  */
 
 /**
- * What a person typed: `dog`, ` dog` (with its space, `·` will do), `/^d.g$/`, `#17`, `#17-40`, `0xE2 96`.
+ * Parse what was typed: `dog`, ` dog` (with its space, also `·`), `/^d.g$/`, `#17`, `#17-40`, `0xE2 96`.
  * @param {string} typed
  * @returns {Query}
  */
 export function parseQuery(typed) {
   if (!typed.trim() && !/[· ]/.test(typed)) return { kind: "none" };
   const regex = typed.match(/^\/(.*)\/([imsu]*)$/s);
-  if (regex) {
-    try {
-      return { kind: "regex", regex: new RegExp(regex[1], regex[2].includes("u") ? regex[2] : `${regex[2]}u`) };
-    } catch (error) {
-      return { kind: "error", message: error.message };
-    }
-  }
+  if (regex) return parseRegex(regex[1], regex[2]);
   const id = typed.match(/^\s*#(\d+)(?:\s*-\s*(\d+))?\s*$/);
   if (id) return { kind: "id", first: Number(id[1]), last: Number(id[2] ?? id[1]) };
   const bytes = typed.match(/^\s*(?:0x|\\x)([0-9a-f\s\\x]+)$/i);
-  if (bytes) {
-    const digits = bytes[1].replace(/0x|\\x|\s/gi, "");
-    if (digits.length % 2 === 0) return { kind: "bytes", bytes: digits.match(/../g).map((pair) => Number.parseInt(pair, 16)) };
-    return { kind: "error", message: "Bytes are pairs of digits: 0xE2 96." };
-  }
+  if (bytes) return parseBytes(bytes[1].replace(/0x|\\x|\s/gi, ""));
   return { kind: "text", text: typed.replaceAll("·", " ") };
 }
 
-/**
- * IDs of the tokens that fit, best first: for a text the same text, then the same but for case and the space in front,
- * then those that begin with it, then those that contain it.
- * @param {Query} query @param {string[]} texts @param {string[]} lower the same in lower case
- * @returns {Int32Array}
- */
-export function search(query, texts, lower) {
-  switch (query.kind) {
-    case "text": return byText(query.text, texts, lower);
-    case "regex": return where(texts, (text) => text !== "" && query.regex.test(text));
-    case "id": {
-      const first = Math.min(query.first, texts.length);
-      const last = Math.min(query.last, texts.length - 1);
-      return Int32Array.from({ length: Math.max(0, last - first + 1) }, (_, i) => first + i);
-    }
-    case "bytes": return byBytes(query.bytes, bytesOfAll(texts));
-    default: return new Int32Array();
+/** @param {string} pattern @param {string} flags @returns {Query} */
+function parseRegex(pattern, flags) {
+  try {
+    return { kind: "regex", regex: new RegExp(pattern, flags.includes("u") ? flags : `${flags}u`) };
+  } catch (error) {
+    return { kind: "error", message: /** @type {Error} */ (error).message };
   }
 }
 
+/** @param {string} digits @returns {Query} */
+function parseBytes(digits) {
+  if (digits.length % 2) return { kind: "error", message: "Bytes are pairs of digits: 0xE2 96." };
+  return { kind: "bytes", bytes: (digits.match(/../g) ?? []).map((pair) => Number.parseInt(pair, 16)) };
+}
+
+/**
+ * Return the IDs of the tokens that match, best first: for a text equal texts, then texts equal except for case and
+ * leading space, then those that begin with it, then those that contain it.
+ * @param {Query} query
+ * @param {string[]} texts
+ * @param {string[]} lower the texts in lower case
+ * @returns {Int32Array}
+ */
+export function search(query, texts, lower) {
+  if (query.kind === "text") return byText(query.text, texts, lower);
+  if (query.kind === "regex") return byRegex(query.regex, texts);
+  if (query.kind === "bytes") return byBytes(query.bytes, bytesOfAll(texts));
+  if (query.kind !== "id") return new Int32Array();
+  const first = Math.min(query.first, texts.length);
+  const last = Math.min(query.last, texts.length - 1);
+  return Int32Array.from({ length: Math.max(0, last - first + 1) }, (_, i) => first + i);
+}
+
+/** @param {string} text @param {string[]} texts @param {string[]} lower */
 function byText(text, texts, lower) {
   const wanted = text.toLowerCase();
   const bare = wanted.trim();
+  /** @type {number[][]} */
   const ranks = [[], [], [], []];
   for (let i = 0; i < lower.length; i++) {
     const place = lower[i].indexOf(wanted);
@@ -65,45 +73,54 @@ function byText(text, texts, lower) {
   return Int32Array.from(ranks.flat());
 }
 
-function where(texts, fits) {
+/** @param {RegExp} regex @param {string[]} texts */
+function byRegex(regex, texts) {
   const found = [];
-  for (let i = 0; i < texts.length; i++) if (fits(texts[i])) found.push(i);
+  for (let i = 0; i < texts.length; i++) if (texts[i] !== "" && regex.test(texts[i])) found.push(i);
   return Int32Array.from(found);
 }
 
 const encoder = new TextEncoder();
 
-/** A token's bytes; `<0xE2>` in its text is the byte that belongs to no whole character. @param {string} text */
+/** Return a token's bytes; `<0xE2>` in its text is a byte that is no whole character. @param {string} text */
 export function bytesOf(text) {
   if (!text.includes("<0x")) return [...encoder.encode(text)];
   return text.split(/(<0x[0-9A-F]{2}>)/).flatMap((part) =>
-    /^<0x[0-9A-F]{2}>$/.test(part) ? [Number.parseInt(part.slice(3, 5), 16)] : [...encoder.encode(part)]);
+    (/^<0x[0-9A-F]{2}>$/.test(part) ? [Number.parseInt(part.slice(3, 5), 16)] : [...encoder.encode(part)]));
 }
 
-const flat = new WeakMap();
+/** @typedef {{all: Uint8Array, starts: Uint32Array}} TokenBytes bytes of all tokens, and where each token begins */
 
-/** The bytes of all tokens, one after the other, and where each begins; made once for a list. @param {string[]} texts */
+/** @type {WeakMap<string[], TokenBytes>} */
+const tokenBytes = new WeakMap();
+
+/** Return the bytes of all tokens, computed once for a list. @param {string[]} texts */
 export function bytesOfAll(texts) {
-  if (!flat.has(texts)) {
-    const starts = new Uint32Array(texts.length + 1);
-    let all = new Uint8Array(16 * texts.length + 1024);
-    texts.forEach((text, id) => {
-      if (all.length < starts[id] + 3 * text.length) {
-        const larger = new Uint8Array(2 * all.length + 3 * text.length);
-        larger.set(all);
-        all = larger;
-      }
-      if (text.includes("<0x")) {
-        const bytes = bytesOf(text);
-        all.set(bytes, starts[id]);
-        starts[id + 1] = starts[id] + bytes.length;
-      } else starts[id + 1] = starts[id] + encoder.encodeInto(text, all.subarray(starts[id])).written;
-    });
-    flat.set(texts, { all, starts });
-  }
-  return flat.get(texts);
+  const found = tokenBytes.get(texts) ?? encodeAll(texts);
+  tokenBytes.set(texts, found);
+  return found;
 }
 
+/** @param {string[]} texts @returns {TokenBytes} */
+function encodeAll(texts) {
+  const starts = new Uint32Array(texts.length + 1);
+  let all = new Uint8Array(16 * texts.length + 1024);
+  texts.forEach((text, id) => {
+    if (all.length < starts[id] + 3 * text.length) {
+      const larger = new Uint8Array(2 * all.length + 3 * text.length);
+      larger.set(all);
+      all = larger;
+    }
+    if (text.includes("<0x")) {
+      const bytes = bytesOf(text);
+      all.set(bytes, starts[id]);
+      starts[id + 1] = starts[id] + bytes.length;
+    } else starts[id + 1] = starts[id] + encoder.encodeInto(text, all.subarray(starts[id])).written;
+  });
+  return { all, starts };
+}
+
+/** @param {number[]} wanted @param {TokenBytes} tokens */
 function byBytes(wanted, { all, starts }) {
   const found = [];
   for (let id = 0; id + 1 < starts.length; id++) {
@@ -111,50 +128,61 @@ function byBytes(wanted, { all, starts }) {
     for (let at = starts[id]; at <= last; at++) {
       let k = 0;
       while (k < wanted.length && all[at + k] === wanted[k]) k++;
-      if (k === wanted.length) { found.push(id); break; }
+      if (k === wanted.length) {
+        found.push(id);
+        break;
+      }
     }
   }
   return Int32Array.from(found);
 }
 
 /**
- * The tokens that a typed text can mean, best first: the text as typed, with a space in front, in lower case, with a
- * capital; or `#17`. `·` is a space.
- * @param {string} typed @param {Map<string, number>} ids by text
- * @returns {number[]} IDs, each once
+ * Return the tokens that a typed text can mean, best first: the text itself, with a leading space, in lower case, with
+ * a capital; or `#17`. `·` is a space.
+ * @param {string} typed
+ * @param {Map<string, number>} ids by text
+ * @returns {number[]} IDs without repetition
  */
 export function variants(typed, ids) {
   const id = typed.match(/^#(\d+)$/);
   if (id) return [Number(id[1])];
   const text = typed.replaceAll("·", " ");
   const bare = text.trim();
-  const written = [text, ` ${bare}`, bare, bare.toLowerCase(), ` ${bare.toLowerCase()}`, bare[0]?.toUpperCase() + bare.slice(1), ` ${bare[0]?.toUpperCase()}${bare.slice(1)}`];
-  return [...new Set(written.filter((variant) => ids.has(variant)).map((variant) => ids.get(variant)))];
+  const lower = bare.toLowerCase();
+  const capital = bare.slice(0, 1).toUpperCase() + bare.slice(1);
+  const found = [text, ` ${bare}`, bare, lower, ` ${lower}`, capital, ` ${capital}`].flatMap((variant) =>
+    ids.get(variant) ?? []);
+  return [...new Set(found)];
 }
 
 /**
- * The sum as text that, typed again, means the same IDs: a token whose text would mean another one is `#17`.
- * @param {number[]} plus @param {number[]} minus @param {(id: number) => string} nameOf with unseen characters shown
+ * Format a sum as text that parses to the same IDs: a token whose text would mean another one becomes `#17`.
+ * @param {TokenSum} sum
+ * @param {(id: number) => string} nameOf with invisible characters shown
  * @param {Map<string, number>} ids by text
  * @returns {string}
  */
-export function expressionOf(plus, minus, nameOf, ids) {
+export function expressionOf({ plus, minus }, nameOf, ids) {
+  /** @param {number} id */
   const written = (id) => {
     const name = nameOf(id);
     const terms = [...parseExpression(name), ...parseExpression(`x + ${name}`).slice(1)];
     const isSafe = terms.length === 2 && terms.every((term) => term.text === name && term.sign === 1);
     return isSafe && variants(name, ids)[0] === id ? name : `#${id}`;
   };
-  return [...plus.map((id) => `+ ${written(id)}`), ...minus.map((id) => `− ${written(id)}`)].join(" ").replace(/^\+ /, "");
+  const terms = [...plus.map((id) => `+ ${written(id)}`), ...minus.map((id) => `− ${written(id)}`)];
+  return terms.join(" ").replace(/^\+ /, "");
 }
 
 /**
- * `king - man + woman` as terms; `−` and `–` are minus too.
+ * Parse `king - man + woman` as terms; `−` and `–` are minus too.
  * @param {string} typed
- * @returns {{sign: 1 | -1, text: string}[]}
+ * @returns {Term[]}
  */
 export function parseExpression(typed) {
   const parts = ` + ${typed.trim().replace(/^[+]\s*/, "")}`.split(/\s([+\-−–])\s+/).slice(1);
+  /** @type {Term[]} */
   const terms = [];
   for (let i = 0; i + 1 < parts.length; i += 2) {
     const text = parts[i + 1].trim();

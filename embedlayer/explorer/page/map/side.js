@@ -1,119 +1,206 @@
-/** Beside the map: what is chosen, what lies near it, and what was found. */
+/** The panel beside the map: the selection, its nearest neighbours, and the tokens that were found. */
 
-import { empty, h, token, visibleText } from "../dom.js";
-import { KINDS, hex } from "./groups.js";
+import { empty, h, segments, token, visibleText } from "../dom.js";
+import { KIND, KINDS, hex } from "./groups.js";
+import { isEmpty } from "./selection.js";
+
+/** @import { Child, Groups, TokenSum } from "../types" */
+/** @import { Columns } from "./columns.js" */
 
 const LISTED = 200;
+const SUGGESTED = 10;
 
 /**
- * @typedef {import("./groups.js").Groups} Groups
- * @typedef {object} Shown
- * @property {number[]} plus @property {number[]} minus what is chosen: a sum of tokens
- * @property {[number, number][]} near IDs and cosines
- * @property {Int32Array | null} found
- * @property {boolean} isolated whether only what was found is on the map
- * @property {"near" | "found"} tab @property {string} problem @property {boolean} loading
- * @property {string} expression what is chosen, as text
+ * @typedef {"near" | "found"} Tab
  *
- * @typedef {object} On
- * @property {(plus: number[], minus?: number[]) => void} choose
- * @property {(typed: string, field: HTMLElement, last?: number) => void} typed a sum was typed; `last`: the ID that its
- *   last term means, where the person chose among several
+ * @typedef {object} Shown
+ * @property {TokenSum} sum the selection
+ * @property {string} expression the selection as text
+ * @property {[id: number, cosine: number][]} near
+ * @property {Int32Array | null} found
+ * @property {boolean} isIsolated whether only the found tokens are on the map
+ * @property {Tab} tab
+ * @property {string} problem
+ * @property {boolean} isLoading
+ *
+ * @typedef {object} Host
+ * @property {(sum: TokenSum) => void} choose
+ * @property {(typed: string, field: HTMLElement, last?: number) => void} typed a sum was typed; `last`: the ID of its
+ *   last term, where the user chose among several
  * @property {(typed: string) => number[]} meant IDs that the last term of a sum can mean, best first
- * @property {(tab: "near" | "found") => void} tab
+ * @property {(tab: Tab) => void} showTab
  * @property {() => void} isolate
  * @property {(id: number) => void} point a token has the pointer or the focus
  * @property {() => void} leave
+ *
+ * @typedef {object} About
+ * @property {string[]} texts
+ * @property {Groups} kind
+ * @property {Columns} columns
+ * @property {() => Int32Array} inOrder tokens in the order in which they are named
+ * @property {string[]} notes
  */
 
-/**
- * @param {{texts: string[], kind: Groups, columns: any, inOrder: () => Int32Array, notes: string[]}} about
- *   `inOrder`: tokens as they get their names
- * @param {On} on
- * @returns {{element: HTMLElement, show: (shown: Shown) => void}}
- */
-export function makeSide({ texts, kind, columns, inOrder, notes }, on) {
-  const element = h("aside", { class: "panel map-side", "aria-label": "Chosen tokens and their neighbours" });
-  let now = null;
+export class Side {
+  /** @type {Shown | null} */ #shown = null;
 
-  function show(shown) {
-    now = shown;
-    const { plus, minus, near, found, tab, problem, loading, expression } = shown;
-    const focused = document.activeElement?.id === "expression";
-    const field = h("input", { id: "expression", type: "text", value: expression, placeholder: "king − man + woman", spellcheck: false, autocomplete: "off",
-      onInput: () => offers.replaceChildren(...offered(field)),
-      onKeydown: (event) => { if (event.key === "Enter") on.typed(field.value, field); } });
-    const offers = h("div", { class: "map-offers", role: "group", "aria-label": "Tokens written so" }, offered(field));
-    const parts = [h("label", { class: "field" }, h("span", null, "Near what? One token, or a sum"), field), offers];
+  /** @param {About} about @param {Host} host */
+  constructor(about, host) {
+    this.about = about;
+    this.host = host;
+    this.element = h("aside", { class: "panel map-side", "aria-label": "Selected tokens and their neighbours" });
+  }
+
+  /** @param {Shown} shown */
+  show(shown) {
+    this.#shown = shown;
+    const { sum, found, tab, problem } = shown;
+    const hadFocus = document.activeElement?.id === "expression";
+    const field = this.#field(shown.expression);
+    /** @type {Child[]} */
+    const parts = [field.label, field.offers];
     if (problem) parts.push(h("p", { class: "note", role: "status" }, problem));
-    if (plus.length === 1 && !minus.length) parts.push(card(plus[0]));
-    else if (plus.length + minus.length) parts.push(terms(plus, minus));
-    if (found) parts.push(h("div", { class: "segments", role: "group", "aria-label": "Which list" }, ["near", "found"].map((which) =>
-      h("button", { type: "button", "aria-pressed": String(tab === which), onClick: () => on.tab(which) }, which === "near" ? "Neighbours" : `Found ${found.length.toLocaleString("en")}`))));
-    if (tab === "found" && found) parts.push(foundList());
-    else if (loading && !near.length) parts.push(h("p", { class: "note" }, "Looking through all rows …"));
-    else if (near.length) parts.push(h("ol", { class: "near", "aria-label": "Nearest tokens, by cosine" }, near.map(([id, score]) => row(id, score))));
-    else if (!plus.length && !minus.length) parts.push(suggestions());
-    if (notes.length) parts.push(h("p", { class: "note" }, notes.join(" ")));
-    element.replaceChildren(...parts);
-    if (focused) field.focus();
+    if (sum.plus.length === 1 && !sum.minus.length) parts.push(this.#card(sum.plus[0]));
+    else if (!isEmpty(sum)) parts.push(this.#terms(sum));
+    if (found) {
+      parts.push(segments("List", [["near", "Neighbours"], ["found", `Found ${found.length.toLocaleString("en")}`]],
+        tab, (which) => this.host.showTab(/** @type {Tab} */ (which))));
+    }
+    parts.push(tab === "found" && found ? this.#foundList(found, shown.isIsolated) : this.#neighbours(shown));
+    if (this.about.notes.length) parts.push(h("p", { class: "note" }, this.about.notes.join(" ")));
+    this.element.replaceChildren(.../** @type {Node[]} */ (parts.filter(Boolean)));
+    if (hadFocus) field.input.focus();
   }
 
-  /** Where the last term is written as several tokens are, a button for each: the text alone cannot say which. */
-  function offered(field) {
-    const ids = on.meant(field.value);
+  /** @param {string} expression */
+  #field(expression) {
+    const { host } = this;
+    const input = h("input", {
+      id: "expression", type: "text", value: expression, placeholder: "king − man + woman", spellcheck: false,
+      autocomplete: "off",
+      onInput: () => offers.replaceChildren(...this.#offered(input)),
+      onKeydown: (/** @type {KeyboardEvent} */ event) => {
+        if (event.key === "Enter") host.typed(input.value, input);
+      },
+    });
+    const offers = h("div", { class: "map-offers", role: "group", "aria-label": "Tokens with this text" },
+      this.#offered(input));
+    const label = h("label", { class: "field" }, h("span", null, "Neighbours of a token or sum of tokens"), input);
+    return { input, offers, label };
+  }
+
+  /**
+   * Return a button for each token that the last term can mean, if there are several.
+   * @param {HTMLInputElement} input
+   */
+  #offered(input) {
+    const ids = this.host.meant(input.value);
     if (ids.length < 2) return [];
-    return ids.map((id) => token(texts[id], { id, title: "Choose this token", onClick: () => on.typed(field.value, field, id) }));
+    return ids.map((id) => token(this.about.texts[id], {
+      id, title: "Select this token", onClick: () => this.host.typed(input.value, input, id),
+    }));
   }
 
-  /** Take a token into the sum with a sign, or out of it with 0. */
-  function toggle(id, sign) {
-    const without = (list) => list.filter((other) => other !== id);
-    const [plus, minus] = [without(now.plus), without(now.minus)];
-    on.choose(sign > 0 ? [...plus, id] : plus, sign < 0 ? [...minus, id] : minus);
+  /** Add a token to the sum with a sign, or remove it with 0. @param {number} id @param {-1 | 0 | 1} sign */
+  #toggle(id, sign) {
+    const { plus, minus } = /** @type {Shown} */ (this.#shown).sum;
+    /** @param {number[]} list @param {number} own */
+    const changed = (list, own) => [...list.filter((other) => other !== id), ...(sign === own ? [id] : [])];
+    this.host.choose({ plus: changed(plus, 1), minus: changed(minus, -1) });
   }
 
-  function terms(plus, minus) {
-    return h("div", { class: "terms" }, [...plus.map((id) => [id, "+"]), ...minus.map((id) => [id, "−"])].map(([id, sign]) =>
-      h("span", { class: "term" }, sign, token(texts[id], { id, onClick: () => on.choose([id]) }), h("button", { type: "button", "aria-label": `Leave out ${visibleText(texts[id])}`, onClick: () => toggle(id, 0) }, "×"))));
+  /** @param {number} id */
+  #chooseOne(id) {
+    this.host.choose({ plus: [id], minus: [] });
   }
 
-  function card(id) {
-    const frequency = columns.known("frequency");
-    const facts = [["ID", id.toLocaleString("en")], ["Bytes", hex(texts[id]) || "none"], ["Kind", KINDS[kind.of[id]]], ["Norm", columns.known("norm").values[id].toFixed(3)]];
-    if (frequency) facts.push(["Seen", `${Math.round(10 ** frequency.values[id] - 1).toLocaleString("en")} times in the text`]);
-    return h("div", { class: "map-card" }, token(texts[id]), h("dl", { class: "facts" }, facts.map(([name, value]) => [h("dt", null, name), h("dd", null, value)])));
+  /** @param {TokenSum} sum */
+  #terms({ plus, minus }) {
+    const { texts } = this.about;
+    /** @param {number} id @param {string} sign */
+    const term = (id, sign) => h("span", { class: "term" }, sign,
+      token(texts[id], { id, onClick: () => this.#chooseOne(id) }),
+      h("button", {
+        type: "button", "aria-label": `Remove ${visibleText(texts[id])}`, onClick: () => this.#toggle(id, 0),
+      }, "×"));
+    return h("div", { class: "terms" }, plus.map((id) => term(id, "+")), minus.map((id) => term(id, "−")));
   }
 
-  function row(id, score) {
+  /** @param {number} id */
+  #card(id) {
+    const { texts, kind, columns } = this.about;
+    const frequency = columns.frequency();
+    const facts = [
+      ["ID", id.toLocaleString("en")], ["Bytes", hex(texts[id]) || "none"], ["Kind", KINDS[kind.of[id]]],
+      ["Norm", columns.norms.values[id].toFixed(3)],
+    ];
+    if (frequency) {
+      const count = Math.round(10 ** frequency.values[id] - 1);
+      facts.push(["Frequency", `${count.toLocaleString("en")} occurrences in the corpus`]);
+    }
+    return h("div", { class: "map-card" }, token(texts[id]),
+      h("dl", { class: "facts" }, facts.map(([name, value]) => [h("dt", null, name), h("dd", null, value)])));
+  }
+
+  /** @param {Shown} shown @returns {Child} */
+  #neighbours({ sum, near, isLoading }) {
+    if (isLoading && !near.length) return h("p", { class: "note" }, "Searching all rows …");
+    if (near.length) {
+      return h("ol", { class: "near", "aria-label": "Nearest tokens by cosine similarity" },
+        near.map(([id, cosine]) => this.#row(id, cosine)));
+    }
+    return isEmpty(sum) ? this.#suggestions() : null;
+  }
+
+  /** @param {number} id @param {number | null} cosine */
+  #row(id, cosine) {
+    const { host, about: { texts } } = this;
+    const name = visibleText(texts[id]);
+    /** @param {string} label @param {string} title @param {string} text @param {-1 | 1} sign */
+    const signButton = (label, title, text, sign) => h("button", {
+      type: "button", class: "term-button", "aria-label": label, title, onClick: () => this.#toggle(id, sign),
+    }, text);
     const item = h("li", null,
-      h("button", { type: "button", onClick: () => on.choose([id]), onMouseenter: () => on.point(id), onMouseleave: on.leave, onFocus: () => on.point(id), onBlur: on.leave },
-        token(texts[id]), h("span", { class: "score" }, score === null ? `#${id}` : score.toFixed(3))),
-      h("button", { type: "button", class: "term-button", "aria-label": `Add ${visibleText(texts[id])}`, title: "Add to the sum", onClick: () => toggle(id, 1) }, "+"),
-      h("button", { type: "button", class: "term-button", "aria-label": `Subtract ${visibleText(texts[id])}`, title: "Subtract from the sum", onClick: () => toggle(id, -1) }, "−"));
-    item.style.setProperty("--share", String(Math.max(0, score ?? 0)));
+      h("button", {
+        type: "button", onClick: () => this.#chooseOne(id), onMouseenter: () => host.point(id),
+        onMouseleave: host.leave, onFocus: () => host.point(id), onBlur: host.leave,
+      }, token(texts[id]), h("span", { class: "score" }, cosine === null ? `#${id}` : cosine.toFixed(3))),
+      signButton(`Add ${name}`, "Add to the sum", "+", 1),
+      signButton(`Subtract ${name}`, "Subtract from the sum", "−", -1));
+    item.style.setProperty("--share", String(Math.max(0, cosine ?? 0)));
     return item;
   }
 
-  function foundList() {
-    const { found, isolated } = now;
-    if (!found.length) return empty("Nothing found", "Try a shorter text, or a pattern between slashes.");
-    const isolate = h("button", { type: "button", "aria-pressed": String(isolated), onClick: on.isolate }, "Isolate");
-    const copy = h("button", { type: "button", onClick: () => copyText([...found].map((id) => `${id}\t${texts[id]}`).join("\n"), copy) }, "Copy");
-    return h("div", null, h("div", { class: "side-head" },
-      h("p", { class: "note" }, found.length > LISTED ? `The first ${LISTED} of ${found.length.toLocaleString("en")}` : ""), h("div", { class: "segments" }, isolate, copy)),
-    h("ol", { class: "near" }, [...found.subarray(0, LISTED)].map((id) => row(id, null))));
+  /** @param {Int32Array} found @param {boolean} isIsolated */
+  #foundList(found, isIsolated) {
+    const { texts } = this.about;
+    if (!found.length) return empty("Nothing found", "Try a shorter text, or a regular expression between slashes.");
+    const isolate = h("button", {
+      type: "button", "aria-pressed": String(isIsolated), title: "Show these tokens only", onClick: this.host.isolate,
+    }, "Isolate");
+    const copy = h("button", {
+      type: "button", onClick: () => copyText([...found].map((id) => `${id}\t${texts[id]}`).join("\n"), copy),
+    }, "Copy");
+    const count = found.length > LISTED ? `The first ${LISTED} of ${found.length.toLocaleString("en")}` : "";
+    return h("div", null,
+      h("div", { class: "side-head" }, h("p", { class: "note" }, count),
+        h("div", { class: "segments" }, isolate, copy)),
+      h("ol", { class: "near" }, [...found.subarray(0, LISTED)].map((id) => this.#row(id, null))));
   }
 
-  function suggestions() {
-    const some = [...inOrder().subarray(0, 400)].filter((id) => kind.of[id] <= 1 && texts[id].trim().length > 3).filter((_, i) => i % 12 === 3).slice(0, 10);
-    return h("div", null, h("p", { class: "note" }, "Choose a point, type a token, or begin with one of these. + and − beside a neighbour make a sum: a − b + c."),
-      h("div", { class: "chips" }, some.map((id) => token(texts[id], { onClick: () => on.choose([id]) }))));
+  #suggestions() {
+    const { texts, kind, inOrder } = this.about;
+    const words = [...inOrder().subarray(0, 400)].filter((id) =>
+      kind.of[id] <= KIND.inside && texts[id].trim().length > 3);
+    const some = words.filter((_, i) => i % 12 === 3).slice(0, SUGGESTED);
+    const note = "Select a point, type a token, or start with one of these. + and − beside a neighbour add it to a "
+      + "sum: a − b + c.";
+    return h("div", null, h("p", { class: "note" }, note), h("div", { class: "chips" },
+      some.map((id) => token(texts[id], { onClick: () => this.#chooseOne(id) }))));
   }
-
-  return { element, show };
 }
 
+/** Copy a text to the clipboard and say so on the button. @param {string} text @param {HTMLElement} button */
 async function copyText(text, button) {
   try {
     await navigator.clipboard.writeText(text);

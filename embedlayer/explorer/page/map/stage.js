@@ -1,154 +1,225 @@
-/** Points on a canvas that one moves over: the picture, its view, and what is under the pointer. */
+/** Points on a canvas that can be moved and zoomed, and the tooltip of the point under the pointer. */
 
-import { fit, h, onResize, visibleText } from "../dom.js";
-import { gestures } from "./gestures.js";
+import { contextOf, fit, h, onResize, visibleText } from "../dom.js";
+import { Gestures } from "./gestures.js";
 import { inside, makeGrid, nearest } from "./grid.js";
-import { pointPainter } from "./painting.js";
-import { pan, toData, toScreen, zoomAt } from "./view.js";
+import { PointPainter } from "./painting.js";
+import { pan, toData, toScreen, zoomAt } from "./viewport.js";
 
-const MANY = 60000; // points, from which on a pixel of the picture is one of CSS
+/** @import { Context2D, Point, PointScene, Viewport } from "../types" */
+/** @import { Handlers } from "./gestures.js" */
+/** @import { Grid } from "./grid.js" */
+
+const MANY = 60000; // points from which on a pixel of the picture is a CSS pixel
 
 /**
- * @typedef {import("./painting.js").Scene} Scene
- * @typedef {import("./view.js").View} View
- * @typedef {import("./gestures.js").Handlers} Handlers
- * @typedef {{width: number, height: number, cross: boolean}} Shown size in CSS pixels, and whether the keyboard chooses in the middle
- * @typedef {object} Room
- * @property {(width: number, height: number) => View} fitted the view of all points
- * @property {(context: CanvasRenderingContext2D, shown: Shown) => void} above paint what stands above the points
- * @property {(id: number) => string} said what the tip says of a point, after its text
+ * @typedef {{width: number, height: number, cross: boolean}} Frame size in CSS pixels; `cross`: whether the keyboard
+ *   chooses in the middle
+ *
+ * @typedef {object} Host
+ * @property {(width: number, height: number) => Viewport} fitted the viewport of all points
+ * @property {(context: Context2D, viewport: Viewport, frame: Frame) => void} above paint above the points
+ * @property {(id: number) => string} details of a point in its tooltip, after its text
  * @property {(id: number) => string} textOf
  * @property {(id: number, more: boolean) => void} pick
- * @property {number} closest how often one may zoom in
- * @property {(all: View) => View} [opening] what one sees first, instead of all
- * @property {() => void} [viewed] one has moved or zoomed
+ * @property {number} closest largest zoom
+ * @property {(all: Viewport) => Viewport} [opening] the first viewport, instead of all points
+ * @property {() => void} [moved]
  * @property {Partial<Handlers>} [more] other gestures
- * @property {number} [reach] pixels between a pointer and the point that it means, at most
+ * @property {number} [reach] largest distance in pixels between the pointer and the point that it chooses
  */
 
-/** A scene of `size` points, nowhere yet. @param {number} size @returns {Scene} */
+/** Return a scene of `size` points that have no coordinates yet. @param {number} size @returns {PointScene} */
 export function emptyScene(size) {
   return {
-    xs: new Float32Array(size), ys: new Float32Array(size), view: null, home: 1, colours: new Uint32Array(size), only: null,
-    marked: new Int32Array(), markColour: 0, dense: false, scale: new Uint32Array(256), paper: [255, 255, 255], showAxes: true,
+    xs: new Float32Array(size), ys: new Float32Array(size), viewport: null, home: 1, colours: new Uint32Array(size),
+    only: null, marked: new Int32Array(), markColour: 0, dense: false, scale: new Uint32Array(256),
+    paper: [255, 255, 255], showAxes: true,
   };
 }
 
-/**
- * @param {Scene} scene @param {string} label what screen readers call the picture
- * @param {Room} room @param {...Node} controls what stands over the picture
- */
-export function makeStage(scene, label, room, ...controls) {
-  const points = h("canvas", { "aria-hidden": "true" });
-  const over = h("canvas", { class: "map-over", tabIndex: 0, role: "application", "aria-label": label });
-  const tip = h("div", { class: "map-tip", hidden: true });
-  const element = h("div", { class: "map-stage" }, points, over, controls, tip);
-  const painter = pointPainter(points);
-  let [width, height] = [0, 0];
-  let grid = null;
-  let waiting = false;
-  let closed = false;
+export class Stage {
+  /** @type {Grid | null} */ #grid = null;
+  #width = 0;
+  #height = 0;
+  #isWaiting = false;
+  #isClosed = false;
 
-  function draw() {
-    if (waiting || closed) return;
-    waiting = true;
+  /**
+   * @param {PointScene} scene
+   * @param {string} label for screen readers
+   * @param {Host} host
+   * @param {...Node} controls above the picture
+   */
+  constructor(scene, label, host, ...controls) {
+    const points = h("canvas", { "aria-hidden": "true" });
+    this.scene = scene;
+    this.host = host;
+    this.over = h("canvas", { class: "map-over", tabIndex: 0, role: "application", "aria-label": label });
+    this.tip = h("div", { class: "map-tip", hidden: true });
+    this.element = h("div", { class: "map-stage" }, points, this.over, controls, this.tip);
+    this.painter = new PointPainter(points);
+    this.gestures = new Gestures(this.over, this.#handlers());
+    this.stopResize = onResize(this.element, (width, height) => this.#resize(width, height));
+  }
+
+  close() {
+    this.#isClosed = true;
+    this.stopResize();
+    this.gestures.close();
+  }
+
+  draw = () => {
+    if (this.#isWaiting || this.#isClosed) return;
+    this.#isWaiting = true;
     requestAnimationFrame(() => {
-      waiting = false;
-      if (closed || !width || !scene.view) return;
-      const start = performance.now();
-      painter.paint(scene, width, height, Math.min(devicePixelRatio || 1, scene.xs.length > MANY ? 1 : 2));
-      room.above(over.getContext("2d"), { width, height, cross: document.activeElement === over && over.matches(":focus-visible") });
-      measured("map: frame", start);
+      this.#isWaiting = false;
+      this.#paint();
     });
+  };
+
+  #paint() {
+    const { scene, over } = this;
+    const [width, height] = [this.#width, this.#height];
+    if (this.#isClosed || !width || !scene.viewport) return;
+    const start = performance.now();
+    const scale = Math.min(devicePixelRatio || 1, scene.xs.length > MANY ? 1 : 2);
+    this.painter.paint(scene, scene.viewport, width, height, scale);
+    const cross = document.activeElement === over && over.matches(":focus-visible");
+    this.host.above(contextOf(over), scene.viewport, { width, height, cross });
+    measured("map: frame", start);
   }
 
-  function show(view) {
-    scene.view = view;
-    room.viewed?.();
-    draw();
+  /** @param {Viewport} viewport */
+  #show(viewport) {
+    this.scene.viewport = viewport;
+    this.host.moved?.();
+    this.draw();
   }
 
-  function home() {
-    if (!width) return;
-    const all = room.fitted(width, height);
-    scene.home = all.zoom;
-    show(all);
+  /** Return the viewport of all points, which is zoom 1. */
+  #fitted() {
+    const all = this.host.fitted(this.#width, this.#height);
+    this.scene.home = all.zoom;
+    return all;
   }
 
-  /** Look where the room says that one looks first. */
-  function look() {
-    if (!width) return;
-    const all = room.fitted(width, height);
-    scene.home = all.zoom;
-    scene.view = room.opening?.(all) ?? all;
-    draw();
+  /** Show all points. */
+  home() {
+    if (this.#width) this.#show(this.#fitted());
   }
 
-  function zoom(factor, x = width / 2, y = height / 2) {
-    show(zoomAt(scene.view, factor, x, y, width, height, [scene.home * 0.1, scene.home * room.closest]));
+  /** Show the first viewport. */
+  reset() {
+    if (!this.#width) return;
+    const all = this.#fitted();
+    this.scene.viewport = this.host.opening?.(all) ?? all;
+    this.draw();
   }
 
-  function place(xs, ys) {
-    [scene.xs, scene.ys] = [xs, ys];
-    grid = null;
+  /** @param {number} factor @param {number} [x] @param {number} [y] */
+  zoom(factor, x = this.#width / 2, y = this.#height / 2) {
+    const { scene } = this;
+    if (!scene.viewport) return;
+    /** @type {Point} */
+    const limits = [scene.home * 0.1, scene.home * this.host.closest];
+    this.#show(zoomAt(scene.viewport, factor, x, y, this.#width, this.#height, limits));
   }
 
-  const shown = (id) => scene.only === null || scene.only[id] === 1;
-  const gridNow = () => (grid ??= makeGrid(scene.xs, scene.ys));
-
-  function at(x, y, radius = room.reach ?? 10) {
-    if (!scene.view) return -1;
-    const [dx, dy] = toData(scene.view, x, y, width, height);
-    return nearest(gridNow(), scene.xs, scene.ys, dx, dy, radius / scene.view.zoom, shown);
+  /** Set the coordinates of the points. @param {Float32Array} xs @param {Float32Array} ys */
+  place(xs, ys) {
+    this.scene.xs = xs;
+    this.scene.ys = ys;
+    this.#grid = null;
   }
 
-  /** Name a point, at the pointer or else at itself. */
-  function showTip(id, x, y) {
-    const [left, top] = x === undefined && scene.view ? toScreen(scene.view, scene.xs[id], scene.ys[id], width, height) : [x, y];
-    if (left < 0 || top < 0 || left > width || top > height) return hideTip();
-    tip.replaceChildren(h("b", null, visibleText(room.textOf(id)) || "no token"), ` ${room.said(id)}`);
+  /** Whether a point is shown. @param {number} id */
+  isShown(id) {
+    return this.scene.only === null || this.scene.only[id] === 1;
+  }
+
+  #gridNow() {
+    this.#grid ??= makeGrid(this.scene.xs, this.scene.ys);
+    return this.#grid;
+  }
+
+  /** Return the point at a place; -1 if there is none. @param {number} x @param {number} y @param {number} [radius] */
+  #at(x, y, radius = this.host.reach ?? 10) {
+    const { viewport } = this.scene;
+    if (!viewport) return -1;
+    const place = toData(viewport, x, y, this.#width, this.#height);
+    return nearest(this.#gridNow(), place, radius / viewport.zoom, (id) => this.isShown(id));
+  }
+
+  /** Return the IDs of the shown points inside a line on the screen. @param {Point[]} line */
+  within(line) {
+    const viewport = /** @type {Viewport} */ (this.scene.viewport);
+    const polygon = line.map(([x, y]) => toData(viewport, x, y, this.#width, this.#height));
+    return inside(this.#gridNow(), polygon).filter((id) => this.isShown(id));
+  }
+
+  /** Show the tooltip of a point, at the point itself. @param {number} id */
+  showTip(id) {
+    const { viewport, xs, ys } = this.scene;
+    if (viewport) this.#showTipAt(id, ...toScreen(viewport, xs[id], ys[id], this.#width, this.#height));
+  }
+
+  /** @param {number} id @param {number} left @param {number} top */
+  #showTipAt(id, left, top) {
+    const { tip } = this;
+    if (left < 0 || top < 0 || left > this.#width || top > this.#height) return this.hideTip();
+    tip.replaceChildren(h("b", null, visibleText(this.host.textOf(id)) || "no token"), ` ${this.host.details(id)}`);
     tip.hidden = false;
-    const across = Math.min(Math.max(left + 12, 4), width - tip.offsetWidth - 4);
-    const down = top + 14 + tip.offsetHeight > height ? top - tip.offsetHeight - 10 : top + 12;
+    const across = Math.min(Math.max(left + 12, 4), this.#width - tip.offsetWidth - 4);
+    const isBelow = top + 14 + tip.offsetHeight <= this.#height;
+    const down = isBelow ? top + 12 : top - tip.offsetHeight - 10;
     tip.style.transform = `translate(${Math.round(across)}px, ${Math.round(down)}px)`;
   }
 
-  function hideTip() { tip.hidden = true; }
-
-  function pick(id, more = false) { if (id >= 0) room.pick(id, more); }
-
-  const stopGestures = gestures(over, {
-    hover(where) { const id = where ? at(...where) : -1; if (id >= 0) showTip(id, ...where); else hideTip(); },
-    pan: (dx, dy) => show(pan(scene.view, dx, dy)),
-    zoom,
-    home,
-    pick: (where, { touch, more }) => pick(at(...where, touch ? 22 : undefined), more),
-    enter: () => pick(at(width / 2, height / 2, 60)),
-    focus: draw,
-    ...room.more,
-  });
-
-  const stopResize = onResize(element, resize);
-
-  function resize(wide, high) {
-    if (!wide || !high) return;
-    [width, height] = [wide, high];
-    fit(over, width, height);
-    if (!scene.view) look();
-    draw();
+  hideTip() {
+    this.tip.hidden = true;
   }
 
-  return {
-    element, over, draw, home, look, zoom, place, shown, showTip, hideTip,
-    /** Take the size that it has on the page. */
-    measure: () => resize(element.clientWidth, element.clientHeight),
-    /** IDs of the shown points inside a line on the screen. */
-    within: (line) => inside(gridNow(), scene.xs, scene.ys, line.map(([x, y]) => toData(scene.view, x, y, width, height))).filter(shown),
-    close() { closed = true; stopResize(); stopGestures(); },
-  };
+  /** @param {number} id @param {boolean} [more] whether to add it to the selection */
+  #pick(id, more = false) {
+    if (id >= 0) this.host.pick(id, more);
+  }
+
+  /** @returns {Handlers} */
+  #handlers() {
+    return {
+      hover: (at) => {
+        const id = at ? this.#at(...at) : -1;
+        if (at && id >= 0) this.#showTipAt(id, ...at);
+        else this.hideTip();
+      },
+      pan: (dx, dy) => this.scene.viewport && this.#show(pan(this.scene.viewport, dx, dy)),
+      zoom: (factor, x, y) => this.zoom(factor, x, y),
+      home: () => this.home(),
+      pick: (at, { touch, more }) => this.#pick(this.#at(...at, touch ? 22 : undefined), more),
+      enter: () => this.#pick(this.#at(this.#width / 2, this.#height / 2, 60)),
+      focus: this.draw,
+      ...this.host.more,
+    };
+  }
+
+  /** Take the size of the element on the page. */
+  measure() {
+    this.#resize(this.element.clientWidth, this.element.clientHeight);
+  }
+
+  /** @param {number} width @param {number} height */
+  #resize(width, height) {
+    if (!width || !height) return;
+    this.#width = width;
+    this.#height = height;
+    fit(this.over, width, height);
+    if (!this.scene.viewport) this.reset();
+    this.draw();
+  }
 }
 
-/** Leave a measurement where tools, and the tests, find it. */
+/** Record a duration for tools and tests. @param {string} name @param {number} start */
 export function measured(name, start) {
   if (performance.getEntriesByName(name).length > 300) performance.clearMeasures(name);
   performance.measure(name, { start, end: performance.now() });

@@ -1,0 +1,275 @@
+/** The map of two tables: each token moves from its place in one to its place in the other. */
+
+import { parse, sequential } from "../colour.js";
+import { h, segments, slider, token, visibleText } from "../dom.js";
+import { paletteOf, ramp } from "./colouring.js";
+import { paintOver } from "./painting.js";
+import { pixel } from "./splat.js";
+import { Stage, emptyScene } from "./stage.js";
+import { fitViewport, toScreen } from "./viewport.js";
+
+/** @import { Comparison, Context2D, MovedRow, ViewContext, Viewport } from "../types" */
+/** @import { Frame } from "./stage.js" */
+
+/**
+ * @typedef {"moved_most" | "moved_least"} Order
+ *
+ * @typedef {object} About
+ * @property {ViewContext} context
+ * @property {string[]} texts
+ * @property {string} other the second table: "before", or its number
+ * @property {Comparison} comparison
+ * @property {ArrayBuffer} places five columns of float32 and two of int32, a number for each pair of rows
+ * @property {HTMLElement} choice of the second table
+ */
+
+const SHOWN = 100;
+const NEIGHBORS = 8;
+const DURATION = 3000; // milliseconds
+
+/** A share of the way that changes smoothly at both ends. @param {number} t 0 to 1 */
+function eased(t) {
+  return t * t * (3 - 2 * t);
+}
+
+/** Concatenate. @param {Float32Array} a @param {Float32Array} b */
+function joined(a, b) {
+  const both = new Float32Array(a.length + b.length);
+  both.set(a);
+  both.set(b, a.length);
+  return both;
+}
+
+export class ComparisonMap {
+  #share = 1; // 0: the second table, 1: the first
+  #playing = 0;
+  #isClosed = false;
+
+  /** @param {HTMLElement} body @param {About} about */
+  constructor(body, about) {
+    const { context: { state, manifest }, comparison, other, choice } = about;
+    this.about = about;
+    this.state = state;
+    this.title = manifest.title;
+    this.otherTitle = comparison.title;
+    this.isBefore = other === "before";
+    const { first, second, cosines, ids, otherIds } = readPlaces(about.places, comparison.shared);
+    this.first = first;
+    this.second = second;
+    this.cosines = cosines;
+    this.ids = ids;
+    this.otherIds = otherIds;
+    this.placeOf = new Map([...ids].map((id, place) => [id, place]));
+    this.scene = { ...emptyScene(comparison.shared), showAxes: false };
+    this.palette = paletteOf();
+    this.legend = h("div", { class: "map-legend" });
+    this.stage = this.#makeStage();
+    this.time = this.#makeSlider(Number(state.get("t", "1")));
+    this.play = h("button", {
+      type: "button", onClick: () => (this.#playing ? this.#stop() : this.#start()),
+    }, "Play");
+    this.side = h("aside", { class: "panel map-side", "aria-label": "Tokens by how much they changed direction" });
+    body.replaceChildren(h("div", { class: "panel map-main" },
+      h("div", { class: "map-tools" }, choice, this.time, this.play), this.stage.element), this.side);
+    document.addEventListener("themechange", this.#recolour);
+    this.#recolour();
+    this.#setShare(Number(state.get("t", "1")));
+    this.#showSide();
+  }
+
+  close() {
+    this.#isClosed = true;
+    this.#stop();
+    this.stage.close();
+    document.removeEventListener("themechange", this.#recolour);
+  }
+
+  #makeStage() {
+    const { texts } = this.about;
+    return new Stage(this.scene, "Map of the tokens of both tables. Arrow keys move, plus and minus zoom.", {
+      fitted: (width, height) => fitViewport(joined(this.first.xs, this.second.xs),
+        joined(this.first.ys, this.second.ys), width, height),
+      above: (context, viewport, frame) => this.#paintAbove(context, viewport, frame),
+      textOf: (place) => texts[this.ids[place]],
+      details: (place) => `cosine ${this.cosines[place].toFixed(3)}`,
+      pick: (place) => this.#choose(this.ids[place]),
+      closest: 1000,
+      reach: 12,
+      more: { escape: () => this.#choose(null) },
+    }, this.legend);
+  }
+
+  /** @param {number} value */
+  #makeSlider(value) {
+    const [from, to] = this.isBefore ? ["before", "now"] : [this.otherTitle, this.title];
+    const field = slider({
+      label: this.isBefore ? "Before training to now" : `${from} to ${to}`, min: 0, max: 1, step: 0.01, value,
+      format: (share) => (share === 0 ? from : share === 1 ? to : `${Math.round(share * 100)} %`),
+      onInput: (share) => {
+        this.#stop();
+        this.#setShare(share);
+        this.state.set({ t: share === 1 ? null : share });
+      },
+    });
+    field.classList.add("search");
+    return field;
+  }
+
+  /** Move all points to a share of the way from the second table to the first. @param {number} share */
+  #setShare(share) {
+    const { scene, first, second } = this;
+    this.#share = share;
+    for (let i = 0; i < scene.xs.length; i++) {
+      scene.xs[i] = second.xs[i] + (first.xs[i] - second.xs[i]) * share;
+      scene.ys[i] = second.ys[i] + (first.ys[i] - second.ys[i]) * share;
+    }
+    this.stage.place(scene.xs, scene.ys);
+    this.stage.draw();
+  }
+
+  #start() {
+    this.play.textContent = "Stop";
+    const began = performance.now() - (this.#share >= 1 ? 0 : this.#share) * DURATION;
+    /** @param {number} now */
+    const step = (now) => {
+      const share = Math.min(1, (now - began) / DURATION);
+      this.time.set(share);
+      this.#setShare(eased(share));
+      if (share < 1 && !this.#isClosed) this.#playing = requestAnimationFrame(step);
+      else this.#stop();
+    };
+    this.#playing = requestAnimationFrame(step);
+  }
+
+  #stop() {
+    cancelAnimationFrame(this.#playing);
+    this.#playing = 0;
+    this.play.textContent = "Play";
+  }
+
+  /** @param {Context2D} context @param {Viewport} viewport @param {Frame} frame */
+  #paintAbove(context, viewport, frame) {
+    const chosen = this.#chosenPlace();
+    paintOver(context, this.scene, viewport, {
+      ...frame, colours: this.palette, rings: chosen >= 0 ? [chosen] : [], names: this.#named(chosen), most: 24,
+      axes: [`principal component 1 of ${this.title} →`, "principal component 2 →"], lasso: null,
+      textOf: (place) => visibleText(this.about.texts[this.ids[place]]),
+    });
+    if (chosen >= 0) this.#paintPath(context, viewport, chosen, frame);
+  }
+
+  /** @param {Context2D} context @param {Viewport} viewport @param {number} place @param {Frame} frame */
+  #paintPath(context, viewport, place, { width, height }) {
+    const { first, second } = this;
+    context.strokeStyle = this.palette.warm;
+    context.lineWidth = 2;
+    context.beginPath();
+    context.moveTo(...toScreen(viewport, second.xs[place], second.ys[place], width, height));
+    context.lineTo(...toScreen(viewport, first.xs[place], first.ys[place], width, height));
+    context.stroke();
+  }
+
+  /** @returns {Order} */
+  #order() {
+    return this.state.get("order") === "moved_least" ? "moved_least" : "moved_most";
+  }
+
+  /** Yield the points in the order in which they are named. @param {number} chosen */
+  * #named(chosen) {
+    if (chosen >= 0) yield chosen;
+    for (const [id] of this.about.comparison[this.#order()]) {
+      const place = this.placeOf.get(id);
+      if (place !== undefined && place !== chosen) yield place;
+    }
+  }
+
+  #chosenPlace() {
+    return this.placeOf.get(Number(this.state.get("token", "-1"))) ?? -1;
+  }
+
+  #recolour = () => {
+    this.palette = paletteOf();
+    const { palette, scene } = this;
+    const steps = Array.from({ length: 256 }, (_, i) => pixel(sequential(i / 255, palette.dark)));
+    this.cosines.forEach((value, i) => {
+      scene.colours[i] = steps[Math.round(255 * Math.min(1, Math.max(0, 1 - value)))];
+    });
+    scene.paper = parse(palette.paper);
+    scene.markColour = pixel(parse(palette.warm));
+    this.legend.replaceChildren(h("span", { class: "ramp" }, "same direction (cosine 1)", ramp(palette.dark),
+      "orthogonal (cosine 0)"));
+    this.stage.draw();
+  };
+
+  #showSide() {
+    const { comparison } = this.about;
+    const order = this.#order();
+    const place = this.#chosenPlace();
+    this.side.replaceChildren(this.#facts(), place >= 0 ? this.#card(place) : "",
+      segments("List", [["moved_most", "Most changed"], ["moved_least", "Least changed"]], order, (name) => {
+        this.state.set({ order: name === "moved_most" ? null : name });
+        this.#showSide();
+        this.stage.draw();
+      }),
+      h("ol", { class: "near" }, comparison[order].slice(0, SHOWN).map((moved) => this.#row(moved, order))));
+  }
+
+  #facts() {
+    const { shared, mean_cosine: mean, residual } = this.about.comparison;
+    const facts = [["Common tokens", shared.toLocaleString("en")], ["Mean cosine", mean.toFixed(3)]];
+    if (residual !== null) facts.push(["Residual", `${(100 * residual).toFixed(0)} % after rotation and scaling`]);
+    return h("dl", { class: "facts" }, facts.map(([name, value]) => [h("dt", null, name), h("dd", null, value)]));
+  }
+
+  /** @param {MovedRow} moved @param {Order} order */
+  #row([id, , cosine], order) {
+    const item = h("li", null, h("button", { type: "button", onClick: () => this.#choose(id) },
+      token(this.about.texts[id]), h("span", { class: "score" }, cosine.toFixed(3))));
+    const share = order === "moved_most" ? 1 - cosine : cosine;
+    item.style.setProperty("--share", String(Math.max(0, Math.min(1, share))));
+    return item;
+  }
+
+  /** Show a token with its neighbours in both tables. @param {number} place */
+  #card(place) {
+    const { context: { data }, texts, other } = this.about;
+    const id = this.ids[place];
+    const sum = { minus: "", topn: NEIGHBORS };
+    const now = data.load("neighbors", { ...sum, plus: id }).then((near) =>
+      near.map((/** @type {[number, number]} */ [neighbor]) => texts[neighbor]));
+    const before = data.load("compare-neighbors", { ...sum, other, plus: this.otherIds[place] }).then((near) =>
+      near.map((/** @type {[string, number]} */ [text]) => text));
+    const name = this.isBefore ? "Neighbours before training" : `Neighbours in ${this.otherTitle}`;
+    return h("div", { class: "map-card" }, token(texts[id], { id }),
+      h("p", { class: "note" }, `cosine of its two rows ${this.cosines[place].toFixed(3)}`),
+      neighbours("Neighbours now", now), neighbours(name, before));
+  }
+
+  /** @param {number | null} id */
+  #choose(id) {
+    this.state.set({ token: id });
+    this.#showSide();
+    this.stage.draw();
+  }
+}
+
+/**
+ * Read the coordinates in both tables, the cosines, and the IDs in both tables.
+ * @param {ArrayBuffer} places
+ * @param {number} count
+ */
+function readPlaces(places, count) {
+  const [ax, ay, bx, by, cosines] = [0, 1, 2, 3, 4].map((k) => new Float32Array(places, 4 * count * k, count));
+  const [ids, otherIds] = [5, 6].map((k) => new Int32Array(places, 4 * count * k, count));
+  return { first: { xs: ax, ys: ay }, second: { xs: bx, ys: by }, cosines, ids, otherIds };
+}
+
+/** Show neighbours as soon as they are loaded. @param {string} name @param {Promise<string[]>} loading */
+function neighbours(name, loading) {
+  const chips = h("div", { class: "chips" }, "…");
+  loading.then((texts) => chips.replaceChildren(...texts.map((text) => token(text))), (error) => {
+    const message = error.name === "NotBaked" ? "This file does not contain them." : error.message;
+    chips.replaceChildren(h("span", { class: "note" }, message));
+  });
+  return h("div", null, h("h3", null, name), chips);
+}

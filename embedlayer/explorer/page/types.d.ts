@@ -1,0 +1,285 @@
+/** Types that several modules of the page share. Fields of the server's data are named as in Python. */
+
+export type Rgb = [number, number, number];
+export type Point = [number, number];
+export type Child = Node | string | number | null | undefined | false | Child[];
+export type Context2D = CanvasRenderingContext2D;
+
+/** The page's colours as CSS writes them; `series` are eight colours that can be told apart. */
+export interface Theme {
+  dark: boolean;
+  series: string[];
+  page: string;
+  paper: string;
+  raised: string;
+  ink: string;
+  muted: string;
+  line: string;
+  accent: string;
+  "accent-soft": string;
+  warm: string;
+  good: string;
+  bad: string;
+}
+
+// The data of the server
+
+export type Params = Record<string, string | number>;
+export type Load = (name: string, params?: Params) => Promise<any>;
+
+export interface Data {
+  load: Load;
+  exported: boolean;
+}
+
+export interface SourceManifest {
+  title: string;
+  path: string;
+  vocab_size: number;
+  embed_dim: number;
+  has: string[];
+  tied: boolean;
+  kind: string;
+  scale: number | null;
+}
+
+export interface Manifest {
+  version: string;
+  exported: boolean;
+  left_out?: string[];
+  sources: SourceManifest[];
+}
+
+/** A float32 tensor in base64. */
+export interface PackedTensor {
+  shape: number[];
+  float32: string;
+}
+
+export interface ShownToken {
+  id: number;
+  piece: string;
+  text: string;
+  kind: "text" | "byte" | "special";
+}
+
+export interface PipelineStep {
+  name: string;
+  title: string;
+  formula: string;
+  sentence: string;
+  note: string;
+  values: Record<string, PackedTensor>;
+  facts: Record<string, any>;
+}
+
+export interface Pipeline {
+  text: string;
+  tokens: ShownToken[];
+  left_out: number;
+  vocab_size: number;
+  embed_dim: number;
+  steps: PipelineStep[];
+}
+
+export interface LikelyToken extends ShownToken {
+  chance: number | null;
+}
+
+/** The gradient of one looked-up row. */
+export interface RowGradient extends ShownToken {
+  norm: number;
+  through_rows: number;
+  through_head: number;
+  times: number;
+}
+
+/** A position scheme as `explorer.positions.described` sends it. */
+export interface DescribedScheme {
+  kind: string;
+  name: string;
+  layers: string;
+  trained_length: number | null;
+  checked?: number;
+  distinct?: number;
+  [field: string]: any;
+}
+
+export interface PositionsData {
+  schemes: DescribedScheme[];
+  embed_dim: number;
+  tokens: { id: number; text: string; kind: string }[];
+  vectors: PackedTensor;
+  queries?: PackedTensor;
+  keys?: PackedTensor;
+}
+
+export interface UnderTrainedToken {
+  id: number;
+  text: string;
+  kind: string | null;
+  score: number;
+  norm: number;
+}
+
+export interface RowList {
+  rows: number;
+  ids: number[];
+}
+
+export interface Health {
+  zero_rows: RowList;
+  nonfinite_rows: RowList;
+  never_touched?: RowList | null;
+  duplicates: { rows: number; groups: number; ids: number[][] };
+  under_trained: {
+    rows: number;
+    threshold: number;
+    explanation: string;
+    tokens: UnderTrainedToken[];
+    by_kind: { kind: string; rows: number; under_trained: number }[];
+  };
+}
+
+export interface Spectrum {
+  explained: number[];
+  effective_rank: number;
+  isotropy: number;
+  mean_cosine: number;
+}
+
+/** One line of a run's `metrics.jsonl`. */
+export interface MetricsLine {
+  step: number;
+  loss: number;
+  lr?: number;
+  validation_loss?: number;
+  validation_bits_per_byte?: number;
+  rows_touched?: number;
+  tokens_per_second?: number;
+}
+
+export interface Metrics {
+  lines: MetricsLine[];
+  uniform_loss: number;
+  options: Record<string, any>;
+  made_of: Record<string, any>;
+  neighbors_before: { id: number; token: string; near: [string, number][] }[];
+}
+
+export type MovedRow = [id: number, otherId: number, cosine: number];
+
+export interface Comparison {
+  title: string;
+  shared: number;
+  mean_cosine: number;
+  residual: number | null;
+  moved_most: MovedRow[];
+  moved_least: MovedRow[];
+}
+
+// Views
+
+export interface ViewState {
+  get(key: string): string | undefined;
+  get(key: string, fallback: string): string;
+  /** Change the state and the URL; null and undefined remove a key. */
+  set(changes: Record<string, any>): void;
+}
+
+export interface ViewContext {
+  manifest: SourceManifest & { exported: boolean; left_out: string[] };
+  sources: SourceManifest[];
+  source: number;
+  theme: () => Theme;
+  data: Data;
+  state: ViewState;
+}
+
+export interface OpenView {
+  close(): void;
+  /** Follow a change of the URL. */
+  stateChanged?(): void;
+}
+
+export interface View {
+  id: string;
+  title: string;
+  sentence: string;
+  needs: string[];
+  keys?: [string, string][];
+  open(element: HTMLElement, context: ViewContext): Promise<OpenView>;
+}
+
+// Pictures
+
+/** Numbers row by row; NaN for a missing one. */
+export interface Matrix {
+  rows: number;
+  cols: number;
+  data: Float32Array | Float64Array;
+}
+
+export interface Closable {
+  element: HTMLElement;
+  close(): void;
+}
+
+export type CellTest = (row: number, column: number) => boolean;
+
+/** A frame around a row or a column of a heat map. */
+export interface HeatMark {
+  row?: number;
+  column?: number;
+  colour?: string;
+}
+
+/** Centre in data units and CSS pixels per unit: `screen = centre of the canvas + zoom * (point - centre)`, y up. */
+export interface Viewport {
+  x: number;
+  y: number;
+  zoom: number;
+}
+
+/** The points of a map and how they are drawn. */
+export interface PointScene {
+  xs: Float32Array;
+  ys: Float32Array;
+  viewport: Viewport | null;
+  /** Zoom at which all points fit. */
+  home: number;
+  /** A pixel for each point, as in `splat.js`. */
+  colours: Uint32Array;
+  /** 1 for each point to draw; null draws all. */
+  only: Uint8Array | null;
+  /** Points that are drawn larger, above the others. */
+  marked: Int32Array;
+  markColour: number;
+  dense: boolean;
+  /** 256 pixels for density. */
+  scale: Uint32Array;
+  paper: Rgb;
+  showAxes: boolean;
+}
+
+/** The group of each token, by number. */
+export interface Groups {
+  names: string[];
+  of: Uint8Array;
+}
+
+/** A number for each token. */
+export interface NumberColumn {
+  values: Float32Array;
+  range: Point;
+  label: string;
+  format: (value: number) => string;
+}
+
+export type Column = Groups | NumberColumn;
+
+/** Tokens that are added and tokens that are subtracted. */
+export interface TokenSum {
+  plus: number[];
+  minus: number[];
+}

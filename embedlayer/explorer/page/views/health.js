@@ -1,0 +1,227 @@
+/** The view Health: untrained and broken rows, and how the table uses its dimensions. */
+
+import { chart, chartLegend, histogram } from "../charts/chart.js";
+import { short } from "../charts/numbers.js";
+import { definitions, empty, h, select, token } from "../dom.js";
+import { spread } from "../map/viewport.js";
+
+/** @import { Child, Closable, Health, Point, RowList, Spectrum, UnderTrainedToken } from "../types" */
+/** @import { View, ViewContext } from "../types" */
+/** @import { Rule } from "../charts/chart.js" */
+
+/** @type {View} */
+export const view = {
+  id: "health",
+  title: "Health",
+  sentence: "Which rows are untrained or broken, and how the table uses its dimensions.",
+  needs: ["vectors"],
+  open,
+};
+
+const SHOWN = 100;
+const SHOWN_IDS = 60;
+const SHOWN_GROUPS = 12;
+const SHOWN_DUPLICATES = 6;
+const BINS = 60;
+
+/** @param {HTMLElement} element @param {ViewContext} context */
+async function open(element, context) {
+  const { data, manifest } = context;
+  const [health, spectrum, norms, scores, counts] = await Promise.all([
+    data.load("health"), data.load("spectrum"), data.load("norms"), data.load("scores"),
+    manifest.has.includes("frequency") ? data.load("frequencies") : null,
+  ]);
+  const charts = histograms(health, new Float32Array(norms), new Float32Array(scores));
+  const shares = spectrumChart(spectrum);
+  element.replaceChildren(tiles(health, spectrum, manifest.vocab_size, manifest.embed_dim),
+    h("div", { class: "grid-2" },
+      panel("Norms of the rows", "Euclidean norms. The norm alone does not separate trained from untrained rows: in "
+        + "tied tables untrained rows can have the largest norm.", underTrainedLegend(), charts.norms.element),
+      panel("Under-training score", "Rows of tokens that did not occur in training got gradients in one common "
+        + "direction, so they form a narrow cone. The score is 1 on the axis of the cone and 0 at its edge.",
+      underTrainedLegend(),
+      charts.scores.element),
+      panel("Spectrum of the variance", "Share of the variance along each principal component, largest first. "
+        + `Effective rank: ${spectrum.effective_rank.toFixed(0)} of ${manifest.embed_dim} dimensions.`, shares.element),
+      kindsPanel(health)),
+    underTrainedPanel(health, counts && new Float32Array(counts), context), otherRows(health));
+  return {
+    close() {
+      for (const each of [charts.norms, charts.scores, shares]) each.close();
+    },
+  };
+}
+
+/** @param {string} title @param {Child} note @param {...Child} children */
+function panel(title, note, ...children) {
+  return h("section", { class: "panel" }, h("h2", null, title), h("p", { class: "note" }, note), children);
+}
+
+/**
+ * @param {Health} health
+ * @param {Spectrum} spectrum
+ * @param {number} vocabSize
+ * @param {number} embedDim
+ */
+function tiles(health, spectrum, vocabSize, embedDim) {
+  const under = health.under_trained.rows;
+  const share = under / vocabSize;
+  /** @type {[string, number, string][]} */
+  const items = [
+    ["Under-trained", under, `${(100 * share).toFixed(under && share < 0.001 ? 2 : 1)} % of the rows`],
+    ["Zero", health.zero_rows.rows, "all values are 0"],
+    ["NaN or infinity", health.nonfinite_rows.rows, "invalid values"],
+    ["Duplicates", health.duplicates.rows, `in ${health.duplicates.groups.toLocaleString("en")} groups`],
+  ];
+  if (health.never_touched) items.push(["Unchanged", health.never_touched.rows, "as before training"]);
+  items.push(["Effective rank", spectrum.effective_rank, `of ${embedDim} dimensions`],
+    ["Isotropy", spectrum.isotropy, "1 is isotropic"], ["Mean cosine", spectrum.mean_cosine, "over pairs of rows"]);
+  return definitions("tiles", items.map(([name, value, note]) => [name, tileNumber(value), h("small", null, note)]));
+}
+
+/** @param {number} value */
+function tileNumber(value) {
+  if (Number.isInteger(value)) return value.toLocaleString("en");
+  return value >= 10 ? value.toFixed(0) : value.toFixed(3);
+}
+
+function underTrainedLegend() {
+  return chartLegend([{ name: "all rows", colour: "var(--s1)" }, { name: "under-trained", colour: "var(--s2)" }]);
+}
+
+/** @param {Health} health @param {Float32Array} norms @param {Float32Array} scores */
+function histograms({ under_trained: { threshold } }, norms, scores) {
+  const isUnder = Uint8Array.from(scores, (score) => Number(score > threshold));
+  const [low] = spread(scores.filter(Number.isFinite), 0.0005);
+  return {
+    norms: histogramChart("norm", norms, isUnder, spread(norms.filter(Number.isFinite), 0.0005)),
+    scores: histogramChart("score", scores, isUnder, [Math.min(low, -0.2), 1],
+      { at: threshold, text: "edge of the cone" }),
+  };
+}
+
+/**
+ * Draw how many rows have which value; values outside the range are counted at its ends.
+ * @param {string} what
+ * @param {Float32Array} values
+ * @param {Uint8Array} isUnder
+ * @param {Point} range
+ * @param {Pick<Rule, "at" | "text">} [rule]
+ * @returns {Closable}
+ */
+function histogramChart(what, values, isUnder, range, rule) {
+  const [low, high] = range[0] === range[1] ? [range[0] - 0.5, range[1] + 0.5] : range;
+  /** @param {Float32Array} list */
+  const count = (list) => histogram(list.filter(Number.isFinite).map((value) =>
+    Math.min(Math.max(value, low), high)), low, high, BINS);
+  const [all, under] = [count(values), count(values.filter((_, id) => isUnder[id]))];
+  return chart((colours) => ({
+    series: [
+      { xs: all.edges, ys: all.counts, colour: colours.series[0], kind: "bars" },
+      { xs: under.edges, ys: under.counts, colour: colours.series[1], kind: "bars" },
+    ],
+    xLabel: what, yLabel: "rows, logarithmic", yLog: true, yFloor: 0.8,
+    rules: rule ? [{ ...rule, upright: true, colour: colours.muted }] : [],
+    read: (i) => `${what} ${short(all.edges[i])} to ${short(all.edges[i + 1])}: `
+      + `${all.counts[i].toLocaleString("en")} rows, ${under.counts[i].toLocaleString("en")} of them under-trained`,
+  }), { height: 210, label: `Histogram of the ${what}` });
+}
+
+/** @param {Spectrum} spectrum @returns {Closable} */
+function spectrumChart({ explained }) {
+  const kept = explained.filter((share) => share > 1e-9);
+  return chart((colours) => ({
+    series: [{ xs: kept.map((_, i) => i + 1), ys: kept, colour: colours.series[0] }],
+    xLabel: "component", yLabel: "share of the variance, logarithmic", yLog: true,
+    read: (i) => {
+      const sum = kept.slice(0, i + 1).reduce((a, b) => a + b, 0);
+      return `component ${i + 1}: ${(100 * kept[i]).toPrecision(3)} %, the first ${i + 1} together `
+        + `${(100 * sum).toFixed(1)} %`;
+    },
+  }), { height: 210, label: "Share of the variance along each principal component" });
+}
+
+/** @param {Health} health */
+function kindsPanel({ under_trained: { by_kind: kinds } }) {
+  const note = "Kinds by the tokenizer. Unreachable tokens are never the result of encoding a text.";
+  if (!kinds.length) {
+    return panel("Kinds of tokens", note, empty("Kinds are unknown", "This source has no tokenizer."));
+  }
+  const rows = kinds.map(({ kind, rows: count, under_trained: under }) => {
+    const share = under ? `${under.toLocaleString("en")} · ${((100 * under) / count).toFixed(0)} %` : "–";
+    return h("tr", null, h("th", { scope: "row" }, kind),
+      h("td", { class: "number" }, count.toLocaleString("en")), h("td", { class: "number" }, share));
+  });
+  return panel("Kinds of tokens", note, h("div", { class: "scroll" },
+    table([["kind", false], ["rows", true], ["under-trained", true]], h("tbody", null, rows))));
+}
+
+/** @param {[name: string, isNumber: boolean][]} columns @param {HTMLElement} body */
+function table(columns, body) {
+  const head = columns.map(([name, isNumber]) => h("th", { scope: "col", class: isNumber ? "number" : null }, name));
+  return h("table", null, h("thead", null, h("tr", null, head)), body);
+}
+
+/**
+ * List the under-trained rows.
+ * @param {Health} health
+ * @param {Float32Array | null} counts
+ * @param {ViewContext} context
+ */
+function underTrainedPanel({ under_trained: { tokens, rows, explanation } }, counts, { state }) {
+  if (!tokens.length) return panel("Under-trained rows", explanation);
+  const kinds = ["all", ...new Set(tokens.flatMap((each) => each.kind || []))];
+  const body = h("tbody");
+  const note = h("p", { class: "note" });
+  const fill = () => {
+    const kind = state.get("kind", "all");
+    const chosen = tokens.filter((each) => kind === "all" || each.kind === kind);
+    note.textContent = chosen.length > SHOWN
+      ? `The first ${SHOWN} of ${chosen.length.toLocaleString("en")}${tokens.length < rows ? " listed" : ""}.` : "";
+    body.replaceChildren(...chosen.slice(0, SHOWN).map((each) => underTrainedRow(each, counts)));
+  };
+  const choice = select({
+    label: "Kind", options: kinds.map((name) => [name, name]), value: state.get("kind", "all"),
+    onChange: (value) => {
+      state.set({ kind: value === "all" ? null : value });
+      fill();
+    },
+  });
+  fill();
+  /** @type {[string, boolean][]} */
+  const columns = [["token", false], ["ID", true], ["kind", false], ["score", true], ["norm", true]];
+  if (counts) columns.push(["occurrences in the corpus", true]);
+  return panel("Under-trained rows", explanation,
+    h("div", { class: "toolbar" }, kinds.length > 2 ? choice : null, note),
+    h("div", { class: "scroll list-scroll" }, table(columns, body)));
+}
+
+/** @param {UnderTrainedToken} each @param {Float32Array | null} counts */
+function underTrainedRow({ id, text, kind, score, norm }, counts) {
+  const number = { class: "number" };
+  return h("tr", null, h("td", null, token(text)), h("td", number, id), h("td", null, kind ?? ""),
+    h("td", number, score.toFixed(3)), h("td", number, norm.toFixed(3)),
+    counts ? h("td", number, counts[id].toLocaleString("en")) : null);
+}
+
+/** List zero, non-finite, unchanged and duplicate rows by ID. @param {Health} health */
+function otherRows({ zero_rows: zero, nonfinite_rows: nonfinite, never_touched: unchanged, duplicates }) {
+  const parts = [
+    ...idList("Zero rows", zero), ...idList("Rows with NaN or infinity", nonfinite),
+    ...idList("Unchanged rows", unchanged),
+  ];
+  if (duplicates.groups) {
+    const groups = duplicates.ids.slice(0, SHOWN_GROUPS).map((ids) =>
+      ids.slice(0, SHOWN_DUPLICATES).join(" = ") + (ids.length > SHOWN_DUPLICATES ? " = …" : ""));
+    const rest = duplicates.groups > SHOWN_GROUPS ? " …" : "";
+    parts.push(h("div", null, h("h3", null, "Equal rows"), h("p", null, groups.join("; "), rest)));
+  }
+  return parts.length ? h("section", { class: "panel others" }, h("h2", null, "Other findings"), parts) : "";
+}
+
+/** @param {string} title @param {RowList | null | undefined} list */
+function idList(title, list) {
+  if (!list?.rows) return [];
+  const rest = list.rows > SHOWN_IDS ? ` … and ${(list.rows - SHOWN_IDS).toLocaleString("en")} more` : "";
+  return [h("div", null, h("h3", null, title), h("p", null, list.ids.slice(0, SHOWN_IDS).join(", ") + rest))];
+}

@@ -1,0 +1,481 @@
+/** The view Map: all tokens as points. */
+
+import { h, visibleText } from "../dom.js";
+import { Axes } from "../map/axes.js";
+import { Colouring } from "../map/colouring.js";
+import { Columns, namesInOrder } from "../map/columns.js";
+import { Controls } from "../map/controls.js";
+import { kinds } from "../map/groups.js";
+import { paintOver } from "../map/painting.js";
+import { bytesOfAll, expressionOf, parseExpression, parseQuery, search, variants } from "../map/search.js";
+import { isEmpty, selectedTokens, sumParams } from "../map/selection.js";
+import { Side } from "../map/side.js";
+import { Stage, emptyScene, measured } from "../map/stage.js";
+import { fitViewport } from "../map/viewport.js";
+
+/** @import { Context2D, Point, TokenSum, View, ViewContext, Viewport } from "../types" */
+/** @import { Tab } from "../map/side.js" */
+/** @import { Frame, Host as StageHost } from "../map/stage.js" */
+
+/** @type {View} */
+export const view = {
+  id: "map",
+  title: "Map",
+  sentence: "Every row of the table as a point, along its principal components. Neighbours are computed from all "
+    + "dimensions.",
+  needs: ["vectors"],
+  keys: [
+    ["arrows, + −, 0", "move, zoom, show all (with the map in focus)"], ["Enter", "select the token at the cross"],
+    ["Esc", "clear search and selection"],
+  ],
+  open,
+};
+
+const NEIGHBORS = 20;
+const LONGEST_NAME = 24;
+const NAMED_FOUND = 400;
+const NARROW = 600; // pixels
+const [TYPING_DELAY, MOVING_DELAY, ENCODING_DELAY] = [60, 300, 1500]; // milliseconds
+
+/**
+ * @typedef {object} Tokens
+ * @property {string[]} texts
+ * @property {number[]} special
+ * @property {number[]} explained
+ * @property {ArrayBuffer} coordinates
+ * @property {ArrayBuffer} norms
+ */
+
+/** @param {HTMLElement} element @param {ViewContext} context */
+async function open(element, context) {
+  const { data, manifest } = context;
+  const count = manifest.exported ? "3" : "6";
+  const [{ texts, special }, { explained }, coordinates, norms] = await Promise.all([
+    data.load("tokens"), data.load("axes"), data.load("coordinates", { count }), data.load("norms"),
+  ]);
+  const map = new MapView(element, context, { texts, special, explained, coordinates, norms });
+  await map.start();
+  return map;
+}
+
+class MapView {
+  /** @type {Int32Array | null} */ #found = null;
+  /** @type {[id: number, cosine: number][]} */ #near = [];
+  /** @type {Point[] | null} */ #lasso = null;
+  /** @type {Tab} */ #tab = "near";
+  #isIsolated = false;
+  #isLassoOn = false;
+  #problem = "";
+  #request = 0;
+  #isClosed = false;
+  #typing = 0;
+  #moving = 0;
+  #encoding = 0;
+
+  /** @param {HTMLElement} element @param {ViewContext} context @param {Tokens} tokens */
+  constructor(element, context, { texts, special, explained, coordinates, norms }) {
+    const { data, manifest, state } = context;
+    const selected = () => selectedTokens(state, texts.length);
+    this.context = context;
+    this.texts = texts;
+    this.selected = selected;
+    this.kind = kinds(texts, special);
+    this.lower = texts.map((text) => text.toLowerCase());
+    this.columns = new Columns({
+      texts, kind: this.kind, norms: new Float32Array(norms), data, selected,
+      hasFrequency: manifest.has.includes("frequency"),
+    });
+    this.axes = new Axes({ size: texts.length, coordinates, explained, state, data, selected });
+    this.inOrder = once(() => namesInOrder(texts, this.kind, this.columns.frequency()));
+    this.byText = once(() => new Map(texts.map((text, id) => /** @type {const} */ ([text, id])).reverse()));
+    this.names = new Map();
+    this.scene = emptyScene(texts.length);
+    this.colouring = new Colouring(this.scene, this.columns, {
+      column: () => this.#column(),
+      highlighted: () => ({
+        found: this.#found, hasNeighbours: this.#near.length > 0, isIsolated: this.#isIsolated && this.#found !== null,
+      }),
+      draw: () => this.stage.draw(),
+    });
+    this.controls = this.#makeControls();
+    this.stage = this.#makeStage();
+    this.side = this.#makeSide();
+    element.replaceChildren(h("div", { class: "map" },
+      h("div", { class: "panel map-main" }, this.controls.element, this.stage.element), this.side.element));
+  }
+
+  #makeControls() {
+    return new Controls(this.context.state, this.axes, this.columns, {
+      search: () => {
+        clearTimeout(this.#typing);
+        this.#typing = setTimeout(() => this.#search(this.controls.searchField.value), TYPING_DELAY);
+      },
+      enter: () => {
+        if (this.#found?.length) this.#choose({ plus: [this.#found[0]], minus: [] });
+      },
+      escape: () => this.#clear(),
+      setAxes: () => this.#setAxes(),
+      setColours: () => this.#setColours(),
+      toggleDensity: () => {
+        this.#setDense(!this.scene.dense);
+        this.context.state.set({ v: this.scene.dense ? "density" : null });
+        this.colouring.describe();
+      },
+      toggleLasso: () => this.#setLasso(!this.#isLassoOn),
+    });
+  }
+
+  #makeStage() {
+    /** @param {string} text @param {string} label @param {() => void} onClick */
+    const button = (text, label, onClick) =>
+      h("button", { type: "button", "aria-label": label, title: label, onClick }, text);
+    return new Stage(this.scene,
+      "Map of all tokens. Arrow keys move, plus and minus zoom, Enter selects the token at the cross.",
+      this.#stageHost(), this.colouring.legend,
+      h("div", { class: "map-zoom" }, button("+", "Zoom in", () => this.stage.zoom(1.5)),
+        button("−", "Zoom out", () => this.stage.zoom(1 / 1.5)), button("⤢", "Show all", () => this.stage.home())),
+      this.controls.modes, this.controls.progress);
+  }
+
+  /** @returns {StageHost} */
+  #stageHost() {
+    return {
+      fitted: (width, height) => this.#fitted(width, height),
+      opening: (all) => this.#opening(all),
+      above: (context, viewport, frame) => this.#paintAbove(context, viewport, frame),
+      moved: () => this.#rememberViewport(),
+      textOf: (id) => this.texts[id],
+      details: (id) => `#${id}`,
+      pick: (id, more) => {
+        const { plus, minus } = this.selected();
+        this.#choose(more ? { plus: [...plus, id], minus } : { plus: [id], minus: [] });
+      },
+      closest: 3000,
+      more: {
+        lasso: () => this.#isLassoOn,
+        draw: (line) => {
+          this.#lasso = line;
+          this.stage.draw();
+        },
+        drawn: () => this.#takeLasso(),
+        escape: () => this.#clear(),
+      },
+    };
+  }
+
+  #makeSide() {
+    const { texts, kind, columns, inOrder } = this;
+    const { exported, left_out: leftOut } = this.context.manifest;
+    return new Side({ texts, kind, columns, inOrder, notes: exported ? leftOut : [] }, {
+      choose: (sum) => this.#choose(sum),
+      typed: (text, field, last) => this.#onExpression(text, field, last),
+      meant: (text) => this.#meant(text),
+      showTab: (tab) => {
+        this.#tab = tab;
+        this.#showSide();
+      },
+      isolate: () => {
+        this.#isIsolated = !this.#isIsolated;
+        this.colouring.restrict();
+        this.#showSide();
+      },
+      point: (id) => this.stage.showTip(id),
+      leave: () => this.stage.hideTip(),
+    });
+  }
+
+  // Opening, closing, and the URL
+
+  async start() {
+    const { manifest } = this.context;
+    this.#setDense(this.context.state.get("v") === "density");
+    this.#encoding = setTimeout(() => bytesOfAll(this.texts), ENCODING_DELAY); // the first search by bytes is fast too
+    this.#place(this.axes.first(), true);
+    this.stage.measure();
+    if (manifest.has.includes("frequency")) await this.columns.load("frequency");
+    this.#apply();
+  }
+
+  close() {
+    this.#isClosed = true;
+    this.stage.close();
+    this.colouring.close();
+    for (const timer of [this.#typing, this.#moving, this.#encoding]) clearTimeout(timer);
+  }
+
+  async stateChanged() {
+    this.#found = null;
+    this.controls.hits.textContent = "";
+    this.controls.yAxis.hidden = false;
+    this.#place(this.axes.first(), true);
+    await this.#apply();
+    this.stage.reset();
+  }
+
+  /** Show what the URL says. */
+  async #apply() {
+    const { state } = this.context;
+    const typed = state.get("q", "");
+    this.controls.follow();
+    this.#setDense(state.get("v") === "density");
+    if (state.get("x") || state.get("y")) {
+      await this.#setAxes();
+      this.stage.reset();
+    }
+    await this.#setColours();
+    if (typed) this.#search(typed);
+    await this.#showSelection();
+    if (!typed) return;
+    this.#tab = "found";
+    this.#showSide();
+  }
+
+  // What is drawn above the points
+
+  /** @param {Context2D} context @param {Viewport} viewport @param {Frame} frame */
+  #paintAbove(context, viewport, frame) {
+    const isNarrow = frame.width < NARROW;
+    const titles = this.scene.showAxes ? this.axes.titles() : [this.axes.layoutNote(isNarrow), ""];
+    const { plus, minus } = this.selected();
+    paintOver(context, this.scene, viewport, {
+      ...frame, colours: this.colouring.palette, axes: titles,
+      rings: [...plus, ...minus], names: this.#namedTokens(), textOf: (id) => this.#nameOf(id),
+      most: isNarrow ? 18 : 42, lasso: this.#lasso,
+    });
+  }
+
+  /** @param {number} id */
+  #nameOf(id) {
+    const known = this.names.get(id);
+    if (known !== undefined) return known;
+    const text = visibleText(this.texts[id]);
+    const name = text.length > LONGEST_NAME ? `${text.slice(0, LONGEST_NAME - 1)}…` : text;
+    this.names.set(id, name);
+    return name;
+  }
+
+  /** Yield the tokens in the order in which they are named on the map. */
+  * #namedTokens() {
+    const { plus, minus } = this.selected();
+    const found = this.#found?.subarray(0, NAMED_FOUND) ?? [];
+    const first = new Set([...plus, ...minus, ...this.#near.map(([id]) => id), ...found]);
+    yield* first;
+    if (this.#found?.length && this.#isIsolated) return;
+    for (const id of this.inOrder()) if (!first.has(id) && this.stage.isShown(id)) yield id;
+  }
+
+  // The viewport
+
+  /**
+   * Return the viewport of all points between the buttons and the legend.
+   * @param {number} width
+   * @param {number} height
+   */
+  #fitted(width, height) {
+    const [over, under] = width < NARROW ? [48, 92] : [0, 56];
+    const all = fitViewport(this.scene.xs, this.scene.ys, width, height - over - under);
+    return { ...all, y: all.y - (under - over) / 2 / all.zoom };
+  }
+
+  /** @param {Viewport} all */
+  #opening(all) {
+    const [x, y, zoom] = this.context.state.get("at", "").split(",").map(Number);
+    return Number.isFinite(zoom) && zoom > 0 ? { x, y, zoom: all.zoom * zoom } : all;
+  }
+
+  #rememberViewport() {
+    clearTimeout(this.#moving);
+    this.#moving = setTimeout(() => {
+      const { viewport } = this.scene;
+      if (this.#isClosed || !viewport) return;
+      const all = this.#fitted(this.stage.element.clientWidth, this.stage.element.clientHeight);
+      const zoom = viewport.zoom / all.zoom;
+      const distance = Math.hypot(viewport.x - all.x, viewport.y - all.y) * all.zoom;
+      const isAll = Math.abs(zoom - 1) <= 0.01 && distance <= 3;
+      const numbers = [viewport.x, viewport.y, zoom].map((n) => Number(n.toPrecision(5)));
+      this.context.state.set({ at: isAll ? null : numbers.join(",") });
+    }, MOVING_DELAY);
+  }
+
+  // Coordinates and colours
+
+  async #setAxes() {
+    const isLayout = this.axes.isLayout();
+    this.controls.yAxis.hidden = isLayout;
+    this.controls.showProgress(isLayout ? this.axes.waiting : "");
+    try {
+      const coordinates = await this.axes.load();
+      if (this.#isClosed || isLayout !== this.axes.isLayout()) return;
+      this.#place(coordinates, !isLayout);
+      this.stage.home();
+    } catch (error) {
+      if (!this.#isClosed) this.controls.showProgress(/** @type {Error} */ (error).message);
+    }
+  }
+
+  /** @param {Float32Array[]} coordinates @param {boolean} showAxes */
+  #place([xs, ys], showAxes) {
+    this.stage.place(xs, ys);
+    this.scene.showAxes = showAxes;
+    this.controls.showProgress("");
+  }
+
+  /** Return the name of the column that colours the points. */
+  #column() {
+    const name = this.context.state.get("c", "kind");
+    return this.columns.options.some(([key]) => key === name) ? name : "kind";
+  }
+
+  #setColours() {
+    this.controls.colourBy.set(this.#column());
+    return this.colouring.show();
+  }
+
+  /** @param {boolean} isOn */
+  #setDense(isOn) {
+    this.scene.dense = isOn;
+    this.controls.density.setAttribute("aria-pressed", String(isOn));
+  }
+
+  /** @param {boolean} isOn */
+  #setLasso(isOn) {
+    this.#isLassoOn = isOn;
+    this.controls.lasso.setAttribute("aria-pressed", String(isOn));
+    this.stage.over.classList.toggle("is-lasso", isOn);
+  }
+
+  // Search
+
+  /** @param {string} typed */
+  #search(typed) {
+    const start = performance.now();
+    const query = parseQuery(typed);
+    const isBroken = query.kind === "error";
+    const ids = query.kind === "none" || isBroken ? null : search(query, this.texts, this.lower);
+    measured("map: search", start);
+    this.controls.searchField.title = isBroken ? query.message : "";
+    this.context.state.set({ q: typed || null });
+    this.#take(ids, isBroken ? "not a pattern" : ids ? `${ids.length.toLocaleString("en")} found` : "");
+  }
+
+  #takeLasso() {
+    const line = this.#lasso ?? [];
+    this.#lasso = null;
+    this.#setLasso(false);
+    if (line.length <= 2) return this.stage.draw();
+    const ids = this.stage.within(line);
+    this.controls.searchField.value = "";
+    this.context.state.set({ q: null });
+    return this.#take(ids, `${ids.length.toLocaleString("en")} inside`);
+  }
+
+  /** Highlight tokens that were found. @param {Int32Array | null} ids @param {string} message */
+  #take(ids, message) {
+    this.#found = ids;
+    this.controls.hits.textContent = message;
+    if (!ids) this.#isIsolated = false;
+    this.#tab = ids?.length ? "found" : "near";
+    this.#mark();
+    this.colouring.restrict();
+    this.colouring.fade();
+    this.#showSide();
+  }
+
+  /** Clear search and selection. */
+  #clear() {
+    this.controls.searchField.value = "";
+    this.#lasso = null;
+    this.#setLasso(false);
+    this.context.state.set({ q: null });
+    this.#take(null, "");
+    this.#choose({ plus: [], minus: [] });
+  }
+
+  // Selection and neighbours
+
+  /** @param {TokenSum} sum */
+  #choose(sum) {
+    this.context.state.set(sumParams(sum));
+    this.#tab = "near";
+    this.#showSelection();
+  }
+
+  async #showSelection() {
+    const request = ++this.#request;
+    await this.#loadNeighbours(request);
+    if (this.#isClosed || request !== this.#request) return;
+    this.#mark();
+    this.columns.invalidate("along");
+    if (this.axes.isSelection()) await this.#setAxes();
+    if (this.#column() === "along" || this.axes.isSelection()) await this.#setColours();
+    else this.colouring.fade();
+    this.#showSide();
+    this.stage.draw();
+  }
+
+  /** @param {number} request */
+  async #loadNeighbours(request) {
+    const sum = this.selected();
+    this.#problem = "";
+    if (isEmpty(sum)) {
+      this.#near = [];
+      return;
+    }
+    this.#showSide(true);
+    try {
+      const near = await this.context.data.load("neighbors", { ...sumParams(sum), topn: NEIGHBORS });
+      if (request === this.#request) this.#near = near;
+    } catch (error) {
+      if (request !== this.#request) return;
+      this.#near = [];
+      this.#problem = /** @type {Error} */ (error).message;
+    }
+  }
+
+  /** Return the IDs that the last term of a sum can mean. @param {string} text */
+  #meant(text) {
+    const last = parseExpression(text).at(-1);
+    return last ? variants(last.text, this.byText()).filter((id) => id < this.texts.length) : [];
+  }
+
+  /** Select a typed sum. @param {string} text @param {HTMLElement} field @param {number} [last] */
+  #onExpression(text, field, last) {
+    const terms = parseExpression(text).map((term) => ({ ...term, id: variants(term.text, this.byText())[0] }));
+    const lastTerm = terms.at(-1);
+    if (lastTerm && last !== undefined) lastTerm.id = last;
+    const unknown = terms.find(({ id }) => id === undefined || id >= this.texts.length);
+    if (unknown) {
+      this.#problem = `No single token is “${unknown.text}”. Search for its subwords.`;
+      return this.#showSide();
+    }
+    /** @param {number} sign */
+    const ofSign = (sign) => terms.filter((term) => term.sign === sign).map(({ id }) => id);
+    this.#choose({ plus: ofSign(1), minus: ofSign(-1) });
+    return field.focus();
+  }
+
+  /** Draw the found tokens, or the selection and its neighbours, above the others. */
+  #mark() {
+    const { plus, minus } = this.selected();
+    this.scene.marked = this.#found ?? Int32Array.from([...this.#near.map(([id]) => id), ...plus, ...minus]);
+  }
+
+  #showSide(isLoading = false) {
+    if (this.#isClosed) return;
+    const sum = this.selected();
+    this.side.show({
+      sum, near: this.#near, found: this.#found, isIsolated: this.#isIsolated, tab: this.#tab, problem: this.#problem,
+      isLoading, expression: expressionOf(sum, (id) => visibleText(this.texts[id]), this.byText()),
+    });
+  }
+}
+
+/** Return a function that calls `make` once. @template T @param {() => T} make @returns {() => T} */
+function once(make) {
+  /** @type {{value: T} | null} */
+  let made = null;
+  return () => {
+    made ??= { value: make() };
+    return made.value;
+  };
+}
