@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
     from torch import Tensor
 
-    from embedlayer.checkpoints.layer import EmbeddingLayer
+    from embedlayer.checkpoints.embedding_layer import EmbeddingLayer
     from embedlayer.compress.report import Comparison, Loss
     from embedlayer.models.decoder import DecoderLM
 
@@ -157,8 +157,8 @@ def _open_vectors(path: Path) -> Source:
     """A table in a file as an embedding layer; its tokens are words between spaces."""
     from tokenizers import Tokenizer, models, pre_tokenizers
 
+    from embedlayer.checkpoints.embedding_layer import EmbeddingLayer
     from embedlayer.checkpoints.formats import read_vectors
-    from embedlayer.checkpoints.layer import EmbeddingLayer
     from embedlayer.tables.dense import TokenEmbedding
 
     tokens, rows = read_vectors(path)

@@ -15,8 +15,8 @@ from embedlayer.planner import Change, EmbeddingPlan, format_bytes, format_param
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-    from embedlayer.checkpoints.layer import TransformedHead
     from embedlayer.layers.output import OutputHead
+    from embedlayer.layers.prediction_head import PredictionHead
     from embedlayer.positions.position import Position
     from embedlayer.tables.table import TokenTable
 
@@ -182,7 +182,7 @@ def real_model(directory: Path) -> "tuple[EmbeddingPlan, Tokenizer | None]":
 
 
 def planned(
-    table: "TokenTable", head: "OutputHead | TransformedHead | None", position: "Position", *, name: str
+    table: "TokenTable", head: "OutputHead | PredictionHead | None", position: "Position", *, name: str
 ) -> EmbeddingPlan:
     """The plan of two ends that are there.
 

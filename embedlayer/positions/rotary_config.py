@@ -11,6 +11,7 @@ from difflib import get_close_matches
 from typing import Any
 
 from embedlayer.errors import CheckpointError
+from embedlayer.families import CONFIG_KEYS, rotary_facts
 from embedlayer.files import JsonObject
 from embedlayer.positions.rotary_scaling import (
     DynamicNTK,
@@ -42,7 +43,7 @@ KEYS: dict[str, tuple[set[str], set[str]]] = {  # of each rope type: required, o
 COMMON_KEYS = {"rope_type", "type", "rope_theta", "partial_rotary_factor"}
 LISTS = {"short_factor", "long_factor"}
 FROM_OUTSIDE = {"original_max_position_embeddings"}  # Phi-3 writes it beside the dictionary
-CONFIG_KEYS = {  # the keys of a configuration that speak of rotary positions and that we understand
+ROTARY_KEYS = {  # the keys of a configuration about rotary positions that this module understands
     "rope_parameters",
     "rope_scaling",
     "rope_theta",
@@ -60,32 +61,6 @@ CONFIG_KEYS = {  # the keys of a configuration that speak of rotary positions an
     "no_rope_layer_interval",
     "qk_rope_head_dim",
 }
-INTERLEAVED_FAMILIES = {
-    *("gptj", "codegen", "cohere", "cohere2", "cohere2_moe", "glm", "glm4", "ernie4_5", "ernie4_5_moe", "helium"),
-    *("moonshine", "moonshine_streaming", "llama4", "llama4_text", "deepseek_v2", "blt"),
-    *("deepseek_v3", "mistral4", "axk1", "youtu"),  # unless rope_interleave says otherwise
-}
-"""Families whose code in transformers pairs channels (2i, 2i + 1); their configurations do not say so."""
-
-FIXED_BASE = {"gptj": 10000.0, "codegen": 10000.0}
-PARTIAL_FAMILIES = {  # what transformers takes where the key is missing
-    "gpt_neox": 0.25,
-    "stablelm": 0.25,
-    "qwen3_next": 0.25,
-    "qwen3_5": 0.25,
-    "qwen3_5_moe": 0.25,
-    "phi": 0.5,
-    "persimmon": 0.5,
-    "glm": 0.5,
-    "glm4": 0.5,
-    "glm4_moe": 0.5,
-    "nemotron": 0.5,
-    "recurrent_gemma": 0.5,
-    "moonshine": 0.9,
-}
-SCALES_FULL_ATTENTION_ONLY = {"gemma3", "gemma3_text", "gemma3n", "gemma3n_text", "t5gemma2", "olmo3"}
-NOPE_IN_FULL_ATTENTION = {"cohere2", "cohere2_moe", "exaone4"}
-NOPE_EVERY_SO_OFTEN = {"smollm3", "llama4", "llama4_text"}
 
 
 def read_rotary(
@@ -110,25 +85,28 @@ def read_rotary(
     parameters = _parameters(config, layer_type)
     if parameters is None:
         return None
+    facts = rotary_facts(config.get("model_type"))
+    if facts.reversed:
+        raise CheckpointError(
+            f"{config['model_type']} rotates queries and keys by the negative angle, which RotaryEmbedding does not do."
+        )
     if "mrope_section" in parameters:
         raise CheckpointError("mrope_section: positions along several axes are outside this library for now.")
     kind = _agreed({"rope_type": parameters.get("rope_type"), "type": parameters.get("type")}) or "default"
-    kind = "longrope" if kind == "su" else kind
-    if kind == "yarn" and config.get("model_type") == "phi3":
-        kind = "longrope"  # under its former name, as transformers reads it
+    kind = dict((("su", "longrope"), *facts.former_rope_types)).get(kind, kind)
     if kind not in KEYS:
         raise CheckpointError(f"rope_type {kind!r} is not known here.{_hint(kind, KEYS)}")
     _check_keys(kind, parameters)
     width = head_width(config, layer_type)
     share = _partial(config, parameters, width)
-    arguments: dict[str, Any] = {
+    told = config.get("rope_interleave")
+    return {
         "head_dim": width,
         "base": _base(config, parameters, layer_type, default_base),
         "scaling": _scaling(kind, config, parameters, share),
-        "interleaved": _interleaved(config) if interleaved is None else interleaved,
+        "interleaved": interleaved if interleaved is not None else facts.interleaved if told is None else bool(told),
         "rotary_dim": width if kind == "proportional" else int(width * share),
     }
-    return arguments
 
 
 def head_width(config: JsonObject, layer_type: str | None = None) -> int:
@@ -150,8 +128,7 @@ def head_width(config: JsonObject, layer_type: str | None = None) -> int:
     for key in ("qk_rope_head_dim", "head_dim"):
         if config.get(key) is not None:
             return _whole(config[key], key)
-    width = next((config[key] for key in ("hidden_size", "n_embd", "d_model") if config.get(key)), None)
-    heads = next((config[key] for key in ("num_attention_heads", "n_head", "n_heads") if config.get(key)), None)
+    width, heads = _size(config, "hidden_size"), _size(config, "num_attention_heads")
     if width is None or heads is None:
         raise CheckpointError("The configuration has neither head_dim nor hidden_size and num_attention_heads.")
     return _whole(width, "hidden_size") // _whole(heads, "num_attention_heads")
@@ -163,7 +140,7 @@ def layer_types(config: JsonObject) -> list[str | None]:
     Raises:
         CheckpointError: The number of layers is missing, or differs from the list of types.
     """
-    count = next((config[key] for key in ("num_hidden_layers", "n_layer", "n_layers") if config.get(key)), None)
+    count = _size(config, "num_hidden_layers")
     if count is None:
         raise CheckpointError("The configuration does not say how many layers there are: num_hidden_layers is missing.")
     count = _whole(count, "num_hidden_layers")
@@ -192,18 +169,21 @@ def rotated_layers(config: JsonObject) -> list[bool]:
     types = layer_types(config)
     count = len(types)
     listed, every = config.get("no_rope_layers"), config.get("no_rope_layer_interval")
-    family = config.get("model_type")
+    without_positions = rotary_facts(config.get("model_type")).without_positions
     if listed:
         return [bool(flag) for flag in _one_a_layer(listed, count, "no_rope_layers")]
     if every:
         return [(layer + 1) % _whole(every, "no_rope_layer_interval") != 0 for layer in range(count)]
-    if family in NOPE_EVERY_SO_OFTEN:
+    if without_positions == "listed":
         raise CheckpointError(
-            f"{family} has layers without positions, but neither no_rope_layers nor no_rope_layer_interval is there."
+            f"{config['model_type']} has layers without positions, but neither no_rope_layers nor "
+            f"no_rope_layer_interval is present."
         )
-    if family in NOPE_IN_FULL_ATTENTION and config.get("sliding_window") is not None:
+    if without_positions == "full_attention" and config.get("sliding_window") is not None:
         if None in types:
-            raise CheckpointError(f"{family} turns only layers of sliding attention: layer_types is missing.")
+            raise CheckpointError(
+                f"{config['model_type']} rotates only layers of sliding attention: layer_types is missing."
+            )
         return [kind == SLIDING for kind in types]
     parameters = config.get("rope_parameters") or {}
     absent = {key for key, value in parameters.items() if value is None} if _is_nested(parameters) else set()
@@ -216,17 +196,17 @@ def has_layer_types(config: JsonObject) -> bool:
         _is_nested(config.get("rope_parameters"))
         or "rope_local_base_freq" in config
         or "local_rope_theta" in config
-        or (config.get("model_type") in SCALES_FULL_ATTENTION_ONLY and bool(config.get("rope_scaling")))
+        or (rotary_facts(config.get("model_type")).scales_full_attention_only and bool(config.get("rope_scaling")))
     )
 
 
 def _check_names(config: JsonObject) -> None:
     for key in config:
-        if ("rope" in key or "rotary" in key) and key not in CONFIG_KEYS and config[key] is not False:
-            raise CheckpointError(f"The configuration's key {key!r} is not known here.{_hint(key, CONFIG_KEYS)}")
+        if ("rope" in key or "rotary" in key) and key not in ROTARY_KEYS and config[key] is not False:
+            raise CheckpointError(f"The configuration's key {key!r} is not known here.{_hint(key, ROTARY_KEYS)}")
     if config.get("alibi"):
         raise CheckpointError("This configuration says alibi: its positions are an AlibiBias, not rotary.")
-    if "text_config" in config and not config.keys() & CONFIG_KEYS:
+    if "text_config" in config and not config.keys() & ROTARY_KEYS:
         raise CheckpointError("This configuration holds several models: pass config['text_config'].")
 
 
@@ -258,7 +238,7 @@ def _parameters(config: JsonObject, layer_type: str | None) -> Mapping[str, Any]
         )
     if layer_type is None and has_layer_types(config):
         raise CheckpointError(f"This configuration has layers of two types: pass layer_type={SLIDING!r} or {FULL!r}.")
-    if layer_type == SLIDING and config.get("model_type") in SCALES_FULL_ATTENTION_ONLY:
+    if layer_type == SLIDING and rotary_facts(config.get("model_type")).scales_full_attention_only:
         return {}
     return parameters
 
@@ -278,18 +258,11 @@ def _base(
     config: JsonObject, parameters: Mapping[str, Any], layer_type: str | None, default_base: float | None
 ) -> float:
     named: dict[str, Any] = {"rope_theta of the parameters": parameters.get("rope_theta")}
-    local, whole = {
-        "rope_local_base_freq": ("rope_local_base_freq", "rope_theta"),
-        "local_rope_theta": ("local_rope_theta", "global_rope_theta"),
-    }.get(next((key for key in ("rope_local_base_freq", "local_rope_theta") if key in config), ""), (None, None))
-    if local is not None and not _is_nested(config.get("rope_parameters")):
-        key = local if layer_type == SLIDING else whole
-        named[f"{key}"] = config.get(f"{key}")
-    elif not _is_nested(config.get("rope_parameters")):
-        named |= {key: config.get(key) for key in ("rope_theta", "rotary_emb_base", "rotary_embedding_base")}
+    if not _is_nested(config.get("rope_parameters")):
+        named |= {key: config.get(key) for key in _base_keys(config, layer_type)}
+        facts = rotary_facts(config.get("model_type"))
+        default_base = facts.base if facts.fixed_base else default_base
     base = _agreed(named)
-    if base is None and not _is_nested(config.get("rope_parameters")):
-        base = FIXED_BASE.get(str(config.get("model_type")))
     base = default_base if base is None else base
     if base is None:
         raise CheckpointError(
@@ -297,6 +270,14 @@ def _base(
             f"number (10000 for most): write it into the configuration, or pass default_base."
         )
     return _number(base, "rope_theta")
+
+
+def _base_keys(config: JsonObject, layer_type: str | None) -> tuple[str, ...]:
+    """Return the keys under which a configuration without nested `rope_parameters` stores the base of a layer type."""
+    for local, whole in (("rope_local_base_freq", "rope_theta"), ("local_rope_theta", "global_rope_theta")):
+        if local in config:
+            return (local if layer_type == SLIDING else whole,)
+    return ("rope_theta", "rotary_emb_base", "rotary_embedding_base")
 
 
 def _partial(config: JsonObject, parameters: Mapping[str, Any], width: int) -> float:
@@ -308,11 +289,11 @@ def _partial(config: JsonObject, parameters: Mapping[str, Any], width: int) -> f
             "rotary_dim": None if config.get("rotary_dim") is None else config["rotary_dim"] / width,
         }
     )
-    family = str(config.get("model_type"))
-    if share is None and family in PARTIAL_FAMILIES:
+    default = rotary_facts(config.get("model_type")).default_share
+    if share is None and default is not None:
         raise CheckpointError(
-            f"{family} turns only a part of a head, but partial_rotary_factor is missing. "
-            f"transformers would take {PARTIAL_FAMILIES[family]}: write it into the configuration."
+            f"{config['model_type']} rotates only a part of a head's channels, but partial_rotary_factor is missing. "
+            f"transformers would take {default}: write it into the configuration."
         )
     return 1.0 if share is None else _number(share, "partial_rotary_factor")
 
@@ -362,11 +343,6 @@ def _longest(config: JsonObject, kind: str) -> int:
     return _whole(config["max_position_embeddings"], "max_position_embeddings")
 
 
-def _interleaved(config: JsonObject) -> bool:
-    told = config.get("rope_interleave")
-    return config.get("model_type") in INTERLEAVED_FAMILIES if told is None else bool(told)
-
-
 def _agreed(named: Mapping[str, Any]) -> Any:
     """The one value among several names for it; `None` where all are missing."""
     found = {name: value for name, value in named.items() if value is not None}
@@ -374,6 +350,11 @@ def _agreed(named: Mapping[str, Any]) -> Any:
     if any(value != values[0] for value in values):
         raise CheckpointError(f"The configuration contradicts itself: {found}.")
     return values[0] if values else None
+
+
+def _size(config: JsonObject, key: str) -> Any:
+    """Return a size of the model under any of the names in `CONFIG_KEYS`; `None` if it is missing or 0."""
+    return next((config[name] for name in CONFIG_KEYS[key] if config.get(name)), None)
 
 
 def _required(numbers: Mapping[str, float], key: str, kind: str) -> float:

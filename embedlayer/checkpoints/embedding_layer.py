@@ -3,179 +3,99 @@
 import json
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from itertools import chain
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypedDict, Unpack
+from typing import Any, Literal
 
 import torch
-import torch.nn.functional as F
-from jaxtyping import Float, Int
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 
-from embedlayer.checkpoints.families import Numbering, Step
 from embedlayer.checkpoints.writer import WriteReceipt, write_tensors
 from embedlayer.errors import CheckpointError, EmbedLayerError, EmbedLayerWarning, SizeError
-from embedlayer.fields import Range, check_fields
+from embedlayer.families import Numbering, Step
 from embedlayer.files import JsonObject
 from embedlayer.layers.in_place import Place
 from embedlayer.layers.input import sequence_of
 from embedlayer.layers.output import OutputHead
-from embedlayer.losses.linear_cross_entropy import LossOptions
+from embedlayer.layers.prediction_head import (
+    PredictionHead,
+    build_head,
+    build_layer_norm,
+    build_linear,
+    layer_norm_config,
+    linear_config,
+)
 from embedlayer.positions.position import AttentionMask, Position, positions_of
-from embedlayer.pretrained import Pretrained, build, check_saved, describe
+from embedlayer.pretrained import Pretrained, build, describe
 from embedlayer.shapes import Ids, IdsLike, Positions, Vectors
 from embedlayer.tables.dense import TokenEmbedding, as_table
 from embedlayer.tables.table import TokenTable
 from embedlayer.text.tokenizer import load_tokenizer, table_size, tokens_without_rows
 
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "gelu": F.gelu,
-    "gelu_new": lambda x: F.gelu(x, approximate="tanh"),
-    "gelu_pytorch_tanh": lambda x: F.gelu(x, approximate="tanh"),
-    "relu": F.relu,
-    "silu": F.silu,
-    "tanh": torch.tanh,
-}
-"""Activations of heads, by the words of transformers' configurations."""
-
-
-class TransformedHead(nn.Module):
-    """A head with something before its product: `output(norm(activation(dense(hidden))))` (BERT, ALBERT, OPT).
-
-    Args:
-        output: The product with the rows, tied or free.
-        dense: A projection to the width of the rows.
-        activation: One of `ACTIVATIONS`, or `None`.
-        norm: A LayerNorm, or `None`.
-
-    Raises:
-        CheckpointError: The activation is not known.
-    """
-
-    def __init__(
-        self, output: OutputHead, *, dense: nn.Linear, activation: str | None = None, norm: nn.LayerNorm | None = None
-    ) -> None:
-        super().__init__()
-        if activation is not None and activation not in ACTIVATIONS:
-            raise CheckpointError(f"The activation {activation!r} is none of {', '.join(ACTIVATIONS)}.")
-        self.output = output
-        self.dense = dense
-        self.activation = activation
-        self.norm = norm
-
-    @property
-    def tied(self) -> bool:
-        """Whether the rows are the table's."""
-        return self.output.tied
-
-    @property
-    def weight(self) -> Tensor:
-        """The rows."""
-        weight: Tensor = self.output.weight
-        return weight
-
-    @property
-    def config(self) -> JsonObject:
-        """The constructor's arguments, without the table of a tied head."""
-        return {
-            **self.output.config,
-            "dense": _linear_config(self.dense),
-            "activation": self.activation,
-            "norm": _norm_config(self.norm),
-        }
-
-    def transform(self, hidden: Float[Tensor, "*batch D"]) -> Float[Tensor, "*batch R"]:
-        """`norm(activation(dense(hidden)))`."""
-        narrowed = self.dense(hidden)
-        activated = narrowed if self.activation is None else ACTIVATIONS[self.activation](narrowed)
-        result: Tensor = activated if self.norm is None else self.norm(activated)
-        return result
-
-    def forward(self, hidden: Float[Tensor, "*batch D"]) -> Float[Tensor, "*batch V"]:
-        """A score for each token, `(..., D)` to `(..., V)`."""
-        logits: Tensor = self.output(self.transform(hidden))
-        return logits
-
-    def loss(
-        self, hidden: Float[Tensor, "*batch D"], targets: Int[Tensor, "*batch"], **options: Unpack[LossOptions]
-    ) -> Float[Tensor, "*result"]:
-        """Cross entropy of `targets` under `softmax(head(hidden))`; see `OutputHead.loss`."""
-        return self.output.loss(self.transform(hidden), targets, **options)
-
-    def extra_repr(self) -> str:
-        """The activation, for `print`."""
-        return "" if self.activation is None else f"activation={self.activation}"
-
 
 @dataclass(frozen=True)
-class ReadTensor:
-    """One tensor that was read.
+class LoadedTensor:
+    """One tensor that was read from a checkpoint.
 
     Attributes:
-        part: Where it went: a key of the layer's state.
-        name: Its name in the checkpoint.
-        shape: Its sizes.
-        dtype: Its type in the checkpoint.
-        nbytes: Bytes it takes there.
+        key: Key of the layer's state that holds the tensor.
+        name: Name in the checkpoint.
+        shape: Sizes.
+        dtype: Dtype in the checkpoint, as safetensors names it.
+        nbytes: Bytes in the checkpoint.
     """
 
-    part: str
+    key: str
     name: str
     shape: tuple[int, ...]
     dtype: str
     nbytes: int
 
 
-@dataclass(frozen=True)
-class Origin:
-    """Where a layer came from.
+@dataclass(frozen=True, kw_only=True)
+class LoadRecord:
+    """What was read to load a layer.
 
     Attributes:
-        source: What it was loaded from.
-        tensors: What was read.
+        source: Path or hub name of the checkpoint; empty for a layer that was not loaded.
+        tensors: Tensors that were read.
         bytes_read: Bytes of headers and tensors that were read.
-        nonfinite_rows: Rows with NaN or infinity, by part.
-        notes: What was skipped, guessed or contradicts, in sentences.
+        nonfinite_rows: Number of rows that contain NaN or infinity, for `"table"` and `"head"`; 0 is left out.
+        notes: Sentences about what was skipped, guessed or contradictory.
     """
 
-    source: str
-    tensors: tuple[ReadTensor, ...] = ()
+    source: str = ""
+    tensors: tuple[LoadedTensor, ...] = ()
     bytes_read: int = 0
-    nonfinite_rows: Mapping[str, int] | None = None
+    nonfinite_rows: Mapping[str, int] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class LayerReport:
-    """What a layer is and what was read to make it; `print` shows it, `to_json` is for machines.
+@dataclass(frozen=True, kw_only=True)
+class LayerReport(LoadRecord):
+    """What a layer consists of and what was read to load it; `print` shows it as text.
 
     Attributes:
-        source: What it was loaded from.
-        family: Layout, or `"unknown"`.
-        vocab_size: Rows of the table, V.
+        family: Name of the model family, or `"unknown"`.
+        vocab_size: Number of rows of the table, V.
         embed_dim: Width of a row.
-        width: Width of what the first block receives, D.
-        dtype: Type of the rows.
-        device: Where they are.
-        scale: Factor on looked-up rows, as stated; `None` for none.
-        embed_scale: The same, rounded to the type of the rows, where the family rounds it (Gemma).
-        padding_idx: Row that is zero and stays zero.
-        recipe: Steps of the way in.
-        positions: The schemes, by kind of layer where there are several.
-        head: `"tied"`, `"free"` or `None`.
-        logit_scale: Factor on the products of the head.
-        softcap: Cap on its logits.
-        tokenizer: How many rows its tokenizer needs, why it cannot be read, or `None` if it has none.
-        parameters: Numbers that can be trained, at both ends together.
-        tensors: What was read.
-        bytes_read: Bytes of headers and tensors that were read.
-        nonfinite_rows: Rows with NaN or infinity, by part; only parts that have some.
-        notes: What was skipped, guessed or contradicts.
+        width: Width of the vectors that the first block receives, D.
+        dtype: Dtype of the rows.
+        device: Device of the rows.
+        scale: Factor on looked-up rows, as the family defines it; `None` for none.
+        embed_scale: The same factor rounded to the dtype of the rows, for families that round it (Gemma), else `None`.
+        padding_idx: Row that is zero and stays zero, or `None`.
+        recipe: Steps of the input embedding after look-up and scale.
+        positions: Position schemes by kind of layer; the key `""` has that of the first block.
+        head: `"tied"`, `"untied"`, or `None` without a head.
+        logit_scale: Factor on the logits, or `None` without a head.
+        softcap: Cap on the logits, or `None`.
+        tokenizer: Number of rows that the tokenizer needs, or the reason why it cannot be read, or `None` without one.
+        parameters: Number of trainable parameters of the layer, head included.
     """
 
-    source: str
     family: str
     vocab_size: int
     embed_dim: int
@@ -192,13 +112,9 @@ class LayerReport:
     softcap: float | None
     tokenizer: int | str | None
     parameters: int
-    tensors: tuple[ReadTensor, ...]
-    bytes_read: int
-    nonfinite_rows: dict[str, int]
-    notes: tuple[str, ...]
 
     def to_json(self) -> JsonObject:
-        """Every field, as JSON has it."""
+        """Return all fields as JSON values."""
         content: JsonObject = json.loads(json.dumps(asdict(self)))
         return content
 
@@ -213,7 +129,7 @@ class LayerReport:
             "table": f"{self.vocab_size:,} x {self.embed_dim:,} {self.dtype} on {self.device}",
             "scale": scale,
             "padding": "none" if self.padding_idx is None else f"row {self.padding_idx}",
-            "way in": " -> ".join(("look-up", *self.recipe)) + f" -> width {self.width:,}",
+            "input": " -> ".join(("look-up", *self.recipe)) + f" -> width {self.width:,}",
             "positions": "; ".join(f"{kind}: {scheme}" if kind else scheme for kind, scheme in self.positions.items()),
             "head": ", ".join([self.head or "none", *options]),
             "tokenizer": "none" if self.tokenizer is None else str(self.tokenizer),
@@ -221,8 +137,8 @@ class LayerReport:
             "read": f"{self.bytes_read:,} bytes, {len(self.tensors)} tensors",
         }
         text = [self.source, *(f"  {name:<11}{value}" for name, value in lines.items())]
-        text += [f"    {t.part} = {t.name} {t.dtype} {list(t.shape)}" for t in self.tensors]
-        text += [f"  {count:,} rows of {part} hold NaN or infinity" for part, count in self.nonfinite_rows.items()]
+        text += [f"    {t.key} = {t.name} {t.dtype} {list(t.shape)}" for t in self.tensors]
+        text += [f"  {count:,} rows of the {of} contain NaN or infinity" for of, count in self.nonfinite_rows.items()]
         return "\n".join([*text, *(f"  note: {note}" for note in self.notes)])
 
 
@@ -255,7 +171,7 @@ class EmbeddingLayer(Pretrained):
         self,
         table: TokenTable | nn.Embedding,
         position: Position | None = None,
-        head: OutputHead | TransformedHead | None = None,
+        head: OutputHead | PredictionHead | None = None,
         *,
         family: str = "unknown",
         recipe: Sequence[Step] = (),
@@ -278,7 +194,7 @@ class EmbeddingLayer(Pretrained):
         self.position = Position() if position is None else position
         self.head = head
         output, parent, name = (
-            (head.output, head, "output") if isinstance(head, TransformedHead) else (head, self, "head")
+            (head.output, head, "output") if isinstance(head, PredictionHead) else (head, self, "head")
         )
         if output is not None and output.table is table:
             output.follow_places([Place(self, "table")], Place(parent, name))
@@ -293,7 +209,7 @@ class EmbeddingLayer(Pretrained):
         self.projection = projection
         self.other_positions = nn.ModuleDict(dict(other_positions or {}))
         self.tensor_names = {key: tuple(names) for key, names in (tensor_names or {}).items()}
-        self.origin = Origin("")
+        self.load_record = LoadRecord()
         self._find_tokenizer: Callable[[], Path | None] = _no_tokenizer
         self._tokenizer: Tokenizer | None = None
 
@@ -315,8 +231,8 @@ class EmbeddingLayer(Pretrained):
             "padding_id": self.padding_id,
             "first_position_id": self.first_position_id,
             "types": "table" if self.types_from_table else None if self.types is None else describe(self.types),
-            "norm": _norm_config(self.norm),
-            "projection": _linear_config(self.projection),
+            "norm": layer_norm_config(self.norm),
+            "projection": linear_config(self.projection),
             "other_positions": {kind: describe(position) for kind, position in self._others()},
             "tensor_names": {key: list(names) for key, names in self.tensor_names.items()},
         }
@@ -332,10 +248,10 @@ class EmbeddingLayer(Pretrained):
             return cls.construct(
                 table=table,
                 position=position,
-                head=None if head is None else _head(head, table),
+                head=None if head is None else build_head(head, table),
                 types=build(types) if isinstance(types, dict) else types,
-                norm=_norm(options.pop("norm")),
-                projection=_linear(options.pop("projection")),
+                norm=build_layer_norm(options.pop("norm")),
+                projection=build_linear(options.pop("projection")),
                 other_positions={kind: build(value) for kind, value in options.pop("other_positions").items()},
                 **options,
             )
@@ -480,11 +396,11 @@ class EmbeddingLayer(Pretrained):
 
     def report(self) -> LayerReport:
         """What this layer is, and what was read to make it. Reads the tokenizer."""
-        output = self.head.output if isinstance(self.head, TransformedHead) else self.head
+        output = self.head.output if isinstance(self.head, PredictionHead) else self.head
         first = next(chain(self.table.parameters(), self.table.buffers()))
         embed_scale = getattr(self.table, "embed_scale", None)
         return LayerReport(
-            source=self.origin.source,
+            **vars(self.load_record),
             family=self.family,
             vocab_size=self.table.vocab_size,
             embed_dim=self.table.embed_dim,
@@ -496,15 +412,11 @@ class EmbeddingLayer(Pretrained):
             padding_idx=self.table.padding_idx,
             recipe=self.recipe,
             positions={"": _shown(self.position)} | {kind: _shown(position) for kind, position in self._others()},
-            head=None if self.head is None else "tied" if self.head.tied else "free",
+            head=None if self.head is None else "tied" if self.head.tied else "untied",
             logit_scale=None if output is None else output.logit_scale,
             softcap=None if output is None else output.softcap,
             tokenizer=self._tokenizer_rows(),
             parameters=sum(parameter.numel() for parameter in self.parameters()),
-            tensors=self.origin.tensors,
-            bytes_read=self.origin.bytes_read,
-            nonfinite_rows=dict(self.origin.nonfinite_rows or {}),
-            notes=self.origin.notes,
         )
 
     def _tokenizer_rows(self) -> int | str | None:
@@ -526,50 +438,3 @@ def _no_tokenizer() -> None:
 def _shown(position: Position) -> str:
     """One line about a scheme."""
     return "none" if type(position) is Position else f"{type(position).__name__}({position.extra_repr()})"
-
-
-def _norm_config(norm: nn.LayerNorm | None) -> JsonObject | None:
-    return None if norm is None else {"width": norm.normalized_shape[0], "eps": norm.eps}
-
-
-def _linear_config(linear: nn.Linear | None) -> JsonObject | None:
-    if linear is None:
-        return None
-    return {"in": linear.in_features, "out": linear.out_features, "bias": linear.bias is not None}
-
-
-Width = Annotated[int, Range(1, 1 << 24)]
-
-
-class NormConfig(TypedDict):
-    """A LayerNorm in a saved configuration."""
-
-    width: Width
-    eps: float
-
-
-LinearConfig = TypedDict("LinearConfig", {"in": Width, "out": Width, "bias": bool})
-
-
-def _norm(config: JsonObject | None) -> nn.LayerNorm | None:
-    if config is None:
-        return None
-    check_fields(config, NormConfig, "The saved configuration of a LayerNorm")
-    return nn.LayerNorm(config["width"], eps=config["eps"])
-
-
-def _linear(config: JsonObject | None) -> nn.Linear | None:
-    if config is None:
-        return None
-    check_fields(config, LinearConfig, "The saved configuration of a projection")
-    return nn.Linear(config["in"], config["out"], bias=config["bias"])
-
-
-def _head(config: JsonObject, table: TokenTable) -> OutputHead | TransformedHead:
-    options = dict(config)
-    tied, dense = options.pop("tied"), _linear(options.pop("dense", None))
-    activation, norm = options.pop("activation", None), _norm(options.pop("norm", None))
-    check_saved(TransformedHead, {"activation": activation})
-    check_saved(OutputHead, options)
-    output = OutputHead(table if tied else None, **options)
-    return output if dense is None else TransformedHead(output, dense=dense, activation=activation, norm=norm)

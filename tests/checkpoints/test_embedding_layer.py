@@ -114,7 +114,7 @@ def test_the_loss_of_a_transformed_head_is_the_cross_entropy_of_its_logits(load_
     expected = nn.functional.cross_entropy(layer.head(hidden).flatten(0, 1), targets.flatten())
     assert torch.allclose(layer.head.loss(hidden, targets), expected)
     with pytest.raises(el.CheckpointError, match="activation 'swish"):
-        el.TransformedHead(layer.head.output, dense=layer.head.dense, activation="swish6")
+        el.PredictionHead(layer.head.output, dense=layer.head.dense, activation="swish6")
 
 
 def test_a_zero_padding_row_is_kept_zero_and_another_is_an_ordinary_row(tmp_path) -> None:
