@@ -222,7 +222,8 @@ class _Loader:
         weight = self._table()
         pad = self._whole_or_none("pad_token_id")
         table = TokenEmbedding(
-            *weight.shape,
+            weight.shape[0],
+            weight.shape[1],
             padding_idx=self._padding_idx(weight, pad),
             scale=self._scale(weight.shape[1]),
             round_scale=family.scale == "sqrt_dim_rounded",
