@@ -5,7 +5,6 @@ tensor are copied whole. The new folder appears complete or not at all.
 """
 
 import json
-import math
 import shutil
 import struct
 from collections.abc import Iterator, Mapping
@@ -98,26 +97,26 @@ def write_tensors(
 
 
 def _is_as_stored(checkpoint: Checkpoint, name: str, tensor: Tensor) -> bool:
-    """Return whether the file already contains the bits of `tensor`, compared a buffer at a time."""
+    """Whether the file holds these bits already, compared in pieces."""
     stored = checkpoint.read(name)
     if stored.shape != tensor.shape:
         return False
-    pairs = zip(_buffers(stored, stored.dtype), _buffers(tensor, stored.dtype), strict=True)
+    pairs = zip(_pieces(stored, stored.dtype), _pieces(tensor, stored.dtype), strict=True)
     return all(torch.equal(old, new) for old, new in pairs)
 
 
-def _buffers(tensor: Tensor, dtype: torch.dtype) -> Iterator[Tensor]:
-    """Yield the bytes of a tensor in another dtype on the CPU, in buffers of about `BYTES_AT_ONCE`."""
+def _pieces(tensor: Tensor, dtype: torch.dtype) -> Iterator[Tensor]:
+    """The bytes of a tensor, a few rows at a time, in another type and on the CPU."""
     rows = tensor.reshape(1) if tensor.dim() == 0 else tensor
     row_bytes = max(rows[:1].numel() * dtype.itemsize, 1)
-    for chunk in rows.split(max(BYTES_AT_ONCE // row_bytes, 1)):
-        yield chunk.to("cpu", dtype).contiguous().flatten().view(torch.uint8)
+    for piece in rows.split(max(BYTES_AT_ONCE // row_bytes, 1)):
+        yield piece.to("cpu", dtype).contiguous().flatten().view(torch.uint8)
 
 
 def _stream(
     source: Path, target: Path, header: Header, changed: Mapping[str, Tensor], metadata: Mapping[str, str]
 ) -> None:
-    """Write a copy of one safetensors file with some tensors replaced, in the same order."""
+    """One safetensors file with some tensors replaced; the order of the tensors stays."""
     entries: JsonObject = {"__metadata__": metadata} if metadata else {}
     offset = 0
     for name, info in header.tensors.items():
@@ -132,26 +131,21 @@ def _stream(
         new.write(struct.pack("<Q", len(raw)) + raw)
         for name, info in header.tensors.items():
             if name in changed:
-                for buffer in _buffers(changed[name], info.torch_dtype):
-                    new.write(buffer.numpy().data)
+                for piece in _pieces(changed[name], info.torch_dtype):
+                    new.write(piece.numpy().data)
             else:
                 _copy_bytes(old, new, info)
 
 
 def _copy_bytes(old: BinaryIO, new: BinaryIO, info: TensorInfo) -> None:
-    """Copy the bytes of one tensor from file to file.
-
-    Raises:
-        CheckpointError: The old file ends inside the tensor.
-    """
     old.seek(info.start)
     left = info.nbytes
     while left:
-        buffer = old.read(min(left, BYTES_AT_ONCE))
-        if not buffer:
+        piece = old.read(min(left, BYTES_AT_ONCE))
+        if not piece:
             raise CheckpointError(f"{info.file} ends inside {info.name}: it was cut short while it was copied.")
-        new.write(buffer)
-        left -= len(buffer)
+        new.write(piece)
+        left -= len(piece)
 
 
 def _rewrite_json(folder: Path, checkpoint: Checkpoint, vocab_size: int, changed: Mapping[str, Tensor]) -> None:
@@ -159,22 +153,30 @@ def _rewrite_json(folder: Path, checkpoint: Checkpoint, vocab_size: int, changed
     config = folder / CONFIG
     if config.is_file():
         content = read_json(config)
-        text = content.get("text_config")
-        text = text if isinstance(text, dict) and "vocab_size" in text else content
-        if text.get("vocab_size", vocab_size) != vocab_size:
-            text["vocab_size"] = vocab_size
+        part = content.get("text_config")
+        part = part if isinstance(part, dict) and "vocab_size" in part else content
+        if part.get("vocab_size", vocab_size) != vocab_size:
+            part["vocab_size"] = vocab_size
             write_json(config, content)
     index = folder / INDEX
     if index.is_file() and changed:
         content = read_json(index)
         metadata = content.get("metadata")
-        totals = {"total_size": 0, "total_parameters": 0}
-        for name, tensor in changed.items():
-            stored = checkpoint.info(name)
-            added = tensor.numel() - math.prod(stored.shape)
-            totals["total_parameters"] += added
-            totals["total_size"] += added * stored.torch_dtype.itemsize
-        for key, added in totals.items():
-            if isinstance(metadata, dict) and isinstance(metadata.get(key), int | float):
-                metadata[key] += added
+        stored = {name: checkpoint.info(name) for name in changed}
+        if isinstance(metadata, dict):
+            for key, size in (("total_size", _bytes), ("total_parameters", _count)):
+                if isinstance(metadata.get(key), int | float):
+                    old = sum(size(info.shape, info) for info in stored.values())
+                    new = sum(size(tuple(tensor.shape), stored[name]) for name, tensor in changed.items())
+                    metadata[key] = metadata[key] - old + new
         write_json(index, content)
+
+
+def _count(shape: tuple[int, ...], _: TensorInfo) -> int:
+    """Return the number of elements of a tensor."""
+    return torch.Size(shape).numel()
+
+
+def _bytes(shape: tuple[int, ...], info: TensorInfo) -> int:
+    """Return the number of bytes of a tensor of this shape in the dtype of `info`."""
+    return torch.Size(shape).numel() * info.torch_dtype.itemsize
