@@ -50,7 +50,7 @@ CONFIG_KEYS: Mapping[str, Names] = {
 """Names under which the configurations of all families store a size, most common name first."""
 
 SCALE_ATTRIBUTES: Names = ("scalar_embed_scale", "embed_scale")
-"""Attributes of transformers' scaled embeddings: the exact factor of a rounded scale (Gemma), and the factor used."""
+"""Attributes of transformers' scaled embeddings: the unrounded factor of Gemma, and the factor of all families."""
 
 OWN_MODEL_TYPE = "embedlayer"
 """The `model_type` that `DecoderLM.config` shows to tools of transformers."""
