@@ -215,35 +215,29 @@ class Family:
     folds_rows: bool = False
 
 
+_DECODER_TENSORS = {
+    "table.weight": ("model.embed_tokens.weight", "tok_embeddings.weight"),
+    "blocks.{}.attention_norm.weight": ("input_layernorm.weight", "attention_norm.weight"),
+    "blocks.{}.attention.query.weight": ("self_attn.q_proj.weight", "attention.wq.weight"),
+    "blocks.{}.attention.key.weight": ("self_attn.k_proj.weight", "attention.wk.weight"),
+    "blocks.{}.attention.value.weight": ("self_attn.v_proj.weight", "attention.wv.weight"),
+    "blocks.{}.attention.out.weight": ("self_attn.o_proj.weight", "attention.wo.weight"),
+    "blocks.{}.mlp_norm.weight": ("post_attention_layernorm.weight", "ffn_norm.weight"),
+    "blocks.{}.mlp.gate.weight": ("mlp.gate_proj.weight", "feed_forward.w1.weight"),
+    "blocks.{}.mlp.up.weight": ("mlp.up_proj.weight", "feed_forward.w3.weight"),
+    "blocks.{}.mlp.down.weight": ("mlp.down_proj.weight", "feed_forward.w2.weight"),
+    "norm.weight": ("model.norm.weight", "norm.weight"),
+    "head.weight": ("lm_head.weight", "output.weight"),
+}
+"""Tensor names of `DecoderLM`; in transformers' `LlamaForCausalLM` and in Meta's LLaMA, those of blocks in a block."""
+
 HUGGING_FACE_TENSORS: Mapping[str, str] = {
-    "table.weight": "model.embed_tokens.weight",
-    "blocks.{}.attention_norm.weight": "model.layers.{}.input_layernorm.weight",
-    "blocks.{}.attention.query.weight": "model.layers.{}.self_attn.q_proj.weight",
-    "blocks.{}.attention.key.weight": "model.layers.{}.self_attn.k_proj.weight",
-    "blocks.{}.attention.value.weight": "model.layers.{}.self_attn.v_proj.weight",
-    "blocks.{}.attention.out.weight": "model.layers.{}.self_attn.o_proj.weight",
-    "blocks.{}.mlp_norm.weight": "model.layers.{}.post_attention_layernorm.weight",
-    "blocks.{}.mlp.gate.weight": "model.layers.{}.mlp.gate_proj.weight",
-    "blocks.{}.mlp.up.weight": "model.layers.{}.mlp.up_proj.weight",
-    "blocks.{}.mlp.down.weight": "model.layers.{}.mlp.down_proj.weight",
-    "norm.weight": "model.norm.weight",
-    "head.weight": "lm_head.weight",
+    ours: f"model.layers.{{}}.{theirs}" if "{}" in ours else theirs for ours, (theirs, _) in _DECODER_TENSORS.items()
 }
 """Tensor names of `DecoderLM`, and the names in transformers' `LlamaForCausalLM`."""
 
 META_TENSORS: Mapping[str, str] = {
-    "table.weight": "tok_embeddings.weight",
-    "blocks.{}.attention_norm.weight": "layers.{}.attention_norm.weight",
-    "blocks.{}.attention.query.weight": "layers.{}.attention.wq.weight",
-    "blocks.{}.attention.key.weight": "layers.{}.attention.wk.weight",
-    "blocks.{}.attention.value.weight": "layers.{}.attention.wv.weight",
-    "blocks.{}.attention.out.weight": "layers.{}.attention.wo.weight",
-    "blocks.{}.mlp_norm.weight": "layers.{}.ffn_norm.weight",
-    "blocks.{}.mlp.gate.weight": "layers.{}.feed_forward.w1.weight",
-    "blocks.{}.mlp.up.weight": "layers.{}.feed_forward.w3.weight",
-    "blocks.{}.mlp.down.weight": "layers.{}.feed_forward.w2.weight",
-    "norm.weight": "norm.weight",
-    "head.weight": "output.weight",
+    ours: f"layers.{{}}.{theirs}" if "{}" in ours else theirs for ours, (_, theirs) in _DECODER_TENSORS.items()
 }
 """Tensor names of `DecoderLM`, and the names in Meta's LLaMA checkpoints. Their rotary pairs are interleaved."""
 

@@ -1,4 +1,4 @@
-"""The embedding layer of a checkpoint: what stands before its first block and after its last."""
+"""The embedding layer of a checkpoint: input embedding, positions and LM head, with their names in the file."""
 
 import json
 import warnings
@@ -143,28 +143,28 @@ class LayerReport(LoadRecord):
 
 
 class EmbeddingLayer(Pretrained):
-    """The two ends of a model: `input(ids)` is what its first block receives, `head(hidden)` are its logits.
+    """Embedding layer of a language model: `input(ids)` are the first block's inputs, `head(hidden)` the logits.
 
-    `embedlayer.load` makes one out of a checkpoint. In training, the dropout that some families have after the way in
-    is the caller's.
+    `embedlayer.load` builds one from a checkpoint. It has no dropout: families that apply dropout to the input embedding
+    in training leave it to the caller.
 
     Args:
-        table: What each token is.
-        position: Where each token is, as the first block sees it; neutral if `None`.
-        head: The way out, tied to `table` or free; `None` for none.
-        family: Name of the layout.
-        recipe: Steps of the way in, after look-up and scale: `"types"`, `"project"`, `"position"`, `"norm"`.
-        numbering: How positions are counted where none are given; see `families.Numbering`.
+        table: Token table.
+        position: Position scheme of the first block; `None` for no positions.
+        head: LM head, tied to `table` or untied; `None` for none.
+        family: Name of the model family.
+        recipe: Steps of the input embedding after look-up and scale: `"types"`, `"project"`, `"position"`, `"norm"`.
+        numbering: How default positions are counted; see `families.Numbering`.
         padding_id: Token that `numbering="ids"` does not count.
-        first_position_id: What transformers calls position 0 in `position_ids` (RoBERTa: 2).
-        types: Rows of token types, or `"table"` if they are rows of the table (GPT-2).
-        norm: The LayerNorm of the recipe.
-        projection: The projection of the recipe.
-        other_positions: Schemes of other layers, by kind: Gemma 3's `"full_attention"`, T5's `"decoder"`.
-        tensor_names: Names in the checkpoint, by key of this layer's state; the first is the one that was read.
+        first_position_id: Position ID with which transformers means position 0 (RoBERTa: 2).
+        types: Table of token types, `"table"` if they are rows of `table` (GPT-2), or `None` for none.
+        norm: LayerNorm of the step `"norm"`.
+        projection: Projection of the step `"project"`.
+        other_positions: Position schemes of other layers by kind: Gemma 3's `"full_attention"`, T5's `"decoder"`.
+        tensor_names: Names in the checkpoint by key of this layer's state; `load` read the first name of each.
 
     Raises:
-        SizeError: The recipe has a step twice, or one that there is nothing for.
+        SizeError: The recipe has a step twice or without its module, or `numbering="ids"` has no `padding_id`.
     """
 
     def __init__(
@@ -185,9 +185,9 @@ class EmbeddingLayer(Pretrained):
         tensor_names: Mapping[str, Sequence[str]] | None = None,
     ) -> None:
         super().__init__()
-        there = {"types": types, "project": projection, "norm": norm, "position": True}
-        if len(set(recipe)) != len(recipe) or any(there.get(step) is None for step in recipe):
-            raise SizeError(f"The recipe {' -> '.join(recipe)} has a step twice, or one that there is nothing for.")
+        modules = {"types": types, "project": projection, "norm": norm, "position": True}
+        if len(set(recipe)) != len(recipe) or any(modules.get(step) is None for step in recipe):
+            raise SizeError(f"The recipe {' -> '.join(recipe)} has a step twice, or one without its module.")
         if numbering == "ids" and padding_id is None:
             raise SizeError('numbering="ids" counts the tokens that are not padding: it needs padding_id.')
         self.table = as_table(table)
@@ -215,12 +215,12 @@ class EmbeddingLayer(Pretrained):
 
     @property
     def width(self) -> int:
-        """Width of what the first block receives, D."""
+        """Return the width of the vectors that the first block receives, D."""
         return self.table.embed_dim if self.projection is None else self.projection.out_features
 
     @property
     def config(self) -> JsonObject:
-        """The constructor's arguments."""
+        """Return the constructor's arguments as JSON."""
         return {
             "table": describe(self.table),
             "position": describe(self.position),
@@ -239,7 +239,11 @@ class EmbeddingLayer(Pretrained):
 
     @classmethod
     def from_config(cls: type["EmbeddingLayer"], config: JsonObject) -> "EmbeddingLayer":
-        """Build the layer that `config` describes; a tied head is given the table that was just built."""
+        """Build the layer that `config` describes, freshly initialised; a tied head gets the new table.
+
+        Raises:
+            CheckpointError: An argument is missing, unknown or of another type.
+        """
         options = dict(config)
         try:
             table, position = build(options.pop("table")), build(options.pop("position"))
@@ -262,13 +266,13 @@ class EmbeddingLayer(Pretrained):
     def from_pretrained(
         cls, source: Path | str, *, dtype: torch.dtype | None = None, device: torch.device | str = "cpu"
     ) -> "EmbeddingLayer":
-        """What `embedlayer.load` gives."""
+        """Return `embedlayer.load(source, dtype=dtype, device=device)`."""
         from embedlayer.checkpoints.loader import load
 
         return load(source, dtype=dtype, device=device)
 
     def save_pretrained(self, directory: Path | str, *, tokenizer: Any = None) -> None:
-        """Write the layer, with its tokenizer, as a folder that `embedlayer.load` reads back bit for bit.
+        """Write the layer and its tokenizer to a folder that `embedlayer.load` reads back bit for bit.
 
         Raises:
             FileError: The folder cannot be written.
@@ -276,21 +280,24 @@ class EmbeddingLayer(Pretrained):
         super().save_pretrained(directory, tokenizer=self.tokenizer if tokenizer is None else tokenizer)
 
     def write_into(self, checkpoint_dir: Path | str, out_dir: Path | str) -> WriteReceipt:
-        """Write the whole checkpoint in `checkpoint_dir`, with this layer's tensors in place of its own, to `out_dir`.
+        """Write a copy of the checkpoint in `checkpoint_dir`, with this layer's tensors replaced, to `out_dir`.
 
-        The other tensors are streamed from file to file. Tied aliases and the index of shards are kept, stored types
-        too; a table with other rows changes `vocab_size`. The new folder appears complete or not at all.
+        The other tensors are copied from file to file. Tied names, the index of shards and the stored dtypes stay. A
+        table with another number of rows changes `vocab_size`. The new folder appears complete or not at all.
+
+        Returns:
+            The changed tensors and files.
 
         Raises:
-            CheckpointError: This layer is not of that checkpoint; or it was folded together on loading, so that its
-                rows have no place there (model2vec with a mapping or weights).
+            CheckpointError: The layer belongs to another checkpoint; or its table was computed from several tensors, so
+                that it cannot be put back (model2vec with a mapping or weights).
             FileError: `out_dir` is not empty, or cannot be written.
         """
         state = self.state_dict()
-        unplaced = sorted(state.keys() ^ self.tensor_names.keys())
-        if unplaced:
+        unmatched = sorted(state.keys() ^ self.tensor_names.keys())
+        if unmatched:
             raise CheckpointError(
-                f"{', '.join(unplaced)} of this layer and the checkpoint's tensors are not one to one, so they cannot "
+                f"{', '.join(unmatched)} of this layer and the checkpoint's tensors are not one to one, so they cannot "
                 f"be put back. Save the layer by itself with save_pretrained."
             )
         tensors = {name: state[key] for key, names in self.tensor_names.items() for name in names}
@@ -298,22 +305,22 @@ class EmbeddingLayer(Pretrained):
 
     @property
     def tokenizer(self) -> Tokenizer | None:
-        """The checkpoint's tokenizer, read when it is first asked for; `None` if it has none.
+        """Return the checkpoint's tokenizer, or `None` if it has none; it is read at the first access.
 
         Raises:
-            TokenizerError: It is damaged.
+            TokenizerError: The tokenizer file is damaged.
+
+        Warns:
+            EmbedLayerWarning: The tokenizer has IDs without a row in the table.
         """
         if self._tokenizer is None:
             path = self._find_tokenizer()
             if path is not None:
                 self._tokenizer = load_tokenizer(path)
-                self._warn_of_tokens_without_rows(self._tokenizer)
+                mismatch = tokens_without_rows(self._tokenizer, self.table.vocab_size)
+                if mismatch is not None:
+                    warnings.warn(mismatch, EmbedLayerWarning, stacklevel=2)
         return self._tokenizer
-
-    def _warn_of_tokens_without_rows(self, tokenizer: Tokenizer) -> None:
-        mismatch = tokens_without_rows(tokenizer, self.table.vocab_size)
-        if mismatch is not None:
-            warnings.warn(mismatch, EmbedLayerWarning, stacklevel=3)
 
     def input(
         self,
@@ -324,15 +331,15 @@ class EmbeddingLayer(Pretrained):
         positions: Positions | None = None,
         token_type_ids: Ids | None = None,
     ) -> Vectors:
-        """Token IDs `(T,)` or `(B, T)` to what the first block receives, `(..., T, D)`.
+        """Return the vectors that the first block receives, `(T,)` or `(B, T)` to `(..., T, D)`.
 
         Args:
             ids: Token IDs.
-            attention_mask: 0 for padding. As in transformers it moves positions in OPT only; elsewhere left-padded text
-                needs `positions=positions_of(ids, attention_mask)`.
-            position_ids: Where each token stands, as transformers counts for this family (RoBERTa's text starts at 2).
-            positions: The same, from 0 in every family.
-            token_type_ids: Segments (BERT, ALBERT); by default 0, and none in GPT-2 and GPT-J.
+            attention_mask: 0 for padding. As in transformers, it changes positions in OPT only; in other families,
+                left-padded text needs `positions=positions_of(ids, attention_mask)`.
+            position_ids: Position of each token as transformers counts for this family (from 2 in RoBERTa).
+            positions: Position of each token, counted from 0 in every family.
+            token_type_ids: Segment of each token; by default 0 in BERT and ALBERT, and no segments in GPT-2 and GPT-J.
 
         Raises:
             TokenIdError: An ID is outside the table.
@@ -377,10 +384,10 @@ class EmbeddingLayer(Pretrained):
         return x + types
 
     def position_of(self, kind: str | None = None) -> Position:
-        """The scheme of one kind of layer, such as `"full_attention"`; without a name the first block's.
+        """Return the position scheme of a kind of layer, such as `"full_attention"`; `None` for the first block's.
 
         Raises:
-            SizeError: There is no such kind.
+            SizeError: No layers of that kind have their own position scheme.
         """
         if kind is None:
             return self.position
@@ -392,10 +399,11 @@ class EmbeddingLayer(Pretrained):
         return position
 
     def _others(self) -> Iterable[tuple[str, Position]]:
+        """Return kind and position scheme of the layers other than the first block's."""
         return ((kind, self.position_of(kind)) for kind in self.other_positions)
 
     def report(self) -> LayerReport:
-        """What this layer is, and what was read to make it. Reads the tokenizer."""
+        """Return a report of this layer and of what `load` read for it; reads the tokenizer."""
         output = self.head.output if isinstance(self.head, PredictionHead) else self.head
         first = next(chain(self.table.parameters(), self.table.buffers()))
         embed_scale = getattr(self.table, "embed_scale", None)
@@ -420,21 +428,27 @@ class EmbeddingLayer(Pretrained):
         )
 
     def _tokenizer_rows(self) -> int | str | None:
+        """Return the number of rows that the tokenizer needs, why it cannot be read, or `None` without one."""
         try:
             return None if self.tokenizer is None else table_size(self.tokenizer)
         except EmbedLayerError as error:
             return str(error)
 
     def check(self) -> None:
-        """Wait for the device and raise the error of a bad ID or position since the last check."""
+        """Wait for the device, and raise if an ID or position since the last check was out of range.
+
+        Raises:
+            TokenIdError: An ID was out of range.
+            PositionError: A position was out of range.
+        """
         self.table.check()
         self.position.check()
 
 
 def _no_tokenizer() -> None:
-    return None
+    """Return `None`: a layer that was not loaded has no tokenizer."""
 
 
 def _shown(position: Position) -> str:
-    """One line about a scheme."""
+    """Return class and sizes of a position scheme in one line."""
     return "none" if type(position) is Position else f"{type(position).__name__}({position.extra_repr()})"

@@ -211,9 +211,8 @@ def _is_known(old: object) -> bool:
         nn.Embedding.__init__(small, 8, 4, _weight=rows)
         small.__dict__.update({name: value for name, value in old.__dict__.items() if name not in small.__dict__})
         factor, rounded = _scale_of(old)
-        scale = torch.tensor(factor) if rounded else factor
-        setattr(small, name, scale)
-        return bool(torch.equal(small(torch.arange(8)), rows * scale))
+        setattr(small, name, torch.tensor(factor) if rounded else factor)
+        return bool(torch.equal(small(torch.arange(8)), rows * getattr(small, name)))
 
 
 def _scale_of(old: nn.Module) -> tuple[float | None, bool]:
