@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from embedlayer.analysis.vectors import TokenVectors as TokenVectors
     from embedlayer.checkpoints.embedding_layer import EmbeddingLayer as EmbeddingLayer
     from embedlayer.checkpoints.embedding_layer import LayerReport as LayerReport
+    from embedlayer.checkpoints.embedding_layer import load as load
     from embedlayer.checkpoints.formats import read_vectors as read_vectors
     from embedlayer.checkpoints.formats import write_vectors as write_vectors
-    from embedlayer.checkpoints.loader import load as load
     from embedlayer.checkpoints.patch import patch as patch
     from embedlayer.checkpoints.patch import unpatch as unpatch
     from embedlayer.checkpoints.writer import WriteReceipt as WriteReceipt
@@ -150,9 +150,8 @@ _HOMES = {
     "embedlayer.analysis.under_trained": ("UnderTrained", "under_trained_scores"),
     "embedlayer.analysis.vectors": ("TokenVectors",),
     "embedlayer.checkpoints.formats": ("read_vectors", "write_vectors"),
-    "embedlayer.checkpoints.embedding_layer": ("EmbeddingLayer", "LayerReport"),
+    "embedlayer.checkpoints.embedding_layer": ("EmbeddingLayer", "LayerReport", "load"),
     "embedlayer.layers.prediction_head": ("PredictionHead",),
-    "embedlayer.checkpoints.loader": ("load",),
     "embedlayer.checkpoints.patch": ("patch", "unpatch"),
     "embedlayer.checkpoints.writer": ("WriteReceipt",),
     "embedlayer.compress.convert": ("compressed", "with_table"),

@@ -3,7 +3,8 @@
 import json
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
@@ -12,7 +13,10 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 
+from embedlayer.checkpoints.loader import DTYPES, LoadedTensor, Loader, LoadRecord
+from embedlayer.checkpoints.reader import CONFIG, Checkpoint
 from embedlayer.checkpoints.writer import WriteReceipt, write_tensors
+from embedlayer.derived import derive_all
 from embedlayer.errors import CheckpointError, EmbedLayerError, EmbedLayerWarning, SizeError
 from embedlayer.families import Numbering, Step
 from embedlayer.files import JsonObject
@@ -28,49 +32,20 @@ from embedlayer.layers.prediction_head import (
     linear_config,
 )
 from embedlayer.positions.position import AttentionMask, Position, positions_of
-from embedlayer.pretrained import Pretrained, build, describe
+from embedlayer.pretrained import Pretrained, assign, build, describe, is_description
 from embedlayer.shapes import Ids, IdsLike, Positions, Vectors
 from embedlayer.tables.dense import TokenEmbedding, as_table
 from embedlayer.tables.table import TokenTable
 from embedlayer.text.tokenizer import load_tokenizer, table_size, tokens_without_rows
 
-
-@dataclass(frozen=True)
-class LoadedTensor:
-    """One tensor that was read from a checkpoint.
-
-    Attributes:
-        key: Key of the layer's state that holds the tensor.
-        name: Name in the checkpoint.
-        shape: Sizes.
-        dtype: Dtype in the checkpoint, as safetensors names it.
-        nbytes: Bytes in the checkpoint.
-    """
-
-    key: str
-    name: str
-    shape: tuple[int, ...]
-    dtype: str
-    nbytes: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class LoadRecord:
-    """What was read to load a layer.
-
-    Attributes:
-        source: Path or hub name of the checkpoint; empty for a layer that was not loaded.
-        tensors: Tensors that were read.
-        bytes_read: Bytes of headers and tensors that were read.
-        nonfinite_rows: Number of rows that contain NaN or infinity, for `"table"` and `"head"`; 0 is left out.
-        notes: Sentences about what was skipped, guessed or contradictory.
-    """
-
-    source: str = ""
-    tensors: tuple[LoadedTensor, ...] = ()
-    bytes_read: int = 0
-    nonfinite_rows: Mapping[str, int] = field(default_factory=dict)
-    notes: tuple[str, ...] = ()
+TOKENIZERS = (
+    ("tokenizer.json",),
+    ("vocab.json", "merges.txt"),
+    ("tokenizer.model",),
+    ("spiece.model",),
+    ("vocab.txt",),
+)
+"""Files that `load_tokenizer` reads, preferred ones first."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,8 +120,8 @@ class LayerReport(LoadRecord):
 class EmbeddingLayer(Pretrained):
     """Embedding layer of a language model: `input(ids)` are the first block's inputs, `head(hidden)` the logits.
 
-    `embedlayer.load` builds one from a checkpoint. It has no dropout: families that apply dropout to the input embedding
-    in training leave it to the caller.
+    `embedlayer.load` builds one from a checkpoint. The layer has no dropout: the caller applies the dropout that some
+    families have after the input embedding in training.
 
     Args:
         table: Token table.
@@ -267,8 +242,6 @@ class EmbeddingLayer(Pretrained):
         cls, source: Path | str, *, dtype: torch.dtype | None = None, device: torch.device | str = "cpu"
     ) -> "EmbeddingLayer":
         """Return `embedlayer.load(source, dtype=dtype, device=device)`."""
-        from embedlayer.checkpoints.loader import load
-
         return load(source, dtype=dtype, device=device)
 
     def save_pretrained(self, directory: Path | str, *, tokenizer: Any = None) -> None:
@@ -452,3 +425,96 @@ def _no_tokenizer() -> None:
 def _shown(position: Position) -> str:
     """Return class and sizes of a position scheme in one line."""
     return "none" if type(position) is Position else f"{type(position).__name__}({position.extra_repr()})"
+
+
+def load(
+    source: Path | str,
+    *,
+    dtype: torch.dtype | None = None,
+    device: torch.device | str = "cpu",
+    revision: str | None = None,
+) -> EmbeddingLayer:
+    """Load the embedding layer of a checkpoint: table, positions, scale, norms and head, and no other weights.
+
+    Args:
+        source: A folder in Hugging Face's layout, a safetensors file, an index of several such files, a folder that
+            `save_pretrained` wrote, or a name on the hub such as `"openai-community/gpt2"`. The hub needs the `hf`
+            extra; with `HF_HUB_OFFLINE` set, only its cache on this machine is searched.
+        dtype: Dtype of all tensors; `None` for that of the table in the checkpoint.
+        device: Device of the tensors. On the CPU, without a change of dtype, tensors stay mapped to the file until they
+            are written to.
+        revision: Branch, tag or commit on the hub.
+
+    Returns:
+        A trainable layer. `print(layer.report())` shows what was read.
+
+    Raises:
+        FileError: `source` does not exist, or a file cannot be read.
+        CheckpointError: A file is damaged or a pickle, a tensor that the family needs is missing, or tensors and
+            configuration disagree.
+        SizeError: `dtype` is not a floating-point dtype of at least 16 bits.
+        MissingExtraError: The hub needs `pip install 'embedlayer[hf]'`.
+
+    Warns:
+        EmbedLayerWarning: The family is unknown and the table was found by its name, rows contain NaN or infinity, or
+            the configuration contradicts the tensors in a way that can be resolved.
+
+    Example:
+        >>> from embedlayer.files import save_tensors, write_json
+        >>> save_tensors("model.safetensors", {"wte.weight": torch.randn(100, 8), "wpe.weight": torch.randn(16, 8)})
+        >>> write_json("config.json", {"model_type": "gpt2", "vocab_size": 100, "n_embd": 8})
+        >>> layer = load(".")
+        >>> layer.input(torch.tensor([[1, 2, 3]])).shape, layer.head.tied
+        (torch.Size([1, 3, 8]), True)
+    """
+    if dtype is not None and dtype not in DTYPES:
+        raise SizeError(f"dtype must be one of {', '.join(map(str, DTYPES))}, not {dtype}.")
+    checkpoint = Checkpoint.open(source, revision=revision)
+    layer = (_read_saved_layer if is_description(checkpoint.config) else _read_layer)(checkpoint, dtype, device)
+    layer._find_tokenizer = partial(_tokenizer_file, checkpoint)
+    for note in layer.load_record.notes:
+        warnings.warn(f"{checkpoint.name}: {note}", EmbedLayerWarning, stacklevel=2)
+    return layer
+
+
+def _read_layer(checkpoint: Checkpoint, dtype: torch.dtype | None, device: torch.device | str) -> EmbeddingLayer:
+    """Build the layer on the meta device, where nothing is allocated, and give it the tensors of a checkpoint.
+
+    Raises:
+        CheckpointError: A tensor or a key of the configuration is missing or does not fit.
+    """
+    loader = Loader(checkpoint, dtype, device)
+    try:
+        with torch.device("meta"):
+            layer = EmbeddingLayer(**loader.read_arguments())
+    except SizeError as error:
+        raise CheckpointError(f"{checkpoint.name}: the configuration cannot be built. {error}") from error
+    assign(layer, loader.tensors, source=Path(checkpoint.name))
+    derive_all(layer, device)
+    layer.load_record = loader.load_record()
+    return layer
+
+
+def _read_saved_layer(checkpoint: Checkpoint, dtype: torch.dtype | None, device: torch.device | str) -> EmbeddingLayer:
+    """Read a folder that `EmbeddingLayer.save_pretrained` wrote."""
+    config = checkpoint.file(CONFIG)
+    assert config is not None
+    layer = EmbeddingLayer.read_pretrained(config.parent, device=device)
+    layer = layer if dtype is None else layer.to(dtype)
+    tensors = tuple(
+        LoadedTensor(key, key, tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."), tensor.nbytes)
+        for key, tensor in layer.state_dict().items()
+    )
+    layer.load_record = LoadRecord(
+        source=checkpoint.name, tensors=tensors, bytes_read=sum(tensor.nbytes for tensor in tensors)
+    )
+    return layer
+
+
+def _tokenizer_file(checkpoint: Checkpoint) -> Path | None:
+    """Return the preferred tokenizer file of a checkpoint, or `None` if it has none."""
+    for names in TOKENIZERS:
+        found = [checkpoint.file(name) for name in names]
+        if all(found):
+            return found[0]
+    return None

@@ -1,22 +1,15 @@
-"""`embedlayer.load`: read the embedding layer of a checkpoint by the record of its model family.
-
-The layer is built on the meta device, so nothing is allocated that is not read. Then each key of its state gets the
-tensor that the family names.
-"""
+"""Read tensors and sizes of a checkpoint's embedding layer by the record of its model family."""
 
 import math
-import warnings
-from functools import partial
-from pathlib import Path
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from embedlayer.checkpoints.embedding_layer import EmbeddingLayer, LoadedTensor, LoadRecord
-from embedlayer.checkpoints.reader import CONFIG, Checkpoint
-from embedlayer.derived import derive_all
-from embedlayer.errors import CheckpointError, EmbedLayerWarning, SizeError
+from embedlayer.checkpoints.reader import Checkpoint
+from embedlayer.errors import CheckpointError
 from embedlayer.families import (
     CONFIG_KEYS,
     STATIC_EMBEDDING,
@@ -44,7 +37,6 @@ from embedlayer.positions.relative import RelativePositionBias
 from embedlayer.positions.rotary import RotaryEmbedding
 from embedlayer.positions.rotary_config import has_layer_types, layer_types
 from embedlayer.positions.sinusoidal import SinusoidalPositionalEmbedding
-from embedlayer.pretrained import assign, is_description
 from embedlayer.tables.dense import TokenEmbedding
 
 ROWS_AT_ONCE = 8192
@@ -56,96 +48,48 @@ BOUNDED_KEYS = (
     *(*CONFIG_KEYS["num_attention_heads"], *CONFIG_KEYS["num_hidden_layers"]),
     *("head_dim", "d_kv", "rotary_dim", "qk_rope_head_dim"),
 )
-TOKENIZERS = (
-    ("tokenizer.json",),
-    ("vocab.json", "merges.txt"),
-    ("tokenizer.model",),
-    ("spiece.model",),
-    ("vocab.txt",),
-)
-"""Files that `load_tokenizer` reads, preferred ones first."""
 
 
-def load(
-    source: Path | str,
-    *,
-    dtype: torch.dtype | None = None,
-    device: torch.device | str = "cpu",
-    revision: str | None = None,
-) -> EmbeddingLayer:
-    """Load the embedding layer of a checkpoint: table, positions, scale, norms and head, and no other weights.
+@dataclass(frozen=True)
+class LoadedTensor:
+    """One tensor that was read from a checkpoint.
 
-    Args:
-        source: A folder in Hugging Face's layout, a safetensors file, an index of several such files, a folder that
-            `save_pretrained` wrote, or a name on the hub such as `"openai-community/gpt2"`. The hub needs the `hf`
-            extra; with `HF_HUB_OFFLINE` set, only its cache on this machine is searched.
-        dtype: Dtype of all tensors; `None` for that of the table in the checkpoint.
-        device: Device of the tensors. On the CPU, without a change of dtype, tensors stay mapped to the file until they
-            are written to.
-        revision: Branch, tag or commit on the hub.
-
-    Returns:
-        A trainable layer. `print(layer.report())` shows what was read.
-
-    Raises:
-        FileError: `source` does not exist, or a file cannot be read.
-        CheckpointError: A file is damaged or a pickle, a tensor that the family needs is missing, or tensors and
-            configuration disagree.
-        SizeError: `dtype` is not a floating-point dtype of at least 16 bits.
-        MissingExtraError: The hub needs `pip install 'embedlayer[hf]'`.
-
-    Warns:
-        EmbedLayerWarning: The family is unknown and the table was found by its name, rows contain NaN or infinity, or
-            the configuration contradicts the tensors in a way that can be resolved.
-
-    Example:
-        >>> from embedlayer.files import save_tensors, write_json
-        >>> save_tensors("model.safetensors", {"wte.weight": torch.randn(100, 8), "wpe.weight": torch.randn(16, 8)})
-        >>> write_json("config.json", {"model_type": "gpt2", "vocab_size": 100, "n_embd": 8})
-        >>> layer = load(".")
-        >>> layer.input(torch.tensor([[1, 2, 3]])).shape, layer.head.tied
-        (torch.Size([1, 3, 8]), True)
+    Attributes:
+        key: Key of the layer's state that holds the tensor.
+        name: Name in the checkpoint.
+        shape: Sizes.
+        dtype: Dtype in the checkpoint, as safetensors names it.
+        nbytes: Bytes in the checkpoint.
     """
-    if dtype is not None and dtype not in DTYPES:
-        raise SizeError(f"dtype must be one of {', '.join(map(str, DTYPES))}, not {dtype}.")
-    checkpoint = Checkpoint.open(source, revision=revision)
-    if is_description(checkpoint.config):
-        layer = _read_saved_layer(checkpoint, dtype, device)
-    else:
-        layer = _Loader(checkpoint, dtype, device).build_layer()
-    layer._find_tokenizer = partial(_tokenizer_file, checkpoint)
-    for note in layer.load_record.notes:
-        warnings.warn(f"{checkpoint.name}: {note}", EmbedLayerWarning, stacklevel=2)
-    return layer
+
+    key: str
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    nbytes: int
 
 
-def _read_saved_layer(checkpoint: Checkpoint, dtype: torch.dtype | None, device: torch.device | str) -> EmbeddingLayer:
-    """Read a folder that `EmbeddingLayer.save_pretrained` wrote."""
-    config = checkpoint.file(CONFIG)
-    assert config is not None
-    layer = EmbeddingLayer.read_pretrained(config.parent, device=device)
-    layer = layer if dtype is None else layer.to(dtype)
-    tensors = tuple(
-        LoadedTensor(key, key, tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."), tensor.nbytes)
-        for key, tensor in layer.state_dict().items()
-    )
-    layer.load_record = LoadRecord(
-        source=checkpoint.name, tensors=tensors, bytes_read=sum(tensor.nbytes for tensor in tensors)
-    )
-    return layer
+@dataclass(frozen=True, kw_only=True)
+class LoadRecord:
+    """What was read to load a layer.
+
+    Attributes:
+        source: Path or hub name of the checkpoint; empty for a layer that was not loaded.
+        tensors: Tensors that were read.
+        bytes_read: Bytes of headers and tensors that were read.
+        nonfinite_rows: Number of rows that contain NaN or infinity, for `"table"` and `"head"`; 0 is left out.
+        notes: Sentences about what was skipped, guessed or contradictory.
+    """
+
+    source: str = ""
+    tensors: tuple[LoadedTensor, ...] = ()
+    bytes_read: int = 0
+    nonfinite_rows: Mapping[str, int] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
 
 
-def _tokenizer_file(checkpoint: Checkpoint) -> Path | None:
-    """Return the preferred tokenizer file of a checkpoint, or `None` if it has none."""
-    for names in TOKENIZERS:
-        found = [checkpoint.file(name) for name in names]
-        if all(found):
-            return found[0]
-    return None
-
-
-class _Loader:
-    """Builds the layer of one checkpoint and records each tensor that it reads.
+class Loader:
+    """Reads the tensors of one checkpoint and the arguments of its `EmbeddingLayer`, by the record of its family.
 
     Args:
         checkpoint: The open checkpoint.
@@ -194,30 +138,23 @@ class _Loader:
         )
         return UNKNOWN
 
-    def build_layer(self) -> EmbeddingLayer:
-        """Read all tensors of the layer and build it.
-
-        Raises:
-            CheckpointError: A tensor or a key of the configuration is missing or does not fit.
-        """
-        try:
-            with torch.device("meta"):
-                layer = self._meta_layer()
-        except SizeError as error:
-            raise CheckpointError(f"{self.checkpoint.name}: the configuration cannot be built. {error}") from error
-        assign(layer, self.tensors, source=Path(self.checkpoint.name))
-        derive_all(layer, self.device)
-        layer.load_record = LoadRecord(
+    def load_record(self) -> LoadRecord:
+        """Return what was read so far."""
+        return LoadRecord(
             source=self.checkpoint.name,
             tensors=tuple(self.read),
             bytes_read=self.checkpoint.bytes_read,
             nonfinite_rows=self.nonfinite,
             notes=tuple(self.notes),
         )
-        return layer
 
-    def _meta_layer(self) -> EmbeddingLayer:
-        """Build the layer without its weights, which are read into `self.tensors`."""
+    def read_arguments(self) -> dict[str, Any]:
+        """Return the arguments of `EmbeddingLayer`, with modules on the default device; `tensors` has their weights.
+
+        Raises:
+            CheckpointError: A tensor or a key of the configuration is missing or does not fit.
+            SizeError: A module cannot have the sizes that the configuration states.
+        """
         family = self.family
         weight = self._table()
         pad = self._whole_or_none("pad_token_id")
@@ -234,21 +171,21 @@ class _Loader:
         norm = self._layer_norm("norm", family.norm, table.embed_dim)
         self.width = table.embed_dim if projection is None else projection.out_features
         schemes = self._positions(pad)
-        return EmbeddingLayer(
-            table,
-            schemes.pop(""),
-            self._head(table),
-            family=family.name,
-            recipe=[step for step in family.recipe if step != "project" or projection is not None],
-            numbering=family.numbering,
-            padding_id=pad,
-            first_position_id=self._first_position(pad) if family.numbering == "ids" else 0,
-            types=types,
-            norm=norm,
-            projection=projection,
-            other_positions=schemes,
-            tensor_names=self.names,
-        )
+        return {
+            "table": table,
+            "position": schemes.pop(""),
+            "head": self._head(table),
+            "family": family.name,
+            "recipe": [step for step in family.recipe if step != "project" or projection is not None],
+            "numbering": family.numbering,
+            "padding_id": pad,
+            "first_position_id": self._first_position(pad) if family.numbering == "ids" else 0,
+            "types": types,
+            "norm": norm,
+            "projection": projection,
+            "other_positions": schemes,
+            "tensor_names": self.names,
+        }
 
     # Reading tensors
 

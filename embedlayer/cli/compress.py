@@ -101,7 +101,7 @@ def open_source(path: Path, tokenizer_from: Path | None = None) -> Source:
         FileError: There is nothing to read.
         CheckpointError: It is damaged. A tokenizer that is: `TokenizerError`.
     """
-    from embedlayer.checkpoints.loader import load
+    from embedlayer.checkpoints.embedding_layer import load
     from embedlayer.checkpoints.tables import is_file_of_vectors
     from embedlayer.errors import CheckpointError, FileError
     from embedlayer.files import read_json

@@ -175,7 +175,7 @@ def real_model(directory: Path) -> "tuple[EmbeddingPlan, Tokenizer | None]":
 
         run = load_run(directory)
         return planned(run.model.table, run.model.head, run.model.position, name=directory.name), run.tokenizer
-    from embedlayer.checkpoints.loader import load
+    from embedlayer.checkpoints.embedding_layer import load
 
     layer = load(directory)
     return planned(layer.table, layer.head, layer.position, name=directory.name), layer.tokenizer

@@ -13,8 +13,7 @@ from typing import Any
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from embedlayer.checkpoints.embedding_layer import EmbeddingLayer
-from embedlayer.checkpoints.loader import load
+from embedlayer.checkpoints.embedding_layer import EmbeddingLayer, load
 from embedlayer.checkpoints.reader import CONFIG, Checkpoint
 from embedlayer.checkpoints.writer import write_tensors
 from embedlayer.errors import CheckpointError, EmbedLayerWarning, VocabularyError
