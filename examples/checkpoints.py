@@ -28,7 +28,7 @@ def row(peer: Peer) -> dict[str, str]:
         report = el.load(folder).report()
     return {
         "family": peer.name,
-        "way in": " -> ".join(("look-up", *report.recipe)),
+        "input embedding": " -> ".join(("look-up", *report.recipe)),
         "scale": "-" if report.scale is None else f"{report.scale:.4g}",
         "positions": " and ".join(dict.fromkeys(scheme.partition("(")[0] for scheme in report.positions.values())),
         "head": str(report.head),
