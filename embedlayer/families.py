@@ -1,7 +1,7 @@
 """One record per model family: tensor names, scale, norms, projections, head, positions, and configuration keys.
 
-This module is data. `embedlayer.checkpoints.loader` and `embedlayer.positions.rotary_config` turn the records into
-modules. No other module of the package names a `model_type`. To add a family, add one `Family` to `FAMILIES`.
+This module is data: `embedlayer.checkpoints.loader` and `embedlayer.positions.rotary_config` build modules from it. No
+other module of the package names a `model_type`. To add a family, add one `Family` to `FAMILIES`.
 
 Tensor names are suffixes: `"wte.weight"` finds `transformer.wte.weight` and `wte.weight`. Where a field holds several
 names, the loader reads the first one that the checkpoint has.

@@ -55,7 +55,7 @@ class LoadedTensor:
     """One tensor that was read from a checkpoint.
 
     Attributes:
-        key: Key of the layer's state that holds the tensor.
+        key: Key of the tensor in the layer's state.
         name: Name in the checkpoint.
         shape: Sizes.
         dtype: Dtype in the checkpoint, as safetensors names it.
@@ -221,7 +221,7 @@ class Loader:
         return [name for name in self.checkpoint.find(*names) if len(self.checkpoint.info(name).shape) == 2]
 
     def _is_same(self, name: str, other: str) -> bool:
-        """Return whether two tensors of the checkpoint hold the same bits; neither is copied."""
+        """Return whether two tensors of the checkpoint have the same bits, without copying them."""
         one, two = self.checkpoint.info(name), self.checkpoint.info(other)
         if (one.shape, one.dtype) != (two.shape, two.dtype):
             return False

@@ -86,7 +86,7 @@ def load_llama(
         if tied:
             del tensors["head.weight"]
         else:
-            message = f"{checkpoint.name} says that its head is tied, and holds a head with other rows: these are used."
+            message = f"{checkpoint.name} says that its head is tied, but holds a head with other rows: these are used."
             warnings.warn(message, EmbedLayerWarning, stacklevel=2)
     with torch.device("meta"):
         model = _build(checkpoint, tensors, tied=tied, **sizes)
@@ -203,7 +203,7 @@ def _require_value(source: str, config: Mapping[str, Any], key: str, *allowed: o
 
 
 def _number(source: str, config: Mapping[str, Any], key: str, kind: type, default: Any = None) -> Any:
-    """Return the number under a key, of type `kind`; metadata of safetensors files hold numbers as strings.
+    """Return the number under a key, of type `kind`; metadata of safetensors files store numbers as strings.
 
     Raises:
         CheckpointError: The number is missing without a default, or is not a number from 0 to 2^31 - 1.
