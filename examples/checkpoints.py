@@ -2,8 +2,8 @@
 
     python examples/checkpoints.py --write docs/checkpoints.md
 
-builds a small random model of each family with transformers, saves it, loads its embedding layer, and runs both on texts
-with and without left padding. It writes the table between the markers of the page.
+builds a small random model of each family with transformers, saves it, loads its embedding layer, and runs both on
+texts with and without left padding. It writes the table between the markers of the page.
 """
 
 import argparse
