@@ -306,7 +306,12 @@ class Loader:
             )
 
     def _count_nonfinite(self, what: str, rows: Tensor) -> None:
-        """Count the rows that contain NaN or infinity, and note their number if there are any."""
+        """Count the rows that contain NaN or infinity; record a number above 0 and add a sentence to `notes`.
+
+        Args:
+            what: `"table"` or `"head"`.
+            rows: The rows, `(V, D)`.
+        """
         count = sum(int((~chunk.isfinite().all(-1)).sum()) for chunk in rows.split(ROWS_AT_ONCE))
         if count:
             self.nonfinite[what] = count
@@ -330,7 +335,11 @@ class Loader:
     # Token types, norms, projections
 
     def _types(self) -> TokenEmbedding | Literal["table"] | None:
-        """Return the table of token types, `"table"` if they are token rows, or `None` without token types."""
+        """Return the table of token types, `"table"` if they are rows of the token table, or `None` for none.
+
+        Raises:
+            CheckpointError: The tensor is missing or has another width.
+        """
         names = self.family.types
         if names == "table" or not names:
             return "table" if names else None
@@ -340,7 +349,11 @@ class Loader:
         return TokenEmbedding(*rows.shape, dtype=rows.dtype)
 
     def _layer_norm(self, key: str, spec: NormSpec | None, width: int) -> nn.LayerNorm | None:
-        """Read a LayerNorm for a key of the layer's state; `None` without a spec."""
+        """Read the tensors of a LayerNorm and return the module; `None` if the family has none.
+
+        Raises:
+            CheckpointError: A tensor is missing or has another width.
+        """
         if spec is None:
             return None
         self._require(f"{key}.weight", spec.weight, "LayerNorm", (width,))
@@ -348,14 +361,22 @@ class Loader:
         return nn.LayerNorm(width, eps=self._number(spec.eps_key, spec.eps))
 
     def _linear(self, key: str, spec: LinearSpec, shape: tuple[int | None, int | None]) -> nn.Linear:
-        """Read a projection of shape (out, in) for a key of the layer's state."""
+        """Read the tensors of a projection of shape (out, in) and return the module; `None` accepts any size.
+
+        Raises:
+            CheckpointError: A tensor is missing or has another shape.
+        """
         weight = self._require(f"{key}.weight", spec.weight, "projection", shape)
         if spec.bias:
             self._require(f"{key}.bias", spec.bias, "projection", (weight.shape[0],))
         return nn.Linear(weight.shape[1], weight.shape[0], bias=bool(spec.bias))
 
     def _projection(self) -> nn.Linear | None:
-        """Read the projection of the input embedding; `None` if family or checkpoint have none."""
+        """Read the projection of the input embedding; `None` if the family or the checkpoint has none.
+
+        Raises:
+            CheckpointError: The checkpoint needs a projection, since its widths differ, and has none.
+        """
         spec = self.family.projection
         if spec is None:
             return None
@@ -378,7 +399,11 @@ class Loader:
         return pad + 1
 
     def _positions(self, pad: int | None) -> dict[str, Position]:
-        """Return the position schemes by kind of layer; the key `""` has that of the first block."""
+        """Return the position schemes by kind of layer; the key `""` is for the first block.
+
+        Raises:
+            CheckpointError: A tensor or key of the positions is missing or does not fit.
+        """
         spec = self.family.position
         if isinstance(spec, AlibiPositions) or (
             isinstance(spec, RotaryPositions) and spec.or_alibi and self.config.get("alibi")
@@ -442,7 +467,11 @@ class Loader:
         return spec.tied == "always" or bool(self.config.get("tie_word_embeddings", spec.tied))
 
     def _head(self, table: TokenEmbedding) -> OutputHead | PredictionHead | None:
-        """Read the LM head, tied to `table` or untied; `None` if the checkpoint has none."""
+        """Read the LM head, tied to `table` or untied; `None` if the checkpoint has none.
+
+        Raises:
+            CheckpointError: A tensor or key of the head is missing or does not fit.
+        """
         spec = self.family.head
         has_dense = spec is not None and spec.dense is not None and bool(self.checkpoint.find(*spec.dense.weight))
         is_plain = spec is not None and (spec.dense is None or (spec.dense_optional and self.width == table.embed_dim))
@@ -473,7 +502,7 @@ class Loader:
     def _untied_rows(self, spec: HeadSpec, key: str) -> Tensor | None:
         """Read the rows of an untied head; `None` if the head is tied or the checkpoint has no head.
 
-        A tied head that the checkpoint stores with other rows is read as untied, with a note.
+        A head that the configuration ties, but the checkpoint stores with other rows, is read as untied. `notes` then says so.
         """
         table, *aliases = self.names.get("table.weight", ("",))
         found = [name for name in self._find_matrices(spec.weight) if name not in (table, *aliases)]
@@ -493,7 +522,11 @@ class Loader:
         return weight
 
     def _head_bias(self, names: Names, key: str, rows: int) -> bool:
-        """Read the bias of the head if the checkpoint has one; return whether it has."""
+        """Read the bias of the head if the checkpoint has one; return whether it has one.
+
+        Raises:
+            CheckpointError: The bias does not have one number per row.
+        """
         found = self.checkpoint.find(*names)
         if found:
             self._require(key, names, "bias of the head", (rows,))
@@ -514,7 +547,11 @@ class Loader:
         return found
 
     def _logit_scale(self, rule: LogitScaleRule | None, width: int) -> float:
-        """Return the factor on the logits."""
+        """Return the factor on the logits.
+
+        Raises:
+            CheckpointError: The configuration does not state it, although the family has one.
+        """
         if rule == "logit_scale":
             return self._number("logit_scale")
         if rule == "1/logits_scaling":
@@ -527,11 +564,19 @@ class Loader:
     # Keys of the configuration
 
     def _number(self, key: str, default: float | None = None) -> float:
-        """Return a positive number of the configuration."""
+        """Return a positive number of the configuration, or `default` if the key is missing.
+
+        Raises:
+            CheckpointError: The value is not a positive number, or is missing without a default.
+        """
         return _positive(self.config.get(key, default), key)
 
     def _size(self, key: str) -> int:
-        """Return a size under any of its names in `CONFIG_KEYS`."""
+        """Return a size of the model, stored under one of its names in `CONFIG_KEYS`.
+
+        Raises:
+            CheckpointError: The size is missing, or is not a whole number of at least 1.
+        """
         return self._whole(next((name for name in CONFIG_KEYS[key] if self.config.get(name) is not None), key))
 
     def _whole(self, key: str, default: int | None = None, *, most: int = MOST_SIZE) -> int:

@@ -85,7 +85,7 @@ def unpatch(model: Model) -> Model:
         for name, buffer in original._buffers.items():  # the modules that are replaced have no buffer but a scale
             known = torch.full_like(buffer, cast(float, ours.scale), device="cpu") if buffer.is_meta else buffer
             original._buffers[name] = known.to(next(ours.parameters()).device)
-        _swap(model, ours, _in_place_of(ours, original), keep=False)
+        _swap(model, ours, _with_mode_and_hooks(ours, original), keep=False)
     for part in model.modules():
         part.__dict__.pop("resize_token_embeddings", None)
     return model
@@ -187,7 +187,7 @@ def _table_like(old: nn.Embedding, *, row_sparse: bool) -> TokenEmbedding:
     device = torch.device("cpu") if old.weight.is_meta else old.weight.device  # meta weights are loaded later
     table.derive(device)
     table.bounds.derive(device)
-    return _in_place_of(old, table)
+    return _with_mode_and_hooks(old, table)
 
 
 def _is_known(old: object) -> bool:
@@ -229,7 +229,7 @@ def _head_like(old: nn.Linear) -> OutputHead:
         head = OutputHead(vocab_size=old.out_features, embed_dim=old.in_features, bias=old.bias is not None)
     head._parameters.clear()
     head._parameters.update(old._parameters)  # transformers ties and saves a tied weight under this name
-    return _in_place_of(old, head)
+    return _with_mode_and_hooks(old, head)
 
 
 def _link_heads(model: nn.Module) -> None:
@@ -266,8 +266,8 @@ INITIALISED = "_is_hf_initialized"
 New = TypeVar("New", bound=nn.Module)
 
 
-def _in_place_of(old: nn.Module, new: New) -> New:
-    """Give `new` the mode and all hooks of `old`, and return it."""
+def _with_mode_and_hooks(old: nn.Module, new: New) -> New:
+    """Give `new` the training mode and all hooks of `old`, and return `new`."""
     new.train(old.training)
     if INITIALISED in old.__dict__:
         new.__dict__[INITIALISED] = old.__dict__[INITIALISED]
