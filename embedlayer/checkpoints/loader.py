@@ -502,7 +502,8 @@ class Loader:
     def _untied_rows(self, spec: HeadSpec, key: str) -> Tensor | None:
         """Read the rows of an untied head; `None` if the head is tied or the checkpoint has no head.
 
-        A head that the configuration ties, but the checkpoint stores with other rows, is read as untied. `notes` then says so.
+        If the configuration ties the head and the checkpoint stores other rows for it, it is read as untied, and a
+        sentence is added to `notes`.
         """
         table, *aliases = self.names.get("table.weight", ("",))
         found = [name for name in self._find_matrices(spec.weight) if name not in (table, *aliases)]
