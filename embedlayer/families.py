@@ -283,7 +283,7 @@ def _llama(name: str, *model_types: str, **changes: object) -> Family:
 
 
 def _rotary_only(*model_types: str, **facts: object) -> Family:
-    """Return a family of which only the rotary positions are known."""
+    """Return a family of which only rotary positions are known; `facts` are fields of `RotaryPositions`."""
     return Family(model_types[0], model_types, position=RotaryPositions(**facts), head=None)  # type: ignore[arg-type]
 
 
@@ -455,7 +455,7 @@ def family_of(model_type: object) -> Family | None:
 
 
 def rotary_facts(model_type: object) -> RotaryPositions:
-    """Return the rotary facts of a family; those of most models where the family is unknown or not rotary."""
+    """Return the rotary facts of the family with this `model_type`; the defaults if it is unknown or not rotary."""
     family = family_of(model_type)
     position = None if family is None else family.position
     return position if isinstance(position, RotaryPositions) else RotaryPositions()

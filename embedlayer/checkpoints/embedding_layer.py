@@ -140,6 +140,11 @@ class EmbeddingLayer(Pretrained):
 
     Raises:
         SizeError: The recipe has a step twice or without its module, or `numbering="ids"` has no `padding_id`.
+
+    Example:
+        >>> layer = EmbeddingLayer(TokenEmbedding(100, 8), SinusoidalPositionalEmbedding(16, 8), recipe=["position"])
+        >>> layer.input(torch.tensor([[1, 2, 3]])).shape
+        torch.Size([1, 3, 8])
     """
 
     def __init__(

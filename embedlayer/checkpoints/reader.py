@@ -73,7 +73,7 @@ class _Hub(Place):
         return Path(found)
 
     def _is_online(self) -> bool:
-        """Return whether the hub can be reached; False is an answer only if the repository is cached.
+        """Return whether the hub can be reached, or `False` if it cannot and the repository is in the cache.
 
         Without this check, the hub's client retries each file for half a minute.
 
@@ -163,6 +163,12 @@ class Checkpoint(WeightFiles):
             FileError: There is no such file, folder or repository, or it contains no safetensors file.
             CheckpointError: A file is damaged, or all weights are pickles.
             MissingExtraError: There is no such path, and the hub needs `pip install 'embedlayer[hf]'`.
+
+        Example:
+            >>> from safetensors.torch import save_file
+            >>> save_file({"wte.weight": torch.ones(10, 4)}, "model.safetensors")
+            >>> Checkpoint.open("model.safetensors").info("wte.weight").shape
+            (10, 4)
         """
         found = locate(Path(source))
         if found is not None and found[1] is not None:

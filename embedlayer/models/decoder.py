@@ -225,7 +225,7 @@ class DecoderLM(Pretrained):
     def _loss_of_labels(
         self, hidden: Float[Tensor, "*batch T D"], labels: Int[Tensor, "*batch T"], count: float | Tensor | None
     ) -> Float[Tensor, ""]:
-        """Return the loss of `labels[..., 1:]`, as the mean over its targets or as the sum over `count`."""
+        """Return the loss of `labels[..., 1:]`: the mean over targets, or with `count` the sum divided by `count`."""
         hidden, targets = hidden[..., :-1, :], labels[..., 1:]
         if count is None:
             return self.head.loss(hidden, targets)

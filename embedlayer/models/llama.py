@@ -61,6 +61,13 @@ def load_llama(
     Warns:
         EmbedLayerWarning: The configuration says that the head is tied, and the checkpoint stores other rows for it.
 
+    Example:
+        >>> from transformers import LlamaConfig, LlamaForCausalLM
+        >>> sizes = {"vocab_size": 99, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1}
+        >>> LlamaForCausalLM(LlamaConfig(**sizes, num_attention_heads=2)).save_pretrained("tiny-llama")
+        >>> load_llama("tiny-llama")(torch.tensor([[1, 2, 3]])).shape
+        torch.Size([1, 3, 99])
+
     Reference: transformers/models/llama/modeling_llama.py; meta-llama/llama, llama/model.py.
     """
     checkpoint = Checkpoint.open(source)
