@@ -21,12 +21,11 @@ if TYPE_CHECKING:
     from embedlayer.analysis.under_trained import UnderTrained as UnderTrained
     from embedlayer.analysis.under_trained import under_trained_scores as under_trained_scores
     from embedlayer.analysis.vectors import TokenVectors as TokenVectors
+    from embedlayer.checkpoints.embedding_layer import EmbeddingLayer as EmbeddingLayer
+    from embedlayer.checkpoints.embedding_layer import LayerReport as LayerReport
+    from embedlayer.checkpoints.embedding_layer import load as load
     from embedlayer.checkpoints.formats import read_vectors as read_vectors
     from embedlayer.checkpoints.formats import write_vectors as write_vectors
-    from embedlayer.checkpoints.layer import EmbeddingLayer as EmbeddingLayer
-    from embedlayer.checkpoints.layer import LayerReport as LayerReport
-    from embedlayer.checkpoints.layer import TransformedHead as TransformedHead
-    from embedlayer.checkpoints.loader import load as load
     from embedlayer.checkpoints.patch import patch as patch
     from embedlayer.checkpoints.patch import unpatch as unpatch
     from embedlayer.checkpoints.writer import WriteReceipt as WriteReceipt
@@ -60,6 +59,7 @@ if TYPE_CHECKING:
     from embedlayer.layers.input import GPTEmbedding as GPTEmbedding
     from embedlayer.layers.input import TransformerEmbedding as TransformerEmbedding
     from embedlayer.layers.output import OutputHead as OutputHead
+    from embedlayer.layers.prediction_head import PredictionHead as PredictionHead
     from embedlayer.losses.linear_cross_entropy import linear_cross_entropy as linear_cross_entropy
     from embedlayer.losses.linear_cross_entropy import token_log_probs as token_log_probs
     from embedlayer.models.cache import KeyValueCache as KeyValueCache
@@ -150,8 +150,8 @@ _HOMES = {
     "embedlayer.analysis.under_trained": ("UnderTrained", "under_trained_scores"),
     "embedlayer.analysis.vectors": ("TokenVectors",),
     "embedlayer.checkpoints.formats": ("read_vectors", "write_vectors"),
-    "embedlayer.checkpoints.layer": ("EmbeddingLayer", "LayerReport", "TransformedHead"),
-    "embedlayer.checkpoints.loader": ("load",),
+    "embedlayer.checkpoints.embedding_layer": ("EmbeddingLayer", "LayerReport", "load"),
+    "embedlayer.layers.prediction_head": ("PredictionHead",),
     "embedlayer.checkpoints.patch": ("patch", "unpatch"),
     "embedlayer.checkpoints.writer": ("WriteReceipt",),
     "embedlayer.compress.convert": ("compress_table", "replace_table"),

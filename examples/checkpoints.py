@@ -1,9 +1,9 @@
-"""Every family of checkpoints beside transformers, with the largest differences.
+"""Compare the loaded embedding layer of every model family with transformers, and print the largest differences.
 
     python examples/checkpoints.py --write docs/checkpoints.md
 
-makes a small random model of each with transformers, saves it, loads its embedding layer, runs both on texts with and
-without left padding, and puts the table between the markers of the page.
+builds a small random model of each family with transformers, saves it, loads its embedding layer, and runs both on
+texts with and without left padding. It writes the table between the markers of the page.
 """
 
 import argparse
@@ -28,7 +28,7 @@ def row(peer: Peer) -> dict[str, str]:
         report = el.load(folder).report()
     return {
         "family": peer.name,
-        "way in": " -> ".join(("look-up", *report.recipe)),
+        "input embedding": " -> ".join(("look-up", *report.recipe)),
         "scale": "-" if report.scale is None else f"{report.scale:.4g}",
         "positions": " and ".join(dict.fromkeys(scheme.partition("(")[0] for scheme in report.positions.values())),
         "head": str(report.head),
@@ -51,5 +51,5 @@ def main(page: Path | None) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--write", type=Path, help="page to put the table into")
+    parser.add_argument("--write", type=Path, help="page to write the table to")
     main(parser.parse_args().write)

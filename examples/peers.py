@@ -1,4 +1,4 @@
-"""Small random models of transformers, one or more a family, and how far our layer is from each."""
+"""Small random models of transformers, one or more per family, and their differences from the loaded layer."""
 
 import importlib
 import os
@@ -35,10 +35,18 @@ GPT |= {"bos_token_id": 2, "eos_token_id": 3}
 
 @dataclass(frozen=True)
 class Peer:
-    """A model to compare with.
+    """A model of transformers to compare with.
 
-    `model` is `module:Class`; `block` its first block; `hidden` the module whose output the head reads; `positions` how
-    to get at transformers' positions, where they are no part of the input; `prepare` changes the model before saving.
+    Attributes:
+        name: Name in the table.
+        family: Name of the record in `embedlayer.families`.
+        model: `module:Class` in transformers.
+        block: Name of the first block's module.
+        sizes: Arguments of the configuration.
+        hidden: Name of the module that computes the input of the head; `None` for the base model.
+        positions: Kind of positions to compare; `"none"` for positions that are added to the input.
+        decoder: Whether the model needs `decoder_input_ids`.
+        prepare: Function that changes the model before it is saved.
     """
 
     name: str
@@ -52,7 +60,7 @@ class Peer:
     prepare: Callable[[nn.Module], None] | None = field(default=None, repr=False)
 
     def make(self) -> nn.Module:
-        """The model, with every number random, so that no bias is 0 and no norm is 1."""
+        """Build the model with random parameters, so that no bias is 0 and no norm weight is 1."""
         module, _, name = self.model.partition(":")
         peer = importlib.import_module(f"transformers.models.{module}.modeling_{module}")
         torch.manual_seed(0)
@@ -67,7 +75,7 @@ class Peer:
 
 
 def untie(model: nn.Module) -> None:
-    """T5 1.1: a head of its own, and no scaling."""
+    """Change T5 into T5 1.1: an untied head, and no factor on its logits."""
     model.lm_head.weight = nn.Parameter(torch.randn_like(model.lm_head.weight) * 0.2)
     model.config.scale_decoder_outputs = False
 
@@ -173,7 +181,7 @@ PEERS = (
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Without what transformers logs about tiny and patched configurations."""
+    """Suppress the warnings of transformers about tiny and patched configurations."""
     from transformers.utils import logging
 
     before = logging.get_verbosity()
@@ -186,7 +194,7 @@ def quiet() -> Iterator[None]:
 
 
 def run(peer: Peer, model: nn.Module, ids: Tensor, **inputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """What the first block received, what the head read, and the logits."""
+    """Return the input of the first block, the input of the head, and the logits."""
     seen: dict[str, Tensor] = {}
 
     def before_block(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -215,7 +223,7 @@ def largest(ours: Tensor, theirs: Tensor) -> float:
 
 
 def position_difference(peer: Peer, model: nn.Module, layer: el.EmbeddingLayer, length: int = LENGTH) -> float | None:
-    """Largest difference of cosines and sines, or of biases; `None` where positions are a part of the input."""
+    """Return the largest difference of cosines and sines, or of biases; `None` for positions added to the input."""
     at = torch.arange(length)
     if peer.positions == "none":
         return None
@@ -248,7 +256,7 @@ def _relative_difference(stack: nn.Module, position: el.Position, at: Tensor) ->
 
 
 def _alibi(peer: Peer, model: nn.Module, length: int) -> Tensor:
-    """transformers' bias, `(H, T)`: without the part that all keys of a query share."""
+    """Return transformers' bias, `(H, T)`, without the term that is equal for all keys of a query."""
     mask = torch.ones(1, length, dtype=torch.long)
     if peer.positions == "mpt alibi":
         bias = model.transformer.build_mpt_alibi_tensor(model.config.n_heads, length)
@@ -263,14 +271,14 @@ def _alibi(peer: Peer, model: nn.Module, length: int) -> Tensor:
 
 
 def _causal(ours: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
-    """Both biases where a query may look, relative to the key at the query's own place."""
+    """Return both biases of earlier keys, relative to the key at the position of the query."""
     theirs = keys.unsqueeze(-2) - keys.unsqueeze(-1)
     return ours.tril(), theirs.tril()
 
 
 @dataclass(frozen=True)
 class Differences:
-    """Largest absolute differences from transformers, in float32."""
+    """Largest absolute differences from transformers in float32; `None` where a model has no such part."""
 
     input: float
     logits: float | None
@@ -278,7 +286,7 @@ class Differences:
 
 
 def compare(peer: Peer, folder: Path) -> Differences:
-    """Save the peer's model, load its embedding layer, and run both on texts with and without padding."""
+    """Save the model of a peer, load its embedding layer, and compare both on texts with and without padding."""
     with quiet():
         model = peer.make()
         model.save_pretrained(folder)

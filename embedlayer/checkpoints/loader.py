@@ -1,41 +1,35 @@
-"""`embedlayer.load`: the two ends of a checkpoint, by the data of `families.py`.
-
-The layer is built on the meta device, so nothing is allocated that is not read; then each of its keys is given the
-tensor that the family names.
-"""
+"""Read tensors and sizes of a checkpoint's embedding layer by the record of its model family."""
 
 import math
-import warnings
-from functools import partial
-from pathlib import Path
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from embedlayer.checkpoints.families import (
-    HEAD_NAMES,
-    TABLE_NAMES,
-    Alibi,
-    FalconPositions,
+from embedlayer.checkpoints.reader import Checkpoint
+from embedlayer.errors import CheckpointError
+from embedlayer.families import (
+    CONFIG_KEYS,
+    STATIC_EMBEDDING,
+    UNKNOWN,
+    AlibiPositions,
     Family,
-    Head,
-    Learned,
+    HeadSpec,
+    LearnedPositions,
+    LinearSpec,
     LogitScaleRule,
     Names,
-    Norm,
-    Relative,
-    Rotary,
-    Sinusoids,
+    NormSpec,
+    RelativePositions,
+    RotaryPositions,
+    SinusoidalPositions,
     family_of,
 )
-from embedlayer.checkpoints.families import Linear as LinearData
-from embedlayer.checkpoints.layer import EmbeddingLayer, Origin, ReadTensor, TransformedHead
-from embedlayer.checkpoints.reader import CONFIG, Checkpoint
-from embedlayer.derived import Derived
-from embedlayer.errors import CheckpointError, EmbedLayerWarning, SizeError
 from embedlayer.files import JsonObject
 from embedlayer.layers.output import OutputHead
+from embedlayer.layers.prediction_head import PredictionHead
 from embedlayer.positions.alibi import AlibiBias
 from embedlayer.positions.learned import LearnedPositionalEmbedding
 from embedlayer.positions.position import Position
@@ -43,106 +37,71 @@ from embedlayer.positions.relative import RelativePositionBias
 from embedlayer.positions.rotary import RotaryEmbedding
 from embedlayer.positions.rotary_config import has_layer_types, layer_types
 from embedlayer.positions.sinusoidal import SinusoidalPositionalEmbedding
-from embedlayer.pretrained import assign, is_description
 from embedlayer.tables.dense import TokenEmbedding
 
 ROWS_AT_ONCE = 8192
 DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
-HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads")
-MOST = {
-    **dict.fromkeys(HEADS, 1 << 16),
-    **dict.fromkeys(("head_dim", "d_kv", "rotary_dim", "qk_rope_head_dim"), 1 << 16),
-    **dict.fromkeys(("num_hidden_layers", "n_layer", "n_layers", "num_layers"), 1 << 16),
-}
-"""Sizes from which something is computed that no tensor of the file bounds: beyond these a configuration is damaged."""
+MOST_SIZE, MOST_POSITIONS = 1 << 16, 1 << 20
+"""Largest sizes and lengths in a configuration that no tensor of the file bounds; larger ones mean a damaged file."""
 
-TOKENIZERS = (
-    ("tokenizer.json",),
-    ("vocab.json", "merges.txt"),
-    ("tokenizer.model",),
-    ("spiece.model",),
-    ("vocab.txt",),
+BOUNDED_KEYS = (
+    *(*CONFIG_KEYS["num_attention_heads"], *CONFIG_KEYS["num_hidden_layers"]),
+    *("head_dim", "d_kv", "rotary_dim", "qk_rope_head_dim"),
 )
-"""Files that `load_tokenizer` reads, from the one to prefer on."""
 
 
-def load(
-    source: Path | str,
-    *,
-    dtype: torch.dtype | None = None,
-    device: torch.device | str = "cpu",
-    revision: str | None = None,
-) -> EmbeddingLayer:
-    """The embedding layer of a checkpoint: table, positions, scale, norms and head, and nothing else of the model.
+@dataclass(frozen=True)
+class LoadedTensor:
+    """One tensor that was read from a checkpoint.
+
+    Attributes:
+        key: Key of the tensor in the layer's state.
+        name: Name in the checkpoint.
+        shape: Sizes.
+        dtype: Dtype in the checkpoint, as safetensors names it.
+        nbytes: Bytes in the checkpoint.
+    """
+
+    key: str
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    nbytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadRecord:
+    """What was read to load a layer.
+
+    Attributes:
+        source: Path or hub name of the checkpoint; empty for a layer that was not loaded.
+        tensors: Tensors that were read.
+        bytes_read: Bytes of headers and tensors that were read.
+        nonfinite_rows: Number of rows that contain NaN or infinity, for `"table"` and `"head"`; 0 is left out.
+        notes: Sentences about what was skipped, guessed or contradictory.
+    """
+
+    source: str = ""
+    tensors: tuple[LoadedTensor, ...] = ()
+    bytes_read: int = 0
+    nonfinite_rows: Mapping[str, int] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+
+class Loader:
+    """Reads the tensors of one checkpoint and the arguments of its `EmbeddingLayer`, by the record of its family.
 
     Args:
-        source: A folder in Hugging Face's layout, a safetensors file, an index of several, a folder that
-            `save_pretrained` wrote, or a name on the hub such as `"openai-community/gpt2"` (the `hf` extra; only its
-            cache is asked if `HF_HUB_OFFLINE` is set).
-        dtype: Type of all tensors; by default that of the table in the checkpoint.
-        device: Where to put them. On the CPU, in their own type, they stay mapped to the file until they are written.
-        revision: Branch, tag or commit on the hub.
+        checkpoint: The open checkpoint.
+        dtype: Dtype of all tensors; `None` for that of the table.
+        device: Device of the tensors.
 
-    Returns:
-        A layer that can be trained. `print(layer.report())` says what was read.
-
-    Raises:
-        FileError: There is nothing of that name, or a file cannot be read.
-        CheckpointError: A file is damaged, a pickle, or lacks a tensor that its family needs; or tensors and
-            configuration disagree.
-        SizeError: `dtype` is none that rows can be looked up in.
-        MissingExtraError: The hub needs `pip install 'embedlayer[hf]'`.
-
-    Warns:
-        EmbedLayerWarning: The family is not known and the table was found by its name, rows hold NaN or infinity, or
-            the configuration contradicts the tensors in a way that can be resolved.
-
-    Example:
-        >>> from embedlayer.files import save_tensors, write_json
-        >>> save_tensors("model.safetensors", {"wte.weight": torch.randn(100, 8), "wpe.weight": torch.randn(16, 8)})
-        >>> write_json("config.json", {"model_type": "gpt2", "vocab_size": 100, "n_embd": 8})
-        >>> layer = load(".")
-        >>> layer.input(torch.tensor([[1, 2, 3]])).shape, layer.head.tied
-        (torch.Size([1, 3, 8]), True)
+    Attributes:
+        tensors: Tensors that were read, by key of the layer's state.
+        names: Names in the checkpoint, by key of the layer's state.
+        notes: Sentences for the user about what was skipped, guessed or contradictory.
+        width: Width of the vectors that the first block receives, D.
     """
-    if dtype is not None and dtype not in DTYPES:
-        raise SizeError(f"dtype must be one of {', '.join(map(str, DTYPES))}, not {dtype}.")
-    checkpoint = Checkpoint.open(source, revision=revision)
-    if is_description(checkpoint.config):
-        layer = _saved(checkpoint, dtype, device)
-    else:
-        layer = _Loader(checkpoint, dtype, device).layer()
-    layer._find_tokenizer = partial(_tokenizer_file, checkpoint)
-    for note in layer.origin.notes:
-        warnings.warn(f"{checkpoint.name}: {note}", EmbedLayerWarning, stacklevel=2)
-    return layer
-
-
-def _saved(checkpoint: Checkpoint, dtype: torch.dtype | None, device: torch.device | str) -> EmbeddingLayer:
-    """What `EmbeddingLayer.save_pretrained` wrote."""
-    config = checkpoint.file(CONFIG)
-    assert config is not None
-    layer = EmbeddingLayer.read_pretrained(config.parent, device=device)
-    if dtype is not None:
-        layer = layer.to(dtype)
-    read = tuple(
-        ReadTensor(key, key, tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."), tensor.nbytes)
-        for key, tensor in layer.state_dict().items()
-    )
-    layer.origin = Origin(checkpoint.name, read, sum(tensor.nbytes for tensor in read))
-    return layer
-
-
-def _tokenizer_file(checkpoint: Checkpoint) -> Path | None:
-    for names in TOKENIZERS:
-        found = [checkpoint.file(name) for name in names]
-        if all(found):
-            return found[0]
-    return None
-
-
-class _Loader:
-    """One loading: what was read so far, for which key of the layer, and what there is to say about it."""
 
     def __init__(self, checkpoint: Checkpoint, dtype: torch.dtype | None, device: torch.device | str) -> None:
         self.checkpoint = checkpoint
@@ -151,125 +110,135 @@ class _Loader:
         self.device = device
         self.tensors: dict[str, Tensor] = {}
         self.names: dict[str, tuple[str, ...]] = {}
-        self.read: list[ReadTensor] = []
+        self.read: list[LoadedTensor] = []
         self.notes: list[str] = []
         self.nonfinite: dict[str, int] = {}
-        self.family = self._family()
-        rotary = "rope_parameters" in self.config
-        defaults = {key: value for key, value in self.family.defaults if not (rotary and "rope" in key)}
-        self.config = {**defaults, **self.config}
         self.width = 0
-        for key, most in MOST.items():
+        self.family = self._family()
+        has_rotary = "rope_parameters" in self.config
+        defaults = {key: value for key, value in self.family.defaults if not (has_rotary and "rope" in key)}
+        aliases = {common: self.config[own] for own, common in self.family.aliases if own in self.config}
+        self.config = {**defaults, **aliases, **self.config}
+        for key in BOUNDED_KEYS:
             if self._whole_or_none(key) is not None:
-                self._at_most(key, most)
+                self._whole(key)
 
     def _family(self) -> Family:
-        model_type = "StaticEmbedding" if self.checkpoint.is_static_embedding else self.config.get("model_type")
+        """Return the family of the checkpoint; for an unknown one, note it and return `UNKNOWN`."""
+        model_type = STATIC_EMBEDDING if self.checkpoint.is_static_embedding else self.config.get("model_type")
         family = family_of(model_type)
-        if family is not None:
+        if family is not None and family.table:
             return family
         self.notes.append(
             f"the family {model_type!r} is not known, so the table was looked for by its name. Scale, positions, norms "
-            f"and what the head does beyond its product are not read."
+            f"and the head's steps other than its output product are not read."
             if model_type
             else "there is no config.json that names a family, so the table was looked for by its name. Scale, "
             "positions and norms are not read."
         )
-        return Family("unknown", (), TABLE_NAMES, head=Head(HEAD_NAMES))
+        return UNKNOWN
 
-    def layer(self) -> EmbeddingLayer:
-        """Read everything and put it together.
+    def load_record(self) -> LoadRecord:
+        """Return what was read so far."""
+        return LoadRecord(
+            source=self.checkpoint.name,
+            tensors=tuple(self.read),
+            bytes_read=self.checkpoint.bytes_read,
+            nonfinite_rows=self.nonfinite,
+            notes=tuple(self.notes),
+        )
+
+    def read_arguments(self) -> dict[str, Any]:
+        """Return the arguments of `EmbeddingLayer`, with modules on the default device; `tensors` has their weights.
 
         Raises:
-            CheckpointError: Something is missing or does not fit.
+            CheckpointError: A tensor or a key of the configuration is missing or does not fit.
+            SizeError: A module cannot have the sizes that the configuration states.
         """
-        try:
-            return self._layer()
-        except SizeError as error:
-            raise CheckpointError(f"{self.checkpoint.name}: the configuration cannot be built. {error}") from error
-
-    def _layer(self) -> EmbeddingLayer:
         family = self.family
         weight = self._table()
         pad = self._whole_or_none("pad_token_id")
-        with torch.device("meta"):
-            table = TokenEmbedding(
-                weight.shape[0],
-                weight.shape[1],
-                padding_idx=self._padding_idx(weight, pad),
-                scale=self._scale(weight.shape[1]),
-                round_scale=family.scale == "sqrt_dim_rounded",
-                dtype=weight.dtype,
-            )
-            projection = self._projection()
-            types = self._types()
-            norm = self._layer_norm("norm", family.norm, table.embed_dim)
-            self.width = table.embed_dim if projection is None else projection.out_features
-            schemes = self._positions(pad)
-            layer = EmbeddingLayer(
-                table,
-                schemes.pop(""),
-                self._head(table),
-                family=family.name,
-                recipe=[step for step in family.recipe if step != "project" or projection is not None],
-                numbering=family.numbering,
-                padding_id=pad,
-                first_position_id=self._offset(pad) if family.numbering == "ids" else 0,
-                types=types,
-                norm=norm,
-                projection=projection,
-                other_positions=schemes,
-                tensor_names=self.names,
-            )
-        assign(layer, self.tensors, source=Path(self.checkpoint.name))
-        for module in layer.modules():
-            if isinstance(module, Derived):
-                module.derive(self.device)
-        layer.origin = Origin(
-            self.checkpoint.name,
-            tuple(self.read),
-            self.checkpoint.bytes_read,
-            self.nonfinite,
-            tuple(self.notes),
+        table = TokenEmbedding(
+            weight.shape[0],
+            weight.shape[1],
+            padding_idx=self._padding_idx(weight, pad),
+            scale=self._scale(weight.shape[1]),
+            round_scale=family.scale == "sqrt_dim_rounded",
+            dtype=weight.dtype,
         )
-        return layer
+        projection = self._projection()
+        types = self._types()
+        norm = self._layer_norm("norm", family.norm, table.embed_dim)
+        self.width = table.embed_dim if projection is None else projection.out_features
+        schemes = self._positions(pad)
+        return {
+            "table": table,
+            "position": schemes.pop(""),
+            "head": self._head(table),
+            "family": family.name,
+            "recipe": [step for step in family.recipe if step != "project" or projection is not None],
+            "numbering": family.numbering,
+            "padding_id": pad,
+            "first_position_id": self._first_position(pad) if family.numbering == "ids" else 0,
+            "types": types,
+            "norm": norm,
+            "projection": projection,
+            "other_positions": schemes,
+            "tensor_names": self.names,
+        }
 
-    # Reading
+    # Reading tensors
 
     def _read(self, key: str, name: str, *, aliases: Names = ()) -> Tensor:
-        """A tensor for the key of the layer's state."""
+        """Read a tensor for a key of the layer's state, and record its names."""
         info = self.checkpoint.info(name)
         tensor = self.checkpoint.read(name, dtype=self.dtype, device=self.device)
-        self.read.append(ReadTensor(key, name, info.shape, info.dtype, info.nbytes))
+        self.read.append(LoadedTensor(key, name, info.shape, info.dtype, info.nbytes))
         self.tensors[key] = tensor
         self.names[key] = (name, *aliases)
         return tensor
 
-    def _find(self, names: Names, what: str) -> str:
-        found = self.checkpoint.find(*names)
-        if not found:
+    def _require(self, key: str, names: Names, what: str, shape: tuple[int | None, ...]) -> Tensor:
+        """Read a tensor that the family must have, of this shape; `None` in the shape accepts any size.
+
+        Raises:
+            CheckpointError: The tensor is missing or has another shape.
+        """
+        name = next(iter(self.checkpoint.find(*names)), None)
+        if name is None:
             raise CheckpointError(
                 f"{self.checkpoint.name} is of family {self.family.name} but has no {what}: "
                 f"no tensor is called {' or '.join(names)}."
             )
-        return found[0]
-
-    def _need(self, key: str, names: Names, what: str, shape: tuple[int | None, ...]) -> Tensor:
-        """A tensor that the family must have, of this shape (`None` for any size)."""
-        name = self._find(names, what)
         found = self.checkpoint.info(name).shape
-        if len(found) != len(shape) or any(size not in (None, there) for size, there in zip(shape, found, strict=True)):
+        if len(found) != len(shape) or any(size not in (None, other) for size, other in zip(shape, found, strict=True)):
             wanted = ", ".join("any" if size is None else str(size) for size in shape)
             raise CheckpointError(f"{name} has shape {list(found)} where [{wanted}] belongs to the {what}.")
         return self._read(key, name)
 
+    def _find_matrices(self, names: Names) -> list[str]:
+        """Return the checkpoint's names of two-dimensional tensors among these suffixes."""
+        return [name for name in self.checkpoint.find(*names) if len(self.checkpoint.info(name).shape) == 2]
+
+    def _is_same(self, name: str, other: str) -> bool:
+        """Return whether two tensors of the checkpoint have the same bits, without copying them."""
+        one, two = self.checkpoint.info(name), self.checkpoint.info(other)
+        if (one.shape, one.dtype) != (two.shape, two.dtype):
+            return False
+        return torch.equal(self.checkpoint.read(name).view(torch.uint8), self.checkpoint.read(other).view(torch.uint8))
+
     # The table
 
     def _table(self) -> Tensor:
-        rule = self.family.head
-        candidates = [name for name in self.checkpoint.find(*self.family.table) if self._is_table(name)]
-        if not candidates and rule is not None and self._is_tied(rule):
-            candidates = [name for name in self.checkpoint.find(*rule.weight) if self._is_table(name)]
+        """Read the rows of the token table, and take their dtype for all other tensors.
+
+        Raises:
+            CheckpointError: The table is missing, empty, quantised, or of another size than the configuration says.
+        """
+        spec = self.family.head
+        candidates = self._find_matrices(self.family.table)
+        if not candidates and spec is not None and self._is_tied(spec):
+            candidates = self._find_matrices(spec.weight)
         if not candidates:
             raise CheckpointError(
                 f"{self.checkpoint.name} has no table of token rows: no tensor with rows and columns is called "
@@ -280,35 +249,29 @@ class _Loader:
         if self.dtype is None and info.torch_dtype not in DTYPES:
             raise CheckpointError(
                 f"The table {name} is stored as {info.dtype}: without scales those are no vectors. "
-                f"If its numbers are meant as they are, give a dtype, such as load(..., dtype=torch.float32)."
+                f"If its numbers need no scales, pass a dtype, such as load(..., dtype=torch.float32)."
             )
         if 0 in info.shape:
             raise CheckpointError(f"The table {name} is empty: its shape is {list(info.shape)}.")
-        weight = self._read("table.weight", name, aliases=tuple(o for o in others if self._same(name, o)))
+        weight = self._read("table.weight", name, aliases=tuple(o for o in others if self._is_same(name, o)))
         self.dtype = weight.dtype
-        weight = self._folded(weight)
-        self._compare_sizes(name, *weight.shape)
+        if self.family.folds_rows:
+            weight = self._fold(weight)
+        self._check_sizes(name, *weight.shape)
         self._count_nonfinite("table", weight)
         return weight
 
-    def _is_table(self, name: str) -> bool:
-        return len(self.checkpoint.info(name).shape) == 2
+    def _fold(self, rows: Tensor) -> Tensor:
+        """Compute model2vec's table `rows[mapping] * weights`; a missing `mapping` or `weights` is left out.
 
-    def _same(self, name: str, other: str) -> bool:
-        """Whether two tensors hold the same bits; neither is copied."""
-        one, two = self.checkpoint.info(name), self.checkpoint.info(other)
-        if (one.shape, one.dtype) != (two.shape, two.dtype):
-            return False
-        return torch.equal(self.checkpoint.read(name).view(torch.uint8), self.checkpoint.read(other).view(torch.uint8))
+        A computed table has no tensor of its own in the checkpoint, so `self.names` becomes empty.
 
-    def _folded(self, rows: Tensor) -> Tensor:
-        """model2vec's vocabulary: `rows[mapping] * weights`, where those are stored; the table as it is otherwise."""
-        if self.family.name not in ("model2vec", "static_embedding"):
-            return rows
+        Raises:
+            CheckpointError: `mapping` or `weights` does not fit the rows.
+        """
         mapping, weights = (self.checkpoint.find(name) for name in ("mapping", "weights"))
-        if not mapping and not weights:
-            return rows
-        self.names.clear()
+        if mapping or weights:
+            self.names.clear()
         if mapping:
             index = self.checkpoint.read(mapping[0], dtype=torch.int64, device=self.device)
             if index.dim() != 1 or not ((index >= 0) & (index < rows.shape[0])).all():
@@ -323,7 +286,12 @@ class _Loader:
         self.tensors["table.weight"] = rows
         return rows
 
-    def _compare_sizes(self, name: str, vocab_size: int, width: int) -> None:
+    def _check_sizes(self, name: str, vocab_size: int, width: int) -> None:
+        """Compare the sizes of the table with the configuration.
+
+        Raises:
+            CheckpointError: They differ.
+        """
         stated = self._whole_or_none("vocab_size")
         if stated is not None and stated != vocab_size and self.names:
             raise CheckpointError(
@@ -337,206 +305,254 @@ class _Loader:
                 f"they do not belong together."
             )
 
-    def _count_nonfinite(self, part: str, rows: Tensor) -> None:
-        chunks = (rows[start : start + ROWS_AT_ONCE] for start in range(0, rows.shape[0], ROWS_AT_ONCE))
-        count = sum(int((~chunk.isfinite().all(-1)).sum()) for chunk in chunks)
+    def _count_nonfinite(self, what: str, rows: Tensor) -> None:
+        """Count the rows that contain NaN or infinity; record a number above 0 and add a sentence to `notes`.
+
+        Args:
+            what: `"table"` or `"head"`.
+            rows: The rows, `(V, D)`.
+        """
+        count = sum(int((~chunk.isfinite().all(-1)).sum()) for chunk in rows.split(ROWS_AT_ONCE))
         if count:
-            self.nonfinite[part] = count
-            self.notes.append(f"{count:,} of {rows.shape[0]:,} rows of the {part} hold NaN or infinity.")
+            self.nonfinite[what] = count
+            self.notes.append(f"{count:,} of {rows.shape[0]:,} rows of the {what} hold NaN or infinity.")
 
     def _padding_idx(self, weight: Tensor, pad: int | None) -> int | None:
-        """The padding token, where its row is zero as this library keeps it; an ordinary row otherwise."""
+        """Return the padding ID if its row and its bias are zero; else `None`, since a padding row must be zero."""
         if pad is None or not 0 <= pad < weight.shape[0] or weight[pad].any():
             return None
-        rule = self.family.head
-        biases = self.checkpoint.find(*rule.bias) if rule is not None else []
+        spec = self.family.head
+        biases = self.checkpoint.find(*spec.bias) if spec is not None else []
         return None if biases and self.checkpoint.read(biases[0]).flatten()[pad : pad + 1].any() else pad
 
     def _scale(self, width: int) -> float | None:
+        """Return the factor on looked-up rows, or `None` for 1."""
         rule = self.family.scale
         if rule is None or (rule == "sqrt_dim_if_scale_embedding" and not self.config.get("scale_embedding")):
             return None
         return self._number("embedding_multiplier") if rule == "embedding_multiplier" else math.sqrt(width)
 
-    # The rest of the way in
+    # Token types, norms, projections
 
-    def _types(self) -> TokenEmbedding | Any:
+    def _types(self) -> TokenEmbedding | Literal["table"] | None:
+        """Return the table of token types, `"table"` if they are rows of the token table, or `None` for none.
+
+        Raises:
+            CheckpointError: The tensor is missing or has another width.
+        """
         names = self.family.types
         if names == "table" or not names:
-            return names or None
-        assert isinstance(names, tuple)
-        rows = self._need("types.weight", names, "table of token types", (None, self.tensors["table.weight"].shape[1]))
+            return "table" if names else None
+        rows = self._require(
+            "types.weight", names, "table of token types", (None, self.tensors["table.weight"].shape[1])
+        )
         return TokenEmbedding(*rows.shape, dtype=rows.dtype)
 
-    def _layer_norm(self, key: str, rule: Norm | None, width: int) -> nn.LayerNorm | None:
-        if rule is None:
-            return None
-        self._need(f"{key}.weight", rule.weight, "LayerNorm", (width,))
-        self._need(f"{key}.bias", rule.bias, "LayerNorm", (width,))
-        return nn.LayerNorm(width, eps=self._number(rule.eps_key, rule.eps))
+    def _layer_norm(self, key: str, spec: NormSpec | None, width: int) -> nn.LayerNorm | None:
+        """Read the tensors of a LayerNorm and return the module; `None` if the family has none.
 
-    def _linear(self, key: str, rule: LinearData, sizes: tuple[int | None, int | None]) -> nn.Linear:
-        """A projection, `(out, in)`."""
-        weight = self._need(f"{key}.weight", rule.weight, "projection", sizes)
-        if rule.bias:
-            self._need(f"{key}.bias", rule.bias, "projection", (weight.shape[0],))
-        return nn.Linear(weight.shape[1], weight.shape[0], bias=bool(rule.bias))
+        Raises:
+            CheckpointError: A tensor is missing or has another width.
+        """
+        if spec is None:
+            return None
+        self._require(f"{key}.weight", spec.weight, "LayerNorm", (width,))
+        self._require(f"{key}.bias", spec.bias, "LayerNorm", (width,))
+        return nn.LayerNorm(width, eps=self._number(spec.eps_key, spec.eps))
+
+    def _linear(self, key: str, spec: LinearSpec, shape: tuple[int | None, int | None]) -> nn.Linear:
+        """Read the tensors of a projection of shape (out, in) and return the module; `None` accepts any size.
+
+        Raises:
+            CheckpointError: A tensor is missing or has another shape.
+        """
+        weight = self._require(f"{key}.weight", spec.weight, "projection", shape)
+        if spec.bias:
+            self._require(f"{key}.bias", spec.bias, "projection", (weight.shape[0],))
+        return nn.Linear(weight.shape[1], weight.shape[0], bias=bool(spec.bias))
 
     def _projection(self) -> nn.Linear | None:
-        rule = self.family.projection
-        if rule is None:
+        """Read the projection of the input embedding; `None` if the family or the checkpoint has none.
+
+        Raises:
+            CheckpointError: The checkpoint needs a projection, since its widths differ, and has none.
+        """
+        spec = self.family.projection
+        if spec is None:
             return None
         hidden = self._whole_or_none("hidden_size")
         width = self.tensors["table.weight"].shape[1]
-        if not self.checkpoint.find(*rule.weight) and hidden == width:
+        if not self.checkpoint.find(*spec.weight) and hidden == width:
             return None
-        return self._linear("projection", rule, (hidden, width))
+        return self._linear("projection", spec, (hidden, width))
 
-    def _offset(self, pad: int | None) -> int:
-        """Rows before position 0: what transformers calls the first position."""
+    # Positions
+
+    def _first_position(self, pad: int | None) -> int:
+        """Return the number of position rows before position 0, which transformers uses as its first position ID.
+
+        Raises:
+            CheckpointError: The configuration has no `pad_token_id`.
+        """
         if pad is None:
             raise CheckpointError(f"Positions of {self.family.name} begin after pad_token_id, which is missing.")
         return pad + 1
 
     def _positions(self, pad: int | None) -> dict[str, Position]:
-        """The schemes by kind of layer; under the empty name, that of the first block."""
-        rule = self.family.position
-        if isinstance(rule, FalconPositions) and self.config.get("alibi"):
-            heads = self._heads()
-            return {"": AlibiBias(heads, scale=(self.width // heads) ** -0.5)}
-        if isinstance(rule, Learned):
-            width = self.width if "project" in self.family.recipe[: self.family.recipe.index("position")] else None
-            width = width or self.tensors["table.weight"].shape[1]
-            rows = self._need("position.weight", rule.names, "table of positions", (None, width)).shape[0]
-            offset = self._offset(pad) if rule.offset == "padding" else int(rule.offset)
+        """Return the position schemes by kind of layer; the key `""` is for the first block.
+
+        Raises:
+            CheckpointError: A tensor or key of the positions is missing or does not fit.
+        """
+        spec = self.family.position
+        if isinstance(spec, AlibiPositions) or (
+            isinstance(spec, RotaryPositions) and spec.or_alibi and self.config.get("alibi")
+        ):
+            return {"": self._alibi(divide=isinstance(spec, RotaryPositions))}
+        if isinstance(spec, RotaryPositions):
+            kinds = list(dict.fromkeys(layer_types(self.config))) if has_layer_types(self.config) else [None]
+            schemes = {kind: RotaryEmbedding.from_config(self.config, kind, default_base=spec.base) for kind in kinds}
+            return {"": schemes[kinds[0]]} | {str(kind): schemes[kind] for kind in kinds if kind is not None}
+        if isinstance(spec, LearnedPositions):
+            steps = self.family.recipe[: self.family.recipe.index("position")]
+            width = self.width if "project" in steps else self.tensors["table.weight"].shape[1]
+            rows = self._require("position.weight", spec.names, "table of positions", (None, width)).shape[0]
+            offset = self._first_position(pad) if spec.offset == "padding" else int(spec.offset)
             return {"": LearnedPositionalEmbedding(rows - offset, width, offset=offset)}
-        if isinstance(rule, Sinusoids):
-            return {"": self._sinusoids(pad)}
-        if isinstance(rule, Rotary | FalconPositions):
-            return self._rotary(rule.base)
-        if isinstance(rule, Alibi):
-            return {"": AlibiBias(self._heads(), max_bias=self._alibi_bias_max())}
-        if isinstance(rule, Relative):
-            return self._relative(rule)
-        return {"": Position()}
+        if isinstance(spec, SinusoidalPositions):
+            sinusoids = SinusoidalPositionalEmbedding(
+                self._whole("max_position_embeddings", most=MOST_POSITIONS),
+                self.width,
+                layout="concatenated",
+                endpoint=True,
+                offset=self._first_position(pad),
+                padding_idx=pad,
+            )
+            return {"": sinusoids}
+        return {"": Position(), **({} if spec is None else self._relative(spec))}
 
-    def _alibi_bias_max(self) -> float:
+    def _alibi(self, *, divide: bool) -> AlibiBias:
+        """Return linear biases; `divide` divides them by the square root of a head's width (Falcon)."""
+        heads = self._size("num_attention_heads")
         attention = self.config.get("attn_config")
-        found = attention.get("alibi_bias_max", 8) if isinstance(attention, dict) else 8
-        return self._positive(found, "attn_config.alibi_bias_max")
-
-    def _sinusoids(self, pad: int | None) -> Position:
-        return SinusoidalPositionalEmbedding(
-            self._at_most("max_position_embeddings", 1 << 20),
-            self.width,
-            layout="concatenated",
-            endpoint=True,
-            offset=self._offset(pad),
-            padding_idx=pad,
+        max_bias = attention.get("alibi_bias_max", 8) if isinstance(attention, dict) else 8
+        return AlibiBias(
+            heads,
+            max_bias=_positive(max_bias, "attn_config.alibi_bias_max"),
+            scale=(self.width // heads) ** -0.5 if divide else 1.0,
         )
 
-    def _rotary(self, base: float) -> dict[str, Position]:
-        kinds = list(dict.fromkeys(layer_types(self.config))) if has_layer_types(self.config) else [None]
-        made = {kind: RotaryEmbedding.from_config(self.config, kind, default_base=base) for kind in kinds}
-        return {"": made[kinds[0]]} | {str(kind): made[kind] for kind in kinds if kind is not None}
-
-    def _relative(self, rule: Relative) -> dict[str, Position]:
-        sides = {"": (rule.encoder, "position", True), "decoder": (rule.decoder, "other_positions.decoder", False)}
-        found = {kind: side for kind, side in sides.items() if self.checkpoint.find(*side[0])}
+    def _relative(self, spec: RelativePositions) -> dict[str, Position]:
+        """Read T5's relative biases: the encoder's under `""` and the decoder's under `"decoder"`, where stored."""
         schemes: dict[str, Position] = {}
-        for kind, (names, key, both) in found.items():
-            buckets = self._whole("relative_attention_num_buckets")
-            self._need(f"{key}.weight", names, "relative bias", (buckets, self._heads()))
-            schemes[kind] = RelativePositionBias(
-                self._heads(),
-                num_buckets=buckets,
-                max_distance=self._at_most("relative_attention_max_distance", 1 << 20, 128),
-                bidirectional=both,
-            )
-        return {"": Position(), **schemes}
+        for kind, key, names in (
+            ("", "position", spec.encoder),
+            ("decoder", "other_positions.decoder", spec.decoder),
+        ):
+            if self.checkpoint.find(*names):
+                heads, buckets = self._size("num_attention_heads"), self._whole("relative_attention_num_buckets")
+                self._require(f"{key}.weight", names, "relative bias", (buckets, heads))
+                schemes[kind] = RelativePositionBias(
+                    heads,
+                    num_buckets=buckets,
+                    max_distance=self._whole("relative_attention_max_distance", 128, most=MOST_POSITIONS),
+                    bidirectional=not kind,
+                )
+        return schemes
 
-    def _heads(self) -> int:
-        key = next((key for key in HEADS if self.config.get(key) is not None), HEADS[0])
-        return self._whole(key)
+    # The head
 
-    # The way out
+    def _is_tied(self, spec: HeadSpec) -> bool:
+        """Return whether the configuration or the family ties the head to the table."""
+        return spec.tied == "always" or bool(self.config.get("tie_word_embeddings", spec.tied))
 
-    def _is_tied(self, rule: Head) -> bool:
-        return rule.tied == "always" or bool(self.config.get("tie_word_embeddings", rule.tied))
+    def _head(self, table: TokenEmbedding) -> OutputHead | PredictionHead | None:
+        """Read the LM head, tied to `table` or untied; `None` if the checkpoint has none.
 
-    def _head(self, table: TokenEmbedding) -> OutputHead | TransformedHead | None:
-        rule = self.family.head
-        if rule is None or self._lacks_transform(rule):
+        Raises:
+            CheckpointError: A tensor or key of the head is missing or does not fit.
+        """
+        spec = self.family.head
+        has_dense = spec is not None and spec.dense is not None and bool(self.checkpoint.find(*spec.dense.weight))
+        is_plain = spec is not None and (spec.dense is None or (spec.dense_optional and self.width == table.embed_dim))
+        if spec is None or not (has_dense or is_plain):
             return None
-        has_dense = rule.dense is not None and bool(self.checkpoint.find(*rule.dense.weight))
         key = "head.output" if has_dense else "head"
-        weight = self._free_rows(rule, f"{key}.weight")
-        if weight is None and not self._is_tied(rule):
+        weight = self._untied_rows(spec, f"{key}.weight")
+        if weight is None and not self._is_tied(spec):
             return None
-        rows = table.vocab_size if weight is None else weight.shape[0]
-        narrow = table.embed_dim if weight is None else weight.shape[1]
-        bias = bool(rule.bias) and self._bias(rule.bias, f"{key}.bias", rows)
-        softcap = self.config.get(rule.softcap) if rule.softcap is not None else None
+        rows, width = (table.vocab_size, table.embed_dim) if weight is None else weight.shape
+        softcap = spec.softcap if spec.softcap is not None and self.config.get(spec.softcap) is not None else None
         options: dict[str, Any] = {
-            "bias": bias,
-            "softcap": None if softcap is None else self._number(str(rule.softcap)),
-            "logit_scale": self._logit_scale(rule.logit_scale, table.embed_dim),
+            "bias": self._head_bias(spec.bias, f"{key}.bias", rows),
+            "softcap": None if softcap is None else self._number(softcap),
+            "logit_scale": self._logit_scale(spec.logit_scale, table.embed_dim),
         }
         if weight is None:
             output = OutputHead(table, **options)
         else:
-            output = OutputHead(vocab_size=rows, embed_dim=narrow, **options)
+            output = OutputHead(vocab_size=rows, embed_dim=width, **options)
         if not has_dense:
             return output
-        assert rule.dense is not None
-        dense = self._linear("head.dense", rule.dense, (narrow, self.width))
-        activation = self._activation(rule.activation)
-        norm = self._layer_norm("head.norm", rule.norm, narrow)
-        return TransformedHead(output, dense=dense, activation=activation, norm=norm)
+        assert spec.dense is not None
+        dense = self._linear("head.dense", spec.dense, (width, self.width))
+        norm = self._layer_norm("head.norm", spec.norm, width)
+        return PredictionHead(output, dense=dense, activation=self._activation(spec.activation), norm=norm)
 
-    def _lacks_transform(self, rule: Head) -> bool:
-        """Whether what stands before the product is missing, so that this is a model without a head."""
-        if rule.dense is None or self.checkpoint.find(*rule.dense.weight):
-            return False
-        return not (rule.dense_optional and self.width == self.tensors["table.weight"].shape[1])
+    def _untied_rows(self, spec: HeadSpec, key: str) -> Tensor | None:
+        """Read the rows of an untied head; `None` if the head is tied or the checkpoint has no head.
 
-    def _free_rows(self, rule: Head, key: str) -> Tensor | None:
-        """The head's own rows; `None` where they are the table's or are not there."""
-        found = [name for name in self.checkpoint.find(*rule.weight) if self._is_table(name)]
+        If the configuration ties the head and the checkpoint stores other rows for it, it is read as untied, and a
+        sentence is added to `notes`.
+        """
         table, *aliases = self.names.get("table.weight", ("",))
-        found = [name for name in found if name != table and name not in aliases]
+        found = [name for name in self._find_matrices(spec.weight) if name not in (table, *aliases)]
         if not found:
             return None
-        if self._is_tied(rule):
-            if self._same(table, found[0]):
+        if self._is_tied(spec):
+            if self._is_same(table, found[0]):
                 self.names["table.weight"] += (found[0],)
                 return None
-            if rule.tied != "always":
+            if spec.tied != "always":
                 self.notes.append(
                     f"the configuration ties the head to the table, but {found[0]} and {table} hold other numbers: "
-                    f"the head is read as a free one."
+                    f"the head is read as untied."
                 )
         weight = self._read(key, found[0])
         self._count_nonfinite("head", weight)
         return weight
 
-    def _bias(self, names: Names, key: str, rows: int) -> bool:
-        found = self.checkpoint.find(*names)
-        if not found:
-            return False
-        self._need(key, names, "bias of the head", (rows,))
-        self.names[key] = tuple(name for name in found if self.checkpoint.info(name).shape == (rows,))
-        return True
+    def _head_bias(self, names: Names, key: str, rows: int) -> bool:
+        """Read the bias of the head if the checkpoint has one; return whether it has one.
 
-    def _activation(self, word: str | None) -> str | None:
-        if word != "hidden_act":
-            return word
-        found = self.config.get(word, "gelu")
+        Raises:
+            CheckpointError: The bias does not have one number per row.
+        """
+        found = self.checkpoint.find(*names)
+        if found:
+            self._require(key, names, "bias of the head", (rows,))
+            self.names[key] = tuple(name for name in found if self.checkpoint.info(name).shape == (rows,))
+        return bool(found)
+
+    def _activation(self, name: str | None) -> str | None:
+        """Return the name of an activation; `"hidden_act"` is looked up in the configuration.
+
+        Raises:
+            CheckpointError: The configuration's `hidden_act` is not a string.
+        """
+        if name != "hidden_act":
+            return name
+        found = self.config.get(name, "gelu")
         if not isinstance(found, str):
             raise CheckpointError(f"hidden_act must be the name of an activation, not {found!r}.")
         return found
 
     def _logit_scale(self, rule: LogitScaleRule | None, width: int) -> float:
+        """Return the factor on the logits.
+
+        Raises:
+            CheckpointError: The configuration does not state it, although the family has one.
+        """
         if rule == "logit_scale":
             return self._number("logit_scale")
         if rule == "1/logits_scaling":
@@ -546,38 +562,63 @@ class _Loader:
             return width**-0.5 if scaled else 1.0
         return 1.0
 
-    # The configuration
+    # Keys of the configuration
 
     def _number(self, key: str, default: float | None = None) -> float:
-        return self._positive(self.config.get(key, default), key)
+        """Return a positive number of the configuration, or `default` if the key is missing.
 
-    def _positive(self, value: object, key: str) -> float:
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
-            raise CheckpointError(f"The configuration's {key} must be a positive number, not {value!r}.")
-        return float(value)
+        Raises:
+            CheckpointError: The value is not a positive number, or is missing without a default.
+        """
+        return _positive(self.config.get(key, default), key)
 
-    def _whole(self, key: str, default: int | None = None) -> int:
+    def _size(self, key: str) -> int:
+        """Return a size of the model, stored under one of its names in `CONFIG_KEYS`.
+
+        Raises:
+            CheckpointError: The size is missing, or is not a whole number of at least 1.
+        """
+        return self._whole(next((name for name in CONFIG_KEYS[key] if self.config.get(name) is not None), key))
+
+    def _whole(self, key: str, default: int | None = None, *, most: int = MOST_SIZE) -> int:
+        """Return a whole number of the configuration, from 1 to `most`.
+
+        Raises:
+            CheckpointError: The number is missing without a default, or out of range.
+        """
         value = self._whole_or_none(key)
         value = default if value is None else value
         if value is None or value < 1:
             raise CheckpointError(f"The configuration's {key} must be a whole number of at least 1, not {value!r}.")
-        return value
-
-    def _at_most(self, key: str, most: int, default: int | None = None) -> int:
-        value = self._whole(key, default)
         if value > most:
             raise CheckpointError(f"The configuration's {key} {value:,} is beyond all models: it is damaged.")
         return value
 
     def _whole_or_none(self, key: str) -> int | None:
+        """Return a whole number of the configuration; `None` if it is missing.
+
+        Raises:
+            CheckpointError: The value is not a whole number.
+        """
         value = self.config.get(key)
         if value is not None and type(value) is not int:
             raise CheckpointError(f"The configuration's {key} must be a whole number, not {value!r}.")
         return value
 
 
+def _positive(value: object, key: str) -> float:
+    """Return the value of a configuration key as a positive number.
+
+    Raises:
+        CheckpointError: It is not a positive number.
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+        raise CheckpointError(f"The configuration's {key} must be a positive number, not {value!r}.")
+    return float(value)
+
+
 def _text_config(config: JsonObject) -> JsonObject:
-    """The part of a configuration that is about text; a model of several parts keeps it in `text_config`."""
+    """Return the configuration of the text model; models with several parts store it under `text_config`."""
     text = config.get("text_config")
     if not isinstance(text, dict):
         return config

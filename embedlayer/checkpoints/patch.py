@@ -1,7 +1,7 @@
-"""The library's two ends inside a live transformers model, and out again.
+"""Replace the token embeddings and LM heads of a transformers model by those of this library, and undo it.
 
-Weights stay the same parameter objects, under the same names, so whatever holds them (an optimizer, a state, a tied
-partner) goes on as before. transformers is not imported: a model is known by its `get_input_embeddings`.
+Weights stay the same parameter objects under the same names, so an optimizer, a state or a tied module that refers to
+them stays valid. transformers is not imported: a model is recognised by its `get_input_embeddings`.
 """
 
 from functools import partial
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from embedlayer.errors import CheckpointError
+from embedlayer.families import SCALE_ATTRIBUTES
 from embedlayer.layers.in_place import Place
 from embedlayer.layers.output import OutputHead
 from embedlayer.tables.dense import TokenEmbedding
@@ -19,29 +20,32 @@ from embedlayer.tables.dense import TokenEmbedding
 Model = TypeVar("Model", bound=nn.Module)
 
 REPLACED = "_replaced_by_embedlayer"
-"""Where a module of ours keeps the one whose place it took."""
+"""Attribute of a module of this library that stores the module of transformers that it replaced."""
 
 
 def patch(model: Model, *, row_sparse: bool = False) -> Model:
-    """Replace the token embeddings and LM heads of a transformers model, in place; its outputs stay what they were.
+    """Replace token embeddings and LM heads of a transformers model in place, without changing its outputs.
 
-    Every look-up becomes a `TokenEmbedding`: the model's input embeddings, those of its encoder and its decoder, and
-    all others that share their weight; the scale of each stays what it was (Gemma's is rounded, BART's is not). Every
-    LM head that is an `nn.Linear` becomes an `OutputHead`. Parameters stay the same objects under the same names, tied
-    stays tied, and a tied head reads the table through the model: where PEFT has put LoRA on the table, the head sees
-    it too. A padding row keeps its numbers and, as before, gets no gradient from look-ups; its logit is not masked.
+    Every token look-up becomes a `TokenEmbedding`: the model's input embeddings, those of its encoder and decoder, and
+    all others that share their weight. Each keeps its scale; Gemma's is rounded, BART's is not. Every LM head that is
+    an `nn.Linear` becomes an `OutputHead`. Parameters stay the same objects under the same names, and tied weights stay
+    tied. A tied head reads the table through the model, so it also sees LoRA that PEFT adds to the table later. A
+    padding row keeps its values and gets no gradient from look-ups, as before; its logit is not masked.
 
-    In exchange a bad ID is an error that names its place, and `model.get_output_embeddings().loss(hidden, targets)` is
-    the loss without logits. `edit_vocabulary` changes a patched model's vocabulary, and so does
-    `model.resize_token_embeddings`.
+    A bad ID then raises an error that names its row and column. `model.get_output_embeddings().loss(hidden, targets)`
+    computes the loss without logits. `edit_vocabulary` and `model.resize_token_embeddings` change the vocabulary of a
+    patched model.
 
     Args:
-        model: A model of transformers, before PEFT. One that is patched already stays as it is.
-        row_sparse: Give gradients of the looked-up rows only, for `RowAdamW`; needs untied heads.
+        model: A model of transformers, before PEFT. A patched model stays as it is.
+        row_sparse: Store gradients of the looked-up rows only, for `RowAdamW`; requires untied heads.
+
+    Returns:
+        The same model.
 
     Raises:
-        CheckpointError: An embedding is of a kind that `TokenEmbedding` is not, or `row_sparse` is requested of a model
-            whose head is tied: nothing was changed.
+        CheckpointError: An embedding does more than look-up and scale, or `row_sparse` is requested for a model with a
+            tied head. The model is then unchanged.
 
     Example:
         >>> from transformers import GPT2Config, GPT2LMHeadModel
@@ -63,10 +67,10 @@ def patch(model: Model, *, row_sparse: bool = False) -> Model:
 
 
 def unpatch(model: Model) -> Model:
-    """Put back the modules that `patch` replaced, with the weights as they are now; also under PEFT's wrappers.
+    """Put back the modules that `patch` replaced, with the current weights; PEFT's wrappers may be present.
 
     Returns:
-        The same model. One that is not patched stays as it is.
+        The same model. A model without patched modules stays as it is.
     """
     for ours in [module for module in model.modules() if REPLACED in module.__dict__]:
         original: Any = ours.__dict__[REPLACED]
@@ -78,22 +82,22 @@ def unpatch(model: Model) -> Model:
             original.out_features = ours.out_features
         for name, parameter in ours._parameters.items():
             original._parameters[name] = parameter
-        for name, buffer in original._buffers.items():  # of the kinds that are replaced, a scale alone
+        for name, buffer in original._buffers.items():  # the modules that are replaced have no buffer but a scale
             known = torch.full_like(buffer, cast(float, ours.scale), device="cpu") if buffer.is_meta else buffer
             original._buffers[name] = known.to(next(ours.parameters()).device)
-        _swap(model, ours, _in_place_of(ours, original), keep=False)
+        _swap(model, ours, _with_mode_and_hooks(ours, original), keep=False)
     for part in model.modules():
         part.__dict__.pop("resize_token_embeddings", None)
     return model
 
 
 def _look_ups(model: nn.Module) -> list[nn.Embedding]:
-    """Return the token embeddings of a model that are not ours yet: of all its parts, and all that share a weight.
+    """Return all token embeddings of a model that are not patched yet, including those that share a weight.
 
     Raises:
-        CheckpointError: The model has none, or they are no `nn.Embedding`.
+        CheckpointError: The model has no token embeddings, or they are not an `nn.Embedding`.
     """
-    root = _part_of(model, "get_input_embeddings")
+    root = _call_getter(model, "get_input_embeddings")
     if not isinstance(root, nn.Module):
         raise CheckpointError(
             f"A {type(model).__name__} has no get_input_embeddings that returns a module: pass a model of transformers."
@@ -110,36 +114,36 @@ def _look_ups(model: nn.Module) -> list[nn.Embedding]:
 
 
 def _tables(model: nn.Module) -> list[nn.Embedding]:
-    """Return what a model and its parts, such as a decoder, look tokens up in; FSMT's decoder calls it output."""
+    """Return the token embeddings that a model and its submodules name; FSMT's decoder names them as its output."""
     getters = ("get_input_embeddings", "get_output_embeddings")
-    found = [_part_of(part, getter) for part in model.modules() for getter in getters]
+    found = [_call_getter(part, getter) for part in model.modules() for getter in getters]
     return [each for each in found if isinstance(each, nn.Embedding)]
 
 
 def _heads(model: nn.Module) -> list[nn.Linear]:
-    """Return the LM heads of a model that are plain linear layers, and all such layers that share a table's weight."""
-    of_parts = {id(_part_of(part, "get_output_embeddings")) for part in model.modules()}
+    """Return the linear layers of a model that are LM heads or share the weight of a token embedding."""
+    heads = {id(_call_getter(part, "get_output_embeddings")) for part in model.modules()}
     weights = {id(table.weight) for table in _tables(model)}
     linear = [each for each in model.modules() if type(each) is nn.Linear]
-    return [each for each in linear if id(each) in of_parts or id(each.weight) in weights]
+    return [each for each in linear if id(each) in heads or id(each.weight) in weights]
 
 
-def _part_of(module: nn.Module, getter: str) -> Any:
-    """Return what a model of transformers answers to `get_input_embeddings()` or `get_output_embeddings()`, or None."""
+def _call_getter(module: nn.Module, getter: str) -> Any:
+    """Return the result of `get_input_embeddings()` or `get_output_embeddings()`, or `None` if there is none."""
     method = getattr(module, getter, None)
     if not callable(method):
         return None
     try:
         return method()
-    except (NotImplementedError, AttributeError):  # parts that have none, and say so in either way
+    except (NotImplementedError, AttributeError):  # submodules without embeddings raise one of these
         return None
 
 
 def _refuse_tied(tables: list[nn.Embedding], model: nn.Module) -> None:
-    """Refuse row-sparse look-ups of a weight that anything else reads, or of a model that is patched already.
+    """Raise if row-sparse gradients are impossible: a module other than a look-up shares the weight of a table.
 
     Raises:
-        CheckpointError: Naming what reads it.
+        CheckpointError: The message names that module; or the model is already patched.
     """
     if not tables:
         raise CheckpointError("The model is patched already: unpatch it first, then patch it with row_sparse=True.")
@@ -153,9 +157,15 @@ def _refuse_tied(tables: list[nn.Embedding], model: nn.Module) -> None:
 
 
 def _table_like(old: nn.Embedding, *, row_sparse: bool) -> TokenEmbedding:
-    """Return a `TokenEmbedding` over the rows of one of transformers' embeddings."""
+    """Return a `TokenEmbedding` with the weight, scale, mode and hooks of an embedding of transformers.
+
+    Raises:
+        CheckpointError: The embedding has an option or a `forward` that `TokenEmbedding` does not have.
+    """
     if not _is_known(old):
-        raise CheckpointError(f"What a {type(old).__name__} does beyond look-up and scale is not known here.")
+        raise CheckpointError(
+            f"What a {type(old).__name__} does beyond look-up and scale is unknown: it is not patched."
+        )
     if old.max_norm is not None or old.scale_grad_by_freq or old.sparse or "forward" in old.__dict__:
         raise CheckpointError(
             "TokenEmbedding has no max_norm, scale_grad_by_freq or sparse gradients, and cannot take the place of a "
@@ -174,57 +184,56 @@ def _table_like(old: nn.Embedding, *, row_sparse: bool) -> TokenEmbedding:
         dtype=old.weight.dtype,
     )
     table.weight = old.weight
-    device = torch.device("cpu") if old.weight.is_meta else old.weight.device  # weights that are loaded later
+    device = torch.device("cpu") if old.weight.is_meta else old.weight.device  # meta weights are loaded later
     table.derive(device)
     table.bounds.derive(device)
-    return _in_place_of(old, table)
+    return _with_mode_and_hooks(old, table)
 
 
 def _is_known(old: object) -> bool:
-    """Return whether this is a look-up with at most a scale: a class of transformers that has nothing else.
+    """Return whether an embedding computes `scale * weight[ids]` and nothing else.
 
-    A subclass has nothing else if it stores nothing else, and a small one of its class gives `scale * weight[ids]`.
+    A subclass of `nn.Embedding` qualifies if it stores nothing but a weight and a scale, and a small instance of it
+    computes this formula.
     """
     if isinstance(old, TokenEmbedding) or type(old) is nn.Embedding:
         return True
     if not isinstance(old, nn.Embedding) or old._modules or set(old._parameters) != {"weight"}:
         return False
-    scale = getattr(old, "embed_scale", None)
-    if not set(old._buffers) <= {"embed_scale"} or not (isinstance(scale, int | float) or _is_number(scale)):
+    name = SCALE_ATTRIBUTES[-1]
+    scale = getattr(old, name, None)
+    is_number = isinstance(scale, Tensor) and scale.numel() == 1
+    if not set(old._buffers) <= {name} or not (isinstance(scale, int | float) or is_number):
         return False
-    with torch.device("cpu"):  # also where a model is built on the meta device
+    with torch.device("cpu"):  # even if the caller builds models on the meta device
         rows = torch.arange(32.0).view(8, 4) / 7 - 2
         small: Any = type(old).__new__(type(old))
         nn.Embedding.__init__(small, 8, 4, _weight=rows)
         small.__dict__.update({name: value for name, value in old.__dict__.items() if name not in small.__dict__})
         factor, rounded = _scale_of(old)
-        small.embed_scale = torch.tensor(factor) if rounded else factor
-        return bool(torch.equal(small(torch.arange(8)), rows * small.embed_scale))
-
-
-def _is_number(scale: object) -> bool:
-    return isinstance(scale, Tensor) and scale.numel() == 1
+        setattr(small, name, torch.tensor(factor) if rounded else factor)
+        return bool(torch.equal(small(torch.arange(8)), rows * getattr(small, name)))
 
 
 def _scale_of(old: nn.Module) -> tuple[float | None, bool]:
-    """Return the factor of scaled word embeddings, and whether it is rounded to the type of the rows."""
-    scale = None if type(old) is nn.Embedding else getattr(old, "embed_scale", None)
-    if isinstance(scale, Tensor):  # Gemma: `scalar_embed_scale` is what was rounded
-        return float(getattr(old, "scalar_embed_scale", scale)), True
-    return None if scale is None else float(scale), False
+    """Return the factor on looked-up rows, and whether the model rounds it to the dtype of the rows (Gemma)."""
+    if type(old) is nn.Embedding:
+        return None, False
+    scales = [getattr(old, name) for name in SCALE_ATTRIBUTES if getattr(old, name, None) is not None]
+    return (float(scales[0]) if scales else None), bool(scales) and isinstance(scales[-1], Tensor)
 
 
 def _head_like(old: nn.Linear) -> OutputHead:
-    """Return an `OutputHead` over the rows of a linear layer."""
+    """Return an `OutputHead` with the parameters, mode and hooks of a linear layer."""
     with torch.device("meta"):
         head = OutputHead(vocab_size=old.out_features, embed_dim=old.in_features, bias=old.bias is not None)
     head._parameters.clear()
-    head._parameters.update(old._parameters)  # a tied weight too: transformers ties and saves it by this name
-    return _in_place_of(old, head)
+    head._parameters.update(old._parameters)  # transformers ties and saves a tied weight under this name
+    return _with_mode_and_hooks(old, head)
 
 
 def _link_heads(model: nn.Module) -> None:
-    """Let each head read the tables that have its weight through their places in the model."""
+    """Make each patched head read the tables that share its weight through their parent modules."""
     places = [(Place(parent, name), child) for parent in model.modules() for name, child in parent._modules.items()]
     tables = [place for place, child in places if isinstance(child, TokenEmbedding)]
     for place, child in places:
@@ -233,7 +242,11 @@ def _link_heads(model: nn.Module) -> None:
 
 
 def _resized(model: Any, *arguments: Any, **options: Any) -> nn.Module:
-    """`model.resize_token_embeddings` of a patched model, in which transformers puts a new `nn.Linear` for a head."""
+    """Resize a patched model as `model.resize_token_embeddings` does, and patch the new head of transformers.
+
+    Returns:
+        The input embeddings.
+    """
     for module in model.modules():
         if isinstance(module, TokenEmbedding) and module.ledger is not None:
             module.ledger.flush(module.weight, moments=True)
@@ -245,30 +258,30 @@ def _resized(model: Any, *arguments: Any, **options: Any) -> nn.Module:
 
 
 CONTENTS = ("_parameters", "_buffers", "_non_persistent_buffers_set", "_modules")
-"""What a module has of its own; all else that `nn.Module()` sets is its mode and what others have registered on it."""
+"""Attributes of `nn.Module()` with a module's own content; the others are its mode and its hooks."""
 
 INITIALISED = "_is_hf_initialized"
-"""transformers' mark on a module whose weights are not to be drawn again, such as a head that was resized."""
+"""Attribute with which transformers marks a module that must not be initialised again, such as a resized head."""
 
 New = TypeVar("New", bound=nn.Module)
 
 
-def _in_place_of(old: nn.Module, new: New) -> New:
-    """Hand over the mode and the hooks of every kind to the module that takes the place."""
+def _with_mode_and_hooks(old: nn.Module, new: New) -> New:
+    """Give `new` the training mode and all hooks of `old`, and return `new`."""
     new.train(old.training)
     if INITIALISED in old.__dict__:
         new.__dict__[INITIALISED] = old.__dict__[INITIALISED]
     for name in nn.Module().__dict__:
         if name not in CONTENTS:
-            new.__dict__[name] = old.__dict__[name]  # the same dictionaries: handles that remove a hook go on working
+            new.__dict__[name] = old.__dict__[name]  # the same dictionaries, so that handles still remove hooks
             for hook in old.__dict__[name].values() if isinstance(old.__dict__[name], dict) else ():
-                if getattr(hook, "with_module", False):  # torch calls it with the module that it was registered on
+                if getattr(hook, "with_module", False):  # torch calls the hook with this module
                     hook.module = ref(new)
     return new
 
 
 def _swap(model: nn.Module, old: nn.Module, new: nn.Module, *, keep: bool = True) -> None:
-    """Put `new` wherever `old` is in the model."""
+    """Replace `old` by `new` in all its parent modules; `keep` stores `old` in `new` for `unpatch`."""
     if keep:
         new.__dict__[REPLACED] = old
     for parent in list(model.modules()):

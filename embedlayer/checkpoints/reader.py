@@ -1,7 +1,7 @@
-"""Open a checkpoint: its configuration, and single tensors out of it.
+"""Open a checkpoint: read its configuration, list its tensors, and read single tensors.
 
-A checkpoint is a folder in Hugging Face's layout, one safetensors file, an index of several, or a name on the hub,
-where a shard that is not asked for is never downloaded.
+A checkpoint is a folder in Hugging Face's layout, a safetensors file, an index of several such files, or a name on the
+hub. From the hub, only the shards that contain a requested tensor are downloaded.
 """
 
 import json
@@ -22,28 +22,42 @@ ENDINGS = (
     *(".safetensors", ".json", ".jsonl", ".gz", ".txt", ".bin", ".vec", ".npy", ".tsv", ".gguf", ".model"),
     *(".pt", ".pth", ".ckpt", ".pkl"),
 )
-"""Ends of files; a repository on the hub is not called so."""
+"""File name endings; a name with one of them is a mistyped path and no repository on the hub."""
 
 
 class _Hub(Place):
+    """A repository on the hub, or a folder in it.
+
+    Args:
+        repository: Its name, `owner/name`.
+        revision: Branch, tag or commit; `None` for the main branch.
+        folder: Folder in the repository; empty for the repository itself.
+        online: Whether the hub can be reached; `None` to find out at the first file.
+    """
+
     def __init__(self, repository: str, revision: str | None, folder: str = "", *, online: bool | None = None) -> None:
         self.name = f"{repository}/{folder}" if folder else repository
         self.repository = repository
         self.revision = revision
         self.folder = folder
         self.online = online
-        """Whether the hub answers; `None` before it was asked."""
 
     def find(self, file: str) -> Path | None:
+        """Download a file, or find it in the cache; return `None` if the repository has no such file.
+
+        Raises:
+            FileError: The hub cannot be reached or refuses the repository, and the cache does not have it.
+            MissingExtraError: The `hf` extra is not installed.
+        """
         try:
             hub = require("huggingface_hub", extra="hf")
         except MissingExtraError as error:
             raise MissingExtraError(
-                f"There is no folder or file {self.name!r} here. To ask the hub: {error}"
+                f"There is no folder or file {self.name!r} here. To search the hub: {error}"
             ) from error
         errors = require("huggingface_hub.errors", extra="hf")
         if self.online is None:
-            self._connect()
+            self.online = self._is_online()
         try:
             found = hub.hf_hub_download(
                 self.repository,
@@ -52,63 +66,82 @@ class _Hub(Place):
                 revision=self.revision,
                 local_files_only=not self.online,
             )
-        except errors.EntryNotFoundError:  # also: not in the cache, and offline
+        except errors.EntryNotFoundError:  # also raised offline for a file that is not cached
             return None
         except (OSError, ValueError) as error:
-            raise self._refused(f"Cannot get {file} of {self.name!r} from the hub", error) from error
+            raise _hub_error(f"Cannot get {file} of {self.name!r} from the hub", error) from error
         return Path(found)
 
-    def _connect(self) -> None:
-        """See whether the hub answers: its client tries each file for half a minute; what is cached needs no hub."""
+    def _is_online(self) -> bool:
+        """Return whether the hub can be reached, or `False` if it cannot and the repository is in the cache.
+
+        Without this check, the hub's client retries each file for half a minute.
+
+        Raises:
+            FileError: The hub cannot be reached and the repository is not in the cache.
+        """
         hub = require("huggingface_hub", extra="hf")
         errors = require("huggingface_hub.errors", extra="hf")
         constants = require("huggingface_hub.constants", extra="hf")
+        if constants.HF_HUB_OFFLINE:
+            return False
         try:
-            if not constants.HF_HUB_OFFLINE:
-                _call(constants.ENDPOINT)
-            self.online = not constants.HF_HUB_OFFLINE
+            _connect_to(constants.ENDPOINT)
         except OSError as error:
             try:
                 hub.snapshot_download(self.repository, revision=self.revision, local_files_only=True)
             except (errors.EntryNotFoundError, OSError, ValueError):
-                raise self._refused(
-                    f"{self.name!r} is not in the hub's cache on this machine, and {constants.ENDPOINT} cannot be "
-                    f"reached",
-                    error,
-                ) from error
-            self.online = False
-
-    def _refused(self, what: str, error: Exception) -> FileError:
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
-        return FileError(f"{what} ({reason}). There is no folder or file of that name here either.")
+                what = (
+                    f"{self.name!r} is not in the hub's cache on this machine, and {constants.ENDPOINT} is unreachable"
+                )
+                raise _hub_error(what, error) from error
+            return False
+        return True
 
     def files(self) -> None:
-        return None
+        """Return `None`: the files of a repository are not listed."""
+        return
 
     def below(self, folder: str) -> "_Hub":
+        """Return a folder of the repository."""
         return _Hub(self.repository, self.revision, folder, online=self.online)
 
 
-def _call(url: str) -> None:
-    """Connect to the host of a URL, or to the proxy for it, and hang up.
+def _hub_error(what: str, error: Exception) -> FileError:
+    """Return the error of a failed access to the hub, with the first line of the client's message."""
+    reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+    return FileError(f"{what} ({reason}). There is no folder or file of that name here either.")
+
+
+def _connect_to(url: str) -> None:
+    """Open and close a connection to the host of a URL, or to the proxy for that host.
 
     Raises:
-        OSError: It does not answer within `SECONDS_TO_CONNECT`.
+        OSError: The host does not answer within `SECONDS_TO_CONNECT`.
     """
-    asked = urlsplit(url)
-    proxies = {} if proxy_bypass(asked.hostname or "") else getproxies()
-    proxy = proxies.get(asked.scheme) or proxies.get("all")
-    met = urlsplit(proxy if proxy is None or "//" in proxy else f"//{proxy}") if proxy else asked
-    port = met.port or {"http": 80, "socks5": 1080, "socks5h": 1080}.get(met.scheme, 443)
-    socket.create_connection((met.hostname, port), SECONDS_TO_CONNECT).close()
+    target = urlsplit(url)
+    proxies = {} if proxy_bypass(target.hostname or "") else getproxies()
+    proxy = proxies.get(target.scheme) or proxies.get("all")
+    host = urlsplit(proxy if "//" in proxy else f"//{proxy}") if proxy else target
+    port = host.port or {"http": 80, "socks5": 1080, "socks5h": 1080}.get(host.scheme, 443)
+    socket.create_connection((host.hostname, port), SECONDS_TO_CONNECT).close()
 
 
 class Checkpoint(WeightFiles):
-    """A checkpoint that is open: its configuration, the names of its tensors, and each tensor when it is asked for.
+    """An open checkpoint: its configuration and its tensors, which are read on request.
+
+    Args:
+        place: Folder or repository of the files.
+        file: The safetensors file or index to read; `None` to search `place`.
+        is_static_embedding: Whether it is sentence-transformers' StaticEmbedding, a table without a model.
 
     Attributes:
-        config: Its `config.json`, empty if there is none.
-        is_static_embedding: Whether it is sentence-transformers' StaticEmbedding, a table without a model.
+        config: Content of `config.json`; empty if there is none.
+        is_static_embedding: The argument of this name.
+
+    Raises:
+        FileError: There is no safetensors file.
+        CheckpointError: A file is damaged, or all weights are pickles.
     """
 
     def __init__(self, place: Place, file: str | None = None, *, is_static_embedding: bool = False) -> None:
@@ -122,14 +155,20 @@ class Checkpoint(WeightFiles):
         """Open a folder, a safetensors file, an index, or a name on the hub such as `"openai-community/gpt2"`.
 
         Args:
-            source: What to open. A name on the hub needs the `hf` extra, and is looked up in its cache only if
-                `HF_HUB_OFFLINE` is set.
+            source: Path or hub name. The hub needs the `hf` extra; with `HF_HUB_OFFLINE` set, only its cache on this
+                machine is searched.
             revision: Branch, tag or commit on the hub.
 
         Raises:
-            FileError: There is nothing of that name.
-            CheckpointError: It holds no safetensors, only pickles, or is damaged.
-            MissingExtraError: There is nothing here, and the hub needs `pip install 'embedlayer[hf]'`.
+            FileError: There is no such file, folder or repository, or it contains no safetensors file.
+            CheckpointError: A file is damaged, or all weights are pickles.
+            MissingExtraError: There is no such path, and the hub needs `pip install 'embedlayer[hf]'`.
+
+        Example:
+            >>> from safetensors.torch import save_file
+            >>> save_file({"wte.weight": torch.ones(10, 4)}, "model.safetensors")
+            >>> Checkpoint.open("model.safetensors").info("wte.weight").shape
+            (10, 4)
         """
         found = locate(Path(source))
         if found is not None and found[1] is not None:
@@ -143,16 +182,16 @@ class Checkpoint(WeightFiles):
         return cls(place.below(folder) if folder else place, is_static_embedding=is_static)
 
     def file(self, name: str) -> Path | None:
-        """Another file of the checkpoint, such as `tokenizer.json`; `None` if it has none."""
+        """Return the path of another file of the checkpoint, such as `tokenizer.json`, or `None` if it is missing."""
         return self._place.find(name)
 
 
 def is_hub_name(source: str) -> bool:
-    """Whether a string names a repository on the hub: `owner/name`, and nothing that looks like a path.
+    """Return whether a string is a hub name: `owner/name`, and nothing that looks like a path.
 
-    A path is what has no slash or several, starts with a dot, a slash or a tilde, ends like a file that this library
-    reads, or begins with a folder that is here. So a mistyped path is never sent to the hub, with the exception of one
-    that is two plain words.
+    A string is a path if it has no slash or more than one; if it starts with a dot, a slash or a tilde; if it ends like
+    a file that this library reads; or if its first part is an existing folder. So a mistyped path reaches the hub only
+    if it consists of two plain words.
 
     Example:
         >>> [is_hub_name(source) for source in ("openai-community/gpt2", "./runs/a", "runs", "runs/a.npy")]
@@ -165,7 +204,13 @@ def is_hub_name(source: str) -> bool:
 
 
 def _first_module(place: Place) -> tuple[str, bool]:
-    """Of a sentence-transformers model: the folder of its first module, and whether that is a StaticEmbedding."""
+    """Return the folder of a sentence-transformers model's first module, and whether it is a StaticEmbedding.
+
+    Returns `("", False)` for other checkpoints.
+
+    Raises:
+        CheckpointError: `modules.json` is damaged, or names a folder outside the checkpoint.
+    """
     path = place.find("modules.json")
     if path is None:
         return "", False

@@ -11,8 +11,8 @@ from jaxtyping import Float, Int
 from tokenizers import Tokenizer, models
 from torch import Tensor, nn
 
+from embedlayer.checkpoints.embedding_layer import load
 from embedlayer.checkpoints.formats import SUFFIXES, TENSORS, read_vectors
-from embedlayer.checkpoints.loader import load
 from embedlayer.errors import CheckpointError, EmbedLayerError, EmbedLayerWarning, FileError, TokenizerError
 from embedlayer.files import read_json, restored
 from embedlayer.models.decoder import DecoderLM

@@ -1,7 +1,7 @@
-"""Put tensors back into a full checkpoint, one stream of bytes from file to file.
+"""Write a copy of a checkpoint with some tensors replaced.
 
-Nothing but the tensors that changed is ever in memory; all others are copied from file to file in pieces, and files
-without a change are copied whole. The new folder appears complete or not at all.
+Only the changed tensors are in memory. The others are copied from file to file in buffers, and files without a changed
+tensor are copied whole. The new folder appears complete or not at all.
 """
 
 import json
@@ -25,13 +25,13 @@ BYTES_AT_ONCE = 1 << 24
 
 @dataclass(frozen=True)
 class WriteReceipt:
-    """What `EmbeddingLayer.write_into` did.
+    """Result of `EmbeddingLayer.write_into`.
 
     Attributes:
-        changed: Tensors with new numbers, by their names in the checkpoint.
-        rewritten: Files that hold them.
-        copied: Other files, copied byte for byte.
-        vocab_size: Rows of the table in the new checkpoint.
+        changed: Names of the tensors that changed.
+        rewritten: Names of the files that contain a changed tensor.
+        copied: Names of the other files, which were copied byte for byte.
+        vocab_size: Number of rows of the table in the new checkpoint.
     """
 
     changed: tuple[str, ...]
@@ -43,28 +43,29 @@ class WriteReceipt:
 def write_tensors(
     tensors: Mapping[str, Tensor], checkpoint_dir: Path | str, out_dir: Path | str, *, table: str
 ) -> WriteReceipt:
-    """Write the checkpoint in `checkpoint_dir`, with these tensors in the place of its own, to `out_dir`.
+    """Write a copy of the checkpoint in `checkpoint_dir`, with these tensors replaced, to `out_dir`.
+
+    If the table has another number of rows than before, every tensor with as many rows as the old table must have as
+    many rows as the new one. `vocab_size` then changes in `config.json` and in the metadata of the files (llama2.c).
 
     Args:
-        tensors: New numbers by names in the checkpoint; they are stored in the type that is stored there.
+        tensors: New tensors by their names in the checkpoint; each is stored in the dtype of the old one.
         checkpoint_dir: A folder in Hugging Face's layout, with one safetensors file or several and an index.
-        out_dir: A folder that is not there yet, or is empty.
-        table: Which of the names is the table. Where it has other rows than before, every tensor that had as many rows
-            as the table had must have as many as it has now, and `vocab_size` changes in `config.json` and in the
-            files' own metadata (llama2.c).
+        out_dir: A folder that does not exist or is empty.
+        table: The name of the table.
 
     Returns:
-        What was changed.
+        The changed tensors and files.
 
     Raises:
         CheckpointError: The checkpoint has no such tensor, or one of another shape.
-        FileError: `out_dir` has something in it, or cannot be written.
+        FileError: `out_dir` is not empty or cannot be written.
     """
     source, target = Path(checkpoint_dir), Path(out_dir)
     if not source.is_dir():
         raise FileError(f"There is no folder {source} to take the other tensors from.")
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise FileError(f"{target} is not empty. Choose a folder that is not there yet.")
+        raise FileError(f"{target} is not empty. Choose a folder that does not exist yet.")
     checkpoint = Checkpoint.open(source)
     old_rows, rows = checkpoint.info(table).shape[0], tensors[table].shape[0]
     for name, tensor in tensors.items():
@@ -73,7 +74,7 @@ def write_tensors(
         if tuple(tensor.shape) != expected:
             raise CheckpointError(
                 f"{name} has shape {list(stored)} in {checkpoint.name}, so that with a table of {rows:,} rows "
-                f"{list(expected)} is expected, and {list(tensor.shape)} was given."
+                f"{list(expected)} is expected, but the new tensor has {list(tensor.shape)}."
             )
     changed = {name: tensor for name, tensor in tensors.items() if not _is_as_stored(checkpoint, name, tensor)}
     rewritten = {file: header for file, header in checkpoint.headers.items() if header.tensors.keys() & changed.keys()}
@@ -96,7 +97,7 @@ def write_tensors(
 
 
 def _is_as_stored(checkpoint: Checkpoint, name: str, tensor: Tensor) -> bool:
-    """Whether the file holds these bits already, compared in pieces."""
+    """Return whether the file already contains the bits of `tensor`, compared one buffer at a time."""
     stored = checkpoint.read(name)
     if stored.shape != tensor.shape:
         return False
@@ -105,17 +106,17 @@ def _is_as_stored(checkpoint: Checkpoint, name: str, tensor: Tensor) -> bool:
 
 
 def _pieces(tensor: Tensor, dtype: torch.dtype) -> Iterator[Tensor]:
-    """The bytes of a tensor, a few rows at a time, in another type and on the CPU."""
+    """Yield the bytes of a tensor in another dtype on the CPU, a few rows at a time."""
     rows = tensor.reshape(1) if tensor.dim() == 0 else tensor
     row_bytes = max(rows[:1].numel() * dtype.itemsize, 1)
-    for piece in rows.split(max(BYTES_AT_ONCE // row_bytes, 1)):
-        yield piece.to("cpu", dtype).contiguous().flatten().view(torch.uint8)
+    for buffer in rows.split(max(BYTES_AT_ONCE // row_bytes, 1)):
+        yield buffer.to("cpu", dtype).contiguous().flatten().view(torch.uint8)
 
 
 def _stream(
     source: Path, target: Path, header: Header, changed: Mapping[str, Tensor], metadata: Mapping[str, str]
 ) -> None:
-    """One safetensors file with some tensors replaced; the order of the tensors stays."""
+    """Write a copy of one safetensors file with some tensors replaced, in the same order."""
     entries: JsonObject = {"__metadata__": metadata} if metadata else {}
     offset = 0
     for name, info in header.tensors.items():
@@ -130,32 +131,33 @@ def _stream(
         new.write(struct.pack("<Q", len(raw)) + raw)
         for name, info in header.tensors.items():
             if name in changed:
-                for piece in _pieces(changed[name], info.torch_dtype):
-                    new.write(piece.numpy().data)
+                for buffer in _pieces(changed[name], info.torch_dtype):
+                    new.write(buffer.numpy().data)
             else:
                 _copy_bytes(old, new, info)
 
 
 def _copy_bytes(old: BinaryIO, new: BinaryIO, info: TensorInfo) -> None:
+    """Copy the bytes of one tensor from file to file; a file that ends too early is a CheckpointError."""
     old.seek(info.start)
     left = info.nbytes
     while left:
-        piece = old.read(min(left, BYTES_AT_ONCE))
-        if not piece:
+        buffer = old.read(min(left, BYTES_AT_ONCE))
+        if not buffer:
             raise CheckpointError(f"{info.file} ends inside {info.name}: it was cut short while it was copied.")
-        new.write(piece)
-        left -= len(piece)
+        new.write(buffer)
+        left -= len(buffer)
 
 
 def _rewrite_json(folder: Path, checkpoint: Checkpoint, vocab_size: int, changed: Mapping[str, Tensor]) -> None:
-    """The vocabulary's size in the configuration, and the sum of sizes in the index, where they changed."""
+    """Update `vocab_size` in the configuration and the total sizes in the index of shards, where they changed."""
     config = folder / CONFIG
     if config.is_file():
         content = read_json(config)
-        part = content.get("text_config")
-        part = part if isinstance(part, dict) and "vocab_size" in part else content
-        if part.get("vocab_size", vocab_size) != vocab_size:
-            part["vocab_size"] = vocab_size
+        text = content.get("text_config")
+        text = text if isinstance(text, dict) and "vocab_size" in text else content
+        if text.get("vocab_size", vocab_size) != vocab_size:
+            text["vocab_size"] = vocab_size
             write_json(config, content)
     index = folder / INDEX
     if index.is_file() and changed:
@@ -172,8 +174,10 @@ def _rewrite_json(folder: Path, checkpoint: Checkpoint, vocab_size: int, changed
 
 
 def _count(shape: tuple[int, ...], _: TensorInfo) -> int:
+    """Return the number of elements of a tensor."""
     return torch.Size(shape).numel()
 
 
 def _bytes(shape: tuple[int, ...], info: TensorInfo) -> int:
+    """Return the number of bytes of a tensor of this shape in the dtype of `info`."""
     return torch.Size(shape).numel() * info.torch_dtype.itemsize

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
     from torch import Tensor
 
-    from embedlayer.checkpoints.layer import EmbeddingLayer
+    from embedlayer.checkpoints.embedding_layer import EmbeddingLayer
     from embedlayer.compress.report import CompressionResult, Loss
     from embedlayer.models.decoder import DecoderLM
 
@@ -101,7 +101,7 @@ def open_source(path: Path, tokenizer_from: Path | None = None) -> Source:
         FileError: There is nothing to read.
         CheckpointError: It is damaged. A tokenizer that is: `TokenizerError`.
     """
-    from embedlayer.checkpoints.loader import load
+    from embedlayer.checkpoints.embedding_layer import load
     from embedlayer.checkpoints.tables import is_file_of_vectors
     from embedlayer.errors import CheckpointError, FileError
     from embedlayer.files import read_json
@@ -157,8 +157,8 @@ def _open_vectors(path: Path) -> Source:
     """A table in a file as an embedding layer; its tokens are words between spaces."""
     from tokenizers import Tokenizer, models, pre_tokenizers
 
+    from embedlayer.checkpoints.embedding_layer import EmbeddingLayer
     from embedlayer.checkpoints.formats import read_vectors
-    from embedlayer.checkpoints.layer import EmbeddingLayer
     from embedlayer.tables.dense import TokenEmbedding
 
     tokens, rows = read_vectors(path)

@@ -15,8 +15,8 @@ from embedlayer.planner import Change, EmbeddingPlan, format_bytes, format_param
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-    from embedlayer.checkpoints.layer import TransformedHead
     from embedlayer.layers.output import OutputHead
+    from embedlayer.layers.prediction_head import PredictionHead
     from embedlayer.positions.position import Position
     from embedlayer.tables.table import TokenTable
 
@@ -175,14 +175,14 @@ def real_model(directory: Path) -> "tuple[EmbeddingPlan, Tokenizer | None]":
 
         run = load_run(directory)
         return planned(run.model.table, run.model.head, run.model.position, name=directory.name), run.tokenizer
-    from embedlayer.checkpoints.loader import load
+    from embedlayer.checkpoints.embedding_layer import load
 
     layer = load(directory)
     return planned(layer.table, layer.head, layer.position, name=directory.name), layer.tokenizer
 
 
 def planned(
-    table: "TokenTable", head: "OutputHead | TransformedHead | None", position: "Position", *, name: str
+    table: "TokenTable", head: "OutputHead | PredictionHead | None", position: "Position", *, name: str
 ) -> EmbeddingPlan:
     """The plan of two ends that are there.
 

@@ -6,10 +6,11 @@ from typing import TypeVar, cast
 import torch
 from torch import Tensor, nn
 
-from embedlayer.checkpoints.layer import EmbeddingLayer, TransformedHead
+from embedlayer.checkpoints.embedding_layer import EmbeddingLayer
 from embedlayer.errors import SizeError
 from embedlayer.files import JsonObject
 from embedlayer.layers.output import OutputHead
+from embedlayer.layers.prediction_head import PredictionHead
 from embedlayer.models.decoder import DecoderLM
 from embedlayer.tables.dense import as_table
 from embedlayer.tables.factorized import FactorizedEmbedding
@@ -84,7 +85,7 @@ def replace_table(model: Model, table: TokenTable | nn.Embedding) -> Model:
     return cast(Model, other.train(model.training))
 
 
-def _layer_with(layer: EmbeddingLayer, table: TokenTable, head: OutputHead | TransformedHead | None) -> EmbeddingLayer:
+def _layer_with(layer: EmbeddingLayer, table: TokenTable, head: OutputHead | PredictionHead | None) -> EmbeddingLayer:
     names = {key: found for key, found in layer.tensor_names.items() if not key.startswith("table.")}
     other = EmbeddingLayer(
         table,
@@ -101,17 +102,17 @@ def _layer_with(layer: EmbeddingLayer, table: TokenTable, head: OutputHead | Tra
         other_positions={kind: layer.position_of(kind) for kind in layer.other_positions},
         tensor_names=names,
     )
-    other.origin = layer.origin
+    other.load_record = layer.load_record
     other._find_tokenizer, other._tokenizer = layer._find_tokenizer, layer._tokenizer
     return other.train(layer.training)
 
 
-def _tied_to(head: OutputHead | TransformedHead | None, table: TokenTable) -> OutputHead | TransformedHead | None:
+def _tied_to(head: OutputHead | PredictionHead | None, table: TokenTable) -> OutputHead | PredictionHead | None:
     if head is None or not head.tied:
         return head
-    if isinstance(head, TransformedHead):
+    if isinstance(head, PredictionHead):
         output = cast(OutputHead, _tied_to(head.output, table))
-        return TransformedHead(output, dense=head.dense, activation=head.activation, norm=head.norm)
+        return PredictionHead(output, dense=head.dense, activation=head.activation, norm=head.norm)
     with torch.device("meta"):
         tied = OutputHead(table, **head.config)
     tied.bias = head.bias

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, register_fsdp_forward_method
 
-from embedlayer.checkpoints.layer import TransformedHead
+from embedlayer.layers.prediction_head import PredictionHead
 from embedlayer.pretrained import Pretrained
 
 DOORS = (
@@ -33,7 +33,7 @@ def register_fsdp_methods(model: nn.Module) -> nn.Module:
     Reference: torch/distributed/fsdp/_fully_shard, `register_fsdp_forward_method`.
     """
     for module in model.modules():
-        if isinstance(module, FSDPModule) and isinstance(module, Pretrained | TransformedHead):
+        if isinstance(module, FSDPModule) and isinstance(module, Pretrained | PredictionHead):
             _open_doors(module)
     return model
 

@@ -18,11 +18,12 @@ from jaxtyping import Float, Int
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 
-from embedlayer.checkpoints.layer import EmbeddingLayer, TransformedHead
+from embedlayer.checkpoints.embedding_layer import EmbeddingLayer
 from embedlayer.errors import TextError, TokenizerError
 from embedlayer.explorer.source import Layer, Source
 from embedlayer.files import JsonObject
 from embedlayer.layers.output import OutputHead
+from embedlayer.layers.prediction_head import PredictionHead
 from embedlayer.losses.linear_cross_entropy import finish_logits
 from embedlayer.models.decoder import Attention, DecoderLM
 from embedlayer.plots import visible_text
@@ -473,11 +474,11 @@ class _Walk:
         )
 
     def _way_out(
-        self, head: OutputHead | TransformedHead, tokens: Sequence[ShownToken], tokenizer: Tokenizer
+        self, head: OutputHead | PredictionHead, tokens: Sequence[ShownToken], tokenizer: Tokenizer
     ) -> Iterator[Step]:
         hidden = self._hidden()
-        output = head.output if isinstance(head, TransformedHead) else head
-        if isinstance(head, TransformedHead):
+        output = head.output if isinstance(head, PredictionHead) else head
+        if isinstance(head, PredictionHead):
             hidden = head.transform(hidden)
         rows_of = _rows_of(output)
         products = torch.cat([hidden @ rows_of(start, stop).T for start, stop in _chunks(self.table.vocab_size)], -1)

@@ -11,7 +11,7 @@ from jaxtyping import Float
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from embedlayer.checkpoints.layer import EmbeddingLayer
+from embedlayer.checkpoints.embedding_layer import EmbeddingLayer
 from embedlayer.explorer.pipeline import Model, packed, parts_of, queries_and_keys, shown_tokens
 from embedlayer.explorer.source import Source
 from embedlayer.files import JsonObject

@@ -11,7 +11,7 @@ from jaxtyping import Float
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from embedlayer.checkpoints.layer import EmbeddingLayer
+from embedlayer.checkpoints.embedding_layer import EmbeddingLayer
 from embedlayer.checkpoints.tables import open_table
 from embedlayer.errors import SizeError
 from embedlayer.files import JsonObject

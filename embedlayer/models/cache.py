@@ -1,4 +1,4 @@
-"""What decoding remembers: the keys and values of the tokens that were read, so that each is computed once."""
+"""Cache of keys and values, so that decoding computes those of each token once."""
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -12,7 +12,7 @@ from embedlayer.shapes import Positions
 
 
 class BlockCache:
-    """The keys and values of one block, `(B, G, S, K)` each."""
+    """Keys and values of one block, `(B, G, S, K)` each; `None` before the first token."""
 
     def __init__(self) -> None:
         self.keys: Float[Tensor, "B G S K"] | None = None
@@ -21,31 +21,33 @@ class BlockCache:
     def extend(
         self, keys: Float[Tensor, "B G T K"], values: Float[Tensor, "B G T K"]
     ) -> tuple[Float[Tensor, "B G S K"], Float[Tensor, "B G S K"]]:
-        """Add the new tokens; returns the keys and values of all."""
+        """Append keys and values of new tokens, and return those of all tokens."""
         self.keys = keys if self.keys is None else torch.cat([self.keys, keys], dim=-2)
         self.values = values if self.values is None else torch.cat([self.values, values], dim=-2)
         return self.keys, self.values
 
 
 class KeyValueCache:
-    """Keys as attention compares them (rotated) and values of the tokens read so far.
+    """Rotated keys, and values, of the tokens that a `DecoderLM` has read.
 
-    Start with an empty one and hand the same one to every call of a `DecoderLM`: each call reads the tokens that are
-    new, sees the remembered ones, and remembers what it read. Keys are kept rotated. Where their angles depend on the
-    length too (`DynamicNTK`, `LongRope`), they are turned on when it grows past the trained one. What later blocks
-    remember still comes from attention by the earlier angles, so logits then differ from reading everything anew; with
-    a position made by `RotaryEmbedding.at_length` they do not.
+    Start with an empty cache and pass it to every call of the model. Each call reads the new tokens only, attends to
+    the cached ones, and appends the new ones.
+
+    Some frequencies depend on the length of the sequence (`DynamicNTK`, `LongRope`). When the length grows past the
+    trained length, the cached keys are rotated to the new angles. Values and keys of later blocks still come from
+    attention with the earlier angles, so logits then differ from those of reading the whole text. A position from
+    `RotaryEmbedding.at_length` has fixed frequencies and avoids this.
 
     Attributes:
-        positions: Where each remembered token stands, `(B, S)`.
-        documents: 0 for padding, else the document of each, as in `positions_of`; `None` if all is one text.
-        length: Longest position seen plus one, where angles depend on it.
-        blocks: The keys and values, block by block.
+        positions: Position of each cached token, `(B, S)`; `None` for an empty cache.
+        documents: 0 for padding, else the document of each token, as in `positions_of`; `None` for one document.
+        length: Largest position so far plus one, where frequencies depend on the length; else 0.
+        blocks: Keys and values of each block.
 
     Example:
         >>> cache, ids = KeyValueCache(), torch.tensor([1, 2, 3, 4])
         >>> first = model(ids[:3], cache=cache)  # reads three tokens
-        >>> last = model(ids[3:], cache=cache)  # reads one and sees four
+        >>> last = model(ids[3:], cache=cache)  # reads one and attends to four
         >>> len(cache), torch.allclose(last, model(ids)[3:], atol=1e-5)
         (4, True)
     """
@@ -60,31 +62,32 @@ class KeyValueCache:
         return 0 if self.positions is None else self.positions.shape[-1]
 
     def block(self, number: int) -> BlockCache:
-        """What block `number` remembers."""
+        """Return the cache of block `number`; create it if the block is the next one."""
         if number == len(self.blocks):
             self.blocks.append(BlockCache())
         return self.blocks[number]
 
-    def places_of(
+    def next_positions(
         self, ids: Int[Tensor, "B T"], positions: Positions | None, attention_mask: AttentionMask | None
     ) -> tuple[Int[Tensor, "B T"], AttentionMask | None]:
-        """Position and document of each new token; by default they go on with the last text of their row.
+        """Return positions and documents of new tokens; by default they continue the last document of each row.
 
         Raises:
-            ShapeError: The batch has another size than the remembered one, or new tokens have a mask but no positions.
+            ShapeError: The batch size differs from the cached one, or the cache has tokens and the new ones have a mask
+                but no positions.
         """
         if self.positions is None:
             positions = positions_of(ids, attention_mask) if positions is None else positions
             return positions.expand(ids.shape), attention_mask
         if len(self.positions) != len(ids):
             raise ShapeError(
-                f"The cache remembers {len(self.positions)} sequences and was given {len(ids)}: "
+                f"The cache has {len(self.positions)} sequences and the new tokens have {len(ids)}: "
                 f"start an empty KeyValueCache for each batch."
             )
         if positions is None and attention_mask is not None:
             raise ShapeError(
-                "Tokens that continue a cached text follow its last one. Where an attention_mask says otherwise, "
-                "give their positions too."
+                "New tokens continue the last document of a cached text. To start another one with an attention_mask, "
+                "pass their positions too."
             )
         last = self._last_text()
         if positions is None:
@@ -93,8 +96,11 @@ class KeyValueCache:
             attention_mask = self.documents.gather(-1, last).expand(ids.shape)
         return positions.expand(ids.shape), attention_mask
 
-    def follow(self, position: Position, positions: Int[Tensor, "B T"]) -> None:
-        """Turn the remembered keys as sequences that reach `positions` ask, where angles depend on the length."""
+    def rerotate(self, position: Position, positions: Int[Tensor, "B T"]) -> None:
+        """Rotate the cached keys to the angles of a longer sequence that reaches `positions`.
+
+        This changes nothing for schemes with angles that are independent of the length.
+        """
         scaling = position.scaling if isinstance(position, RotaryEmbedding) else None
         if not isinstance(scaling, DynamicNTK | LongRope) or scaling.length is not None:
             return
@@ -106,10 +112,10 @@ class KeyValueCache:
             if block.keys is not None:
                 block.keys = position.rerotate(block.keys, self.positions, from_length=before, to_length=self.length)
 
-    def remember(
+    def append(
         self, positions: Int[Tensor, "B T"], documents: AttentionMask | None
     ) -> tuple[Int[Tensor, "B S"], Int[Tensor, "B S"] | Bool[Tensor, "B S"] | None]:
-        """Add the places of new tokens; returns those of all."""
+        """Append positions and documents of new tokens, and return those of all tokens."""
         if self.positions is None:
             self.positions, self.documents = positions, documents
             return positions, documents
@@ -120,7 +126,7 @@ class KeyValueCache:
         return self.positions, self.documents
 
     def _last_text(self) -> Int[Tensor, "B 1"]:
-        """Index of the last token of each row that is not padding."""
+        """Return the index of the last token of each row that is not padding."""
         assert self.positions is not None
         index = torch.arange(len(self), device=self.positions.device).expand_as(self.positions)
         is_text = index if self.documents is None else torch.where(self.documents != 0, index, 0)

@@ -1,23 +1,23 @@
-"""The configuration of a model: our mapping of constructor arguments, with the attributes that other libraries read."""
+"""Configuration of a model: a mapping of constructor arguments, with the attributes that transformers' tools read."""
 
 import json
 from typing import Any
 
 
 class ModelConfig(dict[str, Any]):
-    """The constructor's arguments of a model, and as attributes what transformers' tools expect of a configuration.
+    """Constructor arguments of a model as a mapping, and as attributes the names that transformers' tools expect.
 
-    As a mapping it is what `from_config` builds the model from and `save_pretrained` writes, and nothing else. As
-    attributes it has the names of `transformers.PreTrainedConfig`: `model_type`, `vocab_size`, `hidden_size`,
-    `num_hidden_layers`, `num_attention_heads`, `num_key_value_heads`, `head_dim`, `intermediate_size`,
-    `max_position_embeddings`, `pad_token_id`, `is_encoder_decoder`, `use_cache`. Attributes that a tool sets are kept
-    by the model (`model.config.pad_token_id = 0`); they change no model and are not saved.
+    `from_config` builds the model from the mapping, and `save_pretrained` writes the mapping only. The attributes have
+    the names of `transformers.PreTrainedConfig`: `model_type`, `vocab_size`, `hidden_size`, `num_hidden_layers`,
+    `num_attention_heads`, `num_key_value_heads`, `head_dim`, `intermediate_size`, `max_position_embeddings`,
+    `pad_token_id`, `is_encoder_decoder`, `use_cache`. The model keeps attributes that a tool sets
+    (`model.config.pad_token_id = 0`); they do not change the model and are not saved.
 
-    There is no `tie_word_embeddings`: a tied head has no weight of its own, so no tool has anything to tie.
+    There is no `tie_word_embeddings`: a tied head has no weight of its own, so a tool has nothing to tie.
 
     Args:
-        arguments: The constructor's arguments.
-        attributes: The attributes; the dictionary itself is used, so that every holder sees what is set.
+        arguments: Constructor arguments.
+        attributes: Attributes. The dictionary itself is used, so that all configurations of a model share them.
 
     Example:
         >>> config = DecoderLM(TokenEmbedding(100, 32), "rotary", num_layers=2).config
@@ -34,12 +34,13 @@ class ModelConfig(dict[str, Any]):
         return {**vars(self), **self}
 
     def to_json_string(self, use_diff: bool = True) -> str:
-        """Return `to_dict()` as JSON; `use_diff` is transformers' argument and has no effect.
+        """Return `to_dict()` as JSON; a value that JSON cannot represent is written as its `repr`.
 
-        An attribute that somebody set and JSON does not know is written as its `repr`.
+        Args:
+            use_diff: Argument of transformers; it has no effect.
         """
         return json.dumps(self.to_dict(), indent=2, sort_keys=True, default=repr) + "\n"
 
     def get_text_config(self, decoder: bool | None = None, encoder: bool | None = None) -> "ModelConfig":
-        """Return this configuration: the model has no other part than the one for text."""
+        """Return this configuration: the model has no other submodel than the one for text."""
         return self

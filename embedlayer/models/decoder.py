@@ -1,4 +1,4 @@
-"""The small decoder that the layer is trained inside: pre-norm blocks for any table, any position and any head."""
+"""A small decoder-only language model: pre-norm blocks for any table, any position scheme and any head."""
 
 import math
 from collections.abc import Callable
@@ -10,6 +10,7 @@ from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor, nn
 
 from embedlayer.errors import CheckpointError, SizeError
+from embedlayer.families import OWN_MODEL_TYPE
 from embedlayer.files import JsonObject
 from embedlayer.layers.input import PositionName, as_position, embed, sequence_of
 from embedlayer.layers.output import OutputHead
@@ -26,12 +27,12 @@ from embedlayer.tracing import is_transformed
 
 
 class CausalLMOutput(NamedTuple):
-    """What a call by transformers' names returns.
+    """Result of a call with transformers' argument names.
 
     Attributes:
         loss: Cross entropy of the labels, in nats per token; `None` without labels.
-        logits: Logits of the next token, `(..., T, V)`; `None` where a model in training has labels, since nothing
-            needs them there.
+        logits: Logits of the next token, `(..., T, V)`; `None` for a model in training mode with labels, which needs
+            no logits.
     """
 
     loss: Float[Tensor, ""] | None
@@ -39,31 +40,28 @@ class CausalLMOutput(NamedTuple):
 
 
 class DecoderLM(Pretrained):
-    """A decoder-only language model: `head(norm(blocks(dropout(position.add(table(ids))))))`.
+    """Decoder-only language model: `head(norm(blocks(dropout(position.add(table(ids))))))`.
 
-    Blocks are of LLaMA's kind: RMSNorm before attention and before a SwiGLU, no biases, key/value heads that may be
-    fewer than query heads.
+    The blocks are those of LLaMA: RMSNorm before attention and before a SwiGLU, no biases, and grouped-query attention.
 
-    `model(ids)` returns logits. Called by transformers' names, `model(input_ids=..., labels=...)`, it returns a
-    `CausalLMOutput`, so that transformers' `Trainer` trains it, and `config` has the attributes that such tools read.
+    `model(ids)` returns logits. With transformers' argument names, `model(input_ids=..., labels=...)` returns a
+    `CausalLMOutput`, so that transformers' `Trainer` can train it. `config` has the attributes that such tools read.
 
     Args:
-        table: What each token is: a table, or a plain `nn.Embedding`, whose weight is used.
-        position: Where each token is: a `Position`, or the name of one, such as `"rotary"`; see
-            `TransformerEmbedding`.
-        head: The way out; tied to `table` if `None`.
-        num_layers: Blocks.
-        num_heads: Query heads, H.
-        num_kv_heads: Key/value heads, G, a divisor of H; H if `None`.
-        head_dim: Width of a head, K; the width divided by H if `None`.
-        mlp_dim: Width inside the SwiGLU; 8/3 of the width, rounded up to 32, if `None`.
-        dropout: Share of the numbers set to 0 in training, after the embedding and after each sublayer.
-        norm_eps: Added to the mean square in RMSNorm.
-        max_seq_len: Longest sequence of a position that is given by its name and has one.
+        table: Token table, or a plain `nn.Embedding`; the model then uses its weight.
+        position: A `Position`, or the name of one, such as `"rotary"`; see `TransformerEmbedding`.
+        head: LM head; `None` for one that is tied to `table`.
+        num_layers: Number of blocks.
+        num_heads: Number of query heads, H.
+        num_kv_heads: Number of key/value heads, G, a divisor of H; `None` for H.
+        head_dim: Width of a head, K; `None` for the width of the model divided by H.
+        mlp_dim: Width inside the SwiGLU; `None` for 8/3 of the width of the model, rounded up to a multiple of 32.
+        dropout: Dropout probability after the embedding and after each sublayer.
+        norm_eps: Term that RMSNorm adds to the mean square.
+        max_seq_len: Longest sequence, for position schemes that have a maximum and are passed by name.
 
     Raises:
-        SizeError: The width does not divide into the heads, or the head or the position is of another size than the
-            table.
+        SizeError: The width does not divide into the heads, or the size of head or position differs from the table's.
 
     Example:
         >>> model = DecoderLM(TokenEmbedding(100, 32, scale="sqrt_dim"), "rotary", num_layers=2, num_heads=4)
@@ -74,10 +72,10 @@ class DecoderLM(Pretrained):
     """
 
     accepts_loss_kwargs = True
-    """transformers' Trainer then passes `num_items_in_batch`, so that accumulated gradients are exact."""
+    """Tell transformers' Trainer to pass `num_items_in_batch`, so that accumulated gradients are exact."""
 
     loss_type = "ForCausalLM"
-    """transformers' name for a loss that shifts the labels itself; its Trainer counts targets by it."""
+    """transformers' name of a loss that shifts the labels itself; its Trainer uses the name to count targets."""
 
     def __init__(
         self,
@@ -115,36 +113,24 @@ class DecoderLM(Pretrained):
                 f"The head maps width {head.in_features} to {head.out_features} tokens, "
                 f"the table has {table.vocab_size} tokens of width {width}."
             )
+        sizes = BlockSizes(num_layers, num_heads, num_kv_heads, head_dim, mlp_dim, dropout, norm_eps)
+        self.sizes = sizes._asdict()
         self.table = table
         self.position = position
         self.dropout = nn.Dropout(dropout)
-        self.blocks = nn.ModuleList(
-            Block(
-                width, num_heads, num_kv_heads, head_dim, mlp_dim, dropout=dropout, norm_eps=norm_eps, depth=num_layers
-            )
-            for _ in range(num_layers)
-        )
+        self.blocks = nn.ModuleList(Block(width, sizes) for _ in range(num_layers))
         self.norm = nn.RMSNorm(width, eps=norm_eps)
         self.head = head.follow(self) if head.table is table else head
         self._config_attributes: dict[str, Any] = {
-            "model_type": "embedlayer",
+            "model_type": OWN_MODEL_TYPE,
             "is_encoder_decoder": False,
             "use_cache": False,
             "pad_token_id": table.padding_idx,
         }
-        self.sizes = {
-            "num_layers": num_layers,
-            "num_heads": num_heads,
-            "num_kv_heads": num_kv_heads,
-            "head_dim": head_dim,
-            "mlp_dim": mlp_dim,
-            "dropout": dropout,
-            "norm_eps": norm_eps,
-        }
 
     @property
     def config(self) -> ModelConfig:
-        """The constructor's arguments, with the attributes that transformers' tools read."""
+        """Return the constructor's arguments, with the attributes that transformers' tools read."""
         arguments = {
             "table": describe(self.table),
             "position": describe(self.position),
@@ -171,12 +157,15 @@ class DecoderLM(Pretrained):
         make_table: Callable[[JsonObject], TokenTable] = build,
         make_head: Callable[..., OutputHead] = OutputHead,
     ) -> "DecoderLM":
-        """Build the model that `config` describes; a tied head is given the table that was just built.
+        """Build the model that `config` describes, freshly initialised; a tied head gets the new table.
 
         Args:
-            config: What `config` gives.
-            make_table: Makes a table of its description.
-            make_head: Makes a head of the table that it is tied to, or `None`, and its options.
+            config: Value of the property `config`.
+            make_table: Function that builds a table from its description.
+            make_head: Function that builds a head from the table that it is tied to, or `None`, and its options.
+
+        Raises:
+            CheckpointError: The configuration describes no table or no position, or an argument does not fit.
         """
         options = dict(config)
         table, position = make_table(options.pop("table")), build(options.pop("position"))
@@ -199,23 +188,22 @@ class DecoderLM(Pretrained):
         labels: Int[Tensor, "*batch T"] | None = None,
         num_items_in_batch: float | Shaped[Tensor, ""] | None = None,
     ) -> Float[Tensor, "*batch T V"] | CausalLMOutput:
-        """Return the logits of the next token at every place, `(T,)` or `(B, T)` to `(..., T, V)`.
+        """Return the logits of the next token after every token, `(T,)` or `(B, T)` to `(..., T, V)`.
 
         Args:
             ids: Token IDs; this and the next four are the arguments of `hidden`.
             inputs_embeds: Vectors in place of `table(ids)`.
-            positions: Where each token stands.
+            positions: Position of each token.
             attention_mask: 0 for padding; 1, or 1, 2, 3, ... for packed documents.
-            cache: What was read before.
-            input_ids: transformers' name of `ids`; passed by it, the result is a `CausalLMOutput`.
-            labels: transformers' labels: the IDs themselves, -100 where there is no target. They are shifted here:
-                the logits at t are compared with `labels[..., t + 1]`. The result is a `CausalLMOutput`, of a model in
-                training without logits.
-            num_items_in_batch: Number of targets in all accumulated batches, by which the summed loss is divided; the
-                targets of this one if `None`.
+            cache: Keys and values of earlier tokens.
+            input_ids: transformers' name of `ids`; with it the result is a `CausalLMOutput`.
+            labels: transformers' labels: the IDs themselves, -100 for no target. The model shifts them: the logits at t
+                are compared with `labels[..., t + 1]`. The result is a `CausalLMOutput`, without logits in training.
+            num_items_in_batch: Number of targets in all accumulated batches, by which the summed loss is divided;
+                `None` for the number of targets in this batch.
 
         Raises:
-            SizeError: Not exactly one of `ids`, `input_ids` and `inputs_embeds` is given, or a cache with labels.
+            SizeError: Not exactly one of `ids`, `input_ids` and `inputs_embeds` is passed, or labels with a cache.
         """
         if ids is not None and input_ids is not None:
             raise SizeError("Pass the token IDs once: model(ids), or model(input_ids=ids) as transformers' tools do.")
@@ -237,7 +225,7 @@ class DecoderLM(Pretrained):
     def _loss_of_labels(
         self, hidden: Float[Tensor, "*batch T D"], labels: Int[Tensor, "*batch T"], count: float | Tensor | None
     ) -> Float[Tensor, ""]:
-        """Return the loss of `labels[..., 1:]`, as the mean over its targets or as the sum over `count`."""
+        """Return the loss of `labels[..., 1:]`: the mean over targets, or with `count` the sum divided by `count`."""
         hidden, targets = hidden[..., :-1, :], labels[..., 1:]
         if count is None:
             return self.head.loss(hidden, targets)
@@ -253,9 +241,15 @@ class DecoderLM(Pretrained):
         attention_mask: AttentionMask | None = None,
         **options: Unpack[LossOptions],
     ) -> Float[Tensor, "*result"]:
-        """Cross entropy of `targets`, the tokens that follow `ids`, in nats per token; the arguments of `hidden`.
+        """Return the cross entropy of `targets`, the tokens that follow `ids`, in nats per token.
 
-        With `inputs_embeds`, pass `None` for `ids`.
+        Args:
+            ids: Token IDs; `None` with `inputs_embeds`.
+            targets: Token ID that follows each token.
+            inputs_embeds: As in `hidden`.
+            positions: As in `hidden`.
+            attention_mask: As in `hidden`.
+            **options: Options of `OutputHead.loss`.
         """
         hidden = self.hidden(ids, inputs_embeds=inputs_embeds, positions=positions, attention_mask=attention_mask)
         return self.head.loss(hidden, targets, **options)
@@ -269,17 +263,19 @@ class DecoderLM(Pretrained):
         attention_mask: AttentionMask | None = None,
         cache: KeyValueCache | None = None,
     ) -> Float[Tensor, "*batch T D"]:
-        """What the head reads: the last block's output, normalised.
+        """Return the normalised output of the last block, which is the input of the head.
 
         Args:
             ids: Token IDs `(T,)` or `(B, T)`.
             inputs_embeds: Vectors `(T, D)` or `(B, T, D)` in place of `table(ids)`, as in transformers.
-            positions: Where each token stands; by default from 0, or as the mask says, or on from the cached text.
-            attention_mask: 0 for padding; 1, or 1, 2, 3, ... for packed documents, which do not see each other.
-            cache: What was read before; `ids`, `positions` and `attention_mask` are then those of the new tokens.
+            positions: Position of each token. By default positions count from 0, skip padding of the mask, and continue
+                a cached text.
+            attention_mask: 0 for padding; 1, or 1, 2, 3, ... for packed documents, which do not attend to each other.
+            cache: Keys and values of earlier tokens, to which the new ones are added. `ids`, `positions` and
+                `attention_mask` then describe the new tokens only.
 
         Raises:
-            SizeError: Both or neither of `ids` and `inputs_embeds` are given.
+            SizeError: Both or neither of `ids` and `inputs_embeds` are passed.
         """
         ids = sequence_of(ids, inputs_embeds, self.table)
         if ids.dim() == 1:
@@ -289,15 +285,15 @@ class DecoderLM(Pretrained):
             )
             return self.hidden(**single, positions=positions, attention_mask=mask, cache=cache).squeeze(0)
         if cache is not None:
-            positions, attention_mask = cache.places_of(ids, positions, attention_mask)
+            positions, attention_mask = cache.next_positions(ids, positions, attention_mask)
         elif positions is None:
             positions = positions_of(ids, attention_mask)
         tokens = ids if inputs_embeds is None else None
         x = embed(tokens, self.table, self.position, positions, inputs_embeds=inputs_embeds, dropout=self.dropout)
         seen = positions
         if cache is not None:  # only now: a bad ID or position above leaves the cache as it was
-            cache.follow(self.position, positions)
-            seen, attention_mask = cache.remember(positions, attention_mask)
+            cache.rerotate(self.position, positions)
+            seen, attention_mask = cache.append(positions, attention_mask)
         bias = self.position.bias(positions, seen)
         scores = attention_scores_bias(bias, attention_mask, ids.shape[-1], seen.shape[-1], device=ids.device)
         for number, block in enumerate(self.blocks):
@@ -306,11 +302,11 @@ class DecoderLM(Pretrained):
         return normalised
 
     def get_input_embeddings(self) -> nn.Module:
-        """Return the table, or what PEFT has put in its place."""
+        """Return the table, or the module of PEFT that wraps it."""
         return self.table
 
     def get_output_embeddings(self) -> nn.Module:
-        """Return the head, or what PEFT has put in its place."""
+        """Return the head, or the module of PEFT that wraps it."""
         return self.head
 
     def check(self) -> None:
@@ -319,27 +315,28 @@ class DecoderLM(Pretrained):
         self.position.check()
 
 
-class Block(nn.Module):
-    """One block: `x + attention(norm(x))`, then `x + swiglu(norm(x))`."""
+class BlockSizes(NamedTuple):
+    """Sizes of the blocks of a `DecoderLM`; the fields are arguments of its constructor."""
 
-    def __init__(
-        self,
-        width: int,
-        num_heads: int,
-        num_kv_heads: int,
-        head_dim: int,
-        mlp_dim: int,
-        *,
-        dropout: float,
-        norm_eps: float,
-        depth: int,
-    ) -> None:
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    mlp_dim: int
+    dropout: float
+    norm_eps: float
+
+
+class Block(nn.Module):
+    """Pre-norm transformer block: `x + attention(norm(x))`, then `x + swiglu(norm(x))`."""
+
+    def __init__(self, width: int, sizes: BlockSizes) -> None:
         super().__init__()
-        self.attention_norm = nn.RMSNorm(width, eps=norm_eps)
-        self.attention = Attention(width, num_heads, num_kv_heads, head_dim, depth=depth)
-        self.mlp_norm = nn.RMSNorm(width, eps=norm_eps)
-        self.mlp = SwiGLU(width, mlp_dim, depth=depth)
-        self.dropout = nn.Dropout(dropout)
+        self.attention_norm = nn.RMSNorm(width, eps=sizes.norm_eps)
+        self.attention = Attention(width, sizes)
+        self.mlp_norm = nn.RMSNorm(width, eps=sizes.norm_eps)
+        self.mlp = SwiGLU(width, sizes.mlp_dim, depth=sizes.num_layers)
+        self.dropout = nn.Dropout(sizes.dropout)
 
     def forward(
         self,
@@ -349,22 +346,22 @@ class Block(nn.Module):
         scores: Float[Tensor, "*mask T S"] | None,
         past: BlockCache | None = None,
     ) -> Float[Tensor, "*batch T D"]:
-        """One step of the residual stream."""
+        """Return the output of the block; `past` gains the keys and values of the new tokens."""
         x = x + self.dropout(self.attention(self.attention_norm(x), position, positions, scores, past))
         y: Tensor = x + self.dropout(self.mlp(self.mlp_norm(x)))
         return y
 
 
 class Attention(nn.Module):
-    """Causal attention with H query heads and G key/value heads, whatever the position scheme."""
+    """Causal grouped-query attention with H query heads and G key/value heads, for any position scheme."""
 
-    def __init__(self, width: int, num_heads: int, num_kv_heads: int, head_dim: int, *, depth: int) -> None:
+    def __init__(self, width: int, sizes: BlockSizes) -> None:
         super().__init__()
-        self.head_dim = head_dim
-        self.query = inner_linear(width, num_heads * self.head_dim)
-        self.key = inner_linear(width, num_kv_heads * self.head_dim)
-        self.value = inner_linear(width, num_kv_heads * self.head_dim)
-        self.out = outer_linear(num_heads * self.head_dim, width, depth)
+        self.head_dim = sizes.head_dim
+        self.query = inner_linear(width, sizes.num_heads * self.head_dim)
+        self.key = inner_linear(width, sizes.num_kv_heads * self.head_dim)
+        self.value = inner_linear(width, sizes.num_kv_heads * self.head_dim)
+        self.out = outer_linear(sizes.num_heads * self.head_dim, width, sizes.num_layers)
 
     def forward(
         self,
@@ -374,9 +371,10 @@ class Attention(nn.Module):
         scores: Float[Tensor, "*mask T S"] | None,
         past: BlockCache | None = None,
     ) -> Float[Tensor, "*batch T D"]:
-        """`softmax(q k^T / sqrt(K) + scores) v` over past and new tokens, causal where `scores` is `None`."""
+        """Compute `softmax(q k^T / sqrt(K) + scores) v` over past and new tokens; causal if `scores` is `None`."""
         q_BHTK, k_BGTK, v_BGTK = (
-            part(x).unflatten(-1, (-1, self.head_dim)).transpose(-2, -3) for part in (self.query, self.key, self.value)
+            project(x).unflatten(-1, (-1, self.head_dim)).transpose(-2, -3)
+            for project in (self.query, self.key, self.value)
         )
         q_BHTK, k_BGTK = position.rotate(q_BHTK, k_BGTK, positions)
         k_BGSK, v_BGSK = (k_BGTK, v_BGTK) if past is None else past.extend(k_BGTK, v_BGTK)
@@ -402,17 +400,17 @@ def attend(
     is_causal: bool,
     enable_gqa: bool,
 ) -> Float[Tensor, "*batch H T K"]:
-    """Compute `torch.nn.functional.scaled_dot_product_attention`, also where its fused kernels cannot be transformed.
+    """Compute `torch.nn.functional.scaled_dot_product_attention`, also under `torch.func` transforms.
 
-    They have no derivative in forward mode, no second derivative and no rule for `vmap`, so under these transforms the
-    scores are computed by their definition, all at once.
+    The fused kernels have no forward-mode derivative, no second derivative and no `vmap` rule. Under these transforms
+    the whole matrix of scores is computed by its definition.
     """
     if not is_transformed(q_BHTK, k_BGSK, v_BGSK, attn_mask):
         return F.scaled_dot_product_attention(
             q_BHTK, k_BGSK, v_BGSK, attn_mask=attn_mask, is_causal=is_causal, enable_gqa=enable_gqa
         )
     heads_per_key = q_BHTK.shape[-3] // k_BGSK.shape[-3]
-    k_BHSK, v_BHSK = (part.repeat_interleave(heads_per_key, dim=-3) for part in (k_BGSK, v_BGSK))
+    k_BHSK, v_BHSK = (each.repeat_interleave(heads_per_key, dim=-3) for each in (k_BGSK, v_BGSK))
     scores_BHTS = q_BHTK @ k_BHSK.transpose(-1, -2) / math.sqrt(q_BHTK.shape[-1])
     if is_causal:
         future = torch.ones(scores_BHTS.shape[-2:], dtype=torch.bool, device=q_BHTK.device).triu(1)
@@ -422,7 +420,7 @@ def attend(
 
 
 class SwiGLU(nn.Module):
-    """`down(silu(gate(x)) * up(x))`."""
+    """Gated feed-forward layer: `down(silu(gate(x)) * up(x))`."""
 
     def __init__(self, width: int, mlp_dim: int, *, depth: int) -> None:
         super().__init__()
@@ -431,18 +429,18 @@ class SwiGLU(nn.Module):
         self.down = outer_linear(mlp_dim, width, depth)
 
     def forward(self, x: Float[Tensor, "*batch D"]) -> Float[Tensor, "*batch D"]:
-        """One step at every place by itself."""
+        """Apply the layer to each token independently."""
         result: Tensor = self.down(F.silu(self.gate(x)) * self.up(x))
         return result
 
 
 def inner_linear(in_features: int, out_features: int) -> NormalLinear:
-    """Return a linear map that starts as N(0, 1 / fan_in)."""
+    """Return a projection without bias, initialised from N(0, 1 / fan_in)."""
     return NormalLinear(in_features, out_features, init_std=in_features**-0.5)
 
 
 def outer_linear(in_features: int, out_features: int, depth: int) -> NormalLinear:
-    """Return one that writes to the residual stream: its start is smaller by sqrt(2 depth), as in GPT-2."""
+    """Return a projection into the residual stream; its initial values are smaller by sqrt(2 depth), as in GPT-2."""
     return NormalLinear(in_features, out_features, init_std=(2 * depth * in_features) ** -0.5)
 
 
@@ -454,28 +452,29 @@ def attention_scores_bias(
     *,
     device: torch.device,
 ) -> Float[Tensor, "*rows T S"] | None:
-    """The position's bias with -inf wherever a token may not look.
+    """Combine the position's attention bias with the mask: -inf for each key that a query must not attend to.
 
-    A token sees itself and earlier tokens of its own document. Padding sees itself only, so that no row is empty.
+    A token attends to itself and to earlier tokens of its document. Padding attends to itself only, so that no row of
+    the softmax is empty.
 
     Args:
-        bias: What the position adds to the scores.
-        documents: For each of the keys 0 for padding, else its document.
-        queries: New tokens, T: the last of the keys.
-        keys: All tokens, S.
-        device: Where to make the result.
+        bias: Attention bias of the position scheme, or `None`.
+        documents: For each key 0 for padding, else the number of its document; `None` for one document.
+        queries: Number of new tokens, T; these are the last keys.
+        keys: Number of all tokens, S.
+        device: Device of the result.
 
     Returns:
-        `None` where only the future is to be hidden, and the queries are all of the keys or the last one alone.
+        The bias, or `None` where a causal mask is enough, or a single new token attends to all keys.
     """
     if bias is None and documents is None and queries in (keys, 1):
         return None
     allowed: Bool[Tensor, "*rows T S"] = torch.ones(queries, keys, dtype=torch.bool, device=device)
     allowed = allowed.tril(keys - queries)
     if documents is not None:
-        asking = documents[..., keys - queries :].unsqueeze(-1)
+        queried = documents[..., keys - queries :].unsqueeze(-1)
         itself = torch.eye(keys, dtype=torch.bool, device=device)[keys - queries :]
-        allowed = (allowed & (asking == documents.unsqueeze(-2)) & (asking != 0)) | itself
+        allowed = (allowed & (queried == documents.unsqueeze(-2)) & (queried != 0)) | itself
         allowed = allowed.unsqueeze(-3)
     start = torch.zeros((), device=device) if bias is None else bias
     return torch.where(allowed, start, float("-inf"))

@@ -1,8 +1,9 @@
-"""What a model says next: one token after another, each read once."""
+"""Generate text with a `DecoderLM`: greedy decoding or sampling, with cached keys and values."""
 
 import math
 from collections.abc import Callable, Collection, Iterator
 from functools import partial
+from typing import TypedDict, Unpack
 
 import torch
 from jaxtyping import Float, Int
@@ -14,57 +15,59 @@ from embedlayer.models.decoder import DecoderLM
 from embedlayer.shapes import Ids
 
 
+class SamplingOptions(TypedDict, total=False):
+    """Options of `generate` and `next_tokens` that choose a token from logits.
+
+    Attributes:
+        temperature: 0, the default, selects the most likely token; above 0, higher is more random.
+        top_k: Sample from the K most likely tokens; `None` for all.
+        top_p: Sample from the most likely tokens that together reach this probability (nucleus sampling); `None` for
+            all.
+        generator: Random number generator; `None` for torch's own, which `torch.manual_seed` seeds.
+    """
+
+    temperature: float
+    top_k: int | None
+    top_p: float | None
+    generator: torch.Generator | None
+
+
 def generate(
     model: DecoderLM,
     ids: Ids,
     *,
     max_new_tokens: int,
-    temperature: float = 0.0,
-    top_k: int | None = None,
-    top_p: float | None = None,
     stop_id: int | Collection[int] | None = None,
-    generator: torch.Generator | None = None,
+    **sampling: Unpack[SamplingOptions],
 ) -> Int[Tensor, "*batch S"]:
-    """Continue `ids` token by token: the most likely one, or a sample from `softmax(logits / temperature)`.
+    """Continue `ids` token by token: the most likely token, or a sample from `softmax(logits / temperature)`.
 
-    Keys and values are cached, so each token is read once; the result is that of reading everything anew. Dropout is
-    off meanwhile.
+    Keys and values are cached, so the model reads each token once. The result equals that of reading the whole text for
+    every new token. Dropout is off during the call.
 
     Args:
-        model: What gives the logits.
-        ids: How the texts begin, `(T,)` or `(B, T)`, without padding.
-        max_new_tokens: Tokens to add at most.
-        temperature: 0 takes the most likely token; above 0, higher is more random.
-        top_k: Sample from the K most likely tokens.
-        top_p: Sample from the most likely tokens whose probabilities together reach this (nucleus sampling).
-        stop_id: A token, or several, that ends a text. It is part of the result.
-        generator: Where random numbers come from; torch's own, which `torch.manual_seed` fixes, if `None`.
+        model: The model that computes the logits.
+        ids: First tokens of the texts, `(T,)` or `(B, T)`, without padding.
+        max_new_tokens: Largest number of new tokens.
+        stop_id: A token ID, or several, that ends a text. The result includes it.
+        **sampling: `temperature`, `top_k`, `top_p`, `generator`; see `SamplingOptions`.
 
     Returns:
-        The given tokens and the new ones. A text that ends before others in its batch is filled up with its last token.
+        The tokens in `ids` and the new ones. A text that ends before others of its batch is filled with its last token.
 
     Raises:
         SizeError: An option is out of its range.
-        PositionError: The text would be longer than the model's positions reach.
-        TokenIdError: A given token is not in the table.
-        ShapeError: `ids` are empty.
+        PositionError: The text becomes longer than the positions of the model allow.
+        TokenIdError: An ID is outside the table.
+        ShapeError: `ids` has no token.
 
     Example:
         >>> generate(model, torch.tensor([1, 2, 3]), max_new_tokens=4).shape
         torch.Size([7])
     """
-    following = next_tokens(
-        model,
-        torch.atleast_2d(ids),
-        max_new_tokens=max_new_tokens,
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        stop_id=stop_id,
-        generator=generator,
-    )
-    parts = [torch.atleast_2d(ids), *(token.to(ids.dtype).unsqueeze(-1) for token in following)]
-    return torch.cat(parts, dim=-1).view(*ids.shape[:-1], -1)
+    batch = torch.atleast_2d(ids)
+    new = next_tokens(model, batch, max_new_tokens=max_new_tokens, stop_id=stop_id, **sampling)
+    return torch.cat([batch, *(token.to(ids.dtype).unsqueeze(-1) for token in new)], dim=-1).view(*ids.shape[:-1], -1)
 
 
 def next_tokens(
@@ -72,13 +75,11 @@ def next_tokens(
     ids: Int[Tensor, "B T"],
     *,
     max_new_tokens: int,
-    temperature: float = 0.0,
-    top_k: int | None = None,
-    top_p: float | None = None,
     stop_id: int | Collection[int] | None = None,
-    generator: torch.Generator | None = None,
+    **sampling: Unpack[SamplingOptions],
 ) -> Iterator[Int[Tensor, " B"]]:
-    """The tokens that `generate` adds, as soon as each is known; it has the arguments and errors."""
+    """Yield each new token of `generate` when it is computed; arguments and errors are those of `generate`."""
+    temperature, top_k, top_p = sampling.get("temperature", 0.0), sampling.get("top_k"), sampling.get("top_p")
     if not (math.isfinite(temperature) and temperature >= 0):
         raise SizeError(f"temperature must be 0 or a positive number, not {temperature}.")
     if top_k is not None and top_k < 1:
@@ -88,35 +89,29 @@ def next_tokens(
     if max_new_tokens < 0:
         raise SizeError(f"max_new_tokens must be at least 0, not {max_new_tokens}.")
     if ids.shape[-1] == 0:
-        raise ShapeError(
-            "An empty text cannot be continued: give at least one token, such as the one that begins texts."
-        )
+        raise ShapeError("An empty text cannot be continued: pass at least one token, such as the token <s>.")
     stops = torch.tensor(sorted({stop_id} if isinstance(stop_id, int) else set(stop_id or ())), device=ids.device)
-    choice = partial(choose, temperature=temperature, top_k=top_k, top_p=top_p, generator=generator)
-    return _decode(model, ids, max_new_tokens, choice, stops)
+    return _decode(model, ids, max_new_tokens, partial(sample_tokens, **sampling), stops)
 
 
 def _decode(
-    model: DecoderLM,
-    ids: Int[Tensor, "B T"],
-    max_new_tokens: int,
-    choice: Callable[[Tensor], Tensor],
-    stops: Tensor,
+    model: DecoderLM, ids: Int[Tensor, "B T"], max_new_tokens: int, sample: Callable[[Tensor], Tensor], stops: Tensor
 ) -> Iterator[Int[Tensor, " B"]]:
+    """Yield the next token of each text until all texts end or the limit is reached; ended texts repeat a token."""
     cache = KeyValueCache()
     ended = torch.zeros(len(ids), dtype=torch.bool, device=ids.device)
     for _ in range(max_new_tokens):
-        chosen = choice(_last_logits(model, ids, cache))
-        chosen = torch.where(ended, ids[:, -1], chosen)
-        yield chosen
-        ended = ended | torch.isin(chosen, stops)
+        tokens = torch.where(ended, ids[:, -1], sample(_last_logits(model, ids, cache)))
+        yield tokens
+        ended = ended | torch.isin(tokens, stops)
         if len(stops) and bool(ended.all()):
             return
-        ids = chosen.unsqueeze(-1)
+        ids = tokens.unsqueeze(-1)
 
 
 @torch.no_grad()
 def _last_logits(model: DecoderLM, ids: Int[Tensor, "B T"], cache: KeyValueCache) -> Float[Tensor, "B V"]:
+    """Return the logits after the last token, computed in evaluation mode; the cache gains the tokens `ids`."""
     training = model.training
     model.eval()
     try:
@@ -127,7 +122,7 @@ def _last_logits(model: DecoderLM, ids: Int[Tensor, "B T"], cache: KeyValueCache
     return logits
 
 
-def choose(
+def sample_tokens(
     logits: Float[Tensor, "B V"],
     *,
     temperature: float = 0.0,
@@ -135,21 +130,21 @@ def choose(
     top_p: float | None = None,
     generator: torch.Generator | None = None,
 ) -> Int[Tensor, " B"]:
-    """Return a token for each row: the most likely one, or a sample from `probabilities`."""
+    """Return one token ID per row: the most likely one at temperature 0, else a sample."""
     if temperature == 0:
         return logits.argmax(dim=-1)
-    sampled, tokens = probabilities(logits, temperature=temperature, top_k=top_k, top_p=top_p)
-    drawn = torch.multinomial(sampled, 1, generator=generator)
+    probabilities, tokens = sampling_probabilities(logits, temperature=temperature, top_k=top_k, top_p=top_p)
+    drawn = torch.multinomial(probabilities, 1, generator=generator)
     return tokens.gather(-1, drawn).squeeze(-1)
 
 
-def probabilities(
+def sampling_probabilities(
     logits: Float[Tensor, "B V"], *, temperature: float, top_k: int | None = None, top_p: float | None = None
 ) -> tuple[Float[Tensor, "B K"], Int[Tensor, "B K"]]:
-    """Return `softmax(logits / temperature)` of the tokens that are sampled from, most likely first, and their IDs.
+    """Return the probabilities from which `sample_tokens` samples, most likely token first, and their token IDs.
 
-    `top_k` keeps the K most likely tokens; of these `top_p` keeps each token if those before it have less than `top_p`
-    of the probability, and sets the others to 0. The most likely token always stays.
+    `softmax(logits / temperature)` over the K most likely tokens. `top_p` then sets the probability of a token to 0 if
+    the tokens before it already reach `top_p`, and rescales the others. The most likely token always stays.
 
     Reference: transformers' TemperatureLogitsWarper, TopKLogitsWarper and TopPLogitsWarper, in this order.
     """

@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from embedlayer.analysis.geometry import PositionPicture, position_values
-from embedlayer.checkpoints.layer import EmbeddingLayer
+from embedlayer.checkpoints.embedding_layer import EmbeddingLayer
 from embedlayer.errors import ShapeError, SizeError, require
 from embedlayer.layers.input import GPTEmbedding, TransformerEmbedding, embed
 from embedlayer.models.decoder import DecoderLM

@@ -13,12 +13,11 @@ from typing import Any
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from embedlayer.checkpoints.families import family_of
-from embedlayer.checkpoints.layer import EmbeddingLayer
-from embedlayer.checkpoints.loader import load
+from embedlayer.checkpoints.embedding_layer import EmbeddingLayer, load
 from embedlayer.checkpoints.reader import CONFIG, Checkpoint
 from embedlayer.checkpoints.writer import write_tensors
 from embedlayer.errors import CheckpointError, EmbedLayerWarning, VocabularyError
+from embedlayer.families import family_of
 from embedlayer.files import JsonObject, read_json
 from embedlayer.pretrained import TOKENIZER
 from embedlayer.text.tokenizer import load_tokenizer, save_tokenizer

@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from embedlayer.checkpoints.layer import EmbeddingLayer
+from embedlayer.checkpoints.embedding_layer import EmbeddingLayer
 from embedlayer.checkpoints.patch import REPLACED
 from embedlayer.errors import CheckpointError, SizeError, TokenIdError
 from embedlayer.files import JsonObject

@@ -58,8 +58,8 @@ def test_minilm_equals_bert(tmp_path) -> None:
 def test_only_the_tensors_of_the_layer_are_read(tmp_path, gpt2) -> None:
     layer = el.load(write(tmp_path, GPT2, **gpt2))
     header = int.from_bytes((tmp_path / "model.safetensors").read_bytes()[:8], "little") + 8
-    assert layer.origin.bytes_read == header + (V + 16) * D * 4
-    assert {tensor.name for tensor in layer.origin.tensors} == {"wte.weight", "wpe.weight"}
+    assert layer.load_record.bytes_read == header + (V + 16) * D * 4
+    assert {tensor.name for tensor in layer.load_record.tensors} == {"wte.weight", "wpe.weight"}
 
 
 def test_of_a_sharded_checkpoint_only_the_shards_of_the_layer_are_needed(tmp_path) -> None:
@@ -147,7 +147,7 @@ def test_a_head_is_tied_by_what_is_stored(tmp_path) -> None:
     assert layer.tensor_names["table.weight"] == ("model.embed_tokens.weight", "lm_head.weight")
     assert not el.load(write(tmp_path, LLAMA, **{name: rows}, lm_head__weight=rows.clone())).head.tied
 
-    with pytest.warns(el.EmbedLayerWarning, match="hold other numbers: the head is read as a free one"):
+    with pytest.warns(el.EmbedLayerWarning, match="hold other numbers: the head is read as untied"):
         layer = el.load(write(tmp_path, tied, **{name: rows}, lm_head__weight=other))
     assert torch.equal(layer.head.weight, other)
 
@@ -213,7 +213,7 @@ def test_rows_that_are_no_numbers_are_counted(tmp_path, gpt2) -> None:
     with pytest.warns(el.EmbedLayerWarning, match="2 of 20 rows of the table hold NaN or infinity"):
         layer = el.load(write(tmp_path, GPT2, **gpt2))
     assert layer.report().nonfinite_rows == {"table": 2}
-    assert "2 rows of table hold NaN" in str(layer.report())
+    assert "2 rows of the table contain NaN" in str(layer.report())
 
 
 def test_numbers_without_their_scales_are_no_table(tmp_path, gpt2) -> None:

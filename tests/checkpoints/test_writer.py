@@ -106,7 +106,7 @@ def test_another_number_of_rows_changes_the_configuration_and_the_index(tmp_path
     assert torch.equal(changed.model.layers[0].mlp.up_proj.weight, model.model.layers[0].mlp.up_proj.weight)
 
     wider.head = el.OutputHead(vocab_size=97, embed_dim=32)
-    with pytest.raises(el.CheckpointError, match=r"\[96, 32\] is expected, and \[97, 32\] was given"):
+    with pytest.raises(el.CheckpointError, match=r"\[96, 32\] is expected, but the new tensor has \[97, 32\]"):
         wider.write_into(tmp_path / "old", tmp_path / "other")
     assert not (tmp_path / "other").exists()
 
@@ -213,5 +213,5 @@ def test_another_checkpoint_is_refused(tmp_path) -> None:
     save_file(
         {"wte.weight": torch.randn(20, 9), "wpe.weight": torch.randn(9, 8)}, tmp_path / "old" / "model.safetensors"
     )
-    with pytest.raises(el.CheckpointError, match=r"\[20, 9\] is expected, and \[20, 8\] was given"):
+    with pytest.raises(el.CheckpointError, match=r"\[20, 9\] is expected, but the new tensor has \[20, 8\]"):
         layer.write_into(tmp_path / "old", tmp_path / "new")

@@ -8,11 +8,11 @@ from embedlayer import (
     EmbeddingLayer,
     FactorizedEmbedding,
     OutputHead,
+    PredictionHead,
     QuantizedEmbedding,
     RotaryEmbedding,
     SizeError,
     TokenEmbedding,
-    TransformedHead,
     compress_table,
     replace_table,
 )
@@ -76,7 +76,7 @@ def test_a_bias_and_a_free_head_are_kept() -> None:
 
 def test_an_embedding_layer_keeps_its_recipe_and_its_head_before_the_product() -> None:
     table = TokenEmbedding(40, 16)
-    head = TransformedHead(OutputHead(table, bias=True), dense=torch.nn.Linear(16, 16), activation="gelu")
+    head = PredictionHead(OutputHead(table, bias=True), dense=torch.nn.Linear(16, 16), activation="gelu")
     layer = EmbeddingLayer(
         table,
         None,

@@ -12,9 +12,9 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
 from embedlayer import DecoderLM, DeltaEmbedding, EmbeddingLayer, OutputHead, TokenEmbedding, TransformerEmbedding
-from embedlayer.checkpoints.layer import TransformedHead
 from embedlayer.distributed.fsdp import register_fsdp_methods
 from embedlayer.layers.input import make_position
+from embedlayer.layers.prediction_head import PredictionHead
 
 V, D, T = 23, 8, 6
 
@@ -61,7 +61,7 @@ def loss_of_model(model: DecoderLM, ids: torch.Tensor, targets: torch.Tensor) ->
 
 def two_ends() -> EmbeddingLayer:
     table = TokenEmbedding(V, D)
-    head = TransformedHead(OutputHead(table), dense=nn.Linear(D, D), activation="gelu")
+    head = PredictionHead(OutputHead(table), dense=nn.Linear(D, D), activation="gelu")
     return EmbeddingLayer(table, position_named("learned"), head, recipe=("position", "norm"), norm=nn.LayerNorm(D))
 
 

@@ -93,9 +93,9 @@ def test_a_call_that_fails_leaves_the_cache_as_it_was() -> None:
 def test_another_batch_and_a_mask_without_positions_are_refused() -> None:
     model, cache = small(), KeyValueCache()
     model(torch.randint(1, 50, (2, 4)), cache=cache)
-    with pytest.raises(ShapeError, match="remembers 2 sequences and was given 3"):
+    with pytest.raises(ShapeError, match="has 2 sequences and the new tokens have 3"):
         model(torch.randint(1, 50, (3, 1)), cache=cache)
-    with pytest.raises(ShapeError, match="give their positions too"):
+    with pytest.raises(ShapeError, match="pass their positions too"):
         model(torch.randint(1, 50, (2, 1)), attention_mask=torch.ones(2, 1, dtype=torch.long), cache=cache)
 
 

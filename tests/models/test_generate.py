@@ -8,7 +8,7 @@ from decoders import small
 from kinds import POSITIONS
 
 from embedlayer import OutputHead, PositionError, ShapeError, SizeError, TokenIdError, generate
-from embedlayer.models.generate import choose, probabilities
+from embedlayer.models.generate import sample_tokens, sampling_probabilities
 
 
 def read_anew(model, ids, count):
@@ -68,7 +68,7 @@ def test_tokens_are_drawn_by_their_probabilities() -> None:
     for temperature, top_k, kept in ((1.0, None, 4), (0.5, None, 4), (1.0, 2, 2)):
         cut = logits[0].clone()
         cut[cut < cut.sort(descending=True).values[kept - 1]] = -math.inf
-        shares = choose(logits, temperature=temperature, top_k=top_k).bincount(minlength=4) / 20_000
+        shares = sample_tokens(logits, temperature=temperature, top_k=top_k).bincount(minlength=4) / 20_000
         assert torch.allclose(shares, (cut / temperature).softmax(-1), atol=0.015)
 
 
@@ -81,7 +81,7 @@ def test_the_tokens_sampled_from_and_their_probabilities_are_those_of_transforme
     theirs = warpers.TemperatureLogitsWarper(temperature)(None, logits)
     theirs = theirs if top_k is None else warpers.TopKLogitsWarper(top_k)(None, theirs)
     theirs = theirs if top_p is None else warpers.TopPLogitsWarper(top_p)(None, theirs)
-    ours, tokens = probabilities(logits, temperature=temperature, top_k=top_k, top_p=top_p)
+    ours, tokens = sampling_probabilities(logits, temperature=temperature, top_k=top_k, top_p=top_p)
     spread = torch.zeros_like(logits).scatter_(-1, tokens, ours)
     assert torch.equal(spread > 0, theirs > -math.inf)
     torch.testing.assert_close(spread, theirs.softmax(-1))
@@ -90,8 +90,8 @@ def test_the_tokens_sampled_from_and_their_probabilities_are_those_of_transforme
 def test_top_p_keeps_the_fewest_tokens_that_reach_it() -> None:
     logits = torch.tensor([[0.5, 0.2, 0.2, 0.1]]).log()
     for top_p, kept in ((0.3, 1), (0.6, 2), (0.95, 4)):
-        assert int(probabilities(logits, temperature=1.0, top_p=top_p)[0].count_nonzero()) == kept
-        drawn = choose(logits.expand(2000, 4), temperature=1.0, top_p=top_p)
+        assert int(sampling_probabilities(logits, temperature=1.0, top_p=top_p)[0].count_nonzero()) == kept
+        drawn = sample_tokens(logits.expand(2000, 4), temperature=1.0, top_p=top_p)
         assert drawn.unique().tolist() == list(range(kept))
 
 

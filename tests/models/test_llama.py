@@ -18,7 +18,7 @@ from embedlayer import (
     load_tokenizer,
     permute_qk,
 )
-from embedlayer.models.llama import HUGGING_FACE, META
+from embedlayer.families import HUGGING_FACE_TENSORS, META_TENSORS
 
 transformers = pytest.importorskip("transformers", reason="the dev extra is not installed")
 
@@ -45,7 +45,7 @@ def peer(**options):
 
 def as_meta(state, path, *, heads=4, kv_heads=2, **metadata):
     """A state of transformers' model in Meta's layout."""
-    names = {ours: meta for meta, ours in META.items()}
+    ours = {theirs: ours for ours, theirs in HUGGING_FACE_TENSORS.items()}
     tensors = {}
     for name, tensor in state.items():
         pattern, number = name, ""
@@ -54,7 +54,7 @@ def as_meta(state, path, *, heads=4, kv_heads=2, **metadata):
                 pattern, number = name.replace(f".{part}.", ".{}."), part
         if "q_proj" in name or "k_proj" in name:
             tensor = permute_qk(tensor, heads if "q_proj" in name else kv_heads, to="interleaved")
-        tensors[names[HUGGING_FACE[pattern]].format(number)] = tensor.clone()
+        tensors[META_TENSORS[ours[pattern]].format(number)] = tensor.clone()
     sizes = {"n_heads": heads, "n_kv_heads": kv_heads, "norm_eps": "1e-06", **metadata}
     save_file(tensors, path, metadata={key: str(value) for key, value in sizes.items()})
 
@@ -121,7 +121,7 @@ def test_sizes_may_stand_in_params_json(tmp_path) -> None:
     theirs = peer(rope_parameters={"rope_type": "default", "rope_theta": 700.0})
     as_meta(theirs.state_dict(), tmp_path / "a.safetensors")
     save_file(load_file(tmp_path / "a.safetensors"), tmp_path / "a.safetensors")  # without metadata
-    with pytest.raises(CheckpointError, match=r"no n_heads, and there is no params.json"):
+    with pytest.raises(CheckpointError, match=r"no n_heads, and no params.json"):
         load_llama(tmp_path)
     params = {"dim": 32, "n_layers": 2, "n_heads": 4, "n_kv_heads": 2, "vocab_size": -1, "norm_eps": 1e-6}
     (tmp_path / "params.json").write_text(json.dumps({**params, "rope_theta": 700.0}))

@@ -263,6 +263,7 @@ ROPE = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 
         ({"rope_thetta": 1e4}, "'rope_thetta' is not known here. Did you mean rope_theta"),
         ({"rope_theta": True}, "rope_theta must be a number"),
         ({"rope_theta": 1e4, "model_type": "gpt_neox"}, "transformers would take 0.25"),
+        ({"rope_theta": 1e4, "model_type": "nanochat"}, "nanochat rotates queries and keys by the negative angle"),
         ({"alibi": True}, "AlibiBias"),
         ({"rope_theta": 1e4, "head_dim": 0.5}, "head_dim must be a whole number"),
     ],

@@ -1,11 +1,18 @@
-"""Every family beside transformers: what the first block receives, positions, logits."""
+"""Every family compared with transformers: the first block's input, positions, logits. The records themselves."""
+
+import ast
+import re
+from pathlib import Path
 
 import pytest
 import torch
 from peers import LENGTH, PEERS, compare, largest, position_difference, quiet
 
 import embedlayer as el
-from embedlayer.checkpoints.families import FAMILIES, family_of
+from embedlayer import families
+from embedlayer.families import FAMILIES, family_of, rotary_facts
+
+READERS = ("checkpoints", "layers", "models", "positions", "vocab")
 
 every_peer = pytest.mark.parametrize("peer", PEERS, ids=lambda peer: peer.name)
 
@@ -38,10 +45,11 @@ def test_what_is_saved_is_read_back_bit_for_bit(peer, tmp_path) -> None:
     assert repr(again.position) == repr(layer.position)
 
 
-def test_every_model_type_belongs_to_one_family_and_every_family_has_a_peer() -> None:
+def test_every_model_type_belongs_to_one_family_and_every_family_that_is_loaded_has_a_peer() -> None:
     types = [model_type for family in FAMILIES for model_type in family.model_types]
     assert len(types) == len(set(types))
-    assert {family.name for family in FAMILIES} - {peer.family for peer in PEERS} == {"model2vec", "static_embedding"}
+    loadable = {family.name for family in FAMILIES if family.table}
+    assert loadable - {peer.family for peer in PEERS} == {"model2vec", "static_embedding"}
     assert family_of("llama") is not None
     assert family_of(None) is None
 
@@ -91,3 +99,28 @@ def test_gemma_rounds_its_scale_to_the_type_of_the_rows(name, dtype, tmp_path) -
     report = layer.report()
     assert report.scale == 48**0.5
     assert report.embed_scale == torch.tensor(48**0.5, dtype=dtype).item()
+
+
+def test_no_other_module_names_a_model_type() -> None:
+    types = {model_type for family in FAMILIES for model_type in family.model_types}
+    package = Path(el.__file__).parent
+    named = []
+    for path in package.rglob("*.py"):
+        package_part = path.relative_to(package).parts[0]
+        # the planner and the default tokenizer name the model "gpt2" of the hub, not a model_type
+        allowed = set() if package_part in READERS else {"gpt2"}
+        words = {node.value for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Constant)}
+        if path != Path(families.__file__):
+            named += [(str(path), word) for word in words & types - allowed]
+    assert named == []
+
+
+def test_families_depends_on_no_other_module_of_the_package() -> None:
+    assert not re.findall(r"^(?:from|import) embedlayer", Path(families.__file__).read_text(), re.MULTILINE)
+
+
+def test_rotary_facts_of_an_unknown_family_are_those_of_most_models() -> None:
+    assert rotary_facts("novel") == rotary_facts("llama") == families.RotaryPositions()
+    assert rotary_facts("gpt2") == families.RotaryPositions()
+    assert rotary_facts("gptj").interleaved
+    assert rotary_facts("glm4").default_share == 0.5

@@ -1,4 +1,4 @@
-"""The layer of a checkpoint by itself: arguments of its way in, head, report, saving."""
+"""The embedding layer of a checkpoint: arguments of its input embedding, head, report, saving."""
 
 import copy
 import json
@@ -7,7 +7,6 @@ import pickle
 import pytest
 import torch
 from peers import LENGTH, PAD, PEERS, quiet, run
-from torch import nn
 
 import embedlayer as el
 
@@ -106,15 +105,6 @@ def test_a_tied_layer_has_one_table_and_a_gradient_from_both_ends(load_peer) -> 
     layer.head.loss(hidden, torch.tensor([[5, 6, 7]])).backward()
     assert layer.table.weight.grad[40].abs().sum() > 0
     assert layer.head.dense.weight.grad.abs().sum() > 0
-
-
-def test_the_loss_of_a_transformed_head_is_the_cross_entropy_of_its_logits(load_peer) -> None:
-    _, _, layer = load_peer("ALBERT")
-    hidden, targets = torch.randn(2, 5, 32), torch.randint(0, 90, (2, 5))
-    expected = nn.functional.cross_entropy(layer.head(hidden).flatten(0, 1), targets.flatten())
-    assert torch.allclose(layer.head.loss(hidden, targets), expected)
-    with pytest.raises(el.CheckpointError, match="activation 'swish"):
-        el.TransformedHead(layer.head.output, dense=layer.head.dense, activation="swish6")
 
 
 def test_a_zero_padding_row_is_kept_zero_and_another_is_an_ordinary_row(tmp_path) -> None:

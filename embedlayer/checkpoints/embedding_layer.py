@@ -1,0 +1,525 @@
+"""The embedding layer of a checkpoint: input embedding, positions and LM head, with their names in the file."""
+
+import json
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from itertools import chain
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from tokenizers import Tokenizer
+from torch import Tensor, nn
+
+from embedlayer.checkpoints.loader import DTYPES, LoadedTensor, Loader, LoadRecord
+from embedlayer.checkpoints.reader import CONFIG, Checkpoint
+from embedlayer.checkpoints.writer import WriteReceipt, write_tensors
+from embedlayer.derived import derive_all
+from embedlayer.errors import CheckpointError, EmbedLayerError, EmbedLayerWarning, SizeError
+from embedlayer.families import Numbering, Step
+from embedlayer.files import JsonObject
+from embedlayer.layers.in_place import Place
+from embedlayer.layers.input import sequence_of
+from embedlayer.layers.output import OutputHead
+from embedlayer.layers.prediction_head import (
+    PredictionHead,
+    build_head,
+    build_layer_norm,
+    build_linear,
+    layer_norm_config,
+    linear_config,
+)
+from embedlayer.positions.position import AttentionMask, Position, positions_of
+from embedlayer.pretrained import Pretrained, assign, build, describe, is_description
+from embedlayer.shapes import Ids, IdsLike, Positions, Vectors
+from embedlayer.tables.dense import TokenEmbedding, as_table
+from embedlayer.tables.table import TokenTable
+from embedlayer.text.tokenizer import load_tokenizer, table_size, tokens_without_rows
+
+TOKENIZERS = (
+    ("tokenizer.json",),
+    ("vocab.json", "merges.txt"),
+    ("tokenizer.model",),
+    ("spiece.model",),
+    ("vocab.txt",),
+)
+"""Files that `load_tokenizer` reads, preferred ones first."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerReport(LoadRecord):
+    """What a layer consists of and what was read to load it; `print` shows it as text.
+
+    Attributes:
+        family: Name of the model family, or `"unknown"`.
+        vocab_size: Number of rows of the table, V.
+        embed_dim: Width of a row.
+        width: Width of the vectors that the first block receives, D.
+        dtype: Dtype of the rows.
+        device: Device of the rows.
+        scale: Factor on looked-up rows, as the family defines it; `None` for none.
+        embed_scale: The same factor rounded to the dtype of the rows, for families that round it (Gemma), else `None`.
+        padding_idx: Row that is zero and stays zero, or `None`.
+        recipe: Steps of the input embedding after look-up and scale.
+        positions: Position schemes by kind of layer; the key `""` has that of the first block.
+        head: `"tied"`, `"untied"`, or `None` without a head.
+        logit_scale: Factor on the logits, or `None` without a head.
+        softcap: Cap on the logits, or `None`.
+        tokenizer: Number of rows that the tokenizer needs, or the reason why it cannot be read, or `None` without one.
+        parameters: Number of trainable parameters of the layer, head included.
+    """
+
+    family: str
+    vocab_size: int
+    embed_dim: int
+    width: int
+    dtype: str
+    device: str
+    scale: float | None
+    embed_scale: float | None
+    padding_idx: int | None
+    recipe: tuple[str, ...]
+    positions: dict[str, str]
+    head: str | None
+    logit_scale: float | None
+    softcap: float | None
+    tokenizer: int | str | None
+    parameters: int
+
+    def to_json(self) -> JsonObject:
+        """Return all fields as JSON values."""
+        content: JsonObject = json.loads(json.dumps(asdict(self)))
+        return content
+
+    def __str__(self) -> str:
+        scale = "none" if self.scale is None else f"{self.scale:.6g}"
+        if self.embed_scale is not None:
+            scale += f", rounded to {self.embed_scale:.6g}"
+        options = [f"logit scale {self.logit_scale:g}"] if self.logit_scale not in (None, 1.0) else []
+        options += [f"softcap {self.softcap:g}"] if self.softcap is not None else []
+        lines = {
+            "family": self.family,
+            "table": f"{self.vocab_size:,} x {self.embed_dim:,} {self.dtype} on {self.device}",
+            "scale": scale,
+            "padding": "none" if self.padding_idx is None else f"row {self.padding_idx}",
+            "input": " -> ".join(("look-up", *self.recipe)) + f" -> width {self.width:,}",
+            "positions": "; ".join(f"{kind}: {scheme}" if kind else scheme for kind, scheme in self.positions.items()),
+            "head": ", ".join([self.head or "none", *options]),
+            "tokenizer": "none" if self.tokenizer is None else str(self.tokenizer),
+            "parameters": f"{self.parameters:,}",
+            "read": f"{self.bytes_read:,} bytes, {len(self.tensors)} tensors",
+        }
+        text = [self.source, *(f"  {name:<11}{value}" for name, value in lines.items())]
+        text += [f"    {t.key} = {t.name} {t.dtype} {list(t.shape)}" for t in self.tensors]
+        text += [f"  {count:,} rows of the {of} contain NaN or infinity" for of, count in self.nonfinite_rows.items()]
+        return "\n".join([*text, *(f"  note: {note}" for note in self.notes)])
+
+
+class EmbeddingLayer(Pretrained):
+    """Embedding layer of a language model: `input(ids)` are the first block's inputs, `head(hidden)` the logits.
+
+    `embedlayer.load` builds one from a checkpoint. The layer has no dropout: the caller applies the dropout that some
+    families have after the input embedding in training.
+
+    Args:
+        table: Token table.
+        position: Position scheme of the first block; `None` for no positions.
+        head: LM head, tied to `table` or untied; `None` for none.
+        family: Name of the model family.
+        recipe: Steps of the input embedding after look-up and scale: `"types"`, `"project"`, `"position"`, `"norm"`.
+        numbering: How default positions are counted; see `families.Numbering`.
+        padding_id: Token that `numbering="ids"` does not count.
+        first_position_id: Position ID with which transformers means position 0 (RoBERTa: 2).
+        types: Table of token types, `"table"` if they are rows of `table` (GPT-2), or `None` for none.
+        norm: LayerNorm of the step `"norm"`.
+        projection: Projection of the step `"project"`.
+        other_positions: Position schemes of other layers by kind: Gemma 3's `"full_attention"`, T5's `"decoder"`.
+        tensor_names: Names in the checkpoint by key of this layer's state; `load` read the first name of each.
+
+    Raises:
+        SizeError: The recipe has a step twice or without its module, or `numbering="ids"` has no `padding_id`.
+
+    Example:
+        >>> layer = EmbeddingLayer(TokenEmbedding(100, 8), SinusoidalPositionalEmbedding(16, 8), recipe=["position"])
+        >>> layer.input(torch.tensor([[1, 2, 3]])).shape
+        torch.Size([1, 3, 8])
+    """
+
+    def __init__(
+        self,
+        table: TokenTable | nn.Embedding,
+        position: Position | None = None,
+        head: OutputHead | PredictionHead | None = None,
+        *,
+        family: str = "unknown",
+        recipe: Sequence[Step] = (),
+        numbering: Numbering = "all",
+        padding_id: int | None = None,
+        first_position_id: int = 0,
+        types: TokenEmbedding | Literal["table"] | None = None,
+        norm: nn.LayerNorm | None = None,
+        projection: nn.Linear | None = None,
+        other_positions: Mapping[str, Position] | None = None,
+        tensor_names: Mapping[str, Sequence[str]] | None = None,
+    ) -> None:
+        super().__init__()
+        modules = {"types": types, "project": projection, "norm": norm, "position": True}
+        if len(set(recipe)) != len(recipe) or any(modules.get(step) is None for step in recipe):
+            raise SizeError(f"The recipe {' -> '.join(recipe)} has a step twice, or one without its module.")
+        if numbering == "ids" and padding_id is None:
+            raise SizeError('numbering="ids" counts the tokens that are not padding: it needs padding_id.')
+        self.table = as_table(table)
+        self.position = Position() if position is None else position
+        self.head = head
+        output, parent, name = (
+            (head.output, head, "output") if isinstance(head, PredictionHead) else (head, self, "head")
+        )
+        if output is not None and output.table is table:
+            output.follow_places([Place(self, "table")], Place(parent, name))
+        self.family = family
+        self.recipe = tuple(recipe)
+        self.numbering = numbering
+        self.padding_id = padding_id
+        self.first_position_id = first_position_id
+        self.types = types if isinstance(types, TokenEmbedding) else None
+        self.types_from_table = types == "table" if isinstance(types, str) else False
+        self.norm = norm
+        self.projection = projection
+        self.other_positions = nn.ModuleDict(dict(other_positions or {}))
+        self.tensor_names = {key: tuple(names) for key, names in (tensor_names or {}).items()}
+        self.load_record = LoadRecord()
+        self._find_tokenizer: Callable[[], Path | None] = _no_tokenizer
+        self._tokenizer: Tokenizer | None = None
+
+    @property
+    def width(self) -> int:
+        """Return the width of the vectors that the first block receives, D."""
+        return self.table.embed_dim if self.projection is None else self.projection.out_features
+
+    @property
+    def config(self) -> JsonObject:
+        """Return the constructor's arguments as JSON."""
+        return {
+            "table": describe(self.table),
+            "position": describe(self.position),
+            "head": None if self.head is None else {"tied": self.head.tied, **self.head.config},
+            "family": self.family,
+            "recipe": list(self.recipe),
+            "numbering": self.numbering,
+            "padding_id": self.padding_id,
+            "first_position_id": self.first_position_id,
+            "types": "table" if self.types_from_table else None if self.types is None else describe(self.types),
+            "norm": layer_norm_config(self.norm),
+            "projection": linear_config(self.projection),
+            "other_positions": {kind: describe(position) for kind, position in self._others()},
+            "tensor_names": {key: list(names) for key, names in self.tensor_names.items()},
+        }
+
+    @classmethod
+    def from_config(cls: type["EmbeddingLayer"], config: JsonObject) -> "EmbeddingLayer":
+        """Build the layer that `config` describes, freshly initialised; a tied head gets the new table.
+
+        Raises:
+            CheckpointError: An argument is missing, unknown or of another type.
+        """
+        options = dict(config)
+        try:
+            table, position = build(options.pop("table")), build(options.pop("position"))
+            types = options.pop("types")
+            head = options.pop("head")
+            return cls.construct(
+                table=table,
+                position=position,
+                head=None if head is None else build_head(head, table),
+                types=build(types) if isinstance(types, dict) else types,
+                norm=build_layer_norm(options.pop("norm")),
+                projection=build_linear(options.pop("projection")),
+                other_positions={kind: build(value) for kind, value in options.pop("other_positions").items()},
+                **options,
+            )
+        except (KeyError, TypeError, AttributeError) as error:
+            raise CheckpointError(f"The saved configuration does not fit an EmbeddingLayer: {error!r}.") from error
+
+    @classmethod
+    def from_pretrained(
+        cls, source: Path | str, *, dtype: torch.dtype | None = None, device: torch.device | str = "cpu"
+    ) -> "EmbeddingLayer":
+        """Return `embedlayer.load(source, dtype=dtype, device=device)`."""
+        return load(source, dtype=dtype, device=device)
+
+    def save_pretrained(self, directory: Path | str, *, tokenizer: Any = None) -> None:
+        """Write the layer and its tokenizer to a folder that `embedlayer.load` reads back bit for bit.
+
+        Raises:
+            FileError: The folder cannot be written.
+        """
+        super().save_pretrained(directory, tokenizer=self.tokenizer if tokenizer is None else tokenizer)
+
+    def write_into(self, checkpoint_dir: Path | str, out_dir: Path | str) -> WriteReceipt:
+        """Write a copy of the checkpoint in `checkpoint_dir`, with this layer's tensors replaced, to `out_dir`.
+
+        The other tensors are copied from file to file. Tied names, the index of shards and the stored dtypes stay. A
+        table with another number of rows changes `vocab_size`. The new folder appears complete or not at all.
+
+        Returns:
+            The changed tensors and files.
+
+        Raises:
+            CheckpointError: The layer belongs to another checkpoint; or its table was computed from several tensors, so
+                that it cannot be put back (model2vec with a mapping or weights).
+            FileError: `out_dir` is not empty, or cannot be written.
+        """
+        state = self.state_dict()
+        unmatched = sorted(state.keys() ^ self.tensor_names.keys())
+        if unmatched:
+            raise CheckpointError(
+                f"{', '.join(unmatched)} of this layer and the checkpoint's tensors are not one to one, so they cannot "
+                f"be put back. Save the layer by itself with save_pretrained."
+            )
+        tensors = {name: state[key] for key, names in self.tensor_names.items() for name in names}
+        return write_tensors(tensors, checkpoint_dir, out_dir, table=self.tensor_names["table.weight"][0])
+
+    @property
+    def tokenizer(self) -> Tokenizer | None:
+        """Return the checkpoint's tokenizer, or `None` if it has none; it is read at the first access.
+
+        Raises:
+            TokenizerError: The tokenizer file is damaged.
+
+        Warns:
+            EmbedLayerWarning: The tokenizer has IDs without a row in the table.
+        """
+        if self._tokenizer is None:
+            path = self._find_tokenizer()
+            if path is not None:
+                self._tokenizer = load_tokenizer(path)
+                mismatch = tokens_without_rows(self._tokenizer, self.table.vocab_size)
+                if mismatch is not None:
+                    warnings.warn(mismatch, EmbedLayerWarning, stacklevel=2)
+        return self._tokenizer
+
+    def input(
+        self,
+        ids: IdsLike,
+        attention_mask: AttentionMask | None = None,
+        *,
+        position_ids: Positions | None = None,
+        positions: Positions | None = None,
+        token_type_ids: Ids | None = None,
+    ) -> Vectors:
+        """Return the vectors that the first block receives, `(T,)` or `(B, T)` to `(..., T, D)`.
+
+        Args:
+            ids: Token IDs.
+            attention_mask: 0 for padding. As in transformers, it changes positions in OPT only; in other families,
+                left-padded text needs `positions=positions_of(ids, attention_mask)`.
+            position_ids: Position of each token as transformers counts for this family (from 2 in RoBERTa).
+            positions: Position of each token, counted from 0 in every family.
+            token_type_ids: Segment of each token; by default 0 in BERT and ALBERT, and no segments in GPT-2 and GPT-J.
+
+        Raises:
+            TokenIdError: An ID is outside the table.
+            PositionError: The sequence is longer than the positions cover.
+            SizeError: Both kinds of positions are passed, or token types to a family without them.
+        """
+        if position_ids is not None and positions is not None:
+            raise SizeError("Pass position_ids (as transformers counts) or positions (from 0), not both.")
+        if token_type_ids is not None and "types" not in self.recipe:
+            raise SizeError(f"A layer of family {self.family} has no token types: leave token_type_ids out.")
+        if position_ids is not None:
+            positions = position_ids - self.first_position_id
+        ids = sequence_of(ids, None, self.table)
+        x: Tensor = self.table(ids)
+        for step in self.recipe:
+            if step == "position":
+                x = self.position.add(x, self._positions(ids, attention_mask) if positions is None else positions)
+            elif step == "types":
+                x = self._add_types(x, ids, token_type_ids)
+            else:
+                layer = self.norm if step == "norm" else self.projection
+                assert layer is not None
+                x = layer(x)
+        return x
+
+    def forward(self, ids: IdsLike, attention_mask: AttentionMask | None = None, **options: Any) -> Vectors:
+        """`input(ids, attention_mask, **options)`."""
+        return self.input(ids, attention_mask, **options)
+
+    def _positions(self, ids: Ids, attention_mask: AttentionMask | None) -> Positions:
+        """Positions by the family's numbering, from 0; padding at -1 where it counts text only."""
+        if self.numbering == "ids":
+            assert self.padding_id is not None
+            attention_mask = ids.ne(self.padding_id)
+        return positions_of(ids, None if self.numbering == "all" else attention_mask, padding_position=-1)
+
+    def _add_types(self, x: Vectors, ids: Ids, token_type_ids: Ids | None) -> Vectors:
+        if self.types_from_table:
+            return x if token_type_ids is None else x + self.table(token_type_ids)
+        assert self.types is not None
+        types: Tensor = self.types(torch.zeros_like(ids) if token_type_ids is None else token_type_ids)
+        return x + types
+
+    def position_of(self, kind: str | None = None) -> Position:
+        """Return the position scheme of a kind of layer, such as `"full_attention"`; `None` for the first block's.
+
+        Raises:
+            SizeError: No layers of that kind have their own position scheme.
+        """
+        if kind is None:
+            return self.position
+        if kind not in self.other_positions:
+            known = ", ".join(self.other_positions) or "none"
+            raise SizeError(f"No layers of kind {kind!r} have positions of their own; other kinds here: {known}.")
+        position = self.other_positions[kind]
+        assert isinstance(position, Position)
+        return position
+
+    def _others(self) -> Iterable[tuple[str, Position]]:
+        """Return kind and position scheme of the layers other than the first block's."""
+        return ((kind, self.position_of(kind)) for kind in self.other_positions)
+
+    def report(self) -> LayerReport:
+        """Return a report of this layer and of what `load` read for it; reads the tokenizer."""
+        output = self.head.output if isinstance(self.head, PredictionHead) else self.head
+        first = next(chain(self.table.parameters(), self.table.buffers()))
+        embed_scale = getattr(self.table, "embed_scale", None)
+        return LayerReport(
+            **vars(self.load_record),
+            family=self.family,
+            vocab_size=self.table.vocab_size,
+            embed_dim=self.table.embed_dim,
+            width=self.width,
+            dtype=str(first.dtype).removeprefix("torch."),
+            device=str(first.device),
+            scale=self.table.scale,
+            embed_scale=float(embed_scale) if isinstance(embed_scale, Tensor) else None,
+            padding_idx=self.table.padding_idx,
+            recipe=self.recipe,
+            positions={"": _shown(self.position)} | {kind: _shown(position) for kind, position in self._others()},
+            head=None if self.head is None else "tied" if self.head.tied else "untied",
+            logit_scale=None if output is None else output.logit_scale,
+            softcap=None if output is None else output.softcap,
+            tokenizer=self._tokenizer_rows(),
+            parameters=sum(parameter.numel() for parameter in self.parameters()),
+        )
+
+    def _tokenizer_rows(self) -> int | str | None:
+        """Return the number of rows that the tokenizer needs, why it cannot be read, or `None` without one."""
+        try:
+            return None if self.tokenizer is None else table_size(self.tokenizer)
+        except EmbedLayerError as error:
+            return str(error)
+
+    def check(self) -> None:
+        """Wait for the device, and raise if an ID or position since the last check was out of range.
+
+        Raises:
+            TokenIdError: An ID was out of range.
+            PositionError: A position was out of range.
+        """
+        self.table.check()
+        self.position.check()
+
+
+def _no_tokenizer() -> None:
+    """Return `None`: a layer that was not loaded has no tokenizer."""
+
+
+def _shown(position: Position) -> str:
+    """Return class and sizes of a position scheme in one line."""
+    return "none" if type(position) is Position else f"{type(position).__name__}({position.extra_repr()})"
+
+
+def load(
+    source: Path | str,
+    *,
+    dtype: torch.dtype | None = None,
+    device: torch.device | str = "cpu",
+    revision: str | None = None,
+) -> EmbeddingLayer:
+    """Load the embedding layer of a checkpoint: table, positions, scale, norms and head, and no other weights.
+
+    Args:
+        source: A folder in Hugging Face's layout, a safetensors file, an index of several such files, a folder that
+            `save_pretrained` wrote, or a name on the hub such as `"openai-community/gpt2"`. The hub needs the `hf`
+            extra; with `HF_HUB_OFFLINE` set, only its cache on this machine is searched.
+        dtype: Dtype of all tensors; `None` for that of the table in the checkpoint.
+        device: Device of the tensors. On the CPU, without a change of dtype, tensors stay mapped to the file until they
+            are written to.
+        revision: Branch, tag or commit on the hub.
+
+    Returns:
+        A trainable layer. `print(layer.report())` shows what was read.
+
+    Raises:
+        FileError: `source` does not exist, or a file cannot be read.
+        CheckpointError: A file is damaged or a pickle, a tensor that the family needs is missing, or tensors and
+            configuration disagree.
+        SizeError: `dtype` is not a floating-point dtype of at least 16 bits.
+        MissingExtraError: The hub needs `pip install 'embedlayer[hf]'`.
+
+    Warns:
+        EmbedLayerWarning: The family is unknown and the table was found by its name, rows contain NaN or infinity, or
+            the configuration contradicts the tensors in a way that can be resolved.
+
+    Example:
+        >>> from embedlayer.files import save_tensors, write_json
+        >>> save_tensors("model.safetensors", {"wte.weight": torch.randn(100, 8), "wpe.weight": torch.randn(16, 8)})
+        >>> write_json("config.json", {"model_type": "gpt2", "vocab_size": 100, "n_embd": 8})
+        >>> layer = load(".")
+        >>> layer.input(torch.tensor([[1, 2, 3]])).shape, layer.head.tied
+        (torch.Size([1, 3, 8]), True)
+    """
+    if dtype is not None and dtype not in DTYPES:
+        raise SizeError(f"dtype must be one of {', '.join(map(str, DTYPES))}, not {dtype}.")
+    checkpoint = Checkpoint.open(source, revision=revision)
+    layer = (_read_saved_layer if is_description(checkpoint.config) else _read_layer)(checkpoint, dtype, device)
+    layer._find_tokenizer = partial(_tokenizer_file, checkpoint)
+    for note in layer.load_record.notes:
+        warnings.warn(f"{checkpoint.name}: {note}", EmbedLayerWarning, stacklevel=2)
+    return layer
+
+
+def _read_layer(checkpoint: Checkpoint, dtype: torch.dtype | None, device: torch.device | str) -> EmbeddingLayer:
+    """Build the layer on the meta device, where nothing is allocated, and give it the tensors of a checkpoint.
+
+    Raises:
+        CheckpointError: A tensor or a key of the configuration is missing or does not fit.
+    """
+    loader = Loader(checkpoint, dtype, device)
+    try:
+        with torch.device("meta"):
+            layer = EmbeddingLayer(**loader.read_arguments())
+    except SizeError as error:
+        raise CheckpointError(f"{checkpoint.name}: the configuration cannot be built. {error}") from error
+    assign(layer, loader.tensors, source=Path(checkpoint.name))
+    derive_all(layer, device)
+    layer.load_record = loader.load_record()
+    return layer
+
+
+def _read_saved_layer(checkpoint: Checkpoint, dtype: torch.dtype | None, device: torch.device | str) -> EmbeddingLayer:
+    """Read a folder that `EmbeddingLayer.save_pretrained` wrote."""
+    config = checkpoint.file(CONFIG)
+    assert config is not None
+    layer = EmbeddingLayer.read_pretrained(config.parent, device=device)
+    layer = layer if dtype is None else layer.to(dtype)
+    tensors = tuple(
+        LoadedTensor(key, key, tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."), tensor.nbytes)
+        for key, tensor in layer.state_dict().items()
+    )
+    layer.load_record = LoadRecord(
+        source=checkpoint.name, tensors=tensors, bytes_read=sum(tensor.nbytes for tensor in tensors)
+    )
+    return layer
+
+
+def _tokenizer_file(checkpoint: Checkpoint) -> Path | None:
+    """Return the preferred tokenizer file of a checkpoint, or `None` if it has none."""
+    for names in TOKENIZERS:
+        found = [checkpoint.file(name) for name in names]
+        if all(found):
+            return found[0]
+    return None

@@ -1,0 +1,461 @@
+"""One record per model family: tensor names, scale, norms, projections, head, positions, and configuration keys.
+
+This module is data: `embedlayer.checkpoints.loader` and `embedlayer.positions.rotary_config` build modules from it. No
+other module of the package names a `model_type`. To add a family, add one `Family` to `FAMILIES`.
+
+Tensor names are suffixes: `"wte.weight"` finds `transformer.wte.weight` and `wte.weight`. Where a field holds several
+names, the loader reads the first one that the checkpoint has.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+Names = tuple[str, ...]
+
+Step = Literal["types", "project", "position", "norm"]
+"""A step of the input embedding after look-up and scale: add token types, project, add positions, normalise."""
+
+Numbering = Literal["all", "mask", "ids"]
+"""How default positions are counted.
+
+- `"all"`: every token, from 0.
+- `"mask"`: only tokens that the attention mask keeps; padding has position -1.
+- `"ids"`: only tokens other than the padding ID; padding has position -1.
+"""
+
+ScaleRule = Literal["sqrt_dim", "sqrt_dim_rounded", "sqrt_dim_if_scale_embedding", "embedding_multiplier"]
+"""Factor on looked-up rows of width D.
+
+- `"sqrt_dim"`: sqrt(D).
+- `"sqrt_dim_rounded"`: sqrt(D), rounded to the dtype of the rows (Gemma).
+- `"sqrt_dim_if_scale_embedding"`: sqrt(D) if the configuration's `scale_embedding` is true, else none.
+- `"embedding_multiplier"`: the configuration's `embedding_multiplier`.
+"""
+
+LogitScaleRule = Literal["logit_scale", "1/logits_scaling", "sqrt_dim_if_tied"]
+"""Factor on the logits.
+
+- `"logit_scale"`: the configuration's `logit_scale`.
+- `"1/logits_scaling"`: one divided by the configuration's `logits_scaling`.
+- `"sqrt_dim_if_tied"`: D^-0.5, unless `scale_decoder_outputs` is false. Where that key is missing,
+  `tie_word_embeddings` decides (T5).
+"""
+
+CONFIG_KEYS: Mapping[str, Names] = {
+    "hidden_size": ("hidden_size", "n_embd", "d_model"),
+    "num_attention_heads": ("num_attention_heads", "n_head", "n_heads"),
+    "num_hidden_layers": ("num_hidden_layers", "n_layer", "n_layers"),
+}
+"""Names under which the configurations of all families store a size, most common name first."""
+
+SCALE_ATTRIBUTES: Names = ("scalar_embed_scale", "embed_scale")
+"""Attributes of transformers' scaled embeddings: the unrounded factor of Gemma, and the factor of all families."""
+
+OWN_MODEL_TYPE = "embedlayer"
+"""The `model_type` that `DecoderLM.config` shows to tools of transformers."""
+
+
+@dataclass(frozen=True)
+class LearnedPositions:
+    """One learned row per position.
+
+    Attributes:
+        names: Tensor names.
+        offset: Number of rows before position 0; `"padding"` for the padding ID plus one.
+    """
+
+    names: Names
+    offset: int | Literal["padding"] = 0
+
+
+@dataclass(frozen=True)
+class SinusoidalPositions:
+    """Fixed sinusoids, sines in the first half; position 0 is row padding ID + 1, and padding adds nothing."""
+
+
+@dataclass(frozen=True)
+class AlibiPositions:
+    """Linear attention biases; MPT stores their largest slope exponent as `attn_config.alibi_bias_max`."""
+
+
+@dataclass(frozen=True)
+class RelativePositions:
+    """T5's bucketed relative biases: a bidirectional tensor for the encoder and a causal one for the decoder."""
+
+    encoder: Names
+    decoder: Names
+
+
+@dataclass(frozen=True)
+class RotaryPositions:
+    """Rotary positions: the facts that transformers keeps in code and not in configurations.
+
+    Attributes:
+        base: Base that transformers uses where the configuration states none.
+        fixed_base: Whether the code always uses `base`, so that a configuration without a base is complete.
+        interleaved: Whether pairs are channels (2i, 2i + 1); `rope_interleave` in a configuration takes precedence.
+        reversed: Whether the code rotates by the negative angle; the reader refuses such a family.
+        default_share: Share of a head's channels that transformers rotates where the configuration states none. The
+            reader refuses such a configuration. `None` where the default is all channels.
+        former_rope_types: Pairs of a former `rope_type` and the type that it means today.
+        scales_full_attention_only: Whether `rope_scaling` applies to layers of full attention only.
+        without_positions: Which layers have no positions: `"listed"` in `no_rope_layers` or by
+            `no_rope_layer_interval`, or all layers of `"full_attention"` in a model with a sliding window.
+        or_alibi: Whether `alibi: true` in a configuration replaces rotation by linear biases, divided by the square
+            root of a head's width (Falcon).
+    """
+
+    base: float = 10000.0
+    fixed_base: bool = False
+    interleaved: bool = False
+    reversed: bool = False
+    default_share: float | None = None
+    former_rope_types: tuple[tuple[str, str], ...] = ()
+    scales_full_attention_only: bool = False
+    without_positions: Literal["listed", "full_attention"] | None = None
+    or_alibi: bool = False
+
+
+PositionSpec = LearnedPositions | SinusoidalPositions | AlibiPositions | RelativePositions | RotaryPositions
+
+
+@dataclass(frozen=True)
+class NormSpec:
+    """A LayerNorm: its tensors, the configuration key of its epsilon, and the epsilon if that key is missing."""
+
+    weight: Names
+    bias: Names
+    eps_key: str
+    eps: float
+
+
+@dataclass(frozen=True)
+class LinearSpec:
+    """A linear projection; an empty `bias` means that it has none."""
+
+    weight: Names
+    bias: Names = ()
+
+
+@dataclass(frozen=True)
+class HeadSpec:
+    """The LM head: `logits = softcap(logit_scale * norm(activation(dense(hidden))) @ weight.T + bias)`.
+
+    Most families have neither dense layer, activation nor norm.
+
+    Attributes:
+        weight: Rows of an untied head.
+        bias: One number per token.
+        dense: Projection before the output product. A checkpoint without it has no head.
+        dense_optional: Whether a checkpoint without `dense` has a head nevertheless (OPT).
+        activation: Name of the activation, or `"hidden_act"` to read it from that configuration key.
+        norm: LayerNorm before the output product.
+        logit_scale: Factor on the logits.
+        softcap: Configuration key of the cap on the logits.
+        tied: Whether the head is tied where the configuration has no `tie_word_embeddings`; `"always"` ignores that
+            key (T5).
+    """
+
+    weight: Names = ("lm_head.weight",)
+    bias: Names = ()
+    dense: LinearSpec | None = None
+    dense_optional: bool = False
+    activation: str | None = None
+    norm: NormSpec | None = None
+    logit_scale: LogitScaleRule | None = None
+    softcap: str | None = None
+    tied: bool | Literal["always"] = False
+
+
+@dataclass(frozen=True)
+class Family:
+    """One model family.
+
+    Attributes:
+        name: Name in reports.
+        model_types: Values of `model_type` in its configurations.
+        table: Tensor names of the token table. Further names in one checkpoint are copies of the same rows. Empty for a
+            family of which only rotary positions are known; `load` treats its checkpoints as unknown.
+        width: Configuration keys of the width of the table.
+        aliases: Pairs of a configuration key of this family alone, and the common key that it stands for (T5).
+        scale: Factor on looked-up rows.
+        position: Position scheme.
+        numbering: How default positions are counted.
+        recipe: Steps of the input embedding.
+        types: Tensor names of the token types; `"table"` if they are rows of the token table (GPT-2).
+        norm: LayerNorm of the step `"norm"`.
+        projection: Projection of the step `"project"`, which is left out where the checkpoint has none.
+        head: LM head, or `None` for a family without one.
+        decoder: Names of all tensors of a decoder that `load_llama` reads, by their names in `DecoderLM`; `{}` is the
+            number of the block.
+        defaults: Configuration keys that published configurations leave out, with transformers' values for them.
+        tokenizer_rules: Whether transformers opens every folder of this family with the family's own tokenizer class,
+            which splits text by its own rules and ignores those of `tokenizer.json`.
+        folds_rows: Whether the checkpoint may store `mapping` and `weights` from which the table is computed
+            (model2vec).
+    """
+
+    name: str
+    model_types: Names
+    table: Names = ()
+    width: Names = CONFIG_KEYS["hidden_size"]
+    aliases: tuple[tuple[str, str], ...] = ()
+    scale: ScaleRule | None = None
+    position: PositionSpec | None = None
+    numbering: Numbering = "all"
+    recipe: tuple[Step, ...] = ()
+    types: Names | Literal["table"] = ()
+    norm: NormSpec | None = None
+    projection: LinearSpec | None = None
+    head: HeadSpec | None = HeadSpec()
+    decoder: Mapping[str, str] | None = None
+    defaults: tuple[tuple[str, int | float], ...] = ()
+    tokenizer_rules: bool = False
+    folds_rows: bool = False
+
+
+_DECODER_TENSORS = {
+    "table.weight": ("model.embed_tokens.weight", "tok_embeddings.weight"),
+    "blocks.{}.attention_norm.weight": ("input_layernorm.weight", "attention_norm.weight"),
+    "blocks.{}.attention.query.weight": ("self_attn.q_proj.weight", "attention.wq.weight"),
+    "blocks.{}.attention.key.weight": ("self_attn.k_proj.weight", "attention.wk.weight"),
+    "blocks.{}.attention.value.weight": ("self_attn.v_proj.weight", "attention.wv.weight"),
+    "blocks.{}.attention.out.weight": ("self_attn.o_proj.weight", "attention.wo.weight"),
+    "blocks.{}.mlp_norm.weight": ("post_attention_layernorm.weight", "ffn_norm.weight"),
+    "blocks.{}.mlp.gate.weight": ("mlp.gate_proj.weight", "feed_forward.w1.weight"),
+    "blocks.{}.mlp.up.weight": ("mlp.up_proj.weight", "feed_forward.w3.weight"),
+    "blocks.{}.mlp.down.weight": ("mlp.down_proj.weight", "feed_forward.w2.weight"),
+    "norm.weight": ("model.norm.weight", "norm.weight"),
+    "head.weight": ("lm_head.weight", "output.weight"),
+}
+"""Tensor names of `DecoderLM`; in transformers' `LlamaForCausalLM` and in Meta's LLaMA, those of blocks in a block."""
+
+HUGGING_FACE_TENSORS: Mapping[str, str] = {
+    ours: f"model.layers.{{}}.{theirs}" if "{}" in ours else theirs for ours, (theirs, _) in _DECODER_TENSORS.items()
+}
+"""Tensor names of `DecoderLM`, and the names in transformers' `LlamaForCausalLM`."""
+
+META_TENSORS: Mapping[str, str] = {
+    ours: f"layers.{{}}.{theirs}" if "{}" in ours else theirs for ours, (_, theirs) in _DECODER_TENSORS.items()
+}
+"""Tensor names of `DecoderLM`, and the names in Meta's LLaMA checkpoints. Their rotary pairs are interleaved."""
+
+
+def _layer_norm(name: str, eps_key: str = "layer_norm_eps", eps: float = 1e-12) -> NormSpec:
+    """Return the spec of the LayerNorm module `name`; checkpoints from TensorFlow call its tensors gamma and beta."""
+    return NormSpec((f"{name}.weight", f"{name}.gamma"), (f"{name}.bias", f"{name}.beta"), eps_key, eps)
+
+
+def _linear(name: str) -> LinearSpec:
+    """Return the spec of the projection module `name` with a bias."""
+    return LinearSpec((f"{name}.weight",), (f"{name}.bias",))
+
+
+def _masked_head(name: str, dense: str, norm: str, activation: str = "hidden_act") -> HeadSpec:
+    """Return the spec of the masked LM head `name`: dense layer, activation, LayerNorm, tied rows, bias."""
+    return HeadSpec(
+        weight=(f"{name}.decoder.weight",),
+        bias=(f"{name}.bias", f"{name}.decoder.bias"),
+        dense=_linear(dense),
+        activation=activation,
+        norm=_layer_norm(norm),
+        tied=True,
+    )
+
+
+def _bert(name: str, model_types: Names, **changes: object) -> Family:
+    """Return a family like BERT: word rows, type rows and position rows are added and normalised."""
+    common: dict[str, object] = {
+        "table": ("embeddings.word_embeddings.weight",),
+        "position": LearnedPositions(("embeddings.position_embeddings.weight",)),
+        "recipe": ("types", "position", "norm"),
+        "types": ("embeddings.token_type_embeddings.weight",),
+        "norm": _layer_norm("embeddings.LayerNorm"),
+    }
+    return Family(name, model_types, **{**common, **changes})  # type: ignore[arg-type]
+
+
+def _llama(name: str, *model_types: str, **changes: object) -> Family:
+    """Return a family like LLaMA: unscaled rows, rotary positions, and a head without a bias."""
+    common: dict[str, object] = {"table": ("embed_tokens.weight",), "position": RotaryPositions()}
+    return Family(name, model_types or (name,), **{**common, **changes})  # type: ignore[arg-type]
+
+
+def _rotary_only(*model_types: str, **facts: object) -> Family:
+    """Return a family of which only rotary positions are known; `facts` are fields of `RotaryPositions`."""
+    return Family(model_types[0], model_types, position=RotaryPositions(**facts), head=None)  # type: ignore[arg-type]
+
+
+_ENCODER_DECODER_TABLE = ("shared.weight", "encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
+_GEMMA_HEAD = HeadSpec(softcap="final_logit_softcapping", tied=True)
+
+FAMILIES: tuple[Family, ...] = (
+    Family(
+        "gpt2",
+        ("gpt2",),
+        table=("wte.weight",),
+        position=LearnedPositions(("wpe.weight",)),
+        recipe=("position", "types"),
+        types="table",
+        head=HeadSpec(tied=True),
+    ),
+    _bert(
+        "bert",
+        ("bert",),
+        head=_masked_head("predictions", "predictions.transform.dense", "predictions.transform.LayerNorm"),
+    ),
+    _bert(
+        "roberta",
+        ("roberta", "xlm-roberta"),
+        position=LearnedPositions(("embeddings.position_embeddings.weight",), offset="padding"),
+        numbering="ids",
+        head=_masked_head("lm_head", "lm_head.dense", "lm_head.layer_norm", "gelu"),
+    ),
+    _bert(
+        "albert",
+        ("albert",),
+        width=("embedding_size",),
+        recipe=("types", "position", "norm", "project"),
+        projection=_linear("embedding_hidden_mapping_in"),
+        head=_masked_head("predictions", "predictions.dense", "predictions.LayerNorm"),
+    ),
+    Family(
+        "opt",
+        ("opt",),
+        table=("decoder.embed_tokens.weight", "embed_tokens.weight"),
+        width=("word_embed_proj_dim", "hidden_size"),
+        position=LearnedPositions(("embed_positions.weight",), offset=2),
+        numbering="mask",
+        recipe=("project", "position"),
+        projection=LinearSpec(("project_in.weight",)),
+        head=HeadSpec(dense=LinearSpec(("project_out.weight",)), dense_optional=True, tied=True),
+    ),
+    Family(
+        "bloom",
+        ("bloom",),
+        table=("word_embeddings.weight",),
+        position=AlibiPositions(),
+        recipe=("norm",),
+        norm=_layer_norm("word_embeddings_layernorm", "layer_norm_epsilon", 1e-5),
+        head=HeadSpec(tied=True),
+    ),
+    Family("mpt", ("mpt",), table=("wte.weight",), position=AlibiPositions(), head=HeadSpec(tied=True)),
+    Family(
+        "t5",
+        ("t5",),
+        table=_ENCODER_DECODER_TABLE,
+        aliases=(("num_heads", "num_attention_heads"), ("num_layers", "num_hidden_layers")),
+        position=RelativePositions(
+            encoder=("encoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight",),
+            decoder=("decoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight",),
+        ),
+        head=HeadSpec(logit_scale="sqrt_dim_if_tied", tied="always"),
+    ),
+    Family(
+        "m2m_100",
+        ("m2m_100",),
+        table=_ENCODER_DECODER_TABLE,
+        scale="sqrt_dim_if_scale_embedding",
+        position=SinusoidalPositions(),
+        numbering="ids",
+        recipe=("position",),
+        head=HeadSpec(tied=True),
+    ),
+    _llama("llama", decoder=HUGGING_FACE_TENSORS),
+    _llama("mistral", decoder=HUGGING_FACE_TENSORS),
+    _llama("qwen2", tokenizer_rules=True),
+    _llama("qwen3"),
+    _llama("gemma", scale="sqrt_dim_rounded", head=HeadSpec(tied=True)),
+    _llama("gemma2", scale="sqrt_dim_rounded", head=_GEMMA_HEAD),
+    _llama(
+        "gemma3",
+        "gemma3",
+        "gemma3_text",
+        scale="sqrt_dim_rounded",
+        position=RotaryPositions(scales_full_attention_only=True),
+        head=_GEMMA_HEAD,
+        defaults=(
+            ("head_dim", 256),
+            ("rope_theta", 1_000_000.0),
+            ("rope_local_base_freq", 10_000.0),
+            ("sliding_window_pattern", 6),
+        ),
+    ),
+    Family(
+        "gpt_neox",
+        ("gpt_neox",),
+        ("embed_in.weight",),
+        position=RotaryPositions(default_share=0.25),
+        head=HeadSpec(("embed_out.weight", "lm_head.weight")),
+    ),
+    Family(
+        "gptj",
+        ("gptj",),
+        ("wte.weight",),
+        position=RotaryPositions(fixed_base=True, interleaved=True),
+        recipe=("types",),
+        types="table",
+        head=HeadSpec(bias=("lm_head.bias",)),
+    ),
+    _llama("phi", position=RotaryPositions(default_share=0.5), head=HeadSpec(bias=("lm_head.bias",))),
+    _llama("phi3", position=RotaryPositions(former_rope_types=(("yarn", "longrope"),))),
+    Family(
+        "falcon",
+        ("falcon",),
+        ("word_embeddings.weight",),
+        position=RotaryPositions(or_alibi=True),
+        head=HeadSpec(tied=True),
+    ),
+    _llama(
+        "cohere",
+        position=RotaryPositions(500_000.0, interleaved=True),
+        head=HeadSpec(logit_scale="logit_scale", tied=True),
+    ),
+    _llama("granite", scale="embedding_multiplier", head=HeadSpec(logit_scale="1/logits_scaling")),
+    Family("model2vec", ("model2vec",), ("embeddings",), head=None, folds_rows=True),
+    Family("static_embedding", ("StaticEmbedding",), ("embedding.weight", "embeddings"), head=None, folds_rows=True),
+    _rotary_only("codegen", fixed_base=True, interleaved=True),
+    _rotary_only("cohere2", "cohere2_moe", interleaved=True, without_positions="full_attention"),
+    _rotary_only("exaone4", without_positions="full_attention"),
+    _rotary_only("llama4", "llama4_text", interleaved=True, without_positions="listed"),
+    _rotary_only("smollm3", without_positions="listed"),
+    _rotary_only("gemma3n", "gemma3n_text", "t5gemma2", "olmo3", scales_full_attention_only=True),
+    _rotary_only("glm", "glm4", interleaved=True, default_share=0.5),
+    _rotary_only("ernie4_5", "ernie4_5_moe", "helium", "moonshine_streaming", "blt", interleaved=True),
+    _rotary_only("deepseek_v2", "deepseek_v3", "mistral4", "axk1", "youtu", interleaved=True),
+    _rotary_only("moonshine", interleaved=True, default_share=0.9),
+    _rotary_only("stablelm", "qwen3_next", "qwen3_5", "qwen3_5_moe", default_share=0.25),
+    _rotary_only("persimmon", "glm4_moe", "nemotron", "recurrent_gemma", default_share=0.5),
+    _rotary_only("nanochat", reversed=True),
+)
+"""The known families. model2vec and StaticEmbedding are tables without a model; the rotary-only families come last."""
+
+STATIC_EMBEDDING = "StaticEmbedding"
+"""The `model_type` that `load` uses for sentence-transformers' StaticEmbedding, which has no configuration."""
+
+UNKNOWN = Family(
+    "unknown",
+    (),
+    tuple(
+        f"{name}.weight"
+        for name in (
+            *("embed_tokens", "word_embeddings", "shared", "token_embedding", "token_embeddings", "wte"),
+            *("tok_embeddings", "embed_in", "embeddings", "embedding", "tok_emb"),
+        )
+    ),
+    head=HeadSpec(("lm_head.weight", "embed_out.weight", "output.weight", "proj_out.weight")),
+)
+"""Names of table and head in checkpoints of unknown families, most common name first."""
+
+
+def family_of(model_type: object) -> Family | None:
+    """Return the family that has this `model_type`, or `None` if no family has it."""
+    return next((family for family in FAMILIES if model_type in family.model_types), None)
+
+
+def rotary_facts(model_type: object) -> RotaryPositions:
+    """Return the rotary facts of the family with this `model_type`; the defaults if it is unknown or not rotary."""
+    family = family_of(model_type)
+    position = None if family is None else family.position
+    return position if isinstance(position, RotaryPositions) else RotaryPositions()

@@ -1,0 +1,167 @@
+"""An LM head with a transform before the output product, as BERT, ALBERT and OPT have it."""
+
+from collections.abc import Callable
+from typing import Annotated, TypedDict, Unpack
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from embedlayer.errors import CheckpointError
+from embedlayer.fields import Range, check_fields
+from embedlayer.files import JsonObject
+from embedlayer.layers.output import OutputHead
+from embedlayer.losses.linear_cross_entropy import LossOptions
+from embedlayer.pretrained import check_saved
+from embedlayer.tables.table import TokenTable
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "gelu": F.gelu,
+    "gelu_new": lambda x: F.gelu(x, approximate="tanh"),
+    "gelu_pytorch_tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "relu": F.relu,
+    "silu": F.silu,
+    "tanh": torch.tanh,
+}
+"""Activations of heads, by their names in the configurations of transformers."""
+
+
+class PredictionHead(nn.Module):
+    """LM head with a transform: `logits = output(norm(activation(dense(hidden))))`.
+
+    Args:
+        output: The product with the rows of the vocabulary, tied or untied.
+        dense: Projection from the width of the model, D, to the width of the rows, R.
+        activation: A key of `ACTIVATIONS`, or `None` for no activation.
+        norm: LayerNorm of width R, or `None` for none.
+
+    Raises:
+        CheckpointError: The activation is unknown.
+
+    Example:
+        >>> table = TokenEmbedding(100, 8)
+        >>> head = PredictionHead(OutputHead(table), dense=torch.nn.Linear(16, 8), activation="gelu")
+        >>> head(torch.randn(2, 5, 16)).shape
+        torch.Size([2, 5, 100])
+
+    Reference: transformers/models/bert/modeling_bert.py, `BertLMPredictionHead`.
+    """
+
+    def __init__(
+        self, output: OutputHead, *, dense: nn.Linear, activation: str | None = None, norm: nn.LayerNorm | None = None
+    ) -> None:
+        super().__init__()
+        if activation is not None and activation not in ACTIVATIONS:
+            raise CheckpointError(f"The activation {activation!r} is none of {', '.join(ACTIVATIONS)}.")
+        self.output = output
+        self.dense = dense
+        self.activation = activation
+        self.norm = norm
+
+    @property
+    def tied(self) -> bool:
+        """Return whether the head uses the rows of the table."""
+        return self.output.tied
+
+    @property
+    def weight(self) -> Tensor:
+        """Return the rows of the head, `(V, R)`."""
+        weight: Tensor = self.output.weight
+        return weight
+
+    @property
+    def config(self) -> JsonObject:
+        """Return the constructor's arguments as JSON, without the table of a tied head."""
+        return {
+            **self.output.config,
+            "dense": linear_config(self.dense),
+            "activation": self.activation,
+            "norm": layer_norm_config(self.norm),
+        }
+
+    def transform(self, hidden: Float[Tensor, "*batch D"]) -> Float[Tensor, "*batch R"]:
+        """Compute `norm(activation(dense(hidden)))`."""
+        projected = self.dense(hidden)
+        activated = projected if self.activation is None else ACTIVATIONS[self.activation](projected)
+        result: Tensor = activated if self.norm is None else self.norm(activated)
+        return result
+
+    def forward(self, hidden: Float[Tensor, "*batch D"]) -> Float[Tensor, "*batch V"]:
+        """Return the logits of every token, `(..., D)` to `(..., V)`."""
+        logits: Tensor = self.output(self.transform(hidden))
+        return logits
+
+    def loss(
+        self, hidden: Float[Tensor, "*batch D"], targets: Int[Tensor, "*batch"], **options: Unpack[LossOptions]
+    ) -> Float[Tensor, "*result"]:
+        """Return the cross entropy of `targets` under `softmax(head(hidden))`; see `OutputHead.loss`."""
+        return self.output.loss(self.transform(hidden), targets, **options)
+
+    def extra_repr(self) -> str:
+        """Return the activation, for `print`."""
+        return "" if self.activation is None else f"activation={self.activation}"
+
+
+Width = Annotated[int, Range(1, 1 << 24)]
+
+
+class LayerNormConfig(TypedDict):
+    """A LayerNorm in a saved configuration."""
+
+    width: Width
+    eps: float
+
+
+LinearConfig = TypedDict("LinearConfig", {"in": Width, "out": Width, "bias": bool})
+
+
+def layer_norm_config(norm: nn.LayerNorm | None) -> JsonObject | None:
+    """Return the sizes of a LayerNorm as JSON; `None` for `None`."""
+    return None if norm is None else {"width": norm.normalized_shape[0], "eps": norm.eps}
+
+
+def linear_config(linear: nn.Linear | None) -> JsonObject | None:
+    """Return the sizes of a projection as JSON; `None` for `None`."""
+    if linear is None:
+        return None
+    return {"in": linear.in_features, "out": linear.out_features, "bias": linear.bias is not None}
+
+
+def build_layer_norm(config: JsonObject | None) -> nn.LayerNorm | None:
+    """Build the LayerNorm that `layer_norm_config` described; `None` for `None`.
+
+    Raises:
+        CheckpointError: A field is missing or has another type.
+    """
+    if config is None:
+        return None
+    check_fields(config, LayerNormConfig, "The saved configuration of a LayerNorm")
+    return nn.LayerNorm(config["width"], eps=config["eps"])
+
+
+def build_linear(config: JsonObject | None) -> nn.Linear | None:
+    """Build the projection that `linear_config` described; `None` for `None`.
+
+    Raises:
+        CheckpointError: A field is missing or has another type.
+    """
+    if config is None:
+        return None
+    check_fields(config, LinearConfig, "The saved configuration of a projection")
+    return nn.Linear(config["in"], config["out"], bias=config["bias"])
+
+
+def build_head(config: JsonObject, table: TokenTable) -> OutputHead | PredictionHead:
+    """Build the head that `{"tied": head.tied, **head.config}` describes, tied to `table` if it was tied.
+
+    Raises:
+        CheckpointError: A field is missing or has another type.
+    """
+    options = dict(config)
+    tied, dense = options.pop("tied"), build_linear(options.pop("dense", None))
+    activation, norm = options.pop("activation", None), build_layer_norm(options.pop("norm", None))
+    check_saved(PredictionHead, {"activation": activation})
+    check_saved(OutputHead, options)
+    output = OutputHead(table if tied else None, **options)
+    return output if dense is None else PredictionHead(output, dense=dense, activation=activation, norm=norm)
