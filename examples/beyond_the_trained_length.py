@@ -34,7 +34,7 @@ TRAINED_SCHEMES: dict[str, Callable[[], el.Position]] = {
 
 def turning(length: int) -> float:
     """Share of the pairs that come round at least once in `length` positions."""
-    turns = el.RotaryEmbedding(HEAD).turns_at(0) * length >= 2**53
+    turns = el.RotaryEmbedding(HEAD).phase_increments_at(0) * length >= 2**53
     return turns.double().mean().item()
 
 
@@ -45,12 +45,16 @@ def growing(ratio: float) -> tuple[float, ...]:
 
 # what the trained rotary model is evaluated with, unchanged up to the trained length; `ratio` is length / 64
 SCALINGS: dict[str, Callable[[float], object]] = {
-    "`Linear(n / 64)`": el.Linear,
-    "`DynamicNTK(1, 64)`": lambda ratio: el.DynamicNTK(1.0, TRAINED),
-    "`Yarn(n / 64, 64)`": lambda ratio: el.Yarn(ratio, TRAINED),
-    "`LongRope`, divisors 1 to n / 64": lambda ratio: el.LongRope((1.0,) * (HEAD // 2), growing(ratio), TRAINED, ratio),
-    "`Llama3(n / 64, 64)`": lambda ratio: el.Llama3(ratio, TRAINED),
-    "`Proportional`, slow pairs stopped": lambda ratio: el.Proportional(turning(TRAINED) if ratio > 1 else 1.0),
+    "`LinearScaling(n / 64)`": el.LinearScaling,
+    "`DynamicNTKScaling(1, 64)`": lambda ratio: el.DynamicNTKScaling(1.0, TRAINED),
+    "`YarnScaling(n / 64, 64)`": lambda ratio: el.YarnScaling(ratio, TRAINED),
+    "`LongRopeScaling`, divisors 1 to n / 64": lambda ratio: el.LongRopeScaling(
+        (1.0,) * (HEAD // 2), growing(ratio), TRAINED, ratio
+    ),
+    "`Llama3Scaling(n / 64, 64)`": lambda ratio: el.Llama3Scaling(ratio, TRAINED),
+    "`ProportionalScaling`, slow pairs stopped": lambda ratio: el.ProportionalScaling(
+        turning(TRAINED) if ratio > 1 else 1.0
+    ),
 }
 
 

@@ -173,7 +173,7 @@ def health(
         table: A `TokenTable`, or a plain tensor `(V, D)`.
         tokenizer: Its tokenizer, for the kinds of tokens.
         before: The same table before training, for `never_touched`.
-        head: The rows of a free head `(V, E)`. Training pushes them where it does not push the table's, so
+        head: The rows of an untied head `(V, E)`. Training pushes them where it does not push the table's, so
             under-trained tokens are looked for among them.
 
     Raises:

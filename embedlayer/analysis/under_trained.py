@@ -13,7 +13,7 @@ table the untouched rows can have the highest of all), and no list of suspicious
    an earlier one holds rows that training has begun to pull out of it, and is none.
 
 It finds no rows that were never pushed at all: those of an untied input table keep the noise that they began with,
-which points nowhere. The rows of their free head are pushed; `health` looks at those, if it is given them.
+which points nowhere. The rows of their untied head are pushed; `health` looks at those, if it is given them.
 """
 
 import math

@@ -19,9 +19,9 @@ from embedlayer.checkpoints.writer import WriteReceipt, write_tensors
 from embedlayer.errors import CheckpointError, EmbedLayerError, EmbedLayerWarning, SizeError
 from embedlayer.fields import Range, check_fields
 from embedlayer.files import JsonObject
-from embedlayer.layers.in_place import Place
 from embedlayer.layers.input import sequence_of
 from embedlayer.layers.output import OutputHead
+from embedlayer.layers.peft import ChildReference
 from embedlayer.losses.linear_cross_entropy import LossOptions
 from embedlayer.positions.position import AttentionMask, Position, positions_of
 from embedlayer.pretrained import Pretrained, build, check_saved, describe
@@ -281,7 +281,7 @@ class EmbeddingLayer(Pretrained):
             (head.output, head, "output") if isinstance(head, TransformedHead) else (head, self, "head")
         )
         if output is not None and output.table is table:
-            output.follow_places([Place(self, "table")], Place(parent, name))
+            output.follow_references([ChildReference(self, "table")], ChildReference(parent, name))
         self.family = family
         self.recipe = tuple(recipe)
         self.numbering = numbering
@@ -496,7 +496,7 @@ class EmbeddingLayer(Pretrained):
             padding_idx=self.table.padding_idx,
             recipe=self.recipe,
             positions={"": _shown(self.position)} | {kind: _shown(position) for kind, position in self._others()},
-            head=None if self.head is None else "tied" if self.head.tied else "free",
+            head=None if self.head is None else "tied" if self.head.tied else "untied",
             logit_scale=None if output is None else output.logit_scale,
             softcap=None if output is None else output.softcap,
             tokenizer=self._tokenizer_rows(),

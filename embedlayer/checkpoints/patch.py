@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from embedlayer.errors import CheckpointError
-from embedlayer.layers.in_place import Place
 from embedlayer.layers.output import OutputHead
+from embedlayer.layers.peft import ChildReference
 from embedlayer.tables.dense import TokenEmbedding
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -225,11 +225,13 @@ def _head_like(old: nn.Linear) -> OutputHead:
 
 def _link_heads(model: nn.Module) -> None:
     """Let each head read the tables that have its weight through their places in the model."""
-    places = [(Place(parent, name), child) for parent in model.modules() for name, child in parent._modules.items()]
+    places = [
+        (ChildReference(parent, name), child) for parent in model.modules() for name, child in parent._modules.items()
+    ]
     tables = [place for place, child in places if isinstance(child, TokenEmbedding)]
     for place, child in places:
         if isinstance(child, OutputHead) and REPLACED in child.__dict__:
-            child.follow_places(tables, place)
+            child.follow_references(tables, place)
 
 
 def _resized(model: Any, *arguments: Any, **options: Any) -> nn.Module:

@@ -64,7 +64,7 @@ def with_table(model: Model, table: TokenTable | nn.Embedding) -> Model:
     """The same model around another table of its width: all other parts are shared, a tied head is tied to `table`.
 
     Raises:
-        SizeError: The table has another width, or the model a free head for another vocabulary.
+        SizeError: The table has another width, or the model an untied head for another vocabulary.
     """
     table = as_table(table)
     if table.embed_dim != model.table.embed_dim:

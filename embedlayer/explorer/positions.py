@@ -130,14 +130,14 @@ def _distinct(rows: Float[Tensor, "T D"]) -> JsonObject:
 def _rotary(position: RotaryEmbedding) -> JsonObject:
     """Frequencies in radians per position: those of the trained length, where they depend on the length."""
     scaling = position.scaling
-    turns = position.turns_at(0).double() * (2 * torch.pi / 2**53)
+    turns = position.phase_increments_at(0).double() * (2 * torch.pi / 2**53)
     return {
         "kind": "rotary",
         "head_dim": position.head_dim,
         "rotary_dim": position.rotary_dim,
         "base": position.base,
         "interleaved": position.interleaved,
-        "magnitude": position.magnitude,
+        "magnitude": position.attention_scaling,
         "scaling": None if scaling is None else str(scaling),
         "varies": scaling is not None and scaling.limit is not None,
         "frequencies": turns.tolist(),

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from embedlayer.bounds import as_ids
 from embedlayer.errors import ShapeError, SizeError
 from embedlayer.files import JsonObject
-from embedlayer.layers.one_pass import gather_scale_add, scale_add_drop
+from embedlayer.layers.fused_embedding import gather_scale_add, scale_add_drop
 from embedlayer.overrides import has_hooks, is_current, is_unchanged
 from embedlayer.positions.alibi import AlibiBias
 from embedlayer.positions.learned import LearnedPositionalEmbedding
@@ -166,9 +166,9 @@ class TransformerEmbedding(Pretrained):
         super().__setattr__(name, value)
 
     @property
-    def token_embedding(self) -> "UnscaledRows":
+    def token_embedding(self) -> "UnscaledLookup":
         """The look-up without the scale: `layer(ids)` is `dropout(token_embedding(ids) * scale + position vectors)`."""
-        return UnscaledRows(self.table)
+        return UnscaledLookup(self.table)
 
     @property
     def position_embedding(self) -> Position:
@@ -232,7 +232,7 @@ class TransformerEmbedding(Pretrained):
         self.position.check()
 
 
-class UnscaledRows:
+class UnscaledLookup:
     """A table whose calls leave the scale out: `rows(ids)` is `table.look_up(ids)`; all else is the table's.
 
     Example:
@@ -261,7 +261,7 @@ class UnscaledRows:
         return getattr(self.table, name)
 
     def __repr__(self) -> str:
-        return f"UnscaledRows({self.table!r})"
+        return f"UnscaledLookup({self.table!r})"
 
 
 class GPTEmbedding(Pretrained):

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from embedlayer.errors import CheckpointError, SizeError
 from embedlayer.files import JsonObject
-from embedlayer.layers.in_place import AdaptedRows, Found, Place, adds_them_itself, looked_up, together, weight_of
+from embedlayer.layers.peft import AdaptedRows, ChildReference, Found, adds_them_itself, looked_up, together, weight_of
 from embedlayer.losses.linear_cross_entropy import (
     LogitOptions,
     LossOptions,
@@ -40,8 +40,8 @@ class OutputHead(Pretrained, nn.Linear):
         softcap: `softcap * tanh(logits / softcap)`; `None` for none.
         logit_scale: Factor on the products.
         mask_padding: Make the logit of the padding token -inf.
-        padding_idx: Padding token of a free head; a tied head takes its table's.
-        init_std: Standard deviation of a free head's normal initialisation.
+        padding_idx: Padding token of an untied head; a tied head takes its table's.
+        init_std: Standard deviation of an untied head's normal initialisation.
         device: Where to put the rows of an untied head, and the bias.
         dtype: In which type.
 
@@ -57,7 +57,7 @@ class OutputHead(Pretrained, nn.Linear):
         >>> head(table(torch.tensor([[1, 2, 3]]))).shape
         torch.Size([1, 3, 100])
         >>> OutputHead(8, 100)
-        OutputHead(8, 100, free)
+        OutputHead(8, 100, untied)
 
     Reference: Press and Wolf, Using the output embedding to improve language models, 2017.
     """
@@ -134,9 +134,9 @@ class OutputHead(Pretrained, nn.Linear):
             >>> model.head.tied
             True
         """
-        return self.follow_places([Place(parent, table)], Place(parent, head))
+        return self.follow_references([ChildReference(parent, table)], ChildReference(parent, head))
 
-    def follow_places(self, tables: list[Place], head: Place) -> "OutputHead":
+    def follow_references(self, tables: list[ChildReference], head: ChildReference) -> "OutputHead":
         """Read the rows through any of these places, which share one weight; see `follow`."""
         self.__dict__["table_places"], self.__dict__["head_place"] = tables, head
         self.__dict__["adapted_rows"] = AdaptedRows(self._adapted_table)
@@ -175,7 +175,7 @@ class OutputHead(Pretrained, nn.Linear):
 
     def _found(self) -> list[Found]:
         """Return what is looked up in the places of the table; with a weight of one's own, where it is that weight."""
-        places: list[Place] = self.__dict__.get("table_places", [])
+        places: list[ChildReference] = self.__dict__.get("table_places", [])
         found = [looked_up(place.module, place.name) for place in places if place.module is not None]
         if self.__dict__.get("table") is not None:
             return found
@@ -326,7 +326,7 @@ class OutputHead(Pretrained, nn.Linear):
 
     def extra_repr(self) -> str:
         """Sizes and options, for `print`."""
-        parts = [f"{self.in_features}, {self.out_features}", "tied" if self.tied else "free"]
+        parts = [f"{self.in_features}, {self.out_features}", "tied" if self.tied else "untied"]
         parts += [f"softcap={self.softcap:g}"] if self.softcap is not None else []
         parts += [f"logit_scale={self.logit_scale:g}"] if self.logit_scale != 1.0 else []
         return ", ".join(parts)

@@ -7,7 +7,7 @@ from torch import Tensor
 from embedlayer.errors import ShapeError
 from embedlayer.positions.position import AttentionMask, Position, positions_of
 from embedlayer.positions.rotary import RotaryEmbedding
-from embedlayer.positions.rotary_scaling import DynamicNTK, LongRope
+from embedlayer.positions.rotary_scaling import DynamicNTKScaling, LongRopeScaling
 from embedlayer.shapes import Positions
 
 
@@ -32,7 +32,7 @@ class KeyValueCache:
 
     Start with an empty one and hand the same one to every call of a `DecoderLM`: each call reads the tokens that are
     new, sees the remembered ones, and remembers what it read. Keys are kept rotated. Where their angles depend on the
-    length too (`DynamicNTK`, `LongRope`), they are turned on when it grows past the trained one. What later blocks
+    length too (`DynamicNTKScaling`, `LongRopeScaling`), they are turned on when it grows past the trained one. What later blocks
     remember still comes from attention by the earlier angles, so logits then differ from reading everything anew; with
     a position made by `RotaryEmbedding.at_length` they do not.
 
@@ -96,7 +96,7 @@ class KeyValueCache:
     def follow(self, position: Position, positions: Int[Tensor, "B T"]) -> None:
         """Turn the remembered keys as sequences that reach `positions` ask, where angles depend on the length."""
         scaling = position.scaling if isinstance(position, RotaryEmbedding) else None
-        if not isinstance(scaling, DynamicNTK | LongRope) or scaling.length is not None:
+        if not isinstance(scaling, DynamicNTKScaling | LongRopeScaling) or scaling.length is not None:
             return
         assert isinstance(position, RotaryEmbedding)
         before, self.length = self.length, max(self.length, int(positions.max()) + 1)

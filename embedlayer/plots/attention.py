@@ -24,7 +24,7 @@ from embedlayer.plots.style import (
     point_colours,
 )
 from embedlayer.positions.position import Position
-from embedlayer.positions.rotary import TURN, RotaryEmbedding
+from embedlayer.positions.rotary import UNITS_PER_ROTATION, RotaryEmbedding
 
 if TYPE_CHECKING:
     import matplotlib.axes
@@ -180,14 +180,16 @@ def rotary_angles(
         raise SizeError(f"Choose 1 to 6 of the {turning} pairs (0..{turning - 1}), not {list(pairs)}.")
     places = torch.arange(length, device=_device(position))
     cos, sin = position.cos_sin(places)
-    steps = position.turns_at(length).double() / TURN
-    radius = 1.25 * position.magnitude
+    steps = position.phase_increments_at(length).double() / UNITS_PER_ROTATION
+    radius = 1.25 * position.attention_scaling
     with new_figure(7.2, 0.8 + 6.6 / max(4, len(pairs))) as figure:
         entitle(figure, title)
         clocks = panels(figure, 1, len(pairs))[0]
         for axes, pair in zip(clocks, pairs, strict=True):
             around = torch.linspace(0, 2 * math.pi, 181)
-            axes.plot(*(numbers(position.magnitude * wave) for wave in (around.cos(), around.sin())), color=GRID)
+            axes.plot(
+                *(numbers(position.attention_scaling * wave) for wave in (around.cos(), around.sin())), color=GRID
+            )
             x, y = numbers(cos[:, pair]), numbers(sin[:, pair])
             shades = point_colours()([place / max(1, length - 1) for place in range(length)])
             for place in range(length):

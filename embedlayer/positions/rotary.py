@@ -11,31 +11,37 @@ from torch import Tensor
 from embedlayer.derived import Derived
 from embedlayer.errors import ShapeError, SizeError
 from embedlayer.files import JsonObject
+from embedlayer.positions.apply_rotary import fused_apply_rotary
 from embedlayer.positions.position import Position
 from embedlayer.positions.rotary_config import has_layer_types, layer_types, read_rotary, rotated_layers
-from embedlayer.positions.rotary_scaling import DynamicNTK, Length, LongRope, RotaryScaling, rotary_frequencies
-from embedlayer.positions.turn import turn
+from embedlayer.positions.rotary_scaling import (
+    DynamicNTKScaling,
+    Length,
+    LongRopeScaling,
+    RotaryScaling,
+    rotary_frequencies,
+)
 from embedlayer.pretrained import describe
 from embedlayer.shapes import Positions
 
-TURN = 2**53
+UNITS_PER_ROTATION = 2**53
 
 
-def turns(frequencies: Float[Tensor, " half"]) -> Int[Tensor, " half"]:
+def to_phase_increments(frequencies: Float[Tensor, " half"]) -> Int[Tensor, " half"]:
     """Frequencies as whole numbers of 2^-53 turns per position.
 
     A position times such a number, modulo one turn, is an exact angle: integers neither round at position 100,000 nor
     change under `.to(torch.bfloat16)`, and every device has them.
     """
-    return (frequencies.double() / (2 * math.pi) * TURN).round().long()
+    return (frequencies.double() / (2 * math.pi) * UNITS_PER_ROTATION).round().long()
 
 
-def rotary_angles(positions: Positions, turns_per_position: Int[Tensor, " half"]) -> Float[Tensor, "*rows T half"]:
+def rotary_angles(positions: Positions, phase_increments: Int[Tensor, " half"]) -> Float[Tensor, "*rows T half"]:
     """`positions * frequencies` in radians, modulo one turn, from -pi to pi, in float32."""
-    half_a_turn = TURN // 2  # around 0, where float32 is finest
-    phase = ((positions.long().unsqueeze(-1) * turns_per_position + half_a_turn) & (TURN - 1)) - half_a_turn
+    half_a_turn = UNITS_PER_ROTATION // 2  # around 0, where float32 is finest
+    phase = ((positions.long().unsqueeze(-1) * phase_increments + half_a_turn) & (UNITS_PER_ROTATION - 1)) - half_a_turn
     wide = torch.float32 if phase.device.type == "mps" else torch.float64  # so that one rounding remains
-    return (phase.to(wide) * (2 * math.pi / TURN)).float()
+    return (phase.to(wide) * (2 * math.pi / UNITS_PER_ROTATION)).float()
 
 
 class RotaryEmbedding(Position, Derived):
@@ -46,8 +52,8 @@ class RotaryEmbedding(Position, Derived):
     Args:
         head_dim: Width of a head, K.
         base: The slowest pair needs 2 pi base^(1 - 2 / rotary_dim) positions for a turn.
-        scaling: How the frequencies are changed for sequences longer than trained: `Linear`, `DynamicNTK`, `Yarn`,
-            `LongRope`, `Llama3`, `Proportional`, or `None`.
+        scaling: How the frequencies are changed for sequences longer than trained: `LinearScaling`, `DynamicNTKScaling`, `YarnScaling`,
+            `LongRopeScaling`, `Llama3Scaling`, `ProportionalScaling`, or `None`.
         interleaved: Pairs are channels (2i, 2i + 1) as in GPT-J and Meta's LLaMA, not (i, i + K/2) as in GPT-NeoX and
             transformers' LLaMA; `permute_qk` turns projection weights of the one kind into the other.
         rotary_dim: How many channels of a head turn, all if `None`; the rest pass through (GPT-NeoX, Phi).
@@ -56,16 +62,16 @@ class RotaryEmbedding(Position, Derived):
         SizeError: `rotary_dim` is odd or exceeds the head, the base is not positive, or the scaling does not fit.
 
     Example:
-        >>> position = RotaryEmbedding(64, scaling=Yarn(factor=4.0, original_max_seq_len=2048))
+        >>> position = RotaryEmbedding(64, scaling=YarnScaling(factor=4.0, original_max_seq_len=2048))
         >>> q, k = position.rotate(torch.randn(1, 8, 5, 64), torch.randn(1, 2, 5, 64), torch.arange(5))
 
     Reference: Su et al., RoFormer, 2021. We differ: angles are taken modulo one turn in integers, so they are exact at
-    any position and in any dtype of the model. Frequencies that depend on the length (`DynamicNTK`, `LongRope`) follow
+    any position and in any dtype of the model. Frequencies that depend on the length (`DynamicNTKScaling`, `LongRopeScaling`) follow
     the length rule of `embedlayer.positions.rotary_scaling`, which remembers nothing between calls.
     """
 
-    turns_per_position: Int[Tensor, " half"]
-    regimes: Float[Tensor, "regimes half"]
+    phase_increments: Int[Tensor, " half"]
+    frequency_sets: Float[Tensor, "frequency_sets half"]
 
     def __init__(
         self,
@@ -120,7 +126,7 @@ class RotaryEmbedding(Position, Derived):
         Example:
             >>> config = {"head_dim": 64, "rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 1e4}}
             >>> RotaryEmbedding.from_config(config).scaling
-            Linear(factor=4.0)
+            LinearScaling(factor=4.0)
 
         Reference: transformers/modeling_rope_utils.py. We differ: it warns about unknown keys, and fills in
         `rope_theta` and `original_max_position_embeddings` where they are missing.
@@ -147,23 +153,23 @@ class RotaryEmbedding(Position, Derived):
         }
 
     @property
-    def magnitude(self) -> float:
+    def attention_scaling(self) -> float:
         """The attention factor: what cosines and sines are multiplied by."""
-        return 1.0 if self.scaling is None else self.scaling.magnitude
+        return 1.0 if self.scaling is None else self.scaling.attention_scaling
 
     def derived(self) -> dict[str, Tensor]:
         """The frequencies as turns, and where they depend on the length, the float64 numbers they are made from."""
         if self.scaling is None:
-            return {"turns_per_position": turns(rotary_frequencies(self.rotary_dim, self.base))}
-        regimes = self.scaling.regimes(self.rotary_dim, self.base)
-        tensors = {"turns_per_position": turns(self.scaling.choose(regimes, 0))}
-        return tensors if self.scaling.limit is None else {**tensors, "regimes": regimes}
+            return {"phase_increments": to_phase_increments(rotary_frequencies(self.rotary_dim, self.base))}
+        frequency_sets = self.scaling.frequency_sets(self.rotary_dim, self.base)
+        tensors = {"phase_increments": to_phase_increments(self.scaling.choose(frequency_sets, 0))}
+        return tensors if self.scaling.limit is None else {**tensors, "frequency_sets": frequency_sets}
 
-    def turns_at(self, length: Length) -> Int[Tensor, " half"]:
+    def phase_increments_at(self, length: Length) -> Int[Tensor, " half"]:
         """The frequencies of sequences of `length`, as whole numbers of 2^-53 turns per position."""
         if self.scaling is None or self.scaling.limit is None:
-            return self.turns_per_position
-        return turns(self.scaling.choose(self.regimes, length))
+            return self.phase_increments
+        return to_phase_increments(self.scaling.choose(self.frequency_sets, length))
 
     def cos_sin(
         self, positions: Positions, length: Length | None = None
@@ -175,12 +181,16 @@ class RotaryEmbedding(Position, Derived):
             length: Sequence length that chooses the frequencies; by default that of the scaling, or the longest
                 position here plus one.
         """
-        angles = rotary_angles(positions, self.turns_at(self._length(positions) if length is None else length))
+        angles = rotary_angles(
+            positions, self.phase_increments_at(self._length(positions) if length is None else length)
+        )
         cos, sin = angles.cos(), angles.sin()
-        return (cos, sin) if self.magnitude == 1 else (cos * self.magnitude, sin * self.magnitude)
+        return (
+            (cos, sin) if self.attention_scaling == 1 else (cos * self.attention_scaling, sin * self.attention_scaling)
+        )
 
     def _length(self, positions: Positions) -> Length:
-        if not isinstance(self.scaling, DynamicNTK | LongRope):
+        if not isinstance(self.scaling, DynamicNTKScaling | LongRopeScaling):
             return 0
         if self.scaling.length is not None or positions.numel() == 0:
             return self.scaling.length or 0
@@ -201,8 +211,8 @@ class RotaryEmbedding(Position, Derived):
             )
         cos, sin = (table.unsqueeze(-3) for table in self.cos_sin(positions))
         return (
-            turn(q, cos, sin, interleaved=self.interleaved),
-            turn(k, cos, sin, interleaved=self.interleaved),
+            fused_apply_rotary(q, cos, sin, interleaved=self.interleaved),
+            fused_apply_rotary(k, cos, sin, interleaved=self.interleaved),
         )
 
     def rerotate(
@@ -220,13 +230,13 @@ class RotaryEmbedding(Position, Derived):
             to_length: The same of the queries that will meet them.
 
         Example:
-            >>> position = RotaryEmbedding(8, scaling=DynamicNTK(factor=2.0, original_max_seq_len=4))
+            >>> position = RotaryEmbedding(8, scaling=DynamicNTKScaling(factor=2.0, original_max_seq_len=4))
             >>> keys = position.rotate(torch.ones(1, 1, 4, 8), torch.ones(1, 1, 4, 8), torch.arange(4))[1]
             >>> keys = position.rerotate(keys, torch.arange(4), from_length=4, to_length=5)
         """
-        difference = self.turns_at(to_length) - self.turns_at(from_length)
+        difference = self.phase_increments_at(to_length) - self.phase_increments_at(from_length)
         angles = rotary_angles(positions, difference).unsqueeze(-3)
-        return turn(cached_keys, angles.cos(), angles.sin(), interleaved=self.interleaved)
+        return fused_apply_rotary(cached_keys, angles.cos(), angles.sin(), interleaved=self.interleaved)
 
     def at_length(self, length: int) -> "RotaryEmbedding":
         """These positions with the frequencies of `length` in every call, so that a cache stays valid up to there.
@@ -234,12 +244,12 @@ class RotaryEmbedding(Position, Derived):
         For schemes that do not depend on the length: the same frequencies as before.
         """
         scaling = self.scaling
-        if isinstance(scaling, DynamicNTK | LongRope):
+        if isinstance(scaling, DynamicNTKScaling | LongRopeScaling):
             scaling = replace(scaling, length=length)
         pinned = RotaryEmbedding(
             self.head_dim, self.base, scaling=scaling, interleaved=self.interleaved, rotary_dim=self.rotary_dim
         )
-        pinned.derive(self.turns_per_position.device)
+        pinned.derive(self.phase_increments.device)
         return pinned
 
     def extra_repr(self) -> str:

@@ -13,13 +13,13 @@ from typing import Any
 from embedlayer.errors import CheckpointError
 from embedlayer.files import JsonObject
 from embedlayer.positions.rotary_scaling import (
-    DynamicNTK,
-    Linear,
-    Llama3,
-    LongRope,
-    Proportional,
+    DynamicNTKScaling,
+    LinearScaling,
+    Llama3Scaling,
+    LongRopeScaling,
+    ProportionalScaling,
     RotaryScaling,
-    Yarn,
+    YarnScaling,
 )
 
 SLIDING, FULL = "sliding_attention", "full_attention"
@@ -323,15 +323,15 @@ def _scaling(kind: str, config: JsonObject, parameters: Mapping[str, Any], share
     if kind == "default":
         return None
     if kind == "linear":
-        return Linear(_required(numbers, "factor", kind))
+        return LinearScaling(_required(numbers, "factor", kind))
     if kind == "proportional":
-        return Proportional(share, **numbers)
+        return ProportionalScaling(share, **numbers)
     if kind == "dynamic":
-        return DynamicNTK(_required(numbers, "factor", kind), _longest(config, "dynamic"))
+        return DynamicNTKScaling(_required(numbers, "factor", kind), _longest(config, "dynamic"))
     numbers.pop("original_max_position_embeddings", None)
     length = _original_length(config, parameters, kind)
     if kind == "llama3":
-        return Llama3(
+        return Llama3Scaling(
             _required(numbers, "factor", kind), length, numbers["low_freq_factor"], numbers["high_freq_factor"]
         )
     if "factor" not in numbers:  # DeepSeek's yarn says null, Phi-3's longrope nothing: the ratio of lengths
@@ -340,9 +340,9 @@ def _scaling(kind: str, config: JsonObject, parameters: Mapping[str, Any], share
         truncate = given.get("truncate", True)
         if not isinstance(truncate, bool):
             raise CheckpointError(f"truncate must be true or false, not {truncate!r}.")
-        return Yarn(original_max_seq_len=length, truncate=truncate, **numbers)
+        return YarnScaling(original_max_seq_len=length, truncate=truncate, **numbers)
     divisors = {key: tuple(_number(value, key) for value in given.get(key, ())) for key in LISTS}
-    return LongRope(original_max_seq_len=length, **divisors, **numbers)  # type: ignore[arg-type]
+    return LongRopeScaling(original_max_seq_len=length, **divisors, **numbers)  # type: ignore[arg-type]
 
 
 def _original_length(config: JsonObject, parameters: Mapping[str, Any], kind: str) -> int:

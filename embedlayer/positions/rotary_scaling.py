@@ -1,11 +1,11 @@
 """How rotary frequencies are changed for sequences longer than those trained on.
 
 A scheme is a frozen dataclass that gives the frequencies of all pairs, in float64, and the factor on their cosines and
-sines. Most are the same at every length. Two are not: `DynamicNTK` and `LongRope` follow one rule, stated here once.
+sines. Most are the same at every length. Two are not: `DynamicNTKScaling` and `LongRopeScaling` follow one rule, stated here once.
 
 The length rule: let `n` be `length`, or where that is `None` the longest position of the call plus one. Frequencies
-are a function of `n` alone, never of earlier calls; up to `original_max_seq_len` they are constant. Past it `LongRope`
-has a second constant set and `DynamicNTK` another set for every `n`. Queries and keys must be turned by the same
+are a function of `n` alone, never of earlier calls; up to `original_max_seq_len` they are constant. Past it `LongRopeScaling`
+has a second constant set and `DynamicNTKScaling` another set for every `n`. Queries and keys must be turned by the same
 frequencies, so a cache of turned keys is valid as long as `n` stays within one such regime. When it leaves, either turn
 the cache by `RotaryEmbedding.rerotate`, or avoid the change beforehand: `RotaryEmbedding.at_length(prompt + new)`.
 """
@@ -42,7 +42,7 @@ class RotaryScaling(Described, ABC):
         return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
 
     @property
-    def magnitude(self) -> float:
+    def attention_scaling(self) -> float:
         """The attention factor: what cosines and sines are multiplied by, so that scores grow by its square."""
         return 1.0
 
@@ -52,24 +52,24 @@ class RotaryScaling(Described, ABC):
         return None
 
     @abstractmethod
-    def regimes(self, rotary_dim: int, base: float) -> Float[Tensor, "regimes half"]:
+    def frequency_sets(self, rotary_dim: int, base: float) -> Float[Tensor, "frequency_sets half"]:
         """The sets of frequencies from which `choose` makes those of a length: radians per position, float64.
 
         Raises:
             SizeError: The scheme does not fit these sizes.
         """
 
-    def choose(self, regimes: Float[Tensor, "regimes half"], length: Length) -> Float[Tensor, " half"]:
+    def choose(self, frequency_sets: Float[Tensor, "frequency_sets half"], length: Length) -> Float[Tensor, " half"]:
         """The frequencies of sequences of `length`."""
-        return regimes[0]
+        return frequency_sets[0]
 
     def frequencies(self, rotary_dim: int, base: float = 10000.0, length: Length = 0) -> Float[Tensor, " half"]:
         """Radians per position of each pair in sequences of `length`, in float64."""
-        return self.choose(self.regimes(rotary_dim, base), length)
+        return self.choose(self.frequency_sets(rotary_dim, base), length)
 
 
 @dataclass(frozen=True)
-class Linear(RotaryScaling):
+class LinearScaling(RotaryScaling):
     """Position interpolation: every frequency divided by `factor`.
 
     Args:
@@ -87,13 +87,13 @@ class Linear(RotaryScaling):
     def __post_init__(self) -> None:
         _positive(self, "factor")
 
-    def regimes(self, rotary_dim: int, base: float) -> Float[Tensor, "1 half"]:
+    def frequency_sets(self, rotary_dim: int, base: float) -> Float[Tensor, "1 half"]:
         """`base^(-2i / d) / factor`."""
         return rotary_frequencies(rotary_dim, base).unsqueeze(0) / self.factor
 
 
 @dataclass(frozen=True)
-class DynamicNTK(RotaryScaling):
+class DynamicNTKScaling(RotaryScaling):
     """Dynamic NTK: past the trained length L, the base grows with the length n.
 
     `base(n) = base * (factor * n / L - (factor - 1))^(d / (d - 2))` for n > L, and `base` up to L.
@@ -123,24 +123,26 @@ class DynamicNTK(RotaryScaling):
         """The trained length."""
         return self.original_max_seq_len
 
-    def regimes(self, rotary_dim: int, base: float) -> Float[Tensor, "1 half"]:
+    def frequency_sets(self, rotary_dim: int, base: float) -> Float[Tensor, "1 half"]:
         """The frequencies up to the trained length."""
         if rotary_dim == 2:
             raise SizeError(
-                "DynamicNTK needs a rotary_dim of at least 4: its exponent is rotary_dim / (rotary_dim - 2)."
+                "DynamicNTKScaling needs a rotary_dim of at least 4: its exponent is rotary_dim / (rotary_dim - 2)."
             )
         return rotary_frequencies(rotary_dim, base).unsqueeze(0)
 
-    def choose(self, regimes: Float[Tensor, "1 half"], length: Length) -> Float[Tensor, " half"]:
+    def choose(self, frequency_sets: Float[Tensor, "1 half"], length: Length) -> Float[Tensor, " half"]:
         """`base(n)^(-2i / d)`, which is `base^(-2i / d) * growth^(-2i / (d - 2))`."""
-        n = torch.as_tensor(length, device=regimes.device).clamp_min(self.original_max_seq_len).double()
+        n = torch.as_tensor(length, device=frequency_sets.device).clamp_min(self.original_max_seq_len).double()
         growth = self.factor * n / self.original_max_seq_len - (self.factor - 1)
-        half = regimes.shape[-1]
-        return regimes[0] * growth ** -(torch.arange(half, dtype=torch.float64, device=regimes.device) / (half - 1))
+        half = frequency_sets.shape[-1]
+        return frequency_sets[0] * growth ** -(
+            torch.arange(half, dtype=torch.float64, device=frequency_sets.device) / (half - 1)
+        )
 
 
 @dataclass(frozen=True)
-class Yarn(RotaryScaling):
+class YarnScaling(RotaryScaling):
     """YaRN: fast pairs keep their frequency, slow ones are divided by `factor`, those between are blended.
 
     Pair i keeps the share `1 - clamp((i - low) / (high - low), 0, 1)` of its own frequency, where `low` and `high` are
@@ -178,24 +180,24 @@ class Yarn(RotaryScaling):
         _at_least_one(self, "factor", "original_max_seq_len")
         _positive(self, "beta_fast", "beta_slow", "attention_factor")
         if self.beta_fast < self.beta_slow:
-            raise SizeError(f"Yarn: beta_fast {self.beta_fast} must be at least beta_slow {self.beta_slow}.")
+            raise SizeError(f"YarnScaling: beta_fast {self.beta_fast} must be at least beta_slow {self.beta_slow}.")
 
     @property
-    def magnitude(self) -> float:
+    def attention_scaling(self) -> float:
         """`0.1 ln(factor) + 1`, the ratio of two such numbers, or what was given."""
         if self.attention_factor is not None:
             return self.attention_factor
         if self.mscale and self.mscale_all_dim:
-            return self._magnitude(self.mscale) / self._magnitude(self.mscale_all_dim)
-        return self._magnitude(1.0)
+            return self._scaling_of(self.mscale) / self._scaling_of(self.mscale_all_dim)
+        return self._scaling_of(1.0)
 
-    def _magnitude(self, scale: float) -> float:
+    def _scaling_of(self, scale: float) -> float:
         return 0.1 * scale * math.log(self.factor) + 1.0
 
-    def regimes(self, rotary_dim: int, base: float) -> Float[Tensor, "1 half"]:
+    def frequency_sets(self, rotary_dim: int, base: float) -> Float[Tensor, "1 half"]:
         """Each pair's own frequency and the interpolated one, blended."""
         if base <= 1:
-            raise SizeError(f"Yarn needs a base above 1, not {base}: it divides by its logarithm.")
+            raise SizeError(f"YarnScaling needs a base above 1, not {base}: it divides by its logarithm.")
         low, high = (
             rotary_dim * math.log(self.original_max_seq_len / (turns * 2 * math.pi)) / (2 * math.log(base))
             for turns in (self.beta_fast, self.beta_slow)
@@ -210,7 +212,7 @@ class Yarn(RotaryScaling):
 
 
 @dataclass(frozen=True)
-class LongRope(RotaryScaling):
+class LongRopeScaling(RotaryScaling):
     """LongRoPE: frequency i divided by `short_factor[i]` up to the trained length L, by `long_factor[i]` past it.
 
     The magnitude is `sqrt(1 + ln(factor) / ln(L))`, or 1 for a factor up to 1, on both sides of L.
@@ -242,14 +244,16 @@ class LongRope(RotaryScaling):
             divisors = tuple(getattr(self, name))
             object.__setattr__(self, name, divisors)  # from JSON they come as lists
             if not all(divisor > 0 for divisor in divisors):
-                raise SizeError(f"LongRope: the divisors in {name} must be positive, not {divisors}.")
+                raise SizeError(f"LongRopeScaling: the divisors in {name} must be positive, not {divisors}.")
         _positive(self, "factor", "attention_factor")
         _at_least_one(self, "original_max_seq_len", "length")
         if self.attention_factor is None and self.factor > 1 and self.original_max_seq_len < 2:
-            raise SizeError("LongRope: original_max_seq_len must be at least 2: the formula divides by its logarithm.")
+            raise SizeError(
+                "LongRopeScaling: original_max_seq_len must be at least 2: the formula divides by its logarithm."
+            )
 
     @property
-    def magnitude(self) -> float:
+    def attention_scaling(self) -> float:
         """`sqrt(1 + ln(factor) / ln(L))`, or what was given."""
         if self.attention_factor is not None:
             return self.attention_factor
@@ -262,26 +266,26 @@ class LongRope(RotaryScaling):
         """The trained length."""
         return self.original_max_seq_len
 
-    def regimes(self, rotary_dim: int, base: float) -> Float[Tensor, "2 half"]:
+    def frequency_sets(self, rotary_dim: int, base: float) -> Float[Tensor, "2 half"]:
         """The frequencies up to the trained length, and past it."""
         counts = (len(self.short_factor), len(self.long_factor))
         if counts != (rotary_dim // 2,) * 2:
             raise SizeError(
-                f"LongRope: short_factor and long_factor have {counts[0]} and {counts[1]} divisors, "
+                f"LongRopeScaling: short_factor and long_factor have {counts[0]} and {counts[1]} divisors, "
                 f"but rotary_dim {rotary_dim} has {rotary_dim // 2} pairs."
             )
         return rotary_frequencies(rotary_dim, base) / torch.tensor(
             [self.short_factor, self.long_factor], dtype=torch.float64
         )
 
-    def choose(self, regimes: Float[Tensor, "2 half"], length: Length) -> Float[Tensor, " half"]:
+    def choose(self, frequency_sets: Float[Tensor, "2 half"], length: Length) -> Float[Tensor, " half"]:
         """The second set past the trained length."""
-        is_long = torch.as_tensor(length, device=regimes.device) > self.original_max_seq_len
-        return torch.where(is_long, regimes[1], regimes[0])
+        is_long = torch.as_tensor(length, device=frequency_sets.device) > self.original_max_seq_len
+        return torch.where(is_long, frequency_sets[1], frequency_sets[0])
 
 
 @dataclass(frozen=True)
-class Llama3(RotaryScaling):
+class Llama3Scaling(RotaryScaling):
     """LLaMA 3.1: pairs with waves past `L / low_freq_factor` positions are divided by `factor`, short waves are left
     alone, and those between are blended by how often they turn over the trained length L.
 
@@ -307,11 +311,11 @@ class Llama3(RotaryScaling):
         _at_least_one(self, "original_max_seq_len")
         if self.high_freq_factor <= self.low_freq_factor:
             raise SizeError(
-                f"Llama3: high_freq_factor {self.high_freq_factor} must be above "
+                f"Llama3Scaling: high_freq_factor {self.high_freq_factor} must be above "
                 f"low_freq_factor {self.low_freq_factor}."
             )
 
-    def regimes(self, rotary_dim: int, base: float) -> Float[Tensor, "1 half"]:
+    def frequency_sets(self, rotary_dim: int, base: float) -> Float[Tensor, "1 half"]:
         """`own * s + own / factor * (1 - s)` with `s = clamp((turns - low) / (high - low), 0, 1)`."""
         own = rotary_frequencies(rotary_dim, base)
         turns = own * self.original_max_seq_len / (2 * math.pi)
@@ -320,8 +324,8 @@ class Llama3(RotaryScaling):
 
 
 @dataclass(frozen=True)
-class Proportional(RotaryScaling):
-    """Proportional: the first `proportion` of the pairs turn by `base^(-2i / d) / factor`, the others not at all.
+class ProportionalScaling(RotaryScaling):
+    """ProportionalScaling: the first `proportion` of the pairs turn by `base^(-2i / d) / factor`, the others not at all.
 
     Unlike a smaller `rotary_dim`, the exponents stay those of the whole head, and pairs span it: in the half-split
     layout pair i is channels `(i, i + d/2)`.
@@ -342,9 +346,9 @@ class Proportional(RotaryScaling):
     def __post_init__(self) -> None:
         _positive(self, "factor")
         if not 0 <= self.proportion <= 1:
-            raise SizeError(f"Proportional: proportion must be from 0 to 1, not {self.proportion}.")
+            raise SizeError(f"ProportionalScaling: proportion must be from 0 to 1, not {self.proportion}.")
 
-    def regimes(self, rotary_dim: int, base: float) -> Float[Tensor, "1 half"]:
+    def frequency_sets(self, rotary_dim: int, base: float) -> Float[Tensor, "1 half"]:
         """Frequencies, then zeros."""
         turning = int(self.proportion * rotary_dim // 2)
         own = rotary_frequencies(rotary_dim, base) / self.factor

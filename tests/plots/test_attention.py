@@ -87,7 +87,7 @@ def test_angles_are_the_librarys_and_the_turns_are_counted():
     assert figure.axes[1].get_xlabel() == "a turn in\n628 positions"
 
 
-@pytest.mark.parametrize("position", [el.RotaryEmbedding(2), el.RotaryEmbedding(8, scaling=el.Yarn(4.0, 64))])
+@pytest.mark.parametrize("position", [el.RotaryEmbedding(2), el.RotaryEmbedding(8, scaling=el.YarnScaling(4.0, 64))])
 def test_one_pair_one_position_and_scaled_angles_are_figures(position):
     drawn(plots.rotary_angles(position, length=1))
 

@@ -20,7 +20,7 @@ from embedlayer.tables.delta import DeltaEmbedding
 from embedlayer.tables.table import TokenTable
 
 
-class Place:
+class ChildReference:
     """A child of a module by its name, whatever module that is at the moment.
 
     A copy of the whole model refers to the copied parent; a copy of the head alone refers to none.
@@ -39,8 +39,8 @@ class Place:
         """The child, or `None` if the parent has none of this name."""
         return None if self.parent is None else self.parent._modules.get(self.name)
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> "Place":
-        return Place(memo.get(id(self.parent)), self.name)
+    def __deepcopy__(self, memo: dict[int, Any]) -> "ChildReference":
+        return ChildReference(memo.get(id(self.parent)), self.name)
 
 
 class LowRank(NamedTuple):
@@ -150,7 +150,7 @@ def together(found: list[Found]) -> Found:
     return first
 
 
-def adds_them_itself(head: nn.Linear, place: Place, adapters: tuple[Adapter, ...]) -> bool:
+def adds_them_itself(head: nn.Linear, place: ChildReference, adapters: tuple[Adapter, ...]) -> bool:
     """Return whether the module that PEFT put on a tied head adds the table's adapters (`ensure_weight_tying=True`).
 
     Raises:

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from benchmarks.harness import Case, Row, time_alternately
 from embedlayer.layers.input import TransformerEmbedding
+from embedlayer.positions.apply_rotary import fused_apply_rotary
 from embedlayer.positions.rotary import RotaryEmbedding
-from embedlayer.positions.turn import turn
 from embedlayer.tables.dense import TokenEmbedding
 
 GPT2 = {"vocab_size": 50_257, "embed_dim": 768, "batch": 8, "length": 1024}
@@ -111,12 +111,17 @@ def rotary_rows() -> list[Row]:
 
     setting = "LLaMA-2 7B: q and k of (1, 32, 1024, 128)"
     half_split = {
-        "embedlayer": no_grad(lambda: (turn(q, cos, sin), turn(k, cos, sin))),
+        "embedlayer": no_grad(lambda: (fused_apply_rotary(q, cos, sin), fused_apply_rotary(k, cos, sin))),
         "transformers": no_grad(lambda: of_llama(q, k, whole_cos, whole_sin)),
         "a copy alone": no_grad(lambda: (q.clone(), k.clone())),
     }
     interleaved = {
-        "embedlayer": no_grad(lambda: (turn(q, cos, sin, interleaved=True), turn(k, cos, sin, interleaved=True))),
+        "embedlayer": no_grad(
+            lambda: (
+                fused_apply_rotary(q, cos, sin, interleaved=True),
+                fused_apply_rotary(k, cos, sin, interleaved=True),
+            )
+        ),
         "transformers": no_grad(
             lambda: (of_gptj(theirs_q, sin[None], cos[None]), of_gptj(theirs_k, sin[None], cos[None]))
         ),
