@@ -1,7 +1,7 @@
 """The small decoder that the layer is trained inside: pre-norm blocks for any table, any position and any head."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, Unpack
 
 import torch
@@ -11,8 +11,9 @@ from torch import Tensor, nn
 
 from embedlayer.errors import CheckpointError, SizeError
 from embedlayer.files import JsonObject
-from embedlayer.layers.input import PositionName, as_position, embed, sequence_of
+from embedlayer.layers.input import PositionName, as_position, embed, sequence_of, trace_embed
 from embedlayer.layers.output import OutputHead
+from embedlayer.layers.steps import TracedStep
 from embedlayer.losses.linear_cross_entropy import LossOptions
 from embedlayer.models.cache import BlockCache, KeyValueCache
 from embedlayer.models.config import ModelConfig
@@ -304,6 +305,18 @@ class DecoderLM(Pretrained):
             x = block(x, self.position, positions, scores, None if cache is None else cache.block(number))
         normalised: Tensor = self.norm(x)
         return normalised
+
+    def trace(
+        self,
+        ids: IdsLike | None = None,
+        *,
+        inputs_embeds: Float[Tensor, "*batch T D"] | None = None,
+        positions: Positions | None = None,
+        attention_mask: AttentionMask | None = None,
+    ) -> Iterator[TracedStep]:
+        """Yield the vectors after each step of the input embedding, as `TransformerEmbedding.trace` does."""
+        parts = (self.table, self.position, positions, attention_mask)
+        return trace_embed(ids, *parts, inputs_embeds=inputs_embeds, dropout=self.dropout)
 
     def get_input_embeddings(self) -> nn.Module:
         """Return the table, or what PEFT has put in its place."""

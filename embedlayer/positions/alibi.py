@@ -8,7 +8,6 @@ from torch import Tensor
 
 from embedlayer.derived import Derived
 from embedlayer.errors import SizeError
-from embedlayer.files import JsonObject
 from embedlayer.positions.position import Position
 
 ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
@@ -63,11 +62,6 @@ class AlibiBias(Position, Derived):
         self.max_bias = max_bias
         self.scale = scale
         self.derive()
-
-    @property
-    def config(self) -> JsonObject:
-        """The constructor's arguments."""
-        return {"num_heads": self.num_heads, "max_bias": self.max_bias, "scale": self.scale}
 
     def derived(self) -> dict[str, Tensor]:
         """The slopes, times the scale."""

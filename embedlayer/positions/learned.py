@@ -9,7 +9,6 @@ from torch import Tensor, nn
 
 from embedlayer.bounds import Bounds
 from embedlayer.errors import SizeError
-from embedlayer.files import JsonObject
 from embedlayer.normal import draw_
 from embedlayer.positions.position import AdditivePosition
 from embedlayer.shapes import Positions
@@ -65,16 +64,6 @@ class LearnedPositionalEmbedding(AdditivePosition, nn.Embedding):
     def embed_dim(self) -> int:
         """Width of a row, D."""
         return self.embedding_dim
-
-    @property
-    def config(self) -> JsonObject:
-        """The constructor's arguments."""
-        return {
-            "max_seq_len": self.max_seq_len,
-            "embed_dim": self.embed_dim,
-            "offset": self.offset,
-            "init_std": self.init_std,
-        }
 
     def reset_parameters(self) -> None:
         """Draw the rows from N(0, init_std^2)."""

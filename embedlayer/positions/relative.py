@@ -9,7 +9,6 @@ from torch import Tensor, nn
 
 from embedlayer.derived import Derived
 from embedlayer.errors import SizeError
-from embedlayer.files import JsonObject
 from embedlayer.normal import draw_
 from embedlayer.positions.position import Position
 
@@ -80,17 +79,6 @@ class RelativePositionBias(Position, Derived):
         self.weight = nn.Parameter(torch.empty(num_buckets, num_heads))
         self.reset_parameters()
         self.derive()
-
-    @property
-    def config(self) -> JsonObject:
-        """The constructor's arguments."""
-        return {
-            "num_heads": self.num_heads,
-            "num_buckets": self.num_buckets,
-            "max_distance": self.max_distance,
-            "bidirectional": self.bidirectional,
-            "init_std": self.init_std,
-        }
 
     def reset_parameters(self) -> None:
         """Draw the biases from N(0, init_std^2)."""

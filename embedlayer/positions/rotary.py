@@ -21,7 +21,6 @@ from embedlayer.positions.rotary_scaling import (
     RotaryScaling,
     rotary_frequencies,
 )
-from embedlayer.pretrained import describe
 from embedlayer.shapes import Positions
 
 UNITS_PER_ROTATION = 2**53
@@ -140,17 +139,6 @@ class RotaryEmbedding(Position, Derived):
     def from_description(cls, arguments: JsonObject) -> "RotaryEmbedding":
         """One's own `config`, whatever its keys."""
         return super().from_config(arguments)
-
-    @property
-    def config(self) -> JsonObject:
-        """The constructor's arguments."""
-        return {
-            "head_dim": self.head_dim,
-            "base": self.base,
-            "scaling": None if self.scaling is None else describe(self.scaling),
-            "interleaved": self.interleaved,
-            "rotary_dim": self.rotary_dim,
-        }
 
     @property
     def attention_scaling(self) -> float:

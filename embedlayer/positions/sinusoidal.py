@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from embedlayer.bounds import Bounds
 from embedlayer.derived import Derived
 from embedlayer.errors import SizeError
-from embedlayer.files import JsonObject
 from embedlayer.positions.position import AdditivePosition
 from embedlayer.shapes import Positions
 
@@ -126,20 +125,6 @@ class SinusoidalPositionalEmbedding(AdditivePosition, Derived):
         self.reset_parameters()
         self.bounds = Bounds(max_seq_len, "position", offset=offset)
         self.derive()
-
-    @property
-    def config(self) -> JsonObject:
-        """The constructor's arguments."""
-        return {
-            "max_seq_len": self.max_seq_len,
-            "embed_dim": self.embed_dim,
-            "base": self.base,
-            "layout": self.layout,
-            "endpoint": self.endpoint,
-            "offset": self.offset,
-            "padding_idx": self.padding_idx,
-            "init_scale": self.init_scale,
-        }
 
     def reset_parameters(self) -> None:
         """Set a learned factor to its start."""

@@ -15,6 +15,7 @@ from embedlayer import (
     TokenIdError,
     TransformerEmbedding,
 )
+from embedlayer.layers import fused_embedding
 from embedlayer.layers.fused_embedding import gather_scale_add, plain_scale_add_drop, scale_add_drop
 
 
