@@ -22,7 +22,7 @@ from embedlayer.files import JsonObject
 from embedlayer.layers.input import sequence_of
 from embedlayer.layers.output import OutputHead
 from embedlayer.layers.peft import ChildReference
-from embedlayer.layers.steps import EmbeddingStep, TokenBatch, TracedStep, run_steps, trace_steps
+from embedlayer.layers.steps import EmbeddingStep, StepName, TokenBatch, TracedStep, run_steps, trace_steps
 from embedlayer.losses.linear_cross_entropy import LossOptions
 from embedlayer.positions.position import AttentionMask, Position, positions_of
 from embedlayer.pretrained import Pretrained, build, check_saved, describe
@@ -464,17 +464,20 @@ class EmbeddingLayer(Pretrained):
         ids = sequence_of(ids, None, self.table)
         if token_type_ids is None and self.types is not None:
             token_type_ids = torch.zeros_like(ids)
-        modules = {
+        modules: dict[Step, tuple[StepName, nn.Module | None]] = {
             "types": ("token_types", self.table if self.types is None else self.types),
             "position": ("positions", self.position),
             "norm": ("norm", self.norm),
             "project": ("projection", self.projection),
         }
-        steps = [EmbeddingStep("look_up", self.table), *(EmbeddingStep(*modules[step]) for step in self.recipe)]
-        positions = self._positions(ids, attention_mask) if positions is None else positions
+        steps = [EmbeddingStep("look_up", self.table)]
+        for name, module in (modules[step] for step in self.recipe):
+            assert module is not None  # the constructor checks the recipe
+            steps.append(EmbeddingStep(name, module))
+        positions = self.default_positions(ids, attention_mask) if positions is None else positions
         return steps, TokenBatch(ids, positions, token_type_ids)
 
-    def _positions(self, ids: Ids, attention_mask: AttentionMask | None) -> Positions:
+    def default_positions(self, ids: Ids, attention_mask: AttentionMask | None = None) -> Positions:
         """Return positions by the family's numbering, from 0; -1 for padding where padding is not counted."""
         if self.numbering == "ids":
             assert self.padding_id is not None

@@ -52,9 +52,9 @@ def _show(step: "Step", names: list[str]) -> None:
     elif step.name == "gradient":
         for row in step.facts["rows"]:
             click.echo(f"    {row['text']:<16} norm {row['norm']:8.4f}")
-    elif step.made is not None:
+    elif step.vectors is not None:
         width = min(16, max(len(name) for name in names))
-        for name, row in zip(names, step.made, strict=True):
+        for name, row in zip(names, step.vectors, strict=True):
             numbers = " ".join(f"{number:8.4f}" for number in row[:SHOWN_NUMBERS].tolist())
             click.echo(f"    {name:<{width}} {numbers}{' ...' if len(row) > SHOWN_NUMBERS else ''}")
 
@@ -72,10 +72,10 @@ def _as_json(walked: "Pipeline") -> dict[str, Any]:
         "pieces": [token.piece for token in walked.tokens],
         "ids": [token.id for token in walked.tokens],
         "table": [walked.vocab_size, walked.embed_dim],
-        "rows": rows.made,
+        "rows": rows.vectors,
         "scale": scale.facts["factor"] if scale.facts["scaled"] else None,
         "position": positions.facts["scheme"],
-        "added": positions.made,
+        "added": positions.vectors,
         "shape": list(vectors.shape),
         "vectors": vectors,
         "likeliest": None if head is None else head.facts["likeliest"],

@@ -2,8 +2,8 @@
 
 As separate operations, `dropout(scale * x + positions)` reads and writes all vectors four times, and dropout spends
 most of the time on one random number for each element. Here each block of vectors fits the CPU cache and is scaled,
-added to and masked in place. Dropout draws 16 random bits for each element, so its probability is rounded to a multiple of
-1/65536. The mask is not stored: the backward pass draws it again from the saved state of the generator.
+added to and masked in place. Dropout draws 16 random bits for each element, so its probability is rounded to a
+multiple of 1/65536. The mask is not stored: the backward pass draws it again from the saved state of the generator.
 """
 
 import math

@@ -1,9 +1,9 @@
-"""What a tied head reads where PEFT has put a module in the place of its table.
+"""Tied heads of models that PEFT changes.
 
-PEFT replaces the table inside its parent, `parent.table = lora.Embedding(base_layer=table)`; a head that refers to the
-table does not notice. So a head also refers to the place, a parent and a name, and reads what the module there looks
-up: the table, the copy of it that is trained, or the table with low-rank or replaced rows. Any other module is refused.
-PEFT is not imported: its modules are known by their attributes.
+PEFT replaces the table inside its parent, `parent.table = lora.Embedding(base_layer=table)`. A reference to the table
+would not see this. So a tied head refers to the parent and the name of the child, and reads the rows that the module
+found there looks up: the table, its trained copy, or the table with LoRA or trained tokens. Any other module is an
+error. PEFT is not imported; its modules are recognised by their attributes.
 """
 
 from collections.abc import Callable, Iterator
@@ -21,13 +21,13 @@ from embedlayer.tables.table import TokenTable
 
 
 class ChildReference:
-    """A child of a module by its name, whatever module that is at the moment.
+    """A reference to a child of a module by its name, which may become another module later.
 
-    A copy of the whole model refers to the copied parent; a copy of the head alone refers to none.
+    `copy.deepcopy` of the whole model refers to the copied parent; a copy of the head alone has no parent.
 
     Args:
-        parent: The module that has the child.
-        name: The child's name there.
+        parent: The module that has the child, or `None`.
+        name: Name of the child in the parent.
     """
 
     def __init__(self, parent: nn.Module | None, name: str) -> None:
@@ -36,40 +36,40 @@ class ChildReference:
 
     @property
     def module(self) -> nn.Module | None:
-        """The child, or `None` if the parent has none of this name."""
+        """The child; `None` if there is no parent or no child of this name."""
         return None if self.parent is None else self.parent._modules.get(self.name)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "ChildReference":
         return ChildReference(memo.get(id(self.parent)), self.name)
 
 
-class LowRank(NamedTuple):
-    """LoRA on a table: `rows + A^T B^T * scaling`."""
+class LoraAdapter(NamedTuple):
+    """LoRA on a table: `rows + Aᵀ Bᵀ * scaling`."""
 
     a: Float[Tensor, "R V"]
     b: Float[Tensor, "D R"]
     scaling: float
 
 
-class Replaced(NamedTuple):
-    """Rows of some tokens in the place of the table's."""
+class TrainableTokens(NamedTuple):
+    """Trained rows of some tokens, which replace those of the table."""
 
     token_ids: list[int]
     values: Float[Tensor, "N D"]
 
 
-Adapter = LowRank | Replaced
+Adapter = LoraAdapter | TrainableTokens
 
 
-class Found(NamedTuple):
-    """What a module looks up: the rows of `table`, changed by `adapters` in turn."""
+class AdaptedTable(NamedTuple):
+    """The rows of `table`, changed by each of `adapters` in order."""
 
     table: nn.Module
     adapters: tuple[Adapter, ...] = ()
 
 
-def weight_of(found: Found) -> Tensor | None:
-    """Return the parameter that stores the rows, below those of a `DeltaEmbedding`."""
+def weight_of(found: AdaptedTable) -> Tensor | None:
+    """Return the weight of the table, for a `DeltaEmbedding` that of its base; `None` for tables without a weight."""
     table: Any = found.table
     while isinstance(table, DeltaEmbedding):
         table = table.base
@@ -77,140 +77,141 @@ def weight_of(found: Found) -> Tensor | None:
     return weight
 
 
-def looked_up(module: nn.Module, name: str) -> Found:
-    """Return the table and the adapters whose rows a module in a table's place looks up.
+def resolve_table(module: nn.Module, name: str) -> AdaptedTable:
+    """Return the table and the active adapters behind a module that looks up rows.
 
     Args:
-        module: A table, or what PEFT put in its place.
-        name: Of the place, for the message.
+        module: A table, or the module by which PEFT replaced it.
+        name: Name of the module in its parent, for the error.
 
     Raises:
-        CheckpointError: It is a module whose rows are not known here.
+        CheckpointError: The module is of an unknown class.
     """
     here: Any = module
     if isinstance(module, TokenTable | nn.Embedding | nn.Linear):
-        return Found(module)
+        return AdaptedTable(module)
     if hasattr(module, "modules_to_save") and hasattr(module, "original_module"):
         active = [] if here.disable_adapters else here.active_adapters
-        chosen = [each for each in active if each in here.modules_to_save]
-        return looked_up(here.modules_to_save[chosen[0]] if chosen else here.original_module, name)
+        trained = [each for each in active if each in here.modules_to_save]
+        return resolve_table(here.modules_to_save[trained[0]] if trained else here.original_module, name)
     if hasattr(module, "token_adapter"):
-        return looked_up(here.token_adapter, name)
+        return resolve_table(here.token_adapter, name)
     if not hasattr(module, "base_layer"):
         raise CheckpointError(
             f"A tied head reads the table through the module {name!r} of its model, and there is a "
-            f"{type(module).__name__} now, which is no table. Give the model an untied head."
+            f"{type(module).__name__} now, which is no table. Use an untied head: OutputHead(embed_dim, vocab_size)."
         )
-    base = looked_up(here.base_layer, name)
+    base = resolve_table(here.base_layer, name)
     if here.disable_adapters or here.merged:
         return base
-    return Found(base.table, (*base.adapters, *_active(here, name)))
+    return AdaptedTable(base.table, (*base.adapters, *_active_adapters(here, name)))
 
 
-def _active(wrapper: Any, name: str) -> Iterator[Adapter]:
-    """Yield the active adapters of one module of PEFT's.
+def _active_adapters(wrapper: Any, name: str) -> Iterator[Adapter]:
+    """Yield the active adapters of one PEFT module.
 
     Raises:
-        CheckpointError: They are of another kind than LoRA and trainable tokens, or a variant of LoRA (DoRA).
+        CheckpointError: An adapter is neither LoRA nor trainable tokens, or is a variant of LoRA (DoRA).
     """
     low_rank, replaced = (hasattr(wrapper, kind) for kind in ("lora_embedding_A", "trainable_tokens_delta"))
     if not low_rank and not replaced:
         raise CheckpointError(
-            f"{type(wrapper).__module__}.{type(wrapper).__name__} on {name!r} cannot be followed by the head that is "
-            f"tied to it: its rows are not known here. Use LoRA, trainable_token_indices or modules_to_save, leave "
-            f"{name!r} out, or give the model an untied head."
+            f"{type(wrapper).__module__}.{type(wrapper).__name__} on {name!r} is unknown, so the tied head cannot read "
+            f"its rows. Use LoRA, trainable_token_indices or modules_to_save, leave {name!r} out, or use an untied "
+            f"head."
         )
     for adapter in wrapper.active_adapters:
         if low_rank and adapter in getattr(wrapper, "lora_variant", ()):
             raise CheckpointError(
-                f"The adapter {adapter} is a variant of LoRA on {name!r} that a tied head cannot follow."
+                f"The adapter {adapter} is a variant of LoRA on {name!r} that a tied head cannot read."
             )
         if low_rank and adapter in wrapper.lora_embedding_A:
-            yield LowRank(
+            yield LoraAdapter(
                 wrapper.lora_embedding_A[adapter], wrapper.lora_embedding_B[adapter], float(wrapper.scaling[adapter])
             )
         if replaced and adapter in wrapper.trainable_tokens_delta:
-            yield Replaced(list(wrapper.token_indices[adapter]), wrapper.trainable_tokens_delta[adapter])
+            yield TrainableTokens(list(wrapper.token_indices[adapter]), wrapper.trainable_tokens_delta[adapter])
 
 
-def together(found: list[Found]) -> Found:
-    """Return what several look-ups that share one weight have in common.
+def require_same_adapters(tables: list[AdaptedTable]) -> AdaptedTable:
+    """Return the first of several tables that share one weight, after a check that all have the same adapters.
 
     Raises:
-        CheckpointError: PEFT has put adapters on some of them, or different ones.
+        CheckpointError: Their adapters differ.
     """
-    first = found[0]
-    for other in found[1:]:
+    first = tables[0]
+    for other in tables[1:]:
         if list(map(_parameters_of, other.adapters)) != list(map(_parameters_of, first.adapters)):
             raise CheckpointError(
-                f"{len(found)} look-ups and the head of this model share one weight, and PEFT has put adapters on some "
-                f"of the look-ups: merged they would change all. Leave the look-ups out of PEFT's configuration, or "
-                f"give each a weight of its own."
+                f"{len(tables)} tables and the head of this model share one weight, and PEFT has put adapters on some "
+                f"of the tables: merging would change all. Leave the tables out of PEFT's configuration, or give each "
+                f"its own weight."
             )
     return first
 
 
-def adds_them_itself(head: nn.Linear, place: ChildReference, adapters: tuple[Adapter, ...]) -> bool:
-    """Return whether the module that PEFT put on a tied head adds the table's adapters (`ensure_weight_tying=True`).
+def head_applies_adapters(head: nn.Linear, reference: ChildReference, adapters: tuple[Adapter, ...]) -> bool:
+    """Return whether PEFT's module on a tied head adds the adapters of the table (`ensure_weight_tying=True`).
 
     Raises:
-        CheckpointError: It adds others, which merging would write into the table.
+        CheckpointError: The module adds other adapters, which merging would write into the table.
     """
-    wrapper: Any = place.module
+    wrapper: Any = reference.module
     if wrapper is None or wrapper is head or not hasattr(wrapper, "base_layer"):
         return False
     if wrapper.disable_adapters or wrapper.merged:
         return False
     active = [each for each in wrapper.active_adapters if each in getattr(wrapper, "lora_A", ())]
-    shared = {each.b.data_ptr() for each in adapters if isinstance(each, LowRank)}
+    shared = {each.b.data_ptr() for each in adapters if isinstance(each, LoraAdapter)}
     if active and all(wrapper.lora_A[each].weight.data_ptr() in shared for each in active):
         return True
     raise CheckpointError(
-        f"PEFT has put {type(wrapper).__module__}.{type(wrapper).__name__} on the head {place.name!r}, which is tied "
-        f"to the table: active it changes the logits alone, merged the look-ups too. Leave the head out with "
-        f"exclude_modules=[{place.name!r}] and target the table, which adapts both; or give the model an untied head."
+        f"PEFT has put {type(wrapper).__module__}.{type(wrapper).__name__} on the head {reference.name!r}, which "
+        f"is tied to the table: active it changes only the logits, merged it changes the look-ups too. Leave the head "
+        f"out with exclude_modules=[{reference.name!r}] and target the table, which adapts both; or use an untied head."
     )
 
 
 def _parameters_of(adapter: Adapter) -> list[int]:
-    return [part.data_ptr() for part in adapter if isinstance(part, Tensor)]
+    """Return the memory addresses of the tensors of an adapter."""
+    return [tensor.data_ptr() for tensor in adapter if isinstance(tensor, Tensor)]
 
 
-def changed_rows(adapter: Adapter, rows: Tensor, start: int, stop: int) -> Tensor:
-    """Return rows `start` to `stop - 1` as an adapter changes them."""
-    if isinstance(adapter, LowRank):
+def adapt_rows(adapter: Adapter, rows: Tensor, start: int, stop: int) -> Tensor:
+    """Return rows `start .. stop - 1` with an adapter applied."""
+    if isinstance(adapter, LoraAdapter):
         return rows + (adapter.a[:, start:stop].T @ adapter.b.T * adapter.scaling).to(rows.dtype)
-    index, values = _between(adapter, start, stop)
+    index, values = _trained_between(adapter, start, stop)
     return rows.index_copy(0, index, values.to(rows.dtype))
 
 
-def changed_products(adapter: Adapter, products: Tensor, hidden: Tensor, start: int, stop: int) -> Tensor:
-    """Return `hidden @ rows.T` for rows that an adapter changes: two narrow products are added, or columns replaced."""
-    if isinstance(adapter, LowRank):
+def adapt_products(adapter: Adapter, products: Tensor, hidden: Tensor, start: int, stop: int) -> Tensor:
+    """Apply an adapter to `hidden @ rows.T`: add two narrow products, or replace columns."""
+    if isinstance(adapter, LoraAdapter):
         narrow = hidden.to(adapter.b.dtype) @ adapter.b * adapter.scaling
         return products + (narrow @ adapter.a[:, start:stop]).to(products.dtype)
-    index, values = _between(adapter, start, stop)
+    index, values = _trained_between(adapter, start, stop)
     return products.index_copy(-1, index, F.linear(hidden, values.to(hidden.dtype)).to(products.dtype))
 
 
-def _between(adapter: Replaced, start: int, stop: int) -> tuple[Tensor, Tensor]:
-    """Return where the replaced rows are among `start .. stop - 1`, and their values."""
+def _trained_between(adapter: TrainableTokens, start: int, stop: int) -> tuple[Tensor, Tensor]:
+    """Return the indices of the trained tokens among `start .. stop - 1`, relative to `start`, and their rows."""
     chosen = [number for number, token in enumerate(adapter.token_ids) if start <= token < stop]
     index = [adapter.token_ids[number] - start for number in chosen]
     return torch.tensor(index, dtype=torch.long, device=adapter.values.device), adapter.values[chosen]
 
 
 class AdaptedRows(TokenTable):
-    """The rows of a table as adapters change them at the moment, to be read by a head. It owns nothing.
+    """The rows of a table with the adapters that are active now, for a tied head. It has no parameters.
 
     Args:
-        adapted_table: Returns the table and its adapters.
+        adapted_table: Function that returns the table and its adapters.
     """
 
     padding_idx = None
     scale = None
 
-    def __init__(self, adapted_table: Callable[[], Found]) -> None:
+    def __init__(self, adapted_table: Callable[[], AdaptedTable]) -> None:
         super().__init__()
         self.adapted_table = adapted_table
 
@@ -221,12 +222,12 @@ class AdaptedRows(TokenTable):
 
     @property
     def vocab_size(self) -> int:  # type: ignore[override]
-        """Tokens, V."""
+        """Number of tokens, V."""
         return self.table.vocab_size
 
     @property
     def num_rows(self) -> int:  # type: ignore[override]
-        """Rows of the table, the spare ones among them."""
+        """Number of rows of the table, spare rows included."""
         return self.table.num_rows
 
     @property
@@ -235,26 +236,26 @@ class AdaptedRows(TokenTable):
         return self.table.embed_dim
 
     def look_up(self, ids: Ids) -> Vectors:
-        """Return the rows of `ids`, adapters included."""
+        """Return the rows of `ids` with adapters applied."""
         return F.embedding(ids, self.rows(0, self.num_rows))
 
     def rows(self, start: int, stop: int) -> Float[Tensor, "N D"]:
-        """Rows `start` to `stop - 1`, adapters included."""
+        """Return rows `start .. stop - 1` with adapters applied."""
         rows = self.table.rows(start, stop)
         for adapter in self.adapted_table().adapters:
-            rows = changed_rows(adapter, rows, start, stop)
+            rows = adapt_rows(adapter, rows, start, stop)
         return rows
 
     def products(
         self, hidden: Float[Tensor, "*batch D"], start: int = 0, stop: int | None = None
     ) -> Float[Tensor, "*batch N"]:
-        """`hidden @ rows(start, stop).T`, without the rows."""
+        """Compute `hidden @ rows(start, stop).T` without building the rows."""
         stop = self.vocab_size if stop is None else stop
         products = self.table.products(hidden, start, stop)
         for adapter in self.adapted_table().adapters:
-            products = changed_products(adapter, products, hidden, start, stop)
+            products = adapt_products(adapter, products, hidden, start, stop)
         return products
 
     def check(self) -> None:
-        """Let the table do that."""
+        """Wait for the device and raise the error of a bad ID that the table looked up since the last check."""
         self.table.check()

@@ -24,7 +24,7 @@ from embedlayer.plots.style import (
     point_colours,
 )
 from embedlayer.positions.position import Position
-from embedlayer.positions.rotary import UNITS_PER_ROTATION, RotaryEmbedding
+from embedlayer.positions.rotary import RotaryEmbedding
 
 if TYPE_CHECKING:
     import matplotlib.axes
@@ -180,7 +180,7 @@ def rotary_angles(
         raise SizeError(f"Choose 1 to 6 of the {turning} pairs (0..{turning - 1}), not {list(pairs)}.")
     places = torch.arange(length, device=_device(position))
     cos, sin = position.cos_sin(places)
-    steps = position.phase_increments_at(length).double() / UNITS_PER_ROTATION
+    frequencies = position.frequencies(length)
     radius = 1.25 * position.attention_scaling
     with new_figure(7.2, 0.8 + 6.6 / max(4, len(pairs))) as figure:
         entitle(figure, title)
@@ -197,8 +197,8 @@ def rotary_angles(
             dots = axes.scatter(x, y, c=range(length), cmap=point_colours(), s=22, linewidths=0, zorder=3)
             axes.set(xlim=(-radius, radius), ylim=(-radius, radius), xticks=[], yticks=[], aspect="equal")
             axes.set_title(f"pair {pair}", fontweight="normal", fontsize=10, loc="center", pad=2)
-            turn = float(1 / steps[pair]) if steps[pair] else math.inf
-            axes.set_xlabel(f"a turn in\n{_count(turn)} positions", fontsize=8.5)
+            period = 2 * math.pi / float(frequencies[pair]) if frequencies[pair] else math.inf
+            axes.set_xlabel(f"one rotation in\n{_count(period)} positions", fontsize=8.5)
             for spine in axes.spines.values():
                 spine.set_visible(False)
         bar = colorbar(figure, dots, list(clocks), label="position")

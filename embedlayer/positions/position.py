@@ -1,8 +1,8 @@
 """The interface of position schemes, and the positions of tokens.
 
-A scheme is applied at one of three points: added to the input, rotating queries and keys, or as an attention bias. Every
-scheme is a `Position` and overrides one of three neutral hooks; attention calls all three for any scheme. The caller
-passes the positions, so offsets, cached decoding, left padding and packed documents need no code in a scheme.
+A scheme is applied at one of three points: added to the input, rotating queries and keys, or as an attention bias.
+Every scheme is a `Position` and overrides one of three neutral hooks; attention calls all three for any scheme. The
+caller passes the positions, so offsets, cached decoding, left padding and packed documents need no code in a scheme.
 """
 
 import inspect

@@ -53,7 +53,7 @@ def test_the_steps_end_where_the_models_own_way_in_ends(model, words):
     walked = pipeline(model, words, TEXT)
     expected = embed(ids_of(walked)[None], model.table, model.position)[0]
     torch.testing.assert_close(walked.vectors, expected)
-    assert walked.step("rows").made.equal(model.table.weight[ids_of(walked)])
+    assert walked.step("rows").vectors.equal(model.table.weight[ids_of(walked)])
     names = [step.name for step in walked.steps]
     assert names[:4] == ["one_hot", "rows", "scale", "positions"]
     assert names[-2:] == ["head", "gradient"]
@@ -307,7 +307,7 @@ def test_the_number_under_the_pointer_and_the_keys_is_the_tables(source, serve, 
     canvas = page.locator(".heat-canvas").first
     canvas.wait_for()
     walked = pipeline(source.model, source.tokenizer, TEXT)
-    rows = walked.step("rows").made
+    rows = walked.step("rows").vectors
     box = canvas.bounding_box()
     for t, d in itertools.product((0, 3, 6), (0, 11, 23)):
         page.mouse.move(box["x"] + (d + 0.5) / 24 * box["width"], box["y"] + (t + 0.5) / 7 * box["height"])

@@ -83,8 +83,8 @@ def test_angles_are_the_librarys_and_the_turns_are_counted():
         np.testing.assert_allclose(
             axes.collections[0].get_offsets(), torch.stack([cos[:, pair], sin[:, pair]], 1).double().numpy()
         )
-    assert figure.axes[0].get_xlabel() == f"a turn in\n{2 * math.pi:.1f} positions"
-    assert figure.axes[1].get_xlabel() == "a turn in\n628 positions"
+    assert figure.axes[0].get_xlabel() == f"one rotation in\n{2 * math.pi:.1f} positions"
+    assert figure.axes[1].get_xlabel() == "one rotation in\n628 positions"
 
 
 @pytest.mark.parametrize("position", [el.RotaryEmbedding(2), el.RotaryEmbedding(8, scaling=el.YarnScaling(4.0, 64))])

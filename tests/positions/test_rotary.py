@@ -103,7 +103,7 @@ def test_it_compiles_to_one_graph(unchecked: None) -> None:
     "sizes", [{"head_dim": 7}, {"head_dim": 8, "rotary_dim": 10}, {"head_dim": 8, "rotary_dim": 0}]
 )
 def test_widths_without_pairs_are_refused(sizes) -> None:
-    with pytest.raises(SizeError, match="turn pairs of channels"):
+    with pytest.raises(SizeError, match="rotate pairs of channels"):
         RotaryEmbedding(**sizes)
 
 
