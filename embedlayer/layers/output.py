@@ -248,7 +248,7 @@ class OutputHead(Pretrained, nn.Linear):
         return {**sizes, **options, "padding_idx": self.padding_idx, "init_std": self.init_std}
 
     def reset_parameters(self) -> None:
-        """Draw the weight of an untied head from N(0, init_std²) and set the bias to 0; keep the table of a tied head."""
+        """Draw the weight of an untied head from N(0, init_std²) and set the bias to 0; a tied table stays."""
         if not self.tied:
             draw_(self.weight, std=self.init_std)
         if self.bias is not None:

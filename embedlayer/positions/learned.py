@@ -105,8 +105,10 @@ class LearnedPositionalEmbedding(AdditivePosition, nn.Embedding):
         """
         if method not in ("interpolate", "extend"):
             raise SizeError(f"method must be 'interpolate' or 'extend', not {method!r}.")
-        like = {"device": self.weight.device, "dtype": self.weight.dtype}
-        resized = LearnedPositionalEmbedding(**{**self.config, "max_seq_len": new_len}, **like)
+        device, dtype = self.weight.device, self.weight.dtype
+        resized = LearnedPositionalEmbedding(
+            new_len, self.embed_dim, offset=self.offset, init_std=self.init_std, device=device, dtype=dtype
+        )
         front, rows = self.weight[: self.offset], self.weight[self.offset :]
         if method == "interpolate":
             size, wide = (new_len, self.embedding_dim), rows.to(torch.promote_types(rows.dtype, torch.float32))

@@ -40,7 +40,7 @@ def test_learned_biases_are_drawn_as_the_scheme_gives_them():
 
 def test_one_distance_is_still_a_figure_and_no_bias_is_refused():
     drawn(plots.attention_bias(el.AlibiBias(2), length=1))
-    with pytest.raises(SizeError, match="RotaryEmbedding gives no bias"):
+    with pytest.raises(SizeError, match="RotaryEmbedding has no bias"):
         plots.attention_bias(el.RotaryEmbedding(8))
 
 
@@ -67,9 +67,9 @@ def test_equal_channels_score_like_sinusoids():
 
 
 def test_scores_that_cannot_be_are_refused():
-    with pytest.raises(SizeError, match="AlibiBias rotates nothing"):
+    with pytest.raises(SizeError, match="AlibiBias does not rotate"):
         plots.rotary_scores(el.AlibiBias(2))
-    with pytest.raises(SizeError, match="no start was given"):
+    with pytest.raises(SizeError, match="starts is empty"):
         plots.rotary_scores(el.RotaryEmbedding(8), starts=[])
     with pytest.raises(ShapeError, match="the 8 channels of a head, not 6 and 6"):
         plots.rotary_scores(el.RotaryEmbedding(8), q=torch.ones(6))
