@@ -3,7 +3,7 @@
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from typing import Any, Literal, NamedTuple, TypeGuard, get_args
+from typing import Any, Literal, NamedTuple, TypedDict, TypeGuard, Unpack, get_args
 
 import torch
 from jaxtyping import Float, Int
@@ -13,14 +13,7 @@ from embedlayer.bounds import as_ids
 from embedlayer.errors import ShapeError, SizeError
 from embedlayer.files import JsonObject
 from embedlayer.layers.fused_embedding import gather_scale_add, scale_add_drop
-from embedlayer.layers.steps import (
-    TABLE_METHODS,
-    TokenBatch,
-    TracedStep,
-    input_steps,
-    run_steps,
-    trace_steps,
-)
+from embedlayer.layers.steps import TABLE_METHODS, TokenBatch, TracedStep, input_steps, run_steps, trace_steps
 from embedlayer.overrides import has_hooks, is_current, is_unchanged
 from embedlayer.positions.alibi import AlibiBias
 from embedlayer.positions.learned import LearnedPositionalEmbedding
@@ -113,6 +106,14 @@ def as_position(
     return position
 
 
+class InputOptions(TypedDict, total=False):
+    """Options of an input embedding besides the token IDs; `InputEmbedding.forward` describes them."""
+
+    inputs_embeds: Float[Tensor, "*batch T D"] | None
+    positions: Positions | None
+    attention_mask: AttentionMask | None
+
+
 class InputParts(NamedTuple):
     """The modules of an input embedding; `dropout` is `None` for a layer without dropout."""
 
@@ -156,14 +157,7 @@ class InputEmbedding(Pretrained, ABC):
         table, position, dropout = self.parts
         return embed(ids, table, position, positions, attention_mask, inputs_embeds=inputs_embeds, dropout=dropout)
 
-    def trace(
-        self,
-        ids: IdsLike | None = None,
-        *,
-        inputs_embeds: Float[Tensor, "*batch T D"] | None = None,
-        positions: Positions | None = None,
-        attention_mask: AttentionMask | None = None,
-    ) -> Iterator[TracedStep]:
+    def trace(self, ids: IdsLike | None = None, **options: Unpack[InputOptions]) -> Iterator[TracedStep]:
         """Yield the vectors after each step of `forward`, with the name of the step and what it did.
 
         Arguments and errors are those of `forward`. The last vectors equal its result, up to one rounding where
@@ -178,10 +172,7 @@ class InputEmbedding(Pretrained, ABC):
             positions: LearnedPositionalEmbedding: adds a vector for each position
             dropout: p = 0.1, in training only
         """
-        table, position, dropout = self.parts
-        return trace_embed(
-            ids, table, position, positions, attention_mask, inputs_embeds=inputs_embeds, dropout=dropout
-        )
+        return trace_embed(ids, *self.parts, **options)
 
     def check(self) -> None:
         """Wait for the device and raise the error of a bad ID or position since the last check."""
@@ -399,16 +390,14 @@ def trace_embed(
     ids: IdsLike | None,
     table: nn.Module,
     position: Position,
-    positions: Positions | None = None,
-    attention_mask: AttentionMask | None = None,
-    *,
-    inputs_embeds: Float[Tensor, "*batch T D"] | None = None,
     dropout: nn.Module | None = None,
+    **options: Unpack[InputOptions],
 ) -> Iterator[TracedStep]:
     """Yield the steps of `embed(...)` with the vectors after each; arguments and errors are those of `embed`."""
+    inputs_embeds, positions = options.get("inputs_embeds"), options.get("positions")
     ids = sequence_of(ids, inputs_embeds, table)
-    batch = TokenBatch(ids, positions_of(ids, attention_mask) if positions is None else positions)
-    yield from trace_steps(input_steps(table, position, dropout), batch, inputs_embeds)
+    positions = positions_of(ids, options.get("attention_mask")) if positions is None else positions
+    yield from trace_steps(input_steps(table, position, dropout), TokenBatch(ids, positions), inputs_embeds)
 
 
 def sequence_of(

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from embedlayer.errors import CheckpointError, SizeError
 from embedlayer.files import JsonObject
-from embedlayer.layers.input import PositionName, as_position, embed, sequence_of, trace_embed
+from embedlayer.layers.input import InputOptions, PositionName, as_position, embed, sequence_of, trace_embed
 from embedlayer.layers.output import OutputHead
 from embedlayer.layers.steps import TracedStep
 from embedlayer.losses.linear_cross_entropy import LossOptions
@@ -306,17 +306,9 @@ class DecoderLM(Pretrained):
         normalised: Tensor = self.norm(x)
         return normalised
 
-    def trace(
-        self,
-        ids: IdsLike | None = None,
-        *,
-        inputs_embeds: Float[Tensor, "*batch T D"] | None = None,
-        positions: Positions | None = None,
-        attention_mask: AttentionMask | None = None,
-    ) -> Iterator[TracedStep]:
+    def trace(self, ids: IdsLike | None = None, **options: Unpack[InputOptions]) -> Iterator[TracedStep]:
         """Yield the vectors after each step of the input embedding, as `TransformerEmbedding.trace` does."""
-        parts = (self.table, self.position, positions, attention_mask)
-        return trace_embed(ids, *parts, inputs_embeds=inputs_embeds, dropout=self.dropout)
+        return trace_embed(ids, self.table, self.position, self.dropout, **options)
 
     def get_input_embeddings(self) -> nn.Module:
         """Return the table, or what PEFT has put in its place."""
