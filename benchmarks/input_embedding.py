@@ -1,8 +1,8 @@
-"""The way in: look-up, scale, positions and dropout; and rotary positions on queries and keys.
+"""Input embedding: look-up, scale, positions and dropout; and rotary positions on queries and keys.
 
-The plain composition is what the textbooks write: `dropout(embedding(ids) * sqrt(D) + position_embedding(arange))`.
-Rotary is beside transformers' own functions: LLaMA's `apply_rotary_pos_emb` (half-split) and GPT-J's (interleaved),
-each with its tables of cosines and sines made beforehand, as ours are.
+The plain composition is that of textbooks: `dropout(embedding(ids) * sqrt(D) + position_embedding(arange))`. Rotary is
+compared with `apply_rotary_pos_emb` of transformers, of LLaMA (half-split) and of GPT-J (interleaved). All have
+cosines and sines that are computed before the timing.
 """
 
 import math
@@ -23,7 +23,7 @@ LLAMA = {"batch": 1, "heads": 32, "length": 1024, "head_dim": 128}
 
 
 class Textbook(nn.Module):
-    """Operation by operation."""
+    """The textbook input embedding, operation by operation."""
 
     def __init__(self, vocab_size: int, embed_dim: int, max_seq_len: int, dropout: float) -> None:
         super().__init__()
@@ -33,14 +33,14 @@ class Textbook(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, ids: Tensor) -> Tensor:
-        """What the textbooks write."""
+        """Compute `dropout(embedding(ids) * sqrt(D) + position_embedding(arange))`."""
         places = torch.arange(ids.shape[1], device=ids.device)
         x: Tensor = self.dropout(self.tokens(ids) * self.scale + self.positions(places))
         return x
 
 
 def trained(layer: nn.Module, ids: Tensor, upstream: Tensor) -> Callable[[], None]:
-    """Forward and backward."""
+    """Return a function that runs forward and backward once."""
 
     def run() -> None:
         layer(ids).backward(upstream)
@@ -153,4 +153,4 @@ def run() -> list[Row]:
     return embedding_rows() + rotary_rows()
 
 
-CASE = Case("The way in: look-up, scale, positions, dropout; and rotary positions", run)
+CASE = Case("Input embedding: look-up, scale, positions, dropout; and rotary positions", run)

@@ -32,14 +32,14 @@ TRAINED_SCHEMES: dict[str, Callable[[], el.Position]] = {
 }
 
 
-def turning(length: int) -> float:
-    """Share of the pairs that come round at least once in `length` positions."""
-    turns = el.RotaryEmbedding(HEAD).phase_increments_at(0) * length >= 2**53
-    return turns.double().mean().item()
+def rotating_share(length: int) -> float:
+    """Return the share of the pairs that complete a rotation within `length` positions."""
+    completes = el.RotaryEmbedding(HEAD).frequencies() * length >= 2 * torch.pi
+    return completes.double().mean().item()
 
 
 def growing(ratio: float) -> tuple[float, ...]:
-    """Divisors from 1 for the fastest pair to `ratio` for the slowest, in equal steps of their logarithm."""
+    """Return divisors from 1 for the fastest pair to `ratio` for the slowest, in equal logarithmic steps."""
     return tuple(ratio ** (pair / (HEAD // 2 - 1)) for pair in range(HEAD // 2))
 
 
@@ -53,7 +53,7 @@ SCALINGS: dict[str, Callable[[float], object]] = {
     ),
     "`Llama3Scaling(n / 64, 64)`": lambda ratio: el.Llama3Scaling(ratio, TRAINED),
     "`ProportionalScaling`, slow pairs stopped": lambda ratio: el.ProportionalScaling(
-        turning(TRAINED) if ratio > 1 else 1.0
+        rotating_share(TRAINED) if ratio > 1 else 1.0
     ),
 }
 

@@ -31,7 +31,7 @@ class Box(NamedTuple):
         beside = self.right <= other.left or other.right <= self.left
         return not (beside or self.top <= other.bottom or other.top <= self.bottom)
 
-    def holds(self, other: "Box") -> bool:
+    def contains(self, other: "Box") -> bool:
         """Return whether `other` is completely inside."""
         across = self.left <= other.left and other.right <= self.right
         return across and self.bottom <= other.bottom and other.top <= self.top
@@ -54,9 +54,9 @@ SIDES = tuple(Side(*side) for side in ((1, 0), (-1, 0), (0, 1), (0, -1), (1, 1),
 """Sides of a point, in order of preference."""
 
 
-def place(
+def place_labels(
     wanted: Iterable[tuple[tuple[float, float], tuple[float, float]]],
-    room: Box,
+    area: Box,
     *,
     gap: float = 4.0,
     sides: tuple[Side, ...] = SIDES,
@@ -65,7 +65,7 @@ def place(
 
     Args:
         wanted: Point and size `(width, height)` of each label, in order of priority.
-        room: Area that labels must be inside, in the same unit.
+        area: Area that labels must be inside, in the same unit.
         gap: Distance between a point and its label.
         sides: Sides to try, in order.
 
@@ -74,18 +74,18 @@ def place(
 
     Example:
         >>> here = [((10.0, 10.0), (8.0, 4.0))] * 5
-        >>> [(number, tuple(side)) for number, side in place(here, Box(0, 0, 30, 20), sides=SIDES[:2])]
+        >>> [(number, tuple(side)) for number, side in place_labels(here, Box(0, 0, 30, 20), sides=SIDES[:2])]
         [(0, (1, 0))]
     """
     named: list[Box] = []
     dots: list[Box] = []
     for number, (point, size) in enumerate(wanted):
         dot = Side(0, 0).box(point, (gap, gap), 0.0)
-        if not room.holds(dot) or any(box.overlaps(dot) for box in named):
+        if not area.contains(dot) or any(box.overlaps(dot) for box in named):
             continue
         for side in sides:
             box = side.box(point, size, gap)
-            if room.holds(box) and not any(box.overlaps(other) for other in named + dots):
+            if area.contains(box) and not any(box.overlaps(other) for other in named + dots):
                 named.append(box)
                 dots.append(dot)
                 yield number, side
@@ -132,7 +132,7 @@ def write_labels(
     gap = 4 * figure.dpi / 72
     window = axes.get_window_extent(renderer)
     written: list[int] = []
-    for number, side in place(sizes(), Box(*map(float, window.extents)), gap=gap - 2, sides=sides):
+    for number, side in place_labels(sizes(), Box(*map(float, window.extents)), gap=gap - 2, sides=sides):
         if len(written) == most:
             break
         axes.annotate(
