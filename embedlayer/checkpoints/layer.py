@@ -436,7 +436,7 @@ class EmbeddingLayer(Pretrained):
         positions: Positions | None = None,
         token_type_ids: Ids | None = None,
     ) -> Iterator[TracedStep]:
-        """Yield the vectors after each step of `input`, with the name of the step and what it did.
+        """Yield the vectors after each step of `input`, with the name and a description of the step.
 
         Arguments and errors are those of `input`; the last vectors equal its result bit for bit.
         """

@@ -93,7 +93,7 @@ _SENTENCES = {
     "a gradient through the look-up.",
     "gradient untied": "Only rows that were looked up get a gradient; all other rows of the table stay the same.",
 }
-"""What a reader sees at each step."""
+"""Explanation of each step for readers."""
 
 _POSITION_KINDS = {"add": "added", "rotate": "rotation", "bias": "bias", None: "none"}
 
@@ -105,7 +105,7 @@ class ShownToken:
     Attributes:
         id: Token ID.
         piece: The text of the token.
-        text: The same with spaces and invisible characters made visible.
+        text: The text with spaces and invisible characters in visible form.
         kind: `"special"`, `"byte"` for one byte of a character, or `"text"`.
     """
 
@@ -123,7 +123,7 @@ class Step:
         name: Identifier of the step.
         title: Title on the page.
         formula: What the step computes, in the letters of `embedlayer.shapes`.
-        sentence: What a reader sees.
+        sentence: Explanation for readers.
         note: The sizes and factors of this model, in one line.
         values: Numbers to draw, by name: `(T, C)`, or `(H, T, C)` for each of the first heads.
         facts: All other data.
@@ -196,6 +196,7 @@ def shown_tokens(tokenizer: Tokenizer, ids: Sequence[int]) -> tuple[ShownToken, 
 
     @cache
     def shown(number: int) -> ShownToken:
+        """Return one token as readable text."""
         if tokenizer.id_to_token(number) is None:
             return ShownToken(number, "", f"row {number}", "special")
         text = token_text(tokenizer, number)
@@ -401,6 +402,7 @@ class _Computation:
             yield _step("bias", f"{bias.shape[1]} heads", {"bias": bias[0, :MOST_HEADS]}, facts)
 
     def _rotation(self, position: RotaryEmbedding) -> Step:
+        """Return the angles and, for a decoder, the first block's queries and keys before and after rotation."""
         cos, sin = position.cos_sin(self.positions)
         values = {"angles": torch.atan2(sin, cos)}
         note = f"{cos.shape[-1]} pairs of dimensions rotate"

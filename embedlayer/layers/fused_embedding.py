@@ -179,6 +179,7 @@ class _Block(NamedTuple):
 
     @property
     def numel(self) -> int:
+        """Number of elements."""
         return (self.stop - self.start) * self.width
 
     def of(self, tensor: Tensor) -> Tensor:

@@ -158,7 +158,7 @@ class InputEmbedding(Pretrained, ABC):
         return embed(ids, table, position, positions, attention_mask, inputs_embeds=inputs_embeds, dropout=dropout)
 
     def trace(self, ids: IdsLike | None = None, **options: Unpack[InputOptions]) -> Iterator[TracedStep]:
-        """Yield the vectors after each step of `forward`, with the name of the step and what it did.
+        """Yield the vectors after each step of `forward`, with the name and a description of the step.
 
         Arguments and errors are those of `forward`. The last vectors equal its result, up to one rounding where
         `forward` fuses multiplication and addition; dropout in training draws a new mask.

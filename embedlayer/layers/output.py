@@ -34,8 +34,8 @@ from embedlayer.tables.table import TokenTable, check_sizes, check_width, loss_o
 class OutputHead(Pretrained, nn.Linear):
     """LM head: one logit for each token, `finish_logits(hidden @ weight.T)`.
 
-    With a table it is tied: it refers to the table and has no rows itself. There is one parameter and one key in the
-    state, and `head.weight is table.weight`. With sizes it is untied, an `nn.Linear` with its own weight:
+    With a table the head is tied: it refers to the table and has no rows itself. There is one parameter and one key in
+    the state, and `head.weight is table.weight`. With sizes the head is untied, an `nn.Linear` with its own weight:
     `OutputHead(embed_dim, vocab_size)`, in the order of `nn.Linear(in_features, out_features)`.
 
     Args:
@@ -182,6 +182,11 @@ class OutputHead(Pretrained, nn.Linear):
         return None if own is None and isinstance(table, TokenEmbedding) else table
 
     def _adapted_table(self) -> AdaptedTable:
+        """Return the referenced table with its adapters.
+
+        Raises:
+            CheckpointError: Several tables are referenced and their adapters differ.
+        """
         return require_same_adapters(self._resolved())
 
     def _resolved(self) -> list[AdaptedTable]:

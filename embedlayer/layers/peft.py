@@ -78,7 +78,7 @@ def weight_of(found: AdaptedTable) -> Tensor | None:
 
 
 def resolve_table(module: nn.Module, name: str) -> AdaptedTable:
-    """Return the table and the active adapters behind a module that looks up rows.
+    """Return the table and the active adapters of a module that looks up rows.
 
     Args:
         module: A table, or the module by which PEFT replaced it.

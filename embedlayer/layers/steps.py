@@ -50,7 +50,7 @@ class TracedStep(NamedTuple):
     """The result of one step.
 
     Attributes:
-        name: What the step is.
+        name: Name of the step.
         vectors: Vectors after the step, `(..., T, D)`.
         description: Sizes and factors of this layer, in one line.
         added: Vectors that the step added, `(..., T, D)` or `(T, D)`; `None` for a step that added nothing.

@@ -125,6 +125,7 @@ def write_labels(
     pixels = axes.transData.transform(points).tolist()
 
     def sizes() -> Iterator[tuple[tuple[float, float], tuple[float, float]]]:
+        """Yield the point and the size of each label, in pixels."""
         for index in wanted:
             width, height, _ = renderer.get_text_width_height_descent(labels[index], font, False)
             yield (pixels[index][0], pixels[index][1]), (width + 4, height + 4)

@@ -125,6 +125,7 @@ def variance_shares(table: TokenTable | nn.Embedding | Float[Tensor, "N D"]) -> 
     rows = Rows(table)
 
     def finite_chunks() -> Iterator[Float[Tensor, "rows D"]]:
+        """Yield the finite rows in float64, chunk by chunk."""
         for _, chunk in rows.chunks(ROWS_AT_ONCE):
             yield chunk[chunk.isfinite().all(1)].cpu().double()
 

@@ -119,5 +119,5 @@ class LearnedPositionalEmbedding(AdditivePosition, nn.Embedding):
         return resized
 
     def check(self) -> None:
-        """Wait for the device and raise the error of a position past the table since the last check."""
+        """Wait for the device and raise the error of a position that was outside the table since the last check."""
         self.bounds.check()

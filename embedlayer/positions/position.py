@@ -79,19 +79,22 @@ class Position(Pretrained):
         return torch.device("cpu") if tensor is None else tensor.device
 
     def add(self, x: Float[Tensor, "*batch T D"], positions: Positions) -> Float[Tensor, "*batch T D"]:
-        """Return the input of the first block: `x`, in additive schemes plus a vector for each position."""
+        """Return `x` plus a vector for each position; schemes that are not additive return `x` unchanged."""
         return x
 
     def rotate(
         self, q: Float[Tensor, "*batch H T K"], k: Float[Tensor, "*batch G T K"], positions: Positions
     ) -> tuple[Float[Tensor, "*batch H T K"], Float[Tensor, "*batch G T K"]]:
-        """Return queries and keys as attention compares them; there may be fewer key heads (G) than query heads (H)."""
+        """Return rotated queries and keys; schemes that do not rotate return `q` and `k` unchanged.
+
+        There may be fewer key heads (G) than query heads (H).
+        """
         return q, k
 
     def bias(
         self, query_positions: Int[Tensor, "*rows Tq"], key_positions: Int[Tensor, "*rows Tk"]
     ) -> Float[Tensor, "rows H Tq Tk"] | None:
-        """Return what attention adds to its scores, `(1 or B, H, Tq, Tk)`, or `None`; the causal mask is not part."""
+        """Return the bias on attention scores, `(1 or B, H, Tq, Tk)`, without the causal mask; `None` for no bias."""
         return None
 
     def forward(self, positions: Int[Tensor, "*shape"]) -> Float[Tensor, "*shape D"]:
@@ -123,7 +126,7 @@ class Position(Pretrained):
                 )
 
     def check(self) -> None:
-        """Wait for the device and raise the error of a position outside the scheme since the last check."""
+        """Wait for the device and raise the error of a position that was outside the scheme since the last check."""
 
 
 class AdditivePosition(Position, ABC):

@@ -126,7 +126,7 @@ class DynamicNTKScaling(RotaryScaling):
 
     @property
     def limit(self) -> int | None:
-        """The trained length."""
+        """The trained length, up to which the frequencies are constant."""
         return self.original_max_seq_len
 
     def frequency_sets(self, rotary_dim: int, base: float) -> Float[Tensor, "1 half"]:
@@ -138,7 +138,10 @@ class DynamicNTKScaling(RotaryScaling):
         return rotary_frequencies(rotary_dim, base).unsqueeze(0)
 
     def select(self, frequency_sets: Float[Tensor, "1 half"], length: Length) -> Float[Tensor, " half"]:
-        """Compute `base(n)^(-2i / d)`, which is `base^(-2i / d) * growth^(-2i / (d - 2))`."""
+        """Compute the frequencies `base(n)^(-2i / d)` for sequences of `length` n.
+
+        With `growth = max(1, factor * n / L - (factor - 1))` they are `base^(-2i / d) * growth^(-2i / (d - 2))`.
+        """
         n = torch.as_tensor(length, device=frequency_sets.device).clamp_min(self.original_max_seq_len).double()
         growth = self.factor * n / self.original_max_seq_len - (self.factor - 1)
         half = frequency_sets.shape[-1]
@@ -189,7 +192,7 @@ class YarnScaling(RotaryScaling):
 
     @property
     def attention_scaling(self) -> float:
-        """`attention_factor` if it is set, else `m(1)` or the ratio that `mscale` and `mscale_all_dim` define."""
+        """Factor on cosines and sines: `attention_factor`, or if it is `None` the formula of `mscale`."""
         if self.attention_factor is not None:
             return self.attention_factor
         per_unit = 0.1 * math.log(self.factor)
@@ -198,7 +201,7 @@ class YarnScaling(RotaryScaling):
         return per_unit + 1.0
 
     def frequency_sets(self, rotary_dim: int, base: float) -> Float[Tensor, "1 half"]:
-        """Blend each pair's own frequency with the one divided by `factor`."""
+        """Compute the blended frequencies: the kept share as it is, the rest divided by `factor`."""
         if base <= 1:
             raise SizeError(f"YarnScaling needs a base above 1, not {base}: it divides by its logarithm.")
         low, high = (
@@ -257,7 +260,7 @@ class LongRopeScaling(RotaryScaling):
 
     @property
     def attention_scaling(self) -> float:
-        """`attention_factor` if it is set, else `sqrt(1 + ln(factor) / ln(L))`."""
+        """Factor on cosines and sines: `attention_factor`, or if it is `None` `sqrt(1 + ln(factor) / ln(L))`."""
         if self.attention_factor is not None:
             return self.attention_factor
         if self.factor <= 1:
@@ -266,11 +269,11 @@ class LongRopeScaling(RotaryScaling):
 
     @property
     def limit(self) -> int | None:
-        """The trained length."""
+        """The trained length, up to which the frequencies are constant."""
         return self.original_max_seq_len
 
     def frequency_sets(self, rotary_dim: int, base: float) -> Float[Tensor, "2 half"]:
-        """Compute the frequencies up to the trained length, and those beyond it."""
+        """Compute the short frequencies (up to the trained length) and the long ones (beyond it)."""
         counts = (len(self.short_factor), len(self.long_factor))
         if counts != (rotary_dim // 2,) * 2:
             raise SizeError(
@@ -281,7 +284,7 @@ class LongRopeScaling(RotaryScaling):
         return rotary_frequencies(rotary_dim, base) / divisors
 
     def select(self, frequency_sets: Float[Tensor, "2 half"], length: Length) -> Float[Tensor, " half"]:
-        """Return the second set beyond the trained length, else the first."""
+        """Return the long frequencies if `length` exceeds the trained length, else the short ones."""
         is_long = torch.as_tensor(length, device=frequency_sets.device) > self.original_max_seq_len
         return torch.where(is_long, frequency_sets[1], frequency_sets[0])
 

@@ -161,5 +161,5 @@ class SinusoidalPositionalEmbedding(AdditivePosition, Derived):
         return rows if outside is None else rows.masked_fill(outside.unsqueeze(-1), 0)
 
     def check(self) -> None:
-        """Wait for the device and raise the error of a position past `max_seq_len` since the last check."""
+        """Wait for the device and raise the error of a position that was outside `max_seq_len` since the last check."""
         self.bounds.check()
