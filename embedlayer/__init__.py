@@ -84,12 +84,12 @@ if TYPE_CHECKING:
     from embedlayer.positions.rotary import RotaryEmbedding as RotaryEmbedding
     from embedlayer.positions.rotary import permute_qk as permute_qk
     from embedlayer.positions.rotary import rotary_positions as rotary_positions
-    from embedlayer.positions.rotary_scaling import DynamicNTK as DynamicNTK
-    from embedlayer.positions.rotary_scaling import Linear as Linear
-    from embedlayer.positions.rotary_scaling import Llama3 as Llama3
-    from embedlayer.positions.rotary_scaling import LongRope as LongRope
-    from embedlayer.positions.rotary_scaling import Proportional as Proportional
-    from embedlayer.positions.rotary_scaling import Yarn as Yarn
+    from embedlayer.positions.rotary_scaling import DynamicNTKScaling as DynamicNTKScaling
+    from embedlayer.positions.rotary_scaling import LinearScaling as LinearScaling
+    from embedlayer.positions.rotary_scaling import Llama3Scaling as Llama3Scaling
+    from embedlayer.positions.rotary_scaling import LongRopeScaling as LongRopeScaling
+    from embedlayer.positions.rotary_scaling import ProportionalScaling as ProportionalScaling
+    from embedlayer.positions.rotary_scaling import YarnScaling as YarnScaling
     from embedlayer.positions.sinusoidal import SinusoidalPositionalEmbedding as SinusoidalPositionalEmbedding
     from embedlayer.positions.sinusoidal import sinusoids as sinusoids
     from embedlayer.scratch import ScratchCombinedEmbedding as ScratchCombinedEmbedding
@@ -193,7 +193,14 @@ _HOMES = {
     "embedlayer.positions.position": ("Position", "positions_of"),
     "embedlayer.positions.relative": ("RelativePositionBias",),
     "embedlayer.positions.rotary": ("RotaryEmbedding", "permute_qk", "rotary_positions"),
-    "embedlayer.positions.rotary_scaling": ("DynamicNTK", "Linear", "Llama3", "LongRope", "Proportional", "Yarn"),
+    "embedlayer.positions.rotary_scaling": (
+        "DynamicNTKScaling",
+        "LinearScaling",
+        "Llama3Scaling",
+        "LongRopeScaling",
+        "ProportionalScaling",
+        "YarnScaling",
+    ),
     "embedlayer.positions.sinusoidal": ("SinusoidalPositionalEmbedding", "sinusoids"),
     "embedlayer.scratch": (
         "ScratchCombinedEmbedding",

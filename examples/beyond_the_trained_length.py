@@ -32,25 +32,29 @@ TRAINED_SCHEMES: dict[str, Callable[[], el.Position]] = {
 }
 
 
-def turning(length: int) -> float:
-    """Share of the pairs that come round at least once in `length` positions."""
-    turns = el.RotaryEmbedding(HEAD).turns_at(0) * length >= 2**53
-    return turns.double().mean().item()
+def rotating_share(length: int) -> float:
+    """Return the share of the pairs that complete a rotation within `length` positions."""
+    completes = el.RotaryEmbedding(HEAD).frequencies() * length >= 2 * torch.pi
+    return completes.double().mean().item()
 
 
 def growing(ratio: float) -> tuple[float, ...]:
-    """Divisors from 1 for the fastest pair to `ratio` for the slowest, in equal steps of their logarithm."""
+    """Return divisors from 1 for the fastest pair to `ratio` for the slowest, in equal logarithmic steps."""
     return tuple(ratio ** (pair / (HEAD // 2 - 1)) for pair in range(HEAD // 2))
 
 
 # what the trained rotary model is evaluated with, unchanged up to the trained length; `ratio` is length / 64
 SCALINGS: dict[str, Callable[[float], object]] = {
-    "`Linear(n / 64)`": el.Linear,
-    "`DynamicNTK(1, 64)`": lambda ratio: el.DynamicNTK(1.0, TRAINED),
-    "`Yarn(n / 64, 64)`": lambda ratio: el.Yarn(ratio, TRAINED),
-    "`LongRope`, divisors 1 to n / 64": lambda ratio: el.LongRope((1.0,) * (HEAD // 2), growing(ratio), TRAINED, ratio),
-    "`Llama3(n / 64, 64)`": lambda ratio: el.Llama3(ratio, TRAINED),
-    "`Proportional`, slow pairs stopped": lambda ratio: el.Proportional(turning(TRAINED) if ratio > 1 else 1.0),
+    "`LinearScaling(n / 64)`": el.LinearScaling,
+    "`DynamicNTKScaling(1, 64)`": lambda ratio: el.DynamicNTKScaling(1.0, TRAINED),
+    "`YarnScaling(n / 64, 64)`": lambda ratio: el.YarnScaling(ratio, TRAINED),
+    "`LongRopeScaling`, divisors 1 to n / 64": lambda ratio: el.LongRopeScaling(
+        (1.0,) * (HEAD // 2), growing(ratio), TRAINED, ratio
+    ),
+    "`Llama3Scaling(n / 64, 64)`": lambda ratio: el.Llama3Scaling(ratio, TRAINED),
+    "`ProportionalScaling`, slow pairs stopped": lambda ratio: el.ProportionalScaling(
+        rotating_share(TRAINED) if ratio > 1 else 1.0
+    ),
 }
 
 

@@ -5,12 +5,12 @@ import copy
 import pytest
 import torch
 
-from embedlayer import AlibiBias, DynamicNTK, LongRope, RotaryEmbedding, SinusoidalPositionalEmbedding
+from embedlayer import AlibiBias, DynamicNTKScaling, LongRopeScaling, RotaryEmbedding, SinusoidalPositionalEmbedding
 from embedlayer.derived import Derived
 
 SCHEMES = [
-    lambda: RotaryEmbedding(8, scaling=DynamicNTK(2.0, 16)),
-    lambda: RotaryEmbedding(8, scaling=LongRope((1.0,) * 4, (2.0,) * 4, 16, 4.0)),
+    lambda: RotaryEmbedding(8, scaling=DynamicNTKScaling(2.0, 16)),
+    lambda: RotaryEmbedding(8, scaling=LongRopeScaling((1.0,) * 4, (2.0,) * 4, 16, 4.0)),
     lambda: RotaryEmbedding(8),
     lambda: SinusoidalPositionalEmbedding(20, 6),
     lambda: AlibiBias(6),

@@ -86,7 +86,7 @@ def test_every_module_has_its_test_file() -> None:
     }
     together |= {  # shown by what must be true of all kinds
         "fields.py": "laws/test_damage.py",
-        "layers/in_place.py": "laws/test_peft.py",
+        "layers/peft.py": "laws/test_peft.py",
         "tracing.py": "laws/test_transforms.py",
         "vocab/roles.py": "laws/test_transformers_folder.py",
         "vocab/used_tokens.py": "laws/test_trim.py",
@@ -207,7 +207,7 @@ def test_what_is_said_about_lengths_follows_from_the_table() -> None:
     assert all(row[3] > row[0] + 0.3 for row in rotary.values())
     for name, row in rotary.items():
         softer = [loss < plain for loss, plain in zip(row[1:], losses["rotary"][1:], strict=True)]
-        assert all(softer) if "Yarn" in name or "Llama3" in name else not softer[2]
+        assert all(softer) if "YarnScaling" in name or "Llama3Scaling" in name else not softer[2]
     assert min(at_512, key=at_512.get) == "ALiBi"
     assert abs(at_512["ALiBi"] - at_64["ALiBi"]) < 0.05
     assert at_64["ALiBi"] < at_64["rotary"] + 0.05

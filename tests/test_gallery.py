@@ -57,17 +57,17 @@ def test_neighbouring_sinusoids_are_not_as_alike_as_one_reads(pictures) -> None:
     for picture, cosine in (("alike-64", 0.966), ("alike-8", 0.884)):
         assert pictures[picture].axes[1].get_title(loc="left") == f"neighbours: {cosine}"
         assert f"{np.diagonal(image(pictures[picture]), 1).mean():.3f}" == str(cosine)
-    says('Neighbours have a cosine of 0.966: much alike, but not the "0.99 and more" that one reads.')
-    says("with eight dimensions neighbours have 0.884, less than positions that are six apart")
+    says('Neighbours have a cosine of 0.966, less than the "0.99 and more" that is often stated.')
+    says("with eight dimensions neighbours have 0.884, less than positions at distance six")
     narrow = image(pictures["alike-8"])[0]
     assert narrow[6] > narrow[1]
-    says("at a distance of 28 hardly anything is left")
+    says("at a distance of 28 the cosine is almost 0")
     assert abs(narrow[28]) < 0.02
 
 
 def test_what_is_said_about_one_token_at_ten_positions(pictures) -> None:
     cosines = image(pictures["one-token"])
-    says("Neighbours have a cosine of 0.97, and five positions apart it is 0.75.")
+    says("Neighbours have a cosine of 0.97, and positions at distance five have 0.75.")
     assert np.diagonal(cosines, 1).mean() == pytest.approx(0.97, abs=0.005)
     assert np.diagonal(cosines, 5).mean() == pytest.approx(0.75, abs=0.01)
     assert (cosines[~np.eye(10, dtype=bool)] < 0.99).all(), "no two results are the same"
@@ -89,10 +89,10 @@ def test_orders_have_the_same_numbers(pictures) -> None:
 
 def test_what_is_said_about_waves(pictures) -> None:
     says("The first pair repeats after 6.3 positions")
-    says("The first goes round in 6.3 positions, the last in 47,100.")
+    says("One rotation of the first takes 6.3 positions, of the last 47,100.")
     assert "6.3 positions" in pictures["rotary-angles"].axes[0].get_xlabel()
     assert "47,100 positions" in pictures["rotary-angles"].axes[4].get_xlabel()
-    says("fifty positions are a thousandth of a wave")
+    says("fifty positions are a thousandth of a wave.")
     assert abs(50 / 47_100 - 0.001) < 2e-4
     near, far = lines(pictures["rotary-scores"]).values()
     np.testing.assert_allclose(near, far, atol=1e-4)
@@ -106,28 +106,28 @@ def test_what_is_said_about_learned_positions(pictures) -> None:
     alike = np.diagonal(np.asarray(image(pictures["learned-alike"])), 1)
     says("most neighbours have a cosine of 0.87")
     assert np.median(alike) == pytest.approx(0.87, abs=0.005)
-    says("positions 0 and 127, which are like no others")
+    says("positions 0 and 127, which are similar to no others")
     assert sorted(np.argsort(alike)[:2]) == [0, 126]
 
 
 def test_what_is_said_about_the_table(pictures) -> None:
     axes = pictures["map"].axes[0]
     shares = [float(re.search(r"\(([\d.]+) %", label)[1]) for label in (axes.get_xlabel(), axes.get_ylabel())]
-    says(f"All 30,522 rows along their two widest directions, which hold {sum(shares):.2f} % of the variance")
+    says(
+        f"All 30,522 rows along their first two principal components, which explain {sum(shares):.2f} % of the variance"
+    )
     points, lengths = np.asarray(axes.collections[0].get_offsets()), np.asarray(axes.collections[0].get_array())
     unused = slice(104, 999)  # [unused99] to [unused993]
     assert points[unused].std(0).max() < 0.1 * points.std(0).min(), "one tight ball"
     assert (np.median(points[unused], 0) > np.median(points, 0)).all(), "in the upper right"
-    says("The peak on the left at 0.45 is the same ball.")
+    says("The peak on the left at 0.45 is the same cluster.")
     assert np.median(lengths[unused]) == pytest.approx(0.45, abs=0.01)
     renderer = drawn(pictures["map"])
     boxes = [text.get_window_extent(renderer) for text in axes.texts]
     assert len(boxes) > 25
     assert disjoint(boxes)
     trained, fresh = texts(pictures["spectrum"])
-    says(
-        f"it takes {fresh.split()[0]} of them to hold half of the variance. In the trained one {trained.split()[0]} do."
-    )
+    says(f"{fresh.split()[0]} of them explain half of the variance. In the trained table {trained.split()[0]} do.")
 
 
 def test_blocks_that_nobody_put_there(pictures) -> None:

@@ -2,7 +2,7 @@
 
 import json
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import chain
@@ -20,9 +20,9 @@ from embedlayer.derived import derive_all
 from embedlayer.errors import CheckpointError, EmbedLayerError, EmbedLayerWarning, SizeError
 from embedlayer.families import Numbering, Step
 from embedlayer.files import JsonObject
-from embedlayer.layers.in_place import Place
 from embedlayer.layers.input import sequence_of
 from embedlayer.layers.output import OutputHead
+from embedlayer.layers.peft import ChildReference
 from embedlayer.layers.prediction_head import (
     PredictionHead,
     build_head,
@@ -31,6 +31,7 @@ from embedlayer.layers.prediction_head import (
     layer_norm_config,
     linear_config,
 )
+from embedlayer.layers.steps import EmbeddingStep, StepName, TokenBatch, TracedStep, run_steps, trace_steps
 from embedlayer.positions.position import AttentionMask, Position, positions_of
 from embedlayer.pretrained import Pretrained, assign, build, describe, is_description
 from embedlayer.shapes import Ids, IdsLike, Positions, Vectors
@@ -177,7 +178,7 @@ class EmbeddingLayer(Pretrained):
             (head.output, head, "output") if isinstance(head, PredictionHead) else (head, self, "head")
         )
         if output is not None and output.table is table:
-            output.follow_places([Place(self, "table")], Place(parent, name))
+            output.follow_references([ChildReference(self, "table")], ChildReference(parent, name))
         self.family = family
         self.recipe = tuple(recipe)
         self.numbering = numbering
@@ -324,6 +325,37 @@ class EmbeddingLayer(Pretrained):
             PositionError: The sequence is longer than the positions cover.
             SizeError: Both kinds of positions are passed, or token types to a family without them.
         """
+        steps, batch = self._steps(ids, attention_mask, position_ids, positions, token_type_ids)
+        return run_steps(steps, batch)
+
+    def trace(
+        self,
+        ids: IdsLike,
+        attention_mask: AttentionMask | None = None,
+        *,
+        position_ids: Positions | None = None,
+        positions: Positions | None = None,
+        token_type_ids: Ids | None = None,
+    ) -> Iterator[TracedStep]:
+        """Yield the vectors after each step of `input`, with the name and a description of the step.
+
+        Arguments and errors are those of `input`; the last vectors equal its result bit for bit.
+        """
+        yield from trace_steps(*self._steps(ids, attention_mask, position_ids, positions, token_type_ids))
+
+    def forward(self, ids: IdsLike, attention_mask: AttentionMask | None = None, **options: Any) -> Vectors:
+        """Compute `input(ids, attention_mask, **options)`."""
+        return self.input(ids, attention_mask, **options)
+
+    def _steps(
+        self,
+        ids: IdsLike,
+        attention_mask: AttentionMask | None,
+        position_ids: Positions | None,
+        positions: Positions | None,
+        token_type_ids: Ids | None,
+    ) -> tuple[list[EmbeddingStep], TokenBatch]:
+        """Return the steps of this layer in the order of the recipe, and their checked inputs."""
         if position_ids is not None and positions is not None:
             raise SizeError("Pass position_ids (as transformers counts) or positions (from 0), not both.")
         if token_type_ids is not None and "types" not in self.recipe:
@@ -331,35 +363,27 @@ class EmbeddingLayer(Pretrained):
         if position_ids is not None:
             positions = position_ids - self.first_position_id
         ids = sequence_of(ids, None, self.table)
-        x: Tensor = self.table(ids)
-        for step in self.recipe:
-            if step == "position":
-                x = self.position.add(x, self._positions(ids, attention_mask) if positions is None else positions)
-            elif step == "types":
-                x = self._add_types(x, ids, token_type_ids)
-            else:
-                layer = self.norm if step == "norm" else self.projection
-                assert layer is not None
-                x = layer(x)
-        return x
+        if token_type_ids is None and self.types is not None:
+            token_type_ids = torch.zeros_like(ids)
+        modules: dict[Step, tuple[StepName, nn.Module | None]] = {
+            "types": ("token_types", self.table if self.types is None else self.types),
+            "position": ("positions", self.position),
+            "norm": ("norm", self.norm),
+            "project": ("projection", self.projection),
+        }
+        steps = [EmbeddingStep("look_up", self.table)]
+        for name, module in (modules[step] for step in self.recipe):
+            assert module is not None  # the constructor checks the recipe
+            steps.append(EmbeddingStep(name, module))
+        positions = self.default_positions(ids, attention_mask) if positions is None else positions
+        return steps, TokenBatch(ids, positions, token_type_ids)
 
-    def forward(self, ids: IdsLike, attention_mask: AttentionMask | None = None, **options: Any) -> Vectors:
-        """`input(ids, attention_mask, **options)`."""
-        return self.input(ids, attention_mask, **options)
-
-    def _positions(self, ids: Ids, attention_mask: AttentionMask | None) -> Positions:
-        """Positions by the family's numbering, from 0; padding at -1 where it counts text only."""
+    def default_positions(self, ids: Ids, attention_mask: AttentionMask | None = None) -> Positions:
+        """Return positions by the family's numbering, from 0; -1 for padding where padding is not counted."""
         if self.numbering == "ids":
             assert self.padding_id is not None
             attention_mask = ids.ne(self.padding_id)
         return positions_of(ids, None if self.numbering == "all" else attention_mask, padding_position=-1)
-
-    def _add_types(self, x: Vectors, ids: Ids, token_type_ids: Ids | None) -> Vectors:
-        if self.types_from_table:
-            return x if token_type_ids is None else x + self.table(token_type_ids)
-        assert self.types is not None
-        types: Tensor = self.types(torch.zeros_like(ids) if token_type_ids is None else token_type_ids)
-        return x + types
 
     def position_of(self, kind: str | None = None) -> Position:
         """Return the position scheme of a kind of layer, such as `"full_attention"`; `None` for the first block's.

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from embedlayer.errors import CheckpointError
 from embedlayer.families import SCALE_ATTRIBUTES
-from embedlayer.layers.in_place import Place
 from embedlayer.layers.output import OutputHead
+from embedlayer.layers.peft import ChildReference
 from embedlayer.tables.dense import TokenEmbedding
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -234,11 +234,13 @@ def _head_like(old: nn.Linear) -> OutputHead:
 
 def _link_heads(model: nn.Module) -> None:
     """Make each patched head read the tables that share its weight through their parent modules."""
-    places = [(Place(parent, name), child) for parent in model.modules() for name, child in parent._modules.items()]
+    places = [
+        (ChildReference(parent, name), child) for parent in model.modules() for name, child in parent._modules.items()
+    ]
     tables = [place for place, child in places if isinstance(child, TokenEmbedding)]
     for place, child in places:
         if isinstance(child, OutputHead) and REPLACED in child.__dict__:
-            child.follow_places(tables, place)
+            child.follow_references(tables, place)
 
 
 def _resized(model: Any, *arguments: Any, **options: Any) -> nn.Module:

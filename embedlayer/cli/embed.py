@@ -1,4 +1,4 @@
-"""`embedlayer embed`: a text on its way through the model, step by step."""
+"""`embedlayer embed`: the vectors of a text after each step of the model."""
 
 import json
 from pathlib import Path
@@ -21,10 +21,10 @@ MOST_TOKENS = 1024
 @click.argument("text")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, with every number of the result.")
 def embed(directory: Path, text: str, as_json: bool) -> None:
-    """Show how TEXT becomes vectors in a trained layer, and what comes out at the other end.
+    """Show the vectors of TEXT after each step of the input embedding, and what the head predicts.
 
-    Pieces, IDs, rows, scale, positions and their sum; then the head's likeliest next tokens, and the rows that the
-    loss's gradient touches.
+    The output lists tokens, IDs, rows, scale, positions and their sum. Then follow the head's most likely next tokens
+    and the rows that get a gradient from the loss.
     """
     from embedlayer.explorer.pipeline import pipeline
     from embedlayer.training.run_directory import load_run
@@ -34,7 +34,7 @@ def embed(directory: Path, text: str, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(_as_json(walked), default=lambda tensor: tensor.tolist()))
         return
-    click.echo(f"1 pieces     {' | '.join(token.text for token in walked.tokens)}")
+    click.echo(f"1 tokens     {' | '.join(token.text for token in walked.tokens)}")
     click.echo(f"2 ids        {[token.id for token in walked.tokens]}")
     if walked.left_out:
         click.echo(f"             {walked.left_out:,} more tokens are left out")
@@ -44,7 +44,7 @@ def embed(directory: Path, text: str, as_json: bool) -> None:
 
 
 def _show(step: "Step", names: list[str]) -> None:
-    """The first numbers of what a step makes; nothing where it leaves the vectors as they are."""
+    """Print the first numbers of each vector after a step; nothing for a step that changes no vectors."""
     if step.name == "head":
         for name, likeliest in zip(names, step.facts["likeliest"], strict=True):
             said = "  ".join(f"{token['text']} {token['chance']:.1%}" for token in likeliest[:SHOWN_TOKENS])
@@ -52,14 +52,15 @@ def _show(step: "Step", names: list[str]) -> None:
     elif step.name == "gradient":
         for row in step.facts["rows"]:
             click.echo(f"    {row['text']:<16} norm {row['norm']:8.4f}")
-    elif step.made is not None:
+    elif step.vectors is not None:
         width = min(16, max(len(name) for name in names))
-        for name, row in zip(names, step.made, strict=True):
+        for name, row in zip(names, step.vectors, strict=True):
             numbers = " ".join(f"{number:8.4f}" for number in row[:SHOWN_NUMBERS].tolist())
             click.echo(f"    {name:<{width}} {numbers}{' ...' if len(row) > SHOWN_NUMBERS else ''}")
 
 
 def _as_json(walked: "Pipeline") -> dict[str, Any]:
+    """Return all numbers of the pipeline, for JSON."""
     rows, scale, positions, head, gradient = (
         walked.step(name) for name in ("rows", "scale", "positions", "head", "gradient")
     )
@@ -69,13 +70,13 @@ def _as_json(walked: "Pipeline") -> dict[str, Any]:
     vectors = walked.vectors.unsqueeze(0)
     return {
         "text": walked.text,
-        "pieces": [token.piece for token in walked.tokens],
+        "tokens": [token.piece for token in walked.tokens],
         "ids": [token.id for token in walked.tokens],
         "table": [walked.vocab_size, walked.embed_dim],
-        "rows": rows.made,
+        "rows": rows.vectors,
         "scale": scale.facts["factor"] if scale.facts["scaled"] else None,
         "position": positions.facts["scheme"],
-        "added": positions.made,
+        "added": positions.vectors,
         "shape": list(vectors.shape),
         "vectors": vectors,
         "likeliest": None if head is None else head.facts["likeliest"],

@@ -197,7 +197,7 @@ def _health_lines(opened: "OpenedTable", found: "TableHealth") -> Iterator[tuple
 
 
 def _show_under_trained(console: "Console", found: "TableHealth", topn: int, *, by_head: bool) -> None:
-    _line(console, f"\nUnder-trained tokens{', by the rows of the free head' * by_head}")
+    _line(console, f"\nUnder-trained tokens{', by the rows of the untied head' * by_head}")
     _line(console, found.under_trained.explain(), indent=2)
     if found.under_trained.flagged.any() and found.by_kind:
         lines = []

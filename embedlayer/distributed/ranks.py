@@ -88,7 +88,7 @@ class Ranks(ABC):
 
     @abstractmethod
     def divide(self, model: "DecoderLM") -> None:
-        """Divide the rows of the model's table, and of a free head, among the ranks; move the model to the device."""
+        """Divide the rows of the model's table, and of an untied head, among the ranks; move the model to the device."""
 
     @abstractmethod
     def build(self, description: JsonObject, device: torch.device | str) -> "DecoderLM":

@@ -71,7 +71,7 @@ def parameters_of(model: nn.Module) -> Iterator[tuple[str, nn.Parameter, Sharded
 
 
 def sharded_tables(model: nn.Module) -> Iterator[tuple[str, ShardedTable]]:
-    """Each divided table, and its name in an undivided model: a free head's rows are those of the head."""
+    """Each divided table, and its name in an undivided model: an untied head's rows are those of the head."""
     for name, module in model.named_modules():
         if isinstance(module, ShardedTable):
             yield name.removesuffix(".rows"), module

@@ -218,7 +218,7 @@ class Together(Ranks):
         torch.manual_seed(mixed_seed(seed, step, self.rank))
 
     def build(self, description: JsonObject, device: torch.device | str) -> "DecoderLM":
-        """Of the table, and of a free head, each rank draws its own rows: no process has them all."""
+        """Of the table, and of an untied head, each rank draws its own rows: no process has them all."""
         from embedlayer.models.decoder import DecoderLM
 
         config = {name: value for name, value in description.items() if name != "kind"}
@@ -227,7 +227,7 @@ class Together(Ranks):
         return model.to(self.device)
 
     def divide(self, model: "DecoderLM") -> None:
-        """Divide the rows of the model's table, and of a free head, among the ranks; move the model to the device."""
+        """Divide the rows of the model's table, and of an untied head, among the ranks; move the model to the device."""
         if not isinstance(model.table, ShardedTable):
             self._description = describe(model)
             head, options = model.head, _options_of(model.head)
@@ -260,7 +260,7 @@ class Together(Ranks):
         return shard_table(table, self._mesh[ROWS])
 
     def _divided_head(self, head: OutputHead, weight: Tensor, options: JsonObject) -> OutputHead:
-        """A free head whose rows are divided, and its own."""
+        """An untied head whose rows are divided, and its own."""
         rows = TokenEmbedding(head.out_features, head.in_features, init_std=head.init_std, device="meta")
         rows.weight = nn.Parameter(weight, requires_grad=head.weight.requires_grad)
         table = self._divided_table(rows)

@@ -1,10 +1,10 @@
-"""What the page needs to show a source's positions: its scheme, and true vectors of a few of its tokens.
+"""Data about a source's position schemes: the schemes, and the vectors of a few tokens.
 
-Schemes that follow from a formula are sent as its arguments, and the page computes them itself (`page/math.js`, tested
-equal to this library). Only what was learned is sent as numbers.
+The page computes schemes that follow from a formula itself, from their arguments; tests compare `page/math.js` with
+this library. Learned numbers, and schemes that the page has no formula for, are sent as numbers.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from jaxtyping import Float
@@ -17,9 +17,7 @@ from embedlayer.explorer.source import Source
 from embedlayer.files import JsonObject
 from embedlayer.models.decoder import DecoderLM
 from embedlayer.positions.alibi import AlibiBias
-from embedlayer.positions.learned import LearnedPositionalEmbedding
 from embedlayer.positions.position import AdditivePosition, Position
-from embedlayer.positions.relative import RelativePositionBias
 from embedlayer.positions.rotary import RotaryEmbedding
 from embedlayer.positions.sinusoidal import SinusoidalPositionalEmbedding
 from embedlayer.text.tokenizer import without_limits
@@ -31,7 +29,7 @@ TEXT = "The cat sat on the mat and the dog sat on the cat."
 
 
 def answer(source: Source, params: Mapping[str, str]) -> JsonObject:
-    """What the page asks for: `positions_data` of a source; a run's texts have the length it was trained on."""
+    """Return `positions_data` of a source; for a run, with the sequence length of its training."""
     model = source.table if source.model is None else source.model
     run = source.run
     trained = run.read()["options"]["max_length"] if run is not None and run.holds_a_run else None
@@ -42,18 +40,18 @@ def answer(source: Source, params: Mapping[str, str]) -> JsonObject:
 def positions_data(
     model: Model, tokenizer: Tokenizer | None, trained_length: int | None = None, *, names: Sequence[str] = ()
 ) -> JsonObject:
-    """The position schemes of a source, and the tokens that the page puts at two places.
+    """Describe the position schemes of a model, with some tokens that the page places at two positions.
 
     Args:
-        model: What is looked at.
-        tokenizer: Text to IDs; without one the first rows of the table stand for tokens.
-        trained_length: Longest text that it was trained on, where the scheme itself does not say.
-        names: What the first rows are called, where there is no tokenizer.
+        model: Model, layer or table.
+        tokenizer: Tokenizer of the example text; `None` uses the first rows of the table as tokens.
+        trained_length: Longest sequence of the training, for schemes that have no limit themselves.
+        names: Names of the first rows, where there is no tokenizer.
 
     Returns:
-        `schemes`: each with its `kind` and arguments, the first block's first. `tokens`: some tokens in the order of
-        a sentence, `vectors`: their rows with the scale applied, `(N, D)`. `queries`, `keys`: the same tokens in the
-        first block before positions act, `(H, N, K)`, for models whose positions act there.
+        `schemes`: each with its `kind` and arguments, the first block's first. `tokens`: tokens in the order of a
+        sentence. `vectors`: their rows with the scale applied, `(N, D)`. `queries`, `keys`: of the same tokens in the
+        first block before positions are applied, `(H, N, K)`, for decoders with schemes inside attention.
     """
     table, position = parts_of(model)
     schemes = [described(position, "", trained_length)]
@@ -68,89 +66,78 @@ def positions_data(
     else:
         ids = without_limits(tokenizer).encode(TEXT, add_special_tokens=False).ids[:MOST_TOKENS]
         tokens = [{"id": token.id, "text": token.text, "kind": token.kind} for token in shown_tokens(tokenizer, ids)]
-    batch = torch.tensor(ids, device=table.device)
-    vectors = table(batch)
+    vectors = table(torch.tensor(ids, device=table.device))
     content: JsonObject = {
         "schemes": schemes,
         "embed_dim": table.embed_dim,
         "tokens": tokens,
         "vectors": packed(vectors),
     }
-    if isinstance(model, DecoderLM) and len(model.blocks) and not isinstance(position, AdditivePosition):
+    if isinstance(model, DecoderLM) and len(model.blocks) and position.hook != "add":
         queries, keys = queries_and_keys(model, vectors)
         content |= {"queries": packed(queries), "keys": packed(keys)}
     return content
 
 
 def described(position: Position, layers: str = "", trained_length: int | None = None) -> JsonObject:
-    """A scheme as the page computes or draws it.
+    """Describe a scheme as the page computes or draws it.
+
+    Schemes without a formula on the page are sent as numbers: vectors of positions, or biases by distance.
 
     Args:
         position: Any scheme.
-        layers: Kind of layers it belongs to, where a model has several.
-        trained_length: Used where the scheme has no longest sequence of its own.
+        layers: Kind of layers that use it, in a model with several schemes.
+        trained_length: Trained length of a scheme that has no limit itself.
 
     Example:
         >>> described(AlibiBias(8))["kind"]
         'alibi'
     """
-    describe: dict[type[Position], Callable[..., JsonObject]] = {
-        SinusoidalPositionalEmbedding: _sinusoidal,
-        LearnedPositionalEmbedding: _learned,
-        RotaryEmbedding: _rotary,
-        AlibiBias: _alibi,
-        RelativePositionBias: _relative,
-    }
-    content = describe.get(type(position), _none)(position)
-    limit = content.pop("limit", None) or position.max_seq_len or trained_length
+    limit = None
+    content: JsonObject = {"kind": "none"}
+    if isinstance(position, SinusoidalPositionalEmbedding):
+        scale = 1.0 if position.scale is None else position.scale.item()
+        content = {"kind": "sinusoidal", **position.config, "scale": scale, **_distinct(position.waves)}
+    elif isinstance(position, AdditivePosition):
+        rows = position.vectors(torch.arange(position.max_seq_len or DISTANCES, device=position.device))
+        shown = rows[: max(1, MOST_NUMBERS // rows.shape[1])]
+        content = {"kind": "learned", "embed_dim": rows.shape[1], "rows": packed(shown), **_distinct(rows)}
+    elif isinstance(position, RotaryEmbedding):
+        limit = getattr(position.scaling, "original_max_seq_len", None)
+        content = _rotary(position)
+    elif isinstance(position, AlibiBias):
+        content = {"kind": "alibi", **position.config, "slopes": position.slopes.tolist()}
+    elif position.hook == "bias":
+        content = {"kind": "relative", **position.config, "biases": packed(_biases(position))}
     name = "none" if type(position) is Position else f"{type(position).__name__}({position.extra_repr()})"
+    limit = limit or position.max_seq_len or trained_length
     return {"name": name, "layers": layers, "trained_length": limit, **content}
 
 
-def _none(position: Position) -> JsonObject:
-    return {"kind": "none"}
-
-
-def _sinusoidal(position: SinusoidalPositionalEmbedding) -> JsonObject:
-    scale = 1.0 if position.scale is None else position.scale.item()
-    return {"kind": "sinusoidal", **position.config, "scale": scale, **_distinct(position.waves)}
-
-
-def _learned(position: LearnedPositionalEmbedding) -> JsonObject:
-    rows = position.weight[position.offset :]
-    shown = rows[: max(1, MOST_NUMBERS // rows.shape[1])]
-    return {"kind": "learned", "embed_dim": rows.shape[1], "rows": packed(shown), **_distinct(rows)}
-
-
 def _distinct(rows: Float[Tensor, "T D"]) -> JsonObject:
-    """How many of a scheme's vectors there are, and how many different ones."""
+    """Return the number of position vectors, and the number of different ones."""
     return {"checked": len(rows), "distinct": len(torch.unique(rows, dim=0))}
 
 
 def _rotary(position: RotaryEmbedding) -> JsonObject:
-    """Frequencies in radians per position: those of the trained length, where they depend on the length."""
+    """Describe rotary positions; frequencies that depend on the length are those of the trained length."""
     scaling = position.scaling
-    turns = position.turns_at(0).double() * (2 * torch.pi / 2**53)
     return {
         "kind": "rotary",
         "head_dim": position.head_dim,
         "rotary_dim": position.rotary_dim,
         "base": position.base,
         "interleaved": position.interleaved,
-        "magnitude": position.magnitude,
+        "magnitude": position.attention_scaling,
         "scaling": None if scaling is None else str(scaling),
         "varies": scaling is not None and scaling.limit is not None,
-        "frequencies": turns.tolist(),
-        "limit": getattr(scaling, "original_max_seq_len", None),
+        "frequencies": position.frequencies(0).tolist(),
     }
 
 
-def _alibi(position: AlibiBias) -> JsonObject:
-    return {"kind": "alibi", **position.config, "slopes": position.slopes.tolist()}
-
-
-def _relative(position: RelativePositionBias) -> JsonObject:
-    """The bias of each distance: keys from `DISTANCES - 1` before the query to as many after it."""
-    places = torch.arange(2 * DISTANCES - 1, device=position.weight.device)
-    bias = position.bias(places[DISTANCES - 1 : DISTANCES], places)[0, :, 0]
-    return {"kind": "relative", **position.config, "biases": packed(bias)}
+def _biases(position: Position) -> Float[Tensor, "H distances"]:
+    """Return the bias of each distance, for keys `DISTANCES - 1` positions before the query to as many after it."""
+    positions = torch.arange(2 * DISTANCES - 1, device=position.device)
+    biases = position.bias(positions[DISTANCES - 1 : DISTANCES], positions)
+    assert biases is not None  # the scheme overrides this hook
+    return biases[0, :, 0]

@@ -1,8 +1,9 @@
-"""The way in: token IDs to what enters the first block."""
+"""The input embedding: layers that compute the input of the first block from token IDs."""
 
 import math
-from collections.abc import Callable
-from typing import Any, Literal, TypeGuard, get_args
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from typing import Any, Literal, NamedTuple, TypedDict, TypeGuard, Unpack, get_args
 
 import torch
 from jaxtyping import Float, Int
@@ -11,7 +12,8 @@ from torch import Tensor, nn
 from embedlayer.bounds import as_ids
 from embedlayer.errors import ShapeError, SizeError
 from embedlayer.files import JsonObject
-from embedlayer.layers.one_pass import gather_scale_add, scale_add_drop
+from embedlayer.layers.fused_embedding import gather_scale_add, scale_add_drop
+from embedlayer.layers.steps import TABLE_METHODS, TokenBatch, TracedStep, input_steps, run_steps, trace_steps
 from embedlayer.overrides import has_hooks, is_current, is_unchanged
 from embedlayer.positions.alibi import AlibiBias
 from embedlayer.positions.learned import LearnedPositionalEmbedding
@@ -35,7 +37,7 @@ GPT_CONFIG_124M: dict[str, Any] = {
     "drop_rate": 0.1,
     "qkv_bias": False,
 }
-"""GPT-2 small as the book "Build a Large Language Model From Scratch" writes it, with a context of 256."""
+"""Sizes of GPT-2 small, named as in "Build a Large Language Model From Scratch", with a context of 256."""
 
 
 def make_position(
@@ -47,10 +49,12 @@ def make_position(
     head_dim: int | None = None,
     init_std: float = 0.02,
 ) -> Position:
-    """A position scheme by its name; `"relative"` is T5's for decoders, `"scaled-sinusoidal"` learns one factor.
+    """Return a new position scheme of a given name.
+
+    `"relative"` is T5's bias for decoders; `"scaled-sinusoidal"` has one learned factor, which starts at `1/sqrt(D)`.
 
     Raises:
-        SizeError: The name is unknown, or a scheme that works on heads is asked for without `num_heads`.
+        SizeError: The name is unknown, or the scheme works on heads and `num_heads` is `None`.
     """
     if name == "learned":
         return LearnedPositionalEmbedding(max_seq_len, embed_dim, init_std=init_std)
@@ -62,7 +66,7 @@ def make_position(
         )
     if name == "none":
         return Position()
-    if name not in ("rotary", "alibi", "relative"):
+    if name not in get_args(PositionName):
         raise SizeError(f"Position {name!r} is none of: {', '.join(get_args(PositionName))}.")
     if num_heads is None:
         raise SizeError(f"{name} positions work on attention heads: give num_heads, or the position as an object.")
@@ -83,10 +87,10 @@ def as_position(
     num_heads: int | None = None,
     head_dim: int | None = None,
 ) -> Position:
-    """Return the position of a model of these sizes: `position` itself, or the scheme of that name.
+    """Return `position`, or a new scheme of that name, after a check against the sizes of the model.
 
     Raises:
-        SizeError: The name is unknown, the position was built for other sizes, or it is no position.
+        SizeError: The name is unknown, the position was built for other sizes, or the object is no `Position`.
     """
     if isinstance(position, str):
         position = make_position(
@@ -102,26 +106,100 @@ def as_position(
     return position
 
 
-class TransformerEmbedding(Pretrained):
-    """The input of a transformer: `dropout(position.add(scale * table(ids), positions))`.
+class InputOptions(TypedDict, total=False):
+    """Options of an input embedding besides the token IDs; `InputEmbedding.forward` describes them."""
+
+    inputs_embeds: Float[Tensor, "*batch T D"] | None
+    positions: Positions | None
+    attention_mask: AttentionMask | None
+
+
+class InputParts(NamedTuple):
+    """The modules of an input embedding; `dropout` is `None` for a layer without dropout."""
+
+    table: nn.Module
+    position: Position
+    dropout: nn.Module | None = None
+
+
+class InputEmbedding(Pretrained, ABC):
+    """Abstract: a layer that computes `dropout(position.add(table(ids), positions))`."""
+
+    @property
+    @abstractmethod
+    def parts(self) -> InputParts:
+        """The table, the position and the dropout of this layer."""
+
+    def forward(
+        self,
+        ids: IdsLike | None = None,
+        *,
+        inputs_embeds: Float[Tensor, "*batch T D"] | None = None,
+        positions: Positions | None = None,
+        attention_mask: AttentionMask | None = None,
+    ) -> Float[Tensor, "*batch T D"]:
+        """Compute vectors `(T, D)` or `(B, T, D)` from token IDs `(T,)` or `(B, T)`.
+
+        Args:
+            ids: Token IDs.
+            inputs_embeds: Vectors in place of `table(ids)`, scale included, as in transformers. Positions and dropout
+                are applied to them.
+            positions: Position of each token, `(T,)` or the shape of `ids`; by default `positions_of(ids,
+                attention_mask)`.
+            attention_mask: Padding and packed documents, as in `positions_of`.
+
+        Raises:
+            TokenIdError: An ID is outside the table.
+            PositionError: The sequence is longer than the scheme covers.
+            SizeError: Both or neither of `ids` and `inputs_embeds` are passed.
+            ShapeError: `ids` are no integers, or `inputs_embeds` have another width.
+        """
+        table, position, dropout = self.parts
+        return embed(ids, table, position, positions, attention_mask, inputs_embeds=inputs_embeds, dropout=dropout)
+
+    def trace(self, ids: IdsLike | None = None, **options: Unpack[InputOptions]) -> Iterator[TracedStep]:
+        """Yield the vectors after each step of `forward`, with the name and a description of the step.
+
+        Arguments and errors are those of `forward`. The last vectors equal its result, up to one rounding where
+        `forward` fuses multiplication and addition; dropout in training draws a new mask.
+
+        Example:
+            >>> layer = TransformerEmbedding(100, 16, max_seq_len=8).eval()
+            >>> for step in layer.trace(torch.tensor([5, 2, 7])):
+            ...     print(f"{step.name}: {step.description}")
+            look_up: a table of 100 × 16
+            scale: each row times 4 = √D
+            positions: LearnedPositionalEmbedding: adds a vector for each position
+            dropout: p = 0.1, in training only
+        """
+        return trace_embed(ids, *self.parts, **options)
+
+    def check(self) -> None:
+        """Wait for the device and raise the error of a bad ID or position since the last check."""
+        for part in (self.parts.table, self.parts.position):
+            part.check()  # type: ignore[operator]  # tables and positions have it
+
+
+class TransformerEmbedding(InputEmbedding):
+    """Input embedding of a transformer: `dropout(position.add(scale * table(ids), positions))`.
 
     Args:
-        vocab_size: Rows of the table, V.
+        vocab_size: Number of tokens, V.
         embed_dim: Width of a row, D.
         max_seq_len: Longest sequence.
-        dropout: Share of the numbers set to 0 in training.
+        dropout: Probability of setting an element to 0 in training.
         position: A `Position`, or the name of one: `"learned"`, `"sinusoidal"`, `"scaled-sinusoidal"`, `"rotary"`,
-            `"alibi"`, `"relative"`, `"none"`. Those that rotate or are biases add nothing here: hand `layer.position`
-            to the attention, which calls `rotate` and `bias`.
-        scale: Factor on the looked-up rows: a number, `"sqrt_dim"` (the original Transformer), or `None`.
-        padding_idx: Row that is zero and stays zero; `None` for no such row.
+            `"alibi"`, `"relative"`, `"none"`. Rotations and biases add nothing here: pass `layer.position` to the
+            attention, which calls `rotate` and `bias`.
+        scale: Factor applied to looked-up rows: a number, `"sqrt_dim"` (the original Transformer), or `None` for 1.
+        padding_idx: Token whose row is zero and stays zero, or `None`.
         init_std: Standard deviation of the normal initialisation: a number, or `"1/sqrt_dim"`.
-        num_heads: Query heads; needed for `"rotary"`, `"alibi"` and `"relative"`.
-        table: A table to use instead of a fresh one of these sizes, which keeps its own scale and padding; or a plain
-            `nn.Embedding`, whose weight is used (`TokenEmbedding.from_embedding`), without scale.
+        num_heads: Query heads; required for `"rotary"`, `"alibi"` and `"relative"`.
+        table: A table to use instead of a new one; it keeps its own scale and padding. The weight of a plain
+            `nn.Embedding` is used without scale (`TokenEmbedding.from_embedding`).
 
     Raises:
-        SizeError: A size is below 1, or `table` or `position` has other sizes.
+        SizeError: A size is below 1, or `table` or `position` was built for other sizes.
 
     Example:
         >>> layer = TransformerEmbedding(vocab_size=1000, embed_dim=64, max_seq_len=128)
@@ -166,24 +244,24 @@ class TransformerEmbedding(Pretrained):
         super().__setattr__(name, value)
 
     @property
-    def token_embedding(self) -> "UnscaledRows":
+    def token_embedding(self) -> "UnscaledLookup":
         """The look-up without the scale: `layer(ids)` is `dropout(token_embedding(ids) * scale + position vectors)`."""
-        return UnscaledRows(self.table)
+        return UnscaledLookup(self.table)
 
     @property
     def position_embedding(self) -> Position:
-        """`position`: called with positions, an additive scheme returns their vectors."""
+        """The same object as `position`; an additive scheme that is called with positions returns their vectors."""
         return self.position
 
     @property
     def scale(self) -> float | Tensor:
-        """Factor on the looked-up rows: the table's, or 1."""
+        """Factor that the table applies to looked-up rows; 1 for a table without one."""
         factor = self.table.factor
         return 1.0 if factor is None else factor
 
     @property
     def config(self) -> JsonObject:
-        """The constructor's arguments."""
+        """The constructor's arguments as JSON."""
         return {
             "vocab_size": self.table.vocab_size,
             "embed_dim": self.table.embed_dim,
@@ -193,47 +271,14 @@ class TransformerEmbedding(Pretrained):
             "position": describe(self.position),
         }
 
-    def forward(
-        self,
-        ids: IdsLike | None = None,
-        *,
-        inputs_embeds: Float[Tensor, "*batch T D"] | None = None,
-        positions: Positions | None = None,
-        attention_mask: AttentionMask | None = None,
-    ) -> Float[Tensor, "*batch T D"]:
-        """Turn token IDs `(T,)` or `(B, T)` into vectors `(T, D)` or `(B, T, D)`.
-
-        Args:
-            ids: Token IDs.
-            inputs_embeds: Vectors in place of `table(ids)`, scale included, as in transformers: positions and dropout
-                follow.
-            positions: Where each token stands, `(T,)` or the shape of `ids`; by default from 0, or as the mask says.
-            attention_mask: Padding and packed documents, as in `positions_of`.
-
-        Raises:
-            TokenIdError: An ID is outside the table.
-            PositionError: The sequence is longer than the positions cover.
-            SizeError: Both or neither of `ids` and `inputs_embeds` are given.
-            ShapeError: `ids` are no integers, or `inputs_embeds` have another width.
-        """
-        return embed(
-            ids,
-            self.table,
-            self.position,
-            positions,
-            attention_mask,
-            inputs_embeds=inputs_embeds,
-            dropout=self.dropout,
-        )
-
-    def check(self) -> None:
-        """Wait for the device and raise the error of a bad ID or position since the last check."""
-        self.table.check()
-        self.position.check()
+    @property
+    def parts(self) -> InputParts:
+        """The table, the position and the dropout."""
+        return InputParts(self.table, self.position, self.dropout)
 
 
-class UnscaledRows:
-    """A table whose calls leave the scale out: `rows(ids)` is `table.look_up(ids)`; all else is the table's.
+class UnscaledLookup:
+    """A view of a table: `view(ids)` looks rows up without the scale; all attributes are those of the table.
 
     Example:
         >>> layer = TransformerEmbedding(100, 16, 12, dropout=0.0, scale=4.0)
@@ -246,7 +291,7 @@ class UnscaledRows:
         self.table = table
 
     def __call__(self, ids: IdsLike) -> Vectors:
-        """Return the rows of `ids` as stored, `(..., T)` to `(..., T, D)`."""
+        """Return the stored rows of `ids`, `(..., T)` to `(..., T, D)`."""
         return self.table.look_up(as_ids(ids, beside=self.table))
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -256,22 +301,22 @@ class UnscaledRows:
             setattr(self.table, name, value)
 
     def __getattr__(self, name: str) -> Any:
-        if name == "table":  # not there yet while an instance is copied
+        if name == "table":  # not set yet while an instance is copied
             raise AttributeError(name)
         return getattr(self.table, name)
 
     def __repr__(self) -> str:
-        return f"UnscaledRows({self.table!r})"
+        return f"UnscaledLookup({self.table!r})"
 
 
-class GPTEmbedding(Pretrained):
-    """The input of GPT-2: `tok_emb(ids) + pos_emb(positions)`, without scale and without dropout.
+class GPTEmbedding(InputEmbedding):
+    """Input embedding of GPT-2: `tok_emb(ids) + pos_emb(positions)`, without scale and without dropout.
 
     Args:
-        vocab_size: Rows of the table, V.
+        vocab_size: Number of tokens, V.
         emb_dim: Width of a row, D.
         context_size: Longest sequence.
-        init_std: Standard deviation of both tables' normal initialisation.
+        init_std: Standard deviation of the normal initialisation of both tables.
 
     Raises:
         SizeError: A size is below 1.
@@ -290,7 +335,7 @@ class GPTEmbedding(Pretrained):
 
     @property
     def config(self) -> JsonObject:
-        """The constructor's arguments."""
+        """The constructor's arguments as JSON."""
         return {
             "vocab_size": self.tok_emb.vocab_size,
             "emb_dim": self.tok_emb.embed_dim,
@@ -298,21 +343,10 @@ class GPTEmbedding(Pretrained):
             "init_std": self.tok_emb.init_std,
         }
 
-    def forward(
-        self,
-        ids: IdsLike | None = None,
-        *,
-        inputs_embeds: Float[Tensor, "*batch T D"] | None = None,
-        positions: Positions | None = None,
-        attention_mask: AttentionMask | None = None,
-    ) -> Float[Tensor, "*batch T D"]:
-        """Turn token IDs `(T,)` or `(B, T)` into vectors; arguments and errors as in `TransformerEmbedding`."""
-        return embed(ids, self.tok_emb, self.pos_emb, positions, attention_mask, inputs_embeds=inputs_embeds)
-
-    def check(self) -> None:
-        """Wait for the device and raise the error of a bad ID or position since the last check."""
-        self.tok_emb.check()
-        self.pos_emb.check()
+    @property
+    def parts(self) -> InputParts:
+        """The token table and the position table."""
+        return InputParts(self.tok_emb, self.pos_emb)
 
 
 def embed(
@@ -325,41 +359,54 @@ def embed(
     inputs_embeds: Float[Tensor, "*batch T D"] | None = None,
     dropout: nn.Module | None = None,
 ) -> Float[Tensor, "*batch T D"]:
-    """Return `dropout(position.add(table(ids), positions))`: the one definition of the input embedding.
+    """Compute `dropout(position.add(table(ids), positions))`.
 
-    It is computed by these calls, or in one pass over the vectors where nobody could notice: where the methods are ours
-    and not overridden or replaced, and there are no hooks.
+    The steps of `input_steps` compute it. Where all methods are those of embedlayer and there are no hooks, so that
+    the difference cannot be observed, one pass over the vectors computes the same.
 
     Args:
-        ids: Token IDs.
-        table: What each token is: a `TokenTable`, or a module that wraps one.
-        position: Where each token is.
-        positions: By default `positions_of(ids, attention_mask)`.
+        ids: Token IDs, or `None` with `inputs_embeds`.
+        table: A `TokenTable`, or a module that wraps one.
+        position: Position scheme.
+        positions: Position of each token; by default `positions_of(ids, attention_mask)`.
         attention_mask: Padding and packed documents, as in `positions_of`.
         inputs_embeds: Vectors in place of `table(ids)`.
         dropout: Called last; `None` for no dropout.
 
     Raises:
-        SizeError: Both or neither of `ids` and `inputs_embeds` are given.
+        SizeError: Both or neither of `ids` and `inputs_embeds` are passed.
         ShapeError: `ids` are no sequence, or `inputs_embeds` have another width than the table.
     """
     ids = sequence_of(ids, inputs_embeds, table)
-    share = _share_of(dropout)
+    probability = _fusible_dropout(dropout)
     if inputs_embeds is None and _can_fuse(table, position):
-        x = _fused(ids, table, position, positions, attention_mask, dropout=share or 0.0)
-        return x if dropout is None or share is not None else dropout(x)
-    positions = positions_of(ids, attention_mask) if positions is None else positions
-    x = position.add(table(ids) if inputs_embeds is None else inputs_embeds, positions)
-    return x if dropout is None else dropout(x)
+        x = _fused(ids, table, position, positions, attention_mask, dropout=probability or 0.0)
+        return x if dropout is None or probability is not None else dropout(x)
+    batch = TokenBatch(ids, positions_of(ids, attention_mask) if positions is None else positions)
+    return run_steps(input_steps(table, position, dropout), batch, inputs_embeds)
+
+
+def trace_embed(
+    ids: IdsLike | None,
+    table: nn.Module,
+    position: Position,
+    dropout: nn.Module | None = None,
+    **options: Unpack[InputOptions],
+) -> Iterator[TracedStep]:
+    """Yield the steps of `embed(...)` with the vectors after each; arguments and errors are those of `embed`."""
+    inputs_embeds, positions = options.get("inputs_embeds"), options.get("positions")
+    ids = sequence_of(ids, inputs_embeds, table)
+    positions = positions_of(ids, options.get("attention_mask")) if positions is None else positions
+    yield from trace_steps(input_steps(table, position, dropout), TokenBatch(ids, positions), inputs_embeds)
 
 
 def sequence_of(
     ids: IdsLike | None, inputs_embeds: Float[Tensor, "*batch T D"] | None, table: nn.Module
 ) -> Int[Tensor, "*batch T"]:
-    """Return the token IDs as a tensor, or, where vectors are given in their place, zeros of the IDs' shape.
+    """Return the token IDs as a checked tensor; with `inputs_embeds`, zeros of the shape that the IDs would have.
 
     Raises:
-        SizeError: Both or neither are given.
+        SizeError: Both or neither of `ids` and `inputs_embeds` are passed.
         ShapeError: The IDs are no sequence, or the vectors have another width than the table.
     """
     if (ids is None) == (inputs_embeds is None):
@@ -379,7 +426,6 @@ def sequence_of(
     return found
 
 
-_TABLE: dict[str, Callable[..., Any]] = {"__call__": nn.Module.__call__, "forward": TokenTable.forward}
 _ADDITIVE: dict[str, Callable[..., Any]] = {
     "__call__": nn.Module.__call__,
     "forward": AdditivePosition.forward,
@@ -387,28 +433,28 @@ _ADDITIVE: dict[str, Callable[..., Any]] = {
 }
 _NEUTRAL: dict[str, Callable[..., Any]] = {"add": Position.add}
 _DROPOUT: dict[str, Callable[..., Any]] = {"__call__": nn.Module.__call__, "forward": nn.Dropout.forward}
-"""The methods that one pass stands for, as they are when this is imported."""
+"""Methods that the fused computation replaces, saved at import to detect later changes."""
 
 
 def _can_fuse(table: nn.Module, position: Position) -> TypeGuard[TokenTable]:
-    """Return whether nobody could tell one pass from the calls of `table` and `position.add`.
+    """Return whether the fused computation cannot be told apart from calls of `table` and `position.add`.
 
-    A compiled graph is made from the calls: the compiler fuses them itself.
+    Under `torch.compile` it is never used: the compiler fuses the steps itself.
     """
     if torch.compiler.is_compiling() or not isinstance(table, TokenTable):
         return False
-    if has_hooks(table) or not is_unchanged(table, **_TABLE):
+    if has_hooks(table) or not is_unchanged(table, **TABLE_METHODS):
         return False
     return is_unchanged(position, **_NEUTRAL) or (is_unchanged(position, **_ADDITIVE) and not has_hooks(position))
 
 
-def _reads_stored(part: TokenTable | AdditivePosition, definition: str) -> bool:
-    """Return whether `part.stored` may be read in place of a call of the method `definition`."""
+def _has_current_stored(part: TokenTable | AdditivePosition, definition: str) -> bool:
+    """Return whether `part.stored` still agrees with the method `definition`, which nothing overrides or replaces."""
     return definition not in vars(part) and is_current(type(part), "stored", definition)
 
 
-def _share_of(dropout: nn.Module | None) -> float | None:
-    """Return the share of numbers that `dropout` sets to 0, or `None` where it has to be called."""
+def _fusible_dropout(dropout: nn.Module | None) -> float | None:
+    """Return the current probability of a plain `nn.Dropout`; `None` for modules that must be called."""
     if not isinstance(dropout, nn.Dropout) or has_hooks(dropout) or not is_unchanged(dropout, **_DROPOUT):
         return None
     return dropout.p if dropout.training else 0.0
@@ -423,15 +469,15 @@ def _fused(
     *,
     dropout: float,
 ) -> Float[Tensor, "*batch T D"]:
-    """Compute `embed` in one pass over the vectors that were looked up."""
+    """Compute `embed` in one pass over the looked-up vectors."""
     if not isinstance(position, AdditivePosition):
         return scale_add_drop(table.look_up(ids), table.factor, None, dropout)
     addend = None
-    if positions is None and attention_mask is None and _reads_stored(position, "vectors"):
+    if positions is None and attention_mask is None and _has_current_stored(position, "vectors"):
         addend = position.stored(ids.shape[-1])
     if addend is None:
         addend = position.vectors(positions_of(ids, attention_mask) if positions is None else positions)
-    if not dropout and not torch.is_grad_enabled() and _reads_stored(table, "look_up"):
+    if not dropout and not torch.is_grad_enabled() and _has_current_stored(table, "look_up"):
         found = table.stored(ids)
         if found is not None:
             return gather_scale_add(*found, table.factor, addend)

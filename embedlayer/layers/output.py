@@ -1,4 +1,4 @@
-"""The way out: hidden states to logits and loss, through the input's table or one of its own."""
+"""The LM head: hidden states to logits and loss, through the input table (tied) or its own weight (untied)."""
 
 from typing import Any, Unpack
 
@@ -8,7 +8,15 @@ from torch import Tensor, nn
 
 from embedlayer.errors import CheckpointError, SizeError
 from embedlayer.files import JsonObject
-from embedlayer.layers.in_place import AdaptedRows, Found, Place, adds_them_itself, looked_up, together, weight_of
+from embedlayer.layers.peft import (
+    AdaptedRows,
+    AdaptedTable,
+    ChildReference,
+    head_applies_adapters,
+    require_same_adapters,
+    resolve_table,
+    weight_of,
+)
 from embedlayer.losses.linear_cross_entropy import (
     LogitOptions,
     LossOptions,
@@ -24,29 +32,29 @@ from embedlayer.tables.table import TokenTable, check_sizes, check_width, loss_o
 
 
 class OutputHead(Pretrained, nn.Linear):
-    """Hidden states to a score for each token: `finish_logits(hidden @ weight.T)`.
+    """LM head: one logit for each token, `finish_logits(hidden @ weight.T)`.
 
-    Given a table it is tied: it refers to the table and owns no rows, so there is one parameter and one key in the
-    state, and `head.weight is table.weight`. Given sizes it is untied, an `nn.Linear` with a weight of its own:
-    `OutputHead(embed_dim, vocab_size)` in the order of `nn.Linear(in_features, out_features)`.
+    With a table the head is tied: it refers to the table and has no rows itself. There is one parameter and one key in
+    the state, and `head.weight is table.weight`. With sizes the head is untied, an `nn.Linear` with its own weight:
+    `OutputHead(embed_dim, vocab_size)`, in the order of `nn.Linear(in_features, out_features)`.
 
     Args:
         table: The table to tie to; or for an untied head its `in_features`, the width of the hidden state, D.
-        out_features: Tokens, V, of an untied head.
-        in_features: As the first argument.
+        out_features: Number of tokens, V, of an untied head.
+        in_features: The same as an integer `table`.
         vocab_size: Another name of `out_features`.
         embed_dim: Another name of `in_features`.
-        bias: Learn one number per token that is added to its logit.
-        softcap: `softcap * tanh(logits / softcap)`; `None` for none.
-        logit_scale: Factor on the products.
-        mask_padding: Make the logit of the padding token -inf.
-        padding_idx: Padding token of a free head; a tied head takes its table's.
-        init_std: Standard deviation of a free head's normal initialisation.
-        device: Where to put the rows of an untied head, and the bias.
-        dtype: In which type.
+        bias: Whether to learn a bias for each token, which is added to its logit.
+        softcap: Return `softcap * tanh(logits / softcap)`; `None` for no cap.
+        logit_scale: Factor applied to `hidden @ weight.T`.
+        mask_padding: Whether to set the logit of the padding token to -inf.
+        padding_idx: Padding token of an untied head, or `None`; a tied head has that of its table.
+        init_std: Standard deviation of the normal initialisation of an untied head.
+        device: Device of the rows of an untied head and of the bias.
+        dtype: Dtype of the rows of an untied head and of the bias.
 
     Raises:
-        SizeError: Neither a table nor both sizes are given, or both are; or the table is row-sparse, or a plain
+        SizeError: Neither a table nor both sizes are passed, or both are; or the table is row-sparse, or a plain
             `nn.Embedding`.
 
     Example:
@@ -57,7 +65,7 @@ class OutputHead(Pretrained, nn.Linear):
         >>> head(table(torch.tensor([[1, 2, 3]]))).shape
         torch.Size([1, 3, 100])
         >>> OutputHead(8, 100)
-        OutputHead(8, 100, free)
+        OutputHead(8, 100, untied)
 
     Reference: Press and Wolf, Using the output embedding to improve language models, 2017.
     """
@@ -101,11 +109,11 @@ class OutputHead(Pretrained, nn.Linear):
         else:
             table = as_table(table, registered=False)
             if (vocab_size, embed_dim, padding_idx) != (None, None, None):
-                raise SizeError("A tied OutputHead takes its sizes and padding from the table: give only the table.")
+                raise SizeError("A tied OutputHead takes its sizes and padding from the table: pass only the table.")
             if table.row_sparse:
                 raise SizeError(
                     "A head cannot be tied to a row-sparse table: the loss sends a gradient to every row.\n"
-                    "Give the model a head of its own (OutputHead(vocab_size=..., embed_dim=...)), or build the table "
+                    "Use an untied head (OutputHead(vocab_size=..., embed_dim=...)), or build the table "
                     "with row_sparse=False."
                 )
             nn.Module.__init__(self)
@@ -116,16 +124,19 @@ class OutputHead(Pretrained, nn.Linear):
         self.__dict__["table"] = table  # past Module.__setattr__: referred to, not registered
 
     def follow(self, parent: nn.Module, table: str = "table", head: str = "head") -> "OutputHead":
-        """Read the table through its place in a module, so that this head sees what PEFT puts there.
+        """Read the table as the child `table` of `parent` from now on, so that the head sees PEFT's replacements.
 
-        `DecoderLM`, `EmbeddingLayer` and `patch` call it; a module of your own that has a table and a tied head calls
-        it once. LoRA on the table, trainable tokens and a trained copy (`modules_to_save`) are followed; any other
-        module in the table's place, and LoRA on the head itself, is an error at the next call.
+        `DecoderLM`, `EmbeddingLayer` and `patch` call it; your own module with a table and a tied head calls it once.
+        LoRA on the table, trainable tokens and a trained copy (`modules_to_save`) are supported. Any other module in
+        the place of the table, and LoRA on the head itself, is an error at the next call.
 
         Args:
             parent: The module that has the table and this head as children.
-            table: Name of the table there.
-            head: Name of this head there.
+            table: Name of the table in `parent`.
+            head: Name of this head in `parent`.
+
+        Returns:
+            This head.
 
         Example:
             >>> model = nn.Module()
@@ -134,27 +145,27 @@ class OutputHead(Pretrained, nn.Linear):
             >>> model.head.tied
             True
         """
-        return self.follow_places([Place(parent, table)], Place(parent, head))
+        return self.follow_references([ChildReference(parent, table)], ChildReference(parent, head))
 
-    def follow_places(self, tables: list[Place], head: Place) -> "OutputHead":
-        """Read the rows through any of these places, which share one weight; see `follow`."""
-        self.__dict__["table_places"], self.__dict__["head_place"] = tables, head
+    def follow_references(self, tables: list[ChildReference], head: ChildReference) -> "OutputHead":
+        """Read the rows through these references to tables that share one weight; see `follow`."""
+        self.__dict__["table_references"], self.__dict__["head_reference"] = tables, head
         self.__dict__["adapted_rows"] = AdaptedRows(self._adapted_table)
         return self
 
     @property
     def table(self) -> TokenTable | None:
-        """The table that the head reads now; `None` where it reads rows of its own.
+        """The table that the head reads now, adapters included; `None` for an untied head.
 
         Raises:
-            CheckpointError: PEFT has put something on the table or on the head that a tied head cannot follow.
+            CheckpointError: PEFT has replaced the table or the head by a module that a tied head cannot read.
         """
         own: TokenTable | None = self.__dict__["table"]
-        if not self._found():
+        if not self._resolved():
             return own
         found = self._adapted_table()
-        if self.__dict__["head_place"].module is not self and adds_them_itself(
-            self, self.__dict__["head_place"], found.adapters
+        if self.__dict__["head_reference"].module is not self and head_applies_adapters(
+            self, self.__dict__["head_reference"], found.adapters
         ):
             return own
         table = found.table
@@ -162,21 +173,26 @@ class OutputHead(Pretrained, nn.Linear):
             if own is None and not found.adapters:
                 return None
             raise CheckpointError(
-                f"A tied head reads the rows of a table of embedlayer, and there is a {type(table).__name__} in its "
-                f"place now: call TokenEmbedding.from_embedding or embedlayer.patch first."
+                f"A tied head reads the rows of a table of embedlayer, and its table was replaced by a "
+                f"{type(table).__name__}: call TokenEmbedding.from_embedding or embedlayer.patch first."
             )
         if found.adapters:
             adapted: TokenTable = self.__dict__["adapted_rows"]
             return adapted
         return None if own is None and isinstance(table, TokenEmbedding) else table
 
-    def _adapted_table(self) -> Found:
-        return together(self._found())
+    def _adapted_table(self) -> AdaptedTable:
+        """Return the referenced table with its adapters.
 
-    def _found(self) -> list[Found]:
-        """Return what is looked up in the places of the table; with a weight of one's own, where it is that weight."""
-        places: list[Place] = self.__dict__.get("table_places", [])
-        found = [looked_up(place.module, place.name) for place in places if place.module is not None]
+        Raises:
+            CheckpointError: Several tables are referenced and their adapters differ.
+        """
+        return require_same_adapters(self._resolved())
+
+    def _resolved(self) -> list[AdaptedTable]:
+        """Return the referenced tables; for a head with its own weight, those that share this weight."""
+        references: list[ChildReference] = self.__dict__.get("table_references", [])
+        found = [resolve_table(each.module, each.name) for each in references if each.module is not None]
         if self.__dict__.get("table") is not None:
             return found
         weight = self._parameters.get("weight")  # transformers may tie and untie it
@@ -184,14 +200,14 @@ class OutputHead(Pretrained, nn.Linear):
 
     @property
     def tied(self) -> bool:
-        """Whether the rows are the table's."""
-        return self.__dict__.get("table") is not None or bool(self._found())
+        """Whether the head uses the rows of a table."""
+        return self.__dict__.get("table") is not None or bool(self._resolved())
 
-    # As in TokenEmbedding, the weight says how large the head is, however it was assigned.
+    # The weight gives the sizes, as in TokenEmbedding, so that an assigned weight of another size is right.
 
     @property
     def out_features(self) -> int:
-        """Tokens, V, under torch's name."""
+        """Number of tokens, V, under the name of `nn.Linear`."""
         if self.__dict__.get("table") is not None:
             size: int = self._rows_of().vocab_size
             return size
@@ -204,7 +220,7 @@ class OutputHead(Pretrained, nn.Linear):
 
     @property
     def in_features(self) -> int:
-        """Width of the hidden state, D, under torch's name."""
+        """Width of the hidden state, D, under the name of `nn.Linear`."""
         if self.__dict__.get("table") is not None:
             size: int = self._rows_of().embed_dim
             return size
@@ -219,12 +235,12 @@ class OutputHead(Pretrained, nn.Linear):
 
     def _rows_of(self) -> Any:
         """Return the table of a tied head, without adapters."""
-        found = self._found()
+        found = self._resolved()
         return found[0].table if found else self.__dict__["table"]
 
     @property
     def config(self) -> JsonObject:
-        """The constructor's arguments, without the table of a tied head."""
+        """The constructor's arguments as JSON, without the table of a tied head."""
         options: JsonObject = {
             "bias": self.bias is not None,
             "softcap": self.softcap,
@@ -237,7 +253,7 @@ class OutputHead(Pretrained, nn.Linear):
         return {**sizes, **options, "padding_idx": self.padding_idx, "init_std": self.init_std}
 
     def reset_parameters(self) -> None:
-        """Draw the weight of an untied head from N(0, init_std^2); a bias starts at 0. A tied head owns no rows."""
+        """Draw the weight of an untied head from N(0, init_std²) and set the bias to 0; a tied table stays."""
         if not self.tied:
             draw_(self.weight, std=self.init_std)
         if self.bias is not None:
@@ -248,17 +264,17 @@ class OutputHead(Pretrained, nn.Linear):
         return self._rows_of().weight if tied else super().__getattr__(name)
 
     def register_parameter(self, name: str, param: nn.Parameter | None) -> None:
-        """As in torch; of a tied head `weight` is the table's, and may be assigned only that.
+        """Register a parameter as in torch; a tied head accepts as `weight` only the weight of its table.
 
         Raises:
-            SizeError: It is another one.
+            SizeError: A tied head is given another weight.
         """
         if name != "weight" or self.__dict__.get("table") is None:
             super().register_parameter(name, param)
         elif param is not self.weight:
             raise SizeError(
                 "This head is tied: its weight is the table's. Assign the table's weight (table.weight = ...), which "
-                "the head reads too, or give the model an untied head: OutputHead(embed_dim, vocab_size)."
+                "the head reads too, or use an untied head: OutputHead(embed_dim, vocab_size)."
             )
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -268,14 +284,18 @@ class OutputHead(Pretrained, nn.Linear):
             super().__setattr__(name, value)
 
     def forward(self, hidden: Float[Tensor, "*batch D"]) -> Float[Tensor, "*batch V"]:
-        """A score for each token, `(..., D)` to `(..., V)`."""
+        """Return a logit for each token, `(..., D)` to `(..., V)`.
+
+        Raises:
+            ShapeError: `hidden` has another width than the rows.
+        """
         table, options = self.table, self.logit_options()
         if table is not None:
             return table.logits(hidden, **options)
         check_width(hidden, self.in_features)
         if self.logit_scale != 1.0:
             return finish_logits(nn.functional.linear(hidden, self.weight), **options)
-        options["bias"] = None  # as in nn.Linear it is added where the products are made, before they are rounded
+        options["bias"] = None  # as in nn.Linear it is added where the product is computed, before rounding
         return finish_logits(nn.functional.linear(hidden, self.weight, self.bias), **options)
 
     def loss(
@@ -283,10 +303,10 @@ class OutputHead(Pretrained, nn.Linear):
     ) -> Float[Tensor, "*result"]:
         """Return the cross entropy of `targets` under `softmax(head(hidden))`, in nats per token.
 
-        Where `forward` is overridden or replaced, it is the loss of its logits; options of the logits are then its own.
+        Where `forward` is overridden or replaced, the loss uses its logits and ignores the logit options of this head.
 
         Args:
-            hidden: What the last block gives.
+            hidden: Output of the last block, normalised.
             targets: Token IDs, or `ignore_index`.
             **options: See `LossOptions`.
         """
@@ -302,19 +322,19 @@ class OutputHead(Pretrained, nn.Linear):
     def token_log_probs(
         self, hidden: Float[Tensor, "*batch D"], tokens: Int[Tensor, "*batch"], **options: Unpack[ScoreOptions]
     ) -> Float[Tensor, "*batch"]:
-        """Log-probability of each given token under `softmax(head(hidden))`, in nats, without logits."""
+        """Return the log-probability of each token under `softmax(head(hidden))`, in nats, without building logits."""
         return -self.loss(hidden, tokens, **options, reduction="none")
 
     def logit_options(self) -> LogitOptions:
-        """What stands between the products and the logits of this head.
+        """Return the options of `finish_logits` for this head: scale, bias, softcap and padding.
 
         Raises:
-            SizeError: The bias has another size than the rows, of which there may be others by now.
+            SizeError: The bias has another size than the rows, which may have been resized.
         """
         if self.bias is not None and self.bias.shape[0] != self.out_features:
             raise SizeError(
                 f"The head has {self.out_features} rows and a bias of {self.bias.shape[0]} numbers: assign a bias of "
-                f"that size too, or change both with embedlayer.edit_vocabulary."
+                f"the same size, or change both with embedlayer.edit_vocabulary."
             )
         return {
             "logit_scale": self.logit_scale,
@@ -325,19 +345,23 @@ class OutputHead(Pretrained, nn.Linear):
         }
 
     def extra_repr(self) -> str:
-        """Sizes and options, for `print`."""
-        parts = [f"{self.in_features}, {self.out_features}", "tied" if self.tied else "free"]
+        """Return sizes and options, for `print`."""
+        parts = [f"{self.in_features}, {self.out_features}", "tied" if self.tied else "untied"]
         parts += [f"softcap={self.softcap:g}"] if self.softcap is not None else []
         parts += [f"logit_scale={self.logit_scale:g}"] if self.logit_scale != 1.0 else []
         return ", ".join(parts)
 
 
 def _one_of(value: int | None, other: int | None, name: str) -> int | None:
-    """Return the one of two names for the same size that was passed, or `None`."""
+    """Return the size that was passed under one of two names; `None` if neither was.
+
+    Raises:
+        SizeError: Both were passed.
+    """
     if value is not None and other is not None:
         raise SizeError(f"{name} was passed twice: {value} and {other}.")
     return other if value is None else value
 
 
 _FORWARD = {"forward": OutputHead.forward}
-"""What the fused loss stands for."""
+"""The method that the fused loss replaces, saved at import to detect later changes."""

@@ -7,7 +7,7 @@ from torch import Tensor
 from embedlayer.errors import ShapeError
 from embedlayer.positions.position import AttentionMask, Position, positions_of
 from embedlayer.positions.rotary import RotaryEmbedding
-from embedlayer.positions.rotary_scaling import DynamicNTK, LongRope
+from embedlayer.positions.rotary_scaling import DynamicNTKScaling, LongRopeScaling
 from embedlayer.shapes import Positions
 
 
@@ -33,7 +33,7 @@ class KeyValueCache:
     Start with an empty cache and pass it to every call of the model. Each call reads the new tokens only, attends to
     the cached ones, and appends the new ones.
 
-    Some frequencies depend on the length of the sequence (`DynamicNTK`, `LongRope`). When the length grows past the
+    Some frequencies depend on the length of the sequence (`DynamicNTKScaling`, `LongRopeScaling`). When the length grows past the
     trained length, the cached keys are rotated to the new angles. Values and keys of later blocks still come from
     attention with the earlier angles, so logits then differ from those of reading the whole text. A position from
     `RotaryEmbedding.at_length` has fixed frequencies and avoids this.
@@ -102,7 +102,7 @@ class KeyValueCache:
         This changes nothing for schemes with angles that are independent of the length.
         """
         scaling = position.scaling if isinstance(position, RotaryEmbedding) else None
-        if not isinstance(scaling, DynamicNTK | LongRope) or scaling.length is not None:
+        if not isinstance(scaling, DynamicNTKScaling | LongRopeScaling) or scaling.length is not None:
             return
         assert isinstance(position, RotaryEmbedding)
         before, self.length = self.length, max(self.length, int(positions.max()) + 1)

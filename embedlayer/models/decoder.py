@@ -1,7 +1,7 @@
 """A small decoder-only language model: pre-norm blocks for any table, any position scheme and any head."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, Unpack
 
 import torch
@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from embedlayer.errors import CheckpointError, SizeError
 from embedlayer.families import OWN_MODEL_TYPE
 from embedlayer.files import JsonObject
-from embedlayer.layers.input import PositionName, as_position, embed, sequence_of
+from embedlayer.layers.input import InputOptions, PositionName, as_position, embed, sequence_of, trace_embed
 from embedlayer.layers.output import OutputHead
+from embedlayer.layers.steps import TracedStep
 from embedlayer.losses.linear_cross_entropy import LossOptions
 from embedlayer.models.cache import BlockCache, KeyValueCache
 from embedlayer.models.config import ModelConfig
@@ -300,6 +301,10 @@ class DecoderLM(Pretrained):
             x = block(x, self.position, positions, scores, None if cache is None else cache.block(number))
         normalised: Tensor = self.norm(x)
         return normalised
+
+    def trace(self, ids: IdsLike | None = None, **options: Unpack[InputOptions]) -> Iterator[TracedStep]:
+        """Yield the vectors after each step of the input embedding, as `TransformerEmbedding.trace` does."""
+        return trace_embed(ids, self.table, self.position, self.dropout, **options)
 
     def get_input_embeddings(self) -> nn.Module:
         """Return the table, or the module of PEFT that wraps it."""

@@ -30,7 +30,7 @@ def param_groups(model: nn.Module, *, weight_decay: float = 0.1) -> list[dict[st
     """
     kinds: dict[nn.Parameter, str] = {}
     heads = [head for head in model.modules() if isinstance(head, OutputHead)]
-    matrices = {rows for head in heads for rows in head.modules()}  # a free head that is divided holds a table
+    matrices = {rows for head in heads for rows in head.modules()}  # an untied head that is divided holds a table
     for module in model.modules():
         if module in matrices:
             continue

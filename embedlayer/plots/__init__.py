@@ -1,10 +1,10 @@
-"""Pictures of a table, its positions and its training (extra `plots`).
+"""Figures of tables, positions and training (extra `plots`).
 
-Each function returns a `matplotlib.figure.Figure` of its own: no pyplot, no current figure, nothing left behind in
-matplotlib's settings. Save one with `figure.savefig(path)`, or put it into a page with `svg(figure)`.
+Each function returns a new `matplotlib.figure.Figure`. It uses neither pyplot nor a current figure, and does not change
+matplotlib's settings. Save a figure with `figure.savefig(path)`, or embed it in an HTML page with `svg(figure)`.
 
-Colours are told apart with any kind of colour vision, and in grey. Texts and lines use a few fixed colours, so that
-a page can swap them for its own (`THEME`), and a picture can follow a dark page.
+The colours are distinct with any kind of colour vision and in grey. Texts and lines have a few fixed colours, which a
+page can replace by its own (`THEME`), for instance in dark mode.
 """
 
 from importlib import import_module

@@ -1,4 +1,4 @@
-"""Positions that speak inside attention: biases per head, rotated scores, and the angles behind them."""
+"""Position schemes inside attention: biases of the heads, rotated scores, and rotation angles."""
 
 import math
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ from embedlayer.plots.style import (
     point_colours,
 )
 from embedlayer.positions.position import Position
-from embedlayer.positions.rotary import TURN, RotaryEmbedding
+from embedlayer.positions.rotary import RotaryEmbedding
 
 if TYPE_CHECKING:
     import matplotlib.axes
@@ -35,23 +35,23 @@ if TYPE_CHECKING:
 def attention_bias(
     position: Position, *, length: int = 64, title: str = "Bias on attention scores, head by head"
 ) -> "matplotlib.figure.Figure":
-    """What a scheme adds to the scores of keys further back (ALiBi, T5), and the factor on their weight.
+    """Draw the bias on attention scores over the distance to the key, for each head (ALiBi, T5).
 
-    Left, the bias b of each head; right, `e^b`: before normalisation a key's attention weight is multiplied by it.
+    Left, the bias b of each head; right, `e^b`, the factor on an attention weight before normalisation.
 
     Args:
         position: A scheme that overrides `bias`.
-        length: Distances to show, 0 to `length - 1`.
-        title: The figure's title.
+        length: Number of distances to show, from 0.
+        title: Title of the figure.
 
     Raises:
-        SizeError: The scheme gives no bias.
+        SizeError: The scheme has no bias.
 
     Example:
         >>> figure = attention_bias(AlibiBias(8))
     """
-    if type(position).bias is Position.bias:
-        raise SizeError(f"{type(position).__name__} gives no bias: choose AlibiBias or RelativePositionBias.")
+    if position.hook != "bias":
+        raise SizeError(f"{type(position).__name__} has no bias: choose AlibiBias or RelativePositionBias.")
     picture = position_values(position, length)
     assert picture is not None  # it has a bias
     biases = picture.values.double()
@@ -76,7 +76,7 @@ def attention_bias(
 
 
 def _name_ends(figure: "matplotlib.figure.Figure", axes: "matplotlib.axes.Axes", values: Float[Tensor, "T H"]) -> None:
-    """Name the heads where their lines end, as many as find room."""
+    """Label the lines of the heads at their ends, as far as the labels do not overlap."""
     ends = torch.tensor([[len(values) - 1.0, end] for end in values[-1].tolist()])
     labels = {head: f"head {head}" for head in range(len(ends))}
     write_labels(figure, axes, numbers(ends), labels, most=16, sides=SIDES[:1], color=MUTED)
@@ -92,19 +92,21 @@ def rotary_scores(
     starts: Sequence[int] = (0, 1000),
     title: str = "Rotated scores depend on the distance only",
 ) -> "matplotlib.figure.Figure":
-    """The score of one query and one key over their distance, with the key at several places: the curves coincide.
+    """Draw the score of one query and one key over their distance, for several positions of the key.
+
+    The curves coincide, because rotated scores depend only on the distance.
 
     Args:
         position: A scheme that rotates.
-        length: Distances to show, 0 to `length - 1`.
-        q: The query before it is rotated; all channels `1 / sqrt(K)` if `None`.
-        k: The key before it is rotated; as the query if `None`.
-        starts: Where the key stands; the query stands a distance further on.
-        title: The figure's title.
+        length: Number of distances to show, from 0.
+        q: The query before rotation, `(K,)`; all channels `1 / sqrt(K)` if `None`.
+        k: The key before rotation, `(K,)`; equal to the query if `None`.
+        starts: Positions of the key; the query is at the key's position plus the distance.
+        title: Title of the figure.
 
     Raises:
         SizeError: The scheme does not rotate, or `starts` is empty.
-        ShapeError: `q` and `k` differ in width, or from the scheme's heads.
+        ShapeError: `q` or `k` has another width than the scheme's heads.
 
     Example:
         >>> figure = rotary_scores(RotaryEmbedding(64))
@@ -133,20 +135,20 @@ def scores_by_distance(
     k: Float[Tensor, " K"] | None,
     starts: Sequence[int],
 ) -> Float[Tensor, "S T"]:
-    """`rotate(q, start + d) . rotate(k, start)` for each start and each distance d below `length`."""
-    if type(position).rotate is Position.rotate or not starts:
-        raise SizeError(f"{type(position).__name__} rotates nothing, or no start was given: choose RotaryEmbedding.")
+    """Compute `rotate(q, start + d) · rotate(k, start)` for each start and each distance d below `length`."""
+    if position.hook != "rotate" or not starts:
+        raise SizeError(f"{type(position).__name__} does not rotate, or starts is empty: choose RotaryEmbedding.")
     width = int(getattr(position, "head_dim", 0))
-    device = _device(position)
+    device = position.device
     q = torch.full((width,), width**-0.5, device=device) if q is None else q
     k = q if k is None else k
     if len(q) != width or len(k) != width:
         raise ShapeError(f"q and k must have the {width} channels of a head, not {len(q)} and {len(k)}.")
     curves = []
     for start in starts:
-        places = torch.arange(start, start + length, device=device)
-        turned_q, turned_k = position.rotate(q.expand(1, 1, length, -1), k.expand(1, 1, length, -1), places[None])
-        curves.append(turned_q[0, 0] @ turned_k[0, 0, 0])
+        positions = torch.arange(start, start + length, device=device)[None]
+        rotated_q, rotated_k = position.rotate(q.expand(1, 1, length, -1), k.expand(1, 1, length, -1), positions)
+        curves.append(rotated_q[0, 0] @ rotated_k[0, 0, 0])
     return torch.stack(curves)
 
 
@@ -156,47 +158,52 @@ def rotary_angles(
     *,
     pairs: Sequence[int] | None = None,
     length: int = 12,
-    title: str = "How far rotary positions turn their pairs",
+    title: str = "Angles of rotary positions",
 ) -> "matplotlib.figure.Figure":
-    """Where position 0, 1, 2, ... turns a pair that starts on the right: fast pairs tell neighbours apart, slow ones
-    tell far places apart.
+    """Draw the angle of some pairs at positions 0, 1, 2, ...: fast pairs separate neighbours, slow pairs separate
+    distant positions.
 
     Args:
         position: Rotary positions.
-        pairs: Which pairs of channels, up to six; by default spread over all.
-        length: Positions to show.
-        title: The figure's title.
+        pairs: Indices of up to six pairs of channels; `None` for five that are spread over all pairs.
+        length: Number of positions to show.
+        title: Title of the figure.
 
     Raises:
-        SizeError: A pair that is not there, none, or more than six.
+        SizeError: A pair does not exist, or there are none or more than six.
 
     Example:
         >>> figure = rotary_angles(RotaryEmbedding(64))
     """
-    turning = position.rotary_dim // 2
+    count = position.rotary_dim // 2
     if pairs is None:
-        pairs = sorted({round(turn * (turning - 1) / 4) for turn in range(5)})
-    if not 1 <= len(pairs) <= 6 or not all(0 <= pair < turning for pair in pairs):
-        raise SizeError(f"Choose 1 to 6 of the {turning} pairs (0..{turning - 1}), not {list(pairs)}.")
-    places = torch.arange(length, device=_device(position))
-    cos, sin = position.cos_sin(places)
-    steps = position.turns_at(length).double() / TURN
-    radius = 1.25 * position.magnitude
+        pairs = sorted({round(quarter * (count - 1) / 4) for quarter in range(5)})
+    if not 1 <= len(pairs) <= 6 or not all(0 <= pair < count for pair in pairs):
+        raise SizeError(f"Choose 1 to 6 of the {count} pairs (0..{count - 1}), not {list(pairs)}.")
+    cos, sin = position.cos_sin(torch.arange(length, device=position.device))
+    frequencies = position.frequencies(length)
+    scaling = position.attention_scaling
     with new_figure(7.2, 0.8 + 6.6 / max(4, len(pairs))) as figure:
         entitle(figure, title)
         clocks = panels(figure, 1, len(pairs))[0]
         for axes, pair in zip(clocks, pairs, strict=True):
             around = torch.linspace(0, 2 * math.pi, 181)
-            axes.plot(*(numbers(position.magnitude * wave) for wave in (around.cos(), around.sin())), color=GRID)
+            axes.plot(*(numbers(scaling * wave) for wave in (around.cos(), around.sin())), color=GRID)
             x, y = numbers(cos[:, pair]), numbers(sin[:, pair])
             shades = point_colours()([place / max(1, length - 1) for place in range(length)])
             for place in range(length):
                 axes.plot([0, x[place]], [0, y[place]], color=shades[place], linewidth=0.9, alpha=0.7)
             dots = axes.scatter(x, y, c=range(length), cmap=point_colours(), s=22, linewidths=0, zorder=3)
-            axes.set(xlim=(-radius, radius), ylim=(-radius, radius), xticks=[], yticks=[], aspect="equal")
+            axes.set(
+                xlim=(-1.25 * scaling, 1.25 * scaling),
+                ylim=(-1.25 * scaling, 1.25 * scaling),
+                xticks=[],
+                yticks=[],
+                aspect="equal",
+            )
             axes.set_title(f"pair {pair}", fontweight="normal", fontsize=10, loc="center", pad=2)
-            turn = float(1 / steps[pair]) if steps[pair] else math.inf
-            axes.set_xlabel(f"a turn in\n{_count(turn)} positions", fontsize=8.5)
+            period = 2 * math.pi / float(frequencies[pair]) if frequencies[pair] else math.inf
+            axes.set_xlabel(f"one rotation in\n{_count(period)} positions", fontsize=8.5)
             for spine in axes.spines.values():
                 spine.set_visible(False)
         bar = colorbar(figure, dots, list(clocks), label="position")
@@ -204,11 +211,8 @@ def rotary_angles(
     return figure
 
 
-def _device(position: Position) -> torch.device:
-    return next((tensor.device for tensor in (*position.parameters(), *position.buffers())), torch.device("cpu"))
-
-
 def _count(value: float) -> str:
+    """Return a number of positions with three digits."""
     return (
         "infinitely many" if math.isinf(value) else f"{value:.1f}" if value < 100 else f"{float(f'{value:.3g}'):,.0f}"
     )

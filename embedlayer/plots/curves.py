@@ -1,4 +1,4 @@
-"""Single dimensions of positions as curves."""
+"""Curves of single dimensions over positions."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -23,16 +23,16 @@ def dimension_curves(
     length: int = 50,
     title: str = "Single dimensions over positions",
 ) -> "matplotlib.figure.Figure":
-    """Columns of a scheme as curves over positions, one strip for each group of columns.
+    """Draw columns of a scheme as curves over positions, one panel for each group of columns.
 
     Args:
         positions: As in `position_heatmap`.
-        dimensions: Columns of each strip, up to four; the default shows three sin/cos pairs of a width above 31.
-        length: Positions of a scheme to show.
-        title: The figure's title.
+        dimensions: Columns of each panel, up to four; by default three sin/cos pairs of a width of at least 32.
+        length: Number of positions of a scheme to show.
+        title: Title of the figure.
 
     Raises:
-        SizeError: No strip, more than four columns in one, or a column that is not there.
+        SizeError: There are no panels, a panel has more than four columns, or a column does not exist.
 
     Example:
         >>> figure = dimension_curves(SinusoidalPositionalEmbedding(64, 64))
@@ -42,11 +42,11 @@ def dimension_curves(
     width = values.shape[1]
     if not dimensions or not all(1 <= len(group) <= len(LINES) for group in dimensions):
         raise SizeError(
-            f"Each strip shows 1 to {len(LINES)} dimensions, and there must be one; asked for {dimensions}."
+            f"Each panel shows 1 to {len(LINES)} dimensions, and there must be a panel; found {dimensions}."
         )
     outside = [column for group in dimensions for column in group if not 0 <= column < width]
     if outside:
-        raise SizeError(f"{picture.column_label} {outside[0]} is not one of the {width} there are (0..{width - 1}).")
+        raise SizeError(f"{picture.column_label} {outside[0]} is outside the {width} columns (0..{width - 1}).")
     with new_figure(7.2, 0.9 + 1.15 * len(dimensions)) as figure:
         strips = panels(figure, len(dimensions), 1, sharex=True, sharey=True)[:, 0]
         strips[0].set_title(title)

@@ -1,6 +1,5 @@
-"""Vectors as colours: what a position scheme does, schemes side by side, and a text's way through the layer."""
+"""Heat maps: a position scheme, schemes side by side, and the steps of a text through the input embedding."""
 
-import copy
 import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -13,13 +12,12 @@ from torch import Tensor
 from embedlayer.analysis.geometry import PositionPicture, position_values
 from embedlayer.checkpoints.embedding_layer import EmbeddingLayer
 from embedlayer.errors import ShapeError, SizeError, require
-from embedlayer.layers.input import GPTEmbedding, TransformerEmbedding, embed
+from embedlayer.layers.input import GPTEmbedding, TransformerEmbedding
 from embedlayer.models.decoder import DecoderLM
 from embedlayer.plots.style import HOLE, MUTED, PAPER, colorbar, entitle, new_figure, numbers, panels
 from embedlayer.plots.visible import visible_text
-from embedlayer.positions.position import AdditivePosition, Position, positions_of
+from embedlayer.positions.position import Position
 from embedlayer.shapes import Ids
-from embedlayer.tables.table import TokenTable
 
 if TYPE_CHECKING:
     import matplotlib.axes
@@ -38,21 +36,22 @@ def position_heatmap(
     row_label: str | None = None,
     column_label: str | None = None,
 ) -> "matplotlib.figure.Figure":
-    """A matrix as colours: white is 0, red above, blue below, equally far both ways; grey is not a number.
+    """Draw a matrix as colours: white is 0, red positive, blue negative, grey not finite.
 
-    Where less than 1 % of the numbers are outliers, the colours end before them, and arrows on their scale say so.
+    The range is symmetric. If less than 1 % of the numbers are outliers, they are outside the range, and the colour bar
+    has arrows.
 
     Args:
-        positions: A scheme, shown by what it does (`analysis.geometry.position_values`: vectors added, cosines of
-            angles, biases), or one row per position and one column per dimension, pair or head.
-        length: Positions of a scheme to show, T.
-        title: The figure's title.
-        value_label: What a number is, beside the colours.
-        row_label: What a row is.
-        column_label: What a column is.
+        positions: A scheme, drawn by its effect (`analysis.geometry.position_values`: added vectors, cosines of angles,
+            or biases), or a matrix with one row per position and one column per dimension, pair or head.
+        length: Number of positions of a scheme to show, T.
+        title: Title of the figure.
+        value_label: Label of the colour bar.
+        row_label: Label of the rows.
+        column_label: Label of the columns.
 
     Raises:
-        SizeError: The scheme does nothing (NoPE).
+        SizeError: The scheme has no effect (NoPE).
 
     Example:
         >>> figure = position_heatmap(SinusoidalPositionalEmbedding(128, 64), length=50)
@@ -74,22 +73,22 @@ def compare_positions(
     length: int = 64,
     title: str = "Schemes side by side",
 ) -> "matplotlib.figure.Figure":
-    """What several schemes do, one heat map each, each with its own range of colours.
+    """Draw one heat map for each of several schemes, each with its own range of colours.
 
     Args:
-        schemes: Up to four by name, each as in `position_heatmap`.
-        length: Positions to show.
-        title: The figure's title.
+        schemes: One to four schemes by name, each as in `position_heatmap`.
+        length: Number of positions to show.
+        title: Title of the figure.
 
     Raises:
-        SizeError: No scheme or more than four, or one that does nothing.
+        SizeError: There are no schemes or more than four, or one of them has no effect.
 
     Example:
         >>> learned, fixed = LearnedPositionalEmbedding(50, 32), SinusoidalPositionalEmbedding(50, 32)
         >>> figure = compare_positions({"learned": learned, "sinusoidal": fixed})
     """
     if not 1 <= len(schemes) <= 4:
-        raise SizeError(f"A picture has room for 1 to 4 schemes; found {len(schemes)}.")
+        raise SizeError(f"One figure shows 1 to 4 schemes; found {len(schemes)}.")
     with new_figure(7.2, 4.0) as figure:
         entitle(figure, title)
         for axes, (name, scheme) in zip(panels(figure, 1, len(schemes))[0], schemes.items(), strict=True):
@@ -109,17 +108,17 @@ def token_path(
     dimensions: int = 24,
     title: str = "From the table to the first block",
 ) -> "matplotlib.figure.Figure":
-    """Each token's vector after each step of the layer. Under a step stands the number that its strongest colour is.
+    """Draw each token's vector after each step of the input embedding; the label of a step is the end of its range.
 
     Args:
-        steps: Name of a step to the vectors after it: `path_steps(layer, ids)`.
+        steps: Vectors after each step, by name: `path_steps(layer, ids)`.
         tokens: Text of each token, T.
-        dimensions: Columns to show, the first ones.
-        title: The figure's title.
+        dimensions: Number of columns to show, from the first.
+        title: Title of the figure.
 
     Raises:
         ShapeError: Steps and tokens differ in length.
-        SizeError: No step, no token, or more than 64 tokens.
+        SizeError: There are no steps, no tokens, or more than 64 tokens.
 
     Example:
         >>> layer = TransformerEmbedding(100, 32, max_seq_len=16)
@@ -155,16 +154,19 @@ def token_path(
 
 @torch.no_grad()
 def path_steps(layer: Layer, ids: Ids) -> dict[str, Float[Tensor, "T _"]]:
-    """The vectors of one text after each step of a layer: row, scale, positions and what they are added to, norm.
+    """Return the vectors of one text after each step of a layer, under a short name of the step.
 
-    Steps that a layer does not have are left out. The last one is what enters the first block, without dropout.
+    The steps are those of `layer.trace(ids)` without dropout and without steps that add nothing. Position vectors that
+    are added to the rows themselves have a step of their own. The last step is the input of the first block.
 
     Args:
-        layer: A `TransformerEmbedding`, `GPTEmbedding` or `DecoderLM`, or what `embedlayer.load` gives.
+        layer: A `TransformerEmbedding`, `GPTEmbedding`, `DecoderLM` or `EmbeddingLayer`.
         ids: Token IDs of one text, `(T,)`.
 
     Raises:
-        TokenIdError, PositionError: As the layer itself.
+        ShapeError: `ids` has more than one dimension.
+        TokenIdError: An ID is outside the table.
+        PositionError: The text is longer than the positions cover.
 
     Example:
         >>> list(path_steps(TransformerEmbedding(100, 16, max_seq_len=8), torch.tensor([3, 1])))
@@ -172,68 +174,48 @@ def path_steps(layer: Layer, ids: Ids) -> dict[str, Float[Tensor, "T _"]]:
     """
     if ids.dim() != 1:
         raise ShapeError(f"The path of one text needs ids of shape (T,), not {tuple(ids.shape)}.")
-    if isinstance(layer, EmbeddingLayer):
-        return _checkpoint_steps(layer, ids)
-    table, position = (
-        (layer.tok_emb, layer.pos_emb) if isinstance(layer, GPTEmbedding) else (layer.table, layer.position)
-    )
-    steps = _row_steps(table, ids)
-    if isinstance(position, AdditivePosition):
-        steps["position"] = position.vectors(positions_of(ids))
-        name = "row" if table.factor is None else f"row {_times(table)}"
-        steps[f"{name} + position"] = embed(ids, table, position)
+    steps: dict[str, Tensor] = {}
+    previous = ""
+    for step in layer.trace(ids):
+        if step.name == "look_up":
+            steps["row"] = step.vectors
+        elif step.name == "scale":
+            factor = layer.tok_emb.factor if isinstance(layer, GPTEmbedding) else layer.table.factor
+            steps[f"× {float(factor or 1.0):.4g}"] = step.vectors
+        elif step.name == "positions" and step.added is not None and previous in ("look_up", "scale"):
+            name = " ".join([*steps, "+ position"])
+            steps |= {"position": step.added, name: step.vectors}
+        elif step.name != "dropout" and (step.added is not None or step.name in ("norm", "projection")):
+            steps[STEP_NAMES[step.name]] = step.vectors
+        previous = step.name
     return steps
 
 
-def _row_steps(table: TokenTable, ids: Ids) -> dict[str, Float[Tensor, "T _"]]:
-    steps = {"row": table.look_up(ids)}
-    if table.factor is not None:
-        steps[_times(table)] = table(ids)
-    return steps
-
-
-def _times(table: TokenTable) -> str:
-    assert table.factor is not None
-    return f"× {float(table.factor):.4g}"
-
-
-STEP_NAMES = {"types": "+ type", "project": "projected", "position": "+ position", "norm": "LayerNorm"}
-
-
-def _checkpoint_steps(layer: EmbeddingLayer, ids: Ids) -> dict[str, Float[Tensor, "T _"]]:
-    """What the layer gives if its recipe stops after each of its steps."""
-    steps: dict[str, Tensor] = _row_steps(layer.table, ids)
-    part = copy.copy(layer)
-    for end, step in enumerate(layer.recipe, start=1):
-        part.recipe = layer.recipe[:end]
-        if step == "position" and not isinstance(layer.position, AdditivePosition):
-            continue
-        steps[STEP_NAMES[step]] = part.input(ids)
-    return steps
+STEP_NAMES = {"token_types": "+ type", "positions": "+ position", "projection": "projected", "norm": "LayerNorm"}
 
 
 def picture_of(positions: Position | Float[Tensor, "T C"], length: int) -> PositionPicture:
-    """What to draw of a scheme, or of numbers as they are.
+    """Return the matrix and labels that show a scheme; a tensor is shown as it is.
 
     Raises:
-        SizeError: The scheme does nothing.
+        SizeError: The scheme has no effect.
     """
     if isinstance(positions, Tensor):
         return PositionPicture(positions, "Positions", "position", "dimension", "value")
     picture = position_values(positions, length)
     if picture is None:
         raise SizeError(
-            f"{type(positions).__name__} leaves everything as it is: there is nothing to draw. "
-            f"Choose a scheme that adds, rotates or gives a bias."
+            f"{type(positions).__name__} has no effect: there is nothing to draw. "
+            f"Choose a scheme that adds vectors, rotates, or has a bias."
         )
     return picture
 
 
 def limit_of(values: Float[Tensor, "..."]) -> float:
-    """How far the colours reach: the largest finite size, or 1 where there is none.
+    """Return the end of the colour range: the largest finite absolute value, or 1 if there is none or all are 0.
 
-    A few outliers would leave the rest pale: if the largest is over twice what 99 % of the sizes stay under, it is that
-    99th percentile, and larger numbers have its colour.
+    A few outliers would make all other numbers pale. If the largest value is more than twice the 99th percentile, the
+    range ends at that percentile.
     """
     sizes = values.detach()[values.isfinite()].abs().double().cpu()
     if not sizes.numel():
@@ -243,7 +225,7 @@ def limit_of(values: Float[Tensor, "..."]) -> float:
 
 
 def draw_matrix(axes: "matplotlib.axes.Axes", values: Float[Tensor, "N C"], *, limit: float | None = None) -> Any:
-    """A matrix as colours, white at 0, one cell a number; its colour bar has arrows if there are numbers beyond it."""
+    """Draw a matrix, one cell for each number, and return the image; its colour bar gets arrows for outliers."""
     limit = limit_of(values) if limit is None else limit
     colours = require("matplotlib", extra="plots").colormaps["RdBu_r"].with_extremes(bad=HOLE)
     matrix = numbers(values)
@@ -261,6 +243,6 @@ def draw_matrix(axes: "matplotlib.axes.Axes", values: Float[Tensor, "N C"], *, l
 
 
 def with_hole(label: str, *values: Float[Tensor, "..."]) -> str:
-    """The label, and what grey means where there is some."""
+    """Return the label, with a note about grey cells if a value is not finite."""
     whole = all(bool(matrix.isfinite().all()) for matrix in values)
     return label if whole else f"{label} (grey: not finite)"

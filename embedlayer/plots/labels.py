@@ -1,4 +1,4 @@
-"""Labels beside points, none on another: each is written where it finds room, or not at all."""
+"""Labels of points without overlap: a label is written on a free side of its point, or left out."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -27,65 +27,65 @@ class Box(NamedTuple):
     top: float
 
     def overlaps(self, other: "Box") -> bool:
-        """Whether the two share more than an edge."""
+        """Return whether the two rectangles share more than an edge."""
         beside = self.right <= other.left or other.right <= self.left
         return not (beside or self.top <= other.bottom or other.top <= self.bottom)
 
-    def holds(self, other: "Box") -> bool:
-        """Whether `other` lies wholly inside."""
+    def contains(self, other: "Box") -> bool:
+        """Return whether `other` is completely inside."""
         across = self.left <= other.left and other.right <= self.right
         return across and self.bottom <= other.bottom and other.top <= self.top
 
 
 class Side(NamedTuple):
-    """Where a label is, seen from its point: -1, 0 or 1 to the right, and -1, 0 or 1 upwards."""
+    """Side of a point for a label: -1, 0 or 1 to the right, and -1, 0 or 1 upwards."""
 
     across: int
     along: int
 
     def box(self, point: tuple[float, float], size: tuple[float, float], gap: float) -> Box:
-        """The label's rectangle."""
+        """Return the rectangle of a label."""
         left = point[0] + self.across * gap + (self.across - 1) / 2 * size[0]
         bottom = point[1] + self.along * gap + (self.along - 1) / 2 * size[1]
         return Box(left, bottom, left + size[0], bottom + size[1])
 
 
 SIDES = tuple(Side(*side) for side in ((1, 0), (-1, 0), (0, 1), (0, -1), (1, 1), (-1, 1), (1, -1), (-1, -1)))
-"""Where a label may be, the best place first."""
+"""Sides of a point, in order of preference."""
 
 
-def place(
+def place_labels(
     wanted: Iterable[tuple[tuple[float, float], tuple[float, float]]],
-    room: Box,
+    area: Box,
     *,
     gap: float = 4.0,
     sides: tuple[Side, ...] = SIDES,
 ) -> Iterator[tuple[int, Side]]:
-    """Give each label the first side of its point on which it is inside the room, on no label and on no named point.
+    """Choose for each label the first side of its point where it overlaps no other label and no labelled point.
 
     Args:
-        wanted: Point and size `(width, height)` of each label, the most wanted first.
-        room: Where labels may be, in the same unit.
-        gap: Between a point and its label.
-        sides: Where a label may be, the best place first.
+        wanted: Point and size `(width, height)` of each label, in order of priority.
+        area: Area that labels must be inside, in the same unit.
+        gap: Distance between a point and its label.
+        sides: Sides to try, in order.
 
     Yields:
-        The label's number and its side. A label without a place is passed over.
+        Index and side of each label that fits; labels that fit nowhere are left out.
 
     Example:
         >>> here = [((10.0, 10.0), (8.0, 4.0))] * 5
-        >>> [(number, tuple(side)) for number, side in place(here, Box(0, 0, 30, 20), sides=SIDES[:2])]
+        >>> [(number, tuple(side)) for number, side in place_labels(here, Box(0, 0, 30, 20), sides=SIDES[:2])]
         [(0, (1, 0))]
     """
     named: list[Box] = []
     dots: list[Box] = []
     for number, (point, size) in enumerate(wanted):
         dot = Side(0, 0).box(point, (gap, gap), 0.0)
-        if not room.holds(dot) or any(box.overlaps(dot) for box in named):
+        if not area.contains(dot) or any(box.overlaps(dot) for box in named):
             continue
         for side in sides:
             box = side.box(point, size, gap)
-            if room.holds(box) and not any(box.overlaps(other) for other in named + dots):
+            if area.contains(box) and not any(box.overlaps(other) for other in named + dots):
                 named.append(box)
                 dots.append(dot)
                 yield number, side
@@ -103,17 +103,17 @@ def write_labels(
     sides: tuple[Side, ...] = SIDES,
     **style: Any,
 ) -> list[int]:
-    """Write the labels that find room beside their points, and say which those are.
+    """Write labels beside their points where they fit, and return the indices of the labelled points.
 
     Args:
-        figure: What is drawn; its layout is computed, so everything else must stand.
-        axes: Where the points are.
-        points: `(N, 2)`, in the units of the axes.
-        labels: Number of a point to its text, the most wanted first. What no installed font can write is left out.
-        most: Labels to write at most.
-        mark: Whether to draw the named points once more, in ink.
-        sides: Where a label may be.
-        **style: Of the texts.
+        figure: The figure, complete except for these labels: its layout is computed here.
+        axes: Axes of the points.
+        points: Coordinates `(N, 2)` in the units of the axes.
+        labels: Text by point index, in order of priority. Texts that no installed font can write are left out.
+        most: Largest number of labels.
+        mark: Whether to draw the labelled points again in a dark colour.
+        sides: Sides to try, in order.
+        **style: Options of `axes.annotate`.
     """
     backend = require("matplotlib.backends.backend_agg", extra="plots")
     properties = require("matplotlib.font_manager", extra="plots").FontProperties
@@ -125,6 +125,7 @@ def write_labels(
     pixels = axes.transData.transform(points).tolist()
 
     def sizes() -> Iterator[tuple[tuple[float, float], tuple[float, float]]]:
+        """Yield the point and the size of each label, in pixels."""
         for index in wanted:
             width, height, _ = renderer.get_text_width_height_descent(labels[index], font, False)
             yield (pixels[index][0], pixels[index][1]), (width + 4, height + 4)
@@ -132,7 +133,7 @@ def write_labels(
     gap = 4 * figure.dpi / 72
     window = axes.get_window_extent(renderer)
     written: list[int] = []
-    for number, side in place(sizes(), Box(*map(float, window.extents)), gap=gap - 2, sides=sides):
+    for number, side in place_labels(sizes(), Box(*map(float, window.extents)), gap=gap - 2, sides=sides):
         if len(written) == most:
             break
         axes.annotate(
@@ -155,14 +156,14 @@ def write_labels(
 
 
 def hubs(rows: Float[Tensor, "N D"], neighbors: int = 10) -> Int[Tensor, " N"]:
-    """All rows, from the one that is among the nearest of most others to the one that is near nobody.
+    """Return the indices of all rows in descending order of k-occurrence, hubs first.
 
-    A row's rank is its k-occurrence: in how many other rows' lists of the `neighbors` largest cosines it stands (of
-    fewer than half, where rows are few). All N x N cosines are computed, so this is for rows that a picture may name.
+    The k-occurrence of a row is the number of other rows that have it among their `neighbors` nearest rows by cosine
+    (at most half of the rows). All N x N cosines are computed.
 
     Example:
         >>> star = torch.tensor([[0.0, 1.0], [1.0, 1.0], [1.0, 0.0]])
-        >>> hubs(star, neighbors=1)[0]  # both others are nearest to the row between them
+        >>> hubs(star, neighbors=1)[0]  # the nearest row of both others is the one between them
         tensor(1)
 
     Reference: Radovanovic et al., Hubs in space, JMLR 2010.
@@ -177,7 +178,7 @@ def hubs(rows: Float[Tensor, "N D"], neighbors: int = 10) -> Int[Tensor, " N"]:
 
 
 def _writer() -> Any:
-    """A test of whether the installed fonts have every character of a text."""
+    """Return a function that tells whether the installed fonts have every character of a text."""
     manager = require("matplotlib.font_manager", extra="plots")
     maps = [manager.get_font(manager.findfont(family)).get_charmap() for family in font_families()]
     return lambda text: all(any(ord(character) in glyphs for glyphs in maps) for character in text)

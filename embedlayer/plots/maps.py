@@ -1,4 +1,4 @@
-"""All rows of a table as points."""
+"""Scatter plot of all rows of a table."""
 
 import math
 from collections.abc import Mapping
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import matplotlib.figure
 
 NAMED_ROWS = 2048
-"""Whole words among which hubs are looked for."""
+"""Largest number of whole words among which hubs are searched."""
 
 
 @torch.no_grad()
@@ -36,24 +36,24 @@ def table_map(
     values: Float[Tensor, " N"] | None = None,
     value_label: str = "",
     max_labels: int = 40,
-    title: str = "The table, seen along its two widest directions",
+    title: str = "The rows along their first two principal components",
 ) -> "matplotlib.figure.Figure":
-    """All rows of a table as points, some of them named.
+    """Draw all rows of a table as points, and label some of them.
 
     Args:
-        table: A table, drawn along its two principal components, or two numbers per row, such as
-            `principal_components(rows).coordinates`. Rows that are not finite have no place.
-        labels: Row index to text, the most wanted first. A label that would cover one placed before it, or that no
-            installed font can write, is left out.
-        tokenizer: Names the rows where `labels` does not: whole words, hubs first (see `labels.hubs`).
-        explained_variance_ratio: Share of the variance along each axis, for the axes' names; known for a table.
-        values: A number per row, shown as colour.
-        value_label: What `values` are.
-        max_labels: Labels to place at most.
-        title: The figure's title.
+        table: A table, drawn along its first two principal components, or two coordinates for each row, such as
+            `principal_components(rows).coordinates`. Rows that are not finite are left out.
+        labels: Text by row index, in order of priority. A label is left out if it would overlap an earlier one, or if
+            no installed font has its characters.
+        tokenizer: Used for labels if `labels` is `None`: whole words, hubs first (see `labels.hubs`).
+        explained_variance_ratio: Share of the variance along each axis, for the axis labels; computed for a table.
+        values: One number for each row, shown as colour, or `None`.
+        value_label: Label of the colour bar.
+        max_labels: Largest number of labels.
+        title: Title of the figure.
 
     Raises:
-        ShapeError: A label's index is outside the rows, or `values` are not one for each row.
+        ShapeError: A label's index is outside the rows, or `values` does not have one number for each row.
 
     Example:
         >>> figure = table_map(TokenEmbedding(100, 16), {7: "seven", 8: "eight"})
@@ -99,7 +99,7 @@ def table_map(
 
 
 def _components(rows: Float[Tensor, "V D"]) -> tuple[Float[Tensor, "V 2"], Float[Tensor, " C"]]:
-    """Coordinates of the finite rows along their two widest directions, and their shares of the variance."""
+    """Return coordinates along two principal components, NaN for non-finite rows, and shares of the variance."""
     finite = rows.isfinite().all(1).cpu()
     coordinates = torch.full((len(rows), 2), torch.nan, dtype=torch.float64)
     if not finite.any():
@@ -110,7 +110,7 @@ def _components(rows: Float[Tensor, "V D"]) -> tuple[Float[Tensor, "V 2"], Float
 
 
 def _words(table: TokenTable, tokenizer: Tokenizer) -> dict[int, str]:
-    """Whole words, hubs first: `NAMED_ROWS`, spread over all IDs, since frequent words come first and lie together."""
+    """Return up to `NAMED_ROWS` whole words by ID, hubs first; they are spread over all IDs to include rare words."""
     texts = {index: token_text(tokenizer, index) for index in _ids(table, tokenizer)}
     begin = " " if any(len(text) > 3 and text.startswith(" ") for text in texts.values()) else ""
     named = {index: text.strip() for index, text in texts.items() if text.startswith(begin)}
@@ -121,12 +121,13 @@ def _words(table: TokenTable, tokenizer: Tokenizer) -> dict[int, str]:
 
 
 def _ids(table: TokenTable, tokenizer: Tokenizer) -> list[int]:
+    """Return the IDs of the tokenizer's tokens, after a check that all have rows."""
     require_rows(tokenizer, table.vocab_size)
     return [index for index in range(table_size(tokenizer)) if tokenizer.id_to_token(index) is not None]
 
 
 def _height_for(points: Any) -> float:
-    """Inches that suit the points' own shape, as both axes have one scale."""
+    """Return a height in inches that fits the extent of the points, because both axes have one scale."""
     points = points[np.isfinite(points).all(1)]
     if not len(points):
         return 5.0

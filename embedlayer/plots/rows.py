@@ -1,4 +1,4 @@
-"""What the rows of a table are like: their lengths, their directions, their gradients."""
+"""Figures of the rows of a table: norms, variance along principal components, gradients."""
 
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
@@ -22,31 +22,31 @@ if TYPE_CHECKING:
 
 
 ROUNDING = 1e-6
-"""What sums of shares may miss by."""
+"""Tolerance for rounding in sums of shares."""
 
 
 @torch.no_grad()
 def norm_histogram(
-    norms: TokenTable | nn.Embedding | Float[Tensor, " N"], *, title: str = "Length of the rows", bins: int = 60
+    norms: TokenTable | nn.Embedding | Float[Tensor, " N"], *, title: str = "Norms of the rows", bins: int = 60
 ) -> "matplotlib.figure.Figure":
-    """How many rows have which length, and the median.
+    """Draw a histogram of the L2 norms of the rows, with the median.
 
     Args:
-        norms: A table, or `|row|` for each row; values that are not finite are left out.
-        title: The figure's title.
-        bins: Bars.
+        norms: A table, or the norm of each row; values that are not finite are left out.
+        title: Title of the figure.
+        bins: Number of bars.
 
     Example:
         >>> figure = norm_histogram(TokenEmbedding(100, 16))
     """
     norms = as_rows(norms)
     if isinstance(norms, TokenTable):
-        norms = torch.cat([_lengths(rows) for rows in _chunks(norms)])
+        norms = torch.cat([_row_norms(rows) for _, rows in Rows(norms).chunks(ROWS_AT_ONCE)])
     finite = norms.detach().double().cpu()
     finite = finite[finite.isfinite()]
     with new_figure(7.2, 3.6) as figure:
         axes = panels(figure)[0, 0]
-        axes.set(xlabel="length of the row (L2 norm)", ylabel="rows")
+        axes.set(xlabel="L2 norm of the row", ylabel="rows")
         axes.set_title(title)
         axes.grid(visible=False, axis="x")
         axes.margins(y=0.12)
@@ -76,58 +76,64 @@ def spectrum(
     share: float = 0.5,
     title: str = "Variance along the principal components",
 ) -> "matplotlib.figure.Figure":
-    """How much of the variance the widest directions hold together, and how many of them hold `share` of it.
+    """Draw the cumulative variance of the principal components, and mark how many components have `share` of it.
 
     Args:
-        tables: Up to four by name: tables, their rows, or shares of the variance, widest first, as
-            `principal_components(rows, D).explained_variance_ratio` gives them.
-        share: The share at which directions are counted.
-        title: The figure's title.
+        tables: One to four by name: tables, their rows, or shares of the variance in descending order, such as
+            `principal_components(rows, D).explained_variance_ratio`.
+        share: Share of the variance at which components are counted.
+        title: Title of the figure.
 
     Raises:
-        SizeError: No table or more than four.
+        SizeError: There are no tables or more than four.
 
     Example:
         >>> figure = spectrum({"fresh": TokenEmbedding(100, 16)})
     """
     if not 1 <= len(tables) <= len(LINES):
-        raise SizeError(f"A picture has room for 1 to {len(LINES)} tables; found {len(tables)}.")
+        raise SizeError(f"One figure shows 1 to {len(LINES)} tables; found {len(tables)}.")
     with new_figure(7.2, 3.9) as figure:
         axes = panels(figure)[0, 0]
         marks = []
         for (name, table), colour, dashes in zip(tables.items(), LINES, DASHES, strict=False):
-            held = (variance_shares(table) if not isinstance(table, Tensor) or table.ndim == 2 else table).cumsum(0)
-            axes.plot(range(1, len(held) + 1), 100 * numbers(held), color=colour, linestyle=dashes, label=name)
-            count = 1 + int((held < share - ROUNDING).sum())
-            if count <= len(held):
-                marks.append((float(count), 100 * float(held[count - 1])))
+            shares = variance_shares(table) if not isinstance(table, Tensor) or table.ndim == 2 else table
+            total = shares.cumsum(0)
+            axes.plot(range(1, len(total) + 1), 100 * numbers(total), color=colour, linestyle=dashes, label=name)
+            count = 1 + int((total < share - ROUNDING).sum())
+            if count <= len(total):
+                marks.append((float(count), 100 * float(total[count - 1])))
                 axes.plot(*marks[-1], "o", color=colour, markersize=5)
         axes.axhline(100 * share, color=MUTED, linewidth=0.8)
-        axes.set(xlabel="principal components, widest first", ylabel="variance held together (%)", ylim=(0, 105))
+        axes.set(xlabel="principal components, largest variance first", ylabel="cumulative variance (%)", ylim=(0, 105))
         axes.set_title(title)
         axes.margins(x=0.02)
         axes.locator_params(axis="x", integer=True)
         axes.legend(loc="lower right")
         if marks:
-            texts = {place: f"{count:.0f} hold {100 * share:.3g} %" for place, (count, _) in enumerate(marks)}
+            texts = {place: f"{count:.0f} explain {100 * share:.3g} %" for place, (count, _) in enumerate(marks)}
             sides = (SIDES[6], SIDES[4], SIDES[7], SIDES[5])
             write_labels(figure, axes, numbers(torch.tensor(marks)), texts, most=len(LINES), sides=sides)
     return figure
 
 
 def variance_shares(table: TokenTable | nn.Embedding | Float[Tensor, "N D"]) -> Float[Tensor, " D"]:
-    """Share of the variance along each principal component, widest first, in float64, read a chunk at a time.
+    """Compute the share of the variance along each principal component, in descending order, in float64.
 
-    Rows that are not finite are left out. Zeros where nothing varies.
+    Rows are read in chunks; rows that are not finite are left out. All shares are 0 if the rows are equal.
     """
-    table = as_rows(table)
-    width = table.embed_dim if isinstance(table, TokenTable) else table.shape[1]
-    count, total = 0, torch.zeros(width, dtype=torch.float64)
-    for rows in _finite_chunks(table):
-        count, total = count + len(rows), total + rows.sum(0)
-    mean, scatter = total / max(count, 1), torch.zeros(width, width, dtype=torch.float64)
-    for rows in _finite_chunks(table):
-        scatter += (rows - mean).T @ (rows - mean)
+    rows = Rows(table)
+
+    def finite_chunks() -> Iterator[Float[Tensor, "rows D"]]:
+        """Yield the finite rows in float64, chunk by chunk."""
+        for _, chunk in rows.chunks(ROWS_AT_ONCE):
+            yield chunk[chunk.isfinite().all(1)].cpu().double()
+
+    count, total = 0, torch.zeros(rows.embed_dim, dtype=torch.float64)
+    for chunk in finite_chunks():
+        count, total = count + len(chunk), total + chunk.sum(0)
+    mean, scatter = total / max(count, 1), torch.zeros(rows.embed_dim, rows.embed_dim, dtype=torch.float64)
+    for chunk in finite_chunks():
+        scatter += (chunk - mean).T @ (chunk - mean)
     variances = torch.linalg.eigvalsh(scatter).flip(0).clamp_min(0.0)
     shares: Tensor = variances / variances.sum().clamp_min(torch.finfo(torch.float64).tiny)
     return shares
@@ -140,13 +146,13 @@ def gradient_rows(
     most: int = 24,
     title: str | None = None,
 ) -> "matplotlib.figure.Figure":
-    """Length of the gradient of each row of a table after one step, only of rows that have one.
+    """Draw the norm of each row's gradient after one backward pass, for the rows with the largest gradients.
 
     Args:
-        gradient: A table after `backward()` (a factorised one has narrow rows), or a gradient, dense or sparse.
-        tokenizer: Names the rows; without one they have their IDs.
-        most: Rows to draw, those with the longest gradients.
-        title: The figure's title; by default it counts the rows with a gradient.
+        gradient: A table after `backward()` (for a factorised table, its narrow rows), or a dense or sparse gradient.
+        tokenizer: Names the rows; `None` for their IDs.
+        most: Largest number of rows to draw.
+        title: Title of the figure; `None` for the number of rows with a gradient.
 
     Raises:
         ShapeError: The table has no gradient.
@@ -169,10 +175,10 @@ def gradient_rows(
         axes.set_xlim(left=0)
         axes.tick_params(axis="y", length=0)
         axes.grid(visible=False, axis="y")
-        axes.set_xlabel("length of the row's gradient (L2; nats per unit of the row)")
+        axes.set_xlabel("L2 norm of the row's gradient (nats per unit of the row)")
         axes.set_title(counted if title is None else title)
         if len(ids) > len(drawn):
-            note = f"and {len(ids) - len(drawn):,} rows with shorter ones"
+            note = f"and {len(ids) - len(drawn):,} rows with smaller ones"
             axes.text(1, 0.02, note, transform=axes.transAxes, ha="right", va="bottom", color=MUTED)
     return figure
 
@@ -180,44 +186,37 @@ def gradient_rows(
 def used_rows(
     gradient: TokenTable | nn.Embedding | Float[Tensor, "V D"],
 ) -> tuple[int, Int[Tensor, " N"], Float[Tensor, " N"]]:
-    """Rows of the table, the IDs of those that have a gradient, and its length for each."""
+    """Return the number of rows, the IDs of the rows with a nonzero gradient, and the L2 norms of these gradients.
+
+    Raises:
+        ShapeError: The table has no gradient.
+    """
     gradient = as_rows(gradient)
     if isinstance(gradient, TokenTable):
         by_token = (part for part in gradient.parameters() if len(part) == gradient.num_rows)
         gradients = [part.grad for part in by_token if part.grad is not None]
         if not gradients:
-            raise ShapeError(f"This {type(gradient).__name__} has no gradient: call backward() first, or give one.")
+            raise ShapeError(f"This {type(gradient).__name__} has no gradient: call backward() first.")
         gradient = gradients[0]
     gradient = gradient.detach()
     if gradient.is_sparse:
         gradient = gradient.coalesce()
-        ids, norms = gradient.indices()[0], _lengths(gradient.values())
+        ids, norms = gradient.indices()[0], _row_norms(gradient.values())
     else:
-        norms = _lengths(gradient)
+        norms = _row_norms(gradient)
         ids = torch.arange(len(norms), device=norms.device)
     used = norms != 0
     return gradient.shape[0], ids[used].cpu(), norms[used].double().cpu()
 
 
-def _lengths(rows: Float[Tensor, "N D"]) -> Float[Tensor, " N"]:
-    """`|row|` for each row, in float32 or wider."""
-    lengths: Tensor = torch.linalg.vector_norm(rows, dim=1, dtype=torch.promote_types(rows.dtype, torch.float32))
-    return lengths
+def _row_norms(rows: Float[Tensor, "N D"]) -> Float[Tensor, " N"]:
+    """Compute the L2 norm of each row, in float32 or wider."""
+    norms: Tensor = torch.linalg.vector_norm(rows, dim=1, dtype=torch.promote_types(rows.dtype, torch.float32))
+    return norms
 
 
 def _named(tokenizer: Tokenizer | None, index: int) -> str:
+    """Return the text and ID of a token; `row ID` where the tokenizer has no such token."""
     if tokenizer is None or index >= table_size(tokenizer):
         return f"row {index}"
     return f"{visible_text(token_text(tokenizer, index))}   {index}"
-
-
-def _chunks(table: TokenTable | Float[Tensor, "N D"]) -> Iterator[Float[Tensor, "rows D"]]:
-    count = table.vocab_size if isinstance(table, TokenTable) else len(table)
-    for start in range(0, count, ROWS_AT_ONCE):
-        stop = min(start + ROWS_AT_ONCE, count)
-        yield table.rows(start, stop) if isinstance(table, TokenTable) else table[start:stop]
-
-
-def _finite_chunks(table: TokenTable | Float[Tensor, "N D"]) -> Iterator[Float[Tensor, "rows D"]]:
-    for rows in _chunks(table):
-        yield rows[rows.isfinite().all(1)].cpu().double()

@@ -1,4 +1,4 @@
-"""Who is like whom: cosines between tokens, between positions, and scores without positions."""
+"""Similarity matrices: cosines of tokens, cosines of positions, and scores without positions."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -23,17 +23,17 @@ if TYPE_CHECKING:
     import matplotlib.figure
 
 MOST_ROWS = 2048
-"""Rows that are compared pair by pair; a picture has no more pixels to show them in."""
+"""Largest number of rows in a matrix of all pairs; a figure has no pixels for more."""
 
 MOST_NUMBERS = 12
-"""Rows up to which each cell shows its number, and up to thrice which each row shows its name."""
+"""Largest number of rows with a number in each cell; up to three times as many rows have their labels."""
 
 
 def cosines(rows: Float[Tensor, "N D"]) -> Float[Tensor, "N N"]:
-    """`cos(row i, row j)` in float64; 0 where one of the rows is zero, NaN where one is not finite.
+    """Compute `cos(row i, row j)` in float64; 0 if one of the rows is zero, NaN if one is not finite.
 
     Raises:
-        SizeError: More than 2,048 rows: a matrix of all pairs is only made of rows that somebody chose.
+        SizeError: There are more than 2,048 rows.
     """
     if len(rows) > MOST_ROWS:
         raise SizeError(f"{len(rows):,} rows have {len(rows) ** 2:,} pairs; choose at most {MOST_ROWS:,} rows.")
@@ -48,17 +48,17 @@ def similarity_matrix(
     row_label: str = "row",
     title: str = "Cosine of each pair",
 ) -> "matplotlib.figure.Figure":
-    """The cosine of each pair of rows, as colours from -1 (blue) over 0 (white) to 1 (red), with few rows as numbers.
+    """Draw the cosine of each pair of rows, from -1 (blue) over 0 (white) to 1 (red), for few rows also as numbers.
 
     Args:
         rows: At most 2,048 rows.
-        labels: A text for each row, or none.
-        row_label: What a row is.
-        title: The figure's title.
+        labels: A text for each row, or nothing.
+        row_label: Axis label, used without `labels`.
+        title: Title of the figure.
 
     Raises:
-        SizeError: More than 2,048 rows.
-        ShapeError: Labels are not one for each row.
+        SizeError: There are more than 2,048 rows.
+        ShapeError: The number of labels is not that of the rows.
 
     Example:
         >>> figure = similarity_matrix(torch.eye(3), ["x", "y", "z"])
@@ -79,19 +79,23 @@ def similarity_matrix(
 
 
 def token_similarity(
-    table: TableLike, tokenizer: Tokenizer, tokens: Sequence[Token], *, title: str = "How alike tokens are"
+    table: TableLike, tokenizer: Tokenizer, tokens: Sequence[Token], *, title: str = "Cosines of tokens"
 ) -> "matplotlib.figure.Figure":
-    """The cosine of each pair of some tokens' rows.
+    """Draw the cosine of each pair of the rows of some tokens.
 
     Args:
-        table: A `TokenTable`, or a plain tensor `(V, D)`; only the rows of `tokens` are read.
-        tokenizer: Its tokenizer.
-        tokens: By text, ID or bytes, as `TokenVectors` takes them.
-        title: The figure's title.
+        table: A table, or a plain tensor `(V, D)`; only the rows of `tokens` are read.
+        tokenizer: Tokenizer of the table.
+        tokens: Tokens by text, ID or bytes, as in `TokenVectors`.
+        title: Title of the figure.
 
     Raises:
-        TokenizerError, TokenIdError: A token is not in the vocabulary.
-        SizeError: No tokens, or more than 2,048.
+        TokenizerError: The text of a token is not in the vocabulary.
+        TokenIdError: An ID is not in the vocabulary.
+        SizeError: There are no tokens, or more than 2,048.
+
+    Example:
+        >>> figure = token_similarity(model.table, tokenizer, ["a", "b"])
     """
     vectors = TokenVectors(table, tokenizer)
     ids = [vectors.id_of(token) for token in tokens]
@@ -102,16 +106,16 @@ def token_similarity(
 
 
 def position_similarity(
-    positions: Position | Float[Tensor, "T D"], *, length: int = 64, title: str = "How alike positions are"
+    positions: Position | Float[Tensor, "T D"], *, length: int = 64, title: str = "Cosines of positions"
 ) -> "matplotlib.figure.Figure":
-    """The cosine of each pair of positions, and its mean at each distance.
+    """Draw the cosine of each pair of positions, and the mean cosine at each distance.
 
-    That of neighbours is stated: for sinusoids of width 64 neighbours have a cosine of 0.966, of width 8 one of 0.884.
+    The figure states the mean cosine of neighbours: 0.966 for sinusoids of width 64, 0.884 for width 8.
 
     Args:
-        positions: A scheme that adds vectors, or one row per position.
-        length: Positions of a scheme to show, at most 2,048.
-        title: The figure's title.
+        positions: A scheme that adds vectors, or one row for each position.
+        length: Number of positions of a scheme to show, at most 2,048.
+        title: Title of the figure.
 
     Raises:
         SizeError: The scheme adds no vectors, or there are too many positions.
@@ -152,17 +156,17 @@ def attention_orders(
     *,
     title: str = "Scores without positions move with their tokens",
 ) -> "matplotlib.figure.Figure":
-    """Scores `x_i . x_j` of the same vectors in two orders: the same numbers, moved.
+    """Draw the scores `x_i · x_j` of the same vectors in two orders: the same numbers at permuted places.
 
     Args:
-        vectors: One for each token, such as rows of a table.
-        order: Which token comes first, second, ... in the other order.
+        vectors: One vector for each token, such as rows of a table.
+        order: Indices of the tokens in the other order.
         labels: Text of each token.
-        title: The figure's title.
+        title: Title of the figure.
 
     Raises:
         SizeError: `order` is not a permutation, or there are more than 2,048 tokens.
-        ShapeError: Labels are not one for each vector.
+        ShapeError: The number of labels is not that of the vectors.
 
     Example:
         >>> figure = attention_orders(torch.randn(3, 8), [2, 0, 1], ["the", "cat", "sat"])
@@ -190,6 +194,7 @@ def attention_orders(
 
 
 def _square(axes: "matplotlib.axes.Axes", values: Float[Tensor, "N N"], *, limit: float) -> object:
+    """Draw a square matrix with equal axes and return the image."""
     image = draw_matrix(axes, values, limit=limit)
     axes.set_aspect("equal")
     axes.tick_params(length=0)
@@ -198,7 +203,7 @@ def _square(axes: "matplotlib.axes.Axes", values: Float[Tensor, "N N"], *, limit
 
 
 def _name(axes: "matplotlib.axes.Axes", labels: Sequence[str]) -> None:
-    """Names instead of numbers along both axes, if there is room to read them."""
+    """Write the labels along both axes if there are few enough to read."""
     if not labels or len(labels) > 3 * MOST_NUMBERS:
         return
     names, size = [visible_text(label) for label in labels], 9.5 if len(labels) <= 2 * MOST_NUMBERS else 7.5
@@ -208,6 +213,7 @@ def _name(axes: "matplotlib.axes.Axes", labels: Sequence[str]) -> None:
 
 
 def _write_numbers(axes: "matplotlib.axes.Axes", values: Float[Tensor, "N N"], limit: float) -> None:
+    """Write the number of each cell into it."""
     for i, row in enumerate(values.tolist()):
         for j, value in enumerate(row):
             colour = PAPER if abs(value) > 0.65 * limit else INK

@@ -1,4 +1,4 @@
-"""One look for all pictures: colours, a figure of its own, and the figure as SVG for a page."""
+"""Style of all figures: colours, fonts, empty figures, and SVG for web pages."""
 
 import io
 import re
@@ -19,19 +19,19 @@ INK, MUTED, GRID, PAPER = "#1f2a37", "#5f6b7a", "#e3e7ec", "#fefefe"
 BLUE, ORANGE, GREEN, PURPLE = "#2867b2", "#d9700f", "#304818", "#a878f0"
 
 LINES = (BLUE, ORANGE, GREEN, PURPLE)
-"""Colours of lines, in this order; told apart with any kind of colour vision."""
+"""Colours of lines, in order of use; they are distinct with any kind of colour vision."""
 
 HOLE = "#b4bac3"
-"""Where a heat map has no number: a grey that none of its colours is."""
+"""Colour of heat map cells that are not finite: a grey that is not in the colour map."""
 
 THEME = {
     INK: "--ink", MUTED: "--muted", GRID: "--grid", PAPER: "--paper",
     BLUE: "--blue", ORANGE: "--orange", GREEN: "--green", PURPLE: "--purple",
 }  # fmt: skip
-"""The colours of texts and lines, and the CSS variable a page may put in their place."""
+"""Colours of texts and lines, and the CSS variables that replace them in `svg`."""
 
 POINT_COLOURS = ["#3568ae", "#8d8ba0", "#e5862c"]
-"""Low to high, for points and ordered lines: middling tones that stand out from a white page and from a black one."""
+"""Colours from low to high, for points and ordered lines, with contrast to white and to black pages."""
 
 STYLE: dict[str, Any] = {
     "figure.dpi": 100,
@@ -74,12 +74,12 @@ WIDE_FONTS = (
     "Noto Sans CJK SC", "Noto Sans CJK JP", "PingFang SC", "Hiragino Sans", "Microsoft YaHei", "Malgun Gothic",
     "WenQuanYi Zen Hei", "Arial Unicode MS", "Noto Sans Arabic", "Noto Sans Devanagari", "Noto Sans Hebrew",
 )  # fmt: skip
-"""Fonts for what DejaVu Sans lacks, used where they are installed."""
+"""Fonts for characters that DejaVu Sans does not have, used if they are installed."""
 
 
 @contextmanager
 def new_figure(width: float, height: float) -> "Iterator[matplotlib.figure.Figure]":
-    """An empty figure of so many inches, and the style of all figures here while it is filled."""
+    """Yield an empty figure of `width` by `height` inches; inside the `with` block the style of all figures applies."""
     matplotlib = require("matplotlib", extra="plots")
     figures = require("matplotlib.figure", extra="plots")
     with matplotlib.rc_context({**STYLE, "font.family": font_families()}):
@@ -87,7 +87,7 @@ def new_figure(width: float, height: float) -> "Iterator[matplotlib.figure.Figur
 
 
 def panels(figure: "matplotlib.figure.Figure", rows: int = 1, columns: int = 1, **options: Any) -> Any:
-    """Axes in rows and columns; their ticks keep their look though matplotlib makes them later, when it draws."""
+    """Return an array of axes in rows and columns, with a fixed tick style."""
     grid = figure.subplots(rows, columns, squeeze=False, **options)
     for axes in grid.flat:
         keep_ticks(axes)
@@ -95,30 +95,30 @@ def panels(figure: "matplotlib.figure.Figure", rows: int = 1, columns: int = 1, 
 
 
 def keep_ticks(axes: "matplotlib.axes.Axes") -> None:
-    """Write the style of ticks into the axes, which otherwise look it up again when they need more of them."""
+    """Store the tick style in the axes, because matplotlib reads its settings again when it adds ticks at drawing."""
     axes.tick_params(labelsize=9, labelcolor=MUTED, color=GRID, grid_color=GRID, grid_linewidth=0.8)
 
 
 def entitle(figure: "matplotlib.figure.Figure", title: str) -> None:
-    """A title above several panels; nothing, and no room for it, if it is empty."""
+    """Write a title above several panels; an empty title takes no space."""
     if title:
         figure.suptitle(title, x=0.012, ha="left", fontsize=STYLE["axes.titlesize"], fontweight="bold")
 
 
 def font_families() -> list[str]:
-    """DejaVu Sans, which matplotlib brings, and what is installed of `WIDE_FONTS`."""
+    """Return DejaVu Sans, which matplotlib contains, and the installed fonts of `WIDE_FONTS`."""
     manager = require("matplotlib.font_manager", extra="plots").fontManager
     installed = {font.name for font in manager.ttflist}
     return ["DejaVu Sans", *(name for name in WIDE_FONTS if name in installed)]
 
 
 def numbers(values: Tensor) -> Any:
-    """A tensor of any kind as a NumPy array of its own in float64, which matplotlib can draw."""
+    """Copy a tensor of any dtype and device to a NumPy array in float64."""
     return values.detach().cpu().to(torch.float64, copy=True).numpy()
 
 
 def point_colours() -> Any:
-    """`POINT_COLOURS` as a colour map."""
+    """Return `POINT_COLOURS` as a colour map."""
     colours = require("matplotlib.colors", extra="plots")
     return colours.LinearSegmentedColormap.from_list("points", POINT_COLOURS).with_extremes(bad=HOLE)
 
@@ -126,7 +126,7 @@ def point_colours() -> Any:
 def colorbar(
     figure: "matplotlib.figure.Figure", artist: Any, axes: Any, *, label: str, shrink: float = 1.0
 ) -> "matplotlib.axes.Axes":
-    """The scale of a picture's colours, with what they mean."""
+    """Add a colour bar with a label, and return its axes."""
     bar = figure.colorbar(artist, ax=axes, shrink=shrink, aspect=28, pad=0.02, label=label)
     bar.ax.yaxis.labelpad = 8
     keep_ticks(bar.ax)
@@ -137,18 +137,23 @@ def colorbar(
 
 
 def backing() -> dict[str, Any]:
-    """A patch of paper behind a text, so that it can be read over points and bars."""
+    """Return the box style of a background for text over points and bars."""
     return {"facecolor": PAPER, "edgecolor": "none", "alpha": 0.72, "boxstyle": "square,pad=0.1"}
 
 
 def svg(figure: "matplotlib.figure.Figure", *, prefix: str) -> str:
-    """A figure as an SVG element to stand in an HTML page.
+    """Return a figure as an SVG element for an HTML page.
 
-    Texts stay texts, what is rasterised stays pixels, and the colours of `THEME` become `var(--name, colour)`.
+    Texts remain text, rasterised parts remain pixels, and the colours of `THEME` become `var(--name, colour)`.
 
     Args:
-        figure: From one of the functions of `embedlayer.plots`.
-        prefix: Put before each id, so that several figures can share a page.
+        figure: A figure from a function of `embedlayer.plots`.
+        prefix: Prefix of each id, so that one page can contain several figures.
+
+    Example:
+        >>> from embedlayer.plots import norm_histogram
+        >>> svg(norm_histogram(TokenEmbedding(100, 16)), prefix="norms")[:4]
+        '<svg'
     """
     matplotlib = require("matplotlib", extra="plots")
     out = io.StringIO()
@@ -165,7 +170,7 @@ def svg(figure: "matplotlib.figure.Figure", *, prefix: str) -> str:
 
 
 def _themed(tag: str, prefix: str) -> str:
-    """One tag of an SVG, its ids and colours made fit for a page; texts between tags are not ours to change."""
+    """Return one SVG tag with prefixed ids and with CSS variables for colours."""
     tag = re.sub(r'(\bid="|url\(#|href="#)', rf"\g<1>{prefix}-", tag)
     for colour, name in THEME.items():
         tag = tag.replace(colour, f"var({name}, {colour})")

@@ -1,4 +1,4 @@
-"""Losses over the steps of training, and where optimizers lead."""
+"""Figures of training: losses over steps, and the path of a number under several optimizers."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -13,22 +13,25 @@ if TYPE_CHECKING:
     import matplotlib.figure
 
 Metrics = Sequence[Mapping[str, Any]]
-"""Lines of a run's `metrics.jsonl`: `step`, `loss` and, on some, `validation_loss`, in nats per token."""
+"""Lines of a run's `metrics.jsonl`: `step`, `loss` and, in some lines, `validation_loss`, in nats per token."""
 
 
 def loss_curve(
     run: Metrics | Path | str, *, baseline: float | None = None, title: str = "Loss"
 ) -> "matplotlib.figure.Figure":
-    """Training and validation loss over steps.
+    """Draw training and validation loss over steps.
 
     Args:
-        run: Lines of a run's `metrics.jsonl`, that file, or the run's folder. A value that is missing, `None` or not
-            finite is left out.
-        baseline: A loss to compare with, drawn as a labelled line: `ln V`, what knowing nothing costs.
-        title: The figure's title.
+        run: Lines of a run's `metrics.jsonl`, the path of that file, or the folder of the run. Values that are missing,
+            `None` or not finite are left out.
+        baseline: A loss that is drawn as a labelled line, such as `ln V`, the loss of uniform probabilities; or `None`.
+        title: Title of the figure.
 
     Raises:
-        FileError: There is no such file or folder.
+        FileError: The file or folder does not exist.
+
+    Example:
+        >>> figure = loss_curve([{"step": 0, "loss": 8.3}, {"step": 100, "loss": 5.1}], baseline=8.3)
     """
     metrics = read_metrics(run)
     with new_figure(7.2, 3.9) as figure:
@@ -49,17 +52,17 @@ def loss_curves(
     baseline: float | None = None,
     title: str | None = None,
 ) -> "matplotlib.figure.Figure":
-    """One loss of several runs over steps: tied beside untied, one position scheme beside another.
+    """Draw one loss of several runs over steps, to compare them.
 
     Args:
         runs: Up to four runs by name, each as in `loss_curve`.
-        key: Which loss.
-        baseline: A loss to compare with, such as `ln V`.
-        title: The figure's title.
+        key: The loss to draw.
+        baseline: A loss that is drawn as a labelled line, such as `ln V`; or `None`.
+        title: Title of the figure; `None` for the name of the loss and the number of runs.
 
     Raises:
-        FileError: There is no such file or folder.
-        SizeError: More than four runs, which lines of one picture do not tell apart.
+        FileError: A file or folder does not exist.
+        SizeError: There are more than four runs.
 
     Example:
         >>> tied = [{"step": 0, "loss": 8.3}, {"step": 100, "loss": 5.1}]
@@ -67,7 +70,7 @@ def loss_curves(
         >>> figure = loss_curves({"tied": tied, "untied": untied}, key="loss")
     """
     if len(runs) > len(LINES):
-        raise SizeError(f"At most {len(LINES)} runs can be told apart in one picture; found {len(runs)}.")
+        raise SizeError(f"One figure shows at most {len(LINES)} runs; found {len(runs)}.")
     with new_figure(7.2, 3.9) as figure:
         axes = panels(figure)[0, 0]
         for (name, run), colour, dashes in zip(runs.items(), LINES, DASHES, strict=False):
@@ -80,14 +83,14 @@ def loss_curves(
 
 
 DASHES = ("-", (0, (4, 1.5)), (0, (1, 1.4)), (0, (6, 1.5, 1, 1.5)))
-"""Lines that are told apart without colours."""
+"""Dash patterns of lines, which distinguish them without colours."""
 
 
 def read_metrics(run: Metrics | Path | str) -> Metrics:
-    """The lines of a run, given as they are, as its `metrics.jsonl`, or as its folder.
+    """Return the lines of a run, which is passed as lines, as its `metrics.jsonl`, or as its folder.
 
     Raises:
-        FileError: There is no such file or folder.
+        FileError: The file or folder does not exist.
     """
     if not isinstance(run, Path | str):
         return run
@@ -102,6 +105,7 @@ def read_metrics(run: Metrics | Path | str) -> Metrics:
 
 
 def _draw(axes: "matplotlib.axes.Axes", metrics: Metrics, key: str, **style: Any) -> None:
+    """Draw one value over steps; a single point gets a marker."""
     found = [(line["step"], line[key]) for line in metrics if line.get(key) is not None and math.isfinite(line[key])]
     if len(found) == 1:
         style |= {"marker": "o", "markersize": 5}
@@ -110,6 +114,7 @@ def _draw(axes: "matplotlib.axes.Axes", metrics: Metrics, key: str, **style: Any
 
 
 def _finish(axes: "matplotlib.axes.Axes", title: str, loss: str, baseline: float | None) -> None:
+    """Add labels, title, baseline and legend."""
     axes.set(xlabel="step", ylabel=loss)
     axes.set_title(title)
     axes.grid(visible=False, axis="x")
@@ -117,7 +122,7 @@ def _finish(axes: "matplotlib.axes.Axes", title: str, loss: str, baseline: float
     if baseline is not None:
         axes.axhline(baseline, color=MUTED, linewidth=1.2, linestyle=(0, (4, 3)))
         axes.annotate(
-            f"ln V = {baseline:.2f}, knowing nothing",
+            f"ln V = {baseline:.2f}, uniform",
             (1, baseline),
             xycoords=("axes fraction", "data"),
             xytext=(-2, 4),
@@ -132,14 +137,17 @@ def _finish(axes: "matplotlib.axes.Axes", title: str, loss: str, baseline: float
 
 
 def optimizer_paths(
-    values: Mapping[str, Sequence[float]], *, touched: Sequence[int] = (), title: str = "Who ends where"
+    values: Mapping[str, Sequence[float]], *, touched: Sequence[int] = (), title: str = "One number of a rare row"
 ) -> "matplotlib.figure.Figure":
-    """One number of a table over the steps, under one optimizer and others that are compared with it.
+    """Draw one number of a table over steps, under a reference optimizer and others.
 
     Args:
-        values: For each optimizer, the number after each step; the first one is a broad band behind the others.
-        touched: Steps at which the row had a gradient, marked at the foot.
-        title: The figure's title.
+        values: The number after each step, by optimizer; the first one is the reference, drawn as a broad line.
+        touched: Steps at which the row had a gradient, marked at the lower edge.
+        title: Title of the figure.
+
+    Example:
+        >>> figure = optimizer_paths({"AdamW": [0.1, 0.2], "RowAdamW": [0.1, 0.2]}, touched=[1])
     """
     looks = [(MUTED, 6.0, 0.35, "-"), (BLUE, 1.6, 1.0, "-"), (ORANGE, 1.6, 1.0, (0, (5, 2)))]
     with new_figure(7.2, 3.9) as figure:
@@ -149,7 +157,7 @@ def optimizer_paths(
             axes.plot(steps, path, color=colour, linewidth=width, alpha=alpha, linestyle=style, label=name)
         across = axes.get_xaxis_transform()
         axes.plot(touched, [0.02] * len(touched), "|", color=INK, markersize=9, transform=across, label="gradient")
-        axes.set(xlabel="step", ylabel="one number of a rare row")
+        axes.set(xlabel="step", ylabel="value")
         axes.set_title(title)
         axes.margins(x=0.02, y=0.1)
         axes.legend(loc="best")

@@ -1,4 +1,4 @@
-"""Tokens as one can see them."""
+"""Visible forms of invisible characters in tokens."""
 
 import unicodedata
 from collections.abc import Iterator
@@ -7,7 +7,7 @@ VISIBLE = {" ": "·", "\n": "⏎", "\t": "⇥"}
 
 
 def visible_text(text: str) -> str:
-    """A token as one can see it: a space is `·`, a newline `⏎`, a tab `⇥`, other unseen characters their escape.
+    """Return a token in visible form: space as `·`, newline as `⏎`, tab as `⇥`, other invisible characters escaped.
 
     Example:
         >>> visible_text(" first")
@@ -17,7 +17,7 @@ def visible_text(text: str) -> str:
 
 
 def visible_characters(text: str) -> Iterator[tuple[str, str | None]]:
-    """Each character, and what stands for it where it cannot be seen by itself."""
+    """Yield each character with its visible form; `None` for a character that is visible itself."""
     for character in text:
         category = unicodedata.category(character)
         if character in VISIBLE:

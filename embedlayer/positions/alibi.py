@@ -1,4 +1,4 @@
-"""ALiBi: attention scores fall linearly with the distance (BLOOM, MPT)."""
+"""ALiBi: a bias on attention scores that falls linearly with the distance (BLOOM, MPT)."""
 
 from collections.abc import Callable
 
@@ -8,7 +8,6 @@ from torch import Tensor
 
 from embedlayer.derived import Derived
 from embedlayer.errors import SizeError
-from embedlayer.files import JsonObject
 from embedlayer.positions.position import Position
 
 ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
@@ -16,13 +15,11 @@ ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
 def alibi_slopes(num_heads: int, max_bias: float = 8.0) -> Float[Tensor, " H"]:
-    """How fast each head forgets: `2^(-max_bias i / H)` for i = 1 .. H, in float64.
+    """Compute the slope of each head, `2^(-max_bias i / H)` for i = 1 .. H, in float64.
 
-    Where H is no power of two: the slopes of the power of two below it, then every other slope of twice that power.
-
-    BLOOM starts from the power of two below H and fills up, MPT starts from the one above and takes `[1::2] + [::2]`.
-    Written down differently, for 8 both are these numbers for every H; another `max_bias` (`alibi_bias_max`) only MPT
-    has.
+    For H that is no power of two, take the slopes of the next smaller power of two, then every other slope of the next
+    larger one. BLOOM and MPT write this differently, but with `max_bias` 8 both have these slopes for every H. Only MPT
+    has another `max_bias` (`alibi_bias_max`).
 
     Reference: Press et al., Train short, test long, 2022; transformers/models/bloom/modeling_bloom.py and
     transformers/models/mpt/modeling_mpt.py (which builds the biases for 8 whatever its configuration says).
@@ -35,18 +32,23 @@ def alibi_slopes(num_heads: int, max_bias: float = 8.0) -> Float[Tensor, " H"]:
 
 
 class AlibiBias(Position, Derived):
-    """Linear biases: `bias[h, i, j] = -slope_h * |i - j|`, no parameters, no longest sequence.
+    """Linear biases: `bias[h, i, j] = -slope_h * |i - j|`, without parameters and without a longest sequence.
 
-    Under a causal mask only keys at or before the query remain, where this is the published `-slope_h * (i - j)`;
-    without one it is the symmetric form of encoders.
+    Under a causal mask this is the published `-slope_h * (i - j)`; without a mask it is the symmetric form of encoders.
 
     Args:
         num_heads: Query heads, H; any number.
-        max_bias: Negative exponent of the smallest slope where H is a power of two (`alibi_bias_max` of MPT).
-        scale: Factor on the bias: Falcon multiplies it by `head_dim ** -0.5` together with the scores.
+        max_bias: Negative exponent of the smallest slope if H is a power of two (`alibi_bias_max` of MPT).
+        scale: Factor on the bias; Falcon multiplies it by `head_dim ** -0.5`, as it does the scores.
 
     Raises:
         SizeError: `num_heads` is below 1, or `max_bias` not positive.
+
+    Example:
+        >>> AlibiBias(2, max_bias=2.0).bias(torch.tensor([2]), torch.arange(3))
+        tensor([[[[-1.0000, -0.5000, -0.0000]],
+        <BLANKLINE>
+                 [[-0.5000, -0.2500, -0.0000]]]])
 
     Reference: Press et al., Train short, test long, 2022.
     """
@@ -64,19 +66,14 @@ class AlibiBias(Position, Derived):
         self.scale = scale
         self.derive()
 
-    @property
-    def config(self) -> JsonObject:
-        """The constructor's arguments."""
-        return {"num_heads": self.num_heads, "max_bias": self.max_bias, "scale": self.scale}
-
     def derived(self) -> dict[str, Tensor]:
-        """The slopes, times the scale."""
+        """Compute the slopes, times the scale."""
         return {"slopes": (alibi_slopes(self.num_heads, self.max_bias) * self.scale).float()}
 
     def bias(
         self, query_positions: Int[Tensor, "*rows Tq"], key_positions: Int[Tensor, "*rows Tk"]
     ) -> Float[Tensor, "rows H Tq Tk"]:
-        """`-slope_h * |query position - key position|`, in float32."""
+        """Compute `-slope_h * |query position - key position|` in float32."""
         query, key = torch.atleast_2d(query_positions), torch.atleast_2d(key_positions)
         distance: Tensor = (query.unsqueeze(-1) - key.unsqueeze(-2)).abs().unsqueeze(1)
         return distance * -self.slopes.view(-1, 1, 1)
@@ -86,11 +83,11 @@ class AlibiBias(Position, Derived):
         query_positions: Int[Tensor, "*rows Tq"] | None = None,
         key_positions: Int[Tensor, "*rows Tk"] | None = None,
     ) -> ScoreMod:
-        """The same bias for `torch.nn.attention.flex_attention`, which never makes the matrix of it.
+        """Return the same bias as a function for `torch.nn.attention.flex_attention`, which builds no bias matrix.
 
         Args:
-            query_positions: Where each query stands, `(Tq,)`, `(1, Tq)` or `(B, Tq)`; its index if `None`.
-            key_positions: Where each key stands; its index if `None`.
+            query_positions: Position of each query, `(Tq,)`, `(1, Tq)` or `(B, Tq)`; its index if `None`.
+            key_positions: Position of each key; its index if `None`.
 
         Example:
             >>> from torch.nn.attention.flex_attention import flex_attention
@@ -107,5 +104,5 @@ class AlibiBias(Position, Derived):
         return add_bias
 
     def extra_repr(self) -> str:
-        """Size and factors, for `print`."""
+        """Return the size and factors, for `print`."""
         return f"{self.num_heads}, max_bias={self.max_bias:g}, scale={self.scale:g}"

@@ -9,7 +9,6 @@ from torch import Tensor, nn
 
 from embedlayer.bounds import Bounds
 from embedlayer.errors import SizeError
-from embedlayer.files import JsonObject
 from embedlayer.normal import draw_
 from embedlayer.positions.position import AdditivePosition
 from embedlayer.shapes import Positions
@@ -21,13 +20,13 @@ class LearnedPositionalEmbedding(AdditivePosition, nn.Embedding):
     It is an `nn.Embedding` (parameter `weight`, `(max_seq_len + offset, D)`).
 
     Args:
-        max_seq_len: Longest sequence; rows of the table beyond the offset.
+        max_seq_len: Longest sequence; the table has `max_seq_len + offset` rows.
         embed_dim: Width of a row, D.
-        offset: Rows in front of position 0 (2 in OPT, BART, mBART, Pegasus-X and others). Positions down to `-offset`
-            reach them: OPT gives padding position -1.
+        offset: Rows before position 0 (2 in OPT, BART, mBART, Pegasus-X and others), for positions `-offset .. -1`.
+            OPT gives padding position -1.
         init_std: Standard deviation of the normal initialisation.
-        device: Where to put the rows.
-        dtype: In which type.
+        device: Device of the rows.
+        dtype: Dtype of the rows.
 
     Raises:
         SizeError: A size is below 1, or the offset below 0.
@@ -66,59 +65,49 @@ class LearnedPositionalEmbedding(AdditivePosition, nn.Embedding):
         """Width of a row, D."""
         return self.embedding_dim
 
-    @property
-    def config(self) -> JsonObject:
-        """The constructor's arguments."""
-        return {
-            "max_seq_len": self.max_seq_len,
-            "embed_dim": self.embed_dim,
-            "offset": self.offset,
-            "init_std": self.init_std,
-        }
-
     def reset_parameters(self) -> None:
-        """Draw the rows from N(0, init_std^2)."""
+        """Draw the rows from N(0, init_std²)."""
         draw_(self.weight, std=self.init_std)
 
     def stored(self, length: int) -> Float[Tensor, "T D"] | None:
-        """Rows of `weight`."""
+        """Return the rows of positions `0 .. length - 1` as a view of `weight`; `None` beyond `max_seq_len`."""
         return self.weight[self.offset : self.offset + length] if length <= (self.max_seq_len or 0) else None
 
     def vectors(self, positions: Positions) -> Float[Tensor, "*rows T D"]:
-        """`weight[positions + offset]`."""
-        places, outside = self.bounds(positions)
-        rows = F.embedding(places, self.weight)
+        """Return `weight[positions + offset]`.
+
+        Raises:
+            PositionError: A position is outside `-offset .. max_seq_len - 1`.
+        """
+        index, outside = self.bounds(positions)
+        rows = F.embedding(index, self.weight)
         return rows if outside is None else rows.masked_fill(outside.unsqueeze(-1), 0)
 
     @torch.no_grad()
     def resize(
         self, new_len: int, method: Literal["interpolate", "extend"] = "interpolate"
     ) -> "LearnedPositionalEmbedding":
-        """A table for another longest sequence, made from this one, which stays as it is.
+        """Return a new table for another longest sequence; this table does not change.
 
         Args:
             new_len: Longest sequence of the new table.
-            method: `"interpolate"`: position p is read at `p (old - 1) / (new - 1)`, between two rows, so that the ends
-                stay in place and text of the old length is stretched. `"extend"`: rows of the old positions are kept
-                bit for bit, and further ones drawn from N(0, init_std^2); a smaller table keeps the first ones.
+            method: `"interpolate"`: the new row p is read at `p (old - 1) / (new - 1)` between two old rows, so the
+                first and the last row stay the same. `"extend"`: old rows are copied bit for bit, and further rows are
+                drawn from N(0, init_std²); a smaller table keeps the first rows.
 
         Returns:
-            The new table, in the same dtype, on the same device. Rows in front of position 0 are copied.
+            The new table, in the same dtype and on the same device. Rows before position 0 are copied.
 
         Raises:
-            SizeError: `new_len` is below 1, or the method is neither.
+            SizeError: `new_len` is below 1, or the method is unknown.
 
         Reference: Dosovitskiy et al., An image is worth 16x16 words, 2021, section 3.2 (interpolation).
         """
         if method not in ("interpolate", "extend"):
             raise SizeError(f"method must be 'interpolate' or 'extend', not {method!r}.")
+        device, dtype = self.weight.device, self.weight.dtype
         resized = LearnedPositionalEmbedding(
-            new_len,
-            self.embedding_dim,
-            offset=self.offset,
-            init_std=self.init_std,
-            device=self.weight.device,
-            dtype=self.weight.dtype,
+            new_len, self.embed_dim, offset=self.offset, init_std=self.init_std, device=device, dtype=dtype
         )
         front, rows = self.weight[: self.offset], self.weight[self.offset :]
         if method == "interpolate":
@@ -130,5 +119,5 @@ class LearnedPositionalEmbedding(AdditivePosition, nn.Embedding):
         return resized
 
     def check(self) -> None:
-        """Wait for the device and raise the error of a position past the table since the last check."""
+        """Wait for the device and raise the error of a position that was outside the table since the last check."""
         self.bounds.check()

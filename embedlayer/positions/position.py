@@ -1,11 +1,14 @@
-"""A position speaks at one of three places: added to the input, rotating queries and keys, or as a bias on the scores.
+"""The interface of position schemes, and the positions of tokens.
 
-Every scheme is a `Position` and overrides exactly one of three neutral hooks; attention calls all three and never asks
-which scheme it has. Positions come from the caller, so offsets, cached decoding, left padding and packed sequences are
-the same mechanism: other numbers.
+A scheme is applied at one of three points: added to the input, rotating queries and keys, or as an attention bias.
+Every scheme is a `Position` and overrides one of three neutral hooks; attention calls all three for any scheme. The
+caller passes the positions, so offsets, cached decoding, left padding and packed documents need no code in a scheme.
 """
 
+import inspect
 from abc import ABC, abstractmethod
+from itertools import chain
+from typing import Literal
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -13,8 +16,8 @@ from torch import Tensor
 
 from embedlayer.errors import ShapeError, SizeError
 from embedlayer.files import JsonObject
-from embedlayer.overrides import has_hooks
-from embedlayer.pretrained import Pretrained
+from embedlayer.overrides import has_hooks, is_unchanged
+from embedlayer.pretrained import Described, Pretrained, describe
 from embedlayer.shapes import Positions
 
 AttentionMask = Int[Tensor, "*batch T"] | Bool[Tensor, "*batch T"]
@@ -22,10 +25,30 @@ AttentionMask = Int[Tensor, "*batch T"] | Bool[Tensor, "*batch T"]
 
 
 class Position(Pretrained):
-    """No position at all (NoPE), and the base of every scheme.
+    """No positions at all (NoPE), and the base class of every scheme.
+
+    A new scheme is a subclass that overrides one of `add`, `rotate` and `bias`. A scheme that adds one vector for each
+    position overrides `vectors` of `AdditivePosition` instead. The constructor stores each argument in an attribute of
+    the same name; `config`, saving and loading read them there.
 
     Attributes:
-        max_seq_len: Positions that the scheme covers, or `None` for no limit.
+        max_seq_len: Number of positions that the scheme covers, or `None` for no limit.
+
+    Example:
+        >>> class RecencyBias(Position):
+        ...     def __init__(self, num_heads: int, slope: float = 0.1) -> None:
+        ...         super().__init__()
+        ...         self.num_heads, self.slope = num_heads, slope
+        ...
+        ...     def bias(self, query_positions, key_positions):
+        ...         query, key = torch.atleast_2d(query_positions), torch.atleast_2d(key_positions)
+        ...         distance = (query[:, None, :, None] - key[:, None, None, :]).abs()
+        ...         return (-self.slope * distance).expand(-1, self.num_heads, -1, -1)
+        >>> position = RecencyBias(num_heads=2)
+        >>> position.hook, position.config
+        ('bias', {'num_heads': 2, 'slope': 0.1})
+        >>> DecoderLM(TokenEmbedding(100, 16), position, num_heads=2)(torch.tensor([[5, 2, 7]])).shape
+        torch.Size([1, 3, 100])
 
     Reference: Kazemnejad et al., The impact of positional encoding on length generalization, 2023 (NoPE).
     """
@@ -34,23 +57,44 @@ class Position(Pretrained):
 
     @property
     def config(self) -> JsonObject:
-        """The constructor's arguments."""
-        return {}
+        """The constructor's arguments as JSON, read from the attributes of the same names, without device and dtype."""
+        parameters = inspect.signature(type(self)).parameters.values()
+        names = [each.name for each in parameters if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)]
+        values = {name: getattr(self, name) for name in names if name not in ("device", "dtype")}
+        return {name: describe(value) if isinstance(value, Described) else value for name, value in values.items()}
+
+    @property
+    def hook(self) -> Literal["add", "rotate", "bias"] | None:
+        """The hook that this scheme overrides, where it is applied; `None` for no positions."""
+        if not is_unchanged(self, add=Position.add):
+            return "add"
+        if not is_unchanged(self, rotate=Position.rotate):
+            return "rotate"
+        return None if is_unchanged(self, bias=Position.bias) else "bias"
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the first parameter or buffer; the CPU for a scheme that has none."""
+        tensor = next(chain(self.parameters(), self.buffers()), None)
+        return torch.device("cpu") if tensor is None else tensor.device
 
     def add(self, x: Float[Tensor, "*batch T D"], positions: Positions) -> Float[Tensor, "*batch T D"]:
-        """What enters the first block: `x` and, for an additive scheme, a vector for each position."""
+        """Return `x` plus a vector for each position; schemes that are not additive return `x` unchanged."""
         return x
 
     def rotate(
         self, q: Float[Tensor, "*batch H T K"], k: Float[Tensor, "*batch G T K"], positions: Positions
     ) -> tuple[Float[Tensor, "*batch H T K"], Float[Tensor, "*batch G T K"]]:
-        """Queries and keys as attention compares them; G key heads may be fewer than H."""
+        """Return rotated queries and keys; schemes that do not rotate return `q` and `k` unchanged.
+
+        There may be fewer key heads (G) than query heads (H).
+        """
         return q, k
 
     def bias(
         self, query_positions: Int[Tensor, "*rows Tq"], key_positions: Int[Tensor, "*rows Tk"]
     ) -> Float[Tensor, "rows H Tq Tk"] | None:
-        """What is added to the scores, `(1 or B, H, Tq, Tk)`; masking the future is attention's business."""
+        """Return the bias on attention scores, `(1 or B, H, Tq, Tk)`, without the causal mask; `None` for no bias."""
         return None
 
     def forward(self, positions: Int[Tensor, "*shape"]) -> Float[Tensor, "*shape D"]:
@@ -64,15 +108,15 @@ class Position(Pretrained):
     def require_sizes(
         self, *, embed_dim: int | None = None, num_heads: int | None = None, head_dim: int | None = None
     ) -> None:
-        """Refuse a model whose sizes are not those that this scheme was built for.
+        """Check the sizes of a model against those of this scheme; a size that either does not have is not checked.
 
         Args:
             embed_dim: Width of the vectors that positions are added to, or `None` if unknown.
-            num_heads: Query heads of the attention.
-            head_dim: Width of one head.
+            num_heads: Query heads of the attention, or `None`.
+            head_dim: Width of one head, or `None`.
 
         Raises:
-            SizeError: The scheme has a size of that name, and it is another one.
+            SizeError: The scheme was built for another size.
         """
         for name, size in {"embed_dim": embed_dim, "num_heads": num_heads, "head_dim": head_dim}.items():
             own = getattr(self, name, None)
@@ -82,7 +126,7 @@ class Position(Pretrained):
                 )
 
     def check(self) -> None:
-        """Wait for the device and raise the error of a position outside the scheme since the last check."""
+        """Wait for the device and raise the error of a position that was outside the scheme since the last check."""
 
 
 class AdditivePosition(Position, ABC):
@@ -90,18 +134,18 @@ class AdditivePosition(Position, ABC):
 
     @abstractmethod
     def vectors(self, positions: Positions) -> Float[Tensor, "*rows T D"]:
-        """The vector of each position.
+        """Return the vector of each position.
 
         Raises:
             PositionError: A position is outside `0 .. max_seq_len - 1`.
         """
 
     def stored(self, length: int) -> Float[Tensor, "T D"] | None:
-        """The vectors of positions 0 to `length - 1` where they lie, to be read only; `None` if they lie nowhere."""
+        """Return the stored vectors of positions `0 .. length - 1` as a read-only view; `None` if none are stored."""
         return None
 
     def forward(self, positions: Int[Tensor, "*shape"]) -> Float[Tensor, "*shape D"]:
-        """Return the vector of each position, of any shape: what `nn.Embedding` returns for the same numbers.
+        """Return the vector of each position, for positions of any shape, as `nn.Embedding` does.
 
         Raises:
             ShapeError: `positions` holds floats, such as hidden states.
@@ -117,12 +161,12 @@ class AdditivePosition(Position, ABC):
         return vectors.reshape(*positions.shape, vectors.shape[-1])
 
     def add(self, x: Float[Tensor, "*batch T D"], positions: Positions) -> Float[Tensor, "*batch T D"]:
-        """Return `x[..., t, :] + self(positions)[..., t, :]`: a replaced or hooked `forward` sees the call.
+        """Return `x[..., t, :] + self(positions)[..., t, :]`; hooks and a replaced `forward` take part in the call.
 
-        Hooks are given a position for each token of each sequence, so that per-sample gradients can be told apart.
+        Hooks receive one position for each token of each sequence, so that they can compute per-sample gradients.
 
         Raises:
-            ShapeError: `x` has another width than the vectors.
+            ShapeError: `x` and the position vectors differ in width.
         """
         if has_hooks(self):
             positions = positions.expand(torch.broadcast_shapes(positions.shape, x.shape[:-1]))
@@ -142,19 +186,21 @@ def positions_of(
     offset: int = 0,
     padding_position: int = 0,
 ) -> Positions:
-    """Where each token stands in its own text.
+    """Return the position of each token in its own document.
 
     Args:
-        ids: Token IDs; only their shape and device count.
+        ids: Token IDs; only their shape and device are used.
         attention_mask: 0 for padding; 1 for text, or 1, 2, 3, ... from left to right for documents packed into one row,
-            each of which counts from 0. `None`: every row is one text without padding.
-        offset: Position of the first token, for a sequence that continues a cached one; or where counting begins:
-            RoBERTa counts from `padding_idx + 1`, which is `positions_of(ids, ids != padding_idx,
-            offset=padding_idx + 1, padding_position=padding_idx)`.
-        padding_position: Position of padding.
+            each of which starts at `offset`. `None`: every row is one document without padding.
+        offset: Position of the first token: the length of the cached text in cached decoding, or `padding_idx + 1` in
+            RoBERTa: `positions_of(ids, ids != padding_idx, offset=padding_idx + 1, padding_position=padding_idx)`.
+        padding_position: Position of padding tokens.
 
     Returns:
         `(T,)` without a mask, else the shape of the mask.
+
+    Raises:
+        ShapeError: `ids` is a scalar, or the mask has another shape.
 
     Example:
         >>> positions_of(torch.zeros(2, 4).long(), torch.tensor([[0, 0, 1, 1], [1, 1, 2, 2]]))
@@ -168,8 +214,8 @@ def positions_of(
     if attention_mask.shape != ids.shape:
         raise ShapeError(f"attention_mask {tuple(attention_mask.shape)} must have the shape of ids {tuple(ids.shape)}.")
     is_text = attention_mask != 0
-    place = is_text.cumsum(-1) - 1
+    index = is_text.cumsum(-1) - 1
     document = attention_mask.long().cummax(-1).values
     is_first = is_text & (document != torch.nn.functional.pad(document, (1, 0))[..., :-1])
-    start = torch.where(is_first, place, 0).cummax(-1).values
-    return torch.where(is_text, place - start + offset, padding_position)
+    start = torch.where(is_first, index, 0).cummax(-1).values
+    return torch.where(is_text, index - start + offset, padding_position)

@@ -1,4 +1,4 @@
-"""Relative positions: one learned number per head for each bucket of distances (T5)."""
+"""Relative positions: one learned bias per head for each bucket of distances (T5)."""
 
 import math
 
@@ -9,17 +9,16 @@ from torch import Tensor, nn
 
 from embedlayer.derived import Derived
 from embedlayer.errors import SizeError
-from embedlayer.files import JsonObject
 from embedlayer.normal import draw_
 from embedlayer.positions.position import Position
 
 
 def distance_buckets(num_buckets: int, max_distance: int) -> Int[Tensor, " distances"]:
-    """The bucket of each distance 0 .. max_distance: one for each of the first half, then ever wider ones.
+    """Return the bucket of each distance `0 .. max_distance`: first one bucket per distance, then wider and wider ones.
 
-    With `e = n // 2` of n buckets, a distance d from e on is in bucket
-    `e + floor(ln(d / e) / ln(max_distance / e) * (n - e))`, at most the last. As published, the logarithm is a
-    float32: at some edges that decides the bucket.
+    With n buckets and `e = n // 2`, a distance d below e is in bucket d. A distance from e on is in bucket
+    `min(n - 1, e + floor(ln(d / e) / ln(max_distance / e) * (n - e)))`. The logarithm is computed in float32 as in T5,
+    which decides the bucket at some edges.
     """
     exact = num_buckets // 2
     distances = torch.arange(max_distance + 1)
@@ -29,28 +28,28 @@ def distance_buckets(num_buckets: int, max_distance: int) -> Int[Tensor, " dista
 
 
 class RelativePositionBias(Position, Derived):
-    """Learned biases of distances: `bias[h, i, j] = weight[bucket(key position - query position), h]`.
+    """Learned biases by distance: `bias[h, i, j] = weight[bucket(key position - query position), h]`.
 
-    There is no longest sequence: all distances from `max_distance` on share one bucket.
+    There is no longest sequence: all distances from `max_distance` on are in one bucket.
 
     Args:
         num_heads: Query heads, H.
         num_buckets: Rows of the table `weight`, `(num_buckets, H)`.
-        max_distance: From here on, distances are in the last bucket.
-        bidirectional: Half of the buckets are for keys after the query (encoders). Otherwise such keys are in bucket 0
-            with the query itself (decoders, where a mask removes them).
+        max_distance: Distance from which on all distances are in the last bucket.
+        bidirectional: Half of the buckets are for keys after the query (encoders). Otherwise such keys are in bucket 0,
+            as the query itself (decoders, which mask them).
         init_std: Standard deviation of the normal initialisation.
 
     Raises:
-        SizeError: A number is too small: there must be an exact and a wide bucket on each side.
+        SizeError: A number is too small: each direction needs an exact and a wide bucket.
 
     Example:
         >>> RelativePositionBias(8).bias(torch.arange(5), torch.arange(5)).shape
         torch.Size([1, 8, 5, 5])
 
     Reference: Raffel et al., T5, 2020, section 2.1; transformers/models/t5/modeling_t5.py
-    (`_relative_position_bucket`). We differ: buckets are looked up in a table made once on the CPU, so they are the
-    same on every device.
+    (`_relative_position_bucket`). We differ: buckets are looked up in a table that is computed once on the CPU,
+    so they are the same on every device.
     """
 
     buckets: Int[Tensor, " distances"]
@@ -81,28 +80,17 @@ class RelativePositionBias(Position, Derived):
         self.reset_parameters()
         self.derive()
 
-    @property
-    def config(self) -> JsonObject:
-        """The constructor's arguments."""
-        return {
-            "num_heads": self.num_heads,
-            "num_buckets": self.num_buckets,
-            "max_distance": self.max_distance,
-            "bidirectional": self.bidirectional,
-            "init_std": self.init_std,
-        }
-
     def reset_parameters(self) -> None:
-        """Draw the biases from N(0, init_std^2)."""
+        """Draw the biases from N(0, init_std²)."""
         draw_(self.weight, std=self.init_std)
 
     def derived(self) -> dict[str, Tensor]:
-        """The bucket of each distance to one side."""
+        """Compute the bucket of each distance in one direction."""
         side = self.num_buckets // 2 if self.bidirectional else self.num_buckets
         return {"buckets": distance_buckets(side, self.max_distance)}
 
     def bucket(self, relative_positions: Int[Tensor, "*any"]) -> Int[Tensor, "*any"]:
-        """The row of `weight` for each `key position - query position`."""
+        """Return the row of `weight` for each `key position - query position`."""
         relative = relative_positions.long()
         distance = relative.abs() if self.bidirectional else (-relative).clamp_min(0)
         rows = F.embedding(distance.clamp_max(self.max_distance), self.buckets.unsqueeze(-1)).squeeze(-1)
@@ -111,12 +99,12 @@ class RelativePositionBias(Position, Derived):
     def bias(
         self, query_positions: Int[Tensor, "*rows Tq"], key_positions: Int[Tensor, "*rows Tk"]
     ) -> Float[Tensor, "rows H Tq Tk"]:
-        """`weight[bucket(key position - query position), h]`."""
+        """Return `weight[bucket(key position - query position), h]`, `(1 or B, H, Tq, Tk)`."""
         query, key = torch.atleast_2d(query_positions), torch.atleast_2d(key_positions)
         rows = self.bucket(key.unsqueeze(-2) - query.unsqueeze(-1))
         return F.embedding(rows, self.weight).movedim(-1, -3)
 
     def extra_repr(self) -> str:
-        """Sizes, for `print`."""
-        way = "bidirectional" if self.bidirectional else "causal"
-        return f"{self.num_heads}, num_buckets={self.num_buckets}, max_distance={self.max_distance}, {way}"
+        """Return the sizes, for `print`."""
+        direction = "bidirectional" if self.bidirectional else "causal"
+        return f"{self.num_heads}, num_buckets={self.num_buckets}, max_distance={self.max_distance}, {direction}"

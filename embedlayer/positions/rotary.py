@@ -1,8 +1,8 @@
-"""Rotary positions: queries and keys are turned by angles that grow with the position (RoPE)."""
+"""Rotary positions (RoPE): queries and keys are rotated by angles that are proportional to the position."""
 
 import math
 from dataclasses import replace
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Float, Int
@@ -11,61 +11,64 @@ from torch import Tensor
 from embedlayer.derived import Derived
 from embedlayer.errors import ShapeError, SizeError
 from embedlayer.files import JsonObject
+from embedlayer.positions.apply_rotary import fused_apply_rotary
 from embedlayer.positions.position import Position
 from embedlayer.positions.rotary_config import has_layer_types, layer_types, read_rotary, rotated_layers
-from embedlayer.positions.rotary_scaling import DynamicNTK, Length, LongRope, RotaryScaling, rotary_frequencies
-from embedlayer.positions.turn import turn
-from embedlayer.pretrained import describe
+from embedlayer.positions.rotary_scaling import Length, RotaryScaling, rotary_frequencies
 from embedlayer.shapes import Positions
 
-TURN = 2**53
+UNITS_PER_ROTATION = 2**53
+"""Phase units in one full rotation."""
 
 
-def turns(frequencies: Float[Tensor, " half"]) -> Int[Tensor, " half"]:
-    """Frequencies as whole numbers of 2^-53 turns per position.
+def to_phase_increments(frequencies: Float[Tensor, " half"]) -> Int[Tensor, " half"]:
+    """Convert frequencies from radians per position to integer phase increments, in units of 2^-53 rotations.
 
-    A position times such a number, modulo one turn, is an exact angle: integers neither round at position 100,000 nor
-    change under `.to(torch.bfloat16)`, and every device has them.
+    A position times an increment, modulo one rotation, is an exact angle. Integers do not round at position 100,000, do
+    not change under `.to(torch.bfloat16)`, and exist on every device.
     """
-    return (frequencies.double() / (2 * math.pi) * TURN).round().long()
+    return (frequencies.double() / (2 * math.pi) * UNITS_PER_ROTATION).round().long()
 
 
-def rotary_angles(positions: Positions, turns_per_position: Int[Tensor, " half"]) -> Float[Tensor, "*rows T half"]:
-    """`positions * frequencies` in radians, modulo one turn, from -pi to pi, in float32."""
-    half_a_turn = TURN // 2  # around 0, where float32 is finest
-    phase = ((positions.long().unsqueeze(-1) * turns_per_position + half_a_turn) & (TURN - 1)) - half_a_turn
-    wide = torch.float32 if phase.device.type == "mps" else torch.float64  # so that one rounding remains
-    return (phase.to(wide) * (2 * math.pi / TURN)).float()
+def rotary_angles(positions: Positions, phase_increments: Int[Tensor, " half"]) -> Float[Tensor, "*rows T half"]:
+    """Compute `positions * frequencies` in radians, reduced to -pi .. pi, in float32."""
+    half_rotation = UNITS_PER_ROTATION // 2  # angles around 0, where float32 has the finest steps
+    phase = (
+        (positions.long().unsqueeze(-1) * phase_increments + half_rotation) & (UNITS_PER_ROTATION - 1)
+    ) - half_rotation
+    wide = torch.float32 if phase.device.type == "mps" else torch.float64  # float64 leaves a single rounding
+    return (phase.to(wide) * (2 * math.pi / UNITS_PER_ROTATION)).float()
 
 
 class RotaryEmbedding(Position, Derived):
-    """Rotary positions: `rotate(q, k)` turns pair i of both by `positions * base^(-2i / rotary_dim)` radians.
+    """Rotary positions: `rotate(q, k)` rotates pair i of both by `positions * base^(-2i / rotary_dim)` radians.
 
-    The score of a query and a key then depends on their distance only. There is no longest sequence.
+    The score of a query and a key then depends only on their distance. There is no longest sequence.
 
     Args:
         head_dim: Width of a head, K.
-        base: The slowest pair needs 2 pi base^(1 - 2 / rotary_dim) positions for a turn.
-        scaling: How the frequencies are changed for sequences longer than trained: `Linear`, `DynamicNTK`, `Yarn`,
-            `LongRope`, `Llama3`, `Proportional`, or `None`.
+        base: Base of the frequencies; the slowest pair needs `2 pi base^(1 - 2 / rotary_dim)` positions for a rotation.
+        scaling: Change of the frequencies for sequences longer than in training: `LinearScaling`, `DynamicNTKScaling`,
+            `YarnScaling`, `LongRopeScaling`, `Llama3Scaling`, `ProportionalScaling`, or `None`.
         interleaved: Pairs are channels (2i, 2i + 1) as in GPT-J and Meta's LLaMA, not (i, i + K/2) as in GPT-NeoX and
-            transformers' LLaMA; `permute_qk` turns projection weights of the one kind into the other.
-        rotary_dim: How many channels of a head turn, all if `None`; the rest pass through (GPT-NeoX, Phi).
+            transformers' LLaMA; `permute_qk` converts projection weights between the two layouts.
+        rotary_dim: Number of channels of a head that are rotated, all if `None`; the others stay as they are (GPT-NeoX,
+            Phi).
 
     Raises:
         SizeError: `rotary_dim` is odd or exceeds the head, the base is not positive, or the scaling does not fit.
 
     Example:
-        >>> position = RotaryEmbedding(64, scaling=Yarn(factor=4.0, original_max_seq_len=2048))
+        >>> position = RotaryEmbedding(64, scaling=YarnScaling(factor=4.0, original_max_seq_len=2048))
         >>> q, k = position.rotate(torch.randn(1, 8, 5, 64), torch.randn(1, 2, 5, 64), torch.arange(5))
 
-    Reference: Su et al., RoFormer, 2021. We differ: angles are taken modulo one turn in integers, so they are exact at
-    any position and in any dtype of the model. Frequencies that depend on the length (`DynamicNTK`, `LongRope`) follow
-    the length rule of `embedlayer.positions.rotary_scaling`, which remembers nothing between calls.
+    Reference: Su et al., RoFormer, 2021. We differ: angles are reduced modulo one rotation in integers, so they are
+    exact at any position and in any dtype of the model. Frequencies that depend on the length (`DynamicNTKScaling`,
+    `LongRopeScaling`) follow the length rule of `embedlayer.positions.rotary_scaling`, without state between calls.
     """
 
-    turns_per_position: Int[Tensor, " half"]
-    regimes: Float[Tensor, "regimes half"]
+    phase_increments: Int[Tensor, " half"]
+    frequency_sets: Float[Tensor, "sets half"]
 
     def __init__(
         self,
@@ -84,7 +87,7 @@ class RotaryEmbedding(Position, Derived):
         self.rotary_dim = head_dim if rotary_dim is None else rotary_dim
         if self.rotary_dim < 2 or self.rotary_dim % 2 or self.rotary_dim > head_dim:
             raise SizeError(
-                f"Rotary positions turn pairs of channels: {self.rotary_dim} of {head_dim} is not possible. "
+                f"Rotary positions rotate pairs of channels: {self.rotary_dim} of {head_dim} is not possible. "
                 f"Choose an even head_dim (embed_dim / num_heads), or an even rotary_dim up to it."
             )
         if base <= 0:
@@ -100,19 +103,19 @@ class RotaryEmbedding(Position, Derived):
         interleaved: bool | None = None,
         default_base: float | None = None,
     ) -> Position:
-        """The position that a transformers configuration describes, read strictly; or one's own `config`.
+        """Build the position scheme that a transformers configuration describes; unknown keys are errors.
 
         Args:
             config: The dictionary of a `config.json`: `rope_parameters`, flat or one for each layer type, or the older
                 `rope_scaling`, `rope_theta`, `partial_rotary_factor`, `rotary_pct`, `type`. A dictionary with the key
-                `base` is what `RotaryEmbedding.config` returned.
-            layer_type: Which layers, where they differ, such as `"sliding_attention"` (Gemma 3, ModernBERT).
-            interleaved: Layout of pairs; `None` for `rope_interleave` or what the family (`model_type`) does.
-            default_base: Base to take where the configuration names none; `None` makes that an error.
+                `base` is read as a `RotaryEmbedding.config`.
+            layer_type: Type of layer in models with several, such as `"sliding_attention"` (Gemma 3, ModernBERT).
+            interleaved: Layout of pairs; `None` for `rope_interleave` or the layout of the family (`model_type`).
+            default_base: Base for a configuration that names none; `None` makes that an error.
 
         Returns:
-            A `RotaryEmbedding`, or a neutral `Position` where `rope_parameters[layer_type]` is null (NoPE). Which
-            layers have none for other reasons says `rotary_positions`.
+            A `RotaryEmbedding`, or a neutral `Position` where `rope_parameters[layer_type]` is null (NoPE).
+            `rotary_positions` also knows layers that have no positions for other reasons.
 
         Raises:
             CheckpointError: A key is unknown, missing, of the wrong type, or contradicts another.
@@ -120,7 +123,7 @@ class RotaryEmbedding(Position, Derived):
         Example:
             >>> config = {"head_dim": 64, "rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 1e4}}
             >>> RotaryEmbedding.from_config(config).scaling
-            Linear(factor=4.0)
+            LinearScaling(factor=4.0)
 
         Reference: transformers/modeling_rope_utils.py. We differ: it warns about unknown keys, and fills in
         `rope_theta` and `original_max_position_embeddings` where they are missing.
@@ -132,55 +135,50 @@ class RotaryEmbedding(Position, Derived):
 
     @classmethod
     def from_description(cls, arguments: JsonObject) -> "RotaryEmbedding":
-        """One's own `config`, whatever its keys."""
+        """Build the scheme from its own `config`, without reading it as a transformers configuration."""
         return super().from_config(arguments)
 
     @property
-    def config(self) -> JsonObject:
-        """The constructor's arguments."""
-        return {
-            "head_dim": self.head_dim,
-            "base": self.base,
-            "scaling": None if self.scaling is None else describe(self.scaling),
-            "interleaved": self.interleaved,
-            "rotary_dim": self.rotary_dim,
-        }
-
-    @property
-    def magnitude(self) -> float:
-        """The attention factor: what cosines and sines are multiplied by."""
-        return 1.0 if self.scaling is None else self.scaling.magnitude
+    def attention_scaling(self) -> float:
+        """Factor on cosines and sines, which multiplies attention scores by its square."""
+        return 1.0 if self.scaling is None else self.scaling.attention_scaling
 
     def derived(self) -> dict[str, Tensor]:
-        """The frequencies as turns, and where they depend on the length, the float64 numbers they are made from."""
+        """Compute the phase increments and, if they depend on the length, the frequency sets in float64."""
         if self.scaling is None:
-            return {"turns_per_position": turns(rotary_frequencies(self.rotary_dim, self.base))}
-        regimes = self.scaling.regimes(self.rotary_dim, self.base)
-        tensors = {"turns_per_position": turns(self.scaling.choose(regimes, 0))}
-        return tensors if self.scaling.limit is None else {**tensors, "regimes": regimes}
+            return {"phase_increments": to_phase_increments(rotary_frequencies(self.rotary_dim, self.base))}
+        sets = self.scaling.frequency_sets(self.rotary_dim, self.base)
+        tensors = {"phase_increments": to_phase_increments(self.scaling.select(sets, 0))}
+        return tensors if self.scaling.limit is None else {**tensors, "frequency_sets": sets}
 
-    def turns_at(self, length: Length) -> Int[Tensor, " half"]:
-        """The frequencies of sequences of `length`, as whole numbers of 2^-53 turns per position."""
+    def phase_increments_at(self, length: Length) -> Int[Tensor, " half"]:
+        """Return the phase increments for sequences of `length`, in units of 2^-53 rotations per position."""
         if self.scaling is None or self.scaling.limit is None:
-            return self.turns_per_position
-        return turns(self.scaling.choose(self.regimes, length))
+            return self.phase_increments
+        return to_phase_increments(self.scaling.select(self.frequency_sets, length))
+
+    def frequencies(self, length: Length = 0) -> Float[Tensor, " half"]:
+        """Return the frequency of each pair for sequences of `length`, in radians per position, in float64."""
+        return self.phase_increments_at(length).double() * (2 * math.pi / UNITS_PER_ROTATION)
 
     def cos_sin(
         self, positions: Positions, length: Length | None = None
     ) -> tuple[Float[Tensor, "*rows T half"], Float[Tensor, "*rows T half"]]:
-        """Cosine and sine of every pair's angle, times the attention factor, in float32.
+        """Compute cosine and sine of each pair's angle, times `attention_scaling`, in float32.
 
         Args:
-            positions: Where each token stands.
-            length: Sequence length that chooses the frequencies; by default that of the scaling, or the longest
-                position here plus one.
+            positions: Position of each token.
+            length: Sequence length that selects the frequencies; `None` for the length of the scaling, or the longest
+                position plus one.
         """
-        angles = rotary_angles(positions, self.turns_at(self._length(positions) if length is None else length))
+        length = self._length(positions) if length is None else length
+        angles, scaling = rotary_angles(positions, self.phase_increments_at(length)), self.attention_scaling
         cos, sin = angles.cos(), angles.sin()
-        return (cos, sin) if self.magnitude == 1 else (cos * self.magnitude, sin * self.magnitude)
+        return (cos, sin) if scaling == 1 else (cos * scaling, sin * scaling)
 
     def _length(self, positions: Positions) -> Length:
-        if not isinstance(self.scaling, DynamicNTK | LongRope):
+        """Return the sequence length that selects the frequencies of a call; 0 where they do not depend on it."""
+        if self.scaling is None or self.scaling.limit is None:
             return 0
         if self.scaling.length is not None or positions.numel() == 0:
             return self.scaling.length or 0
@@ -189,7 +187,7 @@ class RotaryEmbedding(Position, Derived):
     def rotate(
         self, q: Float[Tensor, "*batch H T K"], k: Float[Tensor, "*batch G T K"], positions: Positions
     ) -> tuple[Float[Tensor, "*batch H T K"], Float[Tensor, "*batch G T K"]]:
-        """Queries and keys, each pair turned by its angle.
+        """Return queries and keys with each pair rotated by its angle.
 
         Raises:
             ShapeError: Queries or keys are not `head_dim` wide.
@@ -201,49 +199,49 @@ class RotaryEmbedding(Position, Derived):
             )
         cos, sin = (table.unsqueeze(-3) for table in self.cos_sin(positions))
         return (
-            turn(q, cos, sin, interleaved=self.interleaved),
-            turn(k, cos, sin, interleaved=self.interleaved),
+            fused_apply_rotary(q, cos, sin, interleaved=self.interleaved),
+            fused_apply_rotary(k, cos, sin, interleaved=self.interleaved),
         )
 
     def rerotate(
         self, cached_keys: Float[Tensor, "*batch G T K"], positions: Positions, *, from_length: int, to_length: int
     ) -> Float[Tensor, "*batch G T K"]:
-        """Keys that were turned in sequences of `from_length`, as `rotate` would have turned them in `to_length`.
+        """Change cached keys from the frequencies of `from_length` to those of `to_length`.
 
-        Back and forth is one turn, by the difference of two whole numbers of turns: its angle is exact, whatever the
-        position. Where both lengths have the same frequencies, the keys stay as they are bit for bit.
+        The keys are rotated once, by the difference of two integer phases, so the angle is exact at any position. Where
+        both lengths have the same frequencies, the keys do not change by a bit.
 
         Args:
-            cached_keys: Turned keys.
-            positions: Where each of them stands.
-            from_length: Longest position plus one of the call that turned them.
-            to_length: The same of the queries that will meet them.
+            cached_keys: Keys that `rotate` returned.
+            positions: Position of each key.
+            from_length: Longest position plus one in the call that rotated the keys.
+            to_length: Longest position plus one of the queries that attend to them.
 
         Example:
-            >>> position = RotaryEmbedding(8, scaling=DynamicNTK(factor=2.0, original_max_seq_len=4))
+            >>> position = RotaryEmbedding(8, scaling=DynamicNTKScaling(factor=2.0, original_max_seq_len=4))
             >>> keys = position.rotate(torch.ones(1, 1, 4, 8), torch.ones(1, 1, 4, 8), torch.arange(4))[1]
             >>> keys = position.rerotate(keys, torch.arange(4), from_length=4, to_length=5)
         """
-        difference = self.turns_at(to_length) - self.turns_at(from_length)
+        difference = self.phase_increments_at(to_length) - self.phase_increments_at(from_length)
         angles = rotary_angles(positions, difference).unsqueeze(-3)
-        return turn(cached_keys, angles.cos(), angles.sin(), interleaved=self.interleaved)
+        return fused_apply_rotary(cached_keys, angles.cos(), angles.sin(), interleaved=self.interleaved)
 
     def at_length(self, length: int) -> "RotaryEmbedding":
-        """These positions with the frequencies of `length` in every call, so that a cache stays valid up to there.
+        """Return a copy that uses the frequencies of `length` in every call, so that cached keys stay valid up to it.
 
-        For schemes that do not depend on the length: the same frequencies as before.
+        Schemes that do not depend on the length keep their frequencies.
         """
-        scaling = self.scaling
-        if isinstance(scaling, DynamicNTK | LongRope):
+        scaling: Any = self.scaling
+        if scaling is not None and scaling.limit is not None:
             scaling = replace(scaling, length=length)
-        pinned = RotaryEmbedding(
+        fixed = RotaryEmbedding(
             self.head_dim, self.base, scaling=scaling, interleaved=self.interleaved, rotary_dim=self.rotary_dim
         )
-        pinned.derive(self.turns_per_position.device)
-        return pinned
+        fixed.derive(self.phase_increments.device)
+        return fixed
 
     def extra_repr(self) -> str:
-        """Sizes and options, for `print`."""
+        """Return sizes and options, for `print`."""
         layout = "interleaved" if self.interleaved else "half-split"
         scaling = "" if self.scaling is None else f", {self.scaling}"
         return f"{self.head_dim}, base={self.base:g}, rotary_dim={self.rotary_dim}, {layout}{scaling}"
@@ -252,10 +250,10 @@ class RotaryEmbedding(Position, Derived):
 def rotary_positions(
     config: JsonObject, *, interleaved: bool | None = None, default_base: float | None = None
 ) -> list[Position]:
-    """The position of each layer of a transformers configuration; layers that are alike share one object.
+    """Build the position scheme of each layer of a transformers configuration; equal layers share one object.
 
     Layers without positions (NoPE: SmolLM3, LLaMA 4, Cohere 2, EXAONE 4, a null in `rope_parameters`) have a neutral
-    `Position`; layer types with bases or scalings of their own (Gemma 3, ModernBERT) have each their `RotaryEmbedding`.
+    `Position`. Layer types with their own base or scaling (Gemma 3, ModernBERT) have their own `RotaryEmbedding`.
 
     Args:
         config: The dictionary of a `config.json`.
@@ -266,35 +264,35 @@ def rotary_positions(
         CheckpointError: The configuration is not understood, as in `RotaryEmbedding.from_config`.
     """
     kinds = layer_types(config) if has_layer_types(config) else [None] * len(layer_types(config))
-    made: dict[str | None, Position] = {}
-    nope = Position()
+    built: dict[str | None, Position] = {}
+    no_positions = Position()
     layers = []
     for kind, rotated in zip(kinds, rotated_layers(config), strict=True):
-        if rotated and kind not in made:
-            made[kind] = RotaryEmbedding.from_config(config, kind, interleaved=interleaved, default_base=default_base)
-        layers.append(made[kind] if rotated else nope)
+        if rotated and kind not in built:
+            built[kind] = RotaryEmbedding.from_config(config, kind, interleaved=interleaved, default_base=default_base)
+        layers.append(built[kind] if rotated else no_positions)
     return layers
 
 
 def permute_qk(
     weight: Tensor, num_heads: int, *, to: Literal["interleaved", "half_split"], rotary_dim: int | None = None
 ) -> Tensor:
-    """Query or key projection weights of the one layout of pairs, for the other: the rows of each head in a new order.
+    """Convert query or key projection weights between the two layouts of rotary pairs, by permuting rows in each head.
 
-    Numbers are moved, never changed, so both ways are the identity bit for bit; queries and keys permuted alike have
-    the same scores.
+    No number changes, so both directions in turn are the identity. Queries and keys that are permuted in the same way
+    have the same scores.
 
     Args:
         weight: The projection, `(num_heads * K, D)`; or its bias, `(num_heads * K,)`; or a norm's `(K,)` with one head.
         num_heads: Heads of this projection: H for queries, G for keys.
-        to: `"half_split"` for weights of Meta's LLaMA or GPT-J that are to run with `interleaved=False`;
-            `"interleaved"` for weights of transformers' LLaMA that are to run with `interleaved=True`.
-        rotary_dim: Channels of a head that turn, all if `None`; the rest stay where they are.
+        to: `"half_split"` for weights of Meta's LLaMA or GPT-J, to run with `interleaved=False`; `"interleaved"` for
+            weights of transformers' LLaMA, to run with `interleaved=True`.
+        rotary_dim: Number of rotated channels of a head, all if `None`; the others keep their order.
 
     Raises:
         SizeError: Rows do not divide into heads with `rotary_dim` channels in pairs, or `to` is neither layout.
 
-    Reference: transformers/models/llama/convert_llama_weights_to_hf.py (`permute`), the way to half-split.
+    Reference: transformers/models/llama/convert_llama_weights_to_hf.py (`permute`), for `to="half_split"`.
     """
     if to not in ("interleaved", "half_split"):
         raise SizeError(f"to must be 'interleaved' or 'half_split', not {to!r}.")
@@ -304,7 +302,7 @@ def permute_qk(
     if head_dim < 1 or rows % num_heads or width < 2 or width % 2 or width > head_dim:
         raise SizeError(
             f"{rows} rows cannot be {num_heads} heads in which {'all' if rotary_dim is None else rotary_dim} channels "
-            f"turn in pairs. Pass the number of heads of this projection (key/value heads for keys)."
+            f"rotate in pairs. Pass the number of heads of this projection (key/value heads for keys)."
         )
     order = torch.arange(width, device=weight.device)
     pairs = order.view(2, -1).T if to == "interleaved" else order.view(-1, 2).T

@@ -15,13 +15,13 @@ from embedlayer.errors import CheckpointError
 from embedlayer.families import CONFIG_KEYS, rotary_facts
 from embedlayer.files import JsonObject
 from embedlayer.positions.rotary_scaling import (
-    DynamicNTK,
-    Linear,
-    Llama3,
-    LongRope,
-    Proportional,
+    DynamicNTKScaling,
+    LinearScaling,
+    Llama3Scaling,
+    LongRopeScaling,
+    ProportionalScaling,
     RotaryScaling,
-    Yarn,
+    YarnScaling,
 )
 
 SLIDING, FULL = "sliding_attention", "full_attention"
@@ -38,20 +38,20 @@ class RopeType(NamedTuple):
 
 ROPE_TYPES = {
     "default": RopeType(None),
-    "linear": RopeType(Linear, frozenset({"factor"})),
-    "dynamic": RopeType(DynamicNTK, frozenset({"factor"})),
+    "linear": RopeType(LinearScaling, frozenset({"factor"})),
+    "dynamic": RopeType(DynamicNTKScaling, frozenset({"factor"})),
     "yarn": RopeType(
-        Yarn,
+        YarnScaling,
         frozenset({"factor", ORIGINAL_LENGTH}),
         frozenset({"attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate"}),
     ),
     "longrope": RopeType(
-        LongRope,
+        LongRopeScaling,
         frozenset({"short_factor", "long_factor", ORIGINAL_LENGTH}),
         frozenset({"attention_factor", "factor"}),
     ),
-    "llama3": RopeType(Llama3, frozenset({"factor", ORIGINAL_LENGTH, "low_freq_factor", "high_freq_factor"})),
-    "proportional": RopeType(Proportional, optional=frozenset({"factor"})),
+    "llama3": RopeType(Llama3Scaling, frozenset({"factor", ORIGINAL_LENGTH, "low_freq_factor", "high_freq_factor"})),
+    "proportional": RopeType(ProportionalScaling, optional=frozenset({"factor"})),
 }
 COMMON_KEYS = {"rope_type", "type", "rope_theta", "partial_rotary_factor"}
 ROTARY_KEYS = {

@@ -1,13 +1,13 @@
-"""How rotary frequencies are changed for sequences longer than those trained on.
+"""Scalings of rotary frequencies for sequences longer than in training.
 
-A scheme is a frozen dataclass that gives the frequencies of all pairs, in float64, and the factor on their cosines and
-sines. Most are the same at every length. Two are not: `DynamicNTK` and `LongRope` follow one rule, stated here once.
+A scaling is a frozen dataclass that computes the frequencies of all pairs, in float64, and the factor on cosines and
+sines. Most scalings have the same frequencies at every length; `DynamicNTKScaling` and `LongRopeScaling` have not.
 
-The length rule: let `n` be `length`, or where that is `None` the longest position of the call plus one. Frequencies
-are a function of `n` alone, never of earlier calls; up to `original_max_seq_len` they are constant. Past it `LongRope`
-has a second constant set and `DynamicNTK` another set for every `n`. Queries and keys must be turned by the same
-frequencies, so a cache of turned keys is valid as long as `n` stays within one such regime. When it leaves, either turn
-the cache by `RotaryEmbedding.rerotate`, or avoid the change beforehand: `RotaryEmbedding.at_length(prompt + new)`.
+The length rule: let `n` be `length`, or if that is `None` the longest position of the call plus one. Frequencies depend
+on `n` alone, never on earlier calls. Up to `original_max_seq_len` they are constant. Beyond it, `LongRopeScaling` has a
+second constant set, and `DynamicNTKScaling` has another set for every `n`. Queries and keys must be rotated by the same
+frequencies, so cached keys are valid while the frequencies stay the same. When they change, either rotate the cached
+keys with `RotaryEmbedding.rerotate`, or prevent the change with `RotaryEmbedding.at_length(prompt + new)`.
 """
 
 import math
@@ -28,52 +28,58 @@ Length = int | Int[Tensor, ""]
 
 
 def rotary_frequencies(rotary_dim: int, base: float = 10000.0) -> Float[Tensor, " half"]:
-    """Radians per position of each pair: `base^(-2i / rotary_dim)`, in float64."""
+    """Compute the frequency of each pair, `base^(-2i / rotary_dim)` radians per position, in float64."""
     return base ** -(torch.arange(0, rotary_dim, 2, dtype=torch.float64) / rotary_dim)
 
 
 class RotaryScaling(Described, ABC):
-    """Abstract: a rule that changes the frequencies of `RotaryEmbedding`."""
+    """Abstract: a rule that changes the frequencies of `RotaryEmbedding`.
+
+    Attributes:
+        length: Sequence length that selects the frequencies in every call; `None` for that of each call.
+    """
+
+    length: int | None = None
 
     @property
     def config(self) -> JsonObject:
-        """The constructor's arguments."""
+        """The constructor's arguments as JSON."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}  # type: ignore[arg-type]
         return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
 
     @property
-    def magnitude(self) -> float:
-        """The attention factor: what cosines and sines are multiplied by, so that scores grow by its square."""
+    def attention_scaling(self) -> float:
+        """Factor on cosines and sines, which multiplies attention scores by its square."""
         return 1.0
 
     @property
     def limit(self) -> int | None:
-        """Length up to which frequencies are constant; `None` where they are so at every length."""
+        """Length up to which frequencies are constant; `None` where they are constant at every length."""
         return None
 
     @abstractmethod
-    def regimes(self, rotary_dim: int, base: float) -> Float[Tensor, "regimes half"]:
-        """The sets of frequencies from which `choose` makes those of a length: radians per position, float64.
+    def frequency_sets(self, rotary_dim: int, base: float) -> Float[Tensor, "sets half"]:
+        """Compute the sets of frequencies that `select` reads, in radians per position, in float64.
 
         Raises:
-            SizeError: The scheme does not fit these sizes.
+            SizeError: The scaling does not fit these sizes.
         """
 
-    def choose(self, regimes: Float[Tensor, "regimes half"], length: Length) -> Float[Tensor, " half"]:
-        """The frequencies of sequences of `length`."""
-        return regimes[0]
+    def select(self, frequency_sets: Float[Tensor, "sets half"], length: Length) -> Float[Tensor, " half"]:
+        """Return the frequencies for sequences of `length`."""
+        return frequency_sets[0]
 
     def frequencies(self, rotary_dim: int, base: float = 10000.0, length: Length = 0) -> Float[Tensor, " half"]:
-        """Radians per position of each pair in sequences of `length`, in float64."""
-        return self.choose(self.regimes(rotary_dim, base), length)
+        """Compute the frequency of each pair for sequences of `length`, in radians per position, in float64."""
+        return self.select(self.frequency_sets(rotary_dim, base), length)
 
 
 @dataclass(frozen=True)
-class Linear(RotaryScaling):
+class LinearScaling(RotaryScaling):
     """Position interpolation: every frequency divided by `factor`.
 
     Args:
-        factor: How many times longer than trained.
+        factor: Length divided by the trained length.
 
     Raises:
         SizeError: `factor` is not positive.
@@ -85,30 +91,30 @@ class Linear(RotaryScaling):
     factor: float
 
     def __post_init__(self) -> None:
-        _positive(self, "factor")
+        _require_positive(self, "factor")
 
-    def regimes(self, rotary_dim: int, base: float) -> Float[Tensor, "1 half"]:
-        """`base^(-2i / d) / factor`."""
+    def frequency_sets(self, rotary_dim: int, base: float) -> Float[Tensor, "1 half"]:
+        """Compute `base^(-2i / d) / factor`."""
         return rotary_frequencies(rotary_dim, base).unsqueeze(0) / self.factor
 
 
 @dataclass(frozen=True)
-class DynamicNTK(RotaryScaling):
-    """Dynamic NTK: past the trained length L, the base grows with the length n.
+class DynamicNTKScaling(RotaryScaling):
+    """Dynamic NTK: beyond the trained length L, the base grows with the sequence length n.
 
     `base(n) = base * (factor * n / L - (factor - 1))^(d / (d - 2))` for n > L, and `base` up to L.
 
     Args:
-        factor: How fast it grows, at least 1.
+        factor: How fast the base grows, at least 1.
         original_max_seq_len: Trained length, L (`max_position_embeddings` of a configuration).
-        length: Use the frequencies of this n whatever the positions of a call; `None` for the longest position of each
-            call plus one (see the length rule at the head of this module).
+        length: Fixed n for every call; `None` for the longest position of each call plus one (see the length rule in
+            the docstring of this module).
 
     Raises:
-        SizeError: A number is too small, or `rotary_dim` is 2, which the formula divides by zero.
+        SizeError: A number is too small, or `rotary_dim` is 2, for which the exponent divides by zero.
 
     Reference: bloc97 and emozilla, r/LocalLLaMA, 2023; transformers/modeling_rope_utils.py (`dynamic`). We differ:
-    transformers keeps the longest length of earlier calls until a short one comes; here nothing is remembered.
+    transformers keeps the longest length of earlier calls until a short call; here calls do not depend on each other.
     """
 
     factor: float
@@ -116,53 +122,57 @@ class DynamicNTK(RotaryScaling):
     length: int | None = None
 
     def __post_init__(self) -> None:
-        _at_least_one(self, "factor", "original_max_seq_len", "length")
+        _require_at_least_one(self, "factor", "original_max_seq_len", "length")
 
     @property
     def limit(self) -> int | None:
-        """The trained length."""
+        """The trained length, up to which the frequencies are constant."""
         return self.original_max_seq_len
 
-    def regimes(self, rotary_dim: int, base: float) -> Float[Tensor, "1 half"]:
-        """The frequencies up to the trained length."""
+    def frequency_sets(self, rotary_dim: int, base: float) -> Float[Tensor, "1 half"]:
+        """Compute the frequencies up to the trained length."""
         if rotary_dim == 2:
             raise SizeError(
-                "DynamicNTK needs a rotary_dim of at least 4: its exponent is rotary_dim / (rotary_dim - 2)."
+                "DynamicNTKScaling needs a rotary_dim of at least 4: its exponent is rotary_dim / (rotary_dim - 2)."
             )
         return rotary_frequencies(rotary_dim, base).unsqueeze(0)
 
-    def choose(self, regimes: Float[Tensor, "1 half"], length: Length) -> Float[Tensor, " half"]:
-        """`base(n)^(-2i / d)`, which is `base^(-2i / d) * growth^(-2i / (d - 2))`."""
-        n = torch.as_tensor(length, device=regimes.device).clamp_min(self.original_max_seq_len).double()
+    def select(self, frequency_sets: Float[Tensor, "1 half"], length: Length) -> Float[Tensor, " half"]:
+        """Compute the frequencies `base(n)^(-2i / d)` for sequences of `length` n.
+
+        With `growth = max(1, factor * n / L - (factor - 1))` they are `base^(-2i / d) * growth^(-2i / (d - 2))`.
+        """
+        n = torch.as_tensor(length, device=frequency_sets.device).clamp_min(self.original_max_seq_len).double()
         growth = self.factor * n / self.original_max_seq_len - (self.factor - 1)
-        half = regimes.shape[-1]
-        return regimes[0] * growth ** -(torch.arange(half, dtype=torch.float64, device=regimes.device) / (half - 1))
+        half = frequency_sets.shape[-1]
+        exponents = torch.arange(half, dtype=torch.float64, device=frequency_sets.device) / (half - 1)
+        return frequency_sets[0] * growth**-exponents
 
 
 @dataclass(frozen=True)
-class Yarn(RotaryScaling):
-    """YaRN: fast pairs keep their frequency, slow ones are divided by `factor`, those between are blended.
+class YarnScaling(RotaryScaling):
+    """YaRN: keep fast pairs, divide the frequency of slow pairs by `factor`, and blend the pairs between.
 
-    Pair i keeps the share `1 - clamp((i - low) / (high - low), 0, 1)` of its own frequency, where `low` and `high` are
-    the (fractional) pairs that turn `beta_fast` and `beta_slow` times over the trained length L:
+    Pair i keeps the share `1 - clamp((i - low) / (high - low), 0, 1)` of its own frequency. `low` and `high` are the
+    (fractional) pairs that rotate `beta_fast` and `beta_slow` times over the trained length L:
     `pair(beta) = d ln(L / (2 pi beta)) / (2 ln base)`.
 
     Args:
-        factor: How many times longer than trained, at least 1.
+        factor: Length divided by the trained length, at least 1.
         original_max_seq_len: Trained length, L.
-        beta_fast: Turns over L above which a pair is left alone.
-        beta_slow: Turns over L below which it is interpolated.
-        mscale: With `mscale_all_dim`: the magnitude is `m(mscale) / m(mscale_all_dim)`, `m(s) = 0.1 s ln(factor) + 1`
-            (DeepSeek). Without both it is `m(1)`.
+        beta_fast: Rotations over L above which a pair keeps its frequency.
+        beta_slow: Rotations over L below which a frequency is divided by `factor`.
+        mscale: With `mscale_all_dim`, `attention_scaling` is `m(mscale) / m(mscale_all_dim)` with
+            `m(s) = 0.1 s ln(factor) + 1` (DeepSeek). Without both it is `m(1)`.
         mscale_all_dim: See `mscale`.
-        attention_factor: The magnitude itself, in place of these formulas.
+        attention_factor: `attention_scaling` itself, in place of these formulas.
         truncate: Round `low` down and `high` up to whole pairs.
 
     Raises:
         SizeError: A number is too small, `beta_fast` is below `beta_slow`, or the base is 1.
 
     Reference: Peng et al., YaRN, 2023; transformers/modeling_rope_utils.py (`yarn`). We differ: transformers reads
-    `truncate` outside the dictionary of a layer type, and takes an explicit 0 for a beta as 32 or 1.
+    `truncate` outside the dictionary of a layer type, and reads an explicit 0 for a beta as 32 or 1.
     """
 
     factor: float
@@ -175,30 +185,28 @@ class Yarn(RotaryScaling):
     truncate: bool = True
 
     def __post_init__(self) -> None:
-        _at_least_one(self, "factor", "original_max_seq_len")
-        _positive(self, "beta_fast", "beta_slow", "attention_factor")
+        _require_at_least_one(self, "factor", "original_max_seq_len")
+        _require_positive(self, "beta_fast", "beta_slow", "attention_factor")
         if self.beta_fast < self.beta_slow:
-            raise SizeError(f"Yarn: beta_fast {self.beta_fast} must be at least beta_slow {self.beta_slow}.")
+            raise SizeError(f"YarnScaling: beta_fast {self.beta_fast} must be at least beta_slow {self.beta_slow}.")
 
     @property
-    def magnitude(self) -> float:
-        """`0.1 ln(factor) + 1`, the ratio of two such numbers, or what was given."""
+    def attention_scaling(self) -> float:
+        """Factor on cosines and sines: `attention_factor`, or if it is `None` the formula of `mscale`."""
         if self.attention_factor is not None:
             return self.attention_factor
+        per_unit = 0.1 * math.log(self.factor)
         if self.mscale and self.mscale_all_dim:
-            return self._magnitude(self.mscale) / self._magnitude(self.mscale_all_dim)
-        return self._magnitude(1.0)
+            return (per_unit * self.mscale + 1.0) / (per_unit * self.mscale_all_dim + 1.0)
+        return per_unit + 1.0
 
-    def _magnitude(self, scale: float) -> float:
-        return 0.1 * scale * math.log(self.factor) + 1.0
-
-    def regimes(self, rotary_dim: int, base: float) -> Float[Tensor, "1 half"]:
-        """Each pair's own frequency and the interpolated one, blended."""
+    def frequency_sets(self, rotary_dim: int, base: float) -> Float[Tensor, "1 half"]:
+        """Compute the blended frequencies: the kept share as it is, the rest divided by `factor`."""
         if base <= 1:
-            raise SizeError(f"Yarn needs a base above 1, not {base}: it divides by its logarithm.")
+            raise SizeError(f"YarnScaling needs a base above 1, not {base}: it divides by its logarithm.")
         low, high = (
-            rotary_dim * math.log(self.original_max_seq_len / (turns * 2 * math.pi)) / (2 * math.log(base))
-            for turns in (self.beta_fast, self.beta_slow)
+            rotary_dim * math.log(self.original_max_seq_len / (rotations * 2 * math.pi)) / (2 * math.log(base))
+            for rotations in (self.beta_fast, self.beta_slow)
         )
         if self.truncate:
             low, high = math.floor(low), math.ceil(high)
@@ -210,19 +218,19 @@ class Yarn(RotaryScaling):
 
 
 @dataclass(frozen=True)
-class LongRope(RotaryScaling):
-    """LongRoPE: frequency i divided by `short_factor[i]` up to the trained length L, by `long_factor[i]` past it.
+class LongRopeScaling(RotaryScaling):
+    """LongRoPE: divide frequency i by `short_factor[i]` up to the trained length L, by `long_factor[i]` beyond it.
 
-    The magnitude is `sqrt(1 + ln(factor) / ln(L))`, or 1 for a factor up to 1, on both sides of L.
+    `attention_scaling` is `sqrt(1 + ln(factor) / ln(L))`, or 1 for a factor up to 1, at every length.
 
     Args:
-        short_factor: One divisor a pair, for sequences of at most L tokens.
-        long_factor: One divisor a pair, for longer ones.
+        short_factor: One divisor for each pair, for sequences of at most L tokens.
+        long_factor: One divisor for each pair, for longer sequences.
         original_max_seq_len: Trained length, L.
-        factor: Longest sequence by L, for the magnitude.
-        attention_factor: The magnitude itself, in place of the formula.
-        length: Use the frequencies of this length whatever the positions of a call; `None` for the longest position of
-            each call plus one (see the length rule at the head of this module).
+        factor: Longest sequence divided by L, for `attention_scaling`.
+        attention_factor: `attention_scaling` itself, in place of the formula.
+        length: Fixed length that selects the frequencies of every call; `None` for the longest position of each call
+            plus one (see the length rule in the docstring of this module).
 
     Raises:
         SizeError: A number is too small, or there is not one divisor for each pair.
@@ -240,17 +248,19 @@ class LongRope(RotaryScaling):
     def __post_init__(self) -> None:
         for name in ("short_factor", "long_factor"):
             divisors = tuple(getattr(self, name))
-            object.__setattr__(self, name, divisors)  # from JSON they come as lists
+            object.__setattr__(self, name, divisors)  # JSON has lists
             if not all(divisor > 0 for divisor in divisors):
-                raise SizeError(f"LongRope: the divisors in {name} must be positive, not {divisors}.")
-        _positive(self, "factor", "attention_factor")
-        _at_least_one(self, "original_max_seq_len", "length")
+                raise SizeError(f"LongRopeScaling: the divisors in {name} must be positive, not {divisors}.")
+        _require_positive(self, "factor", "attention_factor")
+        _require_at_least_one(self, "original_max_seq_len", "length")
         if self.attention_factor is None and self.factor > 1 and self.original_max_seq_len < 2:
-            raise SizeError("LongRope: original_max_seq_len must be at least 2: the formula divides by its logarithm.")
+            raise SizeError(
+                "LongRopeScaling: original_max_seq_len must be at least 2: the formula divides by its logarithm."
+            )
 
     @property
-    def magnitude(self) -> float:
-        """`sqrt(1 + ln(factor) / ln(L))`, or what was given."""
+    def attention_scaling(self) -> float:
+        """Factor on cosines and sines: `attention_factor`, or if it is `None` `sqrt(1 + ln(factor) / ln(L))`."""
         if self.attention_factor is not None:
             return self.attention_factor
         if self.factor <= 1:
@@ -259,37 +269,38 @@ class LongRope(RotaryScaling):
 
     @property
     def limit(self) -> int | None:
-        """The trained length."""
+        """The trained length, up to which the frequencies are constant."""
         return self.original_max_seq_len
 
-    def regimes(self, rotary_dim: int, base: float) -> Float[Tensor, "2 half"]:
-        """The frequencies up to the trained length, and past it."""
+    def frequency_sets(self, rotary_dim: int, base: float) -> Float[Tensor, "2 half"]:
+        """Compute the short frequencies (up to the trained length) and the long ones (beyond it)."""
         counts = (len(self.short_factor), len(self.long_factor))
         if counts != (rotary_dim // 2,) * 2:
             raise SizeError(
-                f"LongRope: short_factor and long_factor have {counts[0]} and {counts[1]} divisors, "
+                f"LongRopeScaling: short_factor and long_factor have {counts[0]} and {counts[1]} divisors, "
                 f"but rotary_dim {rotary_dim} has {rotary_dim // 2} pairs."
             )
-        return rotary_frequencies(rotary_dim, base) / torch.tensor(
-            [self.short_factor, self.long_factor], dtype=torch.float64
-        )
+        divisors = torch.tensor([self.short_factor, self.long_factor], dtype=torch.float64)
+        return rotary_frequencies(rotary_dim, base) / divisors
 
-    def choose(self, regimes: Float[Tensor, "2 half"], length: Length) -> Float[Tensor, " half"]:
-        """The second set past the trained length."""
-        is_long = torch.as_tensor(length, device=regimes.device) > self.original_max_seq_len
-        return torch.where(is_long, regimes[1], regimes[0])
+    def select(self, frequency_sets: Float[Tensor, "2 half"], length: Length) -> Float[Tensor, " half"]:
+        """Return the long frequencies if `length` exceeds the trained length, else the short ones."""
+        is_long = torch.as_tensor(length, device=frequency_sets.device) > self.original_max_seq_len
+        return torch.where(is_long, frequency_sets[1], frequency_sets[0])
 
 
 @dataclass(frozen=True)
-class Llama3(RotaryScaling):
-    """LLaMA 3.1: pairs with waves past `L / low_freq_factor` positions are divided by `factor`, short waves are left
-    alone, and those between are blended by how often they turn over the trained length L.
+class Llama3Scaling(RotaryScaling):
+    """LLaMA 3.1: divide the frequency of slow pairs by `factor`, keep fast pairs, and blend the pairs between.
+
+    A pair is slow or fast by its number of rotations over the trained length L: below `low_freq_factor` or above
+    `high_freq_factor`.
 
     Args:
-        factor: How many times longer than trained.
+        factor: Length divided by the trained length.
         original_max_seq_len: Trained length, L.
-        low_freq_factor: Turns over L below which a pair is divided.
-        high_freq_factor: Turns over L above which it is left alone.
+        low_freq_factor: Rotations over L below which a frequency is divided by `factor`.
+        high_freq_factor: Rotations over L above which a pair keeps its frequency.
 
     Raises:
         SizeError: A number is too small, or `high_freq_factor` is not above `low_freq_factor`.
@@ -303,31 +314,31 @@ class Llama3(RotaryScaling):
     high_freq_factor: float = 4.0
 
     def __post_init__(self) -> None:
-        _positive(self, "factor", "low_freq_factor")
-        _at_least_one(self, "original_max_seq_len")
+        _require_positive(self, "factor", "low_freq_factor")
+        _require_at_least_one(self, "original_max_seq_len")
         if self.high_freq_factor <= self.low_freq_factor:
             raise SizeError(
-                f"Llama3: high_freq_factor {self.high_freq_factor} must be above "
+                f"Llama3Scaling: high_freq_factor {self.high_freq_factor} must be above "
                 f"low_freq_factor {self.low_freq_factor}."
             )
 
-    def regimes(self, rotary_dim: int, base: float) -> Float[Tensor, "1 half"]:
-        """`own * s + own / factor * (1 - s)` with `s = clamp((turns - low) / (high - low), 0, 1)`."""
+    def frequency_sets(self, rotary_dim: int, base: float) -> Float[Tensor, "1 half"]:
+        """Compute `own * s + own / factor * (1 - s)` with `s = clamp((rotations - low) / (high - low), 0, 1)`."""
         own = rotary_frequencies(rotary_dim, base)
-        turns = own * self.original_max_seq_len / (2 * math.pi)
-        share = ((turns - self.low_freq_factor) / (self.high_freq_factor - self.low_freq_factor)).clamp(0, 1)
+        rotations = own * self.original_max_seq_len / (2 * math.pi)
+        share = ((rotations - self.low_freq_factor) / (self.high_freq_factor - self.low_freq_factor)).clamp(0, 1)
         return (own * share + own / self.factor * (1 - share)).unsqueeze(0)
 
 
 @dataclass(frozen=True)
-class Proportional(RotaryScaling):
-    """Proportional: the first `proportion` of the pairs turn by `base^(-2i / d) / factor`, the others not at all.
+class ProportionalScaling(RotaryScaling):
+    """Partial rotation: the first `proportion` of the pairs rotate by `base^(-2i / d) / factor`, the others not at all.
 
-    Unlike a smaller `rotary_dim`, the exponents stay those of the whole head, and pairs span it: in the half-split
-    layout pair i is channels `(i, i + d/2)`.
+    Unlike with a smaller `rotary_dim`, the exponents are those of the whole head, and pairs span the whole head: in the
+    half-split layout pair i is channels `(i, i + d/2)`.
 
     Args:
-        proportion: Share of the pairs that turn, from 0 to 1.
+        proportion: Share of the pairs that rotate, from 0 to 1.
         factor: Divisor of their frequencies.
 
     Raises:
@@ -340,25 +351,27 @@ class Proportional(RotaryScaling):
     factor: float = 1.0
 
     def __post_init__(self) -> None:
-        _positive(self, "factor")
+        _require_positive(self, "factor")
         if not 0 <= self.proportion <= 1:
-            raise SizeError(f"Proportional: proportion must be from 0 to 1, not {self.proportion}.")
+            raise SizeError(f"ProportionalScaling: proportion must be from 0 to 1, not {self.proportion}.")
 
-    def regimes(self, rotary_dim: int, base: float) -> Float[Tensor, "1 half"]:
-        """Frequencies, then zeros."""
-        turning = int(self.proportion * rotary_dim // 2)
+    def frequency_sets(self, rotary_dim: int, base: float) -> Float[Tensor, "1 half"]:
+        """Compute the frequencies of the rotating pairs, and zeros for the others."""
+        rotating = int(self.proportion * rotary_dim // 2)
         own = rotary_frequencies(rotary_dim, base) / self.factor
-        return torch.where(torch.arange(rotary_dim // 2) < turning, own, 0.0).unsqueeze(0)
+        return torch.where(torch.arange(rotary_dim // 2) < rotating, own, 0.0).unsqueeze(0)
 
 
-def _positive(scaling: RotaryScaling, *names: str) -> None:
+def _require_positive(scaling: RotaryScaling, *names: str) -> None:
+    """Raise `SizeError` unless each named number is `None` or positive and finite."""
     for name in names:
         value = getattr(scaling, name)
         if value is not None and not (0 < value < math.inf):
             raise SizeError(f"{type(scaling).__name__}: {name} must be positive, not {value}.")
 
 
-def _at_least_one(scaling: RotaryScaling, *names: str) -> None:
+def _require_at_least_one(scaling: RotaryScaling, *names: str) -> None:
+    """Raise `SizeError` unless each named number is `None` or finite and at least 1."""
     for name in names:
         value = getattr(scaling, name)
         if value is not None and not (1 <= value < math.inf):

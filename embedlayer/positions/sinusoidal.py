@@ -1,4 +1,4 @@
-"""Sinusoidal positions: fixed waves of many lengths (the original Transformer), and at most one learned factor."""
+"""Sinusoidal positions: fixed sines and cosines of many wavelengths (the original Transformer)."""
 
 from typing import Literal
 
@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from embedlayer.bounds import Bounds
 from embedlayer.derived import Derived
 from embedlayer.errors import SizeError
-from embedlayer.files import JsonObject
 from embedlayer.positions.position import AdditivePosition
 from embedlayer.shapes import Positions
 
@@ -25,18 +24,23 @@ def sinusoids(
     layout: Layout = "interleaved",
     endpoint: bool = False,
 ) -> Float[Tensor, "T D"]:
-    """`PE(p, 2i) = sin(p / base^(2i/D))`, `PE(p, 2i+1) = cos(p / base^(2i/D))`, in the dtype of `positions`.
+    """Compute `PE(p, 2i) = sin(p / base^(2i/D))`, `PE(p, 2i+1) = cos(p / base^(2i/D))`, in the dtype of `positions`.
 
-    For any offset k, `PE(p + k)` is one fixed linear map of `PE(p)`: each sin/cos pair turns by the angle
-    `k / base^(2i/D)`. An odd width ends on a sine.
+    For any offset k, `PE(p + k)` is one fixed linear map of `PE(p)`: each sin/cos pair rotates by the angle
+    `k / base^(2i/D)`. An odd width ends with a sine.
 
     Args:
         positions: Any real numbers.
         embed_dim: Width of a row, D.
-        base: The longest wave has 2 pi base positions, or somewhat less without `endpoint`.
+        base: The longest wavelength is `2 pi base` positions, or somewhat less without `endpoint`.
         layout: `"interleaved"` as above, or `"concatenated"`: all sines, then all cosines.
-        endpoint: Divide pair i by `base^(i / (D/2 - 1))`, so that the last pair has the longest wave itself, as
-            `numpy.linspace` means the word (tensor2tensor, fairseq, M2M100). An odd width then ends on a zero.
+        endpoint: Use wavelengths `2 pi base^(i / (D/2 - 1))`, so that the last pair has exactly `2 pi base`, as with
+            `numpy.linspace(endpoint=True)` (tensor2tensor, fairseq, M2M100). An odd width then ends with a zero.
+
+    Example:
+        >>> sinusoids(torch.arange(2.0), 4)
+        tensor([[0.0000, 1.0000, 0.0000, 1.0000],
+                [0.8415, 0.5403, 0.0100, 0.9999]])
 
     Reference: Vaswani et al., Attention is all you need, 2017, section 3.5;
     transformers/models/m2m_100/modeling_m2m_100.py.
@@ -52,9 +56,9 @@ def sinusoids(
 
 
 class SinusoidalPositionalEmbedding(AdditivePosition, Derived):
-    """Fixed sinusoids: `add(x, positions) = x + sinusoids(positions + offset)`, times `scale` where that is learned.
+    """Fixed sinusoids: `add(x, positions) = x + scale * sinusoids(positions + offset)`, with 1 or a learned `scale`.
 
-    The rows are computed in float64 and kept in float32, also in a model of bfloat16. Without `init_scale` there are no
+    The rows are computed in float64 and stored in float32, also in a bfloat16 model. Without `init_scale` there are no
     parameters.
 
     | rows of | layout | endpoint | offset | padding_idx |
@@ -65,15 +69,14 @@ class SinusoidalPositionalEmbedding(AdditivePosition, Derived):
     | x-transformers, scaled (`init_scale=D**-0.5`) | `"concatenated"` | `False` | 0 | `None` |
 
     Args:
-        max_seq_len: Longest sequence. A larger number changes no row.
+        max_seq_len: Longest sequence; it does not change the rows.
         embed_dim: Width of a row, D; it may be odd.
-        base: The longest wave has 2 pi base positions.
-        layout: Sine beside cosine, or all sines and then all cosines; see `sinusoids`.
-        endpoint: Whether the last pair has the longest wave itself; see `sinusoids`.
-        offset: Position 0 gets the row of this number; positions down to `-offset` reach those in front of it.
-        padding_idx: Row that is zero: in M2M100 row 1, which padding reaches as position -1.
-        init_scale: Learn one factor on all rows, the parameter `scale` of shape `(1,)`, which starts here; `None` for
-            none.
+        base: The longest wavelength is `2 pi base` positions.
+        layout: Order of sines and cosines; see `sinusoids`.
+        endpoint: Whether the last pair has exactly the longest wavelength; see `sinusoids`.
+        offset: Row of position 0; rows before it are those of positions `-offset .. -1`.
+        padding_idx: Row that is zero, or `None`. In M2M100 it is row 1, and padding has position -1.
+        init_scale: Initial value of a learned factor, the parameter `scale` of shape `(1,)`; `None` for no factor.
 
     Raises:
         SizeError: A size is below 1, the offset below 0, the padding row outside, or the width below 4 with `endpoint`.
@@ -83,8 +86,8 @@ class SinusoidalPositionalEmbedding(AdditivePosition, Derived):
         tensor([[0., 1., 0., 1.]])
 
     Reference: Vaswani et al., Attention is all you need, 2017, section 3.5; `*SinusoidalPositionalEmbedding` of
-    transformers, which computes M2M100's in float32 (an error of 1e-3 at position 10,000) and grows without end;
-    `ScaledSinusoidalEmbedding` of x-transformers, which computes its rows anew on each call.
+    transformers, which computes those of M2M100 in float32 (an error of 1e-3 at position 10,000) and extends
+    them on demand; `ScaledSinusoidalEmbedding` of x-transformers, which computes its rows in each call.
     """
 
     waves: Float[Tensor, "rows D"]
@@ -127,27 +130,13 @@ class SinusoidalPositionalEmbedding(AdditivePosition, Derived):
         self.bounds = Bounds(max_seq_len, "position", offset=offset)
         self.derive()
 
-    @property
-    def config(self) -> JsonObject:
-        """The constructor's arguments."""
-        return {
-            "max_seq_len": self.max_seq_len,
-            "embed_dim": self.embed_dim,
-            "base": self.base,
-            "layout": self.layout,
-            "endpoint": self.endpoint,
-            "offset": self.offset,
-            "padding_idx": self.padding_idx,
-            "init_scale": self.init_scale,
-        }
-
     def reset_parameters(self) -> None:
-        """Set a learned factor to its start."""
+        """Set a learned factor to `init_scale`."""
         if self.scale is not None:
             nn.init.constant_(self.scale, self.init_scale or 0.0)
 
     def derived(self) -> dict[str, Tensor]:
-        """The rows of all positions."""
+        """Compute the rows of all positions."""
         numbers = torch.arange((self.max_seq_len or 0) + self.offset, dtype=torch.float64)
         waves = sinusoids(numbers, self.embed_dim, self.base, layout=self.layout, endpoint=self.endpoint)
         if self.padding_idx is not None:
@@ -155,18 +144,22 @@ class SinusoidalPositionalEmbedding(AdditivePosition, Derived):
         return {"waves": waves.float()}
 
     def stored(self, length: int) -> Float[Tensor, "T D"] | None:
-        """Rows of `waves`; they lie nowhere if a learned factor is on them."""
+        """Return the rows of positions `0 .. length - 1` as a view; `None` beyond `max_seq_len` or with a factor."""
         if self.scale is not None:
             return None
         return self.waves[self.offset : self.offset + length] if length <= (self.max_seq_len or 0) else None
 
     def vectors(self, positions: Positions) -> Float[Tensor, "*rows T D"]:
-        """`sinusoids(positions + offset)`, times `scale` where that is learned."""
-        places, outside = self.bounds(positions)
-        rows = F.embedding(places, self.waves)
+        """Return `scale * sinusoids(positions + offset)`.
+
+        Raises:
+            PositionError: A position is outside `-offset .. max_seq_len - 1`.
+        """
+        index, outside = self.bounds(positions)
+        rows = F.embedding(index, self.waves)
         rows = rows if self.scale is None else self.scale * rows
         return rows if outside is None else rows.masked_fill(outside.unsqueeze(-1), 0)
 
     def check(self) -> None:
-        """Wait for the device and raise the error of a position past `max_seq_len` since the last check."""
+        """Wait for the device and raise the error of a position that was outside `max_seq_len` since the last check."""
         self.bounds.check()

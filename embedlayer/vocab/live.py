@@ -44,7 +44,7 @@ class Part(NamedTuple):
         local: They, as a table: the table itself, unless it is divided.
         whole: The table.
         owners: Who has the others.
-        of_head: Whether they are the rows of a free head, divided.
+        of_head: Whether they are the rows of an untied head, divided.
     """
 
     local: TokenEmbedding | FactorizedEmbedding

@@ -44,7 +44,7 @@ _BEFORE = "_trained_before_its_rows"
 def train_only_rows(module: nn.Module, token_ids: Iterable[int]) -> None:
     """Let only the rows of these tokens learn: each table becomes a `DeltaEmbedding`, everything else is frozen.
 
-    A tied head reads its table's rows; a free head gets such rows of its own. Build the optimizer afterwards. What the
+    A tied head reads its table's rows; an untied head gets such rows of its own. Build the optimizer afterwards. What the
     module does with all other tokens stays the same to the bit. `merge_rows` writes the rows back.
 
     Args:
@@ -130,7 +130,7 @@ def _dense(name: str, table: TokenTable) -> TokenEmbedding:
 
 
 def _rows_of(head: OutputHead) -> TokenEmbedding:
-    """The rows of a free head as a table, over the same parameter."""
+    """The rows of an untied head as a table, over the same parameter."""
     table = TokenEmbedding(head.out_features, head.in_features, padding_idx=head.padding_idx, device="meta")
     table.weight = head.weight
     table.bounds.derive(head.weight.device)

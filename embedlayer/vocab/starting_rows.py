@@ -1,7 +1,7 @@
 """What the rows of new tokens start from.
 
 A start is an object: `Mean()`, `MeanNoise()`, `SubwordMean()`, `Copy(of=...)`, `Random()`, `Vectors(tensor)`. It reads
-the old rows a block at a time, and makes new ones a block at a time, so the table is never copied; a free head gets its
+the old rows a block at a time, and makes new ones a block at a time, so the table is never copied; an untied head gets its
 own rows from the head's.
 """
 
@@ -25,7 +25,7 @@ Entry = TypeVar("Entry")
 
 @runtime_checkable
 class Rows(Protocol):
-    """What a start reads: a `TokenTable`, or `HeadRows` of a free head."""
+    """What a start reads: a `TokenTable`, or `HeadRows` of an untied head."""
 
     @property
     def vocab_size(self) -> int:
@@ -48,7 +48,7 @@ class Rows(Protocol):
 
 @dataclass(frozen=True)
 class HeadRows:
-    """The rows of a free head, `(V, D)`, read like a table's."""
+    """The rows of an untied head, `(V, D)`, read like a table's."""
 
     weight: Tensor
     padding_idx: int | None = None

@@ -19,7 +19,7 @@ from embedlayer.positions.alibi import AlibiBias
 from embedlayer.positions.learned import LearnedPositionalEmbedding
 from embedlayer.positions.position import Position
 from embedlayer.positions.rotary import RotaryEmbedding
-from embedlayer.positions.rotary_scaling import Yarn
+from embedlayer.positions.rotary_scaling import YarnScaling
 from embedlayer.positions.sinusoidal import SinusoidalPositionalEmbedding
 from embedlayer.tables.dense import TokenEmbedding
 from embedlayer.tables.factorized import FactorizedEmbedding
@@ -116,7 +116,7 @@ def test_one_position_is_a_picture_too():
 
 
 def test_a_rotation_that_also_scales_is_shown_by_its_angle():
-    plain, scaled = (RotaryEmbedding(8, scaling=Yarn(1.0, 16, attention_factor=factor)) for factor in (1.0, 1.5))
+    plain, scaled = (RotaryEmbedding(8, scaling=YarnScaling(1.0, 16, attention_factor=factor)) for factor in (1.0, 1.5))
     torch.testing.assert_close(position_values(scaled, 20).values, position_values(plain, 20).values)
 
 

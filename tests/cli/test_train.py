@@ -46,7 +46,7 @@ def test_a_run_leaves_a_self_contained_folder(trained) -> None:
 def test_embed_shows_the_way_in_step_by_step(trained, capsys) -> None:
     assert run("embed", trained, "I love dogs") == 0
     shown = capsys.readouterr().out
-    words = ["1 pieces", "2 ids", "3 rows", "4 scale", "5 positions  LearnedPositionalEmbedding", "6 sum", "7 dropout"]
+    words = ["1 tokens", "2 ids", "3 rows", "4 scale", "5 positions  LearnedPositionalEmbedding", "6 sum", "7 dropout"]
     for word in [*words, "8 head", "9 gradient"]:
         assert word in shown
     assert run("embed", trained, "I love dogs", "--json") == 0
@@ -64,7 +64,7 @@ def test_with_words_as_tokens_three_words_are_three_vectors(tmp_path, capsys) ->
     assert run("embed", tmp_path / "run", "I love dogs", "--json") == 0
     steps = json.loads(capsys.readouterr().out)
     assert steps["shape"] == [1, 3, 24]
-    assert [piece.strip() for piece in steps["pieces"]] == ["I", "love", "dogs"]
+    assert [piece.strip() for piece in steps["tokens"]] == ["I", "love", "dogs"]
     assert steps["added"] is None
 
 

@@ -74,7 +74,7 @@ def delta() -> nn.ModuleDict:
     return nn.ModuleDict({"table": DeltaEmbedding(TokenEmbedding(V, D), [3, 5, 8])})
 
 
-def way_in(position: str) -> TransformerEmbedding:
+def input_embedding(position: str) -> TransformerEmbedding:
     return TransformerEmbedding(V, D, T, 0.0, position=position, num_heads=2)
 
 
@@ -95,9 +95,9 @@ for position in ("learned", "sinusoidal", "scaled-sinusoidal", "rotary", "relati
     CASES[f"decoder, {position}"] = Case(lambda p=position: decoder(p), whole, loss_of_model)
     CASES[f"decoder by parts, {position}"] = Case(lambda p=position: decoder(p), by_parts, loss_of_model)
     CASES[f"way in, {position}"] = Case(
-        lambda p=position: way_in(p), lambda layer: [layer.table, layer.position, layer], loss_of_input
+        lambda p=position: input_embedding(p), lambda layer: [layer.table, layer.position, layer], loss_of_input
     )
-CASES["decoder by parts, free head"] = Case(lambda: decoder("rotary", tied=False), by_parts, loss_of_model)
+CASES["decoder by parts, untied head"] = Case(lambda: decoder("rotary", tied=False), by_parts, loss_of_model)
 
 
 def made(case: Case) -> nn.Module:

@@ -49,17 +49,17 @@ def ids_of(walked):
     return torch.tensor([token.id for token in walked.tokens])
 
 
-def test_the_steps_end_where_the_models_own_way_in_ends(model, words):
+def test_the_last_vectors_are_those_of_the_models_input_embedding(model, words):
     walked = pipeline(model, words, TEXT)
     expected = embed(ids_of(walked)[None], model.table, model.position)[0]
     torch.testing.assert_close(walked.vectors, expected)
-    assert walked.step("rows").made.equal(model.table.weight[ids_of(walked)])
+    assert walked.step("rows").vectors.equal(model.table.weight[ids_of(walked)])
     names = [step.name for step in walked.steps]
     assert names[:4] == ["one_hot", "rows", "scale", "positions"]
     assert names[-2:] == ["head", "gradient"]
 
 
-def test_the_step_of_a_scheme_is_where_it_speaks(words):
+def test_a_scheme_has_a_step_where_it_is_applied(words):
     steps = {name: [step.name for step in pipeline(small(name), words, TEXT).steps] for name in POSITIONS}
     assert {name for name in steps if "sum" in steps[name]} == {
         "learned",
@@ -153,7 +153,7 @@ def test_the_two_ends_of_a_checkpoint_take_its_own_recipe(words):
     torch.testing.assert_close(walked.vectors, layer.input(ids_of(walked)).detach())
 
 
-def test_a_table_alone_and_the_way_in_alone_have_fewer_steps(words):
+def test_a_table_alone_and_an_input_embedding_alone_have_fewer_steps(words):
     table = TokenEmbedding(50, 8)
     assert [step.name for step in pipeline(table, words, TEXT).steps] == [
         "one_hot",
@@ -307,7 +307,7 @@ def test_the_number_under_the_pointer_and_the_keys_is_the_tables(source, serve, 
     canvas = page.locator(".heat-canvas").first
     canvas.wait_for()
     walked = pipeline(source.model, source.tokenizer, TEXT)
-    rows = walked.step("rows").made
+    rows = walked.step("rows").vectors
     box = canvas.bounding_box()
     for t, d in itertools.product((0, 3, 6), (0, 11, 23)):
         page.mouse.move(box["x"] + (d + 0.5) / 24 * box["width"], box["y"] + (t + 0.5) / 7 * box["height"])

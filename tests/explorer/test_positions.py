@@ -11,14 +11,14 @@ from kinds import POSITIONS
 
 from embedlayer import (
     AlibiBias,
-    DynamicNTK,
+    DynamicNTKScaling,
     EmbeddingLayer,
     LearnedPositionalEmbedding,
     RelativePositionBias,
     RotaryEmbedding,
     SinusoidalPositionalEmbedding,
     TokenEmbedding,
-    Yarn,
+    YarnScaling,
     train_tokenizer,
 )
 from embedlayer.explorer.positions import DISTANCES, answer, described, positions_data
@@ -80,13 +80,13 @@ def test_equal_rows_are_counted_as_one():
 
 
 def test_a_rotary_scheme_says_its_frequencies_and_where_it_was_trained():
-    yarn = RotaryEmbedding(16, base=500.0, scaling=Yarn(factor=4.0, original_max_seq_len=64))
+    yarn = RotaryEmbedding(16, base=500.0, scaling=YarnScaling(factor=4.0, original_max_seq_len=64))
     content = described(yarn)
     assert content["trained_length"] == 64
-    assert content["magnitude"] == yarn.magnitude != 1
+    assert content["magnitude"] == yarn.attention_scaling != 1
     expected = yarn.scaling.frequencies(16, 500.0)
     assert content["frequencies"] == pytest.approx(expected.tolist(), abs=1e-14)
-    dynamic = described(RotaryEmbedding(16, scaling=DynamicNTK(factor=2.0, original_max_seq_len=64)))
+    dynamic = described(RotaryEmbedding(16, scaling=DynamicNTKScaling(factor=2.0, original_max_seq_len=64)))
     assert dynamic["varies"]
     assert dynamic["frequencies"] == pytest.approx(rotary_frequencies(16).tolist(), abs=1e-14)
     assert described(RotaryEmbedding(16), trained_length=99)["trained_length"] == 99

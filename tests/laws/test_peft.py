@@ -121,7 +121,7 @@ def test_active_merged_and_unloaded_are_one_function(unchecked: None, name, choi
     before = logits_of(model).detach()
     model = adapted(model, **CHOICES[choice](table, head, linear))
     if (name, choice) == ("patched T5", "LoRA on the table"):  # the encoder and the decoder have other look-ups
-        with pytest.raises(el.CheckpointError, match="3 look-ups and the head of this model share one weight"):
+        with pytest.raises(el.CheckpointError, match="3 tables and the head of this model share one weight"):
             logits_of(model)
         return
     step(model)
@@ -174,7 +174,7 @@ def test_a_table_whose_rows_are_not_known_is_refused_by_name(unchecked: None) ->
         logits_of(adapted(model, target_modules=["table"], use_dora=True))
     model = decoder()
     model.table = nn.Embedding(VOCAB_SIZE, EMBED_DIM)
-    with pytest.raises(el.CheckpointError, match="there is a Embedding in its place now: call TokenEmbedding"):
+    with pytest.raises(el.CheckpointError, match="its table was replaced by a Embedding: call TokenEmbedding"):
         logits_of(model)
     model = decoder()
     model.table = nn.Sequential(model.table)

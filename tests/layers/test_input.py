@@ -1,4 +1,4 @@
-"""The way in."""
+"""The input embedding."""
 
 import numpy as np
 import pytest

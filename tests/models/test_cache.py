@@ -7,9 +7,9 @@ from kinds import POSITIONS
 
 from embedlayer import (
     DecoderLM,
-    DynamicNTK,
+    DynamicNTKScaling,
     KeyValueCache,
-    LongRope,
+    LongRopeScaling,
     PositionError,
     RotaryEmbedding,
     ShapeError,
@@ -58,7 +58,9 @@ def test_a_further_document_can_be_appended_with_its_own_positions(position) -> 
 
 
 @pytest.mark.parametrize(
-    "scaling", [DynamicNTK(2.0, 6), LongRope([1.0, 1.5, 2.0], [2.0, 3.0, 4.0], 6, factor=2.0)], ids=["dynamic", "long"]
+    "scaling",
+    [DynamicNTKScaling(2.0, 6), LongRopeScaling([1.0, 1.5, 2.0], [2.0, 3.0, 4.0], 6, factor=2.0)],
+    ids=["dynamic", "long"],
 )
 def test_remembered_keys_are_turned_on_when_the_length_asks_for_other_angles(scaling) -> None:
     """With one block, whose keys follow from the tokens alone, this is exact."""

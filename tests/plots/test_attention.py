@@ -40,7 +40,7 @@ def test_learned_biases_are_drawn_as_the_scheme_gives_them():
 
 def test_one_distance_is_still_a_figure_and_no_bias_is_refused():
     drawn(plots.attention_bias(el.AlibiBias(2), length=1))
-    with pytest.raises(SizeError, match="RotaryEmbedding gives no bias"):
+    with pytest.raises(SizeError, match="RotaryEmbedding has no bias"):
         plots.attention_bias(el.RotaryEmbedding(8))
 
 
@@ -67,9 +67,9 @@ def test_equal_channels_score_like_sinusoids():
 
 
 def test_scores_that_cannot_be_are_refused():
-    with pytest.raises(SizeError, match="AlibiBias rotates nothing"):
+    with pytest.raises(SizeError, match="AlibiBias does not rotate"):
         plots.rotary_scores(el.AlibiBias(2))
-    with pytest.raises(SizeError, match="no start was given"):
+    with pytest.raises(SizeError, match="starts is empty"):
         plots.rotary_scores(el.RotaryEmbedding(8), starts=[])
     with pytest.raises(ShapeError, match="the 8 channels of a head, not 6 and 6"):
         plots.rotary_scores(el.RotaryEmbedding(8), q=torch.ones(6))
@@ -83,11 +83,11 @@ def test_angles_are_the_librarys_and_the_turns_are_counted():
         np.testing.assert_allclose(
             axes.collections[0].get_offsets(), torch.stack([cos[:, pair], sin[:, pair]], 1).double().numpy()
         )
-    assert figure.axes[0].get_xlabel() == f"a turn in\n{2 * math.pi:.1f} positions"
-    assert figure.axes[1].get_xlabel() == "a turn in\n628 positions"
+    assert figure.axes[0].get_xlabel() == f"one rotation in\n{2 * math.pi:.1f} positions"
+    assert figure.axes[1].get_xlabel() == "one rotation in\n628 positions"
 
 
-@pytest.mark.parametrize("position", [el.RotaryEmbedding(2), el.RotaryEmbedding(8, scaling=el.Yarn(4.0, 64))])
+@pytest.mark.parametrize("position", [el.RotaryEmbedding(2), el.RotaryEmbedding(8, scaling=el.YarnScaling(4.0, 64))])
 def test_one_pair_one_position_and_scaled_angles_are_figures(position):
     drawn(plots.rotary_angles(position, length=1))
 

@@ -28,7 +28,7 @@ def test_curves_of_little_or_nothing_are_still_figures(values):
 
 
 def test_columns_that_are_not_there_are_refused():
-    with pytest.raises(SizeError, match=r"dimension 8 is not one of the 8 there are \(0..7\)"):
+    with pytest.raises(SizeError, match=r"dimension 8 is outside the 8 columns \(0..7\)"):
         plots.dimension_curves(el.SinusoidalPositionalEmbedding(16, 8), [(0, 8)])
     for groups in ([], [()], [(0, 1, 2, 3, 4)]):
         with pytest.raises(SizeError, match="1 to 4 dimensions"):

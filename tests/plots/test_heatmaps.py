@@ -73,7 +73,7 @@ def test_a_scheme_is_drawn_as_the_library_computes_it(scheme):
 
 
 def test_no_positions_are_no_picture():
-    with pytest.raises(SizeError, match="Position leaves everything as it is: there is nothing to draw"):
+    with pytest.raises(SizeError, match="Position has no effect: there is nothing to draw"):
         plots.position_heatmap(el.Position())
 
 

@@ -6,10 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pictures import disjoint, drawn
 
-from embedlayer.plots.labels import SIDES, Box, Side, hubs, place, write_labels
+from embedlayer.plots.labels import SIDES, Box, Side, hubs, place_labels, write_labels
 from embedlayer.plots.style import new_figure
 
-ROOM = Box(0.0, 0.0, 100.0, 60.0)
+AREA = Box(0.0, 0.0, 100.0, 60.0)
 coordinate = st.floats(-20, 120)
 
 
@@ -17,25 +17,25 @@ coordinate = st.floats(-20, 120)
     st.lists(st.tuples(st.tuples(coordinate, coordinate), st.tuples(st.floats(1, 60), st.floats(1, 20))), max_size=30)
 )
 def test_placed_labels_lie_inside_on_no_label_and_on_no_named_point(wanted):
-    placed = list(place(wanted, ROOM, gap=2.0))
+    placed = list(place_labels(wanted, AREA, gap=2.0))
     boxes = [side.box(*wanted[number], 2.0) for number, side in placed]
     dots = [Side(0, 0).box(wanted[number][0], (2.0, 2.0), 0.0) for number, _ in placed]
     assert disjoint(boxes)
-    assert all(ROOM.holds(box) for box in boxes)
+    assert all(AREA.contains(box) for box in boxes)
     assert not any(box.overlaps(dot) for box in boxes for dot in dots)
     assert [number for number, _ in placed] == sorted({number for number, _ in placed})
 
 
 def test_the_most_wanted_label_has_the_best_side_and_the_next_takes_what_is_left():
     here = [((50.0, 30.0), (20.0, 8.0))] * 9
-    sides = [side for _, side in place(here, ROOM)]
+    sides = [side for _, side in place_labels(here, AREA)]
     assert sides[:2] == [SIDES[0], SIDES[1]]
     assert 4 <= len(sides) < 9
 
 
 @pytest.mark.parametrize("point", [(-5.0, 30.0), (float("nan"), 30.0), (50.0, float("inf"))])
-def test_a_point_outside_the_room_has_no_label(point):
-    assert list(place([(point, (5.0, 5.0))], ROOM)) == []
+def test_a_point_outside_the_area_has_no_label(point):
+    assert list(place_labels([(point, (5.0, 5.0))], AREA)) == []
 
 
 def test_boxes_that_touch_do_not_overlap():

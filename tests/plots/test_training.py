@@ -34,7 +34,7 @@ def test_the_loss_curve_holds_the_finite_losses_and_the_baseline():
     assert training.get_xydata().tolist() == [[0, 8.3], [10, 6.0], [30, 5.0]]
     assert validation.get_xydata().tolist() == [[0, 8.31], [40, 4.9]]
     assert baseline.get_ydata()[0] == math.log(4096)
-    assert texts(figure) == ["ln V = 8.32, knowing nothing"]
+    assert texts(figure) == ["ln V = 8.32, uniform"]
     assert figure.axes[0].get_ylabel() == "loss (nats per token)"
 
 
@@ -57,7 +57,7 @@ def test_runs_are_told_apart_without_colours():
     figure = plots.loss_curves(dict.fromkeys("abcd", METRICS))
     looks = {str(line._dash_pattern) for line in figure.axes[0].lines}
     assert len(looks) == 4
-    with pytest.raises(SizeError, match="At most 4 runs can be told apart in one picture; found 5"):
+    with pytest.raises(SizeError, match="One figure shows at most 4 runs; found 5"):
         plots.loss_curves(dict.fromkeys("abcde", METRICS))
 
 

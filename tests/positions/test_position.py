@@ -1,9 +1,13 @@
-"""Where tokens stand, and schemes that stand nowhere."""
+"""Positions of tokens, the neutral scheme, and schemes that the library does not know."""
+
+import copy
 
 import pytest
 import torch
 
-from embedlayer import Position, ShapeError, positions_of
+from embedlayer import DecoderLM, Position, ShapeError, TokenEmbedding, plots, positions_of
+from embedlayer.explorer.positions import described
+from embedlayer.positions.position import AdditivePosition
 
 
 def test_without_a_mask_positions_count_from_the_offset() -> None:
@@ -52,3 +56,58 @@ def test_without_positions_attention_scores_are_merely_permuted() -> None:
     scores = Position().add(x, torch.arange(3)) @ x.T
     permuted = Position().add(x[order], torch.arange(3)) @ x[order].T
     assert torch.allclose(permuted, scores[order][:, order])
+
+
+class Ramp(AdditivePosition):
+    """A scheme that the library does not know: adds the position itself to every dimension."""
+
+    def __init__(self, embed_dim: int, *, slope: float = 0.5) -> None:
+        super().__init__()
+        self.embed_dim, self.slope = embed_dim, slope
+
+    def vectors(self, positions: torch.Tensor) -> torch.Tensor:
+        return (self.slope * positions.float()).unsqueeze(-1).expand(*positions.shape, self.embed_dim)
+
+
+class Window(Position):
+    """A scheme that the library does not know: keys further than `width` before the query get a fixed penalty."""
+
+    def __init__(self, num_heads: int, width: int) -> None:
+        super().__init__()
+        self.num_heads, self.width = num_heads, width
+
+    def bias(self, query_positions: torch.Tensor, key_positions: torch.Tensor) -> torch.Tensor:
+        query, key = torch.atleast_2d(query_positions), torch.atleast_2d(key_positions)
+        far = (query.unsqueeze(-1) - key.unsqueeze(-2) > self.width).unsqueeze(1)
+        return far.expand(-1, self.num_heads, -1, -1) * -10.0
+
+
+STRANGE = {"add": lambda: Ramp(16), "bias": lambda: Window(2, 3)}
+
+
+@pytest.mark.parametrize("hook", STRANGE)
+def test_a_scheme_says_its_hook_and_its_arguments_without_code_for_it(hook) -> None:
+    position = STRANGE[hook]()
+    assert position.hook == hook
+    assert type(position)(**position.config).config == position.config
+    assert position.config == {"add": {"embed_dim": 16, "slope": 0.5}, "bias": {"num_heads": 2, "width": 3}}[hook]
+    assert position.device == torch.device("cpu")
+
+
+@pytest.mark.parametrize("hook", STRANGE)
+def test_an_unknown_scheme_runs_and_is_traced_drawn_and_described(hook) -> None:
+    position, ids = STRANGE[hook](), torch.arange(1, 7)
+    model = DecoderLM(TokenEmbedding(50, 16), position, num_layers=1, num_heads=2).eval()
+    assert not torch.allclose(model(ids), DecoderLM.forward(_without_positions(model), ids))
+    *_, last = model.trace(ids)
+    assert torch.equal(last.vectors, position.add(model.table(ids), torch.arange(6)))
+    assert plots.position_heatmap(position, length=8).axes[0].images
+    content = described(position, trained_length=32)
+    assert (content["kind"], content["trained_length"]) == ({"add": "learned", "bias": "relative"}[hook], 32)
+    assert content["name"].startswith(type(position).__name__)
+
+
+def _without_positions(model: DecoderLM) -> DecoderLM:
+    other = copy.deepcopy(model)
+    other.position = Position()
+    return other

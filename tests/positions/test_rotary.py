@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from embedlayer import RotaryEmbedding, SizeError, permute_qk
-from embedlayer.positions.rotary import rotary_angles, rotary_frequencies, turns
+from embedlayer.positions.rotary import rotary_angles, rotary_frequencies, to_phase_increments
 
 
 def turned_by_complex_numbers(x, places, base=10000.0, *, interleaved=False, rotary_dim=None):
@@ -41,7 +41,7 @@ def test_angles_are_exact_at_any_position(place, base) -> None:
     places = torch.arange(place, place + 50)
     frequencies = rotary_frequencies(64, base)
     exact = (places.double()[:, None] * frequencies).cos()
-    ours = rotary_angles(places, turns(frequencies)).cos()
+    ours = rotary_angles(places, to_phase_increments(frequencies)).cos()
     assert (ours.double() - exact).abs().max() < 1e-6
     if place >= 1_000_000:
         naive = (places.float()[:, None] * frequencies.float()).cos()
@@ -103,7 +103,7 @@ def test_it_compiles_to_one_graph(unchecked: None) -> None:
     "sizes", [{"head_dim": 7}, {"head_dim": 8, "rotary_dim": 10}, {"head_dim": 8, "rotary_dim": 0}]
 )
 def test_widths_without_pairs_are_refused(sizes) -> None:
-    with pytest.raises(SizeError, match="turn pairs of channels"):
+    with pytest.raises(SizeError, match="rotate pairs of channels"):
         RotaryEmbedding(**sizes)
 
 
@@ -112,7 +112,7 @@ def test_what_was_saved_is_built_again(tmp_path) -> None:
     position.save_pretrained(tmp_path)
     again = RotaryEmbedding.read_pretrained(tmp_path)
     assert again.config == position.config
-    assert torch.equal(again.turns_per_position, position.turns_per_position)
+    assert torch.equal(again.phase_increments, position.phase_increments)
 
 
 @pytest.mark.parametrize("rotary_dim", [None, 4])

@@ -8,14 +8,14 @@ import torch
 
 from embedlayer import (
     CheckpointError,
-    DynamicNTK,
-    Linear,
-    Llama3,
-    LongRope,
+    DynamicNTKScaling,
+    LinearScaling,
+    Llama3Scaling,
+    LongRopeScaling,
     Position,
-    Proportional,
+    ProportionalScaling,
     RotaryEmbedding,
-    Yarn,
+    YarnScaling,
     rotary_positions,
 )
 from embedlayer.positions.rotary_config import layer_types, read_rotary, rotated_layers
@@ -78,9 +78,9 @@ def test_every_layer_type_of_a_live_model_has_the_frequencies_that_are_read(modu
         prefix = f"{layer_type}_" if layer_type else ""
         ours = RotaryEmbedding.from_config(as_file(config), layer_type)
         their_frequencies = getattr(theirs, f"{prefix}inv_freq").double()
-        ours_in_radians = ours.turns_per_position.double() / 2**53 * 2 * torch.pi
+        ours_in_radians = ours.phase_increments.double() / 2**53 * 2 * torch.pi
         torch.testing.assert_close(their_frequencies, ours_in_radians, rtol=5e-7, atol=1e-12)
-        assert ours.magnitude == pytest.approx(getattr(theirs, f"{prefix}attention_scaling"), rel=1e-12)
+        assert ours.attention_scaling == pytest.approx(getattr(theirs, f"{prefix}attention_scaling"), rel=1e-12)
     assert len(rotary_positions(as_file(config))) == 6
 
 
@@ -89,21 +89,21 @@ def test_every_layer_type_of_a_live_model_has_the_frequencies_that_are_read(modu
     [
         ({"rope_scaling": None}, None),
         ({"rope_scaling": {"type": "default"}}, None),
-        ({"rope_scaling": {"type": "linear", "rope_type": "linear", "factor": 2}}, Linear(2.0)),
-        ({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, DynamicNTK(2.0, 128)),
+        ({"rope_scaling": {"type": "linear", "rope_type": "linear", "factor": 2}}, LinearScaling(2.0)),
+        ({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, DynamicNTKScaling(2.0, 128)),
         (
             {"rope_scaling": {"rope_type": "yarn", "factor": None, "original_max_position_embeddings": 32}},
-            Yarn(4.0, 32),
+            YarnScaling(4.0, 32),
         ),
         (
             {"rope_scaling": {"type": "longrope", **DIVISORS}, "original_max_position_embeddings": 32},
-            LongRope((1.0,) * 8, (2.0,) * 8, 32, 4.0),
+            LongRopeScaling((1.0,) * 8, (2.0,) * 8, 32, 4.0),
         ),
         (
             {"rope_scaling": {"type": "su", **DIVISORS}, "original_max_position_embeddings": 32},
-            LongRope((1.0,) * 8, (2.0,) * 8, 32, 4.0),
+            LongRopeScaling((1.0,) * 8, (2.0,) * 8, 32, 4.0),
         ),
-        ({"rope_parameters": {"rope_type": "proportional"}, "partial_rotary_factor": 0.25}, Proportional(0.25)),
+        ({"rope_parameters": {"rope_type": "proportional"}, "partial_rotary_factor": 0.25}, ProportionalScaling(0.25)),
         (
             {
                 "rope_parameters": {
@@ -116,7 +116,7 @@ def test_every_layer_type_of_a_live_model_has_the_frequencies_that_are_read(modu
                 },
                 "rope_theta": 5e5,
             },
-            Llama3(8.0, 32, 1.0, 4.0),
+            Llama3Scaling(8.0, 32, 1.0, 4.0),
         ),
     ],
 )
@@ -177,7 +177,7 @@ def test_layer_types_have_bases_and_scalings_of_their_own() -> None:
     local = RotaryEmbedding.from_config(GEMMA3, "sliding_attention")
     whole = RotaryEmbedding.from_config(GEMMA3, "full_attention")
     assert (local.base, local.scaling) == (1e4, None)
-    assert (whole.base, whole.scaling) == (1e6, Linear(8.0))
+    assert (whole.base, whole.scaling) == (1e6, LinearScaling(8.0))
     layers = rotary_positions(GEMMA3)
     assert [layer.base for layer in layers] == [1e4, 1e4, 1e6, 1e4, 1e4, 1e6]
     assert len({id(layer) for layer in layers}) == 2
@@ -192,7 +192,7 @@ def test_yarn_nested_by_layer_type_keeps_its_truncate() -> None:
     """transformers reads it from outside the nested dictionary, and so not at all."""
     yarn = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 32}
     config = {**SMALL, "rope_parameters": {"full_attention": {**yarn, "truncate": False}}}
-    assert RotaryEmbedding.from_config(config, "full_attention").scaling == Yarn(4.0, 32, truncate=False)
+    assert RotaryEmbedding.from_config(config, "full_attention").scaling == YarnScaling(4.0, 32, truncate=False)
 
 
 def test_layers_without_positions_are_neutral() -> None:

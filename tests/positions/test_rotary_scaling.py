@@ -9,15 +9,15 @@ from comparison import assert_no_worse
 from embedlayer import (
     CheckpointError,
     DecoderLM,
-    DynamicNTK,
-    Linear,
-    Llama3,
-    LongRope,
-    Proportional,
+    DynamicNTKScaling,
+    LinearScaling,
+    Llama3Scaling,
+    LongRopeScaling,
+    ProportionalScaling,
     RotaryEmbedding,
     SizeError,
     TokenEmbedding,
-    Yarn,
+    YarnScaling,
 )
 from embedlayer.positions.rotary_scaling import RotaryScaling, rotary_frequencies
 from embedlayer.pretrained import build
@@ -27,26 +27,29 @@ SHORT, LONG = tuple(1 + i / 10 for i in range(8)), tuple(2.0 + i for i in range(
 L = {"original_max_position_embeddings": TRAINED}
 CASES: dict[str, tuple[dict, RotaryScaling | None]] = {
     "default": ({}, None),
-    "linear": ({"factor": 4.0}, Linear(4.0)),
-    "dynamic": ({"factor": 4.0}, DynamicNTK(4.0, TRAINED)),
-    "yarn": ({"factor": 4.0, **L}, Yarn(4.0, TRAINED)),
-    "yarn, whole": ({"factor": 8.0, **L, "truncate": False, "beta_fast": 8.0}, Yarn(8.0, TRAINED, 8.0, truncate=False)),
+    "linear": ({"factor": 4.0}, LinearScaling(4.0)),
+    "dynamic": ({"factor": 4.0}, DynamicNTKScaling(4.0, TRAINED)),
+    "yarn": ({"factor": 4.0, **L}, YarnScaling(4.0, TRAINED)),
+    "yarn, whole": (
+        {"factor": 8.0, **L, "truncate": False, "beta_fast": 8.0},
+        YarnScaling(8.0, TRAINED, 8.0, truncate=False),
+    ),
     "yarn, mscale": (
         {"factor": 40.0, **L, "mscale": 0.7, "mscale_all_dim": 0.3},
-        Yarn(40.0, TRAINED, mscale=0.7, mscale_all_dim=0.3),
+        YarnScaling(40.0, TRAINED, mscale=0.7, mscale_all_dim=0.3),
     ),
-    "yarn, attention": ({"factor": 4.0, **L, "attention_factor": 1.5}, Yarn(4.0, TRAINED, attention_factor=1.5)),
+    "yarn, attention": ({"factor": 4.0, **L, "attention_factor": 1.5}, YarnScaling(4.0, TRAINED, attention_factor=1.5)),
     "longrope": (
         {"factor": 4.0, **L, "short_factor": list(SHORT), "long_factor": list(LONG)},
-        LongRope(SHORT, LONG, TRAINED, 4.0),
+        LongRopeScaling(SHORT, LONG, TRAINED, 4.0),
     ),
     "llama3": (
         {"factor": 8.0, **L, "low_freq_factor": 1.0, "high_freq_factor": 4.0},
-        Llama3(8.0, TRAINED, 1.0, 4.0),
+        Llama3Scaling(8.0, TRAINED, 1.0, 4.0),
     ),
-    "proportional": ({"partial_rotary_factor": 0.5, "factor": 2.0}, Proportional(0.5, 2.0)),
+    "proportional": ({"partial_rotary_factor": 0.5, "factor": 2.0}, ProportionalScaling(0.5, 2.0)),
 }
-CHANGING = [DynamicNTK(4.0, TRAINED), LongRope(SHORT, LONG, TRAINED, 4.0)]
+CHANGING = [DynamicNTKScaling(4.0, TRAINED), LongRopeScaling(SHORT, LONG, TRAINED, 4.0)]
 
 
 @pytest.mark.parametrize("base", [10_000.0, 500_000.0])
@@ -63,7 +66,7 @@ def test_cosines_and_sines_equal_transformers_over_lengths_1_to_twice_the_traine
         rope_parameters={"rope_type": name.partition(",")[0], "rope_theta": base, **parameters},
     )
     theirs, ours = LlamaRotaryEmbedding(config), RotaryEmbedding(HEAD, base, scaling=scaling)
-    assert ours.magnitude == pytest.approx(theirs.attention_scaling, rel=1e-12)
+    assert ours.attention_scaling == pytest.approx(theirs.attention_scaling, rel=1e-12)
     assert RotaryEmbedding.from_config(json.loads(json.dumps(config.to_dict()))).config == ours.config
     for length in range(1, 2 * TRAINED + 1):
         places = torch.arange(length)
@@ -74,20 +77,22 @@ def test_cosines_and_sines_equal_transformers_over_lengths_1_to_twice_the_traine
         exact = places.double()[:, None] * exact_frequencies
         rounding = 1e-6 + places[:, None] * 2.0**-22  # theirs rounds each frequency, and each angle, to float32
         for mine, other, true in zip(ours.cos_sin(places), (cos, sin), (exact.cos(), exact.sin()), strict=True):
-            assert ((mine - other).abs() <= rounding * ours.magnitude).all()
-            assert_no_worse(mine, other, true * ours.magnitude, slack=2e-7)
+            assert ((mine - other).abs() <= rounding * ours.attention_scaling).all()
+            assert_no_worse(mine, other, true * ours.attention_scaling, slack=2e-7)
 
 
 @pytest.mark.parametrize("scaling", CHANGING, ids=["dynamic", "longrope"])
 def test_up_to_the_limit_frequencies_are_one_set_and_past_it_another(scaling) -> None:
     position = RotaryEmbedding(HEAD, scaling=scaling)
-    short = position.turns_at(1)
-    assert torch.equal(short, position.turns_per_position)
-    assert torch.equal(position.turns_at(TRAINED), short)
-    assert not torch.equal(position.turns_at(TRAINED + 1), short)
-    again = torch.equal(position.turns_at(TRAINED + 2), position.turns_at(TRAINED + 1))
-    assert again == isinstance(scaling, LongRope)
-    assert torch.equal(position.turns_at(torch.tensor(TRAINED + 1)), position.turns_at(TRAINED + 1))
+    short = position.phase_increments_at(1)
+    assert torch.equal(short, position.phase_increments)
+    assert torch.equal(position.phase_increments_at(TRAINED), short)
+    assert not torch.equal(position.phase_increments_at(TRAINED + 1), short)
+    again = torch.equal(position.phase_increments_at(TRAINED + 2), position.phase_increments_at(TRAINED + 1))
+    assert again == isinstance(scaling, LongRopeScaling)
+    assert torch.equal(
+        position.phase_increments_at(torch.tensor(TRAINED + 1)), position.phase_increments_at(TRAINED + 1)
+    )
 
 
 @pytest.mark.parametrize("scaling", CHANGING, ids=["dynamic", "longrope"])
@@ -134,12 +139,12 @@ def test_within_one_regime_a_cache_stays_valid_and_turning_it_again_changes_no_b
     early = pinned.rotate(k, k, torch.arange(5))[1]
     late = pinned.rotate(k, k, torch.tensor([0, 1, 2, 3, 4 * TRAINED - 1]))[1]
     assert torch.equal(early[:, :, :4], late[:, :, :4])
-    assert torch.equal(pinned.turns_at(pinned.scaling.length), position.turns_at(4 * TRAINED))
+    assert torch.equal(pinned.phase_increments_at(pinned.scaling.length), position.phase_increments_at(4 * TRAINED))
 
 
 def test_turning_again_is_exact_far_away() -> None:
     """The angle of the difference is a whole number of turns: nothing rounds at position 10 million."""
-    position = RotaryEmbedding(HEAD, scaling=LongRope(SHORT, LONG, TRAINED, 4.0))
+    position = RotaryEmbedding(HEAD, scaling=LongRopeScaling(SHORT, LONG, TRAINED, 4.0))
     places = torch.arange(10_000_000, 10_000_020)
     k = torch.randn(1, 1, 20, HEAD, dtype=torch.float64)
     from_short = position.at_length(1).rotate(k, k, places)[1]
@@ -148,7 +153,7 @@ def test_turning_again_is_exact_far_away() -> None:
 
 
 def test_pinning_a_scheme_without_regimes_changes_nothing() -> None:
-    position = RotaryEmbedding(HEAD, scaling=Linear(2.0))
+    position = RotaryEmbedding(HEAD, scaling=LinearScaling(2.0))
     assert position.at_length(1000).config == position.config
     k = torch.randn(1, 1, 4, HEAD)
     assert torch.equal(position.rerotate(k, torch.arange(4), from_length=1, to_length=1000), k)
@@ -160,7 +165,7 @@ def test_what_was_saved_is_built_again_also_inside_a_model(name, tmp_path) -> No
     position.save_pretrained(tmp_path / "position")
     again = RotaryEmbedding.read_pretrained(tmp_path / "position")
     assert again.scaling == position.scaling
-    assert torch.equal(again.turns_at(100), position.turns_at(100))
+    assert torch.equal(again.phase_increments_at(100), position.phase_increments_at(100))
     model = DecoderLM(TokenEmbedding(10, 32), position, num_layers=1, num_heads=2)
     model.save_pretrained(tmp_path / "model")
     read = DecoderLM.read_pretrained(tmp_path / "model")
@@ -189,7 +194,7 @@ def test_it_compiles_to_one_graph(scaling, unchecked: None) -> None:
 def test_scores_grow_by_the_square_of_the_magnitude() -> None:
     q = torch.randn(1, 1, 6, HEAD)
     plain, scaled = (
-        RotaryEmbedding(HEAD, scaling=Yarn(1.0, TRAINED, attention_factor=factor)).rotate(q, q, torch.arange(6))
+        RotaryEmbedding(HEAD, scaling=YarnScaling(1.0, TRAINED, attention_factor=factor)).rotate(q, q, torch.arange(6))
         for factor in (1.0, 2.0)
     )
     assert torch.allclose(scaled[0] @ scaled[1].mT, 4 * plain[0] @ plain[1].mT, rtol=1e-5, atol=1e-5)
@@ -198,18 +203,21 @@ def test_scores_grow_by_the_square_of_the_magnitude() -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Linear(0.0), "Linear: factor must be positive, not 0.0"),
-        (lambda: DynamicNTK(0.5, 64), "DynamicNTK: factor must be at least 1, not 0.5"),
-        (lambda: DynamicNTK(2.0, 64, length=0), "length must be at least 1"),
-        (lambda: RotaryEmbedding(2, scaling=DynamicNTK(2.0, 64)), "rotary_dim of at least 4"),
-        (lambda: Yarn(4.0, 64, beta_fast=0.0), "beta_fast must be positive"),
-        (lambda: Yarn(4.0, 64, beta_fast=1.0, beta_slow=2.0), "at least beta_slow"),
-        (lambda: RotaryEmbedding(8, 1.0, scaling=Yarn(4.0, 64)), "needs a base above 1"),
-        (lambda: LongRope((1.0, 0.0), (1.0, 1.0), 64, 2.0), "divisors in short_factor must be positive"),
-        (lambda: RotaryEmbedding(8, scaling=LongRope((1.0,), (1.0,) * 4, 64, 2.0)), "1 and 4 divisors.*has 4 pairs"),
-        (lambda: LongRope((1.0,), (1.0,), 1, 2.0), "divides by its logarithm"),
-        (lambda: Llama3(8.0, 64, 4.0, 4.0), "high_freq_factor 4.0 must be above"),
-        (lambda: Proportional(1.5), "proportion must be from 0 to 1"),
+        (lambda: LinearScaling(0.0), "LinearScaling: factor must be positive, not 0.0"),
+        (lambda: DynamicNTKScaling(0.5, 64), "DynamicNTKScaling: factor must be at least 1, not 0.5"),
+        (lambda: DynamicNTKScaling(2.0, 64, length=0), "length must be at least 1"),
+        (lambda: RotaryEmbedding(2, scaling=DynamicNTKScaling(2.0, 64)), "rotary_dim of at least 4"),
+        (lambda: YarnScaling(4.0, 64, beta_fast=0.0), "beta_fast must be positive"),
+        (lambda: YarnScaling(4.0, 64, beta_fast=1.0, beta_slow=2.0), "at least beta_slow"),
+        (lambda: RotaryEmbedding(8, 1.0, scaling=YarnScaling(4.0, 64)), "needs a base above 1"),
+        (lambda: LongRopeScaling((1.0, 0.0), (1.0, 1.0), 64, 2.0), "divisors in short_factor must be positive"),
+        (
+            lambda: RotaryEmbedding(8, scaling=LongRopeScaling((1.0,), (1.0,) * 4, 64, 2.0)),
+            "1 and 4 divisors.*has 4 pairs",
+        ),
+        (lambda: LongRopeScaling((1.0,), (1.0,), 1, 2.0), "divides by its logarithm"),
+        (lambda: Llama3Scaling(8.0, 64, 4.0, 4.0), "high_freq_factor 4.0 must be above"),
+        (lambda: ProportionalScaling(1.5), "proportion must be from 0 to 1"),
     ],
 )
 def test_numbers_that_cannot_be_are_refused(make, message) -> None:

@@ -1,10 +1,10 @@
-"""Turning by pieces, against the definition."""
+"""Rotation in blocks, against the definition."""
 
 import pytest
 import torch
 
-from embedlayer.positions import turn as module
-from embedlayer.positions.turn import apply_rotary, turn
+from embedlayer.positions import apply_rotary as module
+from embedlayer.positions.apply_rotary import apply_rotary, fused_apply_rotary
 
 
 def angles(*shape: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -12,7 +12,7 @@ def angles(*shape: int) -> tuple[torch.Tensor, torch.Tensor]:
     return phase.cos(), phase.sin()
 
 
-@pytest.mark.parametrize("piece", [1 << 17, 30])
+@pytest.mark.parametrize("block", [1 << 17, 30])
 @pytest.mark.parametrize("interleaved", [False, True])
 @pytest.mark.parametrize(
     ("x_shape", "angle_shape"),
@@ -29,13 +29,13 @@ def angles(*shape: int) -> tuple[torch.Tensor, torch.Tensor]:
     ],
 )
 def test_values_and_gradients_are_those_of_the_definition(
-    monkeypatch, piece, interleaved, x_shape, angle_shape
+    monkeypatch, block, interleaved, x_shape, angle_shape
 ) -> None:
-    monkeypatch.setattr(module, "PIECE", piece)
+    monkeypatch.setattr(module, "BLOCK_NUMEL", block)
     cos, sin = angles(*angle_shape)
     upstream = torch.randn(x_shape)
     results = []
-    for way in (turn, apply_rotary):
+    for way in (fused_apply_rotary, apply_rotary):
         torch.manual_seed(1)
         x = torch.randn(x_shape, requires_grad=True)
         y = way(x, cos, sin, interleaved=interleaved)
@@ -54,7 +54,7 @@ def test_any_strides_are_read_and_nothing_is_written_to(interleaved) -> None:
     for view in (x, odd):
         before = view.clone()
         assert torch.allclose(
-            turn(view, cos, sin, interleaved=interleaved),
+            fused_apply_rotary(view, cos, sin, interleaved=interleaved),
             apply_rotary(before, cos, sin, interleaved=interleaved),
             atol=1e-6,
         )
@@ -66,6 +66,8 @@ def test_the_second_derivative_is_zero_and_can_be_asked_for(interleaved) -> None
     cos, sin = angles(1, 3, 2)
     x = torch.randn(1, 2, 3, 4, requires_grad=True)
     upstream = torch.randn(1, 2, 3, 4, requires_grad=True)
-    (first,) = torch.autograd.grad(turn(x, cos, sin, interleaved=interleaved), x, upstream, create_graph=True)
+    (first,) = torch.autograd.grad(
+        fused_apply_rotary(x, cos, sin, interleaved=interleaved), x, upstream, create_graph=True
+    )
     (through,) = torch.autograd.grad(first, upstream, torch.ones_like(first))
     assert torch.allclose(through, apply_rotary(torch.ones_like(x), cos, sin, interleaved=interleaved), atol=1e-6)

@@ -1,8 +1,8 @@
-"""The way in: look-up, scale, positions and dropout; and rotary positions on queries and keys.
+"""Input embedding: look-up, scale, positions and dropout; and rotary positions on queries and keys.
 
-The plain composition is what the textbooks write: `dropout(embedding(ids) * sqrt(D) + position_embedding(arange))`.
-Rotary is beside transformers' own functions: LLaMA's `apply_rotary_pos_emb` (half-split) and GPT-J's (interleaved),
-each with its tables of cosines and sines made beforehand, as ours are.
+The plain composition is that of textbooks: `dropout(embedding(ids) * sqrt(D) + position_embedding(arange))`. Rotary is
+compared with `apply_rotary_pos_emb` of transformers, of LLaMA (half-split) and of GPT-J (interleaved). All have
+cosines and sines that are computed before the timing.
 """
 
 import math
@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from benchmarks.harness import Case, Row, time_alternately
 from embedlayer.layers.input import TransformerEmbedding
+from embedlayer.positions.apply_rotary import fused_apply_rotary
 from embedlayer.positions.rotary import RotaryEmbedding
-from embedlayer.positions.turn import turn
 from embedlayer.tables.dense import TokenEmbedding
 
 GPT2 = {"vocab_size": 50_257, "embed_dim": 768, "batch": 8, "length": 1024}
@@ -23,7 +23,7 @@ LLAMA = {"batch": 1, "heads": 32, "length": 1024, "head_dim": 128}
 
 
 class Textbook(nn.Module):
-    """Operation by operation."""
+    """The textbook input embedding, operation by operation."""
 
     def __init__(self, vocab_size: int, embed_dim: int, max_seq_len: int, dropout: float) -> None:
         super().__init__()
@@ -33,14 +33,14 @@ class Textbook(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, ids: Tensor) -> Tensor:
-        """What the textbooks write."""
+        """Compute `dropout(embedding(ids) * sqrt(D) + position_embedding(arange))`."""
         places = torch.arange(ids.shape[1], device=ids.device)
         x: Tensor = self.dropout(self.tokens(ids) * self.scale + self.positions(places))
         return x
 
 
 def trained(layer: nn.Module, ids: Tensor, upstream: Tensor) -> Callable[[], None]:
-    """Forward and backward."""
+    """Return a function that runs forward and backward once."""
 
     def run() -> None:
         layer(ids).backward(upstream)
@@ -111,12 +111,17 @@ def rotary_rows() -> list[Row]:
 
     setting = "LLaMA-2 7B: q and k of (1, 32, 1024, 128)"
     half_split = {
-        "embedlayer": no_grad(lambda: (turn(q, cos, sin), turn(k, cos, sin))),
+        "embedlayer": no_grad(lambda: (fused_apply_rotary(q, cos, sin), fused_apply_rotary(k, cos, sin))),
         "transformers": no_grad(lambda: of_llama(q, k, whole_cos, whole_sin)),
         "a copy alone": no_grad(lambda: (q.clone(), k.clone())),
     }
     interleaved = {
-        "embedlayer": no_grad(lambda: (turn(q, cos, sin, interleaved=True), turn(k, cos, sin, interleaved=True))),
+        "embedlayer": no_grad(
+            lambda: (
+                fused_apply_rotary(q, cos, sin, interleaved=True),
+                fused_apply_rotary(k, cos, sin, interleaved=True),
+            )
+        ),
         "transformers": no_grad(
             lambda: (of_gptj(theirs_q, sin[None], cos[None]), of_gptj(theirs_k, sin[None], cos[None]))
         ),
@@ -148,4 +153,4 @@ def run() -> list[Row]:
     return embedding_rows() + rotary_rows()
 
 
-CASE = Case("The way in: look-up, scale, positions, dropout; and rotary positions", run)
+CASE = Case("Input embedding: look-up, scale, positions, dropout; and rotary positions", run)

@@ -15,19 +15,19 @@ from embedlayer import (
     TokenIdError,
     TransformerEmbedding,
 )
-from embedlayer.layers import one_pass
-from embedlayer.layers.one_pass import gather_scale_add, plain_scale_add_drop, scale_add_drop
+from embedlayer.layers import fused_embedding
+from embedlayer.layers.fused_embedding import gather_scale_add, plain_scale_add_drop, scale_add_drop
 
 
-@pytest.fixture(params=[1 << 17, 50], ids=["one piece", "small pieces"])
-def piece_size(request, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(one_pass, "PIECE", request.param)
+@pytest.fixture(params=[1 << 17, 50], ids=["one block", "small blocks"])
+def block_size(request, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fused_embedding, "BLOCK_NUMEL", request.param)
 
 
 SHAPES = [((3, 5, 8), (5, 8)), ((3, 5, 8), (1, 5, 8)), ((3, 5, 8), (3, 5, 8)), ((5, 7), (5, 7)), ((2, 4, 6, 8), (6, 8))]
 
 
-@pytest.mark.usefixtures("piece_size")
+@pytest.mark.usefixtures("block_size")
 @pytest.mark.parametrize(("shape", "addend_shape"), SHAPES)
 @pytest.mark.parametrize("scale", [None, 3.0])
 @pytest.mark.parametrize("with_addend", [True, False])
@@ -46,7 +46,7 @@ def test_without_dropout_values_and_gradients_are_those_of_the_definition(
         assert torch.allclose(ours, plain, rtol=1e-14, atol=1e-14)
 
 
-@pytest.mark.usefixtures("piece_size")
+@pytest.mark.usefixtures("block_size")
 @pytest.mark.parametrize("dropout", [0.1, 0.5, 1.0])
 def test_dropout_keeps_its_share_and_the_mean_and_sends_gradients_where_it_let_values_through(dropout) -> None:
     x = torch.ones(20, 60, 50, requires_grad=True)
@@ -85,7 +85,7 @@ def test_the_seed_decides_and_is_used_up() -> None:
     assert not torch.equal(first, second)
 
 
-@pytest.mark.usefixtures("piece_size")
+@pytest.mark.usefixtures("block_size")
 @pytest.mark.parametrize("dropout", [0.0, 0.3])
 def test_first_and_second_derivatives_are_right(dropout) -> None:
     x = torch.randn(2, 3, 5, dtype=torch.float64, requires_grad=True)
@@ -131,7 +131,7 @@ def test_compiled_it_is_the_definition(unchecked: None) -> None:
     assert torch.allclose(compiled(ids), layer(ids))
 
 
-@pytest.mark.usefixtures("piece_size")
+@pytest.mark.usefixtures("block_size")
 @pytest.mark.parametrize("shape", [(3, 5), (1, 5), (5,), (2, 3, 5)])
 @pytest.mark.parametrize("scale", [None, 3.0])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

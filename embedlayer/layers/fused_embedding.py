@@ -1,0 +1,198 @@
+"""Scale, position addition and dropout of looked-up vectors in one pass over memory.
+
+As separate operations, `dropout(scale * x + positions)` reads and writes all vectors four times, and dropout spends
+most of the time on one random number for each element. Here each block of vectors fits the CPU cache and is scaled,
+added to and masked in place. Dropout draws 16 random bits for each element, so its probability is rounded to a
+multiple of 1/65536. The mask is not stored: the backward pass draws it again from the saved state of the generator.
+"""
+
+import math
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from embedlayer.tracing import fusible
+
+BLOCK_NUMEL = 1 << 20
+"""Elements in a block: few enough for the CPU cache, enough to keep all threads busy."""
+
+
+def scale_add_drop(
+    x: Float[Tensor, "*batch T D"],
+    scale: float | Tensor | None,
+    addend: Float[Tensor, "*rows T D"] | None,
+    dropout: float,
+) -> Float[Tensor, "*batch T D"]:
+    """Compute `dropout(scale * x + addend)`; may overwrite `x`.
+
+    On a CPU in eager mode this is one pass in place. Elsewhere it calls `plain_scale_add_drop`, which compilers fuse.
+
+    Args:
+        x: Freshly looked-up vectors that no other code reads.
+        scale: Factor, or `None` for 1.
+        addend: One vector for each position, or `None`.
+        dropout: Probability of setting an element to 0; other elements are multiplied by `1 / (1 - dropout)`.
+
+    Returns:
+        `(..., T, D)`. Without dropout it differs from the plain version by one rounding: multiply and add are fused.
+    """
+    fits = x.dim() in (2, 3) and (addend is None or addend.dim() <= x.dim()) and not isinstance(scale, Tensor)
+    if x.device.type != "cpu" or not fits or not fusible(x, addend):
+        return plain_scale_add_drop(x, scale, addend, dropout)
+    if scale is None and addend is None and dropout == 0:
+        return x
+    result: Tensor = _ScaleAddDrop.apply(  # type: ignore[no-untyped-call]
+        x, None if addend is None else addend.to(x.dtype), 1.0 if scale is None else scale, dropout
+    )
+    return result
+
+
+def gather_scale_add(
+    ids: Int[Tensor, "*batch T"],
+    rows: Float[Tensor, "N D"],
+    scale: float | Tensor | None,
+    addend: Float[Tensor, "*rows T D"],
+) -> Float[Tensor, "*batch T D"]:
+    """Compute `scale * rows[ids] + addend` without gradients, on a CPU in eager mode in one pass over the result.
+
+    Args:
+        ids: Token IDs, already checked against N.
+        rows: Rows to read.
+        scale: Factor, or `None` for 1.
+        addend: One vector for each position.
+    """
+    fits = ids.dim() in (1, 2) and addend.dim() <= ids.dim() + 1
+    if isinstance(scale, Tensor) or not fits or ids.device.type != "cpu" or not fusible(rows, addend):
+        return plain_scale_add_drop(F.embedding(ids, rows), scale, addend, 0.0)
+    result = rows.new_empty((*ids.shape, rows.shape[-1]))
+    columns, addend = ids.unsqueeze(-1), addend.to(rows.dtype)
+    for block in _blocks(result):
+        target = block.of(result)
+        torch.index_select(rows, 0, block.of(columns).squeeze(-1), out=target)
+        _scale_add_(target, block.of(addend), 1.0 if scale is None else scale)
+    return result
+
+
+def plain_scale_add_drop(
+    x: Float[Tensor, "*batch T D"],
+    scale: float | Tensor | None,
+    addend: Float[Tensor, "*rows T D"] | None,
+    dropout: float,
+) -> Float[Tensor, "*batch T D"]:
+    """Compute `dropout(scale * x + addend)` operation by operation: the definition of `scale_add_drop`."""
+    x = x if scale is None else scale * x
+    x = x if addend is None else x + addend.to(x.dtype)
+    return F.dropout(x, dropout) if dropout else x
+
+
+class _DropoutMask:
+    """Draw dropout masks of zeros and ones, one block at a time, in reused buffers.
+
+    Args:
+        dropout: Probability of a 0, rounded to a multiple of 1/65536.
+        like: Tensor whose blocks get masks; gives dtype and the size of the largest block.
+        state: Generator state to draw from; `None` for the default generator.
+    """
+
+    def __init__(self, dropout: float, like: Tensor, state: Tensor | None = None) -> None:
+        size = max((block.numel for block in _blocks(like)), default=0)
+        self.threshold = round(dropout * (1 << 16))
+        kept = (1 << 16) - self.threshold
+        self.growth = (1 << 16) / kept if kept else 0.0
+        self.generator = None if state is None else torch.Generator().set_state(state)
+        self.bits = torch.empty(math.ceil(size / 4), dtype=torch.int64)
+        self.ones = torch.empty(size, dtype=like.dtype, device=like.device)
+
+    def draw(self, values: Tensor) -> Tensor:
+        """Return a mask of the shape of `values`; the next call overwrites it."""
+        count = values.numel()
+        words = self.bits[: math.ceil(count / 4)].random_(-(1 << 63), None, generator=self.generator)
+        ones = self.ones[:count]
+        torch.ge(words.view(torch.int16)[:count], self.threshold - (1 << 15), out=ones)
+        return ones.view_as(values)
+
+
+class _ScaleAddDrop(torch.autograd.Function):
+    """Overwrite `x` with `dropout(scale * x + addend)`; saves the state of the generator and no tensor."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, addend: Tensor | None, scale: float, dropout: float) -> Tensor:
+        ctx.scale, ctx.dropout = scale, dropout
+        ctx.addend_shape = None if addend is None else addend.shape
+        ctx.state = torch.get_rng_state() if dropout and any(ctx.needs_input_grad[:2]) else None
+        ctx.mark_dirty(x)
+        if not dropout:
+            return _scale_add_(x, addend, scale)
+        mask = _DropoutMask(dropout, x)
+        grown = None if addend is None else addend * mask.growth
+        for block in _blocks(x):
+            values = _scale_add_(block.of(x), None if grown is None else block.of(grown), scale * mask.growth)
+            values.mul_(mask.draw(values))
+        return x
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        needs_x, needs_addend = ctx.needs_input_grad[:2]
+        if ctx.dropout and not torch.is_grad_enabled() and fusible(grad):
+            return _masked_gradients(ctx, grad)
+        if ctx.dropout:  # create_graph=True or batched gradients: use operations that can be differentiated again
+            ones = torch.empty(grad.shape, dtype=grad.dtype)
+            mask = _DropoutMask(ctx.dropout, ones, ctx.state)
+            for block in _blocks(ones):
+                block.of(ones).copy_(mask.draw(block.of(ones)))
+            grad = grad * (ones * mask.growth)
+        grad_addend = grad.sum_to_size(ctx.addend_shape) if needs_addend else None
+        return grad * ctx.scale if needs_x else None, grad_addend, None, None
+
+
+def _scale_add_(x: Tensor, addend: Tensor | None, scale: float) -> Tensor:
+    """Overwrite `x` with `scale * x + addend` and return it."""
+    return x.mul_(scale) if addend is None else torch.add(addend, x, alpha=scale, out=x)
+
+
+def _masked_gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    """Compute the gradients of `x` and `addend` under the redrawn dropout mask, in one pass over `grad`."""
+    mask = _DropoutMask(ctx.dropout, grad, ctx.state)
+    grad_x = torch.empty_like(grad, memory_format=torch.contiguous_format)
+    grad_addend = grad.new_zeros(ctx.addend_shape) if ctx.needs_input_grad[1] else None
+    for block in _blocks(grad):
+        values, target = block.of(grad), block.of(grad_x)
+        torch.mul(values, mask.draw(values).mul_(mask.growth), out=target)
+        if grad_addend is not None:
+            block.of(grad_addend).add_(target)
+        if ctx.scale != 1:
+            target.mul_(ctx.scale)
+    return grad_x if ctx.needs_input_grad[0] else None, grad_addend, None, None
+
+
+class _Block(NamedTuple):
+    """Tokens `start .. stop - 1` of sequence `sequence`, with vectors of `width` elements."""
+
+    sequence: int
+    start: int
+    stop: int
+    width: int
+
+    @property
+    def numel(self) -> int:
+        """Number of elements."""
+        return (self.stop - self.start) * self.width
+
+    def of(self, tensor: Tensor) -> Tensor:
+        """Return this block of a `(B, T, D)` tensor, or of `(1, T, D)` or `(T, D)`, which all sequences share."""
+        if tensor.dim() == 3:
+            tensor = tensor[self.sequence if len(tensor) > 1 else 0]
+        return tensor[self.start : self.stop]
+
+
+def _blocks(x: Tensor) -> Iterator[_Block]:
+    """Yield the blocks of a `(B, T, D)` or `(T, D)` tensor, each of about `BLOCK_NUMEL` elements."""
+    *batch, length, width = x.shape
+    tokens = max(1, BLOCK_NUMEL // max(width, 1))
+    for sequence in range(batch[0] if batch else 1):
+        for start in range(0, length, tokens):
+            yield _Block(sequence, start, min(start + tokens, length), width)

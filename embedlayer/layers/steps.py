@@ -1,0 +1,168 @@
+"""The input embedding as named steps: `run_steps` computes it, `trace_steps` yields the vectors after each step."""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Literal, NamedTuple
+
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from embedlayer.overrides import has_hooks, is_unchanged
+from embedlayer.positions.position import AdditivePosition, Position
+from embedlayer.shapes import Ids, Positions
+from embedlayer.tables.table import TokenTable
+
+StepName = Literal["look_up", "scale", "token_types", "positions", "norm", "projection", "dropout"]
+
+TABLE_METHODS: dict[str, Callable[..., Any]] = {"__call__": nn.Module.__call__, "forward": TokenTable.forward}
+"""Methods of a table whose call is `scale * look_up(ids)`, unless they are overridden or replaced."""
+
+
+class EmbeddingStep(NamedTuple):
+    """One step and the module that computes it.
+
+    | name | computes |
+    |---|---|
+    | `look_up` | `module(ids)`, scale included; vectors that are passed in place of IDs stay as they are |
+    | `token_types` | `x + module(token_type_ids)`; `x` where no segments are passed |
+    | `positions` | `module.add(x, positions)` |
+    | `norm`, `projection`, `dropout` | `module(x)` |
+    """
+
+    name: StepName
+    module: nn.Module
+
+
+class TokenBatch(NamedTuple):
+    """Inputs of all steps.
+
+    Attributes:
+        ids: Token IDs, `(..., T)`; zeros of that shape where vectors are passed in their place.
+        positions: Position of each token, `(T,)` or `(..., T)`.
+        token_type_ids: Segment of each token, or `None` to add no segments.
+    """
+
+    ids: Int[Tensor, "*batch T"]
+    positions: Positions
+    token_type_ids: Ids | None = None
+
+
+class TracedStep(NamedTuple):
+    """The result of one step.
+
+    Attributes:
+        name: Name of the step.
+        vectors: Vectors after the step, `(..., T, D)`.
+        description: Sizes and factors of this layer, in one line.
+        added: Vectors that the step added, `(..., T, D)` or `(T, D)`; `None` for a step that added nothing.
+    """
+
+    name: StepName
+    vectors: Float[Tensor, "*batch T D"]
+    description: str
+    added: Float[Tensor, "*rows T D"] | None = None
+
+
+def input_steps(table: nn.Module, position: Position, dropout: nn.Module | None = None) -> tuple[EmbeddingStep, ...]:
+    """Return the steps of `dropout(position.add(table(ids), positions))`; `None` for no dropout."""
+    steps = (EmbeddingStep("look_up", table), EmbeddingStep("positions", position))
+    return steps if dropout is None else (*steps, EmbeddingStep("dropout", dropout))
+
+
+def run_steps(
+    steps: Sequence[EmbeddingStep], batch: TokenBatch, inputs_embeds: Float[Tensor, "*batch T D"] | None = None
+) -> Float[Tensor, "*batch T E"]:
+    """Compute the input embedding step by step.
+
+    Args:
+        steps: Steps in order; the first one is the look-up.
+        batch: Inputs of the steps.
+        inputs_embeds: Vectors in place of the look-up, scale included, or `None`.
+    """
+    x = inputs_embeds
+    for step in steps:
+        x = _run(step, x, batch)
+    assert x is not None
+    return x
+
+
+def trace_steps(
+    steps: Sequence[EmbeddingStep], batch: TokenBatch, inputs_embeds: Float[Tensor, "*batch T D"] | None = None
+) -> Iterator[TracedStep]:
+    """Compute the same as `run_steps` and yield the vectors after each step.
+
+    The look-up yields two steps, rows and scale. It yields one where a hook or an override may change `table(ids)`.
+    Each step reads the tensor that was yielded before it, so `vectors.requires_grad_()` on a yielded tensor gives the
+    gradient of a later loss at that step.
+
+    Example:
+        >>> table, position = TokenEmbedding(100, 8, scale=2.0), SinusoidalPositionalEmbedding(16, 8)
+        >>> batch = TokenBatch(torch.tensor([5, 2, 7]), torch.arange(3))
+        >>> [step.name for step in trace_steps(input_steps(table, position), batch)]
+        ['look_up', 'scale', 'positions']
+    """
+    x = inputs_embeds
+    for step in steps:
+        for traced in _trace_look_up(step.module, batch.ids) if x is None else _trace(step, x, batch):
+            x = traced.vectors
+            yield traced
+
+
+def _run(step: EmbeddingStep, x: Tensor | None, batch: TokenBatch) -> Tensor:
+    """Return the vectors after one step; `x` is `None` before the look-up."""
+    name, module = step
+    if x is None:
+        x = module(batch.ids)
+    elif name == "token_types":
+        x = x if batch.token_type_ids is None else x + module(batch.token_type_ids)
+    elif name == "positions":
+        assert isinstance(module, Position)
+        x = module.add(x, batch.positions)
+    elif name != "look_up":
+        x = module(x)
+    assert x is not None
+    return x
+
+
+def _trace_look_up(table: nn.Module, ids: Ids) -> Iterator[TracedStep]:
+    """Yield the rows and, for a table with a scale, the scaled rows; their last vectors equal `table(ids)`."""
+    if not isinstance(table, TokenTable) or has_hooks(table) or not is_unchanged(table, **TABLE_METHODS):
+        yield TracedStep("look_up", table(ids), f"{type(table).__name__}: rows, with any scale applied")
+        return
+    rows = table.look_up(ids)
+    yield TracedStep("look_up", rows, f"a table of {table.vocab_size:,} × {table.embed_dim}")
+    if table.factor is not None:
+        factor = float(table.factor)
+        root = " = √D" if abs(factor - table.embed_dim**0.5) < 0.01 * abs(factor) else ""
+        yield TracedStep("scale", table.factor * rows, f"each row times {factor:.6g}{root}")
+
+
+def _trace(step: EmbeddingStep, x: Tensor, batch: TokenBatch) -> Iterator[TracedStep]:
+    """Yield one step after the look-up; its vectors equal `_run(step, x, batch)`."""
+    name, module = step
+    if name == "look_up":
+        return
+    result, added = _run(step, x, batch), None
+    if name == "positions":
+        assert isinstance(module, Position)
+        note, added = _added_positions(module, x, result, batch.positions)
+    elif name == "token_types":
+        note = "no segments are passed, so none are added"
+        if batch.token_type_ids is not None:
+            added = module(batch.token_type_ids)
+            note = "segment 0" if not batch.token_type_ids.any() else "the segments that are passed"
+    elif name == "projection":
+        note = f"{x.shape[-1]} to {result.shape[-1]}"
+    else:
+        note = f"width {result.shape[-1]}" if name == "norm" else f"p = {getattr(module, 'p', 0):g}, in training only"
+    yield TracedStep(name, result, note, added)
+
+
+def _added_positions(position: Position, x: Tensor, result: Tensor, positions: Positions) -> tuple[str, Tensor | None]:
+    """Return a description of `position.add`, and the vectors that it added; `None` for schemes inside attention."""
+    kind = type(position).__name__
+    if position.hook != "add":
+        effects = {"rotate": "it rotates queries and keys", "bias": "it is a bias on attention scores"}
+        return f"{kind}: adds nothing to the input; {effects.get(position.hook or '', 'the model has none')}", None
+    is_plain = isinstance(position, AdditivePosition) and is_unchanged(position, add=AdditivePosition.add)
+    added = position(positions).to(x.dtype) if is_plain else result - x
+    return f"{kind}: adds a vector for each position", added
