@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from embedlayer.cli.paths import TEXTS, TOKENIZER
+from embedlayer.cli.options import TEXTS, TOKENIZER
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

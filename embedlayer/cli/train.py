@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from embedlayer.cli.paths import TEXTS_OR_CORPUS, TOKENIZER
+from embedlayer.cli.options import TEXTS_OR_CORPUS, TOKENIZER
 from embedlayer.errors import FileError, SizeError
 
 if TYPE_CHECKING:

@@ -20,14 +20,15 @@ from torch import Tensor, nn
 
 from embedlayer.checkpoints.layer import EmbeddingLayer, TransformedHead
 from embedlayer.errors import TextError, TokenizerError
-from embedlayer.explorer.source import Layer, Source
 from embedlayer.files import JsonObject
+from embedlayer.layers.input import TransformerEmbedding
 from embedlayer.layers.output import OutputHead
 from embedlayer.losses.linear_cross_entropy import finish_logits
 from embedlayer.models.decoder import Attention, DecoderLM
 from embedlayer.plots import visible_text
 from embedlayer.positions.position import AdditivePosition, Position, positions_of
 from embedlayer.positions.rotary import RotaryEmbedding
+from embedlayer.sources import OpenedModel
 from embedlayer.tables.table import TokenTable
 from embedlayer.text.tokenizer import token_text, without_limits
 
@@ -38,7 +39,7 @@ BINS = 1024
 ROWS_AT_ONCE = 8192
 SHOWN_DROPOUT = 0.1
 
-Model = Layer | TokenTable
+Model = DecoderLM | EmbeddingLayer | TransformerEmbedding | TokenTable
 """What can be shown: a whole decoder, the two ends of one, the way in alone, or only a table."""
 
 TEXTS = (
@@ -162,7 +163,7 @@ def shown_tokens(tokenizer: Tokenizer, ids: Sequence[int]) -> tuple[ShownToken, 
     return tuple(shown(number) for number in ids)
 
 
-def answer(source: Source, params: Mapping[str, str]) -> JsonObject:
+def answer(source: OpenedModel, params: Mapping[str, str]) -> JsonObject:
     """What the page asks for: the text `params["text"]` on its way through a source; without one, texts to begin with.
 
     Raises:
@@ -176,7 +177,7 @@ def answer(source: Source, params: Mapping[str, str]) -> JsonObject:
     return pipeline(model, source.tokenizer, params["text"], add_special_tokens=is_checkpoint).to_json()
 
 
-def baked(source: Source) -> list[dict[str, str]]:
+def baked(source: OpenedModel) -> list[dict[str, str]]:
     """What an exported page can ask: the texts to begin with, and each of them on its way."""
     return [{}, *({"text": text} for text in example_texts(source.tokenizer))]
 

@@ -9,19 +9,20 @@ from typing import Any
 
 from embedlayer.errors import SizeError
 from embedlayer.explorer import compare, health, pipeline, positions, tokens, training
-from embedlayer.explorer.source import Source
+from embedlayer.explorer.source_facts import page_facts
+from embedlayer.sources import OpenedModel
 
 Params = Mapping[str, str]
 Answer = Any
 """Bytes, or what JSON can hold."""
 
 
-def once_without_params(source: Source) -> Iterable[Params]:
+def once_without_params(source: OpenedModel) -> Iterable[Params]:
     """Baked as one answer."""
     return ({},)
 
 
-def nothing(source: Source) -> Iterable[Params]:
+def nothing(source: OpenedModel) -> Iterable[Params]:
     """Not baked."""
     return ()
 
@@ -33,11 +34,11 @@ class Route:
     Attributes:
         answer: The data, for a source and what the page asked with. What cannot be answered is an `EmbedLayerError`.
         baked: With which params an exported page holds the answer.
-        needs: What a source must have (`Source.manifest()["has"]`), or there is no answer.
+        needs: What a source must have (`page_facts(source)["has"]`), or there is no answer.
     """
 
-    answer: Callable[[Source, Params], Answer]
-    baked: Callable[[Source], Iterable[Params]] = once_without_params
+    answer: Callable[[OpenedModel, Params], Answer]
+    baked: Callable[[OpenedModel], Iterable[Params]] = once_without_params
     needs: str = "vectors"
 
 
@@ -62,7 +63,7 @@ ROUTES: dict[str, Route] = {
 """Every kind of data, by the name the page asks for."""
 
 
-PAIRS: dict[str, Callable[[Source, Source, Params], Answer]] = {
+PAIRS: dict[str, Callable[[OpenedModel, OpenedModel, Params], Answer]] = {
     "compare": compare.summary,
     "compare-places": compare.places,
     "compare-neighbors": compare.other_neighbors,
@@ -72,13 +73,13 @@ PAIRS: dict[str, Callable[[Source, Source, Params], Answer]] = {
 BAKED_PAIRS = ("compare", "compare-places")
 
 
-def others(sources: list[Source], source: Source) -> list[str]:
+def others(sources: list[OpenedModel], source: OpenedModel) -> list[str]:
     """What `source` can be compared with: `before`, and the numbers of other sources."""
     numbers = [str(number) for number, other in enumerate(sources) if other is not source]
-    return ["before", *numbers] if "before" in source.manifest()["has"] else numbers
+    return ["before", *numbers] if "before" in page_facts(source)["has"] else numbers
 
 
-def answer(sources: list[Source], name: str, params: Params) -> Answer:
+def answer(sources: list[OpenedModel], name: str, params: Params) -> Answer:
     """The data that `/data/NAME?params` stands for; `source` among the params is the number of a source.
 
     Raises:
@@ -97,19 +98,19 @@ def answer(sources: list[Source], name: str, params: Params) -> Answer:
     if name not in ROUTES:
         raise SizeError(f"There is no data called {name!r}: there is {', '.join((*ROUTES, *PAIRS))}.")
     route = ROUTES[name]
-    if route.needs not in source.manifest()["has"]:
+    if route.needs not in page_facts(source)["has"]:
         raise SizeError(f"{source.title} has no {route.needs}, which {name} is made from.")
     return route.answer(source, rest)
 
 
-def _source(sources: list[Source], number: str) -> Source:
+def _source(sources: list[OpenedModel], number: str) -> OpenedModel:
     if not number.isdecimal() or int(number) >= len(sources):
         raise SizeError(f"There is no source {number!r}: there are {len(sources)}, counted from 0.")
     return sources[int(number)]
 
 
-def manifest(sources: list[Source]) -> Answer:
+def manifest(sources: list[OpenedModel]) -> Answer:
     """What the page asks for first."""
     from embedlayer import __version__
 
-    return {"version": __version__, "exported": False, "sources": [source.manifest() for source in sources]}
+    return {"version": __version__, "exported": False, "sources": [page_facts(source) for source in sources]}

@@ -8,10 +8,9 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from embedlayer.analysis.geometry import Pca, pca
-from embedlayer.checkpoints.tables import counts_of
 from embedlayer.errors import SizeError, TokenIdError
 from embedlayer.explorer.layout import lay_out
-from embedlayer.explorer.source import Source
+from embedlayer.sources import OpenedModel
 
 Params = Mapping[str, str]
 
@@ -30,48 +29,48 @@ MOST = 500
 NUMBERS_AT_ONCE = 1 << 22
 
 
-def texts(source: Source, params: Params) -> Any:
+def texts(source: OpenedModel, params: Params) -> Any:
     """The readable text of each row, and which are special."""
-    return {"texts": source.tokens, "special": source.special}
+    return {"texts": source.token_texts, "special": source.special_ids}
 
 
-def axes(source: Source, params: Params) -> Any:
+def axes(source: OpenedModel, params: Params) -> Any:
     """Share of the variance along each principal component, widest first."""
     return {"explained": principal(source).explained_variance_ratio.tolist()}
 
 
-def coordinates(source: Source, params: Params) -> bytes:
+def coordinates(source: OpenedModel, params: Params) -> bytes:
     """Places along `count` components, one component after the other, float32 `(count, V)`; NaN where a row is."""
     count = _number(params, "count", COMPONENTS, most=COMPONENTS)
     return _bytes(principal(source).coordinates[:, :count].T)
 
 
-def baked_coordinates(source: Source) -> list[Params]:
+def baked_coordinates(source: OpenedModel) -> list[Params]:
     """Only the widest components."""
     return [{"count": str(BAKED_COMPONENTS)}]
 
 
-def layout(source: Source, params: Params) -> bytes:
+def layout(source: OpenedModel, params: Params) -> bytes:
     """Places where neighbours stay together, float32 `(2, V)`; see `layout.lay_out`. Slow for large tables."""
     return source.once("layout", lambda: _bytes(lay_out(source.rows, principal(source).coordinates[:, :2]).T))
 
 
-def baked_layout(source: Source) -> list[Params]:
+def baked_layout(source: OpenedModel) -> list[Params]:
     """Only tables that are laid out in seconds."""
     return [{}] if source.table.vocab_size <= BAKED_ROWS and source.table.embed_dim > 1 else []
 
 
-def norms(source: Source, params: Params) -> bytes:
+def norms(source: OpenedModel, params: Params) -> bytes:
     """Euclidean length of each row, float32 `(V,)`."""
     return _bytes(lengths(source))
 
 
-def frequencies(source: Source, params: Params) -> bytes:
+def frequencies(source: OpenedModel, params: Params) -> bytes:
     """How often each token occurs in the text of the run, float32 `(V,)`."""
     return source.once("frequencies", lambda: _frequencies(source))
 
 
-def neighbors(source: Source, params: Params) -> Any:
+def neighbors(source: OpenedModel, params: Params) -> Any:
     """The tokens nearest to the mean of `plus` unit rows and negated `minus` unit rows: `[[id, cosine], ...]`.
 
     The meaning is that of `TokenVectors.most_similar`: exact, over all rows, without those asked with and without rows
@@ -89,12 +88,12 @@ def neighbors(source: Source, params: Params) -> Any:
     return [[token, round(score, 5)] for token, score in pairs if score > -torch.inf]
 
 
-def along(source: Source, params: Params) -> bytes:
+def along(source: OpenedModel, params: Params) -> bytes:
     """Cosine of each row with the mean of `plus` and negated `minus` unit rows, float32 `(V,)`."""
     return _bytes(_cosines(source, _ids(source, params, "plus"), _ids(source, params, "minus")))
 
 
-def vectors(source: Source, params: Params) -> bytes:
+def vectors(source: OpenedModel, params: Params) -> bytes:
     """All rows as int8: float32 `(V,)`, what 127 stands for in each row, then int8 `(V, D)`."""
     largest, parts = [], []
     for chunk in _chunks(source):
@@ -104,22 +103,22 @@ def vectors(source: Source, params: Params) -> bytes:
     return _bytes(torch.cat(largest)) + torch.cat(parts).numpy().tobytes()
 
 
-def baked_vectors(source: Source) -> list[Params]:
+def baked_vectors(source: OpenedModel) -> list[Params]:
     """Only small tables."""
     return [{}] if _is_small(source) else []
 
 
-def nearest(source: Source, params: Params) -> bytes:
+def nearest(source: OpenedModel, params: Params) -> bytes:
     """The `NEAREST` nearest of each token: uint32 `(V, NEAREST)`, then float32 cosines of the same shape."""
     return source.once("nearest", lambda: _nearest(source))
 
 
-def baked_nearest(source: Source) -> list[Params]:
+def baked_nearest(source: OpenedModel) -> list[Params]:
     """Only tables that are too large to be baked whole, and small enough to compare all with all."""
     return [{}] if not _is_small(source) and source.table.vocab_size <= BAKED_ROWS else []
 
 
-def left_out(source: Source) -> list[str]:
+def left_out(source: OpenedModel) -> list[str]:
     """What an exported page lacks, in sentences."""
     if _is_small(source):
         return ["Neighbours are computed from vectors rounded to 8 bits: cosines are exact to about 0.01."]
@@ -128,16 +127,16 @@ def left_out(source: Source) -> list[str]:
     return ["Vectors and neighbours are left out: this table is too large for one file."]
 
 
-def _is_small(source: Source) -> bool:
+def _is_small(source: OpenedModel) -> bool:
     return source.table.vocab_size * source.table.embed_dim <= BAKED_NUMBERS
 
 
-def principal(source: Source) -> Pca:
+def principal(source: OpenedModel) -> Pca:
     """The widest directions of the table, and where its rows lie along them."""
     return source.once("pca", lambda: _computed_pca(source))
 
 
-def _computed_pca(source: Source) -> Pca:
+def _computed_pca(source: OpenedModel) -> Pca:
     rows = source.rows
     count = min(COMPONENTS, source.table.embed_dim)
     broken = ~torch.cat([chunk.isfinite().all(1) for chunk in rows.split(NUMBERS_AT_ONCE // rows.shape[1] + 1)])
@@ -149,24 +148,24 @@ def _computed_pca(source: Source) -> Pca:
     return Pca(everywhere, found.components, found.explained_variance_ratio, found.mean)
 
 
-def lengths(source: Source) -> Float[Tensor, " V"]:
+def lengths(source: OpenedModel) -> Float[Tensor, " V"]:
     """Euclidean length of each row; NaN where one holds NaN."""
     return source.once("norms", lambda: torch.cat([chunk.norm(dim=1) for chunk in _chunks(source)]))
 
 
-def _nameless(source: Source) -> Bool[Tensor, " V"]:
-    return source.once("nameless", lambda: torch.tensor([text == "" for text in source.tokens]))
+def _nameless(source: OpenedModel) -> Bool[Tensor, " V"]:
+    return source.once("nameless", lambda: torch.tensor([text == "" for text in source.token_texts]))
 
 
-def _frequencies(source: Source) -> bytes:
+def _frequencies(source: OpenedModel) -> bytes:
     assert source.run is not None
-    counts = counts_of(source.run, source.table.vocab_size)
+    counts = source.counts
     assert counts is not None
     return _bytes(counts)
 
 
 @torch.no_grad()
-def _cosines(source: Source, plus: list[int], minus: list[int]) -> Float[Tensor, " V"]:
+def _cosines(source: OpenedModel, plus: list[int], minus: list[int]) -> Float[Tensor, " V"]:
     query = torch.zeros(source.table.embed_dim)
     for sign, ids in ((1, plus), (-1, minus)):
         for row in ids:
@@ -178,7 +177,7 @@ def _cosines(source: Source, plus: list[int], minus: list[int]) -> Float[Tensor,
 
 
 @torch.no_grad()
-def _nearest(source: Source) -> bytes:
+def _nearest(source: OpenedModel) -> bytes:
     """All with all, a block of queries against a chunk of rows at a time."""
     count = min(NEAREST, source.table.vocab_size - 1)
     norms, nameless = lengths(source).clamp_min(torch.finfo(torch.float32).tiny), _nameless(source)
@@ -197,13 +196,13 @@ def _nearest(source: Source) -> bytes:
 
 
 @torch.no_grad()
-def _chunks(source: Source) -> Iterator[Float[Tensor, "rows D"]]:
+def _chunks(source: OpenedModel) -> Iterator[Float[Tensor, "rows D"]]:
     step = max(1, NUMBERS_AT_ONCE // source.table.embed_dim)
     for chunk in source.rows.split(step):
         yield chunk.float()
 
 
-def _ids(source: Source, params: Params, name: str) -> list[int]:
+def _ids(source: OpenedModel, params: Params, name: str) -> list[int]:
     parts = [part for part in params.get(name, "").split(",") if part]
     if len(parts) > 100 or not all(part.isdecimal() for part in parts):
         raise SizeError(f"{name} is a list of at most 100 token IDs, 17,4; found {params.get(name)!r}.")

@@ -4,12 +4,12 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from embedlayer.explorer.source import Source
+from embedlayer.sources import OpenedModel
 
 LINES = 2000
 
 
-def metrics(source: Source, params: Mapping[str, str]) -> Any:
+def metrics(source: OpenedModel, params: Mapping[str, str]) -> Any:
     """Steps, losses and rows touched, at most `LINES` of them, evenly chosen, the last among them; with the options.
 
     `uniform_loss` is `ln V`, in nats per token: what guessing evenly costs.
