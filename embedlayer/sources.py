@@ -466,7 +466,7 @@ def _open_checkpoint(path: Path, device: str) -> OpenedModel:
         model = load_llama(path, device=device)
     except (CheckpointError, FileError) as error:
         opened = _open_layer(path, device)
-        opened.no_decoder = f"{path} has no transformer blocks that embedlayer reads: {error}"
+        opened.no_decoder = str(error)
     else:
         config = _folder(path) / CONFIG
         family = read_json(config).get("model_type") if config.exists() else None
@@ -494,7 +494,7 @@ def _open_layer(source: Path | str, device: str) -> OpenedModel:
         kind="checkpoint" if layer.family == "unknown" else f"checkpoint of family {layer.family}",
         model=layer,
         tokenizer=layer.tokenizer,
-        no_decoder="" if is_here else f"Of {source} on the hub only the embedding layer is read: download the model.",
+        no_decoder="" if is_here else f"Only the embedding layer of {source} is read from the hub: download the model.",
     )
 
 

@@ -1,4 +1,4 @@
-"""Options that several commands share, and parameter types for paths: each path is checked before anything is loaded."""
+"""Options that several commands share, and types of path parameters, which check a path before anything is loaded."""
 
 from contextlib import suppress
 from pathlib import Path
@@ -87,7 +87,7 @@ SOURCE = InputPath(
     hub=True,
 )
 RUN = InputPath("the folder of a run, which embedlayer train wrote", PathKind.RUN)
-FOLDER = InputPath("a folder: a run, a saved layer, or a checkpoint in Hugging Face's layout", *_FOLDERS)
+FOLDER = InputPath("a folder on this machine: a run, a saved layer, or a checkpoint", *_FOLDERS)
 EDITED = InputPath("a folder that embedlayer vocab wrote", *_FOLDERS)
 TOKENIZER = InputPath(
     "a tokenizer: a file such as tokenizer.json, or a folder that contains one",
