@@ -313,8 +313,8 @@ def _train_new_rows(
         measured = []
         warnings.filterwarnings("ignore", "The first loss", EmbedLayerWarning)  # a trained model is far from ln V
         with stopping_gently(trainer), display(trainer, quiet=quiet) as show:
-            for line in trainer.run(on_step=show.step):
-                show.line(line)
+            for line in trainer.run(on_step=show):
+                show(line["step"], line)
                 measured += [line["validation_bits_per_byte"] * math.log(2)] if "validation_loss" in line else []
         losses |= {"loss_before_training": measured[0], "loss_after_training": measured[-1]}
     merge_rows(model)

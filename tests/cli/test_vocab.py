@@ -50,8 +50,7 @@ def test_new_terms_are_trained_alone_and_all_else_stays_to_the_bit(trained, doma
     assert result["loss_after_training"] < result["loss_before_training"]
     assert result["loss_after_training"] < result["loss_with_old_tokens"]
 
-    opened = el.open_model(trained), el.open_model(tmp_path / "new")
-    one, other = opened.model, opened.tokenizer
+    one, other = el.open_model(trained), el.open_model(tmp_path / "new")
     before, old, after, new = one.model, one.tokenizer, other.model, other.tokenizer
     text = carried_text()[:300]
     assert new.encode(text).ids == old.encode(text).ids
