@@ -16,7 +16,9 @@ from embedlayer.cli.options import SOURCE, tokenizer_option
 def explore(
     sources: tuple[Path, ...], tokenizer_from: Path | None, port: int, no_browser: bool, export_to: Path | None
 ) -> None:
-    """Look at tables in the browser: map, pipeline, positions, comparison, health, training.
+    """Look at tables in the browser.
+
+    The views are map, pipeline, positions, comparison, health and training.
 
     SOURCE is a run, a saved layer, a checkpoint (a folder, a file, or owner/name on the hub), or a file of vectors.
     Nothing leaves this machine.

@@ -26,7 +26,9 @@ FORMATS = ("word2vec", "word2vec-binary", "glove", "fasttext", "npy", "projector
 def export(
     source: Path, output: Path, format: str | None, tokenizer_from: Path | None, neighbors: int, as_json: bool
 ) -> None:
-    """Write the table of SOURCE, with its tokens, to a file that other tools read.
+    """Write a table for other tools.
+
+    The file contains the rows of the table of SOURCE, with their tokens.
 
     SOURCE is a run, a saved layer, a checkpoint (a folder, a file, or owner/name on the hub), or a file of vectors.
     Spaces in tokens become "▁" in formats that end a token at a space. Rows without a token are left out. A parquet

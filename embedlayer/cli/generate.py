@@ -42,9 +42,9 @@ def generate(
     device: str,
     as_json: bool,
 ) -> None:
-    """Continue TEXT with the decoder in SOURCE: a run, a saved decoder, or a LLaMA-type checkpoint.
+    """Continue TEXT with a decoder.
 
-    The text goes to standard output. A last sentence on standard error says how it was sampled.
+    SOURCE is a run, a saved decoder, or a LLaMA-type checkpoint (a folder or a file). The text goes to standard output. A last sentence on standard error says how it was sampled.
     """
     import torch
 

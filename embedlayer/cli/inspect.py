@@ -54,7 +54,9 @@ def inspect(
     no_align: bool,
     as_json: bool,
 ) -> None:
-    """Measure a table: its geometry, its broken rows, its under-trained tokens.
+    """Measure a table and list its bad rows.
+
+    The report covers geometry, broken rows and under-trained tokens.
 
     SOURCE is a run, a saved layer, a checkpoint (a folder, a file, or owner/name on the hub), or a file of vectors.
     With OTHER, list the tokens that moved most from SOURCE to OTHER.
@@ -177,8 +179,8 @@ def _geometry_lines(geometry: "TableGeometry | None", found: "Health") -> Iterat
     yield "norms", f"{low:.3g}  {middle:.3g}  {high:.3g}", "10th, 50th and 90th percentile"
     yield "spectrum", _bars(shares.tolist()), f"variance by principal component; the first has {float(shares[0]):.1%}"
     yield "", f"{half:,}, {most:,} of {width:,}", "components with 50 % and 90 % of the variance"
-    yield "effective rank", f"{geometry.effective_rank:.1f} of {width:,}", "exponential of the spectrum's entropy"
-    yield "mean cosine", f"{geometry.mean_cosine:.3f}", "of two rows; 0: directions are spread evenly"
+    yield "effective rank", f"{geometry.effective_rank:.1f} of {width:,}", "exp of the entropy of the singular values"
+    yield "mean cosine", f"{geometry.mean_cosine:.3f}", "of two different rows; 0: no common direction"
     yield "mean row", f"{geometry.mean_norm:.3f}", "norm of the mean row over the mean norm"
     yield "isotropy", f"{geometry.isotropy:.3g}", "1: no direction is preferred"
 

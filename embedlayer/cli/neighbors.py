@@ -15,7 +15,9 @@ from embedlayer.cli.options import SOURCE, json_option, tokenizer_option
 @tokenizer_option
 @json_option
 def neighbors(source: Path, token: str, topn: int, tokenizer_from: Path | None, as_json: bool) -> None:
-    """List the nearest neighbours of TOKEN by cosine similarity of table rows.
+    """List the nearest neighbours of TOKEN.
+
+    Neighbours are ranked by cosine similarity of their rows in the table.
 
     SOURCE is a run, a saved layer, a checkpoint (a folder, a file, or owner/name on the hub), or a file of vectors.
     TOKEN is text that is one token, with its leading space if it has one: " first".

@@ -14,7 +14,10 @@ if TYPE_CHECKING:
 @click.command()
 @click.argument("directory", type=RUN)
 def report(directory: Path) -> None:
-    """Write the report of a finished run again: one HTML file that opens without a server."""
+    """Write the report of a run again.
+
+    DIRECTORY is the folder of a finished run. The report is one HTML file that opens without a server.
+    """
     from embedlayer.training.run_directory import RunDirectory
 
     run = RunDirectory(directory)

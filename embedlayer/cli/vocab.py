@@ -26,9 +26,9 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 @click.group()
 def vocab() -> None:
-    """Add, remove, trim or replace the tokens of a run, a saved layer or a checkpoint.
+    """Edit the vocabulary of a model.
 
-    Tables, heads, tokenizer, configuration and training state are edited together. The result is a new folder, which
+    The model is the folder of a run, a saved layer or a checkpoint. Tables, heads, tokenizer, configuration and training state are edited together. The result is a new folder, which
     appears complete or not at all. The receipt in it undoes the edit and remaps stored token IDs.
     """
 
@@ -60,9 +60,9 @@ _seed = click.option("--seed", default=0, show_default=True, help="Seed of rando
 @click.option("--as-is", is_flag=True, help="Add terms unchanged, without the space before a word in running text.")
 @_init
 @click.option("--train-on", multiple=True, type=TEXTS, help="Text to train the new rows on.")
-@click.option("--seconds", default=30.0, show_default=True, help="How long to train them.")
-@click.option("--steps", type=int, help="Updates, instead of a time.")
-@click.option("--learning-rate", default=3e-3, show_default=True, help="Peak of the schedule.")
+@click.option("--seconds", default=30.0, show_default=True, help="Seconds to train them.")
+@click.option("--steps", type=int, help="Number of steps instead of a time.")
+@click.option("--learning-rate", default=3e-3, show_default=True, help="Peak learning rate.")
 @_seed
 def add(
     directory: Path,
