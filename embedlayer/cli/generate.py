@@ -44,7 +44,8 @@ def generate(
 ) -> None:
     """Continue TEXT with a decoder.
 
-    SOURCE is a run, a saved decoder, or a LLaMA-type checkpoint (a folder or a file). The text goes to standard output. A last sentence on standard error says how it was sampled.
+    SOURCE is a run, a saved decoder, or a LLaMA-type checkpoint (a folder or a file). The text goes to standard output.
+    A last sentence on standard error says how it was sampled.
     """
     import torch
 

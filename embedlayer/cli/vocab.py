@@ -28,8 +28,9 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 def vocab() -> None:
     """Edit the vocabulary of a model.
 
-    The model is the folder of a run, a saved layer or a checkpoint. Tables, heads, tokenizer, configuration and training state are edited together. The result is a new folder, which
-    appears complete or not at all. The receipt in it undoes the edit and remaps stored token IDs.
+    The model is the folder of a run, a saved layer or a checkpoint. Tables, heads, tokenizer, configuration and
+    training state are edited together. The result is a new folder, which appears complete or not at all. The receipt in
+    it undoes the edit and remaps stored token IDs.
     """
 
 

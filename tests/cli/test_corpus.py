@@ -40,7 +40,7 @@ def test_a_corpus_is_built_and_told_to_people_and_programs(text, tmp_path, capsy
     shown = capsys.readouterr().out
     built = TokenCorpus.open(tmp_path / "corpus")
     assert f"{len(built):,} tokens of" in shown
-    assert "1 document, 3 parts" in shown
+    assert "1 document, 3 shards" in shown
     assert run(*arguments, "--shards", 3, "--json") == 0
     assert json.loads(capsys.readouterr().out) == {
         "directory": str(tmp_path / "corpus"),
