@@ -37,7 +37,7 @@ class InputPath(click.ParamType):  # type: ignore[type-arg]  # generic since cli
         if self.standard_input and str(value) == "-":
             return path
         found = path_kind(path)
-        if found is PathKind.MISSING and self.hub:
+        if found is PathKind.MISSING and self.hub and str(value).count("/") == 1:  # the whole rule imports torch
             from embedlayer.checkpoints.reader import is_hub_name
 
             if is_hub_name(str(value)):

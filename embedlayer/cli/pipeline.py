@@ -5,14 +5,15 @@ import math
 import statistics
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from embedlayer.cli.options import TOKENIZER
 from embedlayer.errors import FileError, SizeError, TextError, TokenizerError
 
 if TYPE_CHECKING:
@@ -23,49 +24,44 @@ if TYPE_CHECKING:
     from embedlayer.training.loop import Trainer, TrainingOptions
     from embedlayer.training.run_directory import RunDirectory
 
+Command = TypeVar("Command", bound=Callable[..., Any])
+
 TOKENIZER_BYTES = 200_000_000
 NEIGHBORS = 6
 PROBES, SHORTEST_PROBE = 8, 4
 
 
+TOKENIZER_KINDS = click.Choice(["bpe", "wordpiece", "unigram", "word", "byte"])
+POSITIONS = click.Choice(["rotary", "learned", "sinusoidal", "scaled-sinusoidal", "alibi", "relative", "none"])
+
+
+def _option(default: Any, help: str, **settings: Any) -> Any:
+    """Return a dataclass field that is an option of `train`; `settings` are those of `click.option`."""
+    return field(default=default, metadata={"help": help, **settings})
+
+
 @dataclass(frozen=True)
 class LayerOptions:
-    """Options of the tokenizer and the decoder that `train` builds.
-
-    Attributes:
-        tokenizer: Kind of tokenizer to train, unless `tokenizer_from` or a built corpus brings one.
-        tokenizer_from: File or folder of a tokenizer to use, or `None`.
-        vocab_size: Number of tokens of a trained tokenizer.
-        dim: Width of a row, D.
-        layers: Number of transformer blocks.
-        heads: Number of query heads.
-        kv_heads: Number of key/value heads, or `None` for as many as query heads.
-        rank: Rank of a factorised table, or `None` for a dense one.
-        position: Name of the position scheme.
-        tied: Whether the LM head reads the table.
-        row_sparse: Whether the table's gradient has only the rows of a batch.
-        dropout: Dropout probability.
-        init_std: Standard deviation of the initial rows.
-        pad_to_multiple_of: Pad the rows to this multiple, or `None`.
+    """Options of the tokenizer and the decoder that `train` builds; each field's help text says what it means.
 
     Raises:
         SizeError: `row_sparse` is combined with a tied head or a factorised table.
     """
 
-    tokenizer: str = "bpe"
-    tokenizer_from: Path | None = None
-    vocab_size: int = 4096
-    dim: int = 192
-    layers: int = 4
-    heads: int = 6
-    kv_heads: int | None = None
-    rank: int | None = None
-    position: str = "rotary"
-    tied: bool = True
-    row_sparse: bool = False
-    dropout: float = 0.0
-    init_std: float = 0.02
-    pad_to_multiple_of: int | None = None
+    tokenizer: str = _option("bpe", "Kind of tokenizer to train on the text.", type=TOKENIZER_KINDS)
+    tokenizer_from: Path | None = _option(None, "Use this tokenizer instead.", type=TOKENIZER)  # noqa: RUF009
+    vocab_size: int = _option(4096, "Number of tokens of a trained tokenizer.")
+    dim: int = _option(192, "Width of a table row, D.")
+    layers: int = _option(4, "Number of transformer blocks.")
+    heads: int = _option(6, "Number of query heads.")
+    kv_heads: int | None = _option(None, "Number of key/value heads.  [default: as many as query heads]", type=int)
+    rank: int | None = _option(None, "Rank of a factorised table.  [default: a dense table]", type=int)
+    position: str = _option("rotary", "Position scheme.", type=POSITIONS)
+    tied: bool = _option(True, "Whether the LM head shares the table's weight.")
+    row_sparse: bool = _option(False, "Update only the rows of a batch, exactly; needs --untied.", is_flag=True)
+    dropout: float = _option(0.0, "Dropout probability.")
+    init_std: float = _option(0.02, "Standard deviation of the initial rows.")
+    pad_to_multiple_of: int | None = _option(None, "Pad the rows to this multiple.", type=int)
 
     def __post_init__(self) -> None:
         if self.row_sparse and (self.tied or self.rank is not None):
@@ -73,6 +69,16 @@ class LayerOptions:
                 "--row-sparse updates only the rows that a batch uses. A tied head gives every row a gradient, and so "
                 "does a factorised table: use it with --untied and without --rank."
             )
+
+
+def layer_options(command: Command) -> Command:
+    """Add an option for each field of `LayerOptions` to a command."""
+    for each in reversed(fields(LayerOptions)):
+        name, settings = each.name.replace("_", "-"), dict(each.metadata)
+        names = f"--{name}/--un{name}" if each.default is True else f"--{name}"
+        shown = each.default is not None and "is_flag" not in settings
+        command = click.option(names, default=each.default, show_default=shown, **settings)(command)
+    return command
 
 
 def start_run(

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from embedlayer.cli.options import TEXTS_OR_CORPUS, TOKENIZER, json_option
+from embedlayer.cli.options import TEXTS_OR_CORPUS, json_option
+from embedlayer.cli.pipeline import LayerOptions, layer_options
 from embedlayer.errors import FileError, SizeError
 
 if TYPE_CHECKING:
@@ -19,36 +20,7 @@ if TYPE_CHECKING:
 @click.option("-o", "--output", required=True, type=click.Path(path_type=Path), help="Folder of the run.")
 @click.option("--resume", is_flag=True, help="Continue the run in the folder from its last checkpoint.")
 @click.option("--overwrite", is_flag=True, help="Replace the run in the folder.")
-@click.option(
-    "--tokenizer",
-    type=click.Choice(["bpe", "wordpiece", "unigram", "word", "byte"]),
-    default="bpe",
-    show_default=True,
-    help="Kind of tokenizer to train on the text.",
-)
-@click.option("--tokenizer-from", type=TOKENIZER, help="Use this tokenizer (file or folder) instead.")
-@click.option("--vocab-size", default=4096, show_default=True, help="Number of tokens of a trained tokenizer.")
-@click.option("--dim", default=192, show_default=True, help="Width of a table row, D.")
-@click.option("--layers", default=4, show_default=True, help="Number of transformer blocks.")
-@click.option("--heads", default=6, show_default=True, help="Number of query heads.")
-@click.option("--kv-heads", type=int, help="Number of key/value heads.  [default: as many as query heads]")
-@click.option("--rank", type=int, help="Rank of a factorised table.  [default: a dense table]")
-@click.option(
-    "--position",
-    type=click.Choice(["rotary", "learned", "sinusoidal", "scaled-sinusoidal", "alibi", "relative", "none"]),
-    default="rotary",
-    show_default=True,
-    help="Position scheme.",
-)
-@click.option("--tied/--untied", default=True, show_default=True, help="Whether the LM head shares the table's weight.")
-@click.option(
-    "--row-sparse",
-    is_flag=True,
-    help="Update only the rows of a batch; same result as dense updates. Needs --untied.",
-)
-@click.option("--dropout", default=0.0, show_default=True, help="Dropout probability.")
-@click.option("--init-std", default=0.02, show_default=True, help="Standard deviation of the initial rows.")
-@click.option("--pad-to-multiple-of", type=int, help="Pad the rows to this multiple.")
+@layer_options
 @click.option("--length", default=128, show_default=True, help="Tokens per window.")
 @click.option("--batch-size", default=8, show_default=True, help="Windows per forward pass.")
 @click.option("--accumulate", default=1, show_default=True, help="Forward passes per update.")
@@ -103,7 +75,7 @@ def train(files: tuple[Path, ...], **options: Any) -> int:
 def _train(
     directory: "RunDirectory", files: tuple[Path, ...], options: dict[str, Any], device: str, ranks: "Ranks"
 ) -> int:
-    from embedlayer.cli.pipeline import LayerOptions, show_summary, start_run, train_to_the_end
+    from embedlayer.cli.pipeline import show_summary, start_run, train_to_the_end
     from embedlayer.cli.report import make_report
     from embedlayer.training.loop import TrainingOptions
 
