@@ -15,8 +15,8 @@ from torch import Tensor
 import embedlayer as el
 from embedlayer.analysis.evaluate import ranks
 from embedlayer.analysis.token_kinds import token_kinds
-from embedlayer.checkpoints.tables import open_table
 from embedlayer.files import load_tensors
+from embedlayer.sources import open_model
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples"))
 from tables import write_between_markers
@@ -60,7 +60,7 @@ def main() -> None:
     pieces = [layer.tokenizer.id_to_token(row) for row in range(len(minilm))]
     unused = torch.tensor([piece.startswith("[unused") for piece in pieces])
     unreachable = torch.tensor([kind == "unreachable" for kind in token_kinds(layer.tokenizer, len(minilm))])
-    run = open_table(arguments.run)
+    run = open_model(arguments.run)
     rows = run.table.rows(0, run.table.vocab_size).detach()
     lines = [
         "| table | size | dead rows | AUC of the score | AUC of low norm | flagged | of them dead |",

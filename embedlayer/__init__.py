@@ -97,6 +97,8 @@ if TYPE_CHECKING:
     from embedlayer.scratch import ScratchEmbeddingWithGrad as ScratchEmbeddingWithGrad
     from embedlayer.scratch import ScratchPositionEmbedding as ScratchPositionEmbedding
     from embedlayer.scratch import demonstrate_embeddings as demonstrate_embeddings
+    from embedlayer.sources import OpenedModel as OpenedModel
+    from embedlayer.sources import open_model as open_model
     from embedlayer.tables.delta import DeltaEmbedding as DeltaEmbedding
     from embedlayer.tables.dense import TokenEmbedding as TokenEmbedding
     from embedlayer.tables.factorized import FactorizedEmbedding as FactorizedEmbedding
@@ -115,7 +117,6 @@ if TYPE_CHECKING:
     from embedlayer.training.loop import Trainer as Trainer
     from embedlayer.training.loop import TrainingOptions as TrainingOptions
     from embedlayer.training.run_directory import RunDirectory as RunDirectory
-    from embedlayer.training.run_directory import load_run as load_run
     from embedlayer.vocab.edit import add_tokens as add_tokens
     from embedlayer.vocab.edit import edit_vocabulary as edit_vocabulary
     from embedlayer.vocab.edit import remove_tokens as remove_tokens
@@ -220,7 +221,8 @@ _HOMES = {
     "embedlayer.text.tokenizer": ("load_tokenizer", "train_tokenizer"),
     "embedlayer.text.windows": ("TokenWindows", "WindowSampler", "create_dataloader", "create_dataloader_v1"),
     "embedlayer.training.loop": ("Trainer", "TrainingOptions"),
-    "embedlayer.training.run_directory": ("RunDirectory", "load_run"),
+    "embedlayer.sources": ("OpenedModel", "open_model"),
+    "embedlayer.training.run_directory": ("RunDirectory",),
     "embedlayer.vocab.edit": ("add_tokens", "edit_vocabulary", "remove_tokens", "transplant", "trim_vocabulary"),
     "embedlayer.vocab.new_rows": ("merge_rows", "train_only_rows"),
     "embedlayer.vocab.receipt": ("Receipt",),

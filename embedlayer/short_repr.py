@@ -12,9 +12,10 @@ def short_repr(record: Any) -> str:
     """Return one line about a dataclass or named tuple; assign it to `__repr__` in the class.
 
     Example:
-        >>> from embedlayer.training.run_directory import Run
-        >>> Run(model, tokenizer)
-        Run(model=<DecoderLM, 8,256 parameters>, tokenizer=<BPE tokenizer, 257 tokens>)
+        >>> from typing import NamedTuple
+        >>> Pair = NamedTuple("Pair", [("model", torch.nn.Module), ("size", int)])
+        >>> short_repr(Pair(torch.nn.Linear(3, 2), 5))
+        'Pair(model=<Linear, 8 parameters>, size=5)'
     """
     if dataclasses.is_dataclass(record):
         names = [field.name for field in dataclasses.fields(record) if field.repr]

@@ -6,8 +6,9 @@ from pathlib import Path
 
 from tables import markdown_table, write_between_markers
 
-from embedlayer.cli.compress import open_source, read_text
+from embedlayer.cli.compress import TokenUse, measure_use
 from embedlayer.compress.report import CHOICES, CompressionResult, compare_compression
+from embedlayer.sources import open_model
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "compression.md"
 
@@ -43,12 +44,10 @@ def main() -> None:
     parser.add_argument("--choices", nargs="+", default=[*CHOICES, "rank=192", "rank=96"])
     parser.add_argument("--write", metavar="NAME", help="of the table on the page")
     options = parser.parse_args()
-    source = open_source(options.source or minilm(), options.tokenizer)
-    loss = None if options.text is None else read_text(source, options.text)
-    rows = compare_compression(
-        source.model.table, options.choices, counts=None if options.text is None else source.counts, loss=loss
-    )
-    text = markdown_table([cells(row, with_loss=loss is not None) for row in rows])
+    opened = open_model(options.source or minilm(), options.tokenizer)
+    use = TokenUse() if options.text is None else measure_use(opened, options.text)
+    rows = compare_compression(opened.table, options.choices, counts=use.counts, loss=use.loss)
+    text = markdown_table([cells(row, with_loss=use.loss is not None) for row in rows])
     print(text)
     if options.write:
         write_between_markers(PAGE, options.write, text)

@@ -42,7 +42,8 @@ def starts(tokens: list[NewToken]) -> dict[str, el.StartingRows]:
 def trained(run: Path | None, steps: int, vocab_size: int) -> tuple[el.DecoderLM, Tokenizer, str]:
     """A model, its tokenizer, and text that it was not trained on."""
     if run is not None:
-        model, tokenizer = el.load_run(run)
+        opened = el.open_model(run)
+        model, tokenizer = opened.model, opened.tokenizer
         fraction = el.RunDirectory(run).read()["validation_fraction"]
         held_out = el.TokenCorpus.open(run / "corpus").split(fraction)[1]
     else:

@@ -27,13 +27,13 @@ import torch
 
 import embedlayer as el
 from embedlayer.analysis.health import table_health
-from embedlayer.checkpoints.tables import open_table
 from embedlayer.cli.main import cli
 from embedlayer.errors import EmbedLayerError
-from embedlayer.explorer.source import open_source
+from embedlayer.explorer.source_facts import page_facts
 from embedlayer.explorer.training import metrics
 from embedlayer.files import read_json
 from embedlayer.pretrained import Pretrained
+from embedlayer.sources import open_model
 from embedlayer.text.shards import build_in_shards
 from embedlayer.vocab.folders import last_receipt
 
@@ -177,7 +177,7 @@ def read_run(path: Path) -> None:
     run.read_metrics()
     run.beginning()
     run.open()
-    use(el.load_run(path).model)
+    use(el.open_model(path).model)
 
 
 def resume_run(path: Path) -> None:
@@ -187,8 +187,8 @@ def resume_run(path: Path) -> None:
 
 
 def read_page(path: Path) -> None:
-    source = open_source(path)
-    json.dumps([source.manifest(), metrics(source, {}) if source.run is not None else None])
+    source = open_model(path)
+    json.dumps([page_facts(source), metrics(source, {}) if source.run is not None else None])
 
 
 def read_receipt(path: Path) -> None:
@@ -251,13 +251,13 @@ def read_adapter(path: Path) -> None:
 
 
 def read_table(path: Path) -> None:
-    opened = open_table(path)
+    opened = open_model(path)
     table_health(opened.table, opened.vocabulary)
 
 
 READERS: dict[str, dict[str, Callable[[Path], None]]] = {
     **{
-        f"layer/{name}": {"from_pretrained": read_layer, "open_table": read_table, "page": read_page}
+        f"layer/{name}": {"from_pretrained": read_layer, "open_model": read_table, "page": read_page}
         for name in LAYERS
         if name != "gpt"  # its table has no class of ours
     },
@@ -266,7 +266,7 @@ READERS: dict[str, dict[str, Callable[[Path], None]]] = {
     "run": {
         "read": read_run,
         "resume": resume_run,
-        "open_table": read_table,
+        "open_model": read_table,
         "page": read_page,
         "embed": out_of("embed", "SOURCE", "the cat"),
         "neighbors": out_of("neighbors", "SOURCE", " the"),

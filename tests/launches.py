@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from embedlayer import RunDirectory, load_run
+from embedlayer import RunDirectory, open_model
 from embedlayer.files import load_tensors
 
 HERE = Path(__file__).parent
@@ -86,5 +86,5 @@ def assert_same_run(folder: Path, expected: Path) -> None:
     for its, line in zip(*lines, strict=True):
         assert line["step"] == its["step"]
         assert line["loss"] == pytest.approx(its["loss"], abs=1e-5)
-    load_run(folder)
+    open_model(folder)
     assert (folder / "report.html").exists()

@@ -12,9 +12,8 @@ import torch
 
 import embedlayer
 from embedlayer import DecoderLM, RotaryEmbedding, TokenEmbedding, add_tokens, table_health, train_tokenizer
-from embedlayer.checkpoints.tables import open_table
 from embedlayer.short_repr import short_repr
-from embedlayer.training.run_directory import Run
+from embedlayer.sources import OpenedModel, open_model
 
 
 def records() -> Iterator[type]:
@@ -34,7 +33,7 @@ def test_every_record_with_a_tokenizer_prints_short() -> None:
     with_tokenizer = [
         record for record in records() if any(holder.fullmatch(str(kind)) for kind in record.__annotations__.values())
     ]
-    assert Run in with_tokenizer
+    assert OpenedModel in with_tokenizer
     for record in with_tokenizer:
         calls = inspect.unwrap(record.__repr__).__code__.co_names
         assert record.__repr__ is short_repr or "short_repr" in calls, record
@@ -45,16 +44,16 @@ def test_a_run_and_what_is_found_of_it_print_as_one_short_line(tmp_path) -> None
     table = TokenEmbedding(tokenizer.get_vocab_size(), 16, scale="sqrt_dim")
     model = DecoderLM(table, RotaryEmbedding(8), num_layers=1, num_heads=2)
     model.save_pretrained(tmp_path / "run", tokenizer=tokenizer)
-    run, opened = embedlayer.load_run(tmp_path / "run"), open_table(tmp_path / "run")
+    opened = open_model(tmp_path / "run")
     receipt = add_tokens(tmp_path / "run", [f" word{i}" for i in range(40)], out=tmp_path / "more")
-    for record in (run, opened, receipt, table_health(table, tokenizer)):
+    for record in (opened, receipt, table_health(table, tokenizer)):
         assert len(repr(record)) < 1200, repr(record)
         assert "\n" not in repr(record)
     parameters = sum(parameter.numel() for parameter in model.parameters())
-    assert repr(run) == (
-        f"Run(model=<DecoderLM, {parameters:,} parameters>, "
-        f"tokenizer=<BPE tokenizer, {tokenizer.get_vocab_size():,} tokens>)"
-    )
+    assert (
+        f"model=<DecoderLM, {parameters:,} parameters>, "
+        f"tokenizer=<BPE tokenizer, {tokenizer.get_vocab_size():,} tokens>, "
+    ) in repr(opened)
 
 
 @pytest.mark.parametrize(

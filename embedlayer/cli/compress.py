@@ -1,55 +1,48 @@
-"""`embedlayer compress`: a table as a smaller one, and what that costs."""
+"""`embedlayer compress`: replace a table by a smaller one, and measure what that costs."""
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
-from embedlayer.cli.paths import TABLE, TEXT, TOKENIZER
-from embedlayer.short_repr import short_repr
+from embedlayer.cli.options import SOURCE, TEXT, NewFolder, json_option, tokenizer_option
+from embedlayer.cli.printing import make_console, print_line, print_table
 
 if TYPE_CHECKING:
-    from tokenizers import Tokenizer
     from torch import Tensor
 
-    from embedlayer.checkpoints.embedding_layer import EmbeddingLayer
     from embedlayer.compress.report import CompressionResult, Loss
-    from embedlayer.models.decoder import DecoderLM
+    from embedlayer.sources import OpenedModel
 
 WINDOW = 256
+"""Longest window in tokens on which the loss is measured."""
 
 
-@dataclass
-class Source:
-    """What is compressed."""
+class TokenUse(NamedTuple):
+    """How a text uses the tokens of a table.
 
-    __repr__ = short_repr
+    Attributes:
+        counts: Occurrences of each token, `(V,)`, or `None` if unknown.
+        kept: Number of tokens that `embedlayer vocab trim` would keep, or `None` if unknown.
+        loss: The loss on the text as a function of the table, or `None` without a decoder or text.
+    """
 
-    model: "DecoderLM | EmbeddingLayer"
-    tokenizer: "Tokenizer | None"
-    specials: dict[str, Any] | None = None
-    """Of a checkpoint of others: the IDs that start and end its texts."""
-    adds_specials: bool = False
-    window: int = WINDOW
     counts: "Tensor | None" = None
-    """How often each token occurs."""
     kept: int | None = None
-    """How many tokens `embedlayer vocab trim` would keep."""
+    loss: "Loss | None" = None
 
 
 @click.command()
-@click.argument("source", type=TABLE)
+@click.argument("source", type=SOURCE)
 @click.option("--to", help="int8, int4, int4-g32 (groups of 32 columns), or rank=128.")
-@click.option(
-    "-o", "--output", type=click.Path(path_type=Path), help="Folder for the result; it must not be there yet."
-)
-@click.option("--compare", is_flag=True, help="Show all choices side by side, and --to among them.")
+@click.option("-o", "--output", type=NewFolder(), help="New folder for the result.")
+@click.option("--compare", is_flag=True, help="Show all choices side by side, with --to among them.")
 @click.option("--text", type=TEXT, help="Text to measure the loss on, and to count tokens in.")
-@click.option("--tokenizer", "tokenizer_from", type=TOKENIZER, help="Use this tokenizer instead.")
-@click.option("--json", "as_json", is_flag=True, help="Print the result as one line of JSON, and nothing else.")
+@tokenizer_option
+@json_option
 def compress(
     source: Path,
     to: str | None,
@@ -59,18 +52,19 @@ def compress(
     tokenizer_from: Path | None,
     as_json: bool,
 ) -> None:
-    """Make the table of SOURCE smaller: a trained run, a checkpoint, or a file of vectors.
+    """Make the table of SOURCE smaller.
 
-    A run stays a run: embed, neighbors, generate and export read the result. Of other checkpoints the embedding layer
-    is kept, for embedlayer.load; LLaMA-type ones become a run. A table of low rank is nearest to the tokens that occur
-    often: in --text, else in the run's own corpus.
+    SOURCE is a run, a saved layer, a checkpoint (a folder, a file, or owner/name on the hub), or a file of vectors. The
+    result is the same model with the smaller table: embed, neighbors, generate and export read it. Of a checkpoint that
+    is not of LLaMA type only the embedding layer is kept. A low-rank table approximates the tokens best that occur
+    often in --text, else in the training text of a run.
 
     \b
     embedlayer compress run --compare --text book.txt
     embedlayer compress run --to int4-g32 -o smaller
     """  # noqa: D301 (click needs the backspace)
     from embedlayer.compress.convert import check_kind
-    from embedlayer.errors import FileError
+    from embedlayer.sources import open_model
 
     if to is None and not compare:
         raise click.UsageError("Give --to with -o to compress, or --compare to see the choices.")
@@ -78,14 +72,12 @@ def compress(
         raise click.UsageError("--to and -o belong together: what to make, and where.")
     if to is not None:
         check_kind(to)
-    if output is not None and output.exists() and (not output.is_dir() or any(output.iterdir())):
-        raise FileError(f"{output} is not empty. Choose a folder that is not there yet.")
-    opened = open_source(source, tokenizer_from)
-    loss = None if text is None else read_text(opened, text)
-    rows = _side_by_side(opened, to, loss) if compare else []
+    opened = open_model(source, tokenizer_from)
+    use = known_use(opened) if text is None else measure_use(opened, text)
+    rows = _side_by_side(opened, to, use) if compare else []
     if to is not None and output is not None:
-        made = _write(opened, to, output, loss)
-        rows = rows or made
+        written = _write(opened, to, output, use)
+        rows = rows or written
     if as_json:
         click.echo(json.dumps({"output": None if output is None else str(output), "rows": [asdict(r) for r in rows]}))
         return
@@ -94,172 +86,101 @@ def compress(
         click.echo(f"\nWritten to {output}: {', '.join(sorted(file.name for file in output.iterdir()))}")
 
 
-def open_source(path: Path, tokenizer_from: Path | None = None) -> Source:
-    """A run, a LLaMA-type checkpoint, another checkpoint's embedding layer, or a table in a file.
-
-    Raises:
-        FileError: There is nothing to read.
-        CheckpointError: It is damaged. A tokenizer that is: `TokenizerError`.
-    """
-    from embedlayer.checkpoints.embedding_layer import load
-    from embedlayer.checkpoints.tables import is_file_of_vectors
-    from embedlayer.errors import CheckpointError, FileError
-    from embedlayer.files import read_json
-    from embedlayer.text.tokenizer import load_tokenizer
-
-    if not path.exists():
-        raise FileError(f"There is no {path}.")
-    if is_file_of_vectors(path):
-        return _open_vectors(path)
-    config = path / "config.json"
-    kind = read_json(config).get("kind") if config.exists() else None
-    if kind in (None, "DecoderLM"):
-        try:
-            return _open_model(path, tokenizer_from)
-        except CheckpointError:
-            if kind is not None:
-                raise
-    layer = load(path)
-    tokenizer = layer.tokenizer if tokenizer_from is None else load_tokenizer(tokenizer_from)
-    return Source(layer, tokenizer, adds_specials=True)
-
-
-def _open_model(path: Path, tokenizer_from: Path | None) -> Source:
-    from embedlayer.cli.generate import is_run, open_model
-
-    opened = open_model(path, tokenizer_from)
-    source = Source(opened.model, opened.tokenizer, adds_specials=opened.adds_specials)
-    if opened.model.position.max_seq_len is not None:
-        source.window = min(source.window, opened.model.position.max_seq_len)
-    if opened.adds_specials:
-        ends = [token for token in opened.stops if token not in opened.starts_with]
-        source.specials = {"bos_token_id": [*opened.starts_with], "eos_token_id": ends}
-    elif is_run(path):
-        _read_run(source, path)
-    return source
-
-
-def _read_run(source: Source, path: Path) -> None:
-    """What a run's folder says beside its model: how long its windows were, and how often its tokens occur."""
-    from embedlayer.checkpoints.tables import counts_of
-    from embedlayer.training.run_directory import RunDirectory
+def known_use(opened: "OpenedModel") -> TokenUse:
+    """Return how the training text of a run uses its tokens; nothing is known of other sources."""
     from embedlayer.vocab.used_tokens import with_needed
 
-    run = RunDirectory(path)
-    if run.holds_a_run:
-        source.window = min(source.window, run.options().max_length)
-    source.counts = counts_of(run, source.model.table.vocab_size)
-    if source.counts is not None and source.tokenizer is not None:
-        source.kept = len(with_needed(source.tokenizer, source.counts.nonzero()[:, 0].tolist()))
+    if opened.counts is None or opened.tokenizer is None:
+        return TokenUse(opened.counts)
+    return TokenUse(opened.counts, len(with_needed(opened.tokenizer, opened.counts.nonzero()[:, 0].tolist())))
 
 
-def _open_vectors(path: Path) -> Source:
-    """A table in a file as an embedding layer; its tokens are words between spaces."""
-    from tokenizers import Tokenizer, models, pre_tokenizers
+def measure_use(opened: "OpenedModel", text: Path) -> TokenUse:
+    """Count the tokens of a text, and prepare the loss on it where there is a decoder to predict it.
 
-    from embedlayer.checkpoints.embedding_layer import EmbeddingLayer
-    from embedlayer.checkpoints.formats import read_vectors
-    from embedlayer.tables.dense import TokenEmbedding
-
-    tokens, rows = read_vectors(path)
-    tokenizer = None
-    if len(set(tokens)) == len(tokens):
-        tokenizer = Tokenizer(models.WordLevel({token: place for place, token in enumerate(tokens)}, unk_token="<unk>"))
-        tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    return Source(EmbeddingLayer(TokenEmbedding.from_pretrained(rows), family="vectors"), tokenizer)
-
-
-def read_text(source: Source, text: Path) -> "Loss | None":
-    """Count the text's tokens; the loss on it, where there is a model to predict it."""
+    Raises:
+        FileError: The text cannot be read.
+        TextError: It has fewer than two tokens.
+        TokenizerError: There is no tokenizer, or it has IDs outside the table.
+    """
     import torch
 
     from embedlayer.compress.report import loss_on_text
-    from embedlayer.errors import TextError, TokenizerError
+    from embedlayer.errors import TextError
     from embedlayer.models.decoder import DecoderLM
     from embedlayer.text.corpus import read_pieces
-    from embedlayer.text.tokenizer import require_rows
     from embedlayer.vocab.used_tokens import used_tokens
 
-    if source.tokenizer is None:
-        raise TokenizerError("--text needs a tokenizer, and there is none beside the table: name it with --tokenizer.")
-    require_rows(source.tokenizer, source.model.table.vocab_size, "--text")
-    encoded = source.tokenizer.encode("".join(read_pieces(text)), add_special_tokens=source.adds_specials)
-    ids = torch.tensor(encoded.ids)
-    starts = (source.specials or {}).get("bos_token_id", [])
-    if starts and (not len(ids) or ids[0] != starts[0]):
-        ids = torch.cat([torch.tensor(starts[:1]), ids])
+    found = opened.encode("".join(read_pieces(text)))
+    starts = opened.text_limits[0][:1] if opened.adds_special_tokens else ()
+    ids = torch.tensor(found if tuple(found[:1]) == starts else [*starts, *found])
     if len(ids) < 2:
         raise TextError(f"{text} is {len(ids)} tokens long: too short to measure on.")
-    vocab_size = source.model.table.vocab_size
-    source.counts = torch.bincount(ids, minlength=vocab_size)
-    source.kept = len(used_tokens(source.tokenizer, text))
-    return loss_on_text(source.model, ids, length=source.window) if isinstance(source.model, DecoderLM) else None
+    counts = torch.bincount(ids, minlength=opened.table.vocab_size)
+    kept = len(used_tokens(opened.require_tokenizer(), text))
+    if not isinstance(opened.model, DecoderLM):
+        return TokenUse(counts, kept)
+    limits = [WINDOW, opened.model.position.max_seq_len or WINDOW]
+    if opened.run is not None and opened.run.holds_a_run:
+        limits.append(opened.run.options().max_length)
+    return TokenUse(counts, kept, loss_on_text(opened.model, ids, length=min(limits)))
 
 
-def _side_by_side(source: Source, to: str | None, loss: "Loss | None") -> "list[CompressionResult]":
+def _side_by_side(opened: "OpenedModel", to: str | None, use: TokenUse) -> "list[CompressionResult]":
     from embedlayer.compress.report import CHOICES, compare_compression
 
-    width = source.model.table.embed_dim
+    width = opened.table.embed_dim
     choices = [choice for choice in CHOICES if width > 32 or "-g" not in choice]
     choices += [f"rank={rank}" for rank in (width // 2, width // 4) if rank]
     choices += [to] if to is not None and to not in choices else []
-    return compare_compression(source.model.table, choices, counts=source.counts, kept=source.kept, loss=loss)
+    return compare_compression(opened.table, choices, counts=use.counts, kept=use.kept, loss=use.loss)
 
 
-def _write(source: Source, to: str, output: Path, loss: "Loss | None") -> "list[CompressionResult]":
-    """Write the model around the compressed table; the folder appears complete or not at all."""
-    from embedlayer.cli.generate import GENERATION
+def _write(opened: "OpenedModel", to: str, output: Path, use: TokenUse) -> "list[CompressionResult]":
+    """Write the model with the compressed table; the folder appears complete or not at all."""
+    from embedlayer.checkpoints.embedding_layer import EmbeddingLayer
     from embedlayer.compress.convert import compress_table, replace_table
     from embedlayer.compress.report import compare_compression
     from embedlayer.files import replacing_folder, writable_folder, write_json
+    from embedlayer.models.decoder import DecoderLM
+    from embedlayer.pretrained import Pretrained
+    from embedlayer.sources import GENERATION
 
-    table = source.model.table
-    other = compress_table(table, to, counts=source.counts)
-    rows = compare_compression(table, {to: other}, counts=source.counts, loss=loss)[:2]
+    table = compress_table(opened.table, to, counts=use.counts)
+    rows = compare_compression(opened.table, {to: table}, counts=use.counts, loss=use.loss)[:2]
+    layer: Pretrained = table
+    if opened.model is not None:
+        layer = replace_table(opened.model, table)
+    elif opened.kind == "file of vectors":
+        layer = EmbeddingLayer(table, family="vectors")
     writable_folder(output.parent)
     with replacing_folder(output) as partial:
-        replace_table(source.model, other).save_pretrained(partial, tokenizer=source.tokenizer)
-        if source.specials is not None:
-            write_json(partial / GENERATION, source.specials)
+        layer.save_pretrained(partial, tokenizer=opened.vocabulary)
+        if isinstance(layer, DecoderLM) and opened.adds_special_tokens and opened.vocabulary is not None:
+            starts, ends = opened.text_limits
+            write_json(partial / GENERATION, {"bos_token_id": [*starts], "eos_token_id": [*ends]})
     return rows
 
 
-def _show(source: Source, rows: "Sequence[CompressionResult]") -> None:
-    from rich.console import Console
-    from rich.table import Table
-
+def _show(opened: "OpenedModel", rows: "Sequence[CompressionResult]") -> None:
     from embedlayer.planner import format_bytes
 
-    model = source.model
-    table = Table(
-        title=f"Table of {model.table.vocab_size:,} x {model.table.embed_dim}", title_justify="left", box=None
-    )
-    measured = any(row.loss is not None for row in rows)
-    for heading in (
-        "kind",
-        "bytes",
-        "of it",
-        "row error",
-        "nearest 10 kept",
-        *(["loss", "change"] if measured else []),
-    ):
-        table.add_column(heading, justify="left" if heading == "kind" else "right")
-    for row in rows:
-        cells = [
-            row.to,
-            format_bytes(row.bytes),
-            f"{row.share:.1%}",
-            f"{row.row_error:.2%}",
-            _cell(row.neighbors, ".1%"),
+    console, table = make_console(), opened.table
+    print_line(console, f"Table of {table.vocab_size:,} x {table.embed_dim}")
+    headings = ["kind", "bytes", "of it", "row error", "nearest 10 kept"]
+    headings += ["loss", "change"] if any(row.loss is not None for row in rows) else []
+    lines = [
+        [
+            *(row.to, format_bytes(row.bytes), f"{row.share:.1%}", f"{row.row_error:.2%}"),
+            *(_cell(row.neighbors, ".1%"), _cell(row.loss, ".4f"), _cell(row.loss_change, "+.4f")),
         ]
-        table.add_row(*cells, *([_cell(row.loss, ".4f"), _cell(row.loss_change, "+.4f")] if measured else []))
-    console = Console(soft_wrap=False)
-    console.print(table, markup=False)
+        for row in rows
+    ]
+    print_table(console, headings, lines)
     if any(row.to == "trim" for row in rows):
-        click.echo("trim: without the rows that embedlayer vocab trim drops; the others are untouched.")
-    head = model.head
-    if head is not None and not head.tied:
-        click.echo(f"The head has rows of its own, {format_bytes(head.weight.nbytes)}, which stay as they are.")
+        click.echo("trim: the table without the rows that embedlayer vocab trim drops; the other rows are unchanged.")
+    if opened.head is not None and not opened.head.tied:
+        click.echo(f"The untied head keeps its own {format_bytes(opened.head.weight.nbytes)} unchanged.")
 
 
 def _cell(value: float | None, form: str) -> str:

@@ -1,4 +1,4 @@
-"""`embedlayer corpus`: text to token IDs once, by many processes or hosts, for many runs."""
+"""`embedlayer corpus`: turn text into token IDs once, with many processes or hosts, for many runs."""
 
 import json
 from pathlib import Path
@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from embedlayer.cli.paths import TEXTS, TOKENIZER
+from embedlayer.cli.options import TEXTS, TOKENIZER, json_option
+from embedlayer.cli.printing import count_of
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -17,7 +18,7 @@ VOCAB_SIZE = 4096
 
 @click.group()
 def corpus() -> None:
-    """Texts as one array of token IDs that runs read."""
+    """Turn texts into one array of token IDs."""
 
 
 @corpus.command()
@@ -27,13 +28,13 @@ def corpus() -> None:
     "--tokenizer",
     "tokenizer_from",
     type=TOKENIZER,
-    help="Use this tokenizer (a file or folder).  [default: a BPE tokenizer learned from FILE...]",
+    help="Use this tokenizer (a file or folder).  [default: a BPE tokenizer trained on FILE...]",
 )
-@click.option("--vocab-size", type=int, help=f"Entries of a learned tokenizer.  [default: {VOCAB_SIZE}]")
-@click.option("--shards", default=1, show_default=True, help="Parts of the corpus.")
-@click.option("--workers", type=int, help="Processes at a time.  [default: one for each core]")
-@click.option("--only", type=int, metavar="K", help="Build part K alone, from 0 on; other hosts build the others.")
-@click.option("--json", "as_json", is_flag=True, help="Print the result as one line of JSON, and nothing else.")
+@click.option("--vocab-size", type=int, help=f"Number of tokens of a trained tokenizer.  [default: {VOCAB_SIZE}]")
+@click.option("--shards", default=1, show_default=True, help="Number of shards of the corpus.")
+@click.option("--workers", type=int, help="Number of processes.  [default: one per core]")
+@click.option("--only", type=int, metavar="K", help="Build shard K only, counted from 0; other hosts build the others.")
+@json_option
 def build(
     files: tuple[Path, ...],
     output: Path,
@@ -44,10 +45,10 @@ def build(
     only: int | None,
     as_json: bool,
 ) -> int:
-    """Turn texts into a corpus of token IDs; called again after a stop, it goes on.
+    """Turn texts into a corpus of token IDs; the same command continues after a stop.
 
     FILE... are text files (.gz too) and folders of them. The IDs are the same for any number of shards and workers.
-    The corpus keeps its tokenizer. Train on it with: embedlayer train FOLDER -o RUN
+    The folder also contains the tokenizer. Train on it with: embedlayer train FOLDER -o RUN
     """
     from embedlayer.cli.progress import reading
     from embedlayer.text.corpus import TokenCorpus
@@ -62,14 +63,14 @@ def build(
             else:
                 build_shard(files, tokenizer, output, shards=shards, only=only, on_progress=show)
     except KeyboardInterrupt:
-        click.echo("Stopped. The parts that are done stay; the same command goes on with the others.", err=True)
+        click.echo("Stopped. The finished shards are kept; the same command builds the others.", err=True)
         return 130
     missing = missing_parts(output)
     if missing:
         if as_json:
             click.echo(json.dumps({"directory": str(output), "shards": shards, "missing": missing}))
         else:
-            click.echo(f"Part {only} is in {output}; {len(missing)} of {shards} are still to be built.")
+            click.echo(f"Shard {only} is in {output}; {len(missing)} of {shards} are still to be built.")
         return 0
     built = TokenCorpus.open(output)
     if as_json:
@@ -87,14 +88,10 @@ def build(
     else:
         click.echo(
             f"{len(built):,} tokens of {built.num_bytes / len(built):.2f} bytes, "
-            f"{_count(len(built.documents), 'document')}, {_count(shards, 'part')}, in {output}\n"
+            f"{count_of(len(built.documents), 'document')}, {count_of(shards, 'shard')}, in {output}\n"
             f"Train on them with: embedlayer train {output} -o RUN"
         )
     return 0
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def _tokenizer_of(
@@ -106,7 +103,11 @@ def _tokenizer_of(
     only: int | None,
     quiet: bool,
 ) -> "Tokenizer":
-    """Read the tokenizer that is named, or the one of a corpus that was begun; else learn one from the texts."""
+    """Return the requested tokenizer, or that of an unfinished corpus, or one trained on the texts.
+
+    Raises:
+        SizeError: `vocab_size` is combined with a tokenizer that exists, or `only` requires one that does not.
+    """
     from embedlayer.cli.pipeline import learn_tokenizer
     from embedlayer.errors import SizeError
     from embedlayer.text.corpus import find_texts
@@ -114,13 +115,11 @@ def _tokenizer_of(
 
     begun = output / "tokenizer.json"
     if tokenizer_from is not None and vocab_size is not None:
-        raise SizeError("--vocab-size is of a tokenizer that is learned: leave it out, or leave --tokenizer out.")
+        raise SizeError("--vocab-size sets the size of a trained tokenizer: leave it out, or leave --tokenizer out.")
     if tokenizer_from is not None:
         return load_tokenizer(tokenizer_from)
     if vocab_size is None and begun.exists():
         return load_tokenizer(begun)
     if only is not None:
-        raise SizeError(
-            "--only builds one part of a corpus whose parts need the same tokenizer: name it with --tokenizer."
-        )
+        raise SizeError("--only builds one shard, and all shards need the same tokenizer: name it with --tokenizer.")
     return learn_tokenizer(find_texts(files), "bpe", vocab_size or VOCAB_SIZE, quiet=quiet)

@@ -1,12 +1,14 @@
-"""`embedlayer demo`: the main job on text that every Python carries."""
+"""`embedlayer demo`: train on text that every Python installation contains."""
 
 from pathlib import Path
 
 import click
 
+from embedlayer.cli.options import json_option
+
 
 def carried_text() -> str:
-    """The Python language reference, or where it is missing the docstrings of the standard library."""
+    """Return the Python language reference, or the docstrings of the standard library if Python lacks it."""
     try:
         from pydoc_data.topics import topics
 
@@ -16,6 +18,7 @@ def carried_text() -> str:
 
 
 def _standard_docstrings() -> str:
+    """Return all docstrings of the standard library's top-level modules."""
     import ast
     import sysconfig
 
@@ -29,14 +32,22 @@ def _standard_docstrings() -> str:
 
 @click.command()
 @click.option(
-    "-o", "--output", type=click.Path(path_type=Path), default=Path("out/demo"), show_default=True, help="Folder."
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path),
+    default=Path("out/demo"),
+    show_default=True,
+    help="Run folder.",
 )
-@click.option("--minutes", default=1.4, show_default=True, help="Time to train, kept whatever else the machine does.")
-@click.option("--steps", type=int, help="Updates instead of a time.")
-@click.option("--json", "as_json", is_flag=True, help="Print the result as one line of JSON, and nothing else.")
+@click.option("--minutes", default=1.4, show_default=True, help="Minutes to train.")
+@click.option("--steps", type=int, help="Number of steps instead of a time.")
+@json_option
 @click.pass_context
 def demo(context: click.Context, output: Path, minutes: float, steps: int | None, as_json: bool) -> int:
-    """Train a small embedding layer on the Python language reference, and show what it learned."""
+    """Train a small layer on the Python manual.
+
+    The text is the Python language reference. At the end the nearest neighbours of some tokens are shown.
+    """
     from embedlayer.cli.train import train
     from embedlayer.files import writable_folder, write_text
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from embedlayer.cli.paths import RUN
+from embedlayer.cli.options import SOURCE, json_option, tokenizer_option
 
 if TYPE_CHECKING:
     from embedlayer.explorer.pipeline import Pipeline, Step
@@ -17,20 +17,28 @@ MOST_TOKENS = 1024
 
 
 @click.command()
-@click.argument("directory", type=RUN)
+@click.argument("source", type=SOURCE)
 @click.argument("text")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON, with every number of the result.")
-def embed(directory: Path, text: str, as_json: bool) -> None:
+@tokenizer_option
+@json_option
+def embed(source: Path, text: str, tokenizer_from: Path | None, as_json: bool) -> None:
     """Show the vectors of TEXT after each step of the input embedding, and what the head predicts.
 
     The output lists tokens, IDs, rows, scale, positions and their sum. Then follow the head's most likely next tokens
     and the rows that get a gradient from the loss.
     """
     from embedlayer.explorer.pipeline import pipeline
-    from embedlayer.training.run_directory import load_run
+    from embedlayer.sources import open_model
 
-    model, tokenizer = load_run(directory)
-    walked = pipeline(model, tokenizer, text, most_tokens=MOST_TOKENS)
+    opened = open_model(source, tokenizer_from)
+    opened.encode(text)  # an error of ours where the text cannot be encoded
+    walked = pipeline(
+        opened.table if opened.model is None else opened.model,
+        opened.vocabulary,
+        text,
+        add_special_tokens=opened.adds_special_tokens,
+        most_tokens=MOST_TOKENS,
+    )
     if as_json:
         click.echo(json.dumps(_as_json(walked), default=lambda tensor: tensor.tolist()))
         return

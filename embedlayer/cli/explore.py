@@ -4,29 +4,31 @@ from pathlib import Path
 
 import click
 
-from embedlayer.cli.paths import TABLE_OR_HUB_NAME, TOKENIZER
+from embedlayer.cli.options import SOURCE, tokenizer_option
 
 
 @click.command()
-@click.argument("sources", nargs=-1, required=True, metavar="DIR|FILE...", type=TABLE_OR_HUB_NAME)
-@click.option("--tokenizer", type=TOKENIZER, help="Tokenizer of tables that have none beside them.")
-@click.option("--port", default=0, show_default="a free one", help="Where to serve, on this machine only.")
+@click.argument("sources", nargs=-1, required=True, metavar="SOURCE...", type=SOURCE)
+@tokenizer_option
+@click.option("--port", default=0, show_default="a free one", help="Port to serve on, on this machine only.")
 @click.option("--no-browser", is_flag=True, help="Print the address and open no browser.")
 @click.option("--export", "export_to", type=click.Path(path_type=Path), help="Write one HTML file and serve nothing.")
 def explore(
-    sources: tuple[Path, ...], tokenizer: Path | None, port: int, no_browser: bool, export_to: Path | None
+    sources: tuple[Path, ...], tokenizer_from: Path | None, port: int, no_browser: bool, export_to: Path | None
 ) -> None:
-    """Look at runs, checkpoints and tables in the browser: map, pipeline, positions, comparison, health, training.
+    """Look at tables in the browser.
 
-    DIR|FILE... are folders that embedlayer train wrote, checkpoints, or files with vectors. Nothing leaves this
-    machine.
+    The views are map, pipeline, positions, comparison, health and training.
+
+    SOURCE is a run, a saved layer, a checkpoint (a folder, a file, or owner/name on the hub), or a file of vectors.
+    Nothing leaves this machine.
     """
     import signal
 
     from embedlayer.explorer.server import serve
-    from embedlayer.explorer.source import open_source
+    from embedlayer.sources import open_model
 
-    opened = [open_source(source, tokenizer) for source in sources]
+    opened = [open_model(source, tokenizer_from) for source in sources]
     if export_to is not None:
         from embedlayer.explorer.export import write_page
 
@@ -41,5 +43,5 @@ def explore(
 
             webbrowser.open(address)
 
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # what is started in the background ignores it
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background processes start with it ignored
     serve(opened, port=port, on_start=show)

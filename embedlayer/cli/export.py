@@ -1,64 +1,62 @@
-"""`embedlayer export`: a table as a file that other tools read."""
+"""`embedlayer export`: write a table as a file that other tools read."""
 
 import json
 from pathlib import Path
 
 import click
 
-from embedlayer.cli.paths import TABLE_OR_HUB_NAME, TOKENIZER
+from embedlayer.cli.options import SOURCE, json_option, tokenizer_option
 
 FORMATS = ("word2vec", "word2vec-binary", "glove", "fasttext", "npy", "projector", "parquet")
 
 
 @click.command()
-@click.argument("directory", metavar="DIR|FILE", type=TABLE_OR_HUB_NAME)
+@click.argument("source", type=SOURCE)
 @click.option("-o", "--output", required=True, type=click.Path(path_type=Path), help="File; for projector a folder.")
-@click.option("--format", type=click.Choice(FORMATS), help="Of the file.  [default: what its name says]")
-@click.option("--tokenizer", "tokenizer_from", type=TOKENIZER, help="Use this tokenizer instead.")
+@click.option("--format", type=click.Choice(FORMATS), help="Format of the file.  [default: by its name]")
+@tokenizer_option
 @click.option(
     "--neighbors",
     type=click.IntRange(min=0),
     default=15,
     show_default=True,
-    help="Nearest tokens of each in a parquet file; exact, so slow for large tables.",
+    help="Nearest neighbours per token in a parquet file; the search is exact, so slow for large tables.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print the result as one line of JSON, and nothing else.")
+@json_option
 def export(
-    directory: Path, output: Path, format: str | None, tokenizer_from: Path | None, neighbors: int, as_json: bool
+    source: Path, output: Path, format: str | None, tokenizer_from: Path | None, neighbors: int, as_json: bool
 ) -> None:
-    """Write the table of a trained run, a checkpoint, a saved layer or a file of vectors, with its tokens.
+    """Write a table for other tools.
 
-    Spaces in tokens become "▁" where the format ends a token at a space. Rows without a token are left out. A parquet
-    file is for embedding-atlas; it holds a map and neighbours in place of the rows.
+    The file contains the rows of the table of SOURCE, with their tokens.
+
+    SOURCE is a run, a saved layer, a checkpoint (a folder, a file, or owner/name on the hub), or a file of vectors.
+    Spaces in tokens become "▁" in formats that end a token at a space. Rows without a token are left out. A parquet
+    file is for embedding-atlas: it contains a map and neighbours instead of the rows.
     """
     import torch
 
     from embedlayer.analysis.row_reader import RowReader
     from embedlayer.checkpoints.formats import format_of, write_vectors
-    from embedlayer.checkpoints.tables import open_table
-    from embedlayer.errors import TokenizerError
-    from embedlayer.text.tokenizer import require_rows
+    from embedlayer.sources import open_model
 
     as_parquet = format == "parquet" or (format is None and output.suffix == ".parquet")
     chosen = None if as_parquet else format_of(output, format)
-    opened = open_table(directory, tokenizer_from)
-    rows, tokenizer = RowReader(opened.table), opened.vocabulary
-    if tokenizer is None:
-        raise TokenizerError(f"{directory} has no tokenizer, so its rows have no names: give one with --tokenizer.")
-    require_rows(tokenizer, len(rows), directory)
+    opened = open_model(source, tokenizer_from)
+    rows, tokenizer = RowReader(opened.table), opened.require_tokenizer()
     if chosen is None:
         from embedlayer.analysis.atlas import write_atlas
 
         count = write_atlas(output, opened.table, tokenizer, num_neighbors=neighbors)
     else:
-        named = [(token, tokenizer.id_to_token(token)) for token in range(len(rows))]
-        ids = [token for token, piece in named if piece is not None]
-        pieces = [piece for _, piece in named if piece is not None]
+        named = [(row, tokenizer.id_to_token(row)) for row in range(len(rows))]
+        ids = [row for row, token in named if token is not None]
+        tokens = [token for _, token in named if token is not None]
         if chosen not in ("npy", "projector"):
-            pieces = [piece.replace(" ", "▁") for piece in pieces]
+            tokens = [token.replace(" ", "▁") for token in tokens]
         with torch.no_grad():
             kept = opened.table if len(ids) == len(rows) else rows.take(torch.tensor(ids))
-            write_vectors(output, pieces, kept, chosen)
+            write_vectors(output, tokens, kept, chosen)
         count = len(ids)
     name = chosen or "parquet"
     if as_json:

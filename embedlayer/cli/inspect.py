@@ -1,114 +1,127 @@
-"""`embedlayer inspect`: what a table looks like in numbers, and what is wrong with it; or what moved between two."""
+"""`embedlayer inspect`: measure a table, list its broken and under-trained rows, or compare it with a second table."""
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from embedlayer.cli.paths import TABLE_OR_HUB_NAME, TEXT, TOKENIZER
+from embedlayer.cli.options import SOURCE, TEXT, json_option, tokenizer_option
+from embedlayer.cli.printing import LONGEST_TOKEN, make_console, print_facts, print_line, print_table
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from torch import Tensor
 
+    from embedlayer.analysis.evaluate import AnalogyScores, WordPairScores
     from embedlayer.analysis.geometry import FrequencyBand, TableGeometry
     from embedlayer.analysis.health import TableHealth
-    from embedlayer.checkpoints.tables import OpenedTable
+    from embedlayer.sources import OpenedModel
 
 EXAMPLES = 60
-LONGEST_TOKEN = 30
 BARS = 16
-LONG = "least trained first"
-"""The column that is cut where the screen ends."""
+LEAST_TRAINED = "least trained first"
 
-WIDTH_IN_FILES = 120
+
+class Measurements(NamedTuple):
+    """All measurements of one table; `None` for what the table does not allow or nobody requested."""
+
+    health: "TableHealth"
+    geometry: "TableGeometry | None"
+    bands: "list[FrequencyBand] | None"
+    word_pairs: "WordPairScores | None"
+    analogies: "AnalogyScores | None"
 
 
 @click.command()
-@click.argument("path", type=TABLE_OR_HUB_NAME)
-@click.argument("other", required=False, type=TABLE_OR_HUB_NAME)
-@click.option("--tokenizer", "tokenizer_from", type=TOKENIZER, help="Use this tokenizer for PATH.")
+@click.argument("source", type=SOURCE)
+@click.argument("other", required=False, type=SOURCE)
+@tokenizer_option
 @click.option("-n", "--topn", type=click.IntRange(min=0), default=10, show_default=True, help="Tokens in each list.")
-@click.option("--word-pairs", type=TEXT, help="Also compare with these judgements (WordSim-353).")
-@click.option("--analogies", type=TEXT, help="Also ask these questions (questions-words.txt).")
-@click.option("--as-they-are", is_flag=True, help="With OTHER: do not turn the one table to fit the other.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object, and nothing else.")
+@click.option("--word-pairs", type=TEXT, help="Also measure agreement with these judgements (WordSim-353).")
+@click.option("--analogies", type=TEXT, help="Also answer these analogy questions (questions-words.txt).")
+@click.option("--no-align", is_flag=True, help="With OTHER: do not rotate and scale one table to fit the other.")
+@json_option
 def inspect(
-    path: Path,
+    source: Path,
     other: Path | None,
     tokenizer_from: Path | None,
     topn: int,
     word_pairs: Path | None,
     analogies: Path | None,
-    as_they_are: bool,
+    no_align: bool,
     as_json: bool,
 ) -> None:
-    """Look at a table: its geometry, its broken rows, its under-trained tokens.
+    """Measure a table and list its bad rows.
 
-    PATH is a trained run, a checkpoint (folder, file or name on the hub), a saved layer, or a file of word vectors.
-    With OTHER, list the tokens that moved most from the one to the other.
+    The report covers geometry, broken rows and under-trained tokens.
+
+    SOURCE is a run, a saved layer, a checkpoint (a folder, a file, or owner/name on the hub), or a file of vectors.
+    With OTHER, list the tokens that moved most from SOURCE to OTHER.
 
     \b
     embedlayer inspect DIR
     embedlayer inspect model.safetensors --tokenizer tokenizer.json --json
     embedlayer inspect before/ after/
     """  # noqa: D301 (click needs the backspace)
-    from embedlayer.checkpoints.tables import open_table
+    from embedlayer.sources import open_model
 
-    opened = open_table(path, tokenizer_from)
+    if other is None and no_align:
+        raise click.UsageError("--no-align belongs to a comparison: name OTHER too.")
+    if other is not None and (word_pairs is not None or analogies is not None):
+        raise click.UsageError("--word-pairs and --analogies measure one table: leave OTHER out.")
+    opened = open_model(source, tokenizer_from)
     if other is not None:
-        if word_pairs is not None or analogies is not None:
-            raise click.UsageError("--word-pairs and --analogies look at one table: leave OTHER out.")
-        compare(opened, open_table(other), topn=topn, as_they_are=as_they_are, as_json=as_json)
+        compare(opened, open_model(other), topn=topn, aligned=not no_align, as_json=as_json)
         return
-    if as_they_are:
-        raise click.UsageError("--as-they-are belongs to a comparison: give OTHER too.")
-    content = measure(opened, word_pairs, analogies)
+    found = measure(opened, word_pairs, analogies)
     if as_json:
-        click.echo(json.dumps(as_json_object(opened, content, topn)))
-        return
-    show(opened, content, topn)
+        click.echo(json.dumps(as_json_object(opened, found, topn)))
+    else:
+        show(opened, found, topn)
 
 
 # One table
 
 
-def measure(opened: "OpenedTable", word_pairs: Path | None = None, analogies: Path | None = None) -> dict[str, Any]:
-    """Every measurement, by name: dataclasses, and `None` for what cannot be said of this table."""
+def measure(opened: "OpenedModel", word_pairs: Path | None = None, analogies: Path | None = None) -> Measurements:
+    """Compute all measurements of a table.
+
+    Raises:
+        SizeError: The run's corpus was counted with another vocabulary size.
+        TokenizerError: Word pairs or analogies were requested and there is no tokenizer.
+    """
     from embedlayer.analysis.geometry import norms_by_frequency, table_geometry
     from embedlayer.analysis.health import table_health
     from embedlayer.analysis.vectors import TokenVectors
-    from embedlayer.errors import SizeError, TokenizerError
+    from embedlayer.errors import SizeError
 
-    found = table_health(opened.table, opened.vocabulary, before=opened.before, head=opened.head)
-    if len(found.zero_rows) + len(found.nonfinite_rows) == found.vocab_size:
-        geometry = None
-    else:
-        geometry = table_geometry(opened.table)
+    before = opened.before()
+    found = table_health(
+        opened.table, opened.vocabulary, before=None if before is None else before.table, head=opened.untied_head
+    )
+    is_broken = len(found.zero_rows) + len(found.nonfinite_rows) == found.vocab_size
     scores: dict[str, Any] = {"word_pairs": None, "analogies": None}
     if word_pairs is not None or analogies is not None:
-        if opened.vocabulary is None:
-            raise TokenizerError(f"{opened.source} has no tokenizer, so there are no words: give one with --tokenizer.")
-        vectors = TokenVectors(opened.table, opened.vocabulary)
-        scores = {
-            "word_pairs": None if word_pairs is None else vectors.evaluate_word_pairs(word_pairs),
-            "analogies": None if analogies is None else vectors.evaluate_word_analogies(analogies),
-        }
-    if opened.counts is not None and len(opened.counts) != found.vocab_size:
-        raise SizeError(f"{opened.source} has counts of {len(opened.counts)} tokens for {found.vocab_size} rows.")
-    bands = None if opened.counts is None else norms_by_frequency(opened.table, opened.counts)
-    return {"health": found, "geometry": geometry, "norms_by_frequency": bands, **scores}
+        vectors = TokenVectors(opened.table, opened.require_tokenizer())
+        scores["word_pairs"] = None if word_pairs is None else vectors.evaluate_word_pairs(word_pairs)
+        scores["analogies"] = None if analogies is None else vectors.evaluate_word_analogies(analogies)
+    counts = opened.counts
+    if counts is not None and len(counts) != found.vocab_size:
+        raise SizeError(f"{opened.source} has counts of {len(counts)} tokens for {found.vocab_size} rows.")
+    return Measurements(
+        health=found,
+        geometry=None if is_broken else table_geometry(opened.table),
+        bands=None if counts is None else norms_by_frequency(opened.table, counts),
+        **scores,
+    )
 
 
-def as_json_object(opened: "OpenedTable", content: dict[str, Any], topn: int) -> dict[str, Any]:
-    """What `--json` prints."""
-    geometry: TableGeometry | None = content["geometry"]
-    bands: list[FrequencyBand] | None = content["norms_by_frequency"]
-    found: TableHealth = content["health"]
-    health = found.to_json(limit=topn)
-    analogies = content["analogies"]
+def as_json_object(opened: "OpenedModel", content: Measurements, topn: int) -> dict[str, Any]:
+    """Return what `--json` prints; lists of tokens have at most `topn` entries."""
+    health, geometry, analogies = content.health.to_json(limit=topn), content.geometry, content.analogies
     return {
         "source": str(opened.source),
         "kind": opened.kind,
@@ -116,76 +129,70 @@ def as_json_object(opened: "OpenedTable", content: dict[str, Any], topn: int) ->
         "embed_dim": health.pop("embed_dim"),
         "dtype": opened.dtype,
         "has_tokenizer": opened.vocabulary is not None,
-        "under_trained_by": "table" if opened.head is None else "head",
+        "under_trained_by": "table" if opened.untied_head is None else "head",
         "geometry": None
         if geometry is None
         else {
-            "rows": geometry.rows,
-            "effective_rank": geometry.effective_rank,
-            "isotropy": geometry.isotropy,
-            "mean_cosine": geometry.mean_cosine,
-            "mean_norm": geometry.mean_norm,
+            **{name: getattr(geometry, name) for name in ("rows", "effective_rank", "isotropy")},
+            **{name: getattr(geometry, name) for name in ("mean_cosine", "mean_norm")},
             "directions_for_half": geometry.directions_for(0.5),
             "directions_for_nine_tenths": geometry.directions_for(0.9),
             "explained_variance_ratio": geometry.explained_variance_ratio.tolist(),
         },
-        "norms_by_frequency": None if bands is None else [asdict(band) for band in bands],
+        "norms_by_frequency": None if content.bands is None else [asdict(band) for band in content.bands],
         "health": health,
-        "word_pairs": None if content["word_pairs"] is None else asdict(content["word_pairs"]),
+        "word_pairs": None if content.word_pairs is None else asdict(content.word_pairs),
         "analogies": None
         if analogies is None
         else {
-            "accuracy": analogies.accuracy,
-            "correct": analogies.correct,
-            "used": analogies.used,
-            "total": analogies.total,
+            **{name: getattr(analogies, name) for name in ("accuracy", "correct", "used", "total")},
             **asdict(analogies),
         },
     }
 
 
-def show(opened: "OpenedTable", content: dict[str, Any], topn: int) -> None:
-    """Print what was measured, for people."""
-    console = _console()
-    found: TableHealth = content["health"]
-    _line(console, f"{opened.source}: {opened.kind}, {found.vocab_size:,} rows of {found.embed_dim:,} {opened.dtype}")
-    _facts(console, _geometry_lines(content["geometry"], found))
-    _show_bands(console, content["norms_by_frequency"])
-    _line(console, "\nRows")
-    _facts(console, _health_lines(opened, found))
-    _show_under_trained(console, found, topn, by_head=opened.head is not None)
-    _show_scores(console, content["word_pairs"], content["analogies"])
+def show(opened: "OpenedModel", content: Measurements, topn: int) -> None:
+    """Print the measurements of one table for people."""
+    console, found = make_console(), content.health
+    print_line(console, _heading(opened))
+    print_facts(console, _geometry_lines(content.geometry, found))
+    _show_bands(console, content.bands)
+    print_line(console, "\nRows")
+    print_facts(console, _health_lines(opened, found))
+    _show_under_trained(console, found, topn, by_head=opened.untied_head is not None)
+    _show_scores(console, content)
+
+
+def _heading(opened: "OpenedModel") -> str:
+    rows, width = opened.table.vocab_size, opened.table.embed_dim
+    return f"{opened.source}: {opened.kind}, {rows:,} rows of {width:,} {opened.dtype}"
 
 
 def _geometry_lines(geometry: "TableGeometry | None", found: "TableHealth") -> Iterator[tuple[str, str, str]]:
     if geometry is None:
-        yield "geometry", "none", "no row has a length"
+        yield "geometry", "none", "all rows are zero, NaN or infinite"
         return
     norms = found.norms[found.norms.isfinite() & (found.norms > 0)]
     low, middle, high = norms.sort().values[[len(norms) * tenths // 10 for tenths in (1, 5, 9)]].tolist()
     half, most = geometry.directions_for(0.5), geometry.directions_for(0.9)
-    shares = geometry.explained_variance_ratio
-    yield "norms", f"{low:.3g}  {middle:.3g}  {high:.3g}", "a tenth of the rows are shorter, half, nine tenths"
-    yield "spectrum", _bars(shares.tolist()), f"variance by direction; the widest holds {float(shares[0]):.1%}"
-    yield "", f"{half:,}, {most:,} of {geometry.embed_dim:,}", "directions with half and nine tenths of it"
-    yield (
-        "effective rank",
-        f"{geometry.effective_rank:.1f} of {geometry.embed_dim:,}",
-        "directions in use, weighted by their width",
-    )
-    yield "mean cosine", f"{geometry.mean_cosine:.3f}", "of two rows; 0: they point everywhere alike"
-    yield "common part", f"{geometry.mean_norm:.3f}", "length of the mean row over the mean length"
+    shares, width = geometry.explained_variance_ratio, geometry.embed_dim
+    yield "norms", f"{low:.3g}  {middle:.3g}  {high:.3g}", "10th, 50th and 90th percentile"
+    yield "spectrum", _bars(shares.tolist()), f"variance by principal component; the first has {float(shares[0]):.1%}"
+    yield "", f"{half:,}, {most:,} of {width:,}", "components with 50 % and 90 % of the variance"
+    yield "effective rank", f"{geometry.effective_rank:.1f} of {width:,}", "exp of the entropy of the singular values"
+    yield "mean cosine", f"{geometry.mean_cosine:.3f}", "of two different rows; 0: no common direction"
+    yield "mean row", f"{geometry.mean_norm:.3f}", "norm of the mean row over the mean norm"
     yield "isotropy", f"{geometry.isotropy:.3g}", "1: no direction is preferred"
 
 
-def _health_lines(opened: "OpenedTable", found: "TableHealth") -> Iterator[tuple[str, str, str]]:
+def _health_lines(opened: "OpenedModel", found: "TableHealth") -> Iterator[tuple[str, str, str]]:
     yield "zero", f"{len(found.zero_rows):,}", _named(found, found.zero_rows)
     yield "NaN or infinity", f"{len(found.nonfinite_rows):,}", _named(found, found.nonfinite_rows)
     equal = sum(map(len, found.duplicates))
     groups = ";  ".join(_named(found, group, 4) for group in found.duplicates[:6])
     yield "equal to another", f"{equal:,}", f"in {len(found.duplicates):,} groups: {groups}" if equal else ""
     if found.never_touched is None:
-        yield "never touched", "?", "only a run knows the table that it began with"
+        yield "never touched", "?", "known for runs only: they keep the seed of the initial table"
     else:
         yield "never touched", f"{len(found.never_touched):,}", _named(found, found.never_touched)
     if opened.counts is not None:
@@ -197,94 +204,97 @@ def _health_lines(opened: "OpenedTable", found: "TableHealth") -> Iterator[tuple
 
 
 def _show_under_trained(console: "Console", found: "TableHealth", topn: int, *, by_head: bool) -> None:
-    _line(console, f"\nUnder-trained tokens{', by the rows of the untied head' * by_head}")
-    _line(console, found.under_trained.explain(), indent=2)
-    if found.under_trained.flagged.any() and found.by_kind:
-        lines = []
-        for count in found.by_kind:
-            tokens = [_shown(finding.text)[:LONGEST_TOKEN] for finding in found.findings(EXAMPLES, kind=count.kind)]
-            share = f"{count.under_trained / count.rows:.0%}" if count.under_trained else ""
-            lines.append([count.kind, f"{count.rows:,}", f"{count.under_trained:,}", share, " ".join(tokens)])
-        _table(console, ["kind", "rows", "under-trained", "share", LONG], lines)
-    if topn and found.under_trained.flagged.any():
+    print_line(console, f"\nUnder-trained tokens{', by the rows of the untied head' * by_head}")
+    print_line(console, found.under_trained.explain(), indent=2)
+    if not found.under_trained.flagged.any():
+        return
+    lines = []
+    for count in found.by_kind or ():
+        tokens = [_visible(finding.text)[:LONGEST_TOKEN] for finding in found.findings(EXAMPLES, kind=count.kind)]
+        share = f"{count.under_trained / count.rows:.0%}" if count.under_trained else ""
+        lines.append([count.kind, f"{count.rows:,}", f"{count.under_trained:,}", share, " ".join(tokens)])
+    if lines:
+        columns = ["kind", "rows", "under-trained", "share", LEAST_TRAINED]
+        print_table(console, columns, lines, long=LEAST_TRAINED)
+    if topn:
         lines = [
-            [str(row.id), _shown(row.text), row.kind or "", f"{row.score:.3f}", f"{row.norm:.4g}"]
+            [str(row.id), _visible(row.text), row.kind or "", f"{row.score:.3f}", f"{row.norm:.4g}"]
             for row in found.findings(topn)
         ]
-        _line(console, "")
-        _table(console, ["id", "token", "kind", "score", "norm"], lines, left=(1, 2))
+        print_line(console, "")
+        print_table(console, ["id", "token", "kind", "score", "norm"], lines, left=(1, 2))
 
 
 def _show_bands(console: "Console", bands: "list[FrequencyBand] | None") -> None:
     if not bands:
         return
-    _line(console, "\nNorms by frequency in the text of the run")
-    lines = [
-        [
-            "never"
-            if band.high == 0
-            else f"{band.low:,} to {band.high:,}"
-            if band.high > band.low
-            else f"{band.low:,}",
-            f"{band.rows:,}",
-            *(f"{value:.3g}" for value in (band.p10, band.median, band.p90)),
-        ]
-        for band in bands
-    ]
-    _table(console, ["occurrences", "tokens", "a tenth below", "median", "nine tenths below"], lines)
+    print_line(console, "\nNorms by frequency in the training text")
+    lines = []
+    for band in bands:
+        span = "never" if band.high == 0 else f"{band.low:,}" + f" to {band.high:,}" * (band.high > band.low)
+        lines.append([span, f"{band.rows:,}", *(f"{value:.3g}" for value in (band.p10, band.median, band.p90))])
+    print_table(console, ["occurrences", "tokens", "10th percentile", "median", "90th percentile"], lines)
 
 
-def _show_scores(console: "Console", word_pairs: Any, analogies: Any) -> None:
+def _show_scores(console: "Console", content: Measurements) -> None:
     from embedlayer.analysis.evaluate import FEWEST_PAIRS
 
-    if word_pairs is None and analogies is None:
-        return
-    _line(console, "\nAgreement with people")
-    if word_pairs is not None:
-        used = f"{word_pairs.used:,} of {word_pairs.total:,} pairs are two tokens"
-        found = "no correlation" if word_pairs.spearman is None else f"Spearman {word_pairs.spearman:.3f}"
-        used += f", and fewer than {FEWEST_PAIRS} say too little" if word_pairs.spearman is None else ""
-        _facts(console, [("word pairs", found, used)])
+    pairs, analogies = content.word_pairs, content.analogies
+    if pairs is not None or analogies is not None:
+        print_line(console, "\nAgreement with human judgements")
+    if pairs is not None:
+        used = f"{pairs.used:,} of {pairs.total:,} pairs are two tokens"
+        found = "no correlation" if pairs.spearman is None else f"Spearman {pairs.spearman:.3f}"
+        used += f"; fewer than {FEWEST_PAIRS} give no correlation" if pairs.spearman is None else ""
+        print_facts(console, [("word pairs", found, used)])
     if analogies is not None:
         used = (
             f"{analogies.used:,} of {analogies.total:,} questions are four tokens; {analogies.candidates:,} candidates"
         )
-        _facts(console, [("analogies", f"{analogies.accuracy:.1%} right", used)])
+        print_facts(console, [("analogies", f"{analogies.accuracy:.1%} right", used)])
         lines = [
             [part.name, f"{part.total:,}", f"{part.used:,}", f"{part.correct / part.used:.0%}" if part.used else ""]
             for part in analogies.sections
         ]
-        _table(console, ["section", "questions", "used", "right"], lines)
+        print_table(console, ["section", "questions", "used", "right"], lines)
 
 
 # Two tables
 
 
-def compare(before: "OpenedTable", after: "OpenedTable", *, topn: int, as_they_are: bool, as_json: bool) -> None:
-    """Print which tokens moved from one table to another."""
+def compare(before: "OpenedModel", after: "OpenedModel", *, topn: int, aligned: bool, as_json: bool) -> None:
+    """Print which tokens moved most and least from one table to another.
+
+    Raises:
+        TokenizerError: The tokenizers have no token in common.
+    """
     from embedlayer.analysis.geometry import align_tables, row_movement, shared_tokens
-    from embedlayer.analysis.row_reader import RowReader
     from embedlayer.errors import TokenizerError
 
-    one, other = RowReader(before.table), RowReader(after.table)
-    pairs = None
+    one, other, pairs = before.table, after.table, None
     if before.vocabulary is not None and after.vocabulary is not None:
         pairs = shared_tokens(before.vocabulary, after.vocabulary)
-        pairs = pairs[(pairs[:, 0] < len(one)) & (pairs[:, 1] < len(other))]
+        pairs = pairs[(pairs[:, 0] < one.vocab_size) & (pairs[:, 1] < other.vocab_size)]
         if not len(pairs):
             raise TokenizerError(f"{before.source} and {after.source} have no token in common.")
-    alignment = None if as_they_are else align_tables(before.table, after.table, pairs=pairs)
-    movement = row_movement(before.table, after.table, alignment=alignment, pairs=pairs)
-    plain = row_movement(before.table, after.table, pairs=pairs) if one.embed_dim == other.embed_dim else None
+    alignment = align_tables(one, other, pairs=pairs) if aligned else None
+    movement = row_movement(one, other, alignment=alignment, pairs=pairs)
+    plain = row_movement(one, other, pairs=pairs) if one.embed_dim == other.embed_dim else None
     text_of = _namer(before)
     if as_json:
         lists = {"most": movement.most(topn), "least": movement.least(topn)}
         content = {
-            "before": {"source": str(before.source), "vocab_size": len(one), "embed_dim": one.embed_dim},
-            "after": {"source": str(after.source), "vocab_size": len(other), "embed_dim": other.embed_dim},
+            **{
+                name: {
+                    "source": str(opened.source),
+                    "vocab_size": opened.table.vocab_size,
+                    "embed_dim": opened.table.embed_dim,
+                }
+                for name, opened in (("before", before), ("after", after))
+            },
             "tokens": len(movement.pairs),
-            "median_cosine_as_they_are": None if plain is None else _median(plain.cosines),
-            "turned": None
+            "median_cosine_unaligned": None if plain is None else _median(plain.cosines),
+            "aligned": None
             if alignment is None
             else {
                 "median_cosine": _median(movement.cosines),
@@ -295,115 +305,55 @@ def compare(before: "OpenedTable", after: "OpenedTable", *, topn: int, as_they_a
         }
         click.echo(json.dumps(content))
         return
-    console = _console()
-    for opened, sizes in ((before, one), (after, other)):
-        _line(console, f"{opened.source}: {opened.kind}, {len(sizes):,} rows of {sizes.embed_dim:,} {opened.dtype}")
-    by = "token" if pairs is not None else "ID"
-    facts = [("compared", f"{len(movement.pairs):,} rows", f"of the same {by}")]
+    console = make_console()
+    for opened in (before, after):
+        print_line(console, _heading(opened))
+    facts = [("compared", f"{len(movement.pairs):,} rows", f"of the same {'ID' if pairs is None else 'token'}")]
     if plain is not None:
-        facts += [("as they are", f"{_median(plain.cosines) or 0:.3f}", "median cosine of a row with itself")]
+        facts += [("not aligned", f"{_median(plain.cosines) or 0:.3f}", "median cosine of a row with itself")]
     if alignment is not None:
-        left = f"median cosine; {alignment.residual:.1%} of the later table is left over, scale {alignment.scale:.3g}"
-        facts += [("turned to fit", f"{_median(movement.cosines) or 0:.3f}", left)]
-    _facts(console, facts)
+        left = f"median cosine; {alignment.residual:.1%} of the later table is unexplained, scale {alignment.scale:.3g}"
+        facts += [("aligned", f"{_median(movement.cosines) or 0:.3f}", left)]
+    print_facts(console, facts)
     for title, rows in (("Moved most", movement.most(topn)), ("Moved least", movement.least(topn))):
-        _line(console, f"\n{title}")
+        print_line(console, f"\n{title}")
         lines = [
             [
-                str(row.before),
-                _shown(text_of(row.before)),
-                f"{row.cosine:.3f}",
-                f"{row.norm_before:.4g}",
-                f"{row.norm_after:.4g}",
+                *(str(row.before), _visible(text_of(row.before))),
+                *(f"{row.cosine:.3f}", f"{row.norm_before:.4g}", f"{row.norm_after:.4g}"),
             ]
             for row in rows
         ]
-        _table(console, ["id", "token", "cosine", "norm before", "norm after"], lines, left=(1,))
+        print_table(console, ["id", "token", "cosine", "norm before", "norm after"], lines, left=(1,))
 
 
-def _namer(opened: "OpenedTable") -> Any:
+def _namer(opened: "OpenedModel") -> Callable[[int], str]:
+    """Return a function from a row to its readable token."""
     from embedlayer.text.tokenizer import token_text
 
     tokenizer = opened.vocabulary
-    if tokenizer is None:
-        return lambda row: f"row {row}"
-    return lambda row: token_text(tokenizer, row)
+    return (lambda row: f"row {row}") if tokenizer is None else (lambda row: token_text(tokenizer, row))
 
 
-def _median(values: Any) -> float | None:
+def _median(values: "Tensor") -> float | None:
     kept = values[~values.isnan()]
     return float(kept.median()) if len(kept) else None
 
 
-# Printing
-
-
-def _console() -> "Console":
-    from rich.console import Console
-
-    console = Console(highlight=False, soft_wrap=False)
-    if not console.is_terminal:
-        console.width = WIDTH_IN_FILES
-    return console
-
-
-def _line(console: "Console", text: str, indent: int = 0) -> None:
-    from rich.padding import Padding
-    from rich.text import Text
-
-    style = "" if indent or not text.strip() else "bold"
-    console.print(Padding(Text(text, style=style), (0, 0, 0, indent), expand=False))
-
-
-def _facts(console: "Console", facts: Iterable[tuple[str, str, str]]) -> None:
-    """Numbers: each one's name, itself, and what it means."""
-    from rich.padding import Padding
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table.grid(padding=(0, 2, 0, 0))
-    table.add_column(no_wrap=True, min_width=16)
-    table.add_column(no_wrap=True, min_width=18)
-    table.add_column(overflow="fold", style="dim")
-    for cells in facts:
-        table.add_row(*map(Text, cells))
-    console.print(Padding(table, (0, 0, 0, 2), expand=False))
-
-
-def _table(console: "Console", columns: Sequence[str], lines: list[list[str]], left: Sequence[int] = ()) -> None:
-    """A table without lines; the columns in `left`, else the first, begin at the left; long last cells are cut."""
-    from rich.cells import cell_len
-    from rich.padding import Padding
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
-    room = console.width - 2
-    for place, column in enumerate(columns):
-        at_left = place in left or (place == 0 and not left) or column == LONG
-        width = max(len(column), *(cell_len(line[place]) for line in lines)) if lines else len(column)
-        width = min(width, max(len(column), room) if column == LONG else LONGEST_TOKEN)
-        room -= width + 2
-        justify: Literal["left", "right"] = "left" if at_left else "right"
-        table.add_column(column, justify=justify, no_wrap=True, overflow="ellipsis", width=width)
-    for line in lines:
-        table.add_row(*map(Text, line))
-    console.print(Padding(table, (0, 0, 0, 2), expand=False))
-
-
 def _named(found: "TableHealth", rows: Sequence[int], limit: int = 12) -> str:
-    named = "  ".join(_shown(found.text_of(row))[:LONGEST_TOKEN] for row in rows[:limit])
+    """Return the tokens of the first rows as text."""
+    named = "  ".join(_visible(found.text_of(row))[:LONGEST_TOKEN] for row in rows[:limit])
     return named + "  ..." * (len(rows) > limit)
 
 
-def _shown(text: str) -> str:
+def _visible(text: str) -> str:
     from embedlayer.plots import visible_text
 
     return visible_text(text)
 
 
 def _bars(shares: Sequence[float]) -> str:
-    """Variance by direction in so many groups of equal number, as blocks on a scale of logarithms, 1 to 1/1000."""
+    """Return the variance of groups of components as blocks, on a logarithmic scale from 1 to 1/1000."""
     import math
     from itertools import pairwise
 

@@ -1,4 +1,4 @@
-"""The `embedlayer` command: its subcommands, and how errors and warnings look to a person.
+"""The `embedlayer` command: its subcommands, and the printing of errors and warnings.
 
 Subcommands import torch and the rest of the library inside their functions, so that `--help` answers at once.
 """
@@ -29,9 +29,10 @@ from embedlayer.errors import EmbedLayerError, EmbedLayerWarning
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "auto_envvar_prefix": "EMBEDLAYER"})
 @click.version_option(__version__)
 def cli() -> None:
-    """The embedding layer of a language model: train it, look inside it, plan it.
+    """Train, inspect, edit, compress and plan the embedding layer of a language model.
 
-    An option that is not given is read from the environment: EMBEDLAYER_TRAIN_DIM=64 is train's --dim 64.
+    An option that is not on the command line is read from the environment: EMBEDLAYER_TRAIN_DIM=64 means train's
+    --dim 64.
     """
 
 
@@ -54,7 +55,17 @@ for _command in (
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run the command; exit with 0, 2 for input that cannot be used, 1 for a file that cannot, 130 for Ctrl-C."""
+    """Run the command and exit the process.
+
+    Exit codes: 0 for success, 1 for a file that cannot be read or written, 2 for input that cannot be used, 130 for
+    Ctrl-C. Warnings of this library are printed in yellow, errors in red without a traceback.
+
+    Args:
+        arguments: Command line without the program's name, or `None` for that of the process.
+
+    Raises:
+        SystemExit: Always.
+    """
     warnings.showwarning = _show_warning
     warnings.simplefilter("always", EmbedLayerWarning)
     try:
@@ -62,7 +73,7 @@ def main(arguments: list[str] | None = None) -> None:
     except EmbedLayerError as error:
         click.secho(f"{type(error).__name__}: {error}", fg="red", err=True)
         sys.exit(1 if isinstance(error, OSError) else 2)
-    except OSError as error:  # of a file that the library did not expect to fail, such as in a folder made unreadable
+    except OSError as error:  # an operation on a file that the library does not check, such as in an unreadable folder
         click.secho(f"FileError: {error}".encode("utf-8", "backslashreplace").decode(), fg="red", err=True)
         sys.exit(1)
     except click.ClickException as error:
@@ -75,4 +86,5 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def _show_warning(message: Warning | str, category: type[Warning], *place: Any, **_: Any) -> None:
+    """Print a warning as one line, without the place in the code."""
     click.secho(f"Warning: {message}", fg="yellow", err=True)

@@ -1,33 +1,37 @@
-"""`embedlayer neighbors`: which tokens a trained table holds for alike."""
+"""`embedlayer neighbors`: the nearest neighbours of a token by cosine similarity."""
 
 import json
 from pathlib import Path
 
 import click
 
-from embedlayer.cli.paths import RUN
+from embedlayer.cli.options import SOURCE, json_option, tokenizer_option
 
 
 @click.command()
-@click.argument("directory", type=RUN)
+@click.argument("source", type=SOURCE)
 @click.argument("token")
-@click.option("-n", "--topn", default=10, show_default=True, help="How many.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def neighbors(directory: Path, token: str, topn: int, as_json: bool) -> None:
-    """List the tokens nearest to TOKEN, by cosine, in the table of a trained layer.
+@click.option("-n", "--topn", type=click.IntRange(min=1), default=10, show_default=True, help="Number of neighbours.")
+@tokenizer_option
+@json_option
+def neighbors(source: Path, token: str, topn: int, tokenizer_from: Path | None, as_json: bool) -> None:
+    """List the nearest neighbours of TOKEN.
 
+    Neighbours are ranked by cosine similarity of their rows in the table.
+
+    SOURCE is a run, a saved layer, a checkpoint (a folder, a file, or owner/name on the hub), or a file of vectors.
     TOKEN is text that is one token, with its leading space if it has one: " first".
     """
     from embedlayer.analysis.vectors import TokenVectors
     from embedlayer.plots import visible_text
-    from embedlayer.training.run_directory import load_run
+    from embedlayer.sources import open_model
 
-    model, tokenizer = load_run(directory)
-    vectors = TokenVectors(model.table, tokenizer)
-    near = vectors.most_similar(token, topn=topn)
+    opened = open_model(source, tokenizer_from)
+    vectors = TokenVectors(opened.table, opened.require_tokenizer())
+    found = vectors.most_similar(token, topn=topn)
     if as_json:
-        rows = [{"token": text, "cosine": score} for text, score in near]
+        rows = [{"token": text, "cosine": score} for text, score in found]
         click.echo(json.dumps({"token": token, "id": vectors.id_of(token), "neighbors": rows}))
         return
-    for text, score in near:
+    for text, score in found:
         click.echo(f"{score:7.4f}  {visible_text(text)}")

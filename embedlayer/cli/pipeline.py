@@ -1,18 +1,19 @@
-"""The main job, from files of text to a folder with a trained embedding layer: what `train` and `demo` share."""
+"""Train an embedding layer: from text files to the folder of a run. Shared by `train`, `demo` and `corpus build`."""
 
 import json
 import math
 import statistics
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from embedlayer.cli.options import TOKENIZER
 from embedlayer.errors import FileError, SizeError, TextError, TokenizerError
 
 if TYPE_CHECKING:
@@ -23,51 +24,61 @@ if TYPE_CHECKING:
     from embedlayer.training.loop import Trainer, TrainingOptions
     from embedlayer.training.run_directory import RunDirectory
 
+Command = TypeVar("Command", bound=Callable[..., Any])
+
 TOKENIZER_BYTES = 200_000_000
 NEIGHBORS = 6
 PROBES, SHORTEST_PROBE = 8, 4
 
 
-@dataclass(frozen=True)
-class NeighborRow:
-    """A token and what was nearest to it before and after training.
+TOKENIZER_KINDS = click.Choice(["bpe", "wordpiece", "unigram", "word", "byte"])
+POSITIONS = click.Choice(["rotary", "learned", "sinusoidal", "scaled-sinusoidal", "alibi", "relative", "none"])
 
-    Attributes:
-        token: The token's text, as it is (` first`).
-        before: `(text, cosine)`, nearest first, as `TokenVectors.most_similar` gives them.
-        after: The same after training.
-    """
 
-    token: str
-    before: list[tuple[str, float]]
-    after: list[tuple[str, float]]
+def _option(default: Any, help: str, **settings: Any) -> Any:
+    """Return a dataclass field that is an option of `train`; `settings` are those of `click.option`."""
+    return field(default=default, metadata={"help": help, **settings})
 
 
 @dataclass(frozen=True)
 class LayerOptions:
-    """What is trained: the tokenizer, the two ends, and the decoder between them."""
+    """Options of the tokenizer and the decoder that `train` builds; each field's help text says what it means.
 
-    tokenizer: str = "bpe"
-    tokenizer_from: Path | None = None
-    vocab_size: int = 4096
-    dim: int = 192
-    layers: int = 4
-    heads: int = 6
-    kv_heads: int | None = None
-    rank: int | None = None
-    position: str = "rotary"
-    tied: bool = True
-    row_sparse: bool = False
-    dropout: float = 0.0
-    init_std: float = 0.02
-    pad_to_multiple_of: int | None = None
+    Raises:
+        SizeError: `row_sparse` is combined with a tied head or a factorised table.
+    """
+
+    tokenizer: str = _option("bpe", "Kind of tokenizer to train on the text.", type=TOKENIZER_KINDS)
+    tokenizer_from: Path | None = _option(None, "Use this tokenizer instead.", type=TOKENIZER)  # noqa: RUF009
+    vocab_size: int = _option(4096, "Number of tokens of a trained tokenizer.")
+    dim: int = _option(192, "Width of a table row, D.")
+    layers: int = _option(4, "Number of transformer blocks.")
+    heads: int = _option(6, "Number of query heads.")
+    kv_heads: int | None = _option(None, "Number of key/value heads.  [default: as many as query heads]", type=int)
+    rank: int | None = _option(None, "Rank of a factorised table.  [default: a dense table]", type=int)
+    position: str = _option("rotary", "Position scheme.", type=POSITIONS)
+    tied: bool = _option(True, "Whether the LM head shares the table's weight.")
+    row_sparse: bool = _option(False, "Update only the rows of a batch, exactly; needs --untied.", is_flag=True)
+    dropout: float = _option(0.0, "Dropout probability.")
+    init_std: float = _option(0.02, "Standard deviation of the initial rows.")
+    pad_to_multiple_of: int | None = _option(None, "Pad the rows to this multiple.", type=int)
 
     def __post_init__(self) -> None:
         if self.row_sparse and (self.tied or self.rank is not None):
             raise SizeError(
-                "--row-sparse trains only the rows that a batch uses. A tied head sends a gradient to every row, and a "
-                "factorised table's projection is in every vector: use it with --untied and without --rank."
+                "--row-sparse updates only the rows that a batch uses. A tied head gives every row a gradient, and so "
+                "does a factorised table: use it with --untied and without --rank."
             )
+
+
+def layer_options(command: Command) -> Command:
+    """Add an option for each field of `LayerOptions` to a command."""
+    for each in reversed(fields(LayerOptions)):
+        name, settings = each.name.replace("_", "-"), dict(each.metadata)
+        names = f"--{name}/--un{name}" if each.default is True else f"--{name}"
+        shown = each.default is not None and "is_flag" not in settings
+        command = click.option(names, default=each.default, show_default=shown, **settings)(command)
+    return command
 
 
 def start_run(
@@ -82,7 +93,28 @@ def start_run(
     quiet: bool,
     launch: str = "",
 ) -> tuple["Trainer", "Tokenizer"]:
-    """Text to tokenizer, corpus, model and trainer, all written down in the folder, with `launch` in its notes."""
+    """Build tokenizer, corpus, model and trainer from texts, and write them to the folder of the run.
+
+    Args:
+        directory: The folder of the run; its current content is replaced.
+        sources: Text files, folders of them, or one corpus that `embedlayer corpus build` wrote.
+        layer: Options of the tokenizer and the decoder.
+        options: Options of the training.
+        validation_fraction: Fraction of the corpus that is held out for validation.
+        probes: Tokens whose nearest neighbours are reported; frequent words if empty.
+        device: Where to train.
+        quiet: Print nothing.
+        launch: ID of the torchrun launch, kept in the notes of the run; `""` without torchrun.
+
+    Returns:
+        The trainer at step 0, and the tokenizer.
+
+    Raises:
+        FileError: A text cannot be read, or the folder cannot be written.
+        SizeError: A probe is not one token, or sizes do not fit together.
+        TextError: There is no text, or a corpus was mixed with texts.
+        TokenizerError: A corpus was built with another tokenizer.
+    """
     import torch
 
     from embedlayer.files import writable_folder
@@ -90,14 +122,15 @@ def start_run(
     from embedlayer.training.loop import Trainer
 
     writable_folder(directory.path)
-    if directory.corpus.is_symlink():  # of an earlier run on a corpus that lies elsewhere
+    if directory.corpus.is_symlink():  # an earlier run used a corpus in another folder
         directory.corpus.unlink()
-    if (ready := _corpus_among(sources)) is not None:
-        corpus, tokenizer = _linked_corpus(ready, directory, layer)
+    ready = _find_corpus(sources)
+    if ready is None:
+        corpus, tokenizer = _build_corpus(sources, directory, layer, quiet)
     else:
-        corpus, tokenizer = _built_corpus(sources, directory, layer, quiet)
-    bytes_per_token = corpus.num_bytes / len(corpus)
-    _say(f"  {len(corpus):,} tokens, {bytes_per_token:.2f} bytes each, {tokenizer.get_vocab_size():,} entries", quiet)
+        corpus, tokenizer = _link_corpus(ready, directory, layer)
+    mean, size = corpus.num_bytes / len(corpus), tokenizer.get_vocab_size()
+    _say(f"  {len(corpus):,} tokens of {mean:.2f} bytes on average, vocabulary of {size:,}", quiet)
 
     torch.manual_seed(options.seed)
     model = build_model(layer, table_size(tokenizer), options.max_length).to(device)
@@ -110,10 +143,10 @@ def start_run(
     return trainer, tokenizer
 
 
-def _built_corpus(
+def _build_corpus(
     sources: Sequence[str | Path], directory: "RunDirectory", layer: LayerOptions, quiet: bool
 ) -> "tuple[TokenCorpus, Tokenizer]":
-    """Learn or read a tokenizer, and build the run's own corpus."""
+    """Train or read a tokenizer, and build the corpus inside the folder of the run."""
     from embedlayer.text.corpus import TokenCorpus, find_texts
     from embedlayer.text.tokenizer import load_tokenizer
 
@@ -127,7 +160,7 @@ def _built_corpus(
 
 
 def learn_tokenizer(texts: Sequence[str | Path], kind: str, vocab_size: int, *, quiet: bool) -> "Tokenizer":
-    """Train a tokenizer on texts, at most on their first `TOKENIZER_BYTES`.
+    """Train a tokenizer on texts: on their first `TOKENIZER_BYTES` if they are longer.
 
     Raises:
         FileError: A text cannot be read.
@@ -136,13 +169,13 @@ def learn_tokenizer(texts: Sequence[str | Path], kind: str, vocab_size: int, *, 
     from embedlayer.text.corpus import read_pieces
     from embedlayer.text.tokenizer import train_tokenizer
 
-    _say(f"Learning a {kind} tokenizer of {vocab_size:,} entries", quiet)
+    _say(f"Training a {kind} tokenizer of {vocab_size:,} tokens", quiet)
     chunks = _at_most(TOKENIZER_BYTES, (chunk for text in texts for chunk in read_pieces(text)))
     return train_tokenizer(chunks, kind, vocab_size=vocab_size)  # type: ignore[arg-type]
 
 
-def _linked_corpus(ready: Path, directory: "RunDirectory", layer: LayerOptions) -> "tuple[TokenCorpus, Tokenizer]":
-    """A corpus that lies elsewhere, with its tokenizer; the run keeps a link to it."""
+def _link_corpus(ready: Path, directory: "RunDirectory", layer: LayerOptions) -> "tuple[TokenCorpus, Tokenizer]":
+    """Open a corpus in another folder, with its tokenizer, and link to it from the folder of the run."""
     import shutil
 
     from embedlayer.text.corpus import TokenCorpus
@@ -158,8 +191,12 @@ def _linked_corpus(ready: Path, directory: "RunDirectory", layer: LayerOptions) 
     return corpus, tokenizer
 
 
-def _corpus_among(sources: Sequence[str | Path]) -> Path | None:
-    """The corpus built by `embedlayer corpus build` that is named instead of texts."""
+def _find_corpus(sources: Sequence[str | Path]) -> Path | None:
+    """Return the source that is a folder of `embedlayer corpus build`, or `None`.
+
+    Raises:
+        TextError: There are other sources beside it.
+    """
     from embedlayer.text.parts import PLAN
 
     found = [Path(source) for source in sources if (Path(source) / PLAN).exists()]
@@ -169,7 +206,7 @@ def _corpus_among(sources: Sequence[str | Path]) -> Path | None:
 
 
 def build_model(layer: LayerOptions, vocab_size: int, max_length: int) -> "DecoderLM":
-    """The decoder that the options describe."""
+    """Return the decoder that the options describe, freshly initialised."""
     from embedlayer.layers.input import make_position
     from embedlayer.layers.output import OutputHead
     from embedlayer.models.decoder import DecoderLM
@@ -178,24 +215,11 @@ def build_model(layer: LayerOptions, vocab_size: int, max_length: int) -> "Decod
     from embedlayer.tables.table import TokenTable
 
     table: TokenTable
+    shared: dict[str, Any] = {"init_std": layer.init_std, "pad_to_multiple_of": layer.pad_to_multiple_of}
     if layer.rank is None:
-        table = TokenEmbedding(
-            vocab_size,
-            layer.dim,
-            scale="sqrt_dim",
-            init_std=layer.init_std,
-            pad_to_multiple_of=layer.pad_to_multiple_of,
-            row_sparse=layer.row_sparse,
-        )
+        table = TokenEmbedding(vocab_size, layer.dim, scale="sqrt_dim", row_sparse=layer.row_sparse, **shared)
     else:
-        table = FactorizedEmbedding(
-            vocab_size,
-            layer.dim,
-            layer.rank,
-            scale="sqrt_dim",
-            init_std=layer.init_std,
-            pad_to_multiple_of=layer.pad_to_multiple_of,
-        )
+        table = FactorizedEmbedding(vocab_size, layer.dim, layer.rank, scale="sqrt_dim", **shared)
     position = make_position(
         layer.position,  # type: ignore[arg-type]
         max_seq_len=max_length,
@@ -216,11 +240,9 @@ def build_model(layer: LayerOptions, vocab_size: int, max_length: int) -> "Decod
 def train_to_the_end(
     directory: "RunDirectory", trainer: "Trainer", tokenizer: "Tokenizer", *, quiet: bool, save_seconds: float = 60.0
 ) -> bool:
-    """Train with a live display and checkpoints, and keep the weights with the lowest validation loss as the result.
+    """Train with progress and checkpoints, and keep the weights with the lowest validation loss as the result.
 
-    Ctrl-C ends after the step it falls in, with everything saved.
-
-    Of several processes all must call it; rank 0 writes and speaks.
+    Ctrl-C stops after the current step and saves everything. All ranks must call it; rank 0 writes and prints.
 
     Returns:
         Whether the last step was reached.
@@ -229,10 +251,10 @@ def train_to_the_end(
 
     ranks, saved_at = trainer.ranks, time.monotonic()
     with stopping_gently(trainer), display(trainer, quiet=quiet) as show:
-        for line in trainer.run(on_step=show.step):
+        for line in trainer.run(on_step=show):
             if ranks.first:
                 directory.add_metrics(line)
-            show.line(line)
+            show(line["step"], line)
             if "validation_loss" in line and line["step"]:
                 directory.keep_best(trainer, line)
             if ranks.any(time.monotonic() - saved_at > save_seconds):
@@ -245,8 +267,12 @@ def train_to_the_end(
     return True
 
 
-def summarise(directory: "RunDirectory", model: "DecoderLM", neighbors: Sequence[NeighborRow]) -> dict[str, Any]:
-    """What a finished run came to, as plain numbers."""
+def summarise(directory: "RunDirectory", model: "DecoderLM", neighbors: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return the figures of a finished run: losses in nats per token, sizes, speed in tokens per second, neighbours.
+
+    Raises:
+        FileError: The metrics are not those of a finished run.
+    """
     metrics = directory.read_metrics()
     validated = [line for line in metrics if "validation_loss" in line]
     first, rest = metrics[:1], metrics[1:]
@@ -264,32 +290,27 @@ def summarise(directory: "RunDirectory", model: "DecoderLM", neighbors: Sequence
         "best_step": best["step"],
         "last_validation_loss": validated[-1]["validation_loss"],
         "steps": metrics[-1]["step"],
-        "tokens_per_second": round(statistics.median([line["tokens_per_second"] for line in metrics[1:]])),
+        "tokens_per_second": round(statistics.median([line["tokens_per_second"] for line in rest])),
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "table_parameters": sum(parameter.numel() for parameter in model.table.parameters()),
-        "neighbors": [{"token": row.token, "before": list(row.before), "after": list(row.after)} for row in neighbors],
+        "neighbors": list(neighbors),
     }
 
 
 def show_summary(summary: dict[str, Any], *, as_json: bool) -> None:
-    """Print what a run came to: for people, or as one line of JSON."""
+    """Print the figures of a run: for people, or as one line of JSON."""
     if as_json:
         click.echo(json.dumps(summary))
         return
-    from rich.console import Console
     from rich.table import Table
 
+    from embedlayer.cli.printing import make_console
     from embedlayer.plots import visible_text
 
-    console = Console(soft_wrap=False)
-    console.print("\n" + _results(summary), highlight=False)
-    table = Table(
-        title="\nTokens, and the five nearest to each by cosine similarity of their rows (· is a space)",
-        title_justify="left",
-        box=None,
-        pad_edge=False,
-        title_style="bold",
-    )
+    console = make_console()
+    console.print("\n" + _results(summary))
+    title = "\nNearest neighbours by cosine similarity (· is a space)"
+    table = Table(title=title, title_justify="left", box=None, pad_edge=False, title_style="bold")
     for heading in ("token", "before training", "after training"):
         table.add_column(heading, overflow="fold")
     for row in summary["neighbors"]:
@@ -300,15 +321,15 @@ def show_summary(summary: dict[str, Any], *, as_json: bool) -> None:
 
 
 def _results(summary: dict[str, Any]) -> str:
-    """Return what a run came to, in sentences."""
+    """Return the figures of a run as sentences."""
     parameters, in_table = summary["parameters"] / 1e6, summary["table_parameters"] / 1e6
     best, last = summary["best_step"], summary["steps"]
     text = (
         f"Trained {last:,} steps at {summary['tokens_per_second']:,} tokens/s: {parameters:.2f} M parameters, "
         f"{in_table:.2f} M of them in the embedding table.\n"
-        f"The loss began at {summary['first_loss']:.2f} nats per token; guessing among all tokens evenly costs ln V = "
+        f"The first loss was {summary['first_loss']:.2f} nats per token; a uniform guess has ln V = "
         f"{summary['ln_vocab_size']:.2f}.\n"
-        f"On text kept out of training it fell to {summary['validation_loss']:.3f} nats per token "
+        f"On held-out text it fell to {summary['validation_loss']:.3f} nats per token "
         f"({summary['validation_bits_per_byte']:.3f} bits per byte)"
     )
     if best == last:
@@ -319,18 +340,22 @@ def _results(summary: dict[str, Any]) -> str:
     )
 
 
-def neighbor_rows(directory: "RunDirectory", model: "DecoderLM", tokenizer: "Tokenizer") -> list[NeighborRow]:
-    """The run's probe tokens with what was nearest before and is nearest after training."""
+def neighbor_rows(directory: "RunDirectory", model: "DecoderLM", tokenizer: "Tokenizer") -> list[dict[str, Any]]:
+    """Return the run's probe tokens with their nearest neighbours before and after training.
+
+    Returns:
+        Dictionaries with `token`, `before` and `after`; the last two are lists of `(text, cosine)`, nearest first.
+    """
     before = directory.read()["notes"].get("neighbors_before", [])
     after = _neighbors_of([row["id"] for row in before], model, tokenizer)
     return [
-        NeighborRow(token=old["token"], before=_pairs(old["near"]), after=_pairs(new["near"]))
+        {"token": old["token"], "before": old["near"], "after": new["near"]}
         for old, new in zip(before, after, strict=True)
     ]
 
 
 def frequent_words(counts: Any, tokenizer: "Tokenizer") -> list[int]:
-    """IDs of frequent whole words, spread over the frequent half of the words that occur: what to look at first."""
+    """Return the IDs of a few frequent whole words, at even steps of frequency rank."""
     import numpy as np
 
     from embedlayer.text.tokenizer import token_text
@@ -349,6 +374,7 @@ def frequent_words(counts: Any, tokenizer: "Tokenizer") -> list[int]:
 
 
 def _neighbors_of(tokens: Sequence[int], model: "DecoderLM", tokenizer: "Tokenizer") -> list[dict[str, Any]]:
+    """Return each token's ID, text and nearest neighbours."""
     from embedlayer.analysis.vectors import TokenVectors
     from embedlayer.text.tokenizer import token_text
 
@@ -363,29 +389,30 @@ def _neighbors_of(tokens: Sequence[int], model: "DecoderLM", tokenizer: "Tokeniz
     ]
 
 
-def _pairs(rows: Sequence[Sequence[Any]]) -> list[tuple[str, float]]:
-    return [(str(text), float(score)) for text, score in rows]
-
-
 def _single_token(tokenizer: "Tokenizer", text: str) -> int:
+    """Return the ID of a probe.
+
+    Raises:
+        SizeError: It is not one token.
+    """
     ids = tokenizer.encode(text, add_special_tokens=False).ids
     if len(ids) != 1:
         raise SizeError(f"--probe {text!r} is {len(ids)} tokens for this tokenizer; it must be one.")
     return int(ids[0])
 
 
-def _at_most(size: int, pieces: Iterator[str]) -> Iterator[str]:
-    """Pieces until they come to `size` bytes: enough to learn a vocabulary from."""
-    for piece in pieces:
-        yield piece
-        size -= len(piece.encode())
+def _at_most(size: int, chunks: Iterator[str]) -> Iterator[str]:
+    """Yield text chunks until they have `size` bytes in all."""
+    for chunk in chunks:
+        yield chunk
+        size -= len(chunk.encode())
         if size <= 0:
             return
 
 
 @contextmanager
 def _kept_standard_input(texts: Sequence[str | Path], folder: Path) -> Iterator[Sequence[str | Path]]:
-    """Standard input can be read once, and the text is needed twice: keep it in a file for that long."""
+    """Yield the texts, with standard input (`-`) copied to a temporary file, because the text is read twice."""
     if "-" not in map(str, texts):
         yield texts
         return
@@ -399,15 +426,16 @@ def _kept_standard_input(texts: Sequence[str | Path], folder: Path) -> Iterator[
 
 
 def _say(text: str, quiet: bool) -> None:
+    """Print a line, unless `quiet`."""
     if not quiet:
         click.echo(text)
 
 
 def chosen_device(name: str) -> str:
-    """`auto` as the device it means; a device that is not there is an error.
+    """Return the device to use: for `auto` CUDA where it is available, else the CPU.
 
     Raises:
-        SizeError: CUDA is asked for and not there.
+        SizeError: CUDA is requested and not available.
     """
     import torch
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from embedlayer import planner
-from embedlayer.cli.paths import MODEL, TEXTS
+from embedlayer.cli.options import SOURCE, TEXTS
 from embedlayer.planner import Change, EmbeddingPlan, format_bytes, format_parameters
 
 if TYPE_CHECKING:
@@ -68,9 +68,9 @@ FLOAT_DTYPES = [name for name in planner.DTYPE_BITS if not name.startswith("int"
 )
 @click.option(
     "--checkpoint",
-    type=MODEL,
+    type=SOURCE,
     metavar="DIR",
-    help="Plan a real model, and what each change would save; a run's folder, or a checkpoint.",
+    help="Plan a real model, and what each change would save: a run, a checkpoint, a file of vectors, ...",
 )
 @click.option(
     "--text",
@@ -167,22 +167,14 @@ def real_model(directory: Path) -> "tuple[EmbeddingPlan, Tokenizer | None]":
     Raises:
         FileError: There is nothing of that name. Damaged: `CheckpointError`.
     """
-    from embedlayer.files import read_json
+    from embedlayer.sources import open_model
 
-    config = directory / "config.json"
-    if config.exists() and read_json(config).get("kind") == "DecoderLM":
-        from embedlayer.training.run_directory import load_run
-
-        run = load_run(directory)
-        return planned(run.model.table, run.model.head, run.model.position, name=directory.name), run.tokenizer
-    from embedlayer.checkpoints.embedding_layer import load
-
-    layer = load(directory)
-    return planned(layer.table, layer.head, layer.position, name=directory.name), layer.tokenizer
+    opened = open_model(directory)
+    return planned(opened.table, opened.head, opened.position, name=directory.name), opened.vocabulary
 
 
 def planned(
-    table: "TokenTable", head: "OutputHead | PredictionHead | None", position: "Position", *, name: str
+    table: "TokenTable", head: "OutputHead | PredictionHead | None", position: "Position | None", *, name: str
 ) -> EmbeddingPlan:
     """The plan of two ends that are there.
 

@@ -1,4 +1,4 @@
-"""What a person sees while a run goes on, and how Ctrl-C ends it."""
+"""Progress of long commands, and how Ctrl-C ends them."""
 
 import signal
 import sys
@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -20,7 +20,7 @@ SECONDS_BETWEEN_LINES = 10
 
 @contextmanager
 def stopping_gently(trainer: "Trainer") -> Iterator[None]:
-    """Ctrl-C and SIGTERM ask the trainer to stop after the step it is in; a second one stops at once."""
+    """Make Ctrl-C and SIGTERM stop the trainer after its current step; a second one stops at once."""
 
     def stop(number: int, frame: FrameType | None) -> None:
         trainer.stop()
@@ -32,7 +32,7 @@ def stopping_gently(trainer: "Trainer") -> Iterator[None]:
     try:
         for wanted in (signal.SIGINT, signal.SIGTERM):
             before[wanted] = signal.signal(wanted, stop)
-    except ValueError:  # not the main thread: nobody sends signals here
+    except ValueError:  # not the main thread, which receives no signals
         yield
         return
     try:
@@ -44,11 +44,14 @@ def stopping_gently(trainer: "Trainer") -> Iterator[None]:
 
 @contextmanager
 def reading(*, quiet: bool) -> Iterator[Callable[[int, int], None]]:
-    """What shows bytes read of bytes in all: a bar in a terminal, a line now and then elsewhere, nothing if `quiet`."""
+    """Yield a function that shows bytes read and bytes in all.
+
+    It moves a bar in a terminal, prints a line every few seconds elsewhere, and does nothing if `quiet`.
+    """
     if quiet:
         yield lambda read, total: None
     elif not sys.stdout.isatty():
-        yield _lines_of_bytes()
+        yield _byte_lines()
     else:
         from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
 
@@ -58,7 +61,7 @@ def reading(*, quiet: bool) -> Iterator[Callable[[int, int], None]]:
             yield lambda read, total: progress.update(task, completed=read, total=total)
 
 
-def _lines_of_bytes() -> Callable[[int, int], None]:
+def _byte_lines() -> Callable[[int, int], None]:
     started = shown = time.monotonic()
     first: int | None = None
 
@@ -76,23 +79,20 @@ def _lines_of_bytes() -> Callable[[int, int], None]:
     return show
 
 
-class Display(Protocol):
-    """How a run is shown while it goes on."""
-
-    def step(self, step: int) -> None:
-        """Step number `step` was done."""
-
-    def line(self, line: dict[str, Any]) -> None:
-        """A line of metrics was measured."""
+ShowTraining = Callable[..., None]
+"""Function `show(step, line=None)` that shows a step, with the metrics measured at it if there are any."""
 
 
 @contextmanager
-def display(trainer: "Trainer", *, quiet: bool) -> Iterator[Display]:
-    """A live display in a terminal, a line now and then elsewhere, nothing if `quiet`."""
+def display(trainer: "Trainer", *, quiet: bool) -> Iterator[ShowTraining]:
+    """Yield a function that shows a training run.
+
+    It moves a bar in a terminal, prints a line every few seconds elsewhere, and does nothing if `quiet`.
+    """
     if quiet:
-        yield Silent()
+        yield lambda step, line=None: None
     elif not sys.stdout.isatty():
-        yield Lines(trainer)
+        yield _metric_lines(trainer)
     else:
         from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -105,62 +105,40 @@ def display(trainer: "Trainer", *, quiet: bool) -> Iterator[Display]:
             TimeRemainingColumn(),
         )
         with Progress(*columns) as progress:
-            yield Live(trainer, progress)
+            yield _metric_bar(trainer, progress)
 
 
-class Silent:
-    """Nothing is shown."""
+def _metric_lines(trainer: "Trainer") -> ShowTraining:
+    """Return a function that prints the first and the last metrics, and others every few seconds."""
+    started = shown = time.monotonic()
+    first_step = trainer.step
 
-    def step(self, step: int) -> None:
-        """Show nothing."""
-
-    def line(self, line: dict[str, Any]) -> None:
-        """Show nothing."""
-
-
-class Lines:
-    """A line now and then, for logs and pipes."""
-
-    def __init__(self, trainer: "Trainer") -> None:
-        self.trainer = trainer
-        self.started = self.shown = time.monotonic()
-        self.first_step = trainer.step
-
-    def step(self, step: int) -> None:
-        """Show nothing: steps are too many."""
-
-    def line(self, line: dict[str, Any]) -> None:
-        """Show the first and the last line, and others when some seconds have passed."""
-        now = time.monotonic()
-        steps = self.trainer.steps or 0
-        if 0 < line["step"] < steps and now - self.shown < SECONDS_BETWEEN_LINES:
+    def show(step: int, line: dict[str, Any] | None = None) -> None:
+        nonlocal shown
+        now, steps = time.monotonic(), trainer.steps or 0
+        if line is None or (0 < step < steps and now - shown < SECONDS_BETWEEN_LINES):
             return
-        self.shown = now
-        text = f"step {line['step']}/{steps}  loss {line['loss']:.3f}"
+        shown = now
+        text = f"step {step}/{steps}  loss {line['loss']:.3f}"
         text += f"  validation {line['validation_loss']:.3f}" if "validation_loss" in line else ""
-        if done := line["step"] - self.first_step:
-            left = (now - self.started) / done * (steps - line["step"])
+        if done := step - first_step:
+            left = (now - started) / done * (steps - step)
             text += f"  {line['tokens_per_second']:,} tokens/s  {left:.0f} s left"
         click.echo(text)
 
+    return show
 
-class Live:
-    """One line of a terminal that follows the run."""
 
-    def __init__(self, trainer: "Trainer", progress: "Progress") -> None:
-        self.trainer = trainer
-        self.progress = progress
-        self.task = progress.add_task("", total=1, loss="...", validation="...", speed="...")
+def _metric_bar(trainer: "Trainer", progress: "Progress") -> ShowTraining:
+    """Return a function that moves a bar and writes the last metrics beside it."""
+    task = progress.add_task("", total=1, loss="...", validation="...", speed="...")
+    forms = {"loss": ("loss", ".3f"), "validation": ("validation_loss", ".3f"), "speed": ("tokens_per_second", ",")}
 
-    def step(self, step: int) -> None:
-        """Move the bar."""
-        self.progress.update(self.task, completed=step, total=self.trainer.steps)
+    def show(step: int, line: dict[str, Any] | None = None) -> None:
+        line = line or {}
+        fields: dict[str, Any] = {
+            field: format(line[name], form) for field, (name, form) in forms.items() if line.get(name)
+        }
+        progress.update(task, completed=step, total=trainer.steps, **fields)
 
-    def line(self, line: dict[str, Any]) -> None:
-        """Show what was measured."""
-        fields: dict[str, Any] = {"loss": f"{line['loss']:.3f}"}
-        if line["step"]:
-            fields["speed"] = f"{line['tokens_per_second']:,}"
-        if "validation_loss" in line:
-            fields["validation"] = f"{line['validation_loss']:.3f}"
-        self.progress.update(self.task, completed=line["step"], total=self.trainer.steps, **fields)
+    return show

@@ -1,11 +1,11 @@
-"""`embedlayer report`: what a run looks like, as one page."""
+"""`embedlayer report`: a run as one page."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from embedlayer.cli.paths import RUN
+from embedlayer.cli.options import RUN
 
 if TYPE_CHECKING:
     from embedlayer.training.run_directory import RunDirectory
@@ -14,7 +14,10 @@ if TYPE_CHECKING:
 @click.command()
 @click.argument("directory", type=RUN)
 def report(directory: Path) -> None:
-    """Write the report of a finished run again: its explorer page, as one file that opens without a server."""
+    """Write the report of a run again.
+
+    DIRECTORY is the folder of a finished run. The report is one HTML file that opens without a server.
+    """
     from embedlayer.training.run_directory import RunDirectory
 
     run = RunDirectory(directory)
@@ -22,21 +25,22 @@ def report(directory: Path) -> None:
     click.echo(f"Written to {run.report}")
 
 
-def make_report(directory: "RunDirectory") -> dict[str, Any]:
-    """Write `report.html`, the explorer's page about the run.
+def make_report(run: "RunDirectory") -> dict[str, Any]:
+    """Write `report.html`, the explorer's page about a run.
 
     Returns:
-        What the run came to, as `summarise` gives it, and the names of its files.
+        The figures of the run, as `summarise` returns them, and the names of its files.
 
     Raises:
         FileError: The run is not finished.
+        TokenizerError: The tokenizer is missing.
     """
     from embedlayer.cli.pipeline import neighbor_rows, summarise
     from embedlayer.explorer.export import write_page
-    from embedlayer.explorer.source import source_of_run
-    from embedlayer.training.run_directory import load_run
+    from embedlayer.sources import open_model
 
-    model, tokenizer = load_run(directory.path)
-    summary = summarise(directory, model, neighbor_rows(directory, model, tokenizer))
-    write_page(directory.report, [source_of_run(directory, model, tokenizer)])
-    return {**summary, "files": directory.files()}
+    opened = open_model(run.path)
+    model, tokenizer = opened.require_decoder(), opened.require_tokenizer()
+    summary = summarise(run, model, neighbor_rows(run, model, tokenizer))
+    write_page(run.report, [opened])
+    return {**summary, "files": run.files()}

@@ -1,11 +1,13 @@
-"""`embedlayer train`: real text in, a trained embedding layer out."""
+"""`embedlayer train`: train an embedding layer on text."""
 
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from embedlayer.cli.paths import TEXTS_OR_CORPUS, TOKENIZER
+from embedlayer.cli.options import TEXTS_OR_CORPUS, json_option
+from embedlayer.cli.pipeline import LayerOptions, layer_options
 from embedlayer.errors import FileError, SizeError
 
 if TYPE_CHECKING:
@@ -15,77 +17,48 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("files", nargs=-1, metavar="FILE...", type=TEXTS_OR_CORPUS)
-@click.option("-o", "--output", required=True, type=click.Path(path_type=Path), help="Folder for the result.")
-@click.option("--resume", is_flag=True, help="Continue the run in the folder where it stopped.")
-@click.option("--overwrite", is_flag=True, help="Replace a run that is in the folder.")
-@click.option(
-    "--tokenizer",
-    type=click.Choice(["bpe", "wordpiece", "unigram", "word", "byte"]),
-    default="bpe",
-    show_default=True,
-    help="Kind to learn from the text.",
-)
-@click.option("--tokenizer-from", type=TOKENIZER, help="Use this tokenizer (file or folder) instead.")
-@click.option("--vocab-size", default=4096, show_default=True, help="Entries of a learned tokenizer.")
-@click.option("--dim", default=192, show_default=True, help="Width of a row of the table.")
-@click.option("--layers", default=4, show_default=True, help="Blocks of the decoder.")
-@click.option("--heads", default=6, show_default=True, help="Query heads.")
-@click.option("--kv-heads", type=int, help="Key/value heads.  [default: as many as query heads]")
-@click.option("--rank", type=int, help="Factorise the table to this rank.  [default: a dense table]")
-@click.option(
-    "--position",
-    type=click.Choice(["rotary", "learned", "sinusoidal", "scaled-sinusoidal", "alibi", "relative", "none"]),
-    default="rotary",
-    show_default=True,
-    help="Position scheme.",
-)
-@click.option("--tied/--untied", default=True, show_default=True, help="Read the table as the output head too.")
-@click.option(
-    "--row-sparse", is_flag=True, help="Train the table at the cost of the batch, with the same result; needs --untied."
-)
-@click.option("--dropout", default=0.0, show_default=True, help="Share of numbers set to 0 in training.")
-@click.option("--init-std", default=0.02, show_default=True, help="Standard deviation of the table's fresh rows.")
-@click.option("--pad-to-multiple-of", type=int, help="Store spare rows up to this multiple.")
+@click.option("-o", "--output", required=True, type=click.Path(path_type=Path), help="Folder of the run.")
+@click.option("--resume", is_flag=True, help="Continue the run in the folder from its last checkpoint.")
+@click.option("--overwrite", is_flag=True, help="Replace the run in the folder.")
+@layer_options
 @click.option("--length", default=128, show_default=True, help="Tokens per window.")
 @click.option("--batch-size", default=8, show_default=True, help="Windows per forward pass.")
 @click.option("--accumulate", default=1, show_default=True, help="Forward passes per update.")
-@click.option("--learning-rate", default=3e-3, show_default=True, help="Peak of the schedule.")
-@click.option("--steps", type=int, help="Updates.")
-@click.option("--minutes", type=float, help="Time to fill instead of a number of steps.  [default: 2]")
-@click.option("--log-every", default=10, show_default=True, help="Steps from one line of metrics to the next.")
-@click.option("--validation-fraction", default=0.1, show_default=True, help="Share of the text to measure on.")
-@click.option("--seed", default=0, show_default=True, help="Of weights, order and dropout.")
+@click.option("--learning-rate", default=3e-3, show_default=True, help="Peak learning rate.")
+@click.option("--steps", type=int, help="Number of optimizer steps.")
+@click.option("--minutes", type=float, help="Train for this time instead of a number of steps.  [default: 2]")
+@click.option("--log-every", default=10, show_default=True, help="Steps between lines of metrics.")
+@click.option("--validation-fraction", default=0.1, show_default=True, help="Fraction of the text that is held out.")
+@click.option("--seed", default=0, show_default=True, help="Seed of weights, order and dropout.")
 @click.option("--device", default="auto", show_default=True, help="cpu, cuda, ...")
 @click.option(
     "--precision",
     type=click.Choice(["auto", "float32", "bfloat16"]),
     default="auto",
     show_default=True,
-    help="Of matrices.",
+    help="Precision of matrix products.",
 )
-@click.option(
-    "--save-seconds", default=60.0, show_default=True, help="Time from one checkpoint to the next, at lines of metrics."
-)
+@click.option("--save-seconds", default=60.0, show_default=True, help="Seconds between checkpoints.")
 @click.option(
     "--timeout-seconds",
     default=600.0,
     show_default=True,
-    help="How long processes that torchrun started wait for each other.",
+    help="Time that the processes of a torchrun launch wait for each other.",
 )
 @click.option(
-    "--table-ranks",
+    "--vocab-parallel-size",
     type=int,
-    help="Processes among which a table is divided; several times as many hold copies.  [default: all]",
+    help="Processes that share the rows of one table; N times as many processes train N replicas.  [default: all]",
 )
-@click.option("--probe", multiple=True, help="A token whose neighbours to show; may be repeated.")
-@click.option("--json", "as_json", is_flag=True, help="Print the result as one line of JSON, and nothing else.")
+@click.option("--probe", multiple=True, help="Token whose nearest neighbours are shown; may be repeated.")
+@json_option
 def train(files: tuple[Path, ...], **options: Any) -> int:
     """Train an embedding layer on text.
 
-    FILE... are text files (.gz too), folders of them, or - for standard input; or the folder of a corpus that
-    "embedlayer corpus build" wrote, which brings its tokenizer.
+    FILE... are text files (.gz too), folders of them, or - for standard input; or one folder that "embedlayer corpus
+    build" wrote, which brings its tokenizer.
 
-    By several processes, or machines with one file system: torchrun --nproc-per-node N -m embedlayer train ...
+    With several processes, or machines that share a file system: torchrun --nproc-per-node N -m embedlayer train ...
     """
     from embedlayer.cli.pipeline import chosen_device
     from embedlayer.distributed.ranks import started_ranks
@@ -93,7 +66,7 @@ def train(files: tuple[Path, ...], **options: Any) -> int:
 
     device, directory = chosen_device(options["device"]), RunDirectory(options["output"])
     with (
-        started_ranks(device, options["timeout_seconds"], options["table_ranks"]) as ranks,
+        started_ranks(device, options["timeout_seconds"], options["vocab_parallel_size"]) as ranks,
         directory.written_by(ranks, create=not options["resume"]),
     ):
         return _train(directory, files, options, device, ranks)
@@ -102,12 +75,7 @@ def train(files: tuple[Path, ...], **options: Any) -> int:
 def _train(
     directory: "RunDirectory", files: tuple[Path, ...], options: dict[str, Any], device: str, ranks: "Ranks"
 ) -> int:
-    from embedlayer.cli.pipeline import (
-        LayerOptions,
-        show_summary,
-        start_run,
-        train_to_the_end,
-    )
+    from embedlayer.cli.pipeline import show_summary, start_run, train_to_the_end
     from embedlayer.cli.report import make_report
     from embedlayer.training.loop import TrainingOptions
 
@@ -116,7 +84,7 @@ def _train(
     ranks.agree({"FILE...": [str(file) for file in files], **stated})
     if options["resume"] or ranks.any(ranks.first and was_begun_by(ranks.launch, directory)):
         if files and options["resume"]:
-            raise SizeError("--resume reads the text kept in the folder: leave the files out.")
+            raise SizeError("--resume uses the corpus in the folder: leave the files out.")
         trainer, tokenizer, _ = directory.resume(device, ranks)
         if not quiet:
             click.echo(f"Continuing at step {trainer.step}")
@@ -128,20 +96,11 @@ def _train(
                 f"{directory.path} holds a run already. Continue it with --resume, replace it with --overwrite, "
                 f"or choose another folder."
             )
-        minutes = 2.0 if options["steps"] is None and options["minutes"] is None else options["minutes"]
-        training = TrainingOptions(
-            steps=options["steps"],
-            minutes=minutes,
-            batch_size=options["batch_size"],
-            accumulate=options["accumulate"],
-            max_length=options["length"],
-            learning_rate=options["learning_rate"],
-            log_every=options["log_every"],
-            seed=options["seed"],
-            precision=options["precision"],
-        )
-        names = LayerOptions.__dataclass_fields__
-        layer = LayerOptions(**{name: value for name, value in options.items() if name in names})
+        if options["steps"] is None and options["minutes"] is None:
+            options["minutes"] = 2.0
+        options["max_length"] = options["length"]
+        layer = LayerOptions(**_named(options, LayerOptions))
+        training = TrainingOptions(**_named(options, TrainingOptions))
         if ranks.first:
             trainer, tokenizer = start_run(
                 directory,
@@ -172,14 +131,19 @@ def _train(
     return 0
 
 
+def _named(options: dict[str, Any], kind: type) -> dict[str, Any]:
+    """Return the options that are fields of a dataclass."""
+    return {field.name: options[field.name] for field in fields(kind) if field.name in options}
+
+
 def was_begun_by(launch: str, directory: "RunDirectory") -> bool:
-    """Whether an earlier attempt of this launch began the run in the folder; one machine of it is enough."""
+    """Return whether an earlier attempt of the same torchrun launch began the run in the folder."""
     from embedlayer.errors import CheckpointError
 
     if not launch or not directory.holds_a_run:
         return False
     try:
         noted = directory.read()["notes"].get("launch", "")
-    except CheckpointError:  # of another version: not of this launch
+    except CheckpointError:  # written by another version of embedlayer, so not by this launch
         return False
     return not set(launch.split()).isdisjoint(noted.split())

@@ -1,4 +1,4 @@
-"""`embedlayer vocab`: another vocabulary for a trained run or a checkpoint."""
+"""`embedlayer vocab`: add, remove, trim or replace the tokens of a run, a saved layer or a checkpoint."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -7,10 +7,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from embedlayer.cli.paths import EDITED, MODEL, TEXT, TEXTS, TOKENIZER
+from embedlayer.cli.options import EDITED, FOLDER, TEXT, TEXTS, TOKENIZER, json_option, new_folder_option
 from embedlayer.errors import FileError, VocabularyError
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
+    from embedlayer.text.corpus import TokenCorpus
     from embedlayer.vocab.receipt import Receipt
     from embedlayer.vocab.starting_rows import StartingRows
 
@@ -23,21 +26,19 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 @click.group()
 def vocab() -> None:
-    """Add, remove, trim or replace the tokens of a trained run or a checkpoint.
+    """Edit the vocabulary of a model.
 
-    Tables, heads, tokenizer, configuration and the state of a run move together into a new folder, wholly or not at
-    all. The receipt in it undoes the edit and carries stored IDs over.
+    The model is the folder of a run, a saved layer or a checkpoint. Tables, heads, tokenizer, configuration and
+    training state are edited together. The result is a new folder, which appears complete or not at all. The receipt in
+    it undoes the edit and remaps stored token IDs.
     """
 
 
-def _common(command: Command) -> Command:
-    """The options that all edits have."""
-    for option in (
-        click.option("--json", "as_json", is_flag=True, help="Print the result as one line of JSON, and nothing else."),
-        click.option("--pad-to-multiple-of", type=int, help="Store rows up to this multiple.  [default: as before]"),
-        click.option("-o", "--output", required=True, type=click.Path(path_type=Path), help="New folder."),
-        click.argument("directory", type=MODEL),
-    ):
+def _edit_options(command: Command) -> Command:
+    """Add the argument and options that all edits share."""
+    pad = click.option("--pad-to-multiple-of", type=int, help="Pad the rows to this multiple.  [default: as before]")
+    directory = click.argument("directory", type=FOLDER)
+    for option in (json_option, pad, new_folder_option, directory):
         command = option(command)
     return command
 
@@ -47,22 +48,22 @@ _init = click.option(
     type=click.Choice(STARTS),
     default=STARTS[0],
     show_default=True,
-    help="What new rows start as: the mean of the pieces a token was written with, or of all rows, ...",
+    help="Initial rows of new tokens: the mean of the token's former subwords, the mean of all rows, ...",
 )
-_seed = click.option("--seed", default=0, show_default=True, help="Of what is drawn.")
+_seed = click.option("--seed", default=0, show_default=True, help="Seed of random rows and of training.")
 
 
 @vocab.command()
-@_common
+@_edit_options
 @click.argument("terms", nargs=-1, metavar="TERM...")
 @click.option("--terms", "file", type=TEXT, help="File with one term a line.")
 @click.option("--special", multiple=True, help="A special token to add; may be repeated.")
-@click.option("--as-is", is_flag=True, help="Add terms as given, without the space that stands before a word in text.")
+@click.option("--as-is", is_flag=True, help="Add terms unchanged, without the space before a word in running text.")
 @_init
 @click.option("--train-on", multiple=True, type=TEXTS, help="Text to train the new rows on.")
-@click.option("--seconds", default=30.0, show_default=True, help="How long to train them.")
-@click.option("--steps", type=int, help="Updates, instead of a time.")
-@click.option("--learning-rate", default=3e-3, show_default=True, help="Peak of the schedule.")
+@click.option("--seconds", default=30.0, show_default=True, help="Seconds to train them.")
+@click.option("--steps", type=int, help="Number of steps instead of a time.")
+@click.option("--learning-rate", default=3e-3, show_default=True, help="Peak learning rate.")
 @_seed
 def add(
     directory: Path,
@@ -82,15 +83,14 @@ def add(
 ) -> None:
     """Add tokens to the model in DIRECTORY: TERM..., the lines of a file, or both.
 
-    With --train-on only the new rows are trained, for half a minute; everything the model does with its old tokens
-    stays the same to the bit. A term that is a token already is passed over, with a warning.
+    With --train-on only the new rows are trained, for half a minute; the model's results for its old tokens stay the
+    same bit for bit. A term that is a token already is left out, with a warning.
     """
     import torch
 
     from embedlayer.vocab.edit import add_tokens
     from embedlayer.vocab.new_rows import TrainedRows
 
-    _refuse_filled(output)
     wanted = _without_known(directory, [*terms, *_lines(file)], spaced=not as_is)
     if not wanted and not special:
         raise VocabularyError("There is nothing to add: give terms, or a file with one a line.")
@@ -118,7 +118,7 @@ def add(
 
 
 @vocab.command()
-@_common
+@_edit_options
 @click.argument("tokens", nargs=-1, metavar="TOKEN...")
 @click.option("--tokens", "file", type=TEXT, help="File with one token a line.")
 def remove(
@@ -129,7 +129,7 @@ def remove(
     pad_to_multiple_of: int | None,
     as_json: bool,
 ) -> None:
-    """Remove tokens from the model in DIRECTORY, by their text or as they stand in the vocabulary."""
+    """Remove tokens from the model in DIRECTORY, named by their text or by their entry in the vocabulary."""
     from embedlayer.vocab.edit import remove_tokens
 
     wanted = [*tokens, *_lines(file)]
@@ -140,10 +140,10 @@ def remove(
 
 
 @vocab.command()
-@_common
+@_edit_options
 @click.argument("files", nargs=-1, required=True, metavar="FILE...", type=TEXTS)
-@click.option("--min-count", default=1, show_default=True, help="How often a token must occur to stay.")
-@click.option("--drop-special", is_flag=True, help="Drop special tokens too that nothing needs.")
+@click.option("--min-count", default=1, show_default=True, help="Minimum number of occurrences of a kept token.")
+@click.option("--drop-special", is_flag=True, help="Also drop special tokens that neither text nor tokenizer needs.")
 def trim(
     directory: Path,
     output: Path,
@@ -153,7 +153,10 @@ def trim(
     pad_to_multiple_of: int | None,
     as_json: bool,
 ) -> None:
-    """Keep only the tokens that FILE... need: texts (.gz too) or folders of them, whose IDs stay the same, remapped."""
+    """Keep only the tokens that FILE... need, and drop all others.
+
+    FILE... are text files (.gz too) and folders of them. They are still split into the same tokens, with new IDs.
+    """
     from embedlayer.vocab.edit import trim_vocabulary
 
     receipt = trim_vocabulary(
@@ -168,7 +171,7 @@ def trim(
 
 
 @vocab.command()
-@_common
+@_edit_options
 @click.argument("tokenizer", type=TOKENIZER)
 @_init
 @_seed
@@ -181,7 +184,7 @@ def transplant(
     pad_to_multiple_of: int | None,
     as_json: bool,
 ) -> None:
-    """Move the model in DIRECTORY to another TOKENIZER (a file or folder); tokens that both have keep their rows."""
+    """Give the model in DIRECTORY another TOKENIZER (a file or folder); tokens that both have keep their rows."""
     import torch
 
     from embedlayer.vocab import edit
@@ -199,9 +202,9 @@ def transplant(
 
 @vocab.command()
 @click.argument("directory", type=EDITED)
-@click.option("-o", "--output", required=True, type=click.Path(path_type=Path), help="New folder.")
+@new_folder_option
 def undo(directory: Path, output: Path) -> None:
-    """Write what DIRECTORY was before its last edit, to the bit."""
+    """Write the folder that DIRECTORY was before its last edit, bit for bit."""
     from embedlayer.vocab.folders import last_receipt
 
     receipt = last_receipt(directory)
@@ -210,11 +213,11 @@ def undo(directory: Path, output: Path) -> None:
     click.echo(f"{old:,} tokens -> {new:,} tokens, as before the edit\nWritten to {output}")
 
 
-# What is asked
+# Terms
 
 
 def _lines(file: Path | None) -> list[str]:
-    """The lines of a file without line ends; empty ones do not count."""
+    """Return the lines of a file that are not empty, without line ends; none if `file` is `None`."""
     if file is None:
         return []
     try:
@@ -226,14 +229,11 @@ def _lines(file: Path | None) -> list[str]:
     return [line for line in text.splitlines() if line.strip()]
 
 
-def _refuse_filled(output: Path) -> None:
-    """Say so before a training, not after it."""
-    if output.exists() and (not output.is_dir() or any(output.iterdir())):
-        raise FileError(f"{output} is not empty. Choose a folder that is not there yet.")
-
-
 def _without_known(directory: Path, terms: Sequence[str], *, spaced: bool) -> list[str]:
-    """The terms as they stand in running text, without those that are tokens already."""
+    """Return the terms as they occur in running text, without those that are tokens already; warn about these.
+
+    With `spaced`, a term gets the space that precedes a word, in tokenizers that mark it.
+    """
     import warnings
 
     from embedlayer.errors import EmbedLayerWarning
@@ -248,11 +248,12 @@ def _without_known(directory: Path, terms: Sequence[str], *, spaced: bool) -> li
     known = [term for term in wanted if term in pieces.vocabulary or (spaced and term.encode() in pieces.by_meaning)]
     if known:
         shown = ", ".join(repr(term) for term in known[:SHOWN]) + (", ..." if len(known) > SHOWN else "")
-        warnings.warn(f"Tokens already, and left as they are ({len(known)}): {shown}", EmbedLayerWarning, stacklevel=2)
+        warnings.warn(f"Already tokens, and left unchanged ({len(known)}): {shown}", EmbedLayerWarning, stacklevel=2)
     return [term for term in wanted if term not in known]
 
 
 def _start(name: str) -> "StartingRows":
+    """Return the initialisation of new rows that `--init` names."""
     from embedlayer.vocab.starting_rows import Mean, MeanNoise, Random, SubwordMean
 
     starts: dict[str, StartingRows] = {
@@ -276,40 +277,45 @@ def _train_new_rows(
     options: dict[str, Any],
     *,
     quiet: bool,
-) -> tuple[dict[str, Any], Any, Any]:
+) -> "tuple[dict[str, Any], Tensor, Tensor]":
     """Train the rows of new tokens on text, in memory.
 
     Returns:
-        The losses, in nats per byte of the text kept for measuring, and the new rows of table and head.
+        The losses in nats per byte of held-out text, with the number of steps and of occurrences; the new rows of the
+        table, `(N, D)`; and those of the head.
     """
     import math
     import tempfile
     import warnings
 
-    from embedlayer.cli.generate import open_model
     from embedlayer.cli.progress import display, stopping_gently
     from embedlayer.errors import EmbedLayerWarning
+    from embedlayer.sources import open_model
     from embedlayer.text.corpus import TokenCorpus
     from embedlayer.training.loop import Trainer, TrainingOptions
     from embedlayer.vocab.edit import add_tokens
     from embedlayer.vocab.new_rows import merge_rows
 
     opened = open_model(directory)
-    model, length = opened.model, _length(directory, opened.model.position.max_seq_len)
+    model, tokenizer = opened.require_decoder(), opened.require_tokenizer()
+    run, length = opened.run, 128
+    if run is not None and run.holds_a_run:
+        length = run.options().max_length
+    length = min(length, model.position.max_seq_len or length)
     training = TrainingOptions(max_length=length, weight_decay=0.0, validation_tokens=VALIDATION_TOKENS, **options)
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
-        corpus = TokenCorpus.build(list(texts), opened.tokenizer, Path(folder) / "old")
+        corpus = TokenCorpus.build(list(texts), tokenizer, Path(folder) / "old")
         before = Trainer(model, *corpus.split(0.1), training).validate()
         losses = {"loss_with_old_tokens": before["validation_bits_per_byte"] * math.log(2)}
-        receipt = add_tokens(model, terms, special=special, tokenizer=opened.tokenizer, init=init, train_only_new=True)
+        receipt = add_tokens(model, terms, special=special, tokenizer=tokenizer, init=init, train_only_new=True)
         corpus = TokenCorpus.build(list(texts), receipt.tokenizer, Path(folder) / "new")
         counted = _occurrences(corpus, receipt)
         trainer = Trainer(model, *corpus.split(0.1), training)
         measured = []
         warnings.filterwarnings("ignore", "The first loss", EmbedLayerWarning)  # a trained model is far from ln V
         with stopping_gently(trainer), display(trainer, quiet=quiet) as show:
-            for line in trainer.run(on_step=show.step):
-                show.line(line)
+            for line in trainer.run(on_step=show):
+                show(line["step"], line)
                 measured += [line["validation_bits_per_byte"] * math.log(2)] if "validation_loss" in line else []
         losses |= {"loss_before_training": measured[0], "loss_after_training": measured[-1]}
     merge_rows(model)
@@ -319,26 +325,23 @@ def _train_new_rows(
     return {**losses, **counted, "steps": trainer.step}, rows, head
 
 
-def _length(directory: Path, reach: int | None) -> int:
-    """Tokens per window: as the run had, as far as the positions reach."""
-    from embedlayer.training.run_directory import RunDirectory
+def _occurrences(corpus: "TokenCorpus", receipt: "Receipt") -> dict[str, int]:
+    """Count the new tokens in the text.
 
-    run = RunDirectory(directory)
-    length = run.options().max_length if run.holds_a_run else 128
-    return length if reach is None else min(length, reach)
-
-
-def _occurrences(corpus: Any, receipt: "Receipt") -> dict[str, int]:
+    Raises:
+        VocabularyError: There are none.
+    """
     counts = corpus.counts(receipt.move.size)[list(receipt.added)]
     if not counts.sum():
-        raise VocabularyError("The text holds none of the new tokens: there is nothing to train their rows on.")
+        raise VocabularyError("The text contains none of the new tokens, so their rows cannot be trained on it.")
     return {"new_tokens_in_text": int(counts.sum()), "different_new_tokens_in_text": int((counts > 0).sum())}
 
 
-# What happened
+# Results
 
 
 def _show(receipt: "Receipt", directory: Path, output: Path, *, as_json: bool, **trained: Any) -> None:
+    """Print what an edit did: for people, or as JSON."""
     old, new = (_weight_bytes(folder) for folder in (directory, output))
     if as_json:
         summary = {
@@ -357,7 +360,7 @@ def _show(receipt: "Receipt", directory: Path, output: Path, *, as_json: bool, *
     before, after = receipt.num_tokens
     click.echo(f"Tokens   {before:,} -> {after:,}")
     click.echo(f"Rows     {receipt.move.old_size:,} -> {receipt.move.size:,}")
-    click.echo(f"Kept     {receipt.kept:,}, the same to the bit")
+    click.echo(f"Kept     {receipt.kept:,}, unchanged bit for bit")
     _list("New", [(token, text, receipt.origins.get(token, "")) for token, text in receipt.added.items()])
     _list("Dropped", [(token, text, "") for token, text in receipt.dropped.items()])
     _list("Merged", [(token, f"-> {into}", "") for token, into in receipt.merged.items()])
@@ -366,8 +369,8 @@ def _show(receipt: "Receipt", directory: Path, output: Path, *, as_json: bool, *
     if trained:
         click.echo(
             f"\nTrained  {trained['steps']:,} steps, the new rows only; {trained['different_new_tokens_in_text']:,} of "
-            f"them stand in the text, {trained['new_tokens_in_text']:,} times\n"
-            f"Loss     on text kept for measuring, nats per byte:\n"
+            f"them occur in the text, {trained['new_tokens_in_text']:,} times\n"
+            f"Loss     on held-out text, nats per byte:\n"
             f"         {trained['loss_with_old_tokens']:.4f} with the old tokens\n"
             f"         {trained['loss_before_training']:.4f} with the new ones before training\n"
             f"         {trained['loss_after_training']:.4f} after it"
@@ -376,7 +379,7 @@ def _show(receipt: "Receipt", directory: Path, output: Path, *, as_json: bool, *
 
 
 def _list(title: str, rows: Sequence[tuple[int, str, str]]) -> None:
-    """A line of numbers, and below it the first tokens."""
+    """Print a title with the number of tokens, and the first tokens below it."""
     if not rows:
         return
     from embedlayer.plots import visible_text
@@ -389,5 +392,6 @@ def _list(title: str, rows: Sequence[tuple[int, str, str]]) -> None:
 
 
 def _weight_bytes(folder: Path) -> int:
+    """Return the size of the safetensors files of a folder, without training checkpoints."""
     files = (file for file in folder.glob("*.safetensors") if file.name != "checkpoint.safetensors")
     return sum(file.stat().st_size for file in files)

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from embedlayer.checkpoints.embedding_layer import EmbeddingLayer
 from embedlayer.errors import SizeError
 from embedlayer.files import JsonObject
+from embedlayer.layers.input import TransformerEmbedding
 from embedlayer.layers.output import OutputHead
 from embedlayer.layers.prediction_head import PredictionHead
 from embedlayer.models.decoder import DecoderLM
@@ -17,7 +18,7 @@ from embedlayer.tables.factorized import FactorizedEmbedding
 from embedlayer.tables.quantized import QuantizedEmbedding
 from embedlayer.tables.table import TokenTable
 
-Model = TypeVar("Model", bound=DecoderLM | EmbeddingLayer)
+Model = TypeVar("Model", bound=DecoderLM | EmbeddingLayer | TransformerEmbedding)
 
 _QUANTISED = re.compile(r"int(8|4)(?:-g(\d+))?")
 _RANK = re.compile(r"rank=(\d+)")
@@ -74,13 +75,17 @@ def replace_table(model: Model, table: TokenTable | nn.Embedding) -> Model:
     table = as_table(table)
     if table.embed_dim != model.table.embed_dim:
         raise SizeError(f"The table has width {table.embed_dim}, the model needs {model.table.embed_dim}.")
+    if isinstance(model, TransformerEmbedding):
+        sizes = (table.vocab_size, table.embed_dim, model.max_seq_len)
+        layer = TransformerEmbedding(*sizes, model.dropout.p, position=model.position, table=table)
+        return cast(Model, layer.train(model.training))
     head = _tied_to(model.head, table)
     if isinstance(model, EmbeddingLayer):
         return cast(Model, _layer_with(model, table, head))
     assert isinstance(head, OutputHead)
-    sizes: JsonObject = dict(model.sizes)
+    options: JsonObject = dict(model.sizes)
     with torch.device("meta"):
-        other = DecoderLM(table, model.position, head, **sizes)
+        other = DecoderLM(table, model.position, head, **options)
     other.blocks, other.norm, other.dropout = model.blocks, model.norm, model.dropout
     return cast(Model, other.train(model.training))
 

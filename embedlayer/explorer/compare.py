@@ -11,7 +11,7 @@ from torch import Tensor
 from embedlayer.analysis.geometry import align_tables, row_movement
 from embedlayer.errors import SizeError
 from embedlayer.explorer import tokens
-from embedlayer.explorer.source import Source
+from embedlayer.sources import OpenedModel
 
 Params = Mapping[str, str]
 
@@ -40,7 +40,7 @@ class TableComparison:
     residual: float | None
 
 
-def summary(source: Source, other: Source, params: Params) -> Any:
+def summary(source: OpenedModel, other: OpenedModel, params: Params) -> Any:
     """Return the number of shared tokens, their mean cosine, and those that moved most and least.
 
     Each entry of the lists is `[ID, other ID, cosine]`.
@@ -59,11 +59,11 @@ def summary(source: Source, other: Source, params: Params) -> Any:
         "residual": found.residual,
         "moved_most": listed(order[:LISTED]),
         "moved_least": listed(order.flip(0)[:LISTED]),
-        "texts": [other.tokens[row] for row in found.other_ids[order[:LISTED]].tolist()],
+        "texts": [other.token_texts[row] for row in found.other_ids[order[:LISTED]].tolist()],
     }
 
 
-def places(source: Source, other: Source, params: Params) -> bytes:
+def places(source: OpenedModel, other: OpenedModel, params: Params) -> bytes:
     """Return the coordinates of both tables as bytes.
 
     Five columns of float32 `(N,)`: x and y in the first table, x and y in the second, cosine. Then both IDs as int32
@@ -75,17 +75,17 @@ def places(source: Source, other: Source, params: Params) -> bytes:
     return columns.numpy().tobytes() + ids.numpy().tobytes()
 
 
-def other_neighbors(source: Source, other: Source, params: Params) -> Any:
+def other_neighbors(source: OpenedModel, other: OpenedModel, params: Params) -> Any:
     """Return the nearest neighbours in the other table, with their text: `[[text, cosine], ...]`."""
-    return [[other.tokens[row], score] for row, score in tokens.neighbors(other, params)]
+    return [[other.token_texts[row], score] for row, score in tokens.neighbors(other, params)]
 
 
-def _compared(source: Source, other: Source) -> TableComparison:
+def _compared(source: OpenedModel, other: OpenedModel) -> TableComparison:
     return source.once(f"compare {id(other)}", lambda: _compare(source, other))
 
 
 @torch.no_grad()
-def _compare(source: Source, other: Source) -> TableComparison:
+def _compare(source: OpenedModel, other: OpenedModel) -> TableComparison:
     pairs = _same_tokens(source, other)
     if len(pairs) < 2:
         raise SizeError(
@@ -110,12 +110,12 @@ def _compare(source: Source, other: Source) -> TableComparison:
     )
 
 
-def _same_tokens(source: Source, other: Source) -> Int[Tensor, "N 2"]:
+def _same_tokens(source: OpenedModel, other: OpenedModel) -> Int[Tensor, "N 2"]:
     """Return pairs of rows with the same text `(N, 2)`; a leading space may be in one table only."""
-    if source.tokens == other.tokens:
+    if source.token_texts == other.token_texts:
         return torch.arange(source.table.vocab_size)[:, None].repeat(1, 2)
-    there = {text: row for row, text in reversed(list(enumerate(other.tokens))) if text.strip()}
+    there = {text: row for row, text in reversed(list(enumerate(other.token_texts))) if text.strip()}
     spaced = {text.strip(): row for text, row in there.items() if text.startswith(" ")}
-    partners = [there.get(text, there.get(text.strip(), spaced.get(text))) for text in source.tokens]
+    partners = [there.get(text, there.get(text.strip(), spaced.get(text))) for text in source.token_texts]
     pairs = [(row, partner) for row, partner in enumerate(partners) if partner is not None]
     return torch.tensor(pairs, dtype=torch.int64).view(-1, 2)

@@ -17,14 +17,15 @@ from embedlayer.errors import EmbedLayerError
 from embedlayer.explorer import tokens
 from embedlayer.explorer.routes import BAKED_PAIRS, ROUTES, Params, answer, manifest, others
 from embedlayer.explorer.server import page_files, to_json
-from embedlayer.explorer.source import Source
+from embedlayer.explorer.source_facts import check_tokenizers, page_facts
 from embedlayer.files import write_text
+from embedlayer.sources import OpenedModel
 
 _IMPORT = re.compile(r'^import \{([^}]*)\} from "([^"]+)";\n', flags=re.M)
 _EXPORT = re.compile(r"^export (?:async )?(?:function\*?|const|let|class) (\w+)", flags=re.M)
 
 
-def write_page(path: Path | str, sources: list[Source]) -> None:
+def write_page(path: Path | str, sources: list[OpenedModel]) -> None:
     """Write the page about `sources` as one file, atomically.
 
     Raises:
@@ -33,7 +34,7 @@ def write_page(path: Path | str, sources: list[Source]) -> None:
     write_text(path, page_html(sources))
 
 
-def page_html(sources: list[Source]) -> str:
+def page_html(sources: list[OpenedModel]) -> str:
     """Return the text of the exported page, with its styles, its script and its data."""
     static = page_files()
     page = static["index.html"].decode()
@@ -52,8 +53,9 @@ def page_html(sources: list[Source]) -> str:
     return page.replace("</head>", head).replace("</body>", tail)
 
 
-def bake(sources: list[Source]) -> dict[str, Any]:
+def bake(sources: list[OpenedModel]) -> dict[str, Any]:
     """Return every answer that an exported page holds, by the key under which the page looks it up."""
+    check_tokenizers(sources)
     content: dict[str, Any] = {}
 
     def add(name: str, params: Params) -> None:
@@ -61,7 +63,7 @@ def bake(sources: list[Source]) -> dict[str, Any]:
             content[_key(name, params)] = _packed(answer(sources, name, params))
 
     for number, source in enumerate(sources):
-        has = source.manifest()["has"]
+        has = page_facts(source)["has"]
         for name, route in ROUTES.items():
             if route.needs not in has:
                 continue

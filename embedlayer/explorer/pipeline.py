@@ -19,8 +19,8 @@ from torch import Tensor, nn
 
 from embedlayer.checkpoints.embedding_layer import EmbeddingLayer
 from embedlayer.errors import TextError, TokenizerError
-from embedlayer.explorer.source import Layer, Source
 from embedlayer.files import JsonObject
+from embedlayer.layers.input import TransformerEmbedding
 from embedlayer.layers.output import OutputHead
 from embedlayer.layers.prediction_head import PredictionHead
 from embedlayer.layers.steps import TokenBatch, TracedStep, input_steps, trace_steps
@@ -29,6 +29,7 @@ from embedlayer.models.decoder import Attention, DecoderLM
 from embedlayer.plots import visible_text
 from embedlayer.positions.position import Position, positions_of
 from embedlayer.positions.rotary import RotaryEmbedding
+from embedlayer.sources import OpenedModel
 from embedlayer.tables.table import TokenTable
 from embedlayer.text.tokenizer import token_text, without_limits
 
@@ -39,7 +40,7 @@ BINS = 1024
 ROWS_AT_ONCE = 8192
 SHOWN_DROPOUT = 0.1
 
-Model = Layer | TokenTable
+Model = DecoderLM | EmbeddingLayer | TransformerEmbedding | TokenTable
 """What can be shown: a decoder, the embedding layer of a checkpoint, an input embedding, or only a table."""
 
 TEXTS = (
@@ -208,7 +209,7 @@ def shown_tokens(tokenizer: Tokenizer, ids: Sequence[int]) -> tuple[ShownToken, 
     return tuple(shown(number) for number in ids)
 
 
-def answer(source: Source, params: Mapping[str, str]) -> JsonObject:
+def answer(source: OpenedModel, params: Mapping[str, str]) -> JsonObject:
     """Answer a request of the page: the pipeline of `params["text"]`, or without a text, example texts.
 
     Raises:
@@ -222,7 +223,7 @@ def answer(source: Source, params: Mapping[str, str]) -> JsonObject:
     return pipeline(model, source.tokenizer, params["text"], add_special_tokens=is_checkpoint).to_json()
 
 
-def baked(source: Source) -> list[dict[str, str]]:
+def baked(source: OpenedModel) -> list[dict[str, str]]:
     """Return the requests whose answers an exported page contains: the example texts, and each of their pipelines."""
     return [{}, *({"text": text} for text in example_texts(source.tokenizer))]
 

@@ -13,13 +13,13 @@ from torch import Tensor
 
 from embedlayer.checkpoints.embedding_layer import EmbeddingLayer
 from embedlayer.explorer.pipeline import Model, packed, parts_of, queries_and_keys, shown_tokens
-from embedlayer.explorer.source import Source
 from embedlayer.files import JsonObject
 from embedlayer.models.decoder import DecoderLM
 from embedlayer.positions.alibi import AlibiBias
 from embedlayer.positions.position import AdditivePosition, Position
 from embedlayer.positions.rotary import RotaryEmbedding
 from embedlayer.positions.sinusoidal import SinusoidalPositionalEmbedding
+from embedlayer.sources import OpenedModel
 from embedlayer.text.tokenizer import without_limits
 
 MOST_NUMBERS = 1_200_000
@@ -28,12 +28,12 @@ DISTANCES = 512
 TEXT = "The cat sat on the mat and the dog sat on the cat."
 
 
-def answer(source: Source, params: Mapping[str, str]) -> JsonObject:
+def answer(source: OpenedModel, params: Mapping[str, str]) -> JsonObject:
     """Return `positions_data` of a source; for a run, with the sequence length of its training."""
     model = source.table if source.model is None else source.model
     run = source.run
     trained = run.read()["options"]["max_length"] if run is not None and run.holds_a_run else None
-    return positions_data(model, source.tokenizer, trained, names=source.tokens if source.tokenizer is None else ())
+    return positions_data(model, source.tokenizer, trained, names=() if source.tokenizer else source.token_texts)
 
 
 @torch.no_grad()

@@ -9,19 +9,20 @@ from typing import Any
 
 from embedlayer.errors import SizeError
 from embedlayer.explorer import compare, health, pipeline, positions, tokens, training
-from embedlayer.explorer.source import Source
+from embedlayer.explorer.source_facts import page_facts
+from embedlayer.sources import OpenedModel
 
 Params = Mapping[str, str]
 Answer = Any
 """Bytes, or a value that JSON can represent."""
 
 
-def once_without_params(source: Source) -> Iterable[Params]:
+def once_without_params(source: OpenedModel) -> Iterable[Params]:
     """Return the parameters of a route that an exported page holds once, without parameters."""
     return ({},)
 
 
-def nothing(source: Source) -> Iterable[Params]:
+def nothing(source: OpenedModel) -> Iterable[Params]:
     """Return no parameters: an exported page does not hold the route."""
     return ()
 
@@ -34,11 +35,11 @@ class Route:
         answer: Function from a source and the request's parameters to the data; it raises `EmbedLayerError` if there is
             no answer.
         baked: Function from a source to the parameters for which an exported page holds the answer.
-        needs: What the source must have, one of `Source.manifest()["has"]`.
+        needs: What the source must have, one of `page_facts(source)["has"]`.
     """
 
-    answer: Callable[[Source, Params], Answer]
-    baked: Callable[[Source], Iterable[Params]] = once_without_params
+    answer: Callable[[OpenedModel, Params], Answer]
+    baked: Callable[[OpenedModel], Iterable[Params]] = once_without_params
     needs: str = "vectors"
 
 
@@ -64,7 +65,7 @@ ROUTES: dict[str, Route] = {
 """Every kind of data, by the name that the page requests."""
 
 
-PAIRS: dict[str, Callable[[Source, Source, Params], Answer]] = {
+PAIRS: dict[str, Callable[[OpenedModel, OpenedModel, Params], Answer]] = {
     "compare": compare.summary,
     "compare-places": compare.places,
     "compare-neighbors": compare.other_neighbors,
@@ -74,13 +75,13 @@ PAIRS: dict[str, Callable[[Source, Source, Params], Answer]] = {
 BAKED_PAIRS = ("compare", "compare-places")
 
 
-def others(sources: list[Source], source: Source) -> list[str]:
+def others(sources: list[OpenedModel], source: OpenedModel) -> list[str]:
     """Return what a source can be compared with: `before` (before training), and the numbers of other sources."""
     numbers = [str(number) for number, other in enumerate(sources) if other is not source]
-    return ["before", *numbers] if "before" in source.manifest()["has"] else numbers
+    return ["before", *numbers] if "before" in page_facts(source)["has"] else numbers
 
 
-def answer(sources: list[Source], name: str, params: Params) -> Answer:
+def answer(sources: list[OpenedModel], name: str, params: Params) -> Answer:
     """Return the data of `/data/NAME?params`. The parameter `source` is the number of a source.
 
     Raises:
@@ -99,19 +100,19 @@ def answer(sources: list[Source], name: str, params: Params) -> Answer:
     if name not in ROUTES:
         raise SizeError(f"There is no data named {name!r}; the names are {', '.join((*ROUTES, *PAIRS))}.")
     route = ROUTES[name]
-    if route.needs not in source.manifest()["has"]:
+    if route.needs not in page_facts(source)["has"]:
         raise SizeError(f"{source.title} has no {route.needs}, which {name} needs.")
     return route.answer(source, rest)
 
 
-def _source(sources: list[Source], number: str) -> Source:
+def _source(sources: list[OpenedModel], number: str) -> OpenedModel:
     if not number.isdecimal() or int(number) >= len(sources):
         raise SizeError(f"There is no source {number!r}; there are {len(sources)} sources, numbered from 0.")
     return sources[int(number)]
 
 
-def manifest(sources: list[Source]) -> Answer:
+def manifest(sources: list[OpenedModel]) -> Answer:
     """Return what the page requests first: the version, and a description of each source."""
     from embedlayer import __version__
 
-    return {"version": __version__, "exported": False, "sources": [source.manifest() for source in sources]}
+    return {"version": __version__, "exported": False, "sources": [page_facts(source) for source in sources]}

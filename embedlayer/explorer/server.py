@@ -18,7 +18,8 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 from embedlayer.errors import EmbedLayerError, FileError
 from embedlayer.explorer.routes import answer
-from embedlayer.explorer.source import Source
+from embedlayer.explorer.source_facts import check_tokenizers
+from embedlayer.sources import OpenedModel
 
 HOST = "127.0.0.1"
 TYPES = {
@@ -55,7 +56,7 @@ def page_files() -> dict[str, bytes]:
     return found
 
 
-def serve(sources: list[Source], *, port: int = 0, on_start: Callable[[str], None] | None = None) -> None:
+def serve(sources: list[OpenedModel], *, port: int = 0, on_start: Callable[[str], None] | None = None) -> None:
     """Serve the page until Ctrl-C.
 
     Args:
@@ -75,12 +76,14 @@ def serve(sources: list[Source], *, port: int = 0, on_start: Callable[[str], Non
             return
 
 
-def make_server(sources: list[Source], *, port: int = 0) -> ThreadingHTTPServer:
+def make_server(sources: list[OpenedModel], *, port: int = 0) -> ThreadingHTTPServer:
     """Return a server that listens; it answers after its `serve_forever` is called.
 
     Raises:
         FileError: The port is in use.
+        TokenizerError: A tokenizer has IDs outside its table.
     """
+    check_tokenizers(sources)
     try:
         return _Server((HOST, port), partial(_Handler, sources, page_files()))
     except (OSError, OverflowError) as error:
@@ -125,7 +128,7 @@ class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     timeout = 60
 
-    def __init__(self, sources: list[Source], static: dict[str, bytes], *arguments: Any) -> None:
+    def __init__(self, sources: list[OpenedModel], static: dict[str, bytes], *arguments: Any) -> None:
         self.sources = sources
         self.static = static
         super().__init__(*arguments)

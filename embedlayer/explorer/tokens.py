@@ -10,10 +10,9 @@ from torch import Tensor
 
 from embedlayer.analysis.geometry import PrincipalComponents, principal_components
 from embedlayer.analysis.nearest import cosines_with, nearest_rows
-from embedlayer.checkpoints.tables import counts_of
 from embedlayer.errors import SizeError, TokenIdError
 from embedlayer.explorer.layout import Layout, compute_layout
-from embedlayer.explorer.source import Source
+from embedlayer.sources import OpenedModel
 
 Params = Mapping[str, str]
 
@@ -32,17 +31,17 @@ MOST = 500
 NUMBERS_AT_ONCE = 1 << 22
 
 
-def texts(source: Source, params: Params) -> Any:
+def texts(source: OpenedModel, params: Params) -> Any:
     """Return the readable text of each row, and the IDs of the special tokens."""
-    return {"texts": source.tokens, "special": source.special}
+    return {"texts": source.token_texts, "special": source.special_ids}
 
 
-def axes(source: Source, params: Params) -> Any:
+def axes(source: OpenedModel, params: Params) -> Any:
     """Return the share of the variance along each principal component, largest first."""
     return {"explained": principal(source).explained_variance_ratio.tolist()}
 
 
-def coordinates(source: Source, params: Params) -> bytes:
+def coordinates(source: OpenedModel, params: Params) -> bytes:
     """Return coordinates along the first `count` principal components, float32 `(count, V)`.
 
     A row with NaN has NaN coordinates.
@@ -51,41 +50,41 @@ def coordinates(source: Source, params: Params) -> bytes:
     return _bytes(principal(source).coordinates[:, :count].T)
 
 
-def baked_coordinates(source: Source) -> list[Params]:
+def baked_coordinates(source: OpenedModel) -> list[Params]:
     """Return the parameters of the coordinates that an exported page holds: the first components only."""
     return [{"count": str(BAKED_COMPONENTS)}]
 
 
-def layout(source: Source, params: Params) -> bytes:
+def layout(source: OpenedModel, params: Params) -> bytes:
     """Return coordinates that keep nearest neighbours close, float32 `(2, V)`; a large table takes minutes."""
     return _bytes(_layout(source).places.T)
 
 
-def layout_recall(source: Source, params: Params) -> Any:
+def layout_recall(source: OpenedModel, params: Params) -> Any:
     """Return the share of true nearest neighbours in the graph of the layout: 1 if the graph is exact."""
     return {"recall": round(_layout(source).recall, 4)}
 
 
-def _layout(source: Source) -> Layout:
+def _layout(source: OpenedModel) -> Layout:
     return source.once("layout", lambda: compute_layout(source.rows, principal(source).coordinates[:, :2]))
 
 
-def baked_layout(source: Source) -> list[Params]:
+def baked_layout(source: OpenedModel) -> list[Params]:
     """Return the parameters of the layouts that an exported page holds: none for a large table."""
     return [{}] if source.table.vocab_size <= BAKED_ROWS and source.table.embed_dim > 1 else []
 
 
-def norms(source: Source, params: Params) -> bytes:
+def norms(source: OpenedModel, params: Params) -> bytes:
     """Return the Euclidean norm of each row, float32 `(V,)`."""
     return _bytes(lengths(source))
 
 
-def frequencies(source: Source, params: Params) -> bytes:
+def frequencies(source: OpenedModel, params: Params) -> bytes:
     """Return the number of occurrences of each token in the text of the run, float32 `(V,)`."""
     return source.once("frequencies", lambda: _frequencies(source))
 
 
-def neighbors(source: Source, params: Params) -> Any:
+def neighbors(source: OpenedModel, params: Params) -> Any:
     """Return the nearest neighbours of the sum of `plus` unit rows less `minus` unit rows: `[[id, cosine], ...]`.
 
     The result equals that of `TokenVectors.most_similar`: exact, over all rows, without the tokens of the query and
@@ -101,13 +100,13 @@ def neighbors(source: Source, params: Params) -> Any:
     return [[token, round(score, 5)] for token, score in pairs if token >= 0]
 
 
-def along(source: Source, params: Params) -> bytes:
+def along(source: OpenedModel, params: Params) -> bytes:
     """Return the cosine of each row with the sum of `plus` unit rows less `minus` unit rows, float32 `(V,)`."""
     query = _query(source, _ids(source, params, "plus"), _ids(source, params, "minus"))
     return _bytes(torch.cat([cosines_with(chunk, query)[0] for chunk in _chunks(source)]))
 
 
-def vectors(source: Source, params: Params) -> bytes:
+def vectors(source: OpenedModel, params: Params) -> bytes:
     """Return all rows as int8: float32 `(V,)`, the value that 127 represents in each row, then int8 `(V, D)`."""
     largest, parts = [], []
     for chunk in _chunks(source):
@@ -117,22 +116,22 @@ def vectors(source: Source, params: Params) -> bytes:
     return _bytes(torch.cat(largest)) + torch.cat(parts).numpy().tobytes()
 
 
-def baked_vectors(source: Source) -> list[Params]:
+def baked_vectors(source: OpenedModel) -> list[Params]:
     """Return the parameters of the vectors that an exported page holds: none for a large table."""
     return [{}] if _is_small(source) else []
 
 
-def nearest(source: Source, params: Params) -> bytes:
+def nearest(source: OpenedModel, params: Params) -> bytes:
     """Return the `NEAREST` nearest rows of each row: uint32 `(V, NEAREST)`, then float32 cosines of that shape."""
     return source.once("nearest", lambda: _nearest(source))
 
 
-def baked_nearest(source: Source) -> list[Params]:
+def baked_nearest(source: OpenedModel) -> list[Params]:
     """Return the parameters of the neighbour lists that an exported page holds: only for tables of medium size."""
     return [{}] if not _is_small(source) and source.table.vocab_size <= BAKED_ROWS else []
 
 
-def left_out(source: Source) -> list[str]:
+def left_out(source: OpenedModel) -> list[str]:
     """Return sentences that say which data an exported page lacks."""
     if _is_small(source):
         return ["Neighbours are computed from vectors rounded to 8 bits: cosines are exact to about 0.01."]
@@ -141,16 +140,16 @@ def left_out(source: Source) -> list[str]:
     return ["This file contains neither vectors nor neighbours: the table is too large for one file."]
 
 
-def _is_small(source: Source) -> bool:
+def _is_small(source: OpenedModel) -> bool:
     return source.table.vocab_size * source.table.embed_dim <= BAKED_NUMBERS
 
 
-def principal(source: Source) -> PrincipalComponents:
+def principal(source: OpenedModel) -> PrincipalComponents:
     """Return the principal components of the table and the coordinates of its rows; NaN for rows with NaN."""
     return source.once("principal_components", lambda: _computed_pca(source))
 
 
-def _computed_pca(source: Source) -> PrincipalComponents:
+def _computed_pca(source: OpenedModel) -> PrincipalComponents:
     rows = source.rows
     count = min(COMPONENTS, source.table.embed_dim)
     broken = ~torch.cat([chunk.isfinite().all(1) for chunk in rows.split(NUMBERS_AT_ONCE // rows.shape[1] + 1)])
@@ -162,30 +161,30 @@ def _computed_pca(source: Source) -> PrincipalComponents:
     return PrincipalComponents(everywhere, found.components, found.explained_variance_ratio, found.mean)
 
 
-def lengths(source: Source) -> Float[Tensor, " V"]:
+def lengths(source: OpenedModel) -> Float[Tensor, " V"]:
     """Return the Euclidean norm of each row; NaN if the row holds NaN."""
     return source.once("norms", lambda: torch.cat([chunk.norm(dim=1) for chunk in _chunks(source)]))
 
 
-def _nameless(source: Source) -> Bool[Tensor, " V"]:
-    return source.once("nameless", lambda: torch.tensor([text == "" for text in source.tokens]))
+def _nameless(source: OpenedModel) -> Bool[Tensor, " V"]:
+    return source.once("nameless", lambda: torch.tensor([text == "" for text in source.token_texts]))
 
 
-def _frequencies(source: Source) -> bytes:
+def _frequencies(source: OpenedModel) -> bytes:
     assert source.run is not None
-    counts = counts_of(source.run, source.table.vocab_size)
+    counts = source.counts
     assert counts is not None
     return _bytes(counts)
 
 
 @torch.no_grad()
-def _query(source: Source, plus: list[int], minus: list[int]) -> Float[Tensor, "1 D"]:
+def _query(source: OpenedModel, plus: list[int], minus: list[int]) -> Float[Tensor, "1 D"]:
     """Return the sum of the unit rows of `plus` less those of `minus`."""
     units = F.normalize(source.rows[[*plus, *minus]].double(), dim=1)
     return units[: len(plus)].sum(0, keepdim=True) - units[len(plus) :].sum(0, keepdim=True)
 
 
-def _nearest(source: Source) -> bytes:
+def _nearest(source: OpenedModel) -> bytes:
     """Compute the `NEAREST` nearest rows of every row; a missing neighbour has ID 0 and cosine -2."""
     V = source.table.vocab_size
     found = nearest_rows(source.rows, torch.arange(V), NEAREST, candidates=~_nameless(source))
@@ -195,13 +194,13 @@ def _nearest(source: Source) -> bytes:
 
 
 @torch.no_grad()
-def _chunks(source: Source) -> Iterator[Float[Tensor, "rows D"]]:
+def _chunks(source: OpenedModel) -> Iterator[Float[Tensor, "rows D"]]:
     step = max(1, NUMBERS_AT_ONCE // source.table.embed_dim)
     for chunk in source.rows.split(step):
         yield chunk.float()
 
 
-def _ids(source: Source, params: Params, name: str) -> list[int]:
+def _ids(source: OpenedModel, params: Params, name: str) -> list[int]:
     parts = [part for part in params.get(name, "").split(",") if part]
     if len(parts) > 100 or not all(part.isdecimal() for part in parts):
         raise SizeError(f"{name} is a list of at most 100 token IDs, 17,4; found {params.get(name)!r}.")

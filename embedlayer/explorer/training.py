@@ -4,12 +4,12 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from embedlayer.explorer.source import Source
+from embedlayer.sources import OpenedModel
 
 LINES = 2000
 
 
-def metrics(source: Source, params: Mapping[str, str]) -> Any:
+def metrics(source: OpenedModel, params: Mapping[str, str]) -> Any:
     """Return steps, losses and touched rows of a run, and its options. At most `LINES` lines, evenly spaced, with the
     last one.
 

@@ -22,7 +22,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, NotRequired, TypedDict
+from typing import Annotated, Any, NotRequired, TypedDict
 
 import numpy as np
 import torch
@@ -44,7 +44,6 @@ from embedlayer.files import (
 from embedlayer.locks import LOCK, FileLock
 from embedlayer.models.decoder import DecoderLM
 from embedlayer.pretrained import CANNOT_BE_BUILT, CONFIG, TOKENIZER, WEIGHTS, build, short, write_config
-from embedlayer.short_repr import short_repr
 from embedlayer.text.corpus import TokenCorpus
 from embedlayer.text.tokenizer import load_tokenizer, require_rows, save_tokenizer, table_size
 from embedlayer.training.loop import Trainer, TrainingOptions
@@ -120,16 +119,6 @@ class TrainerState(TypedDict):
     step: Count
     steps: Count | None
     ledgers: dict[str, LedgerState]
-
-
-class Run(NamedTuple):
-    """A trained layer with its tokenizer, as `load_run` reads it."""
-
-    model: DecoderLM
-    tokenizer: Tokenizer
-
-    def __repr__(self) -> str:
-        return short_repr(self)
 
 
 class RunDirectory:
@@ -441,27 +430,3 @@ def facts_of(description: JsonObject, corpus: TokenCorpus, tokenizer: Tokenizer)
 def digest(content: bytes) -> str:
     """A few letters that other content has otherwise."""
     return hashlib.sha256(content).hexdigest()[:12]
-
-
-def load_run(path: Path | str, *, device: torch.device | str = "cpu") -> Run:
-    """Read the result of a run: its model, with the trained table, and its tokenizer.
-
-    Raises:
-        FileError: The folder or a file in it is missing.
-        CheckpointError: A file is damaged or does not fit.
-        TokenizerError: The tokenizer has more entries than the table.
-    """
-    path = restored(path)
-    if not path.exists():
-        raise FileError(f"{path} does not exist.")
-    if RunDirectory(path).holds_a_run and not (path / CONFIG).exists():
-        raise FileError(
-            f"{path} holds no trained layer yet, because its run is not finished: continue it with "
-            f"embedlayer train --resume -o {path}"
-        )
-    if not (path / CONFIG).exists():
-        raise FileError(f"{path} holds no trained layer: it is not a folder that embedlayer train wrote.")
-    model = DecoderLM.read_pretrained(path, device=device).eval()
-    tokenizer = load_tokenizer(path / TOKENIZER)
-    require_rows(tokenizer, model.table.vocab_size, path)
-    return Run(model, tokenizer)

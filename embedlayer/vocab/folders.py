@@ -10,9 +10,9 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from embedlayer.checkpoints.tables import is_ours
 from embedlayer.errors import CheckpointError, FileError
 from embedlayer.files import replacing_folder, restored
+from embedlayer.sources import OWN_FOLDERS, path_kind
 from embedlayer.training.run_directory import RunDirectory
 from embedlayer.vocab.change import Asked
 from embedlayer.vocab.checkpoints import edit_checkpoint, undo_checkpoint
@@ -36,7 +36,7 @@ def edit_folder(folder: Path | str, out: Path | str | None, asked: Asked, tokeni
     """
     folder = Path(folder)
     with _new_folder(folder, out) as partial:
-        edit = edit_own if is_ours(folder) else edit_checkpoint
+        edit = edit_own if path_kind(folder) in OWN_FOLDERS else edit_checkpoint
         receipt = edit(folder, partial, asked, tokenizer)
         receipt.save(partial / RECEIPT.format(len(receipts_in(folder)) + 1))
     return receipt
@@ -50,7 +50,7 @@ def undo_folder(receipt: Receipt, folder: Path | str, out: Path | str | None) ->
     """
     folder = Path(folder)
     with _new_folder(folder, out) as partial:
-        undo = undo_own if is_ours(folder) else undo_checkpoint
+        undo = undo_own if path_kind(folder) in OWN_FOLDERS else undo_checkpoint
         undo(receipt, folder, partial)
         for name, content in receipt.files.items():
             (partial / name).write_bytes(content)

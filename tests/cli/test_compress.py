@@ -34,7 +34,7 @@ def test_a_run_stays_a_run_without_a_dense_copy_of_its_table(folder, text, tmp_p
     assert run("compress", folder, "--to", to, "-o", out, "--text", text, "--json") == 0
     result = json.loads(capsys.readouterr().out)
     own, made = result["rows"]
-    model, _ = el.load_run(out)
+    model = el.open_model(out).model
     assert isinstance(model.table, kind)
     assert model.head.__dict__["table"] is model.table
     assert made["loss_change"] == pytest.approx(made["loss"] - own["loss"])
@@ -66,11 +66,11 @@ def test_a_run_of_this_program_is_measured_on_its_windows_and_weighted_by_its_co
     assert run(*train, "--layers", 1, "--length", 16, "--batch-size", 2, "--json") == 0
     capsys.readouterr()
     assert run("compress", tmp_path / "run", "--to", "rank=4", "-o", tmp_path / "out", "--json") == 0
-    table = el.load_run(tmp_path / "run").model.table
+    table = el.open_model(tmp_path / "run").model.table
     corpus = el.TokenCorpus.open(tmp_path / "run" / "corpus").ids
     counts = torch.bincount(torch.from_numpy(corpus.astype("int64")), minlength=table.vocab_size)
     expected = el.FactorizedEmbedding.from_table(table, 4, counts)
-    found = el.load_run(tmp_path / "out").model.table
+    found = el.open_model(tmp_path / "out").model.table
     assert torch.equal(found.rows(0, 257), expected.rows(0, 257))
 
 
@@ -96,7 +96,7 @@ def test_of_another_checkpoint_the_embedding_layer_is_kept(tmp_path, text, capsy
     el.train_tokenizer((), "byte").save(str(tokenizer))
     arguments = ["--to", "int8", "-o", tmp_path / "out", "--text", text]
     assert run("compress", source, *arguments) == 2
-    assert "name it with --tokenizer" in capsys.readouterr().err
+    assert "Name one with --tokenizer" in capsys.readouterr().err
     assert run("compress", source, *arguments, "--tokenizer", tokenizer) == 0
     whole, small = el.load(source), el.load(tmp_path / "out")
     ids = torch.tensor([[1, 2, 3]])

@@ -40,7 +40,7 @@ def test_a_corpus_is_built_and_told_to_people_and_programs(text, tmp_path, capsy
     shown = capsys.readouterr().out
     built = TokenCorpus.open(tmp_path / "corpus")
     assert f"{len(built):,} tokens of" in shown
-    assert "1 document, 3 parts" in shown
+    assert "1 document, 3 shards" in shown
     assert run(*arguments, "--shards", 3, "--json") == 0
     assert json.loads(capsys.readouterr().out) == {
         "directory": str(tmp_path / "corpus"),
@@ -59,14 +59,14 @@ def test_a_corpus_is_built_and_told_to_people_and_programs(text, tmp_path, capsy
 def test_parts_can_be_built_one_by_one(text, tmp_path, capsys):
     arguments = ("corpus", "build", text, "-o", tmp_path / "c", "--tokenizer", tmp_path / "bpe.json", "--shards", 2)
     assert run(*arguments, "--only", 1) == 0
-    assert "Part 1 is in" in (shown := capsys.readouterr().out)
+    assert "Shard 1 is in" in (shown := capsys.readouterr().out)
     assert "1 of 2 are still to be built" in shown
     assert run(*arguments, "--only", 1, "--json") == 0
     assert json.loads(capsys.readouterr().out)["missing"] == [0]
     assert run("train", tmp_path / "c", "-o", tmp_path / "run", "--length", 32) == 2
     assert "1 parts are not built yet, among them part 0." in capsys.readouterr().err
     assert run(*arguments, "--only", 0) == 0
-    assert "2 parts, in" in capsys.readouterr().out
+    assert "2 shards, in" in capsys.readouterr().out
     assert run(*arguments, "--only", 2) == 2
     assert "Part 2 of 2 does not exist" in capsys.readouterr().err
 
@@ -121,7 +121,7 @@ def test_ctrl_c_stops_it_with_a_word_and_the_same_command_goes_on(text, tmp_path
     command = [sys.executable, "-c", code, *map(str, arguments), "--workers", "2"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 130, done.stderr
-    assert done.stderr == "Stopped. The parts that are done stay; the same command goes on with the others.\n"
+    assert done.stderr == "Stopped. The finished shards are kept; the same command builds the others.\n"
     assert run(*arguments, "--workers", "1") == 0
 
 
@@ -149,4 +149,4 @@ def test_a_terminal_sees_a_bar(text, tmp_path):
     shown = seen.decode()
     assert "━" in shown
     assert "24.8/24.8 kB" in shown
-    assert "2 parts, in" in shown
+    assert "2 shards, in" in shown

@@ -74,7 +74,7 @@ def test_a_file_of_one_tool_becomes_that_of_another(tmp_path) -> None:
 def test_rows_without_names_are_refused(tmp_path, capsys) -> None:
     TokenEmbedding(20, 8).save_pretrained(tmp_path / "table")
     assert run("export", tmp_path / "table", "-o", tmp_path / "table.vec") == 2
-    assert "give one with --tokenizer" in capsys.readouterr().err
+    assert "Name one with --tokenizer" in capsys.readouterr().err
     TokenEmbedding(20, 8).save_pretrained(tmp_path / "small", tokenizer=train_tokenizer((), "byte"))
     assert run("export", tmp_path / "small", "-o", tmp_path / "table.vec") == 2
     assert "do not belong together" in capsys.readouterr().err

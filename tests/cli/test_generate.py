@@ -40,14 +40,15 @@ def test_a_run_of_ours_continues_the_text(folder, capsys) -> None:
     assert run("generate", folder, "Once", "--tokens", 20, "--greedy") == 0
     shown = capsys.readouterr()
     assert shown.out == result["text"] + "\n"
-    assert f"{folder} added {result['new_tokens']} tokens to the 4 given" in shown.err
-    assert "each the most likely one (--greedy)" in shown.err
+    assert f"{folder} added {result['new_tokens']} tokens to the 4 of the prompt" in shown.err
+    assert "the most likely token each time (--greedy)" in shown.err
 
 
 def test_it_samples_by_default_and_says_with_which_seed_the_text_comes_again(folder, capsys) -> None:
     assert run("generate", folder, "Once", "--tokens", 20) == 0
     first = capsys.readouterr()
-    seed = re.search(r"sampled at temperature 0\.8, top-p 0\.95; --seed (\d+) gives the same again\.", first.err)[1]
+    how = r"sampled at temperature 0\.8, top-p 0\.95; --seed (\d+) gives the same text again\."
+    seed = re.search(how, first.err)[1]
     assert run("generate", folder, "Once", "--tokens", 20, "--seed", seed) == 0
     assert capsys.readouterr().out == first.out
     assert run("generate", folder, "Once", "--tokens", 20, "--seed", seed, "--json") == 0
@@ -79,7 +80,7 @@ def test_without_a_number_of_tokens_it_says_what_its_positions_reach(tmp_path, c
     assert run("generate", tmp_path, "Once", "--tokens", 40) == 2
     assert "exceeds the 12 positions" in capsys.readouterr().err
     assert run("generate", tmp_path) == 2
-    assert "give it a beginning" in capsys.readouterr().err
+    assert "pass a text of at least one token" in capsys.readouterr().err
 
 
 def test_a_checkpoint_of_transformers_is_continued(tmp_path, capsys) -> None:

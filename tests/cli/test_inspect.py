@@ -50,7 +50,7 @@ def test_a_run_is_inspected_with_its_text_and_its_beginning(trained, capsys) -> 
 
 def test_every_line_fits_its_terminal(trained, capsys, monkeypatch) -> None:
     for width in (80, 120):
-        monkeypatch.setattr("embedlayer.cli.inspect.WIDTH_IN_FILES", width)
+        monkeypatch.setattr("embedlayer.cli.printing.WIDTH_IN_FILES", width)
         assert run("inspect", trained) == 0
         shown = capsys.readouterr().out
         assert max(map(len, shown.splitlines())) <= width
@@ -118,7 +118,7 @@ def test_words_are_compared_with_people(tmp_path, capsys) -> None:
     assert run("inspect", tmp_path, *arguments) == 0
     shown = capsys.readouterr().out
     assert "no correlation" in shown
-    assert "2 of 3 pairs are two tokens, and fewer than 20 say too little" in shown
+    assert "2 of 3 pairs are two tokens; fewer than 20 give no correlation" in shown
     assert "Spearman" not in shown
     assert content["word_pairs"]["spearman"] is None
     assert "1 of 2 questions are four tokens" in shown
@@ -137,9 +137,9 @@ def test_two_tables_are_compared_by_their_tokens(tmp_path, capsys) -> None:
     assert run("inspect", tmp_path / "before.vec", tmp_path / "after", "--json", "-n", "2") == 0
     content = json.loads(capsys.readouterr().out)
     assert content["most"][0]["token"] == "cat"
-    assert content["turned"]["median_cosine"] > 0.9 > content["median_cosine_as_they_are"]
-    assert run("inspect", tmp_path / "before.vec", tmp_path / "after", "--as-they-are", "--json") == 0
-    assert json.loads(capsys.readouterr().out)["turned"] is None
+    assert content["aligned"]["median_cosine"] > 0.9 > content["median_cosine_unaligned"]
+    assert run("inspect", tmp_path / "before.vec", tmp_path / "after", "--no-align", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["aligned"] is None
     assert run("inspect", tmp_path / "before.vec", tmp_path / "after") == 0
     shown = capsys.readouterr().out
     assert shown.index("Moved most") < shown.index("cat") < shown.index("Moved least")
@@ -160,7 +160,7 @@ def test_two_tables_are_compared_by_their_tokens(tmp_path, capsys) -> None:
         (["{tmp}/words.vec", "--tokenizer", "{tmp}/large.json"], 2, "IDs up to 256 and the table has 30 rows"),
         (["{tmp}/good", "{tmp}/mismatch"], 2, "IDs up to 256 and the table has 30 rows"),
         (["{tmp}/good", "--word-pairs", "{tmp}/pairs"], 2, "no tokenizer"),
-        (["{tmp}/good", "--as-they-are"], 2, "give OTHER too"),
+        (["{tmp}/good", "--no-align"], 2, "name OTHER too"),
         (["{tmp}/good", "{tmp}/good", "--analogies", "{tmp}/pairs"], 2, "leave OTHER out"),
         (["{tmp}/good", "{tmp}/wide"], 2, "pass pairs"),
         (["{tmp}/good", "-n", "-3"], 2, "-3"),
@@ -190,6 +190,6 @@ def test_a_table_without_any_length_is_said_to_be_so(tmp_path, capsys) -> None:
     torch.nn.init.zeros_(table.weight)
     table.save_pretrained(tmp_path)
     assert run("inspect", tmp_path) == 0
-    assert "no row has a length" in capsys.readouterr().out
+    assert "all rows are zero, NaN or infinite" in capsys.readouterr().out
     assert run("inspect", tmp_path, "--json") == 0
     assert json.loads(capsys.readouterr().out)["geometry"] is None

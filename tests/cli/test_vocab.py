@@ -39,7 +39,7 @@ def test_new_terms_are_trained_alone_and_all_else_stays_to_the_bit(trained, doma
     options = ["--train-on", domain / "text.txt", "--steps", 30, "--learning-rate", 0.02, "--json"]
     assert run(*command, *options) == 0
     said = capsys.readouterr()
-    assert "Tokens already, and left as they are (1): ' the'" in said.err
+    assert "Already tokens, and left unchanged (1): ' the'" in said.err
     result = json.loads(said.out)
     size = result["tokens"][0]
     assert result["tokens"] == result["rows"] == [size, size + 3]
@@ -50,7 +50,8 @@ def test_new_terms_are_trained_alone_and_all_else_stays_to_the_bit(trained, doma
     assert result["loss_after_training"] < result["loss_before_training"]
     assert result["loss_after_training"] < result["loss_with_old_tokens"]
 
-    (before, old), (after, new) = el.load_run(trained), el.load_run(tmp_path / "new")
+    one, other = el.open_model(trained), el.open_model(tmp_path / "new")
+    before, old, after, new = one.model, one.tokenizer, other.model, other.tokenizer
     text = carried_text()[:300]
     assert new.encode(text).ids == old.encode(text).ids
     ids = torch.tensor(old.encode(text).ids[:32])
@@ -76,7 +77,7 @@ def test_what_happened_is_shown(trained, tmp_path, capsys) -> None:
     capsys.readouterr()
     assert run("vocab", "add", trained, *TERMS, "--special", "<|user|>", "-o", tmp_path / "new", "--init", "mean") == 0
     shown = capsys.readouterr().out
-    assert re.search(r"Tokens +400 -> 404\nRows +400 -> 404\nKept +400, the same to the bit\nNew +4\n", shown)
+    assert re.search(r"Tokens +400 -> 404\nRows +400 -> 404\nKept +400, unchanged bit for bit\nNew +4\n", shown)
     assert re.search(r" 400  ·otterly +mean\n", shown)
     assert re.search(r"Bytes +[\d,]+ -> [\d,]+ of weights \(\d+ more\)", shown)
     assert f"embedlayer vocab undo {tmp_path / 'new'} -o" in shown
@@ -103,7 +104,7 @@ def test_trimming_and_transplanting_from_the_command_line(trained, domain, tmp_p
     assert run("vocab", "transplant", tmp_path / "run", domain / "vocab", "-o", tmp_path / "moved", "--json") == 0
     moved = json.loads(capsys.readouterr().out)
     assert moved["tokens"] == [400, tokenizer.get_vocab_size()]
-    assert el.load_run(tmp_path / "moved").tokenizer.encode("the quokka").tokens == ["the", "quokka"]
+    assert el.open_model(tmp_path / "moved").tokenizer.encode("the quokka").tokens == ["the", "quokka"]
 
 
 def test_bad_input_ends_with_a_clear_error_and_no_folder(trained, domain, tmp_path, capsys) -> None:
@@ -118,7 +119,7 @@ def test_bad_input_ends_with_a_clear_error_and_no_folder(trained, domain, tmp_pa
         (2, "not UTF-8", ["add", trained, "--terms", tmp_path / "latin.txt", "-o", out]),
         (
             2,
-            "holds none of the new tokens",
+            "contains none of the new tokens",
             ["add", trained, "otterly", "--train-on", tmp_path / "other.txt", "-o", out],
         ),
         (1, "none does not exist", ["add", tmp_path / "none", "otterly", "-o", out]),

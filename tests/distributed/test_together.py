@@ -30,7 +30,7 @@ from embedlayer import (
     TokenEmbedding,
     Trainer,
     TrainingOptions,
-    load_run,
+    open_model,
     train_tokenizer,
 )
 from embedlayer.cli.main import main
@@ -163,7 +163,7 @@ def test_one_to_four_processes_end_where_one_ends_and_go_on_from_each_other(one,
             whole, half = (json.loads(text) for text in results[0][2 * number : 2 * number + 2])
             assert_equal(folder / case, whole, one[0] / case, lines[case])
             assert_equal(folder / f"{case}-foreign", half, one[0] / case, lines[case])
-            model, _ = load_run(folder / case)
+            model = open_model(folder / case).model
             assert model.table.vocab_size == V
         before = folder
     for case in EQUAL:

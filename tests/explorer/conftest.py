@@ -20,7 +20,7 @@ from embedlayer import (
     train_tokenizer,
 )
 from embedlayer.explorer.server import address, make_server
-from embedlayer.explorer.source import Source, open_source
+from embedlayer.sources import OpenedModel, open_model
 from embedlayer.text.tokenizer import table_size
 
 SWITCHES = (
@@ -48,7 +48,7 @@ def browser() -> Iterator[Any]:
 
 
 @contextmanager
-def served(*sources: Source) -> Iterator[str]:
+def served(*sources: OpenedModel) -> Iterator[str]:
     """The page's address while it is served."""
     with make_server(list(sources)) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
@@ -124,6 +124,6 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
 
 
 @pytest.fixture(scope="session")
-def of_run(run: RunDirectory) -> Source:
+def of_run(run: RunDirectory) -> OpenedModel:
     """The run, opened."""
-    return open_source(run.path)
+    return open_model(run.path)

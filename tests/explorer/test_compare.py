@@ -8,11 +8,11 @@ from embedlayer import TokenEmbedding
 from embedlayer.analysis.geometry import row_movement
 from embedlayer.errors import SizeError
 from embedlayer.explorer import compare
-from embedlayer.explorer.source import Source
+from embedlayer.sources import OpenedModel
 
 
-def source_of(rows: torch.Tensor, tokens: list[str], title: str = "table") -> Source:
-    return Source(title, TokenEmbedding.from_pretrained(rows), tokens=tokens)
+def source_of(rows: torch.Tensor, tokens: list[str], title: str = "table") -> OpenedModel:
+    return OpenedModel(title, TokenEmbedding.from_pretrained(rows), tokens=tokens)
 
 
 def words(count: int) -> list[str]:

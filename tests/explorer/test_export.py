@@ -11,7 +11,7 @@ from embedlayer.errors import FileError
 from embedlayer.explorer import tokens
 from embedlayer.explorer.export import bake, one_script, page_html, write_page
 from embedlayer.explorer.server import page_files
-from embedlayer.explorer.source import Source
+from embedlayer.sources import OpenedModel
 
 
 def test_modules_become_one_script_each_behind_those_it_imports():
@@ -57,7 +57,7 @@ def test_the_file_asks_the_network_for_nothing(of_run):
 
 def test_texts_cannot_break_out_of_the_data(tmp_path):
     nasty = ["</script><script>alert(1)</script>", "<!--", "&amp;", "\ud800", "\u2028", "a"]
-    source = Source("<b>nasty</b>", TokenEmbedding(6, 4), tokens=nasty)
+    source = OpenedModel("<b>nasty</b>", TokenEmbedding(6, 4), tokens=nasty)
     page = page_html([source])
     assert page.count("</script>") == 2
     baked = json.loads(re.search(r'id="baked">(.*?)</script>', page, flags=re.S)[1])
@@ -67,13 +67,13 @@ def test_texts_cannot_break_out_of_the_data(tmp_path):
 
 
 def test_two_sources_are_baked_with_their_comparison(of_run):
-    copy = Source("turned", TokenEmbedding.from_pretrained(of_run.rows.flip(1)), tokens=of_run.tokens)
+    copy = OpenedModel("turned", TokenEmbedding.from_pretrained(of_run.rows.flip(1)), tokens=of_run.token_texts)
     content = bake([of_run, copy])
     assert {"compare?other=1&source=0", "compare?other=0&source=1", "norms?source=1"} <= content.keys()
 
 
 def test_a_large_table_leaves_out_what_makes_a_file_large(monkeypatch):
-    source = Source("large", TokenEmbedding.from_pretrained(torch.randn(300, 8)))
+    source = OpenedModel("large", TokenEmbedding.from_pretrained(torch.randn(300, 8)))
     monkeypatch.setattr(tokens, "BAKED_NUMBERS", 100)
     monkeypatch.setattr(tokens, "BAKED_ROWS", 100)
     content = bake([source])
@@ -83,4 +83,4 @@ def test_a_large_table_leaves_out_what_makes_a_file_large(monkeypatch):
 
 def test_an_unwritable_place_is_a_clear_error(tmp_path):
     with pytest.raises(FileError, match="Cannot write"):
-        write_page(tmp_path / "missing" / "page.html", [Source("two", TokenEmbedding(2, 2))])
+        write_page(tmp_path / "missing" / "page.html", [OpenedModel("two", TokenEmbedding(2, 2))])

@@ -18,7 +18,7 @@ def test_findings_are_the_analysis_own_with_the_texts_of_the_page(of_run):
     scores = np.frombuffer(health.scores(of_run, {}), np.float32)
     assert torch.equal(torch.from_numpy(scores.copy()), expected.under_trained.scores.float())
     for finding in found["under_trained"]["tokens"]:
-        assert finding["text"] == of_run.tokens[finding["id"]]
+        assert finding["text"] == of_run.token_texts[finding["id"]]
 
 
 def test_shares_of_the_variance_are_those_of_the_principal_components(of_run):

@@ -8,7 +8,7 @@ from real_tables import minilm
 
 from embedlayer import TokenEmbedding, TokenVectors
 from embedlayer.explorer.export import write_page
-from embedlayer.explorer.source import Source
+from embedlayer.sources import OpenedModel
 
 pytestmark = pytest.mark.browser
 
@@ -24,12 +24,12 @@ TOKENS = [" dog", " dogs", "dog", "hotdog", " cat", "Zürich", "日本", "<0xE2>
 
 
 @pytest.fixture(scope="module")
-def words() -> Source:
+def words() -> OpenedModel:
     """A few tokens whose rows are known: the neighbours of dogs are dogs."""
     rows = torch.randn(len(TOKENS), 6)
     rows[1] = rows[0] + 0.05 * torch.randn(6)
     rows[4] = rows[5] - rows[6] + rows[7]
-    return Source("words", TokenEmbedding.from_pretrained(rows), tokens=TOKENS)
+    return OpenedModel("words", TokenEmbedding.from_pretrained(rows), tokens=TOKENS)
 
 
 @pytest.fixture(scope="module")
@@ -163,7 +163,7 @@ def url_of_python(serve):
         "king",
     ]
     table = TokenEmbedding.from_pretrained(torch.randn(len(tokens), 6))
-    return tokens, serve(Source("python", table, tokens=tokens))
+    return tokens, serve(OpenedModel("python", table, tokens=tokens))
 
 
 def test_the_token_that_is_chosen_in_a_list_is_the_one_selected_and_typing_its_name_again_selects_it(
@@ -306,13 +306,13 @@ def test_a_file_shows_the_same_without_a_server(of_run, tmp_path, open_page):
 
 
 @pytest.fixture(params=["MiniLM", "synthetic"])
-def large(request) -> Source:
+def large(request) -> OpenedModel:
     if request.param == "MiniLM":
         layer = minilm()
-        return Source("MiniLM", layer.table, tokenizer=layer.tokenizer, model=layer)
+        return OpenedModel("MiniLM", layer.table, tokenizer=layer.tokenizer, model=layer)
     rows = torch.randn(256_000, 16) + 3 * torch.randn(40, 16)[torch.randint(40, (256_000,))]
     tokens = [f" word{i}" if i % 3 else f"part{i}" for i in range(256_000)]
-    return Source("synthetic", TokenEmbedding.from_pretrained(rows), tokens=tokens)
+    return OpenedModel("synthetic", TokenEmbedding.from_pretrained(rows), tokens=tokens)
 
 
 def test_large_tables_stay_fluid(large, serve, open_page, capsys):

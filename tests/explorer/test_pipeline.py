@@ -29,8 +29,8 @@ from embedlayer import (
 from embedlayer.explorer import pipeline as module
 from embedlayer.explorer.export import write_page
 from embedlayer.explorer.pipeline import answer, baked, packed, pipeline, shown_tokens
-from embedlayer.explorer.source import Source
 from embedlayer.layers.input import embed
+from embedlayer.sources import OpenedModel
 
 TEXT = "I love dogs and dogs love me"
 
@@ -245,7 +245,7 @@ def test_walks_at_the_same_time_do_not_meet(words):
 
 def test_what_is_baked_can_be_answered(words):
     model = small()
-    source = Source("words", model.table, tokenizer=words, model=model)
+    source = OpenedModel("words", model.table, tokenizer=words, model=model)
     asked = baked(source)
     assert asked[0] == {}
     assert [params["text"] for params in asked[1:]] == answer(source, {})["texts"]
@@ -269,7 +269,7 @@ def test_a_real_model_goes_on_as_it_was_trained(shared_data):
 def source(words):
     torch.manual_seed(0)
     model = small("rotary")
-    return Source("words", model.table, tokenizer=words, model=model)
+    return OpenedModel("words", model.table, tokenizer=words, model=model)
 
 
 def wait_for_tokens(page, count):

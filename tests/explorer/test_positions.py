@@ -22,10 +22,10 @@ from embedlayer import (
     train_tokenizer,
 )
 from embedlayer.explorer.positions import DISTANCES, answer, described, positions_data
-from embedlayer.explorer.source import Source
 from embedlayer.positions.alibi import alibi_slopes
 from embedlayer.positions.rotary_scaling import rotary_frequencies
 from embedlayer.positions.sinusoidal import sinusoids
+from embedlayer.sources import OpenedModel
 
 TEXT = "The cat sat on the mat and the dog sat on the cat ."
 PLACES = [0, 1, 2, 7, 31, 127, 128, 511, 2047, 10_000, 131_072, 1_000_000]
@@ -107,7 +107,7 @@ def test_tokens_come_with_their_vectors_and_their_queries_and_keys(words):
 def test_a_table_without_a_tokenizer_and_layers_of_several_kinds_are_described():
     content = positions_data(TokenEmbedding(5, 4), None)
     assert [token["text"] for token in content["tokens"]] == ["#0", "#1", "#2", "#3", "#4"]
-    named = answer(Source("vectors", TokenEmbedding(3, 4), tokens=["king", "queen", "man"]), {})
+    named = answer(OpenedModel("vectors", TokenEmbedding(3, 4), tokens=["king", "queen", "man"]), {})
     assert [token["text"] for token in named["tokens"]] == ["king", "queen", "man"]
     assert content["schemes"][0]["kind"] == "none"
     layer = EmbeddingLayer(TokenEmbedding(5, 4), RotaryEmbedding(4), other_positions={"full": RotaryEmbedding(4, 1e6)})
@@ -120,7 +120,7 @@ def test_a_table_without_a_tokenizer_and_layers_of_several_kinds_are_described()
 @pytest.fixture(scope="module")
 def maths(browser, serve):
     """Evaluate an expression with `math.js` and `schemes.js` in a browser: `maths("m.dot(a, b)", a=..., b=...)`."""
-    url = serve(Source("table", TokenEmbedding(4, 4)))
+    url = serve(OpenedModel("table", TokenEmbedding(4, 4)))
     context = browser.new_context(bypass_csp=True)
     page = context.new_page()
     page.goto(url)
@@ -251,7 +251,7 @@ def test_the_closest_positions_and_similarities_are_numpys(maths):
 def sources(words):
     torch.manual_seed(0)
     models = {name: small(name) for name in POSITIONS}
-    return {name: Source(name, model.table, tokenizer=words, model=model) for name, model in models.items()}
+    return {name: OpenedModel(name, model.table, tokenizer=words, model=model) for name, model in models.items()}
 
 
 def shown(page, name):
@@ -371,6 +371,6 @@ def test_every_scheme_opens_on_a_phone_without_running_out_of_it(sources, serve,
 
 @pytest.mark.browser
 def test_a_table_alone_shows_the_schemes_of_others(serve, open_page):
-    page = open_page(serve(Source("table", TokenEmbedding(12, 8))) + "#positions")
+    page = open_page(serve(OpenedModel("table", TokenEmbedding(12, 8))) + "#positions")
     page.get_by_text("This source has no position scheme").wait_for()
     assert shown(page, "cosine") == 0.9662

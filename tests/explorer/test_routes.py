@@ -7,7 +7,7 @@ from embedlayer import TokenEmbedding
 from embedlayer.errors import SizeError
 from embedlayer.explorer.routes import PAIRS, ROUTES, answer, manifest, others
 from embedlayer.explorer.server import to_json
-from embedlayer.explorer.source import Source
+from embedlayer.sources import OpenedModel
 
 
 def test_every_kind_of_data_is_bytes_or_json_for_a_source_that_has_all(of_run):
@@ -22,7 +22,7 @@ def test_every_kind_of_data_is_bytes_or_json_for_a_source_that_has_all(of_run):
 
 
 def test_a_source_is_asked_by_its_number(of_run):
-    table = Source("four", TokenEmbedding(4, 2))
+    table = OpenedModel("four", TokenEmbedding(4, 2))
     assert answer([of_run, table], "tokens", {"source": "1"})["texts"] == ["#0", "#1", "#2", "#3"]
     assert [about["title"] for about in manifest([of_run, table])["sources"]] == [of_run.title, "four"]
     assert others([of_run, table], of_run) == ["before", "1"]
@@ -30,7 +30,7 @@ def test_a_source_is_asked_by_its_number(of_run):
 
 
 def test_what_a_source_lacks_is_said(of_run):
-    table = Source("four", TokenEmbedding.from_pretrained(torch.randn(4, 2)))
+    table = OpenedModel("four", TokenEmbedding.from_pretrained(torch.randn(4, 2)))
     for name in ("metrics", "frequencies", "pipeline"):
         with pytest.raises(SizeError, match="four has no"):
             answer([table], name, {})

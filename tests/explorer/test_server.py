@@ -14,14 +14,14 @@ from embedlayer import TokenEmbedding
 from embedlayer.errors import FileError
 from embedlayer.explorer import server as explorer_server
 from embedlayer.explorer.server import HOST, address, make_server, page_files, to_json
-from embedlayer.explorer.source import Source
+from embedlayer.sources import OpenedModel
 
 
 @pytest.fixture(scope="module")
 def port(serve):
     rows = torch.randn(6, 4)
     rows[2, 1] = torch.nan
-    source = Source("six", TokenEmbedding.from_pretrained(rows), tokens=["a", "b", "c", "d", "e\ud800", ""])
+    source = OpenedModel("six", TokenEmbedding.from_pretrained(rows), tokens=["a", "b", "c", "d", "e\ud800", ""])
     return int(serve(source).rsplit(":", 1)[1].strip("/"))
 
 

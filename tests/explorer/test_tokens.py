@@ -7,7 +7,7 @@ import torch
 from embedlayer import TokenEmbedding, TokenVectors, principal_components
 from embedlayer.errors import SizeError, TokenIdError
 from embedlayer.explorer import tokens
-from embedlayer.explorer.source import Source
+from embedlayer.sources import OpenedModel
 
 
 def floats(content: bytes, *shape: int) -> torch.Tensor:
@@ -20,7 +20,7 @@ def test_neighbours_are_those_of_token_vectors(of_run):
         params = {"plus": ",".join(map(str, plus)), "minus": ",".join(map(str, minus)), "topn": "7"}
         found = tokens.neighbors(of_run, params)
         expected = vectors.most_similar(plus, minus, topn=7)
-        assert [of_run.tokens[token] for token, _ in found] == [text for text, _ in expected]
+        assert [of_run.token_texts[token] for token, _ in found] == [text for text, _ in expected]
         assert [score for _, score in found] == pytest.approx([score for _, score in expected], abs=2e-5)
 
 
@@ -72,7 +72,7 @@ def test_frequencies_are_counted_over_the_whole_text(run, of_run):
 def test_broken_zero_and_nameless_rows_do_no_harm():
     rows = torch.randn(8, 3)
     rows[1], rows[2, 0] = 0.0, torch.inf
-    source = Source("eight", TokenEmbedding.from_pretrained(rows), tokens=["a", "b", "c", "d", "e", "f", "g", ""])
+    source = OpenedModel("eight", TokenEmbedding.from_pretrained(rows), tokens=["a", "b", "c", "d", "e", "f", "g", ""])
     places = floats(tokens.coordinates(source, {"count": "3"}), 3, 8)
     assert places[:, 2].isnan().all()
     assert places[:, [0, 1, 3, 4, 5, 6, 7]].isfinite().all()

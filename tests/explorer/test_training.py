@@ -5,7 +5,7 @@ import math
 import pytest
 
 from embedlayer.explorer import training
-from embedlayer.explorer.source import Source
+from embedlayer.sources import OpenedModel
 from embedlayer.training.run_directory import RunDirectory
 
 
@@ -24,6 +24,6 @@ def test_long_runs_are_thinned_to_end_with_the_last_line(tmp_path, of_run, monke
     directory = RunDirectory(tmp_path)
     for step in range(1, 251):
         directory.add_metrics({"step": step, "loss": math.nan if step == 250 else 1.0})
-    lines = training.metrics(Source("long", of_run.table, run=directory), {})["lines"]
+    lines = training.metrics(OpenedModel("long", of_run.table, run=directory), {})["lines"]
     assert len(lines) == 84
     assert lines[-1] == {"step": 250}  # what JSON cannot hold is left out

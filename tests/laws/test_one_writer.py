@@ -111,7 +111,7 @@ def test_a_call_refuses_a_folder_that_another_process_writes_to(folder: Path, te
 
 
 def test_a_folder_that_is_held_can_be_read(folder: Path) -> None:
-    assert el.load_run(folder / "run").model.table.vocab_size > 256
+    assert el.open_model(folder / "run").model.table.vocab_size > 256
     assert run("inspect", folder / "run", "--json") == 0
 
 

@@ -7,9 +7,9 @@ from kinds import EMBED_DIM, TABLES, VOCAB_SIZE
 
 import embedlayer as el
 from embedlayer.analysis.atlas import write_atlas
-from embedlayer.checkpoints.tables import open_table
 from embedlayer.cli.plan import tokens_kept
-from embedlayer.explorer.source import Source
+from embedlayer.explorer.export import page_html
+from embedlayer.sources import OpenedModel, open_model
 from embedlayer.text.tokenizer import save_tokenizer, train_tokenizer
 
 MISMATCH = rf"IDs up to 256 and the table has {VOCAB_SIZE} rows: {257 - VOCAB_SIZE} tokens have none"
@@ -17,14 +17,14 @@ LARGE = train_tokenizer((), "byte")
 
 MEETINGS = {
     "TokenVectors": lambda table, _: el.TokenVectors(table, LARGE),
-    "explorer": lambda table, _: Source("a table", table, tokenizer=LARGE),
+    "explorer": lambda table, _: page_html([OpenedModel("a table", table, tokenizer=LARGE)]),
     "atlas": lambda table, folder: write_atlas(folder / "map.parquet", table, LARGE),
     "add_tokens": lambda table, _: el.add_tokens(table, ["zebra"], tokenizer=LARGE),
     "trim_vocabulary": lambda table, _: el.trim_vocabulary(table, "dogs", tokenizer=LARGE),
     "transplant": lambda table, _: el.transplant(table, train_tokenizer((), "byte"), tokenizer=LARGE),
     "plan": lambda table, folder: tokens_kept([folder / "text.txt"], LARGE, table.vocab_size, folder),
-    "open_table": lambda table, folder: open_table(saved(table, folder), folder / "large.json"),
-    "a saved table": lambda table, folder: open_table(saved(table, folder, tokenizer=LARGE)),
+    "open_model": lambda table, folder: open_model(saved(table, folder), folder / "large.json"),
+    "a saved table": lambda table, folder: open_model(saved(table, folder, tokenizer=LARGE)),
 }
 
 

@@ -13,7 +13,7 @@ from commands import run
 
 import embedlayer as el
 from embedlayer.checkpoints.formats import read_vectors
-from embedlayer.checkpoints.tables import open_table
+from embedlayer.sources import open_model
 
 TOKENS = ["cat", "dog", "nan", "inf", "tree", "sun"]
 ROWS = torch.randn(len(TOKENS), 4, generator=torch.Generator().manual_seed(0)).numpy()
@@ -113,6 +113,6 @@ def test_an_array_without_names_has_the_numbers_of_its_rows(tmp_path, dtype) -> 
     tokens, found = read_vectors(tmp_path / "v.npy")
     assert tokens == ["0", "1", "2", "3"]
     assert np.array_equal(found.numpy(), rows.astype(np.float32))
-    opened = open_table(tmp_path / "v.npy")
+    opened = open_model(tmp_path / "v.npy")
     assert opened.tokens == tokens
     assert el.TokenVectors(opened.table, opened.vocabulary).most_similar("3", topn=1)[0][0] == "2"

@@ -75,7 +75,7 @@ def test_new_rows_start_clean_and_alike_in_result_and_run(row_sparse, tmp_path) 
     old = start(tmp_path / "old", row_sparse=row_sparse, stop_at=6, finish=True)
     receipt = el.add_tokens(old.path, [" otter", " lynx"], init=el.Random(), out=tmp_path / "new")
     trainer, tokenizer, _ = el.RunDirectory(tmp_path / "new").resume()
-    model, _ = el.load_run(tmp_path / "new")
+    model = el.open_model(tmp_path / "new").model
     assert torch.equal(trainer.model.table.rows(0, 302), model.table.rows(0, 302))
     before = old.open()[0]
     before.optimizer.flush()
@@ -122,11 +122,12 @@ def test_trimming_to_the_own_text_leaves_outputs_and_the_run_as_they_were(finish
     corpus = el.TokenCorpus.open(old.corpus)
     receipt = el.trim_vocabulary(old.path, corpus, out=tmp_path / "new")
     assert {"Ġzebra", "Ġquagga", "Ġokapi"} <= set(receipt.dropped.values())
-    small, tokenizer = el.load_run(tmp_path / "new")
+    opened = el.open_model(tmp_path / "new")
+    small, tokenizer = opened.model, opened.tokenizer
     ids = torch.from_numpy(corpus.ids[:64].astype("int64"))
     assert tokenizer.encode(TEXT).ids == receipt.remap(corpus.ids.astype("int64")).tolist()
     kept = receipt.move.sources
-    large, _ = el.load_run(old.path)
+    large = el.open_model(old.path).model
     close(small(receipt.remap(ids)), large(ids)[:, kept])
     assert el.RunDirectory(tmp_path / "new").resume()[0].step == 6
 
@@ -138,7 +139,7 @@ def test_a_run_whose_text_needs_a_dropped_token_leaves_its_result(finished, tmp_
         receipt = el.remove_tokens(old.path, [290], out=tmp_path / "new")
     assert tokenizer.id_to_token(290) in receipt.dropped.values()
     assert not (tmp_path / "new" / "run.json").exists()
-    el.load_run(tmp_path / "new")
+    el.open_model(tmp_path / "new")
 
     with pytest.raises(el.VocabularyError, match="not the one that is there"):
         el.add_tokens(old.path, ["otter"], tokenizer=el.train_tokenizer((), "byte"), out=tmp_path / "none")

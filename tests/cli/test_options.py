@@ -13,7 +13,9 @@ from commands import run
 
 from embedlayer import DecoderLM, RotaryEmbedding, TokenCorpus, TokenEmbedding, train_tokenizer
 from embedlayer.cli.main import cli
-from embedlayer.cli.paths import InputPath, Kind, what_is_at
+from embedlayer.cli.options import InputPath
+from embedlayer.errors import FileError
+from embedlayer.sources import PathKind, path_kind
 
 TEXT = "the cat sat on the mat and the dog sat on the cat . " * 40
 
@@ -21,13 +23,13 @@ COMMANDS = {
     "train": "{files} -o {out} --steps 1 --dim 8 --heads 2 --layers 1 --length 8 --tokenizer byte "
     "--tokenizer-from {tokenizer_from}",
     "corpus build": "{files} -o {out} --workers 1 --tokenizer {tokenizer_from}",
-    "embed": "{directory} cat",
-    "neighbors": "{directory} a",
-    "generate": "{directory} cat --tokens 2 --tokenizer {tokenizer_from}",
-    "explore": "{sources} --export {out} --tokenizer {tokenizer}",
-    "inspect": "{path} --tokenizer {tokenizer_from} --word-pairs {word_pairs} --analogies {analogies}",
-    "inspect OTHER": "{path} {other}",
-    "export": "{directory} -o {out}.vec --tokenizer {tokenizer_from}",
+    "embed": "{source} cat --tokenizer {tokenizer_from}",
+    "neighbors": "{source} a --tokenizer {tokenizer_from}",
+    "generate": "{source} cat --tokens 2 --tokenizer {tokenizer_from}",
+    "explore": "{sources} --export {out} --tokenizer {tokenizer_from}",
+    "inspect": "{source} --tokenizer {tokenizer_from} --word-pairs {word_pairs} --analogies {analogies}",
+    "inspect OTHER": "{source} {other}",
+    "export": "{source} -o {out}.vec --tokenizer {tokenizer_from}",
     "report": "{directory}",
     "plan": "--checkpoint {checkpoint} --text {texts}",
     "compress": "{source} --to int8 -o {out} --text {text} --tokenizer {tokenizer_from}",
@@ -59,7 +61,7 @@ CASES = [
     for name in INPUTS[line.removesuffix(" OTHER")]
     if f"{{{name}}}" in template
 ]
-FOLDER_CASES = [case for case in CASES if Kind.FOLDER in case[2].kinds and Kind.TEXT not in case[2].kinds]
+FOLDER_CASES = [case for case in CASES if PathKind.FOLDER in case[2].kinds and PathKind.TEXT not in case[2].kinds]
 
 
 @pytest.fixture(scope="module")
@@ -113,7 +115,7 @@ def command_line(line: str, there: dict[str, Path], out: Path, **paths: Path) ->
     """A line of the table with these paths, and with a run or a text at the other places."""
     command = line.removesuffix(" OTHER")
     for name, kind in INPUTS[command].items():
-        paths.setdefault(name, there["a run"] if Kind.MODEL in kind.kinds else there["a text file"])
+        paths.setdefault(name, there["a run"] if PathKind.RUN in kind.kinds else there["a text file"])
     return f"{command} {COMMANDS[line]}".format(**paths, out=out).split()
 
 
@@ -121,7 +123,7 @@ def test_every_command_that_reads_a_path_says_what_it_takes() -> None:
     for name, command in every_command():
         for param in command.params:
             is_output = param.name in ("output", "export_to")
-            assert isinstance(param.type, click.Path) == is_output, f"{name} {param.name}: use a type of cli/paths.py"
+            assert isinstance(param.type, click.Path) == is_output, f"{name} {param.name}: use a type of cli/options.py"
     with_inputs = {name for name, inputs in INPUTS.items() if inputs}
     assert with_inputs == {line.removesuffix(" OTHER") for line in COMMANDS}
     assert {(line.removesuffix(" OTHER"), name) for line, name, _ in CASES} == {
@@ -134,7 +136,7 @@ def test_a_path_that_is_something_else_ends_with_a_sentence_and_a_code(
     line, name, kind, there, tmp_path, capsys
 ) -> None:
     for what, path in there.items():
-        found = what_is_at(path).kind
+        found = path_kind(path)
         is_sealed = "unreadable" in what
         if found in kind.kinds and not is_sealed:
             continue  # what the command takes: its own tests
@@ -166,27 +168,29 @@ def test_a_folder_without_what_is_looked_for_ends_with_a_sentence_and_a_code(
 
 
 def test_what_is_at_a_path_is_found_by_names_and_first_bytes(there, tmp_path) -> None:
-    found = {name: what_is_at(path).kind for name, path in there.items() if "unreadable" not in name}
+    found = {name: path_kind(path) for name, path in there.items() if "unreadable" not in name}
     assert found == {
-        "a missing path": Kind.MISSING,
-        "a path through a file": Kind.MISSING,
-        "a text file": Kind.TEXT,
-        "an empty file": Kind.EMPTY_FILE,
-        "an empty folder": Kind.EMPTY_FOLDER,
-        "a folder of texts": Kind.FOLDER,
-        "a corpus": Kind.CORPUS,
-        "the corpus of a run": Kind.CORPUS_OF_RUN,
-        "a run": Kind.MODEL,
+        "a missing path": PathKind.MISSING,
+        "a path through a file": PathKind.MISSING,
+        "a text file": PathKind.TEXT,
+        "an empty file": PathKind.EMPTY_FILE,
+        "an empty folder": PathKind.EMPTY_FOLDER,
+        "a folder of texts": PathKind.FOLDER,
+        "a corpus": PathKind.CORPUS,
+        "the corpus of a run": PathKind.CORPUS_OF_RUN,
+        "a run": PathKind.SAVED,
     }
     with as_nobody():
-        assert what_is_at(there["an unreadable folder"]).kind is Kind.UNREADABLE
-        assert what_is_at(there["an unreadable file"]).kind is Kind.UNREADABLE
-    assert what_is_at(Path("a\0b")).kind is Kind.UNREADABLE
+        for path in (there["an unreadable folder"], there["an unreadable file"]):
+            with pytest.raises(FileError, match=f"{path} cannot be read: Permission denied"):
+                path_kind(path)
+    with pytest.raises(FileError, match="cannot be read"):
+        path_kind(Path("a\0b"))
     (tmp_path / "cut.md").write_text("é" * 3000 + "x")
     (tmp_path / "odd.md").write_text("x" + "é" * 3000)
     (tmp_path / "weights").write_bytes(bytes(range(256)))
-    assert [what_is_at(tmp_path / name).kind for name in ("cut.md", "odd.md", "weights")] == [
-        Kind.TEXT,
-        Kind.TEXT,
-        Kind.FILE,
+    assert [path_kind(tmp_path / name) for name in ("cut.md", "odd.md", "weights")] == [
+        PathKind.TEXT,
+        PathKind.TEXT,
+        PathKind.BINARY,
     ]

@@ -1,14 +1,13 @@
-"""A table out of each kind of place, for the commands and for the page alike."""
+"""`open_model` on each kind of source."""
 
 import pytest
 import torch
 
 import embedlayer as el
 from embedlayer.checkpoints.formats import VectorFormat
-from embedlayer.checkpoints.tables import open_table
 from embedlayer.errors import CheckpointError, FileError
-from embedlayer.explorer.source import open_source
 from embedlayer.files import save_tensors, write_json
+from embedlayer.sources import open_model
 
 WORDS = ["cat", "dog", "naïve", "bird"]
 
@@ -18,12 +17,11 @@ def tokenizer():
     return el.train_tokenizer((), "byte")
 
 
-def same_table(path, rows, tokenizer_from=None):
-    """Open it as the commands and as the page do; both must find these rows."""
-    opened, source = open_table(path, tokenizer_from), open_source(path, tokenizer_from)
-    for table in (opened.table, source.table):
-        assert torch.allclose(table.rows(0, len(rows)), rows, atol=1e-6)
-    return opened, source
+def open_with_rows(path, rows, tokenizer_from=None):
+    """Open a source, and compare its rows."""
+    opened = open_model(path, tokenizer_from)
+    assert torch.allclose(opened.table.rows(0, len(rows)), rows, atol=1e-6)
+    return opened
 
 
 @pytest.mark.parametrize("format", VectorFormat.__args__)
@@ -31,21 +29,21 @@ def test_files_of_vectors_have_tokens_and_from_them_a_vocabulary(tmp_path, forma
     names = {"word2vec-binary": "rows.bin", "fasttext": "rows.vec", "npy": "rows.npy", "projector": "rows"}
     rows = torch.randn(4, 3)
     el.write_vectors(tmp_path / names.get(format, "rows.txt"), WORDS, rows, format)
-    opened, source = same_table(tmp_path / names.get(format, "rows.txt"), rows)
+    opened = open_with_rows(tmp_path / names.get(format, "rows.txt"), rows)
     assert opened.kind == "file of vectors"
     assert opened.dtype == "float32"
-    assert opened.tokens == source.tokens == WORDS
-    assert opened.tokenizer is source.tokenizer is None
+    assert opened.tokens == opened.token_texts == WORDS
+    assert opened.tokenizer is None
     assert opened.vocabulary.token_to_id("naïve") == 2
-    assert opened.counts is opened.before is opened.head is source.before() is None
+    assert opened.counts is opened.before() is opened.head is opened.untied_head is None
 
 
 def test_of_equal_tokens_the_first_counts_and_broken_ones_are_replaced(tmp_path) -> None:
     el.write_vectors(tmp_path / "rows.npy", ["a", "b", "a"], torch.randn(3, 2))
-    assert open_table(tmp_path / "rows.npy").vocabulary.get_vocab() == {"a": 0, "b": 1}
+    assert open_model(tmp_path / "rows.npy").vocabulary.get_vocab() == {"a": 0, "b": 1}
     (tmp_path / "cut.txt").write_bytes(b"2 2\n\xff 1 2\ncat 3 4\n")
-    opened, source = same_table(tmp_path / "cut.txt", torch.tensor([[1.0, 2], [3, 4]]))
-    assert opened.tokens == source.tokens == ["\ufffd", "cat"]
+    opened = open_with_rows(tmp_path / "cut.txt", torch.tensor([[1.0, 2], [3, 4]]))
+    assert opened.tokens == ["\ufffd", "cat"]
 
 
 @pytest.mark.parametrize("kind", ["table", "way in", "layer", "model"])
@@ -59,18 +57,18 @@ def test_whatever_was_saved_and_has_a_table_is_opened(tmp_path, tokenizer, kind,
         "model": lambda: el.DecoderLM(table, el.RotaryEmbedding(4), num_layers=1, num_heads=2),
     }[kind]()
     layer.save_pretrained(tmp_path, tokenizer=tokenizer if named else None)
-    opened, source = same_table(tmp_path, getattr(layer, "table", layer).weight.detach())
+    opened = open_with_rows(tmp_path, getattr(layer, "table", layer).weight.detach())
     assert opened.kind == f"saved {type(layer).__name__}"
-    assert (opened.vocabulary is not None) == (source.tokenizer is not None) == named
-    assert (source.position is not None) == (kind != "table")
-    assert (source.head is not None) == (kind == "model")
+    assert (opened.vocabulary is not None) == named
+    assert (opened.position is not None) == (kind != "table")
+    assert (opened.head is not None) == (kind == "model")
 
 
 def test_a_free_head_is_found(tmp_path) -> None:
     head = el.OutputHead(vocab_size=257, embed_dim=8)
     model = el.DecoderLM(el.TokenEmbedding(257, 8), el.RotaryEmbedding(4), head, num_layers=1, num_heads=2)
     model.save_pretrained(tmp_path)
-    assert torch.equal(open_table(tmp_path).head, head.weight)
+    assert torch.equal(open_model(tmp_path).untied_head, head.weight)
 
 
 @pytest.mark.parametrize("name", ["", "model.safetensors", "blob"])
@@ -80,29 +78,29 @@ def test_checkpoints_are_opened_as_folder_file_and_file_without_an_ending(tmp_pa
         save_tensors(tmp_path / file, tensors)
     write_json(tmp_path / "config.json", {"model_type": "gpt2", "vocab_size": 257, "n_embd": 8, "n_positions": 16})
     tokenizer.save(str(tmp_path / "tokenizer.json"))
-    opened, source = same_table(tmp_path / name, tensors["wte.weight"])
+    opened = open_with_rows(tmp_path / name, tensors["wte.weight"])
     assert opened.kind == "checkpoint of family gpt2"
-    assert opened.vocabulary.get_vocab_size() == source.tokenizer.get_vocab_size() == 257
-    assert isinstance(source.model, el.EmbeddingLayer)
+    assert opened.vocabulary.get_vocab_size() == 257
+    assert isinstance(opened.model, el.EmbeddingLayer)
 
 
 def test_metas_layout_is_a_whole_model_and_without_sizes_still_a_table(shared_data, tmp_path) -> None:
-    opened = open_table(shared_data / "models")
+    opened = open_model(shared_data / "models")
     assert (opened.kind, opened.table.vocab_size) == ("checkpoint", 512)
-    assert isinstance(opened.layer, el.DecoderLM)
+    assert isinstance(opened.model, el.DecoderLM)
     assert opened.vocabulary.id_to_token(1) == "<s>"
     tensors = {"tok_embeddings.weight": torch.randn(9, 8), "layers.0.attention.wq.weight": torch.randn(8, 8)}
     save_tensors(tmp_path / "model.safetensors", tensors)
     with pytest.warns(el.EmbedLayerWarning, match="found|looked for by its name"):
-        same_table(tmp_path, tensors["tok_embeddings.weight"])
+        open_with_rows(tmp_path, tensors["tok_embeddings.weight"])
 
 
-def test_a_name_on_the_hub_is_one_for_both(tmp_path, monkeypatch) -> None:
+def test_a_name_on_the_hub_is_its_embedding_layer(tmp_path, monkeypatch) -> None:
     layer = el.EmbeddingLayer(el.TokenEmbedding(5, 4), family="gpt2")
-    monkeypatch.setattr("embedlayer.checkpoints.tables.load", {"someone/tiny": layer}.__getitem__)
+    monkeypatch.setattr("embedlayer.checkpoints.embedding_layer.load", lambda name, **_: {"someone/tiny": layer}[name])
     monkeypatch.chdir(tmp_path)
-    opened, source = same_table("someone/tiny", layer.table.weight.detach())
-    assert (opened.source, opened.kind, source.title) == ("someone/tiny", "checkpoint of family gpt2", "someone/tiny")
+    opened = open_with_rows("someone/tiny", layer.table.weight.detach())
+    assert (opened.source, opened.kind, opened.title) == ("someone/tiny", "checkpoint of family gpt2", "someone/tiny")
 
 
 def make(kind, path):
@@ -132,11 +130,10 @@ def make(kind, path):
         ("pickle", "model.pt", CheckpointError, "is a pickle"),
         ("pickle", "notes.md", CheckpointError, "is a pickle"),
         ("nowhere", "nowhere", FileError, "no folder or file"),
-        ("nowhere", "nowhere.vec", FileError, "Cannot read .*nowhere.vec"),
+        ("nowhere", "nowhere.vec", FileError, "no folder or file .*nowhere.vec"),
     ],
 )
-@pytest.mark.parametrize("open_it", [open_table, open_source])
-def test_what_holds_no_table_is_said_to_be_so_in_the_same_words(tmp_path, open_it, kind, name, error, message) -> None:
+def test_what_holds_no_table_is_refused_with_the_reason(tmp_path, kind, name, error, message) -> None:
     make(kind, tmp_path / name)
     with pytest.raises(error, match=message):
-        open_it(tmp_path / name)
+        open_model(tmp_path / name)

@@ -1,0 +1,110 @@
+"""Options that several commands share, and types of path parameters, which check a path before anything is loaded."""
+
+from contextlib import suppress
+from pathlib import Path
+
+import click
+
+from embedlayer.errors import FileError
+from embedlayer.sources import OWN_FOLDERS, PathKind, path_kind
+
+
+class InputPath(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.2 only
+    """A path that a command reads.
+
+    Args:
+        takes: What the command takes, for error messages.
+        kinds: The kinds of paths that it takes.
+        hub: Whether a name that is no path here may be a name on the hub.
+        standard_input: Whether `-` means standard input.
+    """
+
+    name = "path"
+
+    def __init__(self, takes: str, *kinds: PathKind, hub: bool = False, standard_input: bool = False) -> None:
+        self.takes = takes
+        self.kinds = frozenset(kinds)
+        self.hub = hub
+        self.standard_input = standard_input
+
+    def convert(self, value: str | Path, param: click.Parameter | None, ctx: click.Context | None) -> Path:
+        """Return the path.
+
+        Raises:
+            FileError: It does not exist, cannot be read, or holds what the command does not take.
+        """
+        path = Path(value)
+        if self.standard_input and str(value) == "-":
+            return path
+        found = path_kind(path)
+        if found is PathKind.MISSING and self.hub and str(value).count("/") == 1:  # the whole rule imports torch
+            from embedlayer.checkpoints.reader import is_hub_name
+
+            if is_hub_name(str(value)):
+                return path
+        if found not in self.kinds:
+            what = "does not exist" if found is PathKind.MISSING else f"is {found}"
+            raise FileError(f"{path} {what}; {_full_name(param, ctx)} takes {self.takes}.")
+        return path
+
+
+class NewFolder(click.Path):
+    """The path of a folder that a command creates: one that does not exist yet, or an empty one."""
+
+    def __init__(self) -> None:
+        super().__init__(path_type=Path)
+
+    def convert(self, value: str | Path, param: click.Parameter | None, ctx: click.Context | None) -> Path:  # type: ignore[override]
+        """Return the path.
+
+        Raises:
+            FileError: It is a file, or a folder that is not empty.
+        """
+        path = Path(value)
+        is_filled = False
+        with suppress(OSError):  # a folder that cannot be read: writing to it is an error later
+            is_filled = path.exists() and (not path.is_dir() or any(path.iterdir()))
+        if is_filled:
+            raise FileError(f"{path} is not empty. Choose a folder that does not exist yet.")
+        return path
+
+
+def _full_name(param: click.Parameter | None, ctx: click.Context | None) -> str:
+    """Return the command as typed, with the option if the path is one: `embedlayer vocab add --terms`."""
+    names = [param.opts[-1]] if isinstance(param, click.Option) else []
+    while ctx is not None and ctx.parent is not None:
+        names.insert(0, ctx.info_name or "")
+        ctx = ctx.parent
+    return " ".join(["embedlayer", *names])
+
+
+_FOLDERS = (*OWN_FOLDERS, PathKind.CHECKPOINT, PathKind.FOLDER)
+_TEXT_FILES = (PathKind.TEXT, PathKind.VECTORS, PathKind.DATA_FILE, PathKind.BINARY, PathKind.EMPTY_FILE)
+
+SOURCE = InputPath(
+    "a run, a saved layer, a checkpoint (a folder, a file, or owner/name on the hub), or a file of vectors",
+    *(*_FOLDERS, PathKind.DATA_FILE, PathKind.BINARY, PathKind.VECTORS),
+    hub=True,
+)
+RUN = InputPath("the folder of a run, which embedlayer train wrote", PathKind.RUN)
+FOLDER = InputPath("a folder on this machine: a run, a saved layer, or a checkpoint", *_FOLDERS)
+EDITED = InputPath("a folder that embedlayer vocab wrote", *_FOLDERS)
+TOKENIZER = InputPath(
+    "a tokenizer: a file such as tokenizer.json, or a folder that contains one",
+    *(*_FOLDERS, PathKind.CORPUS, PathKind.DATA_FILE, PathKind.BINARY, PathKind.TEXT, PathKind.VECTORS),
+)
+TEXT = InputPath("a text file", *_TEXT_FILES)
+TEXTS = InputPath("text files (.gz too) and folders of them", *_TEXT_FILES, PathKind.FOLDER)
+TEXTS_OR_CORPUS = InputPath(
+    "text files (.gz too), folders of them, - for standard input, or a folder that embedlayer corpus build wrote",
+    *(*_TEXT_FILES, PathKind.FOLDER, PathKind.CORPUS),
+    standard_input=True,
+)
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON, and nothing else.")
+
+tokenizer_option = click.option(
+    "--tokenizer", "tokenizer_from", type=TOKENIZER, help="Use this tokenizer (a file or folder) instead."
+)
+
+new_folder_option = click.option("-o", "--output", required=True, type=NewFolder(), help="New folder for the result.")

@@ -1,0 +1,90 @@
+"""Printing for people: facts, tables, and tokens with their spaces made visible."""
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+WIDTH_IN_FILES = 120
+"""Columns of a line where output goes to a file or pipe."""
+
+LONGEST_TOKEN = 30
+
+
+def make_console() -> "Console":
+    """Return a console that is as wide as the terminal, or `WIDTH_IN_FILES` columns elsewhere."""
+    from rich.console import Console
+
+    console = Console(highlight=False, soft_wrap=False)
+    if not console.is_terminal:
+        console.width = WIDTH_IN_FILES
+    return console
+
+
+def print_line(console: "Console", text: str, indent: int = 0) -> None:
+    """Print a paragraph, in bold if it is not indented."""
+    from rich.padding import Padding
+    from rich.text import Text
+
+    style = "" if indent or not text.strip() else "bold"
+    console.print(Padding(Text(text, style=style), (0, 0, 0, indent), expand=False))
+
+
+def print_facts(console: "Console", facts: Iterable[tuple[str, str, str]]) -> None:
+    """Print one line per fact: its name, its value, and what the value means."""
+    from rich.padding import Padding
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table.grid(padding=(0, 2, 0, 0))
+    table.add_column(no_wrap=True, min_width=16)
+    table.add_column(no_wrap=True, min_width=18)
+    table.add_column(overflow="fold", style="dim")
+    for cells in facts:
+        table.add_row(*map(Text, cells))
+    console.print(Padding(table, (0, 0, 0, 2), expand=False))
+
+
+def print_table(
+    console: "Console",
+    columns: Sequence[str],
+    lines: Sequence[Sequence[str]],
+    left: Sequence[int] = (0,),
+    long: str = "",
+) -> None:
+    """Print a table without rules.
+
+    Args:
+        console: Where to print.
+        columns: Headings.
+        lines: Cells of each line, as many as there are columns.
+        left: Columns that are aligned at the left; the others are aligned at the right.
+        long: Heading of a last column that takes the rest of the line and is cut there.
+    """
+    from rich.cells import cell_len
+    from rich.padding import Padding
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
+    remaining = console.width - 2
+    for place, column in enumerate(columns):
+        width = max(cell_len(cell) for cell in (column, *(line[place] for line in lines)))
+        width = min(width, max(len(column), remaining) if column == long else LONGEST_TOKEN)
+        remaining -= width + 2
+        at_left = place in left or column == long
+        table.add_column(column, justify="left" if at_left else "right", no_wrap=True, overflow="ellipsis", width=width)
+    for line in lines:
+        table.add_row(*map(Text, line))
+    console.print(Padding(table, (0, 0, 0, 2), expand=False))
+
+
+def count_of(number: int, noun: str) -> str:
+    """Return a number with its noun in the singular or plural.
+
+    Example:
+        >>> count_of(1, "shard"), count_of(1200, "document")
+        ('1 shard', '1,200 documents')
+    """
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"

@@ -1,0 +1,50 @@
+"""What the page must know about an opened model before it asks for data."""
+
+from collections.abc import Sequence
+
+from embedlayer.files import JsonObject
+from embedlayer.positions.position import Position
+from embedlayer.sources import OpenedModel
+from embedlayer.text.tokenizer import require_rows
+
+
+def check_tokenizers(sources: Sequence[OpenedModel]) -> None:
+    """Refuse tables that the page cannot name.
+
+    Raises:
+        TokenizerError: A tokenizer has IDs outside its table.
+    """
+    for opened in sources:
+        if opened.tokenizer is not None:
+            require_rows(opened.tokenizer, opened.table.vocab_size, opened.title)
+
+
+def page_facts(opened: OpenedModel) -> JsonObject:
+    """Return the facts of one source as JSON: sizes, kind, and under `"has"` the data that exist for it."""
+    position, run = opened.position, opened.run
+    there = {
+        "vectors": True,
+        "tokens": opened.tokens is not None or opened.tokenizer is not None,
+        "tokenizer": opened.tokenizer is not None,
+        "position": position is not None and type(position) is not Position,
+        "head": opened.head is not None,
+        "metrics": run is not None and run.metrics.exists(),
+        "before": run is not None and run.holds_a_run,
+        "frequency": run is not None and run.corpus.exists(),
+    }
+    return {
+        "title": opened.title,
+        "path": "" if isinstance(opened.source, str) else str(opened.source),
+        "vocab_size": opened.table.vocab_size,
+        "embed_dim": opened.table.embed_dim,
+        "has": [name for name, has in there.items() if has],
+        "position": None if position is None else {"kind": type(position).__name__, **_plain(position.config)},
+        "scale": None if opened.table.factor is None else float(opened.table.factor),
+        "tied": bool(opened.head is not None and opened.head.tied),
+        "kind": type(opened.table).__name__,
+    }
+
+
+def _plain(config: JsonObject) -> JsonObject:
+    """Return the entries of a configuration that are numbers, strings or lists."""
+    return {key: value for key, value in config.items() if isinstance(value, str | int | float | bool | None | list)}

@@ -1,0 +1,520 @@
+"""Open whatever the user names: a run, a checkpoint, a saved layer, a file of vectors, or a name on the hub.
+
+`path_kind` tells what a path holds from names and first bytes alone. `open_model` reads it and returns one record,
+`OpenedModel`. Every command, the explorer and the analysis use these two functions. Importing this module imports no
+torch: the readers are imported inside the functions.
+"""
+
+import json
+import os
+import threading
+import warnings
+from collections.abc import Callable
+from dataclasses import KW_ONLY, dataclass, field
+from enum import StrEnum
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from embedlayer.errors import (
+    CheckpointError,
+    EmbedLayerWarning,
+    FileError,
+    SizeError,
+    TextError,
+    TokenizerError,
+    UnknownTokenError,
+)
+from embedlayer.files import read_json, restored
+from embedlayer.short_repr import short_repr
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+    from torch import Tensor
+
+    from embedlayer.checkpoints.embedding_layer import EmbeddingLayer
+    from embedlayer.layers.input import TransformerEmbedding
+    from embedlayer.models.decoder import DecoderLM
+    from embedlayer.positions.position import Position
+    from embedlayer.tables.table import TokenTable
+    from embedlayer.training.run_directory import RunDirectory
+
+Answer = TypeVar("Answer")
+
+CONFIG, TOKENIZER, GENERATION = "config.json", "tokenizer.json", "generation_config.json"
+FIRST_BYTES = 4096
+STRUCTURED_FILES = (".json", ".jsonl", ".safetensors", ".gguf")
+
+
+class PathKind(StrEnum):
+    """What a path holds; the value is a phrase for messages."""
+
+    MISSING = "nothing"
+    EMPTY_FOLDER = "an empty folder"
+    EMPTY_FILE = "an empty file"
+    RUN = "the folder of a run"
+    SAVED = "the folder of a saved layer"
+    CHECKPOINT = "the folder of a checkpoint"
+    VECTORS = "a file of text or vectors"
+    CORPUS = "a corpus of token IDs"
+    CORPUS_OF_RUN = "the corpus of token IDs inside a run"
+    FOLDER = "a folder"
+    TEXT = "a text file"
+    DATA_FILE = "a JSON, safetensors or GGUF file"
+    BINARY = "a binary file"
+
+
+OWN_FOLDERS = (PathKind.RUN, PathKind.SAVED)
+"""Folders that this library wrote."""
+
+
+def path_kind(path: Path) -> PathKind:
+    """Return what a path holds, judged by file names and first bytes; nothing is loaded.
+
+    Raises:
+        FileError: The path exists and cannot be read.
+
+    Example:
+        >>> path_kind(Path("nothere"))
+        <PathKind.MISSING: 'nothing'>
+    """
+    try:
+        path.stat()
+        return _kind_of_folder(path) if path.is_dir() else _kind_of_file(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return PathKind.MISSING
+    except (OSError, ValueError) as error:
+        raise FileError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}.") from error
+
+
+def _kind_of_folder(path: Path) -> PathKind:
+    names = set(os.listdir(path))
+    if not names:
+        return PathKind.EMPTY_FOLDER
+    if "corpus.json" in names:
+        return PathKind.CORPUS
+    if {"ids.bin", "index.json"} <= names:
+        return PathKind.CORPUS_OF_RUN
+    if "run.json" in names:
+        return PathKind.RUN
+    if CONFIG in names:
+        return PathKind.SAVED if _describes_layer(path / CONFIG) else PathKind.CHECKPOINT
+    if "tensors.tsv" in names:
+        return PathKind.VECTORS
+    return PathKind.CHECKPOINT if any(name.endswith(".safetensors") for name in names) else PathKind.FOLDER
+
+
+def _describes_layer(config: Path) -> bool:
+    """Return whether a `config.json` has the `kind` that `save_pretrained` writes; `False` if it is damaged."""
+    try:
+        content = json.loads(config.read_bytes())
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(content, dict) and isinstance(content.get("kind"), str)
+
+
+def _kind_of_file(path: Path) -> PathKind:
+    with path.open("rb") as file:
+        start = file.read(FIRST_BYTES)
+    if not start:
+        return PathKind.EMPTY_FILE
+    if path.suffix in STRUCTURED_FILES:
+        return PathKind.DATA_FILE
+    from embedlayer.checkpoints.formats import SUFFIXES
+
+    if Path(path.name.removesuffix(".gz")).suffix in SUFFIXES and not path.name.startswith("pytorch_model"):
+        return PathKind.VECTORS
+    return PathKind.TEXT if _is_text(start) else PathKind.BINARY
+
+
+def _is_text(start: bytes) -> bool:
+    """Return whether the first bytes of a file are UTF-8 text; its last character may be cut off."""
+    try:
+        return "\0" not in start.decode("utf-8")
+    except UnicodeDecodeError as error:
+        return error.start > len(start) - 4 and b"\0" not in start
+
+
+@dataclass(eq=False)
+class OpenedModel:
+    """A token table with everything that was found with it.
+
+    Attributes:
+        title: Short name for people, such as the name of the folder.
+        table: The token table, `(V, D)`.
+        source: The path or hub name that was opened; `""` for a record built in memory.
+        kind: What was opened, for people: `"trained run"`, `"checkpoint of family gpt2"`, `"file of vectors"`.
+        model: The decoder, embedding layer or input embedding that contains the table; `None` for a table alone.
+        tokenizer: Its tokenizer, or `None`.
+        tokens: The token of each row, where a file of vectors names them and no tokenizer was passed; else `None`.
+        run: The folder of a decoder that was trained here, or `None`.
+        no_decoder: Why `model` is no whole decoder, as one sentence; `""` if it is one.
+        no_tokenizer: Why a tokenizer beside the table could not be read; `""` if there was none.
+
+    Raises:
+        SizeError: `tokens` and the table differ in length.
+    """
+
+    __repr__ = short_repr
+
+    title: str
+    table: "TokenTable"
+    _: KW_ONLY
+    source: Path | str = ""
+    kind: str = "table"
+    model: "DecoderLM | EmbeddingLayer | TransformerEmbedding | None" = None
+    tokenizer: "Tokenizer | None" = None
+    tokens: list[str] | None = None
+    run: "RunDirectory | None" = None
+    no_decoder: str = field(default="", repr=False)
+    no_tokenizer: str = field(default="", repr=False)
+
+    def __post_init__(self) -> None:
+        rows = self.table.vocab_size
+        if self.tokens is not None and len(self.tokens) != rows:
+            raise SizeError(f"{self.title} has {rows} rows and {len(self.tokens)} tokens; the numbers must be equal.")
+        self._answers: dict[str, Any] = {}
+        self._locks: dict[str, threading.Lock] = {}
+        self._lock = threading.Lock()
+
+    def once(self, key: str, compute: Callable[[], Answer]) -> Answer:
+        """Return `compute()`, computed once per `key` and kept with this record; safe for concurrent threads."""
+        with self._lock:
+            lock = self._locks.setdefault(key, threading.Lock())
+        with lock:
+            if key not in self._answers:
+                self._answers[key] = compute()
+            answer: Answer = self._answers[key]
+            return answer
+
+    @property
+    def dtype(self) -> str:
+        """Data type of the rows, such as `"float32"`."""
+        return str(self.table.rows(0, 1).dtype).removeprefix("torch.")
+
+    @property
+    def position(self) -> "Position | None":
+        """Position scheme of the model, or `None` if there is no model."""
+        return None if self.model is None else self.model.position
+
+    @property
+    def head(self) -> Any:
+        """LM head of the model, or `None`."""
+        return getattr(self.model, "head", None)
+
+    @cached_property
+    def untied_head(self) -> "Tensor | None":
+        """Rows `(V, D)` of an untied head for the tokens of the table; `None` if the head is tied or lacks rows."""
+        head = self.head
+        if head is None or head.tied or len(head.weight) < self.table.vocab_size:
+            return None
+        rows: Tensor = head.weight.detach()[: self.table.vocab_size]
+        return rows
+
+    @cached_property
+    def rows(self) -> "Tensor":
+        """All rows as stored, `(V, D)`, without the scale; a view where the table stores them densely."""
+        import torch
+
+        with torch.no_grad():
+            return self.table.rows(0, self.table.vocab_size).detach()
+
+    @cached_property
+    def counts(self) -> "Tensor | None":
+        """How often each token occurs in the training text, `(V,)`; `None` without a run or its corpus."""
+        if self.run is None or not restored(self.run.corpus).exists():
+            return None
+        import torch
+
+        from embedlayer.text.corpus import TokenCorpus
+
+        return torch.from_numpy(TokenCorpus.open(self.run.corpus).counts(self.table.vocab_size))
+
+    def before(self) -> "OpenedModel | None":
+        """Return the same table before training, built again from the run's seed; `None` if there is no run."""
+        run = self.run
+        if run is None or not run.holds_a_run:
+            return None
+        title, tokenizer = f"{self.title}, before training", self.tokenizer
+        return self.once("before", lambda: OpenedModel(title, run.beginning().table, tokenizer=tokenizer))
+
+    # Text
+
+    @cached_property
+    def token_texts(self) -> list[str]:
+        """Readable text of each row; `""` for a row without a token, `"#7"` for row 7 where no tokens are known."""
+        if self.tokens is not None:
+            return self.tokens
+        tokenizer, rows = self.tokenizer, range(self.table.vocab_size)
+        if tokenizer is None:
+            return [f"#{row}" for row in rows]
+        from embedlayer.text.tokenizer import token_text
+
+        known = set(tokenizer.get_vocab(with_added_tokens=True).values())
+        return [token_text(tokenizer, row) if row in known else "" for row in rows]
+
+    @property
+    def special_ids(self) -> list[int]:
+        """IDs of the tokenizer's special tokens, sorted."""
+        added = {} if self.tokenizer is None else self.tokenizer.get_added_tokens_decoder()
+        return sorted(token for token, content in added.items() if content.special)
+
+    @cached_property
+    def vocabulary(self) -> "Tokenizer | None":
+        """The tokenizer, or one built from `tokens`, where the first of equal tokens counts; `None` without both.
+
+        The built tokenizer splits text at spaces if no token contains one.
+        """
+        if self.tokens is None:
+            return self.tokenizer
+        from tokenizers import Tokenizer, models, pre_tokenizers
+
+        ids: dict[str, int] = {}
+        for row, token in enumerate(self.tokens):
+            ids.setdefault(token, row)
+        built = Tokenizer(models.WordLevel(ids, unk_token="<unk>"))
+        if all(token.split() == [token] for token in ids):
+            built.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+        return built
+
+    def require_tokenizer(self) -> "Tokenizer":
+        """Return `vocabulary`.
+
+        Raises:
+            TokenizerError: There is none, or it has IDs outside the table.
+        """
+        from embedlayer.text.tokenizer import require_rows
+
+        if self.vocabulary is None:
+            found = self.no_tokenizer or f"{self.source or self.title} has no tokenizer."
+            raise TokenizerError(f"{found} Name one with --tokenizer.")
+        require_rows(self.vocabulary, self.table.vocab_size, self.source or self.title)
+        return self.vocabulary
+
+    def encode(self, text: str) -> list[int]:
+        """Return the token IDs of `text`, with the special tokens that the model expects.
+
+        Raises:
+            TokenizerError: There is no tokenizer, or it has IDs outside the table.
+            UnknownTokenError: The rows are named by words, and a word of the text has no row.
+        """
+        from embedlayer.text.tokenizer import without_limits
+
+        tokenizer = without_limits(self.require_tokenizer())
+        if self.tokens is not None and tokenizer.token_to_id("<unk>") is None:
+            words = text.split() if tokenizer.pre_tokenizer is not None else [text]
+            unknown = next((word for word in words if tokenizer.token_to_id(word) is None), None)
+            if unknown is not None:
+                raise UnknownTokenError(f"{unknown!r} is not among the {len(self.tokens):,} tokens of {self.source}.")
+        ids: list[int] = tokenizer.encode(text, add_special_tokens=self.adds_special_tokens).ids
+        return ids
+
+    @property
+    def adds_special_tokens(self) -> bool:
+        """Whether the tokenizer's special tokens belong to a text: for checkpoints, not for models trained here."""
+        return self.model is not None and (self.run is None or (self.run.path / GENERATION).exists())
+
+    @cached_property
+    def text_limits(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Token IDs that start a text, and token IDs that end one; each may be empty.
+
+        A checkpoint states them in `config.json` or `generation_config.json`; else the tokenizer's names decide.
+        """
+        from embedlayer.text.tokenizer import end_of_text_id
+
+        tokenizer, end = self.require_tokenizer(), end_of_text_id(self.require_tokenizer())
+        if not self.adds_special_tokens:
+            ends = () if end is None else (end,)
+            return ends, ends
+        stated: dict[str, Any] = {}
+        for name in (CONFIG, GENERATION):
+            file = _folder(Path(self.source)) / name
+            if file.exists():
+                stated |= {key: value for key, value in read_json(file).items() if value is not None}
+
+        def ids(key: str, named: int | None) -> tuple[int, ...]:
+            values = stated.get(key, named)
+            values = values if isinstance(values, list) else [values]
+            return tuple(value for value in values if isinstance(value, int))
+
+        return ids("bos_token_id", tokenizer.token_to_id("<s>")), ids("eos_token_id", end)
+
+    def require_decoder(self) -> "DecoderLM":
+        """Return the model as a whole decoder, which predicts the next token.
+
+        Raises:
+            CheckpointError: It has no transformer blocks that this library reads.
+        """
+        from embedlayer.models.decoder import DecoderLM
+
+        if isinstance(self.model, DecoderLM):
+            return self.model
+        raise CheckpointError(
+            self.no_decoder or f"{self.source or self.title} is a {self.kind}, which has no transformer blocks."
+        )
+
+    def prompt(self, text: str) -> list[int]:
+        """Return the token IDs that a continuation of `text` starts from.
+
+        Raises:
+            TextError: There are none, and the model has no token that starts a text.
+        """
+        ids = self.encode(text) or list(self.text_limits[0][:1])
+        if not ids:
+            raise TextError("This model has no token that starts a text: pass a text of at least one token.")
+        return ids
+
+
+def open_model(source: Path | str, tokenizer: Path | str | None = None, *, device: str = "cpu") -> OpenedModel:
+    """Open a table with the model, tokenizer and run that belong to it.
+
+    | `source` | result |
+    |---|---|
+    | folder that `embedlayer train` wrote | the decoder, with its run |
+    | folder that `save_pretrained` wrote | the layer, model or table |
+    | checkpoint folder, safetensors file or index | a LLaMA-type decoder, else the embedding layer |
+    | word2vec, GloVe, fastText, NumPy or projector file | the table, with a token for each row |
+    | `owner/name` on the hub | the embedding layer; shards without a tensor of it are not downloaded |
+
+    Args:
+        source: Folder, file, or name on the hub.
+        tokenizer: File or folder of the tokenizer to use instead of the one that belongs to the table.
+        device: Where to put the tensors.
+
+    Raises:
+        FileError: There is nothing of that name, or it cannot be read. A mistyped path is never sent to the hub.
+        CheckpointError: It is damaged, of an unknown kind, or has no token table.
+        TokenizerError: The tokenizer is damaged; or `tokenizer`, or that of a saved layer, has IDs outside the table.
+
+    Warns:
+        EmbedLayerWarning: Rows contain NaN or infinity, or a checkpoint's tokenizer has IDs outside the table.
+
+    Example:
+        >>> from embedlayer.checkpoints.formats import write_vectors
+        >>> write_vectors("cats.txt", ["cat", "dog"], torch.eye(2), format="word2vec")
+        >>> open_model("cats.txt").encode("dog cat")
+        [1, 0]
+    """
+    path = restored(source)
+    found = path_kind(path)
+    if found is PathKind.VECTORS:
+        opened = _open_vectors(path)
+    elif found in OWN_FOLDERS:
+        opened = _open_saved(path, device)
+    elif found is PathKind.MISSING:
+        opened = _open_layer(source, device)
+    else:
+        opened = _open_checkpoint(path, device)
+    if tokenizer is not None:
+        from embedlayer.text.tokenizer import load_tokenizer, require_rows
+
+        opened.tokenizer, opened.tokens = load_tokenizer(tokenizer), None
+        require_rows(opened.tokenizer, opened.table.vocab_size, tokenizer)
+    return opened
+
+
+def _open_vectors(path: Path) -> OpenedModel:
+    from embedlayer.checkpoints.formats import read_vectors
+    from embedlayer.tables.dense import TokenEmbedding
+
+    tokens, rows = read_vectors(path, errors="replace", nonfinite="keep")
+    table = TokenEmbedding.from_pretrained(rows)
+    return OpenedModel(_title(path), table, source=path, kind="file of vectors", tokens=tokens)
+
+
+def _open_saved(path: Path, device: str) -> OpenedModel:
+    """Open what this library wrote: a run, or what `save_pretrained` wrote."""
+    from embedlayer.checkpoints.embedding_layer import EmbeddingLayer
+    from embedlayer.layers.input import TransformerEmbedding
+    from embedlayer.models.decoder import DecoderLM
+    from embedlayer.pretrained import Pretrained
+    from embedlayer.tables.table import TokenTable
+    from embedlayer.text.tokenizer import load_tokenizer, require_rows
+    from embedlayer.training.run_directory import RunDirectory
+
+    if not (path / CONFIG).exists():
+        raise FileError(
+            f"{path} holds no trained layer yet, because its run is not finished: continue it with "
+            f"embedlayer train --resume -o {path}"
+        )
+    layer = Pretrained.read_pretrained(path, device=device).eval()
+    table = layer if isinstance(layer, TokenTable) else getattr(layer, "table", None)
+    if not isinstance(table, TokenTable):
+        raise CheckpointError(f"{path} holds a {type(layer).__name__}, which has no table of tokens.")
+    tokenizer = load_tokenizer(path / TOKENIZER) if (path / TOKENIZER).exists() else None
+    if tokenizer is not None:
+        require_rows(tokenizer, table.vocab_size, path)
+    run = RunDirectory(path) if isinstance(layer, DecoderLM) else None
+    is_trained = run is not None and run.holds_a_run
+    return OpenedModel(
+        _title(path),
+        table,
+        source=path,
+        kind="trained run" if is_trained else f"saved {type(layer).__name__}",
+        model=layer if isinstance(layer, DecoderLM | EmbeddingLayer | TransformerEmbedding) else None,
+        tokenizer=tokenizer,
+        run=run,
+    )
+
+
+def _open_checkpoint(path: Path, device: str) -> OpenedModel:
+    """Open a checkpoint on this machine: a whole decoder if it is of LLaMA type, else its embedding layer."""
+    from embedlayer.models.llama import load_llama
+    from embedlayer.text.tokenizer import tokens_without_rows
+
+    try:
+        model = load_llama(path, device=device)
+    except (CheckpointError, FileError) as error:
+        opened = _open_layer(path, device)
+        opened.no_decoder = str(error)
+    else:
+        config = _folder(path) / CONFIG
+        family = read_json(config).get("model_type") if config.exists() else None
+        kind = f"checkpoint of family {family}" if family else "checkpoint"
+        opened = OpenedModel(_title(path), model.table, source=path, kind=kind, model=model)
+    if opened.tokenizer is None:
+        opened.tokenizer, opened.no_tokenizer = _tokenizer_beside(path)
+        if opened.tokenizer is not None:
+            mismatch = tokens_without_rows(opened.tokenizer, opened.table.vocab_size, path)
+            if mismatch is not None:
+                warnings.warn(mismatch, EmbedLayerWarning, stacklevel=3)
+    return opened
+
+
+def _open_layer(source: Path | str, device: str) -> OpenedModel:
+    """Open the embedding layer of a checkpoint, here or on the hub."""
+    from embedlayer.checkpoints.embedding_layer import load
+
+    is_here = Path(source).exists()
+    layer = load(source if is_here else str(source), device=device)
+    return OpenedModel(
+        _title(Path(source)) if is_here else str(source),
+        layer.table,
+        source=source if is_here else str(source),
+        kind="checkpoint" if layer.family == "unknown" else f"checkpoint of family {layer.family}",
+        model=layer,
+        tokenizer=layer.tokenizer,
+        no_decoder="" if is_here else f"Only the embedding layer of {source} is read from the hub: download the model.",
+    )
+
+
+def _tokenizer_beside(path: Path) -> "tuple[Tokenizer | None, str]":
+    """Return the tokenizer in the same folder, under any name, if there is exactly one; else `None` and why."""
+    from embedlayer.text.tokenizer import load_tokenizer
+
+    try:
+        return load_tokenizer(_folder(path)), ""
+    except FileError:
+        return None, ""
+    except (TokenizerError, CheckpointError) as error:
+        return None, str(error)
+
+
+def _folder(path: Path) -> Path:
+    return path if path.is_dir() else path.parent
+
+
+def _title(path: Path) -> str:
+    """Return the name of a folder or file, with its parent's where the name alone says nothing."""
+    place = path.resolve()
+    return f"{place.parent.name}/{place.name}" if place.name in {"model", "checkpoint", "run"} else place.name

@@ -1,0 +1,78 @@
+"""Every command on every kind of source: it works, or refuses the source with one sentence."""
+
+import socket
+import sys
+from pathlib import Path
+
+import pytest
+from commands import run
+
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+sys.path.insert(0, str(DOCS))
+from commands_by_sources import COMMANDS, KINDS, make_sources, markdown, offline, result_of  # noqa: E402
+
+FILES = ("safetensors file", "word2vec", "GloVe", ".npy", "hub name, offline")
+REFUSED = {
+    "generate": {
+        "saved table": "is a saved TokenEmbedding, which has no transformer blocks",
+        "saved layer": "is a saved TransformerEmbedding, which has no transformer blocks",
+        **dict.fromkeys(("GPT-2 folder", "BERT folder"), "is no LLaMA-type checkpoint"),
+        **dict.fromkeys(("word2vec", "GloVe", ".npy"), "is a file of vectors, which has no transformer blocks"),
+        "hub name, offline": "Only the embedding layer of SOURCE is read from the hub",
+    },
+    "report": dict.fromkeys(set(KINDS) - {"run"}, "takes the folder of a run"),
+    **{command: dict.fromkeys(FILES, "takes a folder on this machine") for command in COMMANDS if "vocab" in command},
+}
+"""The reason of each cell that is refused, by command and kind of source; all other cells work."""
+
+RESULTS: dict[tuple[str, str], str] = {}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("sources")
+
+
+@pytest.fixture(scope="module")
+def sources(folder):
+    pytest.importorskip("huggingface_hub", reason="the hf extra is not installed")
+    return make_sources(folder)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_command_works_on_a_source_or_says_why_not(sources, folder, tmp_path, command, kind) -> None:
+    with offline(folder):
+        found = result_of(command, sources[kind], folder, tmp_path / "out")
+    RESULTS[command, kind] = found
+    expected = REFUSED.get(command, {}).get(kind)
+    if expected is None:
+        assert not found
+    else:
+        assert expected in found
+        assert found.endswith(".")
+
+
+def test_the_table_in_the_documentation_is_what_was_found() -> None:
+    if len(RESULTS) < len(COMMANDS) * len(KINDS):
+        pytest.skip("not all cells were run in this process")
+    page = (DOCS / "commands-by-sources.md").read_text(encoding="utf-8")
+    assert markdown(RESULTS) in page, "run python docs/commands_by_sources.py --write"
+
+
+@pytest.mark.parametrize("path", ["out/demoo", "demoo.vec", "./demoo/model"])
+@pytest.mark.parametrize("command", [command for command in COMMANDS if command != "vocab undo"])
+def test_a_mistyped_path_is_an_error_at_once_without_asking_the_hub(
+    tmp_path, monkeypatch, capsys, command, path
+) -> None:
+    def connect(*arguments: object, **options: object) -> None:
+        raise AssertionError("the network was used")
+
+    (tmp_path / "out").mkdir()
+    monkeypatch.chdir(tmp_path)
+    for name in ("create_connection", "getaddrinfo"):
+        monkeypatch.setattr(socket, name, connect)
+    (tmp_path / "text.txt").write_text("text")
+    places = {"SOURCE": path, "TOKEN": "cat", "OUT": "new", "OUT.vec": "new.vec", "TEXT": "text.txt", "OTHER": "."}
+    assert run(*(places.get(word, word) for word in COMMANDS[command].split())) == 1
+    assert f"{Path(path)} does not exist" in capsys.readouterr().err
