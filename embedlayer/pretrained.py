@@ -1,7 +1,7 @@
 """Save and load any layer of the house: `config.json`, `model.safetensors`, and `tokenizer.json` where there is one.
 
 A layer states its constructor's arguments as JSON in `config`; a layer inside a layer stands there as its own
-description, `{"kind": "RotaryEmbedding", "head_dim": 64, ...}`. Reading is the same walk backwards, so every
+description, `{"kind": "rotary", "head_dim": 64, ...}`. Reading is the same walk backwards, so every
 combination of tables, positions and heads that can be built can be saved.
 """
 
@@ -17,6 +17,7 @@ from embedlayer.derived import derive_all
 from embedlayer.errors import CheckpointError, EmbedLayerError
 from embedlayer.fields import check_arguments, shown
 from embedlayer.files import JsonObject, load_tensors, read_json, restored, save_tensors, writable_folder, write_json
+from embedlayer.kinds import class_of, kind_of
 
 FORMAT_VERSION = 1
 Layer = TypeVar("Layer", bound="Pretrained")
@@ -88,13 +89,14 @@ class Pretrained(Described, nn.Module):
         Raises:
             FileError: The folder cannot be written.
         """
+        description = describe(self)
         directory = writable_folder(directory)
         if tokenizer is not None:
             from embedlayer.text.tokenizer import as_tokenizer, save_tokenizer
 
             save_tokenizer(as_tokenizer(tokenizer), directory / TOKENIZER)
         save_tensors(directory / WEIGHTS, self.state_dict())
-        write_config(directory, describe(self))
+        write_config(directory, description)
 
     @classmethod
     def read_pretrained(cls: type[Layer], directory: Path | str, *, device: torch.device | str = "cpu") -> Layer:
@@ -131,8 +133,8 @@ def write_config(directory: Path, description: JsonObject) -> None:
 
 
 def describe(layer: Described) -> JsonObject:
-    """`{"kind": class name, **config}`: what `build` needs to make it again."""
-    return {"kind": type(layer).__name__, **layer.config}
+    """Return `{"kind": kind identifier, **config}`, from which `build` constructs an equal layer."""
+    return {"kind": kind_of(type(layer)), **layer.config}
 
 
 def is_description(value: object) -> bool:
@@ -146,17 +148,15 @@ def build(description: JsonObject) -> Any:
     Raises:
         CheckpointError: The kind is not of this library, or its arguments do not fit.
     """
-    import embedlayer
-
     if not is_description(description):
         raise CheckpointError(f"The saved configuration holds {shown(description)} where a layer is described.")
     arguments = dict(description)
     kind = arguments.pop("kind")
-    layer = getattr(embedlayer, kind) if kind in embedlayer.__all__ else None
-    if not (isinstance(layer, type) and issubclass(layer, Described)):
-        raise CheckpointError(f"A layer of kind {kind!r} is not known to embedlayer {embedlayer.__version__}.")
+    cls = class_of(kind)
+    if not issubclass(cls, Described):
+        raise CheckpointError(f"The kind {kind!r} is not a class that can be saved and read back.")
     try:
-        return layer.from_description(arguments)
+        return cls.from_description(arguments)
     except CheckpointError:
         raise
     except CANNOT_BE_BUILT as error:

@@ -44,7 +44,7 @@ SOUND: dict[str, Path] = {}
 ODD: list[Any] = [
     *(None, True, False, 0, -1, 1, 2, 2**31, 2**63, -(2**63), 10**400, 1.5, -0.0, 1e308, 1e-320),
     *(float("nan"), float("inf"), float("-inf"), "", "x", "16", "\ud800", "a\0b", "../x", "é" * 50),
-    *([], [0], [[]], [None] * 3, {}, {"kind": "OutputHead"}, {"kind": 3}, {"a": {}}),
+    *([], [0], [[]], [None] * 3, {}, {"kind": "output_head"}, {"kind": 3}, {"a": {}}),
 ]
 
 

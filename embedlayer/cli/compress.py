@@ -113,7 +113,7 @@ def open_source(path: Path, tokenizer_from: Path | None = None) -> Source:
         return _open_vectors(path)
     config = path / "config.json"
     kind = read_json(config).get("kind") if config.exists() else None
-    if kind in (None, "DecoderLM"):
+    if kind in (None, "decoder_lm"):
         try:
             return _open_model(path, tokenizer_from)
         except CheckpointError:

@@ -170,7 +170,7 @@ def real_model(directory: Path) -> "tuple[EmbeddingPlan, Tokenizer | None]":
     from embedlayer.files import read_json
 
     config = directory / "config.json"
-    if config.exists() and read_json(config).get("kind") == "DecoderLM":
+    if config.exists() and read_json(config).get("kind") == "decoder_lm":
         from embedlayer.training.run_directory import load_run
 
         run = load_run(directory)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from embedlayer.derived import Derived
 from embedlayer.errors import CheckpointError, ShapeError, SizeError, TokenIdError
 from embedlayer.files import JsonObject, load_tensors, read_json, save_tensors, writable_folder, write_json
+from embedlayer.kinds import kind_of
 from embedlayer.normal import draw_
 from embedlayer.pretrained import FORMAT_VERSION, describe
 from embedlayer.shapes import Ids, Vectors
@@ -198,7 +199,7 @@ class DeltaEmbedding(TokenTable, Derived):
         """
         directory = writable_folder(directory)
         save_tensors(directory / ADAPTER_WEIGHTS, {"delta": self.delta, "token_ids": self.token_tensor})
-        config = {"format_version": FORMAT_VERSION, "kind": type(self).__name__, "base": _identity(self.base)}
+        config = {"format_version": FORMAT_VERSION, "kind": kind_of(type(self)), "base": _identity(self.base)}
         write_json(directory / ADAPTER_CONFIG, config)
 
     @classmethod
@@ -213,7 +214,7 @@ class DeltaEmbedding(TokenTable, Derived):
             return cls.read_pretrained(directory)
         directory = Path(directory)
         config = read_json(directory / ADAPTER_CONFIG)
-        if (config.get("format_version"), config.get("kind")) != (FORMAT_VERSION, cls.__name__):
+        if (config.get("format_version"), config.get("kind")) != (FORMAT_VERSION, kind_of(cls)):
             raise CheckpointError(
                 f"{directory / ADAPTER_CONFIG} has format version {config.get('format_version')!r} and kind "
                 f"{config.get('kind')!r}; this embedlayer reads version {FORMAT_VERSION} of {cls.__name__}."
@@ -309,7 +310,7 @@ def check_token_ids(token_ids: list[int], base: TokenTable) -> None:
 def _identity(base: TokenTable) -> JsonObject:
     """What an adapter remembers of its base; the last entry decides, the others make a better message."""
     return {
-        "kind": type(base).__name__,
+        "kind": kind_of(type(base)),
         "vocab_size": base.vocab_size,
         "embed_dim": base.embed_dim,
         "dtypes": sorted({str(tensor.dtype).removeprefix("torch.") for tensor in base.state_dict().values()}),

@@ -330,7 +330,7 @@ class RunDirectory:
 
     def _seeded(self, description: JsonObject, ranks: Ranks, device: torch.device | str) -> DecoderLM:
         kind = description["model"].get("kind")
-        if kind != DecoderLM.__name__:
+        if kind != "decoder_lm":
             raise CheckpointError(f"{self.run} describes a {kind}, not a {DecoderLM.__name__}.")
         torch.manual_seed(self.options().seed)
         self._check_size(description)

@@ -246,7 +246,7 @@ def test_a_run_is_continued_by_who_began_it_on_any_machine_and_by_nobody_else(tm
     directory = RunDirectory(tmp_path / "run")
     assert not was_begun_by("a:1 b:2", directory)
     directory.path.mkdir()
-    description = {"format_version": 1, "options": {}, "model": {"kind": "DecoderLM"}, "validation_fraction": 0.1}
+    description = {"format_version": 1, "options": {}, "model": {"kind": "decoder_lm"}, "validation_fraction": 0.1}
     directory.run.write_text(json.dumps({**description, "notes": {"launch": "a:1 b:2"}}))
     assert [was_begun_by(launch, directory) for launch in ("a:1 b:2", "b:2", "b:2 c:3", "c:3", "")] == [True] * 3 + [
         False
