@@ -45,8 +45,15 @@ class Described:
 
     @property
     def config(self) -> JsonObject:
-        """The constructor's arguments as JSON; inner ones through `describe`."""
-        raise NotImplementedError
+        """Return the constructor's arguments as JSON; those that are savable objects through `describe`.
+
+        Raises:
+            CheckpointError: The class does not define `config`.
+        """
+        raise CheckpointError(
+            f"A {type(self).__name__} cannot be saved: define its property config, which returns the constructor's "
+            f"arguments as a JSON object."
+        )
 
     @classmethod
     def from_config(cls: type[Thing], config: JsonObject) -> Thing:

@@ -33,6 +33,7 @@ from embedlayer.errors import EmbedLayerError
 from embedlayer.explorer.source import open_source
 from embedlayer.explorer.training import metrics
 from embedlayer.files import read_json
+from embedlayer.kinds import KINDS, class_of
 from embedlayer.pretrained import Pretrained
 from embedlayer.text.shards import build_in_shards
 from embedlayer.vocab.folders import last_receipt
@@ -239,7 +240,7 @@ LAYERS: dict[str, Callable[[], Any]] = {
 
 def read_layer(path: Path) -> None:
     kind = read_json(path / "config.json").get("kind")
-    expected = getattr(el, kind, None) if isinstance(kind, str) and kind in el.__all__ else None
+    expected = class_of(kind) if isinstance(kind, str) and kind in KINDS else None
     if not (isinstance(expected, type) and issubclass(expected, Pretrained)):
         expected = el.DecoderLM
     use(expected.read_pretrained(path))

@@ -41,7 +41,7 @@ def write_atlas(path: Path | str, table: TableLike, tokenizer: Tokenizer, *, num
 
     Args:
         path: The file.
-        table: A `TokenTable`, or a plain tensor `(V, D)`.
+        table: A `LookupTable`, or a plain tensor `(V, D)`.
         tokenizer: Its tokenizer.
         num_neighbors: Neighbours of each token; fewer where there are not so many.
 

@@ -102,7 +102,7 @@ def evaluate_word_pairs(table: TableLike, words: Mapping[str, int], file: Path |
     """Compare cosines with a file of pairs that people judged: `word<TAB>word<TAB>number`, `#` before remarks.
 
     Args:
-        table: A `TokenTable`, or a plain tensor `(V, D)`.
+        table: A `LookupTable`, or a plain tensor `(V, D)`.
         words: The row of each word, see `whole_words`.
         file: The pairs.
 
@@ -144,7 +144,7 @@ def evaluate_word_analogies(
     Rows are taken at length 1, letters in lower case, and only whole words are candidates.
 
     Args:
-        table: A `TokenTable`, or a plain tensor `(V, D)`.
+        table: A `LookupTable`, or a plain tensor `(V, D)`.
         words: The row of each word, see `whole_words`.
         file: Four words a line, under headings that begin with `:`.
         restrict_vocab: Look only at the first so many IDs, in questions and answers.

@@ -178,7 +178,7 @@ def table_geometry(table: TableLike) -> TableGeometry:
     Four passes by chunks; the work is of order `V D^2`, the memory `D x D`.
 
     Args:
-        table: A `TokenTable`, or a plain tensor `(V, D)`.
+        table: A `LookupTable`, or a plain tensor `(V, D)`.
 
     Raises:
         ShapeError: A plain tensor that is not `(V, D)`.
@@ -254,7 +254,7 @@ def norms_by_frequency(table: TableLike, counts: Int[Tensor, " V"]) -> list[Freq
     """Lengths of rows by how often their tokens occur: never, once, then by powers of four.
 
     Args:
-        table: A `TokenTable`, or a plain tensor `(V, D)`.
+        table: A `LookupTable`, or a plain tensor `(V, D)`.
         counts: How often each token occurs.
 
     Raises:

@@ -170,7 +170,7 @@ def health(
     """Look at every row of a table.
 
     Args:
-        table: A `TokenTable`, or a plain tensor `(V, D)`.
+        table: A `LookupTable`, or a plain tensor `(V, D)`.
         tokenizer: Its tokenizer, for the kinds of tokens.
         before: The same table before training, for `never_touched`.
         head: The rows of a free head `(V, E)`. Training pushes them where it does not push the table's, so

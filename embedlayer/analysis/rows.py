@@ -17,7 +17,7 @@ class Rows:
     """V rows of width D, read without gradient.
 
     Args:
-        table: A `TokenTable` of any kind, an `nn.Embedding`, or a plain tensor or NumPy array `(V, D)`.
+        table: A `LookupTable` of any kind, an `nn.Embedding`, or a plain tensor or NumPy array `(V, D)`.
 
     Raises:
         ShapeError: A plain tensor that is not `(V, D)`, or holds no floats.

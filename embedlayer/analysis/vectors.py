@@ -63,7 +63,7 @@ class TokenVectors:
     also where gensim leaves it out (`doesnt_match`); rows that are equal come in the order of their IDs.
 
     Args:
-        table: A `TokenTable`, an `nn.Embedding`, or a plain tensor or NumPy array `(V, D)`.
+        table: A `LookupTable`, an `nn.Embedding`, or a plain tensor or NumPy array `(V, D)`.
         tokenizer: Its tokenizer: a `tokenizers.Tokenizer`, or a fast tokenizer of transformers.
 
     Raises:

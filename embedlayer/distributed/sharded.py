@@ -240,7 +240,7 @@ class ShardedTable(TokenTable):
         self._check_rows()
         bias, padding_idx = options.get("bias"), options.get("padding_idx")
         return finish_logits(
-            self.local.products(hidden),
+            self.local.raw_logits(hidden),
             logit_scale=options.get("logit_scale", 1.0),
             bias=None if bias is None else bias[self.start : self.stop],
             softcap=options.get("softcap"),

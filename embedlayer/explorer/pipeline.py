@@ -28,6 +28,7 @@ from embedlayer.models.decoder import Attention, DecoderLM
 from embedlayer.plots import visible_text
 from embedlayer.positions.position import AdditivePosition, Position, positions_of
 from embedlayer.positions.rotary import RotaryEmbedding
+from embedlayer.tables.lookup import LookupTable
 from embedlayer.tables.table import TokenTable
 from embedlayer.text.tokenizer import token_text, without_limits
 
@@ -233,7 +234,7 @@ def pipeline(
     return Pipeline(text, tokens, left_out, table.vocab_size, table.embed_dim, steps, walk.x.detach())
 
 
-def parts_of(model: Model) -> tuple[TokenTable, Position]:
+def parts_of(model: Model) -> tuple[LookupTable, Position]:
     """The table of any model, and its positions; a bare table has none."""
     return (model, Position()) if isinstance(model, TokenTable) else (model.table, model.position)
 
@@ -255,7 +256,7 @@ def queries_and_keys(
 class _Walk:
     """One text on its way; every step keeps the graph, so that the last can ask for the gradient of the first."""
 
-    def __init__(self, model: Model, table: TokenTable, position: Position, ids: Int[Tensor, " T"]) -> None:
+    def __init__(self, model: Model, table: LookupTable, position: Position, ids: Int[Tensor, " T"]) -> None:
         self.model = model
         self.table = table
         self.position = position

@@ -21,8 +21,8 @@ from embedlayer.positions.rotary import RotaryEmbedding
 from embedlayer.positions.sinusoidal import SinusoidalPositionalEmbedding
 from embedlayer.pretrained import Pretrained, describe
 from embedlayer.shapes import IdsLike, Positions, Vectors
-from embedlayer.tables.dense import TokenEmbedding, as_table
-from embedlayer.tables.table import TokenTable
+from embedlayer.tables.dense import TokenEmbedding, as_lookup_table
+from embedlayer.tables.lookup import LookupTable
 
 PositionName = Literal["learned", "sinusoidal", "scaled-sinusoidal", "rotary", "alibi", "relative", "none"]
 
@@ -143,12 +143,12 @@ class TransformerEmbedding(Pretrained):
         padding_idx: int | None = None,
         init_std: float | Literal["1/sqrt_dim"] = 0.02,
         num_heads: int | None = None,
-        table: TokenTable | nn.Embedding | None = None,
+        table: LookupTable | nn.Embedding | None = None,
     ) -> None:
         super().__init__()
         if table is None:
             table = TokenEmbedding(vocab_size, embed_dim, padding_idx=padding_idx, scale=scale, init_std=init_std)
-        table = as_table(table)
+        table = as_lookup_table(table)
         if (table.vocab_size, table.embed_dim) != (vocab_size, embed_dim):
             raise SizeError(
                 f"The table has {table.vocab_size} tokens of width {table.embed_dim}, "
@@ -242,7 +242,7 @@ class UnscaledRows:
         True
     """
 
-    def __init__(self, table: TokenTable) -> None:
+    def __init__(self, table: LookupTable) -> None:
         self.table = table
 
     def __call__(self, ids: IdsLike) -> Vectors:
@@ -332,7 +332,7 @@ def embed(
 
     Args:
         ids: Token IDs.
-        table: What each token is: a `TokenTable`, or a module that wraps one.
+        table: What each token is: a `LookupTable`, or a module that wraps one.
         position: Where each token is.
         positions: By default `positions_of(ids, attention_mask)`.
         attention_mask: Padding and packed documents, as in `positions_of`.
@@ -379,7 +379,7 @@ def sequence_of(
     return found
 
 
-_TABLE: dict[str, Callable[..., Any]] = {"__call__": nn.Module.__call__, "forward": TokenTable.forward}
+_TABLE: dict[str, Callable[..., Any]] = {"__call__": nn.Module.__call__, "forward": LookupTable.forward}
 _ADDITIVE: dict[str, Callable[..., Any]] = {
     "__call__": nn.Module.__call__,
     "forward": AdditivePosition.forward,
@@ -390,19 +390,19 @@ _DROPOUT: dict[str, Callable[..., Any]] = {"__call__": nn.Module.__call__, "forw
 """The methods that one pass stands for, as they are when this is imported."""
 
 
-def _can_fuse(table: nn.Module, position: Position) -> TypeGuard[TokenTable]:
+def _can_fuse(table: nn.Module, position: Position) -> TypeGuard[LookupTable]:
     """Return whether nobody could tell one pass from the calls of `table` and `position.add`.
 
     A compiled graph is made from the calls: the compiler fuses them itself.
     """
-    if torch.compiler.is_compiling() or not isinstance(table, TokenTable):
+    if torch.compiler.is_compiling() or not isinstance(table, LookupTable):
         return False
     if has_hooks(table) or not is_unchanged(table, **_TABLE):
         return False
     return is_unchanged(position, **_NEUTRAL) or (is_unchanged(position, **_ADDITIVE) and not has_hooks(position))
 
 
-def _reads_stored(part: TokenTable | AdditivePosition, definition: str) -> bool:
+def _reads_stored(part: LookupTable | AdditivePosition, definition: str) -> bool:
     """Return whether `part.stored` may be read in place of a call of the method `definition`."""
     return definition not in vars(part) and is_current(type(part), "stored", definition)
 
@@ -416,7 +416,7 @@ def _share_of(dropout: nn.Module | None) -> float | None:
 
 def _fused(
     ids: Int[Tensor, "*batch T"],
-    table: TokenTable,
+    table: LookupTable,
     position: Position,
     positions: Positions | None,
     attention_mask: AttentionMask | None,

@@ -20,7 +20,8 @@ from embedlayer.normal import draw_
 from embedlayer.overrides import is_unchanged
 from embedlayer.pretrained import Pretrained
 from embedlayer.tables.dense import TokenEmbedding, as_table
-from embedlayer.tables.table import TokenTable, check_sizes, check_width, loss_of_logits
+from embedlayer.tables.lookup import check_sizes
+from embedlayer.tables.table import TokenTable, check_width, loss_of_logits
 
 
 class OutputHead(Pretrained, nn.Linear):

@@ -6,7 +6,7 @@ from torch import nn
 
 from embedlayer.layers.output import OutputHead
 from embedlayer.positions.position import Position
-from embedlayer.tables.table import TokenTable
+from embedlayer.tables.lookup import LookupTable
 
 
 def param_groups(model: nn.Module, *, weight_decay: float = 0.1) -> list[dict[str, Any]]:
@@ -16,7 +16,7 @@ def param_groups(model: nn.Module, *, weight_decay: float = 0.1) -> list[dict[st
     (a frozen table's rows even to nothing); norms and biases are scales and shifts, not directions.
 
     Args:
-        model: Any module; tables are its `TokenTable`s, also where a head is tied to one.
+        model: Any module; tables are its `LookupTable`s, also where a head is tied to one.
         weight_decay: Of the matrices.
 
     Returns:
@@ -34,7 +34,7 @@ def param_groups(model: nn.Module, *, weight_decay: float = 0.1) -> list[dict[st
     for module in model.modules():
         if module in matrices:
             continue
-        kind = "tables" if isinstance(module, TokenTable) else "positions" if isinstance(module, Position) else None
+        kind = "tables" if isinstance(module, LookupTable) else "positions" if isinstance(module, Position) else None
         if kind is not None:
             kinds |= dict.fromkeys(module.parameters(), kind)
     for parameter in model.parameters():

@@ -19,7 +19,7 @@ from embedlayer.plots.style import HOLE, MUTED, PAPER, colorbar, entitle, new_fi
 from embedlayer.plots.visible import visible_text
 from embedlayer.positions.position import AdditivePosition, Position, positions_of
 from embedlayer.shapes import Ids
-from embedlayer.tables.table import TokenTable
+from embedlayer.tables.lookup import LookupTable
 
 if TYPE_CHECKING:
     import matplotlib.axes
@@ -185,14 +185,14 @@ def path_steps(layer: Layer, ids: Ids) -> dict[str, Float[Tensor, "T _"]]:
     return steps
 
 
-def _row_steps(table: TokenTable, ids: Ids) -> dict[str, Float[Tensor, "T _"]]:
+def _row_steps(table: LookupTable, ids: Ids) -> dict[str, Float[Tensor, "T _"]]:
     steps = {"row": table.look_up(ids)}
     if table.factor is not None:
         steps[_times(table)] = table(ids)
     return steps
 
 
-def _times(table: TokenTable) -> str:
+def _times(table: LookupTable) -> str:
     assert table.factor is not None
     return f"× {float(table.factor):.4g}"
 

@@ -14,7 +14,8 @@ from embedlayer.plots.style import BLUE, LINES, MUTED, ORANGE, PAPER, backing, n
 from embedlayer.plots.training import DASHES
 from embedlayer.plots.visible import visible_text
 from embedlayer.tables.dense import as_rows
-from embedlayer.tables.table import ROWS_AT_ONCE, TokenTable
+from embedlayer.tables.lookup import LookupTable
+from embedlayer.tables.table import ROWS_AT_ONCE
 from embedlayer.text.tokenizer import table_size, token_text
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ ROUNDING = 1e-6
 
 @torch.no_grad()
 def norm_histogram(
-    norms: TokenTable | nn.Embedding | Float[Tensor, " N"], *, title: str = "Length of the rows", bins: int = 60
+    norms: LookupTable | nn.Embedding | Float[Tensor, " N"], *, title: str = "Length of the rows", bins: int = 60
 ) -> "matplotlib.figure.Figure":
     """How many rows have which length, and the median.
 
@@ -40,7 +41,7 @@ def norm_histogram(
         >>> figure = norm_histogram(TokenEmbedding(100, 16))
     """
     norms = as_rows(norms)
-    if isinstance(norms, TokenTable):
+    if isinstance(norms, LookupTable):
         norms = torch.cat([_lengths(rows) for rows in _chunks(norms)])
     finite = norms.detach().double().cpu()
     finite = finite[finite.isfinite()]
@@ -71,7 +72,7 @@ def norm_histogram(
 
 @torch.no_grad()
 def spectrum(
-    tables: Mapping[str, TokenTable | nn.Embedding | Float[Tensor, "_ _"] | Float[Tensor, " _"]],
+    tables: Mapping[str, LookupTable | nn.Embedding | Float[Tensor, "_ _"] | Float[Tensor, " _"]],
     *,
     share: float = 0.5,
     title: str = "Variance along the principal components",
@@ -115,13 +116,13 @@ def spectrum(
     return figure
 
 
-def variance_shares(table: TokenTable | nn.Embedding | Float[Tensor, "N D"]) -> Float[Tensor, " D"]:
+def variance_shares(table: LookupTable | nn.Embedding | Float[Tensor, "N D"]) -> Float[Tensor, " D"]:
     """Share of the variance along each principal component, widest first, in float64, read a chunk at a time.
 
     Rows that are not finite are left out. Zeros where nothing varies.
     """
     table = as_rows(table)
-    width = table.embed_dim if isinstance(table, TokenTable) else table.shape[1]
+    width = table.embed_dim if isinstance(table, LookupTable) else table.shape[1]
     count, total = 0, torch.zeros(width, dtype=torch.float64)
     for rows in _finite_chunks(table):
         count, total = count + len(rows), total + rows.sum(0)
@@ -134,7 +135,7 @@ def variance_shares(table: TokenTable | nn.Embedding | Float[Tensor, "N D"]) -> 
 
 
 def gradient_rows(
-    gradient: TokenTable | nn.Embedding | Float[Tensor, "V D"],
+    gradient: LookupTable | nn.Embedding | Float[Tensor, "V D"],
     tokenizer: Tokenizer | None = None,
     *,
     most: int = 24,
@@ -178,11 +179,11 @@ def gradient_rows(
 
 
 def used_rows(
-    gradient: TokenTable | nn.Embedding | Float[Tensor, "V D"],
+    gradient: LookupTable | nn.Embedding | Float[Tensor, "V D"],
 ) -> tuple[int, Int[Tensor, " N"], Float[Tensor, " N"]]:
     """Rows of the table, the IDs of those that have a gradient, and its length for each."""
     gradient = as_rows(gradient)
-    if isinstance(gradient, TokenTable):
+    if isinstance(gradient, LookupTable):
         by_token = (part for part in gradient.parameters() if len(part) == gradient.num_rows)
         gradients = [part.grad for part in by_token if part.grad is not None]
         if not gradients:
@@ -211,13 +212,13 @@ def _named(tokenizer: Tokenizer | None, index: int) -> str:
     return f"{visible_text(token_text(tokenizer, index))}   {index}"
 
 
-def _chunks(table: TokenTable | Float[Tensor, "N D"]) -> Iterator[Float[Tensor, "rows D"]]:
-    count = table.vocab_size if isinstance(table, TokenTable) else len(table)
+def _chunks(table: LookupTable | Float[Tensor, "N D"]) -> Iterator[Float[Tensor, "rows D"]]:
+    count = table.vocab_size if isinstance(table, LookupTable) else len(table)
     for start in range(0, count, ROWS_AT_ONCE):
         stop = min(start + ROWS_AT_ONCE, count)
-        yield table.rows(start, stop) if isinstance(table, TokenTable) else table[start:stop]
+        yield table.rows(start, stop) if isinstance(table, LookupTable) else table[start:stop]
 
 
-def _finite_chunks(table: TokenTable | Float[Tensor, "N D"]) -> Iterator[Float[Tensor, "rows D"]]:
+def _finite_chunks(table: LookupTable | Float[Tensor, "N D"]) -> Iterator[Float[Tensor, "rows D"]]:
     for rows in _chunks(table):
         yield rows[rows.isfinite().all(1)].cpu().double()

@@ -84,7 +84,7 @@ def token_similarity(
     """The cosine of each pair of some tokens' rows.
 
     Args:
-        table: A `TokenTable`, or a plain tensor `(V, D)`; only the rows of `tokens` are read.
+        table: A `LookupTable`, or a plain tensor `(V, D)`; only the rows of `tokens` are read.
         tokenizer: Its tokenizer.
         tokens: By text, ID or bytes, as `TokenVectors` takes them.
         title: The figure's title.

@@ -152,11 +152,11 @@ class DeltaEmbedding(TokenTable, Derived):
             return rows
         return rows.index_copy(0, self.token_tensor[first:last] - start, self.delta[first:last].to(rows.dtype))
 
-    def products(
+    def raw_logits(
         self, hidden: Float[Tensor, "*batch D"], start: int = 0, stop: int | None = None
     ) -> Float[Tensor, "*batch N"]:
         """The base's products, the columns of `token_ids` replaced by `hidden @ delta.T`."""
-        products = self.base.products(hidden, start, stop)
+        products = self.base.raw_logits(hidden, start, stop)
         first, last = self._between(start, self.vocab_size if stop is None else stop)
         if first == last:
             return products

@@ -19,12 +19,13 @@ from embedlayer.files import JsonObject
 from embedlayer.normal import draw_, draw_rows_, zero_rows_
 from embedlayer.shapes import Ids, Vectors
 from embedlayer.tables.ledger import RowLedger, all_caught_up, as_stored, caught_up, ledger_of
+from embedlayer.tables.lookup import LookupTable, check_sizes
 from embedlayer.tables.row_gradient import run_as_stored
-from embedlayer.tables.table import TokenTable, check_sizes
+from embedlayer.tables.table import TokenTable
 from embedlayer.tables.torch_arguments import EmbeddingArguments, refuse_unsupported, resolve_sizes
 from embedlayer.tracing import is_transformed, plain_operators_only
 
-TableLike: TypeAlias = TokenTable | nn.Embedding | Tensor | npt.NDArray[Any]
+TableLike: TypeAlias = LookupTable | nn.Embedding | Tensor | npt.NDArray[Any]
 """What a function takes that only reads rows: a table, a plain `nn.Embedding`, or the rows `(V, D)` themselves."""
 
 
@@ -445,27 +446,16 @@ class TokenEmbedding(TokenTable, nn.Embedding, Derived):
         return ", ".join(parts)
 
 
-def as_table(table: TokenTable | nn.Embedding, *, registered: bool = True) -> TokenTable:
-    """Return `table` if it is a `TokenTable`, and a plain `nn.Embedding` as a `TokenEmbedding` over the same weight.
-
-    Args:
-        table: What the user passed.
-        registered: Whether the caller registers the table as a module of its own. A tied head does not: it would keep
-            the old weight where the embedding gets another one, so there an `nn.Embedding` is refused.
+def as_lookup_table(table: LookupTable | nn.Embedding) -> LookupTable:
+    """Return a `LookupTable` unchanged, and a plain `nn.Embedding` as a `TokenEmbedding` over the same weight.
 
     Raises:
-        SizeError: It is neither, or an `nn.Embedding` that cannot be converted; see `TokenEmbedding.from_embedding`.
+        SizeError: `table` is neither, or an `nn.Embedding` that `TokenEmbedding.from_embedding` refuses.
     """
-    if isinstance(table, TokenTable):
+    if isinstance(table, LookupTable):
         return table
     if isinstance(table, nn.Embedding):
-        if registered:
-            return TokenEmbedding.from_embedding(table)
-        raise SizeError(
-            "A head cannot be tied to a torch.nn.Embedding, whose weight may be replaced without its knowing. Make the "
-            "table first, table = TokenEmbedding.from_embedding(embedding), and use it at both ends: as the input and "
-            "in OutputHead(table)."
-        )
+        return TokenEmbedding.from_embedding(table)
     if isinstance(table, Tensor | np.ndarray):
         raise SizeError(
             f"A table is needed here; found {type(table).__name__} of shape {tuple(table.shape)}: "
@@ -477,19 +467,49 @@ def as_table(table: TokenTable | nn.Embedding, *, registered: bool = True) -> To
     )
 
 
-def as_rows(table: TableLike) -> TokenTable | Tensor:
-    """Return what a function reads that takes a table or its rows: a tensor as it is, an array as a tensor in the same
-    memory (a read-only one is copied), all else as `as_table` converts it.
+def as_table(table: LookupTable | nn.Embedding, *, registered: bool = True) -> TokenTable:
+    """Return a `TokenTable` unchanged, and a plain `nn.Embedding` as a `TokenEmbedding` over the same weight.
+
+    Args:
+        table: The table or embedding that the user passed.
+        registered: Whether the caller registers the table as a submodule. A tied head does not, so it would keep the
+            old weight if the embedding's weight were replaced. There an `nn.Embedding` is refused.
 
     Raises:
-        SizeError: See `as_table`.
-        ShapeError: An array of something else than numbers.
+        SizeError: `table` is neither; or it can only be looked up; or it is an `nn.Embedding` that
+            `TokenEmbedding.from_embedding` refuses.
+    """
+    if isinstance(table, nn.Embedding) and not isinstance(table, LookupTable) and not registered:
+        raise SizeError(
+            "A head cannot be tied to a torch.nn.Embedding, because its weight may be replaced later. Build the table "
+            "first, table = TokenEmbedding.from_embedding(embedding), and use it at both ends: as the input and in "
+            "OutputHead(table)."
+        )
+    found = as_lookup_table(table)
+    if not isinstance(found, TokenTable):
+        raise SizeError(
+            f"A {type(found).__name__} can only be looked up: it has no logits and no loss. Pass a TokenTable, or use "
+            f"an untied OutputHead(vocab_size=..., embed_dim=...)."
+        )
+    return found
+
+
+def as_rows(table: TableLike) -> LookupTable | Tensor:
+    """Convert a table, or its rows, to what row-reading functions use.
+
+    Returns:
+        A tensor unchanged; an array as a tensor over the same memory (a read-only array is copied); any table as
+        `as_lookup_table` converts it.
+
+    Raises:
+        SizeError: As in `as_lookup_table`.
+        ShapeError: An array does not hold numbers.
     """
     if isinstance(table, np.ndarray):
         if table.dtype.kind not in "fiub":
             raise ShapeError(f"Rows must be floats, not {table.dtype}: convert them to float32.")
         return torch.from_numpy(table if table.flags.writeable else table.copy())
-    return table if isinstance(table, Tensor) else as_table(table)
+    return table if isinstance(table, Tensor) else as_lookup_table(table)
 
 
 def require_rows(rows: Tensor) -> None:

@@ -13,7 +13,8 @@ from embedlayer.files import JsonObject
 from embedlayer.normal import NormalLinear
 from embedlayer.shapes import Ids, Vectors
 from embedlayer.tables.dense import TableLike, TokenEmbedding, as_rows, require_rows, resolve_init_std, resolve_scale
-from embedlayer.tables.table import ROWS_AT_ONCE, TokenTable, check_sizes
+from embedlayer.tables.lookup import check_sizes
+from embedlayer.tables.table import ROWS_AT_ONCE, TokenTable
 
 
 class FactorizedEmbedding(TokenTable):

@@ -19,7 +19,8 @@ from embedlayer.errors import ShapeError, SizeError
 from embedlayer.files import JsonObject
 from embedlayer.shapes import Ids, Vectors
 from embedlayer.tables.dense import TableLike, as_rows, require_rows, resolve_scale
-from embedlayer.tables.table import TokenTable, check_sizes, check_width
+from embedlayer.tables.lookup import LookupTable, check_sizes
+from embedlayer.tables.table import TokenTable, check_width
 from embedlayer.tracing import is_transformed, plain_operators_only
 
 HEADER = {8: torch.float32, 4: torch.float16}
@@ -266,7 +267,7 @@ class QuantizedEmbedding(TokenTable, Derived):
         start, stop, _ = slice(start, stop).indices(self.vocab_size)
         return self._dequantised(torch.arange(start, max(start, stop), device=self.packed.device))
 
-    def products(
+    def raw_logits(
         self, hidden: Float[Tensor, "*batch D"], start: int = 0, stop: int | None = None
     ) -> Float[Tensor, "*batch N"]:
         """`hidden @ rows(start, stop).T`, a block of rows at a time, which the backward pass makes again.
@@ -599,7 +600,7 @@ def _blocks(count: int, width: int, device: torch.device, *, at_least: int = 1) 
 
 
 @torch.no_grad()
-def _rows(table: TokenTable | Tensor, start: int, stop: int) -> Tensor:
+def _rows(table: LookupTable | Tensor, start: int, stop: int) -> Tensor:
     rows = table[start:stop] if isinstance(table, Tensor) else table.rows(start, stop)
     return rows.detach()
 
