@@ -72,10 +72,10 @@ if TYPE_CHECKING:
     from embedlayer.optim.param_groups import param_groups as param_groups
     from embedlayer.optim.row_adamw import RowAdamW as RowAdamW
     from embedlayer.planner import PRESETS as PRESETS
-    from embedlayer.planner import Change as Change
     from embedlayer.planner import EmbeddingPlan as EmbeddingPlan
-    from embedlayer.planner import changes as changes
+    from embedlayer.planner import PlanAlternative as PlanAlternative
     from embedlayer.planner import plan as plan
+    from embedlayer.planner import plan_alternatives as plan_alternatives
     from embedlayer.positions.alibi import AlibiBias as AlibiBias
     from embedlayer.positions.learned import LearnedPositionalEmbedding as LearnedPositionalEmbedding
     from embedlayer.positions.position import Position as Position
@@ -187,7 +187,7 @@ _HOMES = {
     "embedlayer.optim.clip": ("clip_grad_norm_",),
     "embedlayer.optim.param_groups": ("param_groups",),
     "embedlayer.optim.row_adamw": ("RowAdamW",),
-    "embedlayer.planner": ("Change", "EmbeddingPlan", "PRESETS", "changes", "plan"),
+    "embedlayer.planner": ("EmbeddingPlan", "PRESETS", "PlanAlternative", "plan", "plan_alternatives"),
     "embedlayer.positions.alibi": ("AlibiBias",),
     "embedlayer.positions.learned": ("LearnedPositionalEmbedding",),
     "embedlayer.positions.position": ("Position", "positions_of"),

@@ -23,7 +23,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Integer
 
 from embedlayer.errors import PositionError, ShapeError, SizeError, TokenIdError
-from embedlayer.planner import format_bytes, plan
+from embedlayer.formatting import format_bytes
 
 IGNORED_TARGET = -100
 """Targets of this value have no loss, as in torch."""
@@ -470,8 +470,6 @@ def demonstrate_embeddings(
     grad_W = table.backward(np.ones_like(product))
     order = np.roll(np.arange(seq_len), 1)
     reordered = table(token_ids[order])
-    tied = plan(vocab_size=vocab_size, embed_dim=embed_dim, tied=True)
-    untied = plan(vocab_size=vocab_size, embed_dim=embed_dim, tied=False)
     tour = EmbeddingTour(
         token_ids=token_ids,
         looked_up=table.W[token_ids],
@@ -485,9 +483,9 @@ def demonstrate_embeddings(
         uniform_loss=math.log(vocab_size),
         first_loss=_first_loss(token_ids, vocab_size, embed_dim, 0.02),
         wide_first_loss=_first_loss(token_ids, vocab_size, embed_dim, 1.0),
-        tied_parameters=tied.parameters,
-        untied_parameters=untied.parameters,
-        table_bytes=tied.table_bytes,
+        tied_parameters=vocab_size * embed_dim,
+        untied_parameters=2 * vocab_size * embed_dim,
+        table_bytes=4 * vocab_size * embed_dim,
     )
     if verbose:
         print(tour)  # noqa: T201

@@ -228,7 +228,7 @@ def _show(source: Source, rows: "Sequence[Comparison]") -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from embedlayer.planner import format_bytes
+    from embedlayer.formatting import format_bytes
 
     model = source.model
     table = Table(
