@@ -100,7 +100,7 @@ if TYPE_CHECKING:
     from embedlayer.tables.delta import DeltaEmbedding as DeltaEmbedding
     from embedlayer.tables.dense import TokenEmbedding as TokenEmbedding
     from embedlayer.tables.factorized import FactorizedEmbedding as FactorizedEmbedding
-    from embedlayer.tables.ledger import pending_updates_applied as pending_updates_applied
+    from embedlayer.tables.pending_updates import pending_updates_applied as pending_updates_applied
     from embedlayer.tables.quantized import QuantizedEmbedding as QuantizedEmbedding
     from embedlayer.tables.table import TokenTable as TokenTable
     from embedlayer.text.corpus import TokenCorpus as TokenCorpus
@@ -205,7 +205,7 @@ _HOMES = {
     "embedlayer.tables.delta": ("DeltaEmbedding",),
     "embedlayer.tables.dense": ("TokenEmbedding",),
     "embedlayer.tables.factorized": ("FactorizedEmbedding",),
-    "embedlayer.tables.ledger": ("pending_updates_applied",),
+    "embedlayer.tables.pending_updates": ("pending_updates_applied",),
     "embedlayer.tables.quantized": ("QuantizedEmbedding",),
     "embedlayer.tables.table": ("TokenTable",),
     "embedlayer.text.corpus": ("TokenCorpus",),

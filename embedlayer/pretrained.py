@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
-from embedlayer.derived import derive_all
+from embedlayer.computed_buffers import recompute_all_buffers
 from embedlayer.errors import CheckpointError, EmbedLayerError
 from embedlayer.fields import check_arguments, shown
 from embedlayer.files import JsonObject, load_tensors, read_json, restored, save_tensors, writable_folder, write_json
@@ -130,7 +130,7 @@ class Pretrained(Described, nn.Module):
             )
         tensors, _ = load_tensors(directory / WEIGHTS, str(device))
         assign(layer, tensors, source=directory / WEIGHTS)
-        derive_all(layer, device)
+        recompute_all_buffers(layer, device)
         return layer
 
 

@@ -232,8 +232,8 @@ def step(row: EmbeddingPlan) -> dict[str, int]:
         state = [part for values in optimizer.state.values() for part in values.values() if torch.is_tensor(part)]
         found["optimizer_bytes"] = storage(state)
         if row.row_sparse:
-            ledger = getattr(table, "local", table).ledger
-            found["optimizer_bytes"] += storage([ledger.rows_at, ledger.moments_at])
+            pending = getattr(table, "local", table).pending_updates
+            found["optimizer_bytes"] += storage([pending.value_steps, pending.moment_steps])
     return found
 
 

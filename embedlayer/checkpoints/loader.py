@@ -32,7 +32,7 @@ from embedlayer.checkpoints.families import (
 from embedlayer.checkpoints.families import Linear as LinearData
 from embedlayer.checkpoints.layer import EmbeddingLayer, Origin, ReadTensor, TransformedHead
 from embedlayer.checkpoints.reader import CONFIG, Checkpoint
-from embedlayer.derived import Derived
+from embedlayer.computed_buffers import ComputedBuffers
 from embedlayer.errors import CheckpointError, EmbedLayerWarning, SizeError
 from embedlayer.files import JsonObject
 from embedlayer.layers.output import OutputHead
@@ -223,8 +223,8 @@ class _Loader:
             )
         assign(layer, self.tensors, source=Path(self.checkpoint.name))
         for module in layer.modules():
-            if isinstance(module, Derived):
-                module.derive(self.device)
+            if isinstance(module, ComputedBuffers):
+                module.recompute_buffers(self.device)
         layer.origin = Origin(
             self.checkpoint.name,
             tuple(self.read),

@@ -140,7 +140,7 @@ def planned(
     stored = str(next(iter(base.state_dict().values())).dtype).removeprefix("torch.")
     dtype = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}.get(stored)
     if isinstance(base, QuantizedEmbedding):
-        dtype = f"int{base.layout.bits}"
+        dtype = f"int{base.row_format.bits}"
     if dtype is None:
         raise CheckpointError(f"A table of {stored} cannot be planned: give its sizes and --dtype.")
     return EmbeddingPlan(

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from embedlayer.errors import CheckpointError, SizeError
 from embedlayer.files import JsonObject
+from embedlayer.initialization import init_normal_
 from embedlayer.layers.in_place import AdaptedRows, Found, Place, adds_them_itself, looked_up, together, weight_of
 from embedlayer.losses.linear_cross_entropy import (
     LogitOptions,
@@ -16,7 +17,6 @@ from embedlayer.losses.linear_cross_entropy import (
     finish_logits,
     linear_cross_entropy,
 )
-from embedlayer.normal import draw_
 from embedlayer.overrides import is_unchanged
 from embedlayer.pretrained import Pretrained
 from embedlayer.tables.dense import TokenEmbedding, as_table
@@ -240,7 +240,7 @@ class OutputHead(Pretrained, nn.Linear):
     def reset_parameters(self) -> None:
         """Draw the weight of an untied head from N(0, init_std^2); a bias starts at 0. A tied head owns no rows."""
         if not self.tied:
-            draw_(self.weight, std=self.init_std)
+            init_normal_(self.weight, std=self.init_std)
         if self.bias is not None:
             nn.init.zeros_(self.bias)
 

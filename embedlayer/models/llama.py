@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from embedlayer.derived import derive_all
+from embedlayer.computed_buffers import recompute_all_buffers
 from embedlayer.errors import CheckpointError, EmbedLayerWarning
 from embedlayer.files import JsonObject, read_json
 from embedlayer.layers.output import OutputHead
@@ -113,7 +113,7 @@ def load_llama(path: Path | str, *, dtype: torch.dtype | None = None, device: to
     with torch.device("meta"):
         model = _build(path, renamed, tied=tied, **sizes)
     assign(model, renamed, source=path)
-    derive_all(model, device)
+    recompute_all_buffers(model, device)
     return model.eval()
 
 

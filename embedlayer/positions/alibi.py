@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from embedlayer.derived import Derived
+from embedlayer.computed_buffers import ComputedBuffers
 from embedlayer.errors import SizeError
 from embedlayer.files import JsonObject
 from embedlayer.positions.position import Position
@@ -34,7 +34,7 @@ def alibi_slopes(num_heads: int, max_bias: float = 8.0) -> Float[Tensor, " H"]:
     return torch.tensor(slopes, dtype=torch.float64)
 
 
-class AlibiBias(Position, Derived):
+class AlibiBias(Position, ComputedBuffers):
     """Linear biases: `bias[h, i, j] = -slope_h * |i - j|`, no parameters, no longest sequence.
 
     Under a causal mask only keys at or before the query remain, where this is the published `-slope_h * (i - j)`;
@@ -62,14 +62,14 @@ class AlibiBias(Position, Derived):
         self.num_heads = num_heads
         self.max_bias = max_bias
         self.scale = scale
-        self.derive()
+        self.recompute_buffers()
 
     @property
     def config(self) -> JsonObject:
         """The constructor's arguments."""
         return {"num_heads": self.num_heads, "max_bias": self.max_bias, "scale": self.scale}
 
-    def derived(self) -> dict[str, Tensor]:
+    def buffer_values(self) -> dict[str, Tensor]:
         """The slopes, times the scale."""
         return {"slopes": (alibi_slopes(self.num_heads, self.max_bias) * self.scale).float()}
 

@@ -7,10 +7,10 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from embedlayer.bounds import Bounds
 from embedlayer.errors import SizeError
 from embedlayer.files import JsonObject
-from embedlayer.normal import draw_
+from embedlayer.index_checks import IndexCheck
+from embedlayer.initialization import init_normal_
 from embedlayer.positions.position import AdditivePosition
 from embedlayer.shapes import Positions
 
@@ -59,7 +59,7 @@ class LearnedPositionalEmbedding(AdditivePosition, nn.Embedding):
         nn.Embedding.__init__(self, max_seq_len + offset, embed_dim, device=device, dtype=dtype)
         self.max_seq_len = max_seq_len
         self.offset = offset
-        self.bounds = Bounds(max_seq_len, "position", offset=offset)
+        self.index_check = IndexCheck(max_seq_len, "position", offset=offset)
 
     @property
     def embed_dim(self) -> int:
@@ -78,7 +78,7 @@ class LearnedPositionalEmbedding(AdditivePosition, nn.Embedding):
 
     def reset_parameters(self) -> None:
         """Draw the rows from N(0, init_std^2)."""
-        draw_(self.weight, std=self.init_std)
+        init_normal_(self.weight, std=self.init_std)
 
     def stored(self, length: int) -> Float[Tensor, "T D"] | None:
         """Rows of `weight`."""
@@ -86,7 +86,7 @@ class LearnedPositionalEmbedding(AdditivePosition, nn.Embedding):
 
     def vectors(self, positions: Positions) -> Float[Tensor, "*rows T D"]:
         """`weight[positions + offset]`."""
-        places, outside = self.bounds(positions)
+        places, outside = self.index_check(positions)
         rows = F.embedding(places, self.weight)
         return rows if outside is None else rows.masked_fill(outside.unsqueeze(-1), 0)
 
@@ -131,4 +131,4 @@ class LearnedPositionalEmbedding(AdditivePosition, nn.Embedding):
 
     def check(self) -> None:
         """Wait for the device and raise the error of a position past the table since the last check."""
-        self.bounds.check()
+        self.index_check.check()

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from embedlayer.derived import Derived
+from embedlayer.computed_buffers import ComputedBuffers
 from embedlayer.errors import ShapeError, SizeError
 from embedlayer.files import JsonObject
 from embedlayer.positions.position import Position
@@ -38,7 +38,7 @@ def rotary_angles(positions: Positions, turns_per_position: Int[Tensor, " half"]
     return (phase.to(wide) * (2 * math.pi / TURN)).float()
 
 
-class RotaryEmbedding(Position, Derived):
+class RotaryEmbedding(Position, ComputedBuffers):
     """Rotary positions: `rotate(q, k)` turns pair i of both by `positions * base^(-2i / rotary_dim)` radians.
 
     The score of a query and a key then depends on their distance only. There is no longest sequence.
@@ -89,7 +89,7 @@ class RotaryEmbedding(Position, Derived):
             )
         if base <= 0:
             raise SizeError(f"base must be positive, not {base}.")
-        self.derive()
+        self.recompute_buffers()
 
     @classmethod
     def from_config(  # type: ignore[override]
@@ -151,7 +151,7 @@ class RotaryEmbedding(Position, Derived):
         """The attention factor: what cosines and sines are multiplied by."""
         return 1.0 if self.scaling is None else self.scaling.magnitude
 
-    def derived(self) -> dict[str, Tensor]:
+    def buffer_values(self) -> dict[str, Tensor]:
         """The frequencies as turns, and where they depend on the length, the float64 numbers they are made from."""
         if self.scaling is None:
             return {"turns_per_position": turns(rotary_frequencies(self.rotary_dim, self.base))}
@@ -239,7 +239,7 @@ class RotaryEmbedding(Position, Derived):
         pinned = RotaryEmbedding(
             self.head_dim, self.base, scaling=scaling, interleaved=self.interleaved, rotary_dim=self.rotary_dim
         )
-        pinned.derive(self.turns_per_position.device)
+        pinned.recompute_buffers(self.turns_per_position.device)
         return pinned
 
     def extra_repr(self) -> str:

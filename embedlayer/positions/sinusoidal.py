@@ -7,10 +7,10 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from embedlayer.bounds import Bounds
-from embedlayer.derived import Derived
+from embedlayer.computed_buffers import ComputedBuffers
 from embedlayer.errors import SizeError
 from embedlayer.files import JsonObject
+from embedlayer.index_checks import IndexCheck
 from embedlayer.positions.position import AdditivePosition
 from embedlayer.shapes import Positions
 
@@ -51,7 +51,7 @@ def sinusoids(
     return F.pad(waves, (0, embed_dim - waves.shape[-1]))
 
 
-class SinusoidalPositionalEmbedding(AdditivePosition, Derived):
+class SinusoidalPositionalEmbedding(AdditivePosition, ComputedBuffers):
     """Fixed sinusoids: `add(x, positions) = x + sinusoids(positions + offset)`, times `scale` where that is learned.
 
     The rows are computed in float64 and kept in float32, also in a model of bfloat16. Without `init_scale` there are no
@@ -124,8 +124,8 @@ class SinusoidalPositionalEmbedding(AdditivePosition, Derived):
         self.init_scale = init_scale
         self.register_parameter("scale", None if init_scale is None else nn.Parameter(torch.empty(1)))
         self.reset_parameters()
-        self.bounds = Bounds(max_seq_len, "position", offset=offset)
-        self.derive()
+        self.index_check = IndexCheck(max_seq_len, "position", offset=offset)
+        self.recompute_buffers()
 
     @property
     def config(self) -> JsonObject:
@@ -146,7 +146,7 @@ class SinusoidalPositionalEmbedding(AdditivePosition, Derived):
         if self.scale is not None:
             nn.init.constant_(self.scale, self.init_scale or 0.0)
 
-    def derived(self) -> dict[str, Tensor]:
+    def buffer_values(self) -> dict[str, Tensor]:
         """The rows of all positions."""
         numbers = torch.arange((self.max_seq_len or 0) + self.offset, dtype=torch.float64)
         waves = sinusoids(numbers, self.embed_dim, self.base, layout=self.layout, endpoint=self.endpoint)
@@ -162,11 +162,11 @@ class SinusoidalPositionalEmbedding(AdditivePosition, Derived):
 
     def vectors(self, positions: Positions) -> Float[Tensor, "*rows T D"]:
         """`sinusoids(positions + offset)`, times `scale` where that is learned."""
-        places, outside = self.bounds(positions)
+        places, outside = self.index_check(positions)
         rows = F.embedding(places, self.waves)
         rows = rows if self.scale is None else self.scale * rows
         return rows if outside is None else rows.masked_fill(outside.unsqueeze(-1), 0)
 
     def check(self) -> None:
         """Wait for the device and raise the error of a position past `max_seq_len` since the last check."""
-        self.bounds.check()
+        self.index_check.check()

@@ -10,11 +10,11 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from embedlayer.derived import Derived
+from embedlayer.computed_buffers import ComputedBuffers
 from embedlayer.errors import CheckpointError, ShapeError, SizeError, TokenIdError
 from embedlayer.files import JsonObject, load_tensors, read_json, save_tensors, writable_folder, write_json
+from embedlayer.initialization import init_normal_
 from embedlayer.kinds import kind_of
-from embedlayer.normal import draw_
 from embedlayer.pretrained import FORMAT_VERSION, describe
 from embedlayer.shapes import Ids, Vectors
 from embedlayer.tables.dense import TokenEmbedding, as_table
@@ -27,7 +27,7 @@ BYTES_AT_ONCE = 16 * 2**20
 Delta = TypeVar("Delta", bound="DeltaEmbedding")
 
 
-class DeltaEmbedding(TokenTable, Derived):
+class DeltaEmbedding(TokenTable, ComputedBuffers):
     """A frozen table with N rows that learn: `out[..., :] = scale * (delta[n] if ids == token_ids[n] else base[ids])`.
 
     Only `delta`, `(N, D)`, has a gradient and optimizer state, from both directions: the look-up fetches the base's
@@ -86,7 +86,7 @@ class DeltaEmbedding(TokenTable, Derived):
                 rows = values[torch.tensor(given, device=values.device).argsort()].to(rows)
         self.base = base.requires_grad_(False)
         self.delta = nn.Parameter(rows.to(dtype) if dtype is not None else rows)
-        self.derive(device)
+        self.recompute_buffers(device)
 
     @classmethod
     def last(
@@ -123,14 +123,14 @@ class DeltaEmbedding(TokenTable, Derived):
 
     def reset_parameters(self) -> None:
         """Draw the rows as the base draws its own. It may be reset before or after, so they are not copied from it."""
-        draw_(self.delta, std=self.init_std)
+        init_normal_(self.delta, std=self.init_std)
 
     @property
     def embed_scale(self) -> float | Tensor | None:
         """The base's factor, which may be rounded."""
         return self.base.factor
 
-    def derived(self) -> dict[str, Tensor]:
+    def buffer_values(self) -> dict[str, Tensor]:
         """`token_ids` as a tensor."""
         return {"token_tensor": torch.tensor(self.token_ids)}
 
@@ -184,7 +184,7 @@ class DeltaEmbedding(TokenTable, Derived):
                 f"is.\nKeep the DeltaEmbedding, or make a dense table of all rows: "
                 f"TokenEmbedding.from_pretrained(table.rows(0, table.vocab_size).detach())."
             )
-        self.base.flush()
+        self.base.apply_pending_updates()
         with torch.no_grad():
             self.base.weight.index_copy_(0, self.token_tensor, self.delta.to(self.base.weight.dtype))
         return self.base

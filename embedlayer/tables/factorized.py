@@ -10,7 +10,7 @@ from torch import Tensor
 
 from embedlayer.errors import ShapeError, SizeError
 from embedlayer.files import JsonObject
-from embedlayer.normal import NormalLinear
+from embedlayer.initialization import NormalLinear
 from embedlayer.shapes import Ids, Vectors
 from embedlayer.tables.dense import TableLike, TokenEmbedding, as_rows, require_rows, resolve_init_std, resolve_scale
 from embedlayer.tables.lookup import check_sizes

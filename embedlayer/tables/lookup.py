@@ -11,8 +11,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from embedlayer.bounds import as_ids
 from embedlayer.errors import SizeError
+from embedlayer.index_checks import as_ids
 from embedlayer.pretrained import Pretrained
 from embedlayer.shapes import Ids, IdsLike, Vectors
 
@@ -81,7 +81,7 @@ class LookupTable(Pretrained, ABC):
 
         Args:
             ids: A tensor of int64 or int32. A number, lists, a NumPy array of integers or an `Encoding` of a tokenizer
-                is converted by `embedlayer.bounds.as_ids`.
+                is converted by `embedlayer.index_checks.as_ids`.
 
         Raises:
             TokenIdError: As in `look_up`.

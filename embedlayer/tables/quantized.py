@@ -13,10 +13,10 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int, UInt8
 from torch import Tensor
 
-from embedlayer.bounds import Bounds
-from embedlayer.derived import Derived
+from embedlayer.computed_buffers import ComputedBuffers
 from embedlayer.errors import ShapeError, SizeError
 from embedlayer.files import JsonObject
+from embedlayer.index_checks import IndexCheck
 from embedlayer.shapes import Ids, Vectors
 from embedlayer.tables.dense import TableLike, as_rows, require_rows, resolve_scale
 from embedlayer.tables.lookup import LookupTable, check_sizes
@@ -37,7 +37,7 @@ SHRINKS = (1.0, 0.9, 0.8, 0.7, 0.6)
 REFITS = 4
 
 
-class Layout(NamedTuple):
+class RowFormat(NamedTuple):
     """How a row is stored: `groups` times (codes, scale, offset), each group of `group_size` columns.
 
     The last group may have columns that are not there; nobody reads them.
@@ -63,7 +63,7 @@ class Layout(NamedTuple):
         return self.groups * (self.code_bytes + 2 * HEADER[self.bits].itemsize)
 
 
-class QuantizedEmbedding(TokenTable, Derived):
+class QuantizedEmbedding(TokenTable, ComputedBuffers):
     """A frozen table of whole numbers: `out[..., j] = scale * row_scale * (step_g * code_j + offset_g)`.
 
     Each group g of columns, by default the whole row, has a step and an offset. `code` runs from 0 to 2^bits - 1. With
@@ -135,15 +135,17 @@ class QuantizedEmbedding(TokenTable, Derived):
         self.scale = resolve_scale(scale, embed_dim)
         self.round_scale = round_scale
         self.group_size = group_size
-        self.layout = layout_of(bits, embed_dim, group_size)
-        self.bounds = Bounds(vocab_size, "token id")
-        self.register_buffer("packed", torch.zeros(vocab_size, self.layout.row_bytes, dtype=torch.uint8, device=device))
+        self.row_format = row_format_of(bits, embed_dim, group_size)
+        self.index_check = IndexCheck(vocab_size, "token id")
+        self.register_buffer(
+            "packed", torch.zeros(vocab_size, self.row_format.row_bytes, dtype=torch.uint8, device=device)
+        )
         row_scale = torch.zeros(vocab_size, dtype=torch.float32, device=device) if bits == 4 else None
         self.register_buffer("row_scale", row_scale)
         self.register_buffer("example", torch.empty(0, dtype=_dtype_of(dtype)), persistent=False)
         if not round_scale:
             self.embed_scale = self.scale
-        self.derive(self.packed.device)
+        self.recompute_buffers(self.packed.device)
 
     @classmethod
     def from_table(
@@ -212,7 +214,7 @@ class QuantizedEmbedding(TokenTable, Derived):
             if padding_idx is not None and start <= padding_idx < stop:
                 rows = rows.clone()
                 rows[padding_idx - start] = 0
-            packed, row_scale = quantise(rows, quantised.layout, symmetric=symmetric, clip=clip)
+            packed, row_scale = quantise(rows, quantised.row_format, symmetric=symmetric, clip=clip)
             quantised.packed[start:stop] = packed
             if quantised.row_scale is not None:
                 assert row_scale is not None
@@ -241,7 +243,7 @@ class QuantizedEmbedding(TokenTable, Derived):
         return {
             "vocab_size": self.vocab_size,
             "embed_dim": self.embed_dim,
-            "bits": self.layout.bits,
+            "bits": self.row_format.bits,
             "group_size": self.group_size,
             "padding_idx": self.padding_idx,
             "scale": self.scale,
@@ -249,7 +251,7 @@ class QuantizedEmbedding(TokenTable, Derived):
             "dtype": str(self.dtype).removeprefix("torch."),
         }
 
-    def derived(self) -> dict[str, Tensor]:
+    def buffer_values(self) -> dict[str, Tensor]:
         """The type of the vectors, and the rounded scale where there is one."""
         tensors = {"example": torch.empty(0, dtype=self.dtype)}
         if self.round_scale:
@@ -258,7 +260,7 @@ class QuantizedEmbedding(TokenTable, Derived):
 
     def look_up(self, ids: Ids) -> Vectors:
         """Return `dequantise(packed[ids])`: `(...)` to `(..., D)`."""
-        ids, outside = self.bounds(ids)
+        ids, outside = self.index_check(ids)
         vectors = self._dequantised(ids.reshape(-1)).view(*ids.shape, self.embed_dim)
         return vectors if outside is None else vectors.masked_fill(outside.unsqueeze(-1), 0)
 
@@ -288,18 +290,18 @@ class QuantizedEmbedding(TokenTable, Derived):
             return F.linear(hidden, self.rows(start, self.vocab_size if stop is None else stop).to(hidden.dtype))
         packed = self.packed[start:stop]
         row_scale = None if self.row_scale is None else self.row_scale[start:stop]
-        found: Tensor = times_rows(hidden.reshape(-1, self.embed_dim), packed, row_scale, *self.layout, True)
+        found: Tensor = times_rows(hidden.reshape(-1, self.embed_dim), packed, row_scale, *self.row_format, True)
         return found.view(*hidden.shape[:-1], len(packed))
 
     def _dequantised(self, ids: Tensor) -> Tensor:
         if torch.compiler.is_compiling() and not plain_operators_only() and ids.device.type == "cpu":
-            vectors: Tensor = rows_of(ids, self.packed, self.row_scale, *self.layout, self.dtype)
+            vectors: Tensor = rows_of(ids, self.packed, self.row_scale, *self.row_format, self.dtype)
             return vectors
-        return dequantised_rows(ids, self.packed, self.row_scale, self.layout, self.dtype)
+        return dequantised_rows(ids, self.packed, self.row_scale, self.row_format, self.dtype)
 
     def check(self) -> None:
         """Wait for the device and raise the error of a bad ID that was looked up since the last check."""
-        self.bounds.check()
+        self.index_check.check()
 
     def requires_grad_(self, requires_grad: bool = True) -> "QuantizedEmbedding":
         """Refuse to train: there is nothing in a quantised table that could have a gradient.
@@ -324,7 +326,7 @@ class QuantizedEmbedding(TokenTable, Derived):
 
     def extra_repr(self) -> str:
         """Sizes and options, for `print`."""
-        parts = [f"{self.vocab_size}, {self.embed_dim}, bits={self.layout.bits}"]
+        parts = [f"{self.vocab_size}, {self.embed_dim}, bits={self.row_format.bits}"]
         parts += [f"group_size={self.group_size}"] if self.group_size is not None else []
         parts += [f"padding_idx={self.padding_idx}"] if self.padding_idx is not None else []
         parts += [f"scale={self.scale:.6g}"] if self.scale is not None else []
@@ -333,17 +335,17 @@ class QuantizedEmbedding(TokenTable, Derived):
 
 
 def dequantise(
-    packed: UInt8[Tensor, "N bytes"], row_scale: Float[Tensor, " N"] | None, layout: Layout
+    packed: UInt8[Tensor, "N bytes"], row_scale: Float[Tensor, " N"] | None, row_format: RowFormat
 ) -> Float[Tensor, "N D"]:
     """Stored rows to numbers: `row_scale * (step * code + offset)`, in float32. The definition."""
-    groups = packed.reshape(packed.shape[0] * layout.groups, layout.row_bytes // layout.groups)
-    codes, header = groups[:, : layout.code_bytes], groups[:, layout.code_bytes :]
+    groups = packed.reshape(packed.shape[0] * row_format.groups, row_format.row_bytes // row_format.groups)
+    codes, header = groups[:, : row_format.code_bytes], groups[:, row_format.code_bytes :]
     header = header.clone(memory_format=torch.contiguous_format)  # aligned: a slice of one row need not be
-    step, offset = _floats(header, HEADER[layout.bits]).split(1, dim=1)
-    if layout.bits == 4:
+    step, offset = _floats(header, HEADER[row_format.bits]).split(1, dim=1)
+    if row_format.bits == 4:
         codes = torch.stack([codes % 16, codes // 16], dim=-1).flatten(1)
-    numbers: Tensor = (step * codes + offset).view(packed.shape[0], layout.groups * layout.group_size)
-    numbers = numbers[:, : layout.embed_dim]
+    numbers: Tensor = (step * codes + offset).view(packed.shape[0], row_format.groups * row_format.group_size)
+    numbers = numbers[:, : row_format.embed_dim]
     return numbers if row_scale is None else row_scale.unsqueeze(1) * numbers
 
 
@@ -367,21 +369,21 @@ def _floats(stored: UInt8[Tensor, "N bytes"], dtype: torch.dtype) -> Float[Tenso
 
 
 def quantise(
-    rows: Float[Tensor, "N D"], layout: Layout, *, symmetric: bool = False, clip: bool = True
+    rows: Float[Tensor, "N D"], row_format: RowFormat, *, symmetric: bool = False, clip: bool = True
 ) -> tuple[UInt8[Tensor, "N bytes"], Float[Tensor, " N"] | None]:
     """Rows in float32 to what is stored: `packed`, and with 4 bits `row_scale`; `from_table` explains the options."""
     row_scale = None
-    if layout.bits == 4:
+    if row_format.bits == 4:
         row_scale = rows.abs().amax(dim=1)
         rows = rows / row_scale.where(row_scale > 0, 1.0).unsqueeze(1)
-    missing = layout.groups * layout.group_size - layout.embed_dim
+    missing = row_format.groups * row_format.group_size - row_format.embed_dim
     rows = torch.cat([rows, rows[:, -1:].expand(-1, missing)], dim=1)
-    grid = _fitted(rows.view(-1, layout.group_size), layout.bits, symmetric=symmetric, clip=clip)
-    codes = grid.codes(rows.view(-1, layout.group_size)).to(torch.uint8)
-    if layout.bits == 4:
+    grid = _fitted(rows.view(-1, row_format.group_size), row_format.bits, symmetric=symmetric, clip=clip)
+    codes = grid.codes(rows.view(-1, row_format.group_size)).to(torch.uint8)
+    if row_format.bits == 4:
         codes = codes[:, ::2] | codes[:, 1::2] << 4
-    header = torch.cat([grid.step, grid.offset], dim=1).to(HEADER[layout.bits]).view(torch.uint8)
-    return torch.cat([codes, header], dim=1).view(len(rows), layout.row_bytes), row_scale
+    header = torch.cat([grid.step, grid.offset], dim=1).to(HEADER[row_format.bits]).view(torch.uint8)
+    return torch.cat([codes, header], dim=1).view(len(rows), row_format.row_bytes), row_scale
 
 
 class _Grid(NamedTuple):
@@ -406,7 +408,7 @@ class _Grid(NamedTuple):
         step, offset = self.step.where(chosen, other.step), self.offset.where(chosen, other.offset)
         return self._replace(step=step, offset=offset)
 
-    def as_stored(self) -> "_Grid":
+    def rounded(self) -> "_Grid":
         """Rounded to the type of the header."""
         step, offset = (part.to(HEADER[self.bits]).to(torch.float32) for part in (self.step, self.offset))
         return self._replace(step=step, offset=offset)
@@ -441,7 +443,7 @@ def _fitted(x: Tensor, bits: int, *, symmetric: bool, clip: bool) -> _Grid:
     def shrunk(factor: float) -> _Grid:
         return _Grid(factor * whole, centre - factor * whole * levels, bits, symmetric)
 
-    unclipped = shrunk(1.0).as_stored()
+    unclipped = shrunk(1.0).rounded()
     if not clip:
         return unclipped
     best, least = unclipped, unclipped.error(x)
@@ -451,43 +453,43 @@ def _fitted(x: Tensor, bits: int, *, symmetric: bool, clip: bool) -> _Grid:
         best, least = grid.where(error < least, best), error.minimum(least)
     for _ in range(REFITS):
         best = best.refitted(x)
-    best = best.as_stored()
+    best = best.rounded()
     return best.where(best.error(x) < unclipped.error(x), unclipped)
 
 
 def dequantised_rows(
-    ids: Int[Tensor, " N"], packed: Tensor, row_scale: Tensor | None, layout: Layout, dtype: torch.dtype
+    ids: Int[Tensor, " N"], packed: Tensor, row_scale: Tensor | None, row_format: RowFormat, dtype: torch.dtype
 ) -> Float[Tensor, "N D"]:
     """`dequantise(packed[ids])` in another type, for IDs that are in the table."""
     if packed.device.type != "cpu" or plain_operators_only():
         chosen = None if row_scale is None else row_scale.index_select(0, ids)
-        return dequantise(packed.index_select(0, ids), chosen, layout).to(dtype)
+        return dequantise(packed.index_select(0, ids), chosen, row_format).to(dtype)
     if ids.numel() == 0:
-        return torch.empty(0, layout.embed_dim, dtype=dtype)
+        return torch.empty(0, row_format.embed_dim, dtype=dtype)
     if dtype == torch.float32:
-        return _kernel(ids, packed, row_scale, layout)
-    vectors = torch.empty(len(ids), layout.embed_dim, dtype=dtype)
-    for start, stop in _blocks(len(ids), layout.embed_dim, ids.device):
-        vectors[start:stop] = _kernel(ids[start:stop], packed, row_scale, layout)
+        return _kernel(ids, packed, row_scale, row_format)
+    vectors = torch.empty(len(ids), row_format.embed_dim, dtype=dtype)
+    for start, stop in _blocks(len(ids), row_format.embed_dim, ids.device):
+        vectors[start:stop] = _kernel(ids[start:stop], packed, row_scale, row_format)
     return vectors
 
 
-def _kernel(ids: Tensor, packed: Tensor, row_scale: Tensor | None, layout: Layout) -> Tensor:
+def _kernel(ids: Tensor, packed: Tensor, row_scale: Tensor | None, row_format: RowFormat) -> Tensor:
     """PyTorch's kernel for fused rows, a bag for each ID or, in groups, for each of its groups."""
     operators: Any = torch.ops.quantized
     ids = ids.contiguous()  # the kernels refuse strided ones
     weights = None if row_scale is None else row_scale.index_select(0, ids)
-    if layout.groups > 1:
-        ids = (ids.unsqueeze(1) * layout.groups + torch.arange(layout.groups)).flatten()
-        weights = None if weights is None else weights.repeat_interleave(layout.groups)
+    if row_format.groups > 1:
+        ids = (ids.unsqueeze(1) * row_format.groups + torch.arange(row_format.groups)).flatten()
+        weights = None if weights is None else weights.repeat_interleave(row_format.groups)
     bags = torch.arange(len(ids), dtype=ids.dtype)
-    fused = packed.view(len(packed) * layout.groups, -1)
-    if layout.bits == 8:
+    fused = packed.view(len(packed) * row_format.groups, -1)
+    if row_format.bits == 8:
         found = operators.embedding_bag_byte_rowwise_offsets(fused, ids, bags)
     else:
         found = operators.embedding_bag_4bit_rowwise_offsets(fused, ids, bags, per_sample_weights=weights)
-    numbers: Tensor = found.view(-1, layout.groups * layout.group_size)
-    return numbers[:, : layout.embed_dim].contiguous()
+    numbers: Tensor = found.view(-1, row_format.groups * row_format.group_size)
+    return numbers[:, : row_format.embed_dim].contiguous()
 
 
 @torch.library.custom_op("embedlayer::quantized_rows", mutates_args=())
@@ -501,7 +503,7 @@ def rows_of(
     dtype: torch.dtype,
 ) -> Tensor:
     """`dequantised_rows`: what a compiled graph calls on the CPU."""
-    return dequantised_rows(ids, packed, row_scale, Layout(bits, embed_dim, group_size), dtype)
+    return dequantised_rows(ids, packed, row_scale, RowFormat(bits, embed_dim, group_size), dtype)
 
 
 @rows_of.register_fake
@@ -528,13 +530,13 @@ def times_rows(
     transposed: bool,
 ) -> Tensor:
     """`x @ rows.T` of `(N, D)` or, not transposed, `x @ rows` of `(N, V)`, a block of rows at a time."""
-    layout, vocab_size = Layout(bits, embed_dim, group_size), len(packed)
+    row_format, vocab_size = RowFormat(bits, embed_dim, group_size), len(packed)
     wide = x.dtype if x.dtype == torch.float64 else torch.float32
     result = x.new_empty(len(x), vocab_size) if transposed else x.new_zeros(len(x), embed_dim, dtype=wide)
     at_least = max(len(x), 2 * NUMBERS_AT_ONCE["cpu"] // embed_dim)  # a product pays for larger blocks
     for start, stop in _blocks(vocab_size, embed_dim, x.device, at_least=at_least):
         ids = torch.arange(start, stop, device=packed.device)
-        rows = dequantised_rows(ids, packed, row_scale, layout, x.dtype)
+        rows = dequantised_rows(ids, packed, row_scale, row_format, x.dtype)
         if transposed:
             result[:, start:stop] = x @ rows.T
         else:
@@ -563,15 +565,15 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
     packed, row_scale = (*ctx.saved_tensors, None)[:2]
-    *layout, transposed = ctx.rest
-    return times_rows(gradient, packed, row_scale, *layout, not transposed), *[None] * 6
+    *row_format, transposed = ctx.rest
+    return times_rows(gradient, packed, row_scale, *row_format, not transposed), *[None] * 6
 
 
 times_rows.register_autograd(_backward, setup_context=_keep)
 
 
-def layout_of(bits: int, embed_dim: int, group_size: int | None) -> Layout:
-    """The layout of a row, checked.
+def row_format_of(bits: int, embed_dim: int, group_size: int | None) -> RowFormat:
+    """The row_format of a row, checked.
 
     Raises:
         SizeError: `bits` is not 8 or 4, or `group_size` is below 1, wider than a row, or odd with 4 bits.
@@ -579,11 +581,11 @@ def layout_of(bits: int, embed_dim: int, group_size: int | None) -> Layout:
     if bits not in HEADER:
         raise SizeError(f"bits must be 8 or 4, not {bits}.")
     if group_size is None:
-        return Layout(bits, embed_dim, math.ceil(embed_dim * bits / 8) * 8 // bits)
+        return RowFormat(bits, embed_dim, math.ceil(embed_dim * bits / 8) * 8 // bits)
     if not 1 <= group_size <= embed_dim or group_size * bits % 8:
         even = " and even, two codes to a byte" if bits == 4 else ""
         raise SizeError(f"group_size must be from 1 to embed_dim {embed_dim}{even}, not {group_size}.")
-    return Layout(bits, embed_dim, group_size)
+    return RowFormat(bits, embed_dim, group_size)
 
 
 def _dtype_of(dtype: torch.dtype | str | None) -> torch.dtype:

@@ -107,7 +107,7 @@ class BestFacts(TypedDict):
     validation_bits_per_byte: float
 
 
-class LedgerState(TypedDict):
+class PendingUpdatesState(TypedDict):
     """What is not a tensor of the pending updates of a row-sparse table."""
 
     start: NotRequired[Count]
@@ -119,7 +119,7 @@ class TrainerState(TypedDict):
 
     step: Count
     steps: Count | None
-    ledgers: dict[str, LedgerState]
+    pending_updates: dict[str, PendingUpdatesState]
 
 
 class Run(NamedTuple):

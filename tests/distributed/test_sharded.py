@@ -288,12 +288,12 @@ def clamped(ids: torch.Tensor):
     """As on a GPU, where nobody waits for the check; and where the check of a table on another device is."""
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     table = shard_table(whole("dense"), mesh)
-    table.bounds.forward = table.bounds.clamped
+    table.index_check.forward = table.index_check.clamp_and_record
     vectors = table(ids)
     vectors.sum().backward()
     elsewhere = ShardedTable(TokenEmbedding(table.stop - table.start, D, device="meta"), mesh, vocab_size=V)
-    place = elsewhere.bounds.first_outside.device.type
-    return vectors.detach(), table.weight.grad, table.bounds.first_outside.tolist(), place
+    place = elsewhere.index_check.first_bad_index.device.type
+    return vectors.detach(), table.weight.grad, table.index_check.first_bad_index.tolist(), place
 
 
 def test_a_quantised_table_is_divided_and_the_states_of_all_kinds_are_those_of_whole_tables() -> None:

@@ -29,7 +29,7 @@ KINDS = [(8, None), (8, 5), (4, None), (4, 6)]
 
 
 def plain_rows(table: QuantizedEmbedding) -> Tensor:
-    return dequantise(table.packed, table.row_scale, table.layout)
+    return dequantise(table.packed, table.row_scale, table.row_format)
 
 
 def close(fast: Tensor, plain: Tensor) -> bool:
@@ -43,11 +43,11 @@ def error(rows: Tensor, table: TokenTable) -> float:
 
 def steps(table: QuantizedEmbedding) -> Tensor:
     """The step of every number, `(V, D)`."""
-    header = table.packed.view(table.vocab_size, table.layout.groups, -1)[:, :, table.layout.code_bytes :].clone(
-        memory_format=torch.contiguous_format
-    )
-    kind = torch.float32 if table.layout.bits == 8 else torch.float16
-    step = header.view(kind)[:, :, 0].float().repeat_interleave(table.layout.group_size, dim=1)
+    header = table.packed.view(table.vocab_size, table.row_format.groups, -1)[
+        :, :, table.row_format.code_bytes :
+    ].clone(memory_format=torch.contiguous_format)
+    kind = torch.float32 if table.row_format.bits == 8 else torch.float16
+    step = header.view(kind)[:, :, 0].float().repeat_interleave(table.row_format.group_size, dim=1)
     return step[:, : table.embed_dim] * (1 if table.row_scale is None else table.row_scale.unsqueeze(1))
 
 
@@ -436,7 +436,7 @@ def test_one_row_is_read_for_one_id(monkeypatch) -> None:
 
 def test_quantise_of_no_rows_is_no_rows() -> None:
     table = QuantizedEmbedding(3, 16, 4)
-    packed, row_scale = quantise(torch.empty(0, 16), table.layout)
-    assert packed.shape == (0, table.layout.row_bytes)
+    packed, row_scale = quantise(torch.empty(0, 16), table.row_format)
+    assert packed.shape == (0, table.row_format.row_bytes)
     assert row_scale.shape == (0,)
     assert table.rows(0, 3).eq(0).all()

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from embedlayer import OutputHead, RowAdamW, SizeError, TokenEmbedding, clip_grad_norm_
-from embedlayer.tables.ledger import as_stored
-from embedlayer.tables.row_gradient import coalesced
+from embedlayer.tables.pending_updates import raw_weight
+from embedlayer.tables.sparse_gradient import coalesced
 
 
 def behind(**options) -> tuple[TokenEmbedding, RowAdamW]:
@@ -60,8 +60,8 @@ def test_clipping_leaves_what_backward_was_called_with_alone() -> None:
 
 def test_every_way_of_reading_sees_rows_that_are_up_to_date(tmp_path) -> None:
     table, _ = behind()
-    raw = as_stored(table.weight).clone()
-    table.flush()
+    raw = raw_weight(table.weight).clone()
+    table.apply_pending_updates()
     flushed = table.weight.detach().clone()
     assert (raw[5:] != flushed[5:]).all()
 
@@ -89,15 +89,15 @@ def test_every_way_of_reading_sees_rows_that_are_up_to_date(tmp_path) -> None:
 
 def test_rows_that_were_read_long_after_their_last_gradient_stay_where_they_are() -> None:
     table, optimizer = behind()
-    ledger, state = table.ledger, optimizer.state[table.weight]
+    ledger, state = table.pending_updates, optimizer.state[table.weight]
     steps = 60_000
     ledger.load_state(
         table.weight,
         (state["exp_avg"], state["exp_avg_sq"]),
         {
             "history": torch.tensor([[1e-3], [1e-8], [0.0]], dtype=torch.float64).expand(3, steps),
-            "rows_at": torch.full((10,), steps - 3),
-            "moments_at": torch.full((10,), 1),
+            "value_steps": torch.full((10,), steps - 3),
+            "moment_steps": torch.full((10,), 1),
         },
         {"start": 0, "betas": [0.9, 0.95, 1e-8]},
     )
@@ -125,7 +125,7 @@ def test_a_copy_learns_on_its_own() -> None:
 def test_padding_and_spare_rows_stay_zero() -> None:
     table, optimizer = behind(padding_idx=2, pad_to_multiple_of=8)
     step(table, optimizer, torch.tensor([2, 2]))
-    assert table.weight.row_ledger.step == 5
+    assert table.weight.pending_updates.step == 5
     assert table.rows(0, 16)[[2, *range(10, 16)]].eq(0).all()
 
 
