@@ -38,17 +38,23 @@ class TokenTable(LookupTable, ABC):
     """
 
     def as_linear(self, hidden: Float[Tensor, "*batch D"]) -> tuple[Tensor, Tensor] | None:
-        """Two tensors, `(..., K)` and `(num_rows, K)`, whose product is `hidden @ rows.T`; `None` if there are none.
+        """Return two tensors, `(..., K)` and `(num_rows, K)`, whose product is `hidden @ rows.T`, or `None`.
 
-        A kind that stores its rows, or has a shorter way than by its rows, says so here, and its `logits`, `loss` and
-        `token_log_probs` take that way. The others are asked for `products`, a block of rows at a time.
+        A table that stores such a matrix overrides this method, and `logits`, `loss` and `token_log_probs` use the two
+        tensors. Other tables return `None` and are read by `raw_logits`, a block of rows at a time.
         """
         return None
 
     def raw_logits(
         self, hidden: Float[Tensor, "*batch D"], start: int = 0, stop: int | None = None
     ) -> Float[Tensor, "*batch N"]:
-        """`hidden @ rows(start, stop).T`, in memory that nobody else reads; of all V rows if no ends are given."""
+        """Return `hidden @ rows(start, stop).T` as a new tensor, before scale, bias and soft cap.
+
+        Args:
+            hidden: Output of the last block, `(..., D)`.
+            start: First row.
+            stop: Last row + 1; `None` for all tokens.
+        """
         stop = self.vocab_size if stop is None else stop
         linear = self._linear(hidden)
         if linear is not None:
@@ -58,7 +64,11 @@ class TokenTable(LookupTable, ABC):
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
 
     def logits(self, hidden: Float[Tensor, "*batch D"], **options: Unpack[LogitOptions]) -> Float[Tensor, "*batch V"]:
-        """Return `finish_logits(hidden @ rows.T)`: a score for each token; padding's is 0 and sends no gradient.
+        """Return `finish_logits(hidden @ rows.T)`, a score for each token; 0 and no gradient for the padding token.
+
+        Args:
+            hidden: Output of the last block, `(..., D)`.
+            **options: See `LogitOptions`.
 
         Raises:
             ShapeError: `hidden` has another width than the rows.
@@ -70,13 +80,13 @@ class TokenTable(LookupTable, ABC):
     def loss(
         self, hidden: Float[Tensor, "*batch D"], targets: Int[Tensor, "*batch"], **options: Unpack[LossOptions]
     ) -> Float[Tensor, "*result"]:
-        """Return the cross entropy of `targets` under `softmax(logits(hidden))`, in nats, without making the logits.
+        """Return the cross entropy of `targets` under `softmax(logits(hidden))`, in nats, in chunks of logits.
 
-        A subclass that overrides `logits` alone gets the loss of its logits.
+        In a subclass that overrides only `logits`, it is the loss of those logits.
 
         Args:
-            hidden: What the last block gives.
-            targets: Token IDs, or `ignore_index`.
+            hidden: Output of the last block, `(..., D)`.
+            targets: Token IDs, or `ignore_index`, `(...)`.
             **options: See `LossOptions`.
 
         Raises:
@@ -99,18 +109,24 @@ class TokenTable(LookupTable, ABC):
     def token_log_probs(
         self, hidden: Float[Tensor, "*batch D"], tokens: Int[Tensor, "*batch"], **options: Unpack[ScoreOptions]
     ) -> Float[Tensor, "*batch"]:
-        """`token_log_probs` over the rows: the log-probability of each given token, in nats, without logits."""
+        """Return the log-probability of each token under `softmax(logits(hidden))`, in nats, `(...)`.
+
+        Args:
+            hidden: Output of the last block, `(..., D)`.
+            tokens: Token IDs, `(...)`.
+            **options: See `ScoreOptions`.
+        """
         return -self.loss(hidden, tokens, **options, reduction="none")
 
     def _linear(self, hidden: Tensor) -> tuple[Tensor, Tensor] | None:
-        """Return `as_linear(hidden)`, or `None` where a subclass has overridden `rows` alone."""
+        """Return `as_linear(hidden)`, or `None` if a subclass overrides only `rows`."""
         return self.as_linear(hidden) if is_current(type(self), "as_linear", "rows") else None
 
 
 def loss_of_logits(
     logits: Callable[[Tensor], Tensor], hidden: Tensor, targets: Tensor, vocab_size: int, options: Mapping[str, Any]
 ) -> Tensor:
-    """Return the cross entropy of `targets` under `softmax(logits(hidden))`: for logits that only this call gives."""
+    """Return the cross entropy of `targets` under `softmax(logits(hidden))`, for a function `logits`."""
 
     def products(part: Tensor, start: int, stop: int) -> Tensor:
         return logits(part)[..., start:stop]
@@ -126,10 +142,10 @@ def loss_of_logits(
 
 
 def check_width(hidden: Tensor, embed_dim: int) -> None:
-    """Refuse hidden states that are not as wide as the rows that they are compared with.
+    """Check that the last dimension of hidden states is the width of the rows.
 
     Raises:
-        ShapeError: Naming both.
+        ShapeError: It is not; the message names both sizes.
     """
     if hidden.dim() == 0 or hidden.shape[-1] != embed_dim:
         raise ShapeError(
