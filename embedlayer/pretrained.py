@@ -1,8 +1,8 @@
-"""Save and load any layer of the house: `config.json`, `model.safetensors`, and `tokenizer.json` where there is one.
+"""Save and load any layer: `config.json`, `model.safetensors`, and `tokenizer.json` if there is a tokenizer.
 
-A layer states its constructor's arguments as JSON in `config`; a layer inside a layer stands there as its own
-description, `{"kind": "rotary", "head_dim": 64, ...}`. Reading is the same walk backwards, so every
-combination of tables, positions and heads that can be built can be saved.
+A layer returns its constructor's arguments as JSON in `config`. A layer inside a layer is written as its own
+description, `{"kind": "rotary", "head_dim": 64, ...}`, with a kind identifier (`embedlayer.kinds`). Reading builds the
+inner layers first, so every combination of tables, positions and heads can be saved.
 """
 
 import math
