@@ -223,24 +223,18 @@ def assign(layer: nn.Module, tensors: dict[str, torch.Tensor], *, source: Path) 
         CheckpointError: Names, shapes or dtypes differ; the message lists them.
     """
     state = layer.state_dict()
-    expected = {name: tuple(tensor.shape) for name, tensor in state.items()}
-    found = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-    types = [
-        f"{name} is stored as {tensor.dtype} where {state[name].dtype} is expected"
-        for name, tensor in tensors.items()
-        if name in state and not _can_hold(state[name].dtype, tensor.dtype)
-    ]
-    if expected != found or types:
-        faults = types
-        faults += [f"{name} is missing" for name in expected.keys() - found.keys()]
-        faults += [f"{name} is unexpected" for name in found.keys() - expected.keys()]
-        faults += [
-            f"{name} has shape {found[name]} where {shape} is expected"
-            for name, shape in expected.items()
-            if found.get(name, shape) != shape
-        ]
-        shown = "; ".join(sorted(faults)[:8]) + ("; ..." if len(faults) > 8 else "")
-        raise CheckpointError(f"{source} does not fit its configuration: {shown}.")
+    faults = [f"{name} is missing" for name in state.keys() - tensors.keys()]
+    for name, tensor in tensors.items():
+        expected = state.get(name)
+        if expected is None:
+            faults.append(f"{name} is unexpected")
+        elif tensor.shape != expected.shape:
+            faults.append(f"{name} has shape {tuple(tensor.shape)} where {tuple(expected.shape)} is expected")
+        elif not _can_hold(expected.dtype, tensor.dtype):
+            faults.append(f"{name} is stored as {tensor.dtype} where {expected.dtype} is expected")
+    if faults:
+        listed = "; ".join(sorted(faults)[:8]) + ("; ..." if len(faults) > 8 else "")
+        raise CheckpointError(f"{source} does not fit its configuration: {listed}.")
     layer.load_state_dict(tensors, assign=True)
 
 

@@ -421,28 +421,19 @@ class RowSparseParameter(nn.Parameter):
         return super().__torch_function__(func, types, args, kwargs)  # type: ignore[no-untyped-call]  # Dynamo traces it
 
 
+_ATTRIBUTES = """shape dtype device layout ndim itemsize nbytes requires_grad is_leaf grad grad_fn _version _base
+_backward_hooks _post_accumulate_grad_hooks retains_grad output_nr is_sparse is_cpu is_cuda is_meta is_quantized"""
+_METHODS = """size dim ndimension numel nelement stride storage_offset element_size is_contiguous is_floating_point
+is_complex get_device __len__ requires_grad_ register_hook register_post_accumulate_grad_hook new_empty new_zeros
+new_ones new_full
+new_tensor"""
+_FUNCTIONS = "is_floating_point is_complex numel empty_like zeros_like ones_like full_like randn_like rand_like"
 READS_NO_ROWS = frozenset(
     [
-        *(
-            getattr(Tensor, name).__get__
-            for name in (
-                *("shape", "dtype", "device", "layout", "ndim", "itemsize", "nbytes", "requires_grad", "is_leaf"),
-                *("grad", "grad_fn", "_version", "_base", "_backward_hooks", "_post_accumulate_grad_hooks"),
-                *("retains_grad", "output_nr", "is_sparse", "is_cpu", "is_cuda", "is_meta", "is_quantized"),
-            )
-        ),
+        *(getattr(Tensor, name).__get__ for name in _ATTRIBUTES.split()),
         *(getattr(Tensor, name).__set__ for name in ("grad", "requires_grad", "_backward_hooks")),
-        *(
-            getattr(Tensor, name)
-            for name in (
-                *("size", "dim", "ndimension", "numel", "nelement", "stride", "storage_offset", "element_size"),
-                *("is_contiguous", "is_floating_point", "is_complex", "get_device", "__len__", "requires_grad_"),
-                *("register_hook", "register_post_accumulate_grad_hook"),
-                *("new_empty", "new_zeros", "new_ones", "new_full", "new_tensor"),
-            )
-        ),
-        *(torch.is_floating_point, torch.is_complex, torch.numel),
-        *(torch.empty_like, torch.zeros_like, torch.ones_like, torch.full_like, torch.randn_like, torch.rand_like),
+        *(getattr(Tensor, name) for name in _METHODS.split()),
+        *(getattr(torch, name) for name in _FUNCTIONS.split()),
     ]
 )
 """Functions that read what a tensor is, and not its numbers."""

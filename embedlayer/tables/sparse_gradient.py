@@ -124,11 +124,6 @@ def vector_norm(grad: Tensor, ord: float = 2, *dims: Any, **options: Any) -> Ten
     return norm
 
 
-def foreach_norm(grads: Sequence[Tensor], ord: float = 2, dtype: torch.dtype | None = None) -> list[Tensor]:
-    """Compute `torch._foreach_norm`: the norm of each gradient."""
-    return [vector_norm(grad, ord, dtype=dtype) for grad in grads]
-
-
 def foreach_mul_(grads: Sequence[Tensor], factors: Number | Sequence[Number]) -> None:
     """Compute `torch._foreach_mul_`: scale each gradient in place."""
     each = factors if isinstance(factors, Sequence) else [factors] * len(grads)
@@ -154,24 +149,12 @@ def clamp_(grad: Tensor, min: float | None = None, max: float | None = None) -> 
     return grad
 
 
-def foreach_clamp_min_(grads: Sequence[Tensor], smallest: float) -> None:
-    """Compute `torch._foreach_clamp_min_`."""
-    for grad in grads:
-        clamp_(grad, min=smallest)
-
-
-def foreach_clamp_max_(grads: Sequence[Tensor], largest: float) -> None:
-    """Compute `torch._foreach_clamp_max_`."""
-    for grad in grads:
-        clamp_(grad, max=largest)
-
-
 ON_ROWS: dict[Callable[..., Any], Callable[..., Any]] = {
     torch.linalg.vector_norm: vector_norm,
-    torch._foreach_norm: foreach_norm,
+    torch._foreach_norm: lambda grads, *args, **options: [vector_norm(grad, *args, **options) for grad in grads],
     torch._foreach_mul_: foreach_mul_,
     Tensor.clamp_: clamp_,
-    torch._foreach_clamp_min_: foreach_clamp_min_,
-    torch._foreach_clamp_max_: foreach_clamp_max_,
+    torch._foreach_clamp_min_: lambda grads, least: [clamp_(grad, min=least) for grad in grads],
+    torch._foreach_clamp_max_: lambda grads, most: [clamp_(grad, max=most) for grad in grads],
 }
 """Functions that `torch.nn.utils` calls on gradients and torch does not implement for sparse ones."""
