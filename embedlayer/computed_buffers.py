@@ -32,11 +32,13 @@ class ComputedBuffers(nn.Module, ABC):
             self.register_buffer(name, tensor.to(device), persistent=False)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "ComputedBuffers":
+        """Move or cast the module as in torch, and compute its buffers again."""
         names = self._non_persistent_buffers_set
         unknown = [buffer for name, buffer in self._buffers.items() if name in names and buffer is not None]
         unknown = [buffer for buffer in unknown if buffer.is_meta]
 
         def moved(tensor: Tensor) -> Tensor:
+            """Apply `fn`, also to computed buffers on the meta device."""
             return apply_or_allocate(fn, tensor) if any(tensor is each for each in unknown) else fn(tensor)
 
         super()._apply(moved if unknown else fn, recurse)  # type: ignore[no-untyped-call]

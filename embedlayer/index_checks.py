@@ -53,6 +53,7 @@ class IndexCheck(nn.Module):
         self.first_bad_index = torch.full((3,), -1, device=device) if lost else self.first_bad_index.to(device)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "IndexCheck":
+        """Move the module as in torch, with its record of the first bad index."""
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         self.move_record(apply_or_allocate(fn, self.first_bad_index).device)
         return self
@@ -104,7 +105,7 @@ class IndexCheck(nn.Module):
         return indices.clamp(0, self.size + self.offset - 1), outside
 
     def extra_repr(self) -> str:
-        """The rule, for `print`."""
+        """Return the kind and the size, for `print`."""
         return f"{self.kind} < {self.size}"
 
     def check(self) -> None:
@@ -170,6 +171,7 @@ def as_ids(ids: IdsLike, *, beside: nn.Module, kind: Kind = "token id") -> Tenso
 
 
 def _not_integers(kind: Kind, found: str, remedy: str) -> ShapeError:
+    """Return the error for values that are not integers."""
     return ShapeError(
         f"A {kind} must be int64 or int32, not {found}. "
         f"Look-up is by whole numbers: pass the tokenizer's ids, for instance {remedy}."
@@ -205,6 +207,7 @@ def raise_if_outside(indices: Tensor, size: int, kind: Kind, *, ignore: int | No
 
 
 def _outside(kind: Kind, value: int, size: int, *, row: int, column: int) -> EmbedLayerError:
+    """Return the error for an index outside the table, at a row and column of the batch."""
     place = f"{kind} {value} at row {row}, column {column}"
     if kind == "token id":
         return TokenIdError(

@@ -517,6 +517,7 @@ def _table_gradient(
 
 
 def _weights(given: Float[np.ndarray, "..."] | None, std: float, **sizes: int) -> Float[np.ndarray, "..."]:
+    """Return a copy of the passed weights, or weights drawn from N(0, std). Raise `SizeError` for another shape."""
     _at_least_one(**sizes)
     shape = tuple(sizes.values())
     if given is None:
@@ -527,18 +528,21 @@ def _weights(given: Float[np.ndarray, "..."] | None, std: float, **sizes: int) -
 
 
 def _at_least_one(**sizes: int) -> None:
+    """Raise `SizeError` if a size is below 1."""
     for name, size in sizes.items():
         if size < 1:
             raise SizeError(f"{name} must be at least 1, not {size}.")
 
 
 def _scale(scale: float | Literal["sqrt_dim"] | None, embed_dim: int) -> float:
+    """Return the scale as a number: 1 for `None`, sqrt(D) for `"sqrt_dim"`."""
     if scale is None:
         return 1.0
     return math.sqrt(embed_dim) if scale == "sqrt_dim" else scale
 
 
 def _clear_padding(rows: Float[np.ndarray, "V D"], padding_idx: int | None) -> None:
+    """Set the padding row to zero in place; without effect for `None`. Raise `SizeError` if it is not a row."""
     if padding_idx is None:
         return
     if not 0 <= padding_idx < len(rows):
@@ -547,6 +551,7 @@ def _clear_padding(rows: Float[np.ndarray, "V D"], padding_idx: int | None) -> N
 
 
 def _checked(ids: Integer[np.ndarray, "*batch T"], vocab_size: int) -> Integer[np.ndarray, "*batch T"]:
+    """Return IDs unchanged, or raise an error if they are not integers of the table in a sequence."""
     if ids.ndim == 0:
         raise ShapeError(f"IDs must have a sequence dimension; found the scalar {ids}. Write np.array([{ids}]).")
     if ids.shape[-1] == 0:
@@ -565,6 +570,7 @@ def _checked(ids: Integer[np.ndarray, "*batch T"], vocab_size: int) -> Integer[n
 
 
 def _check_positions(positions: Integer[np.ndarray, "*rows T"], max_seq_len: int) -> None:
+    """Raise `PositionError` if a position is outside the table."""
     if positions.size and not 0 <= positions.min() <= positions.max() < max_seq_len:
         raise PositionError(
             f"a sequence of length {positions.shape[-1]} at positions {positions.min()}..{positions.max()} "
@@ -574,4 +580,5 @@ def _check_positions(positions: Integer[np.ndarray, "*rows T"], max_seq_len: int
 
 
 def _few(numbers: Integer[np.ndarray, "N"]) -> str:
+    """Return the first four numbers as text."""
     return " ".join(map(str, numbers[:4])) + (" ..." if len(numbers) > 4 else "")

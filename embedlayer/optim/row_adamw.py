@@ -138,7 +138,7 @@ class RowAdamW(torch.optim.Optimizer):
         return super().state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continue from a state of `RowAdamW` or `torch.optim.AdamW`.
+        """Load a state of `RowAdamW` or `torch.optim.AdamW`.
 
         Raises:
             CheckpointError: The state belongs to parameters of other sizes.

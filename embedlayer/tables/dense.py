@@ -503,7 +503,7 @@ def as_table(table: LookupTable | nn.Embedding, *, registered: bool = True) -> T
 
 
 def as_rows(table: TableLike) -> LookupTable | Tensor:
-    """Convert a table, or its rows, to what row-reading functions use.
+    """Return a table, or its rows, as a `LookupTable` or a tensor, for functions that read rows.
 
     Returns:
         A tensor unchanged; an array as a tensor over the same memory (a read-only array is copied); any table as

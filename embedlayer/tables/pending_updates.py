@@ -91,12 +91,14 @@ class PendingUpdates:
         wanted = weight.requires_grad
 
         def coalesce(grad: Tensor) -> Tensor:
+            """Sum equal rows of a new gradient, and leave out the padding row."""
             result = coalesced(require_row_sparse(grad), drop=self.padding_idx)
             if result._values().data_ptr() == grad._values().data_ptr():
                 result = result.clone()  # clipping works in place, and the caller may still use these numbers
             return result
 
         def accept_clipping(parameter: Tensor) -> None:
+            """Turn the accumulated gradient into a `RowSparseGradient`."""
             grad = parameter.grad
             if grad is not None and grad.layout is torch.sparse_coo and not hasattr(parameter, "divided_among"):
                 with_torch_functions(grad)

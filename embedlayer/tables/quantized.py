@@ -453,6 +453,7 @@ def _fitted(x: Tensor, bits: int, *, symmetric: bool, clip: bool) -> _Grid:
     levels = 2 ** (bits - 1) if symmetric else (2**bits - 1) / 2
 
     def shrunk(factor: float) -> _Grid:
+        """Return the levels for a share of the range."""
         return _Grid(factor * whole, centre - factor * whole * levels, bits, symmetric)
 
     unclipped = shrunk(1.0).rounded()

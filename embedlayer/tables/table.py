@@ -129,6 +129,7 @@ def loss_of_logits(
     """Return the cross entropy of `targets` under `softmax(logits(hidden))`, for a function `logits`."""
 
     def products(part: Tensor, start: int, stop: int) -> Tensor:
+        """Return a slice of the logits."""
         return logits(part)[..., start:stop]
 
     return cross_entropy_over_rows(
