@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from benchmarks.harness import Case, Row, time_alternately
 from embedlayer.optim.row_adamw import RowAdamW
-from embedlayer.tables.catch_up import Betas, History
 from embedlayer.tables.dense import TokenEmbedding
+from embedlayer.tables.lazy_adam import Betas, StepHistory
 
 TOKENS = 2048
 AGE = 10_000
@@ -62,18 +62,18 @@ def aged(setting: Setting, *, apply_pending_every: int | None = None) -> tuple[T
     state["step"].fill_(AGE)
     state["exp_avg"].normal_(std=1e-5)
     state["exp_avg_sq"].uniform_(1e-9, 1e-8)
-    ledger = table.ledger
+    pending = table.pending_updates
     per_step = -torch.expm1(TOKENS * torch.log1p(-zipf(setting.tokens_of or setting.vocab_size)))
     gaps = torch.full((setting.vocab_size,), AGE - 1.0, dtype=torch.float64)
     gaps[: len(per_step)] = torch.distributions.Geometric(per_step.clamp(max=1 - 1e-9)).sample().clamp(max=AGE - 1)
-    assert ledger is not None
-    history = History(0, Betas(*setting.betas, eps=1e-8))
+    assert pending is not None
+    history = StepHistory(0, Betas(*setting.betas, eps=1e-8))
     for step in range(AGE):
         history.record(1e-3 * (1 + math.cos(math.pi * step / AGE / 2)) / 2, 1e-2)
-    rows_at = (AGE - gaps).int()
-    tensors = {"rows_at": rows_at, "moments_at": rows_at, "history": torch.from_numpy(history.lines)}
+    value_steps = (AGE - gaps).int()
+    tensors = {"value_steps": value_steps, "moment_steps": value_steps, "history": torch.from_numpy(history.lines)}
     moments = (state["exp_avg"], state["exp_avg_sq"])
-    ledger.load_state(table.weight, moments, tensors, {"start": 0, "betas": list(history.betas)})
+    pending.load_state(table.weight, moments, tensors, {"start": 0, "betas": list(history.betas)})
     return table, optimizer
 
 

@@ -72,10 +72,10 @@ if TYPE_CHECKING:
     from embedlayer.optim.param_groups import param_groups as param_groups
     from embedlayer.optim.row_adamw import RowAdamW as RowAdamW
     from embedlayer.planner import PRESETS as PRESETS
-    from embedlayer.planner import Change as Change
     from embedlayer.planner import EmbeddingPlan as EmbeddingPlan
-    from embedlayer.planner import changes as changes
+    from embedlayer.planner import PlanAlternative as PlanAlternative
     from embedlayer.planner import plan as plan
+    from embedlayer.planner import plan_alternatives as plan_alternatives
     from embedlayer.positions.alibi import AlibiBias as AlibiBias
     from embedlayer.positions.learned import LearnedPositionalEmbedding as LearnedPositionalEmbedding
     from embedlayer.positions.position import Position as Position
@@ -102,7 +102,7 @@ if TYPE_CHECKING:
     from embedlayer.tables.delta import DeltaEmbedding as DeltaEmbedding
     from embedlayer.tables.dense import TokenEmbedding as TokenEmbedding
     from embedlayer.tables.factorized import FactorizedEmbedding as FactorizedEmbedding
-    from embedlayer.tables.ledger import pending_updates_applied as pending_updates_applied
+    from embedlayer.tables.pending_updates import pending_updates_applied as pending_updates_applied
     from embedlayer.tables.quantized import QuantizedEmbedding as QuantizedEmbedding
     from embedlayer.tables.table import TokenTable as TokenTable
     from embedlayer.text.corpus import TokenCorpus as TokenCorpus
@@ -188,7 +188,7 @@ _HOMES = {
     "embedlayer.optim.clip": ("clip_grad_norm_",),
     "embedlayer.optim.param_groups": ("param_groups",),
     "embedlayer.optim.row_adamw": ("RowAdamW",),
-    "embedlayer.planner": ("Change", "EmbeddingPlan", "PRESETS", "changes", "plan"),
+    "embedlayer.planner": ("EmbeddingPlan", "PRESETS", "PlanAlternative", "plan", "plan_alternatives"),
     "embedlayer.positions.alibi": ("AlibiBias",),
     "embedlayer.positions.learned": ("LearnedPositionalEmbedding",),
     "embedlayer.positions.position": ("Position", "positions_of"),
@@ -213,7 +213,7 @@ _HOMES = {
     "embedlayer.tables.delta": ("DeltaEmbedding",),
     "embedlayer.tables.dense": ("TokenEmbedding",),
     "embedlayer.tables.factorized": ("FactorizedEmbedding",),
-    "embedlayer.tables.ledger": ("pending_updates_applied",),
+    "embedlayer.tables.pending_updates": ("pending_updates_applied",),
     "embedlayer.tables.quantized": ("QuantizedEmbedding",),
     "embedlayer.tables.table": ("TokenTable",),
     "embedlayer.text.corpus": ("TokenCorpus",),

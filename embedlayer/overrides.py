@@ -1,7 +1,7 @@
-"""Whether a faster computation may take the place of the calls that it stands for.
+"""Checks whether a fused path may replace the public calls that it computes.
 
-A fused path computes the same numbers as a few public calls. It may be taken only where nobody could notice: where each
-of these methods is the one that the fused path was written for, and no hook waits for the call.
+A fused path computes the same numbers as a few public calls. It may be taken only where nothing could observe the
+difference: each of these methods is the one that the fused path was written for, and the modules have no hooks.
 """
 
 from collections.abc import Callable
@@ -12,10 +12,10 @@ from torch.nn.modules import module as torch_module
 
 
 def has_hooks(module: nn.Module) -> bool:
-    """Return whether calling `module` runs anything beside its `forward`: hooks of its own or of all modules.
+    """Return whether calling `module` runs more than its `forward`: its own hooks, global hooks or a compiled call.
 
-    torch has no public way to ask this, so all private names of torch that it takes are here. They are those that
-    `nn.Module.__call__` itself reads: to find out whether it can call `forward` directly, and for `Module.compile`.
+    Torch has no public function for this, so the private names of torch are here and nowhere else. They are those that
+    `nn.Module.__call__` reads to decide whether it can call `forward` directly.
     """
     return bool(
         module._forward_pre_hooks
@@ -31,20 +31,20 @@ def has_hooks(module: nn.Module) -> bool:
 
 
 def is_unchanged(module: object, **methods: Callable[..., Any]) -> bool:
-    """Return whether each method, by its name, is the given function and nothing else.
+    """Return whether each named method of `module` is the given function.
 
-    It is not where a subclass overrides the method, where somebody assigned another one to the class or to the
-    instance (as accelerate does with `forward`), and where `module` has no such method.
+    The result is `False` if a subclass overrides a method, if another function was assigned to the class or to the
+    instance (accelerate does so with `forward`), or if `module` has no such method.
     """
     kind, own = type(module), vars(module)
     return all(name not in own and getattr(kind, name, None) is method for name, method in methods.items())
 
 
 def is_current(kind: type, shortcut: str, definition: str) -> bool:
-    """Return whether the method `shortcut` of a class still gives what its method `definition` gives.
+    """Return whether the method `shortcut` of a class is consistent with its method `definition`.
 
-    The class that defines the shortcut knew the definition. A subclass that overrides the definition alone has left the
-    shortcut behind.
+    The two are consistent in the class that defines the shortcut. A subclass that overrides only the definition makes
+    the shortcut wrong.
 
     Example:
         >>> class Doubled(TokenEmbedding):
@@ -57,4 +57,5 @@ def is_current(kind: type, shortcut: str, definition: str) -> bool:
 
 
 def _defining(kind: type, name: str) -> type:
+    """Return the class in the method resolution order of `kind` that defines `name`."""
     return next(part for part in kind.__mro__ if name in vars(part))

@@ -1,4 +1,4 @@
-"""Parameters and bytes of the two ends of a model, before anything is built.
+"""Parameters and bytes of the embedding table and the LM head of a model, before anything is built.
 
 A table of V rows of width D has `V * D` parameters; all the rest follows from it. With N tokens in a step, `b` bytes a
 number, and `G` bytes of gradient:
@@ -10,21 +10,24 @@ number, and `G` bytes of gradient:
 | learned positions | `max_seq_len * D` |
 | gradient | one number a trained parameter; of a row-sparse table one row and one ID a token |
 | AdamW | two moments a trained parameter; of a row-sparse table also two step numbers a row |
-| vectors | what enters the first block and leaves the last one, `2 N D`, and the gradient of the latter |
-| loss | plain: logits' softmax and two gradients of it, `3 N V` in fp32; chunked: the logits of one chunk |
-| look-up's network | an ID and two rows for each different token, on average over the ranks |
-| loss' network | hidden state, target and scores of each token, to all |
-| gradients' network | twice those of what all processes hold: copies of rows, projection, learned positions |
-| a step | weights, optimizer, vectors, and the larger of loss and gradients, as they are not there at once |
+| activations | input of the first block and output of the last one, `2 N D`, and the gradient of the output |
+| loss | plain: softmax of the logits and two gradients of it, `3 N V` in fp32; chunked: the logits of one chunk |
+| network, look-up | an ID and two rows for each distinct token, on average over the ranks |
+| network, loss | all-gather of the hidden state, target and scores of each token |
+| network, gradients | all-reduce: twice the bytes of what all processes hold |
+| a step | weights, optimizer, activations, and the larger of loss and gradients, which exist one after the other |
 
 Parameters are counted in decimal units (1 M = 10^6), memory in binary ones (1 MiB = 2^20 bytes). What introductions
-print as "147 MB" for GPT-2 small is 147 MiB. A test builds each kind and measures each part.
+print as "147 MB" for GPT-2 small is 147 MiB. A test builds each kind of table and measures each part.
 
-torch is not needed here, so that a plan is quick to make.
+The options are the fields of `EmbeddingPlan`. Its documentation, the signature of `plan`, the options of the command
+`embedlayer plan` and the table in the documentation are generated from them. This module does not import torch.
 """
 
-from dataclasses import KW_ONLY, asdict, dataclass, replace
+import inspect
+from dataclasses import KW_ONLY, MISSING, asdict, dataclass, field, fields, replace
 from difflib import get_close_matches
+from typing import Any
 
 from embedlayer.errors import SizeError
 from embedlayer.losses.chunk_length import TOKENS_AT_ONCE, chunk_length
@@ -32,385 +35,385 @@ from embedlayer.losses.chunk_length import TOKENS_AT_ONCE, chunk_length
 DTYPE_BITS = {"fp32": 32, "fp16": 16, "bf16": 16, "int8": 8, "int4": 4}
 """Bits of one stored number, by the name of its type."""
 
+FLOAT_DTYPES = ("fp32", "fp16", "bf16")
+
 OPTIMIZER_MOMENTS = {"adamw": 2, "sgd": 0, "none": 0}
-"""Numbers an optimizer keeps for each parameter. `none` is inference: no gradient either."""
+"""Numbers that an optimizer stores for each parameter. `none` is inference, without gradients."""
 
 SCALE_BYTES = {"int8": 8, "int4": 4}
-"""A row of a quantised matrix, or a group of its numbers, carries a step and an offset: in fp32, in fp16."""
+"""Bytes of the step and the offset of a quantised row, or of a group of its numbers: in fp32, in fp16."""
 
 ROW_SCALE_BYTES = {"int8": 0, "int4": 4}
-"""An int4 row also carries a scale in fp32."""
+"""Bytes of the fp32 scale of a quantised row."""
 
 ID_BYTES = 8
 ROWS_AT_ONCE = 8192
-"""Rows that a table without a matrix of its own is compared with at a time."""
+"""Rows in a block of logits where no single matrix holds the rows of a tied head."""
+
+
+def _option(
+    default: Any, help: str, *, flag: str = "", least: int | None = None, choices: tuple[str, ...] | None = None
+) -> Any:
+    """Return a dataclass field with all that the documentation, the checks and the command need.
+
+    Args:
+        default: Default value; `MISSING` for a required field.
+        help: One sentence about the option.
+        flag: Name of the command-line option, if it is not the name of the field.
+        least: Smallest value.
+        choices: All values, of a string.
+    """
+    return field(default=default, metadata={"help": help, "flag": flag, "least": least, "choices": choices})
 
 
 @dataclass(frozen=True)
 class EmbeddingPlan:
-    """What the table, the head, their training and the loss take, in parameters and bytes; of one device.
+    """Parameters and bytes of the table, the head, their training and the loss, on one device.
 
-    An int8 or int4 table stores a step and an offset for each row or group (int4: two numbers a byte; the last group
-    of a row is filled up), keeps learned positions in fp32, and is not trained: it has gradients and optimizer state
-    only for `delta_rows`.
+    An int8 or int4 table stores a step and an offset for each row or group. It is not trained, so it has gradients and
+    optimizer state only for `delta_rows`; learned positions stay in fp32. Step counters of a few bytes are not counted,
+    nor what an optimizer allocates only while it steps: fused AdamW and `RowAdamW` allocate next to nothing.
 
     Args:
-        vocab_size: Rows of the table, V.
-        embed_dim: Width of a row, D.
-        tied: The head reads the table; else it is a full `V x D` matrix of its own, also beside a factorised table.
-        rank: Rank R of a factorised table, E = E1 E2; `None` for a dense one.
-        positions: Rows of a learned position table, 0 for none.
-        dtype: Of the weights, one of `DTYPE_BITS`.
-        tokens: Tokens of a step, B * T; 0 leaves vectors and loss out.
-        optimizer: One of `OPTIMIZER_MOMENTS`. A few bytes of step counters are not counted, nor what an optimizer holds
-            only while it steps: fused and row-sparse AdamW hold next to nothing.
-        moment_dtype: Of the optimizer's moments. Mixed-precision trainers keep fp32; plain `torch.optim.AdamW` keeps
-            them in the dtype of the weights.
-        chunked_loss: The loss takes a chunk of tokens at a time, as `linear_cross_entropy` does beyond 65,536 logits,
-            and a divided table always; else all logits at once.
-        row_sparse: The table's gradient has the looked-up rows only (`RowAdamW`); its head is its own.
-        delta_rows: Train only so many rows, and freeze everything else at the ends (`DeltaEmbedding`); 0 for all.
-        group_size: Numbers of a quantised row that share a scale; `None` for all of them.
-        ranks: Processes that table and head are divided among, by rows, each with `tokens` of its own
-            (`ShardedTable`).
-        copies: Copies of the divided table: `ranks * copies` processes train together.
-        distinct_tokens: Different ones among a rank's `tokens`; 0 for as many as there can be.
-        device: `"cpu"` or `"cuda"`: how large a chunk is.
-        name: What the plan is called in tables.
+        name: Name of the plan in printed tables.
 
     Raises:
-        SizeError: A size is too small, the rank exceeds the width, a dtype or an optimizer is unknown, or two options
-            exclude each other.
+        SizeError: A size is too small, the rank exceeds the width, a name is unknown, or two options exclude each
+            other.
 
     Example:
         >>> gpt2 = EmbeddingPlan(50257, 768)
-        >>> gpt2.table_parameters, format_bytes(gpt2.table_bytes)
-        (38597376, '147.2 MiB')
-        >>> format_bytes(EmbeddingPlan(50257, 768, delta_rows=200).optimizer_bytes)
-        '1.2 MiB'
+        >>> gpt2.table_parameters, gpt2.table_bytes
+        (38597376, 154389504)
+        >>> EmbeddingPlan(50257, 768, delta_rows=200).optimizer_bytes
+        1228800
     """
 
-    vocab_size: int
-    embed_dim: int
+    vocab_size: int = _option(MISSING, "Number of tokens, V: rows of the table.", flag="--vocab", least=1)
+    embed_dim: int = _option(MISSING, "Width of a row, D.", flag="--dim", least=1)
     _: KW_ONLY
-    tied: bool = True
-    rank: int | None = None
-    positions: int = 0
-    dtype: str = "fp32"
-    tokens: int = 0
-    optimizer: str = "adamw"
-    moment_dtype: str = "fp32"
-    chunked_loss: bool = False
-    row_sparse: bool = False
-    delta_rows: int = 0
-    group_size: int | None = None
-    ranks: int = 1
-    copies: int = 1
-    distinct_tokens: int = 0
-    device: str = "cpu"
+    tied: bool = _option(True, "Tie the head to the table; untied, it is a V x D matrix of its own.")
+    rank: int | None = _option(None, "Rank R of a factorised table, E = E1 E2; a dense table by default.", least=1)
+    positions: int = _option(0, "Rows of a learned position table; 0 for none.", least=0)
+    dtype: str = _option("fp32", "Data type of the weights.", choices=tuple(DTYPE_BITS))
+    tokens: int = _option(0, "Tokens of a step on each process, B * T; 0 leaves activations and loss out.", least=0)
+    optimizer: str = _option("adamw", "Optimizer; none plans inference.", choices=tuple(OPTIMIZER_MOMENTS))
+    moment_dtype: str = _option("fp32", "Data type of the moments of AdamW.", flag="--moments", choices=FLOAT_DTYPES)
+    chunked_loss: bool = _option(False, "Compute the loss in chunks of tokens, as sharded tables always do.")
+    row_sparse: bool = _option(False, "Give gradients to looked-up rows only (RowAdamW); needs an untied head.")
+    delta_rows: int = _option(
+        0, "Freeze all but this number of rows (DeltaEmbedding); 0 trains all.", flag="--delta", least=0
+    )
+    group_size: int | None = _option(None, "Numbers that share a scale in int8 and int4; default: a row.", least=1)
+    vocab_parallel_size: int = _option(1, "Processes that the rows are sharded over (ShardedTable).", least=1)
+    replicas: int = _option(1, "Data-parallel replicas of the sharded table.", least=1)
+    distinct_tokens: int = _option(
+        0, "Distinct tokens of a process; 0 for as many as possible.", flag="--distinct", least=0
+    )
+    device: str = _option("cpu", "Device of the loss, which sets the length of a chunk.", choices=tuple(TOKENS_AT_ONCE))
     name: str = ""
 
     def __post_init__(self) -> None:
-        _at_least(1, vocab_size=self.vocab_size, embed_dim=self.embed_dim, rank=1 if self.rank is None else self.rank)
-        _at_least(1, ranks=self.ranks, copies=self.copies, group_size=1 if self.group_size is None else self.group_size)
-        _at_least(0, positions=self.positions, tokens=self.tokens, delta_rows=self.delta_rows)
-        _at_least(0, distinct_tokens=self.distinct_tokens)
+        for option in fields(self):
+            value, least, choices = getattr(self, option.name), *map(option.metadata.get, ("least", "choices"))
+            if least is not None and value is not None and value < least:
+                raise SizeError(f"{option.name} must be at least {least}, not {value}.")
+            if choices and value not in choices:
+                raise SizeError(f"{option.name} {value!r} is unknown: use one of {', '.join(choices)}.")
         if self.rank is not None and self.rank > self.embed_dim:
             raise SizeError(f"rank {self.rank} exceeds embed_dim {self.embed_dim}: a dense table is smaller.")
         if self.delta_rows > self.vocab_size:
             raise SizeError(f"delta_rows {self.delta_rows} exceeds vocab_size {self.vocab_size}.")
-        _one_of(DTYPE_BITS, dtype=self.dtype)
-        _one_of(OPTIMIZER_MOMENTS, optimizer=self.optimizer)
-        _one_of(list(TOKENS_AT_ONCE), device=self.device)
-        _one_of([name for name in DTYPE_BITS if not _quantised(name)], moment_dtype=self.moment_dtype)
-        if self.row_sparse and (self.tied or self.rank is not None or self.delta_rows or _quantised(self.dtype)):
+        if self.row_sparse and (self.tied or self.rank is not None or self.delta_rows or self.quantised):
             raise SizeError(
-                "row_sparse is for a trained dense table with a head of its own: a tied head sends a gradient to every "
-                "row. Leave out rank, delta_rows and int8 or int4, and plan it untied."
+                "row_sparse needs a trained dense table with an untied head, because a tied head sends a gradient to "
+                "every row. Leave out rank, delta_rows and int8 or int4, and plan it untied."
             )
-        if self.delta_rows and self._processes > 1:
+        if self.delta_rows and self.processes > 1:
             raise SizeError(
-                f"delta_rows {self.delta_rows} is for one process: rows that learn beside a frozen table are not "
-                "divided among ranks, nor are there copies of them. Plan it with ranks=1 and copies=1, or without "
-                "delta_rows."
+                f"delta_rows {self.delta_rows} is for one process: a DeltaEmbedding can be neither sharded nor "
+                f"replicated. Plan it with vocab_parallel_size=1 and replicas=1, or without delta_rows."
             )
-        if self.group_size is not None and not _quantised(self.dtype):
+        if self.group_size is not None and not self.quantised:
             raise SizeError(f"group_size {self.group_size} is for int8 and int4, not for {self.dtype}.")
 
     @property
+    def quantised(self) -> bool:
+        """Return whether the weights are integer codes."""
+        return self.dtype not in FLOAT_DTYPES
+
+    @property
+    def trained(self) -> bool:
+        """Return whether there are gradients: with an optimizer, and floating-point weights or `delta_rows`."""
+        return self.optimizer != "none" and (self.delta_rows > 0 or not self.quantised)
+
+    @property
+    def processes(self) -> int:
+        """Return the number of processes that train together, `vocab_parallel_size * replicas`."""
+        return self.vocab_parallel_size * self.replicas
+
+    @property
+    def compute_dtype(self) -> str:
+        """Return the data type of activations and logits: that of the weights, or fp32 for quantised weights."""
+        return "fp32" if self.quantised else self.dtype
+
+    @property
     def table_parameters(self) -> int:
-        """Numbers in the input table alone: `V * D`, or `V * R + R * D`."""
+        """Return the parameters of the table alone: `V * D`, or `V * R + R * D`."""
         return sum(rows * columns for rows, columns in self._factors)
 
     @property
     def head_parameters(self) -> int:
-        """Numbers the head adds: 0 when tied, else `V * D`."""
+        """Return the parameters that the head adds: 0 when tied, else `V * D`."""
         return 0 if self.tied else self._rows * self.embed_dim
 
     @property
     def position_parameters(self) -> int:
-        """Numbers in the learned position table."""
+        """Return the parameters of the learned position table."""
         return self.positions * self.embed_dim
 
     @property
     def delta_parameters(self) -> int:
-        """Numbers in the rows that alone are trained."""
+        """Return the parameters of the rows that alone are trained."""
         return self.delta_rows * self.embed_dim
 
     @property
     def parameters(self) -> int:
-        """All parameters: table, head, positions, and rows beside the table."""
+        """Return all parameters: table, head, positions and delta rows."""
         return self.table_parameters + self.head_parameters + self.position_parameters + self.delta_parameters
 
     @property
     def trained_parameters(self) -> int:
-        """Those that have a gradient."""
+        """Return the number of parameters that get a gradient."""
         if not self.trained:
             return 0
         return self.delta_parameters if self.delta_rows else self.parameters
 
     @property
     def table_bytes(self) -> int:
-        """The input table as stored, scales included."""
+        """Return the bytes of the table as stored, scales included."""
         return sum(rows * self._row_bytes(columns) for rows, columns in self._factors)
 
     @property
     def head_bytes(self) -> int:
-        """What the head adds to storage: 0 when tied."""
+        """Return the bytes that the head adds: 0 when tied."""
         return 0 if self.tied else self._rows * self._row_bytes(self.embed_dim)
 
     @property
     def position_bytes(self) -> int:
-        """The learned position table as stored."""
-        return self.position_parameters * _bytes(self.compute_dtype)
+        """Return the bytes of the learned position table."""
+        return self.position_parameters * self._number_bytes
 
     @property
     def delta_bytes(self) -> int:
-        """The rows beside the table, and which tokens they belong to."""
-        return self.delta_rows * (self.embed_dim * _bytes(self.compute_dtype) + ID_BYTES)
+        """Return the bytes of the delta rows and of their token IDs."""
+        return self.delta_rows * (self.embed_dim * self._number_bytes + ID_BYTES)
 
     @property
     def weight_bytes(self) -> int:
-        """All that is stored: table, head, positions, and rows beside the table."""
+        """Return the bytes of all weights: table, head, positions and delta rows."""
         return self.table_bytes + self.head_bytes + self.position_bytes + self.delta_bytes
 
     @property
     def scale_bytes(self) -> int:
-        """The share of `weight_bytes` that is steps, offsets and scales."""
-        if not _quantised(self.dtype):
+        """Return the share of `weight_bytes` that is steps, offsets and scales of quantised rows."""
+        if not self.quantised:
             return 0
         matrices = [*self._factors, *([] if self.tied else [(self._rows, self.embed_dim)])]
         return sum(rows * self._scale_bytes_of(columns) for rows, columns in matrices)
 
     @property
-    def trained(self) -> bool:
-        """Whether there are gradients: an optimizer is named, and the weights are not quantised or have rows beside."""
-        return self.optimizer != "none" and (self.delta_rows > 0 or not _quantised(self.dtype))
-
-    @property
     def gradient_bytes(self) -> int:
-        """Gradients of the trained parameters: of a row-sparse table one row and one ID a token, else dense.
+        """Return the bytes of the gradients: of a row-sparse table one row and one ID a token, else dense.
 
-        A rank of several gets one for each different token that all have, on average as many as its own batch has.
+        A rank of a sharded table gets one row for each distinct token of all ranks, on average as many as are in its
+        own batch.
         """
-        size = _bytes(self.compute_dtype)
         if not self.row_sparse or not self.trained:
-            return self.trained_parameters * size
-        looked_up = self.tokens if self.ranks == 1 else self._distinct
-        return looked_up * (self.embed_dim * size + ID_BYTES) + (self.parameters - self.table_parameters) * size
+            return self.trained_parameters * self._number_bytes
+        looked_up = self.tokens if self.vocab_parallel_size == 1 else self._distinct
+        rest = (self.parameters - self.table_parameters) * self._number_bytes
+        return looked_up * (self.embed_dim * self._number_bytes + ID_BYTES) + rest
 
     @property
     def optimizer_bytes(self) -> int:
-        """The optimizer's moments, and of a row-sparse table the steps up to which its rows and moments are right."""
-        moments = self.trained_parameters * OPTIMIZER_MOMENTS[self.optimizer] * _bytes(self.moment_dtype)
+        """Return the bytes of the moments; of a row-sparse table also of two int32 step numbers for each row."""
+        moments = self.trained_parameters * OPTIMIZER_MOMENTS[self.optimizer] * DTYPE_BITS[self.moment_dtype] // 8
         return moments + (2 * 4 * self._rows if self.row_sparse and moments else 0)
 
     @property
-    def compute_dtype(self) -> str:
-        """The dtype of vectors and logits: that of the weights, or fp32 where these are quantised."""
-        return "fp32" if _quantised(self.dtype) else self.dtype
-
-    @property
     def activation_bytes(self) -> int:
-        """The vectors of both ends: those that enter the first block, those that leave the last, and their gradient.
+        """Return the bytes of the input of the first block, the output of the last one, and the output's gradient.
 
-        A factorised table that is trained also keeps the narrow rows that it looked up, a divided one the IDs.
+        A trained factorised table also keeps the narrow rows that were looked up, a sharded one the IDs.
         """
         narrow = self.rank if self.rank and self.trained and not self.delta_rows else 0
         wide = 3 if self.trained else 2
-        ids = self.tokens + self._distinct if self.trained and self.ranks > 1 else 0
-        return self.tokens * (wide * self.embed_dim + narrow) * _bytes(self.compute_dtype) + ids * ID_BYTES
+        ids = self.tokens + self._distinct if self.trained and self.vocab_parallel_size > 1 else 0
+        return self.tokens * (wide * self.embed_dim + narrow) * self._number_bytes + ids * ID_BYTES
 
     @property
     def logits_bytes(self) -> int:
-        """Logits of all tokens at once, in the dtype of the weights."""
-        return self.tokens * self._rows * _bytes(self.compute_dtype)
+        """Return the bytes of the logits of all tokens at once, in `compute_dtype`."""
+        return self.tokens * self._rows * self._number_bytes
 
     @property
     def loss_bytes(self) -> int:
-        """What the loss holds at its peak besides the gradients of the weights; without training, the logits.
+        """Return the peak bytes of the loss, without the gradients of the weights; for inference, of the logits.
 
-        Plain: softmax and two gradients, in fp32 in every case. Chunked: one chunk of them, and, where the weights are
-        narrow, the chunk in their type and the head's gradient in fp32. A head tied to rows beside a table goes by
-        blocks of tokens and rows: four times a block of logits.
+        Plain: softmax and two gradients, always in fp32. Chunked: one chunk of logits; with 16-bit weights also the
+        chunk in their type and the gradient of the head in fp32. A head tied to delta rows works on blocks of tokens
+        and rows and takes four times a block of logits.
         """
-        if not self.trained and self.ranks == 1:
+        if not self.trained and self.vocab_parallel_size == 1:
             return self.logits_bytes
-        if self._by_blocks:
+        if self.loss_by_blocks:
             tokens = min(self.tokens, TOKENS_AT_ONCE[self.device])
             return 4 * tokens * min(ROWS_AT_ONCE, self._rows) * 4
-        if not self.chunked_loss and self.ranks == 1:
+        if not self.loss_in_chunks:
             return 3 * self.tokens * self._rows * 4
-        size, chunk = _bytes(self.compute_dtype), self._rows * self._chunk_tokens
+        size, chunk = self._number_bytes, self._rows * self._chunk_tokens
         return chunk * 4 if size == 4 else chunk * (4 + size) + self._head_gradient * 4
 
     @property
-    def peak_bytes(self) -> int:
-        """The most that is in memory during one step: forward, loss, backward, optimizer.
+    def loss_in_chunks(self) -> bool:
+        """Return whether the loss takes a chunk of tokens at a time."""
+        return self.chunked_loss or self.vocab_parallel_size > 1
 
-        Weights, optimizer and vectors are there all the time. Then come the loss, with the head's gradient if it makes
-        that on its way, and the gradients, of a tied table two until they are added.
+    @property
+    def loss_by_blocks(self) -> bool:
+        """Return whether the loss takes a block of tokens and rows at a time: with a head tied to delta rows."""
+        return self.tied and self.delta_rows > 0
+
+    @property
+    def peak_bytes(self) -> int:
+        """Return the peak bytes of one step: forward pass, loss, backward pass and optimizer.
+
+        Weights, optimizer state and activations stay allocated. To these come the loss and the head's gradient, where
+        the loss computes it; after that the gradients, of a tied table two until they are added.
         """
-        size = _bytes(self.compute_dtype)
-        head = self._head_gradient * size
+        head = self._head_gradient * self._number_bytes
         if not self.trained:
             loss = self.loss_bytes
-        elif self._by_blocks:
+        elif self.loss_by_blocks:
             loss = self.loss_bytes + head
-        elif not self.chunked_loss and self.ranks == 1:
+        elif not self.loss_in_chunks:
             loss = max(self.loss_bytes, self.logits_bytes + head)
         else:
-            loss = self.loss_bytes + (head if size == 4 else 0)
-        again = (self.tied and self._head_gradient) or (self.ranks > 1 and self.trained and not self.row_sparse)
-        twice = self._factors[0][0] * self._factors[0][1] * size if again else 0
-        at_rest = self.weight_bytes + self.optimizer_bytes + self.activation_bytes
-        gradients = self.gradient_bytes + (twice if self.tokens and not self._by_blocks else 0)
-        return at_rest + max(loss + self.gathered_bytes, gradients)
+            loss = self.loss_bytes + (head if self._number_bytes == 4 else 0)
+        sharded = self.vocab_parallel_size > 1 and self.trained and not self.row_sparse
+        twice = bool(self.tokens and ((self.tied and self._head_gradient) or sharded) and not self.loss_by_blocks)
+        gradients = self.gradient_bytes + twice * self._factors[0][0] * self._factors[0][1] * self._number_bytes
+        resident = self.weight_bytes + self.optimizer_bytes + self.activation_bytes
+        return resident + max(loss + self.gathered_bytes, gradients)
 
     @property
     def gathered_bytes(self) -> int:
-        """What a rank holds of all ranks' hidden states in a chunk of the loss; in training, their gradients too."""
-        if self.ranks == 1:
+        """Return the bytes of all ranks' hidden states in a chunk of the loss; in training also of their gradients."""
+        if self.vocab_parallel_size == 1:
             return 0
-        return self._chunk_tokens * self._head_width * _bytes(self.compute_dtype) * (3 if self.trained else 2)
+        return self._chunk_tokens * self._head_width * self._number_bytes * (3 if self.trained else 2)
 
     @property
     def lookup_network_bytes(self) -> int:
-        """What a rank sends in a step for the look-up, on average over the ranks: IDs, rows, in training gradients.
+        """Return the bytes that a rank sends in a step for the look-up: IDs, rows, and in training their gradients.
 
-        Each of the different tokens once, to whoever owns its row: of N ranks, N - 1 of N are somebody else's. Of a
-        factorised table they are the narrow rows. Which rank sends the rows depends on the tokens:
-        `busiest_lookup_network_bytes`.
+        It is the average over S ranks. Each distinct token is sent once to the rank that stores its row, and (S - 1)/S
+        of them are stored elsewhere. Of a factorised table the narrow rows are sent. Tokenizers give frequent tokens
+        the first IDs, so rank 0 sends more than the average: at most `(S - 1) * min(V / S, distinct_tokens)` rows.
+        `peak_bytes` is that of an average rank.
         """
-        each = ID_BYTES + self._row_sent * (2 if self.trained else 1)
-        return self._distinct * (self.ranks - 1) * each // self.ranks
-
-    @property
-    def busiest_lookup_network_bytes(self) -> int:
-        """The most that one rank sends of its own rows in a step; in training it gets as many bytes of gradients back.
-
-        Each rank owns a block of rows, and learned tokenizers give frequent tokens the first IDs, so all ask the first
-        rank. It sends each of its rows once to each other rank, or as many of them as a rank has different tokens; it
-        holds them all at once, which `peak_bytes`, an average rank's, leaves out.
-        """
-        return (self.ranks - 1) * min(self._rows, self._distinct) * self._row_sent
+        each = ID_BYTES + self._factors[0][1] * self._number_bytes * (2 if self.trained else 1)
+        return self._distinct * (self.vocab_parallel_size - 1) * each // self.vocab_parallel_size
 
     @property
     def loss_network_bytes(self) -> int:
-        """What a rank sends in a step for the loss: its hidden states and targets to all others.
+        """Return the bytes that a rank sends in a step for the loss: its hidden states and targets to all others.
 
-        Then come two all-reduces of three numbers for each token of all ranks; in training a factor of each token's
-        gradient, and the gradients of the others' hidden states. Logits and rows stay where they are.
+        To these come two all-reduces of three numbers for each token of all ranks. In training a rank also sends a
+        factor of each token's gradient, and the gradients of the other ranks' hidden states. Logits and rows are not
+        sent.
         """
-        hidden = self._head_width * _bytes(self.compute_dtype)
+        hidden = self._head_width * self._number_bytes
         own = ID_BYTES + hidden + (4 + hidden if self.trained else 0)
-        return self.tokens * (self.ranks - 1) * (own + 2 * 3 * 4)
+        return self.tokens * (self.vocab_parallel_size - 1) * (own + 2 * 3 * 4)
 
     @property
-    def copies_network_bytes(self) -> int:
-        """What a rank sends in a step for the mean of its rows' gradients over the copies.
+    def replicas_network_bytes(self) -> int:
+        """Return the bytes that a rank sends in a step to average the gradients of its rows over the replicas.
 
-        Dense ones by an all-reduce; of a row-sparse table the IDs and rows of its gradient, to each other copy, on
-        average over the ranks.
+        Dense gradients are all-reduced. Of a row-sparse table the IDs and rows go to each other replica, on average
+        over the ranks.
         """
         if not self.trained:
             return 0
         rows, columns = self._factors[0]
         table = 0 if self.row_sparse else rows * columns
-        size, sparse = _bytes(self.compute_dtype), self.row_sparse * (self.copies - 1) * self._distinct
-        dense = 2 * (self.copies - 1) * (table + self.head_parameters) * size // self.copies
-        return dense + sparse * (columns * size + ID_BYTES)
+        dense = 2 * (self.replicas - 1) * (table + self.head_parameters) * self._number_bytes // self.replicas
+        sparse = self._distinct * (columns * self._number_bytes + ID_BYTES) if self.row_sparse else 0
+        return dense + (self.replicas - 1) * sparse
 
     @property
-    def undivided_network_bytes(self) -> int:
-        """What a process sends in a step for the mean of the gradients of what each has whole, by an all-reduce.
+    def replicated_network_bytes(self) -> int:
+        """Return the bytes that a process sends in a step to all-reduce the gradients of parameters not sharded.
 
-        A factorised table's projection and learned positions, which `DistributedDataParallel` joins over all processes.
+        These are learned positions and the projection of a factorised table, which `DistributedDataParallel` averages
+        over all processes.
         """
         if not self.trained:
             return 0
         numbers = self.position_parameters + sum(rows * columns for rows, columns in self._factors[1:])
-        return 2 * (self._processes - 1) * numbers * _bytes(self.compute_dtype) // self._processes
+        return 2 * (self.processes - 1) * numbers * self._number_bytes // self.processes
 
     @property
     def network_bytes(self) -> int:
-        """What a rank sends in a step for both ends, on average over the ranks.
-
-        The optimizer sends nothing, as each rank owns its rows.
-        """
-        rows = self.lookup_network_bytes + self.copies_network_bytes
-        return rows + self.loss_network_bytes + self.undivided_network_bytes
+        """Return all bytes that a rank sends in a step, on average over the ranks. The optimizer sends nothing."""
+        rows = self.lookup_network_bytes + self.replicas_network_bytes
+        return rows + self.loss_network_bytes + self.replicated_network_bytes
 
     def as_dict(self) -> dict[str, str | int | bool | None]:
-        """Every field and every derived size under its own name, ready for JSON."""
-        derived = [name for name, value in vars(type(self)).items() if isinstance(value, property) and name[0] != "_"]
-        return asdict(self) | {name: getattr(self, name) for name in derived}
+        """Return every field and every computed size by its name, ready for JSON."""
+        computed = [name for name, value in vars(type(self)).items() if isinstance(value, property) and name[0] != "_"]
+        return asdict(self) | {name: getattr(self, name) for name in computed}
 
     @property
     def _rows(self) -> int:
-        """Rows on one device."""
-        return -(-self.vocab_size // self.ranks)
+        """Return the rows on one device."""
+        return -(-self.vocab_size // self.vocab_parallel_size)
 
     @property
     def _factors(self) -> list[tuple[int, int]]:
+        """Return the shapes of the matrices of the table on one device."""
         if self.rank is None:
             return [(self._rows, self.embed_dim)]
         return [(self._rows, self.rank), (self.rank, self.embed_dim)]
 
     @property
-    def _processes(self) -> int:
-        return self.ranks * self.copies
-
-    @property
-    def _row_sent(self) -> int:
-        """Bytes of a row on its way: of a factorised table the narrow one."""
-        return self._factors[0][1] * _bytes(self.compute_dtype)
+    def _number_bytes(self) -> int:
+        """Return the bytes of a number in `compute_dtype`."""
+        return DTYPE_BITS[self.compute_dtype] // 8
 
     @property
     def _distinct(self) -> int:
-        """Different tokens of a rank."""
+        """Return the number of distinct tokens of a rank."""
         most = min(self.tokens, self.vocab_size)
         return min(self.distinct_tokens, most) if self.distinct_tokens else most
 
     @property
     def _head_width(self) -> int:
-        """Numbers of a hidden state that are compared with a row."""
+        """Return the width at which a hidden state is compared with a row."""
         return self.embed_dim if self.rank is None or not self.tied else self.rank
 
     @property
     def _chunk_tokens(self) -> int:
-        """Tokens in a chunk of the loss, of all ranks."""
-        length = chunk_length(self.tokens * self.ranks, self._rows, self._head_width, self.device, 4)
-        return min(-(-length // self.ranks), self.tokens) * self.ranks
-
-    @property
-    def _by_blocks(self) -> bool:
-        """Whether the head is tied to rows that no one matrix holds."""
-        return self.tied and self.delta_rows > 0
+        """Return the tokens of all ranks in a chunk of the loss."""
+        ranks = self.vocab_parallel_size
+        length = chunk_length(self.tokens * ranks, self._rows, self._head_width, self.device, 4)
+        return min(-(-length // ranks), self.tokens) * ranks
 
     @property
     def _head_gradient(self) -> int:
-        """Numbers in the gradient that the loss sends to the rows it compares with."""
+        """Return the size of the gradient that the loss sends to the rows of the head."""
         if not self.trained or (self.delta_rows and not self.tied):
             return 0
         if self.delta_rows:
@@ -418,80 +421,109 @@ class EmbeddingPlan:
         return self._factors[0][0] * self._factors[0][1] if self.tied else self.head_parameters
 
     def _groups(self, columns: int) -> int:
+        """Return the number of groups in a quantised row."""
         return -(-columns // (self.group_size or columns))
 
     def _scale_bytes_of(self, columns: int) -> int:
-        """Steps, offsets and scale of a quantised row."""
+        """Return the bytes of the steps, offsets and scale of a quantised row."""
         return self._groups(columns) * SCALE_BYTES[self.dtype] + ROW_SCALE_BYTES[self.dtype]
 
     def _row_bytes(self, columns: int) -> int:
-        if not _quantised(self.dtype):
-            return columns * _bytes(self.dtype)
+        """Return the bytes of a stored row."""
+        if not self.quantised:
+            return columns * self._number_bytes
         codes = -(-(self.group_size or columns) * DTYPE_BITS[self.dtype] // 8)
         return self._groups(columns) * codes + self._scale_bytes_of(columns)
 
 
+OPTIONS = {option.name: option for option in fields(EmbeddingPlan) if option.metadata}
+"""The fields of `EmbeddingPlan` that are options, by name. Their `metadata` has help, flag, least value and choices."""
+
+_LISTED = "".join(f"        {name}: {option.metadata['help']}\n" for name, option in OPTIONS.items())
+EmbeddingPlan.__doc__ = (EmbeddingPlan.__doc__ or "").replace("        name: ", f"{_LISTED}        name: ", 1)
+
+
+def command_flag(name: str) -> str:
+    """Return the command-line option of a field of `EmbeddingPlan`.
+
+    Example:
+        >>> command_flag("vocab_size"), command_flag("chunked_loss"), command_flag("tied")
+        ('--vocab', '--chunked-loss', '--tied/--untied')
+    """
+    flag: str = OPTIONS[name].metadata["flag"] or f"--{name.replace('_', '-')}"
+    return f"{flag}/--un{flag[2:]}" if OPTIONS[name].default is True else flag
+
+
+def options_table() -> str:
+    """Return the Markdown table of all options, as it is in the documentation."""
+    lines = ["| command | Python | default | meaning |", "|---|---|---|---|"]
+    for name, option in OPTIONS.items():
+        default = "required" if option.default is MISSING else f"`{option.default}`"
+        choices = f" One of {', '.join(option.metadata['choices'])}." if option.metadata["choices"] else ""
+        flag = command_flag(name).replace("/", "`, `")
+        lines.append(f"| `{flag}` | `{name}` | {default} | {option.metadata['help']}{choices} |")
+    return "\n".join(lines)
+
+
 @dataclass(frozen=True)
-class Change:
-    """One thing that can be done to the ends of a model, and what it saves.
+class PlanAlternative:
+    """One change to a plan, and what it saves.
 
     Args:
-        what: Name of the change.
-        plan: The ends after it.
-        saved_bytes: What a step takes less than before; negative if it takes more.
-        price: What it costs otherwise, in words.
+        change: Name of the change.
+        plan: The plan after the change.
+        saved_bytes: Bytes by which `peak_bytes` falls; negative if it grows.
+        tradeoff: What the change costs otherwise, in words.
     """
 
-    what: str
+    change: str
     plan: EmbeddingPlan
     saved_bytes: int
-    price: str
+    tradeoff: str
 
 
-def changes(now: EmbeddingPlan, *, used: int | None = None, delta_rows: int = 256) -> list[Change]:
-    """What can be done to the ends of a model, that which saves most in a step first.
+def plan_alternatives(now: EmbeddingPlan, *, used: int | None = None, delta_rows: int = 256) -> list[PlanAlternative]:
+    """Plan every change that applies to a table and head, and sort the changes by the bytes that they save in a step.
 
     Args:
-        now: The ends as they are.
-        used: Tokens of the vocabulary that the texts at hand use; `None` leaves trimming out.
-        delta_rows: How many rows training "only some rows" means.
+        now: The plan to start from.
+        used: Number of tokens that the available texts use; `None` leaves trimming out.
+        delta_rows: Number of rows that are trained in the alternative that trains only some.
 
     Example:
         >>> now = plan("gpt2", tokens=4096)
-        >>> [change.what for change in changes(now)][:3]
+        >>> [alternative.change for alternative in plan_alternatives(now)][:3]
         ['train 256 rows only', 'chunked loss', 'int4, nothing trained']
     """
-    quantised = _quantised(now.dtype)
-    wide = now.dtype == "fp32"
     frozen = {"optimizer": "none", "row_sparse": False, "delta_rows": 0, "group_size": None}
     fewer = min(delta_rows, now.vocab_size)
     quarter = max(1, now.embed_dim // 4)
-    trained = now.trained
-    options: list[tuple[bool, str, dict[str, object], str]] = [
+    trained, dense = now.trained, now.rank is None
+    options: list[tuple[bool, str, dict[str, Any], str]] = [
         (trained and not now.chunked_loss, "chunked loss", {"chunked_loss": True}, "none: same results"),
         (not now.tied, "tie the head", {"tied": True, "row_sparse": False}, "another model: train again"),
-        (now.tied and now.rank is None, "untie the head", {"tied": False}, "same model at the start"),
+        (now.tied and dense, "untie the head", {"tied": False}, "same model at the start"),
         (
-            trained and not now.tied and now.rank is None and not now.row_sparse and not now.delta_rows,
+            trained and not now.tied and dense and not now.row_sparse and not now.delta_rows,
             "row-sparse table",
             {"row_sparse": True},
             "none: same results",
         ),
         (
-            trained and not now.delta_rows and fewer < now.vocab_size and now._processes == 1,
+            trained and not now.delta_rows and fewer < now.vocab_size and now.processes == 1,
             f"train {fewer:,} rows only",
             {"delta_rows": fewer, "row_sparse": False},
             "all other rows stay",
         ),
         (
-            now.rank is None and not quantised and now.embed_dim > quarter,
+            dense and not now.quantised and now.embed_dim > quarter,
             f"factorise, rank {quarter:,}",
             {"rank": quarter, "row_sparse": False},
             "approximate: train again",
         ),
-        (wide, "weights in bf16", {"dtype": "bf16"}, "weights of three digits"),
-        (not quantised, "int8, nothing trained", {**frozen, "dtype": "int8"}, "rows about 1 % off"),
-        (not quantised, "int4, nothing trained", {**frozen, "dtype": "int4"}, "rows about 10 % off"),
+        (now.dtype == "fp32", "weights in bf16", {"dtype": "bf16"}, "weights of three digits"),
+        (not now.quantised, "int8, nothing trained", {**frozen, "dtype": "int8"}, "rows about 1 % off"),
+        (not now.quantised, "int4, nothing trained", {**frozen, "dtype": "int4"}, "rows about 10 % off"),
         (
             used is not None and 0 < used < now.vocab_size,
             f"trim to {used or 0:,} tokens",
@@ -500,228 +532,96 @@ def changes(now: EmbeddingPlan, *, used: int | None = None, delta_rows: int = 25
         ),
     ]
     found = []
-    for possible, what, fields, price in options:
-        if possible:
-            after = replace(now, **fields, name=what)  # type: ignore[arg-type]
-            found.append(Change(what, after, now.peak_bytes - after.peak_bytes, price))
-    return sorted(found, key=lambda change: -change.saved_bytes)
+    for applies, change, values, tradeoff in options:
+        if applies:
+            after = replace(now, **values, name=change)
+            found.append(PlanAlternative(change, after, now.peak_bytes - after.peak_bytes, tradeoff))
+    return sorted(found, key=lambda alternative: -alternative.saved_bytes)
 
 
-@dataclass(frozen=True)
-class Preset:
-    """The two ends of a published model.
-
-    Args:
-        vocab_size: Rows of its table, V, as its checkpoint holds them (padding to a round number included).
-        embed_dim: Width of its residual stream, D.
-        tied: Whether its head reads the table.
-        positions: Rows of its learned position table, 0 where positions are sinusoidal, rotary or biases.
-        rank: Rank of its factorised table, `None` for a dense one.
-    """
-
-    vocab_size: int
-    embed_dim: int
-    _: KW_ONLY
-    tied: bool
-    positions: int = 0
-    rank: int | None = None
-
-
-PRESETS: dict[str, Preset] = {
-    "gpt2": Preset(50257, 768, tied=True, positions=1024),
-    "gpt2-medium": Preset(50257, 1024, tied=True, positions=1024),
-    "gpt2-large": Preset(50257, 1280, tied=True, positions=1024),
-    "gpt2-xl": Preset(50257, 1600, tied=True, positions=1024),
-    "bert-base": Preset(30522, 768, tied=True, positions=512),
-    "bert-large": Preset(30522, 1024, tied=True, positions=512),
+_PUBLISHED: list[tuple[str, int, int, bool, dict[str, Any]]] = [
+    ("gpt2", 50257, 768, True, {"positions": 1024}),
+    ("gpt2-medium", 50257, 1024, True, {"positions": 1024}),
+    ("gpt2-large", 50257, 1280, True, {"positions": 1024}),
+    ("gpt2-xl", 50257, 1600, True, {"positions": 1024}),
+    ("bert-base", 30522, 768, True, {"positions": 512}),
+    ("bert-large", 30522, 1024, True, {"positions": 512}),
     # RoBERTa and OPT start counting positions at 2.
-    "roberta-base": Preset(50265, 768, tied=True, positions=514),
-    "opt-125m": Preset(50272, 768, tied=True, positions=2050),
+    ("roberta-base", 50265, 768, True, {"positions": 514}),
+    ("opt-125m", 50272, 768, True, {"positions": 2050}),
     # ALBERT's 512 positions are as narrow as its rank; not counted, as ours are added at full width.
-    "albert-base": Preset(30000, 768, tied=True, rank=128),
-    "t5-small": Preset(32128, 512, tied=True),
-    "t5-base": Preset(32128, 768, tied=True),
-    "bloom-560m": Preset(250880, 1024, tied=True),
-    "pythia-70m": Preset(50304, 512, tied=False),
-    "phi-2": Preset(51200, 2560, tied=False),
-    "phi-3-mini": Preset(32064, 3072, tied=False),
-    "llama-7b": Preset(32000, 4096, tied=False),
-    "llama-13b": Preset(32000, 5120, tied=False),
-    "llama-65b": Preset(32000, 8192, tied=False),
-    "llama-2-7b": Preset(32000, 4096, tied=False),
-    "llama-2-13b": Preset(32000, 5120, tied=False),
-    "llama-2-70b": Preset(32000, 8192, tied=False),
-    "llama-3-8b": Preset(128256, 4096, tied=False),
-    "llama-3-70b": Preset(128256, 8192, tied=False),
-    "llama-3.2-1b": Preset(128256, 2048, tied=True),
-    "llama-3.2-3b": Preset(128256, 3072, tied=True),
-    "mistral-7b": Preset(32000, 4096, tied=False),
-    "gemma-2b": Preset(256000, 2048, tied=True),
-    "gemma-7b": Preset(256000, 3072, tied=True),
-    "gemma-2-2b": Preset(256000, 2304, tied=True),
-    "gemma-2-9b": Preset(256000, 3584, tied=True),
-    "gemma-2-27b": Preset(256000, 4608, tied=True),
-    "gemma-3-270m": Preset(262144, 640, tied=True),
-    "gemma-3-1b": Preset(262144, 1152, tied=True),
-    "qwen2-0.5b": Preset(151936, 896, tied=True),
-    "qwen2-1.5b": Preset(151936, 1536, tied=True),
-    "qwen2-7b": Preset(152064, 3584, tied=False),
-    "smollm2-135m": Preset(49152, 576, tied=True),
-}
-"""Published models by name."""
+    ("albert-base", 30000, 768, True, {"rank": 128}),
+    ("t5-small", 32128, 512, True, {}),
+    ("t5-base", 32128, 768, True, {}),
+    ("bloom-560m", 250880, 1024, True, {}),
+    ("pythia-70m", 50304, 512, False, {}),
+    ("phi-2", 51200, 2560, False, {}),
+    ("phi-3-mini", 32064, 3072, False, {}),
+    ("llama-7b", 32000, 4096, False, {}),
+    ("llama-13b", 32000, 5120, False, {}),
+    ("llama-65b", 32000, 8192, False, {}),
+    ("llama-2-7b", 32000, 4096, False, {}),
+    ("llama-2-13b", 32000, 5120, False, {}),
+    ("llama-2-70b", 32000, 8192, False, {}),
+    ("llama-3-8b", 128256, 4096, False, {}),
+    ("llama-3-70b", 128256, 8192, False, {}),
+    ("llama-3.2-1b", 128256, 2048, True, {}),
+    ("llama-3.2-3b", 128256, 3072, True, {}),
+    ("mistral-7b", 32000, 4096, False, {}),
+    ("gemma-2b", 256000, 2048, True, {}),
+    ("gemma-7b", 256000, 3072, True, {}),
+    ("gemma-2-2b", 256000, 2304, True, {}),
+    ("gemma-2-9b", 256000, 3584, True, {}),
+    ("gemma-2-27b", 256000, 4608, True, {}),
+    ("gemma-3-270m", 262144, 640, True, {}),
+    ("gemma-3-1b", 262144, 1152, True, {}),
+    ("qwen2-0.5b", 151936, 896, True, {}),
+    ("qwen2-1.5b", 151936, 1536, True, {}),
+    ("qwen2-7b", 152064, 3584, False, {}),
+    ("smollm2-135m", 49152, 576, True, {}),
+]
+PRESETS = {name: EmbeddingPlan(*size, tied=tied, name=name, **rest) for name, *size, tied, rest in _PUBLISHED}
+"""Tables and heads of published models by name. V is that of the checkpoint, padding to a round number included."""
 
 
-def plan(
-    preset: str | None = None,
-    *,
-    vocab_size: int | None = None,
-    embed_dim: int | None = None,
-    tied: bool | None = None,
-    rank: int | None = None,
-    positions: int | None = None,
-    dtype: str = "fp32",
-    tokens: int = 0,
-    optimizer: str = "adamw",
-    moment_dtype: str = "fp32",
-    chunked_loss: bool = False,
-    row_sparse: bool = False,
-    delta_rows: int = 0,
-    group_size: int | None = None,
-    ranks: int = 1,
-    copies: int = 1,
-    distinct_tokens: int = 0,
-    device: str = "cpu",
-) -> EmbeddingPlan:
-    """Plan the ends of a model named in `PRESETS`, or of the sizes given; a size given beside a name replaces its own.
+def plan(preset: str | None = None, **options: Any) -> EmbeddingPlan:
+    """Plan the table and head of a published model, or of given sizes.
 
     Args:
-        preset: A name in `PRESETS`; `None` if `vocab_size` and `embed_dim` are given.
-        vocab_size: See `EmbeddingPlan`, as for all that follow.
-        embed_dim: Width D.
-        tied: `None` for the preset's own way, and tied where there is no preset.
-        rank: `None` for the preset's own.
-        positions: `None` for the preset's own.
-        dtype: Of the weights.
-        tokens: Tokens of a step.
-        optimizer: `adamw`, `sgd` or `none`.
-        moment_dtype: Of the optimizer's moments.
-        chunked_loss: Whether all logits are there at once.
-        row_sparse: Whether the table's gradient is of the looked-up rows only.
-        delta_rows: Rows that alone are trained; 0 for all.
-        group_size: Numbers that share a scale, in int8 and int4.
-        ranks: Processes that the rows are divided among.
-        copies: Copies of the divided table.
-        distinct_tokens: Different ones among a rank's tokens; 0 for as many as there can be.
-        device: `"cpu"` or `"cuda"`.
+        preset: A name in `PRESETS`; `None` if `vocab_size` and `embed_dim` are passed.
+        **options: Fields of `EmbeddingPlan`. Beside a preset they replace its own; `None` keeps the preset's.
 
     Raises:
-        SizeError: The preset is unknown, or a size is missing or cannot be built.
+        SizeError: The preset is unknown, a size is missing, or `EmbeddingPlan` refuses the options.
 
     Example:
         >>> plan("gpt2").parameters - plan("gpt2").position_parameters
         38597376
-        >>> format_bytes(plan(vocab_size=32000, embed_dim=4096).table_bytes)
-        '500.0 MiB'
+        >>> plan(vocab_size=32000, embed_dim=4096).table_bytes
+        524288000
     """
-    given = {"vocab_size": vocab_size, "embed_dim": embed_dim, "tied": tied, "rank": rank, "positions": positions}
-    sizes = (asdict(_preset(preset)) if preset is not None else {}) | {
-        name: value for name, value in given.items() if value is not None
-    }
-    if missing := {"vocab_size", "embed_dim"} - sizes.keys():
+    values = {name: value for name, value in options.items() if value is not None}
+    if preset in PRESETS:
+        return replace(PRESETS[preset], **values)
+    if preset is not None:
+        close = get_close_matches(preset.lower(), PRESETS, n=3, cutoff=0.5)
+        hint = f"Did you mean {' or '.join(close)}?" if close else f"Known: {', '.join(PRESETS)}."
+        raise SizeError(f"there is no preset {preset!r}.\n{hint} Other models: give vocab_size and embed_dim.")
+    if missing := {"vocab_size", "embed_dim"} - values.keys():
         raise SizeError(
             f"a plan without a preset needs vocab_size and embed_dim; {' and '.join(sorted(missing))} missing.\n"
             "Give both, or the name of a model: plan('gpt2')."
         )
-    return EmbeddingPlan(
-        **sizes,
-        dtype=dtype,
-        tokens=tokens,
-        optimizer=optimizer,
-        moment_dtype=moment_dtype,
-        chunked_loss=chunked_loss,
-        row_sparse=row_sparse,
-        delta_rows=delta_rows,
-        group_size=group_size,
-        ranks=ranks,
-        copies=copies,
-        distinct_tokens=distinct_tokens,
-        device=device,
-        name=preset or "",
-    )
+    return EmbeddingPlan(**values)
 
 
-def textbook_tables() -> dict[str, list[EmbeddingPlan]]:
-    """The two tables that introductions to embeddings print: known models, and sizes from tiny to large.
-
-    Each plan holds one fp32 table; `table_parameters` and `table_bytes` are the printed columns.
-
-    Example:
-        >>> [plan.name for plan in textbook_tables()["models"]]
-        ['GPT-2 Small', 'LLaMA 7B', 'LLaMA 70B']
-    """
-    models = {"GPT-2 Small": (50257, 768), "LLaMA 7B": (32000, 4096), "LLaMA 70B": (32000, 8192)}
-    sizes = {
-        "Tiny": (1000, 64),
-        "Small": (8000, 256),
-        "Medium": (32000, 512),
-        "Large (GPT-2)": (50000, 768),
-        "Large (LLaMA)": (100000, 4096),
-    }
-    return {
-        title: [EmbeddingPlan(*size, name=name) for name, size in rows.items()]
-        for title, rows in {"models": models, "sizes": sizes}.items()
-    }
-
-
-def format_parameters(count: int) -> str:
-    """A count of parameters in decimal units.
-
-    Example:
-        >>> format_parameters(38597376)
-        '38.6 M'
-    """
-    for unit, size in (("B", 10**9), ("M", 10**6), ("K", 10**3)):
-        if count >= size:
-            return f"{count / size:.1f} {unit}"
-    return str(count)
-
-
-def format_bytes(count: int) -> str:
-    """A number of bytes in binary units, with at most three digits before the point.
-
-    Example:
-        >>> format_bytes(32000 * 4096 * 4), format_bytes(32000 * 8192 * 4)
-        ('500.0 MiB', '1.0 GiB')
-    """
-    for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
-        if count * 1024 >= size * 1000:
-            return f"{count / size:.1f} {unit}"
-    return f"{count} B"
-
-
-def _preset(name: str) -> Preset:
-    if name in PRESETS:
-        return PRESETS[name]
-    close = get_close_matches(name.lower(), PRESETS, n=3, cutoff=0.5)
-    hint = f"Did you mean {' or '.join(close)}?" if close else f"Known: {', '.join(PRESETS)}."
-    raise SizeError(f"there is no preset {name!r}.\n{hint} Other models: give vocab_size and embed_dim.")
-
-
-def _quantised(dtype: str) -> bool:
-    return dtype.startswith("int")
-
-
-def _bytes(dtype: str) -> int:
-    return DTYPE_BITS[dtype] // 8
-
-
-def _at_least(least: int, **sizes: int) -> None:
-    for name, size in sizes.items():
-        if size < least:
-            raise SizeError(f"{name} must be at least {least}, not {size}.")
-
-
-def _one_of(known: dict[str, int] | list[str], **options: str) -> None:
-    for option, value in options.items():
-        if value not in known:
-            raise SizeError(f"{option} {value!r} is unknown: use one of {', '.join(known)}.")
+plan.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+    [
+        inspect.Parameter("preset", inspect.Parameter.POSITIONAL_OR_KEYWORD, default=None, annotation=str | None),
+        *(
+            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=option.type)
+            for name, option in OPTIONS.items()
+        ),
+    ],
+    return_annotation=EmbeddingPlan,
+)

@@ -1,8 +1,8 @@
-"""Save and load any layer of the house: `config.json`, `model.safetensors`, and `tokenizer.json` where there is one.
+"""Save and load any layer: `config.json`, `model.safetensors`, and `tokenizer.json` if there is a tokenizer.
 
-A layer states its constructor's arguments as JSON in `config`; a layer inside a layer stands there as its own
-description, `{"kind": "RotaryEmbedding", "head_dim": 64, ...}`. Reading is the same walk backwards, so every
-combination of tables, positions and heads that can be built can be saved.
+A layer returns its constructor's arguments as JSON in `config`. A layer inside a layer is written as its own
+description, `{"kind": "rotary", "head_dim": 64, ...}`, with a kind identifier (`embedlayer.kinds`). Reading builds the
+inner layers first, so every combination of tables, positions and heads can be saved.
 """
 
 import math
@@ -13,10 +13,11 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
-from embedlayer.derived import derive_all
+from embedlayer.computed_buffers import recompute_all_buffers
 from embedlayer.errors import CheckpointError, EmbedLayerError
 from embedlayer.fields import check_arguments, shown
 from embedlayer.files import JsonObject, load_tensors, read_json, restored, save_tensors, writable_folder, write_json
+from embedlayer.kinds import class_of, kind_of
 
 FORMAT_VERSION = 1
 Layer = TypeVar("Layer", bound="Pretrained")
@@ -24,32 +25,39 @@ Thing = TypeVar("Thing", bound="Described")
 
 FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 CANNOT_BE_BUILT = (EmbedLayerError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RuntimeError)
-"""What constructors raise when they are given values of the right types that do not go together."""
+"""Errors that constructors raise for values of the right types that do not fit together."""
 
 LARGEST = {
     "num_layers": 1 << 12,
     **dict.fromkeys(("num_heads", "num_kv_heads", "head_dim", "rotary_dim", "num_buckets"), 1 << 16),
     **dict.fromkeys(("embed_dim", "mlp_dim", "max_seq_len", "max_distance"), 1 << 24),
 }
-"""Arguments from which something is computed that no saved tensor bounds: beyond these a file is damaged."""
+"""Largest values of arguments that no saved tensor limits. A file with larger ones is damaged."""
 
-MOST_DERIVED = 1 << 32
-"""Numbers in a table of positions that is computed and not saved."""
+MOST_COMPUTED = 1 << 32
+"""Largest size of a position table that is computed and not saved, in numbers."""
 
 CONFIG, WEIGHTS, TOKENIZER = "config.json", "model.safetensors", "tokenizer.json"
 
 
 class Described:
-    """Abstract: something that states its constructor's arguments as JSON, and is built from them."""
+    """Abstract: an object that returns its constructor's arguments as JSON and can be built from them."""
 
     @property
     def config(self) -> JsonObject:
-        """The constructor's arguments as JSON; inner ones through `describe`."""
-        raise NotImplementedError
+        """Return the constructor's arguments as JSON; those that are savable objects through `describe`.
+
+        Raises:
+            CheckpointError: The class does not define `config`.
+        """
+        raise CheckpointError(
+            f"A {type(self).__name__} cannot be saved: define its property config, which returns the constructor's "
+            f"arguments as a JSON object."
+        )
 
     @classmethod
     def from_config(cls: type[Thing], config: JsonObject) -> Thing:
-        """Build what `config` describes, freshly initialised.
+        """Build an object from `config`, freshly initialised.
 
         Raises:
             CheckpointError: An argument is unknown or missing.
@@ -60,10 +68,10 @@ class Described:
 
     @classmethod
     def construct(cls: type[Thing], **arguments: Any) -> Thing:
-        """Call the constructor with values out of a file, after a look at their types and sizes.
+        """Check values from a file by type and size, and call the constructor with them.
 
         Raises:
-            CheckpointError: An argument is unknown or missing, of another type, or larger than that of any model.
+            CheckpointError: An argument is unknown or missing, has another type, or is larger than in any model.
         """
         check_saved(cls, arguments)
         try:
@@ -73,7 +81,9 @@ class Described:
 
     @classmethod
     def from_description(cls: type[Thing], arguments: JsonObject) -> Thing:
-        """What `build` calls: `from_config`, except where that also reads configurations of another make."""
+        """Build an object from a description without its kind. A class overrides it if its `from_config` also reads
+        configurations of other libraries.
+        """
         return cls.from_config(arguments)
 
 
@@ -81,28 +91,39 @@ class Pretrained(Described, nn.Module):
     """Abstract: a layer that can be saved to a folder and read back bit for bit."""
 
     def save_pretrained(self, directory: Path | str, *, tokenizer: Any = None) -> None:
-        """Write `config.json`, `model.safetensors` and, if given, `tokenizer.json` into `directory`.
+        """Save `config.json`, `model.safetensors` and, with a tokenizer, `tokenizer.json` in `directory`.
 
-        Each file is replaced wholly or not at all, the configuration last.
+        Each file is replaced atomically, the configuration last.
+
+        Args:
+            directory: Folder, created if missing.
+            tokenizer: Tokenizer to save, or `None`.
 
         Raises:
             FileError: The folder cannot be written.
+            CheckpointError: The layer, or a layer inside it, cannot be saved: it has no `config`, or is defined inside
+                a function.
         """
+        description = describe(self)
         directory = writable_folder(directory)
         if tokenizer is not None:
             from embedlayer.text.tokenizer import as_tokenizer, save_tokenizer
 
             save_tokenizer(as_tokenizer(tokenizer), directory / TOKENIZER)
         save_tensors(directory / WEIGHTS, self.state_dict())
-        write_config(directory, describe(self))
+        write_config(directory, description)
 
     @classmethod
     def read_pretrained(cls: type[Layer], directory: Path | str, *, device: torch.device | str = "cpu") -> Layer:
-        """Read what `save_pretrained` wrote, in the dtype it was saved in.
+        """Read what `save_pretrained` wrote, in the dtype in which it was saved.
+
+        Args:
+            directory: Folder to read.
+            device: Device of the layer.
 
         Raises:
             FileError: The folder or a file in it is missing.
-            CheckpointError: A file is damaged, of another format, or describes another class than this one.
+            CheckpointError: A file is damaged, has another format, or describes another class than this one.
         """
         directory = restored(directory)
         description = read_json(directory / CONFIG)
@@ -121,42 +142,49 @@ class Pretrained(Described, nn.Module):
             )
         tensors, _ = load_tensors(directory / WEIGHTS, str(device))
         assign(layer, tensors, source=directory / WEIGHTS)
-        derive_all(layer, device)
+        recompute_all_buffers(layer, device)
         return layer
 
 
 def write_config(directory: Path, description: JsonObject) -> None:
-    """Write `config.json`: the last file of a layer, so that it is whole where this one is."""
+    """Write `config.json`. Write it after all other files of a layer: a folder with it is complete."""
     write_json(directory / CONFIG, {"format_version": FORMAT_VERSION, **description})
 
 
 def describe(layer: Described) -> JsonObject:
-    """`{"kind": class name, **config}`: what `build` needs to make it again."""
-    return {"kind": type(layer).__name__, **layer.config}
+    """Return `{"kind": kind identifier, **config}`, from which `build` constructs an equal layer."""
+    return {"kind": kind_of(type(layer)), **layer.config}
 
 
 def is_description(value: object) -> bool:
-    """Whether `value` is what `describe` returns."""
+    """Return whether `value` is a description, as `describe` returns."""
     return isinstance(value, dict) and isinstance(value.get("kind"), str)
 
 
 def build(description: JsonObject) -> Any:
-    """Build a layer, or a part that a layer describes, from its description, freshly initialised.
+    """Build an object from its description, freshly initialised.
 
     Raises:
-        CheckpointError: The kind is not of this library, or its arguments do not fit.
-    """
-    import embedlayer
+        CheckpointError: The kind is unknown, or the arguments do not fit.
 
+    Example:
+        >>> build({"kind": "token_embedding", "vocab_size": 10, "embed_dim": 4})
+        TokenEmbedding(
+          10, 4
+          (index_check): IndexCheck(token id < 10)
+        )
+    """
     if not is_description(description):
-        raise CheckpointError(f"The saved configuration holds {shown(description)} where a layer is described.")
+        raise CheckpointError(
+            f"The saved configuration holds {shown(description)} where the description of a layer is expected."
+        )
     arguments = dict(description)
     kind = arguments.pop("kind")
-    layer = getattr(embedlayer, kind) if kind in embedlayer.__all__ else None
-    if not (isinstance(layer, type) and issubclass(layer, Described)):
-        raise CheckpointError(f"A layer of kind {kind!r} is not known to embedlayer {embedlayer.__version__}.")
+    cls = class_of(kind)
+    if not issubclass(cls, Described):
+        raise CheckpointError(f"The kind {kind!r} is not a class that can be saved and read back.")
     try:
-        return layer.from_description(arguments)
+        return cls.from_description(arguments)
     except CheckpointError:
         raise
     except CANNOT_BE_BUILT as error:
@@ -166,54 +194,50 @@ def build(description: JsonObject) -> Any:
 
 
 def check_saved(function: Callable[..., Any], arguments: Mapping[str, Any]) -> None:
-    """Refuse values out of a file that cannot be arguments of a function, by their types and sizes.
+    """Check the types and sizes of values from a file before they are passed to a function.
 
     Raises:
-        CheckpointError: One has another type than the signature says, or is larger than that of any model.
+        CheckpointError: A value has another type than the signature, or is larger than in any model.
     """
     source = f"The saved configuration of {function.__name__}"
     check_arguments(function, arguments, source)
     for name, value in arguments.items():
         if isinstance(value, int | float) and value > LARGEST.get(name, math.inf):
-            raise CheckpointError(f"{source}: {name} {shown(value)} is beyond all models: it is damaged.")
+            raise CheckpointError(f"{source}: {name} {shown(value)} is larger than in any model: the file is damaged.")
     rows, width = (arguments.get(name) for name in ("max_seq_len", "embed_dim"))
-    if isinstance(rows, int) and isinstance(width, int) and rows * width > MOST_DERIVED:
-        raise CheckpointError(f"{source}: positions of {rows:,} x {width:,} are beyond all models: it is damaged.")
+    if isinstance(rows, int) and isinstance(width, int) and rows * width > MOST_COMPUTED:
+        raise CheckpointError(
+            f"{source}: positions of {rows:,} x {width:,} are larger than in any model: the file is damaged."
+        )
 
 
 def short(error: Exception) -> str:
-    """The first line of what another library says."""
+    """Return the first line of the message of an error; the whole message of an error of this library."""
     return shown((str(error).splitlines() or [""])[0])[1:-1] if not isinstance(error, EmbedLayerError) else str(error)
 
 
 def assign(layer: nn.Module, tensors: dict[str, torch.Tensor], *, source: Path) -> None:
-    """Give a layer its tensors by name, all or none.
+    """Assign tensors to a layer by name. If one does not fit, none is assigned.
 
     Raises:
-        CheckpointError: Names or shapes differ; the message lists them.
+        CheckpointError: Names, shapes or dtypes differ; the message lists them.
     """
     state = layer.state_dict()
-    expected = {name: tuple(tensor.shape) for name, tensor in state.items()}
-    found = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-    types = [
-        f"{name} is stored as {tensor.dtype} where {state[name].dtype} is expected"
-        for name, tensor in tensors.items()
-        if name in state and not _can_hold(state[name].dtype, tensor.dtype)
-    ]
-    if expected != found or types:
-        faults = types
-        faults += [f"{name} is missing" for name in expected.keys() - found.keys()]
-        faults += [f"{name} is unexpected" for name in found.keys() - expected.keys()]
-        faults += [
-            f"{name} has shape {found[name]} where {shape} is expected"
-            for name, shape in expected.items()
-            if found.get(name, shape) != shape
-        ]
-        shown = "; ".join(sorted(faults)[:8]) + ("; ..." if len(faults) > 8 else "")
-        raise CheckpointError(f"{source} does not fit its configuration: {shown}.")
+    faults = [f"{name} is missing" for name in state.keys() - tensors.keys()]
+    for name, tensor in tensors.items():
+        expected = state.get(name)
+        if expected is None:
+            faults.append(f"{name} is unexpected")
+        elif tensor.shape != expected.shape:
+            faults.append(f"{name} has shape {tuple(tensor.shape)} where {tuple(expected.shape)} is expected")
+        elif not _can_hold(expected.dtype, tensor.dtype):
+            faults.append(f"{name} is stored as {tensor.dtype} where {expected.dtype} is expected")
+    if faults:
+        listed = "; ".join(sorted(faults)[:8]) + ("; ..." if len(faults) > 8 else "")
+        raise CheckpointError(f"{source} does not fit its configuration: {listed}.")
     layer.load_state_dict(tensors, assign=True)
 
 
 def _can_hold(expected: torch.dtype, found: torch.dtype) -> bool:
-    """Whether a tensor may be of a type: floating point of any width, else exactly that of the layer."""
+    """Return whether a stored dtype fits: any floating point for floating point, else exactly the expected dtype."""
     return found in FLOATS if expected in FLOATS else found == expected

@@ -8,11 +8,11 @@ picks rows of W. The gradient is then that of any matrix product, summed over al
 
     dL/dW = one_hot^T @ dL/dout    (V, tokens) @ (tokens, D) -> (V, D)
 
-so a row that no ID picked gets none. Everything else here is these two lines again: positions are a table indexed by
-place, a factorised table is a product of two, a tied head reads the same table from the other side.
+so a row without an ID in the batch gets no gradient. Everything else here repeats these two lines: positions are a
+table indexed by position, a factorised table is a product of two, and a tied head multiplies by the same table.
 
-It is slow and takes `tokens x V` memory on purpose: the rest of the library is tested against it. Numbers stay in the
-float type of the weights. New weights come from NumPy's global generator, so `np.random.seed` fixes them.
+It is slow and takes `tokens x V` memory on purpose: the rest of the library is tested against it. Numbers keep the
+float dtype of the weights. New weights come from NumPy's global generator, so `np.random.seed` fixes them.
 """
 
 import math
@@ -23,21 +23,21 @@ import numpy as np
 from jaxtyping import Bool, Float, Integer
 
 from embedlayer.errors import PositionError, ShapeError, SizeError, TokenIdError
-from embedlayer.planner import format_bytes, plan
+from embedlayer.formatting import format_bytes
 
 IGNORED_TARGET = -100
-"""Targets of this value have no loss, as in torch."""
+"""Value of targets that are left out of the loss, as in torch."""
 
 
 def one_hot(ids: Integer[np.ndarray, "*batch T"], vocab_size: int) -> Float[np.ndarray, "*batch T V"]:
-    """A row of zeros for each ID, with a 1 in the column of that ID.
+    """Return a row of zeros for each ID, with a 1 in the column of that ID.
 
     Args:
         ids: Integers in `0..vocab_size - 1`.
         vocab_size: Number of columns, V.
 
     Raises:
-        TokenIdError: An ID is no integer or lies outside.
+        TokenIdError: An ID is not an integer or is outside the table.
         ShapeError: `ids` is a scalar or has no columns.
 
     Example:
@@ -51,7 +51,7 @@ def one_hot(ids: Integer[np.ndarray, "*batch T"], vocab_size: int) -> Float[np.n
 
 
 class ScratchEmbedding:
-    """One row of W per token: `out = scale * one_hot @ W`.
+    """A table with one row of W per token: `out = scale * one_hot @ W`.
 
     Args:
         vocab_size: Rows of the table, V.
@@ -61,7 +61,7 @@ class ScratchEmbedding:
         W: The table, copied; by default drawn from N(0, 0.02).
 
     Raises:
-        SizeError: A size is below 1, `padding_idx` is no row, or `W` has another shape.
+        SizeError: A size is below 1, `padding_idx` is not a row, or `W` has another shape.
 
     Example:
         >>> emb = ScratchEmbedding(10, 4)
@@ -96,7 +96,7 @@ class ScratchEmbedding:
 class ScratchEmbeddingWithGrad(ScratchEmbedding):
     """`ScratchEmbedding` with its backward pass: `dL/dW = scale * one_hot^T @ dL/dout`.
 
-    Takes what `ScratchEmbedding` takes. `grad_W` is the gradient of the last `backward`, `None` before it.
+    The arguments are those of `ScratchEmbedding`. `grad_W` is the gradient of the last `backward`, `None` before it.
 
     Example:
         >>> emb = ScratchEmbeddingWithGrad(10, 4)
@@ -108,18 +108,18 @@ class ScratchEmbeddingWithGrad(ScratchEmbedding):
     grad_W: Float[np.ndarray, "V D"] | None = None
 
     def forward(self, token_ids: Integer[np.ndarray, "*batch T"]) -> Float[np.ndarray, "*batch T D"]:
-        """Look up `token_ids` and remember their one-hot rows."""
+        """Look up `token_ids`, and keep their one-hot rows for `backward`."""
         return self(token_ids)
 
     def backward(self, grad_output: Float[np.ndarray, "*batch T D"]) -> Float[np.ndarray, "V D"]:
-        """The gradient of W, given that of the last output; also kept as `grad_W`."""
+        """Return the gradient of W from that of the last output, and store it as `grad_W`."""
         self.grad_W = self.scale * _table_gradient(self._last_one_hot, grad_output)
         _clear_padding(self.grad_W, self.padding_idx)
         return self.grad_W
 
 
 class ScratchFactorizedEmbedding:
-    """A table that is a product, `W = E1 E2`, with `V * R + R * D` numbers in place of `V * D`.
+    """A factorised table, `W = E1 E2`, with `V * R + R * D` numbers instead of `V * D`.
 
     The chain rule through the product gives both gradients from that of W:
 
@@ -135,7 +135,7 @@ class ScratchFactorizedEmbedding:
         E2: Second factor, copied; by default from N(0, R^-1/2), so that W has standard deviation 0.02.
 
     Raises:
-        SizeError: A size is below 1, `padding_idx` is no row, or a factor has another shape.
+        SizeError: A size is below 1, `padding_idx` is not a row, or a factor has another shape.
     """
 
     def __init__(
@@ -163,7 +163,7 @@ class ScratchFactorizedEmbedding:
 
     @property
     def W(self) -> Float[np.ndarray, "V D"]:
-        """The whole table, `E1 @ E2`."""
+        """Return the whole table, `E1 @ E2`."""
         table: np.ndarray = self.E1 @ self.E2
         return table
 
@@ -178,25 +178,25 @@ class ScratchFactorizedEmbedding:
     def backward(
         self, grad_output: Float[np.ndarray, "*batch T D"]
     ) -> tuple[Float[np.ndarray, "V R"], Float[np.ndarray, "R D"]]:
-        """The gradients of E1 and E2, given that of the last output."""
+        """Return the gradients of E1 and E2 from that of the last output."""
         return self.split_gradient(self.scale * _table_gradient(self._last_one_hot, grad_output))
 
     def split_gradient(
         self, grad_W: Float[np.ndarray, "V D"]
     ) -> tuple[Float[np.ndarray, "V R"], Float[np.ndarray, "R D"]]:
-        """The gradients of E1 and E2, given that of W: also for what a tied head sends back."""
+        """Return the gradients of E1 and E2 from that of W, which a tied head computes."""
         self.grad_E1, self.grad_E2 = grad_W @ self.E2.T, self.E1.T @ grad_W
         _clear_padding(self.grad_E1, self.padding_idx)
         return self.grad_E1, self.grad_E2
 
 
 class ScratchPositionEmbedding:
-    """One row of W per place in the sequence: a table like that of tokens, indexed by position.
+    """A table with one row of W per position: like that of tokens, indexed by position.
 
     Args:
         max_seq_len: Rows of the table: the longest sequence.
         embed_dim: Width of a row, D.
-        W: The table, copied; by default drawn from N(0, 0.02). `scratch_sinusoidal` makes a fixed one.
+        W: The table, copied; by default drawn from N(0, 0.02). `scratch_sinusoidal` returns a fixed one.
 
     Raises:
         SizeError: A size is below 1, or `W` has another shape.
@@ -215,10 +215,10 @@ class ScratchPositionEmbedding:
         self._last_one_hot: Float[np.ndarray, "*rows T T_max"] | None = None
 
     def __call__(self, seq_len: int | Integer[np.ndarray, "*rows T"]) -> Float[np.ndarray, "*rows T D"]:
-        """The rows of positions `0..seq_len - 1`, or of the positions given.
+        """Return the rows of positions `0..seq_len - 1`, or of the positions passed.
 
         Raises:
-            PositionError: A position lies outside the table.
+            PositionError: A position is outside the table.
         """
         positions = np.arange(seq_len) if isinstance(seq_len, int) else seq_len
         _check_positions(positions, self.max_seq_len)
@@ -227,15 +227,15 @@ class ScratchPositionEmbedding:
         return rows
 
     def backward(self, grad_output: Float[np.ndarray, "*batch T D"]) -> Float[np.ndarray, "T_max D"]:
-        """The gradient of W, given that of the last output, summed over the batch; also kept as `grad_W`."""
+        """Return the gradient of W from that of the last output, summed over the batch, and store it as `grad_W`."""
         self.grad_W = _table_gradient(self._last_one_hot, grad_output)
         return self.grad_W
 
 
 class ScratchCombinedEmbedding:
-    """What a token is plus where it stands: `out = token_emb(ids) + pos_emb(T)`.
+    """The sum of token and position embeddings: `out = token_emb(ids) + pos_emb(T)`.
 
-    A sum hands the same gradient to both of its terms; the positions, which the whole batch shares, add it up.
+    Both terms of a sum get the same gradient. The gradient of the positions is summed over the batch.
 
     Args:
         vocab_size: Rows of the token table, V.
@@ -273,11 +273,11 @@ class ScratchCombinedEmbedding:
         token_ids: Integer[np.ndarray, "*batch T"],
         positions: Integer[np.ndarray, "*rows T"] | None = None,
     ) -> Float[np.ndarray, "*batch T D"]:
-        """Add both look-ups; `positions` are `0..T - 1` unless given.
+        """Return the sum of both look-ups. `positions` are `0..T - 1` by default.
 
         Raises:
-            TokenIdError: An ID lies outside the token table.
-            PositionError: A position lies outside the position table.
+            TokenIdError: An ID is outside the token table.
+            PositionError: A position is outside the position table.
         """
         tokens = self.token_emb(token_ids)
         places = self.pos_emb(token_ids.shape[-1] if positions is None else positions)
@@ -289,12 +289,12 @@ class ScratchCombinedEmbedding:
     def backward(
         self, grad_output: Float[np.ndarray, "*batch T D"]
     ) -> tuple[Float[np.ndarray, "V D"], Float[np.ndarray, "T_max D"]]:
-        """The gradients of the token table and of the position table."""
+        """Return the gradients of the token table and of the position table."""
         return self.token_emb.backward(grad_output), self.pos_emb.backward(grad_output)
 
 
 class ScratchTiedHead:
-    """The table read from the other side: `logits = hidden @ W^T`, and the loss of guessing the next token.
+    """A tied LM head: `logits = hidden @ W^T`, and the cross entropy of the next token.
 
     With p = softmax(logits) and N targets that count, in nats per token:
 
@@ -303,10 +303,10 @@ class ScratchTiedHead:
         dL/dhidden = dL/dlogits @ W
         dL/dW      = dL/dlogits^T @ hidden
 
-    The scale of the table is not applied. The logit of a padding row is 0, as the row is, and gets no gradient.
+    The scale of the table is not applied. The logit of a padding row is 0, like the row, and has no gradient.
 
     Args:
-        table: The table to read, held by reference: what it learns, the head reads.
+        table: The table, kept by reference, so the head uses its current rows.
     """
 
     def __init__(self, table: ScratchEmbedding | ScratchFactorizedEmbedding) -> None:
@@ -316,17 +316,17 @@ class ScratchTiedHead:
         self._last_grad_logits: Float[np.ndarray, "*batch T V"] | None = None
 
     def logits(self, hidden: Float[np.ndarray, "*batch T D"]) -> Float[np.ndarray, "*batch T V"]:
-        """How well each row of the table fits `hidden`: `hidden @ W^T`."""
+        """Return the score of each token: `hidden @ W^T`."""
         logits: np.ndarray = hidden @ self.table.W.T
         return logits
 
     __call__ = logits
 
     def loss(self, hidden: Float[np.ndarray, "*batch T D"], targets: Integer[np.ndarray, "*batch T"]) -> float:
-        """Mean cross entropy in nats over the targets that are not -100; 0 where there are none.
+        """Return the mean cross entropy in nats over the targets that are not -100; 0 if there are none.
 
         Raises:
-            TokenIdError: A target lies outside the table.
+            TokenIdError: A target is outside the table.
         """
         counted = targets != IGNORED_TARGET
         log_p = log_softmax(self.logits(hidden))
@@ -337,26 +337,26 @@ class ScratchTiedHead:
         return float(-(log_p * picked).sum() / total)
 
     def backward(self) -> tuple[Float[np.ndarray, "*batch T D"], Float[np.ndarray, "V D"]]:
-        """The gradients of `hidden` and of W for the last `loss`; the second is also kept as `grad_W`.
+        """Return the gradients of `hidden` and of W for the last `loss`, and store the second as `grad_W`.
 
-        A factorised table turns the second into those of its factors with `split_gradient`.
+        For a factorised table, `split_gradient` computes the gradients of the factors from that of W.
         """
         if self._last_grad_logits is None or self._last_hidden is None:
-            raise ShapeError("backward has nothing to go back through: call loss first.")
+            raise ShapeError("backward needs the result of a forward pass: call loss first.")
         self.grad_W = self._last_grad_logits.reshape(-1, self.table.vocab_size).T @ self._last_hidden
         _clear_padding(self.grad_W, self.table.padding_idx)
         return self._last_grad_logits @ self.table.W, self.grad_W
 
 
 def scratch_sinusoidal(max_seq_len: int, embed_dim: int, *, base: float = 10000.0) -> Float[np.ndarray, "T D"]:
-    """Waves of falling frequency: `PE[t, 2i] = sin(t / base^(2i/D))`, `PE[t, 2i + 1] = cos(t / base^(2i/D))`.
+    """Return sinusoids: `PE[t, 2i] = sin(t / base^(2i/D))`, `PE[t, 2i + 1] = cos(t / base^(2i/D))`.
 
-    An odd width ends on a sine that has no cosine.
+    With an odd width the last column is a sine without a cosine.
 
     Args:
         max_seq_len: Number of rows.
         embed_dim: Width, D.
-        base: The slowest wave is nearly `2 pi base` positions long.
+        base: The longest wavelength is nearly `2 pi base` positions.
 
     Raises:
         SizeError: A size is below 1.
@@ -371,14 +371,14 @@ def scratch_sinusoidal(max_seq_len: int, embed_dim: int, *, base: float = 10000.
 
 
 def log_softmax(logits: Float[np.ndarray, "*batch V"]) -> Float[np.ndarray, "*batch V"]:
-    """`logits - log(sum(exp(logits)))`, with the largest taken off first so that nothing overflows."""
+    """Return `logits - log(sum(exp(logits)))`; the largest logit is subtracted first, so nothing overflows."""
     shifted = logits - logits.max(axis=-1, keepdims=True)
     log_p: np.ndarray = shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
     return log_p
 
 
 def cosine_similarity(rows: Float[np.ndarray, "N D"]) -> Float[np.ndarray, "N N"]:
-    """The cosine of the angle between every two rows; 0 for rows of zeros."""
+    """Return the cosine similarity of every two rows, `(N, N)`; 0 for rows of zeros."""
     norms = np.linalg.norm(rows, axis=1, keepdims=True)
     unit = rows / np.where(norms == 0, 1, norms)
     cosines: np.ndarray = unit @ unit.T
@@ -387,25 +387,25 @@ def cosine_similarity(rows: Float[np.ndarray, "N D"]) -> Float[np.ndarray, "N N"
 
 @dataclass(frozen=True, eq=False)
 class EmbeddingTour:
-    """What `demonstrate_embeddings` shows, T tokens long.
+    """The results of `demonstrate_embeddings`, for T tokens.
 
     Args:
-        token_ids: The tokens of the tour; the first of them also stands last.
+        token_ids: Token IDs, `(T,)`; the last one equals the first.
         looked_up: Their rows, read by index.
         product: The same rows as `one_hot @ W`.
-        grad_rows: Which rows of the table received a gradient.
-        repeated: One token at every position, with learned positions added: no two rows alike.
+        grad_rows: Whether each row of the table got a gradient, `(V,)`.
+        repeated: Vectors of one token at every position, with learned positions added; all differ.
         similarity: Cosines between sinusoidal positions.
         order: A new order of the tokens.
         scores: Attention scores without positions.
-        reordered_scores: The scores of the tokens in the new order: the same numbers at permuted places.
-        uniform_loss: ln V in nats, the loss of knowing nothing.
+        reordered_scores: Scores of the tokens in the new order: the same numbers, permuted.
+        uniform_loss: Loss of a uniform prediction, ln V, in nats.
         first_loss: Loss of an untrained tied head over rows from N(0, 0.02): near ln V.
-        wide_first_loss: The same over rows from N(0, 1), the start of `nn.Embedding`: each token is sure that it
-            follows itself.
-        tied_parameters: Of both ends when tied.
-        untied_parameters: Of both ends when not: twice as many.
-        table_bytes: Of one table in fp32.
+        wide_first_loss: The same over rows from N(0, 1), the initialisation of `nn.Embedding`: far larger, because each
+            token predicts itself.
+        tied_parameters: Parameters of table and tied head.
+        untied_parameters: Parameters of table and untied head, twice as many.
+        table_bytes: Bytes of one table in fp32.
     """
 
     token_ids: Integer[np.ndarray, "T"]
@@ -446,16 +446,16 @@ class EmbeddingTour:
 def demonstrate_embeddings(
     vocab_size: int = 100, embed_dim: int = 32, seq_len: int = 8, verbose: bool = True
 ) -> EmbeddingTour:
-    """Walk through the layer on random tokens: look-up, gradient, positions, order, and the tied head.
+    """Demonstrate the layer on random tokens: look-up, gradient, positions, order, and the tied head.
 
     Args:
         vocab_size: Rows of the table, V.
         embed_dim: Width, D.
-        seq_len: Tokens in the tour, T.
-        verbose: Also print the tour, a line a stop.
+        seq_len: Number of tokens, T.
+        verbose: Whether to print the results, one line each.
 
     Returns:
-        All that the tour shows, as arrays and numbers.
+        All results, as arrays and numbers.
 
     Raises:
         SizeError: A size is below 1.
@@ -470,8 +470,6 @@ def demonstrate_embeddings(
     grad_W = table.backward(np.ones_like(product))
     order = np.roll(np.arange(seq_len), 1)
     reordered = table(token_ids[order])
-    tied = plan(vocab_size=vocab_size, embed_dim=embed_dim, tied=True)
-    untied = plan(vocab_size=vocab_size, embed_dim=embed_dim, tied=False)
     tour = EmbeddingTour(
         token_ids=token_ids,
         looked_up=table.W[token_ids],
@@ -485,9 +483,9 @@ def demonstrate_embeddings(
         uniform_loss=math.log(vocab_size),
         first_loss=_first_loss(token_ids, vocab_size, embed_dim, 0.02),
         wide_first_loss=_first_loss(token_ids, vocab_size, embed_dim, 1.0),
-        tied_parameters=tied.parameters,
-        untied_parameters=untied.parameters,
-        table_bytes=tied.table_bytes,
+        tied_parameters=vocab_size * embed_dim,
+        untied_parameters=2 * vocab_size * embed_dim,
+        table_bytes=4 * vocab_size * embed_dim,
     )
     if verbose:
         print(tour)  # noqa: T201
@@ -495,7 +493,7 @@ def demonstrate_embeddings(
 
 
 def _first_loss(token_ids: Integer[np.ndarray, "T"], vocab_size: int, embed_dim: int, std: float) -> float:
-    """A tied head's loss for the next token on the token's own vector, brought to size 1 as a norm would."""
+    """Return the loss of a tied head for the next token, on each token's own vector divided by `std`."""
     table = ScratchEmbedding(vocab_size, embed_dim, W=np.random.standard_normal((vocab_size, embed_dim)) * std)
     return ScratchTiedHead(table).loss(table(token_ids) / std, np.roll(token_ids, -1))
 
@@ -503,9 +501,9 @@ def _first_loss(token_ids: Integer[np.ndarray, "T"], vocab_size: int, embed_dim:
 def _table_gradient(
     one_hot: Float[np.ndarray, "*rows T V"] | None, grad_output: Float[np.ndarray, "*batch T D"]
 ) -> Float[np.ndarray, "V D"]:
-    """`one_hot^T @ grad_output`, summed over all tokens; rows that a batch shares are repeated for it."""
+    """Return `one_hot^T @ grad_output`, summed over all tokens. Rows shared by a batch are repeated for it."""
     if one_hot is None:
-        raise ShapeError("backward has nothing to go back through: call the layer first.")
+        raise ShapeError("backward needs the result of a forward pass: call the layer first.")
     *tokens, embed_dim = grad_output.shape
     try:
         each = np.broadcast_to(one_hot, (*tokens, one_hot.shape[-1]))
@@ -519,28 +517,32 @@ def _table_gradient(
 
 
 def _weights(given: Float[np.ndarray, "..."] | None, std: float, **sizes: int) -> Float[np.ndarray, "..."]:
+    """Return a copy of the passed weights, or weights drawn from N(0, std). Raise `SizeError` for another shape."""
     _at_least_one(**sizes)
     shape = tuple(sizes.values())
     if given is None:
         return np.random.standard_normal(shape) * std
     if given.shape != shape:
-        raise SizeError(f"weights of shape {given.shape} were given where ({', '.join(sizes)}) = {shape} is needed.")
+        raise SizeError(f"weights of shape {given.shape} were passed where ({', '.join(sizes)}) = {shape} is needed.")
     return given.copy()
 
 
 def _at_least_one(**sizes: int) -> None:
+    """Raise `SizeError` if a size is below 1."""
     for name, size in sizes.items():
         if size < 1:
             raise SizeError(f"{name} must be at least 1, not {size}.")
 
 
 def _scale(scale: float | Literal["sqrt_dim"] | None, embed_dim: int) -> float:
+    """Return the scale as a number: 1 for `None`, sqrt(D) for `"sqrt_dim"`."""
     if scale is None:
         return 1.0
     return math.sqrt(embed_dim) if scale == "sqrt_dim" else scale
 
 
 def _clear_padding(rows: Float[np.ndarray, "V D"], padding_idx: int | None) -> None:
+    """Set the padding row to zero in place; without effect for `None`. Raise `SizeError` if it is not a row."""
     if padding_idx is None:
         return
     if not 0 <= padding_idx < len(rows):
@@ -549,6 +551,7 @@ def _clear_padding(rows: Float[np.ndarray, "V D"], padding_idx: int | None) -> N
 
 
 def _checked(ids: Integer[np.ndarray, "*batch T"], vocab_size: int) -> Integer[np.ndarray, "*batch T"]:
+    """Return IDs unchanged, or raise an error if they are not integers of the table in a sequence."""
     if ids.ndim == 0:
         raise ShapeError(f"IDs must have a sequence dimension; found the scalar {ids}. Write np.array([{ids}]).")
     if ids.shape[-1] == 0:
@@ -567,6 +570,7 @@ def _checked(ids: Integer[np.ndarray, "*batch T"], vocab_size: int) -> Integer[n
 
 
 def _check_positions(positions: Integer[np.ndarray, "*rows T"], max_seq_len: int) -> None:
+    """Raise `PositionError` if a position is outside the table."""
     if positions.size and not 0 <= positions.min() <= positions.max() < max_seq_len:
         raise PositionError(
             f"a sequence of length {positions.shape[-1]} at positions {positions.min()}..{positions.max()} "
@@ -576,4 +580,5 @@ def _check_positions(positions: Integer[np.ndarray, "*rows T"], max_seq_len: int
 
 
 def _few(numbers: Integer[np.ndarray, "N"]) -> str:
+    """Return the first four numbers as text."""
     return " ".join(map(str, numbers[:4])) + (" ..." if len(numbers) > 4 else "")

@@ -41,7 +41,7 @@ class Encoded(Protocol):
 
 
 IdsLike = Ids | int | NDArray[np.integer[Any]] | Encoded | Sequence[Any]
-"""Token IDs, or what `embedlayer.bounds.as_ids` turns into them."""
+"""Token IDs, or what `embedlayer.index_checks.as_ids` turns into them."""
 
 Positions = Int[Tensor, "*rows T"]
 """Where each token stands: `(T,)` or `(1, T)` for all sequences alike, `(B, T)` for each its own."""

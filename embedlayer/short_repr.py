@@ -1,15 +1,15 @@
-"""How records that hold a model, a tokenizer or tensors print: one line, with sizes instead of contents."""
+"""A one-line `repr` for records that hold a model, a tokenizer or tensors: sizes instead of contents."""
 
 import dataclasses
 from collections.abc import Collection, Mapping
 from typing import Any
 
 LONGEST = 80
-"""Characters: what prints as more is described instead."""
+"""Longest `repr` of a value, in characters; a longer one is replaced by the type."""
 
 
 def short_repr(record: Any) -> str:
-    """Return one line about a dataclass or named tuple; assign it to `__repr__` in the class.
+    """Return a one-line description of a dataclass or named tuple. Assign it to `__repr__` in the class.
 
     Example:
         >>> from typing import NamedTuple
@@ -26,6 +26,7 @@ def short_repr(record: Any) -> str:
 
 
 def _described(value: Any) -> str:
+    """Return a short description of one field."""
     from tokenizers import Tokenizer
     from torch import Tensor, nn
 

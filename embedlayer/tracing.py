@@ -1,9 +1,8 @@
-"""Whether the code that runs now is being exported, or transformed by `torch.func` and its relatives.
+"""Checks whether the running code is exported, or transformed by `torch.func`.
 
-Fused functions and custom operators are faster than the definitions in plain PyTorch, and they are opaque: they cannot
-be batched, differentiated forwards or translated to another format. Where one of these is asked for, the definition is
-used instead. These functions decide. Nothing else in the package asks torch for its transforms, for some of which it
-has no public question.
+Fused functions and custom operators are faster than plain PyTorch, but they cannot be batched, differentiated forwards
+or exported. Under a transform or an export the plain definition is used instead; these functions decide. Torch has no
+public function for some of the checks, so its private ones are used here and nowhere else.
 """
 
 import torch
@@ -14,7 +13,7 @@ from torch.autograd import forward_ad
 def transforms_active() -> bool:
     """Return whether a `torch.func` transform (`grad`, `vmap`, `jvp`, ...) is running.
 
-    It is the question that `torch.autograd.Function.apply` asks.
+    `torch.autograd.Function.apply` makes the same check.
     """
     active: bool = torch._C._are_functorch_transforms_active()
     return active
@@ -23,16 +22,16 @@ def transforms_active() -> bool:
 def plain_operators_only() -> bool:
     """Return whether custom operators must not be used: in `torch.export`, and under a `torch.func` transform.
 
-    Data cannot be read there either, so nothing can be raised that depends on it.
+    Values cannot be read there, so no error can depend on them.
     """
     return torch.compiler.is_exporting() or transforms_active()
 
 
 def is_transformed(*tensors: Tensor | None) -> bool:
-    """Return whether a `torch.func` transform is running, or one of the tensors stands for more than its values.
+    """Return whether a transform is running, or one of the tensors has a tangent or a batch of gradients.
 
-    It may carry a tangent (`torch.autograd.forward_ad`), or be a batch of gradients
-    (`torch.autograd.grad(..., is_grads_batched=True)`).
+    Tangents come from `torch.autograd.forward_ad`, batches from `torch.autograd.grad(..., is_grads_batched=True)`.
+    `None` among `tensors` is skipped.
     """
     if torch.compiler.is_compiling():
         return transforms_active()
@@ -44,7 +43,7 @@ def is_transformed(*tensors: Tensor | None) -> bool:
 
 
 def fusible(*tensors: Tensor | None) -> bool:
-    """Return whether a fused function may compute with `tensors`: in eager mode, where no transform can see it.
+    """Return whether a fused function may compute with `tensors`: in eager mode and without transforms.
 
     Example:
         >>> fusible(torch.ones(3))

@@ -32,6 +32,7 @@ from embedlayer.errors import EmbedLayerError
 from embedlayer.explorer.source_facts import page_facts
 from embedlayer.explorer.training import metrics
 from embedlayer.files import read_json
+from embedlayer.kinds import KINDS, class_of
 from embedlayer.pretrained import Pretrained
 from embedlayer.sources import open_model
 from embedlayer.text.shards import build_in_shards
@@ -44,7 +45,7 @@ SOUND: dict[str, Path] = {}
 ODD: list[Any] = [
     *(None, True, False, 0, -1, 1, 2, 2**31, 2**63, -(2**63), 10**400, 1.5, -0.0, 1e308, 1e-320),
     *(float("nan"), float("inf"), float("-inf"), "", "x", "16", "\ud800", "a\0b", "../x", "é" * 50),
-    *([], [0], [[]], [None] * 3, {}, {"kind": "OutputHead"}, {"kind": 3}, {"a": {}}),
+    *([], [0], [[]], [None] * 3, {}, {"kind": "output_head"}, {"kind": 3}, {"a": {}}),
 ]
 
 
@@ -239,7 +240,7 @@ LAYERS: dict[str, Callable[[], Any]] = {
 
 def read_layer(path: Path) -> None:
     kind = read_json(path / "config.json").get("kind")
-    expected = getattr(el, kind, None) if isinstance(kind, str) and kind in el.__all__ else None
+    expected = class_of(kind) if isinstance(kind, str) and kind in KINDS else None
     if not (isinstance(expected, type) and issubclass(expected, Pretrained)):
         expected = el.DecoderLM
     use(expected.read_pretrained(path))

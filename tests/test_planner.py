@@ -1,8 +1,10 @@
 import doctest
+import inspect
 import os
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -27,17 +29,15 @@ from embedlayer import (
 )
 from embedlayer.distributed.sharded import shard_table
 from embedlayer.errors import SizeError
+from embedlayer.formatting import format_bytes, format_parameters
 from embedlayer.layers.input import embed
 from embedlayer.planner import (
     DTYPE_BITS,
     OPTIMIZER_MOMENTS,
     PRESETS,
     EmbeddingPlan,
-    changes,
-    format_bytes,
-    format_parameters,
     plan,
-    textbook_tables,
+    plan_alternatives,
 )
 
 TORCH_DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
@@ -79,8 +79,7 @@ def storage(tensors) -> int:
 
 @pytest.mark.parametrize(("name", "vocab_size", "embed_dim", "parameters", "memory"), PRINTED_MODELS)
 def test_known_models_have_the_printed_parameters_and_memory(name, vocab_size, embed_dim, parameters, memory):
-    row = {row.name: row for row in textbook_tables()["models"]}[name]
-    assert (row.vocab_size, row.embed_dim) == (vocab_size, embed_dim)
+    row = EmbeddingPlan(vocab_size, embed_dim, name=name)
     millions = row.table_parameters / 10**6
     assert parameters in (f"{millions:.1f}M", f"{millions:.0f}M")
     size, unit = memory.split()
@@ -93,7 +92,7 @@ def test_sizes_from_tiny_to_large_equal_the_printed_code(cfg):
     memory_mb = params * 4 / (1024 * 1024)  # 4 bytes per float32
     memory_fp16 = memory_mb / 2  # fp16/bf16 halves memory
 
-    row = {row.name: row for row in textbook_tables()["sizes"]}[cfg["name"]]
+    row = plan(vocab_size=cfg["vocab"], embed_dim=cfg["dim"])
     assert row.table_parameters == params
     assert row.table_bytes / 2**20 == memory_mb
     assert plan(vocab_size=cfg["vocab"], embed_dim=cfg["dim"], dtype="bf16").table_bytes / 2**20 == memory_fp16
@@ -138,11 +137,16 @@ PLANS = {
     "rows beside, bfloat16, untied head": {"delta_rows": 40, "dtype": "bf16", "moment_dtype": "bf16", "tied": False},
     "factorised, bfloat16, chunked": {"rank": 16, "dtype": "bf16", "moment_dtype": "bf16", "chunked_loss": True},
     "untied head, bfloat16, chunked": {"tied": False, "dtype": "bf16", "moment_dtype": "bf16", "chunked_loss": True},
-    "one of three ranks": {"ranks": 3},
-    "one of two ranks, untied head": {"ranks": 2, "tied": False},
-    "one of two ranks, factorised": {"ranks": 2, "rank": 16},
-    "one of two ranks, row-sparse": {"ranks": 2, "tied": False, "row_sparse": True, "distinct_tokens": 617},
-    "one of two ranks, bfloat16": {"ranks": 2, "dtype": "bf16", "moment_dtype": "bf16"},
+    "one of three ranks": {"vocab_parallel_size": 3},
+    "one of two ranks, untied head": {"vocab_parallel_size": 2, "tied": False},
+    "one of two ranks, factorised": {"vocab_parallel_size": 2, "rank": 16},
+    "one of two ranks, row-sparse": {
+        "vocab_parallel_size": 2,
+        "tied": False,
+        "row_sparse": True,
+        "distinct_tokens": 617,
+    },
+    "one of two ranks, bfloat16": {"vocab_parallel_size": 2, "dtype": "bf16", "moment_dtype": "bf16"},
     "inference": {"optimizer": "none"},
     "int8": {"dtype": "int8"},
     "int4 in groups": {"dtype": "int4", "group_size": 16},
@@ -166,8 +170,8 @@ def built(row: EmbeddingPlan) -> tuple[TokenTable, OutputHead, LearnedPositional
     if row.delta_rows:
         table = DeltaEmbedding.last(table, row.delta_rows)
     head = OutputHead(table) if row.tied else OutputHead(vocab_size=rows, embed_dim=row.embed_dim).to(dtype)
-    if row.ranks > 1:
-        mesh = init_device_mesh("cpu", (row.ranks,))
+    if row.vocab_parallel_size > 1:
+        mesh = init_device_mesh("cpu", (row.vocab_parallel_size,))
         table = shard_table(table, mesh)
         head = OutputHead(table if row.tied else shard_table(TokenEmbedding(rows, row.embed_dim, dtype=dtype), mesh))
     positions = LearnedPositionalEmbedding(row.positions, row.embed_dim).to(dtype) if row.positions else None
@@ -187,7 +191,7 @@ def step(row: EmbeddingPlan) -> dict[str, int]:
     with memory:
         table, head, positions = built(row)
         parameters = list(dict.fromkeys([*table.parameters(), *head.parameters()]))
-        if row.ranks > 1 and not row.tied:
+        if row.vocab_parallel_size > 1 and not row.tied:
             parameters += head.__dict__["table"].parameters()
         parameters += [] if positions is None else list(positions.parameters())
         trained = [parameter for parameter in parameters if parameter.requires_grad]
@@ -214,7 +218,7 @@ def step(row: EmbeddingPlan) -> dict[str, int]:
             loss = head.loss(hidden, ids, impl="chunked" if row.chunked_loss else "plain")
             loss.backward()
             made = [part.grad for part in (hidden, *trained) if part.grad is not None]
-            chunked = row.chunked_loss or row.ranks > 1
+            chunked = row.chunked_loss or row.vocab_parallel_size > 1
             along = made if chunked and row.dtype == "fp32" else []  # gradients made while logits are there
             found["loss_bytes"] = memory.peak - before - sum(map(size_of, along))
             x.backward(hidden.grad)
@@ -228,8 +232,8 @@ def step(row: EmbeddingPlan) -> dict[str, int]:
         state = [part for values in optimizer.state.values() for part in values.values() if torch.is_tensor(part)]
         found["optimizer_bytes"] = storage(state)
         if row.row_sparse:
-            ledger = getattr(table, "local", table).ledger
-            found["optimizer_bytes"] += storage([ledger.rows_at, ledger.moments_at])
+            pending = getattr(table, "local", table).pending_updates
+            found["optimizer_bytes"] += storage([pending.value_steps, pending.moment_steps])
     return found
 
 
@@ -249,7 +253,7 @@ def size_of(gradient: torch.Tensor) -> int:
 @pytest.mark.parametrize("name", PLANS)
 def test_every_part_that_is_planned_is_measured_within_five_percent(name):
     row = EmbeddingPlan(9000, 48, tokens=640, **PLANS[name])
-    found = step(row) if row.ranks == 1 else on_ranks(row.ranks, step, row)[0]
+    found = step(row) if row.vocab_parallel_size == 1 else on_ranks(row.vocab_parallel_size, step, row)[0]
     found["loss_bytes"] = found.get("loss_bytes", row.loss_bytes) - row.gathered_bytes
     for part, measured in found.items():
         if part in row.as_dict():
@@ -373,10 +377,13 @@ def test_a_dictionary_holds_every_size():
         ({"vocab_size": 5, "embed_dim": 4, "rank": 5}, "rank 5 exceeds embed_dim 4"),
         ({"preset": "gpt2", "positions": -1}, "positions must be at least 0"),
         ({"preset": "gpt2", "tokens": -1}, "tokens must be at least 0"),
-        ({"preset": "gpt2", "ranks": 0}, "ranks must be at least 1"),
+        ({"preset": "gpt2", "vocab_parallel_size": 0}, "vocab_parallel_size must be at least 1"),
         ({"preset": "gpt2", "delta_rows": 60000}, "delta_rows 60000 exceeds vocab_size 50257"),
-        ({"preset": "gpt2", "delta_rows": 5, "ranks": 2}, "Plan it with ranks=1 and copies=1, or without delta_rows"),
-        ({"preset": "gpt2", "delta_rows": 5, "copies": 2}, "delta_rows 5 is for one process"),
+        (
+            {"preset": "gpt2", "delta_rows": 5, "vocab_parallel_size": 2},
+            "Plan it with vocab_parallel_size=1 and replicas=1, or without delta_rows",
+        ),
+        ({"preset": "gpt2", "delta_rows": 5, "replicas": 2}, "delta_rows 5 is for one process"),
         ({"preset": "gpt2", "row_sparse": True}, "plan it untied"),
         ({"preset": "gpt2", "group_size": 32}, "group_size 32 is for int8 and int4, not for fp32"),
         ({"preset": "gpt2", "device": "tpu"}, "device 'tpu' is unknown: use one of cpu, cuda"),
@@ -402,27 +409,19 @@ def test_what_cannot_be_planned_says_why(options, words):
 @settings(max_examples=60)
 def test_every_change_can_be_planned_and_the_best_comes_first(used, **options):
     now = EmbeddingPlan(1000, 64, tokens=256, **options)
-    found = changes(now, used=used)
+    found = plan_alternatives(now, used=used)
     assert [change.saved_bytes for change in found] == sorted((change.saved_bytes for change in found), reverse=True)
-    assert all(change.plan != now and change.plan.name == change.what for change in found)
-    assert any(change.what.startswith("trim") for change in found) == (used is not None)
+    assert all(change.plan != now and change.plan.name == change.change for change in found)
+    assert any(change.change.startswith("trim") for change in found) == (used is not None)
 
 
-@pytest.mark.parametrize("processes", [{"ranks": 4}, {"copies": 2}, {"ranks": 2, "copies": 2}])
-def test_every_change_to_a_divided_table_can_be_planned(processes):
-    found = changes(EmbeddingPlan(1000, 64, tied=False, tokens=256, **processes), used=50)
+@pytest.mark.parametrize(
+    "processes", [{"vocab_parallel_size": 4}, {"replicas": 2}, {"vocab_parallel_size": 2, "replicas": 2}]
+)
+def test_every_change_to_a_sharded_table_can_be_planned(processes):
+    found = plan_alternatives(EmbeddingPlan(1000, 64, tied=False, tokens=256, **processes), used=50)
     assert not any(change.plan.delta_rows for change in found)
-    assert {"row-sparse table", "trim to 50 tokens"} <= {change.what for change in found}
-
-
-@pytest.mark.parametrize(("count", "text"), [(0, "0 B"), (999, "999 B"), (1000, "1.0 KiB"), (2**31, "2.0 GiB")])
-def test_bytes_are_binary(count, text):
-    assert format_bytes(count) == text
-
-
-@pytest.mark.parametrize(("count", "text"), [(64, "64"), (64_000, "64.0 K"), (2_101_346_304, "2.1 B")])
-def test_parameters_are_decimal(count, text):
-    assert format_parameters(count) == text
+    assert {"row-sparse table", "trim to 50 tokens"} <= {change.change for change in found}
 
 
 def test_the_examples_in_the_docstrings_run():
@@ -434,3 +433,16 @@ def test_the_examples_in_the_docstrings_run():
 def test_torch_is_not_needed():
     code = "import embedlayer.planner, sys; assert not {'torch', 'numpy'} & sys.modules.keys()"
     subprocess.run([sys.executable, "-W", "error", "-c", code], check=True)
+
+
+def test_each_option_is_stated_once_and_is_in_the_signature_and_the_documentation():
+    options = set(embedlayer.planner.OPTIONS)
+    assert set(inspect.signature(plan).parameters) == options | {"preset"}
+    assert all(f"        {name}: " in EmbeddingPlan.__doc__ for name in [*options, "name"])
+    assert embedlayer.planner.options_table() in Path(__file__).parents[1].joinpath("docs", "planning.md").read_text()
+
+
+def test_an_unknown_option_is_a_type_error():
+    for preset in ("gpt2", None):
+        with pytest.raises(TypeError, match="bits"):
+            plan(preset, vocab_size=5, embed_dim=4, bits=8)

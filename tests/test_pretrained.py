@@ -24,9 +24,9 @@ def test_only_layers_of_the_library_are_built(kind) -> None:
 @pytest.mark.parametrize(
     ("description", "message"),
     [
-        ({"kind": "TokenEmbedding", "vocab_size": 10}, "missing 1 required positional argument: 'embed_dim'"),
-        ({"kind": "TokenEmbedding", "vocab_size": 0, "embed_dim": 4}, "vocab_size must be at least 1"),
-        ({"kind": "RotaryEmbedding", "head_dim": 8, "bass": 1.0}, "unexpected keyword argument 'bass'"),
+        ({"kind": "token_embedding", "vocab_size": 10}, "missing 1 required positional argument: 'embed_dim'"),
+        ({"kind": "token_embedding", "vocab_size": 0, "embed_dim": 4}, "vocab_size must be at least 1"),
+        ({"kind": "rotary", "head_dim": 8, "bass": 1.0}, "unexpected keyword argument 'bass'"),
     ],
 )
 def test_arguments_that_do_not_fit_are_named(unchecked: None, description, message) -> None:

@@ -109,7 +109,7 @@ def make(kind, path):
         el.LearnedPositionalEmbedding(4, 4).save_pretrained(path)
     elif kind == "other version":
         path.mkdir()
-        write_json(path / "config.json", {"format_version": 99, "kind": "TokenEmbedding"})
+        write_json(path / "config.json", {"format_version": 99, "kind": "token_embedding"})
     elif kind == "unfinished":
         path.mkdir()
         write_json(path / "run.json", {"format_version": 1})

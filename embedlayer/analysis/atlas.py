@@ -37,7 +37,7 @@ def write_atlas(path: Path | str, table: TableLike, tokenizer: Tokenizer, *, num
 
     Args:
         path: The file to write.
-        table: A `TokenTable`, or a plain tensor `(V, D)`.
+        table: A `LookupTable`, or a plain tensor `(V, D)`.
         tokenizer: The tokenizer of the table.
         num_neighbors: Neighbours per token, fewer in a smaller table; 0 leaves the column `neighbors` out.
 

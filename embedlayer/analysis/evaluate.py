@@ -107,7 +107,7 @@ def evaluate_word_pairs(table: TableLike, words: Mapping[str, int], file: Path |
     Each line of the file is `word<TAB>word<TAB>number`; lines that start with `#` are comments.
 
     Args:
-        table: A `TokenTable`, or a plain tensor `(V, D)`.
+        table: A `LookupTable`, or a plain tensor `(V, D)`.
         words: The row of each word, see `whole_words`.
         file: The file of pairs.
 
@@ -152,7 +152,7 @@ def evaluate_word_analogies(
     candidates.
 
     Args:
-        table: A `TokenTable`, or a plain tensor `(V, D)`.
+        table: A `LookupTable`, or a plain tensor `(V, D)`.
         words: The row of each word, see `whole_words`; these words are the candidates.
         file: Four words per line, under headings that start with `:`.
         restrict_vocab: Use only IDs below this number, in questions and answers; `None` for all.

@@ -178,7 +178,7 @@ def table_geometry(table: TableLike) -> TableGeometry:
     The table is read four times in chunks. The work is of order `V D^2`, the memory `D x D`.
 
     Args:
-        table: A `TokenTable`, or a plain tensor `(V, D)`.
+        table: A `LookupTable`, or a plain tensor `(V, D)`.
 
     Raises:
         ShapeError: A plain tensor is not `(V, D)`.
@@ -254,7 +254,7 @@ def norms_by_frequency(table: TableLike, counts: Int[Tensor, " V"]) -> list[Freq
     """Return the norms of rows in bands of token frequency: 0, 1, then bands that grow by a factor of four.
 
     Args:
-        table: A `TokenTable`, or a plain tensor `(V, D)`.
+        table: A `LookupTable`, or a plain tensor `(V, D)`.
         counts: Number of occurrences of each token, `(V,)`.
 
     Raises:

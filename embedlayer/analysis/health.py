@@ -162,7 +162,7 @@ def table_health(
     """Check every row of a table and return what is wrong with it.
 
     Args:
-        table: A `TokenTable`, or a plain tensor `(V, D)`.
+        table: A `LookupTable`, or a plain tensor `(V, D)`.
         tokenizer: The tokenizer, which gives the kinds of tokens; `None` leaves them out.
         before: The same table before training, for `never_touched`; `None` leaves it out.
         head: Rows of an untied head `(V, E)`. The softmax moves unused rows of the head, not of the input table, so

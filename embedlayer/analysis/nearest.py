@@ -91,7 +91,7 @@ def nearest_rows(
     Blocks of queries meet chunks of rows, so nothing of size `Q x V` is allocated.
 
     Args:
-        table: A `TokenTable`, an `nn.Embedding`, or a plain tensor `(V, D)`.
+        table: A `LookupTable`, an `nn.Embedding`, or a plain tensor `(V, D)`.
         queries: Vectors `(Q, D)`; or IDs `(Q,)`, whose rows are the queries and are not their own neighbours.
         count: Neighbours per query, K; fewer if the table has fewer candidates.
         candidates: Which rows may be neighbours; `None` for all.

@@ -17,7 +17,7 @@ class RowReader:
     """Read the V rows of width D of a table, without gradients.
 
     Args:
-        table: A `TokenTable` of any kind, an `nn.Embedding`, or a plain tensor or NumPy array `(V, D)`.
+        table: A `LookupTable` of any kind, an `nn.Embedding`, or a plain tensor or NumPy array `(V, D)`.
 
     Raises:
         ShapeError: A plain tensor is not `(V, D)`, or it is not of a floating-point dtype.

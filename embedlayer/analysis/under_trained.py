@@ -115,7 +115,7 @@ def under_trained_scores(table: TableLike) -> UnderTrained:
     16,384 rows is kept in memory. The sample is the same in every call.
 
     Args:
-        table: A `TokenTable`, or a plain tensor `(V, D)`.
+        table: A `LookupTable`, or a plain tensor `(V, D)`.
 
     Raises:
         ShapeError: A plain tensor is not `(V, D)`.

@@ -61,7 +61,7 @@ class TokenVectors:
     also where gensim skips it (`doesnt_match`). Equal cosines are ordered by ID.
 
     Args:
-        table: A `TokenTable`, an `nn.Embedding`, or a plain tensor or NumPy array `(V, D)`.
+        table: A `LookupTable`, an `nn.Embedding`, or a plain tensor or NumPy array `(V, D)`.
         tokenizer: The tokenizer of the table: a `tokenizers.Tokenizer`, or a fast tokenizer of transformers.
 
     Raises:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from embedlayer.checkpoints.loader import DTYPES, LoadedTensor, Loader, LoadRecord
 from embedlayer.checkpoints.reader import CONFIG, Checkpoint
 from embedlayer.checkpoints.writer import WriteReceipt, write_tensors
-from embedlayer.derived import derive_all
+from embedlayer.computed_buffers import recompute_all_buffers
 from embedlayer.errors import CheckpointError, EmbedLayerError, EmbedLayerWarning, SizeError
 from embedlayer.families import Numbering, Step
 from embedlayer.files import JsonObject
@@ -519,7 +519,7 @@ def _read_layer(checkpoint: Checkpoint, dtype: torch.dtype | None, device: torch
     except SizeError as error:
         raise CheckpointError(f"{checkpoint.name}: the configuration cannot be built. {error}") from error
     assign(layer, loader.tensors, source=Path(checkpoint.name))
-    derive_all(layer, device)
+    recompute_all_buffers(layer, device)
     layer.load_record = loader.load_record()
     return layer
 

@@ -34,7 +34,7 @@ from torch import Tensor
 from embedlayer.errors import CheckpointError, EmbedLayerWarning, FileError, ShapeError, SizeError
 from embedlayer.files import replacing, writable_folder, write_text
 from embedlayer.tables.dense import TableLike, as_rows
-from embedlayer.tables.table import TokenTable
+from embedlayer.tables.lookup import LookupTable
 
 VectorFormat = Literal["word2vec", "word2vec-binary", "glove", "fasttext", "npy", "projector"]
 DecodeErrors = Literal["strict", "ignore", "replace"]
@@ -164,8 +164,8 @@ def write_vectors(
     path = Path(path)
     chosen = format_of(path, format)
     rows = as_rows(rows)
-    count = rows.vocab_size if isinstance(rows, TokenTable) else len(rows)
-    width = rows.embed_dim if isinstance(rows, TokenTable) else rows.shape[-1]
+    count = rows.vocab_size if isinstance(rows, LookupTable) else len(rows)
+    width = rows.embed_dim if isinstance(rows, LookupTable) else rows.shape[-1]
     if count != len(tokens) or not count or not width:
         raise ShapeError(
             f"{len(tokens)} tokens need as many rows, at least one, of some width: found {count} x {width}."
@@ -537,11 +537,11 @@ def _writing(path: Path) -> Iterator[BufferedIOBase]:
             yield content
 
 
-def _chunks(rows: Tensor | TokenTable, count: int, width: int) -> Iterator[Row]:
+def _chunks(rows: Tensor | LookupTable, count: int, width: int) -> Iterator[Row]:
     step = max(1, NUMBERS_AT_ONCE // width)
     for start in range(0, count, step):
         stop = min(count, start + step)
-        part = rows.rows(start, stop) if isinstance(rows, TokenTable) else rows[start:stop]
+        part = rows.rows(start, stop) if isinstance(rows, LookupTable) else rows[start:stop]
         chunk: Row = part.detach().to("cpu", torch.float32).numpy()
         unsound = np.flatnonzero(~np.isfinite(chunk).all(axis=-1))
         if len(unsound):

@@ -75,8 +75,8 @@ def unpatch(model: Model) -> Model:
     for ours in [module for module in model.modules() if REPLACED in module.__dict__]:
         original: Any = ours.__dict__[REPLACED]
         if isinstance(ours, TokenEmbedding):
-            if ours.ledger is not None:
-                ours.ledger.release(cast(nn.Parameter, ours.weight))
+            if ours.pending_updates is not None:
+                ours.pending_updates.release(cast(nn.Parameter, ours.weight))
             original.num_embeddings, original.padding_idx = ours.num_embeddings, ours.padding_idx
         elif isinstance(ours, OutputHead):
             original.out_features = ours.out_features
@@ -185,8 +185,8 @@ def _table_like(old: nn.Embedding, *, row_sparse: bool) -> TokenEmbedding:
     )
     table.weight = old.weight
     device = torch.device("cpu") if old.weight.is_meta else old.weight.device  # meta weights are loaded later
-    table.derive(device)
-    table.bounds.derive(device)
+    table.recompute_buffers(device)
+    table.index_check.move_record(device)
     return _with_mode_and_hooks(old, table)
 
 
@@ -250,9 +250,9 @@ def _resized(model: Any, *arguments: Any, **options: Any) -> nn.Module:
         The input embeddings.
     """
     for module in model.modules():
-        if isinstance(module, TokenEmbedding) and module.ledger is not None:
-            module.ledger.flush(module.weight, moments=True)
-            module.ledger.detach()
+        if isinstance(module, TokenEmbedding) and module.pending_updates is not None:
+            module.pending_updates.apply_all(module.weight, moments=True)
+            module.pending_updates.detach()
     type(model).resize_token_embeddings(model, *arguments, **options)
     patch(model)
     table: nn.Module = model.get_input_embeddings()

@@ -163,7 +163,7 @@ def _write(opened: "OpenedModel", to: str, output: Path, use: TokenUse) -> "list
 
 
 def _show(opened: "OpenedModel", rows: "Sequence[CompressionResult]") -> None:
-    from embedlayer.planner import format_bytes
+    from embedlayer.formatting import format_bytes
 
     console, table = make_console(), opened.table
     print_line(console, f"Table of {table.vocab_size:,} x {table.embed_dim}")

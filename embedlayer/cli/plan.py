@@ -1,16 +1,24 @@
-"""`embedlayer plan`: what the two ends of a model take, before it is built."""
+"""`embedlayer plan`: parameters and bytes of the table and head of a model, before it is built."""
 
 import json
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import MISSING, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from embedlayer import planner
 from embedlayer.cli.options import SOURCE, TEXTS
-from embedlayer.planner import Change, EmbeddingPlan, format_bytes, format_parameters
+from embedlayer.formatting import format_bytes, format_parameters
+from embedlayer.planner import (
+    OPTIONS,
+    PRESETS,
+    EmbeddingPlan,
+    PlanAlternative,
+    command_flag,
+    plan_alternatives,
+)
+from embedlayer.planner import plan as plan_sizes
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -20,57 +28,34 @@ if TYPE_CHECKING:
     from embedlayer.positions.position import Position
     from embedlayer.tables.table import TokenTable
 
-FLOAT_DTYPES = [name for name in planner.DTYPE_BITS if not name.startswith("int")]
+TOKENS = 4096
+"""Tokens of a step where `--tokens` is not given."""
+
+Printed = tuple[str, list[str], list[list[str]], str]
+"""A table to print: title, column headings, lines, and a note below."""
+
+
+def planner_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Add one option to a command for each field of `EmbeddingPlan`. An option that is not given is `None`."""
+    for name, option in reversed(OPTIONS.items()):
+        choices, text = option.metadata["choices"], option.metadata["help"]
+        kind: Any = click.Choice(choices) if choices else bool if isinstance(option.default, bool) else int
+        default = TOKENS if name == "tokens" else option.default
+        if default is not None and not isinstance(default, bool) and option.default is not MISSING:
+            text += f"  [default: {default}]"
+        is_flag = {"is_flag": True} if isinstance(option.default, bool) else {"type": kind}
+        command = click.option(command_flag(name), name, default=None, help=text, **is_flag)(command)
+    return command
 
 
 @click.command()
 @click.argument("presets", nargs=-1, metavar="[MODEL]...")
-@click.option("--vocab", "vocab_size", type=int, help="Rows of the table, V.")
-@click.option("--dim", "embed_dim", type=int, help="Width of a row, D.")
-@click.option("--tied/--untied", default=None, help="Whether the head reads the table; tied unless the model is not.")
-@click.option("--rank", type=int, help="Rank of a factorised table.")
-@click.option("--positions", type=int, help="Rows of a learned position table.")
-@click.option("--dtype", type=click.Choice(list(planner.DTYPE_BITS)), help="Of the weights.  [default: fp32]")
-@click.option("--tokens", type=int, default=4096, show_default=True, help="Tokens of a step, of each process.")
-@click.option(
-    "--chunked-loss", is_flag=True, help="The loss takes a chunk of tokens at a time, not all logits at once."
-)
-@click.option("--row-sparse", is_flag=True, help="The table's gradient has the looked-up rows only; needs --untied.")
-@click.option("--delta", "delta_rows", type=int, default=0, metavar="ROWS", help="Train only so many rows.")
-@click.option("--group-size", type=int, help="Numbers that share a scale in int8 and int4; all of a row if not given.")
-@click.option("--ranks", type=int, default=1, show_default=True, help="Processes that the rows are divided among.")
-@click.option(
-    "--copies", type=int, default=1, show_default=True, help="Copies of the table, each divided among --ranks."
-)
-@click.option(
-    "--distinct",
-    "distinct_tokens",
-    type=int,
-    default=0,
-    help="How many of a process's --tokens are different; as many as can be if not given.",
-)
-@click.option(
-    "--device",
-    type=click.Choice(["cpu", "cuda"]),
-    default="cpu",
-    show_default=True,
-    help="Where the loss is made: on cuda its chunks are larger.",
-)
-@click.option(
-    "--optimizer",
-    type=click.Choice(list(planner.OPTIMIZER_MOMENTS)),
-    default="adamw",
-    show_default=True,
-    help="none: inference, no gradient either.",
-)
-@click.option(
-    "--moments", type=click.Choice(FLOAT_DTYPES), default="fp32", show_default=True, help="Dtype of AdamW's moments."
-)
+@planner_options
 @click.option(
     "--checkpoint",
     type=SOURCE,
     metavar="DIR",
-    help="Plan a real model, and what each change would save: a run, a checkpoint, a file of vectors, ...",
+    help="Plan a model on disk, a run or a checkpoint, and show what each change would save.",
 )
 @click.option(
     "--text",
@@ -78,38 +63,16 @@ FLOAT_DTYPES = [name for name in planner.DTYPE_BITS if not name.startswith("int"
     type=TEXTS,
     multiple=True,
     metavar="FILE",
-    help="With --checkpoint: trim its vocabulary to what FILE uses. May be given again.",
+    help="With --checkpoint: also plan a vocabulary trimmed to the tokens of FILE. May be given again.",
 )
-@click.option("--textbook", is_flag=True, help="The tables that introductions to embeddings print.")
-@click.option("--json", "as_json", is_flag=True, help="A JSON list with every size, in bytes.")
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON list with every size, in bytes.")
 def plan(
-    presets: tuple[str, ...],
-    vocab_size: int | None,
-    embed_dim: int | None,
-    tied: bool | None,
-    rank: int | None,
-    positions: int | None,
-    dtype: str | None,
-    tokens: int,
-    chunked_loss: bool,
-    row_sparse: bool,
-    delta_rows: int,
-    group_size: int | None,
-    ranks: int,
-    copies: int,
-    distinct_tokens: int,
-    device: str,
-    optimizer: str,
-    moments: str,
-    checkpoint: Path | None,
-    texts: tuple[Path, ...],
-    textbook: bool,
-    as_json: bool,
+    presets: tuple[str, ...], checkpoint: Path | None, texts: tuple[Path, ...], as_json: bool, **options: Any
 ) -> None:
-    """Parameters and bytes of a table, its head, their training and the loss.
+    """Print the parameters and bytes of an embedding table, its head, their training and the loss.
 
-    Name one MODEL for all its parts or several to compare them; without a name, give --vocab and --dim, or see all
-    models that are known. With --checkpoint, see what a model takes that is there, and what each change would save.
+    Name one MODEL to see all its parts, or several to compare them. Without a name give --vocab and --dim, or see all
+    known models. With --checkpoint, plan a model that exists and see what each change would save.
 
     \b
     embedlayer plan gpt2
@@ -117,55 +80,33 @@ def plan(
     embedlayer plan --vocab 32000 --dim 4096 --untied --tokens 8192
     embedlayer plan --checkpoint DIR --text corpus.txt
     """  # noqa: D301 (click needs the backspace)
-    sized = vocab_size is not None or embed_dim is not None
-    if textbook and (presets or sized or checkpoint):
-        raise click.UsageError("--textbook shows its own sizes: leave out models and sizes.")
-    if checkpoint is not None and (presets or sized or (tied, rank, positions, dtype) != (None,) * 4):
-        raise click.UsageError("--checkpoint has its own sizes: leave out models and sizes.")
+    given = {name: value for name, value in options.items() if value is not None}
+    sized = "vocab_size" in given or "embed_dim" in given
+    given.setdefault("tokens", TOKENS)
     if texts and checkpoint is None:
-        raise click.UsageError("--text is read with a checkpoint's tokenizer: give --checkpoint.")
-    options: dict[str, Any] = {
-        "tokens": tokens,
-        "chunked_loss": chunked_loss,
-        "row_sparse": row_sparse,
-        "delta_rows": delta_rows,
-        "group_size": group_size,
-        "ranks": ranks,
-        "copies": copies,
-        "distinct_tokens": distinct_tokens,
-        "device": device,
-        "optimizer": optimizer,
-        "moment_dtype": moments,
-    }
+        raise click.UsageError("--text is read with the tokenizer of a checkpoint: give --checkpoint.")
     if checkpoint is not None:
-        now, tokenizer = real_model(checkpoint)
-        given = {name: value for name, value in options.items() if value != getattr(EmbeddingPlan, name)}
-        now = replace(now, **{"tokens": tokens, **given})
+        if presets or given.keys() & {"vocab_size", "embed_dim", "tied", "rank", "positions", "dtype"}:
+            raise click.UsageError("--checkpoint has its own sizes: leave out models and sizes.")
+        stored, tokenizer = real_model(checkpoint)
+        now = replace(stored, **given)
         used = tokens_kept(texts, tokenizer, now.vocab_size, checkpoint) if texts else None
-        _show_changes(now, planner.changes(now, used=used), as_json=as_json)
+        _show_alternatives(now, plan_alternatives(now, used=used), as_json=as_json)
         return
-    if textbook:
-        plans = [row for table in planner.textbook_tables().values() for row in table]
-    else:
-        names: Sequence[str | None] = presets or ([None] if sized else list(planner.PRESETS))
-        sizes: dict[str, Any] = {"vocab_size": vocab_size, "embed_dim": embed_dim, "tied": tied, "rank": rank}
-        sizes |= {"positions": positions, "dtype": dtype or "fp32"}
-        plans = [planner.plan(name, **sizes, **options) for name in names]
+    names: Sequence[str | None] = presets or ([None] if sized else list(PRESETS))
+    plans = [plan_sizes(name, **given) for name in names]
     if as_json:
         click.echo(json.dumps([row.as_dict() for row in plans], indent=2))
-    elif textbook:
-        _show(*_textbook(plans))
-    elif len(plans) == 1:
-        _show(*_parts(plans[0]))
     else:
-        _show(*_comparison(plans))
+        _show(*(_parts(plans[0]) if len(plans) == 1 else _comparison(plans)))
 
 
 def real_model(directory: Path) -> "tuple[EmbeddingPlan, Tokenizer | None]":
-    """The ends of a run, or of a checkpoint, as they are, and its tokenizer if it has one.
+    """Open a run or a checkpoint, and return the plan of its table and head with its tokenizer, or `None` for none.
 
     Raises:
-        FileError: There is nothing of that name. Damaged: `CheckpointError`.
+        FileError: The directory does not exist.
+        CheckpointError: A file is damaged, or the model is not known.
     """
     from embedlayer.sources import open_model
 
@@ -176,10 +117,10 @@ def real_model(directory: Path) -> "tuple[EmbeddingPlan, Tokenizer | None]":
 def planned(
     table: "TokenTable", head: "OutputHead | PredictionHead | None", position: "Position | None", *, name: str
 ) -> EmbeddingPlan:
-    """The plan of two ends that are there.
+    """Return the plan of a table, head and position scheme that exist.
 
     Raises:
-        CheckpointError: The table is of a type or a kind that is not planned.
+        CheckpointError: The table has a data type that is not planned.
     """
     from embedlayer.errors import CheckpointError
     from embedlayer.positions.learned import LearnedPositionalEmbedding
@@ -191,9 +132,9 @@ def planned(
     stored = str(next(iter(base.state_dict().values())).dtype).removeprefix("torch.")
     dtype = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}.get(stored)
     if isinstance(base, QuantizedEmbedding):
-        dtype = f"int{base.layout.bits}"
+        dtype = f"int{base.row_format.bits}"
     if dtype is None:
-        raise CheckpointError(f"A table of {stored} is not planned: give its sizes and --dtype.")
+        raise CheckpointError(f"A table of {stored} cannot be planned: give its sizes and --dtype.")
     return EmbeddingPlan(
         base.num_rows,
         base.embed_dim,
@@ -225,84 +166,55 @@ def tokens_kept(texts: Sequence[Path], tokenizer: "Tokenizer | None", rows: int,
     return len(used_tokens(tokenizer, texts))
 
 
-def _show_changes(now: EmbeddingPlan, found: list[Change], *, as_json: bool) -> None:
+def _show_alternatives(now: EmbeddingPlan, found: list[PlanAlternative], *, as_json: bool) -> None:
+    """Print a plan, and a table of what each change saves; or both as JSON."""
     if as_json:
-        after = [
-            {**change.plan.as_dict(), "saved_bytes": change.saved_bytes, "price": change.price} for change in found
-        ]
+        after = [{**each.plan.as_dict(), "saved_bytes": each.saved_bytes, "tradeoff": each.tradeoff} for each in found]
         click.echo(json.dumps([now.as_dict(), *after], indent=2))
         return
     _show(*_parts(now))
     click.echo()
     lines = [["as it is", format_bytes(now.peak_bytes), "", "", ""]]
-    lines += [
-        [
-            change.what,
-            format_bytes(change.plan.peak_bytes),
-            ("-" if change.saved_bytes < 0 else "") + format_bytes(abs(change.saved_bytes)),
-            f"{100 * change.saved_bytes / now.peak_bytes:.0f} %",
-            change.price,
-        ]
-        for change in found
-    ]
-    _show("what each change saves in a step", ["change", "peak", "saves", "", "price"], lines, "")
+    for each in found:
+        saved = ("-" if each.saved_bytes < 0 else "") + format_bytes(abs(each.saved_bytes))
+        share = f"{100 * each.saved_bytes / now.peak_bytes:.0f} %"
+        lines.append([each.change, format_bytes(each.plan.peak_bytes), saved, share, each.tradeoff])
+    _show("what each change saves in a step", ["change", "peak", "saves", "", "trade-off"], lines, "")
 
 
-def _parts(row: EmbeddingPlan) -> tuple[str, list[str], list[list[str]], str]:
+def _parts(row: EmbeddingPlan) -> Printed:
+    """Return the table of all parts of one plan."""
     title = f"{row.name or 'plan'}: {_size(row)}, {'tied' if row.tied else 'untied'}, {row.dtype}"
     title += "" if row.rank is None else f", rank {row.rank}"
     title += ", row-sparse" if row.row_sparse else ""
-    title += f", one of {row.ranks} ranks" if row.ranks > 1 else ""
-    title += f", {row.copies} copies" if row.copies > 1 else ""
+    title += f", one of {row.vocab_parallel_size} ranks" if row.vocab_parallel_size > 1 else ""
+    title += f", {row.replicas} replicas" if row.replicas > 1 else ""
     head = "the table" if row.tied else format_parameters(row.head_parameters)
-    lines = [
-        ["table", format_parameters(row.table_parameters), format_bytes(row.table_bytes)],
-        ["head", head, format_bytes(row.head_bytes)],
-        ["learned positions", format_parameters(row.position_parameters), format_bytes(row.position_bytes)],
+    loss = "loss, by blocks" if row.loss_by_blocks else "loss, chunked" if row.loss_in_chunks else "loss, plain"
+    of_several = row.vocab_parallel_size > 1
+    parts = [
+        ("table", format_parameters(row.table_parameters), row.table_bytes, True),
+        ("head", head, row.head_bytes, True),
+        ("learned positions", format_parameters(row.position_parameters), row.position_bytes, True),
+        (f"{row.delta_rows:,} trained rows", format_parameters(row.delta_parameters), row.delta_bytes, row.delta_rows),
+        ("weights", format_parameters(row.parameters), row.weight_bytes, True),
+        ("gradient", format_parameters(row.trained_parameters), row.gradient_bytes, True),
+        (f"optimizer ({row.optimizer})", "", row.optimizer_bytes, True),
+        (f"activations of {row.tokens:,} tokens", "", row.activation_bytes, True),
+        (loss if row.trained or of_several else "logits", "", row.loss_bytes, True),
+        ("hidden states of all ranks, a chunk", "", row.gathered_bytes, of_several),
+        ("peak of a step" if row.trained else "in all", "", row.peak_bytes, True),
+        ("sent by a rank: look-up, on average", "", row.lookup_network_bytes, of_several),
+        ("sent by a rank: loss", "", row.loss_network_bytes, of_several),
+        ("sent by a rank: gradients of replicas", "", row.replicas_network_bytes, row.replicas > 1),
+        ("sent by a rank: unsharded gradients", "", row.replicated_network_bytes, row.replicated_network_bytes),
     ]
-    if row.delta_rows:
-        lines.append(
-            [
-                f"{row.delta_rows:,} rows that learn",
-                format_parameters(row.delta_parameters),
-                format_bytes(row.delta_bytes),
-            ]
-        )
-    lines += [
-        ["weights", format_parameters(row.parameters), format_bytes(row.weight_bytes)],
-        ["gradient", format_parameters(row.trained_parameters), format_bytes(row.gradient_bytes)],
-        [f"optimizer ({row.optimizer})", "", format_bytes(row.optimizer_bytes)],
-        [f"vectors of {row.tokens:,} tokens", "", format_bytes(row.activation_bytes)],
-        [_loss(row), "", format_bytes(row.loss_bytes)],
-        [_peak(row), "", format_bytes(row.peak_bytes)],
-    ]
-    if row.ranks > 1:
-        lines[-1:-1] = [["vectors of all ranks, a chunk", "", format_bytes(row.gathered_bytes)]]
-        lines += [
-            ["sent by a rank: look-up, on average", "", format_bytes(row.lookup_network_bytes)],
-            ["sent by the busiest rank: rows, at most", "", format_bytes(row.busiest_lookup_network_bytes)],
-            ["sent by a rank: loss", "", format_bytes(row.loss_network_bytes)],
-        ]
-    if row.copies > 1:
-        average = ", on average" if row.row_sparse else ""
-        lines.append([f"sent by a rank: copies{average}", "", format_bytes(row.copies_network_bytes)])
-    if row.undivided_network_bytes:
-        lines.append(["sent by a rank: undivided gradients", "", format_bytes(row.undivided_network_bytes)])
+    lines = [[name, parameters, format_bytes(size)] for name, parameters, size, shown in parts if shown]
     return title, ["part", "parameters", "memory"], lines, _note([row])
 
 
-def _loss(row: EmbeddingPlan) -> str:
-    if not row.trained and row.ranks == 1:
-        return "logits"
-    chunked = row.chunked_loss or row.ranks > 1
-    return "loss, by blocks" if row.tied and row.delta_rows else "loss, chunked" if chunked else "loss, plain"
-
-
-def _peak(row: EmbeddingPlan) -> str:
-    return "peak of a step" if row.trained else "in all"
-
-
-def _comparison(plans: list[EmbeddingPlan]) -> tuple[str, list[str], list[list[str]], str]:
+def _comparison(plans: list[EmbeddingPlan]) -> Printed:
+    """Return a table with one line for each plan."""
     first = plans[0]
     title = f"{first.dtype}, {first.optimizer}, {first.tokens:,} tokens; parameters in millions, memory in MiB"
     lines = [
@@ -311,50 +223,44 @@ def _comparison(plans: list[EmbeddingPlan]) -> tuple[str, list[str], list[list[s
             _size(row),
             "yes" if row.tied else "no",
             _number(row.parameters / 10**6),
-            _number(row.weight_bytes / 2**20),
-            _number((row.gradient_bytes + row.optimizer_bytes) / 2**20),
-            _number(row.loss_bytes / 2**20),
-            _number(row.peak_bytes / 2**20),
+            *(
+                _number(size / 2**20)
+                for size in (
+                    row.weight_bytes,
+                    row.gradient_bytes + row.optimizer_bytes,
+                    row.loss_bytes,
+                    row.peak_bytes,
+                )
+            ),
         ]
         for row in plans
     ]
     return title, ["model", "V x D", "tied", "params", "weights", "training", "loss", "peak"], lines, _note(plans)
 
 
-def _textbook(plans: list[EmbeddingPlan]) -> tuple[str, list[str], list[list[str]], str]:
-    lines = [
-        [
-            row.name,
-            f"{row.vocab_size:,}",
-            f"{row.embed_dim:,}",
-            format_parameters(row.table_parameters),
-            format_bytes(row.table_bytes),
-            format_bytes(row.table_bytes // 2),
-        ]
-        for row in plans
-    ]
-    return "one table", ["model", "V", "D", "parameters", "fp32", "fp16"], lines, ""
-
-
 def _note(plans: list[EmbeddingPlan]) -> str:
-    if plans[0].scale_bytes:
+    """Return the note below a table of plans, which may be empty."""
+    if plans[0].quantised:
         scales = f", {format_bytes(plans[0].scale_bytes)}" if len(plans) == 1 else ""
         kind = "group" if plans[0].group_size else "row"
         return f"{plans[0].dtype} rows are not trained; each {kind} has a step and an offset{scales}."
     if len(plans) == 1 and plans[0].trained and plans[0].tokens:
-        return "The peak: weights, optimizer, vectors, and the larger of loss and gradients."
+        return "The peak: weights, optimizer, activations, and the larger of loss and gradients."
     return ""
 
 
 def _size(row: EmbeddingPlan) -> str:
+    """Return `V x D` of a plan."""
     return f"{row.vocab_size:,} x {row.embed_dim:,}"
 
 
 def _number(value: float) -> str:
+    """Format a number with one decimal below 100, else without decimals."""
     return f"{value:,.1f}" if value < 100 else f"{value:,.0f}"
 
 
 def _show(title: str, columns: list[str], lines: list[list[str]], note: str) -> None:
+    """Print a table; without a terminal as plain text."""
     from rich.console import Console
     from rich.table import Table
 
@@ -364,7 +270,7 @@ def _show(title: str, columns: list[str], lines: list[list[str]], note: str) -> 
     console.print(title, soft_wrap=True, markup=False, style="italic")
     table = Table(box=None, padding=(0, 1), pad_edge=False)
     for place, column in enumerate(columns):
-        table.add_column(column, justify="left" if place == 0 or column == "price" else "right", no_wrap=True)
+        table.add_column(column, justify="left" if place == 0 or column == "trade-off" else "right", no_wrap=True)
     for line in lines:
         table.add_row(*line, style="bold" if line[0] in ("peak of a step", "in all", "as it is") else None)
     with console.capture() as shown:

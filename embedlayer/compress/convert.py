@@ -41,7 +41,7 @@ def compress_table(table: TokenTable | nn.Embedding, to: str, *, counts: Tensor 
         >>> compress_table(TokenEmbedding(100, 64), "int4-g32")
         QuantizedEmbedding(
           100, 64, bits=4, group_size=32, dtype=float32
-          (bounds): Bounds(token id < 100)
+          (index_check): IndexCheck(token id < 100)
         )
     """
     check_kind(to)

@@ -11,7 +11,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from embedlayer.distributed.exchange import gather_rows
 from embedlayer.errors import SizeError
-from embedlayer.tables.row_gradient import coalesced
+from embedlayer.tables.sparse_gradient import coalesced
 
 COPIES, ROWS = "copies", "rows"
 

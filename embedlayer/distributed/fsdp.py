@@ -12,7 +12,7 @@ from embedlayer.layers.prediction_head import PredictionHead
 from embedlayer.pretrained import Pretrained
 
 DOORS = (
-    *("look_up", "rows", "products", "logits", "loss", "token_log_probs"),  # of tables and heads
+    *("look_up", "rows", "raw_logits", "logits", "loss", "token_log_probs"),  # of tables and heads
     *("vectors", "bias"),  # of positions
     *("input", "hidden", "transform"),  # of layers, decoders and heads with something before them
 )

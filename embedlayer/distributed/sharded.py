@@ -14,13 +14,13 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 from torch.nn.parallel import DistributedDataParallel
 
-from embedlayer.bounds import Bounds
-from embedlayer.derived import derive_all
+from embedlayer.computed_buffers import recompute_all_buffers
 from embedlayer.distributed.agreement import require_agreement
 from embedlayer.distributed.divided_rows import DividedRows
 from embedlayer.distributed.exchange import announce, exchange, gather_rows
 from embedlayer.errors import ShapeError, SizeError
 from embedlayer.files import JsonObject
+from embedlayer.index_checks import IndexCheck
 from embedlayer.losses.chunked import chunked_cross_entropy
 from embedlayer.losses.linear_cross_entropy import (
     LogitOptions,
@@ -80,8 +80,8 @@ class ShardedTable(TokenTable):
         self.scale = local.scale
         self.row_sparse = local.row_sparse
         self.local = local
-        self.bounds = Bounds(vocab_size, "token id")
-        self.bounds.derive(local.device)
+        self.index_check = IndexCheck(vocab_size, "token id")
+        self.index_check.move_record(local.device)
         self._mark_rows()
         self._register_state_dict_hook(_rows_as_dtensors)  # type: ignore[no-untyped-call]
         self.register_load_state_dict_pre_hook(_rows_from_dtensors)  # type: ignore[no-untyped-call]
@@ -141,7 +141,7 @@ class ShardedTable(TokenTable):
     def look_up(self, ids: Ids) -> Vectors:
         """`rows[ids]`, from the ranks that have them: the batch's IDs and stored rows cross the network, each once."""
         self._check_rows()
-        ids, outside = self.bounds(ids)
+        ids, outside = self.index_check(ids)
         wanted, places = torch.unique(ids, return_inverse=True)
         owners = wanted // math.ceil(self.vocab_size / self.mesh.size())
         sends = torch.bincount(owners, minlength=self.mesh.size()).tolist()
@@ -222,7 +222,7 @@ class ShardedTable(TokenTable):
 
     def check(self) -> None:
         """Wait for the device and raise the error of a bad ID that was looked up since the last check."""
-        self.bounds.check()
+        self.index_check.check()
 
     def extra_repr(self) -> str:
         """Which rows are here, for `print`."""
@@ -240,7 +240,7 @@ class ShardedTable(TokenTable):
         self._check_rows()
         bias, padding_idx = options.get("bias"), options.get("padding_idx")
         return finish_logits(
-            self.local.products(hidden),
+            self.local.raw_logits(hidden),
             logit_scale=options.get("logit_scale", 1.0),
             bias=None if bias is None else bias[self.start : self.stop],
             softcap=options.get("softcap"),
@@ -357,7 +357,7 @@ def _empty_part(table: Table, start: int, stop: int, like: Tensor) -> Table:
         part.to(like.dtype)
     device = torch.device("cpu") if like.is_meta else like.device
     part.to_empty(device=device)
-    derive_all(part, device)
+    recompute_all_buffers(part, device)
     return part
 
 

@@ -31,7 +31,7 @@ def distributed_state(model: nn.Module, optimizer: RowAdamW) -> dict[str, dict[s
 
     Rows that are behind are brought up to date, as in `state_dict()`. Moments that do not exist yet are made, as zeros.
     """
-    optimizer.flush()
+    optimizer.apply_pending_updates()
     moments: dict[str, Tensor] = {}
     for name, parameter, table in parameters_of(model):
         state = optimizer.moments(parameter)
@@ -53,7 +53,7 @@ def load_distributed_state(model: nn.Module, optimizer: RowAdamW, state: dict[st
             found = state["optimizer"][f"{name}.{key}"]
             value.copy_(found.to_local() if isinstance(found, DTensor) else found)
         if is_row_sparse(parameter):
-            parameter.row_ledger.detach()  # type: ignore[attr-defined]
+            parameter.pending_updates.detach()  # type: ignore[attr-defined]
 
 
 def parameters_of(model: nn.Module) -> Iterator[tuple[str, nn.Parameter, ShardedTable | None]]:

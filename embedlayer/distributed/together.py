@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from embedlayer.models.decoder import DecoderLM
 
 HEARTBEAT = "embedlayer/heartbeat"
-LEDGER = ("rows_at", "moments_at")
+STEPS_OF_ROWS = ("value_steps", "moment_steps")
 HEAD_OPTIONS = ("softcap", "logit_scale", "mask_padding")
 
 
@@ -315,7 +315,7 @@ class Together(Ranks):
         for name, rows in self._divided.items():
             places |= {name: rows, f"model.{name}": rows}
             places |= {f"optimizer.{name}.{key}": rows for key in MOMENTS}
-            places |= {f"ledger.{name}.{key}": rows for key in LEDGER}
+            places |= {f"pending_updates.{name}.{key}": rows for key in STEPS_OF_ROWS}
         return {name: places[name] for name in names if name in places}
 
 

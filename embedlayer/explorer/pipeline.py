@@ -30,6 +30,7 @@ from embedlayer.plots import visible_text
 from embedlayer.positions.position import Position, positions_of
 from embedlayer.positions.rotary import RotaryEmbedding
 from embedlayer.sources import OpenedModel
+from embedlayer.tables.lookup import LookupTable
 from embedlayer.tables.table import TokenTable
 from embedlayer.text.tokenizer import token_text, without_limits
 
@@ -278,7 +279,7 @@ def pipeline(
     return Pipeline(text, tokens, left_out, table.vocab_size, table.embed_dim, steps, computation.x.detach())
 
 
-def parts_of(model: Model) -> tuple[TokenTable, Position]:
+def parts_of(model: Model) -> tuple[LookupTable, Position]:
     """Return the table and the position scheme of a model; a bare table has no positions."""
     return (model, Position()) if isinstance(model, TokenTable) else (model.table, model.position)
 
@@ -434,7 +435,7 @@ class _Computation:
         if isinstance(head, PredictionHead):
             hidden = head.transform(hidden)
         table = output.table
-        products = F.linear(hidden, output.weight) if table is None else table.products(hidden)
+        products = F.linear(hidden, output.weight) if table is None else table.raw_logits(hidden)
         logits = finish_logits(products, **output.logit_options()).float()
         chances = logits.detach().softmax(-1)
         best = chances.topk(min(TOP_TOKENS, chances.shape[-1]), dim=-1)

@@ -9,9 +9,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from embedlayer.bounds import as_ids
 from embedlayer.errors import ShapeError, SizeError
 from embedlayer.files import JsonObject
+from embedlayer.index_checks import as_ids
 from embedlayer.layers.fused_embedding import gather_scale_add, scale_add_drop
 from embedlayer.layers.steps import TABLE_METHODS, TokenBatch, TracedStep, input_steps, run_steps, trace_steps
 from embedlayer.overrides import has_hooks, is_current, is_unchanged
@@ -23,8 +23,8 @@ from embedlayer.positions.rotary import RotaryEmbedding
 from embedlayer.positions.sinusoidal import SinusoidalPositionalEmbedding
 from embedlayer.pretrained import Pretrained, describe
 from embedlayer.shapes import IdsLike, Positions, Vectors
-from embedlayer.tables.dense import TokenEmbedding, as_table
-from embedlayer.tables.table import TokenTable
+from embedlayer.tables.dense import TokenEmbedding, as_lookup_table
+from embedlayer.tables.lookup import LookupTable
 
 PositionName = Literal["learned", "sinusoidal", "scaled-sinusoidal", "rotary", "alibi", "relative", "none"]
 
@@ -221,12 +221,12 @@ class TransformerEmbedding(InputEmbedding):
         padding_idx: int | None = None,
         init_std: float | Literal["1/sqrt_dim"] = 0.02,
         num_heads: int | None = None,
-        table: TokenTable | nn.Embedding | None = None,
+        table: LookupTable | nn.Embedding | None = None,
     ) -> None:
         super().__init__()
         if table is None:
             table = TokenEmbedding(vocab_size, embed_dim, padding_idx=padding_idx, scale=scale, init_std=init_std)
-        table = as_table(table)
+        table = as_lookup_table(table)
         if (table.vocab_size, table.embed_dim) != (vocab_size, embed_dim):
             raise SizeError(
                 f"The table has {table.vocab_size} tokens of width {table.embed_dim}, "
@@ -287,7 +287,7 @@ class UnscaledLookup:
         True
     """
 
-    def __init__(self, table: TokenTable) -> None:
+    def __init__(self, table: LookupTable) -> None:
         self.table = table
 
     def __call__(self, ids: IdsLike) -> Vectors:
@@ -366,7 +366,7 @@ def embed(
 
     Args:
         ids: Token IDs, or `None` with `inputs_embeds`.
-        table: A `TokenTable`, or a module that wraps one.
+        table: A `LookupTable`, or a module that wraps one.
         position: Position scheme.
         positions: Position of each token; by default `positions_of(ids, attention_mask)`.
         attention_mask: Padding and packed documents, as in `positions_of`.
@@ -436,19 +436,19 @@ _DROPOUT: dict[str, Callable[..., Any]] = {"__call__": nn.Module.__call__, "forw
 """Methods that the fused computation replaces, saved at import to detect later changes."""
 
 
-def _can_fuse(table: nn.Module, position: Position) -> TypeGuard[TokenTable]:
+def _can_fuse(table: nn.Module, position: Position) -> TypeGuard[LookupTable]:
     """Return whether the fused computation cannot be told apart from calls of `table` and `position.add`.
 
     Under `torch.compile` it is never used: the compiler fuses the steps itself.
     """
-    if torch.compiler.is_compiling() or not isinstance(table, TokenTable):
+    if torch.compiler.is_compiling() or not isinstance(table, LookupTable):
         return False
     if has_hooks(table) or not is_unchanged(table, **TABLE_METHODS):
         return False
     return is_unchanged(position, **_NEUTRAL) or (is_unchanged(position, **_ADDITIVE) and not has_hooks(position))
 
 
-def _has_current_stored(part: TokenTable | AdditivePosition, definition: str) -> bool:
+def _has_current_stored(part: LookupTable | AdditivePosition, definition: str) -> bool:
     """Return whether `part.stored` still agrees with the method `definition`, which nothing overrides or replaces."""
     return definition not in vars(part) and is_current(type(part), "stored", definition)
 
@@ -462,7 +462,7 @@ def _fusible_dropout(dropout: nn.Module | None) -> float | None:
 
 def _fused(
     ids: Int[Tensor, "*batch T"],
-    table: TokenTable,
+    table: LookupTable,
     position: Position,
     positions: Positions | None,
     attention_mask: AttentionMask | None,

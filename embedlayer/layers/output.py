@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from embedlayer.errors import CheckpointError, SizeError
 from embedlayer.files import JsonObject
+from embedlayer.initialization import init_normal_
 from embedlayer.layers.peft import (
     AdaptedRows,
     AdaptedTable,
@@ -24,11 +25,11 @@ from embedlayer.losses.linear_cross_entropy import (
     finish_logits,
     linear_cross_entropy,
 )
-from embedlayer.normal import draw_
 from embedlayer.overrides import is_unchanged
 from embedlayer.pretrained import Pretrained
 from embedlayer.tables.dense import TokenEmbedding, as_table
-from embedlayer.tables.table import TokenTable, check_sizes, check_width, loss_of_logits
+from embedlayer.tables.lookup import check_sizes
+from embedlayer.tables.table import TokenTable, check_width, loss_of_logits
 
 
 class OutputHead(Pretrained, nn.Linear):
@@ -255,7 +256,7 @@ class OutputHead(Pretrained, nn.Linear):
     def reset_parameters(self) -> None:
         """Draw the weight of an untied head from N(0, init_std²) and set the bias to 0; a tied table stays."""
         if not self.tied:
-            draw_(self.weight, std=self.init_std)
+            init_normal_(self.weight, std=self.init_std)
         if self.bias is not None:
             nn.init.zeros_(self.bias)
 

@@ -246,12 +246,12 @@ class AdaptedRows(TokenTable):
             rows = adapt_rows(adapter, rows, start, stop)
         return rows
 
-    def products(
+    def raw_logits(
         self, hidden: Float[Tensor, "*batch D"], start: int = 0, stop: int | None = None
     ) -> Float[Tensor, "*batch N"]:
         """Compute `hidden @ rows(start, stop).T` without building the rows."""
         stop = self.vocab_size if stop is None else stop
-        products = self.table.products(hidden, start, stop)
+        products = self.table.raw_logits(hidden, start, stop)
         for adapter in self.adapted_table().adapters:
             products = adapt_products(adapter, products, hidden, start, stop)
         return products

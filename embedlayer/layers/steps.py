@@ -9,11 +9,11 @@ from torch import Tensor, nn
 from embedlayer.overrides import has_hooks, is_unchanged
 from embedlayer.positions.position import AdditivePosition, Position
 from embedlayer.shapes import Ids, Positions
-from embedlayer.tables.table import TokenTable
+from embedlayer.tables.lookup import LookupTable
 
 StepName = Literal["look_up", "scale", "token_types", "positions", "norm", "projection", "dropout"]
 
-TABLE_METHODS: dict[str, Callable[..., Any]] = {"__call__": nn.Module.__call__, "forward": TokenTable.forward}
+TABLE_METHODS: dict[str, Callable[..., Any]] = {"__call__": nn.Module.__call__, "forward": LookupTable.forward}
 """Methods of a table whose call is `scale * look_up(ids)`, unless they are overridden or replaced."""
 
 
@@ -125,7 +125,7 @@ def _run(step: EmbeddingStep, x: Tensor | None, batch: TokenBatch) -> Tensor:
 
 def _trace_look_up(table: nn.Module, ids: Ids) -> Iterator[TracedStep]:
     """Yield the rows and, for a table with a scale, the scaled rows; their last vectors equal `table(ids)`."""
-    if not isinstance(table, TokenTable) or has_hooks(table) or not is_unchanged(table, **TABLE_METHODS):
+    if not isinstance(table, LookupTable) or has_hooks(table) or not is_unchanged(table, **TABLE_METHODS):
         yield TracedStep("look_up", table(ids), f"{type(table).__name__}: rows, with any scale applied")
         return
     rows = table.look_up(ids)

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from embedlayer.bounds import raise_if_outside
 from embedlayer.errors import SizeError
+from embedlayer.index_checks import raise_if_outside
 from embedlayer.losses.chunk_length import chunk_length
 from embedlayer.losses.held_rows import AllRows, HeldRows
 from embedlayer.tracing import is_transformed, transforms_active

@@ -15,8 +15,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from embedlayer.bounds import checked_copy, raise_if_outside
 from embedlayer.errors import MissingExtraError, ShapeError, SizeError
+from embedlayer.index_checks import checked_copy, raise_if_outside
 from embedlayer.losses.chunk_length import TOKENS_AT_ONCE
 from embedlayer.losses.chunked import Terms, chunked_cross_entropy
 from embedlayer.tracing import is_transformed, plain_operators_only

@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from embedlayer.bounds import raise_if_outside
+from embedlayer.index_checks import raise_if_outside
 from embedlayer.losses.chunked import Terms
 
 BLOCK_TOKENS = 64

@@ -12,13 +12,13 @@ from torch import Tensor, nn
 from embedlayer.errors import CheckpointError, SizeError
 from embedlayer.families import OWN_MODEL_TYPE
 from embedlayer.files import JsonObject
+from embedlayer.initialization import NormalLinear
 from embedlayer.layers.input import InputOptions, PositionName, as_position, embed, sequence_of, trace_embed
 from embedlayer.layers.output import OutputHead
 from embedlayer.layers.steps import TracedStep
 from embedlayer.losses.linear_cross_entropy import LossOptions
 from embedlayer.models.cache import BlockCache, KeyValueCache
 from embedlayer.models.config import ModelConfig
-from embedlayer.normal import NormalLinear
 from embedlayer.positions.position import AttentionMask, Position, positions_of
 from embedlayer.pretrained import Pretrained, build, check_saved, describe
 from embedlayer.shapes import IdsLike, Positions

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from embedlayer.checkpoints.reader import Checkpoint
-from embedlayer.derived import derive_all
+from embedlayer.computed_buffers import recompute_all_buffers
 from embedlayer.errors import CheckpointError, EmbedLayerWarning
 from embedlayer.families import FAMILIES, HUGGING_FACE_TENSORS, META_TENSORS, RotaryPositions
 from embedlayer.files import JsonObject, read_json
@@ -98,7 +98,7 @@ def load_llama(
     with torch.device("meta"):
         model = _build(checkpoint, tensors, tied=tied, **sizes)
     assign(model, tensors, source=Path(checkpoint.name))
-    derive_all(model, device)
+    recompute_all_buffers(model, device)
     return model.eval()
 
 

@@ -1,1 +1,1 @@
-"""How rows learn."""
+"""Optimizers, parameter groups and gradient clipping for models with large embedding tables."""

@@ -1,4 +1,4 @@
-"""The gradients of a model, kept to a length: dense and row-sparse together."""
+"""Gradient clipping by the norm of dense, row-sparse and sharded gradients together."""
 
 import math
 from collections.abc import Iterable
@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from embedlayer.tables.row_gradient import coalesced, with_torch_functions
+from embedlayer.tables.sparse_gradient import coalesced, with_torch_functions
 
 
 @torch.no_grad()
@@ -20,28 +20,34 @@ def clip_grad_norm_(
 ) -> Tensor:
     """Scale all gradients by `min(1, max_norm / (norm + 1e-6))`, where `norm` is taken over all of them together.
 
-    Rows that are divided among processes (`embedlayer.distributed.ShardedTable`) count on each; gradients of all other
-    parameters are taken to be the same on every process, as `DistributedDataParallel` makes them, or are DTensors.
+    The squares of the rows of a sharded table (`embedlayer.distributed.ShardedTable`) are summed over the ranks. The
+    gradients of all other parameters must be the same on every process, as with `DistributedDataParallel`, or DTensors.
 
     Args:
-        parameters: Whose gradients; dense, row-sparse, or none.
-        max_norm: The length that they shall not exceed.
-        norm_type: 2 for the Euclidean norm; any other that `torch.linalg.vector_norm` knows.
-        error_if_nonfinite: Raise if the norm is infinite or no number.
+        parameters: Parameters; those without a gradient are skipped.
+        max_norm: Largest norm after clipping.
+        norm_type: Order of the norm, as in `torch.linalg.vector_norm`; 2 for the Euclidean norm.
+        error_if_nonfinite: Whether to raise an error if the norm is infinite or NaN.
         foreach: As in torch.
 
     Returns:
-        The norm before clipping.
+        The norm before clipping, a scalar.
 
     Raises:
-        RuntimeError: `error_if_nonfinite`, and the norm is not finite.
+        RuntimeError: `error_if_nonfinite` is set and the norm is not finite.
 
-    Reference: `torch.nn.utils.clip_grad_norm_`. It gives the same, also for row-sparse tables; it refuses the sparse
-    gradients of `nn.Embedding(sparse=True)` and does not know of rows on other ranks.
+    Example:
+        >>> table = TokenEmbedding(100, 8, row_sparse=True)
+        >>> table(torch.tensor([1, 2])).sum().backward()
+        >>> clip_grad_norm_(table.parameters(), max_norm=1.0)
+        tensor(4.)
+
+    Reference: `torch.nn.utils.clip_grad_norm_`, which returns the same for row-sparse tables in one process. It refuses
+    the sparse gradients of `nn.Embedding(sparse=True)`, and does not sum over the rows of other ranks.
     """
     parameters = [parameters] if isinstance(parameters, Tensor) else list(parameters)
-    shared: list[Tensor] = []
-    divided: list[Tensor] = []
+    replicated: list[Tensor] = []
+    sharded: list[Tensor] = []
     group, device = None, None
     for parameter in parameters:
         if hasattr(parameter, "divided_among"):
@@ -50,30 +56,30 @@ def clip_grad_norm_(
             continue
         if parameter.grad.layout is torch.sparse_coo:
             parameter.grad = with_torch_functions(coalesced(parameter.grad))
-        (divided if hasattr(parameter, "divided_among") else shared).append(parameter)
+        (sharded if hasattr(parameter, "divided_among") else replicated).append(parameter)
     if group is None:
-        return torch.nn.utils.clip_grad_norm_(shared, max_norm, norm_type, error_if_nonfinite, foreach)
-    total = norm_over_all(gradients_of(shared), gradients_of(divided), norm_type, group, device, foreach)
+        return torch.nn.utils.clip_grad_norm_(replicated, max_norm, norm_type, error_if_nonfinite, foreach)
+    total = total_norm(gradients_of(replicated), gradients_of(sharded), norm_type, group, device, foreach)
     if error_if_nonfinite and not bool(total.isfinite()):
         raise RuntimeError(f"The norm of the gradients is {float(total)}, so they cannot be clipped to {max_norm:g}.")
-    torch.nn.utils.clip_grads_with_norm_([_here(each) for each in shared + divided], max_norm, total, foreach)
+    torch.nn.utils.clip_grads_with_norm_([_local(each) for each in replicated + sharded], max_norm, total, foreach)
     return total
 
 
-def gradients_of(holders: list[Tensor]) -> list[Tensor]:
-    """Those that there are."""
-    return [holder.grad for holder in holders if holder.grad is not None]
+def gradients_of(parameters: list[Tensor]) -> list[Tensor]:
+    """Return the gradients of those parameters that have one."""
+    return [parameter.grad for parameter in parameters if parameter.grad is not None]
 
 
-def norm_over_all(
-    shared: list[Tensor], divided: list[Tensor], norm_type: float, group: Any, device: Any, foreach: bool | None
+def total_norm(
+    replicated: list[Tensor], sharded: list[Tensor], norm_type: float, group: Any, device: Any, foreach: bool | None
 ) -> Tensor:
-    """The norm of gradients that every process has, whole or as DTensors, and of those of divided rows."""
-    whole = [grad for grad in shared if not hasattr(grad, "full_tensor")]
-    of_fsdp = [grad for grad in shared if hasattr(grad, "full_tensor")]
-    norms = [torch.nn.utils.get_total_norm(each, norm_type, foreach=foreach) for each in (whole, of_fsdp, divided)]
+    """Return the norm of gradients that are the same on all processes or DTensors, and of gradients of sharded rows."""
+    whole = [grad for grad in replicated if not hasattr(grad, "full_tensor")]
+    of_fsdp = [grad for grad in replicated if hasattr(grad, "full_tensor")]
+    norms = [torch.nn.utils.get_total_norm(each, norm_type, foreach=foreach) for each in (whole, of_fsdp, sharded)]
     totals = (norm.full_tensor() if hasattr(norm, "full_tensor") else norm for norm in norms)
-    first, second, part = (norm.to(device) for norm in totals)  # of no gradients it is a number on the CPU
+    first, second, part = (norm.to(device) for norm in totals)  # without gradients the norm is a scalar on the CPU
     if math.isinf(norm_type):
         torch.distributed.all_reduce(part, torch.distributed.ReduceOp.MAX, group)
         return torch.maximum(torch.maximum(first, second), part)
@@ -83,11 +89,11 @@ def norm_over_all(
     return total
 
 
-def _here(holder: Tensor) -> Tensor:
-    """What holds the part that is here of a gradient that `fully_shard` has divided."""
-    if not hasattr(holder.grad, "to_local"):
-        return holder
-    part: Tensor = holder.grad.to_local()  # type: ignore[union-attr]
-    here = part.detach()
-    here.grad = part
-    return here
+def _local(parameter: Tensor) -> Tensor:
+    """Return a tensor with the local shard of a `fully_shard` gradient as `grad`; other parameters unchanged."""
+    if not hasattr(parameter.grad, "to_local"):
+        return parameter
+    shard: Tensor = parameter.grad.to_local()  # type: ignore[union-attr]
+    local = shard.detach()
+    local.grad = shard
+    return local

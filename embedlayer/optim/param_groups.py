@@ -1,4 +1,4 @@
-"""What decays and what does not: a model's parameters by what they are."""
+"""Parameter groups with and without weight decay."""
 
 from typing import Any
 
@@ -6,22 +6,22 @@ from torch import nn
 
 from embedlayer.layers.output import OutputHead
 from embedlayer.positions.position import Position
-from embedlayer.tables.table import TokenTable
+from embedlayer.tables.lookup import LookupTable
 
 
 def param_groups(model: nn.Module, *, weight_decay: float = 0.1) -> list[dict[str, Any]]:
-    """Parameter groups for an optimizer: tables, positions, norms (and biases) without weight decay, matrices with it.
+    """Return parameter groups for an optimizer: matrices with weight decay; tables, positions and norms without.
 
-    Decay pulls a row to zero at every step, also at those where its token does not occur, so rare tokens would fade
-    (a frozen table's rows even to nothing); norms and biases are scales and shifts, not directions.
+    Weight decay shrinks a row at every step, also at steps without its token, so the rows of rare tokens would vanish.
+    Norms and biases are scales and shifts, so they are not decayed either.
 
     Args:
-        model: Any module; tables are its `TokenTable`s, also where a head is tied to one.
-        weight_decay: Of the matrices.
+        model: Any module. Tables are its `LookupTable`s, also where a head is tied to one.
+        weight_decay: Weight decay of the matrices.
 
     Returns:
-        Groups with `name`, `params` and `weight_decay`; those without parameters are left out. Each parameter that is
-        trained stands in exactly one.
+        Groups with `name`, `params` and `weight_decay`, without empty groups. Each trained parameter is in exactly one
+        group.
 
     Example:
         >>> model = DecoderLM(TokenEmbedding(100, 32), RotaryEmbedding(8), num_layers=1)
@@ -30,11 +30,11 @@ def param_groups(model: nn.Module, *, weight_decay: float = 0.1) -> list[dict[st
     """
     kinds: dict[nn.Parameter, str] = {}
     heads = [head for head in model.modules() if isinstance(head, OutputHead)]
-    matrices = {rows for head in heads for rows in head.modules()}  # an untied head that is divided holds a table
+    matrices = {rows for head in heads for rows in head.modules()}  # a sharded untied head contains a table
     for module in model.modules():
         if module in matrices:
             continue
-        kind = "tables" if isinstance(module, TokenTable) else "positions" if isinstance(module, Position) else None
+        kind = "tables" if isinstance(module, LookupTable) else "positions" if isinstance(module, Position) else None
         if kind is not None:
             kinds |= dict.fromkeys(module.parameters(), kind)
     for parameter in model.parameters():

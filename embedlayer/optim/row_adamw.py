@@ -1,8 +1,8 @@
-"""AdamW at the cost of the rows that a batch uses, with the results of dense AdamW.
+"""AdamW whose step costs the rows of a batch and not the vocabulary, with the results of dense AdamW.
 
-Dense AdamW moves every row of a table at every step, also those without gradient. For a row-sparse table `RowAdamW`
-writes only to the rows that have a gradient, and the table's ledger makes up for the missed steps of a row just before
-it is read (`embedlayer.tables.catch_up`). All other parameters go through torch's own fused AdamW.
+Dense AdamW updates every row of a table at every step, also rows without gradient. For a row-sparse table `RowAdamW`
+writes only to the rows that have a gradient. The updates of the other rows stay pending (`table.pending_updates`), and
+are applied just before the rows are read. All other parameters go through torch's own fused AdamW.
 """
 
 import math
@@ -15,9 +15,10 @@ from torch.optim.adamw import adamw
 from torch.optim.optimizer import ParamsT
 
 from embedlayer.errors import CheckpointError, ShapeError, SizeError
-from embedlayer.tables.catch_up import Betas, check_betas
-from embedlayer.tables.ledger import RowLedger, parts, root, rows_at_once, scratch
-from embedlayer.tables.row_gradient import row_gradient
+from embedlayer.tables.lazy_adam import Betas, check_betas
+from embedlayer.tables.pending_updates import PendingUpdates
+from embedlayer.tables.row_arithmetic import chunk_slices, empty_rows, rows_at_once, square_root
+from embedlayer.tables.sparse_gradient import row_gradient
 
 State = dict[str, Any]
 
@@ -25,21 +26,22 @@ State = dict[str, Any]
 class RowAdamW(torch.optim.Optimizer):
     """`torch.optim.AdamW`, except that a step on a `row_sparse=True` table costs its batch and not its vocabulary.
 
-    A table ends where dense AdamW ends: at every step `p -= lr * wd * p`, then `p -= lr * (m / bc1) / (sqrt(v / bc2) +
-    eps)` with `bc = 1 - beta^t`, for all rows. Rows without gradient are caught up when they are next read.
+    The rows of a table become those of dense AdamW: at every step, for all rows,
+    `p -= lr * wd * p`, then `p -= lr * (m / bc1) / (sqrt(v / bc2) + eps)` with `bc = 1 - beta^t`. Updates of rows
+    without gradient are pending until the rows are read.
 
     Args:
         params: Parameters or groups, as for any optimizer of torch. Row-sparse tables are recognised.
         lr: Learning rate; may change from step to step.
-        betas: Decay of the mean and of the mean square.
-        eps: Added to the root of the mean square.
-        weight_decay: Decay per step is `lr * weight_decay`; may change from step to step.
-        amsgrad: Must be False: its running maximum needs every row at every step.
-        maximize: Must be False: turn the sign of the loss.
-        fused: Whether dense parameters take torch's fused kernel.
-        apply_pending_every: Apply all pending updates of a table after every so many of its steps. With 1 the memory
-            of every weight is that of dense AdamW after each step, for readers that no function of torch announces,
-            at about twice the time of dense AdamW. `None`: updates are applied when somebody reads the rows.
+        betas: Decay rates of the first and second moments.
+        eps: Added to the root of the second moment.
+        weight_decay: Weight decay; a step multiplies by `1 - lr * weight_decay`. May change from step to step.
+        amsgrad: Must be False, because its running maximum needs every row at every step.
+        maximize: Must be False: minimise the negative loss instead.
+        fused: Whether dense parameters use torch's fused kernel.
+        apply_pending_every: Number of steps on a table after which all its pending updates are applied. With 1, every
+            weight has the memory of dense AdamW after each step, at about twice the time of dense AdamW. That is for
+            code that reads the memory without a torch function. `None` applies updates only when rows are read.
 
     Raises:
         SizeError: An option is outside its range, or `beta1 >= sqrt(beta2)`.
@@ -50,10 +52,10 @@ class RowAdamW(torch.optim.Optimizer):
         >>> table(torch.tensor([[1, 2, 3]])).sum().backward()
         >>> optimizer.step()
 
-    `state_dict()` is that of `torch.optim.AdamW` and is read by it, and the other way round.
+    `state_dict()` is that of `torch.optim.AdamW`: each of the two optimizers can load the state of the other.
 
     Reference: Loshchilov and Hutter, Decoupled weight decay regularization, 2019; torch/optim/adamw.py. We differ from
-    `torch.optim.SparseAdam`, whose rows stand still between their gradients, so that it ends elsewhere.
+    `torch.optim.SparseAdam`, which skips the updates of rows without gradient and so gives other results.
     """
 
     def __init__(
@@ -88,17 +90,27 @@ class RowAdamW(torch.optim.Optimizer):
         super().__init__(params, defaults)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """As in torch; the group's options are checked."""
+        """Add a parameter group, as in torch.
+
+        Raises:
+            SizeError: As in `check_group`.
+        """
         super().add_param_group(param_group)
         check_group(self.param_groups[-1])
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """One step of AdamW on every parameter that has a gradient.
+        """Make one step of AdamW on every parameter that has a gradient.
+
+        Args:
+            closure: Function that computes the loss again, as in torch; `None` for none.
+
+        Returns:
+            The result of `closure`, or `None`.
 
         Raises:
-            ShapeError: A table was resized or replaced since its last step, or a gradient is sparse where the table
-                is not.
+            ShapeError: A table was resized or replaced since its last step, or a table that is not row-sparse has a
+                sparse gradient.
             StaleRowsError: A weight was written in place while its rows had pending updates.
         """
         loss = None
@@ -115,89 +127,94 @@ class RowAdamW(torch.optim.Optimizer):
                     self._step_rows(parameter, group)
         return loss
 
-    def flush(self) -> None:
-        """Bring all rows of all row-sparse tables, and their moments, to where dense AdamW has them now."""
+    def apply_pending_updates(self) -> None:
+        """Apply all pending updates of all row-sparse tables and of their moments: the state of dense AdamW."""
         for parameter in self._tables():
-            parameter.row_ledger.flush(parameter, moments=True)
+            parameter.pending_updates.apply_all(parameter, moments=True)
 
     def state_dict(self) -> dict[str, Any]:
-        """The state that dense AdamW would have, which `torch.optim.AdamW` can load; rows are brought up to date."""
-        self.flush()
+        """Return the state of dense AdamW, which `torch.optim.AdamW` can load. Applies all pending updates."""
+        self.apply_pending_updates()
         return super().state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continue from a state of `RowAdamW` or `torch.optim.AdamW`.
+        """Load a state of `RowAdamW` or `torch.optim.AdamW`.
 
         Raises:
-            CheckpointError: It belongs to parameters of other sizes.
-            SizeError: It was made with options that are refused here, such as `amsgrad`.
+            CheckpointError: The state belongs to parameters of other sizes.
+            SizeError: The state has options that `RowAdamW` refuses, such as `amsgrad`.
         """
-        self.flush()
+        self.apply_pending_updates()
         self._check_sizes(state_dict)
         for group in state_dict["param_groups"]:
             check_group(group)
         super().load_state_dict(state_dict)
         for parameter in self._tables():
-            parameter.row_ledger.detach()
+            parameter.pending_updates.detach()
 
-    def load_rows(self, parameter: Any, tensors: dict[str, Tensor], rest: dict[str, Any]) -> None:
-        """Continue with rows that are behind, from what their ledger's `state()` gave beside raw rows and moments.
+    def load_pending_updates(self, parameter: Any, tensors: dict[str, Tensor], rest: dict[str, Any]) -> None:
+        """Restore the pending updates of a table from a checkpoint that saved its raw rows and moments.
+
+        Args:
+            parameter: Weight of a row-sparse table.
+            tensors: Tensors of `PendingUpdates.state()`.
+            rest: JSON of `PendingUpdates.state()`.
 
         Raises:
-            KeyError: Something is missing.
+            KeyError: An entry is missing.
         """
-        ledger: RowLedger = parameter.row_ledger
         state = self.state[parameter]
-        ledger.load_state(parameter, (state["exp_avg"], state["exp_avg_sq"]), tensors, rest)
+        parameter.pending_updates.load_state(parameter, (state["exp_avg"], state["exp_avg_sq"]), tensors, rest)
 
     def __getstate__(self) -> dict[str, Any]:
-        self.flush()
+        self.apply_pending_updates()
         return {**super().__getstate__(), "apply_pending_every": self.apply_pending_every}
 
     def _tables(self) -> list[Any]:
+        """Return the weights of all row-sparse tables."""
         return [p for group in self.param_groups for p in group["params"] if is_row_sparse(p)]
 
     def _check_gradients(self) -> None:
-        """Refuse what cannot be stepped on, before anything is written."""
+        """Raise `ShapeError` for gradients and tables that no step can be made on, before anything is written."""
         for parameter in self._tables():
-            ledger: RowLedger = parameter.row_ledger
-            if ledger.replaced:
+            pending: PendingUpdates = parameter.pending_updates
+            if pending.replaced:
                 raise ShapeError(
                     f"A table's weight {tuple(parameter.shape)} was replaced behind the optimizer's back, and its "
                     f"steps would go to the old one. Build the optimizer again after resizing or assigning a weight."
                 )
             if parameter.grad is not None:
-                moments = self.state[parameter].get("exp_avg", parameter)
-                ledger.check_size(parameter, moments)
+                pending.check_size(parameter, self.state[parameter].get("exp_avg", parameter))
         for group in self.param_groups:
             check_group(group)
             for parameter in group["params"]:
                 if parameter.grad is not None and parameter.grad.is_sparse and not is_row_sparse(parameter):
                     raise ShapeError(
-                        f"A sparse gradient {tuple(parameter.shape)} came from a table without a ledger of its rows. "
+                        f"A sparse gradient {tuple(parameter.shape)} came from a table that is not row-sparse. "
                         f"Use TokenEmbedding(..., row_sparse=True), or sparse=False."
                     )
 
     def moments(self, parameter: Tensor) -> State:
-        """The parameter's `step`, `exp_avg` and `exp_avg_sq`, which are made at its first step, or here."""
+        """Return `step`, `exp_avg` and `exp_avg_sq` of a parameter; before its first step, create them as zeros."""
         state: State = self.state[parameter]
         if not state:
-            state["step"] = torch.zeros((), dtype=torch.float32, device=self._place_of_step(parameter))
+            state["step"] = torch.zeros((), dtype=torch.float32, device=self._step_device(parameter))
             state["exp_avg"] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
             state["exp_avg_sq"] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
         return state
 
     def load_moments(self, parameter: Tensor, tensors: State) -> None:
-        """Continue with `step`, `exp_avg` and `exp_avg_sq` as they were, on whatever device they come."""
-        places = {"step": self._place_of_step(parameter)}
+        """Set `step`, `exp_avg` and `exp_avg_sq` of a parameter, moved to its device."""
+        places = {"step": self._step_device(parameter)}
         self.state[parameter] = {key: t.to(places.get(key, parameter.device)) for key, t in tensors.items()}
 
-    def _place_of_step(self, parameter: Tensor) -> torch.device:
-        """Where torch's kernel reads the number of the step: the fused one beside the numbers."""
+    def _step_device(self, parameter: Tensor) -> torch.device:
+        """Return the device of the step number: for torch's fused kernel that of the parameter, else the CPU."""
         fused = any(group["fused"] and any(parameter is p for p in group["params"]) for group in self.param_groups)
         return parameter.device if fused and not is_row_sparse(parameter) else torch.device("cpu")
 
     def _step_dense(self, parameters: list[Tensor], group: dict[str, Any]) -> None:
+        """Make a step of torch's AdamW on dense parameters."""
         if not parameters:
             return
         states = [self.moments(parameter) for parameter in parameters]
@@ -219,33 +236,33 @@ class RowAdamW(torch.optim.Optimizer):
         )
 
     def _step_rows(self, parameter: Any, group: dict[str, Any]) -> None:
-        """The step of the rows that have a gradient; the ledger takes note for the others."""
-        ledger: RowLedger = parameter.row_ledger
-        grad = parameter.grad = row_gradient(parameter, parameter.grad, drop=ledger.padding_idx)
-        rows, values = grad._indices()[0], grad._values()
+        """Make a step on the rows that have a gradient, and record it for the others."""
+        pending: PendingUpdates = parameter.pending_updates
+        grad = parameter.grad = row_gradient(parameter, parameter.grad, drop=pending.padding_idx)
+        rows, gradients = grad._indices()[0], grad._values()
         state = self.moments(parameter)
-        exp_avg, exp_avg_sq = state["exp_avg"], state["exp_avg_sq"]
-        ledger.attach(parameter, int(state["step"]), (exp_avg, exp_avg_sq), betas_of(group))
-        numbers = ledger.numbers(parameter, rows)
+        pending.attach(parameter, int(state["step"]), (state["exp_avg"], state["exp_avg_sq"]), betas_of(group))
+        values = pending.row_values(parameter, rows)
         lr, (beta1, beta2) = float(group["lr"]), group["betas"]
-        decays = ledger.begin_step(rows, lr, group["weight_decay"])
-        correction = 1 - beta1**ledger.step
-        root_correction = math.sqrt(1 - beta2**ledger.step)
+        decays = pending.begin_step(rows, lr, group["weight_decay"])
+        correction = 1 - beta1**pending.step
+        root_correction = math.sqrt(1 - beta2**pending.step)
         size = min(rows_at_once(parameter), len(rows))
-        room = scratch(parameter, size)
-        for part in parts(rows, size):
-            p, m, v = (each[part] for each in numbers)
-            g = values[part].to(p.dtype)
-            m.mul_(decays[0][part]).add_(g, alpha=1 - beta1)
-            v.mul_(decays[1][part]).addcmul_(g, g, value=1 - beta2)
-            below = root(v, out=room[: len(p)]).add_(group["eps"] * root_correction)
-            p.mul_(1 - lr * group["weight_decay"]).addcdiv_(m, below, value=-lr * root_correction / correction)
-        ledger.end_step(parameter, rows, numbers)
-        if self.apply_pending_every is not None and ledger.step % self.apply_pending_every == 0:
-            ledger.flush(parameter)
+        buffer = empty_rows(parameter, size)
+        for chunk in chunk_slices(rows, size):
+            p, m, v = (each[chunk] for each in values)
+            g = gradients[chunk].to(p.dtype)
+            m.mul_(decays[0][chunk]).add_(g, alpha=1 - beta1)
+            v.mul_(decays[1][chunk]).addcmul_(g, g, value=1 - beta2)
+            denominator = square_root(v, out=buffer[: len(p)]).add_(group["eps"] * root_correction)
+            p.mul_(1 - lr * group["weight_decay"]).addcdiv_(m, denominator, value=-lr * root_correction / correction)
+        pending.end_step(parameter, rows, values)
+        if self.apply_pending_every is not None and pending.step % self.apply_pending_every == 0:
+            pending.apply_all(parameter)
         state["step"] += 1
 
     def _check_sizes(self, state_dict: dict[str, Any]) -> None:
+        """Raise `CheckpointError` if the moments of a state have other sizes than the parameters."""
         places = [place for group in state_dict["param_groups"] for place in group["params"]]
         parameters = [parameter for group in self.param_groups for parameter in group["params"]]
         for place, parameter in zip(places, parameters, strict=False):  # torch counts them itself
@@ -258,20 +275,21 @@ class RowAdamW(torch.optim.Optimizer):
 
 
 def is_row_sparse(parameter: Tensor) -> bool:
-    """Whether this is the weight of a row-sparse table."""
-    return hasattr(parameter, "row_ledger")
+    """Return whether a parameter is the weight of a row-sparse table."""
+    return hasattr(parameter, "pending_updates")
 
 
 def betas_of(group: dict[str, Any]) -> Betas:
-    """What fixes how the moments of this group die out."""
+    """Return the betas and eps of a parameter group."""
     return Betas(float(group["betas"][0]), float(group["betas"][1]), float(group["eps"]))
 
 
 def check_group(group: dict[str, Any]) -> None:
-    """Refuse options with which a step could not be that of dense AdamW.
+    """Check that the options of a parameter group allow lazy updates.
 
     Raises:
-        SizeError: Naming the option.
+        SizeError: `amsgrad` or `maximize` is set, `lr` or `weight_decay` is negative, or the betas of a row-sparse
+            table are refused by `check_betas`.
     """
     if group.get("amsgrad"):
         raise SizeError("amsgrad keeps a maximum over every step of every row: use torch.optim.AdamW for it.")

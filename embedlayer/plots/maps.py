@@ -16,7 +16,7 @@ from embedlayer.plots.labels import hubs, write_labels
 from embedlayer.plots.style import BLUE, colorbar, new_figure, numbers, panels, point_colours
 from embedlayer.plots.visible import visible_text
 from embedlayer.tables.dense import as_rows
-from embedlayer.tables.table import TokenTable
+from embedlayer.tables.lookup import LookupTable
 from embedlayer.text.tokenizer import require_rows, table_size, token_text
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ NAMED_ROWS = 2048
 
 @torch.no_grad()
 def table_map(
-    table: TokenTable | nn.Embedding | Float[Tensor, "N 2"],
+    table: LookupTable | nn.Embedding | Float[Tensor, "N 2"],
     labels: Mapping[int, str] | None = None,
     *,
     tokenizer: Tokenizer | None = None,
@@ -59,7 +59,7 @@ def table_map(
         >>> figure = table_map(TokenEmbedding(100, 16), {7: "seven", 8: "eight"})
     """
     table = as_rows(table)
-    if isinstance(table, TokenTable):
+    if isinstance(table, LookupTable):
         if labels is None and tokenizer is not None:
             labels = _words(table, tokenizer)
         coordinates, explained_variance_ratio = _components(table.rows(0, table.vocab_size))
@@ -109,7 +109,7 @@ def _components(rows: Float[Tensor, "V D"]) -> tuple[Float[Tensor, "V 2"], Float
     return coordinates, found.explained_variance_ratio.cpu()
 
 
-def _words(table: TokenTable, tokenizer: Tokenizer) -> dict[int, str]:
+def _words(table: LookupTable, tokenizer: Tokenizer) -> dict[int, str]:
     """Return up to `NAMED_ROWS` whole words by ID, hubs first; they are spread over all IDs to include rare words."""
     texts = {index: token_text(tokenizer, index) for index in _ids(table, tokenizer)}
     begin = " " if any(len(text) > 3 and text.startswith(" ") for text in texts.values()) else ""
@@ -120,7 +120,7 @@ def _words(table: TokenTable, tokenizer: Tokenizer) -> dict[int, str]:
     return dict(words[place] for place in hubs(torch.cat(rows)).tolist()) if words else {}
 
 
-def _ids(table: TokenTable, tokenizer: Tokenizer) -> list[int]:
+def _ids(table: LookupTable, tokenizer: Tokenizer) -> list[int]:
     """Return the IDs of the tokenizer's tokens, after a check that all have rows."""
     require_rows(tokenizer, table.vocab_size)
     return [index for index in range(table_size(tokenizer)) if tokenizer.id_to_token(index) is not None]

@@ -8,13 +8,15 @@ from jaxtyping import Float, Int
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 
+from embedlayer.analysis.row_reader import RowReader
 from embedlayer.errors import ShapeError, SizeError
 from embedlayer.plots.labels import SIDES, write_labels
 from embedlayer.plots.style import BLUE, LINES, MUTED, ORANGE, PAPER, backing, new_figure, numbers, panels
 from embedlayer.plots.training import DASHES
 from embedlayer.plots.visible import visible_text
 from embedlayer.tables.dense import as_rows
-from embedlayer.tables.table import ROWS_AT_ONCE, TokenTable
+from embedlayer.tables.lookup import LookupTable
+from embedlayer.tables.table import ROWS_AT_ONCE
 from embedlayer.text.tokenizer import table_size, token_text
 
 if TYPE_CHECKING:
@@ -27,7 +29,7 @@ ROUNDING = 1e-6
 
 @torch.no_grad()
 def norm_histogram(
-    norms: TokenTable | nn.Embedding | Float[Tensor, " N"], *, title: str = "Norms of the rows", bins: int = 60
+    norms: LookupTable | nn.Embedding | Float[Tensor, " N"], *, title: str = "Norms of the rows", bins: int = 60
 ) -> "matplotlib.figure.Figure":
     """Draw a histogram of the L2 norms of the rows, with the median.
 
@@ -40,8 +42,8 @@ def norm_histogram(
         >>> figure = norm_histogram(TokenEmbedding(100, 16))
     """
     norms = as_rows(norms)
-    if isinstance(norms, TokenTable):
-        norms = torch.cat([_row_norms(rows) for _, rows in Rows(norms).chunks(ROWS_AT_ONCE)])
+    if isinstance(norms, LookupTable):
+        norms = torch.cat([_row_norms(rows) for _, rows in RowReader(norms).chunks(ROWS_AT_ONCE)])
     finite = norms.detach().double().cpu()
     finite = finite[finite.isfinite()]
     with new_figure(7.2, 3.6) as figure:
@@ -71,7 +73,7 @@ def norm_histogram(
 
 @torch.no_grad()
 def spectrum(
-    tables: Mapping[str, TokenTable | nn.Embedding | Float[Tensor, "_ _"] | Float[Tensor, " _"]],
+    tables: Mapping[str, LookupTable | nn.Embedding | Float[Tensor, "_ _"] | Float[Tensor, " _"]],
     *,
     share: float = 0.5,
     title: str = "Variance along the principal components",
@@ -116,12 +118,12 @@ def spectrum(
     return figure
 
 
-def variance_shares(table: TokenTable | nn.Embedding | Float[Tensor, "N D"]) -> Float[Tensor, " D"]:
+def variance_shares(table: LookupTable | nn.Embedding | Float[Tensor, "N D"]) -> Float[Tensor, " D"]:
     """Compute the share of the variance along each principal component, in descending order, in float64.
 
     Rows are read in chunks; rows that are not finite are left out. All shares are 0 if the rows are equal.
     """
-    rows = Rows(table)
+    rows = RowReader(table)
 
     def finite_chunks() -> Iterator[Float[Tensor, "rows D"]]:
         """Yield the finite rows in float64, chunk by chunk."""
@@ -140,7 +142,7 @@ def variance_shares(table: TokenTable | nn.Embedding | Float[Tensor, "N D"]) -> 
 
 
 def gradient_rows(
-    gradient: TokenTable | nn.Embedding | Float[Tensor, "V D"],
+    gradient: LookupTable | nn.Embedding | Float[Tensor, "V D"],
     tokenizer: Tokenizer | None = None,
     *,
     most: int = 24,
@@ -184,7 +186,7 @@ def gradient_rows(
 
 
 def used_rows(
-    gradient: TokenTable | nn.Embedding | Float[Tensor, "V D"],
+    gradient: LookupTable | nn.Embedding | Float[Tensor, "V D"],
 ) -> tuple[int, Int[Tensor, " N"], Float[Tensor, " N"]]:
     """Return the number of rows, the IDs of the rows with a nonzero gradient, and the L2 norms of these gradients.
 
@@ -192,7 +194,7 @@ def used_rows(
         ShapeError: The table has no gradient.
     """
     gradient = as_rows(gradient)
-    if isinstance(gradient, TokenTable):
+    if isinstance(gradient, LookupTable):
         by_token = (part for part in gradient.parameters() if len(part) == gradient.num_rows)
         gradients = [part.grad for part in by_token if part.grad is not None]
         if not gradients:

@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from embedlayer.derived import Derived
+from embedlayer.computed_buffers import ComputedBuffers
 from embedlayer.errors import SizeError
 from embedlayer.positions.position import Position
 
@@ -31,7 +31,7 @@ def alibi_slopes(num_heads: int, max_bias: float = 8.0) -> Float[Tensor, " H"]:
     return torch.tensor(slopes, dtype=torch.float64)
 
 
-class AlibiBias(Position, Derived):
+class AlibiBias(Position, ComputedBuffers):
     """Linear biases: `bias[h, i, j] = -slope_h * |i - j|`, without parameters and without a longest sequence.
 
     Under a causal mask this is the published `-slope_h * (i - j)`; without a mask it is the symmetric form of encoders.
@@ -64,9 +64,9 @@ class AlibiBias(Position, Derived):
         self.num_heads = num_heads
         self.max_bias = max_bias
         self.scale = scale
-        self.derive()
+        self.recompute_buffers()
 
-    def derived(self) -> dict[str, Tensor]:
+    def buffer_values(self) -> dict[str, Tensor]:
         """Compute the slopes, times the scale."""
         return {"slopes": (alibi_slopes(self.num_heads, self.max_bias) * self.scale).float()}
 

@@ -7,9 +7,9 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from embedlayer.bounds import Bounds
 from embedlayer.errors import SizeError
-from embedlayer.normal import draw_
+from embedlayer.index_checks import IndexCheck
+from embedlayer.initialization import init_normal_
 from embedlayer.positions.position import AdditivePosition
 from embedlayer.shapes import Positions
 
@@ -58,7 +58,7 @@ class LearnedPositionalEmbedding(AdditivePosition, nn.Embedding):
         nn.Embedding.__init__(self, max_seq_len + offset, embed_dim, device=device, dtype=dtype)
         self.max_seq_len = max_seq_len
         self.offset = offset
-        self.bounds = Bounds(max_seq_len, "position", offset=offset)
+        self.index_check = IndexCheck(max_seq_len, "position", offset=offset)
 
     @property
     def embed_dim(self) -> int:
@@ -67,7 +67,7 @@ class LearnedPositionalEmbedding(AdditivePosition, nn.Embedding):
 
     def reset_parameters(self) -> None:
         """Draw the rows from N(0, init_std²)."""
-        draw_(self.weight, std=self.init_std)
+        init_normal_(self.weight, std=self.init_std)
 
     def stored(self, length: int) -> Float[Tensor, "T D"] | None:
         """Return the rows of positions `0 .. length - 1` as a view of `weight`; `None` beyond `max_seq_len`."""
@@ -79,7 +79,7 @@ class LearnedPositionalEmbedding(AdditivePosition, nn.Embedding):
         Raises:
             PositionError: A position is outside `-offset .. max_seq_len - 1`.
         """
-        index, outside = self.bounds(positions)
+        index, outside = self.index_check(positions)
         rows = F.embedding(index, self.weight)
         return rows if outside is None else rows.masked_fill(outside.unsqueeze(-1), 0)
 
@@ -120,4 +120,4 @@ class LearnedPositionalEmbedding(AdditivePosition, nn.Embedding):
 
     def check(self) -> None:
         """Wait for the device and raise the error of a position that was outside the table since the last check."""
-        self.bounds.check()
+        self.index_check.check()

@@ -7,9 +7,9 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from embedlayer.derived import Derived
+from embedlayer.computed_buffers import ComputedBuffers
 from embedlayer.errors import SizeError
-from embedlayer.normal import draw_
+from embedlayer.initialization import init_normal_
 from embedlayer.positions.position import Position
 
 
@@ -27,7 +27,7 @@ def distance_buckets(num_buckets: int, max_distance: int) -> Int[Tensor, " dista
     return torch.where(distances < exact, distances, wide)
 
 
-class RelativePositionBias(Position, Derived):
+class RelativePositionBias(Position, ComputedBuffers):
     """Learned biases by distance: `bias[h, i, j] = weight[bucket(key position - query position), h]`.
 
     There is no longest sequence: all distances from `max_distance` on are in one bucket.
@@ -78,13 +78,13 @@ class RelativePositionBias(Position, Derived):
         self.init_std = init_std
         self.weight = nn.Parameter(torch.empty(num_buckets, num_heads))
         self.reset_parameters()
-        self.derive()
+        self.recompute_buffers()
 
     def reset_parameters(self) -> None:
         """Draw the biases from N(0, init_std²)."""
-        draw_(self.weight, std=self.init_std)
+        init_normal_(self.weight, std=self.init_std)
 
-    def derived(self) -> dict[str, Tensor]:
+    def buffer_values(self) -> dict[str, Tensor]:
         """Compute the bucket of each distance in one direction."""
         side = self.num_buckets // 2 if self.bidirectional else self.num_buckets
         return {"buckets": distance_buckets(side, self.max_distance)}

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from embedlayer.derived import Derived
+from embedlayer.computed_buffers import ComputedBuffers
 from embedlayer.errors import ShapeError, SizeError
 from embedlayer.files import JsonObject
 from embedlayer.positions.apply_rotary import fused_apply_rotary
@@ -40,7 +40,7 @@ def rotary_angles(positions: Positions, phase_increments: Int[Tensor, " half"]) 
     return (phase.to(wide) * (2 * math.pi / UNITS_PER_ROTATION)).float()
 
 
-class RotaryEmbedding(Position, Derived):
+class RotaryEmbedding(Position, ComputedBuffers):
     """Rotary positions: `rotate(q, k)` rotates pair i of both by `positions * base^(-2i / rotary_dim)` radians.
 
     The score of a query and a key then depends only on their distance. There is no longest sequence.
@@ -92,7 +92,7 @@ class RotaryEmbedding(Position, Derived):
             )
         if base <= 0:
             raise SizeError(f"base must be positive, not {base}.")
-        self.derive()
+        self.recompute_buffers()
 
     @classmethod
     def from_config(  # type: ignore[override]
@@ -143,7 +143,7 @@ class RotaryEmbedding(Position, Derived):
         """Factor on cosines and sines, which multiplies attention scores by its square."""
         return 1.0 if self.scaling is None else self.scaling.attention_scaling
 
-    def derived(self) -> dict[str, Tensor]:
+    def buffer_values(self) -> dict[str, Tensor]:
         """Compute the phase increments and, if they depend on the length, the frequency sets in float64."""
         if self.scaling is None:
             return {"phase_increments": to_phase_increments(rotary_frequencies(self.rotary_dim, self.base))}
@@ -237,7 +237,7 @@ class RotaryEmbedding(Position, Derived):
         fixed = RotaryEmbedding(
             self.head_dim, self.base, scaling=scaling, interleaved=self.interleaved, rotary_dim=self.rotary_dim
         )
-        fixed.derive(self.phase_increments.device)
+        fixed.recompute_buffers(self.phase_increments.device)
         return fixed
 
     def extra_repr(self) -> str:

@@ -7,9 +7,9 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from embedlayer.bounds import Bounds
-from embedlayer.derived import Derived
+from embedlayer.computed_buffers import ComputedBuffers
 from embedlayer.errors import SizeError
+from embedlayer.index_checks import IndexCheck
 from embedlayer.positions.position import AdditivePosition
 from embedlayer.shapes import Positions
 
@@ -55,7 +55,7 @@ def sinusoids(
     return F.pad(waves, (0, embed_dim - waves.shape[-1]))
 
 
-class SinusoidalPositionalEmbedding(AdditivePosition, Derived):
+class SinusoidalPositionalEmbedding(AdditivePosition, ComputedBuffers):
     """Fixed sinusoids: `add(x, positions) = x + scale * sinusoids(positions + offset)`, with 1 or a learned `scale`.
 
     The rows are computed in float64 and stored in float32, also in a bfloat16 model. Without `init_scale` there are no
@@ -127,15 +127,15 @@ class SinusoidalPositionalEmbedding(AdditivePosition, Derived):
         self.init_scale = init_scale
         self.register_parameter("scale", None if init_scale is None else nn.Parameter(torch.empty(1)))
         self.reset_parameters()
-        self.bounds = Bounds(max_seq_len, "position", offset=offset)
-        self.derive()
+        self.index_check = IndexCheck(max_seq_len, "position", offset=offset)
+        self.recompute_buffers()
 
     def reset_parameters(self) -> None:
         """Set a learned factor to `init_scale`."""
         if self.scale is not None:
             nn.init.constant_(self.scale, self.init_scale or 0.0)
 
-    def derived(self) -> dict[str, Tensor]:
+    def buffer_values(self) -> dict[str, Tensor]:
         """Compute the rows of all positions."""
         numbers = torch.arange((self.max_seq_len or 0) + self.offset, dtype=torch.float64)
         waves = sinusoids(numbers, self.embed_dim, self.base, layout=self.layout, endpoint=self.endpoint)
@@ -155,11 +155,11 @@ class SinusoidalPositionalEmbedding(AdditivePosition, Derived):
         Raises:
             PositionError: A position is outside `-offset .. max_seq_len - 1`.
         """
-        index, outside = self.bounds(positions)
+        index, outside = self.index_check(positions)
         rows = F.embedding(index, self.waves)
         rows = rows if self.scale is None else self.scale * rows
         return rows if outside is None else rows.masked_fill(outside.unsqueeze(-1), 0)
 
     def check(self) -> None:
         """Wait for the device and raise the error of a position that was outside `max_seq_len` since the last check."""
-        self.bounds.check()
+        self.index_check.check()

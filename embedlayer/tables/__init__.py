@@ -1,1 +1,1 @@
-"""What a token is: every way to store one row per token."""
+"""Embedding tables: dense, factorised, quantised, row-sparse, and a frozen table with trained delta rows."""

@@ -1,4 +1,4 @@
-"""A frozen table and a few rows that learn."""
+"""A frozen table with a few trained rows, for fine-tuning new or selected tokens."""
 
 import hashlib
 from collections.abc import Iterable, Iterator
@@ -10,10 +10,11 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from embedlayer.derived import Derived
+from embedlayer.computed_buffers import ComputedBuffers
 from embedlayer.errors import CheckpointError, ShapeError, SizeError, TokenIdError
 from embedlayer.files import JsonObject, load_tensors, read_json, save_tensors, writable_folder, write_json
-from embedlayer.normal import draw_
+from embedlayer.initialization import init_normal_
+from embedlayer.kinds import kind_of
 from embedlayer.pretrained import FORMAT_VERSION, describe
 from embedlayer.shapes import Ids, Vectors
 from embedlayer.tables.dense import TokenEmbedding, as_table
@@ -26,23 +27,23 @@ BYTES_AT_ONCE = 16 * 2**20
 Delta = TypeVar("Delta", bound="DeltaEmbedding")
 
 
-class DeltaEmbedding(TokenTable, Derived):
-    """A frozen table with N rows that learn: `out[..., :] = scale * (delta[n] if ids == token_ids[n] else base[ids])`.
+class DeltaEmbedding(TokenTable, ComputedBuffers):
+    """A frozen table with N trained rows: `out[..., :] = scale * (delta[n] if ids == token_ids[n] else base[ids])`.
 
-    Only `delta`, `(N, D)`, has a gradient and optimizer state, from both directions: the look-up fetches the base's
-    rows and writes the N over them, `logits` and `loss` do so with columns. No `(V, D)` is copied. It wraps tables of
-    every kind.
+    Only `delta`, `(N, D)`, has a gradient and optimizer state. A look-up reads the rows of the base and replaces those
+    of `token_ids`; `logits` and `loss` replace columns in the same way. No `(V, D)` tensor is copied. The base may be a
+    table of any kind.
 
     Args:
-        base: The table underneath, or an `nn.Embedding`. It is frozen: its parameters no longer ask for gradients.
-        token_ids: Tokens whose rows learn, in any order, each once; kept in ascending order, and `delta` with them.
-        values: Where they start, `(N, D)` in the order given; at the base's rows if `None`.
-        dtype: Of `delta`; the base's if `None`. `torch.float32` over a bfloat16 base keeps small steps that bfloat16
-            would swallow, and is rounded where it is read.
+        base: Table, or `nn.Embedding`. It is frozen: `requires_grad_(False)` is called on it.
+        token_ids: Tokens whose rows are trained, in any order, each once. They are stored in ascending order.
+        values: Initial rows, `(N, D)`, in the order of `token_ids`; `None` for the rows of the base.
+        dtype: Data type of `delta`; `None` for that of the base. `torch.float32` over a bfloat16 base keeps small
+            updates that bfloat16 would round away; rows are rounded when they are read.
 
     Raises:
-        SizeError: `token_ids` is empty, has a token twice, or has the padding token.
-        TokenIdError: One is outside the table.
+        SizeError: `token_ids` is empty, or contains a token twice or the padding token.
+        TokenIdError: A token is outside the table.
         ShapeError: `values` is not `(N, D)`.
 
     Example:
@@ -54,8 +55,8 @@ class DeltaEmbedding(TokenTable, Derived):
         >>> table.delta.grad.shape, base.weight.grad
         (torch.Size([3, 8]), None)
 
-    Reference: PEFT, `tuners/trainable_tokens/layer.py`. We differ: its forward copies the whole table to put the rows
-    in, and copies it again for a tied head.
+    Reference: PEFT, `tuners/trainable_tokens/layer.py`. We differ: its forward pass copies the whole table to insert
+    the rows, and copies it again for a tied head.
     """
 
     token_tensor: Tensor
@@ -85,13 +86,18 @@ class DeltaEmbedding(TokenTable, Derived):
                 rows = values[torch.tensor(given, device=values.device).argsort()].to(rows)
         self.base = base.requires_grad_(False)
         self.delta = nn.Parameter(rows.to(dtype) if dtype is not None else rows)
-        self.derive(device)
+        self.recompute_buffers(device)
 
     @classmethod
     def last(
         cls: type[Delta], base: TokenTable | nn.Embedding, count: int, *, values: Float[Tensor, "N D"] | None = None
     ) -> Delta:
-        """The last `count` rows learn: those of the tokens that a table was just grown by.
+        """Build a table that trains the last `count` rows of `base`, such as those of tokens that were just added.
+
+        Args:
+            base: As in the constructor.
+            count: Number of trained rows, N.
+            values: As in the constructor.
 
         Example:
             >>> DeltaEmbedding.last(TokenEmbedding(100, 8), 3).token_ids
@@ -102,39 +108,39 @@ class DeltaEmbedding(TokenTable, Derived):
 
     @property
     def vocab_size(self) -> int:  # type: ignore[override]
-        """Tokens of the base, V."""
+        """Return the number of tokens of the base, V."""
         return self.base.vocab_size
 
     @property
     def num_rows(self) -> int:  # type: ignore[override]
-        """Rows of the base, the spare ones among them."""
+        """Return the number of rows of the base, spare rows included."""
         return self.base.num_rows
 
     @property
     def config(self) -> JsonObject:
-        """The constructor's arguments."""
+        """Return the constructor's arguments as JSON."""
         return {"base": describe(self.base), "token_ids": list(self.token_ids)}
 
     @property
     def init_std(self) -> float:
-        """Standard deviation of the rows of a base that was just reset: 0 where it has no rows of its own to draw."""
+        """Return the standard deviation of the base's initialisation; 0 for a base that draws no rows."""
         return getattr(self.base, "init_std", 0.0)
 
     def reset_parameters(self) -> None:
-        """Draw the rows as the base draws its own. It may be reset before or after, so they are not copied from it."""
-        draw_(self.delta, std=self.init_std)
+        """Draw the trained rows from the base's distribution. The base is not reset."""
+        init_normal_(self.delta, std=self.init_std)
 
     @property
     def embed_scale(self) -> float | Tensor | None:
-        """The base's factor, which may be rounded."""
+        """Return the factor of the base, which may be rounded; `None` for 1."""
         return self.base.factor
 
-    def derived(self) -> dict[str, Tensor]:
-        """`token_ids` as a tensor."""
+    def buffer_values(self) -> dict[str, Tensor]:
+        """Return `token_ids` as a tensor."""
         return {"token_tensor": torch.tensor(self.token_ids)}
 
     def look_up(self, ids: Ids) -> Vectors:
-        """Return the base's vectors, those of `token_ids` replaced: `(...)` to `(..., D)`."""
+        """Return the vectors of the base, with those of `token_ids` replaced: `(...)` to `(..., D)`."""
         vectors = self.base.look_up(ids)
         places = self._places(ids.long().contiguous()).clamp(max=len(self.token_ids) - 1)
         ours = F.embedding(places, self.token_tensor.unsqueeze(-1)).squeeze(-1) == ids
@@ -144,18 +150,18 @@ class DeltaEmbedding(TokenTable, Derived):
         return torch.where(ours.unsqueeze(-1), F.embedding(places, self.delta).to(vectors.dtype), vectors)
 
     def rows(self, start: int, stop: int) -> Float[Tensor, "N D"]:
-        """Rows `start` to `stop - 1`, without `scale`: a copy where one of ours is among them."""
+        """Return rows `start` to `stop - 1`, without `scale`; a copy if a trained row is among them."""
         rows = self.base.rows(start, stop)
         first, last = self._between(start, stop)
         if first == last:
             return rows
         return rows.index_copy(0, self.token_tensor[first:last] - start, self.delta[first:last].to(rows.dtype))
 
-    def products(
+    def raw_logits(
         self, hidden: Float[Tensor, "*batch D"], start: int = 0, stop: int | None = None
     ) -> Float[Tensor, "*batch N"]:
-        """The base's products, the columns of `token_ids` replaced by `hidden @ delta.T`."""
-        products = self.base.products(hidden, start, stop)
+        """Return the raw logits of the base, with the columns of `token_ids` replaced by `hidden @ delta.T`."""
+        products = self.base.raw_logits(hidden, start, stop)
         first, last = self._between(start, self.vocab_size if stop is None else stop)
         if first == last:
             return products
@@ -168,52 +174,59 @@ class DeltaEmbedding(TokenTable, Derived):
         )
 
     def check(self) -> None:
-        """Wait for the device and raise the error of a bad ID that was looked up since the last check."""
+        """Wait for the device, and raise the error of a bad ID that was looked up since the last check."""
         self.base.check()
 
     def merge(self) -> TokenTable:
-        """Write the rows into the base, in place, and return it, still frozen.
+        """Write the trained rows into the base in place, and return the base, which stays frozen.
 
         Raises:
-            SizeError: The base does not store its rows one by one, so it cannot hold these exactly.
+            SizeError: The base is not a `TokenEmbedding`, so it cannot store the rows exactly.
         """
         if not isinstance(self.base, TokenEmbedding):
             raise SizeError(
                 f"The rows cannot be written into a {type(self.base).__name__}, which does not store each row as it "
-                f"is.\nKeep the DeltaEmbedding, or make a dense table of all rows: "
+                f"is.\nKeep the DeltaEmbedding, or build a dense table of all rows: "
                 f"TokenEmbedding.from_pretrained(table.rows(0, table.vocab_size).detach())."
             )
-        self.base.flush()
+        self.base.apply_pending_updates()
         with torch.no_grad():
             self.base.weight.index_copy_(0, self.token_tensor, self.delta.to(self.base.weight.dtype))
         return self.base
 
     def save_adapter(self, directory: Path | str) -> None:
-        """Write the N rows, without the base: `adapter_config.json` and `adapter_model.safetensors`.
+        """Save the trained rows without the base, as `adapter_config.json` and `adapter_model.safetensors`.
 
-        The configuration holds the base's `fingerprint`. (`save_pretrained` writes the whole table.)
+        The configuration contains the `fingerprint` of the base. `save_pretrained` saves the whole table.
+
+        Args:
+            directory: Folder, created if missing.
 
         Raises:
             FileError: The folder cannot be written.
         """
         directory = writable_folder(directory)
         save_tensors(directory / ADAPTER_WEIGHTS, {"delta": self.delta, "token_ids": self.token_tensor})
-        config = {"format_version": FORMAT_VERSION, "kind": type(self).__name__, "base": _identity(self.base)}
+        config = {"format_version": FORMAT_VERSION, "kind": kind_of(type(self)), "base": _identity(self.base)}
         write_json(directory / ADAPTER_CONFIG, config)
 
     @classmethod
     def from_pretrained(cls: type[Delta], directory: Path | str, *, base: TokenTable | None = None) -> Delta:
-        """What `save_pretrained` wrote; or, given its base, what `save_adapter` wrote, bit for bit.
+        """Read what `save_pretrained` wrote or, with `base`, what `save_adapter` wrote, bit for bit.
+
+        Args:
+            directory: Folder to read.
+            base: Table that the adapter was trained on; `None` for a folder of `save_pretrained`.
 
         Raises:
             FileError: The folder or a file in it is missing.
-            CheckpointError: A file is damaged or of another make, or the adapter was made on another base.
+            CheckpointError: A file is damaged or has another format, or the adapter was trained on another base.
         """
         if base is None:
             return cls.read_pretrained(directory)
         directory = Path(directory)
         config = read_json(directory / ADAPTER_CONFIG)
-        if (config.get("format_version"), config.get("kind")) != (FORMAT_VERSION, cls.__name__):
+        if (config.get("format_version"), config.get("kind")) != (FORMAT_VERSION, kind_of(cls)):
             raise CheckpointError(
                 f"{directory / ADAPTER_CONFIG} has format version {config.get('format_version')!r} and kind "
                 f"{config.get('kind')!r}; this embedlayer reads version {FORMAT_VERSION} of {cls.__name__}."
@@ -225,27 +238,27 @@ class DeltaEmbedding(TokenTable, Derived):
             found = ", ".join(f"{name} {tuple(tensor.shape)}" for name, tensor in sorted(tensors.items()))
             raise CheckpointError(
                 f"{directory / ADAPTER_WEIGHTS} must hold delta (N, {base.embed_dim}) and token_ids (N,), not "
-                f"{found}: it is damaged or of another make."
+                f"{found}: it is damaged or has another format."
             )
         return cls(base, token_ids, values=delta, dtype=delta.dtype)
 
     def extra_repr(self) -> str:
-        """Sizes, for `print`."""
+        """Return sizes, for `print`."""
         return f"{self.vocab_size}, {self.embed_dim}, learning={len(self.token_ids)}"
 
     def _places(self, ids: Tensor) -> Tensor:
-        """Return how many of `token_ids` are below each ID."""
+        """Return the number of `token_ids` below each ID: the index at which an ID would be found."""
         if torch.compiler.is_exporting():  # ONNX has no binary search
             return (self.token_tensor < ids.unsqueeze(-1)).sum(-1)
         return torch.searchsorted(self.token_tensor, ids)
 
     def _between(self, start: int, stop: int) -> tuple[int, int]:
-        """First and last + 1 of our rows among the tokens `start .. stop - 1`."""
+        """Return the first, and the last + 1, index of trained rows among the tokens `start .. stop - 1`."""
         return lower_bound(self.token_ids, start), lower_bound(self.token_ids, stop)
 
 
 def lower_bound(ascending: tuple[int, ...], value: int) -> int:
-    """How many are below `value`: `bisect.bisect_left`, which `torch.compile` cannot trace.
+    """Return the number of entries below `value`, like `bisect.bisect_left`, which `torch.compile` cannot trace.
 
     Example:
         >>> lower_bound((2, 7, 22), 7), lower_bound((2, 7, 22), 8)
@@ -262,10 +275,10 @@ def lower_bound(ascending: tuple[int, ...], value: int) -> int:
 
 
 def fingerprint(table: TokenTable) -> str:
-    """SHA-256 of what a table stores: of the name, type, shape and bytes of each tensor of its state, in hexadecimal.
+    """Return the SHA-256 of the names, dtypes, shapes and bytes of a table's state, in hexadecimal.
 
-    Two tables have the same one if and only if they store the same numbers in the same way. A gigabyte takes seconds,
-    and nothing larger than a few megabytes is copied.
+    Two tables have the same fingerprint if and only if they store the same numbers in the same way. A gigabyte takes
+    seconds, and at most a few megabytes are copied at a time.
 
     Example:
         >>> table = TokenEmbedding(100, 8)
@@ -284,14 +297,14 @@ def fingerprint(table: TokenTable) -> str:
 
 
 def check_token_ids(token_ids: list[int], base: TokenTable) -> None:
-    """Refuse tokens of which no rows can be trained.
+    """Check the tokens whose rows are to be trained.
 
     Raises:
-        SizeError: None are given, one is given twice, or one is the padding token.
-        TokenIdError: One is outside the table.
+        SizeError: The list is empty, or contains a token twice or the padding token.
+        TokenIdError: A token is outside the table.
     """
     if not token_ids:
-        raise SizeError("token_ids is empty: name at least one token whose row shall learn.")
+        raise SizeError("token_ids is empty: name at least one token whose row is to be trained.")
     seen: set[int] = set()
     for place, token in enumerate(token_ids):
         if not 0 <= token < base.vocab_size:
@@ -302,14 +315,14 @@ def check_token_ids(token_ids: list[int], base: TokenTable) -> None:
         if token == base.padding_idx:
             raise SizeError(f"Token {token} is the padding token, whose row stays zero: leave it out of token_ids.")
         if token in seen:
-            raise SizeError(f"Token {token} is named twice in token_ids: each row learns once.")
+            raise SizeError(f"Token {token} is named twice in token_ids: name each token once.")
         seen.add(token)
 
 
 def _identity(base: TokenTable) -> JsonObject:
-    """What an adapter remembers of its base; the last entry decides, the others make a better message."""
+    """Return what an adapter records about its base: the fingerprint, and sizes that explain a difference."""
     return {
-        "kind": type(base).__name__,
+        "kind": kind_of(type(base)),
         "vocab_size": base.vocab_size,
         "embed_dim": base.embed_dim,
         "dtypes": sorted({str(tensor.dtype).removeprefix("torch.") for tensor in base.state_dict().values()}),
@@ -318,10 +331,10 @@ def _identity(base: TokenTable) -> JsonObject:
 
 
 def _check_identity(expected: object, base: TokenTable, *, source: Path) -> None:
-    """Refuse a base that an adapter was not made on.
+    """Check that an adapter was trained on this base.
 
     Raises:
-        CheckpointError: Saying what differs.
+        CheckpointError: The base is another one; the message names the first difference.
     """
     found = _identity(base)
     if not isinstance(expected, dict) or expected.keys() != found.keys():
@@ -330,13 +343,13 @@ def _check_identity(expected: object, base: TokenTable, *, source: Path) -> None
         if expected[name] != value:
             shown = f"{name} {expected[name]!r}, not {value!r}" if name != "fingerprint" else "other numbers"
             raise CheckpointError(
-                f"The adapter in {source} was made on another table: on one with {shown}.\n"
-                f"Load it onto the very table that it was trained on, in the same type and before any other change."
+                f"The adapter in {source} was trained on another table: on one with {shown}.\n"
+                f"Load it onto the table that it was trained on, in the same dtype and before any other change."
             )
 
 
 def _chunks(tensor: Tensor) -> Iterator[memoryview]:
-    """The bytes of a tensor, some megabytes at a time."""
+    """Yield the bytes of a tensor, some megabytes at a time."""
     flat = tensor.flatten() if tensor.is_contiguous() else tensor.contiguous().flatten()
     for part in flat.split(max(1, BYTES_AT_ONCE // tensor.element_size())):
         yield part.cpu().view(torch.uint8).numpy().data

@@ -1,4 +1,4 @@
-"""The dense table: one learned row per token."""
+"""The dense table: one learned row per token, optionally with row-sparse gradients."""
 
 import math
 from collections.abc import Callable
@@ -12,46 +12,54 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from embedlayer.bounds import Bounds
-from embedlayer.derived import Derived
+from embedlayer.computed_buffers import ComputedBuffers
 from embedlayer.errors import ShapeError, SizeError
 from embedlayer.files import JsonObject
-from embedlayer.normal import draw_, draw_rows_, zero_rows_
+from embedlayer.index_checks import IndexCheck
+from embedlayer.initialization import init_normal_, init_normal_rows_, zero_rows_
 from embedlayer.shapes import Ids, Vectors
-from embedlayer.tables.ledger import RowLedger, all_caught_up, as_stored, caught_up, ledger_of
-from embedlayer.tables.row_gradient import run_as_stored
-from embedlayer.tables.table import TokenTable, check_sizes
+from embedlayer.tables.lookup import LookupTable, check_sizes
+from embedlayer.tables.pending_updates import (
+    PendingUpdates,
+    pending_updates_of,
+    raw_weight,
+    with_updates_applied,
+)
+from embedlayer.tables.sparse_gradient import call_plain
+from embedlayer.tables.table import TokenTable
 from embedlayer.tables.torch_arguments import EmbeddingArguments, refuse_unsupported, resolve_sizes
 from embedlayer.tracing import is_transformed, plain_operators_only
 
-TableLike: TypeAlias = TokenTable | nn.Embedding | Tensor | npt.NDArray[Any]
-"""What a function takes that only reads rows: a table, a plain `nn.Embedding`, or the rows `(V, D)` themselves."""
+TableLike: TypeAlias = LookupTable | nn.Embedding | Tensor | npt.NDArray[Any]
+"""Argument of functions that only read rows: a table, a plain `nn.Embedding`, or the rows `(V, D)`."""
 
 
-class TokenEmbedding(TokenTable, nn.Embedding, Derived):
+class TokenEmbedding(TokenTable, nn.Embedding, ComputedBuffers):
     """One learned row per token: `out[..., :] = scale * weight[ids]`.
 
-    It is an `nn.Embedding` (parameter `weight`, `(num_rows, D)`), so whatever looks for one finds it.
+    It is an `nn.Embedding` with the parameter `weight`, `(num_rows, D)`, so PEFT, FSDP and transformers recognise it.
 
     Args:
-        vocab_size: Rows of the table that are tokens, V.
+        vocab_size: Number of tokens, V.
         embed_dim: Width of a row, D.
-        padding_idx: Row that is zero and stays zero, from the end if negative; `None` for no such row.
-        scale: Factor on every looked-up row: a number, `"sqrt_dim"`, or `None` for none.
-        round_scale: Round the scale to the type of the rows, as Gemma does: sqrt(3072) = 55.4256 is 55.5 in bfloat16.
-            The rounded number is the buffer `embed_scale`, made again whenever the type changes.
+        padding_idx: Row that is zero and stays zero; a negative number counts from the end. `None` for no such row.
+        scale: Factor on every looked-up row: a number, `"sqrt_dim"`, or `None` for 1.
+        round_scale: Whether to round the scale to the dtype of the rows, as Gemma does: sqrt(3072) = 55.4256 is 55.5 in
+            bfloat16. The rounded number is the buffer `embed_scale`, which follows changes of the dtype.
         init_std: Standard deviation of the normal initialisation: a number, or `"1/sqrt_dim"`.
-        pad_to_multiple_of: Store spare zero rows up to this multiple (64 suits GPUs), out of look-up and loss.
-        row_sparse: Give gradients of the looked-up rows only, for `RowAdamW`. Between its steps updates of the other
-            rows are pending; they are applied when somebody reads or writes the weight (`RowSparseParameter`). torch's
-            clipping works. `torch.optim.AdamW` ends in "Adam does not support sparse gradients, please consider
-            SparseAdam instead": use `RowAdamW`, which gives AdamW's results; `SparseAdam` does not.
-        device: Where to put the rows.
-        dtype: In which type.
+        pad_to_multiple_of: Store spare zero rows up to this multiple (64 suits GPUs). They are not looked up and take
+            no part in the loss. `None` for no spare rows.
+        row_sparse: Whether gradients have the looked-up rows only, for `RowAdamW`. Between its steps, updates of the
+            other rows are pending; they are applied when a torch function reads or writes the weight
+            (`RowSparseParameter`). Torch's gradient clipping works. `torch.optim.AdamW` raises "Adam does not support
+            sparse gradients, please consider SparseAdam instead": use `RowAdamW`. It has the results of AdamW, and
+            `SparseAdam` does not.
+        device: Device of the rows.
+        dtype: Data type of the rows.
         **arguments: Sizes under torch's names, `num_embeddings` and `embedding_dim`; see `EmbeddingArguments`.
 
     Raises:
-        SizeError: A size is below 1, the padding row is no token, or an option is not one of those above.
+        SizeError: A size is below 1, `padding_idx` is not a token, or an option has an unknown value.
 
     Example:
         >>> TokenEmbedding(100, 8)(torch.tensor([[1, 2, 3]])).shape
@@ -59,22 +67,22 @@ class TokenEmbedding(TokenTable, nn.Embedding, Derived):
         >>> TokenEmbedding(100, 3072, scale="sqrt_dim", round_scale=True).bfloat16().embed_scale
         tensor(55.5000, dtype=torch.bfloat16)
 
-    Reference: torch/nn/modules/sparse.py. We differ: `init_std` is 0.02 and not 1 (with a tied head a start of 1 makes
-    the first loss far larger than ln V), a bad ID is an error that names it, and the padding row also stays zero when
-    the same rows are a head.
+    Reference: torch/nn/modules/sparse.py. We differ: `init_std` is 0.02 and not 1, which with a tied head makes the
+    first loss far larger than ln V; the error of a bad ID names the ID and its position; and the padding row stays zero
+    also under a tied head.
     """
 
-    ledger: RowLedger | None = None
-    """Of a row-sparse table: which rows are behind."""
+    pending_updates: PendingUpdates | None = None
+    """Optimizer steps that rows of a row-sparse table have not taken yet; `None` for other tables."""
 
     first_row = 0
-    """Of a shard: number of its first row in the whole table."""
+    """Number of the first row in the whole table, for a shard."""
 
     whole_rows: int | None = None
-    """Of a shard: rows of the whole table, of which `reset_parameters` draws those that are here."""
+    """Number of rows of the whole table, for a shard: `reset_parameters` draws them all and keeps its own."""
 
     embed_scale: float | Tensor | None
-    """What look-ups are multiplied by, under the name by which PEFT finds it."""
+    """Factor on looked-up rows, under the name that PEFT reads."""
 
     def __init__(
         self,
@@ -107,17 +115,17 @@ class TokenEmbedding(TokenTable, nn.Embedding, Derived):
         self._watch(self.weight)
         self.scale = resolve_scale(scale, embed_dim)
         self.round_scale = round_scale
-        self.bounds = Bounds(vocab_size, "token id")
+        self.index_check = IndexCheck(vocab_size, "token id")
         if not round_scale:
             self.embed_scale = self.scale
-        self.derive(self.weight.device)
+        self.recompute_buffers(self.weight.device)
 
-    # The weight says how many rows there are, however it was assigned: `table.weight = ...`, `weight.data`,
-    # transformers' resize_token_embeddings, functional_call. Setting a size changes only what was stated.
+    # Sizes are read from the weight, however it was assigned: `table.weight = ...`, `weight.data`, transformers'
+    # resize_token_embeddings, functional_call. Setting a size changes only the stated size.
 
     @property
     def num_rows(self) -> int:
-        """Rows of `weight`, the spare ones among them."""
+        """Return the number of rows of `weight`, spare rows included."""
         weight = self._matrix()
         return self._stated_rows if weight is None else weight.shape[0]
 
@@ -127,7 +135,7 @@ class TokenEmbedding(TokenTable, nn.Embedding, Derived):
 
     @property
     def vocab_size(self) -> int:
-        """Rows that are tokens, V: all rows of a weight of another size than the table was built with."""
+        """Return the number of tokens, V. If the weight was resized, all its rows are tokens."""
         rows = self.num_rows
         return self._stated_vocab_size if rows == self._stated_rows else rows
 
@@ -137,16 +145,16 @@ class TokenEmbedding(TokenTable, nn.Embedding, Derived):
 
     @property
     def num_embeddings(self) -> int:
-        """Rows of `weight`, under torch's name."""
+        """Return `num_rows`, under torch's name."""
         return self.num_rows
 
     @num_embeddings.setter
     def num_embeddings(self, size: int) -> None:
-        """Accept what torch and transformers set, and ignore it: the weight says it."""
+        """Accept the size that torch and transformers set, and ignore it: the weight determines it."""
 
     @property
     def embedding_dim(self) -> int:
-        """Width of a row, D, under torch's name."""
+        """Return the width of a row, D, under torch's name."""
         weight = self._matrix()
         return self._stated_width if weight is None else weight.shape[1]
 
@@ -156,17 +164,17 @@ class TokenEmbedding(TokenTable, nn.Embedding, Derived):
 
     @property
     def embed_dim(self) -> int:  # type: ignore[override]
-        """Width of a row, D."""
+        """Return the width of a row, D."""
         return self.embedding_dim
 
     def _matrix(self) -> Tensor | None:
-        """Return the weight, or `None` where there is none or a sharding library stores it flat."""
+        """Return the weight, or `None` if there is none or a sharding library stores it in one dimension."""
         weight = self._parameters.get("weight")
         return weight if weight is not None and len(weight.shape) == 2 else None
 
     @property
     def config(self) -> JsonObject:
-        """The constructor's arguments."""
+        """Return the constructor's arguments as JSON."""
         multiple = self.pad_to_multiple_of
         spare_rows_follow = multiple is not None and -self.vocab_size % multiple == self.num_rows - self.vocab_size
         return {
@@ -181,17 +189,17 @@ class TokenEmbedding(TokenTable, nn.Embedding, Derived):
         }
 
     def reset_parameters(self) -> None:
-        """Draw the rows from N(0, init_std^2); padding and spare rows are zero."""
-        self.flush()  # no update may be pending on the rows of before
+        """Draw the rows from N(0, init_std^2), and set padding and spare rows to zero."""
+        self.apply_pending_updates()  # later they would change the new rows
         if self.whole_rows is None:
-            draw_(self.weight, std=self.init_std)
+            init_normal_(self.weight, std=self.init_std)
         else:
-            draw_rows_(self.weight.detach(), start=self.first_row, num_rows=self.whole_rows, std=self.init_std)
+            init_normal_rows_(self.weight.detach(), start=self.first_row, num_rows=self.whole_rows, std=self.init_std)
         padding = [] if self.padding_idx is None else [self.padding_idx]
         zero_rows_(self.weight, [*padding, *range(self.vocab_size, self.num_rows)])
 
-    def derived(self) -> dict[str, Tensor]:
-        """The rounded scale, where there is one."""
+    def buffer_values(self) -> dict[str, Tensor]:
+        """Return the rounded scale, if `round_scale` is set."""
         if not self.round_scale:
             return {}
         scale = 1.0 if self.scale is None else self.scale
@@ -199,11 +207,14 @@ class TokenEmbedding(TokenTable, nn.Embedding, Derived):
 
     def look_up(self, ids: Ids) -> Vectors:
         """Return `weight[ids]`: `(...)` to `(..., D)`."""
-        ids, outside = self._bounded()(ids)
-        transformed = is_transformed(self.weight)  # by torch.func, whose gradients are not the ledger's
+        ids, outside = self._current_check()(ids)
+        transformed = is_transformed(self.weight)  # by torch.func, whose gradients need not be sparse
         sparse = self.row_sparse and not transformed and not plain_operators_only()
-        padding_idx = None if sparse else self.padding_idx  # the ledger drops that row's gradient itself
-        ids = self._caught_up(ids)
+        padding_idx = None if sparse else self.padding_idx  # PendingUpdates drops the gradient of that row
+        if self.row_sparse and plain_operators_only():
+            self._refuse_pending_updates()
+        elif self.row_sparse and torch.compiler.is_compiling():  # in eager mode RowSparseParameter applies updates
+            ids = with_updates_applied(ids, self._handle, True)
         if not transformed:
             vectors = F.embedding(ids, self.weight, padding_idx, sparse=sparse)
         else:  # under vmap torch's F.embedding has no gradient of an empty batch
@@ -213,99 +224,92 @@ class TokenEmbedding(TokenTable, nn.Embedding, Derived):
         return vectors if outside is None else vectors.masked_fill(outside.unsqueeze(-1), 0)
 
     def stored(self, ids: Ids) -> tuple[Tensor, Tensor] | None:
-        """The IDs and `weight`; `None` on an accelerator, which need not know of bad IDs yet."""
+        """Return the checked IDs and `weight`; `None` on an accelerator, where bad IDs are not known yet."""
         if ids.device.type != "cpu":
             return None
-        ids, _ = self._bounded()(ids)
-        weight = self.weight
+        ids, _ = self._current_check()(ids)
         if not self.row_sparse:
-            return ids, weight
-        if ledger := ledger_of(weight):
-            ledger.catch_up(weight, ids)
-        return ids, as_stored(weight)
+            return ids, self.weight
+        if pending := pending_updates_of(self.weight):
+            pending.apply_to_ids(self.weight, ids)
+        return ids, raw_weight(self.weight)
 
     def rows(self, start: int, stop: int) -> Float[Tensor, "N D"]:
-        """Rows `start` to `stop - 1` as stored: a view, without `scale`."""
+        """Return rows `start` to `stop - 1` of the weight as a view, without `scale`."""
         if not self.row_sparse or torch.compiler.is_compiling() or plain_operators_only():
             return self._current_weight()[start:stop]
-        self.flush(start, stop)
-        rows: Tensor = run_as_stored(Tensor.__getitem__, (), (self.weight, slice(start, stop)), {})
+        self.apply_pending_updates(start, stop)
+        rows: Tensor = call_plain(Tensor.__getitem__, (), (self.weight, slice(start, stop)), {})
         return rows
 
     def as_linear(self, hidden: Float[Tensor, "*batch D"]) -> tuple[Tensor, Tensor]:
-        """`hidden` and `weight`, whole, so that the gradient of its spare rows needs no copy."""
+        """Return `hidden` and the whole `weight`, so that the gradient of spare rows needs no copy."""
         return hidden, self._current_weight()
 
     def check(self) -> None:
-        """Wait for the device and raise the error of a bad ID that was looked up since the last check."""
-        self.bounds.check()
+        """Wait for the device, and raise the error of a bad ID that was looked up since the last check."""
+        self.index_check.check()
 
-    def _bounded(self) -> Bounds:
-        """Return the check of IDs, for the rows that the weight has now."""
-        if self.bounds.size != self.vocab_size:
-            self.bounds.size = self.vocab_size
-        return self.bounds
+    def _current_check(self) -> IndexCheck:
+        """Return the check of IDs for the current number of tokens."""
+        if self.index_check.size != self.vocab_size:
+            self.index_check.size = self.vocab_size
+        return self.index_check
 
-    def flush(self, start: int = 0, stop: int | None = None) -> None:
-        """Bring rows `start` to `stop - 1` of a row-sparse table up to date: what dense AdamW would have made of them.
+    def apply_pending_updates(self, start: int = 0, stop: int | None = None) -> None:
+        """Apply the pending updates of rows `start` to `stop - 1`: afterwards they are those of dense AdamW.
 
-        Functions of torch that read `weight` do it themselves. Works in chunks, and only where updates are pending.
+        Torch functions that read `weight` call this themselves. Without effect on tables that are not row-sparse.
+
+        Args:
+            start: First row.
+            stop: Last row + 1; `None` for all rows.
         """
-        if not torch.compiler.is_compiling() and (ledger := ledger_of(self.weight)):
-            ledger.flush(self.weight, start, stop)
+        if not torch.compiler.is_compiling() and (pending := pending_updates_of(self.weight)):
+            pending.apply_all(self.weight, start, stop)
 
     def _current_weight(self) -> Tensor:
-        """Return `weight` with all updates applied; in a compiled function of a row-sparse table, a copy of it.
+        """Return `weight` with all updates applied; in a compiled function of a row-sparse table, a copy.
 
         Raises:
             ShapeError: A compiled function would send a gradient to every row.
         """
         if plain_operators_only():
-            self._refuse_pending_rows()
+            self._refuse_pending_updates()
             return self.weight
-        if self.ledger is None or not torch.compiler.is_compiling():
-            self.flush()
+        if self.pending_updates is None or not torch.compiler.is_compiling():
+            self.apply_pending_updates()
             return self.weight
         if torch.is_grad_enabled() and self.weight.requires_grad:
             raise ShapeError(
                 "A compiled function reads all rows of a row-sparse table with gradients on: every row would get one. "
-                "Read it under torch.no_grad(), give the model a head of its own, or build it with row_sparse=False."
+                "Read it under torch.no_grad(), untie the head, or build it with row_sparse=False."
             )
-        copy: Tensor = all_caught_up(self.weight.detach(), self._handle)
+        copy: Tensor = with_updates_applied(self.weight.detach(), self._handle, False)
         return copy
 
-    def _caught_up(self, ids: Tensor) -> Tensor:
-        if not self.row_sparse:
-            return ids
-        if plain_operators_only():
-            self._refuse_pending_rows()
-        elif torch.compiler.is_compiling():
-            current: Tensor = caught_up(ids, self._handle)
-            return current
-        return ids  # in eager mode RowSparseParameter applies what is pending when it is looked up
-
-    def _refuse_pending_rows(self) -> None:
-        """Raise `SizeError` where updates of rows are pending and cannot be applied any more: under a transform."""
-        if self.ledger is not None and self.ledger.pending:
+    def _refuse_pending_updates(self) -> None:
+        """Raise `SizeError` if updates are pending: under a transform they cannot be applied."""
+        if self.pending_updates is not None and self.pending_updates.has_pending:
             raise SizeError(
                 "Rows of this row-sparse table have pending updates, which a torch.func transform cannot apply.\n"
-                "Call table.flush() after the last optimizer step and before this."
+                "Call table.apply_pending_updates() after the last optimizer step and before this."
             )
 
     def _watch(self, weight: Tensor | None) -> None:
-        """Give a weight of a row-sparse table its ledger; an optimizer that holds the one before is told."""
+        """Attach `PendingUpdates` to the weight of a row-sparse table, and mark the previous ones as replaced."""
         if not self.row_sparse or not isinstance(weight, nn.Parameter):
             return
-        if self.ledger is not None and ledger_of(weight) is self.ledger:
+        if self.pending_updates is not None and pending_updates_of(weight) is self.pending_updates:
             return
-        if self.ledger is not None:
-            self.ledger.replaced = True
-        self.ledger = ledger_of(weight) or RowLedger(self.padding_idx)
-        self._handle = self.ledger.handle
-        self.ledger.watch(weight)
+        if self.pending_updates is not None:
+            self.pending_updates.replaced = True
+        self.pending_updates = pending_updates_of(weight) or PendingUpdates(self.padding_idx)
+        self._handle = self.pending_updates.handle
+        self.pending_updates.watch(weight)
 
     def register_parameter(self, name: str, param: nn.Parameter | None) -> None:
-        """As in torch; a new weight of a row-sparse table starts with rows that are right.
+        """Register a parameter, as in torch. A new weight of a row-sparse table has no pending updates.
 
         Raises:
             SizeError: A new weight has no row for the padding token.
@@ -321,12 +325,13 @@ class TokenEmbedding(TokenTable, nn.Embedding, Derived):
             self._watch(param)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "TokenEmbedding":
+        """Move or cast the table, as in torch, and attach the pending updates to the new weight."""
         super()._apply(fn, recurse)
         self._watch(self.weight)
         return self
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name not in ("ledger", "_handle")}
+        return {name: value for name, value in self.__dict__.items() if name not in ("pending_updates", "_handle")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]
@@ -342,22 +347,26 @@ class TokenEmbedding(TokenTable, nn.Embedding, Derived):
         scale: float | Literal["sqrt_dim"] | None = None,
         **arguments: Unpack[EmbeddingArguments],
     ) -> "TokenEmbedding":
-        """Return a table of the rows of a tensor or an array, or read one from a folder.
+        """Build a table from the rows of a tensor or an array, or read one from a folder.
 
         Args:
-            source: A `(V, D)` tensor or NumPy array, which becomes the weight itself (torch's meaning, frozen unless
-                `freeze=False`; a read-only array is copied), or a folder that `save_pretrained` wrote (Hugging Face's
-                meaning, trainable unless `freeze=True`).
-            freeze: Whether the rows are kept as they are.
-            padding_idx: With a tensor: row that is zero, from the end if negative; the tensor is copied if its row is
-                not.
-            scale: With a tensor: as in the constructor.
+            source: A `(V, D)` tensor or NumPy array, which becomes the weight without a copy, as in torch (a read-only
+                array is copied); or a folder that `save_pretrained` wrote, as in Hugging Face.
+            freeze: Whether the rows are not trained. `None` freezes rows from a tensor and trains rows from a folder.
+            padding_idx: For a tensor: row that is zero; a negative number counts from the end. If that row of the
+                tensor is not zero, the tensor is copied.
+            scale: For a tensor: as in the constructor.
             **arguments: Further arguments of `torch.nn.Embedding.from_pretrained`; see `EmbeddingArguments`.
 
         Raises:
-            ShapeError: The tensor is not `(V, D)`, or holds no floats.
+            ShapeError: The tensor is not `(V, D)`, or does not hold floats.
             SizeError: `source` is an `nn.Embedding`, or an argument is not supported.
-            FileError: The folder cannot be read. Damaged: `CheckpointError`.
+            FileError: The folder cannot be read.
+            CheckpointError: A file in the folder is damaged.
+
+        Example:
+            >>> TokenEmbedding.from_pretrained(torch.eye(3), freeze=False)([2])
+            tensor([[0., 0., 1.]], grad_fn=<EmbeddingBackward0>)
         """
         refuse_unsupported(arguments)
         if isinstance(source, Path | str):
@@ -371,7 +380,7 @@ class TokenEmbedding(TokenTable, nn.Embedding, Derived):
             weight = weight.clone()
             weight[table.padding_idx] = 0
         table.weight = nn.Parameter(weight, requires_grad=freeze is False)
-        table.bounds.derive(weight.device)
+        table.index_check.move_record(weight.device)
         return table
 
     @classmethod
@@ -381,19 +390,19 @@ class TokenEmbedding(TokenTable, nn.Embedding, Derived):
         *,
         scale: float | Literal["sqrt_dim"] | None = None,
     ) -> "TokenEmbedding":
-        """Return a table over the weight of a plain `nn.Embedding`: the same `nn.Parameter`, nothing is copied.
+        """Build a table over the weight of a plain `nn.Embedding`. The parameter is shared, not copied.
 
-        An optimizer that holds the parameter goes on training it, and `embedding` itself stays usable. Its padding row
-        and sparse gradients (`row_sparse`) are kept; hooks stay with `embedding`. `reset_parameters` draws from
-        N(0, 1), as torch does.
+        An optimizer of the parameter continues to train it, and `embedding` stays usable. The padding row and sparse
+        gradients (`row_sparse`) are kept; hooks stay with `embedding`. `reset_parameters` draws from N(0, 1), as in
+        torch.
 
         Args:
-            embedding: The module to take the weight of.
+            embedding: Module with the weight.
             scale: As in the constructor.
 
         Raises:
-            SizeError: It is no plain `nn.Embedding` (a subclass or a replaced `forward` computes something else), it
-                has `max_norm` or `scale_grad_by_freq`, or its padding row is not zero.
+            SizeError: `embedding` is not a plain `nn.Embedding` (a subclass or a replaced `forward` may compute
+                something else), it has `max_norm` or `scale_grad_by_freq`, or its padding row is not zero.
 
         Example:
             >>> embedding = nn.Embedding(100, 8, padding_idx=0)
@@ -431,11 +440,11 @@ class TokenEmbedding(TokenTable, nn.Embedding, Derived):
             dtype=weight.dtype,
         )
         table.weight = weight
-        table.bounds.derive(weight.device)
+        table.index_check.move_record(weight.device)
         return table.train(embedding.training)
 
     def extra_repr(self) -> str:
-        """Sizes and options, for `print`."""
+        """Return sizes and options, for `print`."""
         parts = [f"{self.vocab_size}, {self.embed_dim}"]
         parts += [f"num_rows={self.num_rows}"] if self.num_rows != self.vocab_size else []
         parts += [f"padding_idx={self.padding_idx}"] if self.padding_idx is not None else []
@@ -445,27 +454,16 @@ class TokenEmbedding(TokenTable, nn.Embedding, Derived):
         return ", ".join(parts)
 
 
-def as_table(table: TokenTable | nn.Embedding, *, registered: bool = True) -> TokenTable:
-    """Return `table` if it is a `TokenTable`, and a plain `nn.Embedding` as a `TokenEmbedding` over the same weight.
-
-    Args:
-        table: What the user passed.
-        registered: Whether the caller registers the table as a module of its own. A tied head does not: it would keep
-            the old weight where the embedding gets another one, so there an `nn.Embedding` is refused.
+def as_lookup_table(table: LookupTable | nn.Embedding) -> LookupTable:
+    """Return a `LookupTable` unchanged, and a plain `nn.Embedding` as a `TokenEmbedding` over the same weight.
 
     Raises:
-        SizeError: It is neither, or an `nn.Embedding` that cannot be converted; see `TokenEmbedding.from_embedding`.
+        SizeError: `table` is neither, or an `nn.Embedding` that `TokenEmbedding.from_embedding` refuses.
     """
-    if isinstance(table, TokenTable):
+    if isinstance(table, LookupTable):
         return table
     if isinstance(table, nn.Embedding):
-        if registered:
-            return TokenEmbedding.from_embedding(table)
-        raise SizeError(
-            "A head cannot be tied to a torch.nn.Embedding, whose weight may be replaced without its knowing. Make the "
-            "table first, table = TokenEmbedding.from_embedding(embedding), and use it at both ends: as the input and "
-            "in OutputHead(table)."
-        )
+        return TokenEmbedding.from_embedding(table)
     if isinstance(table, Tensor | np.ndarray):
         raise SizeError(
             f"A table is needed here; found {type(table).__name__} of shape {tuple(table.shape)}: "
@@ -477,33 +475,63 @@ def as_table(table: TokenTable | nn.Embedding, *, registered: bool = True) -> To
     )
 
 
-def as_rows(table: TableLike) -> TokenTable | Tensor:
-    """Return what a function reads that takes a table or its rows: a tensor as it is, an array as a tensor in the same
-    memory (a read-only one is copied), all else as `as_table` converts it.
+def as_table(table: LookupTable | nn.Embedding, *, registered: bool = True) -> TokenTable:
+    """Return a `TokenTable` unchanged, and a plain `nn.Embedding` as a `TokenEmbedding` over the same weight.
+
+    Args:
+        table: The table or embedding that the user passed.
+        registered: Whether the caller registers the table as a submodule. A tied head does not, so it would keep the
+            old weight if the embedding's weight were replaced. There an `nn.Embedding` is refused.
 
     Raises:
-        SizeError: See `as_table`.
-        ShapeError: An array of something else than numbers.
+        SizeError: `table` is neither; or it can only be looked up; or it is an `nn.Embedding` that
+            `TokenEmbedding.from_embedding` refuses.
+    """
+    if isinstance(table, nn.Embedding) and not isinstance(table, LookupTable) and not registered:
+        raise SizeError(
+            "A head cannot be tied to a torch.nn.Embedding, because its weight may be replaced later. Build the table "
+            "first, table = TokenEmbedding.from_embedding(embedding), and use it at both ends: as the input and in "
+            "OutputHead(table)."
+        )
+    found = as_lookup_table(table)
+    if not isinstance(found, TokenTable):
+        raise SizeError(
+            f"A {type(found).__name__} can only be looked up: it has no logits and no loss. Pass a TokenTable, or use "
+            f"an untied OutputHead(vocab_size=..., embed_dim=...)."
+        )
+    return found
+
+
+def as_rows(table: TableLike) -> LookupTable | Tensor:
+    """Return a table, or its rows, as a `LookupTable` or a tensor, for functions that read rows.
+
+    Returns:
+        A tensor unchanged; an array as a tensor over the same memory (a read-only array is copied); any table as
+        `as_lookup_table` converts it.
+
+    Raises:
+        SizeError: As in `as_lookup_table`.
+        ShapeError: An array does not hold numbers.
     """
     if isinstance(table, np.ndarray):
         if table.dtype.kind not in "fiub":
             raise ShapeError(f"Rows must be floats, not {table.dtype}: convert them to float32.")
         return torch.from_numpy(table if table.flags.writeable else table.copy())
-    return table if isinstance(table, Tensor) else as_table(table)
+    return table if isinstance(table, Tensor) else as_lookup_table(table)
 
 
 def require_rows(rows: Tensor) -> None:
-    """Refuse a tensor that is not one row of floats for each token.
+    """Check that a tensor has one row of floats for each token.
 
     Raises:
-        ShapeError: It is not `(V, D)`, or holds no floats.
+        ShapeError: `rows` is not `(V, D)`, or does not hold floats.
     """
     if rows.ndim != 2:
         raise ShapeError(f"A table must have shape (V, D), not {tuple(rows.shape)}.")
     if not rows.is_floating_point():
         raise ShapeError(
             f"Rows must be floats, not {str(rows.dtype).removeprefix('torch.')}: convert them to float32. Quantised "
-            f"codes mean nothing without their steps: multiply them out first, then "
+            f"codes have no meaning without their scales: dequantise them first, then "
             f"QuantizedEmbedding.from_table(rows, bits=8) stores them in 8 bits again."
         )
 
@@ -516,7 +544,7 @@ def _rows_of(source: object) -> Tensor:
         )
     if not isinstance(source, Tensor | np.ndarray):
         raise ShapeError(
-            f"A table is made of a (V, D) tensor or array, or read from a folder; found {type(source).__name__}: "
+            f"A table is built from a (V, D) tensor or array, or read from a folder; found {type(source).__name__}: "
             f"pass torch.tensor(rows)."
         )
     rows = as_rows(source)
@@ -526,7 +554,11 @@ def _rows_of(source: object) -> Tensor:
 
 
 def resolve_scale(scale: float | str | None, embed_dim: int) -> float | None:
-    """`"sqrt_dim"` as the number it means; numbers and `None` as they are."""
+    """Return the scale as a number: sqrt(D) for `"sqrt_dim"`, `None` for `None`.
+
+    Raises:
+        SizeError: `scale` is another string.
+    """
     if scale == "sqrt_dim":
         return math.sqrt(embed_dim)
     if isinstance(scale, str):
@@ -535,7 +567,11 @@ def resolve_scale(scale: float | str | None, embed_dim: int) -> float | None:
 
 
 def resolve_init_std(init_std: float | str, embed_dim: int) -> float:
-    """`"1/sqrt_dim"` as the number it means; numbers as they are."""
+    """Return the standard deviation as a number: 1/sqrt(D) for `"1/sqrt_dim"`.
+
+    Raises:
+        SizeError: `init_std` is negative or another string.
+    """
     if init_std == "1/sqrt_dim":
         return 1 / math.sqrt(embed_dim)
     if isinstance(init_std, str) or init_std < 0:

@@ -1,4 +1,4 @@
-"""The factorised table: narrow rows and one projection to the full width (ALBERT)."""
+"""The factorised table: narrow rows and one projection to the full width, as in ALBERT."""
 
 import math
 from typing import Literal
@@ -10,27 +10,28 @@ from torch import Tensor
 
 from embedlayer.errors import ShapeError, SizeError
 from embedlayer.files import JsonObject
-from embedlayer.normal import NormalLinear
+from embedlayer.initialization import NormalLinear
 from embedlayer.shapes import Ids, Vectors
 from embedlayer.tables.dense import TableLike, TokenEmbedding, as_rows, require_rows, resolve_init_std, resolve_scale
-from embedlayer.tables.table import ROWS_AT_ONCE, TokenTable, check_sizes
+from embedlayer.tables.lookup import check_sizes
+from embedlayer.tables.table import ROWS_AT_ONCE, TokenTable
 
 
 class FactorizedEmbedding(TokenTable):
     """A table of low rank, E = E1 E2: `out[..., :] = scale * E1[ids] @ E2`, with V R + R D numbers instead of V D.
 
-    The same two factors serve the way out: `logits = (hidden @ E2.T) @ E1.T`, so the narrow product comes last.
+    At the output the same factors are used: `logits = (hidden @ E2.T) @ E1.T`, so rows are compared at width R.
 
     Args:
-        vocab_size: Tokens, V.
+        vocab_size: Number of tokens, V.
         embed_dim: Width of a vector, D.
         rank: Width of a stored row, R.
         padding_idx: Token whose row is zero and stays zero; `None` for no such row.
-        scale: Factor on every looked-up vector: a number, `"sqrt_dim"`, or `None` for none.
+        scale: Factor on every looked-up vector: a number, `"sqrt_dim"`, or `None` for 1.
         init_std: Standard deviation of the entries of E1 E2: a number, or `"1/sqrt_dim"`.
-        pad_to_multiple_of: Store spare zero rows in E1 up to this multiple.
-        device: Where to put the factors.
-        dtype: In which type.
+        pad_to_multiple_of: Store spare zero rows in E1 up to this multiple; `None` for no spare rows.
+        device: Device of the factors.
+        dtype: Data type of the factors.
 
     Raises:
         SizeError: A size is below 1, or the rank exceeds the width.
@@ -59,7 +60,7 @@ class FactorizedEmbedding(TokenTable):
         super().__init__()
         padding_idx = check_sizes(padding_idx=padding_idx, vocab_size=vocab_size, embed_dim=embed_dim, rank=rank)
         if rank > embed_dim:
-            raise SizeError(f"rank {rank} exceeds embed_dim {embed_dim}: a TokenEmbedding is smaller and holds more.")
+            raise SizeError(f"rank {rank} exceeds embed_dim {embed_dim}: a TokenEmbedding is smaller and stores more.")
         self.embed_dim = embed_dim
         self.rank = rank
         self.padding_idx = padding_idx
@@ -74,12 +75,12 @@ class FactorizedEmbedding(TokenTable):
             device=device,
             dtype=dtype,
         )
-        # so that vectors are as large as the rows of the inner table
+        # std 1/sqrt(R) keeps the size of the inner rows
         self.projection = NormalLinear(rank, embed_dim, init_std=1 / math.sqrt(rank), device=device, dtype=dtype)
 
     @property
     def vocab_size(self) -> int:
-        """Rows of the inner table that are tokens, V."""
+        """Return the number of tokens, V."""
         return self.inner.vocab_size
 
     @vocab_size.setter
@@ -88,7 +89,7 @@ class FactorizedEmbedding(TokenTable):
 
     @property
     def num_rows(self) -> int:
-        """Rows of the inner table, the spare ones among them."""
+        """Return the number of rows of the inner table, spare rows included."""
         return self.inner.num_rows
 
     @num_rows.setter
@@ -106,23 +107,24 @@ class FactorizedEmbedding(TokenTable):
         padding_idx: int | None = None,
         scale: float | Literal["sqrt_dim"] | None = None,
     ) -> "FactorizedEmbedding":
-        """The table of this rank that is nearest: `sum over v of counts[v] * |row_v - row'_v|^2` is least.
+        """Factorise a table with the least weighted squared error, `sum over v of counts[v] * |row_v - row'_v|^2`.
 
         The minimum is the projection on the R leading eigenvectors Q of the Gram matrix `sum of counts[v] row_v
-        row_v^T`: E1 = E Q, E2 = Q^T, and the sum is that of the other eigenvalues. Without counts that is the truncated
-        singular value decomposition. The table is read a block of rows at a time; only a D x D matrix, in float64, and
-        E1 are made.
+        row_v^T`: E1 = E Q and E2 = Q^T. The error is the sum of the other eigenvalues. Without counts this is the
+        truncated singular value decomposition. The table is read a block of rows at a time; besides E1 only a D x D
+        matrix in float64 is allocated.
 
         Args:
-            table: A table of any kind, whose scale and padding are kept, or a plain tensor or NumPy array.
+            table: A table, which keeps its scale and padding, or a plain tensor or NumPy array, `(V, D)`.
             rank: Width of a stored row, R.
-            counts: How often each token occurs, of any scale; a token with 0 has no say, and is projected like all.
-            padding_idx: Of a plain tensor: row that becomes zero.
-            scale: Of a plain tensor: as in the constructor.
+            counts: Weight of each token, such as how often it occurs, `(V,)`; only ratios matter. `None` for equal
+                weights. A token with weight 0 does not influence Q.
+            padding_idx: For a plain tensor: row that is set to zero.
+            scale: For a plain tensor: as in the constructor.
 
         Raises:
             SizeError: The rank is below 1 or exceeds the width, or counts are negative, not finite or all 0.
-            ShapeError: Counts or rows are of another shape, or rows hold NaN or infinity.
+            ShapeError: Counts or rows have another shape, or rows contain NaN or infinity.
 
         Example:
             >>> dense = TokenEmbedding.from_pretrained(torch.randn(100, 4) @ torch.randn(4, 16))
@@ -142,6 +144,7 @@ class FactorizedEmbedding(TokenTable):
         padding_idx = check_sizes(padding_idx=padding_idx, vocab_size=vocab_size, embed_dim=embed_dim, rank=rank)
 
         def block(start: int) -> Tensor:
+            """Return the block of rows from `start`, with the padding row set to zero."""
             stop = min(start + ROWS_AT_ONCE, vocab_size)
             rows = table[start:stop] if isinstance(table, Tensor) else table.rows(start, stop)
             if padding_idx is not None and start <= padding_idx < stop:
@@ -160,7 +163,7 @@ class FactorizedEmbedding(TokenTable):
             gram.addmm_(weighted.T, rows)
         if not gram.isfinite().all():
             raise ShapeError(
-                "The table holds rows with NaN or infinity: mend them first, for instance set them to zero."
+                "The table holds rows with NaN or infinity: repair them first, for instance set them to zero."
             )
         leading = torch.linalg.eigh(gram).eigenvectors[:, embed_dim - rank :].flip(1)
         factors.projection.weight.copy_(leading)
@@ -171,7 +174,7 @@ class FactorizedEmbedding(TokenTable):
 
     @property
     def config(self) -> JsonObject:
-        """The constructor's arguments."""
+        """Return the constructor's arguments as JSON."""
         inner = self.inner.config
         return {
             "vocab_size": self.vocab_size,
@@ -189,15 +192,15 @@ class FactorizedEmbedding(TokenTable):
         return vectors
 
     def rows(self, start: int, stop: int) -> Float[Tensor, "N D"]:
-        """Rows `start` to `stop - 1` of E1 E2, without `scale`."""
+        """Return rows `start` to `stop - 1` of E1 E2, without `scale`."""
         rows: Tensor = self.projection(self.inner.rows(start, stop))
         return rows
 
     def as_linear(self, hidden: Float[Tensor, "*batch D"]) -> tuple[Tensor, Tensor]:
-        """`hidden @ E2.T` and `E1`: the narrow rows are compared with a narrowed hidden state."""
+        """Return `hidden @ E2.T` and `E1`, whose product is the raw logits."""
         plain = type(self.projection) is NormalLinear
         like = self.inner.weight
-        factor = (  # of a projection that PEFT has wrapped, what it makes of the unit vectors
+        factor = (  # for a projection that PEFT has wrapped, its output for the unit vectors
             self.projection.weight.T
             if plain
             else self.projection(torch.eye(self.rank, dtype=like.dtype, device=like.device))
@@ -205,16 +208,16 @@ class FactorizedEmbedding(TokenTable):
         return F.linear(hidden, factor), like
 
     def check(self) -> None:
-        """Wait for the device and raise the error of a bad ID that was looked up since the last check."""
+        """Wait for the device, and raise the error of a bad ID that was looked up since the last check."""
         self.inner.check()
 
     def extra_repr(self) -> str:
-        """Sizes, for `print`."""
+        """Return sizes, for `print`."""
         return f"{self.vocab_size}, {self.embed_dim}, rank={self.rank}"
 
 
 def _weights(counts: Tensor | None, vocab_size: int) -> Tensor | None:
-    """Counts as shares of their sum."""
+    """Return counts divided by their sum; `None` for `None`. Raise an error for counts that cannot be weights."""
     if counts is None:
         return None
     if counts.shape != (vocab_size,):

@@ -1,11 +1,11 @@
-"""The quantised table: rows of 8-bit or 4-bit whole numbers with their scales, looked up and multiplied as they are.
+"""The quantised table: rows of 8-bit or 4-bit integer codes with scales, dequantised only where they are used.
 
-`dequantise` is the definition, in a few lines of plain PyTorch. On the CPU the same numbers come out of PyTorch's own
-kernels for such rows, which read a row's bytes and nothing else.
+`dequantise` is the definition in plain PyTorch. On the CPU, PyTorch's own kernels for such rows return the same numbers
+and read the bytes of the requested rows only.
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal, NamedTuple, cast
 
 import torch
@@ -13,33 +13,42 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int, UInt8
 from torch import Tensor
 
-from embedlayer.bounds import Bounds
-from embedlayer.derived import Derived
+from embedlayer.computed_buffers import ComputedBuffers
 from embedlayer.errors import ShapeError, SizeError
 from embedlayer.files import JsonObject
+from embedlayer.index_checks import IndexCheck
 from embedlayer.shapes import Ids, Vectors
 from embedlayer.tables.dense import TableLike, as_rows, require_rows, resolve_scale
-from embedlayer.tables.table import TokenTable, check_sizes, check_width
+from embedlayer.tables.lookup import LookupTable, check_sizes
+from embedlayer.tables.table import TokenTable, check_width
 from embedlayer.tracing import is_transformed, plain_operators_only
 
 HEADER = {8: torch.float32, 4: torch.float16}
-"""Type of a group's scale and offset, by its bits."""
+"""Data type of the step and the offset of a group, by the bits of a code."""
 
 DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in (torch.float32, torch.bfloat16, torch.float16)}
 DTYPES["float64"] = torch.float64
-"""Types in which vectors can come out, by name."""
+"""Data types of vectors, by name."""
 
 NUMBERS_AT_ONCE = {"cpu": 1 << 18, "cuda": 1 << 24}
-"""Numbers that are made or read at a time: few enough to stay in a core's cache, or to be one launch of many."""
+"""Numbers in a block, by device: few enough for the cache of a core, or enough for one kernel launch."""
 
 SHRINKS = (1.0, 0.9, 0.8, 0.7, 0.6)
+"""Shares of a group's range that are tried as the range of its levels."""
+
 REFITS = 4
+"""Rounds of rounding and least squares."""
 
 
-class Layout(NamedTuple):
-    """How a row is stored: `groups` times (codes, scale, offset), each group of `group_size` columns.
+class RowFormat(NamedTuple):
+    """The bytes of a stored row: for each group of `group_size` columns its codes, step and offset.
 
-    The last group may have columns that are not there; nobody reads them.
+    The last group may be filled up with columns that are never read.
+
+    Attributes:
+        bits: Bits of a code, 8 or 4.
+        embed_dim: Width of a row, D.
+        group_size: Columns that share a step and an offset.
     """
 
     bits: int
@@ -48,28 +57,29 @@ class Layout(NamedTuple):
 
     @property
     def groups(self) -> int:
-        """Groups in a row, G."""
+        """Return the number of groups in a row, G."""
         return math.ceil(self.embed_dim / self.group_size)
 
     @property
     def code_bytes(self) -> int:
-        """Bytes of a group's codes."""
+        """Return the bytes of the codes of a group."""
         return self.group_size * self.bits // 8
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of a row of `packed`."""
+        """Return the bytes of a row of `packed`."""
         return self.groups * (self.code_bytes + 2 * HEADER[self.bits].itemsize)
 
 
-class QuantizedEmbedding(TokenTable, Derived):
-    """A frozen table of whole numbers: `out[..., j] = scale * row_scale * (step_g * code_j + offset_g)`.
+class QuantizedEmbedding(TokenTable, ComputedBuffers):
+    """A frozen table of integer codes: `out[..., j] = scale * row_scale * (step_g * code_j + offset_g)`.
 
-    Each group g of columns, by default the whole row, has a step and an offset. `code` runs from 0 to 2^bits - 1. With
-    8 bits step and offset are float32 and there is no `row_scale`; with 4 bits they are float16, relative to the row's
-    largest number, which is its `row_scale` in float32, so that no range is too wide or too fine and a constant row
-    is exact. Look-up reads the bytes of the rows asked for; `logits` and `loss` make a block of rows at a time. The
-    table is never held in floating point. Gradients to the hidden state are exact; the codes have none.
+    Each group g of columns, by default the whole row, has a step and an offset. Codes are in `0..2^bits - 1`. With 8
+    bits, step and offset are float32 and there is no `row_scale`. With 4 bits they are float16, relative to the largest
+    number of the row, which is its float32 `row_scale`; so no range overflows, and a constant row is exact.
+
+    A look-up reads the bytes of the requested rows. `logits` and `loss` dequantise a block of rows at a time, so the
+    table is never in memory as floating point. Gradients of the hidden state are exact; the codes have no gradient.
 
     Bytes of a row of width D in groups of g (one group: g = D), against 4 D in float32:
 
@@ -78,37 +88,38 @@ class QuantizedEmbedding(TokenTable, Derived):
     | 8 | `D + 8 D / g` | 392, 25.5 % | 480, 31.3 % |
     | 4 | `D / 2 + 4 D / g + 4` | 200, 13.0 % | 244, 15.9 % |
 
-    A new one has zero rows: make it of another table with `from_table`.
+    The constructor creates rows of zeros. Use `from_table` to quantise another table.
 
     Args:
-        vocab_size: Rows of the table, V.
+        vocab_size: Number of tokens, V.
         embed_dim: Width of a row, D.
-        bits: Of a code, 8 or 4.
+        bits: Bits of a code, 8 or 4.
         group_size: Columns that share a step and an offset; `None` for a whole row. With 4 bits an even number.
         padding_idx: Row that is exactly zero; `None` for no such row.
-        scale: Factor on every looked-up row: a number, `"sqrt_dim"`, or `None` for none.
-        round_scale: Round the scale to the type of the vectors, as Gemma does.
-        dtype: Type of the vectors, which `.to(dtype)` changes; what is stored stays as it is.
-        device: Where to put the rows.
+        scale: Factor on every looked-up row: a number, `"sqrt_dim"`, or `None` for 1.
+        round_scale: Whether to round the scale to the dtype of the vectors, as Gemma does.
+        dtype: Data type of the vectors. `.to(dtype)` changes it and not the stored codes.
+        device: Device of the rows.
 
     Raises:
-        SizeError: A size is below 1, or an option is not one of those above.
+        SizeError: A size is below 1, or an option has an unknown value.
 
     Example:
         >>> table = QuantizedEmbedding.from_table(TokenEmbedding(100, 64), bits=4, group_size=32)
         >>> table(torch.tensor([[1, 2, 3]])).shape, table.packed.shape, table.nbytes
         (torch.Size([1, 3, 64]), torch.Size([100, 40]), 4400)
 
-    Reference: the rows are those of FBGEMM's `FloatOrHalfToFusedNBitRowwiseQuantizedSBHalf` and its 8-bit brother, as
-    PyTorch's `quantized::embedding_bag_4bit_prepack` writes them. We differ: steps and offsets minimise the squared
-    error of what is stored, groups, and `row_scale`.
+    Reference: the bytes are those of FBGEMM's `FloatOrHalfToFusedNBitRowwiseQuantizedSBHalf` and of its 8-bit version,
+    which PyTorch's `quantized::embedding_bag_4bit_prepack` writes. We differ in steps and offsets, which minimise the
+    squared error, in groups, and in `row_scale`.
     """
 
     packed: Tensor
-    """`(V, row bytes)`: uint8, each group's codes (with 4 bits two in a byte, the first one low), step and offset."""
+    """Stored rows, uint8, `(V, row bytes)`: codes (with 4 bits two in a byte, the first one low), step and offset of
+    each group."""
 
     row_scale: Tensor | None
-    """`(V,)` in float32 with 4 bits, whatever the type of the vectors."""
+    """Scale of each row with 4 bits, float32, `(V,)`; `None` with 8 bits."""
 
     example: Tensor
     embed_scale: float | Tensor | None
@@ -134,15 +145,17 @@ class QuantizedEmbedding(TokenTable, Derived):
         self.scale = resolve_scale(scale, embed_dim)
         self.round_scale = round_scale
         self.group_size = group_size
-        self.layout = layout_of(bits, embed_dim, group_size)
-        self.bounds = Bounds(vocab_size, "token id")
-        self.register_buffer("packed", torch.zeros(vocab_size, self.layout.row_bytes, dtype=torch.uint8, device=device))
+        self.row_format = row_format_of(bits, embed_dim, group_size)
+        self.index_check = IndexCheck(vocab_size, "token id")
+        self.register_buffer(
+            "packed", torch.zeros(vocab_size, self.row_format.row_bytes, dtype=torch.uint8, device=device)
+        )
         row_scale = torch.zeros(vocab_size, dtype=torch.float32, device=device) if bits == 4 else None
         self.register_buffer("row_scale", row_scale)
         self.register_buffer("example", torch.empty(0, dtype=_dtype_of(dtype)), persistent=False)
         if not round_scale:
             self.embed_scale = self.scale
-        self.derive(self.packed.device)
+        self.recompute_buffers(self.packed.device)
 
     @classmethod
     def from_table(
@@ -157,24 +170,24 @@ class QuantizedEmbedding(TokenTable, Derived):
         scale: float | Literal["sqrt_dim"] | None = None,
         dtype: torch.dtype | None = None,
     ) -> "QuantizedEmbedding":
-        """Quantise a table of any kind, a block of rows at a time. Its spare rows are left out.
+        """Quantise a table, a block of rows at a time. Spare rows are left out.
 
         Args:
-            table: A table, whose scale and padding are kept, or a plain tensor or NumPy array.
-            bits: Of a code, 8 or 4.
+            table: A table, which keeps its scale and padding, or a plain tensor or NumPy array, `(V, D)`.
+            bits: Bits of a code, 8 or 4.
             group_size: Columns that share a step and an offset; `None` for a whole row.
-            symmetric: Levels around zero, which is one of them: `code - 2^(bits-1)` is from `-n` to `n` and the offset
-                says nothing. By default levels lie between the group's smallest and largest number.
-            clip: Let outliers be clipped where that makes the squared error of the group smaller: the best of 5
-                ranges, and rounds of rounding to the levels and of least squares for step and offset. Without, no
-                number is off by more than half its group's step (and with 4 bits 2^-11 of the row's largest number).
-            padding_idx: Of a plain tensor: row that becomes zero.
-            scale: Of a plain tensor: as in the constructor.
-            dtype: Type of the vectors; that of the table's rows if `None`.
+            symmetric: Whether the levels are symmetric around zero, and zero is one of them. By default the levels are
+                between the smallest and the largest number of a group.
+            clip: Whether outliers may be clipped to reduce the squared error of a group: the best of 5 ranges is
+                refined by least squares. Without clipping, no number has an error of more than half the step of its
+                group (and with 4 bits 2^-11 of the largest number of the row).
+            padding_idx: For a plain tensor: row that is set to zero.
+            scale: For a plain tensor: as in the constructor.
+            dtype: Data type of the vectors; `None` for that of the table.
 
         Raises:
-            ShapeError: A plain tensor that is not `(V, D)`, or rows with numbers that are NaN or infinite.
-            SizeError: `bits` or `group_size` are not possible.
+            ShapeError: A plain tensor is not `(V, D)`, or a row holds NaN or infinity.
+            SizeError: `bits` or `group_size` is not possible.
 
         Example:
             >>> seeded = torch.manual_seed(0)
@@ -211,7 +224,7 @@ class QuantizedEmbedding(TokenTable, Derived):
             if padding_idx is not None and start <= padding_idx < stop:
                 rows = rows.clone()
                 rows[padding_idx - start] = 0
-            packed, row_scale = quantise(rows, quantised.layout, symmetric=symmetric, clip=clip)
+            packed, row_scale = quantise(rows, quantised.row_format, symmetric=symmetric, clip=clip)
             quantised.packed[start:stop] = packed
             if quantised.row_scale is not None:
                 assert row_scale is not None
@@ -219,28 +232,28 @@ class QuantizedEmbedding(TokenTable, Derived):
         return quantised
 
     def reset_parameters(self) -> None:
-        """Set all rows to zero, as in a new table: their numbers come from `from_table` or a saved state."""
+        """Set all rows to zero, as in a new table."""
         self.packed.zero_()
         if self.row_scale is not None:
             self.row_scale.zero_()
 
     @property
     def dtype(self) -> torch.dtype:
-        """Type of the vectors."""
+        """Return the data type of the vectors."""
         return self.example.dtype
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all that is stored: codes, steps, offsets and row scales."""
+        """Return the bytes of all codes, steps, offsets and row scales."""
         return self.packed.nbytes + (0 if self.row_scale is None else self.row_scale.nbytes)
 
     @property
     def config(self) -> JsonObject:
-        """The constructor's arguments."""
+        """Return the constructor's arguments as JSON."""
         return {
             "vocab_size": self.vocab_size,
             "embed_dim": self.embed_dim,
-            "bits": self.layout.bits,
+            "bits": self.row_format.bits,
             "group_size": self.group_size,
             "padding_idx": self.padding_idx,
             "scale": self.scale,
@@ -248,8 +261,8 @@ class QuantizedEmbedding(TokenTable, Derived):
             "dtype": str(self.dtype).removeprefix("torch."),
         }
 
-    def derived(self) -> dict[str, Tensor]:
-        """The type of the vectors, and the rounded scale where there is one."""
+    def buffer_values(self) -> dict[str, Tensor]:
+        """Return an empty tensor of the dtype of the vectors, and the rounded scale if `round_scale` is set."""
         tensors = {"example": torch.empty(0, dtype=self.dtype)}
         if self.round_scale:
             tensors["embed_scale"] = torch.tensor(1.0 if self.scale is None else self.scale, dtype=self.dtype)
@@ -257,29 +270,29 @@ class QuantizedEmbedding(TokenTable, Derived):
 
     def look_up(self, ids: Ids) -> Vectors:
         """Return `dequantise(packed[ids])`: `(...)` to `(..., D)`."""
-        ids, outside = self.bounds(ids)
+        ids, outside = self.index_check(ids)
         vectors = self._dequantised(ids.reshape(-1)).view(*ids.shape, self.embed_dim)
         return vectors if outside is None else vectors.masked_fill(outside.unsqueeze(-1), 0)
 
     def rows(self, start: int, stop: int) -> Float[Tensor, "N D"]:
-        """Rows `start` to `stop - 1`, without `scale`: made anew on each call."""
+        """Dequantise and return rows `start` to `stop - 1`, without `scale`."""
         start, stop, _ = slice(start, stop).indices(self.vocab_size)
         return self._dequantised(torch.arange(start, max(start, stop), device=self.packed.device))
 
-    def products(
+    def raw_logits(
         self, hidden: Float[Tensor, "*batch D"], start: int = 0, stop: int | None = None
     ) -> Float[Tensor, "*batch N"]:
-        """`hidden @ rows(start, stop).T`, a block of rows at a time, which the backward pass makes again.
+        """Return `hidden @ rows(start, stop).T`. Rows are dequantised block by block, and again in the backward pass.
 
         Raises:
-            ShapeError: `hidden` has another width or type than the vectors.
+            ShapeError: `hidden` has another width or data type than the vectors.
         """
         device = hidden.device.type
         if torch.is_autocast_enabled(device) and hidden.dtype != torch.float64:
             hidden = hidden.to(torch.get_autocast_dtype(device))
         elif hidden.dtype != self.dtype:
             raise ShapeError(
-                f"hidden is {hidden.dtype} and this table gives {self.dtype}: bring them to one type with .to(dtype), "
+                f"hidden is {hidden.dtype} and this table returns {self.dtype}: convert one of them with .to(dtype), "
                 f"or use torch.autocast."
             )
         check_width(hidden, self.embed_dim)
@@ -287,34 +300,36 @@ class QuantizedEmbedding(TokenTable, Derived):
             return F.linear(hidden, self.rows(start, self.vocab_size if stop is None else stop).to(hidden.dtype))
         packed = self.packed[start:stop]
         row_scale = None if self.row_scale is None else self.row_scale[start:stop]
-        found: Tensor = times_rows(hidden.reshape(-1, self.embed_dim), packed, row_scale, *self.layout, True)
+        found: Tensor = times_rows(hidden.reshape(-1, self.embed_dim), packed, row_scale, self.row_format, True)
         return found.view(*hidden.shape[:-1], len(packed))
 
     def _dequantised(self, ids: Tensor) -> Tensor:
+        """Return the vectors of checked IDs, `(N,)` to `(N, D)`."""
         if torch.compiler.is_compiling() and not plain_operators_only() and ids.device.type == "cpu":
-            vectors: Tensor = rows_of(ids, self.packed, self.row_scale, *self.layout, self.dtype)
+            vectors: Tensor = rows_of(ids, self.packed, self.row_scale, self.row_format, self.dtype)
             return vectors
-        return dequantised_rows(ids, self.packed, self.row_scale, self.layout, self.dtype)
+        return dequantised_rows(ids, self.packed, self.row_scale, self.row_format, self.dtype)
 
     def check(self) -> None:
-        """Wait for the device and raise the error of a bad ID that was looked up since the last check."""
-        self.bounds.check()
+        """Wait for the device, and raise the error of a bad ID that was looked up since the last check."""
+        self.index_check.check()
 
     def requires_grad_(self, requires_grad: bool = True) -> "QuantizedEmbedding":
-        """Refuse to train: there is nothing in a quantised table that could have a gradient.
+        """Raise an error for `requires_grad=True`: codes have no gradient.
 
         Raises:
             SizeError: `requires_grad` is true.
         """
         if requires_grad:
             raise SizeError(
-                "A quantised table is frozen: its codes are whole numbers and have no gradient.\n"
+                "A quantised table is frozen: its codes are integers and have no gradient.\n"
                 "Train the rows in floating point, TokenEmbedding.from_pretrained(table.rows(0, table.vocab_size), "
                 "freeze=False), and quantise the result."
             )
         return self
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "QuantizedEmbedding":
+        """Move or cast the table, as in torch. `row_scale` stays float32."""
         stored = self.row_scale
         super()._apply(fn, recurse)
         if stored is not None and self.row_scale is not None and self.row_scale.dtype != stored.dtype:
@@ -322,8 +337,8 @@ class QuantizedEmbedding(TokenTable, Derived):
         return self
 
     def extra_repr(self) -> str:
-        """Sizes and options, for `print`."""
-        parts = [f"{self.vocab_size}, {self.embed_dim}, bits={self.layout.bits}"]
+        """Return sizes and options, for `print`."""
+        parts = [f"{self.vocab_size}, {self.embed_dim}, bits={self.row_format.bits}"]
         parts += [f"group_size={self.group_size}"] if self.group_size is not None else []
         parts += [f"padding_idx={self.padding_idx}"] if self.padding_idx is not None else []
         parts += [f"scale={self.scale:.6g}"] if self.scale is not None else []
@@ -332,24 +347,24 @@ class QuantizedEmbedding(TokenTable, Derived):
 
 
 def dequantise(
-    packed: UInt8[Tensor, "N bytes"], row_scale: Float[Tensor, " N"] | None, layout: Layout
+    packed: UInt8[Tensor, "N bytes"], row_scale: Float[Tensor, " N"] | None, row_format: RowFormat
 ) -> Float[Tensor, "N D"]:
-    """Stored rows to numbers: `row_scale * (step * code + offset)`, in float32. The definition."""
-    groups = packed.reshape(packed.shape[0] * layout.groups, layout.row_bytes // layout.groups)
-    codes, header = groups[:, : layout.code_bytes], groups[:, layout.code_bytes :]
+    """Dequantise rows: `row_scale * (step * code + offset)`, in float32, `(N, D)`. This is the definition."""
+    groups = packed.reshape(packed.shape[0] * row_format.groups, row_format.row_bytes // row_format.groups)
+    codes, header = groups[:, : row_format.code_bytes], groups[:, row_format.code_bytes :]
     header = header.clone(memory_format=torch.contiguous_format)  # aligned: a slice of one row need not be
-    step, offset = _floats(header, HEADER[layout.bits]).split(1, dim=1)
-    if layout.bits == 4:
+    step, offset = _floats(header, HEADER[row_format.bits]).split(1, dim=1)
+    if row_format.bits == 4:
         codes = torch.stack([codes % 16, codes // 16], dim=-1).flatten(1)
-    numbers: Tensor = (step * codes + offset).view(packed.shape[0], layout.groups * layout.group_size)
-    numbers = numbers[:, : layout.embed_dim]
+    numbers: Tensor = (step * codes + offset).view(packed.shape[0], row_format.groups * row_format.group_size)
+    numbers = numbers[:, : row_format.embed_dim]
     return numbers if row_scale is None else row_scale.unsqueeze(1) * numbers
 
 
 def _floats(stored: UInt8[Tensor, "N bytes"], dtype: torch.dtype) -> Float[Tensor, "N numbers"]:
-    """Return the finite numbers of `dtype` that these bytes are, little-endian, in float32.
+    """Reinterpret little-endian bytes as finite numbers of `dtype`, and return them in float32.
 
-    Exported graphs work them out from sign, exponent and fraction: ONNX has no operator that reinterprets bytes.
+    Exported graphs compute them from sign, exponent and fraction, because ONNX has no operator that reinterprets bytes.
     """
     if not torch.compiler.is_exporting():
         return stored.view(dtype).to(torch.float32)
@@ -366,25 +381,25 @@ def _floats(stored: UInt8[Tensor, "N bytes"], dtype: torch.dtype) -> Float[Tenso
 
 
 def quantise(
-    rows: Float[Tensor, "N D"], layout: Layout, *, symmetric: bool = False, clip: bool = True
+    rows: Float[Tensor, "N D"], row_format: RowFormat, *, symmetric: bool = False, clip: bool = True
 ) -> tuple[UInt8[Tensor, "N bytes"], Float[Tensor, " N"] | None]:
-    """Rows in float32 to what is stored: `packed`, and with 4 bits `row_scale`; `from_table` explains the options."""
+    """Quantise float32 rows to `packed` and, with 4 bits, `row_scale`, else `None`. Options as in `from_table`."""
     row_scale = None
-    if layout.bits == 4:
+    if row_format.bits == 4:
         row_scale = rows.abs().amax(dim=1)
         rows = rows / row_scale.where(row_scale > 0, 1.0).unsqueeze(1)
-    missing = layout.groups * layout.group_size - layout.embed_dim
+    missing = row_format.groups * row_format.group_size - row_format.embed_dim
     rows = torch.cat([rows, rows[:, -1:].expand(-1, missing)], dim=1)
-    grid = _fitted(rows.view(-1, layout.group_size), layout.bits, symmetric=symmetric, clip=clip)
-    codes = grid.codes(rows.view(-1, layout.group_size)).to(torch.uint8)
-    if layout.bits == 4:
+    grid = _fitted(rows.view(-1, row_format.group_size), row_format.bits, symmetric=symmetric, clip=clip)
+    codes = grid.codes(rows.view(-1, row_format.group_size)).to(torch.uint8)
+    if row_format.bits == 4:
         codes = codes[:, ::2] | codes[:, 1::2] << 4
-    header = torch.cat([grid.step, grid.offset], dim=1).to(HEADER[layout.bits]).view(torch.uint8)
-    return torch.cat([codes, header], dim=1).view(len(rows), layout.row_bytes), row_scale
+    header = torch.cat([grid.step, grid.offset], dim=1).to(HEADER[row_format.bits]).view(torch.uint8)
+    return torch.cat([codes, header], dim=1).view(len(rows), row_format.row_bytes), row_scale
 
 
 class _Grid(NamedTuple):
-    """The levels of each group: `step * code + offset` for `lowest <= code <= highest`; all of `(N, 1)`."""
+    """The levels of each group, `step * code + offset`, with steps and offsets of shape `(N, 1)`."""
 
     step: Tensor
     offset: Tensor
@@ -392,26 +407,26 @@ class _Grid(NamedTuple):
     symmetric: bool
 
     def codes(self, x: Tensor) -> Tensor:
-        """The nearest levels, as floats."""
+        """Return the codes of the nearest levels, as floats."""
         codes = ((x - self.offset) / self.step.where(self.step > 0, 1.0)).round_()
         return codes.clamp_(1 if self.symmetric else 0, 2**self.bits - 1).masked_fill_(self.step == 0, 0)
 
     def error(self, x: Tensor) -> Tensor:
-        """Squared error of each group, `(N, 1)`."""
+        """Return the squared error of each group, `(N, 1)`."""
         return torch.addcmul(self.offset, self.codes(x), self.step).sub_(x).square_().sum(dim=1, keepdim=True)
 
     def where(self, chosen: Tensor, other: "_Grid") -> "_Grid":
-        """This one where `chosen`, else the other."""
+        """Return this grid where `chosen` is true, else `other`."""
         step, offset = self.step.where(chosen, other.step), self.offset.where(chosen, other.offset)
         return self._replace(step=step, offset=offset)
 
-    def as_stored(self) -> "_Grid":
-        """Rounded to the type of the header."""
+    def rounded(self) -> "_Grid":
+        """Return the grid with step and offset rounded to the data type in which they are stored."""
         step, offset = (part.to(HEADER[self.bits]).to(torch.float32) for part in (self.step, self.offset))
         return self._replace(step=step, offset=offset)
 
     def refitted(self, x: Tensor) -> "_Grid":
-        """Step and offset of least squared error for the codes of now; as it is where all codes are one."""
+        """Return the grid with the least squared error for the current codes; unchanged where all codes are equal."""
         codes = self.codes(x)
         if self.symmetric:
             centre = 2 ** (self.bits - 1)
@@ -427,20 +442,21 @@ class _Grid(NamedTuple):
 
 
 def _fitted(x: Tensor, bits: int, *, symmetric: bool, clip: bool) -> _Grid:
-    """The levels of each group of numbers, as they are stored."""
+    """Fit the levels of each group of numbers, rounded as they are stored."""
     if symmetric:
         whole = x.abs().amax(dim=1, keepdim=True) / (2 ** (bits - 1) - 1)
         centre = torch.zeros_like(whole)
     else:
         low, high = x.amin(dim=1, keepdim=True), x.amax(dim=1, keepdim=True)
-        whole = high / (2**bits - 1) - low / (2**bits - 1)  # their difference may be too large a number
+        whole = high / (2**bits - 1) - low / (2**bits - 1)  # high - low may overflow
         centre = low / 2 + high / 2
     levels = 2 ** (bits - 1) if symmetric else (2**bits - 1) / 2
 
     def shrunk(factor: float) -> _Grid:
+        """Return the levels for a share of the range."""
         return _Grid(factor * whole, centre - factor * whole * levels, bits, symmetric)
 
-    unclipped = shrunk(1.0).as_stored()
+    unclipped = shrunk(1.0).rounded()
     if not clip:
         return unclipped
     best, least = unclipped, unclipped.error(x)
@@ -450,90 +466,70 @@ def _fitted(x: Tensor, bits: int, *, symmetric: bool, clip: bool) -> _Grid:
         best, least = grid.where(error < least, best), error.minimum(least)
     for _ in range(REFITS):
         best = best.refitted(x)
-    best = best.as_stored()
+    best = best.rounded()
     return best.where(best.error(x) < unclipped.error(x), unclipped)
 
 
 def dequantised_rows(
-    ids: Int[Tensor, " N"], packed: Tensor, row_scale: Tensor | None, layout: Layout, dtype: torch.dtype
+    ids: Int[Tensor, " N"], packed: Tensor, row_scale: Tensor | None, row_format: RowFormat, dtype: torch.dtype
 ) -> Float[Tensor, "N D"]:
-    """`dequantise(packed[ids])` in another type, for IDs that are in the table."""
+    """Return `dequantise(packed[ids])` in `dtype`, `(N, D)`, for checked IDs."""
     if packed.device.type != "cpu" or plain_operators_only():
         chosen = None if row_scale is None else row_scale.index_select(0, ids)
-        return dequantise(packed.index_select(0, ids), chosen, layout).to(dtype)
+        return dequantise(packed.index_select(0, ids), chosen, row_format).to(dtype)
     if ids.numel() == 0:
-        return torch.empty(0, layout.embed_dim, dtype=dtype)
+        return torch.empty(0, row_format.embed_dim, dtype=dtype)
     if dtype == torch.float32:
-        return _kernel(ids, packed, row_scale, layout)
-    vectors = torch.empty(len(ids), layout.embed_dim, dtype=dtype)
-    for start, stop in _blocks(len(ids), layout.embed_dim, ids.device):
-        vectors[start:stop] = _kernel(ids[start:stop], packed, row_scale, layout)
+        return _kernel(ids, packed, row_scale, row_format)
+    vectors = torch.empty(len(ids), row_format.embed_dim, dtype=dtype)
+    for start, stop in _blocks(len(ids), row_format.embed_dim, ids.device):
+        vectors[start:stop] = _kernel(ids[start:stop], packed, row_scale, row_format)
     return vectors
 
 
-def _kernel(ids: Tensor, packed: Tensor, row_scale: Tensor | None, layout: Layout) -> Tensor:
-    """PyTorch's kernel for fused rows, a bag for each ID or, in groups, for each of its groups."""
+def _kernel(ids: Tensor, packed: Tensor, row_scale: Tensor | None, row_format: RowFormat) -> Tensor:
+    """Dequantise rows with PyTorch's embedding-bag kernel: one bag for each ID or, with groups, for each group."""
     operators: Any = torch.ops.quantized
     ids = ids.contiguous()  # the kernels refuse strided ones
     weights = None if row_scale is None else row_scale.index_select(0, ids)
-    if layout.groups > 1:
-        ids = (ids.unsqueeze(1) * layout.groups + torch.arange(layout.groups)).flatten()
-        weights = None if weights is None else weights.repeat_interleave(layout.groups)
+    if row_format.groups > 1:
+        ids = (ids.unsqueeze(1) * row_format.groups + torch.arange(row_format.groups)).flatten()
+        weights = None if weights is None else weights.repeat_interleave(row_format.groups)
     bags = torch.arange(len(ids), dtype=ids.dtype)
-    fused = packed.view(len(packed) * layout.groups, -1)
-    if layout.bits == 8:
+    fused = packed.view(len(packed) * row_format.groups, -1)
+    if row_format.bits == 8:
         found = operators.embedding_bag_byte_rowwise_offsets(fused, ids, bags)
     else:
         found = operators.embedding_bag_4bit_rowwise_offsets(fused, ids, bags, per_sample_weights=weights)
-    numbers: Tensor = found.view(-1, layout.groups * layout.group_size)
-    return numbers[:, : layout.embed_dim].contiguous()
+    numbers: Tensor = found.view(-1, row_format.groups * row_format.group_size)
+    return numbers[:, : row_format.embed_dim].contiguous()
 
 
 @torch.library.custom_op("embedlayer::quantized_rows", mutates_args=())
 def rows_of(
-    ids: Tensor,
-    packed: Tensor,
-    row_scale: Tensor | None,
-    bits: int,
-    embed_dim: int,
-    group_size: int,
-    dtype: torch.dtype,
+    ids: Tensor, packed: Tensor, row_scale: Tensor | None, row_format: Sequence[int], dtype: torch.dtype
 ) -> Tensor:
-    """`dequantised_rows`: what a compiled graph calls on the CPU."""
-    return dequantised_rows(ids, packed, row_scale, Layout(bits, embed_dim, group_size), dtype)
+    """Compute `dequantised_rows` as one node of a compiled graph on the CPU."""
+    return dequantised_rows(ids, packed, row_scale, RowFormat(*row_format), dtype)
 
 
 @rows_of.register_fake
-def _(
-    ids: Tensor,
-    packed: Tensor,
-    row_scale: Tensor | None,
-    bits: int,
-    embed_dim: int,
-    group_size: int,
-    dtype: torch.dtype,
-) -> Tensor:
-    return packed.new_empty(len(ids), embed_dim, dtype=dtype)
+def _(ids: Tensor, packed: Tensor, row_scale: Tensor | None, row_format: Sequence[int], dtype: torch.dtype) -> Tensor:
+    return packed.new_empty(len(ids), RowFormat(*row_format).embed_dim, dtype=dtype)
 
 
 @torch.library.custom_op("embedlayer::times_quantized_rows", mutates_args=())
 def times_rows(
-    x: Tensor,
-    packed: Tensor,
-    row_scale: Tensor | None,
-    bits: int,
-    embed_dim: int,
-    group_size: int,
-    transposed: bool,
+    x: Tensor, packed: Tensor, row_scale: Tensor | None, row_format: Sequence[int], transposed: bool
 ) -> Tensor:
-    """`x @ rows.T` of `(N, D)` or, not transposed, `x @ rows` of `(N, V)`, a block of rows at a time."""
-    layout, vocab_size = Layout(bits, embed_dim, group_size), len(packed)
+    """Compute `x @ rows.T` of x `(N, D)` or, if not `transposed`, `x @ rows` of x `(N, V)`, in blocks of rows."""
+    form, vocab_size = RowFormat(*row_format), len(packed)
     wide = x.dtype if x.dtype == torch.float64 else torch.float32
-    result = x.new_empty(len(x), vocab_size) if transposed else x.new_zeros(len(x), embed_dim, dtype=wide)
-    at_least = max(len(x), 2 * NUMBERS_AT_ONCE["cpu"] // embed_dim)  # a product pays for larger blocks
-    for start, stop in _blocks(vocab_size, embed_dim, x.device, at_least=at_least):
+    result = x.new_empty(len(x), vocab_size) if transposed else x.new_zeros(len(x), form.embed_dim, dtype=wide)
+    at_least = max(len(x), 2 * NUMBERS_AT_ONCE["cpu"] // form.embed_dim)  # products are faster with larger blocks
+    for start, stop in _blocks(vocab_size, form.embed_dim, x.device, at_least=at_least):
         ids = torch.arange(start, stop, device=packed.device)
-        rows = dequantised_rows(ids, packed, row_scale, layout, x.dtype)
+        rows = dequantised_rows(ids, packed, row_scale, form, x.dtype)
         if transposed:
             result[:, start:stop] = x @ rows.T
         else:
@@ -542,35 +538,27 @@ def times_rows(
 
 
 @times_rows.register_fake
-def _(
-    x: Tensor,
-    packed: Tensor,
-    row_scale: Tensor | None,
-    bits: int,
-    embed_dim: int,
-    group_size: int,
-    transposed: bool,
-) -> Tensor:
-    return x.new_empty(len(x), len(packed) if transposed else embed_dim)
+def _(x: Tensor, packed: Tensor, row_scale: Tensor | None, row_format: Sequence[int], transposed: bool) -> Tensor:
+    return x.new_empty(len(x), len(packed) if transposed else RowFormat(*row_format).embed_dim)
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    _, packed, row_scale, *ctx.rest = inputs
-    ctx.has_row_scale = row_scale is not None
-    ctx.save_for_backward(packed, *([row_scale] if ctx.has_row_scale else []))
+    """Save what the backward pass of `times_rows` needs."""
+    _, packed, row_scale, ctx.row_format, ctx.transposed = inputs
+    ctx.save_for_backward(packed, *([] if row_scale is None else [row_scale]))
 
 
 def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+    """Return the gradient of `x` in `times_rows`: the other product."""
     packed, row_scale = (*ctx.saved_tensors, None)[:2]
-    *layout, transposed = ctx.rest
-    return times_rows(gradient, packed, row_scale, *layout, not transposed), *[None] * 6
+    return times_rows(gradient, packed, row_scale, ctx.row_format, not ctx.transposed), *[None] * 4
 
 
 times_rows.register_autograd(_backward, setup_context=_keep)
 
 
-def layout_of(bits: int, embed_dim: int, group_size: int | None) -> Layout:
-    """The layout of a row, checked.
+def row_format_of(bits: int, embed_dim: int, group_size: int | None) -> RowFormat:
+    """Return the format of a row.
 
     Raises:
         SizeError: `bits` is not 8 or 4, or `group_size` is below 1, wider than a row, or odd with 4 bits.
@@ -578,14 +566,15 @@ def layout_of(bits: int, embed_dim: int, group_size: int | None) -> Layout:
     if bits not in HEADER:
         raise SizeError(f"bits must be 8 or 4, not {bits}.")
     if group_size is None:
-        return Layout(bits, embed_dim, math.ceil(embed_dim * bits / 8) * 8 // bits)
+        return RowFormat(bits, embed_dim, math.ceil(embed_dim * bits / 8) * 8 // bits)
     if not 1 <= group_size <= embed_dim or group_size * bits % 8:
         even = " and even, two codes to a byte" if bits == 4 else ""
         raise SizeError(f"group_size must be from 1 to embed_dim {embed_dim}{even}, not {group_size}.")
-    return Layout(bits, embed_dim, group_size)
+    return RowFormat(bits, embed_dim, group_size)
 
 
 def _dtype_of(dtype: torch.dtype | str | None) -> torch.dtype:
+    """Return a data type by name; `None` is torch's default. Raise `SizeError` for a type without vectors."""
     found = torch.get_default_dtype() if dtype is None else DTYPES.get(dtype) if isinstance(dtype, str) else dtype
     if found not in DTYPES.values():
         raise SizeError(f"dtype must be one of {', '.join(DTYPES)}, not {dtype}.")
@@ -593,22 +582,24 @@ def _dtype_of(dtype: torch.dtype | str | None) -> torch.dtype:
 
 
 def _blocks(count: int, width: int, device: torch.device, *, at_least: int = 1) -> Iterator[tuple[int, int]]:
-    """First and last row of blocks of about `NUMBERS_AT_ONCE` numbers."""
+    """Return the start and stop of blocks of about `NUMBERS_AT_ONCE` numbers."""
     step = max(1, at_least, NUMBERS_AT_ONCE.get(device.type, NUMBERS_AT_ONCE["cuda"]) // width)
     return ((start, min(start + step, count)) for start in range(0, count, step))
 
 
 @torch.no_grad()
-def _rows(table: TokenTable | Tensor, start: int, stop: int) -> Tensor:
+def _rows(table: LookupTable | Tensor, start: int, stop: int) -> Tensor:
+    """Return rows `start` to `stop - 1` without gradient."""
     rows = table[start:stop] if isinstance(table, Tensor) else table.rows(start, stop)
     return rows.detach()
 
 
 def _refuse_unsound(rows: Tensor, start: int) -> None:
+    """Raise `ShapeError` for the first row with NaN or infinity; `start` is the number of the first row."""
     sound = rows.isfinite().all(dim=1)
     if not sound.all():
         unsound = (~sound).nonzero()
         raise ShapeError(
             f"Row {start + int(unsound[0])} holds NaN, infinity or a number too large for float32, which no code "
-            f"stands for: mend it first, for instance set it to zero."
+            f"can represent: repair it first, for instance set it to zero."
         )

@@ -1,4 +1,4 @@
-"""Arguments of `torch.nn.Embedding` that a `TokenEmbedding` takes under another name, or refuses."""
+"""Arguments of `torch.nn.Embedding` that a `TokenEmbedding` accepts under another name, or refuses."""
 
 import operator
 from typing import TypedDict
@@ -7,15 +7,15 @@ from embedlayer.errors import SizeError
 
 
 class EmbeddingArguments(TypedDict, total=False):
-    """Arguments by the names of `torch.nn.Embedding`, beside `padding_idx`, `device` and `dtype`, which are the same.
+    """Arguments under torch's names; `padding_idx`, `device` and `dtype` have the same names in both libraries.
 
     Attributes:
         num_embeddings: `vocab_size`.
         embedding_dim: `embed_dim`.
-        max_norm: `None` only: look-ups here never write to the weight.
-        norm_type: Ignored without `max_norm`, as in torch.
-        scale_grad_by_freq: `False` only.
-        sparse: `False` only: sparse gradients are `row_sparse=True`.
+        max_norm: Must be `None`, because look-ups never write to the weight.
+        norm_type: Ignored, as in torch without `max_norm`.
+        scale_grad_by_freq: Must be `False`.
+        sparse: Must be `False`; sparse gradients are `row_sparse=True`.
     """
 
     num_embeddings: int
@@ -27,11 +27,11 @@ class EmbeddingArguments(TypedDict, total=False):
 
 
 def resolve_sizes(vocab_size: int | None, embed_dim: int | None, arguments: EmbeddingArguments) -> tuple[int, int]:
-    """Return `vocab_size` and `embed_dim`, whichever library's names they were passed under.
+    """Return `vocab_size` and `embed_dim`, which may have been passed under torch's names.
 
     Raises:
         SizeError: See `refuse_unsupported`.
-        TypeError: A size is missing, passed twice, or no whole number; or an argument is unknown.
+        TypeError: A size is missing, passed twice or not an integer, or an argument is unknown.
     """
     refuse_unsupported(arguments)
     sizes = []
@@ -49,7 +49,7 @@ def resolve_sizes(vocab_size: int | None, embed_dim: int | None, arguments: Embe
 
 
 def refuse_unsupported(arguments: EmbeddingArguments) -> None:
-    """Refuse what `torch.nn.Embedding` can do and a `TokenEmbedding` cannot.
+    """Refuse options of `torch.nn.Embedding` that a `TokenEmbedding` does not have.
 
     Raises:
         SizeError: `max_norm`, `scale_grad_by_freq` or `sparse` is set.

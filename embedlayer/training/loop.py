@@ -23,7 +23,7 @@ from embedlayer.models.decoder import DecoderLM
 from embedlayer.optim.clip import clip_grad_norm_
 from embedlayer.optim.param_groups import param_groups
 from embedlayer.optim.row_adamw import RowAdamW
-from embedlayer.tables.ledger import raw_rows
+from embedlayer.tables.pending_updates import without_applying_updates
 from embedlayer.text.corpus import TokenCorpus
 from embedlayer.text.windows import TokenWindows, WindowSampler
 from embedlayer.training.time_budget import TimeBudget
@@ -233,17 +233,17 @@ class Trainer:
 
     def state(self) -> tuple[dict[str, Tensor], JsonObject]:
         """Everything that the rest of the run depends on: tensors by name, and the rest as JSON."""
-        with raw_rows(self.model):
+        with without_applying_updates(self.model):
             tensors = {f"model.{name}": tensor for name, tensor in self.model.state_dict().items()}
-        ledgers: JsonObject = {}
+        all_pending: JsonObject = {}
         for name, parameter, whole in self.ranks.parameters(self.model):
             moments = self.optimizer.state.get(parameter, {})
             rows = {key: value if key == "step" else whole(value) for key, value in moments.items()}
             tensors |= {f"optimizer.{name}.{key}": value for key, value in rows.items()}
-            if ledger := getattr(parameter, "row_ledger", None):
-                behind, ledgers[name] = ledger.state()
+            if pending := getattr(parameter, "pending_updates", None):
+                behind, all_pending[name] = pending.state()
                 rows = {key: value if key == "history" else whole(value) for key, value in behind.items()}
-                tensors |= {f"ledger.{name}.{key}": value for key, value in rows.items()}
+                tensors |= {f"pending_updates.{name}.{key}": value for key, value in rows.items()}
         tensors["losses"] = self.ranks.sum(self._losses)
         tensors["generator.cpu"] = torch.get_rng_state()
         if self.device.type == "cuda":
@@ -252,7 +252,7 @@ class Trainer:
             "step": self.step,
             "steps": self.steps,
             "options": asdict(self.options),
-            "ledgers": ledgers,
+            "pending_updates": all_pending,
             **({} if self.budget is None else {"time": asdict(self.budget) | {"used": self._seconds_used()}}),
         }
 
@@ -272,10 +272,10 @@ class Trainer:
                 moments = {key.removeprefix(prefix): t for key, t in local.items() if key.startswith(prefix)}
                 if moments:
                     self.optimizer.load_moments(parameter, moments)
-                if ledger := rest.get("ledgers", {}).get(name):
-                    prefix = f"ledger.{name}."
+                if pending := rest.get("pending_updates", {}).get(name):
+                    prefix = f"pending_updates.{name}."
                     behind = {key.removeprefix(prefix): t for key, t in local.items() if key.startswith(prefix)}
-                    self.optimizer.load_rows(parameter, behind, ledger)
+                    self.optimizer.load_pending_updates(parameter, behind, pending)
             self.step, self.steps = rest["step"], rest["steps"]
             if self.budget is not None and "time" in rest:
                 self.budget = TimeBudget.from_state(rest["time"])

@@ -106,7 +106,7 @@ class BestFacts(TypedDict):
     validation_bits_per_byte: float
 
 
-class LedgerState(TypedDict):
+class PendingUpdatesState(TypedDict):
     """What is not a tensor of the pending updates of a row-sparse table."""
 
     start: NotRequired[Count]
@@ -118,7 +118,7 @@ class TrainerState(TypedDict):
 
     step: Count
     steps: Count | None
-    ledgers: dict[str, LedgerState]
+    pending_updates: dict[str, PendingUpdatesState]
 
 
 class RunDirectory:
@@ -319,7 +319,7 @@ class RunDirectory:
 
     def _seeded(self, description: JsonObject, ranks: Ranks, device: torch.device | str) -> DecoderLM:
         kind = description["model"].get("kind")
-        if kind != DecoderLM.__name__:
+        if kind != "decoder_lm":
             raise CheckpointError(f"{self.run} describes a {kind}, not a {DecoderLM.__name__}.")
         torch.manual_seed(self.options().seed)
         self._check_size(description)

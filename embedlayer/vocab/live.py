@@ -21,7 +21,7 @@ from embedlayer.files import JsonObject
 from embedlayer.layers.output import OutputHead
 from embedlayer.tables.dense import TokenEmbedding
 from embedlayer.tables.factorized import FactorizedEmbedding
-from embedlayer.tables.row_gradient import row_gradient
+from embedlayer.tables.sparse_gradient import row_gradient
 from embedlayer.tables.table import TokenTable
 from embedlayer.text.tokenizer import fingerprint
 from embedlayer.vocab.change import Asked, Change, own_or_given
@@ -280,17 +280,17 @@ def settings_of(ends: Ends) -> dict[str, Setting]:
         if part.divided:
             outer = name.removesuffix("local").removesuffix(".")
             note(outer, part.whole, "start", "stop", of=part)
-            note(f"{outer}.bounds", part.whole.bounds, "size")
+            note(f"{outer}.index_check", part.whole.index_check, "size")
             note(name, part.local, "vocab_size", "num_rows", "padding_idx", of=part)
     for name, part in ends.storages().items():
         stored = part.stored
         sizes = ("vocab_size", "num_rows", "num_embeddings", "padding_idx", "pad_to_multiple_of")
         note(name, stored, *sizes, of=part)
-        note(f"{name}.bounds", stored.bounds, "size", of=part)
+        note(f"{name}.index_check", stored.index_check, "size", of=part)
         if stored.whole_rows is not None:
             note(name, stored, "first_row", "whole_rows", of=part)
-        if stored.ledger is not None:
-            note(f"{name}.ledger", stored.ledger, "padding_idx", of=part)
+        if stored.pending_updates is not None:
+            note(f"{name}.pending_updates", stored.pending_updates, "padding_idx", of=part)
     for name, head in ends.heads.items():
         note(name, head, "out_features", "padding_idx")
     for name, layer in ends.layers.items():
@@ -368,8 +368,8 @@ def slots_after(module: nn.Module, ends: Ends, optimizer: Optimizer | None, sett
 def bring_up_to_date(ends: Ends) -> None:
     """Let rows and moments of row-sparse tables be what dense AdamW has made of them by now."""
     for part in ends.parts.values():
-        if part.stored.ledger is not None:
-            part.stored.ledger.flush(part.stored.weight, moments=True)
+        if part.stored.pending_updates is not None:
+            part.stored.pending_updates.apply_all(part.stored.weight, moments=True)
 
 
 def carry_out(
@@ -400,8 +400,8 @@ def carry_out(
     steps += [(partial(_set_grad, p, new), partial(_set_grad, p, None)) for p, _, new in learned]
     _do_all(steps)
     for part in ends.parts.values():
-        if part.stored.ledger is not None:
-            part.stored.ledger.detach()  # all is up to date: the optimizer's next step begins a new one
+        if part.stored.pending_updates is not None:
+            part.stored.pending_updates.detach()  # all is up to date: the optimizer's next step begins a new one
 
 
 def _do_all(steps: Sequence[Step]) -> None:

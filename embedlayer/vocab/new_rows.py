@@ -133,5 +133,5 @@ def _rows_of(head: OutputHead) -> TokenEmbedding:
     """The rows of an untied head as a table, over the same parameter."""
     table = TokenEmbedding(head.out_features, head.in_features, padding_idx=head.padding_idx, device="meta")
     table.weight = head.weight
-    table.bounds.derive(head.weight.device)
+    table.index_check.move_record(head.weight.device)
     return table

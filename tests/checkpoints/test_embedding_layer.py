@@ -168,7 +168,7 @@ def test_copies_casts_and_compiled_layers_give_the_same(load_peer, unchecked: No
         {"recipe": ["position", "position"]},
         {"recipe": ["norm"]},
         {"recipe": ["cook"]},
-        {"table": {"kind": "TokenEmbedding"}},
+        {"table": {"kind": "token_embedding"}},
         {"table": 3},
         {"numbering": "ids", "padding_id": None},
         {"head": {"tied": True, "unknown": 1}},

@@ -248,7 +248,7 @@ def test_the_rows_and_the_loss_of_the_head_follow_lora_too(peft, ids) -> None:
     head, hidden = patched.get_output_embeddings(), torch.randn(5, 16)
     rows = expected.get_input_embeddings().weight
     assert torch.allclose(head.table.rows(3, 40), rows[3:40], atol=1e-6)
-    assert torch.allclose(head.table.products(hidden, 3, 40), hidden @ rows[3:40].T, atol=1e-5)
+    assert torch.allclose(head.table.raw_logits(hidden, 3, 40), hidden @ rows[3:40].T, atol=1e-5)
     wanted = torch.nn.functional.cross_entropy(hidden @ rows.T, ids[0, :5])
     assert torch.allclose(head.loss(hidden, ids[0, :5]), wanted, atol=1e-5)
 

@@ -106,7 +106,7 @@ def test_of_another_checkpoint_the_embedding_layer_is_kept(tmp_path, text, capsy
     assert small.tokenizer.get_vocab_size() == 257
     again = tmp_path / "again"
     assert run("compress", tmp_path / "out", "--to", "int4", "-o", again) == 0
-    assert el.load(again).table.layout.bits == 4
+    assert el.load(again).table.row_format.bits == 4
 
 
 def test_a_file_of_vectors_becomes_a_layer_with_its_words(tmp_path) -> None:

@@ -9,7 +9,8 @@ from click.testing import CliRunner, Result
 
 from embedlayer.cli.plan import plan as command
 from embedlayer.errors import FileError, SizeError, TokenizerError
-from embedlayer.planner import PRESETS, format_bytes, plan
+from embedlayer.formatting import format_bytes
+from embedlayer.planner import OPTIONS, PRESETS, command_flag, plan
 
 
 def run(*args: str) -> Result:
@@ -25,7 +26,7 @@ def test_one_model_shows_all_its_parts():
     assert "38.6 M" in shown["table"]
     assert "147.2 MiB" in shown["table"]
     assert "the table" in shown["head"]
-    assert "vectors of 4,096 tokens" in shown
+    assert "activations of 4,096 tokens" in shown
     assert "2.8 GiB" in shown["peak of a step"]
     assert "loss, chunked" in rows(run("gpt2", "--chunked-loss").output)
     assert "logits" in rows(run("gpt2", "--optimizer", "none").output)
@@ -66,26 +67,18 @@ def test_sizes_beside_a_model_replace_its_own():
     assert (row["vocab_size"], row["embed_dim"], row["tied"]) == (50304, 768, False)
 
 
-@pytest.mark.parametrize("args", [[], ["gpt2"], ["gpt2", "gemma-2b"], ["--textbook"]])
+@pytest.mark.parametrize("args", [[], ["gpt2"], ["gpt2", "gemma-2b"]])
 def test_json_is_a_list_of_plans(args):
     plans = json.loads(run(*args, "--json").output)
     assert all({"name", "parameters", "peak_bytes"} <= row.keys() for row in plans)
 
 
-@pytest.mark.parametrize("args", [[], ["gpt2"], ["--vocab", "262144", "--dim", "16384", "--untied"], ["--textbook"]])
+@pytest.mark.parametrize("args", [[], ["gpt2"], ["--vocab", "262144", "--dim", "16384", "--untied"]])
 def test_tables_fit_80_columns_and_are_plain_where_no_terminal_is(args):
     output = run(*args).output
     assert max(map(len, output.splitlines())) <= 80
     assert output.isascii()
     assert "\x1b" not in output
-
-
-def test_the_textbook_tables_are_printed_by_command():
-    shown = rows(run("--textbook").output)
-    assert shown["GPT-2 Small"].split()[-6:] == ["38.6", "M", "147.2", "MiB", "73.6", "MiB"]
-    assert shown["LLaMA 7B"].split()[-6:] == ["131.1", "M", "500.0", "MiB", "250.0", "MiB"]
-    assert "1.0 GiB" in shown["LLaMA 70B"]
-    assert run("--textbook", "gpt2").exit_code == 2
 
 
 @pytest.mark.parametrize("models", [["gpt2"], ["gpt2", "bert-base"]])
@@ -95,26 +88,31 @@ def test_a_quantised_plan_says_that_it_is_not_trained_and_has_scales(models):
 
 
 def test_every_kind_of_table_is_shown():
-    assert "200 rows that learn" in rows(run("gpt2", "--delta", "200").output)
+    assert "200 trained rows" in rows(run("gpt2", "--delta", "200").output)
     assert "loss, by blocks" in rows(run("gpt2", "--delta", "200").output)
     assert "row-sparse" in run("llama-3-8b", "--row-sparse").output
-    assert "one of 8 ranks" in run("llama-3-8b", "--ranks", "8").output
-    (row,) = json.loads(run("llama-3-8b", "--ranks", "8", "--row-sparse", "--device", "cuda", "--json").output)
-    assert (row["ranks"], row["row_sparse"], row["device"]) == (8, True, "cuda")
+    assert "one of 8 ranks" in run("llama-3-8b", "--vocab-parallel-size", "8").output
+    (row,) = json.loads(
+        run("llama-3-8b", "--vocab-parallel-size", "8", "--row-sparse", "--device", "cuda", "--json").output
+    )
+    assert (row["vocab_parallel_size"], row["row_sparse"], row["device"]) == (8, True, "cuda")
     with pytest.raises(SizeError, match="plan it untied"):
         run("gpt2", "--row-sparse")
 
 
-def test_a_divided_plan_shows_what_a_rank_sends():
-    output = run("gpt2", "--untied", "--row-sparse", "--ranks", "8", "--copies", "2", "--distinct", "500").output
+def test_a_sharded_plan_shows_what_a_rank_sends():
+    output = run(
+        "gpt2", "--untied", "--row-sparse", "--vocab-parallel-size", "8", "--replicas", "2", "--distinct", "500"
+    ).output
     assert max(map(len, output.splitlines())) <= 80
-    sent = plan("gpt2", tied=False, row_sparse=True, tokens=4096, ranks=8, copies=2, distinct_tokens=500)
+    sent = plan(
+        "gpt2", tied=False, row_sparse=True, tokens=4096, vocab_parallel_size=8, replicas=2, distinct_tokens=500
+    )
     assert {name: line.split("  ")[-1].strip() for name, line in rows(output).items() if name.startswith("sent")} == {
         "sent by a rank: look-up, on average": format_bytes(sent.lookup_network_bytes),
-        "sent by the busiest rank: rows, at most": format_bytes(sent.busiest_lookup_network_bytes),
         "sent by a rank: loss": format_bytes(sent.loss_network_bytes),
-        "sent by a rank: copies, on average": format_bytes(sent.copies_network_bytes),
-        "sent by a rank: undivided gradients": format_bytes(sent.undivided_network_bytes),
+        "sent by a rank: gradients of replicas": format_bytes(sent.replicas_network_bytes),
+        "sent by a rank: unsharded gradients": format_bytes(sent.replicated_network_bytes),
     }
 
 
@@ -189,7 +187,6 @@ def test_a_saved_quantised_table_is_planned_by_its_bits_and_groups(tmp_path):
         (("--checkpoint", "DIR", "gpt2"), "leave out models and sizes"),
         (("--checkpoint", "DIR", "--dtype", "bf16"), "leave out models and sizes"),
         (("--text", "DIR/config.json"), "give --checkpoint"),
-        (("--textbook", "--checkpoint", "DIR"), "leave out models and sizes"),
     ],
 )
 def test_what_does_not_go_together_is_a_usage_error(checkpoint, args, words):
@@ -224,3 +221,8 @@ def test_an_unknown_dtype_is_a_usage_error():
 def test_help_needs_neither_torch_nor_rich():
     code = "import embedlayer.cli.plan, sys; assert not {'torch', 'numpy', 'rich'} & sys.modules.keys()"
     subprocess.run([sys.executable, "-W", "error", "-c", code], check=True)
+
+
+def test_every_option_of_a_plan_is_an_option_of_the_command():
+    flags = {tuple(option.opts + option.secondary_opts) for option in command.params}
+    assert all(tuple(command_flag(name).split("/")) in flags for name in OPTIONS)

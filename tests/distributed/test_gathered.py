@@ -23,12 +23,12 @@ def whole() -> dict[str, torch.Tensor]:
         "step": torch.tensor(7.0),
         "half": torch.randn(V, 3).bfloat16(),
         "empty": torch.zeros(3, 0, dtype=torch.float64),
-        "rows_at": torch.arange(V, dtype=torch.int32),
+        "value_steps": torch.arange(V, dtype=torch.int32),
         "state": torch.arange(9, dtype=torch.uint8),
     }
 
 
-DIVIDED = ("rows", "half", "rows_at")
+DIVIDED = ("rows", "half", "value_steps")
 
 
 def save_and_load(folder: Path) -> list[bool]:

@@ -288,12 +288,12 @@ def clamped(ids: torch.Tensor):
     """As on a GPU, where nobody waits for the check; and where the check of a table on another device is."""
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     table = shard_table(whole("dense"), mesh)
-    table.bounds.forward = table.bounds.clamped
+    table.index_check.forward = table.index_check.clamp_and_record
     vectors = table(ids)
     vectors.sum().backward()
     elsewhere = ShardedTable(TokenEmbedding(table.stop - table.start, D, device="meta"), mesh, vocab_size=V)
-    place = elsewhere.bounds.first_outside.device.type
-    return vectors.detach(), table.weight.grad, table.bounds.first_outside.tolist(), place
+    place = elsewhere.index_check.first_bad_index.device.type
+    return vectors.detach(), table.weight.grad, table.index_check.first_bad_index.tolist(), place
 
 
 def test_a_quantised_table_is_divided_and_the_states_of_all_kinds_are_those_of_whole_tables() -> None:
@@ -408,7 +408,7 @@ def by_torch(weight: torch.Tensor) -> list[torch.Tensor]:
 @pytest.mark.parametrize(("trained", "rank"), [(True, None), (False, None), (True, 2)])
 def test_what_crosses_the_network_is_what_is_planned(trained, rank) -> None:
     tokens = 5 * V  # every token of the vocabulary, so that each rank owns its share of them
-    sizes = {"rank": rank, "tokens": tokens, "distinct_tokens": V, "ranks": 3}
+    sizes = {"rank": rank, "tokens": tokens, "distinct_tokens": V, "vocab_parallel_size": 3}
     plan = EmbeddingPlan(V, D, tied=False, optimizer="adamw" if trained else "none", **sizes)
     sent = on_ranks(3, bytes_sent, trained, rank)
     lookup, loss = (sum(parts) / 3 for parts in zip(*sent, strict=True))
@@ -417,11 +417,11 @@ def test_what_crosses_the_network_is_what_is_planned(trained, rank) -> None:
 
 
 @pytest.mark.parametrize("distinct", [12, 60])
-def test_what_the_busiest_rank_sends_of_its_rows_is_what_is_planned(distinct) -> None:
-    plan = EmbeddingPlan(60, D, tokens=distinct, distinct_tokens=distinct, ranks=3)
+def test_what_the_busiest_rank_sends_of_its_rows_is_the_documented_bound(distinct) -> None:
+    most = (3 - 1) * min(60 // 3, distinct) * D * 4  # as the documentation of `lookup_network_bytes` says
     (rows_out, _), *others = on_ranks(3, bytes_sent_by_the_busiest, distinct)
-    assert rows_out == pytest.approx(plan.busiest_lookup_network_bytes, rel=0.05)
-    assert sum(back for _, back in others) == pytest.approx(plan.busiest_lookup_network_bytes, rel=0.05)
+    assert rows_out == pytest.approx(most, rel=0.05)
+    assert sum(back for _, back in others) == pytest.approx(most, rel=0.05)
 
 
 def bytes_sent_by_the_busiest(distinct: int) -> tuple[int, int]:
@@ -436,10 +436,12 @@ def bytes_sent_by_the_busiest(distinct: int) -> tuple[int, int]:
 
 @pytest.mark.parametrize("copies", [1, 2])
 def test_what_crosses_the_network_in_a_step_is_what_is_planned(copies) -> None:
-    plan = EmbeddingPlan(V, D, rank=3, positions=V, tokens=5 * V, distinct_tokens=V, ranks=2, copies=copies)
+    plan = EmbeddingPlan(
+        V, D, rank=3, positions=V, tokens=5 * V, distinct_tokens=V, vocab_parallel_size=2, replicas=copies
+    )
     sent = on_ranks(2 * copies, bytes_sent_in_a_step, copies)
     undivided, all_bytes = (sum(parts) / len(sent) for parts in zip(*sent, strict=True))
-    assert undivided == pytest.approx(plan.undivided_network_bytes, rel=0.05)
+    assert undivided == pytest.approx(plan.replicated_network_bytes, rel=0.05)
     assert all_bytes == pytest.approx(plan.network_bytes, rel=0.05)
 
 
@@ -471,9 +473,11 @@ def bytes_sent_in_a_step(copies: int) -> tuple[float, float]:
 
 @pytest.mark.parametrize("row_sparse", [False, True])
 def test_what_crosses_the_network_for_copies_is_what_is_planned(row_sparse) -> None:
-    plan = EmbeddingPlan(400, D, tied=False, tokens=64, distinct_tokens=64, ranks=2, copies=2, row_sparse=row_sparse)
+    plan = EmbeddingPlan(
+        400, D, tied=False, tokens=64, distinct_tokens=64, vocab_parallel_size=2, replicas=2, row_sparse=row_sparse
+    )
     sent = on_ranks(4, bytes_sent_for_copies, row_sparse)
-    assert sum(sent) / 4 == pytest.approx(plan.copies_network_bytes, rel=0.05)
+    assert sum(sent) / 4 == pytest.approx(plan.replicas_network_bytes, rel=0.05)
 
 
 def bytes_sent_for_copies(row_sparse: bool) -> int:

@@ -218,7 +218,7 @@ def test_the_loss_of_a_table_whose_logits_or_rows_are_changed_is_that_of_its_log
     def doubled(method: str) -> Callable:
         return lambda self, *given, **options: 2 * getattr(super(type(self), self), method)(*given, **options)
 
-    for method in ("logits", "products", "rows"):
+    for method in ("logits", "raw_logits", "rows"):
         table = TABLES[name]()
         plain = table.logits(hidden)
         as_subclass(table, **{method: doubled(method)})

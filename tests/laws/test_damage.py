@@ -153,7 +153,7 @@ def test_random_damage_is_the_same_for_a_seed() -> None:
 
 def test_the_command_line_prints_one_line_for_damage(folder: Path, tmp_path: Path) -> None:
     """As a process: what is printed of a lone surrogate must not fail either."""
-    (tmp_path / "config.json").write_text('{"format_version": 1, "kind": "DecoderLM", "\\ud800": {"kind": "\\udfff"}}')
+    (tmp_path / "config.json").write_text('{"format_version": 1, "kind": "decoder_lm", "\\ud800": {"kind": "\\udfff"}}')
     command = [sys.executable, "-m", "embedlayer", "inspect", str(tmp_path)]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     assert result.returncode == 2

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import embedlayer as el
-from embedlayer.tables.ledger import as_stored
+from embedlayer.tables.pending_updates import raw_weight
 
 V, D = 40, 4
 TOLERANCES = {torch.float64: 1e-12, torch.float32: 1e-6}
@@ -141,7 +141,7 @@ def write_data(run: Run) -> None:
 
 def write_through_an_alias(run: Run) -> None:
     with el.pending_updates_applied(run.model):
-        as_stored(run.table.weight).mul_(0.95)
+        raw_weight(run.table.weight).mul_(0.95)
 
 
 def initialise(run: Run) -> None:
@@ -236,8 +236,8 @@ def pending(**options: int) -> tuple[Run, Run]:
 @pytest.mark.parametrize("name", READS)
 def test_each_way_of_reading_finds_current_rows(name) -> None:
     ours, dense = pending()
-    assert ours.table.ledger.pending
-    assert (as_stored(ours.table.weight) - dense.table.weight).abs().max() > 1e-3
+    assert ours.table.pending_updates.has_pending
+    assert (raw_weight(ours.table.weight) - dense.table.weight).abs().max() > 1e-3
     assert (READS[name](ours) - READS[name](dense)).abs().max() <= 1e-12
 
 
@@ -281,7 +281,7 @@ def test_a_compiled_reader_of_all_rows_with_gradients_on_is_refused(unchecked: N
 
 def test_asking_for_shape_type_or_gradient_and_looking_up_rows_apply_no_other_updates() -> None:
     ours, _ = pending()
-    before = as_stored(ours.table.weight).clone()
+    before = raw_weight(ours.table.weight).clone()
     weight = ours.table.weight
     assert (weight.shape, weight.dtype, weight.device.type, weight.numel()) == ((V, D), torch.float64, "cpu", V * D)
     assert weight.requires_grad
@@ -291,13 +291,13 @@ def test_asking_for_shape_type_or_gradient_and_looking_up_rows_apply_no_other_up
     ours.optimizer.zero_grad()
     with torch.no_grad():
         ours.model(torch.tensor([5]))
-    changed = (as_stored(weight) != before).any(1).nonzero().flatten().tolist()
+    changed = (raw_weight(weight) != before).any(1).nonzero().flatten().tolist()
     assert changed == [5]
 
 
 def test_inside_the_block_steps_leave_nothing_pending_and_after_it_they_do_again() -> None:
     ours, dense = pending()
-    alias = as_stored(ours.table.weight)
+    alias = raw_weight(ours.table.weight)
     with el.pending_updates_applied(ours.model), el.pending_updates_applied(ours.table):
         assert torch.allclose(alias, dense.table.weight, atol=1e-12, rtol=0)
         for run in (ours, dense):
@@ -312,7 +312,7 @@ def test_inside_the_block_steps_leave_nothing_pending_and_after_it_they_do_again
 @pytest.mark.parametrize("every", [1, 3])
 def test_apply_pending_every_leaves_memory_as_dense_adamw_does(every) -> None:
     ours, dense = pending(apply_pending_every=every)
-    alias = as_stored(ours.table.weight)
+    alias = raw_weight(ours.table.weight)
     for step in range(7, 13):
         for run in (ours, dense):
             run.step(torch.tensor([3]), torch.ones(1, D))
@@ -324,7 +324,7 @@ def test_apply_pending_every_leaves_memory_as_dense_adamw_does(every) -> None:
 def test_a_write_through_an_older_tensor_while_rows_are_pending_is_refused_and_then_taken_as_it_is() -> None:
     for read in (lambda run: run.table.weight.sum(), lambda run: run.step(torch.tensor([1]), torch.ones(1, D))):
         ours, _ = pending()
-        older = as_stored(ours.table.weight)
+        older = raw_weight(ours.table.weight)
         older.fill_(0.25)
         with pytest.raises(el.StaleRowsError, match=r"38 rows had pending updates.*pending_updates_applied"):
             read(ours)
@@ -334,7 +334,7 @@ def test_a_write_through_an_older_tensor_while_rows_are_pending_is_refused_and_t
 def test_a_write_through_an_older_tensor_when_nothing_is_pending_is_taken() -> None:
     runs = pending()
     for run in runs:
-        older = as_stored(run.table.weight)
+        older = raw_weight(run.table.weight)
         run.table.weight.sum()
         older.fill_(0.25)
         run.step(torch.tensor([2]), torch.ones(1, D))

@@ -181,9 +181,9 @@ def test_dropout_under_vmap_draws_for_each_sample() -> None:
 
 def test_pending_updates_of_a_row_sparse_table_are_refused_until_they_are_applied() -> None:
     table = with_pending_updates()
-    with pytest.raises(el.SizeError, match=r"flush\(\)"):
+    with pytest.raises(el.SizeError, match=r"apply_pending_updates\(\)"):
         vmap(table)(IDS)
-    table.flush()
+    table.apply_pending_updates()
     assert_close(vmap(table)(IDS), table(IDS))
 
 

@@ -1,4 +1,4 @@
-"""Clipping dense gradients is torch's; with row-sparse ones see tests/tables/test_row_gradient.py."""
+"""Clipping dense gradients is torch's; with row-sparse ones see tests/tables/test_sparse_gradient.py."""
 
 import torch
 from torch import nn

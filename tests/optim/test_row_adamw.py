@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from embedlayer import CheckpointError, RowAdamW, ShapeError, SizeError, TokenEmbedding, clip_grad_norm_
-from embedlayer.tables.ledger import as_stored
+from embedlayer.tables.pending_updates import raw_weight
 
 V, D, TOKENS = 64, 4, 6
 ZIPF = 1 / torch.arange(1, V + 1, dtype=torch.float64)
@@ -129,18 +129,18 @@ def test_only_the_rows_of_the_batch_are_written_and_reading_brings_the_others_up
     (row, optimizer), (dense, reference) = pair()
     for table, its in ((row, optimizer), (dense, reference)):
         train(table, its, 5)
-    before = as_stored(row.weight).clone()
+    before = raw_weight(row.weight).clone()
     for table, its in ((row, optimizer), (dense, reference)):
         its.zero_grad()
         backward(table, torch.tensor([3, 3, 5]), torch.ones(3, D, dtype=torch.float64))
         its.step()
-    changed = (as_stored(row.weight) != before).any(1).nonzero().flatten().tolist()
+    changed = (raw_weight(row.weight) != before).any(1).nonzero().flatten().tolist()
     assert changed == [3, 5]
     assert torch.allclose(row(torch.tensor([0, 9])), dense(torch.tensor([0, 9])), atol=1e-14, rtol=0)
     hidden = torch.randn(2, D, dtype=torch.float64)
     with torch.no_grad():
         assert torch.allclose(row.logits(hidden), dense.logits(hidden), atol=1e-13, rtol=0)
-    row.flush()
+    row.apply_pending_updates()
     assert torch.allclose(row.weight, dense.weight, atol=1e-14, rtol=0)
 
 
@@ -256,7 +256,7 @@ def test_a_copy_of_model_and_optimizer_goes_on_alike() -> None:
             assert_same(table, fresh[0])
     alone = copy.deepcopy(row)
     assert torch.equal(alone.weight, row.weight)
-    assert alone.ledger is not row.ledger
+    assert alone.pending_updates is not row.pending_updates
 
 
 def test_an_update_under_grad_scaler_that_is_skipped_leaves_the_counters_right() -> None:
@@ -298,7 +298,7 @@ def test_a_closure_is_called_and_its_loss_returned() -> None:
         return 3.0
 
     assert optimizer.step(closure) == 3.0
-    assert row.weight.row_ledger.step == 1
+    assert row.weight.pending_updates.step == 1
 
 
 @pytest.mark.parametrize(
@@ -307,7 +307,7 @@ def test_a_closure_is_called_and_its_loss_returned() -> None:
         ({"amsgrad": True}, "amsgrad keeps a maximum"),
         ({"maximize": True}, "minimise the negative loss"),
         ({"betas": (0.99, 0.95)}, r"beta1 0.99 is not below sqrt\(beta2\)"),
-        ({"betas": (0.9, 1.0)}, "betas must lie between 0 and 1"),
+        ({"betas": (0.9, 1.0)}, "betas must be between 0 and 1"),
         ({"eps": 0.0}, "eps must be positive"),
         ({"lr": -1.0}, "lr and weight_decay must be at least 0"),
     ],

@@ -194,8 +194,8 @@ def test_a_training_loop_never_applies_the_updates_of_rows_that_it_does_not_read
         assert sum(p.numel() for p in model.parameters() if p.is_floating_point() and p.device.type == "cpu")
         with torch.no_grad():
             model.eval()(batch(number))
-    assert model[0].ledger.pending
-    assert model[0].ledger.applied_at == 0
+    assert model[0].pending_updates.has_pending
+    assert model[0].pending_updates.applied_step == 0
 
 
 def test_a_step_on_zeroed_gradients_is_a_step() -> None:

@@ -237,7 +237,7 @@ def test_an_adapter_loads_onto_its_base_bit_for_bit(tmp_path: Path) -> None:
         (lambda base: base.float(), "dtypes \\['float64'\\], not \\['float32'\\]"),
         (lambda base: TokenEmbedding(24, 6, dtype=torch.float64), "vocab_size 23, not 24"),
         (lambda base: TokenEmbedding(23, 8, dtype=torch.float64), "embed_dim 6, not 8"),
-        (lambda base: FactorizedEmbedding(23, 6, 3, dtype=torch.float64), "kind 'TokenEmbedding', not 'Factorized"),
+        (lambda base: FactorizedEmbedding(23, 6, 3, dtype=torch.float64), "kind 'token_embedding', not 'factorized_"),
     ],
 )
 def test_an_adapter_refuses_another_base(tmp_path: Path, other, words) -> None:
@@ -257,7 +257,7 @@ def test_a_damaged_adapter_says_so(tmp_path: Path) -> None:
     save_tensors(weights, {"delta": tensors["delta"]})
     with pytest.raises(CheckpointError, match=r"must hold delta \(N, 6\) and token_ids \(N,\), not delta \(3, 6\)"):
         DeltaEmbedding.from_pretrained(tmp_path, base=table.base)
-    config.write_text('{"format_version": 1, "kind": "DeltaEmbedding", "base": 5}')
+    config.write_text('{"format_version": 1, "kind": "delta_embedding", "base": 5}')
     with pytest.raises(CheckpointError, match="does not say what table"):
         DeltaEmbedding.from_pretrained(tmp_path, base=table.base)
     config.write_text('{"peft_type": "LORA"}')

@@ -189,7 +189,8 @@ def test_a_word_that_is_no_scale_is_refused(unchecked: None) -> None:
 
 def test_a_folder_that_holds_another_kind_is_refused(tmp_path) -> None:
     TokenEmbedding(10, 4).save_pretrained(tmp_path)
-    (tmp_path / "config.json").write_text((tmp_path / "config.json").read_text().replace("TokenEmbedding", "os.system"))
+    config = tmp_path / "config.json"
+    config.write_text(config.read_text().replace("token_embedding", "os.system"))
     with pytest.raises(CheckpointError, match="kind 'os.system' is not known"):
         TokenEmbedding.from_pretrained(tmp_path)
 

@@ -29,7 +29,7 @@ KINDS = [(8, None), (8, 5), (4, None), (4, 6)]
 
 
 def plain_rows(table: QuantizedEmbedding) -> Tensor:
-    return dequantise(table.packed, table.row_scale, table.layout)
+    return dequantise(table.packed, table.row_scale, table.row_format)
 
 
 def close(fast: Tensor, plain: Tensor) -> bool:
@@ -43,11 +43,11 @@ def error(rows: Tensor, table: TokenTable) -> float:
 
 def steps(table: QuantizedEmbedding) -> Tensor:
     """The step of every number, `(V, D)`."""
-    header = table.packed.view(table.vocab_size, table.layout.groups, -1)[:, :, table.layout.code_bytes :].clone(
-        memory_format=torch.contiguous_format
-    )
-    kind = torch.float32 if table.layout.bits == 8 else torch.float16
-    step = header.view(kind)[:, :, 0].float().repeat_interleave(table.layout.group_size, dim=1)
+    header = table.packed.view(table.vocab_size, table.row_format.groups, -1)[
+        :, :, table.row_format.code_bytes :
+    ].clone(memory_format=torch.contiguous_format)
+    kind = torch.float32 if table.row_format.bits == 8 else torch.float16
+    step = header.view(kind)[:, :, 0].float().repeat_interleave(table.row_format.group_size, dim=1)
     return step[:, : table.embed_dim] * (1 if table.row_scale is None else table.row_scale.unsqueeze(1))
 
 
@@ -210,8 +210,8 @@ def test_both_directions_equal_a_dense_table_of_the_same_numbers(bits, group_siz
 def test_gradients_to_the_hidden_state_are_exact_to_the_second_order() -> None:
     table = QuantizedEmbedding.from_table(torch.randn(11, 6), 4, group_size=4).double()
     hidden = torch.randn(3, 6, dtype=torch.float64, requires_grad=True)
-    assert torch.autograd.gradcheck(table.products, hidden)
-    assert torch.autograd.gradgradcheck(table.products, hidden)
+    assert torch.autograd.gradcheck(table.raw_logits, hidden)
+    assert torch.autograd.gradgradcheck(table.raw_logits, hidden)
     targets = torch.tensor([1, 5, 10])
     assert torch.autograd.gradcheck(lambda x: table.loss(x, targets), hidden)
 
@@ -330,8 +330,8 @@ def test_a_bad_id_is_an_error_that_names_it() -> None:
         (lambda: QuantizedEmbedding(9, 16, dtype=torch.int8), "dtype must be one of float32"),
         (lambda: QuantizedEmbedding(0, 16), "vocab_size must be at least 1"),
         (lambda: QuantizedEmbedding.from_table(torch.randn(9)), r"must have shape \(V, D\)"),
-        (lambda: QuantizedEmbedding(9, 16).requires_grad_(), "is frozen: its codes are whole numbers"),
-        (lambda: QuantizedEmbedding(9, 16).logits(torch.randn(2, 16).double()), "bring them to one type"),
+        (lambda: QuantizedEmbedding(9, 16).requires_grad_(), "is frozen: its codes are integers"),
+        (lambda: QuantizedEmbedding(9, 16).logits(torch.randn(2, 16).double()), "convert one of them with"),
         (lambda: QuantizedEmbedding(9, 16).logits(torch.randn(2, 15)), "does not fit a table of width 16"),
     ],
 )
@@ -436,7 +436,7 @@ def test_one_row_is_read_for_one_id(monkeypatch) -> None:
 
 def test_quantise_of_no_rows_is_no_rows() -> None:
     table = QuantizedEmbedding(3, 16, 4)
-    packed, row_scale = quantise(torch.empty(0, 16), table.layout)
-    assert packed.shape == (0, table.layout.row_bytes)
+    packed, row_scale = quantise(torch.empty(0, 16), table.row_format)
+    assert packed.shape == (0, table.row_format.row_bytes)
     assert row_scale.shape == (0,)
     assert table.rows(0, 3).eq(0).all()

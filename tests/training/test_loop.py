@@ -275,14 +275,14 @@ def test_a_row_sparse_run_that_was_stopped_continues_bit_for_bit_with_rows_behin
     first = untied(corpus, **changes)
     lines = list(first.run(on_step=lambda step: first.stop() if step == 8 else None))
     tensors, rest = first.state()
-    ledger = first.model.table.ledger
-    assert ledger.rows_at.unique().numel() > 1
-    assert any(name.startswith("ledger.table.weight.") for name in tensors)
+    pending = first.model.table.pending_updates
+    assert pending.value_steps.unique().numel() > 1
+    assert any(name.startswith("pending_updates.table.weight.") for name in tensors)
     tensors, rest = {name: tensor.clone() for name, tensor in tensors.items()}, json.loads(json.dumps(rest))
 
     second = untied(corpus, **changes)
     second.load_state(tensors, rest)
-    assert torch.equal(second.model.table.ledger.rows_at, ledger.rows_at)
+    assert torch.equal(second.model.table.pending_updates.value_steps, pending.value_steps)
     lines += list(second.run())
     assert without_speed(lines) == without_speed(expected)
     assert all(torch.equal(tensor, weights(whole)[name]) for name, tensor in weights(second).items())

@@ -72,10 +72,10 @@ def made(kind: str):
             for key, value in optimizer.moments(parameter).items():
                 value.copy_(torch.rand(shape, generator=generator)[span] if key != "step" else torch.tensor(5.0))
             grad = torch.randn(shape, generator=generator)
-            if hasattr(parameter, "row_ledger"):
+            if hasattr(parameter, "pending_updates"):
                 grad[::2] = 0
             grad = grad[span].clone()
-            parameter.grad = grad.to_sparse(1).coalesce() if hasattr(parameter, "row_ledger") else grad
+            parameter.grad = grad.to_sparse(1).coalesce() if hasattr(parameter, "pending_updates") else grad
         found += [model, optimizer]
     return *whole, *parts
 

@@ -35,7 +35,7 @@ def test_undo_gives_back_every_bit_of_model_and_optimizer(kind, name) -> None:
     optimizer = OPTIMIZERS[name](made.parameters())
     train(made, optimizer, IDS)
     if name == "RowAdamW":
-        optimizer.flush()
+        optimizer.apply_pending_updates()
     before, described = state_of(made, optimizer), made.config
     order = [*range(9, V - 4), *range(9)]
     receipt = edit_vocabulary(made, add=5, reorder=order, remove=range(V - 4, V), optimizer=optimizer)
@@ -65,7 +65,7 @@ def test_steps_after_an_edit_are_those_of_an_untouched_run_on_the_rows_that_both
         step(table, optimizer, IDS)
         step(untouched, other, IDS)
     if row_sparse:
-        other.flush()  # an edit brings rows up to date, which rounds once
+        other.apply_pending_updates()  # an edit brings rows up to date, which rounds once
     receipt = edit_vocabulary(table, add=4, remove=[V - 1, V - 2], optimizer=optimizer)
     for _ in range(3):
         step(table, optimizer, receipt.remap(IDS))
@@ -78,7 +78,7 @@ def test_steps_after_an_edit_are_those_of_an_untouched_run_on_the_rows_that_both
         mine = optimizer.state[table.weight][key]
         if value.dim() == 2 and value.shape == untouched.weight.shape:
             if row_sparse:
-                optimizer.flush(), other.flush()
+                optimizer.apply_pending_updates(), other.apply_pending_updates()
             assert torch.equal(mine[: V - 2], value[kept])
             assert row_sparse or not mine[V - 2 :].any()
         elif value.dim() == 0:

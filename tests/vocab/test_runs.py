@@ -63,7 +63,7 @@ def test_a_resumed_run_goes_on_as_the_untouched_one(row_sparse, tmp_path) -> Non
     go_on(new, trainer, 6)
     go_on(old, other, 6)
     for name in ("table", "head"):
-        trainer.model.table.flush(), other.model.table.flush()
+        trainer.model.table.apply_pending_updates(), other.model.table.apply_pending_updates()
         weights = [getattr(each.model, name).weight for each in (trainer, other)]
         torch.testing.assert_close(weights[0].flip(0), weights[1], rtol=0, atol=1e-5)
     lines = [[line["loss"] for line in run.read_metrics()] for run in (new, old)]
@@ -78,10 +78,10 @@ def test_new_rows_start_clean_and_alike_in_result_and_run(row_sparse, tmp_path) 
     model = el.open_model(tmp_path / "new").model
     assert torch.equal(trainer.model.table.rows(0, 302), model.table.rows(0, 302))
     before = old.open()[0]
-    before.optimizer.flush()
+    before.optimizer.apply_pending_updates()
     assert torch.equal(model.table.rows(0, 300), before.model.table.rows(0, 300))
     weight = trainer.model.table.weight
-    trainer.optimizer.flush()
+    trainer.optimizer.apply_pending_updates()
     for key in ("exp_avg", "exp_avg_sq"):
         moments = trainer.optimizer.state[weight][key]
         assert torch.equal(moments[:300], before.optimizer.state[before.model.table.weight][key])

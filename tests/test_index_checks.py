@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from embedlayer import FactorizedEmbedding, PositionError, ShapeError, TokenEmbedding, TokenIdError
-from embedlayer.bounds import Bounds
+from embedlayer.index_checks import IndexCheck
 
 
 def test_a_bad_id_is_named_with_its_place_and_the_size(unchecked: None) -> None:
@@ -57,20 +57,20 @@ def test_int32_and_any_number_of_dimensions_are_looked_up() -> None:
 @pytest.mark.parametrize("kind", ["token id", "position"])
 def test_without_waiting_the_first_bad_index_is_remembered(kind) -> None:
     """What runs on an accelerator, run here: `clamped` reads no value back."""
-    bounds = Bounds(10, kind)
-    safe, outside = bounds.clamped(torch.tensor([[1, 2, 3], [4, 12, -5]]))
+    bounds = IndexCheck(10, kind)
+    safe, outside = bounds.clamp_and_record(torch.tensor([[1, 2, 3], [4, 12, -5]]))
     assert safe.tolist() == [[1, 2, 3], [4, 9, 0]]
     assert outside.tolist() == [[False] * 3, [False, True, True]]
-    bounds.clamped(torch.tensor([[99]]))
-    assert [found.shape for found in bounds.clamped(torch.empty(0, 3, dtype=torch.int64))] == [(0, 3)] * 2
+    bounds.clamp_and_record(torch.tensor([[99]]))
+    assert [found.shape for found in bounds.clamp_and_record(torch.empty(0, 3, dtype=torch.int64))] == [(0, 3)] * 2
     with pytest.raises(TokenIdError if kind == "token id" else PositionError, match=f"{kind} 12 at row 1, column 1"):
-        bounds.raise_recorded()
-    bounds.raise_recorded()
+        bounds.check()
+    bounds.check()
 
 
 def test_a_clamped_id_gives_zeros_and_gets_no_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
     table = TokenEmbedding(10, 4)
-    monkeypatch.setattr(table.bounds, "forward", table.bounds.clamped)
+    monkeypatch.setattr(table.index_check, "forward", table.index_check.clamp_and_record)
     vectors = table(torch.tensor([[3, 11]]))
     vectors.sum().backward()
     assert vectors[0, 1].eq(0).all()
@@ -91,10 +91,10 @@ def test_a_clamped_id_gives_zeros_and_gets_no_gradient(monkeypatch: pytest.Monke
 @pytest.mark.parametrize("kind", ["token id", "position"])
 def test_a_recorded_index_outlives_every_cast_and_move_until_it_is_raised(change, kind) -> None:
     """The record of an accelerator, made here: `clamped` is what runs there."""
-    module = torch.nn.Sequential(Bounds(10, kind))
-    module[0].clamped(torch.tensor([[1, 2, 3], [4, 12, -5]]))
+    module = torch.nn.Sequential(IndexCheck(10, kind))
+    module[0].clamp_and_record(torch.tensor([[1, 2, 3], [4, 12, -5]]))
     bounds = change(module)[0]
-    assert bounds.first_outside.dtype == torch.int64
+    assert bounds.first_bad_index.dtype == torch.int64
     assert not module.state_dict()
     with pytest.raises(TokenIdError if kind == "token id" else PositionError, match=f"{kind} 12 at row 1, column 1"):
         bounds.check()
@@ -104,7 +104,7 @@ def test_a_recorded_index_outlives_every_cast_and_move_until_it_is_raised(change
 def test_a_table_made_on_the_meta_device_has_recorded_nothing() -> None:
     with torch.device("meta"):
         table = TokenEmbedding(10, 4)
-    assert table.to_empty(device="cpu").bounds.first_outside.tolist() == [-1, -1, -1]
+    assert table.to_empty(device="cpu").index_check.first_bad_index.tolist() == [-1, -1, -1]
     table.check()
 
 
@@ -127,10 +127,10 @@ def test_on_the_gpu_the_error_comes_when_somebody_waits() -> None:
 
 
 def test_rows_in_front_of_row_0_are_reached_and_errors_name_the_index_itself() -> None:
-    bounds = Bounds(10, "position", offset=2)
+    bounds = IndexCheck(10, "position", offset=2)
     assert bounds(torch.tensor([-2, 0, 9]))[0].tolist() == [0, 2, 11]
-    safe, outside = bounds.clamped(torch.tensor([[-2, 9], [10, -3]]) + 2)
+    safe, outside = bounds.clamp_and_record(torch.tensor([[-2, 9], [10, -3]]) + 2)
     assert safe.tolist() == [[0, 11], [11, 0]]
     assert outside.tolist() == [[False, False], [True, True]]
     with pytest.raises(PositionError, match="position 10 at row 1, column 0: a sequence of 11 exceeds the 10"):
-        bounds.raise_recorded()
+        bounds.check()

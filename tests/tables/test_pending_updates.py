@@ -1,4 +1,4 @@
-"""Row-sparse tables: their gradients, and rows that are behind."""
+"""Row-sparse tables: their gradients, and rows with pending updates."""
 
 import copy
 
@@ -7,12 +7,12 @@ import torch
 from torch import nn
 
 from embedlayer import OutputHead, RowAdamW, SizeError, TokenEmbedding, clip_grad_norm_
-from embedlayer.tables.ledger import as_stored
-from embedlayer.tables.row_gradient import coalesced
+from embedlayer.tables.pending_updates import raw_weight
+from embedlayer.tables.sparse_gradient import coalesced
 
 
-def behind(**options) -> tuple[TokenEmbedding, RowAdamW]:
-    """A table whose rows 5 to 9 are behind."""
+def with_pending(**options) -> tuple[TokenEmbedding, RowAdamW]:
+    """Build a table whose rows 5 to 9 have pending updates."""
     torch.manual_seed(0)
     table = TokenEmbedding(10, 4, row_sparse=True, **options)
     optimizer = RowAdamW(table.parameters(), lr=0.1, weight_decay=0.5)
@@ -58,16 +58,16 @@ def test_clipping_leaves_what_backward_was_called_with_alone() -> None:
     assert upstream.eq(1).all()
 
 
-def test_every_way_of_reading_sees_rows_that_are_up_to_date(tmp_path) -> None:
-    table, _ = behind()
-    raw = as_stored(table.weight).clone()
-    table.flush()
+def test_every_way_of_reading_sees_rows_that_are_updated(tmp_path) -> None:
+    table, _ = with_pending()
+    raw = raw_weight(table.weight).clone()
+    table.apply_pending_updates()
     flushed = table.weight.detach().clone()
     assert (raw[5:] != flushed[5:]).all()
 
     @torch.enable_grad()
     def fresh() -> TokenEmbedding:
-        return behind()[0]
+        return with_pending()[0]
 
     hidden = torch.eye(4)
     with torch.no_grad():
@@ -88,16 +88,16 @@ def test_every_way_of_reading_sees_rows_that_are_up_to_date(tmp_path) -> None:
 
 
 def test_rows_that_were_read_long_after_their_last_gradient_stay_where_they_are() -> None:
-    table, optimizer = behind()
-    ledger, state = table.ledger, optimizer.state[table.weight]
+    table, optimizer = with_pending()
+    pending, state = table.pending_updates, optimizer.state[table.weight]
     steps = 60_000
-    ledger.load_state(
+    pending.load_state(
         table.weight,
         (state["exp_avg"], state["exp_avg_sq"]),
         {
             "history": torch.tensor([[1e-3], [1e-8], [0.0]], dtype=torch.float64).expand(3, steps),
-            "rows_at": torch.full((10,), steps - 3),
-            "moments_at": torch.full((10,), 1),
+            "value_steps": torch.full((10,), steps - 3),
+            "moment_steps": torch.full((10,), 1),
         },
         {"start": 0, "betas": [0.9, 0.95, 1e-8]},
     )
@@ -106,14 +106,14 @@ def test_rows_that_were_read_long_after_their_last_gradient_stay_where_they_are(
 
 
 def test_rows_that_are_loaded_are_taken_as_they_are() -> None:
-    table, _ = behind()
+    table, _ = with_pending()
     numbers = torch.randn(10, 4)
     table.load_state_dict({"weight": numbers})
     assert torch.equal(table.rows(0, 10), numbers)
 
 
 def test_a_copy_learns_on_its_own() -> None:
-    table, _ = behind()
+    table, _ = with_pending()
     twin = copy.deepcopy(table)
     before = table.rows(0, 10).clone()
     optimizer = RowAdamW(twin.parameters())
@@ -123,16 +123,16 @@ def test_a_copy_learns_on_its_own() -> None:
 
 
 def test_padding_and_spare_rows_stay_zero() -> None:
-    table, optimizer = behind(padding_idx=2, pad_to_multiple_of=8)
+    table, optimizer = with_pending(padding_idx=2, pad_to_multiple_of=8)
     step(table, optimizer, torch.tensor([2, 2]))
-    assert table.weight.row_ledger.step == 5
+    assert table.weight.pending_updates.step == 5
     assert table.rows(0, 16)[[2, *range(10, 16)]].eq(0).all()
 
 
-def test_a_compiled_model_brings_its_rows_up_to_date(unchecked: None) -> None:
+def test_a_compiled_model_brings_its_rows_updated(unchecked: None) -> None:
     sides = []
     for compiled in (False, True):
-        table, optimizer = behind(padding_idx=0)
+        table, optimizer = with_pending(padding_idx=0)
         run = torch.compile(table, fullgraph=True, backend="aot_eager") if compiled else table
         for t in range(6):
             optimizer.zero_grad()
@@ -146,7 +146,7 @@ def test_a_compiled_model_brings_its_rows_up_to_date(unchecked: None) -> None:
 
 
 def test_a_head_cannot_be_tied_to_a_row_sparse_table() -> None:
-    with pytest.raises(SizeError, match="sends a gradient to every row.\nGive the model a head of its own"):
+    with pytest.raises(SizeError, match="sends a gradient to every row.\nUse an untied head"):
         OutputHead(TokenEmbedding(10, 4, row_sparse=True))
 
 

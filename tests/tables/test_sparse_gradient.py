@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from embedlayer import ShapeError, TokenEmbedding, clip_grad_norm_
-from embedlayer.tables.row_gradient import RowSparseGradient, coalesced
+from embedlayer.tables.sparse_gradient import RowSparseGradient, coalesced
 
 V, D = 30, 4
 IDS = torch.tensor([[1, 5, 5, 0], [7, 1, 29, 3]])

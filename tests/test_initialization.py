@@ -6,13 +6,13 @@ import sys
 import pytest
 import torch
 
-from embedlayer import normal
+from embedlayer import initialization as normal
 
 
 def test_a_weight_has_the_numbers_of_torch() -> None:
     weight = torch.empty(5, 3)
     torch.manual_seed(1)
-    normal.draw_(weight, std=0.5)
+    normal.init_normal_(weight, std=0.5)
     torch.manual_seed(1)
     assert torch.equal(weight, torch.empty(5, 3).normal_(std=0.5))
 
@@ -42,6 +42,6 @@ def test_some_rows_are_drawn_as_all_would_be(monkeypatch, dtype, num_rows, width
     for start, stop in ((0, num_rows), (0, 1), (num_rows // 3, num_rows // 2 + 1), (num_rows - 1, num_rows)):
         torch.manual_seed(0)
         part = torch.empty(stop - start, width, dtype=dtype)
-        normal.draw_rows_(part, start=start, num_rows=num_rows, std=0.5)
+        normal.init_normal_rows_(part, start=start, num_rows=num_rows, std=0.5)
         assert torch.equal(part, whole[start:stop])
         assert torch.equal(torch.rand(1), after)

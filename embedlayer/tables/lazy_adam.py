@@ -1,18 +1,20 @@
-"""What dense AdamW does to a row that gets no gradient, in one go.
+"""AdamW steps without gradient, many at once: the closed form behind pending updates.
 
-Without gradient a row still moves: its momentum dies out and keeps pushing, and weight decay shrinks it. `replay` is
-the definition, one missed step after the other. `History.gaps` gives the same sum in a few terms: with `s = sqrt(v)`
+A row without gradient still moves: its momentum decays and keeps pushing it, and weight decay shrinks it. `replay` is
+the definition, one skipped step after the other. `StepHistory.skipped_steps` gives the same sum in a few terms. For a
+row last updated at step `t0`, with moments `m` and `v` and `s = sqrt(v)`, k steps give
 
-    p(t0+k) = p(t0) * kept(t0, t0+k) - m * sum_j w_j / (s + e_j),   j = 1..k
-    w_j = lr_i * b1^j / b2^(j/2) * sqrt(bc2_i) / bc1_i * kept(i, t0+k),   e_j = eps * sqrt(bc2_i) / b2^(j/2),   i = t0+j
-    kept(i, n) = prod_{i < l <= n} (1 - lr_l * wd_l),   bc1_i = 1 - b1^i,   bc2_i = 1 - b2^i
+    p(t0+k) = p(t0) * decay(t0, t0+k) - m * sum_j w_j / (s + e_j),   j = 1..k
+    w_j = lr_i * b1^j / b2^(j/2) * sqrt(bc2_i) / bc1_i * decay(i, t0+k),   i = t0+j
+    e_j = eps * sqrt(bc2_i) / b2^(j/2)
+    decay(i, n) = prod_{i < l <= n} (1 - lr_l * wd_l),   bc1_i = 1 - b1^i,   bc2_i = 1 - b2^i
 
-The weights `w_j` and nodes `e_j` are the same for all rows last touched at `t0`. As a function of `s` the sum is a
-Stieltjes transform of a measure on `e_1 .. e_k`, so a Gauss quadrature of a few nodes gives it for every `s >= 0`.
-Two nodes follow from the first four moments of that measure, and a step adds one term to the moments of each `t0`
-that it still concerns: with the usual betas a gap costs no sum at all when its row is read.
+The weights `w_j` and nodes `e_j` are the same for all rows last updated at `t0`. As a function of `s` the sum is a
+Stieltjes transform of a measure on `e_1 .. e_k`, so a Gauss quadrature with a few nodes approximates it for every
+`s >= 0`. Two nodes follow from the first four moments of that measure. Each step adds one term to these moments, for
+every `t0` that it still concerns, so with the usual betas no sum is computed when a row is read.
 
-All of it is worked out in NumPy: the arrays are small, and threads would only wait for each other.
+All of this is NumPy: the arrays are small, and threads would only wait for each other.
 
 Reference: Golub and Meurant, Matrices, Moments and Quadrature, 2010, chapters 3 and 4 (Lanczos and Gauss rules).
 """
@@ -28,32 +30,39 @@ from torch import Tensor
 from embedlayer.errors import SizeError
 
 NODES = (4, 8, 12, 16)
-"""Numbers of Gauss nodes, tried in turn where two miss; where the last one misses, the sum is taken term by term."""
+"""Numbers of Gauss nodes, tried in turn where two are not accurate; after the last the sum is computed term by term."""
 
 SAMPLES = (0.0, 0.5, 3.0, 20.0, 200.0)
-"""Where the quadrature is compared with the sum: values of `s / e_1`. It is exact for `s` to infinity."""
+"""Values of `s / e_1` at which the quadrature is compared with the sum. For `s` to infinity it is exact."""
 
-FADED = 1e-14
-"""What a missed step weighs beside the first one when it no longer counts."""
+NEGLIGIBLE = 1e-14
+"""Weight of a skipped step, relative to the first one, below which the step is left out."""
 
-STRONG = math.log1p(-0.02)
-"""What a step keeps of a row, as a logarithm: under stronger decay no missed step is left out and no sum is kept."""
+STRONG_DECAY = math.log1p(-0.02)
+"""Logarithm of the weight-decay factor of a step below which no step is left out and no sums are stored."""
 
 TINY = 1e-300
+"""Replacement for 0 in divisions."""
 
 
 class Betas(NamedTuple):
-    """What fixes how moments die out: AdamW's `betas` and `eps`."""
+    """The options of AdamW that determine how moments decay."""
 
     beta1: float
     beta2: float
     eps: float
 
 
-class Gaps(NamedTuple):
-    """`p -> p * kept - m * sum_q weights[q] / (sqrt(v) + nodes[q])`, one column of each for each gap."""
+class SkippedSteps(NamedTuple):
+    """Skipped steps of G rows: `p -> p * decay - m * sum_q weights[q] / (sqrt(v) + nodes[q])`.
 
-    kept: Float[np.ndarray, " G"]
+    Attributes:
+        decay: Factor of the weight decay, `(G,)`.
+        nodes: Nodes of the quadrature, `(Q, G)`.
+        weights: Weights of the quadrature, `(Q, G)`.
+    """
+
+    decay: Float[np.ndarray, " G"]
     nodes: Float[np.ndarray, "Q G"]
     weights: Float[np.ndarray, "Q G"]
 
@@ -65,13 +74,13 @@ def replay(
     decays: Sequence[float],
     betas: Betas,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The definition: AdamW's update with a zero gradient, once for each missed step.
+    """Apply AdamW's update with a zero gradient once for each skipped step: the definition.
 
     Args:
-        row: Values, mean and mean square `(p, m, v)` after step `at`.
-        at: The step after which they were right.
-        rates: Learning rate of each missed step.
-        decays: Weight decay of each missed step.
+        row: Values, first and second moments `(p, m, v)` after step `at`.
+        at: Last step that `row` includes.
+        rates: Learning rate of each skipped step.
+        decays: Weight decay of each skipped step.
         betas: `beta1`, `beta2` and `eps`.
 
     Returns:
@@ -85,15 +94,15 @@ def replay(
     return p, m, v
 
 
-class History:
-    """The learning rates and decays of the steps since `start`, as the catch-up needs them.
+class StepHistory:
+    """Learning rates and weight decays of the optimizer steps since `start`.
 
     Args:
-        start: The last step before the first one that is recorded.
-        betas: `beta1`, `beta2` and `eps` of all steps recorded.
+        start: Step before the first one that is recorded.
+        betas: `beta1`, `beta2` and `eps` of all recorded steps.
 
     Raises:
-        SizeError: The moments would not die out, or nothing keeps 0 / 0 out of rows that have no moments.
+        SizeError: As in `check_betas`.
     """
 
     def __init__(self, start: int, betas: Betas) -> None:
@@ -101,46 +110,46 @@ class History:
         self.start = start
         self.betas = betas
         self.size = 0
-        self._lines = np.zeros((3, 64))  # lr * sqrt(bc2) / bc1; eps * sqrt(bc2); log kept since the start
-        self._sums = np.zeros((SUMS, 64))  # `sums_of` the terms of each t0, kept(t0, i) in the place of kept(i, n)
-        self._fades = True
+        self._lines = np.zeros((3, 64))  # lr * sqrt(bc2) / bc1; eps * sqrt(bc2); log decay since the start
+        self._sums = np.zeros((SUMS, 64))  # `sums_of` the terms of each t0, with decay(t0, i) for decay(i, n)
+        self._weak_decay = True
         self._ratio = ratio = betas.beta1 / math.sqrt(betas.beta2)
-        self._reach = max(1, math.ceil(math.log(FADED) / math.log(ratio))) if ratio else 1
+        self._reach = max(1, math.ceil(math.log(NEGLIGIBLE) / math.log(ratio))) if ratio else 1
         j = np.arange(self._reach, 0, -1)
         self._fading, self._spreading = ratio**j, betas.beta2 ** (-0.5 * j)
 
     @property
     def step(self) -> int:
-        """The last step recorded."""
+        """Return the last recorded step."""
         return self.start + self.size
 
     @property
     def lines(self) -> Float[np.ndarray, "3 N"]:
-        """What is recorded, a column for each step: all that resuming needs besides `start` and `betas`."""
+        """Return what is recorded, a column for each step: with `start` and `betas` enough to resume."""
         return self._lines[:, : self.size].copy()
 
     def load(self, lines: Float[np.ndarray, "3 N"]) -> None:
-        """Put in what `lines` gave."""
+        """Restore what `lines` returned."""
         self.size = lines.shape[1]
         self._lines = np.concatenate([lines, np.zeros((3, 64))], axis=1)
         self._sums = np.zeros((SUMS, self.size + 64))
         logs = np.concatenate([[0.0], lines[2]])
-        self._fades = bool((logs[1:] - logs[:-1] >= STRONG).all())
-        for low in range(0, self.size if self._fades else 0, 1024):
+        self._weak_decay = bool((logs[1:] - logs[:-1] >= STRONG_DECAY).all())
+        for low in range(0, self.size if self._weak_decay else 0, 1024):
             at = np.arange(low, min(low + 1024, self.size))
-            nodes, weights, places = self._pushes(self.start + at, 100 * FADED)
+            nodes, weights, places = self._undecayed_terms(self.start + at, 100 * NEGLIGIBLE)
             weights *= np.exp(logs[at][:, None] - logs[places + 1])
             self._sums[:, at] = sums_of(nodes[:, :1], nodes, weights).sum(2)
 
     def record(self, lr: float, weight_decay: float) -> int:
-        """Write down one step; returns its number.
+        """Record one step, and return its number.
 
         Raises:
             SizeError: `lr` is negative, or `lr * weight_decay` is not below 1.
         """
         if lr < 0 or not lr * weight_decay < 1:
             raise SizeError(f"lr {lr:g} must be at least 0, and lr * weight_decay {lr * weight_decay:g} below 1.")
-        if self.size + 1 == self._lines.shape[1]:  # the sums of rows that are right, all 0, need a column too
+        if self.size + 1 == self._lines.shape[1]:  # rows without skipped steps need a column of zeros
             self._lines = np.concatenate([self._lines, np.zeros_like(self._lines)], axis=1)
             self._sums = np.concatenate([self._sums, np.zeros_like(self._sums)], axis=1)
         beta1, beta2, eps = self.betas
@@ -149,31 +158,31 @@ class History:
         before = self._lines[2, self.size - 1] if self.size else 0.0
         self._lines[:, self.size] = (lr * root / (1 - beta1**t), eps * root, before + math.log1p(-lr * weight_decay))
         self.size += 1
-        self._fades &= math.log1p(-lr * weight_decay) >= STRONG
-        if self._fades:
+        self._weak_decay &= math.log1p(-lr * weight_decay) >= STRONG_DECAY
+        if self._weak_decay:
             self._add_term()
         return t
 
     def _add_term(self) -> None:
-        """Add the last step's term to the sums of every row last touched before it."""
+        """Add the term of the last step to the sums of every earlier step."""
         now = self.size - 1
         low = max(0, self.size - self._reach)
-        recent = slice(low - self.size, None)  # of what fades with the lag
-        rate, node, log_kept = self._lines[:, now]
+        recent = slice(low - self.size, None)  # steps whose terms are not negligible
+        rate, node, log_decay = self._lines[:, now]
         nodes, weights = node * self._spreading[recent], rate * self._fading[recent]
         if self.decays:
             logs = self._lines[2, max(low - 1, 0) : now]
-            weights = weights * np.exp((logs if low else np.concatenate([[0.0], logs])) - log_kept)
+            weights = weights * np.exp((logs if low else np.concatenate([[0.0], logs])) - log_decay)
         first = self._lines[1, low : self.size] * self._spreading[-1]
         self._sums[:, low : self.size] += sums_of(first, nodes, weights)
 
     @property
     def decays(self) -> bool:
-        """Whether any step decayed."""
+        """Return whether any recorded step had weight decay."""
         return bool(self.size and self._lines[2, self.size - 1])
 
-    def kept(self, at: Int[np.ndarray, " G"]) -> Float[np.ndarray, " G"]:
-        """`kept(at, step)`: what weight decay has left of a row since each of these steps."""
+    def decay(self, at: Int[np.ndarray, " G"]) -> Float[np.ndarray, " G"]:
+        """Return the factor of all weight decay since each of these steps."""
         if not self.decays:
             return np.ones(at.shape)
         logs = self._lines[2]
@@ -181,33 +190,33 @@ class History:
         left: Float[np.ndarray, " G"] = np.exp(logs[self.size - 1] - since)
         return left
 
-    def gaps(self, at: Int[np.ndarray, " G"], *, tolerance: float) -> Gaps:
-        """The catch-up of rows that were right after steps `at`, in as few terms as `tolerance` allows.
+    def skipped_steps(self, at: Int[np.ndarray, " G"], *, tolerance: float) -> SkippedSteps:
+        """Return the skipped steps of rows that were last updated at steps `at`.
 
         Args:
-            at: Steps up to `step`; they may repeat.
-            tolerance: Largest relative error of the sum, for every `s >= 0`.
+            at: Steps up to `step`, which may repeat, `(G,)`.
+            tolerance: Largest relative error of the sum, for every `s >= 0`. It determines the number of nodes.
         """
         if not self.size:
-            return Gaps(np.ones(len(at)), np.ones((1, len(at))), np.zeros((1, len(at))))
-        kept, places = self.kept(at), at - self.start
+            return SkippedSteps(np.ones(len(at)), np.ones((1, len(at))), np.zeros((1, len(at))))
+        decay, places = self.decay(at), at - self.start
         first = self._lines[1][np.minimum(places, self.size - 1)] / math.sqrt(self.betas.beta2)
         sums = self._sums.take(places, axis=1)
         nodes, weights = two_nodes(first, sums)
-        missed = missed_at_samples(first, nodes, weights, sums[4:]) > tolerance if self._fades else at < self.step
-        weights *= kept
+        missed = error_at_samples(first, nodes, weights, sums[4:]) > tolerance if self._weak_decay else at < self.step
+        weights *= decay
         if missed.any():
             different, inverse = np.unique(at[missed], return_inverse=True)
             more_nodes, more_weights = self._more_nodes(different, tolerance)
             wider = ((0, more_nodes.shape[1] - 2), (0, 0))
             nodes, weights = np.pad(nodes, wider, constant_values=1.0), np.pad(weights, wider)
             nodes[:, missed], weights[:, missed] = more_nodes[inverse].T, more_weights[inverse].T
-        return Gaps(kept, nodes, weights)
+        return SkippedSteps(decay, nodes, weights)
 
     def _more_nodes(
         self, at: Int[np.ndarray, " G"], tolerance: float
     ) -> tuple[Float[np.ndarray, "G Q"], Float[np.ndarray, "G Q"]]:
-        """A rule for each of these different steps, of more nodes than two."""
+        """Return nodes and weights for distinct steps, `(G, Q)` each, with more than two nodes."""
         nodes, weights = self.terms(at, tolerance=tolerance)
         lags = self.step - at
         parts = []
@@ -219,7 +228,7 @@ class History:
             short = (lags <= count)[:, None]
             few, their = np.where(short, nodes[:, :count], few), np.where(short, weights[:, :count], their)
             exact = sums_of(nodes[:, :1], nodes, weights)[4:].sum(2)
-            good = missed_at_samples(nodes[:, 0], few.T, their.T, exact) <= tolerance
+            good = error_at_samples(nodes[:, 0], few.T, their.T, exact) <= tolerance
             parts.append((left[good], few[good], their[good]))
             left, lags, nodes, weights = left[~good], lags[~good], nodes[~good], weights[~good]
         parts.append((left, nodes, weights))
@@ -233,20 +242,20 @@ class History:
     def terms(
         self, at: Int[np.ndarray, " G"], *, tolerance: float
     ) -> tuple[Float[np.ndarray, "G J"], Float[np.ndarray, "G J"]]:
-        """Nodes `e_j` and weights `w_j` of the sum as it stands above; what is past a gap's end has weight 0."""
-        nodes, weights, places = self._pushes(at, tolerance)
+        """Return nodes `e_j` and weights `w_j` of the sum above, `(G, J)`; terms past the end have weight 0."""
+        nodes, weights, places = self._undecayed_terms(at, tolerance)
         if self.decays:
             weights *= np.exp(self._lines[2, self.size - 1] - self._lines[2][places])
         return nodes, weights
 
-    def _pushes(
+    def _undecayed_terms(
         self, at: Int[np.ndarray, " G"], tolerance: float
     ) -> tuple[Float[np.ndarray, "G J"], Float[np.ndarray, "G J"], Int[np.ndarray, "G J"]]:
-        """Nodes, weights without weight decay, and where in the lines each step stands."""
+        """Return nodes, weights without weight decay, and the index of each step in the lines, `(G, J)` each."""
         lags = self.step - at
         most = int(lags.max())
-        if self._fades:
-            most = min(most, math.ceil(self._reach * math.log(tolerance / 100) / math.log(FADED)))
+        if self._weak_decay:
+            most = min(most, math.ceil(self._reach * math.log(tolerance / 100) / math.log(NEGLIGIBLE)))
         j = np.arange(1, max(1, most) + 1)
         places = np.minimum(at[:, None] - self.start + j - 1, self.size - 1)
         weights = self._lines[0][places] * self._ratio**j
@@ -260,9 +269,9 @@ SUMS = 4 + len(SAMPLES)
 def sums_of(
     first: Float[np.ndarray, "*#terms"], nodes: Float[np.ndarray, "*terms"], weights: Float[np.ndarray, "*#terms"]
 ) -> Float[np.ndarray, "S *terms"]:
-    """What each term adds to the sums that a rule of two nodes is made from and judged by.
+    """Return what each term adds to the sums from which a rule of two nodes is computed and checked.
 
-    Four moments of `u = e_1 / (e + e_1)`, taken from 1/2, its value at the first term; and the terms of
+    These are four moments of `u = e_1 / (e + e_1)`, taken from 1/2, its value at the first term; and the terms of
     `sum_j w_j / (s + e_j)` at the values `SAMPLES * e_1` of `s`.
     """
     off = first / (nodes + first) - 0.5
@@ -278,10 +287,10 @@ def sums_of(
 def two_nodes(
     first: Float[np.ndarray, " G"], sums: Float[np.ndarray, "S G"]
 ) -> tuple[Float[np.ndarray, "2 G"], Float[np.ndarray, "2 G"]]:
-    """The Gauss rule of two nodes in closed form, from mean, variance and skew of the measure."""
+    """Compute the Gauss rule of two nodes in closed form, from mean, variance and skewness of the measure."""
     total = np.maximum(sums[0], TINY)
     mean, second, third = sums[1:4] / total
-    variance = np.maximum(second - mean * mean, 1e-15 * second + TINY)  # below it is rounding
+    variance = np.maximum(second - mean * mean, 1e-15 * second + TINY)  # smaller values are rounding errors
     skew = (third - mean * (3 * second - 2 * mean * mean)) / (2 * variance)
     half = np.sqrt(variance + skew * skew)
     part = 0.5 * (1 + skew / half)
@@ -293,10 +302,10 @@ def two_nodes(
 def compress(
     nodes: Float[np.ndarray, "G J"], weights: Float[np.ndarray, "G J"], count: int
 ) -> tuple[Float[np.ndarray, "G Q"], Float[np.ndarray, "G Q"]]:
-    """A Gauss rule of `count` nodes with nearly the same `sum_j weights / (s + nodes)` for every `s >= 0`.
+    """Compute a Gauss rule of `count` nodes with nearly the same `sum_j weights / (s + nodes)` for every `s >= 0`.
 
-    The rule is made in `u = e_1 / (e + e_1)`, where all lies between 0 and 1 however far the nodes spread, and where
-    it is most exact around `s = e_1`.
+    The rule is computed in `u = e_1 / (e + e_1)`. This variable is between 0 and 1 however far the nodes spread, and
+    the rule is most accurate around `s = e_1`.
     """
     first = nodes[:, :1]
     u = first / (nodes + first)
@@ -308,7 +317,7 @@ def compress(
 def lanczos(
     u: Float[np.ndarray, "G J"], weights: Float[np.ndarray, "G J"], count: int
 ) -> tuple[Float[np.ndarray, "G Q"], Float[np.ndarray, "G Q"]]:
-    """The Gauss rule of `count` nodes: eigenvalues of the Jacobi matrix of the measure, and their share of its mass."""
+    """Compute a Gauss rule of `count` nodes: the eigenvalues of the Jacobi matrix, and their share of the mass."""
     total = weights.sum(1, keepdims=True)
     basis = np.zeros((len(u), count, u.shape[1]))
     basis[:, 0] = np.sqrt(weights / np.maximum(total, TINY))
@@ -328,13 +337,13 @@ def lanczos(
     return places, total * vectors[:, 0] ** 2
 
 
-def missed_at_samples(
+def error_at_samples(
     first: Float[np.ndarray, " G"],
     nodes: Float[np.ndarray, "Q G"],
     weights: Float[np.ndarray, "Q G"],
     exact: Float[np.ndarray, "S G"],
 ) -> Float[np.ndarray, " G"]:
-    """Largest relative error of a rule at the values `SAMPLES * e_1` of `s`, where the sum is `exact`."""
+    """Return the largest relative error of a rule at the values `SAMPLES * e_1` of `s`, where the sum is `exact`."""
     samples = np.array(SAMPLES)[:, None, None] * first
     found = (weights / (nodes + samples)).sum(1)
     worst: Float[np.ndarray, " G"] = (np.abs(found - exact) / np.maximum(exact, TINY)).max(0)
@@ -342,18 +351,18 @@ def missed_at_samples(
 
 
 def check_betas(betas: Betas) -> None:
-    """Refuse decays under which a row's momentum would not die out.
+    """Check that the steps of a row without gradient become smaller.
 
     Raises:
-        SizeError: `beta1 >= sqrt(beta2)`, or a value outside what AdamW takes.
+        SizeError: `beta1 >= sqrt(beta2)`, or a value is outside AdamW's range.
     """
     beta1, beta2, eps = betas
     if not (0 <= beta1 < 1 and 0 < beta2 < 1):
-        raise SizeError(f"betas must lie between 0 and 1, not {(beta1, beta2)}.")
+        raise SizeError(f"betas must be between 0 and 1, not {(beta1, beta2)}.")
     if beta1 >= math.sqrt(beta2):
         raise SizeError(
             f"beta1 {beta1:g} is not below sqrt(beta2) = {math.sqrt(beta2):.6g}: steps of a row without gradient would "
-            f"grow instead of dying out. Lower beta1 or raise beta2."
+            f"grow instead of vanishing. Lower beta1 or raise beta2."
         )
     if not eps > 0:
         raise SizeError(f"eps must be positive, not {eps:g}: a row that never had a gradient would move by 0 / 0.")

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from embedlayer import SizeError
-from embedlayer.tables.catch_up import Betas, History, compress, replay, sums_of, two_nodes
+from embedlayer.tables.lazy_adam import Betas, StepHistory, compress, replay, sums_of, two_nodes
 
 STEPS = 1200
 SPREAD = torch.cat([torch.zeros(1), torch.logspace(-13, 1, 60)]).double()  # sqrt(v), far below eps to far above
@@ -19,16 +19,16 @@ def rates(steps=STEPS) -> list[float]:
     return [1e-3 * min(1, t / 100) * (0.55 + 0.45 * math.cos(math.pi * t / steps)) for t in range(1, steps + 1)]
 
 
-def recorded(betas: Betas, all_rates: list[float], decay: float) -> History:
-    history = History(0, betas)
+def recorded(betas: Betas, all_rates: list[float], decay: float) -> StepHistory:
+    history = StepHistory(0, betas)
     for lr in all_rates:
         history.record(lr, decay)
     return history
 
 
-def caught_up(gaps, index: int, p, m, v) -> torch.Tensor:
-    nodes, weights = torch.from_numpy(gaps.nodes[:, index]), torch.from_numpy(gaps.weights[:, index])
-    return p * gaps.kept[index] - m * (weights / (v.sqrt().unsqueeze(1) + nodes)).sum(1)
+def updated(skipped, index: int, p, m, v) -> torch.Tensor:
+    nodes, weights = torch.from_numpy(skipped.nodes[:, index]), torch.from_numpy(skipped.weights[:, index])
+    return p * skipped.decay[index] - m * (weights / (v.sqrt().unsqueeze(1) + nodes)).sum(1)
 
 
 @pytest.mark.parametrize("tolerance", [1e-7, 1e-12])
@@ -37,12 +37,12 @@ def caught_up(gaps, index: int, p, m, v) -> torch.Tensor:
 def test_it_equals_the_loop_over_the_missed_steps_for_every_mean_square(betas, decay, tolerance) -> None:
     betas = Betas(*betas, 1e-8)
     gaps_at = np.array([1, 2, 7, 50, 400, 1000, 1150, 1190, 1196, 1197, 1198, 1199])
-    gaps = recorded(betas, rates(), decay).gaps(gaps_at, tolerance=tolerance)
+    skipped = recorded(betas, rates(), decay).skipped_steps(gaps_at, tolerance=tolerance)
     p, m = torch.zeros(len(SPREAD)).double(), torch.ones(len(SPREAD)).double()
     for index, at in enumerate(gaps_at.tolist()):
         exact, _, _ = replay((p, m, SPREAD**2), at, rates()[at:], [decay] * (STEPS - at), betas)
-        assert ((caught_up(gaps, index, p, m, SPREAD**2) - exact).abs() <= 3 * tolerance * exact.abs() + 1e-300).all()
-    assert gaps.kept[0] == pytest.approx(math.prod(1 - lr * decay for lr in rates()[1:]), rel=1e-13)
+        assert ((updated(skipped, index, p, m, SPREAD**2) - exact).abs() <= 3 * tolerance * exact.abs() + 1e-300).all()
+    assert skipped.decay[0] == pytest.approx(math.prod(1 - lr * decay for lr in rates()[1:]), rel=1e-13)
 
 
 @settings(max_examples=30, deadline=None)
@@ -54,18 +54,20 @@ def test_it_equals_the_loop_over_the_missed_steps_for_every_mean_square(betas, d
 )
 def test_it_equals_the_loop_whatever_the_learning_rates_do(lrs, at, decay, square) -> None:
     betas = Betas(0.9, 0.99, 1e-8)
-    history = History(at, betas)
+    history = StepHistory(at, betas)
     for lr in lrs:
         history.record(lr, decay)
     p, m, v = (torch.tensor([value], dtype=torch.float64) for value in (0.5, 1e-3, square))
     exact, _, _ = replay((p, m, v), at, lrs, [decay] * len(lrs), betas)
-    ours = caught_up(history.gaps(np.array([at]), tolerance=1e-12), 0, p, m, v)
+    ours = updated(history.skipped_steps(np.array([at]), tolerance=1e-12), 0, p, m, v)
     assert torch.allclose(ours, exact, rtol=1e-10, atol=1e-12)
 
 
 def test_with_usual_betas_two_nodes_are_enough_past_a_thousand_steps() -> None:
-    gaps = recorded(Betas(0.9, 0.999, 1e-8), rates(3000), 0.1).gaps(np.arange(1100, 2990, 30), tolerance=1e-7)
-    assert len(gaps.nodes) == 2
+    skipped = recorded(Betas(0.9, 0.999, 1e-8), rates(3000), 0.1).skipped_steps(
+        np.arange(1100, 2990, 30), tolerance=1e-7
+    )
+    assert len(skipped.nodes) == 2
 
 
 def test_two_nodes_in_closed_form_are_those_of_lanczos() -> None:
@@ -80,18 +82,20 @@ def test_two_nodes_in_closed_form_are_those_of_lanczos() -> None:
 @pytest.mark.parametrize("betas", [(0.9, 0.999), (0.9, 0.95), (0.0, 0.9)])
 def test_a_history_that_was_loaded_is_the_one_that_was_saved(betas) -> None:
     history = recorded(Betas(*betas, 1e-8), rates(), 0.1)
-    again = History(0, history.betas)
+    again = StepHistory(0, history.betas)
     again.load(history.lines)
     at = np.array([0, 3, 3, 400, 1000, 1150, 1190, 1198, 1199, 1200])
-    for mine, loaded in zip(history.gaps(at, tolerance=1e-7)[1:], again.gaps(at, tolerance=1e-7)[1:], strict=True):
+    for mine, loaded in zip(
+        history.skipped_steps(at, tolerance=1e-7)[1:], again.skipped_steps(at, tolerance=1e-7)[1:], strict=True
+    ):
         np.testing.assert_allclose(mine, loaded, rtol=1e-6)
 
 
 def test_rows_that_are_right_do_not_move() -> None:
-    history = History(0, Betas(0.9, 0.999, 1e-8))
+    history = StepHistory(0, Betas(0.9, 0.999, 1e-8))
     for step in range(300):
-        right = history.gaps(np.array([step, step // 2, step]), tolerance=1e-7)
-        assert right.kept[[0, 2]].tolist() == [1, 1]
+        right = history.skipped_steps(np.array([step, step // 2, step]), tolerance=1e-7)
+        assert right.decay[[0, 2]].tolist() == [1, 1]
         assert not right.weights[:, [0, 2]].any()
         history.record(1e-3, 0.1)
 
@@ -103,7 +107,7 @@ def test_decay_that_outruns_the_momentum_is_right_too(decay) -> None:
     history = recorded(betas, lrs, decay)
     for at in (1, 200, 398):
         exact, _, _ = replay((p, m, v), at, lrs[at:], [decay] * (400 - at), betas)
-        ours = caught_up(history.gaps(np.array([at]), tolerance=1e-7), 0, p, m, v)
+        ours = updated(history.skipped_steps(np.array([at]), tolerance=1e-7), 0, p, m, v)
         assert torch.allclose(ours, exact, rtol=1e-6, atol=1e-300)
 
 
@@ -118,4 +122,4 @@ def test_a_rule_of_n_nodes_keeps_2n_moments() -> None:
 
 def test_a_step_that_would_turn_a_row_around_is_refused() -> None:
     with pytest.raises(SizeError, match=r"lr \* weight_decay 2 below 1"):
-        History(0, Betas(0.9, 0.999, 1e-8)).record(2.0, 1.0)
+        StepHistory(0, Betas(0.9, 0.999, 1e-8)).record(2.0, 1.0)

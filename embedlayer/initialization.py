@@ -1,4 +1,4 @@
-"""What weights begin with: numbers from N(0, std^2)."""
+"""Initialization of weights: numbers drawn from N(0, std^2)."""
 
 from collections.abc import Sequence
 
@@ -8,10 +8,11 @@ from torch import Tensor, nn
 NUMBERS_AT_ONCE = 1 << 19
 
 
-def draw_(weight: Tensor, *, std: float) -> None:
-    """Fill a weight; on the meta device, where there is nothing to fill, do nothing.
+def init_normal_(weight: Tensor, *, std: float) -> None:
+    """Fill a weight with numbers from N(0, std^2); without effect on the meta device.
 
-    torch would import its compiler to draw nothing there, which takes longer than to read most tables.
+    On the meta device `torch.nn.init.normal_` would import torch's compiler, which takes longer than reading most
+    tables.
     """
     if not weight.is_meta:
         nn.init.normal_(weight, std=std)
@@ -19,9 +20,9 @@ def draw_(weight: Tensor, *, std: float) -> None:
 
 @torch.no_grad()
 def zero_rows_(weight: Tensor, rows: Sequence[int]) -> None:
-    """Set some rows of a weight to zero; of a `DTensor`, those that this rank has.
+    """Set rows of a weight to zero; of a `DTensor`, those rows that this rank stores.
 
-    On a `DTensor`, `weight[row].fill_(0)` writes to a gathered copy, and the weight stays as it is.
+    On a `DTensor`, `weight[row].fill_(0)` would write to a gathered copy and not change the weight.
     """
     if not rows or weight.is_meta:
         return
@@ -37,15 +38,15 @@ def zero_rows_(weight: Tensor, rows: Sequence[int]) -> None:
 
 
 class NormalLinear(nn.Linear):
-    """An `nn.Linear` whose weight starts, also when it is reset, as N(0, init_std^2), and whose bias starts as 0.
+    """An `nn.Linear` that initializes its weight from N(0, init_std^2) and its bias with 0.
 
     Args:
         in_features: Width of the input.
         out_features: Width of the output.
-        bias: Learn a number that is added to each output.
-        init_std: Standard deviation of the normal initialisation.
-        device: Where to put the parameters.
-        dtype: In which type.
+        bias: Whether to learn an additive bias.
+        init_std: Standard deviation of the weight.
+        device: Device of the parameters.
+        dtype: Data type of the parameters.
 
     Example:
         >>> NormalLinear(64, 256, init_std=0.5).weight.std().round(decimals=1)
@@ -66,17 +67,17 @@ class NormalLinear(nn.Linear):
         super().__init__(in_features, out_features, bias=bias, device=device, dtype=dtype)
 
     def reset_parameters(self) -> None:
-        """Draw the weight from N(0, init_std^2); a bias starts at 0."""
-        draw_(self.weight, std=self.init_std)
+        """Draw the weight from N(0, init_std^2), and set the bias to 0."""
+        init_normal_(self.weight, std=self.init_std)
         if self.bias is not None:
             nn.init.zeros_(self.bias)
 
 
-def draw_rows_(part: Tensor, *, start: int, num_rows: int, std: float) -> None:
-    """Fill `part` with rows `start...` of what `normal_(std=std)` makes of `num_rows` rows, given the same generator.
+def init_normal_rows_(part: Tensor, *, start: int, num_rows: int, std: float) -> None:
+    """Fill `part` with rows `start` on of a table of `num_rows` rows that `normal_(std=std)` would draw.
 
-    The numbers of the other rows are drawn too, a block at a time, and dropped: the generator ends at the same place.
-    On the CPU, in float32 and float64, they are the same to the bit.
+    The numbers of the other rows are drawn too, a block at a time, and dropped, so the generator ends in the same
+    state. On the CPU, in float32 and float64, the rows are the same bit for bit.
     """
     width = part.shape[1]
     each = max(NUMBERS_AT_ONCE // width // 16, 1) * 16  # torch makes 16 normal numbers at a time

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from embedlayer import AlibiBias, DynamicNTKScaling, LongRopeScaling, RotaryEmbedding, SinusoidalPositionalEmbedding
-from embedlayer.derived import Derived
+from embedlayer.computed_buffers import ComputedBuffers
 
 SCHEMES = [
     lambda: RotaryEmbedding(8, scaling=DynamicNTKScaling(2.0, 16)),
@@ -45,4 +45,4 @@ def test_no_treatment_harms_a_derived_tensor(make, treat) -> None:
 
 def test_derived_is_abstract_about_its_tensors() -> None:
     with pytest.raises(TypeError):
-        Derived().derive()
+        ComputedBuffers().recompute_buffers()

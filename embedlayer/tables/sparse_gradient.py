@@ -1,6 +1,6 @@
-"""The gradient of a row-sparse table: the rows of a batch, and zero everywhere else.
+"""The gradient of a row-sparse table: a sparse tensor of the rows of a batch, which clipping and loss scaling accept.
 
-torch's clipping and loss scaling work on it, although torch implements few of their functions for sparse tensors.
+Torch implements few of the functions that `torch.nn.utils` and `GradScaler` call for sparse tensors; they are here.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,16 +14,16 @@ from embedlayer.errors import ShapeError
 
 Number = float | Tensor
 
-run_as_stored: Callable[..., Any] = nn.Parameter.__torch_function__
-"""Run a torch function without any `__torch_function__`: `run_as_stored(function, types, args, kwargs)`."""
+call_plain: Callable[..., Any] = nn.Parameter.__torch_function__
+"""Call a torch function without any `__torch_function__`: `call_plain(function, types, args, kwargs)`."""
 
 
 class RowSparseGradient(Tensor):
     """A sparse COO tensor `(V, D)` with the functions that `torch.nn.utils` calls on gradients.
 
-    `clip_grad_norm_`, `clip_grad_value_`, `get_total_norm` and `clip_grads_with_norm_` give the result that they give
-    for the dense gradient: a row that is absent is zero, adds nothing to a norm and stays zero. Everything else is
-    torch's own function for sparse tensors, or torch's own error.
+    `clip_grad_norm_`, `clip_grad_value_`, `get_total_norm` and `clip_grads_with_norm_` return the same result as for
+    the dense gradient: a row that is absent is zero, adds nothing to a norm and stays zero. Every other function is
+    torch's own for sparse tensors, or raises torch's own error.
 
     Reference: https://docs.pytorch.org/docs/stable/notes/extending.html, "Subclassing torch.Tensor".
     """
@@ -32,39 +32,47 @@ class RowSparseGradient(Tensor):
     def __torch_function__(
         cls, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Run `func` on the stored rows where torch has no version of it for sparse tensors."""
+        """Call `func`, or our version of it where torch has none for sparse tensors."""
         if any(not issubclass(cls, kind) for kind in types):
             return NotImplemented  # the other class decides what happens first, such as applying pending updates
-        result = run_as_stored(ON_ROWS.get(func, func), types, args, kwargs or {})
+        result = call_plain(ON_ROWS.get(func, func), types, args, kwargs or {})
         if type(result) is Tensor and result.layout is torch.sparse_coo:
             return with_torch_functions(result)  # a copy, a scaled gradient
         return result
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
-        """Copy it, as of torch's own tensors once in a structure."""
+        """Return a copy; as with torch's own tensors, one copy for all references in a structure."""
         copy: Tensor = memo.setdefault(id(self), self.clone())
         return copy
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """Save it as a sparse tensor of torch, so that `torch.load` needs no class of ours."""
-        return run_as_stored(Tensor.detach, (), (self,), {}).__reduce_ex__(protocol)
+        """Serialise as a plain sparse tensor, so that `torch.load` needs no class of this library."""
+        return call_plain(Tensor.detach, (), (self,), {}).__reduce_ex__(protocol)
 
 
 def row_gradient(parameter: Tensor, grad: Tensor, *, drop: int | None = None) -> Tensor:
-    """Return `coalesced(grad)` as it is stored in `parameter.grad`: torch's clipping takes it.
+    """Return `coalesced(grad)` as a `RowSparseGradient`, for `parameter.grad`.
 
-    Rows that are divided among ranks stay a sparse tensor that torch refuses: it would clip by this rank's norm alone.
+    The gradient of a sharded table stays a plain sparse tensor. Torch's clipping refuses that, because it would clip by
+    the norm of this rank alone.
+
+    Args:
+        parameter: Weight of a table.
+        grad: Its gradient, `(V, D)`.
+        drop: Row to leave out, or `None`.
     """
     rows = coalesced(grad, drop=drop)
     return rows if hasattr(parameter, "divided_among") else with_torch_functions(rows)
 
 
 def coalesced(grad: Tensor, *, drop: int | None = None) -> Tensor:
-    """Return the gradient with each row once, in order; equal rows are summed in the order of the batch.
+    """Return a gradient as a coalesced sparse COO tensor: each row once, in ascending order.
+
+    Equal rows are summed in the order of the batch, so the result does not depend on threads.
 
     Args:
-        grad: `(V, D)`: sparse COO with rows in any order, or dense, of which the rows that are not zero are taken.
-        drop: A row to leave out.
+        grad: Gradient, `(V, D)`: sparse COO with rows in any order, or dense, whose nonzero rows are kept.
+        drop: Row to leave out, or `None`.
     """
     if grad.layout is not torch.sparse_coo:
         rows = (grad != 0).any(1).nonzero().squeeze(1)
@@ -85,17 +93,17 @@ def coalesced(grad: Tensor, *, drop: int | None = None) -> Tensor:
 
 
 def with_torch_functions(grad: Tensor) -> RowSparseGradient:
-    """Turn a sparse COO tensor, in place, into one that torch's clipping takes."""
+    """Change the class of a sparse COO tensor to `RowSparseGradient`, in place, and return it."""
     grad.__class__ = RowSparseGradient  # as torch.nn.UninitializedParameter becomes a Parameter; sparse has no views
     assert isinstance(grad, RowSparseGradient)
     return grad
 
 
-def row_sparse(grad: Tensor) -> Tensor:
-    """Return `grad`, which must be row-sparse.
+def require_row_sparse(grad: Tensor) -> Tensor:
+    """Return `grad` if it is sparse.
 
     Raises:
-        ShapeError: It is dense.
+        ShapeError: `grad` is dense.
     """
     if grad.layout is not torch.sparse_coo:
         raise ShapeError(
@@ -107,7 +115,7 @@ def row_sparse(grad: Tensor) -> Tensor:
 
 
 def vector_norm(grad: Tensor, ord: float = 2, *dims: Any, **options: Any) -> Tensor:
-    """Compute `torch.linalg.vector_norm`; rows that are absent count as zeros."""
+    """Compute `torch.linalg.vector_norm`. Rows that are absent count as zeros."""
     values = grad
     if grad.layout is torch.sparse_coo and not dims and not options.keys() - {"dtype"}:
         values = grad.to_dense() if ord < 0 else coalesced(grad)._values()  # zeros decide a norm of negative order
@@ -116,20 +124,15 @@ def vector_norm(grad: Tensor, ord: float = 2, *dims: Any, **options: Any) -> Ten
     return norm
 
 
-def foreach_norm(grads: Sequence[Tensor], ord: float = 2, dtype: torch.dtype | None = None) -> list[Tensor]:
-    """Compute `torch._foreach_norm`: the norm of each."""
-    return [vector_norm(grad, ord, dtype=dtype) for grad in grads]
-
-
 def foreach_mul_(grads: Sequence[Tensor], factors: Number | Sequence[Number]) -> None:
-    """Compute `torch._foreach_mul_`: scale each in place."""
+    """Compute `torch._foreach_mul_`: scale each gradient in place."""
     each = factors if isinstance(factors, Sequence) else [factors] * len(grads)
     for grad, factor in zip(grads, each, strict=True):
         grad.mul_(factor)
 
 
 def clamp_(grad: Tensor, min: float | None = None, max: float | None = None) -> Tensor:
-    """Compute `Tensor.clamp_`; rows that are absent stay zero.
+    """Compute `Tensor.clamp_`. Rows that are absent stay zero.
 
     Raises:
         ShapeError: Zero is outside the range, so every row of the table would get a gradient.
@@ -146,24 +149,12 @@ def clamp_(grad: Tensor, min: float | None = None, max: float | None = None) -> 
     return grad
 
 
-def foreach_clamp_min_(grads: Sequence[Tensor], smallest: float) -> None:
-    """Compute `torch._foreach_clamp_min_`."""
-    for grad in grads:
-        clamp_(grad, min=smallest)
-
-
-def foreach_clamp_max_(grads: Sequence[Tensor], largest: float) -> None:
-    """Compute `torch._foreach_clamp_max_`."""
-    for grad in grads:
-        clamp_(grad, max=largest)
-
-
 ON_ROWS: dict[Callable[..., Any], Callable[..., Any]] = {
     torch.linalg.vector_norm: vector_norm,
-    torch._foreach_norm: foreach_norm,
+    torch._foreach_norm: lambda grads, *args, **options: [vector_norm(grad, *args, **options) for grad in grads],
     torch._foreach_mul_: foreach_mul_,
     Tensor.clamp_: clamp_,
-    torch._foreach_clamp_min_: foreach_clamp_min_,
-    torch._foreach_clamp_max_: foreach_clamp_max_,
+    torch._foreach_clamp_min_: lambda grads, least: [clamp_(grad, min=least) for grad in grads],
+    torch._foreach_clamp_max_: lambda grads, most: [clamp_(grad, max=most) for grad in grads],
 }
-"""What `torch.nn.utils` calls on gradients and torch does not implement for sparse ones."""
+"""Functions that `torch.nn.utils` calls on gradients and torch does not implement for sparse ones."""

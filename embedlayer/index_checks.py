@@ -1,8 +1,8 @@
-"""The door at which IDs and positions are checked, once.
+"""Checks of token IDs and positions before a look-up.
 
-On the CPU a bad index is an error at once. On an accelerator nobody waits for the device: bad indices are clamped,
-the first one is remembered on the device, and `check()` raises the same error when somebody waits anyway. Under
-`torch.compile` the CPU check is one custom operator, so one graph stays one graph.
+On the CPU a bad index raises an error at once. On an accelerator no synchronisation is added: bad indices are clamped,
+the first one is recorded on the device, and `check()` raises the same error when the program waits for the device
+anyway. Under `torch.compile` the CPU check is one custom operator, so there is no graph break.
 """
 
 from collections.abc import Callable, Mapping
@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from embedlayer.derived import applied
+from embedlayer.computed_buffers import apply_or_allocate
 from embedlayer.errors import EmbedLayerError, PositionError, ShapeError, TokenIdError
 from embedlayer.shapes import Encoded, IdsLike
 from embedlayer.tracing import plain_operators_only
@@ -21,23 +21,23 @@ from embedlayer.tracing import plain_operators_only
 Kind = Literal["token id", "position"]
 
 
-class Bounds(nn.Module):
-    """Indices that must lie in `0 .. size - 1`.
+class IndexCheck(nn.Module):
+    """A check that indices are in `0 .. size - 1`, called before a look-up.
 
-    Under `torch.func` transforms and in `torch.export` values can neither be read nor raised on: an index outside is
-    clamped to the first or the last row there, silently.
+    Under `torch.func` transforms and in `torch.export` values cannot be read, so an index outside is clamped to the
+    first or the last row there without an error.
 
     Args:
-        size: How many rows there are.
-        kind: What the indices are, for the message.
-        offset: Rows in front of row 0: indices may go down to `-offset`, and what is looked up is `index + offset`.
+        size: Number of rows.
+        kind: What the indices are, for the message: `"token id"` or `"position"`.
+        offset: Number of rows before row 0. Indices may go down to `-offset`, and `index + offset` is looked up.
     """
 
-    first_outside: Tensor
-    """(flat index, value, length of the last dimension) of the first bad one, or -1s.
+    first_bad_index: Tensor
+    """Flat position, value and length of the last dimension of the first bad index; -1s if there was none.
 
-    No buffer: it is no state of the model, DistributedDataParallel would overwrite it with that of rank 0, and Opacus
-    refuses trainable layers that have buffers.
+    It is not a buffer, because it is no state of the model, DistributedDataParallel would overwrite it with that of
+    rank 0, and Opacus refuses trainable layers with buffers.
     """
 
     def __init__(self, size: int, kind: Kind, *, offset: int = 0) -> None:
@@ -45,24 +45,29 @@ class Bounds(nn.Module):
         self.size = size
         self.offset = offset
         self.kind: Kind = kind
-        self.first_outside = torch.full((3,), -1)
+        self.first_bad_index = torch.full((3,), -1)
 
-    def derive(self, device: torch.device | str) -> None:
-        """Move the record to `device`; one that was on the meta device starts empty."""
-        lost = self.first_outside.is_meta
-        self.first_outside = torch.full((3,), -1, device=device) if lost else self.first_outside.to(device)
+    def move_record(self, device: torch.device | str) -> None:
+        """Move the record of the first bad index to `device`; from the meta device, start with an empty one."""
+        lost = self.first_bad_index.is_meta
+        self.first_bad_index = torch.full((3,), -1, device=device) if lost else self.first_bad_index.to(device)
 
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Bounds":
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "IndexCheck":
+        """Move the module as in torch, with its record of the first bad index."""
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        self.derive(applied(fn, self.first_outside).device)
+        self.move_record(apply_or_allocate(fn, self.first_bad_index).device)
         return self
 
     def forward(self, indices: IdsLike) -> tuple[Tensor, Tensor | None]:
-        """Indices that are safe to look up, and a mask of those that were not (`None` where none can be left).
+        """Return indices that are safe to look up, and a mask of the bad ones.
+
+        Returns:
+            The indices plus `offset`, and a boolean mask of their shape, or `None` where there are no bad indices.
 
         Raises:
-            ShapeError: Not integers.
-            TokenIdError: On the CPU, at once, naming row, column, value and size. Positions: `PositionError`.
+            ShapeError: `indices` are not integers.
+            TokenIdError: On the CPU, a token ID is outside; the message names row, column, value and size.
+            PositionError: On the CPU, a position is outside.
         """
         indices = as_ids(indices, beside=self, kind=self.kind)
         if indices.dtype not in (torch.int64, torch.int32):
@@ -73,16 +78,20 @@ class Bounds(nn.Module):
         if plain_operators_only():
             return rows.clamp(0, self.size + self.offset - 1), None
         if rows.device.type != "cpu":
-            return self.clamped(rows)
+            return self.clamp_and_record(rows)
         if torch.compiler.is_compiling():
             return checked_copy(rows, self.size, self.kind, self.offset), None
         raise_if_outside(rows, self.size + self.offset, self.kind, offset=self.offset)
         return rows, None
 
-    def clamped(self, indices: Tensor) -> tuple[Tensor, Tensor]:
-        """Clamp, and remember the first index that was outside, without waiting for the device."""
-        if self.first_outside.device != indices.device:  # weights may be moved one by one
-            self.derive(indices.device)
+    def clamp_and_record(self, indices: Tensor) -> tuple[Tensor, Tensor]:
+        """Clamp indices on an accelerator and record the first bad one, without waiting for the device.
+
+        Returns:
+            The clamped indices, and a boolean mask of the bad ones.
+        """
+        if self.first_bad_index.device != indices.device:  # weights may be moved one by one
+            self.move_record(indices.device)
         outside = (indices < 0) | (indices >= self.size + self.offset)
         if not indices.numel():
             return indices, outside
@@ -91,28 +100,26 @@ class Bounds(nn.Module):
         first = torch.where(flat, places, flat.numel()).amin(dim=0, keepdim=True)
         value = indices.flatten().index_select(0, first.clamp(max=flat.numel() - 1)).to(torch.int64)
         found = torch.cat([first, value, torch.full_like(first, indices.shape[-1] if indices.dim() else 1)])
-        is_new = (first < flat.numel()) & (self.first_outside[:1] < 0)
-        self.first_outside.copy_(torch.where(is_new, found, self.first_outside))
+        is_new = (first < flat.numel()) & (self.first_bad_index[:1] < 0)
+        self.first_bad_index.copy_(torch.where(is_new, found, self.first_bad_index))
         return indices.clamp(0, self.size + self.offset - 1), outside
 
     def extra_repr(self) -> str:
-        """The rule, for `print`."""
+        """Return the kind and the size, for `print`."""
         return f"{self.kind} < {self.size}"
 
     def check(self) -> None:
-        """Wait for the device and raise the error of the first bad index since the last check, if there was one.
+        """Wait for the device, and raise the error of the first bad index since the last check, if there was one.
 
         Raises:
-            TokenIdError: A token ID was outside. Positions: `PositionError`.
+            TokenIdError: A token ID was outside.
+            PositionError: A position was outside.
         """
-        if not self.first_outside.is_meta:
-            self.raise_recorded()
-
-    def raise_recorded(self) -> None:
-        """Raise what `clamped` remembered, and forget it."""
-        place, value, length = self.first_outside.tolist()
+        if self.first_bad_index.is_meta:
+            return
+        place, value, length = self.first_bad_index.tolist()
         if place >= 0:
-            self.first_outside.fill_(-1)
+            self.first_bad_index.fill_(-1)
             raise _outside(self.kind, value - self.offset, self.size, row=place // length, column=place % length)
 
 
@@ -122,12 +129,12 @@ def as_ids(ids: IdsLike, *, beside: nn.Module, kind: Kind = "token id") -> Tenso
     Args:
         ids: A tensor, a number, a list of numbers or of lists of one length, a NumPy array of integers, or one or
             several encodings of a tokenizer.
-        beside: The module that looks them up.
+        beside: Module that looks the IDs up.
         kind: What the numbers are, for the message.
 
     Raises:
-        ShapeError: Not integers, sequences of different lengths, or what `transformers` tokenizers return, which holds
-            more than IDs.
+        ShapeError: The values are not integers, the sequences have different lengths, or `ids` is a mapping, as
+            `transformers` tokenizers return.
 
     Example:
         >>> as_ids([[1, 2], [3, 4]], beside=TokenEmbedding(100, 8))
@@ -158,11 +165,13 @@ def as_ids(ids: IdsLike, *, beside: nn.Module, kind: Kind = "token id") -> Tenso
         text = array.dtype.kind == "U"
         found = "text" if text else type(ids).__name__ if array.dtype.kind == "O" else array.dtype.name
         raise _not_integers(kind, found, "tokenizer.encode(text).ids" if text else "ids.astype(numpy.int64)")
-    tensors = [beside.first_outside] if isinstance(beside, Bounds) else chain(beside.parameters(), beside.buffers())
-    return torch.from_numpy(array.astype(np.int64)).to(next(iter(tensors)).device)
+    record = [beside.first_bad_index] if isinstance(beside, IndexCheck) else []
+    device = next(chain(record, beside.parameters(), beside.buffers())).device
+    return torch.from_numpy(array.astype(np.int64)).to(device)
 
 
 def _not_integers(kind: Kind, found: str, remedy: str) -> ShapeError:
+    """Return the error for values that are not integers."""
     return ShapeError(
         f"A {kind} must be int64 or int32, not {found}. "
         f"Look-up is by whole numbers: pass the tokenizer's ids, for instance {remedy}."
@@ -170,14 +179,18 @@ def _not_integers(kind: Kind, found: str, remedy: str) -> ShapeError:
 
 
 def raise_if_outside(indices: Tensor, size: int, kind: Kind, *, ignore: int | None = None, offset: int = 0) -> None:
-    """Raise the error of the first index outside `0 .. size - 1`; on the CPU only, since it reads the values.
+    """Raise an error for the first index outside `0 .. size - 1`. It reads the values, so call it on the CPU only.
 
     Args:
         indices: Integers of any shape.
-        size: How many rows there are.
+        size: Number of rows.
         kind: What the indices are, for the message.
-        ignore: A value that is allowed although it is outside.
-        offset: How far the indices were shifted, for the message.
+        ignore: Value that is accepted although it is outside, or `None`.
+        offset: Number that was added to the indices, for the message.
+
+    Raises:
+        TokenIdError: A token ID is outside.
+        PositionError: A position is outside.
     """
     if indices.numel() == 0:
         return
@@ -194,6 +207,7 @@ def raise_if_outside(indices: Tensor, size: int, kind: Kind, *, ignore: int | No
 
 
 def _outside(kind: Kind, value: int, size: int, *, row: int, column: int) -> EmbedLayerError:
+    """Return the error for an index outside the table, at a row and column of the batch."""
     place = f"{kind} {value} at row {row}, column {column}"
     if kind == "token id":
         return TokenIdError(
@@ -210,7 +224,7 @@ def _outside(kind: Kind, value: int, size: int, *, row: int, column: int) -> Emb
 
 @torch.library.custom_op("embedlayer::checked_copy", mutates_args=())
 def checked_copy(indices: Tensor, size: int, kind: str, offset: int = 0) -> Tensor:
-    """The indices, once `raise_if_outside` has seen them: what a compiled graph calls on the CPU."""
+    """Check indices with `raise_if_outside` as one node of a compiled graph on the CPU, and return a copy of them."""
     raise_if_outside(indices, size + offset, "position" if kind == "position" else "token id", offset=offset)
     return indices.clone()
 

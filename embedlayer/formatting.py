@@ -1,0 +1,27 @@
+"""Counts of parameters and bytes as short text, for tables that people read."""
+
+
+def format_parameters(count: int) -> str:
+    """Format a number of parameters in decimal units: 1 M is 10^6.
+
+    Example:
+        >>> format_parameters(38597376)
+        '38.6 M'
+    """
+    for unit, size in (("B", 10**9), ("M", 10**6), ("K", 10**3)):
+        if count >= size:
+            return f"{count / size:.1f} {unit}"
+    return str(count)
+
+
+def format_bytes(count: int) -> str:
+    """Format a number of bytes in binary units, 1 MiB is 2^20 bytes, with at most three digits before the point.
+
+    Example:
+        >>> format_bytes(32000 * 4096 * 4), format_bytes(32000 * 8192 * 4)
+        ('500.0 MiB', '1.0 GiB')
+    """
+    for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if count * 1024 >= size * 1000:
+            return f"{count / size:.1f} {unit}"
+    return f"{count} B"

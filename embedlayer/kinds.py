@@ -1,0 +1,90 @@
+"""Kind identifiers: the names by which saved files refer to classes.
+
+A `config.json` names each class by a stable identifier such as `"token_embedding"`, never by its Python name, so a
+class can be renamed or moved without breaking a file. `KINDS` is the whole table. It holds strings only, so reading it
+imports nothing.
+
+A class that is not in the table, such as a user's own position scheme, is written as `"module:Class"`. Reading such a
+file imports no module: the module must have been imported before. So a file cannot run code that the program does not
+already use.
+"""
+
+import sys
+from importlib import import_module
+
+from embedlayer.errors import CheckpointError
+
+KINDS: dict[str, str] = {
+    "token_embedding": "embedlayer.tables.dense:TokenEmbedding",
+    "factorized_embedding": "embedlayer.tables.factorized:FactorizedEmbedding",
+    "quantized_embedding": "embedlayer.tables.quantized:QuantizedEmbedding",
+    "delta_embedding": "embedlayer.tables.delta:DeltaEmbedding",
+    "no_position": "embedlayer.positions.position:Position",
+    "learned_positions": "embedlayer.positions.learned:LearnedPositionalEmbedding",
+    "sinusoidal_positions": "embedlayer.positions.sinusoidal:SinusoidalPositionalEmbedding",
+    "rotary": "embedlayer.positions.rotary:RotaryEmbedding",
+    "alibi": "embedlayer.positions.alibi:AlibiBias",
+    "relative_bias": "embedlayer.positions.relative:RelativePositionBias",
+    "linear_scaling": "embedlayer.positions.rotary_scaling:LinearScaling",
+    "dynamic_ntk_scaling": "embedlayer.positions.rotary_scaling:DynamicNTKScaling",
+    "yarn_scaling": "embedlayer.positions.rotary_scaling:YarnScaling",
+    "long_rope_scaling": "embedlayer.positions.rotary_scaling:LongRopeScaling",
+    "llama3_scaling": "embedlayer.positions.rotary_scaling:Llama3Scaling",
+    "proportional_scaling": "embedlayer.positions.rotary_scaling:ProportionalScaling",
+    "output_head": "embedlayer.layers.output:OutputHead",
+    "transformer_embedding": "embedlayer.layers.input:TransformerEmbedding",
+    "gpt_embedding": "embedlayer.layers.input:GPTEmbedding",
+    "embedding_layer": "embedlayer.checkpoints.embedding_layer:EmbeddingLayer",
+    "decoder_lm": "embedlayer.models.decoder:DecoderLM",
+}
+"""`"module:Class"` of each savable class of the library, by its kind identifier. Identifiers never change."""
+
+_KIND_OF = {path: kind for kind, path in KINDS.items()}
+
+
+def kind_of(cls: type) -> str:
+    """Return the kind identifier of a class, or `"module:Class"` for a class that is not in `KINDS`.
+
+    Raises:
+        CheckpointError: The class was defined inside a function, so no file can refer to it.
+
+    Example:
+        >>> kind_of(TokenEmbedding), kind_of(torch.nn.Linear)
+        ('token_embedding', 'torch.nn.modules.linear:Linear')
+    """
+    path = f"{cls.__module__}:{cls.__qualname__}"
+    if "<locals>" in path:
+        raise CheckpointError(
+            f"{cls.__qualname__} is defined inside a function, so a saved file cannot refer to it: define the class at "
+            f"the top level of a module."
+        )
+    return _KIND_OF.get(path, path)
+
+
+def class_of(kind: str) -> type:
+    """Return the class that a kind identifier, or `"module:Class"`, refers to.
+
+    Raises:
+        CheckpointError: The identifier is unknown, or its module was not imported before this call.
+
+    Example:
+        >>> class_of("token_embedding") is TokenEmbedding
+        True
+    """
+    module, _, name = KINDS.get(kind, kind).partition(":")
+    if kind in KINDS:
+        import_module(module)
+    elif name and module not in sys.modules:
+        raise CheckpointError(
+            f"The saved configuration names the class {name} of the module {module}, which is not imported. Import "
+            f"{module} first if you trust it; loading a file never imports a module that the file names."
+        )
+    found = sys.modules.get(module)
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    if not isinstance(found, type):
+        raise CheckpointError(
+            f"The kind {kind!r} is not known to this version of embedlayer. Known kinds: {', '.join(KINDS)}; a class "
+            f"of your own is named 'module:Class'."
+        )
+    return found

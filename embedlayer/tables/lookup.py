@@ -1,0 +1,129 @@
+"""The base of every table: rows that are looked up by token ID.
+
+A `LookupTable` is read in one direction, `table(ids) -> vectors`. It is the input side alone, as of a hashed n-gram
+table or a per-layer table. `embedlayer.tables.table.TokenTable` adds the other direction, against all rows.
+"""
+
+from abc import ABC, abstractmethod
+from itertools import chain
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from embedlayer.errors import SizeError
+from embedlayer.index_checks import as_ids
+from embedlayer.pretrained import Pretrained
+from embedlayer.shapes import Ids, IdsLike, Vectors
+
+
+class LookupTable(Pretrained, ABC):
+    """Abstract: a table that maps token IDs to vectors, however it stores them.
+
+    A subclass implements `look_up`, `rows` and `check`. To be saved it also implements `config`.
+
+    Attributes:
+        vocab_size: Number of tokens that can be looked up, V. IDs run from 0 to V - 1.
+        num_rows: Number of rows stored. In a `TokenTable` it is V plus spare rows, which are never looked up.
+        embed_dim: Width of a vector, D.
+        padding_idx: Token whose vector is zero and stays zero, or `None` for no such token.
+        scale: Factor that `forward` applies and `look_up` and `rows` do not, or `None` for 1.
+        row_sparse: Whether a backward pass gives gradients to the looked-up rows only.
+
+    Example:
+        >>> class Hashed(LookupTable):
+        ...     def __init__(self, vocab_size, num_rows, embed_dim):
+        ...         super().__init__()
+        ...         self.vocab_size, self.num_rows, self.embed_dim = vocab_size, num_rows, embed_dim
+        ...         self.padding_idx = self.scale = None
+        ...         self.weight = torch.nn.Parameter(torch.randn(num_rows, embed_dim))
+        ...     def look_up(self, ids):
+        ...         return torch.nn.functional.embedding(ids * 7919 % self.num_rows, self.weight)
+        ...     def rows(self, start, stop):
+        ...         return self.look_up(torch.arange(start, stop))
+        ...     def check(self):
+        ...         pass
+        >>> TransformerEmbedding(1000, 8, 16, table=Hashed(1000, 64, 8))([[1, 2, 3]]).shape
+        torch.Size([1, 3, 8])
+    """
+
+    vocab_size: int
+    num_rows: int
+    embed_dim: int
+    padding_idx: int | None
+    scale: float | None
+    row_sparse: bool = False
+
+    @abstractmethod
+    def look_up(self, ids: Ids) -> Vectors:
+        """Return the vectors of `ids` without `scale`, `(...)` to `(..., D)`, as a new tensor.
+
+        Raises:
+            TokenIdError: An ID is outside the table. On an accelerator `check()` raises it later; until then a bad ID
+                gives zeros and gets no gradient.
+            ShapeError: `ids` are not integers.
+        """
+
+    def stored(self, ids: Ids) -> tuple[Tensor, Tensor] | None:
+        """Return the checked IDs and the tensor that holds their rows, for reading only.
+
+        Returns:
+            `None` where a look-up is more than reading rows of one tensor.
+
+        Raises:
+            TokenIdError: As in `look_up`.
+            ShapeError: As in `look_up`.
+        """
+        return None
+
+    def forward(self, ids: IdsLike) -> Vectors:
+        """Return `scale * look_up(ids)`, `(...)` to `(..., D)`, for IDs of any shape, as `nn.Embedding` does.
+
+        Args:
+            ids: A tensor of int64 or int32. A number, lists, a NumPy array of integers or an `Encoding` of a tokenizer
+                is converted by `embedlayer.index_checks.as_ids`.
+
+        Raises:
+            TokenIdError: As in `look_up`.
+            ShapeError: As in `look_up`.
+        """
+        vectors, factor = self.look_up(as_ids(ids, beside=self)), self.factor
+        return vectors if factor is None else factor * vectors
+
+    @property
+    def factor(self) -> float | Tensor | None:
+        """Return the factor that `forward` multiplies by: `embed_scale` where a table has it, else `scale`."""
+        factor: float | Tensor | None = getattr(self, "embed_scale", self.scale)
+        return factor
+
+    @abstractmethod
+    def rows(self, start: int, stop: int) -> Float[Tensor, "N D"]:
+        """Return the vectors of tokens `start` to `stop - 1`, without `scale`."""
+
+    @property
+    def device(self) -> torch.device:
+        """Return the device of the first parameter or buffer."""
+        return next(chain(self.parameters(), self.buffers())).device
+
+    @abstractmethod
+    def check(self) -> None:
+        """Wait for the device, and raise the error of a bad ID that was looked up since the last check."""
+
+
+def check_sizes(*, padding_idx: int | None, vocab_size: int, **sizes: int) -> int | None:
+    """Check the sizes of a table.
+
+    Returns:
+        `padding_idx` counted from 0. As in torch, -1 is the last token. `None` stays `None`.
+
+    Raises:
+        SizeError: A size is below 1, or `padding_idx` is not a token.
+    """
+    for name, size in {"vocab_size": vocab_size, **sizes}.items():
+        if size < 1:
+            raise SizeError(f"{name} must be at least 1, not {size}.")
+    if padding_idx is None:
+        return None
+    if not -vocab_size <= padding_idx < vocab_size:
+        raise SizeError(f"padding_idx {padding_idx} is not one of the {vocab_size} tokens (0..{vocab_size - 1}).")
+    return padding_idx % vocab_size

@@ -1,0 +1,111 @@
+"""The kind identifiers in saved files."""
+
+import inspect
+import json
+import pkgutil
+from importlib import import_module
+
+import pytest
+import torch
+from kinds import LAYERS, POSITIONS, TABLES, UNTIED_HEADS
+
+import embedlayer
+from embedlayer import CheckpointError, DecoderLM, Position, TokenEmbedding
+from embedlayer.kinds import KINDS, class_of, kind_of
+from embedlayer.layers.peft import AdaptedRows
+from embedlayer.pretrained import Described, Pretrained, build, describe
+
+NEVER_SAVED = {AdaptedRows, embedlayer.ShardedTable}  # views of another table, which is saved in their place
+ABSTRACT = {"Described", "Pretrained", "AdditivePosition", "RotaryScaling"}
+
+
+def savable_classes() -> set[type]:
+    for module in pkgutil.walk_packages(embedlayer.__path__, "embedlayer."):
+        if module.name.rpartition(".")[2] != "__main__":
+            import_module(module.name)
+    found, waiting = set(), [Described]
+    while waiting:
+        cls = waiting.pop()
+        waiting += cls.__subclasses__()
+        if cls.__module__.startswith("embedlayer.") and not inspect.isabstract(cls) and cls.__name__ not in ABSTRACT:
+            found.add(cls)
+    return found - NEVER_SAVED
+
+
+def test_every_savable_class_has_one_identifier() -> None:
+    assert {class_of(kind) for kind in KINDS} == savable_classes()
+    assert len(set(KINDS.values())) == len(KINDS)
+    assert all(kind_of(class_of(kind)) == kind for kind in KINDS)
+
+
+def all_kinds(value: object) -> list[str]:
+    if isinstance(value, list):
+        return [kind for each in value for kind in all_kinds(each)]
+    if not isinstance(value, dict):
+        return []
+    own = [value["kind"]] if isinstance(value.get("kind"), str) else []
+    return own + [kind for each in value.values() for kind in all_kinds(each)]
+
+
+@pytest.mark.parametrize("make", [*TABLES.values(), *POSITIONS.values(), *UNTIED_HEADS.values(), *LAYERS.values()])
+def test_a_written_configuration_names_kind_identifiers_only(make, tmp_path) -> None:
+    make().save_pretrained(tmp_path)
+    kinds = all_kinds(json.loads((tmp_path / "config.json").read_text()))
+    assert kinds
+    assert set(kinds) <= KINDS.keys()
+
+
+class Waves(Position):
+    """A position scheme of a user, in a module of the user's."""
+
+    def __init__(self, period: int) -> None:
+        super().__init__()
+        self.period = period
+
+    @property
+    def config(self) -> dict[str, object]:
+        return {"period": self.period}
+
+
+def test_a_class_of_the_user_is_saved_and_read_back(tmp_path) -> None:
+    DecoderLM(TokenEmbedding(20, 8), Waves(7), num_layers=1, num_heads=2).save_pretrained(tmp_path)
+    position = DecoderLM.read_pretrained(tmp_path).position
+    assert type(position) is Waves
+    assert position.period == 7
+    assert describe(position)["kind"] == f"{__name__}:Waves"
+
+
+def test_a_module_that_a_file_names_is_never_imported(tmp_path) -> None:
+    with pytest.raises(CheckpointError, match="Import antigravity first if you trust it"):
+        build({"kind": "antigravity:Position"})
+
+
+def test_a_class_inside_a_function_cannot_be_saved(tmp_path) -> None:
+    class Hidden(Waves):
+        pass
+
+    with pytest.raises(CheckpointError, match="at the top level of a module"):
+        Hidden(3).save_pretrained(tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("kind", ["torch.nn.modules.linear:Linear", "pathlib:Path"])
+def test_only_classes_that_can_be_saved_are_built(kind) -> None:
+    with pytest.raises(CheckpointError, match="not a class that can be saved"):
+        build({"kind": kind})
+
+
+@pytest.mark.parametrize("kind", ["os:system", "os:", ":", "os", "torch:nn.", "embedlayer.tables.dense:Missing"])
+def test_what_is_no_class_is_unknown(kind) -> None:
+    with pytest.raises(CheckpointError, match="is not known|not imported"):
+        build({"kind": kind})
+
+
+def test_a_subclass_of_a_layer_is_read_back_as_that_subclass(tmp_path) -> None:
+    Narrow(10, 4).save_pretrained(tmp_path)
+    assert type(Pretrained.read_pretrained(tmp_path)) is Narrow
+    assert torch.equal(TokenEmbedding.from_pretrained(tmp_path).weight, Narrow.from_pretrained(tmp_path).weight)
+
+
+class Narrow(TokenEmbedding):
+    """A subclass at the top level of a module."""
