@@ -16,7 +16,7 @@ import embedlayer as el
 from embedlayer.analysis.evaluate import ranks
 from embedlayer.analysis.token_kinds import token_kinds
 from embedlayer.checkpoints.tables import open_table
-from embedlayer.files import load_tensors
+from embedlayer.io.safetensors_files import load_tensors
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples"))
 from tables import write_between_markers

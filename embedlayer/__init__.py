@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from embedlayer.analysis.under_trained import UnderTrained as UnderTrained
     from embedlayer.analysis.under_trained import under_trained_scores as under_trained_scores
     from embedlayer.analysis.vectors import TokenVectors as TokenVectors
-    from embedlayer.checkpoints.formats import read_vectors as read_vectors
-    from embedlayer.checkpoints.formats import write_vectors as write_vectors
+    from embedlayer.checkpoints.vector_files import read_vectors as read_vectors
+    from embedlayer.checkpoints.vector_files import write_vectors as write_vectors
     from embedlayer.checkpoints.layer import EmbeddingLayer as EmbeddingLayer
     from embedlayer.checkpoints.layer import LayerReport as LayerReport
     from embedlayer.checkpoints.layer import TransformedHead as TransformedHead
@@ -103,15 +103,15 @@ if TYPE_CHECKING:
     from embedlayer.tables.ledger import pending_updates_applied as pending_updates_applied
     from embedlayer.tables.quantized import QuantizedEmbedding as QuantizedEmbedding
     from embedlayer.tables.table import TokenTable as TokenTable
-    from embedlayer.text.corpus import TokenCorpus as TokenCorpus
-    from embedlayer.text.shards import build_in_shards as build_in_shards
-    from embedlayer.text.shards import build_shard as build_shard
-    from embedlayer.text.tokenizer import load_tokenizer as load_tokenizer
-    from embedlayer.text.tokenizer import train_tokenizer as train_tokenizer
-    from embedlayer.text.windows import TokenWindows as TokenWindows
-    from embedlayer.text.windows import WindowSampler as WindowSampler
-    from embedlayer.text.windows import create_dataloader as create_dataloader
-    from embedlayer.text.windows import create_dataloader_v1 as create_dataloader_v1
+    from embedlayer.data.corpus import TokenCorpus as TokenCorpus
+    from embedlayer.data.sharded_build import build_in_shards as build_in_shards
+    from embedlayer.data.sharded_build import build_shard as build_shard
+    from embedlayer.data.tokenizer import load_tokenizer as load_tokenizer
+    from embedlayer.data.tokenizer import train_tokenizer as train_tokenizer
+    from embedlayer.data.windows import TokenWindows as TokenWindows
+    from embedlayer.data.windows import WindowSampler as WindowSampler
+    from embedlayer.data.windows import create_dataloader as create_dataloader
+    from embedlayer.data.windows import create_dataloader_v1 as create_dataloader_v1
     from embedlayer.training.loop import Trainer as Trainer
     from embedlayer.training.loop import TrainingOptions as TrainingOptions
     from embedlayer.training.run_directory import RunDirectory as RunDirectory
@@ -149,7 +149,7 @@ _HOMES = {
     "embedlayer.analysis.health": ("Health", "health"),
     "embedlayer.analysis.under_trained": ("UnderTrained", "under_trained_scores"),
     "embedlayer.analysis.vectors": ("TokenVectors",),
-    "embedlayer.checkpoints.formats": ("read_vectors", "write_vectors"),
+    "embedlayer.checkpoints.vector_files": ("read_vectors", "write_vectors"),
     "embedlayer.checkpoints.layer": ("EmbeddingLayer", "LayerReport", "TransformedHead"),
     "embedlayer.checkpoints.loader": ("load",),
     "embedlayer.checkpoints.patch": ("patch", "unpatch"),
@@ -208,10 +208,10 @@ _HOMES = {
     "embedlayer.tables.ledger": ("pending_updates_applied",),
     "embedlayer.tables.quantized": ("QuantizedEmbedding",),
     "embedlayer.tables.table": ("TokenTable",),
-    "embedlayer.text.corpus": ("TokenCorpus",),
-    "embedlayer.text.shards": ("build_in_shards", "build_shard"),
-    "embedlayer.text.tokenizer": ("load_tokenizer", "train_tokenizer"),
-    "embedlayer.text.windows": ("TokenWindows", "WindowSampler", "create_dataloader", "create_dataloader_v1"),
+    "embedlayer.data.corpus": ("TokenCorpus",),
+    "embedlayer.data.sharded_build": ("build_in_shards", "build_shard"),
+    "embedlayer.data.tokenizer": ("load_tokenizer", "train_tokenizer"),
+    "embedlayer.data.windows": ("TokenWindows", "WindowSampler", "create_dataloader", "create_dataloader_v1"),
     "embedlayer.training.loop": ("Trainer", "TrainingOptions"),
     "embedlayer.training.run_directory": ("RunDirectory", "load_run"),
     "embedlayer.vocab.edit": ("add_tokens", "edit_vocabulary", "remove_tokens", "transplant", "trim_vocabulary"),

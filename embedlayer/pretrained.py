@@ -15,8 +15,10 @@ from torch import nn
 
 from embedlayer.derived import derive_all
 from embedlayer.errors import CheckpointError, EmbedLayerError
-from embedlayer.fields import check_arguments, shown
-from embedlayer.files import JsonObject, load_tensors, read_json, restored, save_tensors, writable_folder, write_json
+from embedlayer.io.json_fields import check_arguments, shown
+from embedlayer.io.safetensors_files import load_tensors
+from embedlayer.io.safetensors_files import save_tensors
+from embedlayer.io.files import JsonObject, read_json, restored, writable_folder, write_json
 
 FORMAT_VERSION = 1
 Layer = TypeVar("Layer", bound="Pretrained")
@@ -90,7 +92,7 @@ class Pretrained(Described, nn.Module):
         """
         directory = writable_folder(directory)
         if tokenizer is not None:
-            from embedlayer.text.tokenizer import as_tokenizer, save_tokenizer
+            from embedlayer.data.tokenizer import as_tokenizer, save_tokenizer
 
             save_tokenizer(as_tokenizer(tokenizer), directory / TOKENIZER)
         save_tensors(directory / WEIGHTS, self.state_dict())

@@ -15,7 +15,7 @@ from pathlib import Path
 from matplotlib.figure import Figure
 from PIL import Image
 
-from embedlayer.files import writable_folder
+from embedlayer.io.files import writable_folder
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "gallery.md"
 DPI = 160  # 1,152 pixels wide: sharp at 800

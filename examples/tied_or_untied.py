@@ -18,7 +18,7 @@ from tables import markdown_table, write_between_markers
 
 import embedlayer as el
 from embedlayer.cli.demo import carried_text
-from embedlayer.files import JsonObject, writable_folder, write_text
+from embedlayer.io.files import JsonObject, writable_folder, write_text
 
 VOCABULARY, WIDTH, LENGTH = 4096, 192, 128
 

@@ -32,9 +32,9 @@ from embedlayer.cli.main import cli
 from embedlayer.errors import EmbedLayerError
 from embedlayer.explorer.source import open_source
 from embedlayer.explorer.training import metrics
-from embedlayer.files import read_json
+from embedlayer.io.files import read_json
 from embedlayer.pretrained import Pretrained
-from embedlayer.text.shards import build_in_shards
+from embedlayer.data.sharded_build import build_in_shards
 from embedlayer.vocab.folders import last_receipt
 
 TEXT = "the cat sat on the mat and the dog sat on the cat . " * 60

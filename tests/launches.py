@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from embedlayer import RunDirectory, load_run
-from embedlayer.files import load_tensors
+from embedlayer.io.safetensors_files import load_tensors
 
 HERE = Path(__file__).parent
 SECONDS = 240

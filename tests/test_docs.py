@@ -96,7 +96,7 @@ def test_every_room_has_its_tests_file_for_file() -> None:
         for name in ("demo", "embed", "neighbors", "pipeline", "progress", "report")
     }
     together |= {  # shown by what must be true of all kinds
-        "fields.py": "laws/test_damage.py",
+        "io/json_fields.py": "laws/test_damage.py",
         "layers/in_place.py": "laws/test_peft.py",
         "tracing.py": "laws/test_transforms.py",
         "vocab/roles.py": "laws/test_transformers_folder.py",

@@ -24,9 +24,9 @@ from embedlayer.analysis.geometry import pca
 from embedlayer.analysis.health import health
 from embedlayer.analysis.rows import Rows
 from embedlayer.errors import CheckpointError, SizeError, TokenizerError, require
-from embedlayer.files import replacing
+from embedlayer.io.files import replacing
 from embedlayer.tables.dense import TableLike
-from embedlayer.text.tokenizer import require_rows
+from embedlayer.data.tokenizer import require_rows
 
 QUERIES_AT_ONCE = 2048
 COLUMNS = ("id", "token", "kind", "norm", "under_trained", "x", "y", "neighbors")

@@ -18,7 +18,7 @@ from embedlayer.analysis.rows import Rows
 from embedlayer.analysis.token_kinds import token_kinds
 from embedlayer.errors import FileError, SizeError, TextError
 from embedlayer.tables.dense import TableLike
-from embedlayer.text.tokenizer import token_text
+from embedlayer.data.tokenizer import token_text
 
 QUESTIONS_AT_ONCE = 1024
 FEWEST_PAIRS = 20

@@ -16,7 +16,7 @@ from embedlayer.analysis.rows import Rows
 from embedlayer.errors import ShapeError, SizeError
 from embedlayer.positions.position import AdditivePosition, Position
 from embedlayer.tables.dense import TableLike
-from embedlayer.text.tokenizer import fingerprint, token_text
+from embedlayer.data.tokenizer import fingerprint, token_text
 
 CHUNK_ROWS = 8192
 """Rows widened to float64 at a time."""

@@ -19,7 +19,7 @@ from itertools import pairwise
 
 from tokenizers import Tokenizer
 
-from embedlayer.text.tokenizer import token_text, without_limits
+from embedlayer.data.tokenizer import token_text, without_limits
 
 KINDS = ("word", "part", "number", "punctuation", "space", "byte", "special", "unreachable", "no token")
 """All kinds, in the order of reports."""
@@ -41,7 +41,7 @@ def token_kinds(tokenizer: Tokenizer, vocab_size: int) -> list[str]:
     another neighbour is so called by mistake; one that is called reachable is.
 
     Example:
-        >>> from embedlayer.text.tokenizer import train_tokenizer
+        >>> from embedlayer.data.tokenizer import train_tokenizer
         >>> kinds = token_kinds(train_tokenizer((), "byte"), 258)
         >>> kinds[ord("a")], kinds[ord("7")], kinds[0xE2], kinds[256], kinds[257]
         ('word', 'number', 'byte', 'special', 'no token')

@@ -28,7 +28,7 @@ from embedlayer.analysis.evaluate import (
 from embedlayer.analysis.rows import Rows
 from embedlayer.errors import ShapeError, SizeError, UnknownTokenError
 from embedlayer.tables.dense import TableLike
-from embedlayer.text.tokenizer import as_tokenizer, require_rows, token_text, without_limits
+from embedlayer.data.tokenizer import as_tokenizer, require_rows, token_text, without_limits
 
 Token: TypeAlias = str | int | bytes | np.integer[Any]
 """A token by its text, its ID, or its bytes."""
@@ -71,7 +71,7 @@ class TokenVectors:
         TokenizerError: The tokenizer has IDs outside the table, or is of another kind.
 
     Example:
-        >>> from embedlayer.text.tokenizer import table_size, train_tokenizer
+        >>> from embedlayer.data.tokenizer import table_size, train_tokenizer
         >>> tokenizer = train_tokenizer("cat dog fish", kind="word")
         >>> TokenVectors(torch.eye(table_size(tokenizer)), tokenizer).similarity("cat", "dog")
         0.0

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from embedlayer.checkpoints.families import Numbering, Step
 from embedlayer.checkpoints.writer import WriteReceipt, write_tensors
 from embedlayer.errors import CheckpointError, EmbedLayerError, EmbedLayerWarning, SizeError
-from embedlayer.fields import Range, check_fields
-from embedlayer.files import JsonObject
+from embedlayer.io.json_fields import Range, check_fields
+from embedlayer.io.files import JsonObject
 from embedlayer.layers.in_place import Place
 from embedlayer.layers.input import sequence_of
 from embedlayer.layers.output import OutputHead
@@ -28,7 +28,7 @@ from embedlayer.pretrained import Pretrained, build, check_saved, describe
 from embedlayer.shapes import Ids, IdsLike, Positions, Vectors
 from embedlayer.tables.dense import TokenEmbedding, as_table
 from embedlayer.tables.table import TokenTable
-from embedlayer.text.tokenizer import load_tokenizer, table_size, tokens_without_rows
+from embedlayer.data.tokenizer import load_tokenizer, table_size, tokens_without_rows
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": F.gelu,

@@ -34,7 +34,7 @@ from embedlayer.checkpoints.layer import EmbeddingLayer, Origin, ReadTensor, Tra
 from embedlayer.checkpoints.reader import CONFIG, Checkpoint
 from embedlayer.derived import Derived
 from embedlayer.errors import CheckpointError, EmbedLayerWarning, SizeError
-from embedlayer.files import JsonObject
+from embedlayer.io.files import JsonObject
 from embedlayer.layers.output import OutputHead
 from embedlayer.positions.alibi import AlibiBias
 from embedlayer.positions.learned import LearnedPositionalEmbedding
@@ -98,7 +98,8 @@ def load(
             the configuration contradicts the tensors in a way that can be resolved.
 
     Example:
-        >>> from embedlayer.files import save_tensors, write_json
+        >>> from embedlayer.io.safetensors_files import save_tensors
+        >>> from embedlayer.io.files import write_json
         >>> save_tensors("model.safetensors", {"wte.weight": torch.randn(100, 8), "wpe.weight": torch.randn(16, 8)})
         >>> write_json("config.json", {"model_type": "gpt2", "vocab_size": 100, "n_embd": 8})
         >>> layer = load(".")

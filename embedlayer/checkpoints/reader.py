@@ -12,8 +12,8 @@ from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 from embedlayer.errors import CheckpointError, FileError, MissingExtraError, require
-from embedlayer.files import JsonObject, read_json
-from embedlayer.weight_files import Place, WeightFiles, files_in, is_plain_name, locate, nothing_at
+from embedlayer.io.files import JsonObject, read_json
+from embedlayer.io.safetensors_files import Place, WeightFiles, files_in, is_plain_name, locate, nothing_at
 
 CONFIG = "config.json"
 SECONDS_TO_CONNECT = 5.0

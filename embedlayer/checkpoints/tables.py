@@ -11,20 +11,20 @@ from jaxtyping import Float, Int
 from tokenizers import Tokenizer, models
 from torch import Tensor, nn
 
-from embedlayer.checkpoints.formats import SUFFIXES, TENSORS, read_vectors
+from embedlayer.checkpoints.vector_files import SUFFIXES, TENSORS, read_vectors
 from embedlayer.checkpoints.loader import load
 from embedlayer.errors import CheckpointError, EmbedLayerError, EmbedLayerWarning, FileError, TokenizerError
-from embedlayer.files import read_json, restored
+from embedlayer.io.files import read_json, restored
 from embedlayer.models.decoder import DecoderLM
 from embedlayer.models.llama import load_llama
 from embedlayer.pretrained import CONFIG, TOKENIZER, Pretrained, is_description
 from embedlayer.short_repr import short_repr
 from embedlayer.tables.dense import TokenEmbedding
 from embedlayer.tables.table import TokenTable
-from embedlayer.text.corpus import TokenCorpus
-from embedlayer.text.tokenizer import load_tokenizer, require_rows, tokens_without_rows
+from embedlayer.data.corpus import TokenCorpus
+from embedlayer.data.tokenizer import load_tokenizer, require_rows, tokens_without_rows
 from embedlayer.training.run_directory import RunDirectory, load_run
-from embedlayer.weight_files import open_weights
+from embedlayer.io.safetensors_files import open_weights
 
 
 @dataclass(frozen=True)

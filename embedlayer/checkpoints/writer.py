@@ -17,8 +17,8 @@ from torch import Tensor
 
 from embedlayer.checkpoints.reader import CONFIG, Checkpoint
 from embedlayer.errors import CheckpointError, FileError
-from embedlayer.files import JsonObject, read_json, replacing_folder, write_json
-from embedlayer.weight_files import INDEX, Header, TensorInfo
+from embedlayer.io.files import JsonObject, read_json, replacing_folder, write_json
+from embedlayer.io.safetensors_files import INDEX, Header, TensorInfo
 
 BYTES_AT_ONCE = 1 << 24
 

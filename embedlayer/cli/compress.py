@@ -104,8 +104,8 @@ def open_source(path: Path, tokenizer_from: Path | None = None) -> Source:
     from embedlayer.checkpoints.loader import load
     from embedlayer.checkpoints.tables import is_file_of_vectors
     from embedlayer.errors import CheckpointError, FileError
-    from embedlayer.files import read_json
-    from embedlayer.text.tokenizer import load_tokenizer
+    from embedlayer.io.files import read_json
+    from embedlayer.data.tokenizer import load_tokenizer
 
     if not path.exists():
         raise FileError(f"There is no {path}.")
@@ -157,7 +157,7 @@ def _open_vectors(path: Path) -> Source:
     """A table in a file as an embedding layer; its tokens are words between spaces."""
     from tokenizers import Tokenizer, models, pre_tokenizers
 
-    from embedlayer.checkpoints.formats import read_vectors
+    from embedlayer.checkpoints.vector_files import read_vectors
     from embedlayer.checkpoints.layer import EmbeddingLayer
     from embedlayer.tables.dense import TokenEmbedding
 
@@ -176,8 +176,8 @@ def read_text(source: Source, text: Path) -> "Loss | None":
     from embedlayer.compress.report import loss_on
     from embedlayer.errors import TextError, TokenizerError
     from embedlayer.models.decoder import DecoderLM
-    from embedlayer.text.corpus import read_pieces
-    from embedlayer.text.tokenizer import require_rows
+    from embedlayer.data.corpus import read_pieces
+    from embedlayer.data.tokenizer import require_rows
     from embedlayer.vocab.used_tokens import used_tokens
 
     if source.tokenizer is None:
@@ -211,7 +211,7 @@ def _write(source: Source, to: str, output: Path, loss: "Loss | None") -> "list[
     from embedlayer.cli.generate import GENERATION
     from embedlayer.compress.convert import compressed, with_table
     from embedlayer.compress.report import compare
-    from embedlayer.files import replacing_folder, writable_folder, write_json
+    from embedlayer.io.files import replacing_folder, writable_folder, write_json
 
     table = source.model.table
     other = compressed(table, to, counts=source.counts)

@@ -50,9 +50,9 @@ def build(
     The corpus keeps its tokenizer. Train on it with: embedlayer train FOLDER -o RUN
     """
     from embedlayer.cli.progress import reading
-    from embedlayer.text.corpus import TokenCorpus
-    from embedlayer.text.parts import missing_parts
-    from embedlayer.text.shards import build_in_shards, build_shard
+    from embedlayer.data.corpus import TokenCorpus
+    from embedlayer.data.corpus_files import missing_parts
+    from embedlayer.data.sharded_build import build_in_shards, build_shard
 
     tokenizer = _tokenizer_of(files, output, tokenizer_from, vocab_size, only=only, quiet=as_json)
     try:
@@ -109,8 +109,8 @@ def _tokenizer_of(
     """Read the tokenizer that is named, or the one of a corpus that was begun; else learn one from the texts."""
     from embedlayer.cli.pipeline import learn_tokenizer
     from embedlayer.errors import SizeError
-    from embedlayer.text.corpus import find_texts
-    from embedlayer.text.tokenizer import load_tokenizer
+    from embedlayer.data.corpus import find_texts
+    from embedlayer.data.tokenizer import load_tokenizer
 
     begun = output / "tokenizer.json"
     if tokenizer_from is not None and vocab_size is not None:

@@ -34,10 +34,10 @@ def export(
     import torch
 
     from embedlayer.analysis.rows import Rows
-    from embedlayer.checkpoints.formats import format_of, write_vectors
+    from embedlayer.checkpoints.vector_files import format_of, write_vectors
     from embedlayer.checkpoints.tables import open_table
     from embedlayer.errors import TokenizerError
-    from embedlayer.text.tokenizer import require_rows
+    from embedlayer.data.tokenizer import require_rows
 
     as_parquet = format == "parquet" or (format is None and output.suffix == ".parquet")
     chosen = None if as_parquet else format_of(output, format)

@@ -155,7 +155,7 @@ def open_model(path: Path, tokenizer_from: Path | None = None, device: str = "cp
         TokenizerError: The tokenizer is missing, damaged, or has more entries than the table.
     """
     from embedlayer.models.llama import load_llama
-    from embedlayer.text.tokenizer import end_of_text_id, load_tokenizer, require_rows
+    from embedlayer.data.tokenizer import end_of_text_id, load_tokenizer, require_rows
     from embedlayer.training.run_directory import load_run
 
     if is_run(path):
@@ -188,8 +188,8 @@ def is_run(path: Path) -> bool:
 
 def _special_ids(folder: Path, tokenizer: "Tokenizer") -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Tokens that start and that end a text: as the configuration says, else by their names."""
-    from embedlayer.files import read_json
-    from embedlayer.text.tokenizer import end_of_text_id
+    from embedlayer.io.files import read_json
+    from embedlayer.data.tokenizer import end_of_text_id
 
     stated: dict[str, Any] = {}
     for name in ("config.json", GENERATION):

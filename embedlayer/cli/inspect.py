@@ -322,7 +322,7 @@ def compare(before: "OpenedTable", after: "OpenedTable", *, topn: int, as_they_a
 
 
 def _namer(opened: "OpenedTable") -> Any:
-    from embedlayer.text.tokenizer import token_text
+    from embedlayer.data.tokenizer import token_text
 
     tokenizer = opened.vocabulary
     if tokenizer is None:

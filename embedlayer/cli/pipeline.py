@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
     from embedlayer.models.decoder import DecoderLM
-    from embedlayer.text.corpus import TokenCorpus
+    from embedlayer.data.corpus import TokenCorpus
     from embedlayer.training.loop import Trainer, TrainingOptions
     from embedlayer.training.run_directory import RunDirectory
 
@@ -85,8 +85,8 @@ def start_run(
     """Text to tokenizer, corpus, model and trainer, all written down in the folder, with `launch` in its notes."""
     import torch
 
-    from embedlayer.files import writable_folder
-    from embedlayer.text.tokenizer import table_size
+    from embedlayer.io.files import writable_folder
+    from embedlayer.data.tokenizer import table_size
     from embedlayer.training.loop import Trainer
 
     writable_folder(directory.path)
@@ -114,8 +114,8 @@ def _built_corpus(
     sources: Sequence[str | Path], directory: "RunDirectory", layer: LayerOptions, quiet: bool
 ) -> "tuple[TokenCorpus, Tokenizer]":
     """Learn or read a tokenizer, and build the run's own corpus."""
-    from embedlayer.text.corpus import TokenCorpus, find_texts
-    from embedlayer.text.tokenizer import load_tokenizer
+    from embedlayer.data.corpus import TokenCorpus, find_texts
+    from embedlayer.data.tokenizer import load_tokenizer
 
     with _kept_standard_input(find_texts(sources), directory.path) as texts:
         if layer.tokenizer_from is not None:
@@ -133,8 +133,8 @@ def learn_tokenizer(texts: Sequence[str | Path], kind: str, vocab_size: int, *, 
         FileError: A text cannot be read.
         TextError: The texts are empty, or not UTF-8.
     """
-    from embedlayer.text.corpus import read_pieces
-    from embedlayer.text.tokenizer import train_tokenizer
+    from embedlayer.data.corpus import read_pieces
+    from embedlayer.data.tokenizer import train_tokenizer
 
     _say(f"Learning a {kind} tokenizer of {vocab_size:,} entries", quiet)
     chunks = _at_most(TOKENIZER_BYTES, (chunk for text in texts for chunk in read_pieces(text)))
@@ -145,8 +145,8 @@ def _linked_corpus(ready: Path, directory: "RunDirectory", layer: LayerOptions) 
     """A corpus that lies elsewhere, with its tokenizer; the run keeps a link to it."""
     import shutil
 
-    from embedlayer.text.corpus import TokenCorpus
-    from embedlayer.text.tokenizer import fingerprint, load_tokenizer
+    from embedlayer.data.corpus import TokenCorpus
+    from embedlayer.data.tokenizer import fingerprint, load_tokenizer
 
     corpus = TokenCorpus.open(ready)
     tokenizer = load_tokenizer(layer.tokenizer_from or ready / "tokenizer.json")
@@ -160,7 +160,7 @@ def _linked_corpus(ready: Path, directory: "RunDirectory", layer: LayerOptions) 
 
 def _corpus_among(sources: Sequence[str | Path]) -> Path | None:
     """The corpus built by `embedlayer corpus build` that is named instead of texts."""
-    from embedlayer.text.parts import PLAN
+    from embedlayer.data.corpus_files import PLAN
 
     found = [Path(source) for source in sources if (Path(source) / PLAN).exists()]
     if found and len(sources) > 1:
@@ -333,7 +333,7 @@ def frequent_words(counts: Any, tokenizer: "Tokenizer") -> list[int]:
     """IDs of frequent whole words, spread over the frequent half of the words that occur: what to look at first."""
     import numpy as np
 
-    from embedlayer.text.tokenizer import token_text
+    from embedlayer.data.tokenizer import token_text
 
     words = [int(token) for token in np.argsort(-counts, kind="stable") if counts[token] >= 5]
     starts_word = any(token_text(tokenizer, token).startswith(" ") for token in words[:200])
@@ -350,7 +350,7 @@ def frequent_words(counts: Any, tokenizer: "Tokenizer") -> list[int]:
 
 def _neighbors_of(tokens: Sequence[int], model: "DecoderLM", tokenizer: "Tokenizer") -> list[dict[str, Any]]:
     from embedlayer.analysis.vectors import TokenVectors
-    from embedlayer.text.tokenizer import token_text
+    from embedlayer.data.tokenizer import token_text
 
     vectors = TokenVectors(model.table, tokenizer)
     return [

@@ -167,7 +167,7 @@ def real_model(directory: Path) -> "tuple[EmbeddingPlan, Tokenizer | None]":
     Raises:
         FileError: There is nothing of that name. Damaged: `CheckpointError`.
     """
-    from embedlayer.files import read_json
+    from embedlayer.io.files import read_json
 
     config = directory / "config.json"
     if config.exists() and read_json(config).get("kind") == "DecoderLM":
@@ -224,7 +224,7 @@ def tokens_kept(texts: Sequence[Path], tokenizer: "Tokenizer | None", rows: int,
         FileError: A text cannot be read.
     """
     from embedlayer.errors import TokenizerError
-    from embedlayer.text.tokenizer import require_rows
+    from embedlayer.data.tokenizer import require_rows
     from embedlayer.vocab.used_tokens import used_tokens
 
     if tokenizer is None:

@@ -237,7 +237,7 @@ def _without_known(directory: Path, terms: Sequence[str], *, spaced: bool) -> li
     import warnings
 
     from embedlayer.errors import EmbedLayerWarning
-    from embedlayer.text.tokenizer import load_tokenizer
+    from embedlayer.data.tokenizer import load_tokenizer
     from embedlayer.vocab.folders import check_folder
     from embedlayer.vocab.pieces import Pieces
 
@@ -289,7 +289,7 @@ def _train_new_rows(
     from embedlayer.cli.generate import open_model
     from embedlayer.cli.progress import display, stopping_gently
     from embedlayer.errors import EmbedLayerWarning
-    from embedlayer.text.corpus import TokenCorpus
+    from embedlayer.data.corpus import TokenCorpus
     from embedlayer.training.loop import Trainer, TrainingOptions
     from embedlayer.vocab.edit import add_tokens
     from embedlayer.vocab.new_rows import merge_rows

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from embedlayer.checkpoints.layer import EmbeddingLayer, TransformedHead
 from embedlayer.errors import SizeError
-from embedlayer.files import JsonObject
+from embedlayer.io.files import JsonObject
 from embedlayer.layers.output import OutputHead
 from embedlayer.models.decoder import DecoderLM
 from embedlayer.tables.dense import as_table

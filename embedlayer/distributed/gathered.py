@@ -15,7 +15,10 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from embedlayer.distributed.sharded import ShardedTable, spans_of
-from embedlayer.files import JsonObject, opened_tensors, pieces_of, replacing, rows_at_once
+from embedlayer.io.safetensors_files import opened_tensors
+from embedlayer.io.safetensors_files import pieces_of
+from embedlayer.io.safetensors_files import rows_at_once
+from embedlayer.io.files import JsonObject, replacing
 
 TYPES = {
     torch.float64: "F64",

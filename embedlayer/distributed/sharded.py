@@ -20,7 +20,7 @@ from embedlayer.distributed.agreement import require_agreement
 from embedlayer.distributed.divided_rows import DividedRows
 from embedlayer.distributed.exchange import announce, exchange, gather_rows
 from embedlayer.errors import ShapeError, SizeError
-from embedlayer.files import JsonObject
+from embedlayer.io.files import JsonObject
 from embedlayer.losses.chunked import chunked_cross_entropy
 from embedlayer.losses.linear_cross_entropy import (
     LogitOptions,

@@ -31,12 +31,12 @@ from embedlayer.distributed.ranks import Loss, Ranks, Whole
 from embedlayer.distributed.sharded import ROW_TENSORS, ShardedTable, keep_rows_apart, shard_table
 from embedlayer.distributed.state import MOMENTS, parameters_of, sharded_tables
 from embedlayer.errors import PeerError, SizeError
-from embedlayer.files import JsonObject
+from embedlayer.io.files import JsonObject
 from embedlayer.layers.output import OutputHead
 from embedlayer.pretrained import build, describe
 from embedlayer.tables.dense import TokenEmbedding
 from embedlayer.tables.table import TokenTable
-from embedlayer.text.windows import mixed_seed
+from embedlayer.data.windows import mixed_seed
 
 if TYPE_CHECKING:
     from embedlayer.models.decoder import DecoderLM

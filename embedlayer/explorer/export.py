@@ -18,7 +18,7 @@ from embedlayer.explorer import tokens
 from embedlayer.explorer.routes import BAKED_PAIRS, ROUTES, Params, answer, manifest, others
 from embedlayer.explorer.server import page_files, to_json
 from embedlayer.explorer.source import Source
-from embedlayer.files import write_text
+from embedlayer.io.files import write_text
 
 _IMPORT = re.compile(r'^import \{([^}]*)\} from "([^"]+)";\n', flags=re.M)
 _EXPORT = re.compile(r"^export (?:async )?(?:function\*?|const|let|class) (\w+)", flags=re.M)

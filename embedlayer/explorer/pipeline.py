@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from embedlayer.checkpoints.layer import EmbeddingLayer, TransformedHead
 from embedlayer.errors import TextError, TokenizerError
 from embedlayer.explorer.source import Layer, Source
-from embedlayer.files import JsonObject
+from embedlayer.io.files import JsonObject
 from embedlayer.layers.output import OutputHead
 from embedlayer.losses.linear_cross_entropy import finish_logits
 from embedlayer.models.decoder import Attention, DecoderLM
@@ -29,7 +29,7 @@ from embedlayer.plots import visible_text
 from embedlayer.positions.position import AdditivePosition, Position, positions_of
 from embedlayer.positions.rotary import RotaryEmbedding
 from embedlayer.tables.table import TokenTable
-from embedlayer.text.tokenizer import token_text, without_limits
+from embedlayer.data.tokenizer import token_text, without_limits
 
 MOST_TOKENS = 64
 MOST_HEADS = 8

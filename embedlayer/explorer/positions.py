@@ -14,7 +14,7 @@ from torch import Tensor
 from embedlayer.checkpoints.layer import EmbeddingLayer
 from embedlayer.explorer.pipeline import Model, packed, parts_of, queries_and_keys, shown_tokens
 from embedlayer.explorer.source import Source
-from embedlayer.files import JsonObject
+from embedlayer.io.files import JsonObject
 from embedlayer.models.decoder import DecoderLM
 from embedlayer.positions.alibi import AlibiBias
 from embedlayer.positions.learned import LearnedPositionalEmbedding
@@ -22,7 +22,7 @@ from embedlayer.positions.position import AdditivePosition, Position
 from embedlayer.positions.relative import RelativePositionBias
 from embedlayer.positions.rotary import RotaryEmbedding
 from embedlayer.positions.sinusoidal import SinusoidalPositionalEmbedding
-from embedlayer.text.tokenizer import without_limits
+from embedlayer.data.tokenizer import without_limits
 
 MOST_NUMBERS = 1_200_000
 MOST_TOKENS = 12

@@ -14,12 +14,12 @@ from torch import Tensor
 from embedlayer.checkpoints.layer import EmbeddingLayer
 from embedlayer.checkpoints.tables import open_table
 from embedlayer.errors import SizeError
-from embedlayer.files import JsonObject
+from embedlayer.io.files import JsonObject
 from embedlayer.layers.input import TransformerEmbedding
 from embedlayer.models.decoder import DecoderLM
 from embedlayer.positions.position import Position
 from embedlayer.tables.table import TokenTable
-from embedlayer.text.tokenizer import require_rows, token_text
+from embedlayer.data.tokenizer import require_rows, token_text
 from embedlayer.training.run_directory import RunDirectory
 
 Layer = DecoderLM | EmbeddingLayer | TransformerEmbedding

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from embedlayer.bounds import as_ids
 from embedlayer.errors import ShapeError, SizeError
-from embedlayer.files import JsonObject
+from embedlayer.io.files import JsonObject
 from embedlayer.layers.one_pass import gather_scale_add, scale_add_drop
 from embedlayer.overrides import has_hooks, is_current, is_unchanged
 from embedlayer.positions.alibi import AlibiBias

@@ -15,14 +15,14 @@ from torch import Tensor
 
 from embedlayer.derived import derive_all
 from embedlayer.errors import CheckpointError, EmbedLayerWarning
-from embedlayer.files import JsonObject, read_json
+from embedlayer.io.files import JsonObject, read_json
 from embedlayer.layers.output import OutputHead
 from embedlayer.models.decoder import DecoderLM
 from embedlayer.positions.position import Position
 from embedlayer.positions.rotary import RotaryEmbedding
 from embedlayer.pretrained import CONFIG, assign
 from embedlayer.tables.dense import TokenEmbedding
-from embedlayer.weight_files import WeightFiles, open_weights
+from embedlayer.io.safetensors_files import WeightFiles, open_weights
 
 META = {
     "tok_embeddings.weight": "table.weight",

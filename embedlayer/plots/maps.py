@@ -17,7 +17,7 @@ from embedlayer.plots.style import BLUE, colorbar, new_figure, numbers, panels, 
 from embedlayer.plots.visible import visible_text
 from embedlayer.tables.dense import as_rows
 from embedlayer.tables.table import TokenTable
-from embedlayer.text.tokenizer import require_rows, table_size, token_text
+from embedlayer.data.tokenizer import require_rows, table_size, token_text
 
 if TYPE_CHECKING:
     import matplotlib.figure

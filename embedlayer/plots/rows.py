@@ -15,7 +15,7 @@ from embedlayer.plots.training import DASHES
 from embedlayer.plots.visible import visible_text
 from embedlayer.tables.dense import as_rows
 from embedlayer.tables.table import ROWS_AT_ONCE, TokenTable
-from embedlayer.text.tokenizer import table_size, token_text
+from embedlayer.data.tokenizer import table_size, token_text
 
 if TYPE_CHECKING:
     import matplotlib.figure

@@ -16,7 +16,7 @@ from embedlayer.plots.style import BLUE, INK, MUTED, PAPER, colorbar, entitle, n
 from embedlayer.plots.visible import visible_text
 from embedlayer.positions.position import AdditivePosition, Position
 from embedlayer.tables.dense import TableLike
-from embedlayer.text.tokenizer import token_text
+from embedlayer.data.tokenizer import token_text
 
 if TYPE_CHECKING:
     import matplotlib.axes

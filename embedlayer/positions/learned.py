@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from embedlayer.bounds import Bounds
 from embedlayer.errors import SizeError
-from embedlayer.files import JsonObject
+from embedlayer.io.files import JsonObject
 from embedlayer.normal import draw_
 from embedlayer.positions.position import AdditivePosition
 from embedlayer.shapes import Positions

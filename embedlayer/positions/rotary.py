@@ -10,7 +10,7 @@ from torch import Tensor
 
 from embedlayer.derived import Derived
 from embedlayer.errors import ShapeError, SizeError
-from embedlayer.files import JsonObject
+from embedlayer.io.files import JsonObject
 from embedlayer.positions.position import Position
 from embedlayer.positions.rotary_config import has_layer_types, layer_types, read_rotary, rotated_layers
 from embedlayer.positions.rotary_scaling import DynamicNTK, Length, LongRope, RotaryScaling, rotary_frequencies

@@ -11,7 +11,7 @@ from difflib import get_close_matches
 from typing import Any
 
 from embedlayer.errors import CheckpointError
-from embedlayer.files import JsonObject
+from embedlayer.io.files import JsonObject
 from embedlayer.positions.rotary_scaling import (
     DynamicNTK,
     Linear,

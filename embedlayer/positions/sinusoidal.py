@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from embedlayer.bounds import Bounds
 from embedlayer.derived import Derived
 from embedlayer.errors import SizeError
-from embedlayer.files import JsonObject
+from embedlayer.io.files import JsonObject
 from embedlayer.positions.position import AdditivePosition
 from embedlayer.shapes import Positions
 

@@ -12,7 +12,9 @@ from torch import Tensor, nn
 
 from embedlayer.derived import Derived
 from embedlayer.errors import CheckpointError, ShapeError, SizeError, TokenIdError
-from embedlayer.files import JsonObject, load_tensors, read_json, save_tensors, writable_folder, write_json
+from embedlayer.io.safetensors_files import load_tensors
+from embedlayer.io.safetensors_files import save_tensors
+from embedlayer.io.files import JsonObject, read_json, writable_folder, write_json
 from embedlayer.normal import draw_
 from embedlayer.pretrained import FORMAT_VERSION, describe
 from embedlayer.shapes import Ids, Vectors

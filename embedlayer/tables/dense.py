@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from embedlayer.bounds import Bounds
 from embedlayer.derived import Derived
 from embedlayer.errors import ShapeError, SizeError
-from embedlayer.files import JsonObject
+from embedlayer.io.files import JsonObject
 from embedlayer.normal import draw_, draw_rows_, zero_rows_
 from embedlayer.shapes import Ids, Vectors
 from embedlayer.tables.ledger import RowLedger, all_caught_up, as_stored, caught_up, ledger_of

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from embedlayer.errors import ShapeError, StaleRowsError
-from embedlayer.files import JsonObject
+from embedlayer.io.files import JsonObject
 from embedlayer.tables.catch_up import Betas, History
 from embedlayer.tables.row_gradient import coalesced, row_sparse, run_as_stored, with_torch_functions
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from embedlayer.bounds import Bounds
 from embedlayer.derived import Derived
 from embedlayer.errors import ShapeError, SizeError
-from embedlayer.files import JsonObject
+from embedlayer.io.files import JsonObject
 from embedlayer.shapes import Ids, Vectors
 from embedlayer.tables.dense import TableLike, as_rows, require_rows, resolve_scale
 from embedlayer.tables.table import TokenTable, check_sizes, check_width

@@ -30,8 +30,8 @@ from tokenizers import Tokenizer
 
 from embedlayer.distributed.ranks import Alone, Ranks
 from embedlayer.errors import CheckpointError, FileError, SizeError
-from embedlayer.fields import Count, Range, check_arguments, check_fields, parse_json, shown
-from embedlayer.files import (
+from embedlayer.io.json_fields import Count, Range, check_arguments, check_fields, parse_json, shown
+from embedlayer.io.files import (
     JsonObject,
     clear_away_partials,
     read_fields,
@@ -41,12 +41,12 @@ from embedlayer.files import (
     write_json,
     write_text,
 )
-from embedlayer.locks import LOCK, FileLock
+from embedlayer.io.locks import LOCK, FileLock
 from embedlayer.models.decoder import DecoderLM
 from embedlayer.pretrained import CANNOT_BE_BUILT, CONFIG, TOKENIZER, WEIGHTS, build, short, write_config
 from embedlayer.short_repr import short_repr
-from embedlayer.text.corpus import TokenCorpus
-from embedlayer.text.tokenizer import load_tokenizer, require_rows, save_tokenizer, table_size
+from embedlayer.data.corpus import TokenCorpus
+from embedlayer.data.tokenizer import load_tokenizer, require_rows, save_tokenizer, table_size
 from embedlayer.training.loop import Trainer, TrainingOptions
 
 FORMAT_VERSION = 1

@@ -9,7 +9,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from embedlayer.errors import EmbedLayerError, SizeError, VocabularyError
-from embedlayer.text.tokenizer import as_tokenizer, table_size, tokens_without_rows
+from embedlayer.data.tokenizer import as_tokenizer, table_size, tokens_without_rows
 from embedlayer.vocab.change import Asked, Change, Token, change_of_ids, change_of_tokens
 from embedlayer.vocab.folders import edit_folder
 from embedlayer.vocab.live import edit_live

@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 
 from embedlayer.checkpoints.tables import is_ours
 from embedlayer.errors import CheckpointError, FileError
-from embedlayer.files import replacing_folder, restored
+from embedlayer.io.files import replacing_folder, restored
 from embedlayer.training.run_directory import RunDirectory
 from embedlayer.vocab.change import Asked
 from embedlayer.vocab.checkpoints import edit_checkpoint, undo_checkpoint

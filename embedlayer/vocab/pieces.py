@@ -15,7 +15,7 @@ from typing import Literal
 from tokenizers import Tokenizer
 
 from embedlayer.errors import VocabularyError
-from embedlayer.text.tokenizer import _byte_of_letter, _steps, as_tokenizer, table_size, without_limits
+from embedlayer.data.tokenizer import _byte_of_letter, _steps, as_tokenizer, table_size, without_limits
 
 Token = str | int
 """An entry, by its ID or its text."""

@@ -14,8 +14,10 @@ from tokenizers import Tokenizer
 from torch import Tensor, nn
 
 from embedlayer.errors import CheckpointError, ShapeError, TokenIdError
-from embedlayer.fields import Count, Range, check_fields, parse_json, shown
-from embedlayer.files import JsonObject, load_tensors, save_tensors
+from embedlayer.io.json_fields import Count, Range, check_fields, parse_json, shown
+from embedlayer.io.safetensors_files import load_tensors
+from embedlayer.io.safetensors_files import save_tensors
+from embedlayer.io.files import JsonObject
 from embedlayer.short_repr import short_repr
 from embedlayer.vocab.owners import ALONE, Owners
 from embedlayer.vocab.rows import GONE, RowMove, Slot, fingerprints, row_fingerprint, within

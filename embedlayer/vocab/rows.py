@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from embedlayer.errors import ShapeError, SizeError, TokenIdError
-from embedlayer.files import pieces_of
+from embedlayer.io.safetensors_files import pieces_of
 from embedlayer.vocab.owners import ALONE, Owners
 
 NEW = -1

@@ -13,12 +13,12 @@ import torch
 from tokenizers import Tokenizer
 
 from embedlayer.errors import EmbedLayerWarning, VocabularyError
-from embedlayer.files import PARTIAL, JsonObject, write_json
-from embedlayer.locks import LOCK
+from embedlayer.io.files import PARTIAL, JsonObject, write_json
+from embedlayer.io.locks import LOCK
 from embedlayer.pretrained import CONFIG, TOKENIZER, WEIGHTS, Pretrained, describe
-from embedlayer.text.corpus import TokenCorpus
-from embedlayer.text.parts import write_tables
-from embedlayer.text.tokenizer import fingerprint, load_tokenizer, save_tokenizer, table_size
+from embedlayer.data.corpus import TokenCorpus
+from embedlayer.data.corpus_files import write_tables
+from embedlayer.data.tokenizer import fingerprint, load_tokenizer, save_tokenizer, table_size
 from embedlayer.training.loop import Trainer
 from embedlayer.training.run_directory import RunDirectory
 from embedlayer.vocab.change import Asked, own_or_given

@@ -16,7 +16,7 @@ from tokenizers import AddedToken, Tokenizer
 
 from embedlayer.errors import EmbedLayerWarning, TokenizerError, VocabularyError
 from embedlayer.short_repr import short_repr
-from embedlayer.text.tokenizer import as_tokenizer, table_size, without_limits
+from embedlayer.data.tokenizer import as_tokenizer, table_size, without_limits
 from embedlayer.vocab.merges import Merges
 from embedlayer.vocab.pieces import Pieces, Token
 

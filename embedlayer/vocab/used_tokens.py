@@ -9,8 +9,8 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from embedlayer.errors import TextError, VocabularyError
-from embedlayer.text.corpus import IdArray, TokenCorpus, cut_text, encode_pieces, find_texts, read_pieces
-from embedlayer.text.tokenizer import as_tokenizer, end_of_text_id, fingerprint, raise_if_path, table_size
+from embedlayer.data.corpus import IdArray, TokenCorpus, cut_text, encode_pieces, find_texts, read_pieces
+from embedlayer.data.tokenizer import as_tokenizer, end_of_text_id, fingerprint, raise_if_path, table_size
 from embedlayer.vocab.pieces import Pieces
 from embedlayer.vocab.tokenizer_edit import (
     Data,

@@ -11,7 +11,7 @@ from embedlayer.analysis.geometry import pca
 from embedlayer.errors import CheckpointError, MissingExtraError, SizeError, TokenizerError
 from embedlayer.tables.dense import TokenEmbedding
 from embedlayer.tables.factorized import FactorizedEmbedding
-from embedlayer.text.tokenizer import train_tokenizer
+from embedlayer.data.tokenizer import train_tokenizer
 
 
 @pytest.mark.parametrize("make", [TokenEmbedding, lambda v, d: FactorizedEmbedding(v, d, rank=4)])

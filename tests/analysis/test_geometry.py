@@ -23,7 +23,7 @@ from embedlayer.positions.rotary_scaling import Yarn
 from embedlayer.positions.sinusoidal import SinusoidalPositionalEmbedding
 from embedlayer.tables.dense import TokenEmbedding
 from embedlayer.tables.factorized import FactorizedEmbedding
-from embedlayer.text.tokenizer import load_tokenizer, train_tokenizer
+from embedlayer.data.tokenizer import load_tokenizer, train_tokenizer
 
 
 @pytest.mark.parametrize(("count", "width", "kept"), [(200, 7, 3), (5, 12, 2), (50, 50, 50), (3, 1, 1)])

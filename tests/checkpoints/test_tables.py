@@ -4,11 +4,12 @@ import pytest
 import torch
 
 import embedlayer as el
-from embedlayer.checkpoints.formats import VectorFormat
+from embedlayer.checkpoints.vector_files import VectorFormat
 from embedlayer.checkpoints.tables import open_table
 from embedlayer.errors import CheckpointError, FileError
 from embedlayer.explorer.source import open_source
-from embedlayer.files import save_tensors, write_json
+from embedlayer.io.safetensors_files import save_tensors
+from embedlayer.io.files import write_json
 
 WORDS = ["cat", "dog", "naïve", "bird"]
 

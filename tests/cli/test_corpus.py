@@ -22,7 +22,7 @@ from embedlayer import (
     train_tokenizer,
 )
 from embedlayer.cli.pipeline import LayerOptions, start_run
-from embedlayer.text.tokenizer import save_tokenizer
+from embedlayer.data.tokenizer import save_tokenizer
 
 TEXT = "Dogs love dogs, and cats love naps in the sun. Who would not? " * 400
 

@@ -21,7 +21,7 @@ from embedlayer import (
 )
 from embedlayer.explorer.server import address, make_server
 from embedlayer.explorer.source import Source, open_source
-from embedlayer.text.tokenizer import table_size
+from embedlayer.data.tokenizer import table_size
 
 SWITCHES = (
     "--no-sandbox",

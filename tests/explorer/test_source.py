@@ -7,7 +7,7 @@ from embedlayer import DecoderLM, EmbeddingLayer, TokenEmbedding, load_run, trai
 from embedlayer.errors import FileError, SizeError, TokenizerError
 from embedlayer.explorer.source import Source, open_source
 from embedlayer.pretrained import build
-from embedlayer.text.tokenizer import token_text
+from embedlayer.data.tokenizer import token_text
 
 
 def test_a_run_is_opened_with_all_that_it_has(run, of_run):

@@ -8,7 +8,7 @@ import pytest
 from tokenizer_kinds import BUILDERS, ENGLISH, tokenizer_of
 
 import embedlayer as el
-from embedlayer.text.tokenizer import MOST_IDS, table_size, train_tokenizer
+from embedlayer.data.tokenizer import MOST_IDS, table_size, train_tokenizer
 
 TOO_LARGE = (MOST_IDS, 2**31, 2**32 - 1)
 

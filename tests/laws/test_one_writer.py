@@ -13,13 +13,13 @@ from commands import run
 from launches import SIZES, TRAIN, started
 
 import embedlayer as el
-from embedlayer.locks import LOCK
-from embedlayer.text.shards import build_in_shards, build_shard
+from embedlayer.io.locks import LOCK
+from embedlayer.data.sharded_build import build_in_shards, build_shard
 
 WAIT_SECONDS = 120
 HOLD = """
 import sys
-from embedlayer.locks import FileLock
+from embedlayer.io.locks import FileLock
 lock = FileLock(sys.argv[1], "it")
 lock.acquire()
 print("held", flush=True)

@@ -10,7 +10,7 @@ from embedlayer.analysis.atlas import write_atlas
 from embedlayer.checkpoints.tables import open_table
 from embedlayer.cli.plan import tokens_kept
 from embedlayer.explorer.source import Source
-from embedlayer.text.tokenizer import save_tokenizer, train_tokenizer
+from embedlayer.data.tokenizer import save_tokenizer, train_tokenizer
 
 MISMATCH = rf"IDs up to 256 and the table has {VOCAB_SIZE} rows: {257 - VOCAB_SIZE} tokens have none"
 LARGE = train_tokenizer((), "byte")
@@ -67,7 +67,8 @@ def test_the_commands_say_so_too(command, tmp_path, capsys) -> None:
 
 
 def checkpoint(folder):
-    from embedlayer.files import save_tensors, write_json
+    from embedlayer.io.safetensors_files import save_tensors
+    from embedlayer.io.files import write_json
 
     made = folder / "checkpoint"
     made.mkdir(exist_ok=True)

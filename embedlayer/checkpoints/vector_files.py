@@ -32,7 +32,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from embedlayer.errors import CheckpointError, EmbedLayerWarning, FileError, ShapeError, SizeError
-from embedlayer.files import replacing, writable_folder, write_text
+from embedlayer.io.files import replacing, writable_folder, write_text
 from embedlayer.tables.dense import TableLike, as_rows
 from embedlayer.tables.table import TokenTable
 

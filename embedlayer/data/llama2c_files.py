@@ -11,8 +11,8 @@ from pathlib import Path
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, processors
 
+from embedlayer.data.sentencepiece_files import merges_of
 from embedlayer.errors import FileError, TokenizerError
-from embedlayer.text.sentencepiece import merges_of
 
 SPECIAL = ("<unk>", "<s>", "</s>")
 BYTES = tuple(f"<0x{byte:02X}>" for byte in range(256))

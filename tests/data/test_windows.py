@@ -9,11 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
+from embedlayer.data.corpus import TokenCorpus
+from embedlayer.data.sharded_build import build_in_shards
+from embedlayer.data.tokenizer import load_tokenizer, train_tokenizer
+from embedlayer.data.windows import TokenWindows, WindowSampler, create_dataloader
 from embedlayer.errors import ShapeError, SizeError, TextError, TokenizerError
-from embedlayer.text.corpus import TokenCorpus
-from embedlayer.text.shards import build_in_shards
-from embedlayer.text.tokenizer import load_tokenizer, train_tokenizer
-from embedlayer.text.windows import TokenWindows, WindowSampler, create_dataloader
 
 BYTES = train_tokenizer((), "byte")
 TEXT = "In the beginning there was a small dog, and the small dog loved other dogs. " * 20

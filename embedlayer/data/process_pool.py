@@ -27,7 +27,7 @@ from embedlayer.errors import EmbedLayerError, EmbedLayerWarning, FileError
 Report = Callable[[int], None]
 Message = dict[str, Any]
 
-_SERVE = "from embedlayer.text.workers import serve; serve()"
+_SERVE = "from embedlayer.data.process_pool import serve; serve()"
 _SECONDS_BETWEEN_REPORTS = 0.1
 
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from embedlayer import FileError, TokenizerError, load_tokenizer
-from embedlayer.text.llama2c import BYTES
-from embedlayer.text.tokenizer import end_of_text_id, save_tokenizer, token_text
+from embedlayer.data.llama2c_files import BYTES
+from embedlayer.data.tokenizer import end_of_text_id, save_tokenizer, token_text
 
 HEAD = [(0.0, b"<unk>"), (0.0, b"\n<s>\n"), (0.0, b"\n</s>\n"), *((0.0, byte.encode()) for byte in BYTES)]
 WORDS = [b" t", b"he", b" the", b"th", b" h", b"ab", b"bab", b" a", b"abab", b"\xc3\xa9", b"\xc3\xa9\xc3\xa9"]

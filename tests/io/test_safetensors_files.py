@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 import embedlayer as el
-from embedlayer.weight_files import open_weights, read_header
+from embedlayer.io.safetensors_files import load_tensors, open_weights, read_header, save_tensors
 
 
 @pytest.fixture
@@ -293,3 +293,48 @@ def test_a_file_of_another_kind_and_a_place_with_nothing_are_said_to_be_so(tmp_p
         open_weights(tmp_path / "nowhere")
     with pytest.raises(el.FileError, match="Cannot read"):
         open_weights(Path("a" * 5000))
+
+
+def test_a_full_disk_leaves_the_old_tensors(tmp_path: Path) -> None:
+    """A process that may write 64 kB at most is a disk that is full after 64 kB."""
+    file = tmp_path / "model.safetensors"
+    save_tensors(file, {"weight": torch.ones(4)})
+    code = f"""
+import resource, signal, torch
+from embedlayer.io.safetensors_files import save_tensors
+from embedlayer.errors import FileError
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (65536, 65536))
+try:
+    save_tensors({str(file)!r}, {{"weight": torch.zeros(100_000)}})
+except FileError as error:
+    print("refused:", error)
+"""
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "refused: Cannot write" in result.stdout
+    tensors, _ = load_tensors(file)
+    assert torch.equal(tensors["weight"], torch.ones(4))
+    assert os.listdir(tmp_path) == ["model.safetensors"]
+
+
+def test_tensors_and_metadata_come_back(tmp_path: Path) -> None:
+    file = tmp_path / "t.safetensors"
+    stored = {"a": torch.randn(3, 4).T, "b": torch.arange(5, dtype=torch.int16)}
+    save_tensors(file, stored, {"note": "x"})
+    tensors, metadata = load_tensors(file)
+    assert metadata == {"format": "pt", "note": "x"}
+    assert all(torch.equal(tensors[name], value) for name, value in stored.items())
+
+
+@pytest.mark.parametrize("damage", [lambda b: b[:50], lambda b: b[:-8], lambda b: b"\xff" * 8 + b[8:], lambda b: b""])
+def test_a_damaged_tensor_file_is_a_checkpoint_error(tmp_path: Path, damage) -> None:
+    file = tmp_path / "t.safetensors"
+    save_tensors(file, {"a": torch.zeros(64)})
+    file.write_bytes(damage(file.read_bytes()))
+    with pytest.raises(el.CheckpointError, match="not a whole safetensors file"):
+        load_tensors(file)
+
+
+def test_a_missing_tensor_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(el.FileError, match="Cannot read"):
+        load_tensors(tmp_path / "none.safetensors")

@@ -17,7 +17,7 @@ from typing import Any, Literal, get_args
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from embedlayer.errors import FileError, SizeError, TextError, TokenIdError, TokenizerError
-from embedlayer.files import write_text
+from embedlayer.io.files import write_text
 
 TokenizerKind = Literal["bpe", "wordpiece", "unigram", "word", "byte"]
 
@@ -318,7 +318,7 @@ def raise_if_path(text: str) -> None:
     if exists or _PATH.fullmatch(text):
         raise TextError(
             f"{text!r} is a str, and so the text itself, but {'names a file' if exists else 'looks like a path'}. Give "
-            f"pathlib.Path({text!r}) where a path can be given, or what it holds: embedlayer.text.corpus."
+            f"pathlib.Path({text!r}) where a path can be given, or what it holds: embedlayer.data.corpus."
             f"read_pieces({text!r}). If it is the text, add a line break."
         )
 
@@ -333,7 +333,7 @@ def _texts(texts: object) -> Iterable[str]:
     if isinstance(texts, Path | bytes) or not isinstance(texts, Iterable):
         raise TextError(
             f"A tokenizer is trained on text: a str or any number of them, not {type(texts).__name__}. For a file, "
-            f"give embedlayer.text.corpus.read_pieces(path)."
+            f"give embedlayer.data.corpus.read_pieces(path)."
         )
     return _checked_texts(texts)
 
@@ -343,7 +343,7 @@ def _checked_texts(texts: Iterable[object]) -> Iterator[str]:
         if not isinstance(text, str):
             raise TextError(
                 f"Text {place} is {type(text).__name__}, not str. Decode bytes; for files, give the pieces that "
-                f"embedlayer.text.corpus.read_pieces(path) reads."
+                f"embedlayer.data.corpus.read_pieces(path) reads."
             )
         if place == 0:
             raise_if_path(text)
@@ -414,7 +414,7 @@ def _bert_tokenizer(vocabulary: dict[str, int], *, lowercase: bool) -> Tokenizer
 
 
 def _train_unigram(texts: Iterable[str], vocab_size: int, specials: list[str], _: int) -> Tokenizer:
-    from embedlayer.text.unigram import train_pieces
+    from embedlayer.data.unigram import train_pieces
 
     normalizer = normalizers.Sequence([normalizers.Nmt(), normalizers.NFKC(), normalizers.Replace(Regex(" {2,}"), " ")])
     words: Counter[str] = Counter()
@@ -539,13 +539,13 @@ def _lowercases(path: Path, vocabulary: Iterable[str]) -> bool:
 
 
 def _load_sentencepiece(path: Path) -> Tokenizer:
-    from embedlayer.text.sentencepiece import convert
+    from embedlayer.data.sentencepiece_files import convert
 
     return _built(path, partial(convert, path))
 
 
 def _load_llama2c(path: Path) -> Tokenizer:
-    from embedlayer.text.llama2c import read
+    from embedlayer.data.llama2c_files import read
 
     return _built(path, partial(read, path))
 

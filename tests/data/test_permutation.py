@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from embedlayer.text.order import RandomOrder
+from embedlayer.data.permutation import RandomOrder
 
 
 def order(count: int, seed: int = 0) -> RandomOrder:

@@ -1,7 +1,7 @@
 """A corpus built by several processes or hosts, each for itself: the IDs are those that one process gives.
 
 The bytes of all sources, one after the other, are divided evenly between the parts. Where a division falls into a
-file, it moves on to the first place where a cut changes no ID (see `embedlayer.text.corpus`). Both neighbours find
+file, it moves on to the first place where a cut changes no ID (see `embedlayer.data.corpus`). Both neighbours find
 that place from the bytes around it alone, so no part waits for another, and what is built does not depend on who
 built it, when, or after how many interruptions.
 """
@@ -16,10 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from tokenizers import Tokenizer
 
-from embedlayer.errors import CheckpointError, FileError, SizeError, TextError
-from embedlayer.files import JsonObject, clear_away_partials, replacing_folder, writable_folder, write_json
-from embedlayer.locks import LOCK, FileLock
-from embedlayer.text.corpus import (
+from embedlayer.data.corpus import (
     ANCHOR_CHARS,
     CONTEXT_CHARS,
     CUT,
@@ -34,7 +31,7 @@ from embedlayer.text.corpus import (
     opened,
     warn_left_out,
 )
-from embedlayer.text.parts import (
+from embedlayer.data.corpus_files import (
     PLAN,
     PLAN_VERSION,
     missing_parts,
@@ -45,8 +42,11 @@ from embedlayer.text.parts import (
     read_plan,
     write_tables,
 )
-from embedlayer.text.tokenizer import as_tokenizer, fingerprint, load_tokenizer, save_tokenizer
-from embedlayer.text.workers import Report, run_jobs
+from embedlayer.data.process_pool import Report, run_jobs
+from embedlayer.data.tokenizer import as_tokenizer, fingerprint, load_tokenizer, save_tokenizer
+from embedlayer.errors import CheckpointError, FileError, SizeError, TextError
+from embedlayer.io.files import JsonObject, clear_away_partials, replacing_folder, writable_folder, write_json
+from embedlayer.io.locks import LOCK, FileLock
 
 TOKENIZER = "tokenizer.json"
 _PIECES_OF_A_SOURCE, _BYTES_OF_A_PIECE = 64, 1 << 14
@@ -92,7 +92,7 @@ def build_in_shards(
         SizeError: `shards` or `workers` is below 1.
 
     Example:
-        >>> from embedlayer.text.tokenizer import train_tokenizer
+        >>> from embedlayer.data.tokenizer import train_tokenizer
         >>> _ = Path("dogs.txt").write_text("I love dogs. " * 100)
         >>> tokenizer = train_tokenizer((), kind="byte")
         >>> build_in_shards(["dogs.txt"], tokenizer, "dogs", shards=3, workers=1)

@@ -13,15 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from embedlayer.errors import (
-    EmbedLayerError,
-    FileError,
-    SizeError,
-    TextError,
-    TokenIdError,
-    TokenizerError,
-)
-from embedlayer.text.tokenizer import (
+from embedlayer.data.tokenizer import (
     END_OF_TEXT,
     TokenizerKind,
     as_tokenizer,
@@ -35,6 +27,14 @@ from embedlayer.text.tokenizer import (
     train_tokenizer,
     without_limits,
 )
+from embedlayer.errors import (
+    EmbedLayerError,
+    FileError,
+    SizeError,
+    TextError,
+    TokenIdError,
+    TokenizerError,
+)
 
 KINDS = get_args(TokenizerKind)
 TEXT = (
@@ -43,7 +43,7 @@ TEXT = (
 ) * 5
 HASH = """
 import hashlib, sys
-from embedlayer.text.tokenizer import train_tokenizer
+from embedlayer.data.tokenizer import train_tokenizer
 text = sys.stdin.read()
 for kind in sys.argv[1:]:
     print(hashlib.sha256(train_tokenizer(text, kind, vocab_size=400).to_str().encode()).hexdigest())
@@ -70,7 +70,7 @@ def test_same_texts_give_the_same_tokenizer_json_in_every_process():
 
 
 def test_importing_the_tokenizers_does_not_import_torch():
-    code = "import sys, embedlayer.text.tokenizer, embedlayer.text.corpus; print('torch' in sys.modules)"
+    code = "import sys, embedlayer.data.tokenizer, embedlayer.data.corpus; print('torch' in sys.modules)"
     assert in_another_process(code).strip() == "False"
 
 

@@ -15,9 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 
+from embedlayer.data.corpus import TokenCorpus, encode_pieces, find_texts, read_pieces
+from embedlayer.data.tokenizer import END_OF_TEXT, fingerprint, load_tokenizer, train_tokenizer
 from embedlayer.errors import CheckpointError, EmbedLayerWarning, FileError, SizeError, TextError
-from embedlayer.text.corpus import TokenCorpus, encode_pieces, find_texts, read_pieces
-from embedlayer.text.tokenizer import END_OF_TEXT, fingerprint, load_tokenizer, train_tokenizer
 
 BYTES = train_tokenizer((), "byte")
 SENTENCES = "Dogs love dogs, as they say.  But do cats?\n\n\tNaïve question: «yes»!\r\n" * 60
@@ -136,7 +136,7 @@ def test_text_that_is_not_utf8_names_file_offset_and_remedy(tmp_path, content, w
 
 
 def test_an_endless_word_is_cut_with_a_warning(monkeypatch):
-    monkeypatch.setattr("embedlayer.text.corpus._ENDLESS_CHARS", 2048)
+    monkeypatch.setattr("embedlayer.data.corpus._ENDLESS_CHARS", 2048)
     with pytest.warns(EmbedLayerWarning, match="No harmless place to cut"):
         pieces = read_pieces_of(b"a" * 9000)
     assert "".join(pieces) == "a" * 9000

@@ -6,10 +6,9 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 
-from embedlayer import files
 from embedlayer.errors import CheckpointError, FileError
+from embedlayer.io import files
 
 
 def test_a_failed_write_leaves_the_old_file_and_no_litter(tmp_path: Path) -> None:
@@ -29,7 +28,7 @@ def test_what_a_killed_process_left_of_a_save_is_cleared_away_and_nothing_else(t
         (tmp_path / name).write_text("stays")
     code = f"""
 import os
-from embedlayer import files
+from embedlayer.io import files
 with files.{replacing}({str(tmp_path / "a[1]")!r}):
     os._exit(9)
 """
@@ -42,7 +41,8 @@ with files.{replacing}({str(tmp_path / "a[1]")!r}):
 def test_new_files_and_folders_have_the_permissions_of_any_other(tmp_path: Path) -> None:
     code = f"""
 import os, pathlib, torch
-from embedlayer import files
+from embedlayer.io import files
+from embedlayer.io.safetensors_files import save_tensors
 os.umask(0o027)
 def umask(mask):
     raise AssertionError("the umask is that of all threads")
@@ -51,7 +51,7 @@ path = pathlib.Path({str(tmp_path)!r})
 (path / "plain").touch()
 (path / "plain folder").mkdir()
 files.write_text(path / "text", "x")
-files.save_tensors(path / "tensors", {{"weight": torch.ones(4)}})
+save_tensors(path / "tensors", {{"weight": torch.ones(4)}})
 for _ in range(2):
     with files.replacing_folder(path / "folder") as partial:
         (partial / "file").touch()
@@ -64,7 +64,7 @@ for _ in range(2):
 
 KILLS = """
 import os, pathlib, sys, tempfile
-from embedlayer import files
+from embedlayer.io import files
 
 def watch(stop_at):
     # ends this process at its so-many-th operation on the file system, before it is carried out
@@ -156,49 +156,7 @@ def test_an_old_folder_that_cannot_be_put_back_is_named(tmp_path: Path, monkeypa
     assert os.listdir(tmp_path / ".a.b.1234.old") == []
 
 
-def test_a_full_disk_leaves_the_old_tensors(tmp_path: Path) -> None:
-    """A process that may write 64 kB at most is a disk that is full after 64 kB."""
-    file = tmp_path / "model.safetensors"
-    files.save_tensors(file, {"weight": torch.ones(4)})
-    code = f"""
-import resource, signal, torch
-from embedlayer import files
-from embedlayer.errors import FileError
-signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-resource.setrlimit(resource.RLIMIT_FSIZE, (65536, 65536))
-try:
-    files.save_tensors({str(file)!r}, {{"weight": torch.zeros(100_000)}})
-except FileError as error:
-    print("refused:", error)
-"""
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert "refused: Cannot write" in result.stdout
-    tensors, _ = files.load_tensors(file)
-    assert torch.equal(tensors["weight"], torch.ones(4))
-    assert os.listdir(tmp_path) == ["model.safetensors"]
-
-
-def test_tensors_and_metadata_come_back(tmp_path: Path) -> None:
-    file = tmp_path / "t.safetensors"
-    stored = {"a": torch.randn(3, 4).T, "b": torch.arange(5, dtype=torch.int16)}
-    files.save_tensors(file, stored, {"note": "x"})
-    tensors, metadata = files.load_tensors(file)
-    assert metadata == {"format": "pt", "note": "x"}
-    assert all(torch.equal(tensors[name], value) for name, value in stored.items())
-
-
-@pytest.mark.parametrize("damage", [lambda b: b[:50], lambda b: b[:-8], lambda b: b"\xff" * 8 + b[8:], lambda b: b""])
-def test_a_damaged_tensor_file_is_a_checkpoint_error(tmp_path: Path, damage) -> None:
-    file = tmp_path / "t.safetensors"
-    files.save_tensors(file, {"a": torch.zeros(64)})
-    file.write_bytes(damage(file.read_bytes()))
-    with pytest.raises(CheckpointError, match="not a whole safetensors file"):
-        files.load_tensors(file)
-
-
 def test_what_is_missing_or_no_json_is_named(tmp_path: Path) -> None:
-    with pytest.raises(FileError, match="Cannot read"):
-        files.load_tensors(tmp_path / "none.safetensors")
     with pytest.raises(FileError, match="Cannot read"):
         files.read_json(tmp_path / "none.json")
     (tmp_path / "bad.json").write_text("{")

@@ -17,10 +17,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
+from embedlayer.data.corpus import TokenCorpus
+from embedlayer.data.sharded_build import build_in_shards, build_shard, first_cut
+from embedlayer.data.tokenizer import load_tokenizer, save_tokenizer, train_tokenizer
 from embedlayer.errors import CheckpointError, EmbedLayerWarning, FileError, SizeError, TextError
-from embedlayer.text.corpus import TokenCorpus
-from embedlayer.text.shards import build_in_shards, build_shard, first_cut
-from embedlayer.text.tokenizer import load_tokenizer, save_tokenizer, train_tokenizer
 
 PROSE = "Dogs love dogs, as they say.  But do cats?\n\n\tNaïve question: «yes»! 犬は犬が好き。\r\n"
 
@@ -62,7 +62,7 @@ def processes_with(word: str) -> list[str]:
 def hasty_disk():
     """Files that are not flushed, where many small ones are written and none has to outlive a fall of the machine."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("embedlayer.files._flush_to_disk", lambda path: None)
+        patch.setattr("embedlayer.io.files._flush_to_disk", lambda path: None)
         yield
 
 
@@ -161,7 +161,7 @@ def test_documents_without_text_are_named_once_and_left_out(tmp_path):
 
 
 def test_an_endless_word_is_told_by_whoever_meets_it(tmp_path, monkeypatch):
-    monkeypatch.setattr("embedlayer.text.corpus._ENDLESS_CHARS", 2048)
+    monkeypatch.setattr("embedlayer.data.corpus._ENDLESS_CHARS", 2048)
     (tmp_path / "t.txt").write_text("a" * 9000)
     with pytest.warns(EmbedLayerWarning, match="No harmless place"):
         corpus = build_in_shards([tmp_path / "t.txt"], tokenizer_of("byte"), tmp_path / "parts", shards=2, workers=1)
@@ -182,8 +182,8 @@ def long_text(tmp_path):
 BUILD = """
 import os, sys
 from pathlib import Path
-from embedlayer.text.shards import build_in_shards
-from embedlayer.text.tokenizer import load_tokenizer
+from embedlayer.data.sharded_build import build_in_shards
+from embedlayer.data.tokenizer import load_tokenizer
 
 def blow(done, total):
     if list(Path(path).glob("part-*")):

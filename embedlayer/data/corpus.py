@@ -31,12 +31,12 @@ import numpy as np
 import numpy.typing as npt
 from tokenizers import Tokenizer
 
+from embedlayer.data.corpus_files import joined, read_parts, write_tables
+from embedlayer.data.memmap import IdArray as IdArray
+from embedlayer.data.memmap import MappedParts
+from embedlayer.data.tokenizer import as_tokenizer, end_of_text_id, fingerprint, table_size, without_limits
 from embedlayer.errors import EmbedLayerWarning, FileError, SizeError, TextError, TokenIdError
-from embedlayer.files import replacing_folder, restored, writable_folder
-from embedlayer.text.mapped import IdArray as IdArray
-from embedlayer.text.mapped import MappedParts
-from embedlayer.text.parts import joined, read_parts, write_tables
-from embedlayer.text.tokenizer import as_tokenizer, end_of_text_id, fingerprint, table_size, without_limits
+from embedlayer.io.files import replacing_folder, restored, writable_folder
 
 Progress = Callable[[int, int], None]
 _Read = Callable[[int], bytes]
@@ -199,7 +199,7 @@ class TokenCorpus:
             TextError: It is empty, or cannot be written in UTF-8 (lone surrogates).
 
         Example:
-            >>> from embedlayer.text.tokenizer import train_tokenizer
+            >>> from embedlayer.data.tokenizer import train_tokenizer
             >>> corpus = TokenCorpus.from_text("Hello", train_tokenizer((), kind="byte"))
             >>> corpus.ids
             array([ 72, 101, 108, 108, 111], dtype=uint16)

@@ -4,7 +4,7 @@ from pydoc_data.topics import topics
 
 from tokenizers import Tokenizer, models, trainers
 
-from embedlayer.text.tokenizer import END_OF_TEXT, train_tokenizer
+from embedlayer.data.tokenizer import END_OF_TEXT, train_tokenizer
 
 
 def test_unigram_spends_fewer_tokens_on_its_text_than_the_trainer_of_the_tokenizers_library():

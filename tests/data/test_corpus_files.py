@@ -6,11 +6,11 @@ import shutil
 import numpy as np
 import pytest
 
+from embedlayer.data.corpus import TokenCorpus
+from embedlayer.data.corpus_files import joined, read_parts
+from embedlayer.data.sharded_build import build_in_shards
+from embedlayer.data.tokenizer import train_tokenizer
 from embedlayer.errors import CheckpointError, FileError
-from embedlayer.text.corpus import TokenCorpus
-from embedlayer.text.parts import joined, read_parts
-from embedlayer.text.shards import build_in_shards
-from embedlayer.text.tokenizer import train_tokenizer
 
 BYTES = train_tokenizer((), "byte")
 

@@ -14,17 +14,16 @@ import shutil
 import stat
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from embedlayer.errors import CheckpointError, FileError
-from embedlayer.fields import check_fields, parse_json
+from embedlayer.io.json_fields import check_fields, parse_json
 
 JsonObject = dict[str, Any]
 
-BYTES_AT_ONCE = 1 << 24
 PARTIAL, OLD = ".partial", ".old"
 """Endings of the hidden names that a save writes to, and to which an old folder is moved aside."""
 
@@ -256,85 +255,6 @@ def read_fields(path: Path | str, kind: type) -> JsonObject:
     value = read_json(path)
     check_fields(value, kind, path)
     return value
-
-
-def pieces_of(tensor: Any) -> Iterator[Any]:
-    """The bytes of a `torch.Tensor` on the CPU, a few rows at a time."""
-    import torch
-
-    rows = tensor.detach().reshape(1) if tensor.dim() == 0 else tensor.detach()
-    for piece in rows.split(rows_at_once(rows)):
-        if piece.numel():
-            yield piece.cpu().contiguous().flatten().view(torch.uint8)
-
-
-def rows_at_once(rows: Any) -> int:
-    """How many rows of a `torch.Tensor` are a piece."""
-    row_bytes: int = rows[:1].nbytes
-    return max(BYTES_AT_ONCE // max(row_bytes, 1), 1)
-
-
-def save_tensors(path: Path | str, tensors: Mapping[str, Any], metadata: Mapping[str, str] | None = None) -> None:
-    """Write named tensors as one safetensors file, wholly or not at all.
-
-    Args:
-        path: The file.
-        tensors: Name to `torch.Tensor`. Tensors that share memory must be given once.
-        metadata: Strings for the file's header, beside `{"format": "pt"}`.
-
-    Raises:
-        FileError: The folder cannot be written.
-        CheckpointError: A tensor is divided among processes.
-    """
-    from safetensors import SafetensorError
-    from safetensors.torch import save_file
-
-    if divided := [name for name, tensor in tensors.items() if hasattr(tensor, "full_tensor")]:
-        raise CheckpointError(
-            f"{', '.join(divided)}: divided among processes, of which each has a part. Save them with "
-            f"torch.distributed.checkpoint (embedlayer.distributed.state.distributed_state), or call full_tensor() on "
-            f"all processes first."
-        )
-    contiguous = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
-    with replacing(path) as partial:
-        try:
-            save_file(contiguous, partial, metadata={"format": "pt", **(metadata or {})})
-        except SafetensorError as error:  # its own I/O errors come as this type, a full disk among them
-            raise OSError(str(error)) from error
-
-
-def load_tensors(path: Path | str, device: str = "cpu") -> tuple[dict[str, Any], dict[str, str]]:
-    """Read a safetensors file: its tensors by name, and its metadata.
-
-    Raises:
-        FileError: There is no such file, or it cannot be read.
-        CheckpointError: It is truncated or not a safetensors file.
-    """
-    with opened_tensors(path, device) as file:
-        names = list(file.keys())
-        return {name: file.get_tensor(name) for name in names}, dict(file.metadata() or {})
-
-
-@contextmanager
-def opened_tensors(path: Path | str, device: str = "cpu") -> Iterator[Any]:
-    """A safetensors file to read single tensors from; what goes wrong inside the block too is told as ours.
-
-    Raises:
-        FileError: There is no such file, or it cannot be read.
-        CheckpointError: It is truncated or not a safetensors file.
-    """
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        with safe_open(Path(path), framework="pt", device=device) as file:
-            yield file
-    except OSError as error:
-        raise FileError(f"Cannot read {path}: {error.strerror or error}.") from error
-    except SafetensorError as error:
-        raise CheckpointError(
-            f"{path} is not a whole safetensors file ({error}): it is damaged or was cut short. "
-            f"Copy it again or use an earlier checkpoint."
-        ) from error
 
 
 def _flush_to_disk(path: Path) -> None:

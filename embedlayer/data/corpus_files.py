@@ -25,11 +25,11 @@ from typing import Annotated, Any, Literal, NamedTuple, NotRequired, TypedDict
 import numpy as np
 import numpy.typing as npt
 
+from embedlayer.data.memmap import IdArray, MappedFile, MappedParts, cannot_map
+from embedlayer.data.tokenizer import MOST_IDS
 from embedlayer.errors import CheckpointError
-from embedlayer.fields import Count, Range, shown
-from embedlayer.files import JsonObject, read_fields, read_json, restored, write_json
-from embedlayer.text.mapped import IdArray, MappedFile, MappedParts, cannot_map
-from embedlayer.text.tokenizer import MOST_IDS
+from embedlayer.io.files import JsonObject, read_fields, read_json, restored, write_json
+from embedlayer.io.json_fields import Count, Range, shown
 
 Offsets = npt.NDArray[np.int64]
 

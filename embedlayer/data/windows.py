@@ -14,11 +14,11 @@ from tokenizers import Encoding, Tokenizer
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+from embedlayer.data.corpus import TokenCorpus, read_pieces
+from embedlayer.data.memmap import IdArray, MappedFile, MappedParts
+from embedlayer.data.permutation import Places, RandomOrder
+from embedlayer.data.tokenizer import load_tokenizer, raise_if_path, table_size
 from embedlayer.errors import ShapeError, SizeError, TextError, TokenizerError
-from embedlayer.text.corpus import TokenCorpus, read_pieces
-from embedlayer.text.mapped import IdArray, MappedFile, MappedParts
-from embedlayer.text.order import Places, RandomOrder
-from embedlayer.text.tokenizer import load_tokenizer, raise_if_path, table_size
 
 Batch = tuple[Int64[Tensor, "B T"], Int64[Tensor, "B T"]]
 Window = tuple[Int64[Tensor, " T"], Int64[Tensor, " T"]]
@@ -116,7 +116,7 @@ def create_dataloader(
         SizeError: A size is not an integer, or below 1, or IDs have several dimensions.
 
     Example:
-        >>> from embedlayer.text.tokenizer import train_tokenizer
+        >>> from embedlayer.data.tokenizer import train_tokenizer
         >>> loader = create_dataloader(
         ...     "I love dogs.", train_tokenizer((), kind="byte"), batch_size=2, max_length=4, stride=4, shuffle=False
         ... )
@@ -167,7 +167,7 @@ def create_dataloader_v1(
         TextError, SizeError: As for `create_dataloader`.
 
     Example:
-        >>> from embedlayer.text.tokenizer import train_tokenizer
+        >>> from embedlayer.data.tokenizer import train_tokenizer
         >>> loader = create_dataloader_v1(
         ...     "I love dogs.", batch_size=2, max_length=4, stride=4, tokenizer=train_tokenizer((), kind="byte")
         ... )

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from embedlayer.data.process_pool import run_jobs
 from embedlayer.errors import EmbedLayerWarning, FileError, TextError
-from embedlayer.text.workers import run_jobs
 
 JOBS = """
 import os, signal, sys, time, warnings

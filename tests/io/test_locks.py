@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from embedlayer import locks
 from embedlayer.errors import EmbedLayerWarning, FileError
-from embedlayer.locks import FileLock
+from embedlayer.io import locks
+from embedlayer.io.locks import FileLock
 
-HOLD = "import sys; from embedlayer.locks import FileLock; lock = FileLock(sys.argv[1], 'it'); lock.acquire(); "
+HOLD = "import sys; from embedlayer.io.locks import FileLock; lock = FileLock(sys.argv[1], 'it'); lock.acquire(); "
 WAIT = "print('held', flush=True); sys.stdin.read()"
 
 
