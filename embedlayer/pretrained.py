@@ -15,10 +15,10 @@ from torch import nn
 
 from embedlayer.derived import derive_all
 from embedlayer.errors import CheckpointError, EmbedLayerError
-from embedlayer.io.json_fields import check_arguments, shown
+from embedlayer.io.json_fields import check_arguments, printable
 from embedlayer.io.safetensors_files import load_tensors
 from embedlayer.io.safetensors_files import save_tensors
-from embedlayer.io.files import JsonObject, read_json, restored, writable_folder, write_json
+from embedlayer.io.files import JsonObject, read_json, recover_folder, create_folder, write_json
 
 FORMAT_VERSION = 1
 Layer = TypeVar("Layer", bound="Pretrained")
@@ -90,7 +90,7 @@ class Pretrained(Described, nn.Module):
         Raises:
             FileError: The folder cannot be written.
         """
-        directory = writable_folder(directory)
+        directory = create_folder(directory)
         if tokenizer is not None:
             from embedlayer.data.tokenizer import as_tokenizer, save_tokenizer
 
@@ -106,12 +106,12 @@ class Pretrained(Described, nn.Module):
             FileError: The folder or a file in it is missing.
             CheckpointError: A file is damaged, of another format, or describes another class than this one.
         """
-        directory = restored(directory)
+        directory = recover_folder(directory)
         description = read_json(directory / CONFIG)
         version = description.pop("format_version", None)
         if version != FORMAT_VERSION or not is_description(description):
             raise CheckpointError(
-                f"{directory / CONFIG} has format version {shown(version)} and kind {shown(description.get('kind'))}; "
+                f"{directory / CONFIG} has format version {printable(version)} and kind {printable(description.get('kind'))}; "
                 f"this embedlayer reads version {FORMAT_VERSION} of its own layers."
             )
         with torch.device("meta"):
@@ -151,7 +151,7 @@ def build(description: JsonObject) -> Any:
     import embedlayer
 
     if not is_description(description):
-        raise CheckpointError(f"The saved configuration holds {shown(description)} where a layer is described.")
+        raise CheckpointError(f"The saved configuration holds {printable(description)} where a layer is described.")
     arguments = dict(description)
     kind = arguments.pop("kind")
     layer = getattr(embedlayer, kind) if kind in embedlayer.__all__ else None
@@ -177,7 +177,7 @@ def check_saved(function: Callable[..., Any], arguments: Mapping[str, Any]) -> N
     check_arguments(function, arguments, source)
     for name, value in arguments.items():
         if isinstance(value, int | float) and value > LARGEST.get(name, math.inf):
-            raise CheckpointError(f"{source}: {name} {shown(value)} is beyond all models: it is damaged.")
+            raise CheckpointError(f"{source}: {name} {printable(value)} is beyond all models: it is damaged.")
     rows, width = (arguments.get(name) for name in ("max_seq_len", "embed_dim"))
     if isinstance(rows, int) and isinstance(width, int) and rows * width > MOST_DERIVED:
         raise CheckpointError(f"{source}: positions of {rows:,} x {width:,} are beyond all models: it is damaged.")
@@ -185,7 +185,7 @@ def check_saved(function: Callable[..., Any], arguments: Mapping[str, Any]) -> N
 
 def short(error: Exception) -> str:
     """The first line of what another library says."""
-    return shown((str(error).splitlines() or [""])[0])[1:-1] if not isinstance(error, EmbedLayerError) else str(error)
+    return printable((str(error).splitlines() or [""])[0])[1:-1] if not isinstance(error, EmbedLayerError) else str(error)
 
 
 def assign(layer: nn.Module, tensors: dict[str, torch.Tensor], *, source: Path) -> None:

@@ -24,7 +24,7 @@ from embedlayer.analysis.geometry import pca
 from embedlayer.analysis.health import health
 from embedlayer.analysis.rows import Rows
 from embedlayer.errors import CheckpointError, SizeError, TokenizerError, require
-from embedlayer.io.files import replacing
+from embedlayer.io.files import replace_file
 from embedlayer.tables.dense import TableLike
 from embedlayer.data.tokenizer import require_rows
 
@@ -92,7 +92,7 @@ def write_atlas(path: Path | str, table: TableLike, tokenizer: Tokenizer, *, num
             for values in (nearest, distances)
         ]
         columns["neighbors"] = arrow.StructArray.from_arrays(lists, names=["ids", "distances"])
-    with replacing(path) as partial:
+    with replace_file(path) as partial:
         parquet.write_table(arrow.table(columns), partial)
     return len(ids)
 

@@ -28,7 +28,7 @@ from embedlayer.analysis.evaluate import (
 from embedlayer.analysis.rows import Rows
 from embedlayer.errors import ShapeError, SizeError, UnknownTokenError
 from embedlayer.tables.dense import TableLike
-from embedlayer.data.tokenizer import as_tokenizer, require_rows, token_text, without_limits
+from embedlayer.data.tokenizer import as_tokenizer, require_rows, token_text, without_truncation
 
 Token: TypeAlias = str | int | bytes | np.integer[Any]
 """A token by its text, its ID, or its bytes."""
@@ -81,7 +81,7 @@ class TokenVectors:
         self._rows = Rows(table)
         self.vocab_size, self.embed_dim = self._rows.vocab_size, self._rows.embed_dim
         self.table = self._rows.table
-        self.tokenizer = tokenizer = without_limits(as_tokenizer(tokenizer))
+        self.tokenizer = tokenizer = without_truncation(as_tokenizer(tokenizer))
         require_rows(tokenizer, self.vocab_size)
         ids = sorted(set(tokenizer.get_vocab(with_added_tokens=True).values()))
         self._has_token = torch.zeros(self.vocab_size, dtype=torch.bool)

@@ -28,7 +28,7 @@ from embedlayer.pretrained import Pretrained, build, check_saved, describe
 from embedlayer.shapes import Ids, IdsLike, Positions, Vectors
 from embedlayer.tables.dense import TokenEmbedding, as_table
 from embedlayer.tables.table import TokenTable
-from embedlayer.data.tokenizer import load_tokenizer, table_size, tokens_without_rows
+from embedlayer.data.tokenizer import load_tokenizer, table_size, missing_rows_message
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": F.gelu,
@@ -395,7 +395,7 @@ class EmbeddingLayer(Pretrained):
         return self._tokenizer
 
     def _warn_of_tokens_without_rows(self, tokenizer: Tokenizer) -> None:
-        mismatch = tokens_without_rows(tokenizer, self.table.vocab_size)
+        mismatch = missing_rows_message(tokenizer, self.table.vocab_size)
         if mismatch is not None:
             warnings.warn(mismatch, EmbedLayerWarning, stacklevel=3)
 

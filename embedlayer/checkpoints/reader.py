@@ -13,7 +13,7 @@ from urllib.request import getproxies, proxy_bypass
 
 from embedlayer.errors import CheckpointError, FileError, MissingExtraError, require
 from embedlayer.io.files import JsonObject, read_json
-from embedlayer.io.safetensors_files import Place, WeightFiles, files_in, is_plain_name, locate, nothing_at
+from embedlayer.io.safetensors_files import CheckpointFolder, WeightFiles, choose_weight_files, is_plain_name, find_folder, no_such_path
 
 CONFIG = "config.json"
 SECONDS_TO_CONNECT = 5.0
@@ -25,7 +25,7 @@ ENDINGS = (
 """Ends of files; a repository on the hub is not called so."""
 
 
-class _Hub(Place):
+class _Hub(CheckpointFolder):
     def __init__(self, repository: str, revision: str | None, folder: str = "", *, online: bool | None = None) -> None:
         self.name = f"{repository}/{folder}" if folder else repository
         self.repository = repository
@@ -82,10 +82,10 @@ class _Hub(Place):
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
         return FileError(f"{what} ({reason}). There is no folder or file of that name here either.")
 
-    def files(self) -> None:
+    def list_files(self) -> None:
         return None
 
-    def below(self, folder: str) -> "_Hub":
+    def subfolder(self, folder: str) -> "_Hub":
         return _Hub(self.repository, self.revision, folder, online=self.online)
 
 
@@ -111,8 +111,8 @@ class Checkpoint(WeightFiles):
         is_static_embedding: Whether it is sentence-transformers' StaticEmbedding, a table without a model.
     """
 
-    def __init__(self, place: Place, file: str | None = None, *, is_static_embedding: bool = False) -> None:
-        super().__init__(place, files_in(place, file))
+    def __init__(self, place: CheckpointFolder, file: str | None = None, *, is_static_embedding: bool = False) -> None:
+        super().__init__(place, choose_weight_files(place, file))
         self.is_static_embedding = is_static_embedding
         config = place.find(CONFIG)
         self.config: JsonObject = {} if config is None else read_json(config)
@@ -131,20 +131,20 @@ class Checkpoint(WeightFiles):
             CheckpointError: It holds no safetensors, only pickles, or is damaged.
             MissingExtraError: There is nothing here, and the hub needs `pip install 'embedlayer[hf]'`.
         """
-        found = locate(Path(source))
+        found = find_folder(Path(source))
         if found is not None and found[1] is not None:
             return cls(*found)
         if found is None and (isinstance(source, Path) or not is_hub_name(source)):
             if re.fullmatch(r"[\w.-]+", str(source)):
-                raise FileError(f"{nothing_at(source)} A model on the hub is named with its owner: owner/{source}.")
-            raise nothing_at(source)
+                raise FileError(f"{no_such_path(source)} A model on the hub is named with its owner: owner/{source}.")
+            raise no_such_path(source)
         place = _Hub(str(source), revision) if found is None else found[0]
         folder, is_static = _first_module(place)
-        return cls(place.below(folder) if folder else place, is_static_embedding=is_static)
+        return cls(place.subfolder(folder) if folder else place, is_static_embedding=is_static)
 
     def file(self, name: str) -> Path | None:
         """Another file of the checkpoint, such as `tokenizer.json`; `None` if it has none."""
-        return self._place.find(name)
+        return self._folder.find(name)
 
 
 def is_hub_name(source: str) -> bool:
@@ -164,7 +164,7 @@ def is_hub_name(source: str) -> bool:
     return not name.endswith(ENDINGS) and not Path(owner).is_dir()
 
 
-def _first_module(place: Place) -> tuple[str, bool]:
+def _first_module(place: CheckpointFolder) -> tuple[str, bool]:
     """Of a sentence-transformers model: the folder of its first module, and whether that is a StaticEmbedding."""
     path = place.find("modules.json")
     if path is None:

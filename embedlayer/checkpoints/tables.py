@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from embedlayer.checkpoints.vector_files import SUFFIXES, TENSORS, read_vectors
 from embedlayer.checkpoints.loader import load
 from embedlayer.errors import CheckpointError, EmbedLayerError, EmbedLayerWarning, FileError, TokenizerError
-from embedlayer.io.files import read_json, restored
+from embedlayer.io.files import read_json, recover_folder
 from embedlayer.models.decoder import DecoderLM
 from embedlayer.models.llama import load_llama
 from embedlayer.pretrained import CONFIG, TOKENIZER, Pretrained, is_description
@@ -22,7 +22,7 @@ from embedlayer.short_repr import short_repr
 from embedlayer.tables.dense import TokenEmbedding
 from embedlayer.tables.table import TokenTable
 from embedlayer.data.corpus import TokenCorpus
-from embedlayer.data.tokenizer import load_tokenizer, require_rows, tokens_without_rows
+from embedlayer.data.tokenizer import load_tokenizer, require_rows, missing_rows_message
 from embedlayer.training.run_directory import RunDirectory, load_run
 from embedlayer.io.safetensors_files import open_weights
 
@@ -108,7 +108,7 @@ def open_table(source: Path | str, tokenizer_from: Path | None = None) -> Opened
     Warns:
         EmbedLayerWarning: Rows hold NaN or infinity.
     """
-    path = restored(source)
+    path = recover_folder(source)
     given = None if tokenizer_from is None else load_tokenizer(tokenizer_from)
     if is_file_of_vectors(path):
         tokens, rows = read_vectors(path, errors="replace", nonfinite="keep")
@@ -137,7 +137,7 @@ def is_ours(path: Path) -> bool:
 
 def counts_of(run: RunDirectory, vocab_size: int) -> Int[Tensor, " V"] | None:
     """How often each token stands in the text of a run, if that is still there."""
-    return torch.from_numpy(TokenCorpus.open(run.corpus).counts(vocab_size)) if restored(run.corpus).exists() else None
+    return torch.from_numpy(TokenCorpus.open(run.corpus).counts(vocab_size)) if recover_folder(run.corpus).exists() else None
 
 
 def _saved(path: Path, tokenizer: Tokenizer | None) -> OpenedTable:
@@ -186,7 +186,7 @@ def _beside(path: Path, table: TokenTable) -> Tokenizer | None:
         tokenizer = load_tokenizer(path if path.is_dir() else path.parent)
     except (TokenizerError, FileError, CheckpointError):
         return None
-    mismatch = tokens_without_rows(tokenizer, table.vocab_size, path)
+    mismatch = missing_rows_message(tokenizer, table.vocab_size, path)
     if mismatch is not None:
         warnings.warn(mismatch, EmbedLayerWarning, stacklevel=4)
     return tokenizer

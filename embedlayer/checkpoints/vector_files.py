@@ -32,7 +32,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from embedlayer.errors import CheckpointError, EmbedLayerWarning, FileError, ShapeError, SizeError
-from embedlayer.io.files import replacing, writable_folder, write_text
+from embedlayer.io.files import replace_file, create_folder, write_text
 from embedlayer.tables.dense import TableLike, as_rows
 from embedlayer.tables.table import TokenTable
 
@@ -518,7 +518,7 @@ def _write_npy(path: Path, tokens: Sequence[str], chunks: Iterator[Row], width: 
 def _write_projector(folder: Path, tokens: Sequence[str], chunks: Iterator[Row]) -> None:
     labels = [re.sub(r"[\\\t\n\r]", lambda found: _ESCAPES[found[0]], token) for token in tokens]
     metadata = "".join(f"{_sound(label, row)}\n" for row, label in enumerate(labels))
-    with _writing(writable_folder(folder) / TENSORS) as file:
+    with _writing(create_folder(folder) / TENSORS) as file:
         for chunk in chunks:
             file.writelines(f"{line}\n".encode() for line in _decimals(chunk, "\t"))
     write_text(folder / METADATA, metadata)
@@ -529,7 +529,7 @@ def _write_projector(folder: Path, tokens: Sequence[str], chunks: Iterator[Row])
 
 @contextmanager
 def _writing(path: Path) -> Iterator[BufferedIOBase]:
-    with replacing(path) as partial, partial.open("wb") as file:
+    with replace_file(path) as partial, partial.open("wb") as file:
         if path.suffix != ".gz":
             yield file
             return

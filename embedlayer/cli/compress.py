@@ -176,14 +176,14 @@ def read_text(source: Source, text: Path) -> "Loss | None":
     from embedlayer.compress.report import loss_on
     from embedlayer.errors import TextError, TokenizerError
     from embedlayer.models.decoder import DecoderLM
-    from embedlayer.data.corpus import read_pieces
+    from embedlayer.data.corpus import read_text_chunks
     from embedlayer.data.tokenizer import require_rows
     from embedlayer.vocab.used_tokens import used_tokens
 
     if source.tokenizer is None:
         raise TokenizerError("--text needs a tokenizer, and there is none beside the table: name it with --tokenizer.")
     require_rows(source.tokenizer, source.model.table.vocab_size, "--text")
-    encoded = source.tokenizer.encode("".join(read_pieces(text)), add_special_tokens=source.adds_specials)
+    encoded = source.tokenizer.encode("".join(read_text_chunks(text)), add_special_tokens=source.adds_specials)
     ids = torch.tensor(encoded.ids)
     starts = (source.specials or {}).get("bos_token_id", [])
     if starts and (not len(ids) or ids[0] != starts[0]):
@@ -211,13 +211,13 @@ def _write(source: Source, to: str, output: Path, loss: "Loss | None") -> "list[
     from embedlayer.cli.generate import GENERATION
     from embedlayer.compress.convert import compressed, with_table
     from embedlayer.compress.report import compare
-    from embedlayer.io.files import replacing_folder, writable_folder, write_json
+    from embedlayer.io.files import replace_folder, create_folder, write_json
 
     table = source.model.table
     other = compressed(table, to, counts=source.counts)
     rows = compare(table, {to: other}, counts=source.counts, loss=loss)[:2]
-    writable_folder(output.parent)
-    with replacing_folder(output) as partial:
+    create_folder(output.parent)
+    with replace_folder(output) as partial:
         with_table(source.model, other).save_pretrained(partial, tokenizer=source.tokenizer)
         if source.specials is not None:
             write_json(partial / GENERATION, source.specials)

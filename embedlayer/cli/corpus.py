@@ -51,7 +51,7 @@ def build(
     """
     from embedlayer.cli.progress import reading
     from embedlayer.data.corpus import TokenCorpus
-    from embedlayer.data.corpus_files import missing_parts
+    from embedlayer.data.corpus_files import missing_shards
     from embedlayer.data.sharded_build import build_in_shards, build_shard
 
     tokenizer = _tokenizer_of(files, output, tokenizer_from, vocab_size, only=only, quiet=as_json)
@@ -64,7 +64,7 @@ def build(
     except KeyboardInterrupt:
         click.echo("Stopped. The parts that are done stay; the same command goes on with the others.", err=True)
         return 130
-    missing = missing_parts(output)
+    missing = missing_shards(output)
     if missing:
         if as_json:
             click.echo(json.dumps({"directory": str(output), "shards": shards, "missing": missing}))
@@ -109,7 +109,7 @@ def _tokenizer_of(
     """Read the tokenizer that is named, or the one of a corpus that was begun; else learn one from the texts."""
     from embedlayer.cli.pipeline import learn_tokenizer
     from embedlayer.errors import SizeError
-    from embedlayer.data.corpus import find_texts
+    from embedlayer.data.corpus import find_text_files
     from embedlayer.data.tokenizer import load_tokenizer
 
     begun = output / "tokenizer.json"
@@ -123,4 +123,4 @@ def _tokenizer_of(
         raise SizeError(
             "--only builds one part of a corpus whose parts need the same tokenizer: name it with --tokenizer."
         )
-    return learn_tokenizer(find_texts(files), "bpe", vocab_size or VOCAB_SIZE, quiet=quiet)
+    return learn_tokenizer(find_text_files(files), "bpe", vocab_size or VOCAB_SIZE, quiet=quiet)

@@ -38,9 +38,9 @@ def _standard_docstrings() -> str:
 def demo(context: click.Context, output: Path, minutes: float, steps: int | None, as_json: bool) -> int:
     """Train a small embedding layer on the Python language reference, and show what it learned."""
     from embedlayer.cli.train import train
-    from embedlayer.io.files import writable_folder, write_text
+    from embedlayer.io.files import create_folder, write_text
 
-    text = writable_folder(output) / "python-reference.txt"
+    text = create_folder(output) / "python-reference.txt"
     write_text(text, carried_text())
     probes = (" class", " float", " first", " three", " import", " name", " True", " return")
     result: int = context.invoke(

@@ -85,11 +85,11 @@ def start_run(
     """Text to tokenizer, corpus, model and trainer, all written down in the folder, with `launch` in its notes."""
     import torch
 
-    from embedlayer.io.files import writable_folder
+    from embedlayer.io.files import create_folder
     from embedlayer.data.tokenizer import table_size
     from embedlayer.training.loop import Trainer
 
-    writable_folder(directory.path)
+    create_folder(directory.path)
     if directory.corpus.is_symlink():  # of an earlier run on a corpus that lies elsewhere
         directory.corpus.unlink()
     if (ready := _corpus_among(sources)) is not None:
@@ -114,10 +114,10 @@ def _built_corpus(
     sources: Sequence[str | Path], directory: "RunDirectory", layer: LayerOptions, quiet: bool
 ) -> "tuple[TokenCorpus, Tokenizer]":
     """Learn or read a tokenizer, and build the run's own corpus."""
-    from embedlayer.data.corpus import TokenCorpus, find_texts
+    from embedlayer.data.corpus import TokenCorpus, find_text_files
     from embedlayer.data.tokenizer import load_tokenizer
 
-    with _kept_standard_input(find_texts(sources), directory.path) as texts:
+    with _kept_standard_input(find_text_files(sources), directory.path) as texts:
         if layer.tokenizer_from is not None:
             tokenizer = load_tokenizer(layer.tokenizer_from)
         else:
@@ -133,11 +133,11 @@ def learn_tokenizer(texts: Sequence[str | Path], kind: str, vocab_size: int, *, 
         FileError: A text cannot be read.
         TextError: The texts are empty, or not UTF-8.
     """
-    from embedlayer.data.corpus import read_pieces
+    from embedlayer.data.corpus import read_text_chunks
     from embedlayer.data.tokenizer import train_tokenizer
 
     _say(f"Learning a {kind} tokenizer of {vocab_size:,} entries", quiet)
-    chunks = _at_most(TOKENIZER_BYTES, (chunk for text in texts for chunk in read_pieces(text)))
+    chunks = _at_most(TOKENIZER_BYTES, (chunk for text in texts for chunk in read_text_chunks(text)))
     return train_tokenizer(chunks, kind, vocab_size=vocab_size)  # type: ignore[arg-type]
 
 
@@ -160,9 +160,9 @@ def _linked_corpus(ready: Path, directory: "RunDirectory", layer: LayerOptions) 
 
 def _corpus_among(sources: Sequence[str | Path]) -> Path | None:
     """The corpus built by `embedlayer corpus build` that is named instead of texts."""
-    from embedlayer.data.corpus_files import PLAN
+    from embedlayer.data.corpus_files import PLAN_FILE
 
-    found = [Path(source) for source in sources if (Path(source) / PLAN).exists()]
+    found = [Path(source) for source in sources if (Path(source) / PLAN_FILE).exists()]
     if found and len(sources) > 1:
         raise TextError(f"{found[0]} is a corpus, and a run reads one alone: build one corpus of all the texts.")
     return found[0] if found else None

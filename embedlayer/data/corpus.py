@@ -31,12 +31,12 @@ import numpy as np
 import numpy.typing as npt
 from tokenizers import Tokenizer
 
-from embedlayer.data.corpus_files import joined, read_parts, write_tables
+from embedlayer.data.corpus_files import concatenate_shards, read_shards, write_shard_tables
+from embedlayer.data.memmap import ConcatenatedArray
 from embedlayer.data.memmap import IdArray as IdArray
-from embedlayer.data.memmap import MappedParts
-from embedlayer.data.tokenizer import as_tokenizer, end_of_text_id, fingerprint, table_size, without_limits
+from embedlayer.data.tokenizer import as_tokenizer, end_of_text_id, fingerprint, table_size, without_truncation
 from embedlayer.errors import EmbedLayerWarning, FileError, SizeError, TextError, TokenIdError
-from embedlayer.io.files import replacing_folder, restored, writable_folder
+from embedlayer.io.files import create_folder, recover_folder, replace_folder
 
 Progress = Callable[[int, int], None]
 _Read = Callable[[int], bytes]
@@ -55,7 +55,7 @@ _CUTS = (  # best first
 CUT = re.compile("|".join(pattern.pattern for pattern in _CUTS))
 
 
-def find_texts(paths: Sequence[str | Path]) -> list[str | Path]:
+def find_text_files(paths: Sequence[str | Path]) -> list[str | Path]:
     """The texts that are meant by files, folders and `"-"` for standard input.
 
     A folder stands for the text files in it and below it, in sorted order. Hidden ones are left out, and so are
@@ -81,7 +81,7 @@ def find_texts(paths: Sequence[str | Path]) -> list[str | Path]:
     return found
 
 
-def read_pieces(source: str | Path, *, tokenizer: object = None) -> Iterator[str]:
+def read_text_chunks(source: str | Path, *, tokenizer: object = None) -> Iterator[str]:
     """A text in pieces of some thousand characters; put together they are the text, character for character.
 
     Args:
@@ -95,19 +95,19 @@ def read_pieces(source: str | Path, *, tokenizer: object = None) -> Iterator[str
         TextError: It is not UTF-8.
     """
     with opened(source) as (read, _):
-        asked = None if tokenizer is None else without_limits(as_tokenizer(tokenizer))
-        yield from cut_text(decoded(source, read), asked)
+        asked = None if tokenizer is None else without_truncation(as_tokenizer(tokenizer))
+        yield from split_text(decoded(source, read), asked)
 
 
-def encode_pieces(pieces: Iterable[str], tokenizer: object, *, before: str = "") -> Iterator[tuple[str, IdArray]]:
+def encode_chunks(pieces: Iterable[str], tokenizer: object, *, before: str = "") -> Iterator[tuple[str, IdArray]]:
     """Each piece of one text with its IDs; joined they are the IDs of the whole text, without special tokens around.
 
     Args:
-        pieces: As `read_pieces` cuts them for this tokenizer.
+        pieces: As `read_text_chunks` cuts them for this tokenizer.
         tokenizer: A `tokenizers.Tokenizer`, or a fast tokenizer of transformers.
         before: The last characters before the first piece, where a text is not read from its start.
     """
-    tokenizer = without_limits(as_tokenizer(tokenizer))
+    tokenizer = without_truncation(as_tokenizer(tokenizer))
     pieces, anchor = iter(pieces), before[-ANCHOR_CHARS:]
     while batch := list(islice(pieces, _PIECES_AT_ONCE)):
         anchors = [anchor, *(piece[-ANCHOR_CHARS:] for piece in batch)]
@@ -126,7 +126,7 @@ class TokenCorpus:
 
     Attributes:
         ids: All IDs, `(N,)`, uint16 if the tokenizer's IDs fit and else uint32. Mapped from the disk, unless the
-            corpus was made by `from_text`; of a corpus built in shards, `MappedParts`.
+            corpus was made by `from_text`; of a corpus built in shards, `ConcatenatedArray`.
         documents: Where each document starts in `ids`, int64.
         blocks: `(pieces, 2)` int64: how many tokens, and how many bytes of text, end with each piece.
         vocab_size: Rows that a table needs for these IDs.
@@ -135,7 +135,7 @@ class TokenCorpus:
 
     def __init__(
         self,
-        ids: IdArray | MappedParts,
+        ids: IdArray | ConcatenatedArray,
         documents: npt.NDArray[np.int64],
         blocks: npt.NDArray[np.int64],
         *,
@@ -160,7 +160,7 @@ class TokenCorpus:
         """Encode texts of any size into the folder `path`, in constant memory; it appears complete or not at all.
 
         Args:
-            sources: Files, folders, and `"-"` for standard input, as for `find_texts`; each file is a document.
+            sources: Files, folders, and `"-"` for standard input, as for `find_text_files`; each file is a document.
             tokenizer: A `tokenizers.Tokenizer`, or a fast tokenizer of transformers.
             path: A new or empty folder, or an older corpus, which is replaced.
             on_progress: Called with the bytes read so far and the bytes in all, 0 if unknown.
@@ -170,10 +170,10 @@ class TokenCorpus:
             TextError: A source is not UTF-8, or there is no text at all.
         """
         tokenizer, path = as_tokenizer(tokenizer), Path(path)
-        found = find_texts(sources)
+        found = find_text_files(sources)
         _check_replaceable(path)
-        writable_folder(path.parent)
-        with replacing_folder(path) as folder:
+        create_folder(path.parent)
+        with replace_folder(path) as folder:
             with (folder / "ids.bin").open("wb") as file:
                 writer = CorpusWriter(tokenizer, lambda ids: file.write(ids.tobytes()))
                 total = 0 if "-" in found else sum(Path(source).stat().st_size for source in found)
@@ -188,7 +188,7 @@ class TokenCorpus:
                     if not found_text:
                         warn_left_out(source)
             writer.check_not_empty(sources)
-            write_tables(folder, *writer.tables(), writer.index())
+            write_shard_tables(folder, *writer.tables(), writer.index())
         return cls.open(path)
 
     @classmethod
@@ -228,9 +228,9 @@ class TokenCorpus:
             CheckpointError: It is damaged: a file is missing, cut short, or does not fit the others; or some of its
                 parts are not built yet.
         """
-        parts = read_parts(Path(path))
+        parts = read_shards(Path(path))
         index = parts[0].facts
-        return cls(*joined(parts), vocab_size=index["vocab_size"], tokenizer_fingerprint=index["tokenizer"])
+        return cls(*concatenate_shards(parts), vocab_size=index["vocab_size"], tokenizer_fingerprint=index["tokenizer"])
 
     @property
     def num_tokens(self) -> int:
@@ -303,7 +303,7 @@ class TokenCorpus:
         )
 
     def _view(
-        self, ids: IdArray | MappedParts, documents: npt.NDArray[np.int64], blocks: npt.NDArray[np.int64]
+        self, ids: IdArray | ConcatenatedArray, documents: npt.NDArray[np.int64], blocks: npt.NDArray[np.int64]
     ) -> "TokenCorpus":
         return TokenCorpus(
             ids, documents, blocks, vocab_size=self.vocab_size, tokenizer_fingerprint=self.tokenizer_fingerprint
@@ -314,7 +314,7 @@ class CorpusWriter:
     """Encodes one document after the other, hands their IDs on, and keeps count."""
 
     def __init__(self, tokenizer: Tokenizer, write: Callable[[IdArray], object]) -> None:
-        self.tokenizer = without_limits(tokenizer)
+        self.tokenizer = without_truncation(tokenizer)
         self.write = write
         self.vocab_size = table_size(tokenizer)
         self.dtype = np.dtype("<u2" if self.vocab_size <= 1 << 16 else "<u4")
@@ -325,7 +325,7 @@ class CorpusWriter:
     def add_document(self, texts: Iterable[str], after_piece: Callable[[], object], *, before: str = "") -> bool:
         """Encode a document, or the rest of one that begins with `before`; whether it held any text."""
         started = False
-        for piece, ids in encode_pieces(cut_text(texts, self.tokenizer), self.tokenizer, before=before):
+        for piece, ids in encode_chunks(split_text(texts, self.tokenizer), self.tokenizer, before=before):
             self.num_bytes += len(piece.encode())
             if len(ids):
                 if not started:
@@ -380,7 +380,7 @@ def warn_left_out(source: str | Path) -> None:
 # Cutting
 
 
-def cut_text(texts: Iterable[str], tokenizer: Tokenizer | None) -> Iterator[str]:
+def split_text(texts: Iterable[str], tokenizer: Tokenizer | None) -> Iterator[str]:
     """Yield one text in pieces between checked cuts.
 
     They start small and grow with the text, so that a short one can be split too.
@@ -520,7 +520,7 @@ def not_utf8(source: str | Path, offset: int, byte: int, raw: bytes) -> str:
 
 def _check_replaceable(path: Path) -> None:
     """A corpus may replace an older one or an empty folder, and nothing else."""
-    names = {file.name for file in path.iterdir()} if restored(path).is_dir() else set()
+    names = {file.name for file in path.iterdir()} if recover_folder(path).is_dir() else set()
     if names and not {"index.json", "ids.bin"} <= names:
         raise FileError(f"The folder {path} holds something other than a corpus. Choose a new folder for the corpus.")
     if path.exists() and not path.is_dir():

@@ -4,8 +4,8 @@
 CORPUS/                     CORPUS/
   ids.bin                     corpus.json       the plan: sources with sizes and digests, tokenizer, number of parts
   documents.npy               tokenizer.json
-  blocks.npy                  part-00000/       ids.bin, documents.npy, blocks.npy, index.json, and
-  index.json                  part-00001/       sources.npy: which source each document is
+  blocks.npy                  shard-00000/       ids.bin, documents.npy, blocks.npy, index.json, and
+  index.json                  shard-00001/       sources.npy: which source each document is
                               ...
 ```
 
@@ -25,15 +25,15 @@ from typing import Annotated, Any, Literal, NamedTuple, NotRequired, TypedDict
 import numpy as np
 import numpy.typing as npt
 
-from embedlayer.data.memmap import IdArray, MappedFile, MappedParts, cannot_map
-from embedlayer.data.tokenizer import MOST_IDS
+from embedlayer.data.memmap import ConcatenatedArray, IdArray, MemmapSlice, cannot_map
+from embedlayer.data.tokenizer import MAX_TOKEN_IDS
 from embedlayer.errors import CheckpointError
-from embedlayer.io.files import JsonObject, read_fields, read_json, restored, write_json
-from embedlayer.io.json_fields import Count, Range, shown
+from embedlayer.io.files import JsonObject, read_fields, read_json, recover_folder, write_json
+from embedlayer.io.json_fields import Count, Range, printable
 
 Offsets = npt.NDArray[np.int64]
 
-PLAN = "corpus.json"
+PLAN_FILE = "corpus.json"
 FORMAT_VERSION = 1
 PLAN_VERSION = 2
 
@@ -44,7 +44,7 @@ class Index(TypedDict):
     dtype: Literal["uint16", "uint32"]
     num_tokens: Count
     num_bytes: Count
-    vocab_size: Annotated[int, Range(1, MOST_IDS)]
+    vocab_size: Annotated[int, Range(1, MAX_TOKEN_IDS)]
     tokenizer: str
     marks: NotRequired[Annotated[int, Range(0, 1)]]
     bytes_read: NotRequired[Count]
@@ -88,9 +88,9 @@ class Part(NamedTuple):
         return int(self.facts["marks"])
 
 
-def part_folder(path: Path, number: int) -> Path:
+def shard_folder(path: Path, number: int) -> Path:
     """The folder of part `number`, counted from 0."""
-    return path / f"part-{number:05d}"
+    return path / f"shard-{number:05d}"
 
 
 def plan_digest(plan: JsonObject) -> str:
@@ -98,35 +98,35 @@ def plan_digest(plan: JsonObject) -> str:
     return hashlib.sha256(json.dumps(plan, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def write_tables(folder: Path, documents: Offsets, blocks: Offsets, index: JsonObject) -> None:
+def write_shard_tables(folder: Path, documents: Offsets, blocks: Offsets, index: JsonObject) -> None:
     """Write what stands beside `ids.bin`."""
     np.save(folder / "documents.npy", documents, allow_pickle=False)
     np.save(folder / "blocks.npy", blocks, allow_pickle=False)
     write_json(folder / "index.json", {"format_version": FORMAT_VERSION, **index})
 
 
-def read_parts(path: Path) -> list[Part]:
+def read_shards(path: Path) -> list[Part]:
     """All parts of a corpus.
 
     Raises:
         FileError: There is no corpus at `path`.
         CheckpointError: A part is damaged, not built yet, or does not belong to the plan.
     """
-    if not (restored(path) / PLAN).exists():
+    if not (recover_folder(path) / PLAN_FILE).exists():
         return [_read_part(path)]
     plan = read_plan(path)
-    if missing := missing_parts(path):
+    if missing := missing_shards(path):
         raise CheckpointError(
-            f"The corpus {path} is not finished: {len(missing)} parts are not built yet, among them part "
+            f"The corpus {path} is not finished: {len(missing)} shards are not built yet, among them shard "
             f"{', '.join(map(str, missing[:8]))}. It goes on with the command that began it: embedlayer corpus build "
             f"FILE... -o {path} --tokenizer FILE --shards {plan['shards']} (and --only K where each host builds "
             f"its own part); in Python, with build_in_shards or build_shard and the same arguments."
         )
-    parts = [_read_part(part_folder(path, number)) for number in range(plan["shards"])]
+    parts = [_read_part(shard_folder(path, number)) for number in range(plan["shards"])]
     for number, part in enumerate(parts):
         if part.facts.get("plan") != plan_digest(plan):
             raise CheckpointError(
-                f"{part_folder(path, number)} was built after another plan than {path / PLAN}. Remove that part and "
+                f"{shard_folder(path, number)} was built after another plan than {path / PLAN_FILE}. Remove that part and "
                 f"build it again."
             )
     if not any(len(part.documents) for part in parts):
@@ -134,7 +134,7 @@ def read_parts(path: Path) -> list[Part]:
     return parts
 
 
-def joined(parts: Sequence[Part]) -> tuple[IdArray | MappedParts, Offsets, Offsets]:
+def concatenate_shards(parts: Sequence[Part]) -> tuple[IdArray | ConcatenatedArray, Offsets, Offsets]:
     """IDs, documents and blocks of parts read as one, the marks between documents where one process puts them."""
     ids: list[IdArray] = []
     documents: list[Offsets] = []
@@ -156,10 +156,10 @@ def joined(parts: Sequence[Part]) -> tuple[IdArray | MappedParts, Offsets, Offse
             last = int(part.sources[-1])
         num_bytes += int(part.facts["num_bytes"])
     blocks[-1][-1, 1] = num_bytes
-    return ids[0] if len(ids) == 1 else MappedParts(ids), np.concatenate(documents), np.concatenate(blocks)
+    return ids[0] if len(ids) == 1 else ConcatenatedArray(ids), np.concatenate(documents), np.concatenate(blocks)
 
 
-def missing_parts(path: Path) -> list[int]:
+def missing_shards(path: Path) -> list[int]:
     """Which parts of the plan in a folder are not built yet.
 
     Raises:
@@ -167,7 +167,7 @@ def missing_parts(path: Path) -> list[int]:
         CheckpointError: It is damaged.
     """
     shards = read_plan(path)["shards"]
-    return [number for number in range(shards) if not part_folder(path, number).exists()]
+    return [number for number in range(shards) if not shard_folder(path, number).exists()]
 
 
 def read_plan(path: Path) -> JsonObject:
@@ -177,8 +177,8 @@ def read_plan(path: Path) -> JsonObject:
         FileError: There is no plan.
         CheckpointError: It is damaged, or of another version.
     """
-    check_version(path / PLAN, PLAN_VERSION)
-    return read_fields(path / PLAN, Plan)
+    check_version(path / PLAN_FILE, PLAN_VERSION)
+    return read_fields(path / PLAN_FILE, Plan)
 
 
 def read_index(path: Path) -> JsonObject:
@@ -202,7 +202,7 @@ def check_version(file: Path, version: int) -> None:
     found = read_json(file).get("format_version")
     if found != version:
         raise CheckpointError(
-            f"{file} has corpus format {shown(found)}; this version of embedlayer reads {version}. Build it again."
+            f"{file} has corpus format {printable(found)}; this version of embedlayer reads {version}. Build it again."
         )
 
 
@@ -239,12 +239,12 @@ def _read_part(path: Path) -> Part:
         and blocks[-1].tolist() == [num_tokens, num_bytes]
     ):
         raise CheckpointError(f"{path}: documents.npy or blocks.npy does not fit ids.bin. Build the corpus again.")
-    ids = MappedFile(str(path / "ids.bin"), dtype, 0, size // dtype.itemsize).open() if size else np.empty(0, dtype)
+    ids = MemmapSlice(str(path / "ids.bin"), dtype, 0, size // dtype.itemsize).open() if size else np.empty(0, dtype)
     return Part(ids, documents, blocks, sources, index)
 
 
 def read_offsets(path: Path) -> Offsets:
-    """Read whole numbers, `(N,)` or `(N, K)` int64, from a file that `write_tables` wrote.
+    """Read whole numbers, `(N,)` or `(N, K)` int64, from a file that `write_shard_tables` wrote.
 
     The file's size is compared with its header before anything is allocated.
 

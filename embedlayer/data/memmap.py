@@ -12,14 +12,14 @@ from embedlayer.errors import FileError, SizeError
 IdArray = npt.NDArray[np.integer[Any]]
 
 
-class MappedFile:
+class MemmapSlice:
     """Where a memory-mapped array lies, to map it again instead of copying it to another process."""
 
     def __init__(self, filename: str, dtype: np.dtype[Any], offset: int, length: int) -> None:
         self.place = filename, dtype, offset, length
 
     @classmethod
-    def of(cls, ids: IdArray) -> "MappedFile | None":
+    def of(cls, ids: IdArray) -> "MemmapSlice | None":
         """The place of `ids`, a mapped array or a slice of one; `None` for an array that lies elsewhere."""
         root: Any = ids
         while isinstance(root.base, np.ndarray):
@@ -50,7 +50,7 @@ def cannot_map(path: str | Path, error: OSError) -> FileError:
     )
 
 
-class MappedParts:
+class ConcatenatedArray:
     """One-dimensional arrays of one dtype, read as the array that they are when put one after the other.
 
     It knows what windows need: a length, an element, a slice (a view, nothing is copied), and `windows`, across the
@@ -60,7 +60,7 @@ class MappedParts:
         parts: The arrays, none of them empty, at least one.
 
     Example:
-        >>> ids = MappedParts([np.array([1, 2, 3]), np.array([4, 5])])
+        >>> ids = ConcatenatedArray([np.array([1, 2, 3]), np.array([4, 5])])
         >>> len(ids), int(ids[3]), np.asarray(ids[1:4]).tolist()
         (5, 4, [2, 3, 4])
     """
@@ -90,7 +90,7 @@ class MappedParts:
         return int(self._ends[-1])
 
     def __getitem__(self, index: SupportsIndex | slice) -> Any:
-        """An ID, or for a slice without steps a view: an array if it lies in one part, and else `MappedParts`."""
+        """An ID, or for a slice without steps a view: an array if it lies in one part, and else `ConcatenatedArray`."""
         if not isinstance(index, slice):
             at = range(len(self))[index]
             part = int(np.searchsorted(self._ends, at, side="right"))
@@ -103,7 +103,7 @@ class MappedParts:
             return self.parts[0][:0]
         starts = self._ends - [len(part) for part in self.parts]
         views = [self.parts[k][max(begin - starts[k], 0) : stop - starts[k]] for k in range(first, last + 1)]
-        return views[0] if len(views) == 1 else MappedParts(views)
+        return views[0] if len(views) == 1 else ConcatenatedArray(views)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> npt.NDArray[Any]:
         if copy is False:
@@ -133,8 +133,8 @@ class MappedParts:
         return rows
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"parts": [MappedFile.of(part) or part for part in self.parts]}
+        return {"parts": [MemmapSlice.of(part) or part for part in self.parts]}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        parts: list[IdArray | MappedFile] = state["parts"]
-        self.__init__([part.open() if isinstance(part, MappedFile) else part for part in parts])  # type: ignore[misc]
+        parts: list[IdArray | MemmapSlice] = state["parts"]
+        self.__init__([part.open() if isinstance(part, MemmapSlice) else part for part in parts])  # type: ignore[misc]

@@ -9,7 +9,7 @@ ROUNDS = 12
 Places = npt.NDArray[np.int64]
 
 
-class RandomOrder:
+class RandomPermutation:
     """A permutation of `0..count - 1`, drawn from a generator: `order(places)` is what stands at these places.
 
     Places are written as a number of two digits, `left * width + right`, with `width` near the root of `count`. Each
@@ -21,7 +21,7 @@ class RandomOrder:
         generator: Decides the order; what it draws does not depend on `count`.
 
     Example:
-        >>> order = RandomOrder(10**12, torch.Generator().manual_seed(0))
+        >>> order = RandomPermutation(10**12, torch.Generator().manual_seed(0))
         >>> order(np.arange(3)).tolist()
         [23408838395, 319519362077, 886107380074]
 

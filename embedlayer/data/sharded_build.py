@@ -25,27 +25,27 @@ from embedlayer.data.corpus import (
     TokenCorpus,
     checked,
     decoded,
-    find_texts,
+    find_text_files,
     is_harmless,
     not_utf8,
     opened,
     warn_left_out,
 )
 from embedlayer.data.corpus_files import (
-    PLAN,
+    PLAN_FILE,
     PLAN_VERSION,
-    missing_parts,
-    part_folder,
+    missing_shards,
     plan_digest,
     read_index,
     read_offsets,
     read_plan,
-    write_tables,
+    shard_folder,
+    write_shard_tables,
 )
 from embedlayer.data.process_pool import Report, run_jobs
 from embedlayer.data.tokenizer import as_tokenizer, fingerprint, load_tokenizer, save_tokenizer
 from embedlayer.errors import CheckpointError, FileError, SizeError, TextError
-from embedlayer.io.files import JsonObject, clear_away_partials, replacing_folder, writable_folder, write_json
+from embedlayer.io.files import JsonObject, create_folder, remove_partials, replace_folder, write_json
 from embedlayer.io.locks import LOCK, FileLock
 
 TOKENIZER = "tokenizer.json"
@@ -76,7 +76,7 @@ def build_in_shards(
     begins to read it. An edit that keeps the size of a large file and falls between the pieces is not seen.
 
     Args:
-        sources: Files and folders, as for `find_texts`; each file is a document. One that ends in `.gz` is not divided
+        sources: Files and folders, as for `find_text_files`; each file is a document. One that ends in `.gz` is not divided
             between parts.
         tokenizer: A `tokenizers.Tokenizer`, or a fast tokenizer of transformers; it is kept in the folder.
         path: A new or empty folder, or one in which this build was begun.
@@ -119,7 +119,7 @@ def _build_missing(folder: Path, shards: int, workers: int, on_progress: Progres
         if on_progress is not None:
             on_progress(min(sum(done.values()), total), total)
 
-    missing = missing_parts(folder)
+    missing = missing_shards(folder)
     if workers == 1 or len(missing) < 2:
         build = part_builder(str(folder))
         for number in missing:
@@ -184,7 +184,7 @@ def build_shard(
         if on_progress is not None:
             on_progress(min(read, total), total)
 
-    if not part_folder(folder, only).exists():
+    if not shard_folder(folder, only).exists():
         part_builder(str(folder))(only, report)
     report(total)
 
@@ -196,24 +196,24 @@ def part_builder(folder: str) -> Callable[[int, Report], None]:
     _check_tokenizer(path, plan, tokenizer)
 
     def build(number: int, report: Report) -> None:
-        target = part_folder(path, number)
+        target = shard_folder(path, number)
         with _lock_of_part(path, number):
-            clear_away_partials(target)  # of a build that was killed
-            with replacing_folder(target) as partial:
+            remove_partials(target)  # of a build that was killed
+            with replace_folder(target) as partial:
                 _write_part(partial, plan, number, tokenizer, report)
 
     return build
 
 
 def _lock_of_part(path: Path, number: int) -> FileLock:
-    folder = part_folder(path, number)
+    folder = shard_folder(path, number)
     return FileLock(folder.with_name(f".{folder.name}{LOCK}"), f"Part {number} of the corpus {path}")
 
 
 def _clear_away(path: Path, number: int) -> None:
     """Remove what a worker that was killed has left of a part, unless another process builds that now."""
     with suppress(FileError), _lock_of_part(path, number):
-        clear_away_partials(part_folder(path, number))
+        remove_partials(shard_folder(path, number))
 
 
 def _write_part(folder: Path, plan: JsonObject, number: int, tokenizer: Tokenizer, report: Report) -> None:
@@ -235,7 +235,7 @@ def _write_part(folder: Path, plan: JsonObject, number: int, tokenizer: Tokenize
                 read_before += position()
     index = {**writer.index(), "marks": len(marks), "bytes_read": read_before, "plan": plan_digest(plan)}
     np.save(folder / "sources.npy", np.array(found, dtype=np.int64), allow_pickle=False)
-    write_tables(folder, *writer.tables(), index)
+    write_shard_tables(folder, *writer.tables(), index)
     report(read_before)
 
 
@@ -247,7 +247,7 @@ def _planned(sources: Sequence[str | Path], tokenizer: object, path: Path, shard
     if shards < 1:
         raise SizeError(f"shards is {shards}; it must be 1 or more.")
     tokenizer = as_tokenizer(tokenizer)
-    found = [source for source in find_texts(sources) if path.resolve() not in Path(source).resolve().parents]
+    found = [source for source in find_text_files(sources) if path.resolve() not in Path(source).resolve().parents]
     for source in found:
         if not Path(source).is_file():
             name = "Standard input" if str(source) == "-" else str(source)
@@ -260,12 +260,12 @@ def _planned(sources: Sequence[str | Path], tokenizer: object, path: Path, shard
         "tokenizer": fingerprint(tokenizer),
         "sources": [[str(source), *_size_and_digest(str(source))] for source in found],
     }
-    writable_folder(path)
+    create_folder(path)
     others = [file.name for file in path.iterdir() if not file.name.startswith(".")]  # hidden: what a host is writing
-    if not (path / PLAN).exists():  # asked after looking: another host may have written it meanwhile
+    if not (path / PLAN_FILE).exists():  # asked after looking: another host may have written it meanwhile
         if others:
             raise FileError(f"The folder {path} holds something other than this corpus. Choose a new folder for it.")
-        write_json(path / PLAN, plan)
+        write_json(path / PLAN_FILE, plan)
     _check_same(path, read_plan(path), plan)
     if not (path / TOKENIZER).exists():
         save_tokenizer(tokenizer, path / TOKENIZER)
@@ -323,12 +323,12 @@ def _check_unchanged(source: str, planned: list[Any], found: list[Any]) -> None:
 def _check_tokenizer(path: Path, plan: JsonObject, tokenizer: Tokenizer) -> None:
     if fingerprint(tokenizer) != plan["tokenizer"]:
         raise CheckpointError(
-            f"{path / TOKENIZER} is not the tokenizer that {path / PLAN} names. Build in a new folder."
+            f"{path / TOKENIZER} is not the tokenizer that {path / PLAN_FILE} names. Build in a new folder."
         )
 
 
 def _built(path: Path, shards: int) -> Iterator[tuple[int, Path]]:
-    folders = ((number, part_folder(path, number)) for number in range(shards))
+    folders = ((number, shard_folder(path, number)) for number in range(shards))
     return ((number, folder) for number, folder in folders if folder.exists())
 
 

@@ -26,7 +26,7 @@ END_OF_TEXT = "<|endoftext|>"
 
 _ENDS_OF_TEXT = (END_OF_TEXT, "</s>", "[SEP]", "<eos>", "<|end_of_text|>", "<|eot_id|>")
 _KNOWN_SPECIALS = (END_OF_TEXT, "<s>", "<pad>", "</s>", "<unk>", "<mask>")
-MOST_IDS = 1 << 24
+MAX_TOKEN_IDS = 1 << 24
 """No vocabulary is larger: a greater ID is a damaged file, and a table for it would fill the memory."""
 
 _LONGEST_PATH = 4096
@@ -54,7 +54,7 @@ def train_tokenizer(
     | `"byte"` | one byte: its ID is its value | every text exactly |
 
     Args:
-        texts: One text, or any number of them: the text itself, not a path; `read_pieces(path)` reads a file. Read
+        texts: One text, or any number of them: the text itself, not a path; `read_text_chunks(path)` reads a file. Read
             once, except that `"wordpiece"` holds them in memory.
         kind: See above.
         vocab_size: Most entries wanted, special tokens included. Little text gives fewer. `"byte"` always has 256
@@ -194,7 +194,7 @@ def table_size(tokenizer: Tokenizer) -> int:
     """Return the rows that a table needs for this tokenizer: its highest ID and one. IDs may have gaps.
 
     Raises:
-        TokenizerError: The highest ID is `MOST_IDS` or more.
+        TokenizerError: The highest ID is `MAX_TOKEN_IDS` or more.
 
     Example:
         >>> table_size(train_tokenizer((), kind="byte"))
@@ -202,16 +202,16 @@ def table_size(tokenizer: Tokenizer) -> int:
     """
     vocabulary = tokenizer.get_vocab(with_added_tokens=True)
     size = max(vocabulary.values(), default=-1) + 1
-    if size > MOST_IDS:
+    if size > MAX_TOKEN_IDS:
         name = next(entry for entry, token_id in vocabulary.items() if token_id == size - 1)
         raise TokenizerError(
             f"{name!r} has the ID {size - 1:,}, and the tokenizer {len(vocabulary):,} entries: a table would need "
-            f"{size:,} rows. IDs are below {MOST_IDS:,}; correct this one, the file is damaged."
+            f"{size:,} rows. IDs are below {MAX_TOKEN_IDS:,}; correct this one, the file is damaged."
         )
     return size
 
 
-def tokens_without_rows(tokenizer: Tokenizer, rows: int, where: object = None) -> str | None:
+def missing_rows_message(tokenizer: Tokenizer, rows: int, where: object = None) -> str | None:
     """Return the sentence that says that a table has no row for some of a tokenizer's IDs; `None` if it has all.
 
     Args:
@@ -220,7 +220,7 @@ def tokens_without_rows(tokenizer: Tokenizer, rows: int, where: object = None) -
         where: What both belong to, for the sentence.
 
     Example:
-        >>> print(tokens_without_rows(train_tokenizer((), kind="byte"), 200, "run"))
+        >>> print(missing_rows_message(train_tokenizer((), kind="byte"), 200, "run"))
         The tokenizer of run gives IDs up to 256 and the table has 200 rows: 57 tokens have none. They do not belong \
 together: use the tokenizer that the model was trained with, or add rows with embedlayer.add_tokens.
     """
@@ -243,7 +243,7 @@ def require_rows(tokenizer: Tokenizer, rows: int, where: object = None) -> None:
     Example:
         >>> require_rows(train_tokenizer((), kind="byte"), 257, "run")
     """
-    mismatch = tokens_without_rows(tokenizer, rows, where)
+    mismatch = missing_rows_message(tokenizer, rows, where)
     if mismatch is not None:
         raise TokenizerError(mismatch)
 
@@ -265,9 +265,9 @@ def token_text(tokenizer: Tokenizer, token_id: int) -> str:
     piece = tokenizer.id_to_token(token_id) if token_id >= 0 else None
     if piece is None:
         raise TokenIdError(f"The tokenizer has no token {token_id}: its IDs are 0..{table_size(tokenizer) - 1}.")
-    steps = _steps(tokenizer.decoder) | _steps(tokenizer.pre_tokenizer)
+    steps = component_types(tokenizer.decoder) | component_types(tokenizer.pre_tokenizer)
     if "ByteLevel" in steps:
-        letters = _byte_of_letter()
+        letters = byte_level_alphabet()
         if all(letter in letters for letter in piece):
             return _readable(bytes(letters[letter] for letter in piece))
     elif steps & {"Metaspace", "ByteFallback", "Replace"}:
@@ -285,10 +285,10 @@ def fingerprint(tokenizer: Tokenizer) -> str:
         >>> fingerprint(train_tokenizer((), kind="byte")) == fingerprint(train_tokenizer((), kind="byte"))
         True
     """
-    return hashlib.sha256(without_limits(tokenizer).to_str().encode()).hexdigest()[:16]
+    return hashlib.sha256(without_truncation(tokenizer).to_str().encode()).hexdigest()[:16]
 
 
-def without_limits(tokenizer: Tokenizer) -> Tokenizer:
+def without_truncation(tokenizer: Tokenizer) -> Tokenizer:
     """The tokenizer without the truncation and padding that some `tokenizer.json` files switch on.
 
     It is a copy where something had to be switched off, and else the tokenizer itself.
@@ -319,7 +319,7 @@ def raise_if_path(text: str) -> None:
         raise TextError(
             f"{text!r} is a str, and so the text itself, but {'names a file' if exists else 'looks like a path'}. Give "
             f"pathlib.Path({text!r}) where a path can be given, or what it holds: embedlayer.data.corpus."
-            f"read_pieces({text!r}). If it is the text, add a line break."
+            f"read_text_chunks({text!r}). If it is the text, add a line break."
         )
 
 
@@ -333,7 +333,7 @@ def _texts(texts: object) -> Iterable[str]:
     if isinstance(texts, Path | bytes) or not isinstance(texts, Iterable):
         raise TextError(
             f"A tokenizer is trained on text: a str or any number of them, not {type(texts).__name__}. For a file, "
-            f"give embedlayer.data.corpus.read_pieces(path)."
+            f"give embedlayer.data.corpus.read_text_chunks(path)."
         )
     return _checked_texts(texts)
 
@@ -343,7 +343,7 @@ def _checked_texts(texts: Iterable[object]) -> Iterator[str]:
         if not isinstance(text, str):
             raise TextError(
                 f"Text {place} is {type(text).__name__}, not str. Decode bytes; for files, give the pieces that "
-                f"embedlayer.data.corpus.read_pieces(path) reads."
+                f"embedlayer.data.corpus.read_text_chunks(path) reads."
             )
         if place == 0:
             raise_if_path(text)
@@ -361,7 +361,7 @@ def _nonempty(texts: Iterable[str]) -> Iterator[str]:
 
 
 def _byte_tokenizer(specials: list[str]) -> Tokenizer:
-    letters = sorted(_byte_of_letter(), key=_byte_of_letter().__getitem__)
+    letters = sorted(byte_level_alphabet(), key=byte_level_alphabet().__getitem__)
     tokenizer = Tokenizer(models.BPE(vocab={letter: byte for byte, letter in enumerate(letters)}, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -414,16 +414,15 @@ def _bert_tokenizer(vocabulary: dict[str, int], *, lowercase: bool) -> Tokenizer
 
 
 def _train_unigram(texts: Iterable[str], vocab_size: int, specials: list[str], _: int) -> Tokenizer:
-    from embedlayer.data.unigram import train_pieces
+    from embedlayer.data.unigram import train_subwords
 
     normalizer = normalizers.Sequence([normalizers.Nmt(), normalizers.NFKC(), normalizers.Replace(Regex(" {2,}"), " ")])
     words: Counter[str] = Counter()
     for text in texts:
-        words.update(re.findall("▁[^▁]*", "▁" + normalizer.normalize_str(text).lstrip(" ").replace(" ", "▁")))
-    words.pop("▁", None)
-    pieces = train_pieces(words, vocab_size - len(specials))
+        words.update(normalizer.normalize_str(text).split())
+    subwords = train_subwords(words, vocab_size - len(specials))
     entries = [(special, 0.0) for special in specials]
-    entries += [(piece, score) for piece, score in pieces if piece not in specials]
+    entries += [(subword, score) for subword, score in subwords if subword not in specials]
     tokenizer = Tokenizer(models.Unigram(entries, unk_id=specials.index("<unk>"), byte_fallback=False))
     tokenizer.normalizer = normalizer
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
@@ -582,7 +581,7 @@ def _built(path: Path, build: Callable[[], Tokenizer]) -> Tokenizer:
 # Showing
 
 
-def _steps(component: Any) -> set[str]:
+def component_types(component: Any) -> set[str]:
     """Type names in a decoder or pre-tokenizer, nested ones included; the whole tokenizer is never serialised."""
     if component is None:
         return set()
@@ -599,7 +598,7 @@ def _readable(raw: bytes) -> str:
 
 
 @cache
-def _byte_of_letter() -> dict[str, int]:
+def byte_level_alphabet() -> dict[str, int]:
     """GPT-2's alphabet: printable bytes stand for themselves, the others for the letters from U+0100 on."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]

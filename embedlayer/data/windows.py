@@ -14,16 +14,16 @@ from tokenizers import Encoding, Tokenizer
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from embedlayer.data.corpus import TokenCorpus, read_pieces
-from embedlayer.data.memmap import IdArray, MappedFile, MappedParts
-from embedlayer.data.permutation import Places, RandomOrder
+from embedlayer.data.corpus import TokenCorpus, read_text_chunks
+from embedlayer.data.memmap import ConcatenatedArray, IdArray, MemmapSlice
+from embedlayer.data.permutation import Places, RandomPermutation
 from embedlayer.data.tokenizer import load_tokenizer, raise_if_path, table_size
 from embedlayer.errors import ShapeError, SizeError, TextError, TokenizerError
 
 Batch = tuple[Int64[Tensor, "B T"], Int64[Tensor, "B T"]]
 Window = tuple[Int64[Tensor, " T"], Int64[Tensor, " T"]]
 
-TokenIds = TokenCorpus | IdArray | MappedParts | Tensor | Sequence[int] | Encoding
+TokenIds = TokenCorpus | IdArray | ConcatenatedArray | Tensor | Sequence[int] | Encoding
 """Token IDs of one text, in whatever holds them."""
 
 _GATHER_BYTES = 1 << 17
@@ -76,11 +76,11 @@ class TokenWindows(Dataset[Window]):
 
     def __getstate__(self) -> dict[str, Any]:
         ids = self.ids
-        return {**self.__dict__, "ids": ids if isinstance(ids, MappedParts) else MappedFile.of(ids) or ids}
+        return {**self.__dict__, "ids": ids if isinstance(ids, ConcatenatedArray) else MemmapSlice.of(ids) or ids}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         ids = state["ids"]
-        self.__dict__.update(state, ids=ids.open() if isinstance(ids, MappedFile) else ids)
+        self.__dict__.update(state, ids=ids.open() if isinstance(ids, MemmapSlice) else ids)
 
 
 def create_dataloader(
@@ -283,11 +283,11 @@ class WindowSampler:
             starts[here] = order(places[here]) * self.max_length + phase
         return starts
 
-    def _epoch(self, epoch: int) -> tuple[int, RandomOrder]:
-        generator = torch.Generator().manual_seed(mixed_seed(self.seed, epoch))
+    def _epoch(self, epoch: int) -> tuple[int, RandomPermutation]:
+        generator = torch.Generator().manual_seed(derive_seed(self.seed, epoch))
         spare = len(self.ids) - 1 - self.num_windows * self.max_length
         phase = int(torch.randint(min(spare + 1, self.max_length), (), generator=generator))
-        return phase, RandomOrder(self.num_windows, generator)
+        return phase, RandomPermutation(self.num_windows, generator)
 
 
 def share_of(count: int, rank: int, ranks: int) -> range:
@@ -329,9 +329,9 @@ def _stack(windows: list[Window]) -> Batch:
     return torch.stack(inputs), torch.stack(targets)
 
 
-def _gather(ids: IdArray | MappedParts, starts: npt.NDArray[np.int64], length: int) -> Batch:
+def _gather(ids: IdArray | ConcatenatedArray, starts: npt.NDArray[np.int64], length: int) -> Batch:
     """`ids[s : s + length]` and the same one token on, for each start."""
-    if isinstance(ids, MappedParts):
+    if isinstance(ids, ConcatenatedArray):
         rows = ids.windows(starts, length + 1)
     else:
         rows = np.lib.stride_tricks.sliding_window_view(ids, length + 1)[starts]
@@ -341,12 +341,12 @@ def _gather(ids: IdArray | MappedParts, starts: npt.NDArray[np.int64], length: i
     )
 
 
-def mixed_seed(seed: int, *numbers: int) -> int:
+def derive_seed(seed: int, *numbers: int) -> int:
     """One 63-bit seed of several numbers, so that those of neighbouring seeds and numbers have nothing in common."""
     return int(np.random.SeedSequence([seed % 2**64, *numbers]).generate_state(1, np.uint64)[0] >> np.uint64(1))
 
 
-def _array(ids: TokenIds) -> IdArray | MappedParts:
+def _array(ids: TokenIds) -> IdArray | ConcatenatedArray:
     """Return the IDs as an array, copied only where they are none yet.
 
     Raises:
@@ -355,7 +355,7 @@ def _array(ids: TokenIds) -> IdArray | MappedParts:
     """
     if isinstance(ids, TokenCorpus):
         return ids.ids
-    if isinstance(ids, MappedParts):
+    if isinstance(ids, ConcatenatedArray):
         return ids
     if isinstance(ids, str | bytes | Path) or (isinstance(ids, list | tuple) and ids and isinstance(ids[0], str)):
         raise TextError(
@@ -381,7 +381,7 @@ def _ids_of(text_or_corpus: str | Path | TokenIds, tokenizer: object) -> TokenId
     if tokenizer is None:
         raise TokenizerError("A text needs a tokenizer: create_dataloader(text, tokenizer). Only a corpus needs none.")
     if isinstance(text_or_corpus, Path):
-        text_or_corpus = "".join(read_pieces(text_or_corpus))
+        text_or_corpus = "".join(read_text_chunks(text_or_corpus))
     else:
         raise_if_path(text_or_corpus)
     return TokenCorpus.from_text(text_or_corpus, tokenizer)
@@ -395,7 +395,7 @@ def _check_sizes(**sizes: int) -> None:
             raise SizeError(f"{name} is {size}; it must be 1 or more.")
 
 
-def _check_windows(ids: IdArray | MappedParts, max_length: int, **sizes: int) -> None:
+def _check_windows(ids: IdArray | ConcatenatedArray, max_length: int, **sizes: int) -> None:
     _check_sizes(max_length=max_length, **sizes)
     if ids.ndim != 1:
         raise SizeError(

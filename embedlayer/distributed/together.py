@@ -36,7 +36,7 @@ from embedlayer.layers.output import OutputHead
 from embedlayer.pretrained import build, describe
 from embedlayer.tables.dense import TokenEmbedding
 from embedlayer.tables.table import TokenTable
-from embedlayer.data.windows import mixed_seed
+from embedlayer.data.windows import derive_seed
 
 if TYPE_CHECKING:
     from embedlayer.models.decoder import DecoderLM
@@ -215,7 +215,7 @@ class Together(Ranks):
 
     def seed(self, seed: int, step: int) -> None:
         """Let what is drawn in this step be this rank's own, and follow from the step."""
-        torch.manual_seed(mixed_seed(seed, step, self.rank))
+        torch.manual_seed(derive_seed(seed, step, self.rank))
 
     def build(self, description: JsonObject, device: torch.device | str) -> "DecoderLM":
         """Of the table, and of a free head, each rank draws its own rows: no process has them all."""

@@ -29,7 +29,7 @@ from embedlayer.plots import visible_text
 from embedlayer.positions.position import AdditivePosition, Position, positions_of
 from embedlayer.positions.rotary import RotaryEmbedding
 from embedlayer.tables.table import TokenTable
-from embedlayer.data.tokenizer import token_text, without_limits
+from embedlayer.data.tokenizer import token_text, without_truncation
 
 MOST_TOKENS = 64
 MOST_HEADS = 8
@@ -185,7 +185,7 @@ def example_texts(tokenizer: Tokenizer | None) -> list[str]:
     """Texts to begin with that have tokens; none without a tokenizer."""
     if tokenizer is None:
         return []
-    unlimited = without_limits(tokenizer)
+    unlimited = without_truncation(tokenizer)
     return [text for text in TEXTS if unlimited.encode(text, add_special_tokens=False).ids]
 
 
@@ -218,7 +218,7 @@ def pipeline(
     """
     if tokenizer is None:
         raise TokenizerError("This source has no tokenizer, so no text can be read. Name one with --tokenizer.")
-    ids = without_limits(tokenizer).encode(text, add_special_tokens=add_special_tokens).ids
+    ids = without_truncation(tokenizer).encode(text, add_special_tokens=add_special_tokens).ids
     if not ids:
         raise TextError(f"{text!r} has no tokens: there is nothing to look up.")
     table, position = parts_of(model)

@@ -22,7 +22,7 @@ from embedlayer.positions.position import AdditivePosition, Position
 from embedlayer.positions.relative import RelativePositionBias
 from embedlayer.positions.rotary import RotaryEmbedding
 from embedlayer.positions.sinusoidal import SinusoidalPositionalEmbedding
-from embedlayer.data.tokenizer import without_limits
+from embedlayer.data.tokenizer import without_truncation
 
 MOST_NUMBERS = 1_200_000
 MOST_TOKENS = 12
@@ -66,7 +66,7 @@ def positions_data(
             for number, name in zip(ids, names or map("#{}".format, ids), strict=False)
         ]
     else:
-        ids = without_limits(tokenizer).encode(TEXT, add_special_tokens=False).ids[:MOST_TOKENS]
+        ids = without_truncation(tokenizer).encode(TEXT, add_special_tokens=False).ids[:MOST_TOKENS]
         tokens = [{"id": token.id, "text": token.text, "kind": token.kind} for token in shown_tokens(tokenizer, ids)]
     batch = torch.tensor(ids, device=table.device)
     vectors = table(batch)

@@ -29,7 +29,7 @@ PARTIAL, OLD = ".partial", ".old"
 
 
 @contextmanager
-def replacing(path: Path | str) -> Iterator[Path]:
+def replace_file(path: Path | str) -> Iterator[Path]:
     """Yield a temporary path beside `path`; on leaving without an error it becomes `path`, else it is removed.
 
     Raises:
@@ -58,12 +58,12 @@ def replacing(path: Path | str) -> Iterator[Path]:
 
 
 @contextmanager
-def replacing_folder(path: Path | str) -> Iterator[Path]:
+def replace_folder(path: Path | str) -> Iterator[Path]:
     """Like `replacing`, for a whole folder: it appears complete or not at all.
 
     An existing folder at `path` is replaced in one step where the system can exchange two names (Linux, macOS, on most
     file systems). Elsewhere there is a moment in which `path` is missing; if the process is killed in it, the next
-    `restored(path)` puts the old folder back.
+    `recover_folder(path)` puts the old folder back.
 
     Raises:
         FileError: The parent folder cannot be written, or the disk is full.
@@ -75,7 +75,7 @@ def replacing_folder(path: Path | str) -> Iterator[Path]:
         yield partial
         for file in (*partial.rglob("*"), partial):
             _flush_to_disk(file)
-        restored(path)
+        recover_folder(path)
         if os.path.lexists(path):
             _replace_folder(partial, path)
         else:
@@ -104,16 +104,16 @@ def _replace_folder(new: Path, path: Path) -> None:
     _remove(old)
 
 
-def restored(path: Path | str) -> Path:
+def recover_folder(path: Path | str) -> Path:
     """Return `path`; if a process was killed while it replaced this folder, put the old folder back first.
 
-    Every reader and writer of a folder that `replacing_folder` writes calls this before it looks.
+    Every reader and writer of a folder that `replace_folder` writes calls this before it looks.
 
     Raises:
         FileError: The folder cannot be looked into, or the old one cannot be moved back.
 
     Example:
-        >>> restored("corpus")
+        >>> recover_folder("corpus")
         PosixPath('corpus')
     """
     path = Path(path)
@@ -141,12 +141,12 @@ def restored(path: Path | str) -> Path:
     return path
 
 
-def clear_away_partials(path: Path | str) -> None:
+def remove_partials(path: Path | str) -> None:
     """Remove what a process that was killed while it replaced `path` has left. Nobody may be replacing it now.
 
     A folder that is missing because of that is put back first.
     """
-    restored(path)
+    recover_folder(path)
     for suffix in (PARTIAL, OLD):
         for left in _left_by_replacing(Path(path), suffix):
             _remove(left)
@@ -200,7 +200,7 @@ def _exchange(one: Path, other: Path) -> bool:
     raise OSError(code, os.strerror(code), str(other))
 
 
-def writable_folder(path: Path | str) -> Path:
+def create_folder(path: Path | str) -> Path:
     """Create `path` if need be and make sure that it can be written to.
 
     Raises:
@@ -219,7 +219,7 @@ def writable_folder(path: Path | str) -> Path:
 
 def write_text(path: Path | str, text: str) -> None:
     """Write a UTF-8 text file, wholly or not at all."""
-    with replacing(path) as partial:
+    with replace_file(path) as partial:
         partial.write_text(text, encoding="utf-8")
 
 

@@ -13,10 +13,10 @@ from typing import Annotated, Any, Literal, NamedTuple, NotRequired, Required, U
 
 from embedlayer.errors import CheckpointError
 
-MOST = 2**63 - 1
+MAX_INT64 = 2**63 - 1
 """The largest whole number: what fits into int64."""
 
-LONGEST_SHOWN = 60
+MAX_PRINTED = 60
 
 
 class Range(NamedTuple):
@@ -26,7 +26,7 @@ class Range(NamedTuple):
     most: float = math.inf
 
 
-Count = Annotated[int, Range(0, MOST)]
+Count = Annotated[int, Range(0, MAX_INT64)]
 """A whole number from 0 on."""
 
 
@@ -94,11 +94,11 @@ def _faults(value: object, kind: Any, path: str) -> Iterator[str]:
         if isinstance(value, int | float):
             for bound in inner[1:]:
                 if isinstance(bound, Range) and not bound.least <= value <= bound.most:
-                    yield f"{path} is {shown(value)}, outside {shown(bound.least)} to {shown(bound.most)}"
+                    yield f"{path} is {printable(value)}, outside {printable(bound.least)} to {printable(bound.most)}"
     elif typing.is_typeddict(kind):
         yield from _faults_of_object(value, kind, path)
     elif not _fits(value, kind, origin, inner):
-        yield f"{path or 'the whole'} is {shown(value)}, where {_name(kind)} is expected"
+        yield f"{path or 'the whole'} is {printable(value)}, where {_name(kind)} is expected"
     elif origin in (list, tuple, Sequence) and isinstance(value, list | tuple):
         if origin is tuple and inner[-1] is not Ellipsis:
             kinds: Sequence[Any] = inner
@@ -108,12 +108,12 @@ def _faults(value: object, kind: Any, path: str) -> Iterator[str]:
             yield from _faults(one, expected, f"{path}[{number}]")
     elif origin in (dict, Mapping) and isinstance(value, dict):
         for key, one in value.items():
-            yield from _faults(one, inner[1], f"{path}[{shown(key)}]")
+            yield from _faults(one, inner[1], f"{path}[{printable(key)}]")
 
 
 def _faults_of_object(value: object, kind: Any, path: str) -> Iterator[str]:
     if not isinstance(value, dict):
-        yield f"{path or 'the whole'} is {shown(value)}, where an object is expected"
+        yield f"{path or 'the whole'} is {printable(value)}, where an object is expected"
         return
     for name, expected in typing.get_type_hints(kind, include_extras=True).items():
         place = f"{path}.{name}".lstrip(".")
@@ -136,9 +136,9 @@ def _fits(value: object, kind: Any, origin: Any, inner: tuple[Any, ...]) -> bool
     if kind is bool or kind is str:
         return type(value) is kind
     if kind is int:
-        return type(value) is int and -MOST <= value <= MOST
+        return type(value) is int and -MAX_INT64 <= value <= MAX_INT64
     if kind is float:
-        return type(value) is float or (type(value) is int and -MOST <= value <= MOST)
+        return type(value) is float or (type(value) is int and -MAX_INT64 <= value <= MAX_INT64)
     if origin in (list, tuple, Sequence):
         fixed = origin is tuple and inner[-1] is not Ellipsis
         return isinstance(value, list | tuple) and (not fixed or len(value) == len(inner))
@@ -168,7 +168,7 @@ def _name(kind: Any) -> str:
     return str(getattr(kind, "__name__", kind))
 
 
-def shown(value: object) -> str:
+def printable(value: object) -> str:
     """A value for an error: short, and of characters that every terminal has."""
     text = ascii(value) if not isinstance(value, dict) else "an object"
-    return text if len(text) <= LONGEST_SHOWN else f"{text[:LONGEST_SHOWN]}..."
+    return text if len(text) <= MAX_PRINTED else f"{text[:MAX_PRINTED]}..."

@@ -52,18 +52,18 @@ class FileLock:
         self.what = what
         self._release: weakref.finalize[[str], FileLock] | None = None
 
-    def acquire(self, *, patience_seconds: float = 0.0) -> None:
+    def acquire(self, *, timeout_seconds: float = 0.0) -> None:
         """Take the lock; does nothing if this object has it.
 
         Args:
-            patience_seconds: How long to wait for another process that has it.
+            timeout_seconds: How long to wait for another process that has it.
 
         Raises:
             FileError: Another process has it; the message says which. Or the lock file cannot be written.
         """
         if self._release is None:
             key = os.path.realpath(self.path)
-            _held.take(key, self.what, patience_seconds)
+            _held.take(key, self.what, timeout_seconds)
             self._release = weakref.finalize(self, _held.let_go, key)
 
     def release(self) -> None:
@@ -72,7 +72,7 @@ class FileLock:
             self._release()
             self._release = None
 
-    def require_unlocked(self) -> None:
+    def check_unlocked(self) -> None:
         """Return if no other process has the lock, which a reader asks before and after it reads; writes nothing.
 
         Raises:
@@ -117,9 +117,9 @@ class _Held:
         self.guard = threading.RLock()  # a garbage collection inside the block may let go of another lock
         self.watches_forks = False
 
-    def take(self, key: str, what: str, patience_seconds: float) -> None:
+    def take(self, key: str, what: str, timeout_seconds: float) -> None:
         with self.guard:
-            descriptor, users = self.locks.get(key) or (_locked(key, what, patience_seconds), 0)
+            descriptor, users = self.locks.get(key) or (_locked(key, what, timeout_seconds), 0)
             self.locks[key] = _Lock(descriptor, users + 1)
             if not self.watches_forks and hasattr(os, "register_at_fork"):
                 os.register_at_fork(after_in_child=self.forget)
@@ -148,9 +148,9 @@ class _Held:
 _held = _Held()
 
 
-def _locked(path: str, what: str, patience_seconds: float) -> int:
+def _locked(path: str, what: str, timeout_seconds: float) -> int:
     """A descriptor of the lock file, locked."""
-    until = time.monotonic() + patience_seconds
+    until = time.monotonic() + timeout_seconds
     while True:
         try:
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)

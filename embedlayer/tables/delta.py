@@ -14,7 +14,7 @@ from embedlayer.derived import Derived
 from embedlayer.errors import CheckpointError, ShapeError, SizeError, TokenIdError
 from embedlayer.io.safetensors_files import load_tensors
 from embedlayer.io.safetensors_files import save_tensors
-from embedlayer.io.files import JsonObject, read_json, writable_folder, write_json
+from embedlayer.io.files import JsonObject, read_json, create_folder, write_json
 from embedlayer.normal import draw_
 from embedlayer.pretrained import FORMAT_VERSION, describe
 from embedlayer.shapes import Ids, Vectors
@@ -198,7 +198,7 @@ class DeltaEmbedding(TokenTable, Derived):
         Raises:
             FileError: The folder cannot be written.
         """
-        directory = writable_folder(directory)
+        directory = create_folder(directory)
         save_tensors(directory / ADAPTER_WEIGHTS, {"delta": self.delta, "token_ids": self.token_tensor})
         config = {"format_version": FORMAT_VERSION, "kind": type(self).__name__, "base": _identity(self.base)}
         write_json(directory / ADAPTER_CONFIG, config)

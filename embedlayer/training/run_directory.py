@@ -30,14 +30,14 @@ from tokenizers import Tokenizer
 
 from embedlayer.distributed.ranks import Alone, Ranks
 from embedlayer.errors import CheckpointError, FileError, SizeError
-from embedlayer.io.json_fields import Count, Range, check_arguments, check_fields, parse_json, shown
+from embedlayer.io.json_fields import Count, Range, check_arguments, check_fields, parse_json, printable
 from embedlayer.io.files import (
     JsonObject,
-    clear_away_partials,
+    remove_partials,
     read_fields,
     read_json,
-    restored,
-    writable_folder,
+    recover_folder,
+    create_folder,
     write_json,
     write_text,
 )
@@ -156,7 +156,7 @@ class RunDirectory:
         Raises:
             FileError: The folder cannot be looked into.
         """
-        return (restored(self.path) / self.run.name).exists()
+        return (recover_folder(self.path) / self.run.name).exists()
 
     @contextmanager
     def written_by(self, ranks: Ranks, *, create: bool) -> Iterator[None]:
@@ -171,11 +171,11 @@ class RunDirectory:
         """
         created = ranks.first and create and not self.path.exists()
         if created:
-            writable_folder(self.path)
+            create_folder(self.path)
         lock = FileLock(self.lock.path, self.lock.what)
         try:
             if ranks.first and self.path.is_dir():
-                lock.acquire(patience_seconds=PATIENCE_SECONDS if ranks.launch else 0.0)
+                lock.acquire(timeout_seconds=PATIENCE_SECONDS if ranks.launch else 0.0)
             yield
         finally:
             lock.release()
@@ -203,7 +203,7 @@ class RunDirectory:
         Raises:
             FileError: The folder cannot be written, or another process writes to it.
         """
-        writable_folder(self.path)
+        create_folder(self.path)
         self.lock.acquire()
         result = (self.path / CONFIG, self.path / WEIGHTS)
         for file in (self.run, self.best_facts, *result, self.checkpoint, self.metrics, self.report):
@@ -232,7 +232,7 @@ class RunDirectory:
         description = read_json(self.run)
         if description.get("format_version") != FORMAT_VERSION:
             raise CheckpointError(
-                f"{self.run} has format version {shown(description.get('format_version'))}; "
+                f"{self.run} has format version {printable(description.get('format_version'))}; "
                 f"this embedlayer reads version {FORMAT_VERSION}."
             )
         check_fields(description, RunDescription, self.run)
@@ -282,7 +282,7 @@ class RunDirectory:
         ranks.agree({"step of the checkpoint": trainer.step})
         if ranks.first:
             self._keep_metrics_up_to(trainer.step if self.checkpoint.exists() else -1)
-            clear_away_partials(self.checkpoint)  # of a process killed in a save
+            remove_partials(self.checkpoint)  # of a process killed in a save
         return trainer, tokenizer, description["notes"]
 
     def open(self, device: torch.device | str = "cpu", ranks: Ranks | None = None) -> tuple[Trainer, JsonObject]:
@@ -451,7 +451,7 @@ def load_run(path: Path | str, *, device: torch.device | str = "cpu") -> Run:
         CheckpointError: A file is damaged or does not fit.
         TokenizerError: The tokenizer has more entries than the table.
     """
-    path = restored(path)
+    path = recover_folder(path)
     if not path.exists():
         raise FileError(f"{path} does not exist.")
     if RunDirectory(path).holds_a_run and not (path / CONFIG).exists():

@@ -17,7 +17,7 @@ from embedlayer.io.files import PARTIAL, JsonObject, write_json
 from embedlayer.io.locks import LOCK
 from embedlayer.pretrained import CONFIG, TOKENIZER, WEIGHTS, Pretrained, describe
 from embedlayer.data.corpus import TokenCorpus
-from embedlayer.data.corpus_files import write_tables
+from embedlayer.data.corpus_files import write_shard_tables
 from embedlayer.data.tokenizer import fingerprint, load_tokenizer, save_tokenizer, table_size
 from embedlayer.training.loop import Trainer
 from embedlayer.training.run_directory import RunDirectory
@@ -133,7 +133,7 @@ def _write_run(
         "vocab_size": size,
         "tokenizer": fingerprint(tokenizer),
     }
-    write_tables(new.corpus, corpus.documents, corpus.blocks, facts)
+    write_shard_tables(new.corpus, corpus.documents, corpus.blocks, facts)
 
 
 def _moved_notes(notes: Mapping[str, Any], receipt: Receipt) -> JsonObject:

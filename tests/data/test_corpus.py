@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 
-from embedlayer.data.corpus import TokenCorpus, encode_pieces, find_texts, read_pieces
+from embedlayer.data.corpus import TokenCorpus, encode_chunks, find_text_files, read_text_chunks
 from embedlayer.data.tokenizer import END_OF_TEXT, fingerprint, load_tokenizer, train_tokenizer
 from embedlayer.errors import CheckpointError, EmbedLayerWarning, FileError, SizeError, TextError
 
@@ -51,9 +51,9 @@ def whole(tokenizer: Tokenizer, text: str) -> list[int]:
 
 
 def in_pieces(tokenizer: Tokenizer, path: Path) -> list[int]:
-    pieces = list(read_pieces(path, tokenizer=tokenizer))
+    pieces = list(read_text_chunks(path, tokenizer=tokenizer))
     assert len(pieces) > 5
-    return [token for _, ids in encode_pieces(pieces, tokenizer) for token in ids.tolist()]
+    return [token for _, ids in encode_chunks(pieces, tokenizer) for token in ids.tolist()]
 
 
 @pytest.mark.parametrize("text", ["the-verdict.txt", "tinyshakespeare.txt", "enwiki-plain.txt"])
@@ -96,14 +96,14 @@ def test_pieces_put_together_are_the_text_and_its_ids(text):
     corpus = text.encode()
     pieces = list(read_pieces_of(corpus, BYTES))
     assert "".join(pieces) == text
-    assert [token for _, ids in encode_pieces(pieces, BYTES) for token in ids.tolist()] == list(corpus)
+    assert [token for _, ids in encode_chunks(pieces, BYTES) for token in ids.tolist()] == list(corpus)
 
 
 def read_pieces_of(content: bytes, tokenizer: object = None) -> list[str]:
-    """`read_pieces` of standard input."""
+    """`read_text_chunks` of standard input."""
     kept, sys.stdin = sys.stdin, SimpleNamespace(buffer=io.BytesIO(content))
     try:
-        return list(read_pieces("-", tokenizer=tokenizer))
+        return list(read_text_chunks("-", tokenizer=tokenizer))
     finally:
         sys.stdin = kept
 
@@ -117,7 +117,7 @@ def test_line_ends_are_kept_and_a_byte_order_mark_is_not():
 def test_a_character_across_two_reads_stays_whole(tmp_path):
     text = "x" + "é犬🙂" * 40_000
     (tmp_path / "text").write_bytes(text.encode())
-    assert "".join(read_pieces(tmp_path / "text")) == text
+    assert "".join(read_text_chunks(tmp_path / "text")) == text
 
 
 @pytest.mark.parametrize(
@@ -132,7 +132,7 @@ def test_a_character_across_two_reads_stays_whole(tmp_path):
 def test_text_that_is_not_utf8_names_file_offset_and_remedy(tmp_path, content, words):
     (tmp_path / "bad.txt").write_bytes(content)
     with pytest.raises(TextError, match=f"bad.txt is not UTF-8 text: .*{words}"):
-        list(read_pieces(tmp_path / "bad.txt"))
+        list(read_text_chunks(tmp_path / "bad.txt"))
 
 
 def test_an_endless_word_is_cut_with_a_warning(monkeypatch):
@@ -157,7 +157,7 @@ def folder(tmp_path):
 
 
 def test_a_folder_stands_for_its_visible_texts_in_order(folder):
-    assert find_texts([folder, "-"]) == [*(folder / n for n in ("a.md", "b.txt", "deep/c.txt", "e.txt.gz")), "-"]
+    assert find_text_files([folder, "-"]) == [*(folder / n for n in ("a.md", "b.txt", "deep/c.txt", "e.txt.gz")), "-"]
 
 
 @pytest.mark.parametrize(
@@ -171,7 +171,7 @@ def test_a_folder_stands_for_its_visible_texts_in_order(folder):
 def test_what_cannot_be_found_is_named(tmp_path, paths, error, words):
     (tmp_path / "empty").mkdir()
     with pytest.raises(error, match=words):
-        find_texts([tmp_path / path for path in paths])
+        find_text_files([tmp_path / path for path in paths])
 
 
 # Building

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from embedlayer.data.corpus import TokenCorpus
-from embedlayer.data.corpus_files import joined, read_parts
+from embedlayer.data.corpus_files import concatenate_shards, read_shards
 from embedlayer.data.sharded_build import build_in_shards
 from embedlayer.data.tokenizer import train_tokenizer
 from embedlayer.errors import CheckpointError, FileError
@@ -30,8 +30,8 @@ def corpus(texts, tmp_path):
 
 def test_a_corpus_in_one_part_is_a_part_like_any_other(texts, tmp_path):
     built = TokenCorpus.build(texts, BYTES, tmp_path / "whole")
-    (part,) = read_parts(tmp_path / "whole")
-    ids, documents, blocks = joined([part])
+    (part,) = read_shards(tmp_path / "whole")
+    ids, documents, blocks = concatenate_shards([part])
     assert isinstance(ids, np.memmap)
     assert np.array_equal(ids, built.ids)
     assert np.array_equal(documents, built.documents)
@@ -40,9 +40,9 @@ def test_a_corpus_in_one_part_is_a_part_like_any_other(texts, tmp_path):
 
 
 def test_each_part_begins_with_a_mark_that_its_reader_keeps_or_leaves_out(corpus, texts):
-    parts = read_parts(corpus)
+    parts = read_shards(corpus)
     assert [int(part.ids[0]) for part in parts] == [256] * 4
-    ids, documents, _ = joined(parts)
+    ids, documents, _ = concatenate_shards(parts)
     expected = b"\0".join(text.read_bytes() for text in texts)
     assert bytes(0 if token == 256 else int(token) for token in ids) == expected
     assert [int(ids[start - 1]) for start in documents[1:]] == [256, 256]
@@ -50,8 +50,8 @@ def test_each_part_begins_with_a_mark_that_its_reader_keeps_or_leaves_out(corpus
 
 def test_missing_parts_are_numbered(corpus):
     for number in (1, 3):
-        shutil.rmtree(corpus / f"part-0000{number}")
-    with pytest.raises(CheckpointError, match=r"2 parts are not built yet, among them part 1, 3\.") as caught:
+        shutil.rmtree(corpus / f"shard-0000{number}")
+    with pytest.raises(CheckpointError, match=r"2 shards are not built yet, among them shard 1, 3\.") as caught:
         TokenCorpus.open(corpus)
     command = f"embedlayer corpus build FILE... -o {corpus} --tokenizer FILE --shards 4 (and --only K"
     assert command in str(caught.value)
@@ -69,11 +69,11 @@ def change(file, **facts):
             lambda corpus: change(corpus / "corpus.json", shards="four"),
             "shards is 'four', where a whole number",
         ),
-        (lambda corpus: change(corpus / "part-00002" / "index.json", marks=2), "marks is 2, outside 0 to 1"),
-        (lambda corpus: change(corpus / "part-00002" / "index.json", marks=0), "cut short or changed"),
-        (lambda corpus: (corpus / "part-00002" / "sources.npy").unlink(), "not a whole corpus"),
-        (lambda corpus: np.save(corpus / "part-00002" / "sources.npy", np.array([2, 1])), "does not fit"),
-        (lambda corpus: (corpus / "part-00000" / "ids.bin").write_bytes(b"\0\0"), "cut short"),
+        (lambda corpus: change(corpus / "shard-00002" / "index.json", marks=2), "marks is 2, outside 0 to 1"),
+        (lambda corpus: change(corpus / "shard-00002" / "index.json", marks=0), "cut short or changed"),
+        (lambda corpus: (corpus / "shard-00002" / "sources.npy").unlink(), "not a whole corpus"),
+        (lambda corpus: np.save(corpus / "shard-00002" / "sources.npy", np.array([2, 1])), "does not fit"),
+        (lambda corpus: (corpus / "shard-00000" / "ids.bin").write_bytes(b"\0\0"), "cut short"),
     ],
 )
 def test_a_damaged_part_is_refused(corpus, damage, words):

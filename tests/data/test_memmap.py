@@ -7,15 +7,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from embedlayer.data.memmap import MappedFile, MappedParts
+from embedlayer.data.memmap import MemmapSlice, ConcatenatedArray
 from embedlayer.errors import FileError, SizeError
 
 LENGTHS = st.lists(st.integers(1, 9), min_size=1, max_size=6)
 
 
-def in_parts(lengths: list[int]) -> tuple[MappedParts, np.ndarray]:
+def in_parts(lengths: list[int]) -> tuple[ConcatenatedArray, np.ndarray]:
     whole = np.random.default_rng(0).integers(0, 60_000, sum(lengths)).astype(np.uint16)
-    return MappedParts(np.split(whole, np.cumsum(lengths)[:-1])), whole
+    return ConcatenatedArray(np.split(whole, np.cumsum(lengths)[:-1])), whole
 
 
 @given(LENGTHS, st.integers(-60, 60), st.integers(-60, 60))
@@ -62,7 +62,7 @@ def test_mapped_parts_travel_as_file_names(tmp_path):
     whole[:12_000].tofile(tmp_path / "a")
     whole[12_000:].tofile(tmp_path / "b")
     files = [(tmp_path / "a", 12_000), (tmp_path / "b", 8000)]
-    parts = MappedParts([MappedFile(str(file), whole.dtype, 0, count).open() for file, count in files])
+    parts = ConcatenatedArray([MemmapSlice(str(file), whole.dtype, 0, count).open() for file, count in files])
     packed = pickle.dumps(parts[100:-100])
     assert len(packed) < 1000
     again = pickle.loads(packed)
@@ -72,4 +72,4 @@ def test_mapped_parts_travel_as_file_names(tmp_path):
 
 def test_a_file_that_cannot_be_mapped_is_named(tmp_path):
     with pytest.raises(FileError, match=r"Cannot map .*none.*ulimit -n"):
-        MappedFile(str(tmp_path / "none"), np.dtype("<u2"), 0, 1).open()
+        MemmapSlice(str(tmp_path / "none"), np.dtype("<u2"), 0, 1).open()

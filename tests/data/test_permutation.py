@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 import torch
 
-from embedlayer.data.permutation import RandomOrder
+from embedlayer.data.permutation import RandomPermutation
 
 
-def order(count: int, seed: int = 0) -> RandomOrder:
-    return RandomOrder(count, torch.Generator().manual_seed(seed))
+def order(count: int, seed: int = 0) -> RandomPermutation:
+    return RandomPermutation(count, torch.Generator().manual_seed(seed))
 
 
 @pytest.mark.parametrize("count", [*range(1, 40), 1000, 99_856, 99_857])

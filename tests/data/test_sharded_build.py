@@ -186,7 +186,7 @@ from embedlayer.data.sharded_build import build_in_shards
 from embedlayer.data.tokenizer import load_tokenizer
 
 def blow(done, total):
-    if list(Path(path).glob("part-*")):
+    if list(Path(path).glob("shard-*")):
         os.kill(os.getpid(), int(number))
 
 text, tokenizer, path, number = sys.argv[1:]
@@ -209,10 +209,10 @@ def test_a_build_killed_in_the_middle_goes_on_to_the_same_bytes(long_text, tmp_p
     assert done.returncode == -blow, done.stderr
     wait_until(lambda: not processes_with(str(tmp_path / "parts")))
     left = {file.name for file in (tmp_path / "parts").iterdir()}
-    assert 1 <= len([name for name in left if name.startswith("part-")]) < 6
+    assert 1 <= len([name for name in left if name.startswith("shard-")]) < 6
     lock = {".lock"} if blow == signal.SIGKILL else set()  # nobody is left to remove the file; the lock itself is free
-    assert left <= {"corpus.json", "tokenizer.json", *(f"part-0000{number}" for number in range(6)), *lock}
-    with pytest.raises(CheckpointError, match="parts are not built yet"):
+    assert left <= {"corpus.json", "tokenizer.json", *(f"shard-0000{number}" for number in range(6)), *lock}
+    with pytest.raises(CheckpointError, match="shards are not built yet"):
         TokenCorpus.open(tmp_path / "parts")
     seen: list[tuple[int, int]] = []
     build_in_shards(
@@ -236,7 +236,7 @@ def test_what_a_killed_worker_left_is_cleared_away(tmp_path):
     options = {"shards": 3, "workers": 1}
     build_in_shards([tmp_path / "t.txt"], tokenizer_of("byte"), tmp_path / "parts", **options)
     before = contents(tmp_path / "parts")
-    (tmp_path / "parts" / "part-00001").rename(tmp_path / "parts" / ".part-00001.x1.partial")
+    (tmp_path / "parts" / "shard-00001").rename(tmp_path / "parts" / ".shard-00001.x1.partial")
     build_in_shards([tmp_path / "t.txt"], tokenizer_of("byte"), tmp_path / "parts", **options)
     assert contents(tmp_path / "parts") == before
 
@@ -284,7 +284,7 @@ def test_hosts_that_begin_a_folder_at_once_build_it_together(tmp_path):
     assert contents(tmp_path / "parts") == contents(tmp_path / "once")
 
 
-@pytest.mark.parametrize("left", [".nfs0000000000000001", ".corpus.json.x1.partial", ".part-00000.x1.partial"])
+@pytest.mark.parametrize("left", [".nfs0000000000000001", ".corpus.json.x1.partial", ".shard-00000.x1.partial"])
 def test_hidden_files_of_other_hosts_do_not_keep_a_build_from_beginning(tmp_path, left):
     (tmp_path / "t.txt").write_text("Hello")
     (tmp_path / "parts").mkdir()

@@ -25,7 +25,7 @@ from embedlayer.data.tokenizer import (
     table_size,
     token_text,
     train_tokenizer,
-    without_limits,
+    without_truncation,
 )
 from embedlayer.errors import (
     EmbedLayerError,
@@ -269,7 +269,7 @@ def test_limits_do_not_change_the_fingerprint_and_are_taken_off_a_copy():
     limited.enable_truncation(2)
     limited.enable_padding(length=9)
     assert fingerprint(limited) == fingerprint(tokenizer) != fingerprint(train_tokenizer((), "byte", special_tokens=()))
-    assert without_limits(limited).encode("Hello").ids == list(b"Hello")
+    assert without_truncation(limited).encode("Hello").ids == list(b"Hello")
     assert limited.truncation is not None
 
 
@@ -297,7 +297,7 @@ def test_a_path_where_text_belongs_is_refused(kind, tmp_path, unchecked) -> None
             with pytest.raises(TextError, match=r"names a file|looks like a path"):
                 train_tokenizer(texts, kind)
     for texts in (tmp_path / "no suffix", [tmp_path / "no suffix"], b"bytes", [b"bytes"], 7):
-        with pytest.raises(TextError, match="read_pieces"):
+        with pytest.raises(TextError, match="read_text_chunks"):
             train_tokenizer(texts, kind)
 
 

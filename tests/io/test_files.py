@@ -14,27 +14,27 @@ from embedlayer.io import files
 def test_a_failed_write_leaves_the_old_file_and_no_litter(tmp_path: Path) -> None:
     file = tmp_path / "a.txt"
     files.write_text(file, "old")
-    with pytest.raises(RuntimeError), files.replacing(file) as partial:
+    with pytest.raises(RuntimeError), files.replace_file(file) as partial:
         partial.write_text("new")
         raise RuntimeError
     assert file.read_text() == "old"
     assert os.listdir(tmp_path) == ["a.txt"]
 
 
-@pytest.mark.parametrize("replacing", ["replacing", "replacing_folder"])
-def test_what_a_killed_process_left_of_a_save_is_cleared_away_and_nothing_else(tmp_path: Path, replacing: str) -> None:
+@pytest.mark.parametrize("replace", ["replace_file", "replace_folder"])
+def test_what_a_killed_process_left_of_a_save_is_cleared_away_and_nothing_else(tmp_path: Path, replace: str) -> None:
     others = {"a[1]", ".a[1]b.x.partial", ".a1.x.partial"}
     for name in others:
         (tmp_path / name).write_text("stays")
     code = f"""
 import os
 from embedlayer.io import files
-with files.{replacing}({str(tmp_path / "a[1]")!r}):
+with files.{replace}({str(tmp_path / "a[1]")!r}):
     os._exit(9)
 """
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 9
     assert len(os.listdir(tmp_path)) == 4
-    files.clear_away_partials(tmp_path / "a[1]")
+    files.remove_partials(tmp_path / "a[1]")
     assert set(os.listdir(tmp_path)) == others
 
 
@@ -53,7 +53,7 @@ path = pathlib.Path({str(tmp_path)!r})
 files.write_text(path / "text", "x")
 save_tensors(path / "tensors", {{"weight": torch.ones(4)}})
 for _ in range(2):
-    with files.replacing_folder(path / "folder") as partial:
+    with files.replace_folder(path / "folder") as partial:
         (partial / "file").touch()
 """
     subprocess.run([sys.executable, "-c", code], check=True)
@@ -84,7 +84,7 @@ def replace(path):
     if kind == "file":
         files.write_text(path, "new" * 10_000)
         return
-    with files.replacing_folder(path) as partial:
+    with files.replace_folder(path) as partial:
         for name in ("new", "both"):
             (partial / name).write_text("new " + name)
         (partial / "inner").mkdir()
@@ -115,7 +115,7 @@ while not ended:
         assert code in (0, 9), code
         ended = code == 0
         missing = not path.exists()
-        files.restored(path)
+        files.recover_folder(path)
         if kind == "file":
             found = path.read_text()
             assert found in ("old", "new" * 10_000), found
@@ -125,7 +125,7 @@ while not ended:
             assert found in (old, new), found
             found = "old" if found == old else "new"
         assert not ended or found == "new"
-        files.clear_away_partials(path)
+        files.remove_partials(path)
         assert os.listdir(path.parent) == ["out.x"]
         seen.add((found, missing))
 print(stop_at, sorted(seen))
@@ -150,9 +150,9 @@ def test_an_old_folder_that_cannot_be_put_back_is_named(tmp_path: Path, monkeypa
     (tmp_path / ".a.b.1234.old").mkdir()  # of another folder
     monkeypatch.setattr(os, "rename", lambda *_, **__: (_ for _ in ()).throw(PermissionError(13, "Permission denied")))
     with pytest.raises(FileError, match=r"cannot be renamed: Permission denied\. Rename it to a"):
-        files.restored(tmp_path / "a")
+        files.recover_folder(tmp_path / "a")
     monkeypatch.undo()
-    assert files.restored(tmp_path / "a").is_dir()
+    assert files.recover_folder(tmp_path / "a").is_dir()
     assert os.listdir(tmp_path / ".a.b.1234.old") == []
 
 
@@ -170,20 +170,20 @@ def test_what_is_missing_or_no_json_is_named(tmp_path: Path) -> None:
 def test_a_folder_that_is_a_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(FileError, match="Cannot write into the folder"):
-        files.writable_folder(tmp_path / "file" / "inner")
-    assert files.writable_folder(tmp_path / "a" / "b").is_dir()
+        files.create_folder(tmp_path / "file" / "inner")
+    assert files.create_folder(tmp_path / "a" / "b").is_dir()
 
 
 def test_a_folder_appears_whole_or_not_at_all(tmp_path: Path) -> None:
     folder = tmp_path / "corpus"
-    with files.replacing_folder(folder) as partial:
+    with files.replace_folder(folder) as partial:
         (partial / "ids").write_text("old")
         assert not folder.exists()
-    with pytest.raises(KeyboardInterrupt), files.replacing_folder(folder) as partial:
+    with pytest.raises(KeyboardInterrupt), files.replace_folder(folder) as partial:
         (partial / "ids").write_text("new")
         raise KeyboardInterrupt
     assert (folder / "ids").read_text() == "old"
     assert os.listdir(tmp_path) == ["corpus"]
-    with files.replacing_folder(folder) as partial:
+    with files.replace_folder(folder) as partial:
         (partial / "ids").write_text("new")
     assert (folder / "ids").read_text() == "new"

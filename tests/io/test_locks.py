@@ -38,9 +38,9 @@ def held_elsewhere(
 
 def test_a_second_process_is_refused_and_told_who_has_the_lock(tmp_path: Path) -> None:
     lock = FileLock(tmp_path / "lock", "The folder x")
-    lock.require_unlocked()
+    lock.check_unlocked()
     with held_elsewhere(tmp_path / "lock") as process:
-        for ask in (lock.acquire, lock.require_unlocked):
+        for ask in (lock.acquire, lock.check_unlocked):
             with pytest.raises(FileError, match=f"The folder x is in use by process {process.pid} on "):
                 ask()
         assert process.communicate("")[0] == ""
@@ -71,7 +71,7 @@ def test_a_child_made_by_fork_does_not_keep_the_lock_of_its_dead_parent(tmp_path
     parent.kill()
     parent.wait()
     try:
-        FileLock(tmp_path / "lock", "it").acquire(patience_seconds=30.0)  # the child may not have run yet
+        FileLock(tmp_path / "lock", "it").acquire(timeout_seconds=30.0)  # the child may not have run yet
         os.kill(child, 0)
     finally:
         os.kill(child, 9)
@@ -86,7 +86,7 @@ def test_objects_of_one_process_share_the_lock_until_the_last_lets_go(tmp_path: 
     with other:
         one.release()
         assert (tmp_path / "lock").exists()
-        one.require_unlocked()
+        one.check_unlocked()
     assert not (tmp_path / "lock").exists()
     one.acquire()
     del one
@@ -97,7 +97,7 @@ def test_a_process_that_waits_gets_the_lock_when_it_is_free(tmp_path: Path) -> N
     after = "print('held', flush=True); import time; time.sleep(0.3); lock.release(); sys.stdin.read()"
     with held_elsewhere(tmp_path / "lock", after):
         lock = FileLock(tmp_path / "lock", "it")
-        lock.acquire(patience_seconds=60.0)
+        lock.acquire(timeout_seconds=60.0)
         lock.release()
 
 
@@ -112,7 +112,7 @@ def test_where_there_are_no_locks_a_warning_says_so(tmp_path: Path, monkeypatch,
         monkeypatch.setattr(locks.fcntl, "flock", refuse)
     with pytest.warns(EmbedLayerWarning, match="it is not protected from a second process"):
         lock = FileLock(tmp_path / "lock", "it").__enter__()
-    lock.require_unlocked()
+    lock.check_unlocked()
     lock.release()
 
 

@@ -46,7 +46,7 @@ def folder(tmp_path_factory, text: Path) -> Iterator[Path]:
     tokenizer = el.load_tokenizer(folder / "run")
     build_shard([text], tokenizer, folder / "corpus", shards=2, only=0)
     holders = []
-    for lock in (folder / "run" / LOCK, folder / "corpus" / LOCK, folder / "corpus" / ".part-00001.lock"):
+    for lock in (folder / "run" / LOCK, folder / "corpus" / LOCK, folder / "corpus" / ".shard-00001.lock"):
         command = [sys.executable, "-c", HOLD, str(lock)]
         holders.append(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True))
         assert holders[-1].stdout is not None
