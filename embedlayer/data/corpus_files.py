@@ -126,8 +126,8 @@ def read_shards(path: Path) -> list[Part]:
     for number, part in enumerate(parts):
         if part.facts.get("plan") != plan_digest(plan):
             raise CheckpointError(
-                f"{shard_folder(path, number)} was built after another plan than {path / PLAN_FILE}. Remove that part and "
-                f"build it again."
+                f"{shard_folder(path, number)} was built after another plan than {path / PLAN_FILE}. Remove this shard "
+                f"and build it again."
             )
     if not any(len(part.documents) for part in parts):
         raise CheckpointError(f"The corpus {path} holds no text: none of its sources has a token.")

@@ -1,182 +1,153 @@
-"""Jobs in fresh Python processes: errors come back as ours, nothing hangs, no process stays behind.
+"""Run numbered jobs in a pool of processes, such that no process outlives the call or the calling process."""
 
-A worker is a plain `python -c`, so that the caller's script is not imported again and needs no `__main__` guard. It
-is handed one job after the other on its standard input and answers in lines of JSON on its standard output; where
-either pipe closes, because the caller is gone, it ends. A worker whose work is no longer wanted is killed, at once and
-wherever it is: it cannot be asked to clean up, because an exception raised out of a signal in the middle of an import
-comes out as another one, or not at all. What it leaves is cleared away by the caller, who does the same after a crash.
-"""
-
-import json
+import multiprocessing
 import os
-import queue
 import signal
-import subprocess
 import sys
 import threading
 import time
 import warnings
 from collections.abc import Callable, Sequence
-from contextlib import suppress
-from importlib import import_module
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from functools import cache
+from multiprocessing.context import SpawnContext, SpawnProcess
 from typing import Any
 
-from embedlayer import errors
-from embedlayer.errors import EmbedLayerError, EmbedLayerWarning, FileError
+from embedlayer.errors import EmbedLayerWarning, FileError
 
 Report = Callable[[int], None]
-Message = dict[str, Any]
+Job = Callable[[int, Report], None]
 
-_SERVE = "from embedlayer.data.process_pool import serve; serve()"
 _SECONDS_BETWEEN_REPORTS = 0.1
+_SECONDS_TO_CLEAN_UP = 2.0
+_NOT_STARTED = -1
 
 
 def run_jobs(
-    prepare: str,
+    prepare: Callable[[str], Job],
     argument: str,
-    jobs: Sequence[int],
+    numbers: Sequence[int],
     workers: int,
     *,
     on_progress: Callable[[int, int], None],
-    on_cut_short: Callable[[int], None],
+    on_interrupted: Callable[[int], None],
 ) -> None:
-    """Do `do(job, report)` for each job, `do` being what `prepare(argument)` gives, in at most `workers` processes.
+    """Call `prepare(argument)(number, report)` for each number, in at most `workers` processes.
+
+    The processes are spawned: a script that calls this outside of an `if __name__ == "__main__":` block fails. Their
+    warnings are repeated here. Where the call ends by an error or by Ctrl-C, the processes are killed.
 
     Args:
-        prepare: The function as `module:name`; each process calls it once.
-        argument: Its one argument.
-        jobs: Numbers, handed out in this order.
-        workers: Processes at a time, 1 or more.
-        on_progress: Called here with a job and what it last reported.
-        on_cut_short: Called here with each job that was begun and not done, when no process works on it any more.
+        prepare: A function of a module, called once in each process; it returns the function that does a job.
+        argument: Argument of `prepare`.
+        numbers: Numbers of the jobs, which are started in this order.
+        workers: Largest number of processes at a time, at least 1.
+        on_progress: Called in this process with the number of a job and what it last passed to `report`.
+        on_interrupted: Called in this process with the number of each job that was started and did not end, after
+            all processes have ended.
 
     Raises:
-        EmbedLayerError: What a job raised, as it was raised there. The others are stopped.
+        EmbedLayerError: A job raised this error.
         FileError: A process was killed.
     """
-    waiting = list(reversed(jobs))
-    answers: queue.SimpleQueue[tuple[_Worker, Message]] = queue.SimpleQueue()
-    started: list[_Worker] = []
+    context = _KillableContext()
+    progress = context.RawArray("q", [_NOT_STARTED] * len(numbers))
+    executor = ProcessPoolExecutor(min(workers, len(numbers)), context, _start_worker, (progress,))
+    running: dict[Future[list[str]], int] = {}
+    waiting = list(reversed(range(len(numbers))))
     try:
-        for _ in range(min(workers, len(jobs))):
-            started.append(_Worker(prepare, argument, answers))
-            started[-1].give(waiting.pop())
-        busy = len(started)
-        while busy:
-            worker, answer = answers.get()
-            if "progress" in answer:
-                on_progress(answer["job"], answer["progress"])
-            elif "warning" in answer:
-                warnings.warn(answer["warning"], EmbedLayerWarning, stacklevel=3)
-            elif "error" in answer:
-                raise getattr(errors, answer["error"])(answer["message"])
-            elif "done" in answer:
-                worker.give(waiting.pop() if waiting else None)
-                busy -= worker.job is None
-            elif worker.job is not None:
-                raise FileError(
-                    f"The process that worked on part {worker.job} ended before it was done ({_how(answer['ended'])}). "
-                    f"The parts that are done stay: call again to go on."
-                )
+        while waiting or running:
+            while waiting and len(running) < workers:  # the executor would start the next job after an error
+                place = waiting.pop()
+                running[executor.submit(_run_job, prepare, argument, place, numbers[place])] = place
+            finished, _ = wait(running, _SECONDS_BETWEEN_REPORTS, FIRST_COMPLETED)
+            for place, value in enumerate(progress):
+                if value != _NOT_STARTED:
+                    on_progress(numbers[place], value)
+            for future in finished:
+                for message in future.result():
+                    warnings.warn(message, EmbedLayerWarning, stacklevel=3)
+                del running[future]
+    except BrokenProcessPool as error:
+        executor.shutdown()  # waits until all exit codes are known
+        started = [str(numbers[place]) for place in running.values() if progress[place] != _NOT_STARTED]
+        raise FileError(
+            f"A worker process was killed or failed to start ({context.cause_of_death()}) while shards "
+            f"{', '.join(started) or 'none'} were being built. Finished shards are kept: call again to continue."
+        ) from error
     finally:
-        for worker in started:
-            worker.process.kill()
-        for worker in started:
-            worker.end()
-            if worker.job is not None:
-                on_cut_short(worker.job)
+        if running:
+            for process in context.processes:
+                process.kill()
+        executor.shutdown(cancel_futures=True)
+        for place in running.values():
+            if progress[place] != _NOT_STARTED:
+                on_interrupted(numbers[place])
 
 
-class _Worker:
-    """One process, and the thread that hears it."""
-
-    def __init__(self, prepare: str, argument: str, answers: "queue.SimpleQueue[tuple[_Worker, Message]]") -> None:
-        paths = [entry or os.getcwd() for entry in sys.path]
-        self.job: int | None = None
-        self.process = subprocess.Popen(
-            [sys.executable, "-P", "-c", _SERVE, prepare, argument],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            encoding="utf-8",
-            start_new_session=True,  # Ctrl-C reaches the caller alone, who ends the workers
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), "TOKENIZERS_PARALLELISM": "false"},
-        )
-        self.thread = threading.Thread(target=self._hear, args=(answers,), daemon=True)
-        self.thread.start()
-
-    def give(self, job: int | None) -> None:
-        """Hand the process a job, or none. If it is dead, its end is heard and told like any other."""
-        self.job = job
-        assert self.process.stdin is not None
-        if job is not None:
-            with suppress(BrokenPipeError):
-                self.process.stdin.write(f"{job}\n")
-                self.process.stdin.flush()
-
-    def end(self) -> None:
-        """Wait for the process, which was killed, and for all that it said."""
-        self.process.wait()
-        self.thread.join()
-        for pipe in (self.process.stdin, self.process.stdout):
-            assert pipe is not None
-            with suppress(BrokenPipeError):
-                pipe.close()
-
-    def _hear(self, answers: "queue.SimpleQueue[tuple[_Worker, Message]]") -> None:
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            with suppress(ValueError):  # cut short by its end, which is told next
-                answers.put((self, json.loads(line)))
-        answers.put((self, {"ended": self.process.wait()}))
-
-
-def serve() -> None:
-    """The life of a worker process."""
-    caller = _Caller()
-    warnings.showwarning = caller.warn
-    warnings.simplefilter("always", EmbedLayerWarning)
-    module, _, name = sys.argv[1].partition(":")
-    try:
-        do = getattr(import_module(module), name)(sys.argv[2])
-        for line in sys.stdin:
-            caller.job = int(line)
-            do(caller.job, caller.report)
-            caller.tell(job=caller.job, progress=caller.progress)
-            caller.tell(done=True)
-    except EmbedLayerError as error:
-        caller.tell(error=type(error).__name__, message=str(error))
-
-
-class _Caller:
-    """Who handed out the work, as a worker sees it. Whatever else is printed goes to standard error from here on."""
+class _KillableContext(SpawnContext):
+    """A `multiprocessing` context that lists its processes, which `ProcessPoolExecutor` cannot kill."""
 
     def __init__(self) -> None:
-        self.job = self.progress = 0
-        self.told_at = 0.0
-        self.pipe = os.dup(sys.stdout.fileno())
-        os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+        self.processes: list[SpawnProcess] = []
 
-    def tell(self, **message: Any) -> None:
-        try:
-            os.write(self.pipe, json.dumps(message).encode() + b"\n")
-        except BrokenPipeError:  # the caller is gone
-            sys.exit(1)
+    def Process(self, *args: Any, **options: Any) -> SpawnProcess:  # type: ignore[override]
+        """Create a process and list it."""
+        self.processes.append(SpawnProcess(*args, **options))
+        return self.processes[-1]
 
-    def warn(self, message: Warning | str, category: type[Warning], *place: Any, **_: Any) -> None:
-        if issubclass(category, EmbedLayerWarning):
-            self.tell(warning=str(message))
-
-    def report(self, progress: int) -> None:
-        """Pass the progress of the job on, now and then."""
-        self.progress = progress
-        if time.monotonic() - self.told_at >= _SECONDS_BETWEEN_REPORTS:
-            self.tell(job=self.job, progress=progress)
-            self.told_at = time.monotonic()
-
-
-def _how(code: int) -> str:
-    if code >= 0:
+    def cause_of_death(self) -> str:
+        """Return the signal or exit code of the process that ended first, for an error message."""
+        by_executor = (None, 0, -signal.SIGTERM)
+        code = next((process.exitcode for process in self.processes if process.exitcode not in by_executor), None)
+        if code == -signal.SIGKILL:
+            return "SIGKILL, which often means too little memory"
+        if code == 1:
+            return "exit code 1; a script needs an `if __name__ == '__main__':` block around this call"
         return f"exit code {code}"
-    name = signal.Signals(-code).name
-    return f"{name}, which often means too little memory" if name == "SIGKILL" else name
+
+
+_progress: Any = None
+"""In a worker process: progress of all jobs, in memory that all processes share."""
+
+
+def _start_worker(progress: Any) -> None:
+    """Initialise a worker process."""
+    global _progress
+    _progress = progress
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes of a terminal; the caller kills us
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    threading.Thread(target=_exit_with_parent, daemon=True).start()
+
+
+def _exit_with_parent() -> None:
+    """Wait until the calling process has ended, give the job a moment to remove its files, and end this process."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    time.sleep(_SECONDS_TO_CLEAN_UP)
+    os._exit(1)
+
+
+def _run_job(prepare: Callable[[str], Job], argument: str, place: int, number: int) -> list[str]:
+    """Do one job in a worker process and return the texts of its warnings."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def report(value: int) -> None:
+        if not parent.is_alive():
+            sys.exit(1)
+        _progress[place] = value
+
+    report(0)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", EmbedLayerWarning)
+        _prepared(prepare, argument)(number, report)
+    return [str(warning.message) for warning in caught if issubclass(warning.category, EmbedLayerWarning)]
+
+
+@cache
+def _prepared(prepare: Callable[[str], Job], argument: str) -> Job:
+    """Return `prepare(argument)`, called once in a process."""
+    return prepare(argument)

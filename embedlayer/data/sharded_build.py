@@ -76,8 +76,8 @@ def build_in_shards(
     begins to read it. An edit that keeps the size of a large file and falls between the pieces is not seen.
 
     Args:
-        sources: Files and folders, as for `find_text_files`; each file is a document. One that ends in `.gz` is not divided
-            between parts.
+        sources: Files and folders, as for `find_text_files`; each file is a document. A file that ends in `.gz` is not
+            split between shards.
         tokenizer: A `tokenizers.Tokenizer`, or a fast tokenizer of transformers; it is kept in the folder.
         path: A new or empty folder, or one in which this build was begun.
         shards: Parts, 1 or more.
@@ -126,12 +126,12 @@ def _build_missing(folder: Path, shards: int, workers: int, on_progress: Progres
             build(number, lambda read: progress(number, read))  # noqa: B023
     else:
         run_jobs(
-            f"{__name__}:part_builder",
+            part_builder,
             str(folder),
             missing,
             workers,
             on_progress=progress,
-            on_cut_short=lambda number: _clear_away(folder, number),
+            on_interrupted=lambda number: _clear_away(folder, number),
         )
     if on_progress is not None:
         on_progress(total, total)

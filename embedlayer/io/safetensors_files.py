@@ -168,10 +168,9 @@ def read_header(path: Path | str) -> Header:
         CheckpointError: The file is a pickle, is truncated, or states impossible sizes, offsets or data types.
     """
     path = Path(path)
-    with open_safetensors(path, framework="np"):
-        with path.open("rb") as file:  # safe_open does not tell the offsets
-            length = int.from_bytes(file.read(8), "little")
-            entries = json.loads(file.read(length))
+    with open_safetensors(path, framework="np"), path.open("rb") as file:  # safe_open does not tell the offsets
+        length = int.from_bytes(file.read(8), "little")
+        entries = json.loads(file.read(length))
     metadata = entries.pop("__metadata__", None) or {}
     infos = []
     for name, entry in entries.items():

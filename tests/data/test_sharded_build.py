@@ -45,15 +45,22 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {str(file.relative_to(folder)): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
 
 
-def processes_with(word: str) -> list[str]:
-    """Command lines that hold a word, of all processes that run."""
+@pytest.fixture(autouse=True)
+def marked_processes(monkeypatch, tmp_path):
+    """Mark all processes that this test starts by a variable of their environment."""
+    monkeypatch.setenv("STARTED_BY_TEST", str(tmp_path))
+
+
+def processes_of(folder: Path) -> list[str]:
+    """Return the command lines of all running processes that the test in this folder started."""
     found = []
-    for file in Path("/proc").glob("[0-9]*/cmdline"):
+    for process in Path("/proc").glob("[0-9]*"):
         try:
-            line = file.read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            environment = (process / "environ").read_bytes().split(b"\0")
+            line = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
         except OSError:
             continue
-        if word in line:
+        if f"STARTED_BY_TEST={folder}".encode() in environment and "resource_tracker" not in line:
             found.append(line)
     return found
 
@@ -125,7 +132,7 @@ def test_real_text_in_two_processes_is_what_one_process_gives(shared_data, tmp_p
         for part, one in zip(built.split(fraction), expected.split(fraction), strict=True):
             assert abs(len(part) - len(one)) < 0.02 * len(expected)
             assert len(part.ids) == part.blocks[-1, 0]
-    assert not processes_with(str(tmp_path))
+    assert not processes_of(tmp_path)
 
 
 @given(st.text(st.sampled_from("ab é犬\n.,🙂"), min_size=1, max_size=200), st.sampled_from(["byte", "bpe", "unigram"]))
@@ -207,7 +214,7 @@ def test_a_build_killed_in_the_middle_goes_on_to_the_same_bytes(long_text, tmp_p
     arguments = map(str, (long_text, tmp_path / "bpe.json", tmp_path / "parts", int(blow)))
     done = subprocess.run([sys.executable, "-c", BUILD, *arguments], capture_output=True, text=True, check=False)
     assert done.returncode == -blow, done.stderr
-    wait_until(lambda: not processes_with(str(tmp_path / "parts")))
+    wait_until(lambda: not processes_of(tmp_path))
     left = {file.name for file in (tmp_path / "parts").iterdir()}
     assert 1 <= len([name for name in left if name.startswith("shard-")]) < 6
     lock = {".lock"} if blow == signal.SIGKILL else set()  # nobody is left to remove the file; the lock itself is free
@@ -342,7 +349,7 @@ def test_an_error_in_a_worker_names_the_file_and_what_is_done_stays(tmp_path):
             shards=4,
             workers=2,
         )
-    assert not processes_with(str(tmp_path / "parts"))
+    assert not processes_of(tmp_path)
     assert not [file for file in (tmp_path / "parts").iterdir() if file.name.endswith(".partial")]
 
 
