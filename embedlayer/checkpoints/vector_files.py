@@ -32,7 +32,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from embedlayer.errors import CheckpointError, EmbedLayerWarning, FileError, ShapeError, SizeError
-from embedlayer.io.files import replace_file, create_folder, write_text
+from embedlayer.io.files import create_folder, replace_file
 from embedlayer.tables.dense import TableLike, as_rows
 from embedlayer.tables.table import TokenTable
 
@@ -508,23 +508,30 @@ def _write_words(path: Path, tokens: Sequence[str], chunks: Iterator[Row], width
 
 
 def _write_npy(path: Path, tokens: Sequence[str], chunks: Iterator[Row], width: int) -> None:
-    with _writing(path) as file:
+    """Write an array, and its tokens beside it; neither file is replaced before both are complete."""
+    with replace_file(_tokens_file(path)) as partial, _writing(path) as file:
+        partial.write_text(json.dumps(list(tokens)) + "\n")
         header = {"descr": "<f4", "fortran_order": False, "shape": (len(tokens), width)}
         np.lib.format.write_array_header_1_0(file, header)
         file.writelines(chunk.astype("<f4").tobytes() for chunk in chunks)
-    write_text(_tokens_file(path), json.dumps(list(tokens)) + "\n")
 
 
 def _write_projector(folder: Path, tokens: Sequence[str], chunks: Iterator[Row]) -> None:
+    """Write the three files of the Embedding Projector; none is replaced before all are complete."""
     labels = [re.sub(r"[\\\t\n\r]", lambda found: _ESCAPES[found[0]], token) for token in tokens]
-    metadata = "".join(f"{_sound(label, row)}\n" for row, label in enumerate(labels))
-    with _writing(create_folder(folder) / TENSORS) as file:
-        for chunk in chunks:
-            file.writelines(f"{line}\n".encode() for line in _decimals(chunk, "\t"))
-    write_text(folder / METADATA, metadata)
+    metadata = "".join(f"{_check_utf8(label, row)}\n" for row, label in enumerate(labels))
     fields = {"tensor_name": "table", "tensor_path": TENSORS, "metadata_path": METADATA}
     content = "".join(f'  {name}: "{value}"\n' for name, value in fields.items())
-    write_text(folder / PROJECTOR_CONFIG, f"embeddings {{\n{content}}}\n")  # what TensorBoard looks for
+    create_folder(folder)
+    with (
+        replace_file(folder / METADATA) as labels_file,
+        replace_file(folder / PROJECTOR_CONFIG) as config_file,  # what TensorBoard looks for
+        _writing(folder / TENSORS) as file,
+    ):
+        labels_file.write_text(metadata, encoding="utf-8")
+        config_file.write_text(f"embeddings {{\n{content}}}\n", encoding="utf-8")
+        for chunk in chunks:
+            file.writelines(f"{line}\n".encode() for line in _decimals(chunk, "\t"))
 
 
 @contextmanager
@@ -566,13 +573,13 @@ def _check_words(tokens: Sequence[str]) -> None:
                 f"Row {row}: the token {token!r} {what}. Write a mark in its place, as SentencePiece does with '▁', or "
                 f"choose the format npy or projector."
             )
-        if seen.setdefault(_sound(token, row), row) != row:
+        if seen.setdefault(_check_utf8(token, row), row) != row:
             raise CheckpointError(
                 f"Row {row}: the token {token!r} is that of row {seen[token]} too; it can stand once."
             )
 
 
-def _sound(token: str, row: int) -> str:
+def _check_utf8(token: str, row: int) -> str:
     """The token, if it can be written in UTF-8."""
     try:
         token.encode()

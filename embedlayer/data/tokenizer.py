@@ -14,7 +14,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from embedlayer.errors import FileError, SizeError, TextError, TokenIdError, TokenizerError
 from embedlayer.io.files import write_text
@@ -116,7 +116,9 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
       sample text and refused where the two differ. Unlike in SentencePiece, control symbols such as `</s>` in a text
       are read as such.
     - llama2.c's `tokenizer.bin` (`tok512.bin`).
-    - A folder that holds one of these, looked for in this order.
+    - A folder with one of these, searched for in this order.
+
+    Beside a GPT-2, BERT or SentencePiece vocabulary, `added_tokens.json` is read too, as transformers writes it.
 
     Raises:
         FileError: There is no such file, or it cannot be read.
@@ -136,7 +138,7 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
 
 def _loaded(path: Path) -> Tokenizer:
     if path.suffix == ".model":
-        return _load_sentencepiece(path)
+        return _add_tokens_beside(path, _load_sentencepiece(path))
     if path.suffix == ".bin":
         return _load_llama2c(path)
     pair = _bpe_pair(path)
@@ -146,9 +148,9 @@ def _loaded(path: Path) -> Tokenizer:
             return _built(path, lambda: Tokenizer.from_str(json.dumps(content)))
         pair = pair or (path, _beside(path))
     if pair is not None:
-        return _load_bpe(*pair)
+        return _add_tokens_beside(path, _load_bpe(*pair))
     if path.suffix == ".txt":
-        return _load_vocab_txt(path)
+        return _add_tokens_beside(path, _load_vocab_txt(path))
     raise TokenizerError(
         f"{path} has no known tokenizer form. Give a tokenizer.json, encoder.json with vocab.bpe, vocab.json with "
         f"merges.txt, a BERT vocab.txt, a SentencePiece .model, or llama2.c's tokenizer.bin."
@@ -509,6 +511,24 @@ def _load_bpe(vocabulary: Path, merges: Path) -> Tokenizer:
         return tokenizer
 
     return _built(merges, build)
+
+
+def _add_tokens_beside(path: Path, tokenizer: Tokenizer) -> Tokenizer:
+    """Add the tokens of `added_tokens.json` in the same folder, if there is one, to a tokenizer read from `path`."""
+    file = path.with_name("added_tokens.json")
+    if not file.is_file():
+        return tokenizer
+    added = _read_json(file)
+    if not all(type(token_id) is int for token_id in added.values()):
+        raise TokenizerError(f"{file} is not a list of added tokens: it should map each token to its ID.")
+    for token, token_id in sorted(added.items(), key=lambda item: item[1]):
+        tokenizer.add_tokens([AddedToken(token, normalized=False)])
+        if tokenizer.token_to_id(token) != token_id:
+            raise TokenizerError(
+                f"{file} gives {token!r} the ID {token_id}, but after the tokens of {path.name} its ID is "
+                f"{tokenizer.token_to_id(token)}. Use the tokenizer.json of the model."
+            )
+    return tokenizer
 
 
 def _load_vocab_txt(path: Path) -> Tokenizer:

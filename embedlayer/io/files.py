@@ -48,6 +48,8 @@ def replace_file(path: Path | str) -> Iterator[Path]:
         _flush_to_disk(partial)
         partial.replace(path)
         _flush_to_disk(path.parent)
+    except FileError:  # of another file that is written inside the block
+        raise
     except OSError as error:
         raise FileError(
             f"Cannot write {path}: {error.strerror or error}.\n"

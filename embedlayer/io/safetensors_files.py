@@ -377,7 +377,7 @@ class WeightFiles:
         self.bytes_read += info.nbytes
         try:
             with open_safetensors(info.file) as file:
-                tensor = file.get_tensor(name)
+                tensor: Tensor = file.get_tensor(name)
         except RuntimeError:  # torch cannot map a file larger than memory copy-on-write
             tensor = info.read_rows(slice(None)).view(info.shape)
         if tensor.data_ptr() % stored.itemsize:  # old files have headers of any length

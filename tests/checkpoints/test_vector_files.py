@@ -315,3 +315,17 @@ def test_any_bytes_at_all_are_read_or_refused(tmp_path, format, content) -> None
     with warnings.catch_warnings(), contextlib.suppress(EmbedLayerError):
         warnings.simplefilter("ignore", EmbedLayerWarning)
         read_vectors(tmp_path / "v", format)
+
+
+@pytest.mark.parametrize("name", ["v.npy", "projector"])
+def test_rows_and_tokens_are_replaced_together_or_not_at_all(tmp_path, name) -> None:
+    path = tmp_path / name
+    path.mkdir() if name == "projector" else None
+    write_vectors(path, ["a", "b"], torch.eye(2))
+    broken = torch.eye(9000)[:, :8].clone()
+    broken[8999] = torch.nan
+    with pytest.raises(CheckpointError, match="Row 8999"):
+        write_vectors(path, [str(row) for row in range(9000)], broken)
+    tokens, rows = read_vectors(path)
+    assert tokens == ["a", "b"]
+    assert torch.equal(rows, torch.eye(2))

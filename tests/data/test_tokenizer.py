@@ -304,3 +304,17 @@ def test_a_path_where_text_belongs_is_refused(kind, tmp_path, unchecked) -> None
 @pytest.mark.parametrize("text", ["and/or cats", "a/b", "1/2", "/", "I love dogs.", "see notes.txt", "/usr/bin\n"])
 def test_text_that_holds_a_slash_is_text(text) -> None:
     assert train_tokenizer([text, "more text"], "bpe").encode(text).ids
+
+
+def test_added_tokens_beside_a_vocabulary_are_read(tmp_path):
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "dog", "##s"]
+    (tmp_path / "vocab.txt").write_text("\n".join(words))
+    (tmp_path / "added_tokens.json").write_text('{"<call>": 8, "<end>": 7}')
+    tokenizer = load_tokenizer(tmp_path)
+    assert tokenizer.encode("dogs<call> dog<end>", add_special_tokens=False).ids == [5, 6, 8, 5, 7]
+    (tmp_path / "added_tokens.json").write_text('{"<call>": 9}')
+    with pytest.raises(TokenizerError, match="gives '<call>' the ID 9, but after the tokens of vocab.txt its ID is 7"):
+        load_tokenizer(tmp_path)
+    (tmp_path / "added_tokens.json").write_text('{"<call>": "9"}')
+    with pytest.raises(TokenizerError, match="not a list of added tokens"):
+        load_tokenizer(tmp_path)
