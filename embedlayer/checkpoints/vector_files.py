@@ -1,4 +1,4 @@
-"""Tables in the files that word vectors travel in, read and written a row at a time.
+"""Read and write tables in the file formats of word vectors, a row at a time.
 
 | format | file | layout |
 |---|---|---|
@@ -9,8 +9,8 @@
 | `npy` | `.npy`, also `.gz` | NumPy's array, and beside it, if rows have names, `NAME.tokens.json`: a list of strings |
 | `projector` | a folder | `tensors.tsv` and `metadata.tsv` of the Embedding Projector; its `projector_config.pbtxt` |
 
-Numbers are written as the shortest decimals that read back as the same float32. Nothing is believed that a header says:
-memory grows with what is really in the file.
+Numbers are written as the shortest decimals that read back as the same float32. Sizes in a header are not trusted:
+memory is allocated for the bytes that are read.
 """
 
 import gzip
@@ -54,7 +54,7 @@ _BY_SUFFIX: dict[str, VectorFormat] = {
     ".tsv": "projector",
 }
 SUFFIXES = (".txt", *_BY_SUFFIX)
-"""Endings of the files above, before `.gz`."""
+"""Suffixes of these files, before `.gz`."""
 
 _NPY_HEADER = re.compile(
     r"\s*\{\s*'descr':\s*'([<>|=]?f[248])',\s*'fortran_order':\s*(True|False),\s*'shape':\s*"
@@ -74,31 +74,31 @@ def read_vectors(
     errors: DecodeErrors = "strict",
     nonfinite: NonfiniteRows = "refuse",
 ) -> tuple[list[str], Float[Tensor, "V D"]]:
-    """Read a table and its tokens.
+    """Read a table and its tokens from a file of word vectors.
 
-    In the word2vec family a token that comes twice counts once, with its first row, as in gensim, and with a warning. A
-    token may hold spaces (GloVe's 840B file has such): the last D fields are the numbers.
+    In the word2vec family the first row of a duplicate token is kept, as in gensim, with a warning. A token may have
+    spaces, as in GloVe's 840B file: the last D fields of a line are the numbers.
 
     Args:
         path: The file, or for `projector` its folder.
-        format: One of those above; by default what the name says, and for a `.txt` its first line.
-        errors: What becomes of tokens that are not UTF-8: an error that names the line, or as in `bytes.decode`
-            `"ignore"` or `"replace"` (word2vec's own tool cuts long tokens within a character).
-        nonfinite: What becomes of rows with NaN, infinity or numbers too large for float32: an error that names the
-            first, or with `"keep"` a warning that names some, and the rows as they are.
+        format: Name of the format; by default by the suffix of the file, and for a `.txt` by its first line.
+        errors: Handling of tokens that are not UTF-8: an error, or as in `bytes.decode` `"ignore"` or `"replace"`.
+            (word2vec's own tool cuts long tokens inside a character.)
+        nonfinite: Handling of rows with NaN, infinity or numbers too large for float32: an error, or with `"keep"` a
+            warning.
 
     Returns:
-        The tokens, and their rows `(V, D)` in float32. The tokens of a `.npy` without a file of tokens beside it are
-        the numbers of its rows, `"0"`, `"1"`, ...
+        The tokens, and their rows `(V, D)` in float32. A `.npy` without a file of tokens has the row numbers `"0"`,
+        `"1"`, ... as tokens.
 
     Raises:
         FileError: The file cannot be read.
-        CheckpointError: It is not what the format says: the message names the line (or the row, where there are no
-            lines) with too few numbers, one that is none, NaN or infinity, or a header that lies.
-        SizeError: The format is unknown, or the name does not tell it.
+        CheckpointError: The file does not have this format, or has rows that are not finite. The message names the line
+            or the row.
+        SizeError: The format is unknown, or the file name does not determine it.
 
     Warns:
-        EmbedLayerWarning: Tokens come twice, or rows that are not finite are kept.
+        EmbedLayerWarning: There are duplicate tokens, or rows that are not finite are kept.
 
     Example:
         >>> write_vectors("cats.txt", ["cat", "dog"], torch.eye(2), format="word2vec")
@@ -107,7 +107,7 @@ def read_vectors(
                 [0., 1.]]))
     """
     path = Path(path)
-    chosen = _format_of(path, format) or _sniffed(path)
+    chosen = _format_of(path, format) or _detect_format(path)
     if chosen == "npy":
         tokens, rows, places = _read_npy(path)
     elif chosen == "projector":
@@ -124,7 +124,7 @@ def read_vectors(
 
 
 def _check_finite(path: Path, tokens: list[str], rows: Tensor, places: "Places", nonfinite: NonfiniteRows) -> None:
-    """Refuse rows that are not finite, or warn of them."""
+    """Raise an error for rows that are not finite, or warn of them."""
     step = max(1, NUMBERS_AT_ONCE // rows.shape[1])
     starts = range(0, len(rows), step)
     broken = [start + int(row) for start in starts for row in (~rows[start : start + step].isfinite().all(1)).nonzero()]
@@ -146,20 +146,20 @@ def write_vectors(
     rows: TableLike,
     format: VectorFormat | None = None,
 ) -> None:
-    r"""Write a table and its tokens, in float32, wholly or not at all.
+    r"""Write a table and its tokens to a file of word vectors, in float32, atomically.
 
     Args:
-        path: The file; with the ending `.gz` it is compressed. For `projector` a folder.
-        tokens: One for each row. The word2vec family ends a token at white space, so one that holds some, is empty or
-            comes twice is refused; in `projector` tabs and line breaks become `\t`, `\n`, `\r`, backslashes `\\`.
-        rows: A tensor `(V, D)`, or a table, which is read by chunks of rows, without its scale.
-        format: One of those above; by default what the name says.
+        path: The file, or for `projector` a folder. A file with the suffix `.gz` is compressed.
+        tokens: One for each row. The word2vec family refuses tokens that are empty, duplicate or have white space. In
+            `projector` tabs and line breaks become `\t`, `\n`, `\r`, and backslashes `\\`.
+        rows: A tensor `(V, D)`, or a table; a table is read in chunks of rows, without its scale.
+        format: Name of the format; by default by the suffix of the file.
 
     Raises:
         FileError: The file cannot be written.
-        ShapeError: There is not one row for each token, or none.
-        CheckpointError: A token or number that the format cannot hold: the message names the row.
-        SizeError: The format is unknown, or the name does not tell it.
+        ShapeError: The numbers of tokens and rows differ or are 0.
+        CheckpointError: The format cannot represent a token or a number; the message names the row.
+        SizeError: The format is unknown, or the file name does not determine it.
     """
     path = Path(path)
     chosen = format_of(path, format)
@@ -183,10 +183,10 @@ def write_vectors(
 
 
 def format_of(path: Path, format: str | None = None) -> VectorFormat:
-    """The format asked for, or what the name of a file says.
+    """Return the requested format, or the format by the name of a file.
 
     Raises:
-        SizeError: The format is unknown, or the name does not tell it.
+        SizeError: The format is unknown, or the name does not determine it.
     """
     chosen = _format_of(path, format)
     if chosen is None:
@@ -195,16 +195,16 @@ def format_of(path: Path, format: str | None = None) -> VectorFormat:
 
 
 def _format_of(path: Path, format: str | None) -> VectorFormat | None:
-    """The format asked for, or what the name says; `None` where that is open."""
+    """Return the requested format, or the format by the name; `None` if the name does not determine it."""
     if format is not None:
         if format not in get_args(VectorFormat):
-            raise SizeError(f"No format of tables is called {format!r}. Choose one of {_listed()}.")
+            raise SizeError(f"There is no file format {format!r}. Choose one of {_listed()}.")
         return format  # type: ignore[return-value]
     return "projector" if path.is_dir() else _BY_SUFFIX.get(Path(path.name.removesuffix(".gz")).suffix)
 
 
-def _sniffed(path: Path) -> VectorFormat:
-    """The format of a `.txt`, by its first line."""
+def _detect_format(path: Path) -> VectorFormat:
+    """Return the format of a `.txt` by its first line."""
     if Path(path.name.removesuffix(".gz")).suffix != ".txt":
         return format_of(path)
     with _reading(path) as file:
@@ -212,6 +212,7 @@ def _sniffed(path: Path) -> VectorFormat:
 
 
 def _listed() -> str:
+    """Return the names of all formats."""
     return ", ".join(get_args(VectorFormat))
 
 
@@ -220,6 +221,7 @@ def _listed() -> str:
 
 @contextmanager
 def _reading(path: Path) -> Iterator[BufferedIOBase]:
+    """Open a file for reading, decompressed; errors name the file."""
     try:
         with path.open("rb") as file:
             if path.suffix != ".gz":
@@ -239,13 +241,13 @@ Found = tuple[int, bytes, Row]
 """Line or row number, token, numbers."""
 
 Places = Callable[[int], str]
-"""Where a row is in its file, for people."""
+"""Function from a row number to its line or row in the file, for error messages."""
 
 
 def _collected(
     path: Path, found: Iterator[Found], errors: DecodeErrors, *, place: str
 ) -> tuple[list[str], Float[Tensor, "V D"], Places]:
-    """Tokens and rows as they come, each token once; memory grows with what was read."""
+    """Collect tokens and rows, each token once; memory grows with the bytes that were read."""
     first: dict[str, None] = {}
     numbers, at = bytearray(), array("q")
     twice: list[str] = []
@@ -272,6 +274,7 @@ def _collected(
 
 
 def _decoded(path: Path, place: str, raw: bytes, errors: DecodeErrors) -> str:
+    """Decode a token; an error names its line or row."""
     try:
         return raw.decode("utf-8", errors=errors)
     except UnicodeDecodeError as error:
@@ -282,12 +285,13 @@ def _decoded(path: Path, place: str, raw: bytes, errors: DecodeErrors) -> str:
 
 
 def _header(line: bytes) -> tuple[int, int] | None:
-    """`V D`, where a line is that."""
+    """Return V and D of a header line; `None` if the line is no header."""
     found = re.fullmatch(rb"\s*(\d{1,15})[ \t]+(\d{1,15})\s*", line)
     return (int(found[1]), int(found[2])) if found else None
 
 
 def _checked_header(path: Path, line: bytes) -> tuple[int, int]:
+    """Return V and D of a header line, or raise an error."""
     sizes = _header(line)
     if sizes is None:
         raise CheckpointError(
@@ -300,7 +304,7 @@ def _checked_header(path: Path, line: bytes) -> tuple[int, int]:
 
 
 def _lines(path: Path, file: BufferedIOBase, first: int) -> Iterator[tuple[int, bytes]]:
-    """Numbered lines without white space at their end; empty ones may only come last."""
+    """Yield numbered lines without white space at their end; empty lines are allowed at the end of the file only."""
     empty = None
     number = first
     while line := file.readline(LONGEST_LINE + 1):
@@ -319,6 +323,7 @@ def _lines(path: Path, file: BufferedIOBase, first: int) -> Iterator[tuple[int, 
 
 
 def _text_rows(path: Path, file: BufferedIOBase, *, has_header: bool) -> Iterator[Found]:
+    """Yield the rows of a text file with one token a line."""
     count, width = _checked_header(path, file.readline(LONGEST_LINE)) if has_header else (None, 0)
     number = found = 0
     for number, line in _lines(path, file, first=1 + has_header):
@@ -340,7 +345,7 @@ def _text_rows(path: Path, file: BufferedIOBase, *, has_header: bool) -> Iterato
 
 
 def _width_of(path: Path, line: bytes) -> int:
-    """Columns of a file without a header: the numbers at the end of its first line, a token left over."""
+    """Return the number of columns by the first line of a file without a header."""
     fields = line.split(b" ")
     width = 0
     while width < len(fields) - 1 and _is_number(fields[-1 - width]):
@@ -351,6 +356,7 @@ def _width_of(path: Path, line: bytes) -> int:
 
 
 def _is_number(field: bytes) -> bool:
+    """Return whether a field is a decimal number."""
     try:
         float(field)
     except ValueError:
@@ -359,6 +365,7 @@ def _is_number(field: bytes) -> bool:
 
 
 def _numbers(path: Path, line: int, fields: Sequence[bytes]) -> Row:
+    """Parse the numbers of a line as float32."""
     try:
         with np.errstate(over="ignore"):
             row = np.fromiter(map(float, fields), np.float64, len(fields)).astype(np.float32)
@@ -371,11 +378,13 @@ def _numbers(path: Path, line: int, fields: Sequence[bytes]) -> Row:
 
 
 def _binary_rows(path: Path, file: BufferedIOBase) -> Iterator[Found]:
+    """Yield the rows of a file in word2vec's binary format."""
     count, width = _checked_header(path, file.readline(LONGEST_TOKEN))
     size = 4 * width
     buffer, at = b"", 0
 
     def more() -> bool:
+        """Read more bytes into the buffer; return whether there were any."""
         nonlocal buffer, at
         read = file.read(max(1 << 18, size))
         buffer, at = buffer[at:] + read, 0
@@ -402,6 +411,7 @@ def _binary_rows(path: Path, file: BufferedIOBase) -> Iterator[Found]:
 
 
 def _read_npy(path: Path) -> tuple[list[str], Float[Tensor, "V D"], Places]:
+    """Read an array, and its tokens from the JSON file beside it."""
     named = _tokens_file(path).exists()
     tokens = _json_tokens(_tokens_file(path)) if named else []
     with _reading(path) as file:
@@ -435,6 +445,7 @@ def _read_npy(path: Path) -> tuple[list[str], Float[Tensor, "V D"], Places]:
 
 
 def _json_tokens(path: Path) -> list[str]:
+    """Read a JSON list of strings."""
     try:
         tokens = json.loads(path.read_bytes())
     except OSError as error:
@@ -447,6 +458,7 @@ def _json_tokens(path: Path) -> list[str]:
 
 
 def _read_projector(path: Path, errors: DecodeErrors) -> tuple[list[str], Float[Tensor, "V D"], Places]:
+    """Read vectors and labels of the Embedding Projector."""
     folder = _folder_of(path)
     numbers = bytearray()
     count = width = 0
@@ -468,7 +480,7 @@ def _read_projector(path: Path, errors: DecodeErrors) -> tuple[list[str], Float[
 
 
 def _metadata(path: Path, count: int, errors: DecodeErrors) -> list[str]:
-    """The first column; where there are more, the first line names them."""
+    """Read the labels: the first column. With several columns the first line is a header."""
     with _reading(path) as file:
         tokens = []
         columns = number = 0
@@ -495,7 +507,8 @@ def _metadata(path: Path, count: int, errors: DecodeErrors) -> list[str]:
 
 
 def _write_words(path: Path, tokens: Sequence[str], chunks: Iterator[Row], width: int, format: VectorFormat) -> None:
-    _check_words(tokens)
+    """Write a file of the word2vec family."""
+    _check_tokens(tokens)
     words = iter(tokens)
     with _writing(path) as file:
         if format != "glove":
@@ -536,6 +549,7 @@ def _write_projector(folder: Path, tokens: Sequence[str], chunks: Iterator[Row])
 
 @contextmanager
 def _writing(path: Path) -> Iterator[BufferedIOBase]:
+    """Open a file for an atomic write, compressed if its suffix is `.gz`."""
     with replace_file(path) as partial, partial.open("wb") as file:
         if path.suffix != ".gz":
             yield file
@@ -545,6 +559,7 @@ def _writing(path: Path) -> Iterator[BufferedIOBase]:
 
 
 def _chunks(rows: Tensor | TokenTable, count: int, width: int) -> Iterator[Row]:
+    """Yield the rows in chunks, as float32 on the CPU; rows that are not finite are refused."""
     step = max(1, NUMBERS_AT_ONCE // width)
     for start in range(0, count, step):
         stop = min(count, start + step)
@@ -553,18 +568,18 @@ def _chunks(rows: Tensor | TokenTable, count: int, width: int) -> Iterator[Row]:
         unsound = np.flatnonzero(~np.isfinite(chunk).all(axis=-1))
         if len(unsound):
             raise CheckpointError(
-                f"Row {start + unsound[0]} holds NaN or infinity, which no reader takes: mend it first."
+                f"Row {start + unsound[0]} holds NaN or infinity, which other readers refuse: replace it first."
             )
         yield chunk
 
 
 def _decimals(chunk: Row, separator: str) -> Iterator[str]:
-    """The rows as the shortest decimals that read back as the same numbers."""
+    """Yield each row as text, with the shortest decimals that read back as the same float32."""
     return (separator.join(row) for row in chunk.astype(np.str_).tolist())
 
 
-def _check_words(tokens: Sequence[str]) -> None:
-    """Refuse tokens that a reader of the word2vec family would not read as they are."""
+def _check_tokens(tokens: Sequence[str]) -> None:
+    """Raise an error for a token that the word2vec formats cannot represent: empty, duplicate or with white space."""
     seen: dict[str, int] = {}
     for row, token in enumerate(tokens):
         if not token or _SPACES.search(token):
@@ -575,22 +590,24 @@ def _check_words(tokens: Sequence[str]) -> None:
             )
         if seen.setdefault(_check_utf8(token, row), row) != row:
             raise CheckpointError(
-                f"Row {row}: the token {token!r} is that of row {seen[token]} too; it can stand once."
+                f"Row {row}: the token {token!r} is that of row {seen[token]} too; each token may occur once."
             )
 
 
 def _check_utf8(token: str, row: int) -> str:
-    """The token, if it can be written in UTF-8."""
+    """Return the token if UTF-8 can encode it, else raise an error."""
     try:
         token.encode()
     except UnicodeEncodeError as error:
-        raise CheckpointError(f"Row {row}: the token {token!r} is not text that UTF-8 can hold.") from error
+        raise CheckpointError(f"Row {row}: the token {token!r} cannot be encoded in UTF-8.") from error
     return token
 
 
 def _folder_of(path: Path) -> Path:
+    """Return the folder of the Embedding Projector's files."""
     return path.parent if path.suffix == ".tsv" else path
 
 
 def _tokens_file(path: Path) -> Path:
+    """Return the path of the tokens of a `.npy` file."""
     return path.with_name(path.name.removesuffix(".gz").removesuffix(".npy") + ".tokens.json")

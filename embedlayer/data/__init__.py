@@ -1,1 +1,1 @@
-"""Text to token IDs to batches: tokenizers, the memory-mapped corpus, and the windows cut from it."""
+"""Text to token IDs to batches: tokenizers, memory-mapped corpora, sliding windows and samplers."""

@@ -1,17 +1,15 @@
-"""Files of any size, streamed through a tokenizer into one memory-mapped array of token IDs.
+"""Encode text files of any size into one memory-mapped array of token IDs.
 
-How a long text is cut. A text is encoded in pieces, and the IDs of the pieces must be the IDs of the whole. Where a
-cut does no harm depends on the tokenizer: to GPT-2 a space belongs to the word after it, LLaMA and T5 put a space
-before every text they are given, others glue line breaks to the full stop before them. Instead of knowing them all,
-we ask the tokenizer itself. A cut between `left` and `right` is taken only if, for some hundred characters on either
-side,
+How a long text is split. A text is encoded in chunks, and the IDs of the chunks must equal the IDs of the whole text.
+Which cuts are safe depends on the tokenizer: GPT-2 joins a space to the next word, LLaMA and T5 put a space before
+every text, other tokenizers join line breaks to the full stop before them. So each cut is tried with the tokenizer
+itself. A cut between `left` and `right` is safe if, for 128 characters on either side,
 
     encode(left + right) == encode(left) + encode(anchor + right)[len(encode(anchor)):]
 
-where the anchor is the last few characters of `left`: it takes what a tokenizer does to the start of a text upon
-itself, and its IDs are thrown away. The limit: a tokenizer whose choice depends on text further away than that may
-see the cut. Where no cut passes within a million characters (one endless word, say), one is made all the same, with
-a warning.
+where the anchor is the last 16 characters of `left`. A tokenizer may change the start of a text; this change then
+affects the anchor, whose IDs are discarded. Limit: the IDs may change if a tokenizer depends on text further away.
+Where no cut is safe within a million characters (one endless word), the text is cut anyway, with a warning.
 """
 
 import codecs
@@ -45,7 +43,7 @@ _READ_BYTES = 1 << 16
 _FEWEST_CHARS, _MOST_CHARS = 512, 1 << 14
 _ENDLESS_CHARS = 1 << 20
 CONTEXT_CHARS, ANCHOR_CHARS = 128, 16
-_PIECES_AT_ONCE = 32
+_CHUNKS_AT_ONCE = 32
 _TRIES = 8
 _CUTS = (  # best first
     re.compile(r"(?<=[^\W_])(?= [^\W_])"),  # a single space between two words
@@ -56,14 +54,14 @@ CUT = re.compile("|".join(pattern.pattern for pattern in _CUTS))
 
 
 def find_text_files(paths: Sequence[str | Path]) -> list[str | Path]:
-    """The texts that are meant by files, folders and `"-"` for standard input.
+    """Return the text files at some paths: files, all text files below folders, and `"-"` for standard input.
 
-    A folder stands for the text files in it and below it, in sorted order. Hidden ones are left out, and so are
-    binary ones: those with a zero byte in their first 8 KiB (of what is inside, for a `.gz`).
+    The files of a folder are sorted. Hidden files are left out, and so are binary files: those with a zero byte in
+    their first 8 KiB (decompressed, for a `.gz`).
 
     Raises:
         FileError: A path does not exist or cannot be read.
-        TextError: A folder holds no text file, or nothing was given.
+        TextError: A folder holds no text file, or `paths` is empty.
     """
     found: list[str | Path] = []
     for given in paths:
@@ -75,61 +73,62 @@ def find_text_files(paths: Sequence[str | Path]) -> list[str | Path]:
         elif path.exists():
             found.append(path)
         else:
-            raise FileError(f"There is no file or folder {path}. Check the path, or give - for standard input.")
+            raise FileError(f"There is no file or folder {path}. Check the path, or pass - for standard input.")
     if not found:
-        raise TextError("No text was given. Name files or folders, or - for standard input.")
+        raise TextError("No text was passed. Name files or folders, or - for standard input.")
     return found
 
 
 def read_text_chunks(source: str | Path, *, tokenizer: object = None) -> Iterator[str]:
-    """A text in pieces of some thousand characters; put together they are the text, character for character.
+    """Yield a text in chunks of some thousand characters, whose concatenation is the text.
 
     Args:
-        source: A UTF-8 file, gzipped if it ends in `.gz`, or `"-"` for standard input. Line ends stay as they are; a
-            byte-order mark in front is left out.
-        tokenizer: Makes sure that no cut changes what this tokenizer gives (see the head of this module). Without it
-            cuts are made between words.
+        source: A UTF-8 file, gzipped if it ends in `.gz`, or `"-"` for standard input. Line ends are kept; a
+            byte-order mark at the start is left out.
+        tokenizer: The chunks are cut such that their IDs are the IDs of the whole text. `None`: cut between words.
 
     Raises:
         FileError: The file cannot be read.
-        TextError: It is not UTF-8.
+        TextError: The text is not UTF-8.
     """
     with opened(source) as (read, _):
-        asked = None if tokenizer is None else without_truncation(as_tokenizer(tokenizer))
-        yield from split_text(decoded(source, read), asked)
+        checker = None if tokenizer is None else without_truncation(as_tokenizer(tokenizer))
+        yield from split_text(decoded(source, read), checker)
 
 
-def encode_chunks(pieces: Iterable[str], tokenizer: object, *, before: str = "") -> Iterator[tuple[str, IdArray]]:
-    """Each piece of one text with its IDs; joined they are the IDs of the whole text, without special tokens around.
+def encode_chunks(chunks: Iterable[str], tokenizer: object, *, before: str = "") -> Iterator[tuple[str, IdArray]]:
+    """Yield each chunk of a text with its token IDs, whose concatenation is the IDs of the whole text.
+
+    No special tokens are added at the start or the end of the text.
 
     Args:
-        pieces: As `read_text_chunks` cuts them for this tokenizer.
+        chunks: Chunks from `read_text_chunks` for this tokenizer.
         tokenizer: A `tokenizers.Tokenizer`, or a fast tokenizer of transformers.
-        before: The last characters before the first piece, where a text is not read from its start.
+        before: The last characters before the first chunk, if the chunks do not start at the start of the text.
     """
     tokenizer = without_truncation(as_tokenizer(tokenizer))
-    pieces, anchor = iter(pieces), before[-ANCHOR_CHARS:]
-    while batch := list(islice(pieces, _PIECES_AT_ONCE)):
-        anchors = [anchor, *(piece[-ANCHOR_CHARS:] for piece in batch)]
+    chunks, anchor = iter(chunks), before[-ANCHOR_CHARS:]
+    while batch := list(islice(chunks, _CHUNKS_AT_ONCE)):
+        anchors = [anchor, *(chunk[-ANCHOR_CHARS:] for chunk in batch)]
         anchor = anchors.pop()
-        texts = [start + piece for start, piece in zip(anchors, batch, strict=True)]
+        texts = [start + chunk for start, chunk in zip(anchors, batch, strict=True)]
         encodings = tokenizer.encode_batch_fast(texts + anchors, add_special_tokens=False)
-        for piece, whole, start in zip(batch, encodings, encodings[len(batch) :], strict=False):
-            yield piece, np.array(whole.ids[len(start) :], dtype=np.int64)
+        for chunk, whole, start in zip(batch, encodings, encodings[len(batch) :], strict=False):
+            yield chunk, np.array(whole.ids[len(start) :], dtype=np.int64)
 
 
 class TokenCorpus:
-    """Texts as one array of token IDs, with the places where documents start.
+    """Token IDs of one or more documents in a single array, usually memory-mapped.
 
-    Between two documents stands the tokenizer's end-of-text token, if it has one. On the disk a corpus is a folder:
-    `ids.bin` (the IDs, little-endian), `documents.npy`, `blocks.npy` and `index.json`.
+    Documents are separated by the tokenizer's end-of-text token, if it has one. On disk a corpus is a folder with
+    `ids.bin` (little-endian), `documents.npy`, `blocks.npy` and `index.json`, or a folder of shards.
 
     Attributes:
-        ids: All IDs, `(N,)`, uint16 if the tokenizer's IDs fit and else uint32. Mapped from the disk, unless the
-            corpus was made by `from_text`; of a corpus built in shards, `ConcatenatedArray`.
-        documents: Where each document starts in `ids`, int64.
-        blocks: `(pieces, 2)` int64: how many tokens, and how many bytes of text, end with each piece.
-        vocab_size: Rows that a table needs for these IDs.
+        ids: All token IDs, `(N,)`, uint16 if the vocabulary has at most 65,536 entries, else uint32. Memory-mapped,
+            except after `from_text`. A `ConcatenatedArray` if the corpus has several shards.
+        documents: Index in `ids` of the first token of each document, int64.
+        blocks: Number of tokens and of UTF-8 bytes up to the end of each text chunk, `(chunks, 2)` int64.
+        vocab_size: Number of rows that a table needs for these IDs.
         tokenizer_fingerprint: `fingerprint` of the tokenizer.
     """
 
@@ -157,17 +156,17 @@ class TokenCorpus:
         *,
         on_progress: Progress | None = None,
     ) -> "TokenCorpus":
-        """Encode texts of any size into the folder `path`, in constant memory; it appears complete or not at all.
+        """Encode text files of any size into the folder `path`, atomically and in constant memory.
 
         Args:
-            sources: Files, folders, and `"-"` for standard input, as for `find_text_files`; each file is a document.
+            sources: Files, folders, and `"-"` for standard input, as for `find_text_files`. Each file is a document.
             tokenizer: A `tokenizers.Tokenizer`, or a fast tokenizer of transformers.
-            path: A new or empty folder, or an older corpus, which is replaced.
-            on_progress: Called with the bytes read so far and the bytes in all, 0 if unknown.
+            path: A new or empty folder, or a corpus, which is replaced.
+            on_progress: Called with the number of bytes read so far and the total, 0 if unknown.
 
         Raises:
-            FileError: A source cannot be read, or `path` cannot be written or holds something else.
-            TextError: A source is not UTF-8, or there is no text at all.
+            FileError: A source cannot be read, or `path` cannot be written or holds other files.
+            TextError: A source is not UTF-8, or no source has text.
         """
         tokenizer, path = as_tokenizer(tokenizer), Path(path)
         found = find_text_files(sources)
@@ -193,10 +192,10 @@ class TokenCorpus:
 
     @classmethod
     def from_text(cls, text: str, tokenizer: object) -> "TokenCorpus":
-        """Encode one text that is in memory already, and keep it there.
+        """Encode a string into a corpus in memory.
 
         Raises:
-            TextError: It is empty, or cannot be written in UTF-8 (lone surrogates).
+            TextError: The text is empty, or has lone surrogates, which UTF-8 cannot encode.
 
         Example:
             >>> from embedlayer.data.tokenizer import train_tokenizer
@@ -221,25 +220,26 @@ class TokenCorpus:
 
     @classmethod
     def open(cls, path: str | Path) -> "TokenCorpus":
-        """Map a corpus that `build` or `build_in_shards` wrote.
+        """Memory-map a corpus from `build` or `build_in_shards`.
 
         Raises:
             FileError: There is no corpus at `path`.
-            CheckpointError: It is damaged: a file is missing, cut short, or does not fit the others; or some of its
-                parts are not built yet.
+            CheckpointError: A file is missing, truncated, or does not fit the others, or a shard is not built yet.
         """
-        parts = read_shards(Path(path))
-        index = parts[0].facts
-        return cls(*concatenate_shards(parts), vocab_size=index["vocab_size"], tokenizer_fingerprint=index["tokenizer"])
+        shards = read_shards(Path(path))
+        index = shards[0].index
+        return cls(
+            *concatenate_shards(shards), vocab_size=index["vocab_size"], tokenizer_fingerprint=index["tokenizer"]
+        )
 
     @property
     def num_tokens(self) -> int:
-        """IDs in all."""
+        """Number of token IDs, N."""
         return len(self.ids)
 
     @property
     def num_bytes(self) -> int:
-        """UTF-8 bytes of the text that the IDs stand for: what bits per byte are counted against."""
+        """Number of UTF-8 bytes of the encoded text, the denominator of bits per byte."""
         return int(self.blocks[-1, 1])
 
     def __len__(self) -> int:
@@ -252,7 +252,7 @@ class TokenCorpus:
         """Count how often each ID from 0 to `size - 1` occurs, `(size,)`, in blocks of constant size.
 
         Args:
-            size: Rows of the table that the IDs are for, V; `vocab_size` fits always.
+            size: Number of rows of the table, V. `vocab_size` is large enough for every ID.
 
         Raises:
             TokenIdError: The corpus holds an ID that is not below `size`.
@@ -263,7 +263,7 @@ class TokenCorpus:
             [2, 1]
         """
         if size < 1:
-            raise SizeError(f"size is {size}; it must be 1 or more: the corpus was made for {self.vocab_size} IDs.")
+            raise SizeError(f"size is {size}; it must be 1 or more: the corpus was encoded for {self.vocab_size} IDs.")
         counts = np.zeros(size, dtype=np.int64)
         for start in range(0, len(self.ids), 1 << 20):
             ids = np.asarray(self.ids[start : start + (1 << 20)])
@@ -271,27 +271,30 @@ class TokenCorpus:
             if largest >= size:
                 raise TokenIdError(
                     f"token id {largest} at token {start + int(ids.argmax())} of the corpus is outside 0..{size - 1}, "
-                    f"the {size} IDs to be counted. The corpus was made for {self.vocab_size}: call "
+                    f"the {size} IDs to be counted. The corpus was encoded for {self.vocab_size}: call "
                     f"counts({self.vocab_size}), or build the corpus again if it should have no such ID."
                 )
             counts += np.bincount(ids, minlength=size)
         return counts
 
     def split(self, validation_fraction: float) -> tuple["TokenCorpus", "TokenCorpus"]:
-        """A first part for training and a last one for validation: two views of the same array.
+        """Return the first part of the corpus for training and the last part for validation, as views.
 
-        The cut is made where a piece of text ends, nearest to the wanted place, so that `num_bytes` is exact.
+        The boundary is the end of the text chunk nearest to the requested fraction, so `num_bytes` is exact.
+
+        Args:
+            validation_fraction: Requested share of the tokens in the validation part, above 0 and below 1.
 
         Raises:
             SizeError: `validation_fraction` is not between 0 and 1.
-            TextError: The corpus is too small to be cut.
+            TextError: The corpus is too small: it is a single text chunk.
         """
         if not 0 < validation_fraction < 1:
-            raise SizeError(f"validation_fraction is {validation_fraction}; it must lie between 0 and 1, such as 0.1.")
+            raise SizeError(f"validation_fraction is {validation_fraction}; it must be between 0 and 1, such as 0.1.")
         if len(self.blocks) < 2:
             raise TextError(
-                f"A corpus of {self.num_tokens} tokens ({self.num_bytes} bytes) is too small to set a part aside for "
-                f"validation: it has no inner place to cut. Give a text of a few thousand characters."
+                f"A corpus of {self.num_tokens} tokens ({self.num_bytes} bytes) is too small for a validation "
+                f"part: it is a single text chunk. Pass a text of a few thousand characters."
             )
         wanted = self.num_tokens * (1 - validation_fraction)
         last = int(np.abs(self.blocks[:-1, 0] - wanted).argmin())
@@ -311,7 +314,12 @@ class TokenCorpus:
 
 
 class CorpusWriter:
-    """Encodes one document after the other, hands their IDs on, and keeps count."""
+    """Encoder of documents that passes IDs to a function and counts tokens and bytes.
+
+    Args:
+        tokenizer: The tokenizer.
+        write: Called with the IDs of each chunk and with each separator.
+    """
 
     def __init__(self, tokenizer: Tokenizer, write: Callable[[IdArray], object]) -> None:
         self.tokenizer = without_truncation(tokenizer)
@@ -322,11 +330,11 @@ class CorpusWriter:
         self.documents, self.token_ends, self.byte_ends = array("q"), array("q"), array("q")
         self.num_tokens = self.num_bytes = 0
 
-    def add_document(self, texts: Iterable[str], after_piece: Callable[[], object], *, before: str = "") -> bool:
-        """Encode a document, or the rest of one that begins with `before`; whether it held any text."""
+    def add_document(self, texts: Iterable[str], after_chunk: Callable[[], object], *, before: str = "") -> bool:
+        """Encode a document, or the rest of a document after the text `before`; return whether it has any token."""
         started = False
-        for piece, ids in encode_chunks(split_text(texts, self.tokenizer), self.tokenizer, before=before):
-            self.num_bytes += len(piece.encode())
+        for chunk, ids in encode_chunks(split_text(texts, self.tokenizer), self.tokenizer, before=before):
+            self.num_bytes += len(chunk.encode())
             if len(ids):
                 if not started:
                     self._start_document()
@@ -337,10 +345,11 @@ class CorpusWriter:
                 self.byte_ends.append(self.num_bytes)
             elif self.byte_ends:
                 self.byte_ends[-1] = self.num_bytes
-            after_piece()
+            after_chunk()
         return started
 
     def _start_document(self) -> None:
+        """Write the separator, except before the first document, and record the start of a document."""
         if self.num_tokens and self.separator is not None:
             self.write(np.array([self.separator], dtype=self.dtype))
             self.num_tokens += 1
@@ -348,21 +357,21 @@ class CorpusWriter:
         self.documents.append(self.num_tokens)
 
     def check_not_empty(self, sources: Sequence[str | Path]) -> None:
-        """An error where no source held any text."""
+        """Raise a `TextError` if nothing was encoded."""
         if not self.num_tokens:
-            raise TextError(f"There is no text in {', '.join(map(str, sources))}. Give a file with at least one word.")
+            raise TextError(f"There is no text in {', '.join(map(str, sources))}. Pass a file with at least one word.")
 
     def tables(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """Documents and blocks of a `TokenCorpus`."""
+        """Return `documents` and `blocks` of the `TokenCorpus`."""
         blocks = np.stack([np.array(ends, dtype=np.int64) for ends in (self.token_ends, self.byte_ends)], axis=1)
         return np.array(self.documents, dtype=np.int64), blocks
 
     def facts(self) -> dict[str, Any]:
-        """What a `TokenCorpus` is told beside its arrays."""
+        """Return the keyword arguments of the `TokenCorpus`."""
         return {"vocab_size": self.vocab_size, "tokenizer_fingerprint": fingerprint(self.tokenizer)}
 
     def index(self) -> dict[str, Any]:
-        """What `index.json` says."""
+        """Return the content of `index.json`."""
         return {
             "dtype": {2: "uint16", 4: "uint32"}[self.dtype.itemsize],
             "num_tokens": self.num_tokens,
@@ -373,17 +382,21 @@ class CorpusWriter:
 
 
 def warn_left_out(source: str | Path) -> None:
-    """Say that a source is no document of the corpus."""
-    warnings.warn(f"{source} is left out: it holds no text.", EmbedLayerWarning, stacklevel=3)
+    """Warn that a source without text is left out of the corpus."""
+    warnings.warn(f"{source} is left out: it has no text.", EmbedLayerWarning, stacklevel=3)
 
 
 # Cutting
 
 
 def split_text(texts: Iterable[str], tokenizer: Tokenizer | None) -> Iterator[str]:
-    """Yield one text in pieces between checked cuts.
+    """Yield a text in chunks with safe cuts between them.
 
-    They start small and grow with the text, so that a short one can be split too.
+    Chunks start small and grow with the text, so that a short text has several chunks too.
+
+    Args:
+        texts: The text, in strings of any length.
+        tokenizer: Tokenizer for which cuts are checked. `None`: cuts are not checked.
     """
     rest, done, wanted = "", 0, _FEWEST_CHARS
     for text in texts:
@@ -396,7 +409,7 @@ def split_text(texts: Iterable[str], tokenizer: Tokenizer | None) -> Iterator[st
             if cut is None:
                 cut = wanted
                 warnings.warn(
-                    f"No harmless place to cut was found in {wanted} characters from character {done} on. Cut at "
+                    f"No safe position for a cut was found in {wanted} characters from character {done} on. Cut at "
                     f"{done + cut}: the IDs next to it may differ from those of the uncut text.",
                     EmbedLayerWarning,
                     stacklevel=2,
@@ -409,17 +422,17 @@ def split_text(texts: Iterable[str], tokenizer: Tokenizer | None) -> Iterator[st
 
 
 def _find_cut(text: str, end: int, tokenizer: Tokenizer | None) -> int | None:
-    """The last harmless cut between `end / 2` and `end`."""
+    """Return the position of the last safe cut between `end / 2` and `end`; `None` if there is none."""
     for pattern in _CUTS:
         places = [match.start() for match in pattern.finditer(text, end // 2, end + 1)]
         for place in reversed(places[-_TRIES:]):
-            if tokenizer is None or is_harmless(text, place, tokenizer):
+            if tokenizer is None or is_safe_cut(text, place, tokenizer):
                 return place
     return None
 
 
-def is_harmless(text: str, place: int, tokenizer: Tokenizer) -> bool:
-    """Whether a cut there leaves the IDs as they are, as far as the characters around it can tell."""
+def is_safe_cut(text: str, place: int, tokenizer: Tokenizer) -> bool:
+    """Return whether a cut at `place` keeps the IDs of the surrounding characters."""
 
     def encode(part: str) -> list[int]:
         return tokenizer.encode(part, add_special_tokens=False).ids
@@ -433,30 +446,32 @@ def is_harmless(text: str, place: int, tokenizer: Tokenizer) -> bool:
 
 
 def _texts_below(folder: Path) -> list[Path]:
+    """Return the text files below a folder, sorted."""
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     visible = [file for file in files if not any(part.startswith(".") for part in file.relative_to(folder).parts)]
     texts = [file for file in visible if not _is_binary(file)]
     if not texts:
-        raise TextError(f"The folder {folder} holds no text files ({len(visible)} files are binary). Name files.")
+        raise TextError(f"The folder {folder} has no text files ({len(visible)} files are binary). Name files.")
     return texts
 
 
 def _is_binary(file: Path) -> bool:
+    """Return whether the first 8 KiB of a file have a zero byte; `False` for a file that cannot be read."""
     try:
         with opened(file) as (read, _):
             return b"\0" in checked(file, read, 8192)
     except FileError:
-        return False  # not known: it stays, and reading it says what is wrong
+        return False  # reading it later raises the error
 
 
 @contextmanager
 def opened(source: str | Path, begin: int = 0, end: int | None = None) -> Iterator[tuple[_Read, Callable[[], int]]]:
-    """The bytes of a text, decompressed, and how many bytes of the source have been read.
+    """Open a text; yield a function that reads decompressed bytes, and one that returns the source bytes read so far.
 
     Args:
         source: A file, or `"-"` for standard input.
-        begin: Byte of the file to begin with; neither this nor `end` for what is compressed or standard input.
-        end: Byte before which to stop.
+        begin: First byte of the file. Only for uncompressed files, and so is `end`.
+        end: Byte at which to stop; `None` for the end of the file.
 
     Raises:
         FileError: The file cannot be read.
@@ -480,7 +495,7 @@ def opened(source: str | Path, begin: int = 0, end: int | None = None) -> Iterat
 
 
 def checked(source: str | Path, read: _Read, size: int = _READ_BYTES) -> bytes:
-    """What is read, or a `FileError` that names the source."""
+    """Return `read(size)`; its errors become a `FileError` that names the source."""
     try:
         return read(size)
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
@@ -490,10 +505,15 @@ def checked(source: str | Path, read: _Read, size: int = _READ_BYTES) -> bytes:
 
 
 def decoded(source: str | Path, read: _Read, *, offset: int = 0) -> Iterator[str]:
-    """The text as it is read, from byte `offset` on. Line ends are kept, a byte-order mark in front is not.
+    """Decode UTF-8 while it is read. Line ends are kept; a byte-order mark at the start is left out.
+
+    Args:
+        source: Path, for error messages.
+        read: Function that reads bytes.
+        offset: Offset of the first byte in the file.
 
     Raises:
-        TextError: It is not UTF-8.
+        TextError: The text is not UTF-8.
     """
     rest, block = b"", checked(source, read)
     if not offset and block.startswith(codecs.BOM_UTF8):
@@ -509,7 +529,7 @@ def decoded(source: str | Path, read: _Read, *, offset: int = 0) -> Iterator[str
 
 
 def not_utf8(source: str | Path, offset: int, byte: int, raw: bytes) -> str:
-    """What is said of a text with a wrong byte."""
+    """Return the error message for a byte that is not UTF-8."""
     name = "Standard input" if str(source) == "-" else str(source)
     encoding = "UTF-16" if raw.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) else "ISO-8859-1"
     return (
@@ -519,9 +539,9 @@ def not_utf8(source: str | Path, offset: int, byte: int, raw: bytes) -> str:
 
 
 def _check_replaceable(path: Path) -> None:
-    """A corpus may replace an older one or an empty folder, and nothing else."""
+    """Raise an error if `path` is anything but a corpus, an empty folder or missing."""
     names = {file.name for file in path.iterdir()} if recover_folder(path).is_dir() else set()
     if names and not {"index.json", "ids.bin"} <= names:
-        raise FileError(f"The folder {path} holds something other than a corpus. Choose a new folder for the corpus.")
+        raise FileError(f"The folder {path} holds other files than a corpus. Choose a new folder for the corpus.")
     if path.exists() and not path.is_dir():
-        raise FileError(f"{path} is a file where the corpus's folder should be. Choose a new folder.")
+        raise FileError(f"{path} is a file, not a folder. Choose a new folder.")

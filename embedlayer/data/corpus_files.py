@@ -1,17 +1,17 @@
-"""What a corpus is on the disk: one folder with the files of a part, or a folder of such parts with their plan.
+"""Files of a corpus: one folder with the files of a shard, or a folder with several shards and their plan.
 
 ```
 CORPUS/                     CORPUS/
-  ids.bin                     corpus.json       the plan: sources with sizes and digests, tokenizer, number of parts
+  ids.bin                     corpus.json       the plan: sources with sizes and digests, tokenizer, number of shards
   documents.npy               tokenizer.json
   blocks.npy                  shard-00000/       ids.bin, documents.npy, blocks.npy, index.json, and
-  index.json                  shard-00001/       sources.npy: which source each document is
+  index.json                  shard-00001/       sources.npy: number of the source of each document
                               ...
 ```
 
-A part is made without knowing the parts before it, so it cannot know whether the mark between two documents stands
-before its first ID. It is written there in any case, and left out by who reads it: where the first document of all
-begins, and where a part goes on with the document of the one before.
+A shard is built without knowing the shards before it, so it cannot know whether a document separator belongs before
+its first ID. The separator is always written there. `concatenate_shards` leaves it out before the first document of the
+corpus, and where a shard continues the last document of the shard before.
 """
 
 import hashlib
@@ -38,21 +38,21 @@ FORMAT_VERSION = 1
 PLAN_VERSION = 2
 
 
-class Index(TypedDict):
-    """`index.json`: what a part of a corpus holds."""
+class ShardIndex(TypedDict):
+    """Fields of `index.json`: sizes, tokenizer and plan of a shard."""
 
     dtype: Literal["uint16", "uint32"]
     num_tokens: Count
     num_bytes: Count
     vocab_size: Annotated[int, Range(1, MAX_TOKEN_IDS)]
     tokenizer: str
-    marks: NotRequired[Annotated[int, Range(0, 1)]]
+    separators: NotRequired[Annotated[int, Range(0, 1)]]
     bytes_read: NotRequired[Count]
     plan: NotRequired[str]
 
 
-class Plan(TypedDict):
-    """`corpus.json`: what a corpus in parts is built from. A source is its name, size in bytes, and digest."""
+class ShardPlan(TypedDict):
+    """Fields of `corpus.json`: the plan of a corpus in shards. A source is a name, a size in bytes and a digest."""
 
     shards: Annotated[int, Range(1, 10**6)]
     tokenizer: str
@@ -65,139 +65,139 @@ _NPY_HEADER = re.compile(
 )
 
 
-class Part(NamedTuple):
-    """A part of a corpus, or a whole one in one part.
+class CorpusShard(NamedTuple):
+    """One shard of a corpus, or a corpus that is a single shard.
 
     Attributes:
-        ids: Mapped, the mark before the first document included.
-        documents: Where each document starts behind that mark.
-        blocks: Tokens and bytes up to the end of each piece of text, `(pieces, 2)`.
-        sources: Which source each document is.
-        facts: What `index.json` says.
+        ids: Memory-mapped token IDs, including the separator before the first document.
+        documents: Start of each document, counted after that separator.
+        blocks: Number of tokens and of UTF-8 bytes up to the end of each text chunk, `(chunks, 2)`.
+        sources: Number of the source of each document.
+        index: Content of `index.json`.
     """
 
     ids: IdArray
     documents: Offsets
     blocks: Offsets
     sources: Offsets
-    facts: JsonObject
+    index: JsonObject
 
     @property
-    def marks(self) -> int:
-        """How many IDs stand before the first document: 0 or 1."""
-        return int(self.facts["marks"])
+    def separators(self) -> int:
+        """Number of IDs before the first document, 0 or 1."""
+        return int(self.index["separators"])
 
 
 def shard_folder(path: Path, number: int) -> Path:
-    """The folder of part `number`, counted from 0."""
+    """Return the folder of shard `number`, counted from 0."""
     return path / f"shard-{number:05d}"
 
 
 def plan_digest(plan: JsonObject) -> str:
-    """A short name for a plan, kept in each part that was built after it."""
+    """Return a digest of a plan, which each shard of this plan stores."""
     return hashlib.sha256(json.dumps(plan, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def write_shard_tables(folder: Path, documents: Offsets, blocks: Offsets, index: JsonObject) -> None:
-    """Write what stands beside `ids.bin`."""
+    """Write `documents.npy`, `blocks.npy` and `index.json` of a shard."""
     np.save(folder / "documents.npy", documents, allow_pickle=False)
     np.save(folder / "blocks.npy", blocks, allow_pickle=False)
     write_json(folder / "index.json", {"format_version": FORMAT_VERSION, **index})
 
 
-def read_shards(path: Path) -> list[Part]:
-    """All parts of a corpus.
+def read_shards(path: Path) -> list[CorpusShard]:
+    """Read and check all shards of a corpus; the token IDs are memory-mapped.
 
     Raises:
         FileError: There is no corpus at `path`.
-        CheckpointError: A part is damaged, not built yet, or does not belong to the plan.
+        CheckpointError: A shard is damaged, not built yet, or belongs to another plan.
     """
     if not (recover_folder(path) / PLAN_FILE).exists():
-        return [_read_part(path)]
+        return [_read_shard(path)]
     plan = read_plan(path)
     if missing := missing_shards(path):
         raise CheckpointError(
             f"The corpus {path} is not finished: {len(missing)} shards are not built yet, among them shard "
-            f"{', '.join(map(str, missing[:8]))}. It goes on with the command that began it: embedlayer corpus build "
+            f"{', '.join(map(str, missing[:8]))}. Continue with the command that started it: embedlayer corpus build "
             f"FILE... -o {path} --tokenizer FILE --shards {plan['shards']} (and --only K where each host builds "
-            f"its own part); in Python, with build_in_shards or build_shard and the same arguments."
+            f"its own shard); in Python, with build_in_shards or build_shard and the same arguments."
         )
-    parts = [_read_part(shard_folder(path, number)) for number in range(plan["shards"])]
-    for number, part in enumerate(parts):
-        if part.facts.get("plan") != plan_digest(plan):
+    shards = [_read_shard(shard_folder(path, number)) for number in range(plan["shards"])]
+    for number, shard in enumerate(shards):
+        if shard.index.get("plan") != plan_digest(plan):
             raise CheckpointError(
                 f"{shard_folder(path, number)} was built after another plan than {path / PLAN_FILE}. Remove this shard "
                 f"and build it again."
             )
-    if not any(len(part.documents) for part in parts):
-        raise CheckpointError(f"The corpus {path} holds no text: none of its sources has a token.")
-    return parts
+    if not any(len(shard.documents) for shard in shards):
+        raise CheckpointError(f"The corpus {path} has no text: none of its sources has a token.")
+    return shards
 
 
-def concatenate_shards(parts: Sequence[Part]) -> tuple[IdArray | ConcatenatedArray, Offsets, Offsets]:
-    """IDs, documents and blocks of parts read as one, the marks between documents where one process puts them."""
+def concatenate_shards(shards: Sequence[CorpusShard]) -> tuple[IdArray | ConcatenatedArray, Offsets, Offsets]:
+    """Return IDs, documents and blocks of all shards as one corpus, with the separators of an unsharded build."""
     ids: list[IdArray] = []
     documents: list[Offsets] = []
     blocks: list[Offsets] = []
     tokens = num_bytes = 0
     last = -1
-    for part in parts:
-        if len(part.documents):
-            unmarked = part.marks
-            if ids and part.sources[0] != last:
-                unmarked = 0
-                tokens += part.marks
+    for shard in shards:
+        if len(shard.documents):
+            skipped = shard.separators
+            if ids and shard.sources[0] != last:
+                skipped = 0
+                tokens += shard.separators
                 blocks[-1][-1, 0] = tokens
-            ids.append(part.ids[unmarked:])
-            goes_on = int(part.sources[0] == last)
-            documents.append(part.documents[goes_on:] + tokens)
-            blocks.append(part.blocks + np.array([tokens, num_bytes]))
-            tokens += len(part.ids) - part.marks
-            last = int(part.sources[-1])
-        num_bytes += int(part.facts["num_bytes"])
+            ids.append(shard.ids[skipped:])
+            continued = int(shard.sources[0] == last)
+            documents.append(shard.documents[continued:] + tokens)
+            blocks.append(shard.blocks + np.array([tokens, num_bytes]))
+            tokens += len(shard.ids) - shard.separators
+            last = int(shard.sources[-1])
+        num_bytes += int(shard.index["num_bytes"])
     blocks[-1][-1, 1] = num_bytes
     return ids[0] if len(ids) == 1 else ConcatenatedArray(ids), np.concatenate(documents), np.concatenate(blocks)
 
 
 def missing_shards(path: Path) -> list[int]:
-    """Which parts of the plan in a folder are not built yet.
+    """Return the numbers of the shards in the plan of a folder that are not built yet.
 
     Raises:
         FileError: There is no plan.
-        CheckpointError: It is damaged.
+        CheckpointError: The plan is damaged.
     """
     shards = read_plan(path)["shards"]
     return [number for number in range(shards) if not shard_folder(path, number).exists()]
 
 
 def read_plan(path: Path) -> JsonObject:
-    """The plan of a corpus in parts.
+    """Read the plan of a corpus in shards.
 
     Raises:
         FileError: There is no plan.
-        CheckpointError: It is damaged, or of another version.
+        CheckpointError: The file is damaged or has another format version.
     """
     check_version(path / PLAN_FILE, PLAN_VERSION)
-    return read_fields(path / PLAN_FILE, Plan)
+    return read_fields(path / PLAN_FILE, ShardPlan)
 
 
 def read_index(path: Path) -> JsonObject:
-    """What `index.json` of a part says.
+    """Read `index.json` of a shard.
 
     Raises:
-        FileError: There is none.
-        CheckpointError: It is damaged, or of another version.
+        FileError: There is no such file.
+        CheckpointError: The file is damaged or has another format version.
     """
     check_version(path / "index.json", FORMAT_VERSION)
-    return read_fields(path / "index.json", Index)
+    return read_fields(path / "index.json", ShardIndex)
 
 
 def check_version(file: Path, version: int) -> None:
-    """Refuse a file of a format version that this library does not read.
+    """Raise an error if a JSON file has another format version.
 
     Raises:
-        FileError: It cannot be read.
-        CheckpointError: It is of another version, or not a JSON object.
+        FileError: The file cannot be read.
+        CheckpointError: It has another `format_version`, or is not a JSON object.
     """
     found = read_json(file).get("format_version")
     if found != version:
@@ -206,20 +206,21 @@ def check_version(file: Path, version: int) -> None:
         )
 
 
-def _read_part(path: Path) -> Part:
+def _read_shard(path: Path) -> CorpusShard:
+    """Map and check one shard; of a corpus in a single shard each document is its own source."""
     index = read_index(path)
-    of_several = "plan" in index
+    is_planned = "plan" in index
     try:
         dtype: np.dtype[Any] = np.dtype({"uint16": "<u2", "uint32": "<u4"}[index["dtype"]])
-        num_tokens, num_bytes, marks = index["num_tokens"], index["num_bytes"], index.setdefault("marks", 0)
+        num_tokens, num_bytes, separators = index["num_tokens"], index["num_bytes"], index.setdefault("separators", 0)
         documents, blocks = read_offsets(path / "documents.npy"), read_offsets(path / "blocks.npy")
-        sources = read_offsets(path / "sources.npy") if of_several else np.arange(len(documents))
+        sources = read_offsets(path / "sources.npy") if is_planned else np.arange(len(documents))
         size = (path / "ids.bin").stat().st_size
     except FileNotFoundError as error:
         raise CheckpointError(f"{path} is not a whole corpus: {error.filename} is missing. Build it again.") from error
     except OSError as error:
         raise cannot_map(path, error) from error
-    if num_tokens < (not of_several) or size != (marks + num_tokens) * dtype.itemsize:
+    if num_tokens < (not is_planned) or size != (separators + num_tokens) * dtype.itemsize:
         raise CheckpointError(
             f"{path / 'ids.bin'} has {size} bytes where {num_tokens} tokens of {dtype.itemsize} bytes belong: "
             f"it was cut short or changed. Build the corpus again."
@@ -240,25 +241,26 @@ def _read_part(path: Path) -> Part:
     ):
         raise CheckpointError(f"{path}: documents.npy or blocks.npy does not fit ids.bin. Build the corpus again.")
     ids = MemmapSlice(str(path / "ids.bin"), dtype, 0, size // dtype.itemsize).open() if size else np.empty(0, dtype)
-    return Part(ids, documents, blocks, sources, index)
+    return CorpusShard(ids, documents, blocks, sources, index)
 
 
 def read_offsets(path: Path) -> Offsets:
-    """Read whole numbers, `(N,)` or `(N, K)` int64, from a file that `write_shard_tables` wrote.
+    """Read an int64 array, `(N,)` or `(N, K)`, from a file by `write_shard_tables`.
 
-    The file's size is compared with its header before anything is allocated.
+    The size of the file is compared with its header before memory is allocated.
 
     Raises:
         FileNotFoundError: There is no such file.
-        CheckpointError: It is damaged, or holds something else.
+        CheckpointError: The file is damaged or holds another kind of array.
     """
     content = bytearray(path.read_bytes())
     found = _NPY_HEADER.match(content)
     shape = tuple(int(size) for size in (found[1], found[2]) if size) if found else (-1,)
     if not found or len(content) - found.end() != 8 * math.prod(shape):
-        raise CheckpointError(f"{path} is not a whole array of whole numbers. Build the corpus again.")
+        raise CheckpointError(f"{path} is not a complete array of int64. Build the corpus again.")
     return np.frombuffer(content, "<i8", offset=found.end()).reshape(shape)
 
 
 def _increases(numbers: npt.NDArray[Any]) -> bool:
+    """Return whether an array is one-dimensional int64, not empty, and strictly increasing."""
     return numbers.dtype == np.int64 and numbers.ndim == 1 and len(numbers) > 0 and bool((np.diff(numbers) > 0).all())

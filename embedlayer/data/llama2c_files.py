@@ -1,7 +1,7 @@
-"""llama2.c's `tokenizer.bin` as a `tokenizers.Tokenizer`.
+"""Read llama2.c's `tokenizer.bin` as a `tokenizers.Tokenizer`.
 
-The file is an int32, the length of the longest piece, and then for each token a float32 score, an int32 length and that
-many bytes, little-endian. Token 1 starts a text, 3 to 258 are the bytes 0 to 255.
+The file has an int32, the length of the longest token, and for each token a float32 score, an int32 length and the
+bytes of the token, little-endian. Token 1 starts a text; tokens 3 to 258 are the bytes 0 to 255.
 """
 
 import math
@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, processors
 
-from embedlayer.data.sentencepiece_files import merges_of
+from embedlayer.data.sentencepiece_files import find_merges
 from embedlayer.errors import FileError, TokenizerError
 
 SPECIAL = ("<unk>", "<s>", "</s>")
@@ -19,16 +19,16 @@ BYTES = tuple(f"<0x{byte:02X}>" for byte in range(256))
 
 
 def read(path: Path) -> Tokenizer:
-    """Read llama2.c's tokenizer and make the one that gives the same IDs.
+    """Read llama2.c's tokenizer and return a tokenizer with the same IDs.
 
-    Text gets a space in front and, as its first token, `<s>`; spaces stay spaces. Characters without a token become
-    bytes. Then the neighbours whose joint piece has the best score are merged, again and again. Decoding gives the text
-    back without the space in front. The three special tokens are named `<unk>`, `<s>`, `</s>`; llama2.c stores the
-    latter two between line breaks, which is how it prints them.
+    The first token of a text is `<s>`, and a space is added before the text. Characters without a token become bytes.
+    Then the two neighbours whose merged token has the best score are merged, until no merge is left. Decoding removes
+    the added space. The special tokens are named `<unk>`, `<s>` and `</s>`; llama2.c stores the last two between line
+    breaks.
 
     Raises:
         FileError: The file cannot be read.
-        TokenizerError: It is damaged, or another kind of file.
+        TokenizerError: The file is damaged, or another kind of file.
     """
     try:
         raw = path.read_bytes()
@@ -40,7 +40,7 @@ def read(path: Path) -> Tokenizer:
     joined = sorted(range(first, len(pieces)), key=lambda token: (-scores[token], token))
     model = models.BPE(
         vocab=ids,
-        merges=merges_of((pieces[token] for token in joined), ids),
+        merges=find_merges((pieces[token] for token in joined), ids),
         unk_token="<unk>",
         fuse_unk=True,
         byte_fallback=True,
@@ -56,7 +56,7 @@ def read(path: Path) -> Tokenizer:
 
 
 def _entries(path: Path, raw: bytes) -> tuple[list[str], Sequence[float]]:
-    """Pieces and scores, checked against what every such file has."""
+    """Return tokens and scores, after a check of the special tokens and the bytes."""
     pieces: list[str] = []
     scores: list[float] = []
     at = 4
@@ -76,6 +76,6 @@ def _entries(path: Path, raw: bytes) -> tuple[list[str], Sequence[float]]:
     if found != SPECIAL + BYTES or len(set(pieces)) != len(pieces):
         raise TokenizerError(
             f"{path} is not a tokenizer of llama2.c: its tokens should be <unk>, <s>, </s>, the 256 bytes, and then "
-            f"pieces, each once."
+            f"subwords, each once."
         )
     return pieces, scores

@@ -1,4 +1,4 @@
-"""Arrays that lie on a disk: several read as one, and sent to another process by name instead of by content."""
+"""Memory-mapped arrays: several of them as one, and pickled by file name instead of by content."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,14 +13,14 @@ IdArray = npt.NDArray[np.integer[Any]]
 
 
 class MemmapSlice:
-    """Where a memory-mapped array lies, to map it again instead of copying it to another process."""
+    """File, data type, offset and length of a memory-mapped array, so that another process can map it again."""
 
     def __init__(self, filename: str, dtype: np.dtype[Any], offset: int, length: int) -> None:
-        self.place = filename, dtype, offset, length
+        self.location = filename, dtype, offset, length
 
     @classmethod
     def of(cls, ids: IdArray) -> "MemmapSlice | None":
-        """The place of `ids`, a mapped array or a slice of one; `None` for an array that lies elsewhere."""
+        """Return the file slice that `ids` maps; `None` if `ids` is no slice of a memory-mapped array."""
         root: Any = ids
         while isinstance(root.base, np.ndarray):
             root = root.base
@@ -30,12 +30,12 @@ class MemmapSlice:
         return cls(str(root.filename), ids.dtype, offset, len(ids))
 
     def open(self) -> IdArray:
-        """Map the array.
+        """Map the array again, read-only.
 
         Raises:
             FileError: The file cannot be read, or this process has too many files open.
         """
-        filename, dtype, offset, length = self.place
+        filename, dtype, offset, length = self.location
         try:
             return np.memmap(filename, dtype=dtype, mode="r", offset=offset, shape=(length,))
         except OSError as error:
@@ -43,21 +43,21 @@ class MemmapSlice:
 
 
 def cannot_map(path: str | Path, error: OSError) -> FileError:
-    """What is said of a file that cannot be mapped or read on the way to it."""
+    """Return the error for a file that cannot be opened or mapped."""
     return FileError(
-        f"Cannot map {path}: {error.strerror or error}. If too many files are open, one for each part of a corpus, "
-        f"raise the limit (ulimit -n) or build the corpus in fewer parts."
+        f"Cannot map {path}: {error.strerror or error}. If too many files are open, one for each shard of a corpus, "
+        f"raise the limit (ulimit -n) or build the corpus in fewer shards."
     )
 
 
 class ConcatenatedArray:
-    """One-dimensional arrays of one dtype, read as the array that they are when put one after the other.
+    """Concatenation of one-dimensional arrays of one dtype, without a copy.
 
-    It knows what windows need: a length, an element, a slice (a view, nothing is copied), and `windows`, across the
-    ends of parts too. For everything else `np.asarray` copies. Mapped parts travel to another process as file names.
+    It has a length, elements, slices without steps (views), and `windows` over array boundaries. For everything else
+    `np.asarray` copies. Memory-mapped arrays are pickled as file names.
 
     Args:
-        parts: The arrays, none of them empty, at least one.
+        arrays: At least one array; none is empty.
 
     Example:
         >>> ids = ConcatenatedArray([np.array([1, 2, 3]), np.array([4, 5])])
@@ -67,74 +67,74 @@ class ConcatenatedArray:
 
     ndim = 1
 
-    def __init__(self, parts: Sequence[IdArray]) -> None:
-        self.parts = list(parts)
-        self._ends = np.cumsum([len(part) for part in self.parts])
+    def __init__(self, arrays: Sequence[IdArray]) -> None:
+        self.arrays = list(arrays)
+        self._ends = np.cumsum([len(array) for array in self.arrays])
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """Type of one ID, as of an array."""
-        return self.parts[0].dtype
+        """Data type of the arrays."""
+        return self.arrays[0].dtype
 
     @property
     def shape(self) -> tuple[int]:
-        """`(N,)`, as of an array."""
+        """Shape of the concatenation, `(N,)`."""
         return (len(self),)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all IDs."""
+        """Number of bytes of all arrays."""
         return len(self) * self.dtype.itemsize
 
     def __len__(self) -> int:
         return int(self._ends[-1])
 
     def __getitem__(self, index: SupportsIndex | slice) -> Any:
-        """An ID, or for a slice without steps a view: an array if it lies in one part, and else `ConcatenatedArray`."""
+        """Return an element, or the view of a slice: an array if one array holds it, else a `ConcatenatedArray`."""
         if not isinstance(index, slice):
             at = range(len(self))[index]
-            part = int(np.searchsorted(self._ends, at, side="right"))
-            return self.parts[part][at - self._ends[part]]
+            array = int(np.searchsorted(self._ends, at, side="right"))
+            return self.arrays[array][at - self._ends[array]]
         begin, stop, step = index.indices(len(self))
         if step != 1:
-            raise SizeError(f"A corpus in parts is sliced without steps; step {step} is np.asarray(ids)[{index}].")
+            raise SizeError(f"A corpus in shards has slices without steps only. Use np.asarray(ids)[{index}].")
         first, last = np.searchsorted(self._ends, [begin, max(begin, stop - 1)], side="right").tolist()
         if begin >= stop:
-            return self.parts[0][:0]
-        starts = self._ends - [len(part) for part in self.parts]
-        views = [self.parts[k][max(begin - starts[k], 0) : stop - starts[k]] for k in range(first, last + 1)]
+            return self.arrays[0][:0]
+        starts = self._ends - [len(array) for array in self.arrays]
+        views = [self.arrays[k][max(begin - starts[k], 0) : stop - starts[k]] for k in range(first, last + 1)]
         return views[0] if len(views) == 1 else ConcatenatedArray(views)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> npt.NDArray[Any]:
         if copy is False:
-            raise ValueError("The parts of a corpus become one array only by copying.")
-        whole = np.concatenate(self.parts)
+            raise ValueError("The shards of a corpus become one array only by copying.")
+        whole = np.concatenate(self.arrays)
         return whole if dtype is None else whole.astype(dtype, copy=False)
 
     def tolist(self) -> list[int]:
-        """All IDs as Python's numbers."""
-        return [token for part in self.parts for token in part.tolist()]
+        """Return all elements as Python numbers."""
+        return [token for array in self.arrays for token in array.tolist()]
 
     def tobytes(self) -> bytes:
-        """All IDs as they lie in memory."""
-        return b"".join(part.tobytes() for part in self.parts)
+        """Return the bytes of all arrays in order."""
+        return b"".join(array.tobytes() for array in self.arrays)
 
     def windows(self, starts: npt.NDArray[np.int64], length: int) -> IdArray:
-        """`self[s : s + length]` for each start, `(len(starts), length)`."""
+        """Return `self[s : s + length]` for each start `s`, as an array `(len(starts), length)`."""
         rows = np.empty((len(starts), length), self.dtype)
         first = np.searchsorted(self._ends, starts, side="right")
         inside = starts + length <= self._ends[first]
         for number in np.unique(first[inside]):
-            part, here = self.parts[number], inside & (first == number)
-            places = starts[here] - (self._ends[number] - len(part))
-            rows[here] = np.lib.stride_tricks.sliding_window_view(part, length)[places]
+            array, here = self.arrays[number], inside & (first == number)
+            places = starts[here] - (self._ends[number] - len(array))
+            rows[here] = np.lib.stride_tricks.sliding_window_view(array, length)[places]
         for row in np.flatnonzero(~inside):
             rows[row] = self[int(starts[row]) : int(starts[row]) + length]
         return rows
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"parts": [MemmapSlice.of(part) or part for part in self.parts]}
+        return {"arrays": [MemmapSlice.of(array) or array for array in self.arrays]}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        parts: list[IdArray | MemmapSlice] = state["parts"]
-        self.__init__([part.open() if isinstance(part, MemmapSlice) else part for part in parts])  # type: ignore[misc]
+        arrays: list[IdArray | MemmapSlice] = state["arrays"]
+        self.__init__([array.open() if isinstance(array, MemmapSlice) else array for array in arrays])  # type: ignore[misc]

@@ -1,4 +1,4 @@
-"""A random order of any number of things, computed place by place: no list of them is kept."""
+"""A random permutation of any length in constant memory: each element is computed when it is needed."""
 
 import numpy as np
 import numpy.typing as npt
@@ -6,27 +6,27 @@ import torch
 
 ROUNDS = 12
 
-Places = npt.NDArray[np.int64]
+Indices = npt.NDArray[np.int64]
 
 
 class RandomPermutation:
-    """A permutation of `0..count - 1`, drawn from a generator: `order(places)` is what stands at these places.
+    """Random permutation of `0..count - 1`: `permutation(indices)` returns the elements at these indices.
 
-    Places are written as a number of two digits, `left * width + right`, with `width` near the root of `count`. Each
-    round adds to one digit a hash of the other, which can be taken back, so no two places ever come together. What
-    lands on one of the few numbers beyond `count` goes through the rounds again until it does not.
+    An index is written with two digits, `left * width + right`, where `width` is about the square root of `count`.
+    Each round adds a hash of one digit to the other digit. A round can be inverted, so different indices have
+    different results. A result of `count` or more is permuted again until it is smaller.
 
     Args:
-        count: Things there are.
-        generator: Decides the order; what it draws does not depend on `count`.
+        count: Length of the permutation.
+        generator: Source of the random keys. How many numbers are drawn does not depend on `count`.
 
     Example:
-        >>> order = RandomPermutation(10**12, torch.Generator().manual_seed(0))
-        >>> order(np.arange(3)).tolist()
+        >>> permutation = RandomPermutation(10**12, torch.Generator().manual_seed(0))
+        >>> permutation(np.arange(3)).tolist()
         [23408838395, 319519362077, 886107380074]
 
-    Reference: Black and Rogaway, Ciphers with arbitrary finite domains, 2002: a Feistel network that walks its cycles.
-    We differ: the hash is SplitMix64's, which mixes well and hides nothing.
+    Reference: Black and Rogaway, Ciphers with arbitrary finite domains, 2002: a Feistel network with cycle walking.
+    Different here: the hash is SplitMix64, which mixes well but is not a cipher.
     """
 
     def __init__(self, count: int, generator: torch.Generator) -> None:
@@ -35,15 +35,16 @@ class RandomPermutation:
         self.height = -(-count // self.width)
         self.keys = torch.randint(2**62, (ROUNDS,), generator=generator).numpy().astype(np.uint64)
 
-    def __call__(self, places: Places) -> Places:
-        """What stands at each of the places."""
-        found = self._mixed(places)
+    def __call__(self, indices: Indices) -> Indices:
+        """Return the element of the permutation at each index."""
+        found = self._permute_once(indices)
         while (beyond := found >= self.count).any():
-            found[beyond] = self._mixed(found[beyond])
+            found[beyond] = self._permute_once(found[beyond])
         return found
 
-    def _mixed(self, places: Places) -> Places:
-        left, right = np.divmod(places.astype(np.uint64), np.uint64(self.width))
+    def _permute_once(self, indices: Indices) -> Indices:
+        """Apply all rounds once; results are in `0..width * height - 1`."""
+        left, right = np.divmod(indices.astype(np.uint64), np.uint64(self.width))
         for number, key in enumerate(self.keys):
             if number % 2:
                 left = (left + _hash(right, key) % np.uint64(self.height)) % np.uint64(self.height)
@@ -53,7 +54,7 @@ class RandomPermutation:
 
 
 def _hash(numbers: npt.NDArray[np.uint64], key: np.uint64) -> npt.NDArray[np.uint64]:
-    """SplitMix64 of each number, from another start for each key; products are meant to overflow."""
+    """Return SplitMix64 of each number, started at `key`; the products are meant to overflow."""
     mixed = numbers * np.uint64(0x9E3779B97F4A7C15) + key
     mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

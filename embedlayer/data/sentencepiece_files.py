@@ -1,7 +1,8 @@
-"""SentencePiece's `.model` files as `tokenizers.Tokenizer` objects.
+"""Convert SentencePiece's `.model` files to `tokenizers.Tokenizer` objects.
 
-The pieces come through SentencePiece itself. Its Python API does not tell the kind of model and the normaliser, so
-those few fields are read from the file, which is a protocol buffer.
+SentencePiece itself reads the subwords. Its Python API does not return the kind of the model and the normaliser, so
+these fields are read from the file, a protocol buffer. SentencePiece's own `sentencepiece_model_pb2` cannot be used:
+after its import, transformers cannot import its copy of that module.
 """
 
 import struct
@@ -26,11 +27,11 @@ _PROBE = (
 
 
 def convert(path: Path) -> Tokenizer:
-    """Read a `.model` and make the tokenizer that gives the same IDs.
+    """Read a `.model` and return a tokenizer with the same IDs.
 
     Raises:
         FileError: The file cannot be read.
-        TokenizerError: It is not a SentencePiece model, or of a kind that cannot be converted faithfully.
+        TokenizerError: The file is not a SentencePiece model, or the tokenizer would give other IDs.
         MissingExtraError: The `spm` extra is not installed.
     """
     sentencepiece = require("sentencepiece", extra="spm")
@@ -49,6 +50,7 @@ def convert(path: Path) -> Tokenizer:
 
 
 def _tokenizer(processor: Any, raw: bytes) -> Tokenizer:
+    """Build the tokenizer from a loaded model and the bytes of its file."""
     fields = dict(_fields(raw))
     trainer, normalizer = dict(_fields(fields.get(2, b""))), dict(_fields(fields.get(3, b"")))
     pieces = [(piece, processor.get_score(i)) for i, piece in enumerate(_pieces(processor))]
@@ -64,7 +66,7 @@ def _tokenizer(processor: Any, raw: bytes) -> Tokenizer:
         tokenizer = Tokenizer(
             models.BPE(
                 vocab=ids,
-                merges=merges_of((pieces[i][0] for i in best), ids),
+                merges=find_merges((pieces[i][0] for i in best), ids),
                 unk_token=unknown,
                 fuse_unk=True,
                 byte_fallback=byte_fallback,
@@ -90,6 +92,7 @@ def _tokenizer(processor: Any, raw: bytes) -> Tokenizer:
 
 
 def _normalizer(charsmap: bytes, *, adds_space: bool, trims: bool, space: str) -> normalizers.Normalizer:
+    """Return the normaliser: character map, white space, and the space before the text."""
     steps: list[normalizers.Normalizer] = [normalizers.Precompiled(charsmap)] if charsmap else []
     if trims:
         steps += [normalizers.Replace(Regex(r"\A +| +\z"), ""), normalizers.Replace(Regex(" {2,}"), " ")]
@@ -98,11 +101,15 @@ def _normalizer(charsmap: bytes, *, adds_space: bool, trims: bool, space: str) -
     return normalizers.Sequence([*steps, normalizers.Replace(" ", space)])
 
 
-def merges_of(pieces: Iterable[str], ids: Mapping[str, int]) -> list[tuple[str, str]]:
-    """Every way to put each piece together from two that have IDs, piece after piece.
+def find_merges(pieces: Iterable[str], ids: Mapping[str, int]) -> list[tuple[str, str]]:
+    """Return all merges of two entries into one, in the order of the merged subwords.
 
-    SentencePiece merges the neighbours whose joint piece has the best score; a list of merges, best piece first, says
-    the same.
+    SentencePiece merges the two neighbours whose merged subword has the best score. A list of merges in this order
+    is equivalent.
+
+    Args:
+        pieces: Subwords, those with the best score first.
+        ids: ID of each entry.
     """
     merges = []
     for piece in pieces:
@@ -113,14 +120,17 @@ def merges_of(pieces: Iterable[str], ids: Mapping[str, int]) -> list[tuple[str, 
 
 
 def _kinds(raw: bytes) -> list[int]:
+    """Return the type of each subword, such as `_USER_DEFINED`."""
     return [dict(_fields(piece)).get(3, 1) for number, piece in _fields(raw) if number == 1]
 
 
 def _pieces(processor: Any) -> list[str]:
+    """Return all subwords by ID."""
     return [processor.id_to_piece(i) for i in range(processor.get_piece_size())]
 
 
 def _check_same_ids(path: Path, tokenizer: Tokenizer, processor: Any, texts: Sequence[str]) -> None:
+    """Raise an error if the IDs of a sample text differ from SentencePiece's."""
     for text in texts:
         ours, theirs = tokenizer.encode(text, add_special_tokens=False).ids, processor.encode(text)
         if ours != theirs:
@@ -131,7 +141,7 @@ def _check_same_ids(path: Path, tokenizer: Tokenizer, processor: Any, texts: Seq
 
 
 def _fields(message: bytes) -> Iterator[tuple[int, Any]]:
-    """Number and value of each field of a protocol buffer: an integer, bytes, or a raw 4 or 8 byte value."""
+    """Yield number and value of each field of a protocol buffer: an integer, or bytes."""
     at = 0
     while at < len(message):
         tag, at = _varint(message, at)
@@ -148,6 +158,7 @@ def _fields(message: bytes) -> Iterator[tuple[int, Any]]:
 
 
 def _varint(message: bytes, at: int) -> tuple[int, int]:
+    """Decode a variable-length integer at an offset; return it and the offset behind it."""
     value = shift = 0
     while True:
         byte = message[at]

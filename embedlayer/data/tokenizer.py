@@ -1,7 +1,6 @@
-"""Tokenizers: trained here, or read from the files that models come with.
+"""Train tokenizers, read them from the files of models, and print their tokens.
 
-Everything is a plain `tokenizers.Tokenizer`; this module only knows how to make one, how to find one on a disk, and
-how to show its pieces to people.
+Every tokenizer is a plain `tokenizers.Tokenizer`.
 """
 
 import hashlib
@@ -22,12 +21,12 @@ from embedlayer.io.files import write_text
 TokenizerKind = Literal["bpe", "wordpiece", "unigram", "word", "byte"]
 
 END_OF_TEXT = "<|endoftext|>"
-"""GPT-2's mark between documents, and the special token that `train_tokenizer` adds."""
+"""GPT-2's end-of-text token, and the special token that `train_tokenizer` adds by default."""
 
 _ENDS_OF_TEXT = (END_OF_TEXT, "</s>", "[SEP]", "<eos>", "<|end_of_text|>", "<|eot_id|>")
 _KNOWN_SPECIALS = (END_OF_TEXT, "<s>", "<pad>", "</s>", "<unk>", "<mask>")
 MAX_TOKEN_IDS = 1 << 24
-"""No vocabulary is larger: a greater ID is a damaged file, and a table for it would fill the memory."""
+"""Largest table size. A file with a higher ID is damaged, and its table would fill the memory."""
 
 _LONGEST_PATH = 4096
 _PATH = re.compile(r"(?:~|\.{1,2})?/\S*\w\S*|[A-Za-z]:\\\S+|\S+\.(?:txt|md|jsonl?|csv|tsv|gz|zip|parquet)")
@@ -43,31 +42,32 @@ def train_tokenizer(
     special_tokens: Sequence[str] = (END_OF_TEXT,),
     min_frequency: int | None = None,
 ) -> Tokenizer:
-    """Learn a vocabulary from text. The same texts give the same `tokenizer.json`, byte for byte.
+    """Train a tokenizer. Equal texts give equal `tokenizer.json` files, byte for byte.
 
-    | kind | a token is | decoding gives back |
+    | kind | a token is | decoding returns |
     |---|---|---|
     | `"bpe"` | bytes merged by frequency, as in GPT-2 | every text exactly |
     | `"wordpiece"` | a word or, marked `##`, the rest of one, as in (cased) BERT | words, spaces guessed |
-    | `"unigram"` | the likeliest pieces, as in SentencePiece | the text with white space runs as one space |
+    | `"unigram"` | a subword of the most likely split (SentencePiece) | the text, runs of white space as one space |
     | `"word"` | a whole word or a punctuation mark | words, spaces guessed |
     | `"byte"` | one byte: its ID is its value | every text exactly |
 
     Args:
-        texts: One text, or any number of them: the text itself, not a path; `read_text_chunks(path)` reads a file. Read
-            once, except that `"wordpiece"` holds them in memory.
-        kind: See above.
-        vocab_size: Most entries wanted, special tokens included. Little text gives fewer. `"byte"` always has 256
-            and the special tokens.
-        special_tokens: Kept whole, never split. An unknown token is added for the kinds that need one: `"[UNK]"`
+        texts: One string or an iterable of strings, not paths; `read_text_chunks(path)` reads a file. The iterable is
+            read once; `"wordpiece"` keeps its strings in memory.
+        kind: See the table. `"unigram"` needs the `spm` extra.
+        vocab_size: Largest number of entries, including special tokens. A small text gives fewer. `"byte"` always
+            has 256 and the special tokens.
+        special_tokens: Tokens that are never split. An unknown token is added for the kinds that need one: `"[UNK]"`
             for `"wordpiece"`, `"<unk>"` for `"unigram"` and `"word"`.
-        min_frequency: How often a pair (or a whole word) must occur; by default 2, and 1 for `"word"`. The kinds
+        min_frequency: Fewest occurrences of a merged pair, or of a whole word; by default 2, and 1 for `"word"`.
             `"unigram"` and `"byte"` have no such limit.
 
     Raises:
         SizeError: `vocab_size` is too small for the special tokens and the smallest alphabet.
-        TextError: The texts hold nothing to learn from, or are not text, or a path instead of a text.
-        TokenizerError: An unknown kind, or an option that the kind does not have.
+        TextError: The texts are empty, are not strings, or are a path.
+        TokenizerError: `kind` is unknown, or has no `min_frequency`.
+        MissingExtraError: `"unigram"` needs `pip install 'embedlayer[spm]'`.
 
     Example:
         >>> tokenizer = train_tokenizer("I love dogs", kind="word")
@@ -78,12 +78,12 @@ def train_tokenizer(
     """
     if kind not in get_args(TokenizerKind):
         raise TokenizerError(
-            f"No tokenizer kind is called {kind!r}. Choose one of {', '.join(get_args(TokenizerKind))}."
+            f"There is no tokenizer kind {kind!r}. Choose one of {', '.join(get_args(TokenizerKind))}."
         )
     if min_frequency is not None and kind in ("unigram", "byte"):
-        raise TokenizerError(f"A {kind} tokenizer has no min_frequency ({min_frequency} was given). Leave it out.")
+        raise TokenizerError(f"A {kind} tokenizer has no min_frequency ({min_frequency} was passed). Leave it out.")
     specials = list(dict.fromkeys(special_tokens))
-    texts = _texts(texts)
+    texts = _iterate_texts(texts)
     if kind == "byte":
         next(iter(texts), None)  # nothing is learned, and a path is refused all the same
         return _byte_tokenizer(specials)
@@ -98,23 +98,22 @@ def train_tokenizer(
             f"vocab_size {vocab_size} is too small for a {kind} tokenizer with {len(specials)} special tokens: "
             f"it needs {smallest} or more."
         )
-    texts = _nonempty(texts)
+    texts = _require_words(texts)
     if min_frequency is None:
         min_frequency = 1 if kind == "word" else 2
     return train(texts, vocab_size, specials, min_frequency)
 
 
 def load_tokenizer(path: str | Path) -> Tokenizer:
-    """Read a tokenizer in any form that models come with.
+    """Read a tokenizer from the files of a model.
 
-    - `tokenizer.json`, or any other file with the same content.
-    - GPT-2's `encoder.json` and `vocab.bpe`, or `vocab.json` and `merges.txt`; name either one. A common prefix
-      (`gpt2-encoder.json` and `gpt2-vocab.bpe`) is fine.
-    - BERT's `vocab.txt`. It is lower-casing if `tokenizer_config.json` beside it says so (`do_lower_case`), and
-      otherwise if no entry but the bracketed ones holds an upper-case letter.
-    - SentencePiece's `.model`, BPE or Unigram, with the `spm` extra. The result is compared with SentencePiece on
-      sample text and refused where the two differ. Unlike in SentencePiece, control symbols such as `</s>` in a text
-      are read as such.
+    - `tokenizer.json`, or another file with the same content.
+    - GPT-2's `encoder.json` and `vocab.bpe`, or `vocab.json` and `merges.txt`; pass either one. Both may
+      have a common prefix (`gpt2-encoder.json` and `gpt2-vocab.bpe`).
+    - BERT's `vocab.txt`. `do_lower_case` in the `tokenizer_config.json` beside it decides whether text is lower-cased.
+      Without it, text is lower-cased if no entry except the bracketed ones has an upper-case letter.
+    - SentencePiece's `.model`, BPE or Unigram, with the `spm` extra. The IDs of sample texts are compared with
+      SentencePiece; a model with other IDs is refused. Unlike in SentencePiece, `</s>` in a text is the control symbol.
     - llama2.c's `tokenizer.bin` (`tok512.bin`).
     - A folder with one of these, searched for in this order.
 
@@ -122,13 +121,13 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
 
     Raises:
         FileError: There is no such file, or it cannot be read.
-        TokenizerError: It is damaged, incomplete, of no known form, or a folder with several of one form.
+        TokenizerError: The file is damaged, incomplete or of an unknown format, or the folder has several tokenizers.
         MissingExtraError: A `.model` needs `pip install 'embedlayer[spm]'`.
     """
     path = Path(path)
     if path.is_dir():
-        path = _only_tokenizer_in(path)
-    tokenizer = _loaded(path)
+        path = _find_tokenizer(path)
+    tokenizer = _read_tokenizer(path)
     try:
         table_size(tokenizer)
     except TokenizerError as error:
@@ -136,7 +135,8 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
     return tokenizer
 
 
-def _loaded(path: Path) -> Tokenizer:
+def _read_tokenizer(path: Path) -> Tokenizer:
+    """Read a tokenizer from a file, by the format that its name and content state."""
     if path.suffix == ".model":
         return _add_tokens_beside(path, _load_sentencepiece(path))
     if path.suffix == ".bin":
@@ -145,20 +145,20 @@ def _loaded(path: Path) -> Tokenizer:
     if path.suffix == ".json":
         content = _read_json(path)
         if isinstance(content.get("model"), dict):
-            return _built(path, lambda: Tokenizer.from_str(json.dumps(content)))
-        pair = pair or (path, _beside(path))
+            return _build_checked(path, lambda: Tokenizer.from_str(json.dumps(content)))
+        pair = pair or (path, _find_merges(path))
     if pair is not None:
         return _add_tokens_beside(path, _load_bpe(*pair))
     if path.suffix == ".txt":
         return _add_tokens_beside(path, _load_vocab_txt(path))
     raise TokenizerError(
-        f"{path} has no known tokenizer form. Give a tokenizer.json, encoder.json with vocab.bpe, vocab.json with "
+        f"{path} has no known tokenizer format. Pass a tokenizer.json, encoder.json with vocab.bpe, vocab.json with "
         f"merges.txt, a BERT vocab.txt, a SentencePiece .model, or llama2.c's tokenizer.bin."
     )
 
 
 def save_tokenizer(tokenizer: Tokenizer, path: str | Path) -> None:
-    """Write a `tokenizer.json`, wholly or not at all.
+    """Write a `tokenizer.json`, atomically.
 
     Raises:
         FileError: The file cannot be written.
@@ -167,22 +167,24 @@ def save_tokenizer(tokenizer: Tokenizer, path: str | Path) -> None:
 
 
 def as_tokenizer(tokenizer: object) -> Tokenizer:
-    """The `tokenizers.Tokenizer` that is given, or that a fast tokenizer of transformers wraps.
+    """Return a `tokenizers.Tokenizer`: the argument itself, or the one in a fast tokenizer of transformers.
 
     Raises:
-        TokenizerError: It is neither.
+        TokenizerError: The argument is neither of the two.
     """
     for candidate in (tokenizer, getattr(tokenizer, "backend_tokenizer", None), getattr(tokenizer, "_tokenizer", None)):
         if isinstance(candidate, Tokenizer):
             return candidate
     raise TokenizerError(
-        f"A {type(tokenizer).__name__} is not a tokenizer that embedlayer knows. Give a tokenizers.Tokenizer (see "
+        f"A {type(tokenizer).__name__} is not a tokenizer that embedlayer knows. Pass a tokenizers.Tokenizer (see "
         f"load_tokenizer and train_tokenizer) or a fast tokenizer of transformers."
     )
 
 
 def end_of_text_id(tokenizer: Tokenizer) -> int | None:
-    """ID of the token that stands between documents: the first there is of `<|endoftext|>`, `</s>`, `[SEP]`, `<eos>`...
+    """Return the ID of the end-of-text token, which separates documents; `None` if the tokenizer has none.
+
+    It is the first existing token of `<|endoftext|>`, `</s>`, `[SEP]`, `<eos>`, `<|end_of_text|>`, `<|eot_id|>`.
 
     Example:
         >>> end_of_text_id(train_tokenizer((), kind="byte"))
@@ -193,7 +195,7 @@ def end_of_text_id(tokenizer: Tokenizer) -> int | None:
 
 
 def table_size(tokenizer: Tokenizer) -> int:
-    """Return the rows that a table needs for this tokenizer: its highest ID and one. IDs may have gaps.
+    """Return the number of rows that a table needs for this tokenizer: its highest ID plus 1. IDs may have gaps.
 
     Raises:
         TokenizerError: The highest ID is `MAX_TOKEN_IDS` or more.
@@ -214,12 +216,12 @@ def table_size(tokenizer: Tokenizer) -> int:
 
 
 def missing_rows_message(tokenizer: Tokenizer, rows: int, where: object = None) -> str | None:
-    """Return the sentence that says that a table has no row for some of a tokenizer's IDs; `None` if it has all.
+    """Return an error message if a tokenizer has IDs without a row in a table, else `None`.
 
     Args:
-        tokenizer: It may have fewer IDs than there are rows.
-        rows: Rows of the table.
-        where: What both belong to, for the sentence.
+        tokenizer: The tokenizer; it may have fewer IDs than the table has rows.
+        rows: Number of rows of the table.
+        where: Path or name for the message, or `None`.
 
     Example:
         >>> print(missing_rows_message(train_tokenizer((), kind="byte"), 200, "run"))
@@ -237,10 +239,15 @@ together: use the tokenizer that the model was trained with, or add rows with em
 
 
 def require_rows(tokenizer: Tokenizer, rows: int, where: object = None) -> None:
-    """Refuse a tokenizer with IDs outside the table of so many rows that `where` names.
+    """Raise an error if a tokenizer has IDs without a row in a table.
+
+    Args:
+        tokenizer: The tokenizer; it may have fewer IDs than the table has rows.
+        rows: Number of rows of the table.
+        where: Path or name for the message, or `None`.
 
     Raises:
-        TokenizerError: It has such.
+        TokenizerError: The tokenizer has an ID of `rows` or more.
 
     Example:
         >>> require_rows(train_tokenizer((), kind="byte"), 257, "run")
@@ -251,10 +258,10 @@ def require_rows(tokenizer: Tokenizer, rows: int, where: object = None) -> None:
 
 
 def token_text(tokenizer: Tokenizer, token_id: int) -> str:
-    """What a token stands for, for people to read.
+    """Return a token as readable text.
 
-    A space in front is a space, byte-level letters are the characters they stand for, bytes that are only a part of
-    a character are shown as `<0xE2>`. Special tokens and WordPiece's `##` stay as they are.
+    Byte-level letters and `▁` become the characters that they encode. Bytes of an incomplete character become
+    `<0xE2>`. Special tokens and WordPiece's `##` are unchanged.
 
     Raises:
         TokenIdError: The tokenizer has no such ID.
@@ -271,17 +278,17 @@ def token_text(tokenizer: Tokenizer, token_id: int) -> str:
     if "ByteLevel" in steps:
         letters = byte_level_alphabet()
         if all(letter in letters for letter in piece):
-            return _readable(bytes(letters[letter] for letter in piece))
+            return _decode_readable(bytes(letters[letter] for letter in piece))
     elif steps & {"Metaspace", "ByteFallback", "Replace"}:
         byte = re.fullmatch(r"<0x([0-9A-F]{2})>", piece)
-        return _readable(bytes.fromhex(byte[1])) if byte else piece.replace("▁", " ")
+        return _decode_readable(bytes.fromhex(byte[1])) if byte else piece.replace("▁", " ")
     return piece
 
 
 def fingerprint(tokenizer: Tokenizer) -> str:
-    """A short name for exactly this tokenizer: equal for two that give the same IDs by the same rules.
+    """Return a digest of a tokenizer; two tokenizers with the same vocabulary and rules have the same digest.
 
-    Truncation and padding, which belong to a use and not to the tokenizer, do not count.
+    Truncation and padding are ignored.
 
     Example:
         >>> fingerprint(train_tokenizer((), kind="byte")) == fingerprint(train_tokenizer((), kind="byte"))
@@ -291,9 +298,10 @@ def fingerprint(tokenizer: Tokenizer) -> str:
 
 
 def without_truncation(tokenizer: Tokenizer) -> Tokenizer:
-    """The tokenizer without the truncation and padding that some `tokenizer.json` files switch on.
+    """Return a tokenizer without truncation and padding, which some `tokenizer.json` files switch on.
 
-    It is a copy where something had to be switched off, and else the tokenizer itself.
+    Returns:
+        The tokenizer itself if it has neither, else a copy.
     """
     if tokenizer.truncation is None and tokenizer.padding is None:
         return tokenizer
@@ -304,12 +312,12 @@ def without_truncation(tokenizer: Tokenizer) -> Tokenizer:
 
 
 def raise_if_path(text: str) -> None:
-    """Refuse a path where a `str` is the text itself: the name of a file that exists, or what can only be a path.
+    """Raise an error if a text is probably a path: the name of an existing file, or a string that looks like a path.
 
-    A text that is so misread passes with a line break behind it.
+    A text with a line break at its end is never refused.
 
     Raises:
-        TextError: It is a path.
+        TextError: The text is probably a path.
 
     Example:
         >>> raise_if_path("I love dogs. and/or cats")
@@ -319,8 +327,8 @@ def raise_if_path(text: str) -> None:
     exists = os.path.isfile(text) or ("/" in text and text.strip("/.~") != "" and os.path.exists(text))
     if exists or _PATH.fullmatch(text):
         raise TextError(
-            f"{text!r} is a str, and so the text itself, but {'names a file' if exists else 'looks like a path'}. Give "
-            f"pathlib.Path({text!r}) where a path can be given, or what it holds: embedlayer.data.corpus."
+            f"{text!r} is a str, which is read as text, but {'names a file' if exists else 'looks like a path'}. Pass "
+            f"pathlib.Path({text!r}) where a path is accepted, or its content: embedlayer.data.corpus."
             f"read_text_chunks({text!r}). If it is the text, add a line break."
         )
 
@@ -328,41 +336,43 @@ def raise_if_path(text: str) -> None:
 # Training
 
 
-def _texts(texts: object) -> Iterable[str]:
-    """Return an iterable of texts; a path is refused, also in the first place of a list."""
+def _iterate_texts(texts: object) -> Iterable[str]:
+    """Return an iterable that checks each text; a path is refused."""
     if isinstance(texts, str):
         texts = [texts]
     if isinstance(texts, Path | bytes) or not isinstance(texts, Iterable):
         raise TextError(
-            f"A tokenizer is trained on text: a str or any number of them, not {type(texts).__name__}. For a file, "
-            f"give embedlayer.data.corpus.read_text_chunks(path)."
+            f"A tokenizer is trained on a str or an iterable of str, not {type(texts).__name__}. For a file, "
+            f"pass embedlayer.data.corpus.read_text_chunks(path)."
         )
-    return _checked_texts(texts)
+    return _check_texts(texts)
 
 
-def _checked_texts(texts: Iterable[object]) -> Iterator[str]:
+def _check_texts(texts: Iterable[object]) -> Iterator[str]:
+    """Yield the texts, and raise an error at one that is not a string, or at a path in the first place."""
     for place, text in enumerate(texts):
         if not isinstance(text, str):
             raise TextError(
-                f"Text {place} is {type(text).__name__}, not str. Decode bytes; for files, give the pieces that "
-                f"embedlayer.data.corpus.read_text_chunks(path) reads."
+                f"Text {place} is {type(text).__name__}, not str. Decode bytes; for a file, pass "
+                f"embedlayer.data.corpus.read_text_chunks(path)."
             )
         if place == 0:
             raise_if_path(text)
         yield text
 
 
-def _nonempty(texts: Iterable[str]) -> Iterator[str]:
-    """The texts as they come; at the end, an error if there was nothing but white space."""
+def _require_words(texts: Iterable[str]) -> Iterator[str]:
+    """Yield the texts; raise an error at the end if all of them are white space."""
     found = False
     for text in texts:
         found = found or not (text == "" or text.isspace())
         yield text
     if not found:
-        raise TextError("There is no text to train a tokenizer on: all of it is empty. Give at least a few words.")
+        raise TextError("There is no text to train a tokenizer on: all of it is empty. Pass at least a few words.")
 
 
 def _byte_tokenizer(specials: list[str]) -> Tokenizer:
+    """Return a tokenizer with one token per byte."""
     letters = sorted(byte_level_alphabet(), key=byte_level_alphabet().__getitem__)
     tokenizer = Tokenizer(models.BPE(vocab={letter: byte for byte, letter in enumerate(letters)}, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
@@ -372,6 +382,7 @@ def _byte_tokenizer(specials: list[str]) -> Tokenizer:
 
 
 def _train_bpe(texts: Iterable[str], vocab_size: int, specials: list[str], min_frequency: int) -> Tokenizer:
+    """Train byte-level BPE as in GPT-2."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -387,6 +398,7 @@ def _train_bpe(texts: Iterable[str], vocab_size: int, specials: list[str], min_f
 
 
 def _train_wordpiece(texts: Iterable[str], vocab_size: int, specials: list[str], min_frequency: int) -> Tokenizer:
+    """Train WordPiece as in cased BERT."""
     texts = list(texts)
     # The trainer numbers the letters that continue a word in the order of a randomly seeded hash table, and ties
     # between pairs are broken by these numbers. So learn the letters first, and hand them back sorted.
@@ -399,6 +411,7 @@ def _train_wordpiece(texts: Iterable[str], vocab_size: int, specials: list[str],
 
 
 def _wordpiece_vocabulary(texts: list[str], vocab_size: int, first: list[str], min_frequency: int) -> dict[str, int]:
+    """Train WordPiece once and return the vocabulary, with the entries of `first` at its start."""
     tokenizer = _bert_tokenizer({"[UNK]": 0}, lowercase=False)
     trainer = trainers.WordPieceTrainer(
         vocab_size=vocab_size, min_frequency=min_frequency, special_tokens=first, show_progress=False
@@ -408,6 +421,7 @@ def _wordpiece_vocabulary(texts: list[str], vocab_size: int, first: list[str], m
 
 
 def _bert_tokenizer(vocabulary: dict[str, int], *, lowercase: bool) -> Tokenizer:
+    """Return a WordPiece tokenizer with BERT's normalisation."""
     tokenizer = Tokenizer(models.WordPiece(vocab=vocabulary, unk_token="[UNK]", max_input_chars_per_word=100))
     tokenizer.normalizer = normalizers.BertNormalizer(lowercase=lowercase)
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
@@ -416,6 +430,7 @@ def _bert_tokenizer(vocabulary: dict[str, int], *, lowercase: bool) -> Tokenizer
 
 
 def _train_unigram(texts: Iterable[str], vocab_size: int, specials: list[str], _: int) -> Tokenizer:
+    """Train Unigram as in SentencePiece; text is NFKC-normalised."""
     from embedlayer.data.unigram import train_subwords
 
     normalizer = normalizers.Sequence([normalizers.Nmt(), normalizers.NFKC(), normalizers.Replace(Regex(" {2,}"), " ")])
@@ -434,6 +449,7 @@ def _train_unigram(texts: Iterable[str], vocab_size: int, specials: list[str], _
 
 
 def _train_word(texts: Iterable[str], vocab_size: int, specials: list[str], min_frequency: int) -> Tokenizer:
+    """Train a vocabulary of whole words and punctuation marks."""
     tokenizer = Tokenizer(models.WordLevel(vocab={"<unk>": 0}, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(_WORDS), behavior="removed", invert=True)
     tokenizer.decoder = decoders.Sequence(
@@ -454,24 +470,24 @@ def _train_word(texts: Iterable[str], vocab_size: int, specials: list[str], min_
 # Reading
 
 
-def _only_tokenizer_in(folder: Path) -> Path:
-    """The file to read in a folder: a plain name before a prefixed one, in the order that `load_tokenizer` states."""
+def _find_tokenizer(folder: Path) -> Path:
+    """Return the tokenizer file of a folder, in the order of `load_tokenizer`; plain names before prefixed ones."""
     for names in (("tokenizer.json",), ("vocab.json", "encoder.json"), ("*.model",), ("vocab.txt",), _LLAMA2C):
         for pattern in (*names, *(f"*{name.lstrip('*')}" for name in names)):
             found = sorted(file for file in folder.glob(pattern) if not file.name.startswith("."))
             if len(found) > 1:
                 listed = ", ".join(file.name for file in found)
-                raise TokenizerError(f"{folder} holds several tokenizers ({listed}). Name the file that you mean.")
+                raise TokenizerError(f"{folder} has several tokenizers ({listed}). Pass the path of one file.")
             if found:
                 return found[0]
     raise TokenizerError(
-        f"{folder} holds no tokenizer: none of tokenizer.json, vocab.json with merges.txt, encoder.json with "
+        f"{folder} has no tokenizer: none of tokenizer.json, vocab.json with merges.txt, encoder.json with "
         f"vocab.bpe, a SentencePiece .model, vocab.txt, or llama2.c's tokenizer.bin."
     )
 
 
 def _bpe_pair(path: Path) -> tuple[Path, Path] | None:
-    """Vocabulary and merges, whichever of the two is given; `None` if the name belongs to no such pair."""
+    """Return the paths of vocabulary and merges from either of them; `None` if the name belongs to no such pair."""
     for vocabulary, merges in (("encoder.json", "vocab.bpe"), ("vocab.json", "merges.txt")):
         for ending in (vocabulary, merges):
             if path.name.endswith(ending):
@@ -480,18 +496,19 @@ def _bpe_pair(path: Path) -> tuple[Path, Path] | None:
     return None
 
 
-def _beside(path: Path) -> Path:
+def _find_merges(path: Path) -> Path:
+    """Return the only file of merges in the folder of a vocabulary."""
     merges = [file for pattern in ("*.bpe", "*merges.txt") for file in sorted(path.parent.glob(pattern))]
     if len(merges) != 1:
         raise TokenizerError(
-            f"{path} is a vocabulary without its merges: {len(merges)} files beside it look like merges. "
+            f"{path} is a vocabulary without its merges: {len(merges)} files in its folder look like merges. "
             f"Name the two vocab.json and merges.txt, or encoder.json and vocab.bpe."
         )
     return merges[0]
 
 
 def _load_bpe(vocabulary: Path, merges: Path) -> Tokenizer:
-    """GPT-2's two files: byte-level BPE."""
+    """Read byte-level BPE from GPT-2's two files."""
     vocab = _read_json(vocabulary)
     if not all(type(token_id) is int for token_id in vocab.values()):
         raise TokenizerError(f"{vocabulary} is not a vocabulary: it should map each token to its ID.")
@@ -500,9 +517,12 @@ def _load_bpe(vocabulary: Path, merges: Path) -> Tokenizer:
 
     for pair in pairs:
         if not all(piece in vocab for piece in (*pair, "".join(pair))):
-            raise TokenizerError(f"{merges} merges {pair}, which {vocabulary} does not know. Use files of one model.")
+            raise TokenizerError(
+                f"{merges} merges {pair}, which are not in {vocabulary}. Use two files of the same model."
+            )
 
     def build() -> Tokenizer:
+        """Build the tokenizer; the library may refuse the files."""
         tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=pairs))
         tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
         tokenizer.decoder = decoders.ByteLevel()
@@ -510,7 +530,7 @@ def _load_bpe(vocabulary: Path, merges: Path) -> Tokenizer:
         tokenizer.add_special_tokens([token for token in _KNOWN_SPECIALS if token in vocab])
         return tokenizer
 
-    return _built(merges, build)
+    return _build_checked(merges, build)
 
 
 def _add_tokens_beside(path: Path, tokenizer: Tokenizer) -> Tokenizer:
@@ -532,12 +552,14 @@ def _add_tokens_beside(path: Path, tokenizer: Tokenizer) -> Tokenizer:
 
 
 def _load_vocab_txt(path: Path) -> Tokenizer:
-    """BERT's list of pieces, one a line."""
+    """Read BERT's list of subwords, one a line."""
     entries = _read_text(path).removesuffix("\n").split("\n")
     vocabulary = {entry.removesuffix("\r"): token_id for token_id, entry in enumerate(entries)}
     if "[UNK]" not in vocabulary:
-        raise TokenizerError(f"{path} is not a BERT vocabulary: it has no [UNK]. Give vocab.txt with one piece a line.")
-    tokenizer = _built(path, lambda: _bert_tokenizer(vocabulary, lowercase=_lowercases(path, vocabulary)))
+        raise TokenizerError(
+            f"{path} is not a BERT vocabulary: it has no [UNK]. Pass a vocab.txt with one subword a line."
+        )
+    tokenizer = _build_checked(path, lambda: _bert_tokenizer(vocabulary, lowercase=_is_lowercased(path, vocabulary)))
     tokenizer.add_special_tokens(
         [entry for entry in ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]") if entry in vocabulary]
     )
@@ -548,7 +570,8 @@ def _load_vocab_txt(path: Path) -> Tokenizer:
     return tokenizer
 
 
-def _lowercases(path: Path, vocabulary: Iterable[str]) -> bool:
+def _is_lowercased(path: Path, vocabulary: Iterable[str]) -> bool:
+    """Return whether a BERT vocabulary is for lower-cased text."""
     config = path.with_name("tokenizer_config.json")
     if config.is_file():
         stated = _read_json(config).get("do_lower_case")
@@ -558,18 +581,21 @@ def _lowercases(path: Path, vocabulary: Iterable[str]) -> bool:
 
 
 def _load_sentencepiece(path: Path) -> Tokenizer:
+    """Read a SentencePiece model."""
     from embedlayer.data.sentencepiece_files import convert
 
-    return _built(path, partial(convert, path))
+    return _build_checked(path, partial(convert, path))
 
 
 def _load_llama2c(path: Path) -> Tokenizer:
+    """Read llama2.c's tokenizer."""
     from embedlayer.data.llama2c_files import read
 
-    return _built(path, partial(read, path))
+    return _build_checked(path, partial(read, path))
 
 
 def _read_text(path: Path) -> str:
+    """Read a UTF-8 text file; errors name the file."""
     try:
         return path.read_bytes().decode("utf-8")
     except OSError as error:
@@ -579,6 +605,7 @@ def _read_text(path: Path) -> str:
 
 
 def _read_json(path: Path) -> dict[str, Any]:
+    """Read a JSON object; errors name the file."""
     try:
         content = json.loads(_read_text(path))
     except json.JSONDecodeError as error:
@@ -588,28 +615,31 @@ def _read_json(path: Path) -> dict[str, Any]:
     return content
 
 
-def _built(path: Path, build: Callable[[], Tokenizer]) -> Tokenizer:
-    """What `build` gives; whatever the tokenizers library says against it becomes our error."""
+def _build_checked(path: Path, build: Callable[[], Tokenizer]) -> Tokenizer:
+    """Return `build()`; errors of the tokenizers library become a `TokenizerError` that names the file."""
     try:
         return build()
     except (TokenizerError, ImportError, FileError):
         raise
     except Exception as error:
-        raise TokenizerError(f"{path} does not make a tokenizer: {error}. It is damaged or incomplete.") from error
+        raise TokenizerError(f"{path} is not a valid tokenizer: {error}. It is damaged or incomplete.") from error
 
 
 # Showing
 
 
 def component_types(component: Any) -> set[str]:
-    """Type names in a decoder or pre-tokenizer, nested ones included; the whole tokenizer is never serialised."""
+    """Return the type names of a decoder or pre-tokenizer and of its nested components.
+
+    Only the component is serialised, not the whole tokenizer.
+    """
     if component is None:
         return set()
     return set(re.findall(r'"type":\s*"(\w+)"', component.__getstate__().decode()))
 
 
-def _readable(raw: bytes) -> str:
-    """UTF-8, where each byte that belongs to no whole character is shown as `<0xE2>`."""
+def _decode_readable(raw: bytes) -> str:
+    """Decode UTF-8; each byte of an incomplete character becomes `<0xE2>`."""
     return re.sub(
         "[\udc80-\udcff]",
         lambda lone: f"<0x{ord(lone[0]) - 0xDC00:02X}>",
@@ -619,7 +649,10 @@ def _readable(raw: bytes) -> str:
 
 @cache
 def byte_level_alphabet() -> dict[str, int]:
-    """GPT-2's alphabet: printable bytes stand for themselves, the others for the letters from U+0100 on."""
+    """Return the byte of each letter in GPT-2's alphabet.
+
+    A printable byte has its own character; the other bytes have the letters from U+0100 on.
+    """
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(0x100 + n): byte for n, byte in enumerate(others)}

@@ -1,4 +1,4 @@
-"""Token IDs to batches: windows are cut from the (memory-mapped) array when a batch is made, and never before."""
+"""Cut token IDs into batches of sliding windows, directly from the (memory-mapped) array."""
 
 from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from embedlayer.data.corpus import TokenCorpus, read_text_chunks
 from embedlayer.data.memmap import ConcatenatedArray, IdArray, MemmapSlice
-from embedlayer.data.permutation import Places, RandomPermutation
+from embedlayer.data.permutation import Indices, RandomPermutation
 from embedlayer.data.tokenizer import load_tokenizer, raise_if_path, table_size
 from embedlayer.errors import ShapeError, SizeError, TextError, TokenizerError
 
@@ -24,30 +24,29 @@ Batch = tuple[Int64[Tensor, "B T"], Int64[Tensor, "B T"]]
 Window = tuple[Int64[Tensor, " T"], Int64[Tensor, " T"]]
 
 TokenIds = TokenCorpus | IdArray | ConcatenatedArray | Tensor | Sequence[int] | Encoding
-"""Token IDs of one text, in whatever holds them."""
+"""Token IDs of one text: a corpus, an array, a tensor, a list, or a tokenizer's encoding."""
 
 _GATHER_BYTES = 1 << 17
 
 GPT2_SIZE, GPT2_IDS = 50257, [11241, 7509]
-"""IDs of GPT-2's tokenizer, and what it makes of " tokenizer": by these a file is known to be its."""
+"""Vocabulary size of GPT-2's tokenizer, and its IDs of " tokenizer"; they identify the tokenizer."""
 
 
 class TokenWindows(Dataset[Window]):
-    """Window `i` of a text: `inputs = ids[s : s + T]`, `targets = ids[s + 1 : s + T + 1]` with `s = i * stride`.
+    """Dataset of sliding windows: `inputs = ids[s : s + T]`, `targets = ids[s + 1 : s + T + 1]`, `s = i * stride`.
 
-    There are as many windows as `range(0, len(ids) - max_length, stride)` has members.
+    The number of windows is `len(range(0, len(ids) - max_length, stride))`.
 
     Args:
-        ids: A `TokenCorpus`, or token IDs in one dimension: an array, a tensor, a list, or the encoding that a
-            tokenizer gave. An array is not copied; a memory-mapped one is mapped again in the worker processes of a
-            `DataLoader`.
+        ids: A `TokenCorpus`, or token IDs in one dimension: an array, a tensor, a list, or an encoding by a
+            tokenizer. An array is not copied. The worker processes of a `DataLoader` map a memory-mapped array again.
         max_length: Tokens in a window, T.
         stride: Tokens from the start of one window to the start of the next.
 
     Raises:
-        SizeError: `max_length` or `stride` is not an integer, or below 1, or the IDs have several dimensions.
-        ShapeError: The IDs are no integers.
-        TextError: The text is too short for one window and its target, or is given as text.
+        SizeError: `max_length` or `stride` is not an integer or is below 1, or the IDs have several dimensions.
+        ShapeError: The IDs are not integers.
+        TextError: The IDs are too few for one window and its target, or are text.
 
     Example:
         >>> TokenWindows(np.arange(10), max_length=4, stride=4)[1]
@@ -55,7 +54,7 @@ class TokenWindows(Dataset[Window]):
     """
 
     def __init__(self, ids: TokenIds, max_length: int, stride: int) -> None:
-        self.ids = _array(ids)
+        self.ids = _as_array(ids)
         self.max_length = max_length
         self.stride = stride
         _check_windows(self.ids, max_length, stride=stride)
@@ -71,7 +70,7 @@ class TokenWindows(Dataset[Window]):
         return list(zip(*self.batch(indices), strict=True))
 
     def batch(self, indices: Sequence[int] | npt.NDArray[np.int64]) -> Batch:
-        """Inputs and targets of several windows, `(B, T)` each, in one gather."""
+        """Return inputs and targets of several windows, `(B, T)` each, in one gather."""
         return _gather(self.ids, np.asarray(indices, dtype=np.int64) * self.stride, self.max_length)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -95,25 +94,25 @@ def create_dataloader(
     num_workers: int = 0,
     generator: torch.Generator | None = None,
 ) -> DataLoader[Any]:
-    """Batches of `(inputs, targets)`, `(B, T)` int64 each: sliding windows over a text, the targets one token on.
+    """Return a `DataLoader` of sliding windows: batches `(inputs, targets)`, `(B, T)` int64, targets one token later.
 
     Args:
         text_or_corpus: A text itself as `str`, the `Path` of a UTF-8 text file, a `TokenCorpus`, or token IDs as
             `TokenWindows` takes them.
-        tokenizer: For a text: a `tokenizers.Tokenizer` or a fast tokenizer of transformers. Unused for a corpus.
+        tokenizer: A `tokenizers.Tokenizer` or a fast tokenizer of transformers; needed for a text only.
         batch_size: Windows in a batch, B.
         max_length: Tokens in a window, T.
         stride: Tokens from the start of one window to the start of the next.
-        shuffle: A new random order in each pass.
-        drop_last: Leave out a last batch with fewer than `batch_size` windows.
-        num_workers: Processes that cut batches; 0 cuts them here. The batches are the same.
-        generator: Decides the order; torch's global generator by default.
+        shuffle: Whether each pass has a new random order.
+        drop_last: Whether a last batch with fewer than `batch_size` windows is left out.
+        num_workers: Number of processes that cut batches; with 0 this process does. The batches are equal.
+        generator: Source of the random order; by default torch's global generator.
 
     Raises:
-        TextError: The text is empty or shorter than one window and its target, or a path given as `str`.
-        TokenizerError: A text is given without a tokenizer.
-        ShapeError: IDs are no integers.
-        SizeError: A size is not an integer, or below 1, or IDs have several dimensions.
+        TextError: The text is empty, shorter than one window and its target, or a path as `str`.
+        TokenizerError: A text is passed without a tokenizer.
+        ShapeError: The IDs are not integers.
+        SizeError: A size is not an integer or is below 1, or the IDs have several dimensions.
 
     Example:
         >>> from embedlayer.data.tokenizer import train_tokenizer
@@ -147,23 +146,23 @@ def create_dataloader_v1(
     tokenizer: object = None,
     generator: torch.Generator | None = None,
 ) -> DataLoader[Any]:
-    """Return `create_dataloader` with the name, the arguments and the tokenizer of "Build a Large Language Model".
+    """Call `create_dataloader` with the argument order and the tokenizer of "Build a Large Language Model".
 
     Args:
         txt: A text itself as `str`, the `Path` of a text file, or a `TokenCorpus`.
         batch_size: Windows in a batch, B.
         max_length: Tokens in a window, T.
         stride: Tokens from the start of one window to the start of the next.
-        shuffle: A new random order in each pass.
-        drop_last: Leave out a last batch with fewer than `batch_size` windows.
-        num_workers: Processes that cut batches.
+        shuffle: Whether each pass has a new random order.
+        drop_last: Whether a last batch with fewer than `batch_size` windows is left out.
+        num_workers: Number of processes that cut batches.
         tokenizer: A tokenizer, or the path of its files; see `load_tokenizer`. `None`: GPT-2's, from `encoder.json`
             and `vocab.bpe` (with any common prefix, as in `gpt2-encoder.json`) in the current directory, or from
             Hugging Face's cache. Nothing is downloaded.
-        generator: Decides the order; torch's global generator by default.
+        generator: Source of the random order; by default torch's global generator.
 
     Raises:
-        TokenizerError: GPT-2's tokenizer is not found, or what is found is another one.
+        TokenizerError: GPT-2's tokenizer is not found, or the file found is another tokenizer.
         TextError, SizeError: As for `create_dataloader`.
 
     Example:
@@ -210,7 +209,7 @@ def _gpt2_tokenizer() -> Tokenizer:
 
 
 def _cached_gpt2() -> Path | None:
-    """Return `tokenizer.json` of GPT-2 in Hugging Face's cache, if that library and the file are there."""
+    """Return the path of GPT-2's `tokenizer.json` in Hugging Face's cache; `None` if it is not there."""
     if find_spec("huggingface_hub") is None:
         return None
     from huggingface_hub import try_to_load_from_cache
@@ -220,12 +219,12 @@ def _cached_gpt2() -> Path | None:
 
 
 class WindowSampler:
-    """The training order as a pure function of the step: a run that resumes meets the very window it would have met.
+    """Sampler of training windows that is a pure function of the step, so that a resumed run gets the same batches.
 
-    An epoch takes every window of a cut into `max_length` tokens once, in random order. Where the cut starts is drawn
-    anew for each epoch, so that a token is not always met at the same place. `(seed, epoch)` decides everything; a
-    batch that reaches the end of an epoch goes on in the next. The order is computed, not kept: memory and the time to
-    start are the same for a book and for all that was ever written.
+    An epoch splits the text into windows of `max_length` tokens and takes each once, in random order. The offset of
+    the first window is drawn for each epoch, so that a token has other positions in other epochs. `(seed, epoch)`
+    determines order and offset. A batch may continue into the next epoch. The order is computed for each batch: memory
+    and start-up time do not depend on the length of the text.
 
     Args:
         ids_or_corpus: A `TokenCorpus`, or token IDs as `TokenWindows` takes them.
@@ -234,9 +233,9 @@ class WindowSampler:
         seed: Any integer.
 
     Raises:
-        SizeError: `max_length` or `batch_size` is not an integer, or below 1, or the IDs have several dimensions.
-        ShapeError: The IDs are no integers.
-        TextError: The text is too short for one window and its target.
+        SizeError: `max_length` or `batch_size` is not an integer or is below 1, or the IDs have several dimensions.
+        ShapeError: The IDs are not integers.
+        TextError: The IDs are too few for one window and its target.
 
     Example:
         >>> sampler = WindowSampler(np.arange(100), max_length=8, batch_size=2, seed=1)
@@ -246,7 +245,7 @@ class WindowSampler:
     """
 
     def __init__(self, ids_or_corpus: TokenIds, *, max_length: int, batch_size: int, seed: int) -> None:
-        self.ids = _array(ids_or_corpus)
+        self.ids = _as_array(ids_or_corpus)
         self.max_length = max_length
         self.batch_size = batch_size
         self.seed = seed
@@ -255,17 +254,22 @@ class WindowSampler:
         self.num_windows = max(1, (len(self.ids) - max_length) // max_length)
 
     def epoch(self, step: int) -> float:
-        """How many times the text has been gone through before this step."""
+        """Return the number of epochs before this step, with a fraction."""
         return step * self.batch_size / self.num_windows
 
     def batch(self, step: int, *, rank: int = 0, ranks: int = 1) -> Batch:
-        """Inputs and targets of one step, `(B, T)` each, or of one rank's share of it.
+        """Return inputs and targets of one step, `(B, T)` each, or of one rank's slice of the batch.
 
-        The shares are consecutive, `rank * B // ranks` up to `(rank + 1) * B // ranks`: their sizes differ by one at
-        most, and put one after the other they are the batch, for any number of ranks.
+        Rank `r` has windows `r * B // ranks` up to `(r + 1) * B // ranks`. The concatenation over all ranks is the
+        batch, for any number of ranks.
+
+        Args:
+            step: Number of the step, from 0.
+            rank: Rank of this process.
+            ranks: Number of ranks.
 
         Raises:
-            SizeError: There is no such rank.
+            SizeError: `rank` is not in `0..ranks - 1`.
         """
         if not 0 <= rank < ranks:
             raise SizeError(f"Rank {rank} of {ranks} does not exist: ranks are counted from 0 to {ranks - 1}.")
@@ -273,17 +277,18 @@ class WindowSampler:
         first = step * self.batch_size
         return _gather(self.ids, self._starts(np.arange(first + share.start, first + share.stop)), self.max_length)
 
-    def _starts(self, numbers: Places) -> Places:
-        """Where the windows begin that are the `numbers`-th of all epochs."""
+    def _starts(self, numbers: Indices) -> Indices:
+        """Return the first token of windows by their numbers, counted over all epochs."""
         epochs, places = np.divmod(numbers, self.num_windows)
         starts = np.empty_like(numbers)
         for epoch in np.unique(epochs):
-            phase, order = self._epoch(int(epoch))
+            phase, order = self._offset_and_order(int(epoch))
             here = epochs == epoch
             starts[here] = order(places[here]) * self.max_length + phase
         return starts
 
-    def _epoch(self, epoch: int) -> tuple[int, RandomPermutation]:
+    def _offset_and_order(self, epoch: int) -> tuple[int, RandomPermutation]:
+        """Return the offset of the first window of an epoch, and the order of its windows."""
         generator = torch.Generator().manual_seed(derive_seed(self.seed, epoch))
         spare = len(self.ids) - 1 - self.num_windows * self.max_length
         phase = int(torch.randint(min(spare + 1, self.max_length), (), generator=generator))
@@ -291,7 +296,7 @@ class WindowSampler:
 
 
 def share_of(count: int, rank: int, ranks: int) -> range:
-    """One rank's part of `count` things: consecutive, and as many as anyone's, or one less.
+    """Return the consecutive indices of `count` items that a rank has; the sizes of two ranks differ by at most 1.
 
     Example:
         >>> [list(share_of(5, rank, 2)) for rank in range(2)]
@@ -301,7 +306,7 @@ def share_of(count: int, rank: int, ranks: int) -> range:
 
 
 class _WindowLoader(DataLoader[Any]):
-    """A `DataLoader` of `TokenWindows` that, without workers, cuts several batches in one gather."""
+    """`DataLoader` of `TokenWindows` that, without workers, cuts several batches in one gather."""
 
     def __init__(self, windows: TokenWindows, **options: Any) -> None:
         super().__init__(windows, collate_fn=_stack, **options)
@@ -314,6 +319,7 @@ class _WindowLoader(DataLoader[Any]):
         return self._cut_here()
 
     def _cut_here(self) -> Iterator[Batch]:
+        """Yield the batches, cut in this process."""
         windows, per_batch = self.dataset, self.batch_size
         assert isinstance(windows, TokenWindows)
         assert per_batch is not None
@@ -325,12 +331,13 @@ class _WindowLoader(DataLoader[Any]):
 
 
 def _stack(windows: list[Window]) -> Batch:
+    """Stack windows into a batch."""
     inputs, targets = zip(*windows, strict=True)
     return torch.stack(inputs), torch.stack(targets)
 
 
 def _gather(ids: IdArray | ConcatenatedArray, starts: npt.NDArray[np.int64], length: int) -> Batch:
-    """`ids[s : s + length]` and the same one token on, for each start."""
+    """Return `ids[s : s + length]` and `ids[s + 1 : s + length + 1]` for each start `s`."""
     if isinstance(ids, ConcatenatedArray):
         rows = ids.windows(starts, length + 1)
     else:
@@ -342,16 +349,16 @@ def _gather(ids: IdArray | ConcatenatedArray, starts: npt.NDArray[np.int64], len
 
 
 def derive_seed(seed: int, *numbers: int) -> int:
-    """One 63-bit seed of several numbers, so that those of neighbouring seeds and numbers have nothing in common."""
+    """Return a 63-bit seed derived from a seed and some numbers; near inputs give unrelated results."""
     return int(np.random.SeedSequence([seed % 2**64, *numbers]).generate_state(1, np.uint64)[0] >> np.uint64(1))
 
 
-def _array(ids: TokenIds) -> IdArray | ConcatenatedArray:
-    """Return the IDs as an array, copied only where they are none yet.
+def _as_array(ids: TokenIds) -> IdArray | ConcatenatedArray:
+    """Return token IDs as an array; arrays and CPU tensors are not copied.
 
     Raises:
-        ShapeError: They are no integers.
-        TextError: They are text.
+        ShapeError: The IDs are not integers.
+        TextError: The IDs are text.
     """
     if isinstance(ids, TokenCorpus):
         return ids.ids
@@ -359,23 +366,24 @@ def _array(ids: TokenIds) -> IdArray | ConcatenatedArray:
         return ids
     if isinstance(ids, str | bytes | Path) or (isinstance(ids, list | tuple) and ids and isinstance(ids[0], str)):
         raise TextError(
-            f"Windows are cut from token IDs, and this is {type(ids).__name__} with text. Encode it first, "
+            f"Windows are cut from token IDs, but this is {type(ids).__name__} with text. Encode it first, "
             f"TokenCorpus.from_text(text, tokenizer), or call create_dataloader(text, tokenizer)."
         )
     given = ids.ids if isinstance(ids, Encoding) else ids
     try:
         array = given.detach().cpu().numpy() if isinstance(given, Tensor) else np.asarray(given)
     except (TypeError, ValueError) as error:
-        raise ShapeError(f"{type(ids).__name__} holds no token IDs in one dimension ({error}).") from error
+        raise ShapeError(f"{type(ids).__name__} has no token IDs in one dimension ({error}).") from error
     if array.size and not np.issubdtype(array.dtype, np.integer):
         raise ShapeError(
-            f"Token IDs are integers, and these are {array.dtype}: give what a tokenizer's encode(text).ids gives, or "
+            f"Token IDs are integers, but these are {array.dtype}: pass encode(text).ids of a tokenizer, or "
             f"convert them with astype(np.int64) if they are whole numbers."
         )
     return array
 
 
 def _ids_of(text_or_corpus: str | Path | TokenIds, tokenizer: object) -> TokenIds:
+    """Encode a text or text file; return anything else unchanged."""
     if not isinstance(text_or_corpus, str | Path):
         return text_or_corpus
     if tokenizer is None:
@@ -388,6 +396,7 @@ def _ids_of(text_or_corpus: str | Path | TokenIds, tokenizer: object) -> TokenId
 
 
 def _check_sizes(**sizes: int) -> None:
+    """Raise a `SizeError` for a size that is not an integer of at least 1."""
     for name, size in sizes.items():
         if isinstance(size, bool) or not isinstance(size, int | np.integer):
             raise SizeError(f"{name} is {size!r}, {type(size).__name__}; it must be an integer, 1 or more.")
@@ -396,14 +405,15 @@ def _check_sizes(**sizes: int) -> None:
 
 
 def _check_windows(ids: IdArray | ConcatenatedArray, max_length: int, **sizes: int) -> None:
+    """Raise an error for wrong sizes, and for IDs that are too few or have several dimensions."""
     _check_sizes(max_length=max_length, **sizes)
     if ids.ndim != 1:
         raise SizeError(
-            f"Windows are cut from token IDs in one dimension, and these have shape {ids.shape}. Give one text after "
-            f"the other, ids.reshape(-1), or one row."
+            f"Windows are cut from token IDs in one dimension, but these have shape {ids.shape}. Pass all texts in "
+            f"a row, ids.reshape(-1), or one row."
         )
     if len(ids) <= max_length:
         raise TextError(
             f"The text has {len(ids)} tokens and a window of max_length={max_length} needs {max_length + 1}, one for "
-            f"the last target. Give a longer text or a max_length of at most {max(len(ids) - 1, 0)}."
+            f"the last target. Pass a longer text or a max_length of at most {max(len(ids) - 1, 0)}."
         )

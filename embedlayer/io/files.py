@@ -1,7 +1,7 @@
-"""The ground under everything that touches a disk: nothing half-written is ever seen, nothing is unpickled.
+"""Write files and folders atomically, and read JSON.
 
-A save goes to a temporary name beside its target, is flushed to the disk, and takes the target's name in one rename.
-Whatever stops it on the way, a full disk or a killed process, leaves the old file as it was.
+A file is written under a temporary name in the folder of its target, flushed to the disk, and renamed to the target.
+A full disk or a killed process leaves the old file unchanged.
 """
 
 import ctypes
@@ -25,18 +25,20 @@ from embedlayer.io.json_fields import check_fields, parse_json
 JsonObject = dict[str, Any]
 
 PARTIAL, OLD = ".partial", ".old"
-"""Endings of the hidden names that a save writes to, and to which an old folder is moved aside."""
+"""Suffixes of hidden temporary names: of what is being written, and of an old folder that is being replaced."""
 
 
 @contextmanager
 def replace_file(path: Path | str) -> Iterator[Path]:
-    """Yield a temporary path beside `path`; on leaving without an error it becomes `path`, else it is removed.
+    """Yield a temporary path; at the end of the block it is renamed to `path`, or removed after an error.
 
     Raises:
-        FileError: The folder cannot be written, or the disk is full. What stood at `path` before is still there.
+        FileError: The folder cannot be written, or the disk is full. An old file at `path` is unchanged.
     """
     path = Path(path)
-    folder = _temporary(path)  # of its own: safetensors writes to another temporary file beside the one it is given
+    folder = _temporary_path(
+        path
+    )  # of its own: safetensors writes to another temporary file beside the one it is given
     partial = folder / path.name
     try:
         folder.mkdir()
@@ -53,7 +55,7 @@ def replace_file(path: Path | str) -> Iterator[Path]:
     except OSError as error:
         raise FileError(
             f"Cannot write {path}: {error.strerror or error}.\n"
-            f"What was there before is unchanged. Free some space or choose a folder that can be written."
+            f"The old file, if any, is unchanged. Free some space or choose a folder that can be written."
         ) from error
     finally:
         _remove(folder)
@@ -61,17 +63,17 @@ def replace_file(path: Path | str) -> Iterator[Path]:
 
 @contextmanager
 def replace_folder(path: Path | str) -> Iterator[Path]:
-    """Like `replacing`, for a whole folder: it appears complete or not at all.
+    """Yield a temporary folder; at the end of the block it is renamed to `path`, or removed after an error.
 
-    An existing folder at `path` is replaced in one step where the system can exchange two names (Linux, macOS, on most
-    file systems). Elsewhere there is a moment in which `path` is missing; if the process is killed in it, the next
-    `recover_folder(path)` puts the old folder back.
+    An existing folder at `path` is replaced atomically where the system can exchange two names (Linux and macOS, on
+    most file systems). Elsewhere `path` is missing for a moment; if the process is killed in this moment, the next
+    `recover_folder(path)` restores the old folder.
 
     Raises:
         FileError: The parent folder cannot be written, or the disk is full.
     """
     path = Path(path)
-    partial = _temporary(path)
+    partial = _temporary_path(path)
     try:
         partial.mkdir()
         yield partial
@@ -83,7 +85,7 @@ def replace_folder(path: Path | str) -> Iterator[Path]:
         else:
             partial.rename(path)
         _flush_to_disk(path.parent)
-    except FileError:  # raised by whoever fills the folder: it says better what went wrong
+    except FileError:  # raised inside the block; its message is more precise
         raise
     except OSError as error:
         raise FileError(f"Cannot write the folder {path}: {error.strerror or error}.") from error
@@ -92,7 +94,7 @@ def replace_folder(path: Path | str) -> Iterator[Path]:
 
 
 def _replace_folder(new: Path, path: Path) -> None:
-    """Move the folder `new` to `path`, where another one is, and remove that."""
+    """Rename the folder `new` to `path`, and remove the folder that was there."""
     if _exchange(new, path):
         _remove(new)
         return
@@ -107,12 +109,12 @@ def _replace_folder(new: Path, path: Path) -> None:
 
 
 def recover_folder(path: Path | str) -> Path:
-    """Return `path`; if a process was killed while it replaced this folder, put the old folder back first.
+    """Return `path`, and restore the folder if a process was killed while it replaced the folder.
 
-    Every reader and writer of a folder that `replace_folder` writes calls this before it looks.
+    Readers and writers of a folder by `replace_folder` call this function first.
 
     Raises:
-        FileError: The folder cannot be looked into, or the old one cannot be moved back.
+        FileError: The folder cannot be read, or the old folder cannot be renamed to `path`.
 
     Example:
         >>> recover_folder("corpus")
@@ -124,13 +126,13 @@ def recover_folder(path: Path | str) -> Path:
             os.scandir(path).close()
         return path
     except (FileNotFoundError, NotADirectoryError):
-        if os.path.lexists(path):  # a link to what is gone
+        if os.path.lexists(path):  # a broken link
             return path
     except ValueError:  # a zero byte in the name: opening it raises the error
         return path
     except OSError as error:
         raise FileError(f"Cannot read {path}: {error.strerror or error}.") from error
-    for old in _left_by_replacing(path, OLD):
+    for old in _temporary_paths(path, OLD):
         try:
             old.rename(path)
         except OSError as error:
@@ -144,23 +146,23 @@ def recover_folder(path: Path | str) -> Path:
 
 
 def remove_partials(path: Path | str) -> None:
-    """Remove what a process that was killed while it replaced `path` has left. Nobody may be replacing it now.
+    """Remove the temporary files and folders that a killed writer of `path` has left.
 
-    A folder that is missing because of that is put back first.
+    A missing folder is restored first. No other process may be writing `path`.
     """
     recover_folder(path)
     for suffix in (PARTIAL, OLD):
-        for left in _left_by_replacing(Path(path), suffix):
+        for left in _temporary_paths(Path(path), suffix):
             _remove(left)
 
 
-def _temporary(path: Path) -> Path:
-    """A fresh hidden name beside `path`."""
+def _temporary_path(path: Path) -> Path:
+    """Return a new hidden name in the folder of `path`."""
     return path.parent / f".{path.name}.{secrets.token_hex(4)}{PARTIAL}"
 
 
-def _left_by_replacing(path: Path, suffix: str) -> list[Path]:
-    """Temporary names of `path` that are there."""
+def _temporary_paths(path: Path, suffix: str) -> list[Path]:
+    """Return the existing temporary paths of `path` with a suffix."""
     names = re.compile(rf"\.{re.escape(path.name)}\.[^.]+{re.escape(suffix)}")
     try:
         return sorted(file for file in path.parent.iterdir() if names.fullmatch(file.name))
@@ -169,7 +171,7 @@ def _left_by_replacing(path: Path, suffix: str) -> list[Path]:
 
 
 def _remove(path: Path) -> None:
-    """Remove a file, a link or a whole folder, as far as that is possible."""
+    """Remove a file, a link or a folder with its content; errors are ignored."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
     else:
@@ -178,10 +180,10 @@ def _remove(path: Path) -> None:
 
 
 def _exchange(one: Path, other: Path) -> bool:
-    """Exchange two names in one step; return whether that was done, which needs the system's and the disk's help.
+    """Exchange two names atomically; return `False` where the system or the file system does not support it.
 
     Raises:
-        OSError: It failed for another reason than that it is not supported.
+        OSError: The exchange failed for another reason.
     """
     if sys.platform not in ("linux", "darwin"):
         return False
@@ -203,10 +205,10 @@ def _exchange(one: Path, other: Path) -> bool:
 
 
 def create_folder(path: Path | str) -> Path:
-    """Create `path` if need be and make sure that it can be written to.
+    """Create a folder unless it exists, and check that it can be written; return its path.
 
     Raises:
-        FileError: It is a file, or cannot be created or written.
+        FileError: `path` is a file, or cannot be created or written.
     """
     path = Path(path)
     try:
@@ -220,13 +222,21 @@ def create_folder(path: Path | str) -> Path:
 
 
 def write_text(path: Path | str, text: str) -> None:
-    """Write a UTF-8 text file, wholly or not at all."""
+    """Write a UTF-8 text file, atomically.
+
+    Raises:
+        FileError: The file cannot be written.
+    """
     with replace_file(path) as partial:
         partial.write_text(text, encoding="utf-8")
 
 
 def write_json(path: Path | str, value: JsonObject) -> None:
-    """Write a JSON object, wholly or not at all."""
+    """Write a JSON object, atomically.
+
+    Raises:
+        FileError: The file cannot be written.
+    """
     write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
 
 
@@ -235,7 +245,7 @@ def read_json(path: Path | str) -> JsonObject:
 
     Raises:
         FileError: There is no such file, or it cannot be read.
-        CheckpointError: It is not a JSON object.
+        CheckpointError: The file is not a JSON object.
     """
     try:
         content = Path(path).read_bytes()
@@ -248,11 +258,11 @@ def read_json(path: Path | str) -> JsonObject:
 
 
 def read_fields(path: Path | str, kind: type) -> JsonObject:
-    """Read a JSON object whose fields are those of a `TypedDict`; it may have more.
+    """Read a JSON object and check its fields against a `TypedDict`; more fields are allowed.
 
     Raises:
         FileError: There is no such file, or it cannot be read.
-        CheckpointError: It is not a JSON object, or a field is missing or wrong.
+        CheckpointError: The file is not a JSON object, or a field is missing or has another type.
     """
     value = read_json(path)
     check_fields(value, kind, path)
@@ -260,6 +270,7 @@ def read_fields(path: Path | str, kind: type) -> JsonObject:
 
 
 def _flush_to_disk(path: Path) -> None:
+    """Flush a file or a folder to the disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

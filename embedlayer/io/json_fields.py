@@ -1,7 +1,6 @@
-"""Checked JSON: the fields of this library's own files, by type and range, before anything is computed from them.
+"""Parse JSON and check its fields by type and range, against a `TypedDict` or the signature of a function.
 
-What a file holds is stated as a `TypedDict`, or is the signature of the constructor that its values go to. A wrong
-field is an error that names the file, the field, and what is expected there.
+An error names the file, the field, its value and the expected type.
 """
 
 import json
@@ -14,31 +13,31 @@ from typing import Annotated, Any, Literal, NamedTuple, NotRequired, Required, U
 from embedlayer.errors import CheckpointError
 
 MAX_INT64 = 2**63 - 1
-"""The largest whole number: what fits into int64."""
+"""Largest integer that int64 can represent."""
 
 MAX_PRINTED = 60
 
 
 class Range(NamedTuple):
-    """Bounds of a number, both included, as in `Annotated[int, Range(1, 8)]`; NaN is in no range."""
+    """Bounds of a number, both included, as in `Annotated[int, Range(1, 8)]`; NaN is outside every range."""
 
     least: float = -math.inf
     most: float = math.inf
 
 
 Count = Annotated[int, Range(0, MAX_INT64)]
-"""A whole number from 0 on."""
+"""An integer of at least 0."""
 
 
 def parse_json(text: str | bytes, source: object) -> Any:
-    """Parse JSON that is UTF-8 text throughout.
+    """Parse JSON in UTF-8.
 
     Args:
         text: The JSON.
-        source: Where it is from, as errors call it.
+        source: Path or name of the JSON, for error messages.
 
     Raises:
-        CheckpointError: It is not JSON, or a string in it holds half of a surrogate pair, which no file can hold.
+        CheckpointError: `text` is not JSON, or a string has a lone surrogate, which UTF-8 cannot encode.
     """
     try:
         text = text if isinstance(text, str) else text.decode()
@@ -56,10 +55,15 @@ def parse_json(text: str | bytes, source: object) -> Any:
 
 
 def check_fields(value: object, kind: type, source: object) -> None:
-    """Return if `value` is a JSON object with the fields of a `TypedDict`; further ones are allowed.
+    """Raise an error unless `value` is a JSON object with the fields of a `TypedDict`; more fields are allowed.
+
+    Args:
+        value: Parsed JSON.
+        kind: The `TypedDict`.
+        source: Path or name of the JSON, for error messages.
 
     Raises:
-        CheckpointError: A field is missing, or has another type or range; the message names it.
+        CheckpointError: A field is missing, or has another type or range.
 
     Example:
         >>> class Sizes(typing.TypedDict):
@@ -71,12 +75,15 @@ def check_fields(value: object, kind: type, source: object) -> None:
 
 
 def check_arguments(function: Callable[..., Any], values: Mapping[str, object], source: object) -> None:
-    """Return if `values` have the types that the signature of a function, or a constructor, states by name.
+    """Raise an error unless `values` have the types of the arguments with these names in a signature.
 
-    Names that the signature lacks are left to the call.
+    Args:
+        function: A function, or a class with a constructor.
+        values: Values by argument name. Names that the signature lacks are not checked.
+        source: Path or name of the JSON, for error messages.
 
     Raises:
-        CheckpointError: A value has another type; the message names it.
+        CheckpointError: A value has another type.
     """
     hints = typing.get_type_hints(function.__init__ if isinstance(function, type) else function)  # type: ignore[misc]
     for name, value in values.items():
@@ -85,7 +92,7 @@ def check_arguments(function: Callable[..., Any], values: Mapping[str, object], 
 
 
 def _faults(value: object, kind: Any, path: str) -> Iterator[str]:
-    """What is wrong with a value, the first first."""
+    """Yield a message for each fault of a value, where `path` names the value."""
     origin, inner = get_origin(kind), get_args(kind)
     if origin in (NotRequired, Required):
         yield from _faults(value, inner[0], path)
@@ -97,7 +104,7 @@ def _faults(value: object, kind: Any, path: str) -> Iterator[str]:
                     yield f"{path} is {printable(value)}, outside {printable(bound.least)} to {printable(bound.most)}"
     elif typing.is_typeddict(kind):
         yield from _faults_of_object(value, kind, path)
-    elif not _fits(value, kind, origin, inner):
+    elif not _has_type(value, kind, origin, inner):
         yield f"{path or 'the whole'} is {printable(value)}, where {_name(kind)} is expected"
     elif origin in (list, tuple, Sequence) and isinstance(value, list | tuple):
         if origin is tuple and inner[-1] is not Ellipsis:
@@ -112,6 +119,7 @@ def _faults(value: object, kind: Any, path: str) -> Iterator[str]:
 
 
 def _faults_of_object(value: object, kind: Any, path: str) -> Iterator[str]:
+    """Yield a message for each fault of a JSON object that should be a `TypedDict`."""
     if not isinstance(value, dict):
         yield f"{path or 'the whole'} is {printable(value)}, where an object is expected"
         return
@@ -123,8 +131,8 @@ def _faults_of_object(value: object, kind: Any, path: str) -> Iterator[str]:
             yield f"{place} is missing"
 
 
-def _fits(value: object, kind: Any, origin: Any, inner: tuple[Any, ...]) -> bool:
-    """Whether a value is of a type, as far as its outermost part goes."""
+def _has_type(value: object, kind: Any, origin: Any, inner: tuple[Any, ...]) -> bool:
+    """Return whether a value has a type; the elements of lists and objects are not checked."""
     if kind is Any or isinstance(kind, typing.TypeVar):
         return True
     if origin is Literal:
@@ -148,7 +156,7 @@ def _fits(value: object, kind: Any, origin: Any, inner: tuple[Any, ...]) -> bool
 
 
 def _name(kind: Any) -> str:
-    """A type as people call it."""
+    """Return the name of a type for an error message, such as `"a whole number"`."""
     origin, inner = get_origin(kind), get_args(kind)
     if origin is Literal:
         return " or ".join(map(repr, inner))
@@ -169,6 +177,6 @@ def _name(kind: Any) -> str:
 
 
 def printable(value: object) -> str:
-    """A value for an error: short, and of characters that every terminal has."""
+    """Return a value as short ASCII text for an error message."""
     text = ascii(value) if not isinstance(value, dict) else "an object"
     return text if len(text) <= MAX_PRINTED else f"{text[:MAX_PRINTED]}..."

@@ -1,10 +1,10 @@
-"""One process at a time writes to a folder: an operating-system lock on a small file.
+"""Lock files, such that one process at a time writes to a folder.
 
-The kernel releases the lock when its process ends, however it ends, so that a run can be continued after a crash, and
-by `torchrun` after a restart. Only a process that writes needs the lock; on several ranks that is rank 0.
+The kernel releases a lock when its process ends for any reason. So a run can be continued after a crash, and by
+`torchrun` after a restart. Only a process that writes needs the lock; among several ranks this is rank 0.
 
-The lock is `flock`, which Linux and macOS have on local disks and, between machines, on NFS. Where it is missing
-(Windows, some network file systems) nothing is locked, and a warning says so.
+The lock is `flock`, which Linux and macOS have on local disks and, between machines, on NFS. Where `flock` is missing
+(Windows, some network file systems), a warning is given and nothing is locked.
 """
 
 import os
@@ -26,18 +26,18 @@ except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
 LOCK = ".lock"
-"""Name of the lock file in a folder that one process writes to for a long time."""
+"""Name of the lock file in a folder."""
 
 
 class FileLock:
-    """The right to write to something on the disk, which one process has at a time.
+    """Exclusive lock of a process on a file.
 
-    All objects of a process that name the same file share the lock; it is released when the last of them lets go, by
-    `release`, at the end of a `with` block, or when it is garbage collected. Children made by `fork` do not hold it.
+    All objects of a process with the same path share the lock. It is released when the last of them is released: by
+    `release`, at the end of a `with` block, or by garbage collection. Child processes by `fork` do not have the lock.
 
     Args:
-        path: The lock file. It is created, and removed on release; one that a killed process left does no harm.
-        what: What the lock protects, as errors call it.
+        path: The lock file. It is created, and removed on release. A file that a killed process left is harmless.
+        what: What the lock protects, for error messages.
 
     Example:
         >>> with FileLock(".lock", "This folder"):
@@ -53,43 +53,46 @@ class FileLock:
         self._release: weakref.finalize[[str], FileLock] | None = None
 
     def acquire(self, *, timeout_seconds: float = 0.0) -> None:
-        """Take the lock; does nothing if this object has it.
+        """Acquire the lock; do nothing if this object has it.
 
         Args:
-            timeout_seconds: How long to wait for another process that has it.
+            timeout_seconds: How long to wait for another process to release the lock.
 
         Raises:
-            FileError: Another process has it; the message says which. Or the lock file cannot be written.
+            FileError: Another process has the lock (the message names the process), or the lock file cannot be
+                written.
         """
         if self._release is None:
             key = os.path.realpath(self.path)
-            _held.take(key, self.what, timeout_seconds)
-            self._release = weakref.finalize(self, _held.let_go, key)
+            _process_locks.acquire(key, self.what, timeout_seconds)
+            self._release = weakref.finalize(self, _process_locks.release, key)
 
     def release(self) -> None:
-        """Let go of the lock; does nothing if this object does not have it."""
+        """Release the lock; do nothing if this object does not have it."""
         if self._release is not None:
             self._release()
             self._release = None
 
     def check_unlocked(self) -> None:
-        """Return if no other process has the lock, which a reader asks before and after it reads; writes nothing.
+        """Raise an error if another process has the lock; nothing is written.
+
+        Readers call this before and after they read.
 
         Raises:
-            FileError: Another process has it.
+            FileError: Another process has the lock.
         """
         key = os.path.realpath(self.path)
-        if fcntl is None or key in _held.locks:
+        if fcntl is None or key in _process_locks.locks:
             return
         try:
             descriptor = os.open(key, os.O_RDONLY)
-        except OSError:  # no lock file that could be read: nobody who writes here
+        except OSError:  # there is no lock file that can be read, so no process writes
             return
         try:
             fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise _in_use(self.what, descriptor) from error
-        except OSError:  # not supported here, as the warning of the writer has said
+        except OSError:  # not supported; the writer was warned
             return
         finally:
             os.close(descriptor)
@@ -105,29 +108,33 @@ class FileLock:
 
 
 class _Lock(NamedTuple):
+    """Descriptor of a locked file, and the number of objects that share the lock."""
+
     descriptor: int
     users: int
 
 
-class _Held:
-    """The locks of this process, by the path of their file."""
+class _ProcessLocks:
+    """Locks of this process by the path of their file."""
 
     def __init__(self) -> None:
         self.locks: dict[str, _Lock] = {}
-        self.guard = threading.RLock()  # a garbage collection inside the block may let go of another lock
+        self.guard = threading.RLock()  # a garbage collection inside the block may release another lock
         self.watches_forks = False
 
-    def take(self, key: str, what: str, timeout_seconds: float) -> None:
+    def acquire(self, key: str, what: str, timeout_seconds: float) -> None:
+        """Lock a file, or share a lock of this process."""
         with self.guard:
-            descriptor, users = self.locks.get(key) or (_locked(key, what, timeout_seconds), 0)
+            descriptor, users = self.locks.get(key) or (_lock_file(key, what, timeout_seconds), 0)
             self.locks[key] = _Lock(descriptor, users + 1)
             if not self.watches_forks and hasattr(os, "register_at_fork"):
-                os.register_at_fork(after_in_child=self.forget)
+                os.register_at_fork(after_in_child=self.close_copies)
                 self.watches_forks = True
 
-    def let_go(self, key: str) -> None:
+    def release(self, key: str) -> None:
+        """Release one share of a lock; the last one unlocks and removes the file."""
         with self.guard:
-            if key not in self.locks:  # a child made by fork
+            if key not in self.locks:  # a child by fork
                 return
             descriptor, users = self.locks.pop(key)
             if users > 1:
@@ -137,19 +144,19 @@ class _Held:
                 os.unlink(key)
             os.close(descriptor)
 
-    def forget(self) -> None:
-        """In a child made by `fork`: close the copies, so that the lock ends with the process that took it."""
+    def close_copies(self) -> None:
+        """Close the copies of the descriptors in a child by `fork`, so that the lock ends with the parent process."""
         for descriptor, _ in self.locks.values():
             os.close(descriptor)
         self.locks.clear()
         self.guard = threading.RLock()
 
 
-_held = _Held()
+_process_locks = _ProcessLocks()
 
 
-def _locked(path: str, what: str, timeout_seconds: float) -> int:
-    """A descriptor of the lock file, locked."""
+def _lock_file(path: str, what: str, timeout_seconds: float) -> int:
+    """Lock a file and return its descriptor."""
     until = time.monotonic() + timeout_seconds
     while True:
         try:
@@ -157,11 +164,11 @@ def _locked(path: str, what: str, timeout_seconds: float) -> int:
         except OSError as error:
             raise FileError(f"Cannot write the lock file {path}: {error.strerror or error}.") from error
         try:
-            if _try_to_lock(descriptor, what) and _is_at(descriptor, path):
+            if _try_to_lock(descriptor, what) and _is_still_at(descriptor, path):
                 os.ftruncate(descriptor, 0)
                 os.write(descriptor, f"process {os.getpid()} on {socket.gethostname()}\n".encode())
                 return descriptor
-            if time.monotonic() >= until and _is_at(descriptor, path):
+            if time.monotonic() >= until and _is_still_at(descriptor, path):
                 raise _in_use(what, descriptor)
         except BaseException:
             os.close(descriptor)
@@ -171,7 +178,7 @@ def _locked(path: str, what: str, timeout_seconds: float) -> int:
 
 
 def _try_to_lock(descriptor: int, what: str) -> bool:
-    """Whether the lock could be taken, or there are none here."""
+    """Return whether the file could be locked; where locks are not supported, warn and return `True`."""
     reason = "this system has no flock"
     if fcntl is not None:
         try:
@@ -189,8 +196,8 @@ def _try_to_lock(descriptor: int, what: str) -> bool:
     return True
 
 
-def _is_at(descriptor: int, path: str) -> bool:
-    """Whether the file that was opened is still the one of that name: who held it before may have removed it."""
+def _is_still_at(descriptor: int, path: str) -> bool:
+    """Return whether an open file is still the one at `path`; the process that had the lock may have removed it."""
     try:
         return os.path.samestat(os.fstat(descriptor), os.stat(path))
     except FileNotFoundError:
@@ -198,6 +205,7 @@ def _is_at(descriptor: int, path: str) -> bool:
 
 
 def _in_use(what: str, descriptor: int) -> FileError:
+    """Return the error for a lock of another process, which its file names."""
     holder = os.pread(descriptor, 300, 0).decode(errors="replace").strip() or "another process"
     return FileError(
         f"{what} is in use by {holder}: two processes would mix their files in it. "

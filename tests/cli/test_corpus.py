@@ -53,7 +53,7 @@ def test_a_corpus_is_built_and_told_to_people_and_programs(text, tmp_path, capsy
         "dtype": "uint16",
     }
     assert run(*arguments, "--shards", 4) == 1
-    assert "begun with other arguments: it has shards 3, not 4" in capsys.readouterr().err
+    assert "started with other arguments: it has shards 3, not 4" in capsys.readouterr().err
 
 
 def test_parts_can_be_built_one_by_one(text, tmp_path, capsys):
@@ -68,7 +68,7 @@ def test_parts_can_be_built_one_by_one(text, tmp_path, capsys):
     assert run(*arguments, "--only", 0) == 0
     assert "2 parts, in" in capsys.readouterr().out
     assert run(*arguments, "--only", 2) == 2
-    assert "Part 2 of 2 does not exist" in capsys.readouterr().err
+    assert "Shard 2 of 2 does not exist" in capsys.readouterr().err
 
 
 def test_a_run_reads_a_corpus_where_it_lies(text, tmp_path):

@@ -137,7 +137,7 @@ def test_text_that_is_not_utf8_names_file_offset_and_remedy(tmp_path, content, w
 
 def test_an_endless_word_is_cut_with_a_warning(monkeypatch):
     monkeypatch.setattr("embedlayer.data.corpus._ENDLESS_CHARS", 2048)
-    with pytest.warns(EmbedLayerWarning, match="No harmless place to cut"):
+    with pytest.warns(EmbedLayerWarning, match="No safe position for a cut"):
         pieces = read_pieces_of(b"a" * 9000)
     assert "".join(pieces) == "a" * 9000
 
@@ -164,8 +164,8 @@ def test_a_folder_stands_for_its_visible_texts_in_order(folder):
     ("paths", "error", "words"),
     [
         (["none.txt"], FileError, "no file or folder"),
-        ([], TextError, "No text was given"),
-        (["empty"], TextError, "holds no text files"),
+        ([], TextError, "No text was passed"),
+        (["empty"], TextError, "has no text files"),
     ],
 )
 def test_what_cannot_be_found_is_named(tmp_path, paths, error, words):
@@ -277,7 +277,7 @@ def test_a_folder_with_something_else_is_never_replaced(tmp_path):
     (tmp_path / "t.txt").write_text("Hello")
     (tmp_path / "photos").mkdir()
     (tmp_path / "photos" / "dog.png").touch()
-    for path, words in ((tmp_path / "photos", "something other than a corpus"), (tmp_path / "t.txt", "is a file")):
+    for path, words in ((tmp_path / "photos", "other files than a corpus"), (tmp_path / "t.txt", "is a file")):
         with pytest.raises(FileError, match=words):
             TokenCorpus.build([tmp_path / "t.txt"], BYTES, path)
     assert (tmp_path / "photos" / "dog.png").exists()
@@ -375,7 +375,7 @@ def test_the_documents_of_a_split_stay_where_they_were(tmp_path):
 @pytest.mark.parametrize(
     ("text", "fraction", "error", "words"),
     [
-        ("Hello", 0.1, TextError, "too small to set a part aside"),
+        ("Hello", 0.1, TextError, "too small for a validation"),
         (SENTENCES, 0.0, SizeError, "between 0 and 1"),
         (SENTENCES, 1.0, SizeError, "between 0 and 1"),
     ],

@@ -36,7 +36,7 @@ def test_a_corpus_in_one_part_is_a_part_like_any_other(texts, tmp_path):
     assert np.array_equal(ids, built.ids)
     assert np.array_equal(documents, built.documents)
     assert np.array_equal(blocks, built.blocks)
-    assert part.marks == 0
+    assert part.separators == 0
 
 
 def test_each_part_begins_with_a_mark_that_its_reader_keeps_or_leaves_out(corpus, texts):
@@ -69,8 +69,8 @@ def change(file, **facts):
             lambda corpus: change(corpus / "corpus.json", shards="four"),
             "shards is 'four', where a whole number",
         ),
-        (lambda corpus: change(corpus / "shard-00002" / "index.json", marks=2), "marks is 2, outside 0 to 1"),
-        (lambda corpus: change(corpus / "shard-00002" / "index.json", marks=0), "cut short or changed"),
+        (lambda corpus: change(corpus / "shard-00002" / "index.json", separators=2), "separators is 2, outside 0 to 1"),
+        (lambda corpus: change(corpus / "shard-00002" / "index.json", separators=0), "cut short or changed"),
         (lambda corpus: (corpus / "shard-00002" / "sources.npy").unlink(), "not a whole corpus"),
         (lambda corpus: np.save(corpus / "shard-00002" / "sources.npy", np.array([2, 1])), "does not fit"),
         (lambda corpus: (corpus / "shard-00000" / "ids.bin").write_bytes(b"\0\0"), "cut short"),

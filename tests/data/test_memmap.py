@@ -44,9 +44,9 @@ def test_windows_are_those_of_the_whole_across_the_ends_of_parts(lengths, length
 
 def test_slices_are_views():
     parts, _ = in_parts([5, 5, 5])
-    assert np.shares_memory(parts[3:12].parts[1], parts.parts[1])
+    assert np.shares_memory(parts[3:12].arrays[1], parts.arrays[1])
     assert isinstance(parts[6:8], np.ndarray)
-    assert np.shares_memory(parts[6:8], parts.parts[1])
+    assert np.shares_memory(parts[6:8], parts.arrays[1])
 
 
 def test_what_would_copy_unasked_is_refused():
@@ -66,7 +66,7 @@ def test_mapped_parts_travel_as_file_names(tmp_path):
     packed = pickle.dumps(parts[100:-100])
     assert len(packed) < 1000
     again = pickle.loads(packed)
-    assert all(isinstance(part, np.memmap) for part in again.parts)
+    assert all(isinstance(part, np.memmap) for part in again.arrays)
     assert np.array_equal(again, whole[100:-100])
 
 

@@ -126,7 +126,7 @@ def test_real_text_in_two_processes_is_what_one_process_gives(shared_data, tmp_p
     expected = TokenCorpus.build(sources, tokenizer, tmp_path / "whole")
     built = build_in_shards(sources, tokenizer, tmp_path / "parts", shards=5, workers=2)
     assert_same(built, expected)
-    assert len(built.ids.parts) == 5
+    assert len(built.ids.arrays) == 5
     assert_same(TokenCorpus.open(tmp_path / "parts"), expected)
     for fraction in (0.1, 0.7):
         for part, one in zip(built.split(fraction), expected.split(fraction), strict=True):
@@ -170,7 +170,7 @@ def test_documents_without_text_are_named_once_and_left_out(tmp_path):
 def test_an_endless_word_is_told_by_whoever_meets_it(tmp_path, monkeypatch):
     monkeypatch.setattr("embedlayer.data.corpus._ENDLESS_CHARS", 2048)
     (tmp_path / "t.txt").write_text("a" * 9000)
-    with pytest.warns(EmbedLayerWarning, match="No harmless place"):
+    with pytest.warns(EmbedLayerWarning, match="No safe position"):
         corpus = build_in_shards([tmp_path / "t.txt"], tokenizer_of("byte"), tmp_path / "parts", shards=2, workers=1)
     assert len(corpus) == 9000
 
@@ -367,11 +367,11 @@ def test_other_arguments_in_the_same_folder_are_refused_by_name(tmp_path):
     for arguments, words in (
         ((both, "byte", 3), "it has shards 2, not 3"),
         ((both, "bpe", 2), "it has tokenizer [0-9a-f]+, not [0-9a-f]+"),
-        ((both[:1], "byte", 2), r"it has .*b\.txt, which was not given"),
+        ((both[:1], "byte", 2), r"it has .*b\.txt, which was not passed"),
         (([*both, tmp_path / "c.txt"], "byte", 2), r"it has no .*c\.txt"),
         ((both[::-1], "byte", 2), "the same sources in another order"),
     ):
-        with pytest.raises(FileError, match=f"begun with other arguments: .*{words}"):
+        with pytest.raises(FileError, match=f"started with other arguments: .*{words}"):
             build(*arguments)
     (tmp_path / "b.txt").write_text("Cats do.")
     with pytest.raises(FileError, match=r"b\.txt was changed since .*: it has 8 bytes and had 12\. Restore it"):
@@ -426,7 +426,7 @@ def test_a_source_that_changes_during_the_build_is_refused(tmp_path, text, words
     def change(done: int, total: int) -> None:
         (tmp_path / "a.txt").write_text(text, newline="")
 
-    with pytest.raises(FileError, match=rf"a\.txt was changed since this corpus was begun: it has {words}\."):
+    with pytest.raises(FileError, match=rf"a\.txt was changed since this corpus was started: it has {words}\."):
         build_in_shards(
             [tmp_path / "a.txt"], tokenizer_of("byte"), tmp_path / "parts", shards=3, workers=1, on_progress=change
         )
@@ -440,7 +440,7 @@ def test_a_source_that_changes_during_the_build_is_refused(tmp_path, text, words
         ({"shards": 2, "sources": ["-"]}, FileError, "Standard input can be read only once"),
         ({"shards": 2, "sources": [Path("caf\udce9.txt")]}, FileError, r"caf\\udce9.txt' is not UTF-8"),
         ({"shards": 2, "sources": ["none.txt"]}, FileError, "no file or folder"),
-        ({"shards": 2, "path": "photos"}, FileError, "something other than this corpus"),
+        ({"shards": 2, "path": "photos"}, FileError, "other files than this corpus"),
         ({"shards": 2, "path": "t.txt"}, FileError, "Cannot write into"),
     ],
 )
@@ -454,7 +454,7 @@ def test_what_cannot_be_built_says_why(tmp_path, monkeypatch, options, error, wo
     with pytest.raises(error, match=words):
         build_in_shards(given.pop("sources"), tokenizer_of("byte"), tmp_path / given.pop("path"), **given)
     for only in (-1, 2):
-        with pytest.raises(SizeError, match=f"Part {only} of 2 does not exist"):
+        with pytest.raises(SizeError, match=f"Shard {only} of 2 does not exist"):
             build_shard([tmp_path / "t.txt"], tokenizer_of("byte"), tmp_path / "parts", shards=2, only=only)
 
 
@@ -469,12 +469,12 @@ def test_another_tokenizer_in_the_folder_is_refused(tmp_path):
     (tmp_path / "t.txt").write_text(PROSE)
     build_shard([tmp_path / "t.txt"], tokenizer_of("byte"), tmp_path / "parts", shards=2, only=0)
     save_tokenizer(tokenizer_of("bpe"), tmp_path / "parts" / "tokenizer.json")
-    with pytest.raises(CheckpointError, match=r"is not the tokenizer that .*corpus\.json names"):
+    with pytest.raises(CheckpointError, match=r"is not the tokenizer of .*corpus\.json"):
         build_shard([tmp_path / "t.txt"], tokenizer_of("byte"), tmp_path / "parts", shards=2, only=1)
 
 
 def test_a_corpus_in_shards_is_not_replaced_by_one_in_one_part(tmp_path):
     (tmp_path / "t.txt").write_text(PROSE)
     build_in_shards([tmp_path / "t.txt"], tokenizer_of("byte"), tmp_path / "parts", shards=2, workers=1)
-    with pytest.raises(FileError, match="something other than a corpus"):
+    with pytest.raises(FileError, match="other files than a corpus"):
         TokenCorpus.build([tmp_path / "t.txt"], tokenizer_of("byte"), tmp_path / "parts")

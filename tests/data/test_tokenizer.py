@@ -196,9 +196,9 @@ def broken_files(folder: Path) -> list[tuple[Path, type[EmbedLayerError], str]]:
     return [
         (folder / "a", TokenizerError, "not JSON"),
         (folder / "b", TokenizerError, "JSON list"),
-        (folder / "c", TokenizerError, "does not make a tokenizer"),
+        (folder / "c", TokenizerError, "is not a valid tokenizer"),
         (folder / "d", FileError, "merges.txt: No such file"),
-        (folder / "e", TokenizerError, "Use files of one model"),
+        (folder / "e", TokenizerError, "Use two files of the same model"),
         (folder / "f", TokenizerError, r"no \[UNK\]"),
         (folder / "g", TokenizerError, "not a whole SentencePiece model"),
         (folder / "h", TokenizerError, "not UTF-8"),

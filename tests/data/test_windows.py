@@ -221,7 +221,7 @@ def in_parts(tmp_path):
 
 
 def test_windows_of_a_corpus_in_parts_are_those_of_the_corpus_in_one(corpus, in_parts):
-    assert len(in_parts.ids.parts) == 5
+    assert len(in_parts.ids.arrays) == 5
     for options in ({"max_length": 30, "stride": 7}, {"max_length": 700, "stride": 100}):
         loaders = [create_dataloader(each, **options, shuffle=False, batch_size=3) for each in (corpus, in_parts)]
         assert as_lists(loaders[0]) == as_lists(loaders[1])
@@ -280,7 +280,7 @@ def test_ids_are_taken_from_whatever_holds_them(holder) -> None:
 @pytest.mark.parametrize(
     ("ids", "error", "message"),
     [
-        ([1.0, 2.0, 3.0], ShapeError, "Token IDs are integers, and these are float64"),
+        ([1.0, 2.0, 3.0], ShapeError, "Token IDs are integers, but these are float64"),
         (torch.randn(9), ShapeError, "these are float32"),
         (np.zeros(9, dtype=bool), ShapeError, "these are bool"),
         ([[1, 2, 3], [4, 5, 6]], SizeError, r"have shape \(2, 3\)"),
