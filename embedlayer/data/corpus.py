@@ -227,7 +227,7 @@ class TokenCorpus:
             CheckpointError: A file is missing, truncated, or does not fit the others, or a shard is not built yet.
         """
         shards = read_shards(Path(path))
-        index = shards[0].index
+        index = shards[0].metadata
         return cls(
             *concatenate_shards(shards), vocab_size=index["vocab_size"], tokenizer_fingerprint=index["tokenizer"]
         )

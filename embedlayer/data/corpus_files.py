@@ -73,19 +73,19 @@ class CorpusShard(NamedTuple):
         documents: Start of each document, counted after that separator.
         blocks: Number of tokens and of UTF-8 bytes up to the end of each text chunk, `(chunks, 2)`.
         sources: Number of the source of each document.
-        index: Content of `index.json`.
+        metadata: Content of `index.json`.
     """
 
     ids: IdArray
     documents: Offsets
     blocks: Offsets
     sources: Offsets
-    index: JsonObject
+    metadata: JsonObject
 
     @property
     def separators(self) -> int:
         """Number of IDs before the first document, 0 or 1."""
-        return int(self.index["separators"])
+        return int(self.metadata["separators"])
 
 
 def shard_folder(path: Path, number: int) -> Path:
@@ -124,7 +124,7 @@ def read_shards(path: Path) -> list[CorpusShard]:
         )
     shards = [_read_shard(shard_folder(path, number)) for number in range(plan["shards"])]
     for number, shard in enumerate(shards):
-        if shard.index.get("plan") != plan_digest(plan):
+        if shard.metadata.get("plan") != plan_digest(plan):
             raise CheckpointError(
                 f"{shard_folder(path, number)} was built after another plan than {path / PLAN_FILE}. Remove this shard "
                 f"and build it again."
@@ -154,7 +154,7 @@ def concatenate_shards(shards: Sequence[CorpusShard]) -> tuple[IdArray | Concate
             blocks.append(shard.blocks + np.array([tokens, num_bytes]))
             tokens += len(shard.ids) - shard.separators
             last = int(shard.sources[-1])
-        num_bytes += int(shard.index["num_bytes"])
+        num_bytes += int(shard.metadata["num_bytes"])
     blocks[-1][-1, 1] = num_bytes
     return ids[0] if len(ids) == 1 else ConcatenatedArray(ids), np.concatenate(documents), np.concatenate(blocks)
 
