@@ -14,9 +14,9 @@ MEGABYTES = 200
 WORKERS = {"bpe": (2, 4, 8), "unigram": ()}
 BUILD = """
 import resource, sys, time
-from embedlayer.text.corpus import TokenCorpus
-from embedlayer.text.shards import build_in_shards
-from embedlayer.text.tokenizer import load_tokenizer
+from embedlayer.data.corpus import TokenCorpus
+from embedlayer.data.sharded_build import build_in_shards
+from embedlayer.data.tokenizer import load_tokenizer
 from benchmarks.harness import tell
 
 text, tokenizer, corpus, workers = sys.argv[1:]
@@ -38,7 +38,7 @@ tell(
 def run() -> list[Row]:
     from pydoc_data.topics import topics
 
-    from embedlayer.text.tokenizer import save_tokenizer, train_tokenizer
+    from embedlayer.data.tokenizer import save_tokenizer, train_tokenizer
 
     reference = "\n".join(topics[name] for name in sorted(topics))
     rows: list[Row] = []

@@ -14,8 +14,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from benchmarks.harness import Case, Row, time_alternately
-from embedlayer.text.corpus import TokenCorpus
-from embedlayer.text.windows import create_dataloader
+from embedlayer.data.corpus import TokenCorpus
+from embedlayer.data.windows import create_dataloader
 
 Generator = torch.Generator | None
 Loader = DataLoader[tuple[Tensor, Tensor]]

@@ -15,7 +15,7 @@ from torch import Tensor
 import embedlayer as el
 from embedlayer.analysis.evaluate import ranks
 from embedlayer.analysis.token_kinds import token_kinds
-from embedlayer.files import load_tensors
+from embedlayer.io.safetensors_files import load_tensors
 from embedlayer.sources import open_model
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples"))

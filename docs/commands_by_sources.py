@@ -17,8 +17,9 @@ import torch
 
 import embedlayer as el
 from embedlayer.cli.main import main as embedlayer
-from embedlayer.files import save_tensors, write_json
-from embedlayer.text.tokenizer import save_tokenizer
+from embedlayer.data.tokenizer import save_tokenizer
+from embedlayer.io.files import write_json
+from embedlayer.io.safetensors_files import save_tensors
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples"))
 from tables import write_between_markers

@@ -24,16 +24,25 @@ if TYPE_CHECKING:
     from embedlayer.checkpoints.embedding_layer import EmbeddingLayer as EmbeddingLayer
     from embedlayer.checkpoints.embedding_layer import LayerReport as LayerReport
     from embedlayer.checkpoints.embedding_layer import load as load
-    from embedlayer.checkpoints.formats import read_vectors as read_vectors
-    from embedlayer.checkpoints.formats import write_vectors as write_vectors
     from embedlayer.checkpoints.patch import patch as patch
     from embedlayer.checkpoints.patch import unpatch as unpatch
+    from embedlayer.checkpoints.vector_files import read_vectors as read_vectors
+    from embedlayer.checkpoints.vector_files import write_vectors as write_vectors
     from embedlayer.checkpoints.writer import WriteReceipt as WriteReceipt
     from embedlayer.compress.convert import compress_table as compress_table
     from embedlayer.compress.convert import replace_table as replace_table
     from embedlayer.compress.report import CompressionResult as CompressionResult
     from embedlayer.compress.report import compare_compression as compare_compression
     from embedlayer.compress.report import loss_on_text as loss_on_text
+    from embedlayer.data.corpus import TokenCorpus as TokenCorpus
+    from embedlayer.data.sharded_build import build_in_shards as build_in_shards
+    from embedlayer.data.sharded_build import build_shard as build_shard
+    from embedlayer.data.tokenizer import load_tokenizer as load_tokenizer
+    from embedlayer.data.tokenizer import train_tokenizer as train_tokenizer
+    from embedlayer.data.windows import TokenWindows as TokenWindows
+    from embedlayer.data.windows import WindowSampler as WindowSampler
+    from embedlayer.data.windows import create_dataloader as create_dataloader
+    from embedlayer.data.windows import create_dataloader_v1 as create_dataloader_v1
     from embedlayer.distributed.fsdp import register_fsdp_methods as register_fsdp_methods
     from embedlayer.distributed.sharded import ShardedTable as ShardedTable
     from embedlayer.distributed.sharded import keep_rows_apart as keep_rows_apart
@@ -105,15 +114,6 @@ if TYPE_CHECKING:
     from embedlayer.tables.pending_updates import pending_updates_applied as pending_updates_applied
     from embedlayer.tables.quantized import QuantizedEmbedding as QuantizedEmbedding
     from embedlayer.tables.table import TokenTable as TokenTable
-    from embedlayer.text.corpus import TokenCorpus as TokenCorpus
-    from embedlayer.text.shards import build_in_shards as build_in_shards
-    from embedlayer.text.shards import build_shard as build_shard
-    from embedlayer.text.tokenizer import load_tokenizer as load_tokenizer
-    from embedlayer.text.tokenizer import train_tokenizer as train_tokenizer
-    from embedlayer.text.windows import TokenWindows as TokenWindows
-    from embedlayer.text.windows import WindowSampler as WindowSampler
-    from embedlayer.text.windows import create_dataloader as create_dataloader
-    from embedlayer.text.windows import create_dataloader_v1 as create_dataloader_v1
     from embedlayer.training.loop import Trainer as Trainer
     from embedlayer.training.loop import TrainingOptions as TrainingOptions
     from embedlayer.training.run_directory import RunDirectory as RunDirectory
@@ -150,7 +150,7 @@ _HOMES = {
     "embedlayer.analysis.health": ("TableHealth", "table_health"),
     "embedlayer.analysis.under_trained": ("UnderTrained", "under_trained_scores"),
     "embedlayer.analysis.vectors": ("TokenVectors",),
-    "embedlayer.checkpoints.formats": ("read_vectors", "write_vectors"),
+    "embedlayer.checkpoints.vector_files": ("read_vectors", "write_vectors"),
     "embedlayer.checkpoints.embedding_layer": ("EmbeddingLayer", "LayerReport", "load"),
     "embedlayer.layers.prediction_head": ("PredictionHead",),
     "embedlayer.checkpoints.patch": ("patch", "unpatch"),
@@ -216,10 +216,10 @@ _HOMES = {
     "embedlayer.tables.pending_updates": ("pending_updates_applied",),
     "embedlayer.tables.quantized": ("QuantizedEmbedding",),
     "embedlayer.tables.table": ("TokenTable",),
-    "embedlayer.text.corpus": ("TokenCorpus",),
-    "embedlayer.text.shards": ("build_in_shards", "build_shard"),
-    "embedlayer.text.tokenizer": ("load_tokenizer", "train_tokenizer"),
-    "embedlayer.text.windows": ("TokenWindows", "WindowSampler", "create_dataloader", "create_dataloader_v1"),
+    "embedlayer.data.corpus": ("TokenCorpus",),
+    "embedlayer.data.sharded_build": ("build_in_shards", "build_shard"),
+    "embedlayer.data.tokenizer": ("load_tokenizer", "train_tokenizer"),
+    "embedlayer.data.windows": ("TokenWindows", "WindowSampler", "create_dataloader", "create_dataloader_v1"),
     "embedlayer.training.loop": ("Trainer", "TrainingOptions"),
     "embedlayer.sources": ("OpenedModel", "open_model"),
     "embedlayer.training.run_directory": ("RunDirectory",),

@@ -15,8 +15,9 @@ from torch import nn
 
 from embedlayer.computed_buffers import recompute_all_buffers
 from embedlayer.errors import CheckpointError, EmbedLayerError
-from embedlayer.fields import check_arguments, shown
-from embedlayer.files import JsonObject, load_tensors, read_json, restored, save_tensors, writable_folder, write_json
+from embedlayer.io.files import JsonObject, create_folder, read_json, recover_folder, write_json
+from embedlayer.io.json_fields import check_arguments, printable
+from embedlayer.io.safetensors_files import load_tensors, save_tensors
 from embedlayer.kinds import class_of, kind_of
 
 FORMAT_VERSION = 1
@@ -105,9 +106,9 @@ class Pretrained(Described, nn.Module):
                 a function.
         """
         description = describe(self)
-        directory = writable_folder(directory)
+        directory = create_folder(directory)
         if tokenizer is not None:
-            from embedlayer.text.tokenizer import as_tokenizer, save_tokenizer
+            from embedlayer.data.tokenizer import as_tokenizer, save_tokenizer
 
             save_tokenizer(as_tokenizer(tokenizer), directory / TOKENIZER)
         save_tensors(directory / WEIGHTS, self.state_dict())
@@ -125,12 +126,12 @@ class Pretrained(Described, nn.Module):
             FileError: The folder or a file in it is missing.
             CheckpointError: A file is damaged, has another format, or describes another class than this one.
         """
-        directory = restored(directory)
+        directory = recover_folder(directory)
         description = read_json(directory / CONFIG)
         version = description.pop("format_version", None)
         if version != FORMAT_VERSION or not is_description(description):
             raise CheckpointError(
-                f"{directory / CONFIG} has format version {shown(version)} and kind {shown(description.get('kind'))}; "
+                f"{directory / CONFIG} has format version {printable(version)} and kind {printable(description.get('kind'))}; "
                 f"this embedlayer reads version {FORMAT_VERSION} of its own layers."
             )
         with torch.device("meta"):
@@ -176,7 +177,7 @@ def build(description: JsonObject) -> Any:
     """
     if not is_description(description):
         raise CheckpointError(
-            f"The saved configuration holds {shown(description)} where the description of a layer is expected."
+            f"The saved configuration holds {printable(description)} where the description of a layer is expected."
         )
     arguments = dict(description)
     kind = arguments.pop("kind")
@@ -203,7 +204,7 @@ def check_saved(function: Callable[..., Any], arguments: Mapping[str, Any]) -> N
     check_arguments(function, arguments, source)
     for name, value in arguments.items():
         if isinstance(value, int | float) and value > LARGEST.get(name, math.inf):
-            raise CheckpointError(f"{source}: {name} {shown(value)} is larger than in any model: the file is damaged.")
+            raise CheckpointError(f"{source}: {name} {printable(value)} is larger than in any model: the file is damaged.")
     rows, width = (arguments.get(name) for name in ("max_seq_len", "embed_dim"))
     if isinstance(rows, int) and isinstance(width, int) and rows * width > MOST_COMPUTED:
         raise CheckpointError(
@@ -213,7 +214,7 @@ def check_saved(function: Callable[..., Any], arguments: Mapping[str, Any]) -> N
 
 def short(error: Exception) -> str:
     """Return the first line of the message of an error; the whole message of an error of this library."""
-    return shown((str(error).splitlines() or [""])[0])[1:-1] if not isinstance(error, EmbedLayerError) else str(error)
+    return printable((str(error).splitlines() or [""])[0])[1:-1] if not isinstance(error, EmbedLayerError) else str(error)
 
 
 def assign(layer: nn.Module, tensors: dict[str, torch.Tensor], *, source: Path) -> None:

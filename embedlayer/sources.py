@@ -25,7 +25,7 @@ from embedlayer.errors import (
     TokenizerError,
     UnknownTokenError,
 )
-from embedlayer.files import read_json, restored
+from embedlayer.io.files import read_json, recover_folder
 from embedlayer.short_repr import short_repr
 
 if TYPE_CHECKING:
@@ -120,7 +120,7 @@ def _kind_of_file(path: Path) -> PathKind:
         return PathKind.EMPTY_FILE
     if path.suffix in STRUCTURED_FILES:
         return PathKind.DATA_FILE
-    from embedlayer.checkpoints.formats import SUFFIXES
+    from embedlayer.checkpoints.vector_files import SUFFIXES
 
     if Path(path.name.removesuffix(".gz")).suffix in SUFFIXES and not path.name.startswith("pytorch_model"):
         return PathKind.VECTORS
@@ -222,11 +222,11 @@ class OpenedModel:
     @cached_property
     def counts(self) -> "Tensor | None":
         """How often each token occurs in the training text, `(V,)`; `None` without a run or its corpus."""
-        if self.run is None or not restored(self.run.corpus).exists():
+        if self.run is None or not recover_folder(self.run.corpus).exists():
             return None
         import torch
 
-        from embedlayer.text.corpus import TokenCorpus
+        from embedlayer.data.corpus import TokenCorpus
 
         return torch.from_numpy(TokenCorpus.open(self.run.corpus).counts(self.table.vocab_size))
 
@@ -248,7 +248,7 @@ class OpenedModel:
         tokenizer, rows = self.tokenizer, range(self.table.vocab_size)
         if tokenizer is None:
             return [f"#{row}" for row in rows]
-        from embedlayer.text.tokenizer import token_text
+        from embedlayer.data.tokenizer import token_text
 
         known = set(tokenizer.get_vocab(with_added_tokens=True).values())
         return [token_text(tokenizer, row) if row in known else "" for row in rows]
@@ -283,7 +283,7 @@ class OpenedModel:
         Raises:
             TokenizerError: There is none, or it has IDs outside the table.
         """
-        from embedlayer.text.tokenizer import require_rows
+        from embedlayer.data.tokenizer import require_rows
 
         if self.vocabulary is None:
             found = self.no_tokenizer or f"{self.source or self.title} has no tokenizer."
@@ -298,9 +298,9 @@ class OpenedModel:
             TokenizerError: There is no tokenizer, or it has IDs outside the table.
             UnknownTokenError: The rows are named by words, and a word of the text has no row.
         """
-        from embedlayer.text.tokenizer import without_limits
+        from embedlayer.data.tokenizer import without_truncation
 
-        tokenizer = without_limits(self.require_tokenizer())
+        tokenizer = without_truncation(self.require_tokenizer())
         if self.tokens is not None and tokenizer.token_to_id("<unk>") is None:
             words = text.split() if tokenizer.pre_tokenizer is not None else [text]
             unknown = next((word for word in words if tokenizer.token_to_id(word) is None), None)
@@ -320,7 +320,7 @@ class OpenedModel:
 
         A checkpoint states them in `config.json` or `generation_config.json`; else the tokenizer's names decide.
         """
-        from embedlayer.text.tokenizer import end_of_text_id
+        from embedlayer.data.tokenizer import end_of_text_id
 
         tokenizer, end = self.require_tokenizer(), end_of_text_id(self.require_tokenizer())
         if not self.adds_special_tokens:
@@ -390,12 +390,12 @@ def open_model(source: Path | str, tokenizer: Path | str | None = None, *, devic
         EmbedLayerWarning: Rows contain NaN or infinity, or a checkpoint's tokenizer has IDs outside the table.
 
     Example:
-        >>> from embedlayer.checkpoints.formats import write_vectors
+        >>> from embedlayer.checkpoints.vector_files import write_vectors
         >>> write_vectors("cats.txt", ["cat", "dog"], torch.eye(2), format="word2vec")
         >>> open_model("cats.txt").encode("dog cat")
         [1, 0]
     """
-    path = restored(source)
+    path = recover_folder(source)
     found = path_kind(path)
     if found is PathKind.VECTORS:
         opened = _open_vectors(path)
@@ -406,7 +406,7 @@ def open_model(source: Path | str, tokenizer: Path | str | None = None, *, devic
     else:
         opened = _open_checkpoint(path, device)
     if tokenizer is not None:
-        from embedlayer.text.tokenizer import load_tokenizer, require_rows
+        from embedlayer.data.tokenizer import load_tokenizer, require_rows
 
         opened.tokenizer, opened.tokens = load_tokenizer(tokenizer), None
         require_rows(opened.tokenizer, opened.table.vocab_size, tokenizer)
@@ -414,7 +414,7 @@ def open_model(source: Path | str, tokenizer: Path | str | None = None, *, devic
 
 
 def _open_vectors(path: Path) -> OpenedModel:
-    from embedlayer.checkpoints.formats import read_vectors
+    from embedlayer.checkpoints.vector_files import read_vectors
     from embedlayer.tables.dense import TokenEmbedding
 
     tokens, rows = read_vectors(path, errors="replace", nonfinite="keep")
@@ -425,11 +425,11 @@ def _open_vectors(path: Path) -> OpenedModel:
 def _open_saved(path: Path, device: str) -> OpenedModel:
     """Open what this library wrote: a run, or what `save_pretrained` wrote."""
     from embedlayer.checkpoints.embedding_layer import EmbeddingLayer
+    from embedlayer.data.tokenizer import load_tokenizer, require_rows
     from embedlayer.layers.input import TransformerEmbedding
     from embedlayer.models.decoder import DecoderLM
     from embedlayer.pretrained import Pretrained
     from embedlayer.tables.table import TokenTable
-    from embedlayer.text.tokenizer import load_tokenizer, require_rows
     from embedlayer.training.run_directory import RunDirectory
 
     if not (path / CONFIG).exists():
@@ -459,8 +459,8 @@ def _open_saved(path: Path, device: str) -> OpenedModel:
 
 def _open_checkpoint(path: Path, device: str) -> OpenedModel:
     """Open a checkpoint on this machine: a whole decoder if it is of LLaMA type, else its embedding layer."""
+    from embedlayer.data.tokenizer import missing_rows_message
     from embedlayer.models.llama import load_llama
-    from embedlayer.text.tokenizer import tokens_without_rows
 
     try:
         model = load_llama(path, device=device)
@@ -475,7 +475,7 @@ def _open_checkpoint(path: Path, device: str) -> OpenedModel:
     if opened.tokenizer is None:
         opened.tokenizer, opened.no_tokenizer = _tokenizer_beside(path)
         if opened.tokenizer is not None:
-            mismatch = tokens_without_rows(opened.tokenizer, opened.table.vocab_size, path)
+            mismatch = missing_rows_message(opened.tokenizer, opened.table.vocab_size, path)
             if mismatch is not None:
                 warnings.warn(mismatch, EmbedLayerWarning, stacklevel=3)
     return opened
@@ -500,7 +500,7 @@ def _open_layer(source: Path | str, device: str) -> OpenedModel:
 
 def _tokenizer_beside(path: Path) -> "tuple[Tokenizer | None, str]":
     """Return the tokenizer in the same folder, under any name, if there is exactly one; else `None` and why."""
-    from embedlayer.text.tokenizer import load_tokenizer
+    from embedlayer.data.tokenizer import load_tokenizer
 
     try:
         return load_tokenizer(_folder(path)), ""

@@ -15,7 +15,7 @@ from pathlib import Path
 from matplotlib.figure import Figure
 from PIL import Image
 
-from embedlayer.files import writable_folder
+from embedlayer.io.files import create_folder
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "gallery.md"
 DPI = 160  # 1,152 pixels wide: sharp at 800
@@ -47,7 +47,7 @@ def png(figure: Figure) -> bytes:
 
 def main(folder: Path | None) -> None:
     if folder is not None:
-        folder = writable_folder(folder).resolve()
+        folder = create_folder(folder).resolve()
     for name, figure in figures():
         content = png(figure)
         print(f"{name:<16}{len(content) / 1000:7.1f} kB")

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from embedlayer.files import write_text
+from embedlayer.io.files import write_text
 
 
 def markdown_table(rows: Sequence[Mapping[str, str]]) -> str:

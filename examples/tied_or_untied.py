@@ -18,7 +18,7 @@ from tables import markdown_table, write_between_markers
 
 import embedlayer as el
 from embedlayer.cli.demo import carried_text
-from embedlayer.files import JsonObject, writable_folder, write_text
+from embedlayer.io.files import JsonObject, create_folder, write_text
 
 VOCABULARY, WIDTH, LENGTH = 4096, 192, 128
 
@@ -43,7 +43,7 @@ def write_metrics(path: Path, lines: Sequence[JsonObject]) -> None:
 
 def main(steps: int, page: Path | None, metrics: Path | None) -> None:
     if metrics is not None:
-        writable_folder(metrics)
+        create_folder(metrics)
     tokenizer = el.train_tokenizer(carried_text(), vocab_size=VOCABULARY)
     corpus = el.TokenCorpus.from_text(carried_text(), tokenizer)
     rows = []

@@ -28,14 +28,14 @@ import torch
 import embedlayer as el
 from embedlayer.analysis.health import table_health
 from embedlayer.cli.main import cli
+from embedlayer.data.sharded_build import build_in_shards
 from embedlayer.errors import EmbedLayerError
 from embedlayer.explorer.source_facts import page_facts
 from embedlayer.explorer.training import metrics
-from embedlayer.files import read_json
+from embedlayer.io.files import read_json
 from embedlayer.kinds import KINDS, class_of
 from embedlayer.pretrained import Pretrained
 from embedlayer.sources import open_model
-from embedlayer.text.shards import build_in_shards
 from embedlayer.vocab.folders import last_receipt
 
 TEXT = "the cat sat on the mat and the dog sat on the cat . " * 60

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from embedlayer import RunDirectory, open_model
-from embedlayer.files import load_tensors
+from embedlayer.io.safetensors_files import load_tensors
 
 HERE = Path(__file__).parent
 SECONDS = 240

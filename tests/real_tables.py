@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from embedlayer import EmbeddingLayer, TokenEmbedding, load
-from embedlayer.files import load_tensors
+from embedlayer.io.safetensors_files import load_tensors
 
 
 def minilm() -> EmbeddingLayer:

@@ -85,7 +85,7 @@ def test_every_module_has_its_test_file() -> None:
         for name in ("demo", "embed", "neighbors", "pipeline", "progress", "report")
     }
     together |= {  # shown by what must be true of all kinds
-        "fields.py": "laws/test_damage.py",
+        "io/json_fields.py": "laws/test_damage.py",
         "layers/peft.py": "laws/test_peft.py",
         "tracing.py": "laws/test_transforms.py",
         "vocab/roles.py": "laws/test_transformers_folder.py",

@@ -4,9 +4,10 @@ import pytest
 import torch
 
 import embedlayer as el
-from embedlayer.checkpoints.formats import VectorFormat
+from embedlayer.checkpoints.vector_files import VectorFormat
 from embedlayer.errors import CheckpointError, FileError
-from embedlayer.files import save_tensors, write_json
+from embedlayer.io.files import write_json
+from embedlayer.io.safetensors_files import save_tensors
 from embedlayer.sources import open_model
 
 WORDS = ["cat", "dog", "naïve", "bird"]

@@ -21,10 +21,10 @@ from embedlayer.analysis.geometry import principal_components
 from embedlayer.analysis.health import table_health
 from embedlayer.analysis.nearest import nearest_rows
 from embedlayer.analysis.row_reader import RowReader
+from embedlayer.data.tokenizer import require_rows
 from embedlayer.errors import CheckpointError, SizeError, TokenizerError, require
-from embedlayer.files import replacing
+from embedlayer.io.files import replace_file
 from embedlayer.tables.dense import TableLike
-from embedlayer.text.tokenizer import require_rows
 
 COLUMNS = ("id", "token", "kind", "norm", "under_trained", "x", "y", "neighbors")
 
@@ -90,7 +90,7 @@ def write_atlas(path: Path | str, table: TableLike, tokenizer: Tokenizer, *, num
             for values in (nearest, distances)
         ]
         columns["neighbors"] = arrow.StructArray.from_arrays(lists, names=["ids", "distances"])
-    with replacing(path) as partial:
+    with replace_file(path) as partial:
         parquet.write_table(arrow.table(columns), partial)
     return len(ids)
 

@@ -17,9 +17,9 @@ from torch import Tensor
 from embedlayer.analysis.nearest import nearest_rows
 from embedlayer.analysis.row_reader import RowReader
 from embedlayer.analysis.token_kinds import token_kinds
+from embedlayer.data.tokenizer import token_text
 from embedlayer.errors import FileError, SizeError, TextError
 from embedlayer.tables.dense import TableLike
-from embedlayer.text.tokenizer import token_text
 
 FEWEST_PAIRS = 20
 """Least number of pairs for a correlation; with fewer, the 95 % interval of zero correlation exceeds +-0.45."""

@@ -13,10 +13,10 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from embedlayer.analysis.row_reader import RowReader
+from embedlayer.data.tokenizer import fingerprint, token_text
 from embedlayer.errors import ShapeError, SizeError
 from embedlayer.positions.position import AdditivePosition, Position
 from embedlayer.tables.dense import TableLike
-from embedlayer.text.tokenizer import fingerprint, token_text
 
 CHUNK_ROWS = 8192
 """Rows widened to float64 at a time."""

@@ -12,11 +12,11 @@ from embedlayer.analysis.row_reader import RowReader
 from embedlayer.analysis.token_kinds import BYTE_PIECE, KINDS, token_kinds
 from embedlayer.analysis.under_trained import UnderTrained
 from embedlayer.analysis.under_trained import under_trained_scores as under_trained_scores
+from embedlayer.data.tokenizer import token_text
 from embedlayer.errors import ShapeError
-from embedlayer.files import JsonObject
+from embedlayer.io.files import JsonObject
 from embedlayer.short_repr import short_repr
 from embedlayer.tables.dense import TableLike
-from embedlayer.text.tokenizer import token_text
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from itertools import pairwise
 
 from tokenizers import Tokenizer
 
-from embedlayer.text.tokenizer import token_text, without_limits
+from embedlayer.data.tokenizer import token_text, without_truncation
 
 KINDS = ("word", "part", "number", "punctuation", "space", "byte", "special", "unreachable", "no token")
 """All kinds, in the order in which reports list them."""
@@ -41,12 +41,12 @@ def token_kinds(tokenizer: Tokenizer, vocab_size: int) -> list[str]:
     rare context, so an entry may be called unreachable by mistake, but never reachable by mistake.
 
     Example:
-        >>> from embedlayer.text.tokenizer import train_tokenizer
+        >>> from embedlayer.data.tokenizer import train_tokenizer
         >>> kinds = token_kinds(train_tokenizer((), "byte"), 258)
         >>> kinds[ord("a")], kinds[ord("7")], kinds[0xE2], kinds[256], kinds[257]
         ('word', 'number', 'byte', 'special', 'no token')
     """
-    tokenizer = without_limits(tokenizer)
+    tokenizer = without_truncation(tokenizer)
     added = set(tokenizer.get_added_tokens_decoder()) | _unknown(tokenizer)
     inner = _continuation_prefix(tokenizer)
     kinds: list[str] = []

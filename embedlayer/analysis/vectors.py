@@ -27,9 +27,9 @@ from embedlayer.analysis.evaluate import (
 )
 from embedlayer.analysis.nearest import CHUNK_NUMBERS, cosines_with, largest
 from embedlayer.analysis.row_reader import RowReader
+from embedlayer.data.tokenizer import as_tokenizer, require_rows, token_text, without_truncation
 from embedlayer.errors import ShapeError, SizeError, UnknownTokenError
 from embedlayer.tables.dense import TableLike
-from embedlayer.text.tokenizer import as_tokenizer, require_rows, token_text, without_limits
 
 Token: TypeAlias = str | int | bytes | np.integer[Any]
 """A token by its text, its ID, or its bytes."""
@@ -69,7 +69,7 @@ class TokenVectors:
         TokenizerError: The tokenizer has IDs outside the table, or is of another kind.
 
     Example:
-        >>> from embedlayer.text.tokenizer import table_size, train_tokenizer
+        >>> from embedlayer.data.tokenizer import table_size, train_tokenizer
         >>> tokenizer = train_tokenizer("cat dog fish", kind="word")
         >>> TokenVectors(torch.eye(table_size(tokenizer)), tokenizer).similarity("cat", "dog")
         0.0
@@ -79,7 +79,7 @@ class TokenVectors:
         self._rows = RowReader(table)
         self.vocab_size, self.embed_dim = self._rows.vocab_size, self._rows.embed_dim
         self.table = self._rows.table
-        self.tokenizer = tokenizer = without_limits(as_tokenizer(tokenizer))
+        self.tokenizer = tokenizer = without_truncation(as_tokenizer(tokenizer))
         require_rows(tokenizer, self.vocab_size)
         ids = sorted(set(tokenizer.get_vocab(with_added_tokens=True).values()))
         self._has_token = torch.zeros(self.vocab_size, dtype=torch.bool)

@@ -17,9 +17,10 @@ from embedlayer.checkpoints.loader import DTYPES, LoadedTensor, Loader, LoadReco
 from embedlayer.checkpoints.reader import CONFIG, Checkpoint
 from embedlayer.checkpoints.writer import WriteReceipt, write_tensors
 from embedlayer.computed_buffers import recompute_all_buffers
+from embedlayer.data.tokenizer import load_tokenizer, missing_rows_message, table_size
 from embedlayer.errors import CheckpointError, EmbedLayerError, EmbedLayerWarning, SizeError
 from embedlayer.families import Numbering, Step
-from embedlayer.files import JsonObject
+from embedlayer.io.files import JsonObject
 from embedlayer.layers.input import sequence_of
 from embedlayer.layers.output import OutputHead
 from embedlayer.layers.peft import ChildReference
@@ -37,7 +38,6 @@ from embedlayer.pretrained import Pretrained, assign, build, describe, is_descri
 from embedlayer.shapes import Ids, IdsLike, Positions, Vectors
 from embedlayer.tables.dense import TokenEmbedding, as_table
 from embedlayer.tables.table import TokenTable
-from embedlayer.text.tokenizer import load_tokenizer, table_size, tokens_without_rows
 
 TOKENIZERS = (
     ("tokenizer.json",),
@@ -296,7 +296,7 @@ class EmbeddingLayer(Pretrained):
             path = self._find_tokenizer()
             if path is not None:
                 self._tokenizer = load_tokenizer(path)
-                mismatch = tokens_without_rows(self._tokenizer, self.table.vocab_size)
+                mismatch = missing_rows_message(self._tokenizer, self.table.vocab_size)
                 if mismatch is not None:
                     warnings.warn(mismatch, EmbedLayerWarning, stacklevel=2)
         return self._tokenizer
@@ -489,7 +489,8 @@ def load(
             the configuration contradicts the tensors in a way that can be resolved.
 
     Example:
-        >>> from embedlayer.files import save_tensors, write_json
+        >>> from embedlayer.io.safetensors_files import save_tensors
+        >>> from embedlayer.io.files import write_json
         >>> save_tensors("model.safetensors", {"wte.weight": torch.randn(100, 8), "wpe.weight": torch.randn(16, 8)})
         >>> write_json("config.json", {"model_type": "gpt2", "vocab_size": 100, "n_embd": 8})
         >>> layer = load(".")

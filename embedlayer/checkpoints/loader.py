@@ -27,7 +27,7 @@ from embedlayer.families import (
     SinusoidalPositions,
     family_of,
 )
-from embedlayer.files import JsonObject
+from embedlayer.io.files import JsonObject
 from embedlayer.layers.output import OutputHead
 from embedlayer.layers.prediction_head import PredictionHead
 from embedlayer.positions.alibi import AlibiBias

@@ -12,8 +12,15 @@ from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 from embedlayer.errors import CheckpointError, FileError, MissingExtraError, require
-from embedlayer.files import JsonObject, read_json
-from embedlayer.weight_files import Place, WeightFiles, files_in, is_plain_name, locate, nothing_at
+from embedlayer.io.files import JsonObject, read_json
+from embedlayer.io.safetensors_files import (
+    CheckpointFolder,
+    WeightFiles,
+    choose_weight_files,
+    find_folder,
+    is_plain_name,
+    no_such_path,
+)
 
 CONFIG = "config.json"
 SECONDS_TO_CONNECT = 5.0
@@ -25,7 +32,7 @@ ENDINGS = (
 """File name endings; a name with one of them is a mistyped path and no repository on the hub."""
 
 
-class _Hub(Place):
+class _Hub(CheckpointFolder):
     """A repository on the hub, or a folder in it.
 
     Args:
@@ -98,11 +105,11 @@ class _Hub(Place):
             return False
         return True
 
-    def files(self) -> None:
+    def list_files(self) -> None:
         """Return `None`: the files of a repository are not listed."""
         return
 
-    def below(self, folder: str) -> "_Hub":
+    def subfolder(self, folder: str) -> "_Hub":
         """Return a folder of the repository."""
         return _Hub(self.repository, self.revision, folder, online=self.online)
 
@@ -144,8 +151,8 @@ class Checkpoint(WeightFiles):
         CheckpointError: A file is damaged, or all weights are pickles.
     """
 
-    def __init__(self, place: Place, file: str | None = None, *, is_static_embedding: bool = False) -> None:
-        super().__init__(place, files_in(place, file))
+    def __init__(self, place: CheckpointFolder, file: str | None = None, *, is_static_embedding: bool = False) -> None:
+        super().__init__(place, choose_weight_files(place, file))
         self.is_static_embedding = is_static_embedding
         config = place.find(CONFIG)
         self.config: JsonObject = {} if config is None else read_json(config)
@@ -170,20 +177,20 @@ class Checkpoint(WeightFiles):
             >>> Checkpoint.open("model.safetensors").info("wte.weight").shape
             (10, 4)
         """
-        found = locate(Path(source))
+        found = find_folder(Path(source))
         if found is not None and found[1] is not None:
             return cls(*found)
         if found is None and (isinstance(source, Path) or not is_hub_name(source)):
             if re.fullmatch(r"[\w.-]+", str(source)):
-                raise FileError(f"{nothing_at(source)} A model on the hub is named with its owner: owner/{source}.")
-            raise nothing_at(source)
+                raise FileError(f"{no_such_path(source)} A model on the hub is named with its owner: owner/{source}.")
+            raise no_such_path(source)
         place = _Hub(str(source), revision) if found is None else found[0]
         folder, is_static = _first_module(place)
-        return cls(place.below(folder) if folder else place, is_static_embedding=is_static)
+        return cls(place.subfolder(folder) if folder else place, is_static_embedding=is_static)
 
     def file(self, name: str) -> Path | None:
         """Return the path of another file of the checkpoint, such as `tokenizer.json`, or `None` if it is missing."""
-        return self._place.find(name)
+        return self._folder.find(name)
 
 
 def is_hub_name(source: str) -> bool:
@@ -203,7 +210,7 @@ def is_hub_name(source: str) -> bool:
     return not name.endswith(ENDINGS) and not Path(owner).is_dir()
 
 
-def _first_module(place: Place) -> tuple[str, bool]:
+def _first_module(place: CheckpointFolder) -> tuple[str, bool]:
     """Return the folder of a sentence-transformers model's first module, and whether it is a StaticEmbedding.
 
     Returns `("", False)` for other checkpoints.

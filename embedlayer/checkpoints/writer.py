@@ -4,10 +4,8 @@ Only the changed tensors are in memory. The others are copied from file to file 
 tensor are copied whole. The new folder appears complete or not at all.
 """
 
-import json
 import shutil
-import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -17,10 +15,8 @@ from torch import Tensor
 
 from embedlayer.checkpoints.reader import CONFIG, Checkpoint
 from embedlayer.errors import CheckpointError, FileError
-from embedlayer.files import JsonObject, read_json, replacing_folder, write_json
-from embedlayer.weight_files import INDEX, Header, TensorInfo
-
-BYTES_AT_ONCE = 1 << 24
+from embedlayer.io.files import read_json, replace_folder, write_json
+from embedlayer.io.safetensors_files import CHUNK_BYTES, INDEX, Header, TensorInfo, byte_chunks, encode_header
 
 
 @dataclass(frozen=True)
@@ -80,7 +76,7 @@ def write_tensors(
     rewritten = {file: header for file, header in checkpoint.headers.items() if header.tensors.keys() & changed.keys()}
     target.parent.mkdir(parents=True, exist_ok=True)
     copied: list[str] = []
-    with replacing_folder(target) as partial:
+    with replace_folder(target) as partial:
         for file in sorted(path for path in source.rglob("*") if path.is_file()):
             name = str(file.relative_to(source))
             (partial / name).parent.mkdir(parents=True, exist_ok=True)
@@ -101,37 +97,24 @@ def _is_as_stored(checkpoint: Checkpoint, name: str, tensor: Tensor) -> bool:
     stored = checkpoint.read(name)
     if stored.shape != tensor.shape:
         return False
-    pairs = zip(_pieces(stored, stored.dtype), _pieces(tensor, stored.dtype), strict=True)
+    pairs = zip(byte_chunks(stored, stored.dtype), byte_chunks(tensor, stored.dtype), strict=True)
     return all(torch.equal(old, new) for old, new in pairs)
-
-
-def _pieces(tensor: Tensor, dtype: torch.dtype) -> Iterator[Tensor]:
-    """Yield the bytes of a tensor in another dtype on the CPU, a few rows at a time."""
-    rows = tensor.reshape(1) if tensor.dim() == 0 else tensor
-    row_bytes = max(rows[:1].numel() * dtype.itemsize, 1)
-    for buffer in rows.split(max(BYTES_AT_ONCE // row_bytes, 1)):
-        yield buffer.to("cpu", dtype).contiguous().flatten().view(torch.uint8)
 
 
 def _stream(
     source: Path, target: Path, header: Header, changed: Mapping[str, Tensor], metadata: Mapping[str, str]
 ) -> None:
     """Write a copy of one safetensors file with some tensors replaced, in the same order."""
-    entries: JsonObject = {"__metadata__": metadata} if metadata else {}
-    offset = 0
+    entries: dict[str, tuple[str, tuple[int, ...], int]] = {}
     for name, info in header.tensors.items():
         tensor = changed.get(name)
         shape = info.shape if tensor is None else tuple(tensor.shape)
-        size = info.nbytes if tensor is None else tensor.numel() * info.torch_dtype.itemsize
-        entries[name] = {"dtype": info.dtype, "shape": list(shape), "data_offsets": [offset, offset + size]}
-        offset += size
-    raw = json.dumps(entries, separators=(",", ":"), ensure_ascii=False).encode()
-    raw += b" " * (-len(raw) % 8)
+        entries[name] = info.dtype, shape, info.nbytes if tensor is None else _bytes(shape, info)
     with source.open("rb") as old, target.open("wb") as new:
-        new.write(struct.pack("<Q", len(raw)) + raw)
+        new.write(encode_header(entries, metadata))
         for name, info in header.tensors.items():
             if name in changed:
-                for buffer in _pieces(changed[name], info.torch_dtype):
+                for buffer in byte_chunks(changed[name], info.torch_dtype):
                     new.write(buffer.numpy().data)
             else:
                 _copy_bytes(old, new, info)
@@ -142,7 +125,7 @@ def _copy_bytes(old: BinaryIO, new: BinaryIO, info: TensorInfo) -> None:
     old.seek(info.start)
     left = info.nbytes
     while left:
-        buffer = old.read(min(left, BYTES_AT_ONCE))
+        buffer = old.read(min(left, CHUNK_BYTES))
         if not buffer:
             raise CheckpointError(f"{info.file} ends inside {info.name}: it was cut short while it was copied.")
         new.write(buffer)

@@ -106,12 +106,12 @@ def measure_use(opened: "OpenedModel", text: Path) -> TokenUse:
     import torch
 
     from embedlayer.compress.report import loss_on_text
+    from embedlayer.data.corpus import read_text_chunks
     from embedlayer.errors import TextError
     from embedlayer.models.decoder import DecoderLM
-    from embedlayer.text.corpus import read_pieces
     from embedlayer.vocab.used_tokens import used_tokens
 
-    found = opened.encode("".join(read_pieces(text)))
+    found = opened.encode("".join(read_text_chunks(text)))
     starts = opened.text_limits[0][:1] if opened.adds_special_tokens else ()
     ids = torch.tensor(found if tuple(found[:1]) == starts else [*starts, *found])
     if len(ids) < 2:
@@ -141,7 +141,7 @@ def _write(opened: "OpenedModel", to: str, output: Path, use: TokenUse) -> "list
     from embedlayer.checkpoints.embedding_layer import EmbeddingLayer
     from embedlayer.compress.convert import compress_table, replace_table
     from embedlayer.compress.report import compare_compression
-    from embedlayer.files import replacing_folder, writable_folder, write_json
+    from embedlayer.io.files import create_folder, replace_folder, write_json
     from embedlayer.models.decoder import DecoderLM
     from embedlayer.pretrained import Pretrained
     from embedlayer.sources import GENERATION
@@ -153,8 +153,8 @@ def _write(opened: "OpenedModel", to: str, output: Path, use: TokenUse) -> "list
         layer = replace_table(opened.model, table)
     elif opened.kind == "file of vectors":
         layer = EmbeddingLayer(table, family="vectors")
-    writable_folder(output.parent)
-    with replacing_folder(output) as partial:
+    create_folder(output.parent)
+    with replace_folder(output) as partial:
         layer.save_pretrained(partial, tokenizer=opened.vocabulary)
         if isinstance(layer, DecoderLM) and opened.adds_special_tokens and opened.vocabulary is not None:
             starts, ends = opened.text_limits

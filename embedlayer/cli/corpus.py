@@ -51,9 +51,9 @@ def build(
     The folder also contains the tokenizer. Train on it with: embedlayer train FOLDER -o RUN
     """
     from embedlayer.cli.progress import reading
-    from embedlayer.text.corpus import TokenCorpus
-    from embedlayer.text.parts import missing_parts
-    from embedlayer.text.shards import build_in_shards, build_shard
+    from embedlayer.data.corpus import TokenCorpus
+    from embedlayer.data.corpus_files import missing_shards
+    from embedlayer.data.sharded_build import build_in_shards, build_shard
 
     tokenizer = _tokenizer_of(files, output, tokenizer_from, vocab_size, only=only, quiet=as_json)
     try:
@@ -65,7 +65,7 @@ def build(
     except KeyboardInterrupt:
         click.echo("Stopped. The finished shards are kept; the same command builds the others.", err=True)
         return 130
-    missing = missing_parts(output)
+    missing = missing_shards(output)
     if missing:
         if as_json:
             click.echo(json.dumps({"directory": str(output), "shards": shards, "missing": missing}))
@@ -109,9 +109,9 @@ def _tokenizer_of(
         SizeError: `vocab_size` is combined with a tokenizer that exists, or `only` requires one that does not.
     """
     from embedlayer.cli.pipeline import learn_tokenizer
+    from embedlayer.data.corpus import find_text_files
+    from embedlayer.data.tokenizer import load_tokenizer
     from embedlayer.errors import SizeError
-    from embedlayer.text.corpus import find_texts
-    from embedlayer.text.tokenizer import load_tokenizer
 
     begun = output / "tokenizer.json"
     if tokenizer_from is not None and vocab_size is not None:
@@ -122,4 +122,4 @@ def _tokenizer_of(
         return load_tokenizer(begun)
     if only is not None:
         raise SizeError("--only builds one shard, and all shards need the same tokenizer: name it with --tokenizer.")
-    return learn_tokenizer(find_texts(files), "bpe", vocab_size or VOCAB_SIZE, quiet=quiet)
+    return learn_tokenizer(find_text_files(files), "bpe", vocab_size or VOCAB_SIZE, quiet=quiet)

@@ -49,9 +49,9 @@ def demo(context: click.Context, output: Path, minutes: float, steps: int | None
     The text is the Python language reference. At the end the nearest neighbours of some tokens are shown.
     """
     from embedlayer.cli.train import train
-    from embedlayer.files import writable_folder, write_text
+    from embedlayer.io.files import create_folder, write_text
 
-    text = writable_folder(output) / "python-reference.txt"
+    text = create_folder(output) / "python-reference.txt"
     write_text(text, carried_text())
     probes = (" class", " float", " first", " three", " import", " name", " True", " return")
     result: int = context.invoke(

@@ -37,7 +37,7 @@ def export(
     import torch
 
     from embedlayer.analysis.row_reader import RowReader
-    from embedlayer.checkpoints.formats import format_of, write_vectors
+    from embedlayer.checkpoints.vector_files import format_of, write_vectors
     from embedlayer.sources import open_model
 
     as_parquet = format == "parquet" or (format is None and output.suffix == ".parquet")

@@ -329,7 +329,7 @@ def compare(before: "OpenedModel", after: "OpenedModel", *, topn: int, aligned: 
 
 def _namer(opened: "OpenedModel") -> Callable[[int], str]:
     """Return a function from a row to its readable token."""
-    from embedlayer.text.tokenizer import token_text
+    from embedlayer.data.tokenizer import token_text
 
     tokenizer = opened.vocabulary
     return (lambda row: f"row {row}") if tokenizer is None else (lambda row: token_text(tokenizer, row))

@@ -19,8 +19,8 @@ from embedlayer.errors import FileError, SizeError, TextError, TokenizerError
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
+    from embedlayer.data.corpus import TokenCorpus
     from embedlayer.models.decoder import DecoderLM
-    from embedlayer.text.corpus import TokenCorpus
     from embedlayer.training.loop import Trainer, TrainingOptions
     from embedlayer.training.run_directory import RunDirectory
 
@@ -117,11 +117,11 @@ def start_run(
     """
     import torch
 
-    from embedlayer.files import writable_folder
-    from embedlayer.text.tokenizer import table_size
+    from embedlayer.data.tokenizer import table_size
+    from embedlayer.io.files import create_folder
     from embedlayer.training.loop import Trainer
 
-    writable_folder(directory.path)
+    create_folder(directory.path)
     if directory.corpus.is_symlink():  # an earlier run used a corpus in another folder
         directory.corpus.unlink()
     ready = _find_corpus(sources)
@@ -147,10 +147,10 @@ def _build_corpus(
     sources: Sequence[str | Path], directory: "RunDirectory", layer: LayerOptions, quiet: bool
 ) -> "tuple[TokenCorpus, Tokenizer]":
     """Train or read a tokenizer, and build the corpus inside the folder of the run."""
-    from embedlayer.text.corpus import TokenCorpus, find_texts
-    from embedlayer.text.tokenizer import load_tokenizer
+    from embedlayer.data.corpus import TokenCorpus, find_text_files
+    from embedlayer.data.tokenizer import load_tokenizer
 
-    with _kept_standard_input(find_texts(sources), directory.path) as texts:
+    with _kept_standard_input(find_text_files(sources), directory.path) as texts:
         if layer.tokenizer_from is not None:
             tokenizer = load_tokenizer(layer.tokenizer_from)
         else:
@@ -166,11 +166,11 @@ def learn_tokenizer(texts: Sequence[str | Path], kind: str, vocab_size: int, *, 
         FileError: A text cannot be read.
         TextError: The texts are empty, or not UTF-8.
     """
-    from embedlayer.text.corpus import read_pieces
-    from embedlayer.text.tokenizer import train_tokenizer
+    from embedlayer.data.corpus import read_text_chunks
+    from embedlayer.data.tokenizer import train_tokenizer
 
     _say(f"Training a {kind} tokenizer of {vocab_size:,} tokens", quiet)
-    chunks = _at_most(TOKENIZER_BYTES, (chunk for text in texts for chunk in read_pieces(text)))
+    chunks = _at_most(TOKENIZER_BYTES, (chunk for text in texts for chunk in read_text_chunks(text)))
     return train_tokenizer(chunks, kind, vocab_size=vocab_size)  # type: ignore[arg-type]
 
 
@@ -178,8 +178,8 @@ def _link_corpus(ready: Path, directory: "RunDirectory", layer: LayerOptions) ->
     """Open a corpus in another folder, with its tokenizer, and link to it from the folder of the run."""
     import shutil
 
-    from embedlayer.text.corpus import TokenCorpus
-    from embedlayer.text.tokenizer import fingerprint, load_tokenizer
+    from embedlayer.data.corpus import TokenCorpus
+    from embedlayer.data.tokenizer import fingerprint, load_tokenizer
 
     corpus = TokenCorpus.open(ready)
     tokenizer = load_tokenizer(layer.tokenizer_from or ready / "tokenizer.json")
@@ -197,9 +197,9 @@ def _find_corpus(sources: Sequence[str | Path]) -> Path | None:
     Raises:
         TextError: There are other sources beside it.
     """
-    from embedlayer.text.parts import PLAN
+    from embedlayer.data.corpus_files import PLAN_FILE
 
-    found = [Path(source) for source in sources if (Path(source) / PLAN).exists()]
+    found = [Path(source) for source in sources if (Path(source) / PLAN_FILE).exists()]
     if found and len(sources) > 1:
         raise TextError(f"{found[0]} is a corpus, and a run reads one alone: build one corpus of all the texts.")
     return found[0] if found else None
@@ -358,7 +358,7 @@ def frequent_words(counts: Any, tokenizer: "Tokenizer") -> list[int]:
     """Return the IDs of a few frequent whole words, at even steps of frequency rank."""
     import numpy as np
 
-    from embedlayer.text.tokenizer import token_text
+    from embedlayer.data.tokenizer import token_text
 
     words = [int(token) for token in np.argsort(-counts, kind="stable") if counts[token] >= 5]
     starts_word = any(token_text(tokenizer, token).startswith(" ") for token in words[:200])
@@ -376,7 +376,7 @@ def frequent_words(counts: Any, tokenizer: "Tokenizer") -> list[int]:
 def _neighbors_of(tokens: Sequence[int], model: "DecoderLM", tokenizer: "Tokenizer") -> list[dict[str, Any]]:
     """Return each token's ID, text and nearest neighbours."""
     from embedlayer.analysis.vectors import TokenVectors
-    from embedlayer.text.tokenizer import token_text
+    from embedlayer.data.tokenizer import token_text
 
     vectors = TokenVectors(model.table, tokenizer)
     return [

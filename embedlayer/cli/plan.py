@@ -156,8 +156,8 @@ def tokens_kept(texts: Sequence[Path], tokenizer: "Tokenizer | None", rows: int,
         TokenizerError: There is no tokenizer, or it is another model's.
         FileError: A text cannot be read.
     """
+    from embedlayer.data.tokenizer import require_rows
     from embedlayer.errors import TokenizerError
-    from embedlayer.text.tokenizer import require_rows
     from embedlayer.vocab.used_tokens import used_tokens
 
     if tokenizer is None:

@@ -13,7 +13,7 @@ from embedlayer.errors import FileError, VocabularyError
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from embedlayer.text.corpus import TokenCorpus
+    from embedlayer.data.corpus import TokenCorpus
     from embedlayer.vocab.receipt import Receipt
     from embedlayer.vocab.starting_rows import StartingRows
 
@@ -236,8 +236,8 @@ def _without_known(directory: Path, terms: Sequence[str], *, spaced: bool) -> li
     """
     import warnings
 
+    from embedlayer.data.tokenizer import load_tokenizer
     from embedlayer.errors import EmbedLayerWarning
-    from embedlayer.text.tokenizer import load_tokenizer
     from embedlayer.vocab.folders import check_folder
     from embedlayer.vocab.pieces import Pieces
 
@@ -289,9 +289,9 @@ def _train_new_rows(
     import warnings
 
     from embedlayer.cli.progress import display, stopping_gently
+    from embedlayer.data.corpus import TokenCorpus
     from embedlayer.errors import EmbedLayerWarning
     from embedlayer.sources import open_model
-    from embedlayer.text.corpus import TokenCorpus
     from embedlayer.training.loop import Trainer, TrainingOptions
     from embedlayer.vocab.edit import add_tokens
     from embedlayer.vocab.new_rows import merge_rows

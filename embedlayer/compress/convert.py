@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from embedlayer.checkpoints.embedding_layer import EmbeddingLayer
 from embedlayer.errors import SizeError
-from embedlayer.files import JsonObject
+from embedlayer.io.files import JsonObject
 from embedlayer.layers.input import TransformerEmbedding
 from embedlayer.layers.output import OutputHead
 from embedlayer.layers.prediction_head import PredictionHead

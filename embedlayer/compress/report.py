@@ -1,6 +1,5 @@
 """Measure the cost of smaller tables: bytes, error of the rows, nearest neighbours kept, and loss on text."""
 
-import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from torch import Tensor, nn
 from embedlayer.analysis.nearest import nearest_rows
 from embedlayer.compress.convert import compress_table, replace_table
 from embedlayer.errors import SizeError
+from embedlayer.io.safetensors_files import encode_header
 from embedlayer.models.decoder import DecoderLM
 from embedlayer.tables.dense import as_table
 from embedlayer.tables.table import ROWS_AT_ONCE, TokenTable
@@ -22,14 +22,6 @@ NEAREST = 10
 TOKENS_AT_ONCE = 4096
 
 Loss = Callable[[TokenTable], float]
-
-_SAFETENSORS = {
-    torch.float64: "F64",
-    torch.float32: "F32",
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
-    torch.uint8: "U8",
-}
 
 
 @dataclass(frozen=True)
@@ -189,13 +181,9 @@ def _bytes(table: TokenTable) -> int:
 
 def _file_bytes(table: TokenTable) -> int:
     """Return the size of the safetensors file that `save_pretrained` writes: its JSON header and the tensors."""
-    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
-    place = 0
-    for name, tensor in sorted(_tensors(table), key=lambda item: (-item[1].element_size(), item[0])):
-        kind = {"dtype": _SAFETENSORS[tensor.dtype], "shape": list(tensor.shape)}
-        header[name] = {**kind, "data_offsets": [place, place + tensor.nbytes]}
-        place += tensor.nbytes
-    return 8 + math.ceil(len(json.dumps(header, separators=(",", ":"))) / 8) * 8 + place
+    tensors = sorted(_tensors(table), key=lambda item: (-item[1].element_size(), item[0]))
+    entries = {name: (tensor.dtype, tensor.shape, tensor.nbytes) for name, tensor in tensors}
+    return len(encode_header(entries, {"format": "pt"})) + _bytes(table)
 
 
 def _trimmed(table: TokenTable, whole: CompressionResult, kept: int) -> CompressionResult:

@@ -3,8 +3,6 @@
 No process ever has more of a table than its own rows and a piece of another's.
 """
 
-import json
-import struct
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
@@ -15,20 +13,8 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from embedlayer.distributed.sharded import ShardedTable, spans_of
-from embedlayer.files import JsonObject, opened_tensors, pieces_of, replacing, rows_at_once
-
-TYPES = {
-    torch.float64: "F64",
-    torch.float32: "F32",
-    torch.bfloat16: "BF16",
-    torch.float16: "F16",
-    torch.int64: "I64",
-    torch.int32: "I32",
-    torch.int8: "I8",
-    torch.uint8: "U8",
-    torch.bool: "BOOL",
-}
-"""safetensors' names of them."""
+from embedlayer.io.files import replace_file
+from embedlayer.io.safetensors_files import byte_chunks, encode_header, open_safetensors, rows_per_chunk
 
 
 class Rows(NamedTuple):
@@ -60,10 +46,10 @@ def save_gathered(
     if dist.get_rank():
         for name, tensor in tensors.items():
             if name in divided and dist.get_rank() < divided[name].table.mesh.size():  # a part of the first copy
-                for piece in pieces_of(part_of(tensor)):
+                for piece in byte_chunks(part_of(tensor)):
                     dist.send(piece, 0)
         return
-    with replacing(path) as partial, partial.open("wb") as file:
+    with replace_file(path) as partial, partial.open("wb") as file:
         file.write(header(tensors, divided, {"format": "pt", **(metadata or {})}))
         for name, tensor in tensors.items():
             if name in divided:
@@ -81,7 +67,7 @@ def load_parts(
         FileError: There is no such file, or it cannot be read.
         CheckpointError: It is truncated or not a safetensors file.
     """
-    with opened_tensors(path) as file:
+    with open_safetensors(path) as file:
         names = list(file.keys())
         divided = divided_among(names)
         tensors: dict[str, Tensor] = {}
@@ -96,16 +82,11 @@ def load_parts(
 
 def header(tensors: Mapping[str, Tensor], divided: Mapping[str, Rows], metadata: Mapping[str, str]) -> bytes:
     """What stands in front of the numbers in a safetensors file: its length, then names, types, shapes and places."""
-    entries: JsonObject = {"__metadata__": dict(metadata)}
-    offset = 0
+    entries: dict[str, tuple[torch.dtype, list[int], int]] = {}
     for name, tensor in tensors.items():
         shape = [divided[name].stored, *tensor.shape[1:]] if name in divided else list(tensor.shape)
-        size = torch.Size(shape).numel() * tensor.dtype.itemsize
-        entries[name] = {"dtype": TYPES[tensor.dtype], "shape": shape, "data_offsets": [offset, offset + size]}
-        offset += size
-    raw = json.dumps(entries, separators=(",", ":"), ensure_ascii=False).encode()
-    raw += b" " * (-len(raw) % 8)
-    return struct.pack("<Q", len(raw)) + raw
+        entries[name] = tensor.dtype, shape, torch.Size(shape).numel() * tensor.dtype.itemsize
+    return encode_header(entries, metadata)
 
 
 def part_of(tensor: Tensor) -> Tensor:
@@ -118,7 +99,7 @@ def part_of(tensor: Tensor) -> Tensor:
 def _write_rows(file: BinaryIO, own: Tensor, rows: Rows) -> None:
     """Rank 0's rows, those of all others as they arrive, and spare ones."""
     _write(file, own)
-    room = own.new_empty((rows_at_once(own), *own.shape[1:]), device="cpu")
+    room = own.new_empty((rows_per_chunk(own), *own.shape[1:]), device="cpu")
     vocab_size = rows.table.vocab_size
     for rank, (start, stop) in enumerate(spans_of(rows.table.mesh, vocab_size)[1:], start=1):
         left = stop - start
@@ -134,5 +115,5 @@ def _write_rows(file: BinaryIO, own: Tensor, rows: Rows) -> None:
 
 
 def _write(file: BinaryIO, tensor: Tensor) -> None:
-    for piece in pieces_of(tensor):
+    for piece in byte_chunks(tensor):
         file.write(piece.numpy().data)

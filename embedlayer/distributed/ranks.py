@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from embedlayer.data.windows import share_of
 from embedlayer.errors import SizeError
-from embedlayer.files import JsonObject, load_tensors, save_tensors
+from embedlayer.io.files import JsonObject
+from embedlayer.io.safetensors_files import load_tensors, save_tensors
 from embedlayer.pretrained import build, describe
-from embedlayer.text.windows import share_of
 
 if TYPE_CHECKING:
     from embedlayer.models.decoder import DecoderLM

@@ -19,8 +19,8 @@ from embedlayer.distributed.agreement import require_agreement
 from embedlayer.distributed.divided_rows import DividedRows
 from embedlayer.distributed.exchange import announce, exchange, gather_rows
 from embedlayer.errors import ShapeError, SizeError
-from embedlayer.files import JsonObject
 from embedlayer.index_checks import IndexCheck
+from embedlayer.io.files import JsonObject
 from embedlayer.losses.chunked import chunked_cross_entropy
 from embedlayer.losses.linear_cross_entropy import (
     LogitOptions,

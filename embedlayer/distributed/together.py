@@ -24,6 +24,7 @@ from torch.distributed.rendezvous import rendezvous
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
+from embedlayer.data.windows import derive_seed
 from embedlayer.distributed.agreement import require_agreement
 from embedlayer.distributed.copies import ROWS, mean_over_copies, mesh_of_copies
 from embedlayer.distributed.gathered import Rows, load_parts, save_gathered
@@ -31,12 +32,11 @@ from embedlayer.distributed.ranks import Loss, Ranks, Whole
 from embedlayer.distributed.sharded import ROW_TENSORS, ShardedTable, keep_rows_apart, shard_table
 from embedlayer.distributed.state import MOMENTS, parameters_of, sharded_tables
 from embedlayer.errors import PeerError, SizeError
-from embedlayer.files import JsonObject
+from embedlayer.io.files import JsonObject
 from embedlayer.layers.output import OutputHead
 from embedlayer.pretrained import build, describe
 from embedlayer.tables.dense import TokenEmbedding
 from embedlayer.tables.table import TokenTable
-from embedlayer.text.windows import mixed_seed
 
 if TYPE_CHECKING:
     from embedlayer.models.decoder import DecoderLM
@@ -215,7 +215,7 @@ class Together(Ranks):
 
     def seed(self, seed: int, step: int) -> None:
         """Let what is drawn in this step be this rank's own, and follow from the step."""
-        torch.manual_seed(mixed_seed(seed, step, self.rank))
+        torch.manual_seed(derive_seed(seed, step, self.rank))
 
     def build(self, description: JsonObject, device: torch.device | str) -> "DecoderLM":
         """Of the table, and of an untied head, each rank draws its own rows: no process has them all."""

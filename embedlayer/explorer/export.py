@@ -18,7 +18,7 @@ from embedlayer.explorer import tokens
 from embedlayer.explorer.routes import BAKED_PAIRS, ROUTES, Params, answer, manifest, others
 from embedlayer.explorer.server import page_files, to_json
 from embedlayer.explorer.source_facts import check_tokenizers, page_facts
-from embedlayer.files import write_text
+from embedlayer.io.files import write_text
 from embedlayer.sources import OpenedModel
 
 _IMPORT = re.compile(r'^import \{([^}]*)\} from "([^"]+)";\n', flags=re.M)

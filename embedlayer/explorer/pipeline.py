@@ -18,8 +18,9 @@ from tokenizers import Tokenizer
 from torch import Tensor, nn
 
 from embedlayer.checkpoints.embedding_layer import EmbeddingLayer
+from embedlayer.data.tokenizer import token_text, without_truncation
 from embedlayer.errors import TextError, TokenizerError
-from embedlayer.files import JsonObject
+from embedlayer.io.files import JsonObject
 from embedlayer.layers.input import TransformerEmbedding
 from embedlayer.layers.output import OutputHead
 from embedlayer.layers.prediction_head import PredictionHead
@@ -32,7 +33,6 @@ from embedlayer.positions.rotary import RotaryEmbedding
 from embedlayer.sources import OpenedModel
 from embedlayer.tables.lookup import LookupTable
 from embedlayer.tables.table import TokenTable
-from embedlayer.text.tokenizer import token_text, without_limits
 
 MOST_TOKENS = 64
 MOST_HEADS = 8
@@ -233,7 +233,7 @@ def example_texts(tokenizer: Tokenizer | None) -> list[str]:
     """Return the example texts that have tokens; none without a tokenizer."""
     if tokenizer is None:
         return []
-    unlimited = without_limits(tokenizer)
+    unlimited = without_truncation(tokenizer)
     return [text for text in TEXTS if unlimited.encode(text, add_special_tokens=False).ids]
 
 
@@ -266,7 +266,7 @@ def pipeline(
     """
     if tokenizer is None:
         raise TokenizerError("This source has no tokenizer, so no text can be read. Name one with --tokenizer.")
-    ids = without_limits(tokenizer).encode(text, add_special_tokens=add_special_tokens).ids
+    ids = without_truncation(tokenizer).encode(text, add_special_tokens=add_special_tokens).ids
     if not ids:
         raise TextError(f"{text!r} has no tokens: there is nothing to look up.")
     table, position = parts_of(model)

@@ -12,15 +12,15 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from embedlayer.checkpoints.embedding_layer import EmbeddingLayer
+from embedlayer.data.tokenizer import without_truncation
 from embedlayer.explorer.pipeline import Model, packed, parts_of, queries_and_keys, shown_tokens
-from embedlayer.files import JsonObject
+from embedlayer.io.files import JsonObject
 from embedlayer.models.decoder import DecoderLM
 from embedlayer.positions.alibi import AlibiBias
 from embedlayer.positions.position import AdditivePosition, Position
 from embedlayer.positions.rotary import RotaryEmbedding
 from embedlayer.positions.sinusoidal import SinusoidalPositionalEmbedding
 from embedlayer.sources import OpenedModel
-from embedlayer.text.tokenizer import without_limits
 
 MOST_NUMBERS = 1_200_000
 MOST_TOKENS = 12
@@ -64,7 +64,7 @@ def positions_data(
             for number, name in zip(ids, names or map("#{}".format, ids), strict=False)
         ]
     else:
-        ids = without_limits(tokenizer).encode(TEXT, add_special_tokens=False).ids[:MOST_TOKENS]
+        ids = without_truncation(tokenizer).encode(TEXT, add_special_tokens=False).ids[:MOST_TOKENS]
         tokens = [{"id": token.id, "text": token.text, "kind": token.kind} for token in shown_tokens(tokenizer, ids)]
     vectors = table(torch.tensor(ids, device=table.device))
     content: JsonObject = {

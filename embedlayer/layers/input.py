@@ -10,8 +10,8 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from embedlayer.errors import ShapeError, SizeError
-from embedlayer.files import JsonObject
 from embedlayer.index_checks import as_ids
+from embedlayer.io.files import JsonObject
 from embedlayer.layers.fused_embedding import gather_scale_add, scale_add_drop
 from embedlayer.layers.steps import TABLE_METHODS, TokenBatch, TracedStep, input_steps, run_steps, trace_steps
 from embedlayer.overrides import has_hooks, is_current, is_unchanged

@@ -7,8 +7,8 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from embedlayer.errors import CheckpointError, SizeError
-from embedlayer.files import JsonObject
 from embedlayer.initialization import init_normal_
+from embedlayer.io.files import JsonObject
 from embedlayer.layers.peft import (
     AdaptedRows,
     AdaptedTable,

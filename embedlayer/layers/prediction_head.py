@@ -9,8 +9,8 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from embedlayer.errors import CheckpointError
-from embedlayer.fields import Range, check_fields
-from embedlayer.files import JsonObject
+from embedlayer.io.files import JsonObject
+from embedlayer.io.json_fields import Range, check_fields
 from embedlayer.layers.output import OutputHead
 from embedlayer.losses.linear_cross_entropy import LossOptions
 from embedlayer.pretrained import check_saved

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from embedlayer.errors import CheckpointError, SizeError
 from embedlayer.families import OWN_MODEL_TYPE
-from embedlayer.files import JsonObject
 from embedlayer.initialization import NormalLinear
+from embedlayer.io.files import JsonObject
 from embedlayer.layers.input import InputOptions, PositionName, as_position, embed, sequence_of, trace_embed
 from embedlayer.layers.output import OutputHead
 from embedlayer.layers.steps import TracedStep

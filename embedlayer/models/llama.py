@@ -18,7 +18,7 @@ from embedlayer.checkpoints.reader import Checkpoint
 from embedlayer.computed_buffers import recompute_all_buffers
 from embedlayer.errors import CheckpointError, EmbedLayerWarning
 from embedlayer.families import FAMILIES, HUGGING_FACE_TENSORS, META_TENSORS, RotaryPositions
-from embedlayer.files import JsonObject, read_json
+from embedlayer.io.files import JsonObject, read_json
 from embedlayer.layers.output import OutputHead
 from embedlayer.models.decoder import DecoderLM
 from embedlayer.positions.rotary import RotaryEmbedding

@@ -11,13 +11,13 @@ from tokenizers import Tokenizer
 from torch import Tensor, nn
 
 from embedlayer.analysis.geometry import principal_components
+from embedlayer.data.tokenizer import require_rows, table_size, token_text
 from embedlayer.errors import ShapeError
 from embedlayer.plots.labels import hubs, write_labels
 from embedlayer.plots.style import BLUE, colorbar, new_figure, numbers, panels, point_colours
 from embedlayer.plots.visible import visible_text
 from embedlayer.tables.dense import as_rows
 from embedlayer.tables.lookup import LookupTable
-from embedlayer.text.tokenizer import require_rows, table_size, token_text
 
 if TYPE_CHECKING:
     import matplotlib.figure

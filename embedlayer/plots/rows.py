@@ -9,6 +9,7 @@ from tokenizers import Tokenizer
 from torch import Tensor, nn
 
 from embedlayer.analysis.row_reader import RowReader
+from embedlayer.data.tokenizer import table_size, token_text
 from embedlayer.errors import ShapeError, SizeError
 from embedlayer.plots.labels import SIDES, write_labels
 from embedlayer.plots.style import BLUE, LINES, MUTED, ORANGE, PAPER, backing, new_figure, numbers, panels
@@ -17,7 +18,6 @@ from embedlayer.plots.visible import visible_text
 from embedlayer.tables.dense import as_rows
 from embedlayer.tables.lookup import LookupTable
 from embedlayer.tables.table import ROWS_AT_ONCE
-from embedlayer.text.tokenizer import table_size, token_text
 
 if TYPE_CHECKING:
     import matplotlib.figure

@@ -10,13 +10,13 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from embedlayer.analysis.vectors import Token, TokenVectors
+from embedlayer.data.tokenizer import token_text
 from embedlayer.errors import ShapeError, SizeError
 from embedlayer.plots.heatmaps import draw_matrix, limit_of, picture_of, with_hole
 from embedlayer.plots.style import BLUE, INK, MUTED, PAPER, colorbar, entitle, new_figure, numbers, panels
 from embedlayer.plots.visible import visible_text
 from embedlayer.positions.position import AdditivePosition, Position
 from embedlayer.tables.dense import TableLike
-from embedlayer.text.tokenizer import token_text
 
 if TYPE_CHECKING:
     import matplotlib.axes

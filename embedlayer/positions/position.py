@@ -15,7 +15,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from embedlayer.errors import ShapeError, SizeError
-from embedlayer.files import JsonObject
+from embedlayer.io.files import JsonObject
 from embedlayer.overrides import has_hooks, is_unchanged
 from embedlayer.pretrained import Described, Pretrained, describe
 from embedlayer.shapes import Positions

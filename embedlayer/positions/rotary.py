@@ -10,7 +10,7 @@ from torch import Tensor
 
 from embedlayer.computed_buffers import ComputedBuffers
 from embedlayer.errors import ShapeError, SizeError
-from embedlayer.files import JsonObject
+from embedlayer.io.files import JsonObject
 from embedlayer.positions.apply_rotary import fused_apply_rotary
 from embedlayer.positions.position import Position
 from embedlayer.positions.rotary_config import has_layer_types, layer_types, read_rotary, rotated_layers

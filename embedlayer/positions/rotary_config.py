@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from embedlayer.errors import CheckpointError
 from embedlayer.families import CONFIG_KEYS, rotary_facts
-from embedlayer.files import JsonObject
+from embedlayer.io.files import JsonObject
 from embedlayer.positions.rotary_scaling import (
     DynamicNTKScaling,
     LinearScaling,

@@ -20,7 +20,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from embedlayer.errors import SizeError
-from embedlayer.files import JsonObject
+from embedlayer.io.files import JsonObject
 from embedlayer.pretrained import Described
 
 Length = int | Int[Tensor, ""]

@@ -12,8 +12,9 @@ from torch import Tensor, nn
 
 from embedlayer.computed_buffers import ComputedBuffers
 from embedlayer.errors import CheckpointError, ShapeError, SizeError, TokenIdError
-from embedlayer.files import JsonObject, load_tensors, read_json, save_tensors, writable_folder, write_json
 from embedlayer.initialization import init_normal_
+from embedlayer.io.files import JsonObject, create_folder, read_json, write_json
+from embedlayer.io.safetensors_files import load_tensors, save_tensors
 from embedlayer.kinds import kind_of
 from embedlayer.pretrained import FORMAT_VERSION, describe
 from embedlayer.shapes import Ids, Vectors
@@ -205,7 +206,7 @@ class DeltaEmbedding(TokenTable, ComputedBuffers):
         Raises:
             FileError: The folder cannot be written.
         """
-        directory = writable_folder(directory)
+        directory = create_folder(directory)
         save_tensors(directory / ADAPTER_WEIGHTS, {"delta": self.delta, "token_ids": self.token_tensor})
         config = {"format_version": FORMAT_VERSION, "kind": kind_of(type(self)), "base": _identity(self.base)}
         write_json(directory / ADAPTER_CONFIG, config)

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 
 from embedlayer.computed_buffers import ComputedBuffers
 from embedlayer.errors import ShapeError, SizeError
-from embedlayer.files import JsonObject
 from embedlayer.index_checks import IndexCheck
 from embedlayer.initialization import init_normal_, init_normal_rows_, zero_rows_
+from embedlayer.io.files import JsonObject
 from embedlayer.shapes import Ids, Vectors
 from embedlayer.tables.lookup import LookupTable, check_sizes
 from embedlayer.tables.pending_updates import (

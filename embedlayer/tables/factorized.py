@@ -9,8 +9,8 @@ from jaxtyping import Float, Shaped
 from torch import Tensor
 
 from embedlayer.errors import ShapeError, SizeError
-from embedlayer.files import JsonObject
 from embedlayer.initialization import NormalLinear
+from embedlayer.io.files import JsonObject
 from embedlayer.shapes import Ids, Vectors
 from embedlayer.tables.dense import TableLike, TokenEmbedding, as_rows, require_rows, resolve_init_std, resolve_scale
 from embedlayer.tables.lookup import check_sizes

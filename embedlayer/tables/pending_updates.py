@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from embedlayer.errors import ShapeError, StaleRowsError
-from embedlayer.files import JsonObject
+from embedlayer.io.files import JsonObject
 from embedlayer.tables.lazy_adam import Betas, StepHistory
 from embedlayer.tables.row_arithmetic import (
     apply_skipped_steps_,

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from embedlayer.computed_buffers import ComputedBuffers
 from embedlayer.errors import ShapeError, SizeError
-from embedlayer.files import JsonObject
 from embedlayer.index_checks import IndexCheck
+from embedlayer.io.files import JsonObject
 from embedlayer.shapes import Ids, Vectors
 from embedlayer.tables.dense import TableLike, as_rows, require_rows, resolve_scale
 from embedlayer.tables.lookup import LookupTable, check_sizes

@@ -16,16 +16,16 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from embedlayer.data.corpus import TokenCorpus
+from embedlayer.data.windows import TokenWindows, WindowSampler
 from embedlayer.distributed.ranks import Alone, Ranks
 from embedlayer.errors import CheckpointError, EmbedLayerWarning, SizeError, TextError
-from embedlayer.files import JsonObject
+from embedlayer.io.files import JsonObject
 from embedlayer.models.decoder import DecoderLM
 from embedlayer.optim.clip import clip_grad_norm_
 from embedlayer.optim.param_groups import param_groups
 from embedlayer.optim.row_adamw import RowAdamW
 from embedlayer.tables.pending_updates import without_applying_updates
-from embedlayer.text.corpus import TokenCorpus
-from embedlayer.text.windows import TokenWindows, WindowSampler
 from embedlayer.training.time_budget import TimeBudget
 
 FAR_FROM_LN_V = 1.0  # nats; fresh rows of a sensible size start within 0.3

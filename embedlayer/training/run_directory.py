@@ -28,24 +28,24 @@ import numpy as np
 import torch
 from tokenizers import Tokenizer
 
+from embedlayer.data.corpus import TokenCorpus
+from embedlayer.data.tokenizer import load_tokenizer, require_rows, save_tokenizer, table_size
 from embedlayer.distributed.ranks import Alone, Ranks
 from embedlayer.errors import CheckpointError, FileError, SizeError
-from embedlayer.fields import Count, Range, check_arguments, check_fields, parse_json, shown
-from embedlayer.files import (
+from embedlayer.io.files import (
     JsonObject,
-    clear_away_partials,
+    create_folder,
     read_fields,
     read_json,
-    restored,
-    writable_folder,
+    recover_folder,
+    remove_partials,
     write_json,
     write_text,
 )
-from embedlayer.locks import LOCK, FileLock
+from embedlayer.io.json_fields import Count, Range, check_arguments, check_fields, parse_json, printable
+from embedlayer.io.locks import LOCK, FileLock
 from embedlayer.models.decoder import DecoderLM
 from embedlayer.pretrained import CANNOT_BE_BUILT, CONFIG, TOKENIZER, WEIGHTS, build, short, write_config
-from embedlayer.text.corpus import TokenCorpus
-from embedlayer.text.tokenizer import load_tokenizer, require_rows, save_tokenizer, table_size
 from embedlayer.training.loop import Trainer, TrainingOptions
 
 FORMAT_VERSION = 1
@@ -145,7 +145,7 @@ class RunDirectory:
         Raises:
             FileError: The folder cannot be looked into.
         """
-        return (restored(self.path) / self.run.name).exists()
+        return (recover_folder(self.path) / self.run.name).exists()
 
     @contextmanager
     def written_by(self, ranks: Ranks, *, create: bool) -> Iterator[None]:
@@ -160,11 +160,11 @@ class RunDirectory:
         """
         created = ranks.first and create and not self.path.exists()
         if created:
-            writable_folder(self.path)
+            create_folder(self.path)
         lock = FileLock(self.lock.path, self.lock.what)
         try:
             if ranks.first and self.path.is_dir():
-                lock.acquire(patience_seconds=PATIENCE_SECONDS if ranks.launch else 0.0)
+                lock.acquire(timeout_seconds=PATIENCE_SECONDS if ranks.launch else 0.0)
             yield
         finally:
             lock.release()
@@ -192,7 +192,7 @@ class RunDirectory:
         Raises:
             FileError: The folder cannot be written, or another process writes to it.
         """
-        writable_folder(self.path)
+        create_folder(self.path)
         self.lock.acquire()
         result = (self.path / CONFIG, self.path / WEIGHTS)
         for file in (self.run, self.best_facts, *result, self.checkpoint, self.metrics, self.report):
@@ -221,7 +221,7 @@ class RunDirectory:
         description = read_json(self.run)
         if description.get("format_version") != FORMAT_VERSION:
             raise CheckpointError(
-                f"{self.run} has format version {shown(description.get('format_version'))}; "
+                f"{self.run} has format version {printable(description.get('format_version'))}; "
                 f"this embedlayer reads version {FORMAT_VERSION}."
             )
         check_fields(description, RunDescription, self.run)
@@ -271,7 +271,7 @@ class RunDirectory:
         ranks.agree({"step of the checkpoint": trainer.step})
         if ranks.first:
             self._keep_metrics_up_to(trainer.step if self.checkpoint.exists() else -1)
-            clear_away_partials(self.checkpoint)  # of a process killed in a save
+            remove_partials(self.checkpoint)  # of a process killed in a save
         return trainer, tokenizer, description["notes"]
 
     def open(self, device: torch.device | str = "cpu", ranks: Ranks | None = None) -> tuple[Trainer, JsonObject]:

@@ -6,7 +6,7 @@ The time is read at each line of metrics, and between two readings the schedule 
 
 from dataclasses import dataclass, field
 
-from embedlayer.files import JsonObject
+from embedlayer.io.files import JsonObject
 
 READINGS = 6
 

@@ -10,10 +10,10 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
+from embedlayer.data.tokenizer import fingerprint, table_size
 from embedlayer.errors import VocabularyError
-from embedlayer.files import JsonObject
+from embedlayer.io.files import JsonObject
 from embedlayer.short_repr import short_repr
-from embedlayer.text.tokenizer import fingerprint, table_size
 from embedlayer.vocab.receipt import Receipt
 from embedlayer.vocab.roles import Roles
 from embedlayer.vocab.rows import NEW, Moved, RowMove, Slot, Start

@@ -16,11 +16,11 @@ from torch import Tensor
 from embedlayer.checkpoints.embedding_layer import EmbeddingLayer, load
 from embedlayer.checkpoints.reader import CONFIG, Checkpoint
 from embedlayer.checkpoints.writer import write_tensors
+from embedlayer.data.tokenizer import load_tokenizer, save_tokenizer
 from embedlayer.errors import CheckpointError, EmbedLayerWarning, VocabularyError
 from embedlayer.families import family_of
-from embedlayer.files import JsonObject, read_json
+from embedlayer.io.files import JsonObject, read_json
 from embedlayer.pretrained import TOKENIZER
-from embedlayer.text.tokenizer import load_tokenizer, save_tokenizer
 from embedlayer.vocab.change import Asked, Change, own_or_given
 from embedlayer.vocab.live import ends_of, slots_of
 from embedlayer.vocab.receipt import Receipt, moved_back

@@ -15,7 +15,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from embedlayer.distributed.exchange import exchange, gather_rows
 from embedlayer.distributed.sharded import spans_of
 from embedlayer.errors import PeerError
-from embedlayer.files import JsonObject
+from embedlayer.io.files import JsonObject
 from embedlayer.vocab.owners import Ids, Owners, Part
 from embedlayer.vocab.starting_rows import Rows
 

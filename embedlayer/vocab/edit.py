@@ -8,8 +8,8 @@ from tokenizers import AddedToken, Tokenizer
 from torch import nn
 from torch.optim import Optimizer
 
+from embedlayer.data.tokenizer import as_tokenizer, missing_rows_message, table_size
 from embedlayer.errors import EmbedLayerError, SizeError, VocabularyError
-from embedlayer.text.tokenizer import as_tokenizer, table_size, tokens_without_rows
 from embedlayer.vocab.change import Asked, Change, Token, change_of_ids, change_of_tokens
 from embedlayer.vocab.folders import edit_folder
 from embedlayer.vocab.live import edit_live
@@ -237,7 +237,7 @@ def _needed(tokenizer: Tokenizer | None, size: int) -> Tokenizer:
 
 
 def _check_size(tokenizer: Tokenizer | None, size: int) -> None:
-    mismatch = None if tokenizer is None else tokens_without_rows(tokenizer, size)
+    mismatch = None if tokenizer is None else missing_rows_message(tokenizer, size)
     if mismatch is not None:
         raise VocabularyError(mismatch)
 

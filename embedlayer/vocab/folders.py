@@ -11,7 +11,7 @@ from pathlib import Path
 from tokenizers import Tokenizer
 
 from embedlayer.errors import CheckpointError, FileError
-from embedlayer.files import replacing_folder, restored
+from embedlayer.io.files import recover_folder, replace_folder
 from embedlayer.sources import OWN_FOLDERS, path_kind
 from embedlayer.training.run_directory import RunDirectory
 from embedlayer.vocab.change import Asked
@@ -68,7 +68,7 @@ def check_folder(folder: Path) -> None:
         FileError: There is no such folder.
         CheckpointError: It is a checkpoint of `torch.distributed.checkpoint`.
     """
-    if not restored(folder).is_dir():
+    if not recover_folder(folder).is_dir():
         raise FileError(f"There is no folder {folder}.")
     if (folder / METADATA).exists() or any(folder.glob(SHARDS)):
         raise CheckpointError(
@@ -112,7 +112,7 @@ def _new_folder(folder: Path, out: Path | str | None) -> Iterator[Path]:
     except OSError as error:
         raise FileError(f"Cannot write into the folder {out.parent}: {error.strerror or error}.") from error
     lock = RunDirectory(folder).lock  # a run in training changes under the hands of who reads it
-    lock.require_unlocked()
-    with replacing_folder(out) as partial:
+    lock.check_unlocked()
+    with replace_folder(out) as partial:
         yield partial
-        lock.require_unlocked()
+        lock.check_unlocked()

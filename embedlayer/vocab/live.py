@@ -16,14 +16,14 @@ from torch.optim import Optimizer
 
 from embedlayer.checkpoints.embedding_layer import EmbeddingLayer
 from embedlayer.checkpoints.patch import REPLACED
+from embedlayer.data.tokenizer import fingerprint
 from embedlayer.errors import CheckpointError, SizeError, TokenIdError
-from embedlayer.files import JsonObject
+from embedlayer.io.files import JsonObject
 from embedlayer.layers.output import OutputHead
 from embedlayer.tables.dense import TokenEmbedding
 from embedlayer.tables.factorized import FactorizedEmbedding
 from embedlayer.tables.sparse_gradient import row_gradient
 from embedlayer.tables.table import TokenTable
-from embedlayer.text.tokenizer import fingerprint
 from embedlayer.vocab.change import Asked, Change, own_or_given
 from embedlayer.vocab.owners import ALONE, Owners
 from embedlayer.vocab.receipt import Receipt, moved_back

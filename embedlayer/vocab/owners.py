@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager, nullcontext
 from jaxtyping import Int, Shaped
 from torch import Tensor
 
-from embedlayer.files import JsonObject
+from embedlayer.io.files import JsonObject
 from embedlayer.vocab.starting_rows import HeadRows, Rows
 
 Ids = Int[Tensor, " _"]

@@ -14,8 +14,8 @@ from typing import Literal
 
 from tokenizers import Tokenizer
 
+from embedlayer.data.tokenizer import as_tokenizer, byte_level_alphabet, component_types, table_size, without_truncation
 from embedlayer.errors import VocabularyError
-from embedlayer.text.tokenizer import _byte_of_letter, _steps, as_tokenizer, table_size, without_limits
 
 Token = str | int
 """An entry, by its ID or its text."""
@@ -47,7 +47,7 @@ class Pieces:
     """
 
     def __init__(self, tokenizer: object) -> None:
-        self.tokenizer = without_limits(as_tokenizer(tokenizer))
+        self.tokenizer = without_truncation(as_tokenizer(tokenizer))
         self.convention = _convention(self.tokenizer)
         self.prefix: str = getattr(self.tokenizer.model, "continuing_subword_prefix", None) or ""
         self.suffix: str = getattr(self.tokenizer.model, "end_of_word_suffix", None) or ""
@@ -68,7 +68,7 @@ class Pieces:
         entry = entry.removesuffix(self.suffix) or entry
         if self.convention == "byte-level":
             try:
-                return (bytes(map(_byte_of_letter().__getitem__, entry)),)
+                return (bytes(map(byte_level_alphabet().__getitem__, entry)),)
             except KeyError:  # not an entry that text is written with
                 return (entry.encode(),)
         if self.convention == "sentencepiece":
@@ -129,7 +129,7 @@ class Pieces:
             names = [
                 f"{prefix}{letter}{suffix}"
                 for prefix in {"", self.prefix}
-                for letter in _byte_of_letter()
+                for letter in byte_level_alphabet()
                 for suffix in {"", self.suffix}
             ]
         return frozenset(self.vocabulary[name] for name in names if name in self.vocabulary)
@@ -191,7 +191,7 @@ def spell(tokenizer: object, tokens: Sequence[str]) -> list[tuple[int, ...]]:
 
 
 def _convention(tokenizer: Tokenizer) -> str:
-    steps = _steps(tokenizer.decoder) | _steps(tokenizer.pre_tokenizer)
+    steps = component_types(tokenizer.decoder) | component_types(tokenizer.pre_tokenizer)
     kind = type(tokenizer.model).__name__
     if "ByteLevel" in steps:
         return "byte-level"

@@ -14,8 +14,9 @@ from tokenizers import Tokenizer
 from torch import Tensor, nn
 
 from embedlayer.errors import CheckpointError, ShapeError, TokenIdError
-from embedlayer.fields import Count, Range, check_fields, parse_json, shown
-from embedlayer.files import JsonObject, load_tensors, save_tensors
+from embedlayer.io.files import JsonObject
+from embedlayer.io.json_fields import Count, Range, check_fields, parse_json, printable
+from embedlayer.io.safetensors_files import load_tensors, save_tensors
 from embedlayer.short_repr import short_repr
 from embedlayer.vocab.owners import ALONE, Owners
 from embedlayer.vocab.rows import GONE, RowMove, Slot, fingerprints, row_fingerprint, within
@@ -207,7 +208,7 @@ class Receipt:
             )
         for name, value in words["settings"].items():
             if name.rpartition(".")[2] in SIZES and type(value) is not int:
-                raise CheckpointError(f"The receipt in {path} states {shown(value)} as {name}: it is damaged.")
+                raise CheckpointError(f"The receipt in {path} states {printable(value)} as {name}: it is damaged.")
         try:
             return cls(
                 move=RowMove(_sources(tensors["sources"]), words["old_size"]),
@@ -228,7 +229,7 @@ class Receipt:
         except (KeyError, TypeError, ValueError, IndexError, RuntimeError, zlib.error) as error:
             if isinstance(error, CheckpointError):
                 raise
-            raise CheckpointError(f"{path} is not a receipt, or is damaged ({shown(str(error))}).") from error
+            raise CheckpointError(f"{path} is not a receipt, or is damaged ({printable(str(error))}).") from error
 
     def __str__(self) -> str:
         old, new = self.num_tokens

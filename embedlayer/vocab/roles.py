@@ -11,9 +11,9 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
+from embedlayer.data.tokenizer import as_tokenizer, load_tokenizer
 from embedlayer.errors import EmbedLayerWarning, FileError, TokenizerError, VocabularyError
-from embedlayer.files import JsonObject, read_json
-from embedlayer.text.tokenizer import as_tokenizer, load_tokenizer
+from embedlayer.io.files import JsonObject, read_json
 
 USUAL_NAMES: dict[str, tuple[str, ...]] = {
     "unk_token": ("<unk>", "[UNK]"),

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from embedlayer.errors import ShapeError, SizeError, TokenIdError
-from embedlayer.files import pieces_of
+from embedlayer.io.safetensors_files import byte_chunks
 from embedlayer.vocab.owners import ALONE, Owners
 
 NEW = -1
@@ -114,7 +114,7 @@ def within(ids: Tensor, low: int, high: int) -> Tensor:
 def row_fingerprint(tensor: Tensor) -> str:
     """A short name for exactly these numbers, their type and their shape; read in chunks."""
     digest = hashlib.blake2b(f"{tensor.dtype} {tuple(tensor.shape)}".encode(), digest_size=16)
-    for piece in pieces_of(tensor):
+    for piece in byte_chunks(tensor):
         digest.update(piece.numpy().data)
     return digest.hexdigest()
 

@@ -12,13 +12,13 @@ import numpy.typing as npt
 import torch
 from tokenizers import Tokenizer
 
+from embedlayer.data.corpus import TokenCorpus
+from embedlayer.data.corpus_files import write_shard_tables
+from embedlayer.data.tokenizer import fingerprint, load_tokenizer, save_tokenizer, table_size
 from embedlayer.errors import EmbedLayerWarning, VocabularyError
-from embedlayer.files import PARTIAL, JsonObject, write_json
-from embedlayer.locks import LOCK
+from embedlayer.io.files import PARTIAL, JsonObject, write_json
+from embedlayer.io.locks import LOCK
 from embedlayer.pretrained import CONFIG, TOKENIZER, WEIGHTS, Pretrained, describe
-from embedlayer.text.corpus import TokenCorpus
-from embedlayer.text.parts import write_tables
-from embedlayer.text.tokenizer import fingerprint, load_tokenizer, save_tokenizer, table_size
 from embedlayer.training.loop import Trainer
 from embedlayer.training.run_directory import RunDirectory
 from embedlayer.vocab.change import Asked, own_or_given
@@ -133,7 +133,7 @@ def _write_run(
         "vocab_size": size,
         "tokenizer": fingerprint(tokenizer),
     }
-    write_tables(new.corpus, corpus.documents, corpus.blocks, facts)
+    write_shard_tables(new.corpus, corpus.documents, corpus.blocks, facts)
 
 
 def _moved_notes(notes: Mapping[str, Any], receipt: Receipt) -> JsonObject:

@@ -14,9 +14,9 @@ from typing import Any
 
 from tokenizers import AddedToken, Tokenizer
 
+from embedlayer.data.tokenizer import as_tokenizer, table_size, without_truncation
 from embedlayer.errors import EmbedLayerWarning, TokenizerError, VocabularyError
 from embedlayer.short_repr import short_repr
-from embedlayer.text.tokenizer import as_tokenizer, table_size, without_limits
 from embedlayer.vocab.merges import Merges
 from embedlayer.vocab.pieces import Pieces, Token
 
@@ -471,7 +471,7 @@ def warn_of_other_texts(old: Tokenizer, new: Tokenizer, terms: Sequence[str]) ->
     Each token is looked at alone, between words and, where tokens write the spaces, inside other letters.
     """
     spaces = Pieces(old).convention in ("byte-level", "sentencepiece")
-    old, new = without_limits(old), without_limits(new)
+    old, new = without_truncation(old), without_truncation(new)
     texts = {f"{left}{term}{right}": term for term in terms for left, right in (_AROUND if spaces else _AROUND[:2])}
 
     def decoded(tokenizer: Tokenizer) -> list[str]:
@@ -539,7 +539,7 @@ def _renumber_template(processor: Data | None, new_id_of: Mapping[int, int]) -> 
 
 def _check_reached(tokenizer: Tokenizer, new: Mapping[str, AddedToken | None]) -> None:
     """Refuse a new token that a text can never hold, because another one always takes a part of it."""
-    bare = without_limits(tokenizer)
+    bare = without_truncation(tokenizer)
     for text in [text for text, rules in new.items() if rules is not None]:
         encoding = bare.encode(text, add_special_tokens=False)
         if encoding.ids != [bare.token_to_id(text)]:

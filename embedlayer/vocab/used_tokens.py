@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 from tokenizers import Tokenizer
 
+from embedlayer.data.corpus import IdArray, TokenCorpus, encode_chunks, find_text_files, read_text_chunks, split_text
+from embedlayer.data.tokenizer import as_tokenizer, end_of_text_id, fingerprint, raise_if_path, table_size
 from embedlayer.errors import TextError, VocabularyError
-from embedlayer.text.corpus import IdArray, TokenCorpus, cut_text, encode_pieces, find_texts, read_pieces
-from embedlayer.text.tokenizer import as_tokenizer, end_of_text_id, fingerprint, raise_if_path, table_size
 from embedlayer.vocab.pieces import Pieces
 from embedlayer.vocab.tokenizer_edit import (
     Data,
@@ -143,10 +143,10 @@ def _encoded(
         yield from ((text, np.array(each.ids, dtype=np.int64)) for text, each in zip(short, encodings, strict=True))
         for text in block:
             if isinstance(text, str) and len(text) > _LONGEST_UNCUT:
-                yield from encode_pieces(cut_text([text], tokenizer), tokenizer)
-        for source in [file for path in block if isinstance(path, Path) for file in find_texts([path])]:
+                yield from encode_chunks(split_text([text], tokenizer), tokenizer)
+        for source in [file for path in block if isinstance(path, Path) for file in find_text_files([path])]:
             before = int(counts.sum())
-            yield from encode_pieces(read_pieces(source, tokenizer=tokenizer), tokenizer)
+            yield from encode_chunks(read_text_chunks(source, tokenizer=tokenizer), tokenizer)
             files += int(counts.sum()) > before
     separator = end_of_text_id(tokenizer)
     if separator is not None and files > 1:

@@ -3,7 +3,7 @@
 import pytest
 
 from embedlayer.analysis.token_kinds import KINDS, token_kinds
-from embedlayer.text.tokenizer import load_tokenizer, table_size, train_tokenizer
+from embedlayer.data.tokenizer import load_tokenizer, table_size, train_tokenizer
 
 
 def test_the_kinds_of_a_byte_level_vocabulary() -> None:

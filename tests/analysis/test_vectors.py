@@ -11,10 +11,10 @@ from torch import Tensor
 
 from embedlayer.analysis import vectors as vectors_module
 from embedlayer.analysis.vectors import TokenVectors
+from embedlayer.data.tokenizer import load_tokenizer, token_text, train_tokenizer
 from embedlayer.errors import ShapeError, SizeError, TokenIdError, TokenizerError, UnknownTokenError
 from embedlayer.tables.dense import TokenEmbedding
 from embedlayer.tables.factorized import FactorizedEmbedding
-from embedlayer.text.tokenizer import load_tokenizer, token_text, train_tokenizer
 
 TEXT = (
     "the cat sat on the mat and the dog sat on the log, then the cats and the dogs ran to the first of the logs. " * 5

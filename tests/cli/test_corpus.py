@@ -22,7 +22,7 @@ from embedlayer import (
     train_tokenizer,
 )
 from embedlayer.cli.pipeline import LayerOptions, start_run
-from embedlayer.text.tokenizer import save_tokenizer
+from embedlayer.data.tokenizer import save_tokenizer
 
 TEXT = "Dogs love dogs, and cats love naps in the sun. Who would not? " * 400
 
@@ -53,7 +53,7 @@ def test_a_corpus_is_built_and_told_to_people_and_programs(text, tmp_path, capsy
         "dtype": "uint16",
     }
     assert run(*arguments, "--shards", 4) == 1
-    assert "begun with other arguments: it has shards 3, not 4" in capsys.readouterr().err
+    assert "started with other arguments: it has shards 3, not 4" in capsys.readouterr().err
 
 
 def test_parts_can_be_built_one_by_one(text, tmp_path, capsys):
@@ -64,11 +64,11 @@ def test_parts_can_be_built_one_by_one(text, tmp_path, capsys):
     assert run(*arguments, "--only", 1, "--json") == 0
     assert json.loads(capsys.readouterr().out)["missing"] == [0]
     assert run("train", tmp_path / "c", "-o", tmp_path / "run", "--length", 32) == 2
-    assert "1 parts are not built yet, among them part 0." in capsys.readouterr().err
+    assert "1 shards are not built yet, among them shard 0." in capsys.readouterr().err
     assert run(*arguments, "--only", 0) == 0
     assert "2 shards, in" in capsys.readouterr().out
     assert run(*arguments, "--only", 2) == 2
-    assert "Part 2 of 2 does not exist" in capsys.readouterr().err
+    assert "Shard 2 of 2 does not exist" in capsys.readouterr().err
 
 
 def test_a_run_reads_a_corpus_where_it_lies(text, tmp_path):

@@ -8,7 +8,7 @@ import torch
 from commands import run
 
 from embedlayer import DecoderLM, RotaryEmbedding, TokenEmbedding, read_vectors, train_tokenizer, write_vectors
-from embedlayer.checkpoints.formats import VectorFormat
+from embedlayer.checkpoints.vector_files import VectorFormat
 from embedlayer.cli.export import FORMATS
 
 

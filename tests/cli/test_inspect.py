@@ -17,7 +17,7 @@ from embedlayer import (
     train_tokenizer,
     write_vectors,
 )
-from embedlayer.text.tokenizer import save_tokenizer
+from embedlayer.data.tokenizer import save_tokenizer
 
 
 @pytest.fixture(scope="module")

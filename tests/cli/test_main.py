@@ -33,7 +33,7 @@ def test_the_version_is_the_packages(capsys) -> None:
         (
             ["train", "{tmp}/short.txt", "-o", "{tmp}/run", "--steps", "1", "--tokenizer", "byte"],
             2,
-            "too small to set a part aside for validation",
+            "too small for a validation part",
         ),
         (["train", "{tmp}/latin1.txt", "-o", "{tmp}/run", "--steps", "1"], 2, "UTF-8"),
         (["train", "{tmp}/short.txt", "-o", "{tmp}/short.txt/run", "--steps", "1"], 1, "Cannot write into the folder"),

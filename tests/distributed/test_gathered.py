@@ -11,7 +11,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from embedlayer import CheckpointError, FileError, TokenEmbedding, shard_table
 from embedlayer.distributed import gathered
 from embedlayer.distributed.gathered import Rows, load_parts, save_gathered
-from embedlayer.files import load_tensors
+from embedlayer.io.safetensors_files import load_tensors
 
 V, STORED = 23, 32
 

@@ -44,7 +44,7 @@ from embedlayer.distributed.together import (
     room_of_this_attempt,
     started_together,
 )
-from embedlayer.files import load_tensors
+from embedlayer.io.safetensors_files import load_tensors
 from embedlayer.pretrained import describe
 
 TEXT = "the cat sat on the mat and the dog sat on the cat . " * 60

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from embedlayer.cli.main import main
 from embedlayer.distributed import gathered
-from embedlayer.files import write_json
+from embedlayer.io.files import write_json
 from embedlayer.training.loop import Trainer
 from embedlayer.training.run_directory import RunDirectory
 

@@ -19,9 +19,9 @@ from embedlayer import (
     TrainingOptions,
     train_tokenizer,
 )
+from embedlayer.data.tokenizer import table_size
 from embedlayer.explorer.server import address, make_server
 from embedlayer.sources import OpenedModel, open_model
-from embedlayer.text.tokenizer import table_size
 
 SWITCHES = (
     "--no-sandbox",

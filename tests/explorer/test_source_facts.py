@@ -4,11 +4,11 @@ import pytest
 import torch
 
 from embedlayer import DecoderLM, EmbeddingLayer, TokenEmbedding, train_tokenizer, write_vectors
+from embedlayer.data.tokenizer import token_text
 from embedlayer.errors import FileError, SizeError, TokenizerError
 from embedlayer.explorer.source_facts import check_tokenizers, page_facts
 from embedlayer.pretrained import build
 from embedlayer.sources import OpenedModel, open_model
-from embedlayer.text.tokenizer import token_text
 
 
 def test_a_run_is_opened_with_all_that_it_has(run, of_run):

@@ -6,7 +6,7 @@ import pytest
 from tokenizer_kinds import BUILDERS, ENGLISH, LANGUAGES, WRITE_ANY_TEXT, tokenizer_of
 
 import embedlayer as el
-from embedlayer.text.tokenizer import load_tokenizer
+from embedlayer.data.tokenizer import load_tokenizer
 
 TERMS = ["吾輩", "猫", " zyzzyva", "x|y\\"]
 TEXTS = [

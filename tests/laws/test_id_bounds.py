@@ -8,9 +8,9 @@ import pytest
 from tokenizer_kinds import BUILDERS, ENGLISH, tokenizer_of
 
 import embedlayer as el
-from embedlayer.text.tokenizer import MOST_IDS, table_size, train_tokenizer
+from embedlayer.data.tokenizer import MAX_TOKEN_IDS, table_size, train_tokenizer
 
-TOO_LARGE = (MOST_IDS, 2**31, 2**32 - 1)
+TOO_LARGE = (MAX_TOKEN_IDS, 2**31, 2**32 - 1)
 
 
 @pytest.fixture
@@ -44,9 +44,9 @@ def test_an_id_that_no_vocabulary_has_is_refused_in_gpt2s_files(large, tmp_path,
 
 def test_the_largest_id_is_read_and_costs_no_rows(tmp_path) -> None:
     content = json.loads(tokenizer_of("word").to_str())
-    content["model"]["vocab"]["Zz"] = MOST_IDS - 1
+    content["model"]["vocab"]["Zz"] = MAX_TOKEN_IDS - 1
     (tmp_path / "tokenizer.json").write_text(json.dumps(content))
-    assert table_size(el.load_tokenizer(tmp_path)) == MOST_IDS
+    assert table_size(el.load_tokenizer(tmp_path)) == MAX_TOKEN_IDS
 
 
 @pytest.mark.parametrize("stated", [*TOO_LARGE, 2**62, 0, -5])
@@ -54,9 +54,9 @@ def test_a_corpus_that_states_a_vocabulary_of_no_model_is_refused(stated, tmp_pa
     (tmp_path / "a.txt").write_text(ENGLISH)
     el.TokenCorpus.build([tmp_path / "a.txt"], tokenizer_of("bytes"), tmp_path / "corpus")
     index = tmp_path / "corpus" / "index.json"
-    stated += stated == MOST_IDS  # this one is the largest that may be stated
+    stated += stated == MAX_TOKEN_IDS  # this one is the largest that may be stated
     index.write_text(json.dumps({**json.loads(index.read_text()), "vocab_size": stated}))
-    with pytest.raises(el.CheckpointError, match=f"vocab_size is {stated}, outside 1 to {MOST_IDS}"):
+    with pytest.raises(el.CheckpointError, match=f"vocab_size is {stated}, outside 1 to {MAX_TOKEN_IDS}"):
         el.TokenCorpus.open(tmp_path / "corpus")
 
 

@@ -13,13 +13,13 @@ from commands import run
 from launches import SIZES, TRAIN, started
 
 import embedlayer as el
-from embedlayer.locks import LOCK
-from embedlayer.text.shards import build_in_shards, build_shard
+from embedlayer.data.sharded_build import build_in_shards, build_shard
+from embedlayer.io.locks import LOCK
 
 WAIT_SECONDS = 120
 HOLD = """
 import sys
-from embedlayer.locks import FileLock
+from embedlayer.io.locks import FileLock
 lock = FileLock(sys.argv[1], "it")
 lock.acquire()
 print("held", flush=True)
@@ -46,7 +46,7 @@ def folder(tmp_path_factory, text: Path) -> Iterator[Path]:
     tokenizer = el.load_tokenizer(folder / "run")
     build_shard([text], tokenizer, folder / "corpus", shards=2, only=0)
     holders = []
-    for lock in (folder / "run" / LOCK, folder / "corpus" / LOCK, folder / "corpus" / ".part-00001.lock"):
+    for lock in (folder / "run" / LOCK, folder / "corpus" / LOCK, folder / "corpus" / ".shard-00001.lock"):
         command = [sys.executable, "-c", HOLD, str(lock)]
         holders.append(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True))
         assert holders[-1].stdout is not None

@@ -8,9 +8,9 @@ from kinds import EMBED_DIM, TABLES, VOCAB_SIZE
 import embedlayer as el
 from embedlayer.analysis.atlas import write_atlas
 from embedlayer.cli.plan import tokens_kept
+from embedlayer.data.tokenizer import save_tokenizer, train_tokenizer
 from embedlayer.explorer.export import page_html
 from embedlayer.sources import OpenedModel, open_model
-from embedlayer.text.tokenizer import save_tokenizer, train_tokenizer
 
 MISMATCH = rf"IDs up to 256 and the table has {VOCAB_SIZE} rows: {257 - VOCAB_SIZE} tokens have none"
 LARGE = train_tokenizer((), "byte")
@@ -67,7 +67,8 @@ def test_the_commands_say_so_too(command, tmp_path, capsys) -> None:
 
 
 def checkpoint(folder):
-    from embedlayer.files import save_tensors, write_json
+    from embedlayer.io.files import write_json
+    from embedlayer.io.safetensors_files import save_tensors
 
     made = folder / "checkpoint"
     made.mkdir(exist_ok=True)

@@ -8,7 +8,7 @@ from tokenizer_kinds import BUILDERS, ENGLISH, LANGUAGES, WRITE_ANY_TEXT, tokeni
 
 import embedlayer as el
 from embedlayer.cli.plan import tokens_kept
-from embedlayer.text.tokenizer import fingerprint, table_size
+from embedlayer.data.tokenizer import fingerprint, table_size
 from embedlayer.vocab.used_tokens import with_needed
 
 SOME = ENGLISH[:160]

@@ -12,7 +12,7 @@ import torch
 from commands import run
 
 import embedlayer as el
-from embedlayer.checkpoints.formats import read_vectors
+from embedlayer.checkpoints.vector_files import read_vectors
 from embedlayer.sources import open_model
 
 TOKENS = ["cat", "dog", "nan", "inf", "tree", "sun"]

@@ -27,7 +27,7 @@ from embedlayer import (
     TransformerEmbedding,
     param_groups,
 )
-from embedlayer.files import load_tensors, save_tensors
+from embedlayer.io.safetensors_files import load_tensors, save_tensors
 from embedlayer.tables import delta as module
 from embedlayer.tables import table as table_module
 from embedlayer.tables.delta import fingerprint

@@ -15,6 +15,7 @@ from embedlayer import (
     param_groups,
     table_geometry,
 )
+from embedlayer.analysis.row_reader import RowReader
 from embedlayer.tables.dense import as_lookup_table, as_table
 from embedlayer.tables.lookup import LookupTable
 

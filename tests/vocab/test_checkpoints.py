@@ -227,7 +227,8 @@ def test_roberta_counts_positions_from_its_padding_token_which_must_stay_where_i
 
 
 def plain(folder: Path, tensors: dict[str, torch.Tensor], family: str = "gpt2") -> Path:
-    from embedlayer.files import save_tensors, write_json
+    from embedlayer.io.files import write_json
+    from embedlayer.io.safetensors_files import save_tensors
 
     folder.mkdir()
     save_tensors(folder / "model.safetensors", tensors)

@@ -105,7 +105,8 @@ def test_a_corpus_of_ids_files_and_texts_ask_for_the_same_tokens(tokenizers, tmp
 def test_a_layer_that_was_loaded_edits_its_own_tokenizer(shared_data, tmp_path) -> None:
     import shutil
 
-    from embedlayer.files import save_tensors, write_json
+    from embedlayer.io.files import write_json
+    from embedlayer.io.safetensors_files import save_tensors
 
     shutil.copy(shared_data / "tokenizers" / "bert-base-cased-vocab.txt", tmp_path / "vocab.txt")
     names = {

@@ -13,7 +13,8 @@ import torch
 
 import embedlayer as el
 from embedlayer.cli.main import main
-from embedlayer.files import save_tensors, write_json
+from embedlayer.io.files import write_json
+from embedlayer.io.safetensors_files import save_tensors
 from embedlayer.vocab import folders
 from embedlayer.vocab.folders import last_receipt, receipts_in
 from embedlayer.vocab.rows import RowMove

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models
 
-from embedlayer.text.tokenizer import train_tokenizer
+from embedlayer.data.tokenizer import train_tokenizer
 from embedlayer.vocab.merges import Merges
 
 TEXT = "low lower lowest, new newer newest, wide wider widest; slow slower slowest. " * 5

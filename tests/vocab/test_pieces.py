@@ -2,8 +2,8 @@
 
 import pytest
 
+from embedlayer.data.tokenizer import load_tokenizer, train_tokenizer
 from embedlayer.errors import VocabularyError
-from embedlayer.text.tokenizer import load_tokenizer, train_tokenizer
 from embedlayer.vocab.pieces import Pieces, spell
 
 TEXT = "I love small dogs, I love cats. Dogs love naps; naïve cats don't. " * 10

@@ -77,7 +77,7 @@ def test_what_is_saved_comes_back_and_undoes(tmp_path) -> None:
 
 
 def test_damaged_and_foreign_files_are_refused(tmp_path) -> None:
-    from embedlayer.files import save_tensors
+    from embedlayer.io.safetensors_files import save_tensors
 
     file = tmp_path / "a.receipt"
     receipt_of([0, 1]).save(file)

@@ -10,7 +10,7 @@ from surgery import MODELS, D, V, close, same, state_of
 
 import embedlayer as el
 from embedlayer.cli.demo import carried_text
-from embedlayer.files import load_tensors
+from embedlayer.io.safetensors_files import load_tensors
 from embedlayer.vocab.folders import last_receipt
 
 TEXT = carried_text()[:40_000]

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
 
+from embedlayer.data.tokenizer import TokenizerKind, load_tokenizer, table_size, train_tokenizer
 from embedlayer.errors import TokenizerError, VocabularyError
-from embedlayer.text.tokenizer import TokenizerKind, load_tokenizer, table_size, train_tokenizer
 from embedlayer.vocab.tokenizer_edit import TokenizerEdit, edit_tokenizer
 from embedlayer.vocab.used_tokens import used_tokens, with_needed
 

@@ -6,7 +6,7 @@ import pytest
 from tokenizer_kinds import BUILDERS, tokenizer_of
 from tokenizers import Tokenizer
 
-from embedlayer.text.tokenizer import TokenizerKind, load_tokenizer, table_size, train_tokenizer
+from embedlayer.data.tokenizer import TokenizerKind, load_tokenizer, table_size, train_tokenizer
 from embedlayer.vocab.pieces import Pieces
 from embedlayer.vocab.tokenizer_edit import edit_tokenizer
 from embedlayer.vocab.transplant import match_tokenizers, spelled_by

@@ -1,0 +1,613 @@
+"""Read and write tables in the file formats of word vectors, a row at a time.
+
+| format | file | layout |
+|---|---|---|
+| `word2vec` | `.txt`, also `.gz` | a header `V D`, then a line for each token: itself and D numbers |
+| `word2vec-binary` | `.bin`, also `.gz` | the same header, then each token, a space and D little-endian float32 |
+| `glove` | `.txt`, also `.gz` | the lines of `word2vec` without the header |
+| `fasttext` | `.vec`, also `.gz` | that of `word2vec` |
+| `npy` | `.npy`, also `.gz` | NumPy's array, and beside it, if rows have names, `NAME.tokens.json`: a list of strings |
+| `projector` | a folder | `tensors.tsv` and `metadata.tsv` of the Embedding Projector; its `projector_config.pbtxt` |
+
+Numbers are written as the shortest decimals that read back as the same float32. Sizes in a header are not trusted:
+memory is allocated for the bytes that are read.
+"""
+
+import gzip
+import json
+import re
+import warnings
+import zlib
+from array import array
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from io import BufferedIOBase
+from pathlib import Path
+from typing import Literal, get_args
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from embedlayer.errors import CheckpointError, EmbedLayerWarning, FileError, ShapeError, SizeError
+from embedlayer.io.files import create_folder, replace_file
+from embedlayer.tables.dense import TableLike, as_rows
+from embedlayer.tables.lookup import LookupTable
+
+VectorFormat = Literal["word2vec", "word2vec-binary", "glove", "fasttext", "npy", "projector"]
+DecodeErrors = Literal["strict", "ignore", "replace"]
+NonfiniteRows = Literal["refuse", "keep"]
+
+LONGEST_LINE = 1 << 24
+LONGEST_TOKEN = 1 << 16
+MOST_COLUMNS = 1 << 20
+NUMBERS_AT_ONCE = 1 << 16
+ROWS_SHOWN = 8
+TENSORS, METADATA, PROJECTOR_CONFIG = "tensors.tsv", "metadata.tsv", "projector_config.pbtxt"
+
+_BY_SUFFIX: dict[str, VectorFormat] = {
+    ".bin": "word2vec-binary",
+    ".vec": "fasttext",
+    ".npy": "npy",
+    ".tsv": "projector",
+}
+SUFFIXES = (".txt", *_BY_SUFFIX)
+"""Suffixes of these files, before `.gz`."""
+
+_NPY_HEADER = re.compile(
+    r"\s*\{\s*'descr':\s*'([<>|=]?f[248])',\s*'fortran_order':\s*(True|False),\s*'shape':\s*"
+    r"\((\d{1,12}),\s*(\d{1,12})\),?\s*\}\s*"
+)
+_SPACES = re.compile(r"[ \t\n\r\v\f]")
+_ESCAPES = {"\\": "\\\\", "\t": "\\t", "\n": "\\n", "\r": "\\r"}
+_UNESCAPES = {escape: character for character, escape in _ESCAPES.items()}
+
+Row = npt.NDArray[np.float32]
+
+
+def read_vectors(
+    path: Path | str,
+    format: VectorFormat | None = None,
+    *,
+    errors: DecodeErrors = "strict",
+    nonfinite: NonfiniteRows = "refuse",
+) -> tuple[list[str], Float[Tensor, "V D"]]:
+    """Read a table and its tokens from a file of word vectors.
+
+    In the word2vec family the first row of a duplicate token is kept, as in gensim, with a warning. A token may have
+    spaces, as in GloVe's 840B file: the last D fields of a line are the numbers.
+
+    Args:
+        path: The file, or for `projector` its folder.
+        format: Name of the format; by default by the suffix of the file, and for a `.txt` by its first line.
+        errors: Handling of tokens that are not UTF-8: an error, or as in `bytes.decode` `"ignore"` or `"replace"`.
+            (word2vec's own tool cuts long tokens inside a character.)
+        nonfinite: Handling of rows with NaN, infinity or numbers too large for float32: an error, or with `"keep"` a
+            warning.
+
+    Returns:
+        The tokens, and their rows `(V, D)` in float32. A `.npy` without a file of tokens has the row numbers `"0"`,
+        `"1"`, ... as tokens.
+
+    Raises:
+        FileError: The file cannot be read.
+        CheckpointError: The file does not have this format, or has rows that are not finite. The message names the line
+            or the row.
+        SizeError: The format is unknown, or the file name does not determine it.
+
+    Warns:
+        EmbedLayerWarning: There are duplicate tokens, or rows that are not finite are kept.
+
+    Example:
+        >>> write_vectors("cats.txt", ["cat", "dog"], torch.eye(2), format="word2vec")
+        >>> read_vectors("cats.txt")
+        (['cat', 'dog'], tensor([[1., 0.],
+                [0., 1.]]))
+    """
+    path = Path(path)
+    chosen = _format_of(path, format) or _detect_format(path)
+    if chosen == "npy":
+        tokens, rows, places = _read_npy(path)
+    elif chosen == "projector":
+        tokens, rows, places = _read_projector(path, errors)
+    else:
+        with _reading(path) as file:
+            if chosen == "word2vec-binary":
+                tokens, rows, places = _collected(path, _binary_rows(path, file), errors, place="row")
+            else:
+                found = _text_rows(path, file, has_header=chosen != "glove")
+                tokens, rows, places = _collected(path, found, errors, place="line")
+    _check_finite(path, tokens, rows, places, nonfinite)
+    return tokens, rows
+
+
+def _check_finite(path: Path, tokens: list[str], rows: Tensor, places: "Places", nonfinite: NonfiniteRows) -> None:
+    """Raise an error for rows that are not finite, or warn of them."""
+    step = max(1, NUMBERS_AT_ONCE // rows.shape[1])
+    starts = range(0, len(rows), step)
+    broken = [start + int(row) for start in starts for row in (~rows[start : start + step].isfinite().all(1)).nonzero()]
+    if not broken:
+        return
+    shown = "; ".join(f"{places(row)} ({tokens[row]!r})" for row in broken[:ROWS_SHOWN])
+    what = (
+        f"{path}: {len(broken):,} of {len(rows):,} rows hold NaN, infinity or numbers too large for float32: "
+        f"{shown}{'; ...' if len(broken) > ROWS_SHOWN else ''}."
+    )
+    if nonfinite == "refuse":
+        raise CheckpointError(f'{what} Remove them, or read them as they are with nonfinite="keep".')
+    warnings.warn(what, EmbedLayerWarning, stacklevel=3)
+
+
+def write_vectors(
+    path: Path | str,
+    tokens: Sequence[str],
+    rows: TableLike,
+    format: VectorFormat | None = None,
+) -> None:
+    r"""Write a table and its tokens to a file of word vectors, in float32, atomically.
+
+    Args:
+        path: The file, or for `projector` a folder. A file with the suffix `.gz` is compressed.
+        tokens: One for each row. The word2vec family refuses tokens that are empty, duplicate or have white space. In
+            `projector` tabs and line breaks become `\t`, `\n`, `\r`, and backslashes `\\`.
+        rows: A tensor `(V, D)`, or a table; a table is read in chunks of rows, without its scale.
+        format: Name of the format; by default by the suffix of the file.
+
+    Raises:
+        FileError: The file cannot be written.
+        ShapeError: The numbers of tokens and rows differ or are 0.
+        CheckpointError: The format cannot represent a token or a number; the message names the row.
+        SizeError: The format is unknown, or the file name does not determine it.
+    """
+    path = Path(path)
+    chosen = format_of(path, format)
+    rows = as_rows(rows)
+    count = rows.vocab_size if isinstance(rows, LookupTable) else len(rows)
+    width = rows.embed_dim if isinstance(rows, LookupTable) else rows.shape[-1]
+    if count != len(tokens) or not count or not width:
+        raise ShapeError(
+            f"{len(tokens)} tokens need as many rows, at least one, of some width: found {count} x {width}."
+        )
+    chunks = _chunks(rows, count, width)
+    if chosen == "projector":
+        _write_projector(_folder_of(path), tokens, chunks)
+    elif chosen == "npy":
+        _write_npy(path, tokens, chunks, width)
+    else:
+        _write_words(path, tokens, chunks, width, chosen)
+
+
+# Choosing
+
+
+def format_of(path: Path, format: str | None = None) -> VectorFormat:
+    """Return the requested format, or the format by the name of a file.
+
+    Raises:
+        SizeError: The format is unknown, or the name does not determine it.
+    """
+    chosen = _format_of(path, format)
+    if chosen is None:
+        raise SizeError(f"The name {path.name} does not tell the format: give one of {_listed()}.")
+    return chosen
+
+
+def _format_of(path: Path, format: str | None) -> VectorFormat | None:
+    """Return the requested format, or the format by the name; `None` if the name does not determine it."""
+    if format is not None:
+        if format not in get_args(VectorFormat):
+            raise SizeError(f"There is no file format {format!r}. Choose one of {_listed()}.")
+        return format  # type: ignore[return-value]
+    return "projector" if path.is_dir() else _BY_SUFFIX.get(Path(path.name.removesuffix(".gz")).suffix)
+
+
+def _detect_format(path: Path) -> VectorFormat:
+    """Return the format of a `.txt` by its first line."""
+    if Path(path.name.removesuffix(".gz")).suffix != ".txt":
+        return format_of(path)
+    with _reading(path) as file:
+        return "word2vec" if _header(file.readline(LONGEST_LINE)) else "glove"
+
+
+def _listed() -> str:
+    """Return the names of all formats."""
+    return ", ".join(get_args(VectorFormat))
+
+
+# Reading
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[BufferedIOBase]:
+    """Open a file for reading, decompressed; errors name the file."""
+    try:
+        with path.open("rb") as file:
+            if path.suffix != ".gz":
+                yield file
+                return
+            with gzip.open(file) as content:
+                yield content
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise CheckpointError(f"{path} is not a whole gzip file ({error}): it is damaged or was cut short.") from error
+    except OSError as error:
+        raise (
+            error if isinstance(error, FileError) else FileError(f"Cannot read {path}: {error.strerror or error}.")
+        ) from error
+
+
+Found = tuple[int, bytes, Row]
+"""Line or row number, token, numbers."""
+
+Places = Callable[[int], str]
+"""Function from a row number to its line or row in the file, for error messages."""
+
+
+def _collected(
+    path: Path, found: Iterator[Found], errors: DecodeErrors, *, place: str
+) -> tuple[list[str], Float[Tensor, "V D"], Places]:
+    """Collect tokens and rows, each token once; memory grows with the bytes that were read."""
+    first: dict[str, None] = {}
+    numbers, at = bytearray(), array("q")
+    twice: list[str] = []
+    width = 0
+    for number, raw, row in found:
+        token = _decoded(path, f"{place} {number}", raw, errors)
+        if token in first:
+            twice.append(f"{token!r} at {place} {number}")
+            continue
+        first[token] = None
+        at.append(number)
+        width = len(row)
+        numbers += row.astype("<f4").tobytes()
+    if not first:
+        raise CheckpointError(f"{path} holds no vectors.")
+    if twice:
+        warnings.warn(
+            f"{path} holds {len(twice)} tokens twice, first {twice[0]}: only their first rows are kept.",
+            EmbedLayerWarning,
+            stacklevel=3,
+        )
+    rows = torch.frombuffer(numbers, dtype=torch.float32).view(len(first), width)
+    return list(first), rows, lambda row: f"{place} {at[row]}"
+
+
+def _decoded(path: Path, place: str, raw: bytes, errors: DecodeErrors) -> str:
+    """Decode a token; an error names its line or row."""
+    try:
+        return raw.decode("utf-8", errors=errors)
+    except UnicodeDecodeError as error:
+        raise CheckpointError(
+            f"{path}, {place}: the token {raw[:40]!r} is not UTF-8 ({error.reason}). "
+            f'Read it with errors="replace" or errors="ignore".'
+        ) from error
+
+
+def _header(line: bytes) -> tuple[int, int] | None:
+    """Return V and D of a header line; `None` if the line is no header."""
+    found = re.fullmatch(rb"\s*(\d{1,15})[ \t]+(\d{1,15})\s*", line)
+    return (int(found[1]), int(found[2])) if found else None
+
+
+def _checked_header(path: Path, line: bytes) -> tuple[int, int]:
+    """Return V and D of a header line, or raise an error."""
+    sizes = _header(line)
+    if sizes is None:
+        raise CheckpointError(
+            f"{path}, line 1: {line[:40]!r} is not the header of word2vec's formats, the numbers of rows and columns. "
+            f'A text file without one is format="glove".'
+        )
+    if not 1 <= sizes[1] <= MOST_COLUMNS:
+        raise CheckpointError(f"{path}, line 1: the header states {sizes[1]} columns: it is damaged.")
+    return sizes
+
+
+def _lines(path: Path, file: BufferedIOBase, first: int) -> Iterator[tuple[int, bytes]]:
+    """Yield numbered lines without white space at their end; empty lines are allowed at the end of the file only."""
+    empty = None
+    number = first
+    while line := file.readline(LONGEST_LINE + 1):
+        if len(line) > LONGEST_LINE:
+            raise CheckpointError(
+                f"{path}, line {number}: it is longer than {LONGEST_LINE:,} bytes: no text of vectors."
+            )
+        stripped = line.rstrip(b" \t\r\n")
+        if stripped and empty is not None:
+            raise CheckpointError(f"{path}, line {empty}: it is empty.")
+        if stripped:
+            yield number, stripped
+        elif empty is None:
+            empty = number
+        number += 1
+
+
+def _text_rows(path: Path, file: BufferedIOBase, *, has_header: bool) -> Iterator[Found]:
+    """Yield the rows of a text file with one token a line."""
+    count, width = _checked_header(path, file.readline(LONGEST_LINE)) if has_header else (None, 0)
+    number = found = 0
+    for number, line in _lines(path, file, first=1 + has_header):
+        if not width:
+            width = _width_of(path, line)
+        found += 1
+        if count is not None and found > count:
+            raise CheckpointError(f"{path}, line {number}: the header states {count} rows, and here is one more.")
+        token, *fields = line.rsplit(b" ", width)
+        if len(fields) < width or (b" " in token and _is_number(token.rsplit(b" ", 1)[-1])):
+            raise CheckpointError(
+                f"{path}, line {number}: found {len(line.split(b' ')) - 1} numbers where there should be {width}."
+            )
+        if not token:
+            raise CheckpointError(f"{path}, line {number}: it has no token, only numbers.")
+        yield number, token, _numbers(path, number, fields)
+    if count is not None and found < count:
+        raise CheckpointError(f"{path}: the header states {count} rows, and the file ends after {found}.")
+
+
+def _width_of(path: Path, line: bytes) -> int:
+    """Return the number of columns by the first line of a file without a header."""
+    fields = line.split(b" ")
+    width = 0
+    while width < len(fields) - 1 and _is_number(fields[-1 - width]):
+        width += 1
+    if not width:
+        raise CheckpointError(f"{path}, line 1: {line[:40]!r} is not a token and its numbers.")
+    return width
+
+
+def _is_number(field: bytes) -> bool:
+    """Return whether a field is a decimal number."""
+    try:
+        float(field)
+    except ValueError:
+        return False
+    return b"_" not in field
+
+
+def _numbers(path: Path, line: int, fields: Sequence[bytes]) -> Row:
+    """Parse the numbers of a line as float32."""
+    try:
+        with np.errstate(over="ignore"):
+            row = np.fromiter(map(float, fields), np.float64, len(fields)).astype(np.float32)
+    except ValueError:
+        row = None
+    if row is None or any(b"_" in field for field in fields):  # float() takes 1_0 for 10
+        wrong = next(field for field in fields if not _is_number(field))
+        raise CheckpointError(f"{path}, line {line}: {wrong[:40]!r} is not a number.")
+    return row
+
+
+def _binary_rows(path: Path, file: BufferedIOBase) -> Iterator[Found]:
+    """Yield the rows of a file in word2vec's binary format."""
+    count, width = _checked_header(path, file.readline(LONGEST_TOKEN))
+    size = 4 * width
+    buffer, at = b"", 0
+
+    def more() -> bool:
+        """Read more bytes into the buffer; return whether there were any."""
+        nonlocal buffer, at
+        read = file.read(max(1 << 18, size))
+        buffer, at = buffer[at:] + read, 0
+        return bool(read)
+
+    for number in range(1, count + 1):
+        while (end := buffer.find(b" ", at)) < 0 and len(buffer) - at <= LONGEST_TOKEN:
+            if not more():
+                raise CheckpointError(f"{path}: the header states {count} rows, and the file ends after {number - 1}.")
+        token = buffer[at:end].lstrip(b"\n")  # word2vec's own tool ends each row with one
+        if end < 0 or len(token) > LONGEST_TOKEN:
+            raise CheckpointError(f"{path}, row {number}: its token does not end: rows are not {width} numbers wide.")
+        if not token:
+            raise CheckpointError(f"{path}, row {number}: it has no token.")
+        at = end + 1
+        while len(buffer) - at < size:
+            if not more():
+                raise CheckpointError(f"{path}, row {number}: the file ends within it.")
+        yield number, token, np.frombuffer(buffer, "<f4", width, at).astype(np.float32)
+        at += size
+    rest = buffer[at:] + file.read(2)
+    if rest.strip(b"\n"):
+        raise CheckpointError(f"{path}: the header states {count} rows of {width} numbers, and the file goes on.")
+
+
+def _read_npy(path: Path) -> tuple[list[str], Float[Tensor, "V D"], Places]:
+    """Read an array, and its tokens from the JSON file beside it."""
+    named = _tokens_file(path).exists()
+    tokens = _json_tokens(_tokens_file(path)) if named else []
+    with _reading(path) as file:
+        start = file.read(10)
+        length = int.from_bytes(start[8:10], "little")
+        header = file.read(length)
+        found = _NPY_HEADER.fullmatch(header.decode("latin-1"))
+        if start[:8] != b"\x93NUMPY\x01\x00" or len(header) < length or not found:
+            raise CheckpointError(f"{path} is not an array (V, D) of floats in NumPy's format 1.0.")
+        dtype, by_columns, count, width = np.dtype(found[1]), found[2] == "True", int(found[3]), int(found[4])
+        if not count or not width:
+            raise CheckpointError(f"{path} holds {count} x {width} numbers: there are no vectors in it.")
+        if named and count != len(tokens):
+            raise CheckpointError(
+                f"{path} holds {count} rows, and {_tokens_file(path).name} beside it {len(tokens)} tokens: they do not "
+                f"belong together."
+            )
+        wanted = count * width * dtype.itemsize
+        content = bytearray()
+        while chunk := file.read(min(1 << 22, wanted + 1 - len(content))):
+            content += chunk
+        if len(content) != wanted:
+            raise CheckpointError(
+                f"{path}: its header states {wanted:,} bytes of numbers, and the file "
+                f"{'goes on' if len(content) > wanted else f'ends after {len(content):,}'}."
+            )
+    array = np.frombuffer(content, dtype).reshape((width, count) if by_columns else (count, width))
+    with np.errstate(over="ignore"):
+        rows = (array.T if by_columns else array).astype(np.float32)
+    return tokens or [str(row) for row in range(count)], torch.from_numpy(rows), lambda row: f"row {row}"
+
+
+def _json_tokens(path: Path) -> list[str]:
+    """Read a JSON list of strings."""
+    try:
+        tokens = json.loads(path.read_bytes())
+    except OSError as error:
+        raise FileError(f"Cannot read {path}, the tokens of the rows: {error.strerror or error}.") from error
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path} is not JSON ({error}): it is damaged or another kind of file.") from error
+    if not isinstance(tokens, list) or not all(isinstance(token, str) for token in tokens):
+        raise CheckpointError(f"{path} is not a list of tokens.")
+    return tokens
+
+
+def _read_projector(path: Path, errors: DecodeErrors) -> tuple[list[str], Float[Tensor, "V D"], Places]:
+    """Read vectors and labels of the Embedding Projector."""
+    folder = _folder_of(path)
+    numbers = bytearray()
+    count = width = 0
+    tensors = folder / TENSORS
+    with _reading(tensors) as file:
+        for number, line in _lines(tensors, file, first=1):
+            fields = line.split(b"\t")
+            width = width or len(fields)
+            if len(fields) != width:
+                raise CheckpointError(
+                    f"{tensors}, line {number}: found {len(fields)} numbers where there should be {width}."
+                )
+            numbers += _numbers(tensors, number, fields).astype("<f4").tobytes()
+            count += 1
+    if not count:
+        raise CheckpointError(f"{tensors} holds no vectors.")
+    rows = torch.frombuffer(numbers, dtype=torch.float32).view(count, width)
+    return _metadata(folder / METADATA, count, errors), rows, lambda row: f"{TENSORS}, line {row + 1}"
+
+
+def _metadata(path: Path, count: int, errors: DecodeErrors) -> list[str]:
+    """Read the labels: the first column. With several columns the first line is a header."""
+    with _reading(path) as file:
+        tokens = []
+        columns = number = 0
+        while line := file.readline(LONGEST_LINE + 1):
+            number += 1
+            if number > count + 1 or len(line) > LONGEST_LINE:
+                raise CheckpointError(f"{path}, line {number}: there are {count} rows, and here is one more label.")
+            fields = line.removesuffix(b"\n").removesuffix(b"\r").split(b"\t")
+            columns = columns or len(fields)
+            if columns > 1 and number == 1:
+                continue
+            if len(fields) != columns:
+                raise CheckpointError(f"{path}, line {number}: found {len(fields)} columns where there are {columns}.")
+            label = _decoded(path, f"line {number}", fields[0], errors)
+            tokens.append(re.sub(r"\\[\\tnr]", lambda found: _UNESCAPES[found[0]], label))
+    if len(tokens) != count:
+        raise CheckpointError(
+            f"{path} has {len(tokens)} labels, and {TENSORS} has {count} rows. With one column it has no header."
+        )
+    return tokens
+
+
+# Writing
+
+
+def _write_words(path: Path, tokens: Sequence[str], chunks: Iterator[Row], width: int, format: VectorFormat) -> None:
+    """Write a file of the word2vec family."""
+    _check_tokens(tokens)
+    words = iter(tokens)
+    with _writing(path) as file:
+        if format != "glove":
+            file.write(f"{len(tokens)} {width}\n".encode())
+        for chunk in chunks:
+            if format == "word2vec-binary":
+                file.writelines(f"{next(words)} ".encode() + row.astype("<f4").tobytes() for row in chunk)
+            else:
+                file.writelines(f"{next(words)} {line}\n".encode() for line in _decimals(chunk, " "))
+
+
+def _write_npy(path: Path, tokens: Sequence[str], chunks: Iterator[Row], width: int) -> None:
+    """Write an array, and its tokens beside it; neither file is replaced before both are complete."""
+    with replace_file(_tokens_file(path)) as partial, _writing(path) as file:
+        partial.write_text(json.dumps(list(tokens)) + "\n")
+        header = {"descr": "<f4", "fortran_order": False, "shape": (len(tokens), width)}
+        np.lib.format.write_array_header_1_0(file, header)
+        file.writelines(chunk.astype("<f4").tobytes() for chunk in chunks)
+
+
+def _write_projector(folder: Path, tokens: Sequence[str], chunks: Iterator[Row]) -> None:
+    """Write the three files of the Embedding Projector; none is replaced before all are complete."""
+    labels = [re.sub(r"[\\\t\n\r]", lambda found: _ESCAPES[found[0]], token) for token in tokens]
+    metadata = "".join(f"{_check_utf8(label, row)}\n" for row, label in enumerate(labels))
+    fields = {"tensor_name": "table", "tensor_path": TENSORS, "metadata_path": METADATA}
+    content = "".join(f'  {name}: "{value}"\n' for name, value in fields.items())
+    create_folder(folder)
+    with (
+        replace_file(folder / METADATA) as labels_file,
+        replace_file(folder / PROJECTOR_CONFIG) as config_file,  # what TensorBoard looks for
+        _writing(folder / TENSORS) as file,
+    ):
+        labels_file.write_text(metadata, encoding="utf-8")
+        config_file.write_text(f"embeddings {{\n{content}}}\n", encoding="utf-8")
+        for chunk in chunks:
+            file.writelines(f"{line}\n".encode() for line in _decimals(chunk, "\t"))
+
+
+@contextmanager
+def _writing(path: Path) -> Iterator[BufferedIOBase]:
+    """Open a file for an atomic write, compressed if its suffix is `.gz`."""
+    with replace_file(path) as partial, partial.open("wb") as file:
+        if path.suffix != ".gz":
+            yield file
+            return
+        with gzip.GzipFile("", "wb", fileobj=file, mtime=0) as content:
+            yield content
+
+
+def _chunks(rows: Tensor | LookupTable, count: int, width: int) -> Iterator[Row]:
+    """Yield the rows in chunks, as float32 on the CPU; rows that are not finite are refused."""
+    step = max(1, NUMBERS_AT_ONCE // width)
+    for start in range(0, count, step):
+        stop = min(count, start + step)
+        part = rows.rows(start, stop) if isinstance(rows, LookupTable) else rows[start:stop]
+        chunk: Row = part.detach().to("cpu", torch.float32).numpy()
+        unsound = np.flatnonzero(~np.isfinite(chunk).all(axis=-1))
+        if len(unsound):
+            raise CheckpointError(
+                f"Row {start + unsound[0]} holds NaN or infinity, which other readers refuse: replace it first."
+            )
+        yield chunk
+
+
+def _decimals(chunk: Row, separator: str) -> Iterator[str]:
+    """Yield each row as text, with the shortest decimals that read back as the same float32."""
+    return (separator.join(row) for row in chunk.astype(np.str_).tolist())
+
+
+def _check_tokens(tokens: Sequence[str]) -> None:
+    """Raise an error for a token that the word2vec formats cannot represent: empty, duplicate or with white space."""
+    seen: dict[str, int] = {}
+    for row, token in enumerate(tokens):
+        if not token or _SPACES.search(token):
+            what = "holds white space, where readers of this format end a token" if token else "is empty"
+            raise CheckpointError(
+                f"Row {row}: the token {token!r} {what}. Write a mark in its place, as SentencePiece does with '▁', or "
+                f"choose the format npy or projector."
+            )
+        if seen.setdefault(_check_utf8(token, row), row) != row:
+            raise CheckpointError(
+                f"Row {row}: the token {token!r} is that of row {seen[token]} too; each token may occur once."
+            )
+
+
+def _check_utf8(token: str, row: int) -> str:
+    """Return the token if UTF-8 can encode it, else raise an error."""
+    try:
+        token.encode()
+    except UnicodeEncodeError as error:
+        raise CheckpointError(f"Row {row}: the token {token!r} cannot be encoded in UTF-8.") from error
+    return token
+
+
+def _folder_of(path: Path) -> Path:
+    """Return the folder of the Embedding Projector's files."""
+    return path.parent if path.suffix == ".tsv" else path
+
+
+def _tokens_file(path: Path) -> Path:
+    """Return the path of the tokens of a `.npy` file."""
+    return path.with_name(path.name.removesuffix(".gz").removesuffix(".npy") + ".tokens.json")

@@ -1,0 +1,547 @@
+"""Encode text files of any size into one memory-mapped array of token IDs.
+
+How a long text is split. A text is encoded in chunks, and the IDs of the chunks must equal the IDs of the whole text.
+Which cuts are safe depends on the tokenizer: GPT-2 joins a space to the next word, LLaMA and T5 put a space before
+every text, other tokenizers join line breaks to the full stop before them. So each cut is tried with the tokenizer
+itself. A cut between `left` and `right` is safe if, for 128 characters on either side,
+
+    encode(left + right) == encode(left) + encode(anchor + right)[len(encode(anchor)):]
+
+where the anchor is the last 16 characters of `left`. A tokenizer may change the start of a text; this change then
+affects the anchor, whose IDs are discarded. Limit: the IDs may change if a tokenizer depends on text further away.
+Where no cut is safe within a million characters (one endless word), the text is cut anyway, with a warning.
+"""
+
+import codecs
+import gzip
+import re
+import sys
+import warnings
+import zlib
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from tokenizers import Tokenizer
+
+from embedlayer.data.corpus_files import concatenate_shards, read_shards, write_shard_tables
+from embedlayer.data.memmap import ConcatenatedArray
+from embedlayer.data.memmap import IdArray as IdArray
+from embedlayer.data.tokenizer import as_tokenizer, end_of_text_id, fingerprint, table_size, without_truncation
+from embedlayer.errors import EmbedLayerWarning, FileError, SizeError, TextError, TokenIdError
+from embedlayer.io.files import create_folder, recover_folder, replace_folder
+
+Progress = Callable[[int, int], None]
+_Read = Callable[[int], bytes]
+
+_READ_BYTES = 1 << 16
+_FEWEST_CHARS, _MOST_CHARS = 512, 1 << 14
+_ENDLESS_CHARS = 1 << 20
+CONTEXT_CHARS, ANCHOR_CHARS = 128, 16
+_CHUNKS_AT_ONCE = 32
+_TRIES = 8
+_CUTS = (  # best first
+    re.compile(r"(?<=[^\W_])(?= [^\W_])"),  # a single space between two words
+    re.compile(r"(?<=\S)(?=\s)"),  # any white space
+    re.compile(r"(?<=\w)(?=[^\w\s])|(?<=[^\w\s])(?=\w)"),  # a word beside a mark
+)
+CUT = re.compile("|".join(pattern.pattern for pattern in _CUTS))
+
+
+def find_text_files(paths: Sequence[str | Path]) -> list[str | Path]:
+    """Return the text files at some paths: files, all text files below folders, and `"-"` for standard input.
+
+    The files of a folder are sorted. Hidden files are left out, and so are binary files: those with a zero byte in
+    their first 8 KiB (decompressed, for a `.gz`).
+
+    Raises:
+        FileError: A path does not exist or cannot be read.
+        TextError: A folder holds no text file, or `paths` is empty.
+    """
+    found: list[str | Path] = []
+    for given in paths:
+        path = Path(given)
+        if str(given) == "-":
+            found.append("-")
+        elif path.is_dir():
+            found += _texts_below(path)
+        elif path.exists():
+            found.append(path)
+        else:
+            raise FileError(f"There is no file or folder {path}. Check the path, or pass - for standard input.")
+    if not found:
+        raise TextError("No text was passed. Name files or folders, or - for standard input.")
+    return found
+
+
+def read_text_chunks(source: str | Path, *, tokenizer: object = None) -> Iterator[str]:
+    """Yield a text in chunks of some thousand characters, whose concatenation is the text.
+
+    Args:
+        source: A UTF-8 file, gzipped if it ends in `.gz`, or `"-"` for standard input. Line ends are kept; a
+            byte-order mark at the start is left out.
+        tokenizer: The chunks are cut such that their IDs are the IDs of the whole text. `None`: cut between words.
+
+    Raises:
+        FileError: The file cannot be read.
+        TextError: The text is not UTF-8.
+    """
+    with opened(source) as (read, _):
+        checker = None if tokenizer is None else without_truncation(as_tokenizer(tokenizer))
+        yield from split_text(decoded(source, read), checker)
+
+
+def encode_chunks(chunks: Iterable[str], tokenizer: object, *, before: str = "") -> Iterator[tuple[str, IdArray]]:
+    """Yield each chunk of a text with its token IDs, whose concatenation is the IDs of the whole text.
+
+    No special tokens are added at the start or the end of the text.
+
+    Args:
+        chunks: Chunks from `read_text_chunks` for this tokenizer.
+        tokenizer: A `tokenizers.Tokenizer`, or a fast tokenizer of transformers.
+        before: The last characters before the first chunk, if the chunks do not start at the start of the text.
+    """
+    tokenizer = without_truncation(as_tokenizer(tokenizer))
+    chunks, anchor = iter(chunks), before[-ANCHOR_CHARS:]
+    while batch := list(islice(chunks, _CHUNKS_AT_ONCE)):
+        anchors = [anchor, *(chunk[-ANCHOR_CHARS:] for chunk in batch)]
+        anchor = anchors.pop()
+        texts = [start + chunk for start, chunk in zip(anchors, batch, strict=True)]
+        encodings = tokenizer.encode_batch_fast(texts + anchors, add_special_tokens=False)
+        for chunk, whole, start in zip(batch, encodings, encodings[len(batch) :], strict=False):
+            yield chunk, np.array(whole.ids[len(start) :], dtype=np.int64)
+
+
+class TokenCorpus:
+    """Token IDs of one or more documents in a single array, usually memory-mapped.
+
+    Documents are separated by the tokenizer's end-of-text token, if it has one. On disk a corpus is a folder with
+    `ids.bin` (little-endian), `documents.npy`, `blocks.npy` and `index.json`, or a folder of shards.
+
+    Attributes:
+        ids: All token IDs, `(N,)`, uint16 if the vocabulary has at most 65,536 entries, else uint32. Memory-mapped,
+            except after `from_text`. A `ConcatenatedArray` if the corpus has several shards.
+        documents: Index in `ids` of the first token of each document, int64.
+        blocks: Number of tokens and of UTF-8 bytes up to the end of each text chunk, `(chunks, 2)` int64.
+        vocab_size: Number of rows that a table needs for these IDs.
+        tokenizer_fingerprint: `fingerprint` of the tokenizer.
+    """
+
+    def __init__(
+        self,
+        ids: IdArray | ConcatenatedArray,
+        documents: npt.NDArray[np.int64],
+        blocks: npt.NDArray[np.int64],
+        *,
+        vocab_size: int,
+        tokenizer_fingerprint: str,
+    ) -> None:
+        self.ids = ids
+        self.documents = documents
+        self.blocks = blocks
+        self.vocab_size = vocab_size
+        self.tokenizer_fingerprint = tokenizer_fingerprint
+
+    @classmethod
+    def build(
+        cls,
+        sources: Sequence[str | Path],
+        tokenizer: object,
+        path: str | Path,
+        *,
+        on_progress: Progress | None = None,
+    ) -> "TokenCorpus":
+        """Encode text files of any size into the folder `path`, atomically and in constant memory.
+
+        Args:
+            sources: Files, folders, and `"-"` for standard input, as for `find_text_files`. Each file is a document.
+            tokenizer: A `tokenizers.Tokenizer`, or a fast tokenizer of transformers.
+            path: A new or empty folder, or a corpus, which is replaced.
+            on_progress: Called with the number of bytes read so far and the total, 0 if unknown.
+
+        Raises:
+            FileError: A source cannot be read, or `path` cannot be written or holds other files.
+            TextError: A source is not UTF-8, or no source has text.
+        """
+        tokenizer, path = as_tokenizer(tokenizer), Path(path)
+        found = find_text_files(sources)
+        _check_replaceable(path)
+        create_folder(path.parent)
+        with replace_folder(path) as folder:
+            with (folder / "ids.bin").open("wb") as file:
+                writer = CorpusWriter(tokenizer, lambda ids: file.write(ids.tobytes()))
+                total = 0 if "-" in found else sum(Path(source).stat().st_size for source in found)
+                earlier = 0
+                for source in found:
+                    with opened(source) as (read, position):
+                        found_text = writer.add_document(
+                            decoded(source, read),
+                            lambda: on_progress(earlier + position(), total) if on_progress else None,  # noqa: B023
+                        )
+                        earlier += position()
+                    if not found_text:
+                        warn_left_out(source)
+            writer.check_not_empty(sources)
+            write_shard_tables(folder, *writer.tables(), writer.index())
+        return cls.open(path)
+
+    @classmethod
+    def from_text(cls, text: str, tokenizer: object) -> "TokenCorpus":
+        """Encode a string into a corpus in memory.
+
+        Raises:
+            TextError: The text is empty, or has lone surrogates, which UTF-8 cannot encode.
+
+        Example:
+            >>> from embedlayer.data.tokenizer import train_tokenizer
+            >>> corpus = TokenCorpus.from_text("Hello", train_tokenizer((), kind="byte"))
+            >>> corpus.ids
+            array([ 72, 101, 108, 108, 111], dtype=uint16)
+        """
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise TextError(
+                f"The text cannot be encoded: character {error.object[error.start]!r} is half of a surrogate pair. "
+                f"Decode the bytes it came from with errors='strict' or 'replace'."
+            ) from error
+        kept: list[IdArray] = []
+        writer = CorpusWriter(as_tokenizer(tokenizer), kept.append)
+        slices = (text[at : at + _READ_BYTES] for at in range(0, len(text), _READ_BYTES))
+        if not writer.add_document(slices, lambda: None):
+            warn_left_out("the text")
+        writer.check_not_empty(["the text"])
+        return cls(np.concatenate(kept), *writer.tables(), **writer.facts())
+
+    @classmethod
+    def open(cls, path: str | Path) -> "TokenCorpus":
+        """Memory-map a corpus from `build` or `build_in_shards`.
+
+        Raises:
+            FileError: There is no corpus at `path`.
+            CheckpointError: A file is missing, truncated, or does not fit the others, or a shard is not built yet.
+        """
+        shards = read_shards(Path(path))
+        index = shards[0].metadata
+        return cls(
+            *concatenate_shards(shards), vocab_size=index["vocab_size"], tokenizer_fingerprint=index["tokenizer"]
+        )
+
+    @property
+    def num_tokens(self) -> int:
+        """Number of token IDs, N."""
+        return len(self.ids)
+
+    @property
+    def num_bytes(self) -> int:
+        """Number of UTF-8 bytes of the encoded text, the denominator of bits per byte."""
+        return int(self.blocks[-1, 1])
+
+    def __len__(self) -> int:
+        return self.num_tokens
+
+    def __repr__(self) -> str:
+        return f"TokenCorpus({self.num_tokens} tokens, {self.num_bytes} bytes, {len(self.documents)} documents)"
+
+    def counts(self, size: int) -> npt.NDArray[np.int64]:
+        """Count how often each ID from 0 to `size - 1` occurs, `(size,)`, in blocks of constant size.
+
+        Args:
+            size: Number of rows of the table, V. `vocab_size` is large enough for every ID.
+
+        Raises:
+            TokenIdError: The corpus holds an ID that is not below `size`.
+            SizeError: `size` is below 1.
+
+        Example:
+            >>> TokenCorpus.from_text("aab", tokenizer).counts(257)[97:99].tolist()
+            [2, 1]
+        """
+        if size < 1:
+            raise SizeError(f"size is {size}; it must be 1 or more: the corpus was encoded for {self.vocab_size} IDs.")
+        counts = np.zeros(size, dtype=np.int64)
+        for start in range(0, len(self.ids), 1 << 20):
+            ids = np.asarray(self.ids[start : start + (1 << 20)])
+            largest = int(ids.max())  # before bincount, which allocates as many numbers as the largest ID says
+            if largest >= size:
+                raise TokenIdError(
+                    f"token id {largest} at token {start + int(ids.argmax())} of the corpus is outside 0..{size - 1}, "
+                    f"the {size} IDs to be counted. The corpus was encoded for {self.vocab_size}: call "
+                    f"counts({self.vocab_size}), or build the corpus again if it should have no such ID."
+                )
+            counts += np.bincount(ids, minlength=size)
+        return counts
+
+    def split(self, validation_fraction: float) -> tuple["TokenCorpus", "TokenCorpus"]:
+        """Return the first part of the corpus for training and the last part for validation, as views.
+
+        The boundary is the end of the text chunk nearest to the requested fraction, so `num_bytes` is exact.
+
+        Args:
+            validation_fraction: Requested share of the tokens in the validation part, above 0 and below 1.
+
+        Raises:
+            SizeError: `validation_fraction` is not between 0 and 1.
+            TextError: The corpus is too small: it is a single text chunk.
+        """
+        if not 0 < validation_fraction < 1:
+            raise SizeError(f"validation_fraction is {validation_fraction}; it must be between 0 and 1, such as 0.1.")
+        if len(self.blocks) < 2:
+            raise TextError(
+                f"A corpus of {self.num_tokens} tokens ({self.num_bytes} bytes) is too small for a validation "
+                f"part: it is a single text chunk. Pass a text of a few thousand characters."
+            )
+        wanted = self.num_tokens * (1 - validation_fraction)
+        last = int(np.abs(self.blocks[:-1, 0] - wanted).argmin())
+        cut = int(self.blocks[last, 0])
+        starts = np.unique(np.maximum(self.documents - cut, 0)[np.searchsorted(self.documents, cut, "right") - 1 :])
+        return (
+            self._view(self.ids[:cut], self.documents[self.documents < cut], self.blocks[: last + 1]),
+            self._view(self.ids[cut:], starts, self.blocks[last + 1 :] - self.blocks[last]),
+        )
+
+    def _view(
+        self, ids: IdArray | ConcatenatedArray, documents: npt.NDArray[np.int64], blocks: npt.NDArray[np.int64]
+    ) -> "TokenCorpus":
+        return TokenCorpus(
+            ids, documents, blocks, vocab_size=self.vocab_size, tokenizer_fingerprint=self.tokenizer_fingerprint
+        )
+
+
+class CorpusWriter:
+    """Encoder of documents that passes IDs to a function and counts tokens and bytes.
+
+    Args:
+        tokenizer: The tokenizer.
+        write: Called with the IDs of each chunk and with each separator.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, write: Callable[[IdArray], object]) -> None:
+        self.tokenizer = without_truncation(tokenizer)
+        self.write = write
+        self.vocab_size = table_size(tokenizer)
+        self.dtype = np.dtype("<u2" if self.vocab_size <= 1 << 16 else "<u4")
+        self.separator = end_of_text_id(tokenizer)
+        self.documents, self.token_ends, self.byte_ends = array("q"), array("q"), array("q")
+        self.num_tokens = self.num_bytes = 0
+
+    def add_document(self, texts: Iterable[str], after_chunk: Callable[[], object], *, before: str = "") -> bool:
+        """Encode a document, or the rest of a document after the text `before`; return whether it has any token."""
+        started = False
+        for chunk, ids in encode_chunks(split_text(texts, self.tokenizer), self.tokenizer, before=before):
+            self.num_bytes += len(chunk.encode())
+            if len(ids):
+                if not started:
+                    self._start_document()
+                    started = True
+                self.write(ids.astype(self.dtype))
+                self.num_tokens += len(ids)
+                self.token_ends.append(self.num_tokens)
+                self.byte_ends.append(self.num_bytes)
+            elif self.byte_ends:
+                self.byte_ends[-1] = self.num_bytes
+            after_chunk()
+        return started
+
+    def _start_document(self) -> None:
+        """Write the separator, except before the first document, and record the start of a document."""
+        if self.num_tokens and self.separator is not None:
+            self.write(np.array([self.separator], dtype=self.dtype))
+            self.num_tokens += 1
+            self.token_ends[-1] += 1
+        self.documents.append(self.num_tokens)
+
+    def check_not_empty(self, sources: Sequence[str | Path]) -> None:
+        """Raise a `TextError` if nothing was encoded."""
+        if not self.num_tokens:
+            raise TextError(f"There is no text in {', '.join(map(str, sources))}. Pass a file with at least one word.")
+
+    def tables(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """Return `documents` and `blocks` of the `TokenCorpus`."""
+        blocks = np.stack([np.array(ends, dtype=np.int64) for ends in (self.token_ends, self.byte_ends)], axis=1)
+        return np.array(self.documents, dtype=np.int64), blocks
+
+    def facts(self) -> dict[str, Any]:
+        """Return the keyword arguments of the `TokenCorpus`."""
+        return {"vocab_size": self.vocab_size, "tokenizer_fingerprint": fingerprint(self.tokenizer)}
+
+    def index(self) -> dict[str, Any]:
+        """Return the content of `index.json`."""
+        return {
+            "dtype": {2: "uint16", 4: "uint32"}[self.dtype.itemsize],
+            "num_tokens": self.num_tokens,
+            "num_bytes": self.num_bytes,
+            "vocab_size": self.vocab_size,
+            "tokenizer": fingerprint(self.tokenizer),
+        }
+
+
+def warn_left_out(source: str | Path) -> None:
+    """Warn that a source without text is left out of the corpus."""
+    warnings.warn(f"{source} is left out: it has no text.", EmbedLayerWarning, stacklevel=3)
+
+
+# Cutting
+
+
+def split_text(texts: Iterable[str], tokenizer: Tokenizer | None) -> Iterator[str]:
+    """Yield a text in chunks with safe cuts between them.
+
+    Chunks start small and grow with the text, so that a short text has several chunks too.
+
+    Args:
+        texts: The text, in strings of any length.
+        tokenizer: Tokenizer for which cuts are checked. `None`: cuts are not checked.
+    """
+    rest, done, wanted = "", 0, _FEWEST_CHARS
+    for text in texts:
+        rest += text
+        while len(rest) >= wanted + CONTEXT_CHARS:
+            cut = _find_cut(rest, wanted, tokenizer)
+            if cut is None and wanted < _ENDLESS_CHARS:
+                wanted *= 2
+                continue
+            if cut is None:
+                cut = wanted
+                warnings.warn(
+                    f"No safe position for a cut was found in {wanted} characters from character {done} on. Cut at "
+                    f"{done + cut}: the IDs next to it may differ from those of the uncut text.",
+                    EmbedLayerWarning,
+                    stacklevel=2,
+                )
+            yield rest[:cut]
+            rest, done = rest[cut:], done + cut
+            wanted = min(max(done // 64, _FEWEST_CHARS), _MOST_CHARS)
+    if rest:
+        yield rest
+
+
+def _find_cut(text: str, end: int, tokenizer: Tokenizer | None) -> int | None:
+    """Return the position of the last safe cut between `end / 2` and `end`; `None` if there is none."""
+    for pattern in _CUTS:
+        places = [match.start() for match in pattern.finditer(text, end // 2, end + 1)]
+        for place in reversed(places[-_TRIES:]):
+            if tokenizer is None or is_safe_cut(text, place, tokenizer):
+                return place
+    return None
+
+
+def is_safe_cut(text: str, place: int, tokenizer: Tokenizer) -> bool:
+    """Return whether a cut at `place` keeps the IDs of the surrounding characters."""
+
+    def encode(part: str) -> list[int]:
+        return tokenizer.encode(part, add_special_tokens=False).ids
+
+    left, right = text[max(0, place - CONTEXT_CHARS) : place], text[place : place + CONTEXT_CHARS]
+    anchor = left[-ANCHOR_CHARS:]
+    return encode(left + right) == encode(left) + encode(anchor + right)[len(encode(anchor)) :]
+
+
+# Reading
+
+
+def _texts_below(folder: Path) -> list[Path]:
+    """Return the text files below a folder, sorted."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    visible = [file for file in files if not any(part.startswith(".") for part in file.relative_to(folder).parts)]
+    texts = [file for file in visible if not _is_binary(file)]
+    if not texts:
+        raise TextError(f"The folder {folder} has no text files ({len(visible)} files are binary). Name files.")
+    return texts
+
+
+def _is_binary(file: Path) -> bool:
+    """Return whether the first 8 KiB of a file have a zero byte; `False` for a file that cannot be read."""
+    try:
+        with opened(file) as (read, _):
+            return b"\0" in checked(file, read, 8192)
+    except FileError:
+        return False  # reading it later raises the error
+
+
+@contextmanager
+def opened(source: str | Path, begin: int = 0, end: int | None = None) -> Iterator[tuple[_Read, Callable[[], int]]]:
+    """Open a text; yield a function that reads decompressed bytes, and one that returns the source bytes read so far.
+
+    Args:
+        source: A file, or `"-"` for standard input.
+        begin: First byte of the file. Only for uncompressed files, and so is `end`.
+        end: Byte at which to stop; `None` for the end of the file.
+
+    Raises:
+        FileError: The file cannot be read.
+    """
+    if str(source) == "-":
+        yield sys.stdin.buffer.read, lambda: 0
+        return
+    try:
+        file = open(source, "rb")  # noqa: SIM115  closed below; errors of the block inside are not ours to explain
+        file.seek(begin)
+    except OSError as error:
+        raise FileError(f"Cannot read {source}: {error.strerror or error}.") from error
+    with file:
+        if str(source).endswith(".gz"):
+            with gzip.GzipFile(fileobj=file) as unzipped:
+                yield unzipped.read, file.tell
+        elif end is None:
+            yield file.read, file.tell
+        else:
+            yield lambda size: file.read(min(size, end - file.tell())), lambda: file.tell() - begin
+
+
+def checked(source: str | Path, read: _Read, size: int = _READ_BYTES) -> bytes:
+    """Return `read(size)`; its errors become a `FileError` that names the source."""
+    try:
+        return read(size)
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise FileError(f"Cannot read {source}: {error}. The file is damaged or not gzipped.") from error
+    except OSError as error:
+        raise FileError(f"Cannot read {source}: {error.strerror or error}.") from error
+
+
+def decoded(source: str | Path, read: _Read, *, offset: int = 0) -> Iterator[str]:
+    """Decode UTF-8 while it is read. Line ends are kept; a byte-order mark at the start is left out.
+
+    Args:
+        source: Path, for error messages.
+        read: Function that reads bytes.
+        offset: Offset of the first byte in the file.
+
+    Raises:
+        TextError: The text is not UTF-8.
+    """
+    rest, block = b"", checked(source, read)
+    if not offset and block.startswith(codecs.BOM_UTF8):
+        offset, block = len(codecs.BOM_UTF8), block[len(codecs.BOM_UTF8) :] or checked(source, read)
+    while block or rest:
+        raw = rest + block
+        try:
+            text, used = codecs.utf_8_decode(raw, "strict", not block)
+        except UnicodeDecodeError as error:
+            raise TextError(not_utf8(source, offset + error.start, raw[error.start], raw)) from error
+        yield text
+        offset, rest, block = offset + used, raw[used:], checked(source, read)
+
+
+def not_utf8(source: str | Path, offset: int, byte: int, raw: bytes) -> str:
+    """Return the error message for a byte that is not UTF-8."""
+    name = "Standard input" if str(source) == "-" else str(source)
+    encoding = "UTF-16" if raw.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) else "ISO-8859-1"
+    return (
+        f"{name} is not UTF-8 text: byte 0x{byte:02X} at offset {offset}. If it is text in another encoding, "
+        f"convert it, for example: iconv -f {encoding} -t UTF-8 FILE > NEW_FILE"
+    )
+
+
+def _check_replaceable(path: Path) -> None:
+    """Raise an error if `path` is anything but a corpus, an empty folder or missing."""
+    names = {file.name for file in path.iterdir()} if recover_folder(path).is_dir() else set()
+    if names and not {"index.json", "ids.bin"} <= names:
+        raise FileError(f"The folder {path} holds other files than a corpus. Choose a new folder for the corpus.")
+    if path.exists() and not path.is_dir():
+        raise FileError(f"{path} is a file, not a folder. Choose a new folder.")

@@ -1,0 +1,266 @@
+"""Files of a corpus: one folder with the files of a shard, or a folder with several shards and their plan.
+
+```
+CORPUS/                     CORPUS/
+  ids.bin                     corpus.json       the plan: sources with sizes and digests, tokenizer, number of shards
+  documents.npy               tokenizer.json
+  blocks.npy                  shard-00000/       ids.bin, documents.npy, blocks.npy, index.json, and
+  index.json                  shard-00001/       sources.npy: number of the source of each document
+                              ...
+```
+
+A shard is built without knowing the shards before it, so it cannot know whether a document separator belongs before
+its first ID. The separator is always written there. `concatenate_shards` leaves it out before the first document of the
+corpus, and where a shard continues the last document of the shard before.
+"""
+
+import hashlib
+import json
+import math
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal, NamedTuple, NotRequired, TypedDict
+
+import numpy as np
+import numpy.typing as npt
+
+from embedlayer.data.memmap import ConcatenatedArray, IdArray, MemmapSlice, cannot_map
+from embedlayer.data.tokenizer import MAX_TOKEN_IDS
+from embedlayer.errors import CheckpointError
+from embedlayer.io.files import JsonObject, read_fields, read_json, recover_folder, write_json
+from embedlayer.io.json_fields import Count, Range, printable
+
+Offsets = npt.NDArray[np.int64]
+
+PLAN_FILE = "corpus.json"
+FORMAT_VERSION = 1
+PLAN_VERSION = 2
+
+
+class ShardIndex(TypedDict):
+    """Fields of `index.json`: sizes, tokenizer and plan of a shard."""
+
+    dtype: Literal["uint16", "uint32"]
+    num_tokens: Count
+    num_bytes: Count
+    vocab_size: Annotated[int, Range(1, MAX_TOKEN_IDS)]
+    tokenizer: str
+    separators: NotRequired[Annotated[int, Range(0, 1)]]
+    bytes_read: NotRequired[Count]
+    plan: NotRequired[str]
+
+
+class ShardPlan(TypedDict):
+    """Fields of `corpus.json`: the plan of a corpus in shards. A source is a name, a size in bytes and a digest."""
+
+    shards: Annotated[int, Range(1, 10**6)]
+    tokenizer: str
+    sources: list[tuple[str, Count, str]]
+
+
+_NPY_HEADER = re.compile(
+    rb"\x93NUMPY\x01\x00..\{'descr': '<i8', 'fortran_order': False, 'shape': \((\d{1,15}),(?: (\d{1,3}))?\), \} *\n",
+    re.DOTALL,
+)
+
+
+class CorpusShard(NamedTuple):
+    """One shard of a corpus, or a corpus that is a single shard.
+
+    Attributes:
+        ids: Memory-mapped token IDs, including the separator before the first document.
+        documents: Start of each document, counted after that separator.
+        blocks: Number of tokens and of UTF-8 bytes up to the end of each text chunk, `(chunks, 2)`.
+        sources: Number of the source of each document.
+        metadata: Content of `index.json`.
+    """
+
+    ids: IdArray
+    documents: Offsets
+    blocks: Offsets
+    sources: Offsets
+    metadata: JsonObject
+
+    @property
+    def separators(self) -> int:
+        """Number of IDs before the first document, 0 or 1."""
+        return int(self.metadata["separators"])
+
+
+def shard_folder(path: Path, number: int) -> Path:
+    """Return the folder of shard `number`, counted from 0."""
+    return path / f"shard-{number:05d}"
+
+
+def plan_digest(plan: JsonObject) -> str:
+    """Return a digest of a plan, which each shard of this plan stores."""
+    return hashlib.sha256(json.dumps(plan, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def write_shard_tables(folder: Path, documents: Offsets, blocks: Offsets, index: JsonObject) -> None:
+    """Write `documents.npy`, `blocks.npy` and `index.json` of a shard."""
+    np.save(folder / "documents.npy", documents, allow_pickle=False)
+    np.save(folder / "blocks.npy", blocks, allow_pickle=False)
+    write_json(folder / "index.json", {"format_version": FORMAT_VERSION, **index})
+
+
+def read_shards(path: Path) -> list[CorpusShard]:
+    """Read and check all shards of a corpus; the token IDs are memory-mapped.
+
+    Raises:
+        FileError: There is no corpus at `path`.
+        CheckpointError: A shard is damaged, not built yet, or belongs to another plan.
+    """
+    if not (recover_folder(path) / PLAN_FILE).exists():
+        return [_read_shard(path)]
+    plan = read_plan(path)
+    if missing := missing_shards(path):
+        raise CheckpointError(
+            f"The corpus {path} is not finished: {len(missing)} shards are not built yet, among them shard "
+            f"{', '.join(map(str, missing[:8]))}. Continue with the command that started it: embedlayer corpus build "
+            f"FILE... -o {path} --tokenizer FILE --shards {plan['shards']} (and --only K where each host builds "
+            f"its own shard); in Python, with build_in_shards or build_shard and the same arguments."
+        )
+    shards = [_read_shard(shard_folder(path, number)) for number in range(plan["shards"])]
+    for number, shard in enumerate(shards):
+        if shard.metadata.get("plan") != plan_digest(plan):
+            raise CheckpointError(
+                f"{shard_folder(path, number)} was built after another plan than {path / PLAN_FILE}. Remove this shard "
+                f"and build it again."
+            )
+    if not any(len(shard.documents) for shard in shards):
+        raise CheckpointError(f"The corpus {path} has no text: none of its sources has a token.")
+    return shards
+
+
+def concatenate_shards(shards: Sequence[CorpusShard]) -> tuple[IdArray | ConcatenatedArray, Offsets, Offsets]:
+    """Return IDs, documents and blocks of all shards as one corpus, with the separators of an unsharded build."""
+    ids: list[IdArray] = []
+    documents: list[Offsets] = []
+    blocks: list[Offsets] = []
+    tokens = num_bytes = 0
+    last = -1
+    for shard in shards:
+        if len(shard.documents):
+            skipped = shard.separators
+            if ids and shard.sources[0] != last:
+                skipped = 0
+                tokens += shard.separators
+                blocks[-1][-1, 0] = tokens
+            ids.append(shard.ids[skipped:])
+            continued = int(shard.sources[0] == last)
+            documents.append(shard.documents[continued:] + tokens)
+            blocks.append(shard.blocks + np.array([tokens, num_bytes]))
+            tokens += len(shard.ids) - shard.separators
+            last = int(shard.sources[-1])
+        num_bytes += int(shard.metadata["num_bytes"])
+    blocks[-1][-1, 1] = num_bytes
+    return ids[0] if len(ids) == 1 else ConcatenatedArray(ids), np.concatenate(documents), np.concatenate(blocks)
+
+
+def missing_shards(path: Path) -> list[int]:
+    """Return the numbers of the shards in the plan of a folder that are not built yet.
+
+    Raises:
+        FileError: There is no plan.
+        CheckpointError: The plan is damaged.
+    """
+    shards = read_plan(path)["shards"]
+    return [number for number in range(shards) if not shard_folder(path, number).exists()]
+
+
+def read_plan(path: Path) -> JsonObject:
+    """Read the plan of a corpus in shards.
+
+    Raises:
+        FileError: There is no plan.
+        CheckpointError: The file is damaged or has another format version.
+    """
+    check_version(path / PLAN_FILE, PLAN_VERSION)
+    return read_fields(path / PLAN_FILE, ShardPlan)
+
+
+def read_index(path: Path) -> JsonObject:
+    """Read `index.json` of a shard.
+
+    Raises:
+        FileError: There is no such file.
+        CheckpointError: The file is damaged or has another format version.
+    """
+    check_version(path / "index.json", FORMAT_VERSION)
+    return read_fields(path / "index.json", ShardIndex)
+
+
+def check_version(file: Path, version: int) -> None:
+    """Raise an error if a JSON file has another format version.
+
+    Raises:
+        FileError: The file cannot be read.
+        CheckpointError: It has another `format_version`, or is not a JSON object.
+    """
+    found = read_json(file).get("format_version")
+    if found != version:
+        raise CheckpointError(
+            f"{file} has corpus format {printable(found)}; this version of embedlayer reads {version}. Build it again."
+        )
+
+
+def _read_shard(path: Path) -> CorpusShard:
+    """Map and check one shard; of a corpus in a single shard each document is its own source."""
+    index = read_index(path)
+    is_planned = "plan" in index
+    try:
+        dtype: np.dtype[Any] = np.dtype({"uint16": "<u2", "uint32": "<u4"}[index["dtype"]])
+        num_tokens, num_bytes, separators = index["num_tokens"], index["num_bytes"], index.setdefault("separators", 0)
+        documents, blocks = read_offsets(path / "documents.npy"), read_offsets(path / "blocks.npy")
+        sources = read_offsets(path / "sources.npy") if is_planned else np.arange(len(documents))
+        size = (path / "ids.bin").stat().st_size
+    except FileNotFoundError as error:
+        raise CheckpointError(f"{path} is not a whole corpus: {error.filename} is missing. Build it again.") from error
+    except OSError as error:
+        raise cannot_map(path, error) from error
+    if num_tokens < (not is_planned) or size != (separators + num_tokens) * dtype.itemsize:
+        raise CheckpointError(
+            f"{path / 'ids.bin'} has {size} bytes where {num_tokens} tokens of {dtype.itemsize} bytes belong: "
+            f"it was cut short or changed. Build the corpus again."
+        )
+    if num_tokens and not (
+        _increases(documents)
+        and documents[0] == 0
+        and documents[-1] < num_tokens
+        and _increases(sources)
+        and len(sources) == len(documents)
+        and blocks.ndim == 2
+        and blocks.shape[1:] == (2,)
+        and _increases(blocks[:, 0])
+        and blocks[0, 0] > 0
+        and blocks[0, 1] >= 0
+        and bool((np.diff(blocks[:, 1]) >= 0).all())
+        and blocks[-1].tolist() == [num_tokens, num_bytes]
+    ):
+        raise CheckpointError(f"{path}: documents.npy or blocks.npy does not fit ids.bin. Build the corpus again.")
+    ids = MemmapSlice(str(path / "ids.bin"), dtype, 0, size // dtype.itemsize).open() if size else np.empty(0, dtype)
+    return CorpusShard(ids, documents, blocks, sources, index)
+
+
+def read_offsets(path: Path) -> Offsets:
+    """Read an int64 array, `(N,)` or `(N, K)`, from a file by `write_shard_tables`.
+
+    The size of the file is compared with its header before memory is allocated.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        CheckpointError: The file is damaged or holds another kind of array.
+    """
+    content = bytearray(path.read_bytes())
+    found = _NPY_HEADER.match(content)
+    shape = tuple(int(size) for size in (found[1], found[2]) if size) if found else (-1,)
+    if not found or len(content) - found.end() != 8 * math.prod(shape):
+        raise CheckpointError(f"{path} is not a complete array of int64. Build the corpus again.")
+    return np.frombuffer(content, "<i8", offset=found.end()).reshape(shape)
+
+
+def _increases(numbers: npt.NDArray[Any]) -> bool:
+    """Return whether an array is one-dimensional int64, not empty, and strictly increasing."""
+    return numbers.dtype == np.int64 and numbers.ndim == 1 and len(numbers) > 0 and bool((np.diff(numbers) > 0).all())

@@ -1,0 +1,81 @@
+"""Read llama2.c's `tokenizer.bin` as a `tokenizers.Tokenizer`.
+
+The file has an int32, the length of the longest token, and for each token a float32 score, an int32 length and the
+bytes of the token, little-endian. Token 1 starts a text; tokens 3 to 258 are the bytes 0 to 255.
+"""
+
+import math
+import struct
+from collections.abc import Sequence
+from pathlib import Path
+
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, processors
+
+from embedlayer.data.sentencepiece_files import find_merges
+from embedlayer.errors import FileError, TokenizerError
+
+SPECIAL = ("<unk>", "<s>", "</s>")
+BYTES = tuple(f"<0x{byte:02X}>" for byte in range(256))
+
+
+def read(path: Path) -> Tokenizer:
+    """Read llama2.c's tokenizer and return a tokenizer with the same IDs.
+
+    The first token of a text is `<s>`, and a space is added before the text. Characters without a token become bytes.
+    Then the two neighbours whose merged token has the best score are merged, until no merge is left. Decoding removes
+    the added space. The special tokens are named `<unk>`, `<s>` and `</s>`; llama2.c stores the last two between line
+    breaks.
+
+    Raises:
+        FileError: The file cannot be read.
+        TokenizerError: The file is damaged, or another kind of file.
+    """
+    try:
+        raw = path.read_bytes()
+    except OSError as error:
+        raise FileError(f"Cannot read the tokenizer file {path}: {error.strerror or error}.") from error
+    pieces, scores = _entries(path, raw)
+    ids = {piece: token for token, piece in enumerate(pieces)}
+    first = len(SPECIAL) + len(BYTES)
+    joined = sorted(range(first, len(pieces)), key=lambda token: (-scores[token], token))
+    model = models.BPE(
+        vocab=ids,
+        merges=find_merges((pieces[token] for token in joined), ids),
+        unk_token="<unk>",
+        fuse_unk=True,
+        byte_fallback=True,
+    )
+    tokenizer = Tokenizer(model)
+    tokenizer.normalizer = normalizers.Prepend(" ")
+    tokenizer.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)])
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<s> $A", pair="<s> $A <s> $B", special_tokens=[("<s>", 1)]
+    )
+    tokenizer.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in SPECIAL])
+    return tokenizer
+
+
+def _entries(path: Path, raw: bytes) -> tuple[list[str], Sequence[float]]:
+    """Return tokens and scores, after a check of the special tokens and the bytes."""
+    pieces: list[str] = []
+    scores: list[float] = []
+    at = 4
+    try:
+        (longest,) = struct.unpack_from("<i", raw)
+        while at < len(raw):
+            score, length = struct.unpack_from("<fi", raw, at)
+            piece = raw[at + 8 : at + 8 + length]
+            if not 0 <= length <= longest or len(piece) != length or not math.isfinite(score):
+                raise ValueError(f"token {len(pieces)} has length {length} and score {score}")
+            pieces.append(piece.decode("utf-8").strip("\n") if len(pieces) in (1, 2) else piece.decode("utf-8"))
+            scores.append(score)
+            at += 8 + length
+    except (struct.error, ValueError) as error:
+        raise TokenizerError(f"{path} is not a whole tokenizer of llama2.c ({error}).") from error
+    found = tuple(pieces[: len(SPECIAL) + len(BYTES)])
+    if found != SPECIAL + BYTES or len(set(pieces)) != len(pieces):
+        raise TokenizerError(
+            f"{path} is not a tokenizer of llama2.c: its tokens should be <unk>, <s>, </s>, the 256 bytes, and then "
+            f"subwords, each once."
+        )
+    return pieces, scores

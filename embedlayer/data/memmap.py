@@ -1,0 +1,140 @@
+"""Memory-mapped arrays: several of them as one, and pickled by file name instead of by content."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, SupportsIndex
+
+import numpy as np
+import numpy.typing as npt
+
+from embedlayer.errors import FileError, SizeError
+
+IdArray = npt.NDArray[np.integer[Any]]
+
+
+class MemmapSlice:
+    """File, data type, offset and length of a memory-mapped array, so that another process can map it again."""
+
+    def __init__(self, filename: str, dtype: np.dtype[Any], offset: int, length: int) -> None:
+        self.location = filename, dtype, offset, length
+
+    @classmethod
+    def of(cls, ids: IdArray) -> "MemmapSlice | None":
+        """Return the file slice that `ids` maps; `None` if `ids` is no slice of a memory-mapped array."""
+        root: Any = ids
+        while isinstance(root.base, np.ndarray):
+            root = root.base
+        if not isinstance(root, np.memmap) or root.filename is None or not ids.flags.c_contiguous:
+            return None
+        offset = root.offset + ids.ctypes.data - root.ctypes.data
+        return cls(str(root.filename), ids.dtype, offset, len(ids))
+
+    def open(self) -> IdArray:
+        """Map the array again, read-only.
+
+        Raises:
+            FileError: The file cannot be read, or this process has too many files open.
+        """
+        filename, dtype, offset, length = self.location
+        try:
+            return np.memmap(filename, dtype=dtype, mode="r", offset=offset, shape=(length,))
+        except OSError as error:
+            raise cannot_map(filename, error) from error
+
+
+def cannot_map(path: str | Path, error: OSError) -> FileError:
+    """Return the error for a file that cannot be opened or mapped."""
+    return FileError(
+        f"Cannot map {path}: {error.strerror or error}. If too many files are open, one for each shard of a corpus, "
+        f"raise the limit (ulimit -n) or build the corpus in fewer shards."
+    )
+
+
+class ConcatenatedArray:
+    """Concatenation of one-dimensional arrays of one dtype, without a copy.
+
+    It has a length, elements, slices without steps (views), and `windows` over array boundaries. For everything else
+    `np.asarray` copies. Memory-mapped arrays are pickled as file names.
+
+    Args:
+        arrays: At least one array; none is empty.
+
+    Example:
+        >>> ids = ConcatenatedArray([np.array([1, 2, 3]), np.array([4, 5])])
+        >>> len(ids), int(ids[3]), np.asarray(ids[1:4]).tolist()
+        (5, 4, [2, 3, 4])
+    """
+
+    ndim = 1
+
+    def __init__(self, arrays: Sequence[IdArray]) -> None:
+        self.arrays = list(arrays)
+        self._ends = np.cumsum([len(array) for array in self.arrays])
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Data type of the arrays."""
+        return self.arrays[0].dtype
+
+    @property
+    def shape(self) -> tuple[int]:
+        """Shape of the concatenation, `(N,)`."""
+        return (len(self),)
+
+    @property
+    def nbytes(self) -> int:
+        """Number of bytes of all arrays."""
+        return len(self) * self.dtype.itemsize
+
+    def __len__(self) -> int:
+        return int(self._ends[-1])
+
+    def __getitem__(self, index: SupportsIndex | slice) -> Any:
+        """Return an element, or the view of a slice: an array if one array holds it, else a `ConcatenatedArray`."""
+        if not isinstance(index, slice):
+            at = range(len(self))[index]
+            array = int(np.searchsorted(self._ends, at, side="right"))
+            return self.arrays[array][at - self._ends[array]]
+        begin, stop, step = index.indices(len(self))
+        if step != 1:
+            raise SizeError(f"A corpus in shards has slices without steps only. Use np.asarray(ids)[{index}].")
+        first, last = np.searchsorted(self._ends, [begin, max(begin, stop - 1)], side="right").tolist()
+        if begin >= stop:
+            return self.arrays[0][:0]
+        starts = self._ends - [len(array) for array in self.arrays]
+        views = [self.arrays[k][max(begin - starts[k], 0) : stop - starts[k]] for k in range(first, last + 1)]
+        return views[0] if len(views) == 1 else ConcatenatedArray(views)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> npt.NDArray[Any]:
+        if copy is False:
+            raise ValueError("The shards of a corpus become one array only by copying.")
+        whole = np.concatenate(self.arrays)
+        return whole if dtype is None else whole.astype(dtype, copy=False)
+
+    def tolist(self) -> list[int]:
+        """Return all elements as Python numbers."""
+        return [token for array in self.arrays for token in array.tolist()]
+
+    def tobytes(self) -> bytes:
+        """Return the bytes of all arrays in order."""
+        return b"".join(array.tobytes() for array in self.arrays)
+
+    def windows(self, starts: npt.NDArray[np.int64], length: int) -> IdArray:
+        """Return `self[s : s + length]` for each start `s`, as an array `(len(starts), length)`."""
+        rows = np.empty((len(starts), length), self.dtype)
+        first = np.searchsorted(self._ends, starts, side="right")
+        inside = starts + length <= self._ends[first]
+        for number in np.unique(first[inside]):
+            array, here = self.arrays[number], inside & (first == number)
+            places = starts[here] - (self._ends[number] - len(array))
+            rows[here] = np.lib.stride_tricks.sliding_window_view(array, length)[places]
+        for row in np.flatnonzero(~inside):
+            rows[row] = self[int(starts[row]) : int(starts[row]) + length]
+        return rows
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"arrays": [MemmapSlice.of(array) or array for array in self.arrays]}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        arrays: list[IdArray | MemmapSlice] = state["arrays"]
+        self.__init__([array.open() if isinstance(array, MemmapSlice) else array for array in arrays])  # type: ignore[misc]

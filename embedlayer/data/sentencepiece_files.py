@@ -1,0 +1,168 @@
+"""Convert SentencePiece's `.model` files to `tokenizers.Tokenizer` objects.
+
+SentencePiece itself reads the subwords. Its Python API does not return the kind of the model and the normaliser, so
+these fields are read from the file, a protocol buffer. SentencePiece's own `sentencepiece_model_pb2` cannot be used:
+after its import, transformers cannot import its copy of that module.
+"""
+
+import struct
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers
+
+from embedlayer.errors import FileError, TokenizerError, require
+
+_SPACE = "▁"
+_UNIGRAM, _BPE = 1, 2
+_USER_DEFINED = 4
+_PROBE = (
+    "The quick brown fox, aged 12, can't jump over 3.14 lazy dogs!",
+    "  Two spaces  in  front and between,\nlines\tand tabs.  ",
+    "Ünïcödé ﬁne print: naïve café, 日本語のテキスト, Привет мир, ½ ™ 🙂👩‍💻",
+    "def f(x):\n    return x**2  # code",
+    "",
+)
+
+
+def convert(path: Path) -> Tokenizer:
+    """Read a `.model` and return a tokenizer with the same IDs.
+
+    Raises:
+        FileError: The file cannot be read.
+        TokenizerError: The file is not a SentencePiece model, or the tokenizer would give other IDs.
+        MissingExtraError: The `spm` extra is not installed.
+    """
+    sentencepiece = require("sentencepiece", extra="spm")
+    try:
+        raw = path.read_bytes()
+    except OSError as error:
+        raise FileError(f"Cannot read the tokenizer file {path}: {error.strerror or error}.") from error
+    try:
+        processor = sentencepiece.SentencePieceProcessor(model_proto=raw)
+        tokenizer = _tokenizer(processor, raw)
+    except (RuntimeError, IndexError, struct.error) as error:
+        raise TokenizerError(f"{path} is not a whole SentencePiece model ({error}): it is damaged.") from error
+    symbols = [piece for piece, kind in zip(_pieces(processor), _kinds(raw), strict=True) if kind == _USER_DEFINED]
+    _check_same_ids(path, tokenizer, processor, [*_PROBE, *(f"a {symbol} b{symbol}c" for symbol in symbols[:4])])
+    return tokenizer
+
+
+def _tokenizer(processor: Any, raw: bytes) -> Tokenizer:
+    """Build the tokenizer from a loaded model and the bytes of its file."""
+    fields = dict(_fields(raw))
+    trainer, normalizer = dict(_fields(fields.get(2, b""))), dict(_fields(fields.get(3, b"")))
+    pieces = [(piece, processor.get_score(i)) for i, piece in enumerate(_pieces(processor))]
+    byte_fallback = any(processor.is_byte(i) for i in range(len(pieces)))
+    kind = trainer.get(3, _UNIGRAM)
+    if kind == _UNIGRAM:
+        tokenizer = Tokenizer(models.Unigram(pieces, processor.unk_id(), byte_fallback))
+    elif kind == _BPE:
+        unknown = processor.id_to_piece(processor.unk_id())
+        ids = {piece: i for i, (piece, _) in enumerate(pieces)}
+        whole = [i for i in range(len(pieces)) if not (processor.is_byte(i) or processor.is_control(i))]
+        best = sorted(whole, key=lambda i: (-pieces[i][1], i))
+        tokenizer = Tokenizer(
+            models.BPE(
+                vocab=ids,
+                merges=find_merges((pieces[i][0] for i in best), ids),
+                unk_token=unknown,
+                fuse_unk=True,
+                byte_fallback=byte_fallback,
+            )
+        )
+    else:
+        raise TokenizerError("It holds a word or character model; only BPE and Unigram models can be converted.")
+
+    adds_space = bool(normalizer.get(3, 1))
+    tokenizer.normalizer = _normalizer(
+        normalizer.get(2, b""),
+        adds_space=adds_space,
+        trims=bool(normalizer.get(4, 1)),
+        space=_SPACE if normalizer.get(5, 1) else " ",
+    )
+    steps = [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
+    tokenizer.decoder = decoders.Sequence(steps + ([decoders.Strip(" ", 1, 0)] if adds_space else []))
+    controls = [i for i in range(len(pieces)) if processor.is_control(i) or processor.is_unknown(i)]
+    tokenizer.add_special_tokens([AddedToken(pieces[i][0], normalized=False, special=True) for i in controls])
+    users = [piece for piece, kind in zip(pieces, _kinds(raw), strict=True) if kind == _USER_DEFINED]
+    tokenizer.add_tokens([AddedToken(piece, normalized=not adds_space, special=False) for piece, _ in users])
+    return tokenizer
+
+
+def _normalizer(charsmap: bytes, *, adds_space: bool, trims: bool, space: str) -> normalizers.Normalizer:
+    """Return the normaliser: character map, white space, and the space before the text."""
+    steps: list[normalizers.Normalizer] = [normalizers.Precompiled(charsmap)] if charsmap else []
+    if trims:
+        steps += [normalizers.Replace(Regex(r"\A +| +\z"), ""), normalizers.Replace(Regex(" {2,}"), " ")]
+    if adds_space:
+        steps.append(normalizers.Prepend(space))
+    return normalizers.Sequence([*steps, normalizers.Replace(" ", space)])
+
+
+def find_merges(pieces: Iterable[str], ids: Mapping[str, int]) -> list[tuple[str, str]]:
+    """Return all merges of two entries into one, in the order of the merged subwords.
+
+    SentencePiece merges the two neighbours whose merged subword has the best score. A list of merges in this order
+    is equivalent.
+
+    Args:
+        pieces: Subwords, those with the best score first.
+        ids: ID of each entry.
+    """
+    merges = []
+    for piece in pieces:
+        splits = ((piece[:cut], piece[cut:]) for cut in range(1, len(piece)))
+        known = [(left, right) for left, right in splits if left in ids and right in ids]
+        merges += sorted(known, key=lambda pair: (ids[pair[0]], ids[pair[1]]))
+    return merges
+
+
+def _kinds(raw: bytes) -> list[int]:
+    """Return the type of each subword, such as `_USER_DEFINED`."""
+    return [dict(_fields(piece)).get(3, 1) for number, piece in _fields(raw) if number == 1]
+
+
+def _pieces(processor: Any) -> list[str]:
+    """Return all subwords by ID."""
+    return [processor.id_to_piece(i) for i in range(processor.get_piece_size())]
+
+
+def _check_same_ids(path: Path, tokenizer: Tokenizer, processor: Any, texts: Sequence[str]) -> None:
+    """Raise an error if the IDs of a sample text differ from SentencePiece's."""
+    for text in texts:
+        ours, theirs = tokenizer.encode(text, add_special_tokens=False).ids, processor.encode(text)
+        if ours != theirs:
+            raise TokenizerError(
+                f"{path} uses rules of SentencePiece that the tokenizers library does not have: {text!r} becomes "
+                f"{ours} where SentencePiece gives {theirs}. Use the model's tokenizer.json if it has one."
+            )
+
+
+def _fields(message: bytes) -> Iterator[tuple[int, Any]]:
+    """Yield number and value of each field of a protocol buffer: an integer, or bytes."""
+    at = 0
+    while at < len(message):
+        tag, at = _varint(message, at)
+        number, wire = tag >> 3, tag & 7
+        if wire == 0:
+            value, at = _varint(message, at)
+            yield number, value
+            continue
+        if wire not in (1, 2, 5):
+            raise struct.error(f"unknown wire type {wire}")
+        size, at = _varint(message, at) if wire == 2 else ({1: 8, 5: 4}[wire], at)
+        yield number, message[at : at + size]
+        at += size
+
+
+def _varint(message: bytes, at: int) -> tuple[int, int]:
+    """Decode a variable-length integer at an offset; return it and the offset behind it."""
+    value = shift = 0
+    while True:
+        byte = message[at]
+        value |= (byte & 0x7F) << shift
+        at, shift = at + 1, shift + 7
+        if byte < 0x80:
+            return value, at

@@ -1,0 +1,439 @@
+"""Build a corpus in shards, by several processes or hosts, with the token IDs of an unsharded build.
+
+The bytes of all sources, in order, are split evenly between the shards. A boundary inside a file moves forward to the
+first position where a cut changes no ID (see `embedlayer.data.corpus`). Both neighbours find this position from the
+bytes around it alone. So no shard waits for another, and the result does not depend on the process, the time, or the
+number of interruptions.
+"""
+
+import hashlib
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from tokenizers import Tokenizer
+
+from embedlayer.data.corpus import (
+    ANCHOR_CHARS,
+    CONTEXT_CHARS,
+    CUT,
+    CorpusWriter,
+    Progress,
+    TokenCorpus,
+    checked,
+    decoded,
+    find_text_files,
+    is_safe_cut,
+    not_utf8,
+    opened,
+    warn_left_out,
+)
+from embedlayer.data.corpus_files import (
+    PLAN_FILE,
+    PLAN_VERSION,
+    missing_shards,
+    plan_digest,
+    read_index,
+    read_offsets,
+    read_plan,
+    shard_folder,
+    write_shard_tables,
+)
+from embedlayer.data.process_pool import Report, run_jobs
+from embedlayer.data.tokenizer import as_tokenizer, fingerprint, load_tokenizer, save_tokenizer
+from embedlayer.errors import CheckpointError, FileError, SizeError, TextError
+from embedlayer.io.files import JsonObject, create_folder, remove_partials, replace_folder, write_json
+from embedlayer.io.locks import LOCK, FileLock
+
+TOKENIZER = "tokenizer.json"
+_DIGEST_BLOCKS, _BLOCK_BYTES = 64, 1 << 14
+_MAX_CHAR_BYTES = 4
+
+
+def build_in_shards(
+    sources: Sequence[str | Path],
+    tokenizer: object,
+    path: str | Path,
+    *,
+    shards: int,
+    workers: int | None = None,
+    on_progress: Progress | None = None,
+) -> TokenCorpus:
+    """Encode texts in parallel processes into `shards` shards in the folder `path`, which are read as one array.
+
+    IDs and documents equal those of `TokenCorpus.build` for the same sources, for any number of shards and workers.
+    They may differ only where a text has no safe position for a cut in a million characters; both functions warn
+    of it. `blocks` are exact too, but end at other positions.
+
+    Each shard is written atomically. A build that was interrupted continues when it is called again with the same
+    arguments, and gives the same bytes as an uninterrupted build.
+
+    A source is identified by its size and a digest: of all bytes up to 1 MiB, of 64 blocks of 16 KiB in a larger
+    file. Both are checked when a build starts or continues, and when a shard starts to read the source. A change
+    that keeps the size of a large file and lies between the blocks is not noticed.
+
+    The processes are spawned: a script calls this function inside an `if __name__ == "__main__":` block.
+
+    Args:
+        sources: Files and folders, as for `find_text_files`; each file is a document. A file that ends in `.gz` is not
+            split between shards.
+        tokenizer: A `tokenizers.Tokenizer`, or a fast tokenizer of transformers; it is saved in the folder.
+        path: A new or empty folder, or a folder in which this build was started.
+        shards: Number of shards, at least 1.
+        workers: Largest number of processes at a time; by default one for each core. 1: this process builds all.
+        on_progress: Called with the number of bytes read so far and the total.
+
+    Raises:
+        FileError: A source cannot be read or has changed since the build started; `path` cannot be written, holds
+            other files or another build, or is locked by another process; or a process was killed.
+        TextError: A source is not UTF-8, or no source has text.
+        SizeError: `shards` or `workers` is below 1.
+
+    Example:
+        >>> from embedlayer.data.tokenizer import train_tokenizer
+        >>> _ = Path("dogs.txt").write_text("I love dogs. " * 100)
+        >>> tokenizer = train_tokenizer((), kind="byte")
+        >>> build_in_shards(["dogs.txt"], tokenizer, "dogs", shards=3, workers=1)
+        TokenCorpus(1300 tokens, 1300 bytes, 1 documents)
+    """
+    workers = _cores() if workers is None else workers
+    if workers < 1:
+        raise SizeError(f"workers is {workers}; it must be 1 or more.")
+    folder = _planned(sources, tokenizer, Path(path), shards)
+    with FileLock(folder / LOCK, f"The corpus folder {folder}"):
+        _build_missing(folder, shards, workers, on_progress)
+    _check_not_empty(sources, folder, shards)
+    return TokenCorpus.open(folder)
+
+
+def _build_missing(folder: Path, shards: int, workers: int, on_progress: Progress | None) -> None:
+    """Build the missing shards, in at most `workers` processes."""
+    plan = read_plan(folder)
+    total = sum(size for _, size, _ in plan["sources"])
+    done = {number: _bytes_read(part) for number, part in _built(folder, shards)}
+
+    def progress(number: int, read: int) -> None:
+        done[number] = read
+        if on_progress is not None:
+            on_progress(min(sum(done.values()), total), total)
+
+    missing = missing_shards(folder)
+    if workers == 1 or len(missing) < 2:
+        build = shard_builder(str(folder))
+        for number in missing:
+            build(number, lambda read: progress(number, read))  # noqa: B023
+    else:
+        run_jobs(
+            shard_builder,
+            str(folder),
+            missing,
+            workers,
+            on_progress=progress,
+            on_interrupted=lambda number: _remove_partials_of(folder, number),
+        )
+    if on_progress is not None:
+        on_progress(total, total)
+
+
+def _check_not_empty(sources: Sequence[str | Path], folder: Path, shards: int) -> None:
+    """Raise an error for a corpus without text, and warn of each source without text."""
+    plan = read_plan(folder)
+    found = np.concatenate([read_offsets(part / "sources.npy") for _, part in _built(folder, shards)])
+    if not len(found):
+        raise TextError(f"There is no text in {', '.join(map(str, sources))}. Give a file with at least one word.")
+    for number in np.setdiff1d(np.arange(len(plan["sources"])), found):
+        warn_left_out(plan["sources"][number][0])
+
+
+def build_shard(
+    sources: Sequence[str | Path],
+    tokenizer: object,
+    path: str | Path,
+    *,
+    shards: int,
+    only: int,
+    on_progress: Progress | None = None,
+) -> None:
+    """Build one shard of `build_in_shards` in this process, such that each of several hosts can build its own shard.
+
+    The hosts need the same sources and the same folder, for instance on a shared disk. `TokenCorpus.open(path)` reads
+    the corpus when all shards are built, and names the missing ones before. An existing shard is not built again.
+
+    Args:
+        sources: As for `build_in_shards`. All hosts pass the same `sources`, `tokenizer`, `path` and `shards`.
+        tokenizer: A `tokenizers.Tokenizer`, or a fast tokenizer of transformers.
+        path: Folder of all shards.
+        shards: Number of all shards.
+        only: Number of the shard to build, from 0 to `shards - 1`.
+        on_progress: Called with the number of bytes read so far and the approximate total of this shard.
+
+    Raises:
+        FileError: As for `build_in_shards`.
+        CheckpointError: The tokenizer in the folder was changed.
+        TextError: A source is not UTF-8.
+        SizeError: There is no such shard.
+    """
+    if not 0 <= only < shards:
+        raise SizeError(f"Shard {only} of {shards} does not exist: shards are counted from 0 to {shards - 1}.")
+    folder = _planned(sources, tokenizer, Path(path), shards)
+    total = sum(size for _, size, _ in read_plan(folder)["sources"]) // shards
+
+    def report(read: int) -> None:
+        if on_progress is not None:
+            on_progress(min(read, total), total)
+
+    if not shard_folder(folder, only).exists():
+        shard_builder(str(folder))(only, report)
+    report(total)
+
+
+def shard_builder(folder: str) -> Callable[[int, Report], None]:
+    """Return the function that builds a shard of the plan in `folder`, called with its number and a report function."""
+    path = Path(folder)
+    plan, tokenizer = read_plan(path), load_tokenizer(path / TOKENIZER)
+    _check_tokenizer(path, plan, tokenizer)
+
+    def build(number: int, report: Report) -> None:
+        target = shard_folder(path, number)
+        with _shard_lock(path, number):
+            remove_partials(target)  # of a build that was killed
+            with replace_folder(target) as partial:
+                _write_shard(partial, plan, number, tokenizer, report)
+
+    return build
+
+
+def _shard_lock(path: Path, number: int) -> FileLock:
+    """Return the lock that the process which builds a shard acquires."""
+    folder = shard_folder(path, number)
+    return FileLock(folder.with_name(f".{folder.name}{LOCK}"), f"Shard {number} of the corpus {path}")
+
+
+def _remove_partials_of(path: Path, number: int) -> None:
+    """Remove the partial files of a killed worker, unless another process is building this shard."""
+    with suppress(FileError), _shard_lock(path, number):
+        remove_partials(shard_folder(path, number))
+
+
+def _write_shard(folder: Path, plan: JsonObject, number: int, tokenizer: Tokenizer, report: Report) -> None:
+    """Encode the byte ranges of one shard and write its files into `folder`."""
+    found: list[int] = []
+    read_before = 0
+    with (folder / "ids.bin").open("wb") as file:
+        writer = CorpusWriter(tokenizer, lambda ids: file.write(ids.tobytes()))
+        separators = [] if writer.separator is None else [writer.separator]
+        file.write(np.array(separators, writer.dtype).tobytes())
+        for part in _source_ranges(plan, number, tokenizer):
+            with opened(part.source, part.begin, part.end) as (read, position):
+                text = decoded(part.source, read, offset=part.begin)
+                if writer.add_document(
+                    text,
+                    lambda: report(read_before + position()),  # noqa: B023
+                    before=part.before,
+                ):
+                    found.append(part.number)
+                read_before += position()
+    index = {**writer.index(), "separators": len(separators), "bytes_read": read_before, "plan": plan_digest(plan)}
+    np.save(folder / "sources.npy", np.array(found, dtype=np.int64), allow_pickle=False)
+    write_shard_tables(folder, *writer.tables(), index)
+    report(read_before)
+
+
+# Planning
+
+
+def _planned(sources: Sequence[str | Path], tokenizer: object, path: Path, shards: int) -> Path:
+    """Write the plan for these arguments into the folder, or compare it with the plan there; return the folder."""
+    if shards < 1:
+        raise SizeError(f"shards is {shards}; it must be 1 or more.")
+    tokenizer = as_tokenizer(tokenizer)
+    found = [source for source in find_text_files(sources) if path.resolve() not in Path(source).resolve().parents]
+    for source in found:
+        if not Path(source).is_file():
+            name = "Standard input" if str(source) == "-" else str(source)
+            raise FileError(f"{name} can be read only once, from its start. Save it to a file to build it in shards.")
+        if str(source).encode(errors="replace").decode() != str(source):
+            raise FileError(f"The name {str(source)!a} is not UTF-8, and the plan of a corpus is. Rename the file.")
+    plan: JsonObject = {
+        "format_version": PLAN_VERSION,
+        "shards": shards,
+        "tokenizer": fingerprint(tokenizer),
+        "sources": [[str(source), *_size_and_digest(str(source))] for source in found],
+    }
+    create_folder(path)
+    others = [file.name for file in path.iterdir() if not file.name.startswith(".")]  # hidden: what a host is writing
+    if not (path / PLAN_FILE).exists():  # requested after looking: another host may have written it meanwhile
+        if others:
+            raise FileError(f"The folder {path} holds other files than this corpus. Choose a new folder for it.")
+        write_json(path / PLAN_FILE, plan)
+    _check_same(path, read_plan(path), plan)
+    if not (path / TOKENIZER).exists():
+        save_tokenizer(tokenizer, path / TOKENIZER)
+    return path
+
+
+def _check_same(path: Path, started: JsonObject, requested: JsonObject) -> None:
+    """Raise an error that names the first difference between the plan in a folder and the requested one."""
+    if started == requested:
+        return
+    for key in ("format_version", "shards", "tokenizer"):
+        if started.get(key) != requested[key]:
+            what = f"{key.replace('_', ' ')} {started.get(key)}, not {requested[key]}"
+            break
+    else:
+        old, new = ({name: facts for name, *facts in plan["sources"]} for plan in (started, requested))
+        what = "the same sources in another order"
+        for name in {**old, **new}:
+            if name not in new:
+                what = f"{name}, which was not passed"
+                break
+            if name not in old:
+                what = f"no {name}"
+                break
+            _check_unchanged(name, old[name], new[name])
+    raise FileError(
+        f"The corpus in {path} was started with other arguments: it has {what}. Pass the arguments of the start, or "
+        f"choose a new folder."
+    )
+
+
+def _size_and_digest(source: str) -> list[Any]:
+    """Return the size of a file and a digest of its bytes, or of some blocks where the file is large."""
+    try:
+        with open(source, "rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            count = min(-(-size // _BLOCK_BYTES), _DIGEST_BLOCKS)
+            digest = hashlib.sha256()
+            for number in range(count):
+                file.seek((size - _BLOCK_BYTES) * number // max(count - 1, 1))
+                digest.update(file.read(_BLOCK_BYTES))
+    except OSError as error:
+        raise FileError(f"Cannot read {source}: {error.strerror or error}.") from error
+    return [size, digest.hexdigest()[:16]]
+
+
+def _check_unchanged(source: str, planned: list[Any], found: list[Any]) -> None:
+    """Raise an error if size or digest of a source differ from the plan."""
+    if found != planned:
+        (had, _), (has, _) = planned, found
+        how = f"it has {has} bytes and had {had}" if has != had else f"it has {has} bytes as before, but other ones"
+        raise FileError(
+            f"{source} was changed since this corpus was started: {how}. Restore it, or build in a new folder."
+        )
+
+
+def _check_tokenizer(path: Path, plan: JsonObject, tokenizer: Tokenizer) -> None:
+    """Raise an error if the tokenizer in the folder is not that of the plan."""
+    if fingerprint(tokenizer) != plan["tokenizer"]:
+        raise CheckpointError(f"{path / TOKENIZER} is not the tokenizer of {path / PLAN_FILE}. Build in a new folder.")
+
+
+def _built(path: Path, shards: int) -> Iterator[tuple[int, Path]]:
+    """Return number and folder of each shard that is built."""
+    folders = ((number, shard_folder(path, number)) for number in range(shards))
+    return ((number, folder) for number, folder in folders if folder.exists())
+
+
+def _bytes_read(folder: Path) -> int:
+    """Return the number of source bytes that a shard encodes."""
+    read: int = read_index(folder).get("bytes_read", 0)
+    return read
+
+
+def _cores() -> int:
+    """Return the number of cores that this process may use."""
+    try:
+        return len(os.sched_getaffinity(0))
+    except AttributeError:  # not on every system
+        return os.cpu_count() or 1
+
+
+# Byte ranges
+
+
+class _SourceRange(NamedTuple):
+    """Byte range of one source that a shard encodes, and the characters before it.
+
+    Attributes:
+        number: Number of the source in the plan.
+        source: Its path.
+        begin: First byte.
+        end: The byte after the last one.
+        before: The last characters before `begin`.
+    """
+
+    number: int
+    source: str
+    begin: int
+    end: int
+    before: str
+
+
+def _source_ranges(plan: JsonObject, part: int, tokenizer: Tokenizer) -> Iterator[_SourceRange]:
+    """Yield the byte ranges of a shard. A compressed source belongs to the shard of its first byte."""
+    total = sum(size for _, size, _ in plan["sources"])
+    low, high = (total * number // plan["shards"] for number in (part, part + 1))
+    start = 0
+    for number, (source, size, digest) in enumerate(plan["sources"]):
+        begin, end = max(low - start, 0), min(high - start, size)
+        if source.endswith(".gz"):
+            begin, end = (0, size) if low <= start < high else (0, 0)
+        if begin < end:
+            _check_unchanged(source, [size, digest], _size_and_digest(source))
+            begin, end = (first_cut(source, place, size, tokenizer) for place in (begin, end))
+        if begin < end:
+            yield _SourceRange(number, source, begin, end, _text_before(source, begin, ANCHOR_CHARS))
+        start += size
+
+
+def first_cut(source: str, place: int, size: int, tokenizer: Tokenizer) -> int:
+    """Return the first byte at or after `place` where a cut changes no ID; `size`, the end of the file, if none does.
+
+    Whether a cut is safe depends on the characters around it alone, so the result never decreases with `place`.
+    """
+    if place in (0, size):
+        return place
+    place = _next_character(source, place)
+    text = _text_before(source, place, CONTEXT_CHARS)
+    at, offset = len(text), place - len(text.encode())  # first character not looked at, byte of the first in `text`
+    with opened(source, place, size) as (read, _):
+        chunks = decoded(source, read, offset=place)
+        ended = False
+        while not ended:
+            chunk = next(chunks, "")
+            ended, text = not chunk, text + chunk
+            last = len(text) if ended else len(text) - CONTEXT_CHARS
+            for match in CUT.finditer(text, at, last + 1):
+                if is_safe_cut(text, match.start(), tokenizer):
+                    return offset + len(text[: match.start()].encode())
+            at = max(at, last + 1)
+            passed = max(0, at - CONTEXT_CHARS)
+            offset += len(text[:passed].encode())
+            text, at = text[passed:], at - passed
+    return size
+
+
+def _text_before(source: str, place: int, count: int) -> str:
+    """Return the last `count` characters before byte `place` of a file, or fewer near the start of the file."""
+    begin = _next_character(source, max(0, place - _MAX_CHAR_BYTES * (count + 1)))
+    raw = _bytes_of(source, begin, place)
+    try:
+        text = raw.decode()
+    except UnicodeDecodeError as error:
+        raise TextError(not_utf8(source, begin + error.start, raw[error.start], raw)) from error
+    return (text if begin else text.removeprefix("\ufeff"))[-count:]
+
+
+def _next_character(source: str, place: int) -> int:
+    """Return the first byte at or after `place` at which a UTF-8 character starts."""
+    following = _bytes_of(source, place, place + _MAX_CHAR_BYTES - 1)
+    return place + next((n for n, byte in enumerate(following) if byte & 0xC0 != 0x80), len(following))
+
+
+def _bytes_of(source: str, begin: int, end: int) -> bytes:
+    """Read a byte range of a file."""
+    with opened(source, begin, end) as (read, _):
+        return checked(source, read, end - begin)

@@ -1,0 +1,658 @@
+"""Train tokenizers, read them from the files of models, and print their tokens.
+
+Every tokenizer is a plain `tokenizers.Tokenizer`.
+"""
+
+import hashlib
+import json
+import os
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cache, partial
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+
+from embedlayer.errors import FileError, SizeError, TextError, TokenIdError, TokenizerError
+from embedlayer.io.files import write_text
+
+TokenizerKind = Literal["bpe", "wordpiece", "unigram", "word", "byte"]
+
+END_OF_TEXT = "<|endoftext|>"
+"""GPT-2's end-of-text token, and the special token that `train_tokenizer` adds by default."""
+
+_ENDS_OF_TEXT = (END_OF_TEXT, "</s>", "[SEP]", "<eos>", "<|end_of_text|>", "<|eot_id|>")
+_KNOWN_SPECIALS = (END_OF_TEXT, "<s>", "<pad>", "</s>", "<unk>", "<mask>")
+MAX_TOKEN_IDS = 1 << 24
+"""Largest table size. A file with a higher ID is damaged, and its table would fill the memory."""
+
+_LONGEST_PATH = 4096
+_PATH = re.compile(r"(?:~|\.{1,2})?/\S*\w\S*|[A-Za-z]:\\\S+|\S+\.(?:txt|md|jsonl?|csv|tsv|gz|zip|parquet)")
+_LLAMA2C = ("tokenizer.bin", "tok[0-9]*.bin")
+_WORDS = r"\w+(?:['’]\w+)*|[^\w\s]"
+
+
+def train_tokenizer(
+    texts: Iterable[str] | str,
+    kind: TokenizerKind = "bpe",
+    *,
+    vocab_size: int = 4096,
+    special_tokens: Sequence[str] = (END_OF_TEXT,),
+    min_frequency: int | None = None,
+) -> Tokenizer:
+    """Train a tokenizer. Equal texts give equal `tokenizer.json` files, byte for byte.
+
+    | kind | a token is | decoding returns |
+    |---|---|---|
+    | `"bpe"` | bytes merged by frequency, as in GPT-2 | every text exactly |
+    | `"wordpiece"` | a word or, marked `##`, the rest of one, as in (cased) BERT | words, spaces guessed |
+    | `"unigram"` | a subword of the most likely split (SentencePiece) | the text, runs of white space as one space |
+    | `"word"` | a whole word or a punctuation mark | words, spaces guessed |
+    | `"byte"` | one byte: its ID is its value | every text exactly |
+
+    Args:
+        texts: One string or an iterable of strings, not paths; `read_text_chunks(path)` reads a file. The iterable is
+            read once; `"wordpiece"` keeps its strings in memory.
+        kind: See the table. `"unigram"` needs the `spm` extra.
+        vocab_size: Largest number of entries, including special tokens. A small text gives fewer. `"byte"` always
+            has 256 and the special tokens.
+        special_tokens: Tokens that are never split. An unknown token is added for the kinds that need one: `"[UNK]"`
+            for `"wordpiece"`, `"<unk>"` for `"unigram"` and `"word"`.
+        min_frequency: Fewest occurrences of a merged pair, or of a whole word; by default 2, and 1 for `"word"`.
+            `"unigram"` and `"byte"` have no such limit.
+
+    Raises:
+        SizeError: `vocab_size` is too small for the special tokens and the smallest alphabet.
+        TextError: The texts are empty, are not strings, or are a path.
+        TokenizerError: `kind` is unknown, or has no `min_frequency`.
+        MissingExtraError: `"unigram"` needs `pip install 'embedlayer[spm]'`.
+
+    Example:
+        >>> tokenizer = train_tokenizer("I love dogs", kind="word")
+        >>> tokenizer.encode("dogs love").tokens
+        ['dogs', 'love']
+        >>> train_tokenizer((), kind="byte").encode("Hi").ids
+        [72, 105]
+    """
+    if kind not in get_args(TokenizerKind):
+        raise TokenizerError(
+            f"There is no tokenizer kind {kind!r}. Choose one of {', '.join(get_args(TokenizerKind))}."
+        )
+    if min_frequency is not None and kind in ("unigram", "byte"):
+        raise TokenizerError(f"A {kind} tokenizer has no min_frequency ({min_frequency} was passed). Leave it out.")
+    specials = list(dict.fromkeys(special_tokens))
+    texts = _iterate_texts(texts)
+    if kind == "byte":
+        next(iter(texts), None)  # nothing is learned, and a path is refused all the same
+        return _byte_tokenizer(specials)
+
+    train = {"bpe": _train_bpe, "wordpiece": _train_wordpiece, "unigram": _train_unigram, "word": _train_word}[kind]
+    unknown = {"bpe": None, "wordpiece": "[UNK]", "unigram": "<unk>", "word": "<unk>"}[kind]
+    if unknown is not None and unknown not in specials:
+        specials.append(unknown)
+    smallest = len(specials) + (256 if kind == "bpe" else 1)
+    if vocab_size < smallest:
+        raise SizeError(
+            f"vocab_size {vocab_size} is too small for a {kind} tokenizer with {len(specials)} special tokens: "
+            f"it needs {smallest} or more."
+        )
+    texts = _require_words(texts)
+    if min_frequency is None:
+        min_frequency = 1 if kind == "word" else 2
+    return train(texts, vocab_size, specials, min_frequency)
+
+
+def load_tokenizer(path: str | Path) -> Tokenizer:
+    """Read a tokenizer from the files of a model.
+
+    - `tokenizer.json`, or another file with the same content.
+    - GPT-2's `encoder.json` and `vocab.bpe`, or `vocab.json` and `merges.txt`; pass either one. Both may
+      have a common prefix (`gpt2-encoder.json` and `gpt2-vocab.bpe`).
+    - BERT's `vocab.txt`. `do_lower_case` in the `tokenizer_config.json` beside it decides whether text is lower-cased.
+      Without it, text is lower-cased if no entry except the bracketed ones has an upper-case letter.
+    - SentencePiece's `.model`, BPE or Unigram, with the `spm` extra. The IDs of sample texts are compared with
+      SentencePiece; a model with other IDs is refused. Unlike in SentencePiece, `</s>` in a text is the control symbol.
+    - llama2.c's `tokenizer.bin` (`tok512.bin`).
+    - A folder with one of these, searched for in this order.
+
+    Beside a GPT-2, BERT or SentencePiece vocabulary, `added_tokens.json` is read too, as transformers writes it.
+
+    Raises:
+        FileError: There is no such file, or it cannot be read.
+        TokenizerError: The file is damaged, incomplete or of an unknown format, or the folder has several tokenizers.
+        MissingExtraError: A `.model` needs `pip install 'embedlayer[spm]'`.
+    """
+    path = Path(path)
+    if path.is_dir():
+        path = _find_tokenizer(path)
+    tokenizer = _read_tokenizer(path)
+    try:
+        table_size(tokenizer)
+    except TokenizerError as error:
+        raise TokenizerError(f"{path}: {error}") from error
+    return tokenizer
+
+
+def _read_tokenizer(path: Path) -> Tokenizer:
+    """Read a tokenizer from a file, by the format that its name and content state."""
+    if path.suffix == ".model":
+        return _add_tokens_beside(path, _load_sentencepiece(path))
+    if path.suffix == ".bin":
+        return _load_llama2c(path)
+    pair = _bpe_pair(path)
+    if path.suffix == ".json":
+        content = _read_json(path)
+        if isinstance(content.get("model"), dict):
+            return _build_checked(path, lambda: Tokenizer.from_str(json.dumps(content)))
+        pair = pair or (path, _find_merges(path))
+    if pair is not None:
+        return _add_tokens_beside(path, _load_bpe(*pair))
+    if path.suffix == ".txt":
+        return _add_tokens_beside(path, _load_vocab_txt(path))
+    raise TokenizerError(
+        f"{path} has no known tokenizer format. Pass a tokenizer.json, encoder.json with vocab.bpe, vocab.json with "
+        f"merges.txt, a BERT vocab.txt, a SentencePiece .model, or llama2.c's tokenizer.bin."
+    )
+
+
+def save_tokenizer(tokenizer: Tokenizer, path: str | Path) -> None:
+    """Write a `tokenizer.json`, atomically.
+
+    Raises:
+        FileError: The file cannot be written.
+    """
+    write_text(path, tokenizer.to_str(pretty=True))
+
+
+def as_tokenizer(tokenizer: object) -> Tokenizer:
+    """Return a `tokenizers.Tokenizer`: the argument itself, or the one in a fast tokenizer of transformers.
+
+    Raises:
+        TokenizerError: The argument is neither of the two.
+    """
+    for candidate in (tokenizer, getattr(tokenizer, "backend_tokenizer", None), getattr(tokenizer, "_tokenizer", None)):
+        if isinstance(candidate, Tokenizer):
+            return candidate
+    raise TokenizerError(
+        f"A {type(tokenizer).__name__} is not a tokenizer that embedlayer knows. Pass a tokenizers.Tokenizer (see "
+        f"load_tokenizer and train_tokenizer) or a fast tokenizer of transformers."
+    )
+
+
+def end_of_text_id(tokenizer: Tokenizer) -> int | None:
+    """Return the ID of the end-of-text token, which separates documents; `None` if the tokenizer has none.
+
+    It is the first existing token of `<|endoftext|>`, `</s>`, `[SEP]`, `<eos>`, `<|end_of_text|>`, `<|eot_id|>`.
+
+    Example:
+        >>> end_of_text_id(train_tokenizer((), kind="byte"))
+        256
+    """
+    ids = (tokenizer.token_to_id(token) for token in _ENDS_OF_TEXT)
+    return next((token_id for token_id in ids if token_id is not None), None)
+
+
+def table_size(tokenizer: Tokenizer) -> int:
+    """Return the number of rows that a table needs for this tokenizer: its highest ID plus 1. IDs may have gaps.
+
+    Raises:
+        TokenizerError: The highest ID is `MAX_TOKEN_IDS` or more.
+
+    Example:
+        >>> table_size(train_tokenizer((), kind="byte"))
+        257
+    """
+    vocabulary = tokenizer.get_vocab(with_added_tokens=True)
+    size = max(vocabulary.values(), default=-1) + 1
+    if size > MAX_TOKEN_IDS:
+        name = next(entry for entry, token_id in vocabulary.items() if token_id == size - 1)
+        raise TokenizerError(
+            f"{name!r} has the ID {size - 1:,}, and the tokenizer {len(vocabulary):,} entries: a table would need "
+            f"{size:,} rows. IDs are below {MAX_TOKEN_IDS:,}; correct this one, the file is damaged."
+        )
+    return size
+
+
+def missing_rows_message(tokenizer: Tokenizer, rows: int, where: object = None) -> str | None:
+    """Return an error message if a tokenizer has IDs without a row in a table, else `None`.
+
+    Args:
+        tokenizer: The tokenizer; it may have fewer IDs than the table has rows.
+        rows: Number of rows of the table.
+        where: Path or name for the message, or `None`.
+
+    Example:
+        >>> print(missing_rows_message(train_tokenizer((), kind="byte"), 200, "run"))
+        The tokenizer of run gives IDs up to 256 and the table has 200 rows: 57 tokens have none. They do not belong \
+together: use the tokenizer that the model was trained with, or add rows with embedlayer.add_tokens.
+    """
+    size = table_size(tokenizer)
+    if size <= rows:
+        return None
+    return (
+        f"The tokenizer{'' if where is None else f' of {where}'} gives IDs up to {size - 1} and the table has {rows} "
+        f"rows: {size - rows} tokens have none. They do not belong together: use the tokenizer that the model was "
+        f"trained with, or add rows with embedlayer.add_tokens."
+    )
+
+
+def require_rows(tokenizer: Tokenizer, rows: int, where: object = None) -> None:
+    """Raise an error if a tokenizer has IDs without a row in a table.
+
+    Args:
+        tokenizer: The tokenizer; it may have fewer IDs than the table has rows.
+        rows: Number of rows of the table.
+        where: Path or name for the message, or `None`.
+
+    Raises:
+        TokenizerError: The tokenizer has an ID of `rows` or more.
+
+    Example:
+        >>> require_rows(train_tokenizer((), kind="byte"), 257, "run")
+    """
+    mismatch = missing_rows_message(tokenizer, rows, where)
+    if mismatch is not None:
+        raise TokenizerError(mismatch)
+
+
+def token_text(tokenizer: Tokenizer, token_id: int) -> str:
+    """Return a token as readable text.
+
+    Byte-level letters and `▁` become the characters that they encode. Bytes of an incomplete character become
+    `<0xE2>`. Special tokens and WordPiece's `##` are unchanged.
+
+    Raises:
+        TokenIdError: The tokenizer has no such ID.
+
+    Example:
+        >>> tokenizer = train_tokenizer("I love dogs, I love cats", vocab_size=270)
+        >>> token_text(tokenizer, tokenizer.encode("I love").ids[-1])
+        ' love'
+    """
+    piece = tokenizer.id_to_token(token_id) if token_id >= 0 else None
+    if piece is None:
+        raise TokenIdError(f"The tokenizer has no token {token_id}: its IDs are 0..{table_size(tokenizer) - 1}.")
+    steps = component_types(tokenizer.decoder) | component_types(tokenizer.pre_tokenizer)
+    if "ByteLevel" in steps:
+        letters = byte_level_alphabet()
+        if all(letter in letters for letter in piece):
+            return _decode_readable(bytes(letters[letter] for letter in piece))
+    elif steps & {"Metaspace", "ByteFallback", "Replace"}:
+        byte = re.fullmatch(r"<0x([0-9A-F]{2})>", piece)
+        return _decode_readable(bytes.fromhex(byte[1])) if byte else piece.replace("▁", " ")
+    return piece
+
+
+def fingerprint(tokenizer: Tokenizer) -> str:
+    """Return a digest of a tokenizer; two tokenizers with the same vocabulary and rules have the same digest.
+
+    Truncation and padding are ignored.
+
+    Example:
+        >>> fingerprint(train_tokenizer((), kind="byte")) == fingerprint(train_tokenizer((), kind="byte"))
+        True
+    """
+    return hashlib.sha256(without_truncation(tokenizer).to_str().encode()).hexdigest()[:16]
+
+
+def without_truncation(tokenizer: Tokenizer) -> Tokenizer:
+    """Return a tokenizer without truncation and padding, which some `tokenizer.json` files switch on.
+
+    Returns:
+        The tokenizer itself if it has neither, else a copy.
+    """
+    if tokenizer.truncation is None and tokenizer.padding is None:
+        return tokenizer
+    copy = Tokenizer.from_str(tokenizer.to_str())
+    copy.no_truncation()
+    copy.no_padding()
+    return copy
+
+
+def raise_if_path(text: str) -> None:
+    """Raise an error if a text is probably a path: the name of an existing file, or a string that looks like a path.
+
+    A text with a line break at its end is never refused.
+
+    Raises:
+        TextError: The text is probably a path.
+
+    Example:
+        >>> raise_if_path("I love dogs. and/or cats")
+    """
+    if len(text) > _LONGEST_PATH or not text.isprintable():
+        return
+    exists = os.path.isfile(text) or ("/" in text and text.strip("/.~") != "" and os.path.exists(text))
+    if exists or _PATH.fullmatch(text):
+        raise TextError(
+            f"{text!r} is a str, which is read as text, but {'names a file' if exists else 'looks like a path'}. Pass "
+            f"pathlib.Path({text!r}) where a path is accepted, or its content: embedlayer.data.corpus."
+            f"read_text_chunks({text!r}). If it is the text, add a line break."
+        )
+
+
+# Training
+
+
+def _iterate_texts(texts: object) -> Iterable[str]:
+    """Return an iterable that checks each text; a path is refused."""
+    if isinstance(texts, str):
+        texts = [texts]
+    if isinstance(texts, Path | bytes) or not isinstance(texts, Iterable):
+        raise TextError(
+            f"A tokenizer is trained on a str or an iterable of str, not {type(texts).__name__}. For a file, "
+            f"pass embedlayer.data.corpus.read_text_chunks(path)."
+        )
+    return _check_texts(texts)
+
+
+def _check_texts(texts: Iterable[object]) -> Iterator[str]:
+    """Yield the texts, and raise an error at one that is not a string, or at a path in the first place."""
+    for place, text in enumerate(texts):
+        if not isinstance(text, str):
+            raise TextError(
+                f"Text {place} is {type(text).__name__}, not str. Decode bytes; for a file, pass "
+                f"embedlayer.data.corpus.read_text_chunks(path)."
+            )
+        if place == 0:
+            raise_if_path(text)
+        yield text
+
+
+def _require_words(texts: Iterable[str]) -> Iterator[str]:
+    """Yield the texts; raise an error at the end if all of them are white space."""
+    found = False
+    for text in texts:
+        found = found or not (text == "" or text.isspace())
+        yield text
+    if not found:
+        raise TextError("There is no text to train a tokenizer on: all of it is empty. Pass at least a few words.")
+
+
+def _byte_tokenizer(specials: list[str]) -> Tokenizer:
+    """Return a tokenizer with one token per byte."""
+    letters = sorted(byte_level_alphabet(), key=byte_level_alphabet().__getitem__)
+    tokenizer = Tokenizer(models.BPE(vocab={letter: byte for byte, letter in enumerate(letters)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(specials)
+    return tokenizer
+
+
+def _train_bpe(texts: Iterable[str], vocab_size: int, specials: list[str], min_frequency: int) -> Tokenizer:
+    """Train byte-level BPE as in GPT-2."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        min_frequency=min_frequency,
+        special_tokens=specials,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    return tokenizer
+
+
+def _train_wordpiece(texts: Iterable[str], vocab_size: int, specials: list[str], min_frequency: int) -> Tokenizer:
+    """Train WordPiece as in cased BERT."""
+    texts = list(texts)
+    # The trainer numbers the letters that continue a word in the order of a randomly seeded hash table, and ties
+    # between pairs are broken by these numbers. So learn the letters first, and hand them back sorted.
+    alphabet = _wordpiece_vocabulary(texts, 0, specials, min_frequency)
+    continuing = sorted(letter for letter in alphabet if letter.startswith("##") and letter not in specials)
+    vocabulary = _wordpiece_vocabulary(texts, vocab_size, specials + continuing, min_frequency)
+    tokenizer = _bert_tokenizer(vocabulary, lowercase=False)
+    tokenizer.add_special_tokens(specials)
+    return tokenizer
+
+
+def _wordpiece_vocabulary(texts: list[str], vocab_size: int, first: list[str], min_frequency: int) -> dict[str, int]:
+    """Train WordPiece once and return the vocabulary, with the entries of `first` at its start."""
+    tokenizer = _bert_tokenizer({"[UNK]": 0}, lowercase=False)
+    trainer = trainers.WordPieceTrainer(
+        vocab_size=vocab_size, min_frequency=min_frequency, special_tokens=first, show_progress=False
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    return tokenizer.get_vocab()
+
+
+def _bert_tokenizer(vocabulary: dict[str, int], *, lowercase: bool) -> Tokenizer:
+    """Return a WordPiece tokenizer with BERT's normalisation."""
+    tokenizer = Tokenizer(models.WordPiece(vocab=vocabulary, unk_token="[UNK]", max_input_chars_per_word=100))
+    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=lowercase)
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.decoder = decoders.WordPiece()
+    return tokenizer
+
+
+def _train_unigram(texts: Iterable[str], vocab_size: int, specials: list[str], _: int) -> Tokenizer:
+    """Train Unigram as in SentencePiece; text is NFKC-normalised."""
+    from embedlayer.data.unigram import train_subwords
+
+    normalizer = normalizers.Sequence([normalizers.Nmt(), normalizers.NFKC(), normalizers.Replace(Regex(" {2,}"), " ")])
+    words: Counter[str] = Counter()
+    for text in texts:
+        words.update(normalizer.normalize_str(text).split())
+    subwords = train_subwords(words, vocab_size - len(specials))
+    entries = [(special, 0.0) for special in specials]
+    entries += [(subword, score) for subword, score in subwords if subword not in specials]
+    tokenizer = Tokenizer(models.Unigram(entries, unk_id=specials.index("<unk>"), byte_fallback=False))
+    tokenizer.normalizer = normalizer
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    tokenizer.decoder = decoders.Metaspace()
+    tokenizer.add_special_tokens(specials)
+    return tokenizer
+
+
+def _train_word(texts: Iterable[str], vocab_size: int, specials: list[str], min_frequency: int) -> Tokenizer:
+    """Train a vocabulary of whole words and punctuation marks."""
+    tokenizer = Tokenizer(models.WordLevel(vocab={"<unk>": 0}, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(_WORDS), behavior="removed", invert=True)
+    tokenizer.decoder = decoders.Sequence(
+        [
+            decoders.WordPiece(prefix="##", cleanup=False),
+            decoders.Fuse(),
+            decoders.Replace(Regex(r" (?=[.,;:!?)\]}…%])"), ""),
+            decoders.Replace(Regex(r"(?<=[(\[{]) "), ""),
+        ]
+    )
+    trainer = trainers.WordLevelTrainer(
+        vocab_size=vocab_size, min_frequency=min_frequency, special_tokens=specials, show_progress=False
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    return tokenizer
+
+
+# Reading
+
+
+def _find_tokenizer(folder: Path) -> Path:
+    """Return the tokenizer file of a folder, in the order of `load_tokenizer`; plain names before prefixed ones."""
+    for names in (("tokenizer.json",), ("vocab.json", "encoder.json"), ("*.model",), ("vocab.txt",), _LLAMA2C):
+        for pattern in (*names, *(f"*{name.lstrip('*')}" for name in names)):
+            found = sorted(file for file in folder.glob(pattern) if not file.name.startswith("."))
+            if len(found) > 1:
+                listed = ", ".join(file.name for file in found)
+                raise TokenizerError(f"{folder} has several tokenizers ({listed}). Pass the path of one file.")
+            if found:
+                return found[0]
+    raise TokenizerError(
+        f"{folder} has no tokenizer: none of tokenizer.json, vocab.json with merges.txt, encoder.json with "
+        f"vocab.bpe, a SentencePiece .model, vocab.txt, or llama2.c's tokenizer.bin."
+    )
+
+
+def _bpe_pair(path: Path) -> tuple[Path, Path] | None:
+    """Return the paths of vocabulary and merges from either of them; `None` if the name belongs to no such pair."""
+    for vocabulary, merges in (("encoder.json", "vocab.bpe"), ("vocab.json", "merges.txt")):
+        for ending in (vocabulary, merges):
+            if path.name.endswith(ending):
+                prefix = path.name.removesuffix(ending)
+                return path.with_name(prefix + vocabulary), path.with_name(prefix + merges)
+    return None
+
+
+def _find_merges(path: Path) -> Path:
+    """Return the only file of merges in the folder of a vocabulary."""
+    merges = [file for pattern in ("*.bpe", "*merges.txt") for file in sorted(path.parent.glob(pattern))]
+    if len(merges) != 1:
+        raise TokenizerError(
+            f"{path} is a vocabulary without its merges: {len(merges)} files in its folder look like merges. "
+            f"Name the two vocab.json and merges.txt, or encoder.json and vocab.bpe."
+        )
+    return merges[0]
+
+
+def _load_bpe(vocabulary: Path, merges: Path) -> Tokenizer:
+    """Read byte-level BPE from GPT-2's two files."""
+    vocab = _read_json(vocabulary)
+    if not all(type(token_id) is int for token_id in vocab.values()):
+        raise TokenizerError(f"{vocabulary} is not a vocabulary: it should map each token to its ID.")
+    lines = [line for line in _read_text(merges).split("\n") if line and not line.startswith("#version")]
+    pairs = [(left, right) for left, _, right in (line.partition(" ") for line in lines)]
+
+    for pair in pairs:
+        if not all(piece in vocab for piece in (*pair, "".join(pair))):
+            raise TokenizerError(
+                f"{merges} merges {pair}, which are not in {vocabulary}. Use two files of the same model."
+            )
+
+    def build() -> Tokenizer:
+        """Build the tokenizer; the library may refuse the files."""
+        tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=pairs))
+        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        tokenizer.decoder = decoders.ByteLevel()
+        tokenizer.post_processor = processors.ByteLevel(trim_offsets=False)
+        tokenizer.add_special_tokens([token for token in _KNOWN_SPECIALS if token in vocab])
+        return tokenizer
+
+    return _build_checked(merges, build)
+
+
+def _add_tokens_beside(path: Path, tokenizer: Tokenizer) -> Tokenizer:
+    """Add the tokens of `added_tokens.json` in the same folder, if there is one, to a tokenizer read from `path`."""
+    file = path.with_name("added_tokens.json")
+    if not file.is_file():
+        return tokenizer
+    added = _read_json(file)
+    if not all(type(token_id) is int for token_id in added.values()):
+        raise TokenizerError(f"{file} is not a list of added tokens: it should map each token to its ID.")
+    for token, token_id in sorted(added.items(), key=lambda item: item[1]):
+        tokenizer.add_tokens([AddedToken(token, normalized=False)])
+        if tokenizer.token_to_id(token) != token_id:
+            raise TokenizerError(
+                f"{file} gives {token!r} the ID {token_id}, but after the tokens of {path.name} its ID is "
+                f"{tokenizer.token_to_id(token)}. Use the tokenizer.json of the model."
+            )
+    return tokenizer
+
+
+def _load_vocab_txt(path: Path) -> Tokenizer:
+    """Read BERT's list of subwords, one a line."""
+    entries = _read_text(path).removesuffix("\n").split("\n")
+    vocabulary = {entry.removesuffix("\r"): token_id for token_id, entry in enumerate(entries)}
+    if "[UNK]" not in vocabulary:
+        raise TokenizerError(
+            f"{path} is not a BERT vocabulary: it has no [UNK]. Pass a vocab.txt with one subword a line."
+        )
+    tokenizer = _build_checked(path, lambda: _bert_tokenizer(vocabulary, lowercase=_is_lowercased(path, vocabulary)))
+    tokenizer.add_special_tokens(
+        [entry for entry in ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]") if entry in vocabulary]
+    )
+    if "[CLS]" in vocabulary and "[SEP]" in vocabulary:
+        tokenizer.post_processor = processors.BertProcessing(
+            ("[SEP]", vocabulary["[SEP]"]), ("[CLS]", vocabulary["[CLS]"])
+        )
+    return tokenizer
+
+
+def _is_lowercased(path: Path, vocabulary: Iterable[str]) -> bool:
+    """Return whether a BERT vocabulary is for lower-cased text."""
+    config = path.with_name("tokenizer_config.json")
+    if config.is_file():
+        stated = _read_json(config).get("do_lower_case")
+        if isinstance(stated, bool):
+            return stated
+    return not any(entry != entry.lower() for entry in vocabulary if not re.fullmatch(r"\[.*\]", entry))
+
+
+def _load_sentencepiece(path: Path) -> Tokenizer:
+    """Read a SentencePiece model."""
+    from embedlayer.data.sentencepiece_files import convert
+
+    return _build_checked(path, partial(convert, path))
+
+
+def _load_llama2c(path: Path) -> Tokenizer:
+    """Read llama2.c's tokenizer."""
+    from embedlayer.data.llama2c_files import read
+
+    return _build_checked(path, partial(read, path))
+
+
+def _read_text(path: Path) -> str:
+    """Read a UTF-8 text file; errors name the file."""
+    try:
+        return path.read_bytes().decode("utf-8")
+    except OSError as error:
+        raise FileError(f"Cannot read the tokenizer file {path}: {error.strerror or error}.") from error
+    except UnicodeDecodeError as error:
+        raise TokenizerError(f"{path} is not UTF-8 text ({error}): it is damaged or another kind of file.") from error
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    """Read a JSON object; errors name the file."""
+    try:
+        content = json.loads(_read_text(path))
+    except json.JSONDecodeError as error:
+        raise TokenizerError(f"{path} is not JSON ({error}): it is damaged or another kind of file.") from error
+    if not isinstance(content, dict):
+        raise TokenizerError(f"{path} holds a JSON {type(content).__name__}: it is not a tokenizer.")
+    return content
+
+
+def _build_checked(path: Path, build: Callable[[], Tokenizer]) -> Tokenizer:
+    """Return `build()`; errors of the tokenizers library become a `TokenizerError` that names the file."""
+    try:
+        return build()
+    except (TokenizerError, ImportError, FileError):
+        raise
+    except Exception as error:
+        raise TokenizerError(f"{path} is not a valid tokenizer: {error}. It is damaged or incomplete.") from error
+
+
+# Showing
+
+
+def component_types(component: Any) -> set[str]:
+    """Return the type names of a decoder or pre-tokenizer and of its nested components.
+
+    Only the component is serialised, not the whole tokenizer.
+    """
+    if component is None:
+        return set()
+    return set(re.findall(r'"type":\s*"(\w+)"', component.__getstate__().decode()))
+
+
+def _decode_readable(raw: bytes) -> str:
+    """Decode UTF-8; each byte of an incomplete character becomes `<0xE2>`."""
+    return re.sub(
+        "[\udc80-\udcff]",
+        lambda lone: f"<0x{ord(lone[0]) - 0xDC00:02X}>",
+        raw.decode("utf-8", errors="surrogateescape"),
+    )
+
+
+@cache
+def byte_level_alphabet() -> dict[str, int]:
+    """Return the byte of each letter in GPT-2's alphabet.
+
+    A printable byte has its own character; the other bytes have the letters from U+0100 on.
+    """
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(0x100 + n): byte for n, byte in enumerate(others)}

@@ -1,0 +1,90 @@
+"""Train the subwords of a Unigram tokenizer with SentencePiece, such that equal text gives equal results."""
+
+import io
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from embedlayer.errors import require
+
+_SPACE = "▁"
+_RESERVED = "▅"
+"""A character that SentencePiece keeps for unknown ones."""
+
+_MAX_SUBWORD_CHARS = 16
+_MAX_WORD_CHARS = 64
+_CANDIDATES_PER_SUBWORD = 20
+
+
+def train_subwords(words: Mapping[str, int], size: int) -> list[tuple[str, float]]:
+    """Train a Unigram model and return its subwords with their log probabilities, best first.
+
+    SentencePiece is deterministic with one thread. The trainer of the `tokenizers` library is not: it adds up in
+    parallel, in the order of a randomly seeded hash table.
+
+    Args:
+        words: Number of occurrences of each word, normalised and without spaces.
+        size: Number of subwords; a small text gives fewer. Where the text has more different characters, only the
+            most frequent ones get a subword.
+
+    Raises:
+        MissingExtraError: The `spm` extra is not installed.
+
+    Reference: Kudo, Subword regularization, 2018. SentencePiece's own candidates are the frequent substrings of the
+    text, ours those of the words, so that the time depends on the number of different words.
+    """
+    sentencepiece = require("sentencepiece", extra="spm")
+    letters: Counter[str] = Counter()
+    for word, count in words.items():
+        letters.update(dict.fromkeys(word, count))
+    rare = sorted(letters, key=lambda letter: (-letters[letter], letter))[size - 1 :]
+    separators = str.maketrans(dict.fromkeys([_RESERVED, _SPACE, *rare], " "))
+    parts: Counter[str] = Counter()
+    for word, count in words.items():
+        for part in word.translate(separators).split():
+            for start in range(0, len(part), _MAX_WORD_CHARS):
+                parts[part[start : start + _MAX_WORD_CHARS]] += count
+    if not parts:
+        return [(_SPACE, 0.0)]
+    model = io.BytesIO()
+    with TemporaryDirectory() as folder:
+        seeds = Path(folder) / "seeds.tsv"
+        seeds.write_text("".join(f"{seed}\t{count}\n" for seed, count in _candidates(parts, size)), "utf-8")
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=iter([f"{part}\t{count}" for part, count in sorted(parts.items())]),
+            input_format="tsv",
+            seed_sentencepieces_file=str(seeds),
+            model_writer=model,
+            model_type="unigram",
+            vocab_size=size + 1,  # and <unk>
+            hard_vocab_limit=False,
+            character_coverage=1.0,
+            normalization_rule_name="identity",
+            max_sentencepiece_length=_MAX_SUBWORD_CHARS,
+            split_by_unicode_script=False,
+            split_by_number=False,
+            bos_id=-1,
+            eos_id=-1,
+            num_threads=1,
+            minloglevel=2,
+        )
+    trained = sentencepiece.SentencePieceProcessor(model_proto=model.getvalue())
+    # Ten digits survive being written to tokenizer.json and read again; all seventeen do not.
+    subwords = [(trained.id_to_piece(i), round(trained.get_score(i), 10)) for i in range(1, len(trained))]
+    return sorted(subwords, key=lambda subword: (-subword[1], subword[0]))
+
+
+def _candidates(words: Mapping[str, int], size: int) -> list[tuple[str, int]]:
+    """Return all characters and the frequent substrings of words, with their numbers of occurrences."""
+    letters: Counter[str] = Counter()
+    longer: Counter[str] = Counter()
+    for word, count in words.items():
+        word = _SPACE + word
+        for start in range(len(word)):
+            letters[word[start]] += count
+            for stop in range(start + 2, min(len(word), start + _MAX_SUBWORD_CHARS) + 1):
+                longer[word[start:stop]] += count
+    frequent = [seed for seed in longer.items() if seed[1] > 1]
+    frequent.sort(key=lambda seed: (-seed[1] * len(seed[0]), seed[0]))
+    return sorted(letters.items()) + frequent[: _CANDIDATES_PER_SUBWORD * size]

@@ -1,0 +1,419 @@
+"""Cut token IDs into batches of sliding windows, directly from the (memory-mapped) array."""
+
+from collections.abc import Iterator, Sequence
+from importlib.util import find_spec
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from jaxtyping import Int64
+from tokenizers import Encoding, Tokenizer
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from embedlayer.data.corpus import TokenCorpus, read_text_chunks
+from embedlayer.data.memmap import ConcatenatedArray, IdArray, MemmapSlice
+from embedlayer.data.permutation import Indices, RandomPermutation
+from embedlayer.data.tokenizer import load_tokenizer, raise_if_path, table_size
+from embedlayer.errors import ShapeError, SizeError, TextError, TokenizerError
+
+Batch = tuple[Int64[Tensor, "B T"], Int64[Tensor, "B T"]]
+Window = tuple[Int64[Tensor, " T"], Int64[Tensor, " T"]]
+
+TokenIds = TokenCorpus | IdArray | ConcatenatedArray | Tensor | Sequence[int] | Encoding
+"""Token IDs of one text: a corpus, an array, a tensor, a list, or a tokenizer's encoding."""
+
+_GATHER_BYTES = 1 << 17
+
+GPT2_SIZE, GPT2_IDS = 50257, [11241, 7509]
+"""Vocabulary size of GPT-2's tokenizer, and its IDs of " tokenizer"; they identify the tokenizer."""
+
+
+class TokenWindows(Dataset[Window]):
+    """Dataset of sliding windows: `inputs = ids[s : s + T]`, `targets = ids[s + 1 : s + T + 1]`, `s = i * stride`.
+
+    The number of windows is `len(range(0, len(ids) - max_length, stride))`.
+
+    Args:
+        ids: A `TokenCorpus`, or token IDs in one dimension: an array, a tensor, a list, or an encoding by a
+            tokenizer. An array is not copied. The worker processes of a `DataLoader` map a memory-mapped array again.
+        max_length: Tokens in a window, T.
+        stride: Tokens from the start of one window to the start of the next.
+
+    Raises:
+        SizeError: `max_length` or `stride` is not an integer or is below 1, or the IDs have several dimensions.
+        ShapeError: The IDs are not integers.
+        TextError: The IDs are too few for one window and its target, or are text.
+
+    Example:
+        >>> TokenWindows(np.arange(10), max_length=4, stride=4)[1]
+        (tensor([4, 5, 6, 7]), tensor([5, 6, 7, 8]))
+    """
+
+    def __init__(self, ids: TokenIds, max_length: int, stride: int) -> None:
+        self.ids = _as_array(ids)
+        self.max_length = max_length
+        self.stride = stride
+        _check_windows(self.ids, max_length, stride=stride)
+
+    def __len__(self) -> int:
+        return len(range(0, len(self.ids) - self.max_length, self.stride))
+
+    def __getitem__(self, index: int) -> Window:
+        inputs, targets = self.batch([range(len(self))[index]])
+        return inputs[0], targets[0]
+
+    def __getitems__(self, indices: Sequence[int]) -> list[Window]:
+        return list(zip(*self.batch(indices), strict=True))
+
+    def batch(self, indices: Sequence[int] | npt.NDArray[np.int64]) -> Batch:
+        """Return inputs and targets of several windows, `(B, T)` each, in one gather."""
+        return _gather(self.ids, np.asarray(indices, dtype=np.int64) * self.stride, self.max_length)
+
+    def __getstate__(self) -> dict[str, Any]:
+        ids = self.ids
+        return {**self.__dict__, "ids": ids if isinstance(ids, ConcatenatedArray) else MemmapSlice.of(ids) or ids}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        ids = state["ids"]
+        self.__dict__.update(state, ids=ids.open() if isinstance(ids, MemmapSlice) else ids)
+
+
+def create_dataloader(
+    text_or_corpus: str | Path | TokenIds,
+    tokenizer: object = None,
+    *,
+    batch_size: int = 4,
+    max_length: int = 256,
+    stride: int = 128,
+    shuffle: bool = True,
+    drop_last: bool = True,
+    num_workers: int = 0,
+    generator: torch.Generator | None = None,
+) -> DataLoader[Any]:
+    """Return a `DataLoader` of sliding windows: batches `(inputs, targets)`, `(B, T)` int64, targets one token later.
+
+    Args:
+        text_or_corpus: A text itself as `str`, the `Path` of a UTF-8 text file, a `TokenCorpus`, or token IDs as
+            `TokenWindows` takes them.
+        tokenizer: A `tokenizers.Tokenizer` or a fast tokenizer of transformers; needed for a text only.
+        batch_size: Windows in a batch, B.
+        max_length: Tokens in a window, T.
+        stride: Tokens from the start of one window to the start of the next.
+        shuffle: Whether each pass has a new random order.
+        drop_last: Whether a last batch with fewer than `batch_size` windows is left out.
+        num_workers: Number of processes that cut batches; with 0 this process does. The batches are equal.
+        generator: Source of the random order; by default torch's global generator.
+
+    Raises:
+        TextError: The text is empty, shorter than one window and its target, or a path as `str`.
+        TokenizerError: A text is passed without a tokenizer.
+        ShapeError: The IDs are not integers.
+        SizeError: A size is not an integer or is below 1, or the IDs have several dimensions.
+
+    Example:
+        >>> from embedlayer.data.tokenizer import train_tokenizer
+        >>> loader = create_dataloader(
+        ...     "I love dogs.", train_tokenizer((), kind="byte"), batch_size=2, max_length=4, stride=4, shuffle=False
+        ... )
+        >>> inputs, targets = next(iter(loader))
+        >>> bytes(inputs[1].tolist()), bytes(targets[1].tolist())
+        (b've d', b'e do')
+    """
+    _check_sizes(batch_size=batch_size)
+    return _WindowLoader(
+        TokenWindows(_ids_of(text_or_corpus, tokenizer), max_length, stride),
+        batch_size=batch_size,
+        shuffle=shuffle,
+        drop_last=drop_last,
+        num_workers=num_workers,
+        generator=generator,
+    )
+
+
+def create_dataloader_v1(
+    txt: str | Path | TokenCorpus,
+    batch_size: int = 4,
+    max_length: int = 256,
+    stride: int = 128,
+    shuffle: bool = True,
+    drop_last: bool = True,
+    num_workers: int = 0,
+    *,
+    tokenizer: object = None,
+    generator: torch.Generator | None = None,
+) -> DataLoader[Any]:
+    """Call `create_dataloader` with the argument order and the tokenizer of "Build a Large Language Model".
+
+    Args:
+        txt: A text itself as `str`, the `Path` of a text file, or a `TokenCorpus`.
+        batch_size: Windows in a batch, B.
+        max_length: Tokens in a window, T.
+        stride: Tokens from the start of one window to the start of the next.
+        shuffle: Whether each pass has a new random order.
+        drop_last: Whether a last batch with fewer than `batch_size` windows is left out.
+        num_workers: Number of processes that cut batches.
+        tokenizer: A tokenizer, or the path of its files; see `load_tokenizer`. `None`: GPT-2's, from `encoder.json`
+            and `vocab.bpe` (with any common prefix, as in `gpt2-encoder.json`) in the current directory, or from
+            Hugging Face's cache. Nothing is downloaded.
+        generator: Source of the random order; by default torch's global generator.
+
+    Raises:
+        TokenizerError: GPT-2's tokenizer is not found, or the file found is another tokenizer.
+        TextError, SizeError: As for `create_dataloader`.
+
+    Example:
+        >>> from embedlayer.data.tokenizer import train_tokenizer
+        >>> loader = create_dataloader_v1(
+        ...     "I love dogs.", batch_size=2, max_length=4, stride=4, tokenizer=train_tokenizer((), kind="byte")
+        ... )
+        >>> next(iter(loader))[0].shape
+        torch.Size([2, 4])
+
+    Reference: Raschka, Build a large language model from scratch, 2024, chapter 2.
+    """
+    if not isinstance(txt, TokenCorpus):
+        if tokenizer is None:
+            tokenizer = _gpt2_tokenizer()
+        elif isinstance(tokenizer, str | Path):
+            tokenizer = load_tokenizer(tokenizer)
+    return create_dataloader(
+        txt,
+        tokenizer,
+        batch_size=batch_size,
+        max_length=max_length,
+        stride=stride,
+        shuffle=shuffle,
+        drop_last=drop_last,
+        num_workers=num_workers,
+        generator=generator,
+    )
+
+
+def _gpt2_tokenizer() -> Tokenizer:
+    """Return GPT-2's tokenizer from its files in the current directory or in Hugging Face's cache."""
+    found = next((path for path in sorted(Path().glob("*encoder.json")) if path.is_file()), None) or _cached_gpt2()
+    if found is None:
+        raise TokenizerError(
+            f"GPT-2's tokenizer was not found: there is no encoder.json with vocab.bpe in {Path().absolute()}, and no "
+            f"openai-community/gpt2 in Hugging Face's cache.\nPass its files, "
+            f"create_dataloader_v1(txt, tokenizer='path/to/encoder.json'), or another tokenizer."
+        )
+    tokenizer = load_tokenizer(found)
+    if table_size(tokenizer) != GPT2_SIZE or tokenizer.encode(" tokenizer").ids != GPT2_IDS:
+        raise TokenizerError(f"{found} is not GPT-2's tokenizer: pass the one to use, tokenizer='{found}'.")
+    return tokenizer
+
+
+def _cached_gpt2() -> Path | None:
+    """Return the path of GPT-2's `tokenizer.json` in Hugging Face's cache; `None` if it is not there."""
+    if find_spec("huggingface_hub") is None:
+        return None
+    from huggingface_hub import try_to_load_from_cache
+
+    found = (try_to_load_from_cache(name, "tokenizer.json") for name in ("openai-community/gpt2", "gpt2"))
+    return next((Path(path) for path in found if isinstance(path, str)), None)
+
+
+class WindowSampler:
+    """Sampler of training windows that is a pure function of the step, so that a resumed run gets the same batches.
+
+    An epoch splits the text into windows of `max_length` tokens and takes each once, in random order. The offset of
+    the first window is drawn for each epoch, so that a token has other positions in other epochs. `(seed, epoch)`
+    determines order and offset. A batch may continue into the next epoch. The order is computed for each batch: memory
+    and start-up time do not depend on the length of the text.
+
+    Args:
+        ids_or_corpus: A `TokenCorpus`, or token IDs as `TokenWindows` takes them.
+        max_length: Tokens in a window, T.
+        batch_size: Windows in a batch, B.
+        seed: Any integer.
+
+    Raises:
+        SizeError: `max_length` or `batch_size` is not an integer or is below 1, or the IDs have several dimensions.
+        ShapeError: The IDs are not integers.
+        TextError: The IDs are too few for one window and its target.
+
+    Example:
+        >>> sampler = WindowSampler(np.arange(100), max_length=8, batch_size=2, seed=1)
+        >>> inputs, targets = sampler.batch(step=3)
+        >>> inputs.shape, bool((targets == inputs + 1).all())
+        (torch.Size([2, 8]), True)
+    """
+
+    def __init__(self, ids_or_corpus: TokenIds, *, max_length: int, batch_size: int, seed: int) -> None:
+        self.ids = _as_array(ids_or_corpus)
+        self.max_length = max_length
+        self.batch_size = batch_size
+        self.seed = seed
+        _check_windows(self.ids, max_length, batch_size=batch_size)
+        # One window is given up to the phase, where there is more than one: every epoch has the same number.
+        self.num_windows = max(1, (len(self.ids) - max_length) // max_length)
+
+    def epoch(self, step: int) -> float:
+        """Return the number of epochs before this step, with a fraction."""
+        return step * self.batch_size / self.num_windows
+
+    def batch(self, step: int, *, rank: int = 0, ranks: int = 1) -> Batch:
+        """Return inputs and targets of one step, `(B, T)` each, or of one rank's slice of the batch.
+
+        Rank `r` has windows `r * B // ranks` up to `(r + 1) * B // ranks`. The concatenation over all ranks is the
+        batch, for any number of ranks.
+
+        Args:
+            step: Number of the step, from 0.
+            rank: Rank of this process.
+            ranks: Number of ranks.
+
+        Raises:
+            SizeError: `rank` is not in `0..ranks - 1`.
+        """
+        if not 0 <= rank < ranks:
+            raise SizeError(f"Rank {rank} of {ranks} does not exist: ranks are counted from 0 to {ranks - 1}.")
+        share = share_of(self.batch_size, rank, ranks)
+        first = step * self.batch_size
+        return _gather(self.ids, self._starts(np.arange(first + share.start, first + share.stop)), self.max_length)
+
+    def _starts(self, numbers: Indices) -> Indices:
+        """Return the first token of windows by their numbers, counted over all epochs."""
+        epochs, places = np.divmod(numbers, self.num_windows)
+        starts = np.empty_like(numbers)
+        for epoch in np.unique(epochs):
+            phase, order = self._offset_and_order(int(epoch))
+            here = epochs == epoch
+            starts[here] = order(places[here]) * self.max_length + phase
+        return starts
+
+    def _offset_and_order(self, epoch: int) -> tuple[int, RandomPermutation]:
+        """Return the offset of the first window of an epoch, and the order of its windows."""
+        generator = torch.Generator().manual_seed(derive_seed(self.seed, epoch))
+        spare = len(self.ids) - 1 - self.num_windows * self.max_length
+        phase = int(torch.randint(min(spare + 1, self.max_length), (), generator=generator))
+        return phase, RandomPermutation(self.num_windows, generator)
+
+
+def share_of(count: int, rank: int, ranks: int) -> range:
+    """Return the consecutive indices of `count` items that a rank has; the sizes of two ranks differ by at most 1.
+
+    Example:
+        >>> [list(share_of(5, rank, 2)) for rank in range(2)]
+        [[0, 1], [2, 3, 4]]
+    """
+    return range(rank * count // ranks, (rank + 1) * count // ranks)
+
+
+class _WindowLoader(DataLoader[Any]):
+    """`DataLoader` of `TokenWindows` that, without workers, cuts several batches in one gather."""
+
+    def __init__(self, windows: TokenWindows, **options: Any) -> None:
+        super().__init__(windows, collate_fn=_stack, **options)
+
+    def __iter__(self) -> Any:
+        if self.num_workers:
+            return super().__iter__()
+        # DataLoader draws a seed for its workers before it draws the order: draw it too, and the order is the same.
+        torch.empty((), dtype=torch.int64).random_(generator=self.generator)
+        return self._cut_here()
+
+    def _cut_here(self) -> Iterator[Batch]:
+        """Yield the batches, cut in this process."""
+        windows, per_batch = self.dataset, self.batch_size
+        assert isinstance(windows, TokenWindows)
+        assert per_batch is not None
+        together = max(1, _GATHER_BYTES // (8 * per_batch * (windows.max_length + 1)))
+        batches = iter(self.batch_sampler or ())
+        while group := list(islice(batches, together)):
+            inputs, targets = windows.batch([index for batch in group for index in batch])
+            yield from zip(torch.split(inputs, per_batch), torch.split(targets, per_batch), strict=True)
+
+
+def _stack(windows: list[Window]) -> Batch:
+    """Stack windows into a batch."""
+    inputs, targets = zip(*windows, strict=True)
+    return torch.stack(inputs), torch.stack(targets)
+
+
+def _gather(ids: IdArray | ConcatenatedArray, starts: npt.NDArray[np.int64], length: int) -> Batch:
+    """Return `ids[s : s + length]` and `ids[s + 1 : s + length + 1]` for each start `s`."""
+    if isinstance(ids, ConcatenatedArray):
+        rows = ids.windows(starts, length + 1)
+    else:
+        rows = np.lib.stride_tricks.sliding_window_view(ids, length + 1)[starts]
+    return (
+        torch.from_numpy(rows[:, :-1].astype(np.int64, order="C")),
+        torch.from_numpy(rows[:, 1:].astype(np.int64, order="C")),
+    )
+
+
+def derive_seed(seed: int, *numbers: int) -> int:
+    """Return a 63-bit seed derived from a seed and some numbers; near inputs give unrelated results."""
+    return int(np.random.SeedSequence([seed % 2**64, *numbers]).generate_state(1, np.uint64)[0] >> np.uint64(1))
+
+
+def _as_array(ids: TokenIds) -> IdArray | ConcatenatedArray:
+    """Return token IDs as an array; arrays and CPU tensors are not copied.
+
+    Raises:
+        ShapeError: The IDs are not integers.
+        TextError: The IDs are text.
+    """
+    if isinstance(ids, TokenCorpus):
+        return ids.ids
+    if isinstance(ids, ConcatenatedArray):
+        return ids
+    if isinstance(ids, str | bytes | Path) or (isinstance(ids, list | tuple) and ids and isinstance(ids[0], str)):
+        raise TextError(
+            f"Windows are cut from token IDs, but this is {type(ids).__name__} with text. Encode it first, "
+            f"TokenCorpus.from_text(text, tokenizer), or call create_dataloader(text, tokenizer)."
+        )
+    given = ids.ids if isinstance(ids, Encoding) else ids
+    try:
+        array = given.detach().cpu().numpy() if isinstance(given, Tensor) else np.asarray(given)
+    except (TypeError, ValueError) as error:
+        raise ShapeError(f"{type(ids).__name__} has no token IDs in one dimension ({error}).") from error
+    if array.size and not np.issubdtype(array.dtype, np.integer):
+        raise ShapeError(
+            f"Token IDs are integers, but these are {array.dtype}: pass encode(text).ids of a tokenizer, or "
+            f"convert them with astype(np.int64) if they are whole numbers."
+        )
+    return array
+
+
+def _ids_of(text_or_corpus: str | Path | TokenIds, tokenizer: object) -> TokenIds:
+    """Encode a text or text file; return anything else unchanged."""
+    if not isinstance(text_or_corpus, str | Path):
+        return text_or_corpus
+    if tokenizer is None:
+        raise TokenizerError("A text needs a tokenizer: create_dataloader(text, tokenizer). Only a corpus needs none.")
+    if isinstance(text_or_corpus, Path):
+        text_or_corpus = "".join(read_text_chunks(text_or_corpus))
+    else:
+        raise_if_path(text_or_corpus)
+    return TokenCorpus.from_text(text_or_corpus, tokenizer)
+
+
+def _check_sizes(**sizes: int) -> None:
+    """Raise a `SizeError` for a size that is not an integer of at least 1."""
+    for name, size in sizes.items():
+        if isinstance(size, bool) or not isinstance(size, int | np.integer):
+            raise SizeError(f"{name} is {size!r}, {type(size).__name__}; it must be an integer, 1 or more.")
+        if size < 1:
+            raise SizeError(f"{name} is {size}; it must be 1 or more.")
+
+
+def _check_windows(ids: IdArray | ConcatenatedArray, max_length: int, **sizes: int) -> None:
+    """Raise an error for wrong sizes, and for IDs that are too few or have several dimensions."""
+    _check_sizes(max_length=max_length, **sizes)
+    if ids.ndim != 1:
+        raise SizeError(
+            f"Windows are cut from token IDs in one dimension, but these have shape {ids.shape}. Pass all texts in "
+            f"a row, ids.reshape(-1), or one row."
+        )
+    if len(ids) <= max_length:
+        raise TextError(
+            f"The text has {len(ids)} tokens and a window of max_length={max_length} needs {max_length + 1}, one for "
+            f"the last target. Pass a longer text or a max_length of at most {max(len(ids) - 1, 0)}."
+        )

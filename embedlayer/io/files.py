@@ -1,0 +1,278 @@
+"""Write files and folders atomically, and read JSON.
+
+A file is written under a temporary name in the folder of its target, flushed to the disk, and renamed to the target.
+A full disk or a killed process leaves the old file unchanged.
+"""
+
+import ctypes
+import errno
+import json
+import os
+import re
+import secrets
+import shutil
+import stat
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from embedlayer.errors import CheckpointError, FileError
+from embedlayer.io.json_fields import check_fields, parse_json
+
+JsonObject = dict[str, Any]
+
+PARTIAL, OLD = ".partial", ".old"
+"""Suffixes of hidden temporary names: of what is being written, and of an old folder that is being replaced."""
+
+
+@contextmanager
+def replace_file(path: Path | str) -> Iterator[Path]:
+    """Yield a temporary path; at the end of the block it is renamed to `path`, or removed after an error.
+
+    Raises:
+        FileError: The folder cannot be written, or the disk is full. An old file at `path` is unchanged.
+    """
+    path = Path(path)
+    folder = _temporary_path(
+        path
+    )  # of its own: safetensors writes to another temporary file beside the one it is given
+    partial = folder / path.name
+    try:
+        folder.mkdir()
+        os.close(os.open(partial, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))  # the kernel applies the umask
+        mode = partial.stat().st_mode
+        yield partial
+        if partial.stat().st_mode != mode:  # safetensors' own file is private
+            partial.chmod(stat.S_IMODE(mode))
+        _flush_to_disk(partial)
+        partial.replace(path)
+        _flush_to_disk(path.parent)
+    except FileError:  # of another file that is written inside the block
+        raise
+    except OSError as error:
+        raise FileError(
+            f"Cannot write {path}: {error.strerror or error}.\n"
+            f"The old file, if any, is unchanged. Free some space or choose a folder that can be written."
+        ) from error
+    finally:
+        _remove(folder)
+
+
+@contextmanager
+def replace_folder(path: Path | str) -> Iterator[Path]:
+    """Yield a temporary folder; at the end of the block it is renamed to `path`, or removed after an error.
+
+    An existing folder at `path` is replaced atomically where the system can exchange two names (Linux and macOS, on
+    most file systems). Elsewhere `path` is missing for a moment; if the process is killed in this moment, the next
+    `recover_folder(path)` restores the old folder.
+
+    Raises:
+        FileError: The parent folder cannot be written, or the disk is full.
+    """
+    path = Path(path)
+    partial = _temporary_path(path)
+    try:
+        partial.mkdir()
+        yield partial
+        for file in (*partial.rglob("*"), partial):
+            _flush_to_disk(file)
+        recover_folder(path)
+        if os.path.lexists(path):
+            _replace_folder(partial, path)
+        else:
+            partial.rename(path)
+        _flush_to_disk(path.parent)
+    except FileError:  # raised inside the block; its message is more precise
+        raise
+    except OSError as error:
+        raise FileError(f"Cannot write the folder {path}: {error.strerror or error}.") from error
+    finally:
+        _remove(partial)
+
+
+def _replace_folder(new: Path, path: Path) -> None:
+    """Rename the folder `new` to `path`, and remove the folder that was there."""
+    if _exchange(new, path):
+        _remove(new)
+        return
+    old = new.with_suffix(OLD)
+    path.rename(old)
+    try:
+        new.rename(path)
+    except BaseException:
+        old.rename(path)
+        raise
+    _remove(old)
+
+
+def recover_folder(path: Path | str) -> Path:
+    """Return `path`, and restore the folder if a process was killed while it replaced the folder.
+
+    Readers and writers of a folder by `replace_folder` call this function first.
+
+    Raises:
+        FileError: The folder cannot be read, or the old folder cannot be renamed to `path`.
+
+    Example:
+        >>> recover_folder("corpus")
+        PosixPath('corpus')
+    """
+    path = Path(path)
+    try:
+        if stat.S_ISDIR(os.stat(path).st_mode):
+            os.scandir(path).close()
+        return path
+    except (FileNotFoundError, NotADirectoryError):
+        if os.path.lexists(path):  # a broken link
+            return path
+    except ValueError:  # a zero byte in the name: opening it raises the error
+        return path
+    except OSError as error:
+        raise FileError(f"Cannot read {path}: {error.strerror or error}.") from error
+    for old in _temporary_paths(path, OLD):
+        try:
+            old.rename(path)
+        except OSError as error:
+            if not os.path.lexists(path) and os.path.lexists(old):  # no other process has done it meanwhile
+                raise FileError(
+                    f"{path} is missing because a process was killed while it replaced it, and {old}, which is the "
+                    f"folder as it was, cannot be renamed: {error.strerror or error}. Rename it to {path.name}."
+                ) from error
+        break
+    return path
+
+
+def remove_partials(path: Path | str) -> None:
+    """Remove the temporary files and folders that a killed writer of `path` has left.
+
+    A missing folder is restored first. No other process may be writing `path`.
+    """
+    recover_folder(path)
+    for suffix in (PARTIAL, OLD):
+        for left in _temporary_paths(Path(path), suffix):
+            _remove(left)
+
+
+def _temporary_path(path: Path) -> Path:
+    """Return a new hidden name in the folder of `path`."""
+    return path.parent / f".{path.name}.{secrets.token_hex(4)}{PARTIAL}"
+
+
+def _temporary_paths(path: Path, suffix: str) -> list[Path]:
+    """Return the existing temporary paths of `path` with a suffix."""
+    names = re.compile(rf"\.{re.escape(path.name)}\.[^.]+{re.escape(suffix)}")
+    try:
+        return sorted(file for file in path.parent.iterdir() if names.fullmatch(file.name))
+    except OSError:  # there is no such folder, or it cannot be listed: reading in it raises the error
+        return []
+
+
+def _remove(path: Path) -> None:
+    """Remove a file, a link or a folder with its content; errors are ignored."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        with suppress(OSError):
+            path.unlink(missing_ok=True)
+
+
+def _exchange(one: Path, other: Path) -> bool:
+    """Exchange two names atomically; return `False` where the system or the file system does not support it.
+
+    Raises:
+        OSError: The exchange failed for another reason.
+    """
+    if sys.platform not in ("linux", "darwin"):
+        return False
+    libc = ctypes.CDLL(None, use_errno=True)
+    names = os.fsencode(one), os.fsencode(other)
+    if hasattr(libc, "renameat2"):
+        here, exchange = -100, 2  # AT_FDCWD, RENAME_EXCHANGE of <linux/fs.h>
+        failed = libc.renameat2(here, names[0], here, names[1], ctypes.c_uint(exchange))
+    elif hasattr(libc, "renamex_np"):
+        failed = libc.renamex_np(*names, ctypes.c_uint(2))  # RENAME_SWAP of <sys/stdio.h>
+    else:
+        return False
+    if not failed:
+        return True
+    code = ctypes.get_errno()
+    if code in (errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EPERM):
+        return False
+    raise OSError(code, os.strerror(code), str(other))
+
+
+def create_folder(path: Path | str) -> Path:
+    """Create a folder unless it exists, and check that it can be written; return its path.
+
+    Raises:
+        FileError: `path` is a file, or cannot be created or written.
+    """
+    path = Path(path)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path, prefix="."):  # on NFS others see it
+            return path
+    except OSError as error:
+        raise FileError(
+            f"Cannot write into the folder {path}: {error.strerror or error}. Choose another folder."
+        ) from error
+
+
+def write_text(path: Path | str, text: str) -> None:
+    """Write a UTF-8 text file, atomically.
+
+    Raises:
+        FileError: The file cannot be written.
+    """
+    with replace_file(path) as partial:
+        partial.write_text(text, encoding="utf-8")
+
+
+def write_json(path: Path | str, value: JsonObject) -> None:
+    """Write a JSON object, atomically.
+
+    Raises:
+        FileError: The file cannot be written.
+    """
+    write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+
+
+def read_json(path: Path | str) -> JsonObject:
+    """Read a JSON object.
+
+    Raises:
+        FileError: There is no such file, or it cannot be read.
+        CheckpointError: The file is not a JSON object.
+    """
+    try:
+        content = Path(path).read_bytes()
+    except OSError as error:
+        raise FileError(f"Cannot read {path}: {error.strerror or error}.") from error
+    value = parse_json(content, path)
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{path} holds a JSON {type(value).__name__} where an object is expected.")
+    return value
+
+
+def read_fields(path: Path | str, kind: type) -> JsonObject:
+    """Read a JSON object and check its fields against a `TypedDict`; more fields are allowed.
+
+    Raises:
+        FileError: There is no such file, or it cannot be read.
+        CheckpointError: The file is not a JSON object, or a field is missing or has another type.
+    """
+    value = read_json(path)
+    check_fields(value, kind, path)
+    return value
+
+
+def _flush_to_disk(path: Path) -> None:
+    """Flush a file or a folder to the disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

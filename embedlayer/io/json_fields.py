@@ -1,0 +1,182 @@
+"""Parse JSON and check its fields by type and range, against a `TypedDict` or the signature of a function.
+
+An error names the file, the field, its value and the expected type.
+"""
+
+import json
+import math
+import types
+import typing
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Annotated, Any, Literal, NamedTuple, NotRequired, Required, Union, get_args, get_origin
+
+from embedlayer.errors import CheckpointError
+
+MAX_INT64 = 2**63 - 1
+"""Largest integer that int64 can represent."""
+
+MAX_PRINTED = 60
+
+
+class Range(NamedTuple):
+    """Bounds of a number, both included, as in `Annotated[int, Range(1, 8)]`; NaN is outside every range."""
+
+    least: float = -math.inf
+    most: float = math.inf
+
+
+Count = Annotated[int, Range(0, MAX_INT64)]
+"""An integer of at least 0."""
+
+
+def parse_json(text: str | bytes, source: object) -> Any:
+    """Parse JSON in UTF-8.
+
+    Args:
+        text: The JSON.
+        source: Path or name of the JSON, for error messages.
+
+    Raises:
+        CheckpointError: `text` is not JSON, or a string has a lone surrogate, which UTF-8 cannot encode.
+    """
+    try:
+        text = text if isinstance(text, str) else text.decode()
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{source} is not JSON ({error}): it is damaged or another kind of file.") from error
+    if "\\u" in text or not text.isascii():  # only these can hold half of a pair
+        try:
+            json.dumps(value, ensure_ascii=False).encode()
+        except UnicodeEncodeError as error:
+            raise CheckpointError(
+                f"{source} holds a string with {error.object[error.start]!a}, half of a surrogate pair: it is damaged."
+            ) from error
+    return value
+
+
+def check_fields(value: object, kind: type, source: object) -> None:
+    """Raise an error unless `value` is a JSON object with the fields of a `TypedDict`; more fields are allowed.
+
+    Args:
+        value: Parsed JSON.
+        kind: The `TypedDict`.
+        source: Path or name of the JSON, for error messages.
+
+    Raises:
+        CheckpointError: A field is missing, or has another type or range.
+
+    Example:
+        >>> class Sizes(typing.TypedDict):
+        ...     rows: Count
+        >>> check_fields({"rows": 3}, Sizes, "sizes.json")
+    """
+    for fault in _faults(value, kind, ""):
+        raise CheckpointError(f"{source}: {fault}. The file is damaged, or was written by another program.")
+
+
+def check_arguments(function: Callable[..., Any], values: Mapping[str, object], source: object) -> None:
+    """Raise an error unless `values` have the types of the arguments with these names in a signature.
+
+    Args:
+        function: A function, or a class with a constructor.
+        values: Values by argument name. Names that the signature lacks are not checked.
+        source: Path or name of the JSON, for error messages.
+
+    Raises:
+        CheckpointError: A value has another type.
+    """
+    hints = typing.get_type_hints(function.__init__ if isinstance(function, type) else function)  # type: ignore[misc]
+    for name, value in values.items():
+        for fault in _faults(value, hints.get(name, Any), name):
+            raise CheckpointError(f"{source}: {fault}.")
+
+
+def _faults(value: object, kind: Any, path: str) -> Iterator[str]:
+    """Yield a message for each fault of a value, where `path` names the value."""
+    origin, inner = get_origin(kind), get_args(kind)
+    if origin in (NotRequired, Required):
+        yield from _faults(value, inner[0], path)
+    elif origin is Annotated:
+        yield from _faults(value, inner[0], path)
+        if isinstance(value, int | float):
+            for bound in inner[1:]:
+                if isinstance(bound, Range) and not bound.least <= value <= bound.most:
+                    yield f"{path} is {printable(value)}, outside {printable(bound.least)} to {printable(bound.most)}"
+    elif typing.is_typeddict(kind):
+        yield from _faults_of_object(value, kind, path)
+    elif not _has_type(value, kind, origin, inner):
+        yield f"{path or 'the whole'} is {printable(value)}, where {_name(kind)} is expected"
+    elif origin in (list, tuple, Sequence) and isinstance(value, list | tuple):
+        if origin is tuple and inner[-1] is not Ellipsis:
+            kinds: Sequence[Any] = inner
+        else:
+            kinds = [inner[0]] * len(value)
+        for number, (one, expected) in enumerate(zip(value, kinds, strict=True)):
+            yield from _faults(one, expected, f"{path}[{number}]")
+    elif origin in (dict, Mapping) and isinstance(value, dict):
+        for key, one in value.items():
+            yield from _faults(one, inner[1], f"{path}[{printable(key)}]")
+
+
+def _faults_of_object(value: object, kind: Any, path: str) -> Iterator[str]:
+    """Yield a message for each fault of a JSON object that should be a `TypedDict`."""
+    if not isinstance(value, dict):
+        yield f"{path or 'the whole'} is {printable(value)}, where an object is expected"
+        return
+    for name, expected in typing.get_type_hints(kind, include_extras=True).items():
+        place = f"{path}.{name}".lstrip(".")
+        if name in value:
+            yield from _faults(value[name], expected, place)
+        elif name in kind.__required_keys__:
+            yield f"{place} is missing"
+
+
+def _has_type(value: object, kind: Any, origin: Any, inner: tuple[Any, ...]) -> bool:
+    """Return whether a value has a type; the elements of lists and objects are not checked."""
+    if kind is Any or isinstance(kind, typing.TypeVar):
+        return True
+    if origin is Literal:
+        return any(type(value) is type(choice) and value == choice for choice in inner)
+    if origin in (Union, types.UnionType):
+        return any(not any(_faults(value, choice, "")) for choice in inner)
+    if kind is None or kind is types.NoneType:
+        return value is None
+    if kind is bool or kind is str:
+        return type(value) is kind
+    if kind is int:
+        return type(value) is int and -MAX_INT64 <= value <= MAX_INT64
+    if kind is float:
+        return type(value) is float or (type(value) is int and -MAX_INT64 <= value <= MAX_INT64)
+    if origin in (list, tuple, Sequence):
+        fixed = origin is tuple and inner[-1] is not Ellipsis
+        return isinstance(value, list | tuple) and (not fixed or len(value) == len(inner))
+    if origin in (dict, Mapping) or kind is dict:
+        return isinstance(value, dict)
+    return isinstance(value, kind) if isinstance(kind, type) else True
+
+
+def _name(kind: Any) -> str:
+    """Return the name of a type for an error message, such as `"a whole number"`."""
+    origin, inner = get_origin(kind), get_args(kind)
+    if origin is Literal:
+        return " or ".join(map(repr, inner))
+    if origin in (Union, types.UnionType):
+        return " or ".join(_name(choice) for choice in inner)
+    if origin is Annotated:
+        return _name(inner[0])
+    words = {int: "a whole number", float: "a number", str: "a string", bool: "true or false", types.NoneType: "null"}
+    if kind in words:
+        return words[kind]
+    if origin in (list, Sequence) or (origin is tuple and inner[-1] is Ellipsis):
+        return f"a list of {_name(inner[0])}"
+    if origin is tuple:
+        return f"a list of {len(inner)} values"
+    if origin in (dict, Mapping) or kind is dict:
+        return "an object"
+    return str(getattr(kind, "__name__", kind))
+
+
+def printable(value: object) -> str:
+    """Return a value as short ASCII text for an error message."""
+    text = ascii(value) if not isinstance(value, dict) else "an object"
+    return text if len(text) <= MAX_PRINTED else f"{text[:MAX_PRINTED]}..."

@@ -1,0 +1,511 @@
+"""Read and write safetensors files: one file, or several shards with an index.
+
+The `safetensors` library parses and checks every header. Tensors are memory-mapped, so that tensors which are never
+read cost nothing. Pickles are refused, with a command that converts them.
+"""
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Int, Shaped
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from embedlayer.errors import CheckpointError, FileError
+from embedlayer.io.files import read_json, recover_folder, replace_file
+
+WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+CHUNK_BYTES = 1 << 24
+"""Most bytes of a tensor that are in memory at a time where a tensor is written or sent in chunks."""
+
+DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
+"""safetensors' name of each data type that embedlayer reads and writes."""
+
+DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+"""The names by data type."""
+
+_MAX_DIMENSIONS = 16
+_PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+_PICKLE_STARTS = (b"PK", b"\x80")  # a zip file by torch.save, or a bare pickle
+
+
+@dataclass(frozen=True)
+class TensorInfo:
+    """Data type, shape and byte range of one stored tensor.
+
+    Attributes:
+        name: Name of the tensor in the file.
+        dtype: safetensors' name of the data type, such as `"BF16"`.
+        shape: Sizes of the tensor.
+        file: Path of the safetensors file.
+        start: Offset of the first byte in the file.
+        stop: Offset behind the last byte.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    file: Path
+    start: int
+    stop: int
+
+    @property
+    def nbytes(self) -> int:
+        """Number of bytes in the file."""
+        return self.stop - self.start
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        """Data type in PyTorch.
+
+        Raises:
+            CheckpointError: The data type is not in `DTYPES`.
+        """
+        if self.dtype not in DTYPES:
+            raise CheckpointError(
+                f"{self.name} in {self.file} is stored as {self.dtype}; embedlayer reads {', '.join(DTYPES)}."
+            )
+        return DTYPES[self.dtype]
+
+    def read_rows(self, rows: slice | Int[Tensor, " N"]) -> Shaped[Tensor, "N ..."]:
+        """Return a copy of some rows, read through a read-only memory map of this tensor alone.
+
+        The file and the tensor may be larger than the memory of the machine: only the pages of the rows are read.
+
+        Args:
+            rows: A slice of the first dimension, or indices into it. A scalar has one row.
+
+        Returns:
+            The rows on the CPU, in the data type of the file.
+
+        Raises:
+            FileError: The file cannot be mapped.
+            CheckpointError: The data type is not in `DTYPES`.
+        """
+        dtype, (count, *width) = self.torch_dtype, self.shape or (1,)
+        if not self.nbytes:
+            return torch.empty((count, *width), dtype=dtype)[rows]
+        try:
+            stored = np.memmap(self.file, np.uint8, "r", self.start, (count, self.nbytes // count))
+        except (OSError, ValueError) as error:
+            raise FileError(f"Cannot map {self.name} of {self.file} into memory: {error}.") from error
+        copy = np.array(stored[rows if isinstance(rows, slice) else rows.cpu().numpy()])
+        return torch.from_numpy(copy).flatten().view(dtype).view(-1, *width)
+
+
+@dataclass(frozen=True)
+class Header:
+    """Header of a safetensors file.
+
+    Attributes:
+        tensors: Every tensor of the file by name, in the order of the bytes.
+        metadata: Strings that the file stores under `__metadata__`.
+        size: Number of bytes before the data, including the 8 bytes of the header's length.
+    """
+
+    tensors: dict[str, TensorInfo]
+    metadata: dict[str, str]
+    size: int
+
+
+@contextmanager
+def open_safetensors(path: Path | str, device: str = "cpu", framework: str = "pt") -> Iterator[Any]:
+    """Yield `safetensors.safe_open(path)`; its errors become errors of embedlayer, inside the block too.
+
+    Args:
+        path: The file.
+        device: Device of the tensors that `get_tensor` returns.
+        framework: `"pt"` maps the file copy-on-write, which fails for files larger than memory. `"np"` maps the file
+            read-only.
+
+    Raises:
+        FileError: The file is missing or cannot be read.
+        CheckpointError: The file is a pickle, truncated, or not a safetensors file.
+        RuntimeError: `"pt"` and a file larger than memory.
+    """
+    path = Path(path)
+    try:
+        with safe_open(path, framework=framework, device=device) as file:
+            yield file
+    except OSError as error:
+        raise FileError(f"Cannot read {path}: {error.strerror or error}.") from error
+    except SafetensorError as error:
+        with path.open("rb") as opened:
+            if opened.read(2).startswith(_PICKLE_STARTS):
+                raise _pickle_error(path) from error
+        raise CheckpointError(
+            f"{path} is not a whole safetensors file ({error}): it is damaged, cut short or another kind of file. "
+            f"Copy it again or use an earlier checkpoint."
+        ) from error
+
+
+def read_header(path: Path | str) -> Header:
+    """Read the header of a safetensors file of any size, checked by `safe_open`; no tensor is read.
+
+    Raises:
+        FileError: The file is missing or cannot be read.
+        CheckpointError: The file is a pickle, is truncated, or states impossible sizes, offsets or data types.
+    """
+    path = Path(path)
+    with open_safetensors(path, framework="np"), path.open("rb") as file:  # safe_open does not tell the offsets
+        length = int.from_bytes(file.read(8), "little")
+        entries = json.loads(file.read(length))
+    metadata = entries.pop("__metadata__", None) or {}
+    infos = []
+    for name, entry in entries.items():
+        start, stop = (8 + length + offset for offset in entry["data_offsets"])
+        if len(entry["shape"]) > _MAX_DIMENSIONS:
+            raise CheckpointError(f"{path}: {name!r} has {len(entry['shape'])} dimensions: the file is damaged.")
+        infos.append(TensorInfo(name, entry["dtype"], tuple(entry["shape"]), path, start, stop))
+    infos.sort(key=lambda info: (info.start, info.stop))
+    return Header({info.name: info for info in infos}, metadata, 8 + length)
+
+
+def load_tensors(path: Path | str, device: str = "cpu") -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Read a safetensors file and return its tensors by name, and its metadata.
+
+    Raises:
+        FileError: The file is missing or cannot be read.
+        CheckpointError: The file is truncated or not a safetensors file.
+    """
+    with open_safetensors(path, device) as file:
+        return {name: file.get_tensor(name) for name in file.keys()}, dict(file.metadata() or {})  # noqa: SIM118
+
+
+def save_tensors(path: Path | str, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:
+    """Write named tensors as one safetensors file, atomically.
+
+    Args:
+        path: The file.
+        tensors: Tensors by name; no two of them may share memory.
+        metadata: Strings for the file's header, beside `{"format": "pt"}`.
+
+    Raises:
+        FileError: The folder cannot be written, or the disk is full.
+        CheckpointError: A tensor is a sharded `DTensor`.
+    """
+    if sharded := [name for name, tensor in tensors.items() if hasattr(tensor, "full_tensor")]:
+        raise CheckpointError(
+            f"{', '.join(sharded)}: sharded over several ranks, each of which has some rows. Save them with "
+            f"torch.distributed.checkpoint (embedlayer.distributed.state.distributed_state), or call full_tensor() on "
+            f"all ranks first."
+        )
+    contiguous = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
+    with replace_file(path) as partial:
+        try:
+            save_file(contiguous, partial, metadata={"format": "pt", **(metadata or {})})
+        except SafetensorError as error:  # how safetensors reports a full disk
+            raise OSError(str(error)) from error
+
+
+def encode_header(
+    tensors: Mapping[str, tuple[str | torch.dtype, Sequence[int], int]], metadata: Mapping[str, str]
+) -> bytes:
+    """Return the bytes of a safetensors file before its data, for tensors that are written in this order.
+
+    Args:
+        tensors: Data type (safetensors' name or torch's), shape and number of bytes of each tensor.
+        metadata: Strings for the file's header; may be empty.
+
+    Example:
+        >>> header = encode_header({"weight": (torch.float32, (2, 3), 24)}, {"format": "pt"})
+        >>> len(header) % 8
+        0
+    """
+    entries: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
+    offset = 0
+    for name, (dtype, shape, nbytes) in tensors.items():
+        dtype = DTYPE_NAMES[dtype] if isinstance(dtype, torch.dtype) else dtype
+        entries[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [offset, offset + nbytes]}
+        offset += nbytes
+    raw = json.dumps(entries, separators=(",", ":"), ensure_ascii=False).encode()
+    raw += b" " * (-len(raw) % 8)
+    return len(raw).to_bytes(8, "little") + raw
+
+
+def byte_chunks(tensor: Tensor, dtype: torch.dtype | None = None) -> Iterator[Shaped[Tensor, " N"]]:
+    """Yield the bytes of a tensor in chunks of at most `CHUNK_BYTES`, or of one row where a row is larger.
+
+    Args:
+        tensor: On any device.
+        dtype: Data type to which each chunk is converted; by default the tensor's own.
+
+    Returns:
+        uint8 tensors on the CPU. There are none for an empty tensor.
+    """
+    dtype = dtype or tensor.dtype
+    rows = tensor.detach().reshape(1) if tensor.dim() == 0 else tensor.detach()
+    for chunk in rows.split(rows_per_chunk(rows, dtype)):
+        if chunk.numel():
+            yield chunk.to("cpu", dtype).contiguous().flatten().view(torch.uint8)
+
+
+def rows_per_chunk(rows: Tensor, dtype: torch.dtype | None = None) -> int:
+    """Return how many rows of a tensor `byte_chunks` takes at a time, at least 1."""
+    return max(CHUNK_BYTES // max(rows[:1].numel() * (dtype or rows.dtype).itemsize, 1), 1)
+
+
+class CheckpointFolder(ABC):
+    """A folder with the files of a checkpoint, on this machine or on the hub.
+
+    Attributes:
+        name: Path or name, for error messages.
+    """
+
+    name: str
+
+    @abstractmethod
+    def find(self, file: str) -> Path | None:
+        """Return the path of a file on this machine; `None` if the checkpoint has no such file."""
+
+    @abstractmethod
+    def list_files(self) -> Sequence[Path] | None:
+        """Return the paths of all files directly in the folder; `None` if they cannot be listed."""
+
+    @abstractmethod
+    def subfolder(self, folder: str) -> "CheckpointFolder":
+        """Return a folder inside this one."""
+
+
+class _LocalFolder(CheckpointFolder):
+    """A folder on this machine."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.name = str(folder)
+
+    def find(self, file: str) -> Path | None:
+        path = self.folder / file
+        return path if path.is_file() else None
+
+    def list_files(self) -> Sequence[Path]:
+        return sorted(path for path in self.folder.iterdir() if path.is_file())
+
+    def subfolder(self, folder: str) -> "_LocalFolder":
+        return _LocalFolder(self.folder / folder)
+
+
+class WeightFiles:
+    """Named tensors in one safetensors file or in several, each read when it is requested.
+
+    Args:
+        folder: Folder with the files.
+        files: Name of the one file, or for each tensor the name of its file.
+
+    Attributes:
+        name: Path or name of the checkpoint, for error messages.
+        bytes_read: Bytes of headers and tensors that were read so far.
+    """
+
+    def __init__(self, folder: CheckpointFolder, files: str | Mapping[str, str]) -> None:
+        self._folder = folder
+        self._files = files
+        self._headers: dict[str, Header] = {}
+        self.bytes_read = 0
+        self.name = f"{folder.name}/{files}" if isinstance(files, str) and files != WEIGHTS else folder.name
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of all tensors."""
+        return tuple(self._header(self._files).tensors if isinstance(self._files, str) else self._files)
+
+    @property
+    def headers(self) -> dict[str, Header]:
+        """Headers of all files, by the name of the file."""
+        files = [self._files] if isinstance(self._files, str) else dict.fromkeys(self._files.values())
+        return {file: self._header(file) for file in files}
+
+    def find(self, *suffixes: str) -> list[str]:
+        """Return the names that equal a suffix or end in `"." + suffix`: by suffix, then the shortest first."""
+        return [
+            name
+            for suffix in suffixes
+            for name in sorted(self.names, key=lambda name: (len(name), name))
+            if f".{name}".endswith(f".{suffix}")
+        ]
+
+    def info(self, name: str) -> TensorInfo:
+        """Return data type, shape and byte range of a tensor.
+
+        Raises:
+            CheckpointError: There is no such tensor, or its shard is missing or damaged.
+        """
+        file = self._files if isinstance(self._files, str) else self._files.get(name)
+        tensor = None if file is None else self._header(file).tensors.get(name)
+        if tensor is None:
+            raise CheckpointError(f"{self.name} has no tensor {name!r}{f' in {file}' if file else ''}.")
+        return tensor
+
+    def read(self, name: str, *, dtype: torch.dtype | None = None, device: torch.device | str = "cpu") -> Tensor:
+        """Read a tensor.
+
+        On the CPU and in the data type of the file the tensor is memory-mapped, not copied. Writing to the tensor
+        does not change the file. From a file larger than memory the tensor is copied.
+
+        Args:
+            name: Name of the tensor.
+            dtype: Data type of the result; by default that of the file.
+            device: Device of the result.
+
+        Raises:
+            CheckpointError: There is no such tensor, its shard is missing or damaged, or its data type is not in
+                `DTYPES`.
+        """
+        info = self.info(name)
+        stored = info.torch_dtype
+        self.bytes_read += info.nbytes
+        try:
+            with open_safetensors(info.file) as file:
+                tensor: Tensor = file.get_tensor(name)
+        except RuntimeError:  # torch cannot map a file larger than memory copy-on-write
+            tensor = info.read_rows(slice(None)).view(info.shape)
+        if tensor.data_ptr() % stored.itemsize:  # old files have headers of any length
+            tensor = tensor.clone()
+        return tensor.to(device=device, dtype=dtype or stored)
+
+    def _header(self, file: str) -> Header:
+        """Return the header of a file, which is read at the first call."""
+        if file not in self._headers:
+            path = self._folder.find(file)
+            if path is None:
+                raise CheckpointError(f"{self.name} lacks its shard {file}: copy or download it again.")
+            self._headers[file] = read_header(path)
+            self.bytes_read += self._headers[file].size
+        return self._headers[file]
+
+
+def open_weights(path: Path) -> WeightFiles:
+    """Open a folder with safetensors files, one such file, or an index of several.
+
+    Raises:
+        FileError: There is no such path, or no safetensors file in the folder.
+        CheckpointError: The weights are pickles, the index is damaged or names files outside its folder, or there are
+            several files and no index.
+    """
+    found = find_folder(path)
+    if found is None:
+        raise no_such_path(path)
+    folder, file = found
+    return WeightFiles(folder, choose_weight_files(folder, file))
+
+
+def find_folder(path: Path) -> tuple[CheckpointFolder, str | None] | None:
+    """Return the folder at `path` and `None`, or for a file its folder and its name; `None` if nothing exists there.
+
+    Raises:
+        FileError: The path is not a valid file name.
+    """
+    try:
+        if recover_folder(path).is_dir():
+            return _LocalFolder(path), None
+        return (_LocalFolder(path.parent), path.name) if path.is_file() else None
+    except (OSError, ValueError) as error:
+        raise FileError(f"Cannot read {str(path)!r}: {error}.") from error
+
+
+def no_such_path(path: Path | str) -> FileError:
+    """Return the error for a path at which nothing exists."""
+    return FileError(f"There is no folder or file {str(path)!r}.")
+
+
+def choose_weight_files(folder: CheckpointFolder, file: str | None = None) -> str | Mapping[str, str]:
+    """Return which files of a folder hold its tensors, as the second argument of `WeightFiles`.
+
+    Args:
+        folder: Folder of the checkpoint.
+        file: Name of the weights or the index in it; by default `model.safetensors.index.json`, `model.safetensors`,
+            or the only safetensors file.
+
+    Raises:
+        FileError: There is no safetensors file.
+        CheckpointError: The weights are pickles, the index is damaged or names files outside its folder, or there are
+            several files and no index.
+    """
+    if file is not None:
+        path = folder.find(file)
+        assert path is not None
+        if file.endswith(".index.json"):
+            return _read_weight_map(path)
+        if path.suffix in _PICKLE_SUFFIXES:
+            raise _pickle_error(path)
+        return file
+    index = folder.find(INDEX)
+    if index is not None:
+        return _read_weight_map(index)
+    if folder.find(WEIGHTS) is not None:
+        return WEIGHTS
+    files = folder.list_files()
+    if files is None:
+        raise FileError(
+            f"{folder.name!r} has no {WEIGHTS} on the hub or, offline, in its cache; "
+            f"there is no folder or file of that name here either."
+        )
+    found = [path for path in files if path.suffix == ".safetensors"]
+    if len(found) == 1:
+        return found[0].name
+    if found:
+        raise CheckpointError(
+            f"{folder.name} holds {len(found)} safetensors files and no {INDEX}: name the file with the table, "
+            f"or add the index."
+        )
+    pickles = [path for path in files if path.suffix in _PICKLE_SUFFIXES]
+    if pickles:
+        raise _pickle_error(pickles[0])
+    raise FileError(f"{folder.name} holds no safetensors file.")
+
+
+def is_plain_name(name: str) -> bool:
+    """Return whether a name is that of a file directly in a folder: no path, not empty, no dots alone.
+
+    Example:
+        >>> [is_plain_name(name) for name in ("one.safetensors", "../one.safetensors", "")]
+        [True, False, False]
+    """
+    return PurePosixPath(name).name == name and name not in ("", ".", "..") and not {"\0", "\\"} & set(name)
+
+
+def _read_weight_map(index: Path) -> dict[str, str]:
+    """Read the file of each tensor from an index, and refuse files outside its folder."""
+    shards = read_json(index).get("weight_map")
+    if not isinstance(shards, dict) or not all(isinstance(file, str) for file in shards.values()):
+        raise CheckpointError(
+            f"{index} has no weight_map from tensors to files: it is damaged or another kind of file."
+        )
+    for file in set(shards.values()):
+        if not is_plain_name(file):
+            raise CheckpointError(f"{index} names the shard {file!r}, which is not a file beside it: refused.")
+        if not file.endswith(".safetensors"):
+            raise CheckpointError(f"{index} names the shard {file!r}, which is no safetensors file.")
+    return shards
+
+
+def _pickle_error(path: Path) -> CheckpointError:
+    """Return the error for a pickle, with a command that converts it."""
+    return CheckpointError(
+        f"{path} is a pickle, which can run any code when it is loaded: embedlayer reads safetensors only. "
+        f"Convert it once, with torch and safetensors:\n"
+        f'python -c "import sys, torch, safetensors.torch as s; t = torch.load(sys.argv[1], weights_only=True); '
+        f"s.save_file({{k: v.contiguous().clone() for k, v in t.items()}}, sys.argv[2], {{'format': 'pt'}})\" "
+        f"{path.name} {WEIGHTS}"
+    )

@@ -1,0 +1,331 @@
+"""Tables in the files that word vectors travel in."""
+
+import contextlib
+import gzip
+import json
+import tracemalloc
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from embedlayer import (
+    CheckpointError,
+    EmbedLayerError,
+    EmbedLayerWarning,
+    FactorizedEmbedding,
+    FileError,
+    ShapeError,
+    SizeError,
+    TokenEmbedding,
+    read_vectors,
+    write_vectors,
+)
+
+FILES = {
+    "word2vec": "v.txt",
+    "word2vec-binary": "v.bin",
+    "glove": "v.txt",
+    "fasttext": "v.vec",
+    "npy": "v.npy",
+    "projector": "v",
+}
+WORDS = [name for name in FILES if name not in ("npy", "projector")]
+TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
+WORD = TEXT.filter(lambda word: word and not set(word) & set(" \t\n\r\v\f"))
+FINITE = st.floats(width=32, allow_nan=False, allow_infinity=False)
+FAST = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+def tables(words):
+    sizes = st.tuples(st.integers(1, 5), st.integers(1, 4))
+    return sizes.flatmap(
+        lambda size: st.tuples(
+            st.lists(words, min_size=size[0], max_size=size[0], unique=True),
+            st.lists(st.lists(FINITE, min_size=size[1], max_size=size[1]), min_size=size[0], max_size=size[0]),
+        )
+    )
+
+
+def bits(rows):
+    return rows.contiguous().view(torch.int32)
+
+
+@pytest.mark.parametrize("format", FILES)
+@FAST
+@given(data=st.data())
+def test_what_was_written_is_read_back_bit_for_bit(tmp_path, format, data) -> None:
+    tokens, numbers = data.draw(tables(WORD if format in WORDS else TEXT))
+    rows = torch.tensor(numbers, dtype=torch.float32)
+    file = tmp_path / FILES[format]
+    write_vectors(file, tokens, rows, format)
+    again, found = read_vectors(file, format)
+    assert again == tokens
+    assert torch.equal(bits(found), bits(rows))
+    if format != "projector":
+        write_vectors(f"{file}.gz", tokens, rows, format)
+        again, found = read_vectors(f"{file}.gz", format)
+        assert (again, bits(found).tolist()) == (tokens, bits(rows).tolist())
+
+
+def test_any_float32_survives_its_decimals(tmp_path) -> None:
+    patterns = torch.randint(-(2**31), 2**31, (300, 100)).int().view(torch.float32)
+    rows = torch.where(patterns.isfinite(), patterns, -0.0)
+    write_vectors(tmp_path / "v.txt", [str(n) for n in range(300)], rows, "word2vec")
+    assert torch.equal(bits(read_vectors(tmp_path / "v.txt")[1]), bits(rows))
+
+
+@pytest.mark.parametrize("binary", [False, True])
+@pytest.mark.parametrize("ending", ["", ".gz"])
+@pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")  # gensim's, with no_header
+@pytest.mark.filterwarnings("ignore:Exception ignored in.*FileIO:pytest.PytestUnraisableExceptionWarning")
+def test_gensim_reads_what_is_written_and_the_other_way_round(tmp_path, binary, ending) -> None:
+    gensim = pytest.importorskip("gensim.models", reason="the dev extra is not installed")
+    tokens = ["the", "naïve", "日本", "x" * 40, "a_b"]
+    rows = torch.randn(5, 7)
+    ours, theirs = tmp_path / f"ours{ending}", tmp_path / f"theirs{ending}"
+    format = "word2vec-binary" if binary else "word2vec"
+    write_vectors(ours, tokens, rows, format)
+    found = gensim.KeyedVectors.load_word2vec_format(str(ours), binary=binary)
+    assert found.index_to_key == tokens
+    assert np.array_equal(found.vectors, rows.numpy())
+    found.save_word2vec_format(str(theirs), binary=binary)
+    again, read = read_vectors(theirs, format)
+    assert again == tokens
+    assert torch.equal(read, rows)
+    if not binary:
+        write_vectors(ours, tokens, rows, "glove")
+        assert gensim.KeyedVectors.load_word2vec_format(str(ours), no_header=True).index_to_key == tokens
+
+
+@pytest.mark.parametrize("binary", [False, True])
+def test_twice_the_same_token_and_bad_utf8_are_read_as_gensim_reads_them(tmp_path, binary) -> None:
+    gensim = pytest.importorskip("gensim.models", reason="the dev extra is not installed")
+    entries = [(b"cat", [1, 2]), (b"caf\xc3", [3, 4]), (b"cat", [5, 6]), (b"dog", [7, 8])]
+    if binary:
+        body = b"".join(word + b" " + np.array(row, "<f4").tobytes() + b"\n" for word, row in entries)
+    else:
+        body = b"".join(word + b" %d %d \n" % tuple(row) for word, row in entries)  # a space at the end, as fastText
+    file, format = tmp_path / "v", "word2vec-binary" if binary else "word2vec"
+    file.write_bytes(b"4 2\n" + body)
+    with pytest.raises(CheckpointError, match=r"(line 3|row 2): the token b'caf.*' is not UTF-8.*errors=\"replace\""):
+        read_vectors(file, format)
+    for errors in ("ignore", "replace"):
+        peer = gensim.KeyedVectors.load_word2vec_format(str(file), binary=binary, unicode_errors=errors)
+        with pytest.warns(EmbedLayerWarning, match="holds 1 tokens twice, first 'cat' at (line 4|row 3)"):
+            tokens, rows = read_vectors(file, format, errors=errors)
+        assert tokens == peer.index_to_key[:3]  # past them gensim has a None and a row of zeros
+        assert np.array_equal(rows.numpy(), peer.vectors[:3])
+
+
+def test_a_table_is_read_by_chunks_and_without_its_scale(tmp_path) -> None:
+    tokens = [str(n) for n in range(9000)]
+    for table in (TokenEmbedding(9000, 8, scale="sqrt_dim").bfloat16(), FactorizedEmbedding(9000, 8, 2)):
+        write_vectors(tmp_path / "v.npy", tokens, table)
+        assert torch.equal(read_vectors(tmp_path / "v.npy")[1], table.rows(0, 9000).float())
+        assert np.load(tmp_path / "v.npy").shape == (9000, 8)
+
+
+def test_the_name_tells_the_format(tmp_path, unchecked) -> None:
+    rows, tokens = torch.eye(2), ["a", "b"]
+    for format, name in FILES.items():
+        write_vectors(tmp_path / name, tokens, rows, format)
+        assert read_vectors(tmp_path / name)[0] == tokens
+    write_vectors(tmp_path / "v" / "tensors.tsv", tokens, rows)
+    assert read_vectors(tmp_path / "v" / "tensors.tsv")[0] == tokens
+    assert (tmp_path / "v" / "metadata.tsv").read_text() == "a\nb\n"  # one column has no header
+    with pytest.raises(SizeError, match=r"v.txt does not tell the format: give one of word2vec,"):
+        write_vectors(tmp_path / "v.txt", tokens, rows)
+    with pytest.raises(SizeError, match="does not tell the format"):
+        read_vectors(tmp_path / "v.data")
+    with pytest.raises(SizeError, match="There is no file format 'csv'"):
+        read_vectors(tmp_path / "v.txt", "csv")
+
+
+def test_tokens_with_spaces_are_read_from_the_right_and_not_written(tmp_path) -> None:
+    file = tmp_path / "v.txt"
+    file.write_text("the 0.5 1e-3\n. . . 1 2\nat name@domain.com 3 -4\n7 8 9\n")
+    tokens, rows = read_vectors(file)
+    assert tokens == ["the", ". . .", "at name@domain.com", "7"]
+    assert rows.tolist() == [[0.5, pytest.approx(1e-3)], [1, 2], [3, -4], [8, 9]]
+    for token, message in ((". .", "holds white space"), ("a\nb", "holds white space"), ("", "is empty")):
+        with pytest.raises(CheckpointError, match=f"Row 1: the token .* {message}"):
+            write_vectors(file, ["a", token], torch.eye(2), "glove")
+    with pytest.raises(CheckpointError, match="Row 2: the token 'a' is that of row 0 too"):
+        write_vectors(file, ["a", "b", "a"], torch.eye(3), "word2vec")
+    with pytest.raises(CheckpointError, match="Row 0: the token .* cannot be encoded in UTF-8"):
+        write_vectors(file, ["\ud800"], torch.eye(1), "word2vec")
+    with pytest.raises(CheckpointError, match="Row 0"):
+        write_vectors(tmp_path, ["\ud800"], torch.eye(1), "projector")
+    assert read_vectors(file)[0] == tokens  # what could not be written has left the file as it was
+
+
+def test_a_projector_with_more_columns_has_a_header_and_the_first_is_the_token(tmp_path) -> None:
+    (tmp_path / "tensors.tsv").write_text("1\t2\n3\t4\n")
+    (tmp_path / "metadata.tsv").write_text("word\tcount\ncat\t5\na\\tb\t6\n")
+    tokens, rows = read_vectors(tmp_path)
+    assert tokens == ["cat", "a\tb"]
+    assert rows.tolist() == [[1, 2], [3, 4]]
+    for metadata, message in (
+        ("word\ncat\na\n", "has 3 labels.*With one column it has no header"),
+        ("cat\n", "has 1 labels"),
+        ("cat\ndog\tx\n", "line 2: found 2 columns where there are 1"),
+        ("a\nb\nc\nd\n", "line 4: there are 2 rows"),
+    ):
+        (tmp_path / "metadata.tsv").write_text(metadata)
+        with pytest.raises(CheckpointError, match=message):
+            read_vectors(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.txt", b"2 3\na 1 2 3\nb 1 2\n", "line 3: found 2 numbers where there should be 3"),
+        ("a.txt", b"2 3\na 1 2 3\nb 1 2 3 4\n", "line 3: found 4 numbers where there should be 3"),
+        ("a.txt", b"a 1 2\nb 3\n", "line 2: found 1 numbers where there should be 2"),
+        ("a.txt", b"3 2\na 1 2\nb 3 4\n", "the header states 3 rows, and the file ends after 2"),
+        ("a.txt", b"1 2\na 1 2\nb 3 4\n", "line 3: the header states 1 rows, and here is one more"),
+        ("a.txt", b"2 2\na 1 2\nb 3 nan\n", r"1 of 2 rows hold NaN, .*: line 3 \('b'\)"),
+        ("a.txt", b"a 1 2\nb -inf 1e60\n", r"1 of 2 rows hold NaN, infinity or .*: line 2 \('b'\)"),
+        ("a.txt", b"2 2\na 1 2\nb 3 4_0\n", "line 3: b'4_0' is not a number"),
+        ("a.txt", b"2 2\na 1 2\nb x 4\n", "line 3: b'x' is not a number"),
+        ("a.txt", b"2 2\na 1 2\n\nb 3 4\n", "line 3: it is empty"),
+        ("a.txt", b"2 2\n 1 2\nb 3 4\n", "line 2: it has no token"),
+        ("a.txt", b"", "holds no vectors"),
+        ("a.txt", b"0 5\n", "holds no vectors"),
+        ("a.txt", b"word\n", "line 1: b'word' is not a token and its numbers"),
+        ("a.vec", b"a 1 2\n", "line 1: b'a 1 2.*' is not the header"),
+        ("a.txt", b"1 99999999\na 1\n", "line 1: the header states 99999999 columns"),
+        ("a.bin", b"\x80\x02}q\x00.", "is not the header"),
+        ("a.bin", b"2 2\na " + bytes(8) + b"b " + bytes(7), "row 2: the file ends within it"),
+        ("a.bin", b"2 2\na " + bytes(8), "the header states 2 rows, and the file ends after 1"),
+        ("a.bin", b"1 2\na " + bytes(8) + b"rest", "1 rows of 2 numbers, and the file goes on"),
+        ("a.bin", b"1 1\n" + bytes(70_000), "row 1: its token does not end"),
+        ("a.bin", b"1 1\n " + bytes(4), "row 1: it has no token"),
+        ("a.bin", b"1 1\na \x00\x00\xc0\x7f", r"1 of 1 rows hold NaN, .*: row 1 \('a'\)"),
+        ("a.txt.gz", gzip.compress(b"1 1\na 1\n", mtime=0)[:-9], "is not a whole gzip file"),
+        ("a.txt.gz", b"1 1\na 1\n", "is not a whole gzip file"),
+        ("a.npy", b"\x93NUMPY\x02\x00", "is not an array"),
+    ],
+)
+def test_what_is_wrong_is_named_by_its_line(tmp_path, name, content, message) -> None:
+    (tmp_path / name).write_bytes(content)
+    (tmp_path / "a.tokens.json").write_text('["a"]')
+    with pytest.raises(CheckpointError, match=message):
+        read_vectors(tmp_path / name)
+
+
+@pytest.mark.parametrize("dtype", ["<f4", "<f8", ">f4", "<f2"])
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_arrays_of_numpy_in_any_order_are_read(tmp_path, dtype, order) -> None:
+    array = np.asarray(np.random.default_rng(0).normal(size=(3, 4)), dtype, order=order)
+    np.save(tmp_path / "v.npy", array)
+    (tmp_path / "v.tokens.json").write_text(json.dumps(["a", "b", "c"]))
+    assert np.array_equal(read_vectors(tmp_path / "v.npy")[1].numpy(), array.astype(np.float32))
+
+
+def test_an_array_that_does_not_fit_is_refused(tmp_path) -> None:
+    file, tokens = tmp_path / "v.npy", tmp_path / "v.tokens.json"
+    np.save(file, np.eye(2, dtype="f4"))
+    for content, message in (
+        ('["a"]', "2 rows, and v.tokens.json beside it 1 tokens"),
+        ("[1, 2]", "not a list"),
+        ("[", "not JSON"),
+    ):
+        tokens.write_text(content)
+        with pytest.raises(CheckpointError, match=message):
+            read_vectors(file)
+    tokens.write_text('["a", "b"]')
+    whole = file.read_bytes()
+    for content, message in (
+        (whole[:-1], "ends after 15"),
+        (whole + b"x", "the file goes on"),
+        (whole.replace(b"(2, 2)", b"(2, 9)"), "ends after 16"),
+        (whole.replace(b"<f4", b"|O8"), "is not an array"),
+    ):
+        file.write_bytes(content)
+        with pytest.raises(CheckpointError, match=message):
+            read_vectors(file)
+
+
+def test_what_cannot_be_written_is_refused(tmp_path) -> None:
+    with pytest.raises(ShapeError, match="1 tokens need as many rows, .* found 2 x 2"):
+        write_vectors(tmp_path / "v.vec", ["a"], torch.eye(2))
+    with pytest.raises(ShapeError, match="0 tokens"):
+        write_vectors(tmp_path / "v.vec", [], torch.zeros(0, 2))
+    with pytest.raises(CheckpointError, match="Row 1 holds NaN"):
+        write_vectors(tmp_path / "v.vec", ["a", "b"], torch.tensor([[1.0], [float("nan")]]))
+    with pytest.raises(FileError):
+        write_vectors(tmp_path / "none" / "v.vec", ["a"], torch.eye(1))
+    with pytest.raises(FileError):
+        read_vectors(tmp_path / "v.vec")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("name", "head"),
+    [
+        ("v.txt", b"999999999999 3\n"),
+        ("v.txt", b"3 1048576\n"),
+        ("v.bin", b"999999999999 3\n"),
+        ("v.bin", b"999999999999 1000000\n"),
+        (
+            "v.npy",
+            b"\x93NUMPY\x01\x00\x46\x00{'descr': '<f4', 'fortran_order': False, 'shape': (1, 999999999999)}     \n",
+        ),
+    ],
+)
+def test_a_header_that_lies_costs_no_memory(tmp_path, name, head) -> None:
+    (tmp_path / name).write_bytes(head + b"a " + bytes(100))
+    (tmp_path / "v.tokens.json").write_text('["a"]')
+    tracemalloc.start()
+    with pytest.raises(CheckpointError):
+        read_vectors(tmp_path / name)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 20e6
+
+
+@pytest.mark.parametrize("format", FILES)
+@FAST
+@given(data=st.data())
+def test_no_damage_ends_otherwise_than_in_our_error(tmp_path, format, data) -> None:
+    file = tmp_path / FILES[format]
+    write_vectors(file, ["cat", "dog", "日本"], torch.arange(6.0).view(3, 2) / 7, format)
+    for part in file.iterdir() if file.is_dir() else [file]:
+        raw = bytearray(part.read_bytes())
+        for _ in range(data.draw(st.integers(0, 3))):
+            raw[data.draw(st.integers(0, len(raw) - 1))] = data.draw(st.sampled_from(b"0 \n\t\x00\xff-eE.N9_"))
+        part.write_bytes(raw[: data.draw(st.integers(0, len(raw)))] if data.draw(st.booleans()) else raw)
+    with warnings.catch_warnings(), contextlib.suppress(EmbedLayerError):
+        warnings.simplefilter("ignore", EmbedLayerWarning)
+        tokens, rows = read_vectors(file, format, errors=data.draw(st.sampled_from(["strict", "ignore", "replace"])))
+        assert rows.shape[0] == len(tokens) > 0
+        assert rows.isfinite().all()
+
+
+@pytest.mark.parametrize("format", ["word2vec", "word2vec-binary", "glove"])
+@FAST
+@given(content=st.binary(max_size=200))
+def test_any_bytes_at_all_are_read_or_refused(tmp_path, format, content) -> None:
+    (tmp_path / "v").write_bytes(content)
+    with warnings.catch_warnings(), contextlib.suppress(EmbedLayerError):
+        warnings.simplefilter("ignore", EmbedLayerWarning)
+        read_vectors(tmp_path / "v", format)
+
+
+@pytest.mark.parametrize("name", ["v.npy", "projector"])
+def test_rows_and_tokens_are_replaced_together_or_not_at_all(tmp_path, name) -> None:
+    path = tmp_path / name
+    path.mkdir() if name == "projector" else None
+    write_vectors(path, ["a", "b"], torch.eye(2))
+    broken = torch.eye(9000)[:, :8].clone()
+    broken[8999] = torch.nan
+    with pytest.raises(CheckpointError, match="Row 8999"):
+        write_vectors(path, [str(row) for row in range(9000)], broken)
+    tokens, rows = read_vectors(path)
+    assert tokens == ["a", "b"]
+    assert torch.equal(rows, torch.eye(2))

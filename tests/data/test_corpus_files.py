@@ -1,0 +1,94 @@
+"""Parts on a disk, read as one corpus, and what is said of those that do not belong together."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+
+from embedlayer.data.corpus import TokenCorpus
+from embedlayer.data.corpus_files import concatenate_shards, read_shards
+from embedlayer.data.sharded_build import build_in_shards
+from embedlayer.data.tokenizer import train_tokenizer
+from embedlayer.errors import CheckpointError, FileError
+
+BYTES = train_tokenizer((), "byte")
+
+
+@pytest.fixture
+def texts(tmp_path):
+    for name, text in {"a": "One dog. ", "b": "Two cats. ", "c": "Three mice. "}.items():
+        (tmp_path / f"{name}.txt").write_text(text * 30)
+    return [tmp_path / f"{name}.txt" for name in "abc"]
+
+
+@pytest.fixture
+def corpus(texts, tmp_path):
+    build_in_shards(texts, BYTES, tmp_path / "corpus", shards=4, workers=1)
+    return tmp_path / "corpus"
+
+
+def test_a_corpus_in_one_part_is_a_part_like_any_other(texts, tmp_path):
+    built = TokenCorpus.build(texts, BYTES, tmp_path / "whole")
+    (part,) = read_shards(tmp_path / "whole")
+    ids, documents, blocks = concatenate_shards([part])
+    assert isinstance(ids, np.memmap)
+    assert np.array_equal(ids, built.ids)
+    assert np.array_equal(documents, built.documents)
+    assert np.array_equal(blocks, built.blocks)
+    assert part.separators == 0
+
+
+def test_each_part_begins_with_a_mark_that_its_reader_keeps_or_leaves_out(corpus, texts):
+    parts = read_shards(corpus)
+    assert [int(part.ids[0]) for part in parts] == [256] * 4
+    ids, documents, _ = concatenate_shards(parts)
+    expected = b"\0".join(text.read_bytes() for text in texts)
+    assert bytes(0 if token == 256 else int(token) for token in ids) == expected
+    assert [int(ids[start - 1]) for start in documents[1:]] == [256, 256]
+
+
+def test_missing_parts_are_numbered(corpus):
+    for number in (1, 3):
+        shutil.rmtree(corpus / f"shard-0000{number}")
+    with pytest.raises(CheckpointError, match=r"2 shards are not built yet, among them shard 1, 3\.") as caught:
+        TokenCorpus.open(corpus)
+    command = f"embedlayer corpus build FILE... -o {corpus} --tokenizer FILE --shards 4 (and --only K"
+    assert command in str(caught.value)
+
+
+def change(file, **facts):
+    file.write_text(json.dumps({**json.loads(file.read_text()), **facts}))
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (lambda corpus: change(corpus / "corpus.json", tokenizer="other"), "built after another plan"),
+        (
+            lambda corpus: change(corpus / "corpus.json", shards="four"),
+            "shards is 'four', where a whole number",
+        ),
+        (lambda corpus: change(corpus / "shard-00002" / "index.json", separators=2), "separators is 2, outside 0 to 1"),
+        (lambda corpus: change(corpus / "shard-00002" / "index.json", separators=0), "cut short or changed"),
+        (lambda corpus: (corpus / "shard-00002" / "sources.npy").unlink(), "not a whole corpus"),
+        (lambda corpus: np.save(corpus / "shard-00002" / "sources.npy", np.array([2, 1])), "does not fit"),
+        (lambda corpus: (corpus / "shard-00000" / "ids.bin").write_bytes(b"\0\0"), "cut short"),
+    ],
+)
+def test_a_damaged_part_is_refused(corpus, damage, words):
+    damage(corpus)
+    with pytest.raises(CheckpointError, match=words):
+        TokenCorpus.open(corpus)
+
+
+def test_more_parts_than_files_may_be_open_are_told_as_such(corpus, monkeypatch):
+    def exhausted(*_: object, **__: object) -> None:
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr(np, "memmap", exhausted)
+    with pytest.raises(FileError, match="Too many open files.*ulimit -n"):
+        TokenCorpus.open(corpus)
+    monkeypatch.setattr(np, "load", exhausted)
+    with pytest.raises(FileError, match="Too many open files.*ulimit -n"):
+        TokenCorpus.open(corpus)

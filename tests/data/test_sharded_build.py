@@ -1,0 +1,480 @@
+"""A corpus in shards: whoever builds it, however often it is stopped, the IDs are those of one process."""
+
+import gzip
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer
+
+from embedlayer.data.corpus import TokenCorpus
+from embedlayer.data.sharded_build import build_in_shards, build_shard, first_cut
+from embedlayer.data.tokenizer import load_tokenizer, save_tokenizer, train_tokenizer
+from embedlayer.errors import CheckpointError, EmbedLayerWarning, FileError, SizeError, TextError
+
+PROSE = "Dogs love dogs, as they say.  But do cats?\n\n\tNaïve question: «yes»! 犬は犬が好き。\r\n"
+
+
+@cache
+def tokenizer_of(kind: str) -> Tokenizer:
+    return train_tokenizer(PROSE * 20, kind, vocab_size=400)  # type: ignore[arg-type]
+
+
+def assert_same(built: TokenCorpus, expected: TokenCorpus) -> None:
+    assert np.array_equal(np.asarray(built.ids), expected.ids)
+    assert built.ids.dtype == expected.ids.dtype
+    assert np.array_equal(built.documents, expected.documents)
+    assert built.num_bytes == expected.num_bytes
+    assert built.vocab_size == expected.vocab_size
+    assert built.tokenizer_fingerprint == expected.tokenizer_fingerprint
+    ends = built.blocks[-1].tolist()
+    assert ends == [expected.num_tokens, expected.num_bytes]
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(file.relative_to(folder)): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
+
+
+@pytest.fixture(autouse=True)
+def marked_processes(monkeypatch, tmp_path):
+    """Mark all processes that this test starts by a variable of their environment."""
+    monkeypatch.setenv("STARTED_BY_TEST", str(tmp_path))
+
+
+def processes_of(folder: Path) -> list[str]:
+    """Return the command lines of all running processes that the test in this folder started."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            environment = (process / "environ").read_bytes().split(b"\0")
+            line = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        except OSError:
+            continue
+        if f"STARTED_BY_TEST={folder}".encode() in environment and "resource_tracker" not in line:
+            found.append(line)
+    return found
+
+
+@pytest.fixture(scope="module")
+def hasty_disk():
+    """Files that are not flushed, where many small ones are written and none has to outlive a fall of the machine."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("embedlayer.io.files._flush_to_disk", lambda path: None)
+        yield
+
+
+# The law
+
+TEXTS = st.lists(
+    st.one_of(
+        st.text(st.sampled_from("ab é犬\n\t.,'\r 🙂<"), max_size=300),
+        st.integers(1, 900).map(lambda count: (PROSE * 12)[:count]),
+        st.sampled_from(["", "\ufeff", "\ufeffa", " ", "\n\n", "a" * 200, "\ufeff犬 b, c"]),
+    ),
+    min_size=1,
+    max_size=4,
+)
+
+
+@given(
+    TEXTS,
+    st.integers(1, 9),
+    st.sampled_from(["byte", "bpe", "unigram", "word", "wordpiece"]),
+    st.integers(0, 15),
+)
+@example(["a b", "c"], 9, "byte", 0)
+@example(["\ufeffDogs love.", "", " \n ", "é犬🙂" * 9 + " x"], 8, "wordpiece", 0)
+@example(["\r\n".join(["line"] * 30)], 7, "bpe", 0)
+@settings(max_examples=25, deadline=None)
+@pytest.mark.filterwarnings("ignore:.*left out")
+@pytest.mark.usefixtures("hasty_disk")
+def test_the_parts_are_what_one_process_gives(texts, shards, kind, zipped):
+    tokenizer = tokenizer_of(kind)
+    with tempfile.TemporaryDirectory() as name:
+        folder, sources = Path(name), []
+        for number, text in enumerate(texts):
+            as_zip = zipped >> number & 1
+            sources.append(folder / f"{number}.txt{'.gz' * as_zip}")
+            sources[-1].write_bytes(gzip.compress(text.encode()) if as_zip else text.encode())
+        try:
+            expected = TokenCorpus.build(sources, tokenizer, folder / "whole")
+        except TextError:
+            with pytest.raises(TextError, match="There is no text in"):
+                build_in_shards(sources, tokenizer, folder / "parts", shards=shards, workers=1)
+            return
+        assert_same(build_in_shards(sources, tokenizer, folder / "parts", shards=shards, workers=1), expected)
+
+
+@pytest.mark.parametrize("name", ["gpt2-encoder.json", "t5-small.tokenizer.json"])
+def test_real_text_in_two_processes_is_what_one_process_gives(shared_data, tmp_path, name):
+    tokenizer = load_tokenizer(shared_data / "tokenizers" / name)
+    for text in ("the-verdict.txt", "tinyshakespeare.txt", "enwiki-plain.txt"):
+        real = (shared_data / "text" / text).read_bytes()[:80_000].decode(errors="ignore")
+        (tmp_path / text).write_bytes(real.encode())
+    (tmp_path / "b.txt.gz").write_bytes(gzip.compress(real[:30_000].encode()))
+    sources = sorted(tmp_path.iterdir())
+    expected = TokenCorpus.build(sources, tokenizer, tmp_path / "whole")
+    built = build_in_shards(sources, tokenizer, tmp_path / "parts", shards=5, workers=2)
+    assert_same(built, expected)
+    assert len(built.ids.arrays) == 5
+    assert_same(TokenCorpus.open(tmp_path / "parts"), expected)
+    for fraction in (0.1, 0.7):
+        for part, one in zip(built.split(fraction), expected.split(fraction), strict=True):
+            assert abs(len(part) - len(one)) < 0.02 * len(expected)
+            assert len(part.ids) == part.blocks[-1, 0]
+    assert not processes_of(tmp_path)
+
+
+@given(st.text(st.sampled_from("ab é犬\n.,🙂"), min_size=1, max_size=200), st.sampled_from(["byte", "bpe", "unigram"]))
+@settings(max_examples=40, deadline=None)
+def test_a_cut_follows_its_place_and_never_falls_into_a_character(text, kind):
+    raw = text.encode()
+    with tempfile.TemporaryDirectory() as name:
+        (Path(name) / "t").write_bytes(raw)
+        cuts = [first_cut(f"{name}/t", place, len(raw), tokenizer_of(kind)) for place in range(len(raw) + 1)]
+    assert cuts[0] == 0
+    assert cuts[-1] == len(raw)
+    assert cuts == sorted(cuts)
+    assert all(cut >= place for place, cut in enumerate(cuts))
+    assert all((raw[:cut] + raw[cut:]).decode() == raw[:cut].decode() + raw[cut:].decode() for cut in set(cuts))
+
+
+def test_a_cut_is_looked_for_as_far_as_needed(tmp_path):
+    text = "x" + "é" * 100_000 + " end"
+    (tmp_path / "t").write_bytes(text.encode())
+    size = len(text.encode())
+    assert first_cut(str(tmp_path / "t"), 10, size, tokenizer_of("byte")) == size - len(" end")
+    assert first_cut(str(tmp_path / "t"), size - 2, size, tokenizer_of("byte")) == size
+
+
+def test_documents_without_text_are_named_once_and_left_out(tmp_path):
+    for name, text in {"a": "Dogs.", "b": "", "c": "\ufeff", "d": "Cats."}.items():
+        (tmp_path / f"{name}.txt").write_text(text)
+    with pytest.warns(EmbedLayerWarning) as caught:
+        corpus = build_in_shards([tmp_path], tokenizer_of("byte"), tmp_path / "new" / "parts", shards=3, workers=1)
+    told = sorted(str(warning.message).partition(" is left")[0] for warning in caught)
+    assert told == [str(tmp_path / "b.txt"), str(tmp_path / "c.txt")]
+    assert bytes(token % 256 for token in corpus.ids) == b"Dogs.\0Cats."
+
+
+def test_an_endless_word_is_told_by_whoever_meets_it(tmp_path, monkeypatch):
+    monkeypatch.setattr("embedlayer.data.corpus._ENDLESS_CHARS", 2048)
+    (tmp_path / "t.txt").write_text("a" * 9000)
+    with pytest.warns(EmbedLayerWarning, match="No safe position"):
+        corpus = build_in_shards([tmp_path / "t.txt"], tokenizer_of("byte"), tmp_path / "parts", shards=2, workers=1)
+    assert len(corpus) == 9000
+
+
+# Interruptions
+
+
+@pytest.fixture
+def long_text(tmp_path):
+    words = PROSE.split(" ")
+    generator = random.Random(0)
+    (tmp_path / "t.txt").write_text(" ".join(generator.choice(words) for _ in range(20_000)))
+    return tmp_path / "t.txt"
+
+
+BUILD = """
+import os, sys
+from pathlib import Path
+from embedlayer.data.sharded_build import build_in_shards
+from embedlayer.data.tokenizer import load_tokenizer
+
+def blow(done, total):
+    if list(Path(path).glob("shard-*")):
+        os.kill(os.getpid(), int(number))
+
+text, tokenizer, path, number = sys.argv[1:]
+build_in_shards([text], load_tokenizer(tokenizer), path, shards=6, workers=2, on_progress=blow)
+"""
+
+
+def wait_until(condition) -> None:
+    until = time.monotonic() + 120
+    while not condition():
+        assert time.monotonic() < until
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("blow", [signal.SIGKILL, signal.SIGINT])
+def test_a_build_killed_in_the_middle_goes_on_to_the_same_bytes(long_text, tmp_path, blow):
+    save_tokenizer(tokenizer_of("bpe"), tmp_path / "bpe.json")
+    arguments = map(str, (long_text, tmp_path / "bpe.json", tmp_path / "parts", int(blow)))
+    done = subprocess.run([sys.executable, "-c", BUILD, *arguments], capture_output=True, text=True, check=False)
+    assert done.returncode == -blow, done.stderr
+    wait_until(lambda: not processes_of(tmp_path))
+    left = {file.name for file in (tmp_path / "parts").iterdir()}
+    assert 1 <= len([name for name in left if name.startswith("shard-")]) < 6
+    lock = {".lock"} if blow == signal.SIGKILL else set()  # nobody is left to remove the file; the lock itself is free
+    assert left <= {"corpus.json", "tokenizer.json", *(f"shard-0000{number}" for number in range(6)), *lock}
+    with pytest.raises(CheckpointError, match="shards are not built yet"):
+        TokenCorpus.open(tmp_path / "parts")
+    seen: list[tuple[int, int]] = []
+    build_in_shards(
+        [long_text],
+        tokenizer_of("bpe"),
+        tmp_path / "parts",
+        shards=6,
+        workers=1,
+        on_progress=lambda done, total: seen.append((done, total)),
+    )
+    assert seen[0][0] > 0
+    assert seen[-1] == (long_text.stat().st_size,) * 2
+    assert [done for done, _ in seen] == sorted(done for done, _ in seen)
+    once = build_in_shards([long_text], tokenizer_of("bpe"), tmp_path / "once", shards=6, workers=1)
+    assert contents(tmp_path / "parts") == contents(tmp_path / "once")
+    assert_same(once, TokenCorpus.build([long_text], tokenizer_of("bpe"), tmp_path / "whole"))
+
+
+def test_what_a_killed_worker_left_is_cleared_away(tmp_path):
+    (tmp_path / "t.txt").write_text(PROSE * 50)
+    options = {"shards": 3, "workers": 1}
+    build_in_shards([tmp_path / "t.txt"], tokenizer_of("byte"), tmp_path / "parts", **options)
+    before = contents(tmp_path / "parts")
+    (tmp_path / "parts" / "shard-00001").rename(tmp_path / "parts" / ".shard-00001.x1.partial")
+    build_in_shards([tmp_path / "t.txt"], tokenizer_of("byte"), tmp_path / "parts", **options)
+    assert contents(tmp_path / "parts") == before
+
+
+def test_each_host_can_build_its_own_part(tmp_path):
+    (tmp_path / "t.txt").write_text(PROSE * 50)
+    arguments = ([tmp_path / "t.txt"], tokenizer_of("bpe"))
+    seen: list[tuple[int, int]] = []
+    for only in (2, 0, 2):
+        build_shard(*arguments, tmp_path / "parts", shards=3, only=only, on_progress=lambda *read: seen.append(read))
+        assert seen[-1][0] == seen[-1][1] > 0
+        with pytest.raises(CheckpointError, match="not built yet"):
+            TokenCorpus.open(tmp_path / "parts")
+    build_shard(*arguments, tmp_path / "parts", shards=3, only=1)
+    build_in_shards(*arguments, tmp_path / "once", shards=3, workers=1)
+    assert contents(tmp_path / "parts") == contents(tmp_path / "once")
+
+
+def test_hosts_that_begin_a_folder_at_once_build_it_together(tmp_path):
+    """Each a process of its own, as `embedlayer corpus build --only` is on each host; who is first writes the plan."""
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.txt").write_text(PROSE * 300)
+    save_tokenizer(tokenizer_of("bpe"), tmp_path / "tokenizer.json")
+    command = [sys.executable, "-m", "embedlayer", "corpus", "build", "a.txt", "b.txt", "--tokenizer", "tokenizer.json"]
+    hosts = [
+        subprocess.Popen(
+            [*command, "-o", "parts", "--shards", "2", "--only", str(part)],
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for part in range(2)
+    ]
+    try:
+        said = [host.communicate(timeout=240)[0] for host in hosts]
+    finally:
+        for host in hosts:
+            host.kill()
+    assert [host.returncode for host in hosts] == [0, 0], said
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path)
+        build_in_shards(["a.txt", "b.txt"], tokenizer_of("bpe"), "once", shards=2, workers=1)
+    assert contents(tmp_path / "parts") == contents(tmp_path / "once")
+
+
+@pytest.mark.parametrize("left", [".nfs0000000000000001", ".corpus.json.x1.partial", ".shard-00000.x1.partial"])
+def test_hidden_files_of_other_hosts_do_not_keep_a_build_from_beginning(tmp_path, left):
+    (tmp_path / "t.txt").write_text("Hello")
+    (tmp_path / "parts").mkdir()
+    (tmp_path / "parts" / left).touch()
+    corpus = build_in_shards([tmp_path / "t.txt"], tokenizer_of("byte"), tmp_path / "parts", shards=1, workers=1)
+    assert len(corpus) == 5
+
+
+def test_a_host_that_tries_the_folder_while_another_begins_is_not_in_its_way(tmp_path, monkeypatch):
+    """On NFS a temporary file has a name until it is closed, and other hosts see it."""
+    (tmp_path / "t.txt").write_text(PROSE)
+    arguments = ([tmp_path / "t.txt"], tokenizer_of("byte"), tmp_path / "parts")
+    monkeypatch.setattr(tempfile, "_O_TMPFILE_WORKS", False, raising=False)
+    unlink = os.unlink
+    seen = []
+
+    def other_host_begins(*file, **folder):
+        monkeypatch.setattr(os, "unlink", unlink)
+        seen.extend(os.listdir(tmp_path / "parts"))
+        build_shard(*arguments, shards=2, only=1)
+        unlink(*file, **folder)
+
+    monkeypatch.setattr(os, "unlink", other_host_begins)
+    build_shard(*arguments, shards=2, only=0)
+    assert len(seen) == 1
+    assert TokenCorpus.open(tmp_path / "parts").num_bytes == len(PROSE.encode())
+
+
+def test_a_plan_that_appears_while_a_host_looks_around_is_gone_by(tmp_path, monkeypatch):
+    (tmp_path / "t.txt").write_text(PROSE)
+    arguments = ([tmp_path / "t.txt"], tokenizer_of("byte"), tmp_path / "parts")
+    looked = Path.iterdir
+
+    def listed_before_the_plan(folder):
+        monkeypatch.setattr(Path, "iterdir", looked)
+        build_shard(*arguments, shards=2, only=1)
+        return (file for file in looked(folder) if file.name != "corpus.json")
+
+    monkeypatch.setattr(Path, "iterdir", listed_before_the_plan)
+    build_shard(*arguments, shards=2, only=0)
+    assert TokenCorpus.open(tmp_path / "parts").num_bytes == len(PROSE.encode())
+
+
+# What cannot be built
+
+
+def test_an_error_in_a_worker_names_the_file_and_what_is_done_stays(tmp_path):
+    (tmp_path / "good.txt").write_text(PROSE * 100)
+    (tmp_path / "latin1.txt").write_bytes("naïve café. ".encode("latin-1") * 500)
+    with pytest.raises(TextError, match=r"latin1\.txt is not UTF-8 text: byte 0xEF at offset"):
+        build_in_shards(
+            [tmp_path / "good.txt", tmp_path / "latin1.txt"],
+            tokenizer_of("byte"),
+            tmp_path / "parts",
+            shards=4,
+            workers=2,
+        )
+    assert not processes_of(tmp_path)
+    assert not [file for file in (tmp_path / "parts").iterdir() if file.name.endswith(".partial")]
+
+
+def test_other_arguments_in_the_same_folder_are_refused_by_name(tmp_path):
+    (tmp_path / "a.txt").write_text("Dogs love dogs.")
+    (tmp_path / "b.txt").write_text("Cats do not.")
+    (tmp_path / "c.txt").write_text("Mice.")
+    both, path = [tmp_path / "a.txt", tmp_path / "b.txt"], tmp_path / "parts"
+
+    def build(sources, kind, shards):
+        return build_in_shards(sources, tokenizer_of(kind), path, shards=shards, workers=1)
+
+    build(both, "byte", 2)
+    before = contents(path)
+    for arguments, words in (
+        ((both, "byte", 3), "it has shards 2, not 3"),
+        ((both, "bpe", 2), "it has tokenizer [0-9a-f]+, not [0-9a-f]+"),
+        ((both[:1], "byte", 2), r"it has .*b\.txt, which was not passed"),
+        (([*both, tmp_path / "c.txt"], "byte", 2), r"it has no .*c\.txt"),
+        ((both[::-1], "byte", 2), "the same sources in another order"),
+    ):
+        with pytest.raises(FileError, match=f"started with other arguments: .*{words}"):
+            build(*arguments)
+    (tmp_path / "b.txt").write_text("Cats do.")
+    with pytest.raises(FileError, match=r"b\.txt was changed since .*: it has 8 bytes and had 12\. Restore it"):
+        build(both, "byte", 2)
+    assert contents(path) == before
+
+
+MEBIBYTE = 1 << 20
+
+
+@pytest.mark.parametrize("place", [0, 1, 30_000, MEBIBYTE - 1])
+@pytest.mark.parametrize("whole_folder", [False, True])
+@pytest.mark.parametrize("name", ["t.txt", "t.txt.gz"])
+def test_a_small_source_of_the_same_size_is_known_by_each_of_its_bytes(tmp_path, name, whole_folder, place):
+    source = tmp_path / "texts" / name
+    source.parent.mkdir()
+    zipped = gzip.compress(b"Dogs. " * 50, mtime=0)
+    before = zipped if name.endswith(".gz") else (b"Dogs. " * MEBIBYTE)[:MEBIBYTE]
+    source.write_bytes(before)
+    arguments = ([source.parent if whole_folder else source], tokenizer_of("byte"), tmp_path / "parts")
+    build_shard(*arguments, shards=200, only=0)
+    after = bytearray(before)
+    after[min(place, len(after) - 1)] ^= 1
+    source.write_bytes(after)
+    words = rf"{name} was changed since .*: it has {len(before)} bytes as before, but other ones\. Restore it, or build"
+    with pytest.raises(FileError, match=words):
+        build_shard(*arguments, shards=200, only=1)
+    with pytest.raises(FileError, match=words):
+        build_in_shards(*arguments, shards=200, workers=1)
+    source.write_bytes(before)
+    build_shard(*arguments, shards=200, only=1)
+
+
+@pytest.mark.parametrize("place", [0, 3 * MEBIBYTE // 7, 2 * MEBIBYTE, 3 * MEBIBYTE + 4])
+def test_a_large_source_of_the_same_size_is_known_by_pieces_of_all_of_it(tmp_path, place):
+    text = bytearray((b"Dogs. " * MEBIBYTE)[: 3 * MEBIBYTE + 5])
+    (tmp_path / "t.txt").write_bytes(text)
+    arguments = ([tmp_path / "t.txt"], tokenizer_of("byte"), tmp_path / "parts")
+    build_shard(*arguments, shards=500, only=0)
+    text[place : place + (1 << 16)] = (b"Cats. " * MEBIBYTE)[: len(text[place : place + (1 << 16)])]
+    (tmp_path / "t.txt").write_bytes(text)
+    with pytest.raises(FileError, match=r"t\.txt was changed since"):
+        build_shard(*arguments, shards=500, only=1)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"), [("Dogs.", r"5 bytes and had \d+"), (PROSE[::-1] * 20, r"\d+ bytes as before, but other ones")]
+)
+def test_a_source_that_changes_during_the_build_is_refused(tmp_path, text, words):
+    (tmp_path / "a.txt").write_text(PROSE * 20, newline="")
+
+    def change(done: int, total: int) -> None:
+        (tmp_path / "a.txt").write_text(text, newline="")
+
+    with pytest.raises(FileError, match=rf"a\.txt was changed since this corpus was started: it has {words}\."):
+        build_in_shards(
+            [tmp_path / "a.txt"], tokenizer_of("byte"), tmp_path / "parts", shards=3, workers=1, on_progress=change
+        )
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "words"),
+    [
+        ({"shards": 0}, SizeError, "shards is 0"),
+        ({"shards": 2, "workers": 0}, SizeError, "workers is 0"),
+        ({"shards": 2, "sources": ["-"]}, FileError, "Standard input can be read only once"),
+        ({"shards": 2, "sources": [Path("caf\udce9.txt")]}, FileError, r"caf\\udce9.txt' is not UTF-8"),
+        ({"shards": 2, "sources": ["none.txt"]}, FileError, "no file or folder"),
+        ({"shards": 2, "path": "photos"}, FileError, "other files than this corpus"),
+        ({"shards": 2, "path": "t.txt"}, FileError, "Cannot write into"),
+    ],
+)
+def test_what_cannot_be_built_says_why(tmp_path, monkeypatch, options, error, words):
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "photos" / "dog.png").touch()
+    (tmp_path / "t.txt").write_text("Hello")
+    (tmp_path / "caf\udce9.txt").write_text("Hello")
+    monkeypatch.chdir(tmp_path)
+    given = {"sources": [tmp_path / "t.txt"], "path": "parts", "workers": 1, **options}
+    with pytest.raises(error, match=words):
+        build_in_shards(given.pop("sources"), tokenizer_of("byte"), tmp_path / given.pop("path"), **given)
+    for only in (-1, 2):
+        with pytest.raises(SizeError, match=f"Shard {only} of 2 does not exist"):
+            build_shard([tmp_path / "t.txt"], tokenizer_of("byte"), tmp_path / "parts", shards=2, only=only)
+
+
+def test_a_corpus_inside_a_source_folder_is_no_source(tmp_path):
+    (tmp_path / "t.txt").write_text("Hello")
+    for _ in range(2):
+        corpus = build_in_shards([tmp_path], tokenizer_of("byte"), tmp_path / "parts", shards=2, workers=1)
+        assert len(corpus) == 5
+
+
+def test_another_tokenizer_in_the_folder_is_refused(tmp_path):
+    (tmp_path / "t.txt").write_text(PROSE)
+    build_shard([tmp_path / "t.txt"], tokenizer_of("byte"), tmp_path / "parts", shards=2, only=0)
+    save_tokenizer(tokenizer_of("bpe"), tmp_path / "parts" / "tokenizer.json")
+    with pytest.raises(CheckpointError, match=r"is not the tokenizer of .*corpus\.json"):
+        build_shard([tmp_path / "t.txt"], tokenizer_of("byte"), tmp_path / "parts", shards=2, only=1)
+
+
+def test_a_corpus_in_shards_is_not_replaced_by_one_in_one_part(tmp_path):
+    (tmp_path / "t.txt").write_text(PROSE)
+    build_in_shards([tmp_path / "t.txt"], tokenizer_of("byte"), tmp_path / "parts", shards=2, workers=1)
+    with pytest.raises(FileError, match="other files than a corpus"):
+        TokenCorpus.build([tmp_path / "t.txt"], tokenizer_of("byte"), tmp_path / "parts")

@@ -1,0 +1,317 @@
+"""Windows: the notebook's batches without its list, and an order that knows every step."""
+
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils.data import DataLoader
+
+from embedlayer.data.corpus import TokenCorpus
+from embedlayer.data.sharded_build import build_in_shards
+from embedlayer.data.tokenizer import load_tokenizer, train_tokenizer
+from embedlayer.data.windows import TokenWindows, WindowSampler, create_dataloader
+from embedlayer.errors import ShapeError, SizeError, TextError, TokenizerError
+
+BYTES = train_tokenizer((), "byte")
+TEXT = "In the beginning there was a small dog, and the small dog loved other dogs. " * 20
+
+
+def notebook_windows(ids, max_length, stride):
+    """What the notebook's `create_dataloader_v1` holds in its lists."""
+    starts = range(0, len(ids) - max_length, stride)
+    return [(ids[s : s + max_length], ids[s + 1 : s + max_length + 1]) for s in starts]
+
+
+def as_lists(batches):
+    return [(x.tolist(), y.tolist()) for x, y in batches]
+
+
+@pytest.fixture
+def corpus(tmp_path):
+    (tmp_path / "t.txt").write_text(TEXT)
+    return TokenCorpus.build([tmp_path / "t.txt"], BYTES, tmp_path / "corpus")
+
+
+def test_the_notebooks_first_batch_is_cut_as_by_hand(shared_data):
+    text = (shared_data / "text" / "the-verdict.txt").read_text()
+    tokenizer = load_tokenizer(shared_data / "tokenizers" / "gpt2-encoder.json")
+    loader = create_dataloader(text, tokenizer, batch_size=8, max_length=4, stride=4, shuffle=False)
+    inputs, targets = next(iter(loader))
+    ids = tokenizer.encode(text).ids
+    assert inputs.shape == targets.shape == (8, 4)
+    assert inputs.tolist() == [ids[start : start + 4] for start in range(0, 32, 4)]
+    assert targets.tolist() == [ids[start : start + 4] for start in range(1, 33, 4)]
+    assert inputs[0].tolist() == [40, 367, 2885, 1464]  # printed in the notebook: "I HAD always"
+
+
+@given(st.integers(2, 60), st.integers(1, 12), st.integers(1, 15), st.integers(1, 9), st.booleans())
+@settings(max_examples=60, deadline=None)
+def test_batches_equal_those_of_the_notebooks_list(count, max_length, stride, batch_size, drop_last):
+    ids = np.random.default_rng(count).integers(0, 60_000, count + max_length).astype(np.uint16)
+    expected = DataLoader(
+        [tuple(map(torch.tensor, window)) for window in notebook_windows(ids.tolist(), max_length, stride)],
+        batch_size=batch_size,
+        drop_last=drop_last,
+    )
+    corpus = TokenCorpus(
+        ids, np.array([0]), np.array([[len(ids), len(ids)]]), vocab_size=60_000, tokenizer_fingerprint=""
+    )
+    loader = create_dataloader(
+        corpus, batch_size=batch_size, max_length=max_length, stride=stride, shuffle=False, drop_last=drop_last
+    )
+    assert as_lists(loader) == as_lists(expected)
+    assert len(loader) == len(expected)
+
+
+def test_single_windows_and_a_plain_dataloader_over_them_agree(corpus):
+    windows = TokenWindows(corpus, max_length=7, stride=3)
+    plain = DataLoader(windows, batch_size=5)
+    assert as_lists(plain) == as_lists(create_dataloader(corpus, batch_size=5, max_length=7, stride=3, shuffle=False))
+    assert as_lists([windows[-1]]) == as_lists([windows[len(windows) - 1]])
+    with pytest.raises(IndexError):
+        windows[len(windows)]
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_workers_give_the_same_batches_in_the_same_order(corpus, shuffle):
+    def batches(num_workers):
+        generator = torch.Generator().manual_seed(1)
+        return as_lists(
+            create_dataloader(
+                corpus, max_length=32, stride=8, shuffle=shuffle, num_workers=num_workers, generator=generator
+            )
+        )
+
+    assert batches(0) == batches(1)
+
+
+def test_the_global_seed_fixes_the_order_and_each_pass_has_its_own(corpus):
+    def passes():
+        torch.manual_seed(5)
+        loader = create_dataloader(corpus, max_length=8, stride=8)
+        return as_lists(loader), as_lists(loader)
+
+    first, second = passes()
+    assert first != second
+    assert passes() == (first, second)
+
+
+def test_inputs_and_targets_may_be_written_to_independently(corpus):
+    inputs, targets = next(iter(create_dataloader(corpus, max_length=8, stride=1, shuffle=False)))
+    before = targets.clone()
+    inputs.zero_()
+    assert torch.equal(targets, before)
+
+
+def test_a_mapped_corpus_travels_to_another_process_as_a_file_name(corpus):
+    train, validation = corpus.split(0.4)
+    for part in (train, validation):
+        windows = TokenWindows(part, max_length=8, stride=2)
+        packed = pickle.dumps(windows)
+        assert len(packed) < part.ids.nbytes
+        again = pickle.loads(packed)
+        assert isinstance(again.ids, np.memmap)
+        assert as_lists(again[i] for i in range(len(again))) == as_lists(windows[i] for i in range(len(windows)))
+
+
+def test_a_text_its_path_and_its_corpus_give_the_same(corpus, tmp_path):
+    options = {"max_length": 16, "stride": 16, "shuffle": False}
+    expected = as_lists(create_dataloader(corpus, **options))
+    assert as_lists(create_dataloader(TEXT, BYTES, **options)) == expected
+    assert as_lists(create_dataloader(tmp_path / "t.txt", BYTES, **options)) == expected
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "error", "words"),
+    [
+        (("Hello", BYTES), {"max_length": 5}, TextError, "5 tokens and a window of max_length=5 needs 6.* at most 4"),
+        (("", BYTES), {}, TextError, "no text"),
+        (("Hello",), {}, TokenizerError, "needs a tokenizer"),
+        ((TEXT, BYTES), {"batch_size": 0}, SizeError, "batch_size is 0"),
+        ((TEXT, BYTES), {"max_length": 0}, SizeError, "max_length is 0"),
+        ((TEXT, BYTES), {"stride": 0}, SizeError, "stride is 0"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:.*left out")
+def test_what_gives_no_window_says_why(arguments, options, error, words):
+    with pytest.raises(error, match=words):
+        create_dataloader(*arguments, **options)
+
+
+def test_the_shortest_text_that_has_a_window_gives_one():
+    inputs, targets = next(iter(create_dataloader("Hello!", BYTES, batch_size=1, max_length=5)))
+    assert (bytes(inputs[0].tolist()), bytes(targets[0].tolist())) == (b"Hello", b"ello!")
+
+
+# The order of training
+
+
+@given(st.integers(2, 300), st.integers(1, 20), st.integers(1, 40), st.integers(-3, 2**64), st.integers(0, 40))
+@settings(max_examples=80, deadline=None)
+def test_a_step_is_the_same_whatever_came_before(extra, max_length, batch_size, seed, step):
+    ids = np.arange(extra + max_length, dtype=np.uint16)
+    options = {"max_length": max_length, "batch_size": batch_size, "seed": seed}
+    fresh, used = WindowSampler(ids, **options), WindowSampler(ids, **options)
+    used.batch(0)
+    used.batch(step + 3)
+    inputs, targets = fresh.batch(step)
+    assert inputs.shape == (batch_size, max_length)
+    assert inputs.dtype == torch.int64
+    assert torch.equal(targets, inputs + 1)
+    assert torch.equal(inputs, inputs[:, :1] + torch.arange(max_length))
+    assert torch.equal(inputs, used.batch(step)[0])
+
+
+def starts_of_epoch(sampler: WindowSampler, epoch: int) -> list[int]:
+    first = epoch * sampler.num_windows
+    return [int(sampler.batch(step)[0][0, 0]) for step in range(first, first + sampler.num_windows)]
+
+
+def test_every_epoch_takes_each_window_of_its_own_cut_once():
+    sampler = WindowSampler(np.arange(1000, dtype=np.uint16), max_length=16, batch_size=1, seed=3)
+    phases = set()
+    for epoch in range(8):
+        starts = starts_of_epoch(sampler, epoch)
+        assert starts != sorted(starts)
+        assert np.array_equal(np.diff(sorted(starts)), np.full(sampler.num_windows - 1, 16))
+        phases.add(min(starts))
+    assert len(phases) > 3
+    assert sampler.epoch(sampler.num_windows) == 1.0
+
+
+def test_seeds_and_epochs_give_different_orders():
+    ids = np.arange(1000, dtype=np.uint16)
+    samplers = [WindowSampler(ids, max_length=16, batch_size=1, seed=seed) for seed in (0, 1)]
+    orders = [tuple(starts_of_epoch(sampler, epoch)) for sampler in samplers for epoch in (0, 1)]
+    assert len(set(orders)) == 4
+
+
+def test_a_batch_across_the_end_of_an_epoch_goes_on_in_the_next():
+    ids = np.arange(101, dtype=np.uint16)
+    single = WindowSampler(ids, max_length=10, batch_size=1, seed=0)
+    wide = WindowSampler(ids, max_length=10, batch_size=25, seed=0)
+    expected = [single.batch(step)[0][0].tolist() for step in range(50)]
+    assert [*wide.batch(0)[0].tolist(), *wide.batch(1)[0].tolist()] == expected
+
+
+@given(st.integers(1, 9), st.integers(1, 12), st.integers(0, 30))
+def test_the_ranks_together_see_the_batch_of_one_process(batch_size, ranks, step):
+    ids = np.arange(200, dtype=np.uint16)
+    sampler, alone = (WindowSampler(ids, max_length=7, batch_size=batch_size, seed=1) for _ in range(2))
+    shares = [sampler.batch(step, rank=rank, ranks=ranks) for rank in range(ranks)]
+    for parts, whole in zip(zip(*shares, strict=True), alone.batch(step), strict=True):
+        assert torch.equal(torch.cat(parts), whole)
+    sizes = [len(inputs) for inputs, _ in shares]
+    assert max(sizes) - min(sizes) <= 1
+
+
+@pytest.mark.parametrize(("rank", "ranks"), [(2, 2), (-1, 2), (0, 0)])
+def test_a_rank_that_does_not_exist_is_refused(rank, ranks):
+    with pytest.raises(SizeError, match=f"Rank {rank} of {ranks}"):
+        WindowSampler(np.arange(100), max_length=7, batch_size=2, seed=1).batch(0, rank=rank, ranks=ranks)
+
+
+@pytest.fixture
+def in_parts(tmp_path):
+    (tmp_path / "t.txt").write_text(TEXT)
+    return build_in_shards([tmp_path / "t.txt"], BYTES, tmp_path / "parts", shards=5, workers=1)
+
+
+def test_windows_of_a_corpus_in_parts_are_those_of_the_corpus_in_one(corpus, in_parts):
+    assert len(in_parts.ids.arrays) == 5
+    for options in ({"max_length": 30, "stride": 7}, {"max_length": 700, "stride": 100}):
+        loaders = [create_dataloader(each, **options, shuffle=False, batch_size=3) for each in (corpus, in_parts)]
+        assert as_lists(loaders[0]) == as_lists(loaders[1])
+    samplers = [WindowSampler(each, max_length=16, batch_size=4, seed=2) for each in (corpus, in_parts)]
+    for step in range(0, 60, 7):
+        assert as_lists([samplers[0].batch(step)]) == as_lists([samplers[1].batch(step)])
+    windows = TokenWindows(in_parts, max_length=8, stride=8)
+    assert len(pickle.dumps(windows)) < in_parts.ids.nbytes
+    workers = create_dataloader(in_parts, max_length=64, stride=64, shuffle=False, num_workers=1)
+    assert as_lists(workers) == as_lists(create_dataloader(corpus, max_length=64, stride=64, shuffle=False))
+
+
+@pytest.mark.parametrize(
+    ("count", "options", "error"),
+    [
+        (10, {"max_length": 10, "batch_size": 1}, TextError),
+        (10, {"max_length": 0, "batch_size": 1}, SizeError),
+        (10, {"max_length": 1, "batch_size": 0}, SizeError),
+    ],
+)
+def test_a_sampler_without_windows_is_refused(count, options, error):
+    with pytest.raises(error):
+        WindowSampler(np.arange(count), seed=0, **options)
+
+
+def test_two_dimensional_ids_are_refused():
+    with pytest.raises(SizeError, match=r"shape \(2, 2\)"):
+        TokenWindows(np.zeros((2, 2), np.int64), 1, 1)
+
+
+IDS = [5, 3, 8, 1, 9, 2, 7]
+HOLDERS = {
+    "list": lambda: IDS,
+    "tuple": lambda: tuple(IDS),
+    "range": lambda: range(7),
+    "int32 array": lambda: np.array(IDS, dtype=np.int32),
+    "tensor": lambda: torch.tensor(IDS),
+    "int32 tensor": lambda: torch.tensor(IDS, dtype=torch.int32),
+    "encoding": lambda: BYTES.encode("dogs lo"),
+}
+
+
+@pytest.mark.parametrize("holder", HOLDERS)
+def test_ids_are_taken_from_whatever_holds_them(holder) -> None:
+    held = HOLDERS[holder]()
+    ids = np.asarray(getattr(held, "ids", held))
+    expected = TokenWindows(ids, 3, 2)
+    for windows in (TokenWindows(held, 3, 2), create_dataloader(held, max_length=3, stride=2, batch_size=1).dataset):
+        assert len(windows) == len(expected) == 2
+        for place in range(2):
+            assert all(torch.equal(*pair) for pair in zip(windows[place], expected[place], strict=True))
+    one, other = (WindowSampler(given, max_length=2, batch_size=2, seed=0).batch(1) for given in (held, ids))
+    assert all(torch.equal(*pair) for pair in zip(one, other, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("ids", "error", "message"),
+    [
+        ([1.0, 2.0, 3.0], ShapeError, "Token IDs are integers, but these are float64"),
+        (torch.randn(9), ShapeError, "these are float32"),
+        (np.zeros(9, dtype=bool), ShapeError, "these are bool"),
+        ([[1, 2, 3], [4, 5, 6]], SizeError, r"have shape \(2, 3\)"),
+        ([[1], [2, 3]], ShapeError, "no token IDs in one dimension"),
+        (None, ShapeError, "these are object"),
+        (["a text"], TextError, "list with text.*create_dataloader"),
+        (b"bytes", TextError, "bytes with text"),
+    ],
+)
+def test_what_holds_no_ids_is_refused_with_a_sentence(ids, error, message, unchecked) -> None:
+    for refused in (
+        lambda: TokenWindows(ids, 1, 1),
+        lambda: WindowSampler(ids, max_length=1, batch_size=1, seed=0),
+        lambda: create_dataloader(ids, max_length=1, stride=1),
+    ):
+        with pytest.raises(error, match=message):
+            refused()
+    with pytest.raises(TextError, match="str with text"):
+        TokenWindows("a text", 1, 1)
+
+
+@pytest.mark.parametrize("size", [2.0, "2", None, True, 0, -1])
+@pytest.mark.parametrize("name", ["batch_size", "max_length", "stride"])
+def test_sizes_that_are_no_positive_integers_are_refused(name, size, unchecked) -> None:
+    sizes = {"batch_size": 1, "max_length": 2, "stride": 2, name: size}
+    with pytest.raises(SizeError, match=rf"{name} is .*must be .*1 or more"):
+        create_dataloader(IDS, **sizes)
+
+
+def test_a_path_as_a_str_is_refused_by_the_loader(tmp_path) -> None:
+    (tmp_path / "a.txt").write_text("dogs love dogs")
+    with pytest.raises(TextError, match=r"names a file.*pathlib\.Path"):
+        create_dataloader(str(tmp_path / "a.txt"), BYTES, max_length=2)
+    assert len(create_dataloader(tmp_path / "a.txt", BYTES, max_length=2).dataset) > 0

@@ -1,0 +1,394 @@
+"""Tensors in safetensors files: what is read, what is refused."""
+
+import json
+import os
+import resource
+import struct
+import subprocess
+import sys
+import tracemalloc
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from safetensors.torch import save_file
+
+import embedlayer as el
+from embedlayer.io.safetensors_files import load_tensors, open_weights, read_header, save_tensors
+
+
+@pytest.fixture
+def tensors() -> dict[str, torch.Tensor]:
+    return {
+        "model.embed_tokens.weight": torch.randn(11, 4),
+        "model.norm.weight": torch.randn(4).bfloat16(),
+        "model.scalar": torch.tensor(7),
+        "model.empty": torch.empty(0, 4),
+    }
+
+
+def write_raw(path, header: object, body: bytes = b"", length: int | None = None) -> None:
+    raw = header if isinstance(header, bytes) else json.dumps(header).encode()
+    path.write_bytes(struct.pack("<Q", len(raw) if length is None else length) + raw + body)
+
+
+def test_tensors_are_those_that_safetensors_wrote(tmp_path, tensors) -> None:
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    stored = open_weights(tmp_path)
+    assert set(stored.names) == set(tensors)
+    for name, tensor in tensors.items():
+        read = stored.read(name)
+        assert read.dtype == tensor.dtype
+        assert torch.equal(read, tensor)
+    assert stored.read("model.norm.weight", dtype=torch.float64).dtype == torch.float64
+    assert stored.headers["model.safetensors"].metadata == {"format": "pt"}
+
+
+def test_writing_to_what_was_read_does_not_change_the_file(tmp_path, tensors) -> None:
+    save_file(tensors, tmp_path / "model.safetensors")
+    before = (tmp_path / "model.safetensors").read_bytes()
+    open_weights(tmp_path).read("model.embed_tokens.weight").zero_()
+    assert (tmp_path / "model.safetensors").read_bytes() == before
+
+
+def test_only_what_is_asked_for_is_read(tmp_path) -> None:
+    table = torch.randn(10, 4)
+    huge = 1 << 40
+    header = {
+        "other": {"dtype": "F32", "shape": [huge // 4], "data_offsets": [0, huge]},
+        "wte.weight": {"dtype": "F32", "shape": [10, 4], "data_offsets": [huge, huge + 160]},
+    }
+    path = tmp_path / "model.safetensors"
+    write_raw(path, header)
+    start = path.stat().st_size
+    with path.open("r+b") as file:  # a file of a tebibyte with a hole where the other tensor is
+        file.seek(start + huge)
+        file.write(table.numpy().tobytes())
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    stored = open_weights(tmp_path)
+    assert torch.equal(stored.read("wte.weight"), table)
+    assert stored.bytes_read == start + 160
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 50_000
+
+
+def test_a_table_larger_than_memory_is_read_by_rows(tmp_path) -> None:
+    """100 GB, which torch cannot map copy-on-write; the pages between the rows are a hole in the file."""
+    rows, width = 25_000_000, 1000
+    nbytes = rows * width * 4
+    header = {
+        "wte.weight": {"dtype": "F32", "shape": [rows, width], "data_offsets": [0, nbytes]},
+        "bias": {"dtype": "F32", "shape": [], "data_offsets": [nbytes, nbytes + 4]},
+    }
+    path = tmp_path / "model.safetensors"
+    write_raw(path, header)
+    start = path.stat().st_size
+    known = {0: torch.randn(width), 12_345_678: torch.randn(width), rows - 1: torch.randn(width)}
+    with path.open("r+b") as file:
+        try:
+            os.truncate(path, start + nbytes + 4)
+        except OSError:
+            pytest.skip("this file system has no files of 100 GB with holes")
+        for row, values in known.items():
+            file.seek(start + row * width * 4)
+            file.write(values.numpy().tobytes())
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    stored = open_weights(tmp_path)
+    table = stored.info("wte.weight")
+    assert torch.equal(
+        table.read_rows(torch.tensor([rows - 1, 0, 12_345_678])),
+        torch.stack([known[r] for r in (rows - 1, 0, 12_345_678)]),
+    )
+    assert torch.equal(table.read_rows(slice(12_345_677, 12_345_679))[1], known[12_345_678])
+    assert stored.read("bias") == 0.0
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 50_000
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float8_e4m3fn, torch.bool])
+def test_rows_are_those_of_the_whole_tensor(tmp_path, dtype) -> None:
+    stored = {
+        "a": torch.randn(5, 2, 3).to(dtype),
+        "scalar": torch.ones((), dtype=dtype),
+        "empty": torch.empty(0, 4).to(dtype),
+    }
+    save_file(stored, tmp_path / "model.safetensors")
+    weights = open_weights(tmp_path)
+    picked = torch.tensor([4, 0, 4])
+    assert torch.equal(weights.info("a").read_rows(picked).float(), stored["a"].float()[picked])
+    assert torch.equal(weights.info("a").read_rows(slice(1, 3)).float(), stored["a"].float()[1:3])
+    assert weights.info("scalar").read_rows(slice(None)).shape == (1,)
+    assert weights.info("empty").read_rows(slice(None)).shape == (0, 4)
+
+
+def test_a_tensor_at_an_odd_offset_is_read(tmp_path) -> None:
+    values = torch.randn(3)
+    raw = json.dumps({"x": {"dtype": "F32", "shape": [3], "data_offsets": [0, 12]}}).encode()
+    write_raw(tmp_path / "a.safetensors", raw.ljust(len(raw) // 8 * 8 + 9), values.numpy().tobytes())
+    read = open_weights(tmp_path / "a.safetensors").read("x")
+    assert torch.equal(read, values)
+    assert read.data_ptr() % 4 == 0
+
+
+def shards(folder, **weight_map: str) -> None:
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+
+
+def test_of_a_sharded_checkpoint_only_the_shards_with_the_tensor_are_opened(tmp_path) -> None:
+    save_file({"a": torch.ones(3)}, tmp_path / "one.safetensors")
+    (tmp_path / "two.safetensors").write_bytes(b"not opened")
+    shards(tmp_path, a="one.safetensors", b="two.safetensors", c="three.safetensors")
+    for source in (tmp_path, tmp_path / "model.safetensors.index.json"):
+        stored = open_weights(source)
+        assert stored.names == ("a", "b", "c")
+        assert stored.read("a").sum() == 3
+    with pytest.raises(el.CheckpointError, match=r"two.safetensors is not a whole safetensors file"):
+        stored.read("b")
+    with pytest.raises(el.CheckpointError, match=r"lacks its shard three.safetensors"):
+        stored.read("c")
+    with pytest.raises(el.CheckpointError, match=r"no tensor 'd'"):
+        stored.read("d")
+
+
+def test_a_tensor_that_its_shard_does_not_hold_is_named(tmp_path) -> None:
+    save_file({"a": torch.ones(3)}, tmp_path / "one.safetensors")
+    shards(tmp_path, b="one.safetensors")
+    with pytest.raises(el.CheckpointError, match=r"no tensor 'b' in one.safetensors"):
+        open_weights(tmp_path).info("b")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "../one.safetensors",
+        "/etc/one.safetensors",
+        "/etc/passwd",
+        "sub/one.safetensors",
+        "..",
+        "a\\b.safetensors",
+        "",
+        "\0",
+    ],
+)
+def test_a_shard_outside_the_folder_is_refused(tmp_path, name) -> None:
+    shards(tmp_path, a=name)
+    with pytest.raises(el.CheckpointError, match="refused"):
+        open_weights(tmp_path)
+
+
+def test_an_index_of_pickles_is_refused(tmp_path) -> None:
+    (tmp_path / "pytorch_model.bin.index.json").write_text('{"weight_map": {"a": "pytorch_model-1.bin"}}')
+    with pytest.raises(el.CheckpointError, match=r"pytorch_model-1.bin', which is no safetensors file"):
+        open_weights(tmp_path / "pytorch_model.bin.index.json")
+
+
+@pytest.mark.parametrize("text", ["{}", '{"weight_map": []}', '{"weight_map": {"a": 1}}', "[" * 100_000, "\xff"])
+def test_an_index_that_is_none_is_refused(tmp_path, text) -> None:
+    (tmp_path / "model.safetensors.index.json").write_bytes(text.encode("latin-1"))
+    with pytest.raises(el.CheckpointError):
+        open_weights(tmp_path)
+
+
+def test_pickles_are_refused_with_the_line_that_converts_them(tmp_path) -> None:
+    weights = {"wte.weight": torch.randn(5, 2)}
+    weights["lm_head.weight"] = weights["wte.weight"]
+    torch.save(weights, tmp_path / "pytorch_model.bin")
+    with pytest.raises(el.CheckpointError, match="is a pickle") as caught:
+        open_weights(tmp_path)
+    with pytest.raises(el.CheckpointError, match="is a pickle"):
+        open_weights(tmp_path / "pytorch_model.bin")
+    (tmp_path / "renamed.safetensors").write_bytes((tmp_path / "pytorch_model.bin").read_bytes())
+    with pytest.raises(el.CheckpointError, match="is a pickle"):
+        read_header(tmp_path / "renamed.safetensors")
+    (tmp_path / "renamed.safetensors").unlink()
+
+    command = str(caught.value).splitlines()[-1].replace("python", sys.executable, 1)
+    subprocess.run(command, shell=True, check=True, cwd=tmp_path)
+    assert torch.equal(open_weights(tmp_path).read("lm_head.weight"), weights["wte.weight"])
+
+
+@pytest.mark.parametrize("length", [0x80, 0x0280, 0x0480, 0x4B50])
+def test_a_header_whose_length_looks_like_a_pickle_is_a_header(tmp_path, length) -> None:
+    raw = json.dumps({"a": {"dtype": "U8", "shape": [4], "data_offsets": [0, 4]}}).encode().ljust(length)
+    write_raw(tmp_path / "model.safetensors", raw, b"1234")
+    assert open_weights(tmp_path).read("a").tolist() == [49, 50, 51, 52]
+
+
+def test_several_files_without_an_index_are_not_guessed_among(tmp_path) -> None:
+    for name in ("a", "b"):
+        save_file({name: torch.ones(1)}, tmp_path / f"{name}.safetensors")
+    with pytest.raises(el.CheckpointError, match="2 safetensors files and no"):
+        open_weights(tmp_path)
+
+
+def test_an_empty_folder_is_a_file_error(tmp_path) -> None:
+    with pytest.raises(el.FileError, match="no safetensors"):
+        open_weights(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("header", "body", "length", "message"),
+    [
+        (b"", b"", 1, "invalid header length"),
+        (b"{}", b"", 1 << 62, "header too large"),
+        (b"{]", b"", None, "invalid JSON"),
+        (b"[" * 100_000, b"", None, "invalid JSON"),
+        (b"\xff\xfe", b"", None, "invalid UTF-8"),
+        ([], b"", None, "invalid type: sequence"),
+        ({"a": 1}, b"", None, "expected struct TensorInfo"),
+        ({"__metadata__": 1}, b"", None, "expected a map"),
+        ({"a": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}, b"", None, "file not fully covered"),
+        ({"a": {"dtype": "F32", "shape": [1], "data_offsets": [-4, 0]}}, b"1234", None, "invalid value: integer `-4`"),
+        ({"a": {"dtype": "F32", "shape": [1], "data_offsets": [4, 0]}}, b"1234", None, "invalid offset for tensor `a`"),
+        ({"a": {"dtype": "F32", "shape": [1], "data_offsets": [0]}}, b"1234", None, "expected a tuple of size 2"),
+        ({"a": {"dtype": "F32", "shape": [True], "data_offsets": [0, 4]}}, b"1234", None, "boolean `true`"),
+        (
+            {"a": {"dtype": "F32", "shape": [2**62, 2**62], "data_offsets": [0, 4]}},
+            b"1234",
+            None,
+            "overflow computing buffer size",
+        ),
+        ({"a": {"dtype": "F32", "shape": [1] * 17, "data_offsets": [0, 4]}}, b"1234", None, "17 dimensions"),
+        (
+            {
+                "a": {"dtype": "U8", "shape": [4], "data_offsets": [0, 4]},
+                "b": {"dtype": "U8", "shape": [2], "data_offsets": [2, 4]},
+            },
+            b"1234",
+            None,
+            "invalid offset for tensor `b`",
+        ),
+    ],
+)
+def test_a_header_that_cannot_be_is_refused(tmp_path, header, body, length, message) -> None:
+    path = tmp_path / "model.safetensors"
+    write_raw(path, header, body, length)
+    with pytest.raises(el.CheckpointError, match=message):
+        read_header(path)
+
+
+def test_a_header_over_the_formats_limit_is_refused_unread(tmp_path) -> None:
+    path = tmp_path / "model.safetensors"
+    write_raw(path, b"{}", length=2_000_000_000)
+    os.truncate(path, 3_000_000_000)
+    tracemalloc.start()
+    with pytest.raises(el.CheckpointError, match="header too large"):
+        read_header(path)
+    assert tracemalloc.get_traced_memory()[1] < 1_000_000
+    tracemalloc.stop()
+
+
+def test_a_type_that_is_not_known_is_refused_only_when_it_is_asked_for(tmp_path) -> None:
+    path = tmp_path / "model.safetensors"
+    write_raw(path, {"a": {"dtype": "F4", "shape": [8], "data_offsets": [0, 4]}}, b"1234")
+    stored = open_weights(path)
+    assert stored.info("a").nbytes == 4
+    with pytest.raises(el.CheckpointError, match="stored as F4"):
+        stored.read("a")
+
+
+def read_everything(path) -> None:
+    """Open and read all of it, allowing only our own errors, and no more memory than a file of this size can need."""
+    tracemalloc.start()
+    try:
+        stored = open_weights(path)
+        for name in stored.names:
+            stored.read(name).sum()
+    except el.EmbedLayerError:
+        pass
+    finally:
+        assert tracemalloc.get_traced_memory()[1] < 2_000_000
+        tracemalloc.stop()
+
+
+fuzzed = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+sizes = st.one_of(st.integers(-2, 40), st.sampled_from([2**31, 2**32 - 1, 2**62, 2**63, 2**64, 10**40]), st.floats())
+entries = st.fixed_dictionaries(
+    {
+        "dtype": st.one_of(st.sampled_from(["F32", "BF16", "F8_E4M3", "I64", "BOOL", "U16", "F4", ""]), st.none()),
+        "shape": st.one_of(st.lists(sizes, max_size=4), st.none()),
+        "data_offsets": st.one_of(st.lists(sizes, max_size=3), st.text(max_size=3)),
+    }
+)
+
+
+@fuzzed
+@given(st.dictionaries(st.text(max_size=4), st.one_of(entries, st.integers()), max_size=4), st.binary(max_size=64))
+def test_no_header_crashes_the_reader(tmp_path, header, body) -> None:
+    path = tmp_path / "model.safetensors"
+    write_raw(path, header, body)
+    read_everything(path)
+
+
+@fuzzed
+@given(st.lists(st.tuples(st.integers(0, 10_000), st.integers(0, 255)), max_size=6), st.integers(0, 10_000))
+def test_no_flipped_or_missing_byte_crashes_the_reader(tmp_path, flips, kept) -> None:
+    path = tmp_path / "model.safetensors"
+    save_file({"wte.weight": torch.arange(12.0).view(3, 4), "n": torch.ones(3).half()}, path)
+    raw = bytearray(path.read_bytes())
+    for place, value in flips:
+        raw[place % len(raw)] = value
+    path.write_bytes(raw[: kept % (len(raw) + 1)])
+    read_everything(path)
+
+
+@fuzzed
+@given(st.binary(max_size=200))
+def test_no_bytes_crash_the_reader(tmp_path, raw) -> None:
+    (tmp_path / "model.safetensors").write_bytes(raw)
+    read_everything(tmp_path / "model.safetensors")
+
+
+def test_a_file_of_another_kind_and_a_place_with_nothing_are_said_to_be_so(tmp_path) -> None:
+    (tmp_path / "notes.txt").write_text("not a checkpoint at all")
+    with pytest.raises(el.CheckpointError, match="another kind of file"):
+        open_weights(tmp_path / "notes.txt").names  # noqa: B018
+    with pytest.raises(el.FileError, match="no folder or file"):
+        open_weights(tmp_path / "nowhere")
+    with pytest.raises(el.FileError, match="Cannot read"):
+        open_weights(Path("a" * 5000))
+
+
+def test_a_full_disk_leaves_the_old_tensors(tmp_path: Path) -> None:
+    """A process that may write 64 kB at most is a disk that is full after 64 kB."""
+    file = tmp_path / "model.safetensors"
+    save_tensors(file, {"weight": torch.ones(4)})
+    code = f"""
+import resource, signal, torch
+from embedlayer.io.safetensors_files import save_tensors
+from embedlayer.errors import FileError
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (65536, 65536))
+try:
+    save_tensors({str(file)!r}, {{"weight": torch.zeros(100_000)}})
+except FileError as error:
+    print("refused:", error)
+"""
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "refused: Cannot write" in result.stdout
+    tensors, _ = load_tensors(file)
+    assert torch.equal(tensors["weight"], torch.ones(4))
+    assert os.listdir(tmp_path) == ["model.safetensors"]
+
+
+def test_tensors_and_metadata_come_back(tmp_path: Path) -> None:
+    file = tmp_path / "t.safetensors"
+    stored = {"a": torch.randn(3, 4).T, "b": torch.arange(5, dtype=torch.int16)}
+    save_tensors(file, stored, {"note": "x"})
+    tensors, metadata = load_tensors(file)
+    assert metadata == {"format": "pt", "note": "x"}
+    assert all(torch.equal(tensors[name], value) for name, value in stored.items())
+
+
+@pytest.mark.parametrize("damage", [lambda b: b[:50], lambda b: b[:-8], lambda b: b"\xff" * 8 + b[8:], lambda b: b""])
+def test_a_damaged_tensor_file_is_a_checkpoint_error(tmp_path: Path, damage) -> None:
+    file = tmp_path / "t.safetensors"
+    save_tensors(file, {"a": torch.zeros(64)})
+    file.write_bytes(damage(file.read_bytes()))
+    with pytest.raises(el.CheckpointError, match="not a whole safetensors file"):
+        load_tensors(file)
+
+
+def test_a_missing_tensor_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(el.FileError, match="Cannot read"):
+        load_tensors(tmp_path / "none.safetensors")
