@@ -35,10 +35,11 @@ if TYPE_CHECKING:
     from embedlayer.compress.report import Comparison as Comparison
     from embedlayer.compress.report import compare as compare
     from embedlayer.compress.report import loss_on as loss_on
+    from embedlayer.distributed.data_parallel import distributed_data_parallel as distributed_data_parallel
     from embedlayer.distributed.fsdp import register_fsdp_methods as register_fsdp_methods
     from embedlayer.distributed.sharded import ShardedTable as ShardedTable
-    from embedlayer.distributed.sharded import keep_rows_apart as keep_rows_apart
     from embedlayer.distributed.sharded import shard_table as shard_table
+    from embedlayer.distributed.sharded import sharded_parameters as sharded_parameters
     from embedlayer.distributed.state import distributed_state as distributed_state
     from embedlayer.distributed.state import load_distributed_state as load_distributed_state
     from embedlayer.errors import CheckpointError as CheckpointError
@@ -157,7 +158,8 @@ _HOMES = {
     "embedlayer.compress.convert": ("compressed", "with_table"),
     "embedlayer.compress.report": ("Comparison", "compare", "loss_on"),
     "embedlayer.distributed.fsdp": ("register_fsdp_methods",),
-    "embedlayer.distributed.sharded": ("ShardedTable", "keep_rows_apart", "shard_table"),
+    "embedlayer.distributed.data_parallel": ("distributed_data_parallel",),
+    "embedlayer.distributed.sharded": ("ShardedTable", "shard_table", "sharded_parameters"),
     "embedlayer.distributed.state": ("distributed_state", "load_distributed_state"),
     "embedlayer.errors": (
         "CheckpointError",

@@ -358,23 +358,9 @@ class ProcessGroup(Collectives):
         contents = self.all_gather(content.to(self.device), counts).cpu().split(counts)
         return [json.loads(bytes(each.tolist())) for each in contents]
 
-    @contextmanager
-    def peer_errors(self) -> Iterator[None]:
-        """Raise an error of torch.distributed in the block as a `PeerError`.
-
-        gloo raises plain `RuntimeError`s, so the block must contain nothing else that raises one.
-        """
-        try:
-            yield
-        except RuntimeError as error:
-            if type(error) is not RuntimeError and not isinstance(error, dist.DistError):
-                raise
-            waited = "" if self.timeout_seconds is None else f" for more than {self.timeout_seconds:g} seconds"
-            raise PeerError(
-                f"Rank {self.rank} of {self.size} gave up: another process has ended, or hangs{waited}. The first "
-                f"error of another rank says why. A run continues from its last checkpoint with --resume, or by itself "
-                f"where torchrun has --max-restarts left. (torch.distributed: {error})"
-            ) from error
+    def peer_errors(self) -> AbstractContextManager[None]:
+        """Return a context manager that raises an error of torch.distributed in its block as a `PeerError`."""
+        return peer_errors(self.rank, self.size, self.timeout_seconds)
 
     def _sent(self, rows: Tensor, send_counts: Sequence[int], receive_counts: Sequence[int]) -> Tensor:
         """All-to-all without gradients."""
@@ -417,6 +403,30 @@ class _AllGather(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
         return ctx.group.reduce_scatter(grad_output, ctx.counts), None, None
+
+
+@contextmanager
+def peer_errors(rank: int, size: int, timeout_seconds: float | None = None) -> Iterator[None]:
+    """Raise an error of torch.distributed in the block as a `PeerError`.
+
+    gloo raises plain `RuntimeError`s, so the block must contain nothing else that raises one.
+
+    Args:
+        rank: This process, for the message.
+        size: Number of ranks, for the message.
+        timeout_seconds: Time-out of the group, for the message; `None` if it is not known.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        if type(error) is not RuntimeError and not isinstance(error, dist.DistError):
+            raise
+        waited = "" if timeout_seconds is None else f" for more than {timeout_seconds:g} seconds"
+        raise PeerError(
+            f"Rank {rank} of {size} gave up: another process has ended, or hangs{waited}. The first error of another "
+            f"rank says why. A run continues from its last checkpoint with --resume, or by itself where torchrun has "
+            f"--max-restarts left. (torch.distributed: {error})"
+        ) from error
 
 
 def differences(facts_by_rank: Mapping[int, Mapping[str, Any]]) -> str:

@@ -27,7 +27,7 @@ from dataclasses import KW_ONLY, asdict, dataclass, replace
 from difflib import get_close_matches
 
 from embedlayer.errors import SizeError
-from embedlayer.losses.chunk_length import TOKENS_AT_ONCE, chunk_length
+from embedlayer.losses.chunk_size import MAX_CHUNK_TOKENS, tokens_per_chunk
 
 DTYPE_BITS = {"fp32": 32, "fp16": 16, "bf16": 16, "int8": 8, "int4": 4}
 """Bits of one stored number, by the name of its type."""
@@ -121,7 +121,7 @@ class EmbeddingPlan:
             raise SizeError(f"delta_rows {self.delta_rows} exceeds vocab_size {self.vocab_size}.")
         _one_of(DTYPE_BITS, dtype=self.dtype)
         _one_of(OPTIMIZER_MOMENTS, optimizer=self.optimizer)
-        _one_of(list(TOKENS_AT_ONCE), device=self.device)
+        _one_of(list(MAX_CHUNK_TOKENS), device=self.device)
         _one_of([name for name in DTYPE_BITS if not _quantised(name)], moment_dtype=self.moment_dtype)
         if self.row_sparse and (self.tied or self.rank is not None or self.delta_rows or _quantised(self.dtype)):
             raise SizeError(
@@ -257,7 +257,7 @@ class EmbeddingPlan:
         if not self.trained and self.ranks == 1:
             return self.logits_bytes
         if self._by_blocks:
-            tokens = min(self.tokens, TOKENS_AT_ONCE[self.device])
+            tokens = min(self.tokens, MAX_CHUNK_TOKENS[self.device])
             return 4 * tokens * min(ROWS_AT_ONCE, self._rows) * 4
         if not self.chunked_loss and self.ranks == 1:
             return 3 * self.tokens * self._rows * 4
@@ -400,7 +400,7 @@ class EmbeddingPlan:
     @property
     def _chunk_tokens(self) -> int:
         """Tokens in a chunk of the loss, of all ranks."""
-        length = chunk_length(self.tokens * self.ranks, self._rows, self._head_width, self.device, 4)
+        length = tokens_per_chunk(self.tokens * self.ranks, self._rows, self._head_width, self.device, 4)
         return min(-(-length // self.ranks), self.tokens) * self.ranks
 
     @property

@@ -22,7 +22,7 @@ from embedlayer.files import JsonObject
 from embedlayer.layers.in_place import Place
 from embedlayer.layers.input import sequence_of
 from embedlayer.layers.output import OutputHead
-from embedlayer.losses.linear_cross_entropy import LossOptions
+from embedlayer.losses.cross_entropy import LossOptions
 from embedlayer.positions.position import AttentionMask, Position, positions_of
 from embedlayer.pretrained import Pretrained, build, check_saved, describe
 from embedlayer.shapes import Ids, IdsLike, Positions, Vectors

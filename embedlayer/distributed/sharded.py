@@ -1,6 +1,5 @@
 """A table whose rows are divided among processes: rank r holds rows `r * ceil(V / N)` up to the next rank's first."""
 
-import math
 from collections.abc import Iterator
 from copy import deepcopy
 from functools import singledispatch
@@ -12,22 +11,20 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
-from torch.nn.parallel import DistributedDataParallel
 
 from embedlayer.bounds import Bounds
+from embedlayer.collectives import ProcessGroup, RowPartition
 from embedlayer.derived import derive_all
-from embedlayer.distributed.agreement import require_agreement
-from embedlayer.distributed.divided_rows import DividedRows
-from embedlayer.distributed.exchange import announce, exchange, gather_rows
 from embedlayer.errors import ShapeError, SizeError
 from embedlayer.files import JsonObject
 from embedlayer.losses.chunked import chunked_cross_entropy
-from embedlayer.losses.linear_cross_entropy import (
+from embedlayer.losses.cross_entropy import (
     LogitOptions,
     LossOptions,
     check_fit,
     filled_in,
     finish_logits,
+    for_rows,
     refuse_clash,
 )
 from embedlayer.shapes import Ids, Vectors
@@ -74,7 +71,8 @@ class ShardedTable(TokenTable):
         super().__init__()
         self.mesh = mesh
         self.vocab_size = self.num_rows = vocab_size
-        self.start, self.stop = rows_of(mesh, vocab_size)
+        self.collectives = collectives_of(mesh)
+        self.collectives.partition(vocab_size)  # refuses a rank without rows at once
         self.embed_dim = local.embed_dim
         self.padding_idx = padding_idx
         self.scale = local.scale
@@ -107,6 +105,11 @@ class ShardedTable(TokenTable):
         """This rank's rows."""
         return self.local.get_parameter(next(iter(ROW_TENSORS[type(self.local)])))
 
+    @property
+    def partition(self) -> RowPartition:
+        """Return which rows this rank stores."""
+        return self.collectives.partition(self.vocab_size)
+
     def _mark_rows(self) -> None:
         """Let gradients of the rows be means, and the rows be known as divided."""
         ranks = self.mesh.size()
@@ -114,16 +117,16 @@ class ShardedTable(TokenTable):
             wanted = parameter.requires_grad
             parameter.requires_grad_(True).register_hook(lambda grad: grad / ranks)
             parameter.requires_grad_(wanted)
-            parameter.divided_among = self._group  # type: ignore[attr-defined]
+            parameter.shard_group = self.collectives.group  # type: ignore[attr-defined]
 
     def _check_rows(self) -> None:
         """Refuse rows that somebody has put in the place of those that were marked."""
         for name, parameter in self.sharded_parameters():
-            if not hasattr(parameter, "divided_among"):
+            if not hasattr(parameter, "shard_group"):
                 raise ShapeError(
                     f"The {name} of this divided table was replaced behind its back: its gradients would be sums, and "
                     f"after fully_shard its rows those of other ranks. Give fully_shard "
-                    f"ignored_params={{p for p in model.parameters() if hasattr(p, 'divided_among')}}, load without "
+                    f"ignored_params={{p for p in model.parameters() if hasattr(p, 'shard_group')}}, load without "
                     f"assign=True, or divide the table again."
                 )
 
@@ -133,59 +136,56 @@ class ShardedTable(TokenTable):
             if name in ROW_TENSORS[type(self.local)]:
                 yield name, parameter
 
-    def whole(self, part: Tensor) -> DTensor:
+    def as_dtensor(self, part: Tensor) -> DTensor:
         """This rank's rows of a tensor that has one for each token, as a part of the tensor of all; no copy is made."""
         shape, stride = torch.Size((self.vocab_size, *part.shape[1:])), part.stride()
         return DTensor.from_local(part, self.mesh, [Shard(0)], run_check=False, shape=shape, stride=stride)
 
     def look_up(self, ids: Ids) -> Vectors:
-        """`rows[ids]`, from the ranks that have them: the batch's IDs and stored rows cross the network, each once."""
+        """Return `rows[ids]` from the ranks that store them: each ID and row of the batch is sent once."""
         self._check_rows()
+        group = self.collectives
         ids, outside = self.bounds(ids)
-        wanted, places = torch.unique(ids, return_inverse=True)
-        owners = wanted // math.ceil(self.vocab_size / self.mesh.size())
-        sends = torch.bincount(owners, minlength=self.mesh.size()).tolist()
-        receives = announce(sends, self._group, ids.device)
-        asked = exchange(wanted, sends, receives, self._group) - self.start
-        nobody = asked.new_zeros(0 if len(asked) else 1)  # who is not asked takes part on the way back all the same
+        unique_ids, inverse = torch.unique(ids, return_inverse=True)
+        send_counts = torch.bincount(self.partition.rank_of(unique_ids), minlength=group.size).tolist()
+        receive_counts = group.exchange_counts(send_counts)
+        requested = group.all_to_all(unique_ids, send_counts, receive_counts) - self.partition.start
+        unused = requested.new_zeros(0 if len(requested) else 1)  # every rank must take part in the backward pass
         factors = self.local if isinstance(self.local, FactorizedEmbedding) else None
         stored = self.local if factors is None else factors.inner
-        found = stored.look_up(torch.cat([asked, nobody]))[: len(asked)]
-        rows = exchange(found, receives, sends, self._group)
-        vectors = F.embedding(places, rows if factors is None else factors.projection(rows))
+        found = stored.look_up(torch.cat([requested, unused]))[: len(requested)]
+        rows = group.all_to_all(found, receive_counts, send_counts)
+        vectors = F.embedding(inverse, rows if factors is None else factors.projection(rows))
         return vectors if outside is None else vectors.masked_fill(outside.unsqueeze(-1), 0)
 
     def rows(self, start: int, stop: int) -> Float[Tensor, "N D"]:
-        """Rows `start` to `stop - 1`, on every rank, without gradients; all ranks must ask."""
-        low, high = max(start, self.start), min(stop, self.stop)
+        """All-gather rows `start` to `stop - 1`, without gradients; every rank must call it."""
         with torch.no_grad():
-            return gather_rows(self.local.rows(low - self.start, max(low, high) - self.start), self._group)[0]
+            return self.collectives.all_gather(self.local.rows(*self.partition.overlap(start, stop)))
 
     def logits(self, hidden: Float[Tensor, "*batch D"], **options: Unpack[LogitOptions]) -> Float[Tensor, "*batch V"]:
-        """A score for each token, gathered: of this rank's hidden states with the rows of all."""
+        """Return the logits of this rank's hidden states over all tokens, gathered from all ranks."""
         check_width(hidden, self.embed_dim)
-        options.setdefault("padding_idx", self.padding_idx)
-        everybody, counts = gather_rows(hidden.reshape(-1, self.embed_dim), self._group)
-        scores, size = self._local_logits(everybody, options), self.mesh.size()
-        widest = math.ceil(self.vocab_size / size)
-        own = [counts[self.mesh.get_local_rank()]] * size
-        parts = exchange(F.pad(scores, (0, widest - scores.shape[1])), counts, own, self._group)
-        joined = parts.unflatten(0, (size, -1)).transpose(0, 1).flatten(1)
+        group, partition = self.collectives, self.partition
+        counts = group.exchange_counts([hidden.shape[:-1].numel()] * group.size)
+        scores = self._local_logits(hidden, counts, options)
+        padded = F.pad(scores, (0, partition.rows_per_rank - scores.shape[1]))
+        parts = group.all_to_all(padded, counts, [counts[group.rank]] * group.size)
+        joined = parts.unflatten(0, (group.size, -1)).transpose(0, 1).flatten(1)
         logits: Tensor = joined[:, : self.vocab_size].reshape(*hidden.shape[:-1], self.vocab_size)
         return logits
 
     def sharded_logits(self, hidden: Float[Tensor, "*batch D"], **options: Unpack[LogitOptions]) -> DTensor:
-        """The logits of all ranks' hidden states, `(tokens of all, V)`, divided by token as `loss_parallel` wants.
+        """Return the logits of all ranks' hidden states, `(tokens of all, V)`, sharded over V as `loss_parallel` wants.
 
-        Under it, `F.cross_entropy(logits, targets)` with the targets of all ranks, in order, is the mean over all
-        tokens, the same on each rank, for any V. Its gradients are those of `loss`, whose mean over the ranks it is:
-        what each rank computes from them becomes right as a mean too.
+        Under `loss_parallel`, `F.cross_entropy(logits, targets)` with the targets of all ranks, in order, is the mean
+        over all tokens, the same on each rank, for any V. It is the mean over the ranks of `loss`, with the same
+        gradients; what each rank computes from them becomes right as a mean too.
         """
         check_width(hidden, self.embed_dim)
-        options.setdefault("padding_idx", self.padding_idx)
-        everybody, size = gather_rows(hidden.reshape(-1, self.embed_dim), self._group)[0], self.mesh.size()
-        scores = self._local_logits(everybody, options)
-        if scores.requires_grad:  # DTensor has the ranks' gradients summed; here they become means
+        size = self.collectives.size
+        scores = self._local_logits(hidden, None, options)
+        if scores.requires_grad:  # DTensor sums the gradients of the ranks; here they become means
             scores.register_hook(lambda grad: grad * size)
         shape, stride = torch.Size((len(scores), self.vocab_size)), (self.vocab_size, 1)
         return DTensor.from_local(scores, self.mesh, [Shard(1)], run_check=False, shape=shape, stride=stride)
@@ -210,14 +210,15 @@ class ShardedTable(TokenTable):
         states, rows = (hidden, self.local.rows(0, self.local.vocab_size)) if linear is None else linear
         check_fit(states, rows, targets)
         bias = options.get("bias")
-        terms = filled_in(states, rows, {**options, "vocab_size": self.vocab_size})
+        settings = filled_in(states, rows, {**options, "vocab_size": self.vocab_size})
         return chunked_cross_entropy(
             states,
             rows,
-            None if bias is None else bias[self.start : self.stop],
+            None if bias is None else bias[self.partition.start : self.partition.stop],
             targets,
-            terms._replace(padding_idx=self._here(terms.padding_idx)),
-            DividedRows(self.start, self.stop, self._group, rows.device),
+            settings._replace(padding_idx=self.partition.local_or_none(settings.padding_idx)),
+            self.collectives,
+            self.partition,
         )
 
     def check(self) -> None:
@@ -226,27 +227,26 @@ class ShardedTable(TokenTable):
 
     def extra_repr(self) -> str:
         """Which rows are here, for `print`."""
-        return f"rows {self.start} to {self.stop - 1} of {self.vocab_size}"
+        return f"rows {self.partition.start} to {self.partition.stop - 1} of {self.vocab_size}"
 
-    @property
-    def _group(self) -> Any:
-        return self.mesh.get_group()
-
-    def _here(self, token: int | None) -> int | None:
-        """Where a token's row stands on this rank, if it does."""
-        return None if token is None or not self.start <= token < self.stop else token - self.start
-
-    def _local_logits(self, hidden: Tensor, options: LogitOptions) -> Tensor:
+    def _local_logits(self, hidden: Tensor, counts: list[int] | None, options: LogitOptions) -> Tensor:
+        """Return the logits of all ranks' hidden states over this rank's rows, `(tokens of all, rows)`."""
         self._check_rows()
-        bias, padding_idx = options.get("bias"), options.get("padding_idx")
-        return finish_logits(
-            self.local.products(hidden),
-            logit_scale=options.get("logit_scale", 1.0),
-            bias=None if bias is None else bias[self.start : self.stop],
-            softcap=options.get("softcap"),
-            padding_idx=self._here(padding_idx),
-            mask_padding=options.get("mask_padding", False),
-        )
+        options.setdefault("padding_idx", self.padding_idx)
+        everyones = self.collectives.all_gather(hidden.reshape(-1, self.embed_dim), counts)
+        start, stop = self.partition.start, self.partition.stop
+        return finish_logits(self.local.products(everyones), **for_rows(options, start, stop))
+
+
+def collectives_of(mesh: DeviceMesh) -> ProcessGroup:
+    """Return the collective operations of a one-dimensional mesh.
+
+    Raises:
+        SizeError: The mesh has several dimensions.
+    """
+    if mesh.ndim != 1:
+        raise SizeError(f"A table is sharded along one dimension, and the mesh has {mesh.ndim}: pass mesh['name'].")
+    return ProcessGroup(mesh.get_group(), mesh.device_type)
 
 
 def shard_table(table: TokenTable | nn.Embedding, mesh: DeviceMesh) -> ShardedTable:
@@ -260,77 +260,44 @@ def shard_table(table: TokenTable | nn.Embedding, mesh: DeviceMesh) -> ShardedTa
         SizeError: The mesh is not one-dimensional, or there are too few rows for its ranks.
         TypeError: It is a kind of table that cannot be divided, or a quantised one on the meta device.
     """
-    table = as_table(table)
-    _require_one_dimension(mesh)
+    table, group = as_table(table), collectives_of(mesh)
     types = {f"type of {name}": str(value.dtype) for name, value in table.state_dict().items()}
     facts = {"kind of table": type(table).__name__, **table.config, **types}
-    require_agreement(facts, mesh.get_group(), mesh.device_type)
-    start, stop = rows_of(mesh, table.vocab_size)
-    local = part_of(table, start, stop)
+    group.require_equal(facts)
+    partition = group.partition(table.vocab_size)
+    local = shard_of(table, partition.start, partition.stop)
     for whole, part in zip(table.parameters(), local.parameters(), strict=True):
         part.requires_grad_(whole.requires_grad)
     return ShardedTable(local, mesh, vocab_size=table.vocab_size, padding_idx=table.padding_idx)
 
 
-def keep_rows_apart(model: nn.Module) -> nn.Module:
-    """Let `DistributedDataParallel(keep_rows_apart(model))` leave divided rows alone: it would give all rank 0's.
+def sharded_parameters(model: nn.Module) -> set[nn.Parameter]:
+    """Return the parameters of `model` of which each rank stores its own rows.
 
-    Args:
-        model: What is given to it, on each rank; what it was told to ignore before no longer counts.
-
-    Returns:
-        The same model. `fully_shard(model, ignored_params=...)` takes the parameters that have a `divided_among`.
+    `fully_shard(model, ignored_params=sharded_parameters(model))` leaves them alone.
     """
-    tables = [(name, module) for name, module in model.named_modules() if isinstance(module, ShardedTable)]
-    apart = [f"{name}.local.{row}".lstrip(".") for name, table in tables for row in ROW_TENSORS[type(table.local)]]
-    apart += [f"{name}.{key}".lstrip(".") for name, table in tables for key, _ in table.named_buffers()]
-    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, apart)
-    return model
-
-
-def rows_of(mesh: DeviceMesh, vocab_size: int) -> tuple[int, int]:
-    """First row of this rank and first row after it, with the errors of `spans_of`."""
-    return spans_of(mesh, vocab_size)[mesh.get_local_rank()]
-
-
-def spans_of(mesh: DeviceMesh, vocab_size: int) -> list[tuple[int, int]]:
-    """Of each rank its first row and the first row after it.
-
-    Raises:
-        SizeError: The mesh is not one-dimensional, or a rank would have no row.
-    """
-    _require_one_dimension(mesh)
-    size = mesh.size()
-    each = math.ceil(vocab_size / size)
-    if (size - 1) * each >= vocab_size:
-        raise SizeError(f"{vocab_size} rows, {each} to a rank, leave nothing for the last of {size} ranks: use fewer.")
-    return [(rank * each, min((rank + 1) * each, vocab_size)) for rank in range(size)]
-
-
-def _require_one_dimension(mesh: DeviceMesh) -> None:
-    if mesh.ndim != 1:
-        raise SizeError(f"A table is divided along one dimension, and the mesh has {mesh.ndim}: give mesh['name'].")
+    return {parameter for parameter in model.parameters() if hasattr(parameter, "shard_group")}
 
 
 @singledispatch
-def part_of(table: TokenTable, start: int, stop: int) -> TokenTable:
+def shard_of(table: TokenTable, start: int, stop: int) -> TokenTable:
     """Rows `start` to `stop - 1` of a table, as a table of the same kind."""
     raise TypeError(
         f"A {type(table).__name__} cannot be divided: give one of {', '.join(kind.__name__ for kind in ROW_TENSORS)}."
     )
 
 
-@part_of.register
+@shard_of.register
 def _(table: TokenEmbedding, start: int, stop: int) -> TokenEmbedding:
-    part = _empty_part(table, start, stop, table.weight)
-    _take_rows(part, table, start, stop)
+    part = _empty_shard(table, start, stop, table.weight)
+    _copy_rows(part, table, start, stop)
     return part
 
 
-@part_of.register
+@shard_of.register
 def _(table: FactorizedEmbedding, start: int, stop: int) -> FactorizedEmbedding:
-    part = _empty_part(table, start, stop, table.projection.weight)
-    _take_rows(part.inner, table.inner, start, stop)
+    part = _empty_shard(table, start, stop, table.projection.weight)
+    _copy_rows(part.inner, table.inner, start, stop)
     if table.projection.weight.is_meta:
         part.projection.reset_parameters()
     else:
@@ -338,21 +305,21 @@ def _(table: FactorizedEmbedding, start: int, stop: int) -> FactorizedEmbedding:
     return part
 
 
-@part_of.register
+@shard_of.register
 def _(table: QuantizedEmbedding, start: int, stop: int) -> QuantizedEmbedding:
     if table.packed.is_meta:
         raise TypeError("A quantised table cannot be drawn: give one that QuantizedEmbedding.from_table made.")
-    part = _empty_part(table, start, stop, table.packed)
+    part = _empty_shard(table, start, stop, table.packed)
     part.packed.copy_(table.packed[start:stop])
     if part.row_scale is not None and table.row_scale is not None:
         part.row_scale.copy_(table.row_scale[start:stop])
     return part
 
 
-def _empty_part(table: Table, start: int, stop: int, like: Tensor) -> Table:
+def _empty_shard(table: Table, start: int, stop: int, like: Tensor) -> Table:
     """A table of the same kind for some rows, in the type of `like` and where that is, or on the CPU."""
     with torch.device("meta"):
-        part = type(table).from_config(_sizes_of_part(table, start, stop))
+        part = type(table).from_config(_shard_config(table, start, stop))
     if like.is_floating_point():
         part.to(like.dtype)
     device = torch.device("cpu") if like.is_meta else like.device
@@ -362,7 +329,7 @@ def _empty_part(table: Table, start: int, stop: int, like: Tensor) -> Table:
 
 
 @torch.no_grad()
-def _take_rows(part: TokenEmbedding, table: TokenEmbedding, start: int, stop: int) -> None:
+def _copy_rows(part: TokenEmbedding, table: TokenEmbedding, start: int, stop: int) -> None:
     """The rows of a table, or, where it has none yet, those that it would draw."""
     part.first_row, part.whole_rows = start, table.num_rows
     if table.weight.is_meta:
@@ -371,7 +338,7 @@ def _take_rows(part: TokenEmbedding, table: TokenEmbedding, start: int, stop: in
         part.weight.copy_(table.rows(start, stop))
 
 
-def _sizes_of_part(table: TokenTable, start: int, stop: int) -> JsonObject:
+def _shard_config(table: TokenTable, start: int, stop: int) -> JsonObject:
     padding_idx = table.padding_idx
     here = padding_idx is not None and start <= padding_idx < stop
     sizes = {
@@ -388,7 +355,7 @@ def _rows_as_dtensors(table: ShardedTable, state: dict[str, Any], prefix: str, _
     inner = f"{prefix}local."
     for key in [key for key in state if key.startswith(inner)]:
         name, value = key.removeprefix(inner), state.pop(key)
-        state[prefix + name] = table.whole(value) if name in ROW_TENSORS[type(table.local)] else value
+        state[prefix + name] = table.as_dtensor(value) if name in ROW_TENSORS[type(table.local)] else value
 
 
 def _rows_from_dtensors(table: ShardedTable, state: dict[str, Any], prefix: str, *_: Any) -> None:
@@ -398,6 +365,6 @@ def _rows_from_dtensors(table: ShardedTable, state: dict[str, Any], prefix: str,
         if isinstance(value, DTensor):
             value = value.redistribute(table.mesh, [Shard(0)]).to_local()
         elif value is not None and name in ROW_TENSORS[type(table.local)]:
-            value = value[table.start : table.stop]
+            value = value[table.partition.start : table.partition.stop]
         if value is not None:
             state[f"{prefix}local.{name}"] = value

@@ -33,11 +33,11 @@ def distributed_state(model: nn.Module, optimizer: RowAdamW) -> dict[str, dict[s
     """
     optimizer.flush()
     moments: dict[str, Tensor] = {}
-    for name, parameter, table in parameters_of(model):
+    for name, parameter, table in trained_parameters(model):
         state = optimizer.moments(parameter)
         moments[f"{name}.step"] = state["step"]
         for key in MOMENTS:
-            moments[f"{name}.{key}"] = state[key] if table is None else table.whole(state[key])
+            moments[f"{name}.{key}"] = state[key] if table is None else table.as_dtensor(state[key])
     return {"model": model.state_dict(), "optimizer": moments}
 
 
@@ -48,15 +48,15 @@ def load_distributed_state(model: nn.Module, optimizer: RowAdamW, state: dict[st
         KeyError: Something is missing.
     """
     model.load_state_dict(state["model"])
-    for name, parameter, _ in parameters_of(model):
+    for name, parameter, _ in trained_parameters(model):
         for key, value in optimizer.moments(parameter).items():
             found = state["optimizer"][f"{name}.{key}"]
-            value.copy_(found.to_local() if isinstance(found, DTensor) else found)
+            value.copy_(to_local(found))
         if is_row_sparse(parameter):
             parameter.row_ledger.detach()  # type: ignore[attr-defined]
 
 
-def parameters_of(model: nn.Module) -> Iterator[tuple[str, nn.Parameter, ShardedTable | None]]:
+def trained_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter, ShardedTable | None]]:
     """Each trained parameter, its name in an undivided model, and the table whose rows it is a part of, if any."""
     tables = list(sharded_tables(model))
     named = {
@@ -75,3 +75,8 @@ def sharded_tables(model: nn.Module) -> Iterator[tuple[str, ShardedTable]]:
     for name, module in model.named_modules():
         if isinstance(module, ShardedTable):
             yield name.removesuffix(".rows"), module
+
+
+def to_local(tensor: Tensor) -> Tensor:
+    """Return the shard of this rank if `tensor` is a DTensor, else `tensor`."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor

@@ -23,7 +23,7 @@ from embedlayer.errors import TextError, TokenizerError
 from embedlayer.explorer.source import Layer, Source
 from embedlayer.files import JsonObject
 from embedlayer.layers.output import OutputHead
-from embedlayer.losses.linear_cross_entropy import finish_logits
+from embedlayer.losses.cross_entropy import finish_logits
 from embedlayer.models.decoder import Attention, DecoderLM
 from embedlayer.plots import visible_text
 from embedlayer.positions.position import AdditivePosition, Position, positions_of

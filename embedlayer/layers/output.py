@@ -9,13 +9,8 @@ from torch import Tensor, nn
 from embedlayer.errors import CheckpointError, SizeError
 from embedlayer.files import JsonObject
 from embedlayer.layers.in_place import AdaptedRows, Found, Place, adds_them_itself, looked_up, together, weight_of
-from embedlayer.losses.linear_cross_entropy import (
-    LogitOptions,
-    LossOptions,
-    ScoreOptions,
-    finish_logits,
-    linear_cross_entropy,
-)
+from embedlayer.losses.cross_entropy import LogitOptions, LossOptions, ScoreOptions, finish_logits
+from embedlayer.losses.linear_cross_entropy import linear_cross_entropy
 from embedlayer.normal import draw_
 from embedlayer.overrides import is_unchanged
 from embedlayer.pretrained import Pretrained

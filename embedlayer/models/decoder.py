@@ -13,7 +13,7 @@ from embedlayer.errors import CheckpointError, SizeError
 from embedlayer.files import JsonObject
 from embedlayer.layers.input import PositionName, as_position, embed, sequence_of
 from embedlayer.layers.output import OutputHead
-from embedlayer.losses.linear_cross_entropy import LossOptions
+from embedlayer.losses.cross_entropy import LossOptions
 from embedlayer.models.cache import BlockCache, KeyValueCache
 from embedlayer.models.config import ModelConfig
 from embedlayer.normal import NormalLinear

@@ -44,13 +44,13 @@ def clip_grad_norm_(
     divided: list[Tensor] = []
     group, device = None, None
     for parameter in parameters:
-        if hasattr(parameter, "divided_among"):
-            group, device = parameter.divided_among, parameter.device
+        if hasattr(parameter, "shard_group"):
+            group, device = parameter.shard_group, parameter.device
         if parameter.grad is None:
             continue
         if parameter.grad.layout is torch.sparse_coo:
             parameter.grad = with_torch_functions(coalesced(parameter.grad))
-        (divided if hasattr(parameter, "divided_among") else shared).append(parameter)
+        (divided if hasattr(parameter, "shard_group") else shared).append(parameter)
     if group is None:
         return torch.nn.utils.clip_grad_norm_(shared, max_norm, norm_type, error_if_nonfinite, foreach)
     total = norm_over_all(gradients_of(shared), gradients_of(divided), norm_type, group, device, foreach)

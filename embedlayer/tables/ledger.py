@@ -85,7 +85,7 @@ class RowLedger:
 
         def accept_clipping(parameter: Tensor) -> None:
             grad = parameter.grad
-            if grad is not None and grad.layout is torch.sparse_coo and not hasattr(parameter, "divided_among"):
+            if grad is not None and grad.layout is torch.sparse_coo and not hasattr(parameter, "shard_group"):
                 with_torch_functions(grad)
 
         tidy.__torch_unserializable__ = True  # type: ignore[attr-defined]

@@ -56,7 +56,7 @@ def row_gradient(parameter: Tensor, grad: Tensor, *, drop: int | None = None) ->
     Rows that are divided among ranks stay a sparse tensor that torch refuses: it would clip by this rank's norm alone.
     """
     rows = coalesced(grad, drop=drop)
-    return rows if hasattr(parameter, "divided_among") else with_torch_functions(rows)
+    return rows if hasattr(parameter, "shard_group") else with_torch_functions(rows)
 
 
 def coalesced(grad: Tensor, *, drop: int | None = None) -> Tensor:

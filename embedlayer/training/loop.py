@@ -8,7 +8,7 @@ dictionary per logged step, and who calls it shows it.
 import math
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
@@ -16,7 +16,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from embedlayer.distributed.ranks import Alone, Ranks
+from embedlayer.distributed.sharded import ShardedTable
+from embedlayer.distributed.state import to_local, trained_parameters
 from embedlayer.errors import CheckpointError, EmbedLayerWarning, SizeError, TextError
 from embedlayer.files import JsonObject
 from embedlayer.models.decoder import DecoderLM
@@ -26,6 +27,7 @@ from embedlayer.optim.row_adamw import RowAdamW
 from embedlayer.tables.ledger import raw_rows
 from embedlayer.text.corpus import TokenCorpus
 from embedlayer.text.windows import TokenWindows, WindowSampler
+from embedlayer.training.parallel import ParallelContext
 from embedlayer.training.time_budget import TimeBudget
 
 FAR_FROM_LN_V = 1.0  # nats; fresh rows of a sensible size start within 0.3
@@ -123,14 +125,14 @@ class Trainer:
         training: TokenCorpus,
         validation: TokenCorpus,
         options: TrainingOptions,
-        ranks: Ranks | None = None,
+        parallel: ParallelContext | None = None,
     ) -> None:
         self.model = model
         self.options = options
-        self.ranks = Alone() if ranks is None else ranks
-        self.ranks.divide(model)
+        self.parallel = ParallelContext() if parallel is None else parallel
+        self.parallel.shard(model)
         self.device = next(model.parameters()).device
-        self._loss = self.ranks.loss_of(model)
+        self._loss = self.parallel.loss_function(model)
         for name, part in {"training": training, "validation": validation}.items():
             if len(part) <= options.max_length:
                 raise TextError(
@@ -179,7 +181,7 @@ class Trainer:
             yield line
         assert self.steps is not None
         clock, tokens = time.perf_counter(), 0
-        while self.step < self.steps and not self.ranks.any(self._stopping):
+        while self.step < self.steps and not self.parallel.collectives.any(self._stopping):
             learning_rate = self._learning_rate()
             self._losses += self._update(self.optimizer, self.step, learning_rate)
             self.step += 1
@@ -189,7 +191,7 @@ class Trainer:
             if self.step % self.options.log_every and self.step < self.steps:
                 continue
             self.model.check()
-            total, count = self.ranks.sum(self._losses).tolist()
+            total, count = self.parallel.sum(self._losses).tolist()
             self._losses.zero_()
             seconds = time.perf_counter() - clock
             self._measure_speed()
@@ -213,13 +215,13 @@ class Trainer:
         self.model.eval()
         with torch.no_grad(), self._autocast():
             for start in range(0, count, batch_size):
-                share = self.ranks.share(min(batch_size, count - start))
+                share = self.parallel.share(min(batch_size, count - start))
                 here = share or range(1)  # who has none takes part all the same
                 inputs, targets = windows.batch(range(start + here.start, start + here.stop))
                 loss = float(self.model.loss(inputs.to(self.device), targets.to(self.device), reduction="sum"))
                 total += loss if share else 0.0
         self.model.train()
-        nats = float(self.ranks.sum(torch.tensor(total, dtype=torch.float64))) / (count * length)
+        nats = float(self.parallel.sum(torch.tensor(total, dtype=torch.float64))) / (count * length)
         bytes_per_token = self.validation.num_bytes / len(self.validation)
         if self.budget is not None:
             self.budget.reserve = time.perf_counter() - started
@@ -236,15 +238,13 @@ class Trainer:
         with raw_rows(self.model):
             tensors = {f"model.{name}": tensor for name, tensor in self.model.state_dict().items()}
         ledgers: JsonObject = {}
-        for name, parameter, whole in self.ranks.parameters(self.model):
+        for name, parameter, table in trained_parameters(self.model):
             moments = self.optimizer.state.get(parameter, {})
-            rows = {key: value if key == "step" else whole(value) for key, value in moments.items()}
-            tensors |= {f"optimizer.{name}.{key}": value for key, value in rows.items()}
+            tensors |= {f"optimizer.{name}.{key}": value for key, value in _as_saved(moments, table).items()}
             if ledger := getattr(parameter, "row_ledger", None):
                 behind, ledgers[name] = ledger.state()
-                rows = {key: value if key == "history" else whole(value) for key, value in behind.items()}
-                tensors |= {f"ledger.{name}.{key}": value for key, value in rows.items()}
-        tensors["losses"] = self.ranks.sum(self._losses)
+                tensors |= {f"ledger.{name}.{key}": value for key, value in _as_saved(behind, table).items()}
+        tensors["losses"] = self.parallel.sum(self._losses)
         tensors["generator.cpu"] = torch.get_rng_state()
         if self.device.type == "cuda":
             tensors["generator.cuda"] = torch.cuda.get_rng_state(self.device)
@@ -266,8 +266,8 @@ class Trainer:
             self.model.load_state_dict(
                 {name.removeprefix("model."): t for name, t in tensors.items() if name.startswith("model.")}
             )
-            local = {name: self.ranks.local(tensor) for name, tensor in tensors.items()}
-            for name, parameter, _ in self.ranks.parameters(self.model):
+            local = {name: to_local(tensor) for name, tensor in tensors.items()}
+            for name, parameter, _ in trained_parameters(self.model):
                 prefix = f"optimizer.{name}."
                 moments = {key.removeprefix(prefix): t for key, t in local.items() if key.startswith(prefix)}
                 if moments:
@@ -281,7 +281,7 @@ class Trainer:
                 self.budget = TimeBudget.from_state(rest["time"])
             elif self.budget is not None:  # of an earlier version, which fixed the steps at the start
                 self.budget.used = self.budget.seconds * self.step / self.steps
-            self._losses.copy_(tensors["losses"] if self.ranks.first else torch.zeros(2))
+            self._losses.copy_(tensors["losses"] if self.parallel.is_first else torch.zeros(2))
             torch.set_rng_state(tensors["generator.cpu"].cpu())
             if self.device.type == "cuda" and "generator.cuda" in tensors:
                 torch.cuda.set_rng_state(tensors["generator.cuda"].cpu(), self.device)
@@ -293,10 +293,10 @@ class Trainer:
         inputs, targets, share = self._batch(0)
         self.model.eval()
         with torch.no_grad(), self._autocast():
-            loss = float(self.ranks.sum(self.model.loss(inputs, targets) * share))
+            loss = float(self.parallel.sum(self.model.loss(inputs, targets) * share))
         self.model.train()
         uniform = math.log(self.model.table.vocab_size)
-        if self.ranks.first and not abs(loss - uniform) <= FAR_FROM_LN_V:
+        if self.parallel.is_first and not abs(loss - uniform) <= FAR_FROM_LN_V:
             warnings.warn(
                 f"The first loss is {loss:.1f}, and guessing evenly costs ln V = {uniform:.2f} nats. The rows start "
                 f"too large for the head (a tied table wants init_std=0.02 and scale='sqrt_dim', not N(0, 1)), or are "
@@ -308,27 +308,29 @@ class Trainer:
 
     def _update(self, optimizer: torch.optim.Optimizer, step: int, learning_rate: float) -> Tensor:
         """Update `step`, counted from 0; returns, as sums over the ranks, its loss and a 1, and waits for no device."""
-        self.ranks.seed(self.options.seed, step)
+        self.parallel.seed(self.options.seed, step)
         for group in optimizer.param_groups:
             group["lr"] = learning_rate
-        result = torch.tensor([0.0, float(self.ranks.first)], device=self.device)
+        result = torch.tensor([0.0, float(self.parallel.is_first)], device=self.device)
         last = self.options.accumulate - 1
         for part in range(self.options.accumulate):
             inputs, targets, share = self._batch(step * self.options.accumulate + part)
-            with nullcontext() if part == last else self.ranks.local_gradients():
+            sync = nullcontext() if part == last else self.parallel.no_sync()
+            with self.parallel.collectives.peer_errors(), sync:
                 with self._autocast():
                     loss = self._loss(inputs, targets) * share / self.options.accumulate
-                (loss * self.ranks.size).backward()  # gradients are means over the ranks, and shares sum to 1
+                (loss * self.parallel.size).backward()  # gradients are means over the ranks, and shares sum to 1
             result[0] += loss.detach()
-        self.ranks.join_gradients(self.model)
-        clip_grad_norm_(self.model.parameters(), self.options.max_grad_norm)
+        self.parallel.average_replicas(self.model)
+        with self.parallel.collectives.peer_errors():
+            clip_grad_norm_(self.model.parameters(), self.options.max_grad_norm)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         return result
 
     def _rows_touched(self, step: int) -> int:
         """How many different tokens update `step` reads: a function of the step, so that resuming changes nothing."""
-        if not self.ranks.first:
+        if not self.parallel.is_first:
             return 0
         parts = range(step * self.options.accumulate, (step + 1) * self.options.accumulate)
         return len(torch.cat([self.sampler.batch(part)[0].flatten() for part in parts]).unique())
@@ -336,8 +338,8 @@ class Trainer:
     def _batch(self, index: int) -> tuple[Tensor, Tensor, float]:
         """This rank's windows of a batch, and their share of it; where none is left, one that counts nothing."""
         size = self.options.batch_size
-        share = len(self.ranks.share(size)) / size
-        rank, ranks = (self.ranks.rank, self.ranks.size) if share else (0, size)
+        share = len(self.parallel.share(size)) / size
+        rank, ranks = (self.parallel.rank, self.parallel.size) if share else (0, size)
         inputs, targets = self.sampler.batch(index, rank=rank, ranks=ranks)
         return inputs.to(self.device), targets.to(self.device), share
 
@@ -366,16 +368,24 @@ class Trainer:
         """Compute anew how many steps fit into the time, if there is one to fill; at least one does."""
         if self.budget is None:
             return
-        used = self.ranks.first_says(round(1000 * self._seconds_used())) / 1000
+        used = self.parallel.collectives.broadcast_object(round(self._seconds_used(), 3))
         batches = self._validation_windows()[1] / self.options.batch_size
         last = self.budget.last_step(
             self.step,
             used=used,
             guess=COST_OF_AN_UPDATE * self.options.accumulate * self.budget.reserve / batches,
         )
-        self.steps = self.ranks.first_says(max(1, last))
+        self.steps = self.parallel.collectives.broadcast_object(max(1, last))
 
     def _seconds_used(self) -> float:
         """Return the seconds that the run has taken, over all calls of `run()`."""
         before = 0.0 if self.budget is None else self.budget.used
         return before + (0.0 if self._running_since is None else time.perf_counter() - self._running_since)
+
+
+def _as_saved(tensors: Mapping[str, Tensor], table: ShardedTable | None) -> dict[str, Tensor]:
+    """Return tensors with one row per token as DTensors of all rows, if they are those of a sharded table."""
+    return {
+        name: tensor if table is None or name in ("step", "history") else table.as_dtensor(tensor)
+        for name, tensor in tensors.items()
+    }

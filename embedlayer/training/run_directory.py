@@ -28,7 +28,6 @@ import numpy as np
 import torch
 from tokenizers import Tokenizer
 
-from embedlayer.distributed.ranks import Alone, Ranks
 from embedlayer.errors import CheckpointError, FileError, SizeError
 from embedlayer.fields import Count, Range, check_arguments, check_fields, parse_json, shown
 from embedlayer.files import (
@@ -48,6 +47,7 @@ from embedlayer.short_repr import short_repr
 from embedlayer.text.corpus import TokenCorpus
 from embedlayer.text.tokenizer import load_tokenizer, require_rows, save_tokenizer, table_size
 from embedlayer.training.loop import Trainer, TrainingOptions
+from embedlayer.training.parallel import ParallelContext
 
 FORMAT_VERSION = 1
 PIECES_OF_A_TEXT, IDS_IN_A_PIECE = 256, 4096
@@ -159,23 +159,23 @@ class RunDirectory:
         return (restored(self.path) / self.run.name).exists()
 
     @contextmanager
-    def written_by(self, ranks: Ranks, *, create: bool) -> Iterator[None]:
+    def written_by(self, parallel: ParallelContext, *, create: bool) -> Iterator[None]:
         """Hold the lock on rank 0 while the block runs, whatever `start`, `resume` and `finish` do in it.
 
         Args:
-            ranks: The processes that write to the folder together.
+            parallel: The processes that write to the folder together.
             create: Create the folder if it is missing; one that the block leaves empty is removed again.
 
         Raises:
             FileError: Another process writes to the folder, or it cannot be created.
         """
-        created = ranks.first and create and not self.path.exists()
+        created = parallel.is_first and create and not self.path.exists()
         if created:
             writable_folder(self.path)
         lock = FileLock(self.lock.path, self.lock.what)
         try:
-            if ranks.first and self.path.is_dir():
-                lock.acquire(patience_seconds=PATIENCE_SECONDS if ranks.launch else 0.0)
+            if parallel.is_first and self.path.is_dir():
+                lock.acquire(patience_seconds=PATIENCE_SECONDS if parallel.launch_id else 0.0)
             yield
         finally:
             lock.release()
@@ -212,7 +212,7 @@ class RunDirectory:
         description: JsonObject = {
             "format_version": FORMAT_VERSION,
             "options": asdict(trainer.options),
-            "model": trainer.ranks.describe(trainer.model),
+            "model": trainer.parallel.describe(trainer.model),
             "validation_fraction": validation_fraction,
             "notes": notes or {},
         }
@@ -253,14 +253,13 @@ class RunDirectory:
             raise CheckpointError(f"{self.run}, options: {error} The file is damaged.") from error
 
     def resume(
-        self, device: torch.device | str = "cpu", ranks: Ranks | None = None
+        self, device: torch.device | str = "cpu", parallel: ParallelContext | None = None
     ) -> tuple[Trainer, Tokenizer, JsonObject]:
         """Build the run again and continue at its last checkpoint, or at step 0 if it has none.
 
         Args:
             device: Where to train.
-            ranks: The processes that go on with it together; as many as one likes, whatever their number was. All must
-                see this folder.
+            parallel: The processes that train it together, any number of them. All must see this folder.
 
         Returns:
             The trainer, the tokenizer, and the notes given to `start`.
@@ -271,38 +270,40 @@ class RunDirectory:
             TokenizerError: The tokenizer is damaged, or has more entries than the table.
             PeerError: A rank sees another run, tokenizer or text than rank 0.
         """
-        ranks = Alone() if ranks is None else ranks
+        parallel = ParallelContext() if parallel is None else parallel
         self.read()  # an error where there is no run, before anything is written
-        if ranks.first:
+        if parallel.is_first:
             self.lock.acquire()
         description, tokenizer = self.read(), load_tokenizer(self.path / TOKENIZER)
-        ranks.agree(facts_of(description, TokenCorpus.open(self.corpus), tokenizer))
-        trainer, description = self.open(device, ranks)
+        parallel.collectives.require_equal(facts_of(description, TokenCorpus.open(self.corpus), tokenizer))
+        trainer, description = self.open(device, parallel)
         require_rows(tokenizer, trainer.model.table.vocab_size, self.path)
-        ranks.agree({"step of the checkpoint": trainer.step})
-        if ranks.first:
+        parallel.collectives.require_equal({"step of the checkpoint": trainer.step})
+        if parallel.is_first:
             self._keep_metrics_up_to(trainer.step if self.checkpoint.exists() else -1)
             clear_away_partials(self.checkpoint)  # of a process killed in a save
         return trainer, tokenizer, description["notes"]
 
-    def open(self, device: torch.device | str = "cpu", ranks: Ranks | None = None) -> tuple[Trainer, JsonObject]:
+    def open(
+        self, device: torch.device | str = "cpu", parallel: ParallelContext | None = None
+    ) -> tuple[Trainer, JsonObject]:
         """The run as its last checkpoint has it, and what `start` wrote; nothing in the folder changes.
 
         Args:
             device: Where to train.
-            ranks: The processes that open it together.
+            parallel: The processes that open it together.
 
         Raises:
             FileError: There is no run here, or a file of it cannot be read.
             CheckpointError: A file is damaged.
         """
-        ranks = Alone() if ranks is None else ranks
+        parallel = ParallelContext() if parallel is None else parallel
         description, options = self.read(), self.options()
-        model = self._seeded(description, ranks, device)
+        model = self._seeded(description, parallel, device)
         parts = TokenCorpus.open(self.corpus).split(description["validation_fraction"])
-        trainer = Trainer(model, *parts, options, ranks)
+        trainer = Trainer(model, *parts, options, parallel)
         if self.checkpoint.exists():
-            tensors, metadata = ranks.load(self.checkpoint)
+            tensors, metadata = parallel.load(self.checkpoint)
             state = parse_json(metadata.get("state", "{}"), f"The state in {self.checkpoint}")
             check_fields(state, TrainerState, f"The state in {self.checkpoint}")
             if options.steps is not None and (state["steps"] != options.steps or state["step"] > options.steps):
@@ -326,15 +327,15 @@ class RunDirectory:
             CheckpointError: It is damaged, or describes another kind of model.
         """
         with torch.random.fork_rng(devices=[]):
-            return self._seeded(self.read(), Alone(), "cpu")
+            return self._seeded(self.read(), ParallelContext(), "cpu")
 
-    def _seeded(self, description: JsonObject, ranks: Ranks, device: torch.device | str) -> DecoderLM:
+    def _seeded(self, description: JsonObject, parallel: ParallelContext, device: torch.device | str) -> DecoderLM:
         kind = description["model"].get("kind")
         if kind != DecoderLM.__name__:
             raise CheckpointError(f"{self.run} describes a {kind}, not a {DecoderLM.__name__}.")
         torch.manual_seed(self.options().seed)
         self._check_size(description)
-        return ranks.build(description["model"], device)
+        return parallel.build(description["model"], device)
 
     def _check_size(self, description: JsonObject) -> None:
         """Refuse a model that this machine cannot hold, before anything is allocated."""
@@ -350,7 +351,7 @@ class RunDirectory:
     def save_checkpoint(self, trainer: Trainer) -> None:
         """Write the run's state; the last checkpoint stays until the new one is whole. All ranks must call it."""
         tensors, rest = trainer.state()
-        trainer.ranks.save(self.checkpoint, tensors, {"state": json.dumps(rest)})
+        trainer.parallel.save(self.checkpoint, tensors, {"state": json.dumps(rest)})
 
     def best(self) -> JsonObject | None:
         """Return the step of the weights that `keep_best` wrote, and what was validated at it; `None` if it wrote none.
@@ -367,15 +368,17 @@ class RunDirectory:
         Until `finish` the folder holds no `config.json`, so nobody takes these weights for a finished result. All ranks
         must call it.
         """
-        loss, best = line["validation_loss"], self.best() if trainer.ranks.first else None
+        loss, best = line["validation_loss"], self.best() if trainer.parallel.is_first else None
         is_better = math.isfinite(loss) and (best is None or loss < best["validation_loss"])
-        is_better = trainer.ranks.any(trainer.ranks.first and is_better)
+        is_better = trainer.parallel.collectives.any(trainer.parallel.is_first and is_better)
         if is_better:
             facts = {name: value for name, value in line.items() if name == "step" or name.startswith("validation")}
-            if trainer.ranks.first:  # a kill between the two files leaves no facts, rather than those of other weights
+            if (
+                trainer.parallel.is_first
+            ):  # a kill between the two files leaves no facts, rather than those of other weights
                 self.best_facts.unlink(missing_ok=True)
-            trainer.ranks.save(self.path / WEIGHTS, trainer.model.state_dict())
-            if trainer.ranks.first:
+            trainer.parallel.save(self.path / WEIGHTS, trainer.model.state_dict())
+            if trainer.parallel.is_first:
                 write_json(self.best_facts, facts)
         return is_better
 
@@ -384,11 +387,11 @@ class RunDirectory:
 
         The tokenizer goes with it. All ranks must call it.
         """
-        if not trainer.ranks.any(trainer.ranks.first and self.best() is not None):
-            trainer.ranks.save(self.path / WEIGHTS, trainer.model.state_dict())
-        if trainer.ranks.first:
+        if not trainer.parallel.collectives.any(trainer.parallel.is_first and self.best() is not None):
+            trainer.parallel.save(self.path / WEIGHTS, trainer.model.state_dict())
+        if trainer.parallel.is_first:
             save_tokenizer(tokenizer, self.path / TOKENIZER)
-            write_config(self.path, trainer.ranks.describe(trainer.model))
+            write_config(self.path, trainer.parallel.describe(trainer.model))
             self.lock.release()
 
     def add_metrics(self, line: JsonObject) -> None:

@@ -14,7 +14,6 @@ from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 from embedlayer import DecoderLM, OutputHead, RotaryEmbedding, TokenEmbedding, shard_table
-from embedlayer.distributed.together import Together
 
 pytest.importorskip("peft", reason="the dev extra is not installed")
 

@@ -13,7 +13,6 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
-from torch.nn.parallel import DistributedDataParallel
 
 from embedlayer import (
     EmbeddingPlan,
@@ -21,6 +20,7 @@ from embedlayer import (
     FactorizedEmbedding,
     LearnedPositionalEmbedding,
     OutputHead,
+    PeerError,
     QuantizedEmbedding,
     RowAdamW,
     ShapeError,
@@ -30,10 +30,15 @@ from embedlayer import (
     TransformerEmbedding,
     clip_grad_norm_,
 )
-from embedlayer.distributed.copies import mean_over_copies, mesh_of_copies
-from embedlayer.distributed.sharded import ShardedTable, keep_rows_apart, shard_table
+from embedlayer.distributed.data_parallel import (
+    VOCAB_PARALLEL,
+    average_over_replicas,
+    data_parallel_mesh,
+    distributed_data_parallel,
+)
+from embedlayer.distributed.sharded import ShardedTable, shard_table
 from embedlayer.layers.input import embed
-from embedlayer.losses import chunk_length
+from embedlayer.losses import chunk_size
 
 V, D, T = 23, 6, 10
 OPTIONS = {
@@ -149,7 +154,7 @@ def hidden_states(sizes: tuple[int, ...]) -> list[torch.Tensor]:
 
 
 def unlike_batches(sizes: tuple[int, ...]):
-    chunk_length.BUFFER_BYTES["cpu"] = 17 * 8 * 8  # of the 17 tokens for 8 rows a rank with 7 could take 19
+    chunk_size.BUFFER_BYTES["cpu"] = 17 * 8 * 8  # of the 17 tokens for 8 rows a rank with 7 could take 19
     rank = dist.get_rank()
     table = shard_table(whole("dense"), init_device_mesh("cpu", (len(sizes),)))
     hidden = hidden_states(sizes)[rank].requires_grad_()
@@ -183,9 +188,9 @@ def trained(wrapper: str | None) -> list[torch.Tensor]:
         mesh, rank = init_device_mesh("cpu", (2,)), dist.get_rank()
         model.table = shard_table(model.table, mesh)
         if wrapper == "ddp":
-            parallel = DistributedDataParallel(keep_rows_apart(model))
+            parallel = distributed_data_parallel(model)
         else:
-            divided = {parameter for parameter in model.parameters() if hasattr(parameter, "divided_among")}
+            divided = {parameter for parameter in model.parameters() if hasattr(parameter, "shard_group")}
             parallel = fully_shard(model, mesh=mesh, ignored_params=divided)
         loss = lambda: parallel(ids[rank], targets[rank])  # noqa: E731
     optimizer = RowAdamW(model.parameters(), lr=0.1)
@@ -229,7 +234,7 @@ def replaced() -> list[str]:
 
 
 def test_a_table_that_cannot_be_divided_is_refused() -> None:
-    expected = ["A table is divided along one", "1 rows, 1 to a rank, leave n", "token id 23 at row 0, column"]
+    expected = ["A table is sharded along one", "1 rows in blocks of 1 leave ", "token id 23 at row 0, column"]
     assert on_ranks(2, refusals) == [[*expected, "weight: divided among proces"]] * 2
 
 
@@ -291,7 +296,9 @@ def clamped(ids: torch.Tensor):
     table.bounds.forward = table.bounds.clamped
     vectors = table(ids)
     vectors.sum().backward()
-    elsewhere = ShardedTable(TokenEmbedding(table.stop - table.start, D, device="meta"), mesh, vocab_size=V)
+    elsewhere = ShardedTable(
+        TokenEmbedding(table.partition.stop - table.partition.start, D, device="meta"), mesh, vocab_size=V
+    )
     place = elsewhere.bounds.first_outside.device.type
     return vectors.detach(), table.weight.grad, table.bounds.first_outside.tolist(), place
 
@@ -454,9 +461,9 @@ class Ends(nn.Module):
 
 def bytes_sent_in_a_step(copies: int) -> tuple[float, float]:
     """What this rank sends for the gradients of what all have, as `DistributedDataParallel` says, and in all."""
-    mesh, sent, undivided = mesh_of_copies("cpu", 2 * copies, 2), counted(), []
-    model = Ends(shard_table(FactorizedEmbedding(V, D, 3), mesh["rows"]))
-    parallel = DistributedDataParallel(keep_rows_apart(model))
+    mesh, sent, undivided = data_parallel_mesh("cpu", 2 * copies, 2), counted(), []
+    model = Ends(shard_table(FactorizedEmbedding(V, D, 3), mesh[VOCAB_PARALLEL]))
+    parallel = distributed_data_parallel(model)
 
     def counted_hook(group, bucket):
         joined = allreduce_hook(group, bucket)
@@ -465,7 +472,7 @@ def bytes_sent_in_a_step(copies: int) -> tuple[float, float]:
 
     parallel.register_comm_hook(None, counted_hook)
     parallel(torch.arange(V).repeat(5, 1)).backward()
-    mean_over_copies(model.table.weight, mesh)
+    average_over_replicas(model.table.weight, mesh)
     return sum(undivided), sum(sent)
 
 
@@ -477,14 +484,14 @@ def test_what_crosses_the_network_for_copies_is_what_is_planned(row_sparse) -> N
 
 
 def bytes_sent_for_copies(row_sparse: bool) -> int:
-    mesh = mesh_of_copies("cpu", 4, 2)
-    table = shard_table(TokenEmbedding(400, D, row_sparse=row_sparse), mesh["rows"])
-    rows = shard_table(TokenEmbedding(400, D), mesh["rows"])
+    mesh = data_parallel_mesh("cpu", 4, 2)
+    table = shard_table(TokenEmbedding(400, D, row_sparse=row_sparse), mesh[VOCAB_PARALLEL])
+    rows = shard_table(TokenEmbedding(400, D), mesh[VOCAB_PARALLEL])
     ids = torch.arange(64) * 6 + dist.get_rank()
     rows.loss(table(ids), ids).backward()
     sent = counted()
     for parameter in (table.weight, rows.weight):
-        mean_over_copies(parameter, mesh)
+        average_over_replicas(parameter, mesh)
     return sum(sent)
 
 
@@ -525,3 +532,30 @@ def bytes_sent(trained: bool, rank: int | None) -> tuple[int, int]:
         if trained:
             vectors.backward(hidden.grad)
     return lookup + sum(sent), over_loss
+
+
+def refusals_of_other_tables():
+    """What a rank is told where the last one of its mesh has another vocabulary, or another kind of table."""
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data_parallel", "vocab_parallel"))
+    found, last = [], dist.get_rank() == 3
+    for table in (
+        TokenEmbedding(999 if last else 1000, 8),
+        TokenEmbedding(3 if last else 2, 8),
+        FactorizedEmbedding(1000, 8, 2) if last else TokenEmbedding(1000, 8),
+    ):
+        try:
+            shard_table(table, mesh["vocab_parallel"])
+            found.append("")
+        except PeerError as error:
+            found.append(str(error))
+    return found
+
+
+def test_a_table_of_another_vocabulary_or_kind_is_refused_by_name_where_it_is_sharded() -> None:
+    for rank, (vocabulary, small, kind) in enumerate(on_ranks(4, refusals_of_other_tables)):
+        if rank < 2:  # another replica, whose ranks pass the same table
+            assert vocabulary == small == kind == ""
+        else:
+            assert vocabulary.startswith("Rank 3 differs from rank 2 in vocab_size: 999 there, 1000 on rank 2.")
+            assert "vocab_size: 3 there, 2 on rank 2" in small
+            assert "kind of table: FactorizedEmbedding there, TokenEmbedding on rank 2" in kind
