@@ -20,6 +20,7 @@ from torch import Tensor
 from embedlayer.errors import PeerError, SizeError
 
 ReduceOp = Literal["sum", "max", "min"]
+Rows = Shaped[Tensor, "_ *each"]
 
 
 @dataclass(frozen=True)
@@ -121,9 +122,7 @@ class Collectives(ABC):
         """Return the contiguous `tensor` of rank `src`, written in place on the other ranks."""
 
     @abstractmethod
-    def all_to_all(
-        self, rows: Shaped[Tensor, "N *each"], send_counts: Sequence[int], receive_counts: Sequence[int]
-    ) -> Shaped[Tensor, "M *each"]:
+    def all_to_all(self, rows: Rows, send_counts: Sequence[int], receive_counts: Sequence[int]) -> Rows:
         """Send consecutive rows to the ranks, and return the rows received from them, in the order of the ranks.
 
         Differentiable: the gradients of the rows are sent back. All ranks must call `backward` in the same order.
@@ -135,9 +134,7 @@ class Collectives(ABC):
         """
 
     @abstractmethod
-    def all_gather(
-        self, rows: Shaped[Tensor, "N *each"], counts: Sequence[int] | None = None
-    ) -> Shaped[Tensor, "M *each"]:
+    def all_gather(self, rows: Rows, counts: Sequence[int] | None = None) -> Rows:
         """Concatenate the rows of all ranks, in the order of the ranks.
 
         Differentiable: the gradient of a row is the sum over all ranks.
@@ -148,7 +145,7 @@ class Collectives(ABC):
         """
 
     @abstractmethod
-    def reduce_scatter(self, rows: Shaped[Tensor, "M *each"], counts: Sequence[int]) -> Shaped[Tensor, "N *each"]:
+    def reduce_scatter(self, rows: Rows, counts: Sequence[int]) -> Rows:
         """Sum a per-rank partial result over all ranks, in their order, and keep the slice of this rank.
 
         Args:
@@ -258,19 +255,15 @@ class SingleProcess(Collectives):
         """Single-process version: return `tensor` unchanged."""
         return tensor
 
-    def all_to_all(
-        self, rows: Shaped[Tensor, "N *each"], send_counts: Sequence[int], receive_counts: Sequence[int]
-    ) -> Shaped[Tensor, "M *each"]:
+    def all_to_all(self, rows: Rows, send_counts: Sequence[int], receive_counts: Sequence[int]) -> Rows:
         """Single-process version: return `rows` unchanged."""
         return rows
 
-    def all_gather(
-        self, rows: Shaped[Tensor, "N *each"], counts: Sequence[int] | None = None
-    ) -> Shaped[Tensor, "M *each"]:
+    def all_gather(self, rows: Rows, counts: Sequence[int] | None = None) -> Rows:
         """Single-process version: return `rows` unchanged."""
         return rows
 
-    def reduce_scatter(self, rows: Shaped[Tensor, "M *each"], counts: Sequence[int]) -> Shaped[Tensor, "N *each"]:
+    def reduce_scatter(self, rows: Rows, counts: Sequence[int]) -> Rows:
         """Single-process version: return `rows` unchanged."""
         return rows
 
@@ -326,22 +319,18 @@ class ProcessGroup(Collectives):
             dist.broadcast(tensor, group_src=src, group=self.group)
         return tensor
 
-    def all_to_all(
-        self, rows: Shaped[Tensor, "N *each"], send_counts: Sequence[int], receive_counts: Sequence[int]
-    ) -> Shaped[Tensor, "M *each"]:
+    def all_to_all(self, rows: Rows, send_counts: Sequence[int], receive_counts: Sequence[int]) -> Rows:
         """Send consecutive rows to the ranks, and return the rows received from them, in the order of the ranks."""
         received: Tensor = _AllToAll.apply(rows, list(send_counts), list(receive_counts), self)  # type: ignore[no-untyped-call]
         return received
 
-    def all_gather(
-        self, rows: Shaped[Tensor, "N *each"], counts: Sequence[int] | None = None
-    ) -> Shaped[Tensor, "M *each"]:
+    def all_gather(self, rows: Rows, counts: Sequence[int] | None = None) -> Rows:
         """Concatenate the rows of all ranks, in the order of the ranks."""
         known = self.exchange_counts([len(rows)] * self.size) if counts is None else list(counts)
         gathered: Tensor = _AllGather.apply(rows, known, self)  # type: ignore[no-untyped-call]
         return gathered
 
-    def reduce_scatter(self, rows: Shaped[Tensor, "M *each"], counts: Sequence[int]) -> Shaped[Tensor, "N *each"]:
+    def reduce_scatter(self, rows: Rows, counts: Sequence[int]) -> Rows:
         """Sum a per-rank partial result over all ranks, in their order, and keep the slice of this rank."""
         own = counts[self.rank]
         parts = self._sent(rows, counts, [own] * self.size)

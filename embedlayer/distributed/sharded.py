@@ -1,4 +1,4 @@
-"""A table whose rows are divided among processes: rank r holds rows `r * ceil(V / N)` up to the next rank's first."""
+"""A table with its rows sharded over processes: rank r stores rows `r * ceil(V / N)` to `(r + 1) * ceil(V / N) - 1`."""
 
 from collections.abc import Iterator
 from copy import deepcopy
@@ -21,11 +21,11 @@ from embedlayer.losses.chunked import chunked_cross_entropy
 from embedlayer.losses.cross_entropy import (
     LogitOptions,
     LossOptions,
-    check_fit,
-    filled_in,
+    check_shapes,
+    fill_in_defaults,
     finish_logits,
-    for_rows,
-    refuse_clash,
+    options_of_rows,
+    check_options,
 )
 from embedlayer.shapes import Ids, Vectors
 from embedlayer.tables.dense import TokenEmbedding, as_table
@@ -40,31 +40,35 @@ ROW_TENSORS: dict[type[TokenTable], tuple[str, ...]] = {
     FactorizedEmbedding: ("inner.weight",),
     QuantizedEmbedding: ("packed", "row_scale"),
 }
-"""The kinds that can be divided, and their tensors that have a row for each token."""
+"""The kinds of tables that can be sharded, and their tensors with one row per token."""
 
 
 class ShardedTable(TokenTable):
-    """The rows of one table, divided among the ranks of a mesh; each rank brings IDs and hidden states of its own.
+    """A table with its rows sharded over the ranks of a mesh; each rank passes its own IDs and hidden states.
 
-    A look-up sends each ID of this rank's batch, once, to the rank that owns its row, and gets the row back. A loss
-    compares the hidden states of all ranks, a chunk at a time, with the rows of this one; three numbers of each token
-    are summed over the ranks. Logits are gathered by `logits` alone.
+    A look-up sends each ID of this rank's batch once, to the rank that stores its row, and receives the row. The loss
+    multiplies the hidden states of all ranks, a chunk at a time, with the rows of this rank, and reduces three numbers
+    per token over the ranks. Only `logits` gathers logits.
 
-    Gradients of the rows are means over the ranks, as `DistributedDataParallel` and FSDP make them: a batch divided
-    evenly among N ranks, with a mean loss on each, trains as it would in one process.
+    Gradients of the rows are means over the ranks, as in `DistributedDataParallel` and FSDP: a batch split evenly over
+    N ranks, with a mean loss on each, trains like one process.
+
+    Every rank must take part in each look-up, loss and backward pass. `shard_table` creates a `ShardedTable` from a
+    whole table; `distributed_data_parallel` wraps a model that contains one.
 
     Args:
-        local: This rank's rows, as a table of their own.
-        mesh: The ranks, one-dimensional.
-        vocab_size: Tokens in all.
-        padding_idx: Which of them has the row that is zero.
+        local: The rows of this rank, as a table.
+        mesh: The ranks, a one-dimensional mesh.
+        vocab_size: Number of tokens of all ranks, V.
+        padding_idx: Token whose row is zero, or `None`.
+
+    Attributes:
+        collectives: Collective operations of the ranks.
+        partition: Which rows this rank stores.
 
     Raises:
         SizeError: The mesh is not one-dimensional, or a rank has no row.
-        ShapeError: When it is used: its rows were replaced, by `fully_shard` or `load_state_dict(assign=True)`.
-
-    Every rank takes part in each look-up, loss and backward pass. `shard_table` makes one of a whole table;
-    `keep_rows_apart` tells `DistributedDataParallel` of it.
+        ShapeError: In a look-up or loss, if the rows were replaced by `fully_shard` or `load_state_dict(assign=True)`.
     """
 
     def __init__(self, local: TokenTable, mesh: DeviceMesh, *, vocab_size: int, padding_idx: int | None = None) -> None:
@@ -85,24 +89,24 @@ class ShardedTable(TokenTable):
         self.register_load_state_dict_pre_hook(_rows_from_dtensors)  # type: ignore[no-untyped-call]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "ShardedTable":
-        """A copy among the same ranks, whose gradients become means too."""
+        """Copy the table on every rank; the gradients of the copy are means over the ranks too."""
         local = deepcopy(self.local, memo)
         copy = ShardedTable(local, self.mesh, vocab_size=self.vocab_size, padding_idx=self.padding_idx)
         return copy.train(self.training)
 
     @property
     def config(self) -> JsonObject:
-        """The arguments of the table that this one is when it is put together."""
+        """Return the constructor arguments of the whole table."""
         return {**self.local.config, "vocab_size": self.vocab_size, "padding_idx": self.padding_idx}
 
     @property
     def factor(self) -> float | Tensor | None:
-        """As in the table that was divided."""
+        """Return the factor of looked-up rows, as the whole table does."""
         return self.local.factor
 
     @property
     def weight(self) -> Tensor:
-        """This rank's rows."""
+        """Return the rows of this rank."""
         return self.local.get_parameter(next(iter(ROW_TENSORS[type(self.local)])))
 
     @property
@@ -111,7 +115,7 @@ class ShardedTable(TokenTable):
         return self.collectives.partition(self.vocab_size)
 
     def _mark_rows(self) -> None:
-        """Let gradients of the rows be means, and the rows be known as divided."""
+        """Turn gradients of the rows into means over the ranks, and mark the rows as sharded by `shard_group`."""
         ranks = self.mesh.size()
         for _, parameter in self.sharded_parameters():
             wanted = parameter.requires_grad
@@ -120,24 +124,28 @@ class ShardedTable(TokenTable):
             parameter.shard_group = self.collectives.group  # type: ignore[attr-defined]
 
     def _check_rows(self) -> None:
-        """Refuse rows that somebody has put in the place of those that were marked."""
+        """Check that the rows are still the parameters that `_mark_rows` marked.
+
+        Raises:
+            ShapeError: They were replaced.
+        """
         for name, parameter in self.sharded_parameters():
             if not hasattr(parameter, "shard_group"):
                 raise ShapeError(
-                    f"The {name} of this divided table was replaced behind its back: its gradients would be sums, and "
-                    f"after fully_shard its rows those of other ranks. Give fully_shard "
-                    f"ignored_params={{p for p in model.parameters() if hasattr(p, 'shard_group')}}, load without "
-                    f"assign=True, or divide the table again."
+                    f"The {name} of this sharded table was replaced after it was created: its gradients would be sums, "
+                    f"and after fully_shard its rows those of other ranks. Pass "
+                    f"ignored_params=sharded_parameters(model) to fully_shard, load without assign=True, or shard the "
+                    f"table again."
                 )
 
     def sharded_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """The parameters of which each rank has its own rows, by their names in the whole table."""
+        """Yield the parameters with sharded rows, and their names in the whole table."""
         for name, parameter in self.local.named_parameters():
             if name in ROW_TENSORS[type(self.local)]:
                 yield name, parameter
 
     def as_dtensor(self, part: Tensor) -> DTensor:
-        """This rank's rows of a tensor that has one for each token, as a part of the tensor of all; no copy is made."""
+        """Wrap this rank's rows of a per-token tensor as a DTensor of the rows of all ranks, without a copy."""
         shape, stride = torch.Size((self.vocab_size, *part.shape[1:])), part.stride()
         return DTensor.from_local(part, self.mesh, [Shard(0)], run_check=False, shape=shape, stride=stride)
 
@@ -193,24 +201,32 @@ class ShardedTable(TokenTable):
     def loss(
         self, hidden: Float[Tensor, "*batch D"], targets: Int[Tensor, "*batch"], **options: Unpack[LossOptions]
     ) -> Float[Tensor, "*result"]:
-        """`linear_cross_entropy` of this rank's hidden states and targets over the rows of all, in nats.
+        """Compute `linear_cross_entropy` of this rank's hidden states and targets over the rows of all ranks, in nats.
+
+        The loss is always computed in chunks. Its gradients are computed in the forward pass, and again in the backward
+        pass if the ranks multiply their losses by different numbers. Quantised rows of this rank are decoded at once.
 
         Args:
-            hidden: What the last block gives.
-            targets: Token IDs, or `ignore_index`.
-            **options: See `LossOptions`; it goes by chunks, whatever `impl` says. The gradients are made on the way
-                forward, and where ranks multiply their losses by different numbers, again on the way back. Quantised
-                rows are decoded for it, all that are here at once.
+            hidden: Hidden states of the last block, `(..., D)`.
+            targets: Token IDs `(...)`, or `ignore_index`.
+            **options: See `LossOptions`; `impl` has no effect.
+
+        Returns:
+            The loss of this rank's tokens: a scalar, or `(...)` with `reduction="none"`.
+
+        Raises:
+            TokenIdError: A target is neither a token nor `ignore_index`.
+            ShapeError: Shapes or dtypes do not fit each other, or the rows were replaced.
         """
         check_width(hidden, self.embed_dim)
         options.setdefault("padding_idx", self.padding_idx)
-        refuse_clash(options)
+        check_options(options)
         self._check_rows()
         linear = self.local.as_linear(hidden)
         states, rows = (hidden, self.local.rows(0, self.local.vocab_size)) if linear is None else linear
-        check_fit(states, rows, targets)
+        check_shapes(states, rows, targets)
         bias = options.get("bias")
-        settings = filled_in(states, rows, {**options, "vocab_size": self.vocab_size})
+        settings = fill_in_defaults(states, rows, {**options, "vocab_size": self.vocab_size})
         return chunked_cross_entropy(
             states,
             rows,
@@ -222,11 +238,11 @@ class ShardedTable(TokenTable):
         )
 
     def check(self) -> None:
-        """Wait for the device and raise the error of a bad ID that was looked up since the last check."""
+        """Wait for the device, and raise `TokenIdError` if a bad ID was looked up since the last check."""
         self.bounds.check()
 
     def extra_repr(self) -> str:
-        """Which rows are here, for `print`."""
+        """Return the rows of this rank, for `print`."""
         return f"rows {self.partition.start} to {self.partition.stop - 1} of {self.vocab_size}"
 
     def _local_logits(self, hidden: Tensor, counts: list[int] | None, options: LogitOptions) -> Tensor:
@@ -235,7 +251,7 @@ class ShardedTable(TokenTable):
         options.setdefault("padding_idx", self.padding_idx)
         everyones = self.collectives.all_gather(hidden.reshape(-1, self.embed_dim), counts)
         start, stop = self.partition.start, self.partition.stop
-        return finish_logits(self.local.products(everyones), **for_rows(options, start, stop))
+        return finish_logits(self.local.products(everyones), **options_of_rows(options, start, stop))
 
 
 def collectives_of(mesh: DeviceMesh) -> ProcessGroup:
@@ -250,15 +266,26 @@ def collectives_of(mesh: DeviceMesh) -> ProcessGroup:
 
 
 def shard_table(table: TokenTable | nn.Embedding, mesh: DeviceMesh) -> ShardedTable:
-    """Divide the rows of `table`, the same on every rank, among the ranks of `mesh`.
+    """Shard the rows of `table`, which must be the same on every rank, over the ranks of `mesh`.
 
-    A table on the meta device has no rows yet: each rank draws those that are its own, which are those of one process
-    with the same seed, and no rank ever has them all.
+    For a table on the meta device each rank draws its own rows only. They equal the rows that one process would draw
+    with the same seed.
+
+    Args:
+        table: A `TokenEmbedding`, `FactorizedEmbedding`, `QuantizedEmbedding` or `nn.Embedding`.
+        mesh: The ranks, a one-dimensional mesh.
+
+    Returns:
+        The table of this rank; it shares no memory with `table`.
 
     Raises:
-        PeerError: A rank has another kind of table, of another size or type.
+        PeerError: A rank passes another kind of table, or one of another size or dtype.
         SizeError: The mesh is not one-dimensional, or there are too few rows for its ranks.
-        TypeError: It is a kind of table that cannot be divided, or a quantised one on the meta device.
+        TypeError: This kind of table cannot be sharded, or it is a quantised table on the meta device.
+
+    Example:
+        >>> mesh = init_device_mesh("cpu", (dist.get_world_size(),))  # doctest: +SKIP
+        >>> table = shard_table(TokenEmbedding(50257, 768, device="meta"), mesh)  # doctest: +SKIP
     """
     table, group = as_table(table), collectives_of(mesh)
     types = {f"type of {name}": str(value.dtype) for name, value in table.state_dict().items()}
@@ -281,9 +308,13 @@ def sharded_parameters(model: nn.Module) -> set[nn.Parameter]:
 
 @singledispatch
 def shard_of(table: TokenTable, start: int, stop: int) -> TokenTable:
-    """Rows `start` to `stop - 1` of a table, as a table of the same kind."""
+    """Return a table of the same kind with rows `start` to `stop - 1`.
+
+    Raises:
+        TypeError: This kind of table cannot be sharded.
+    """
     raise TypeError(
-        f"A {type(table).__name__} cannot be divided: give one of {', '.join(kind.__name__ for kind in ROW_TENSORS)}."
+        f"A {type(table).__name__} cannot be sharded: pass one of {', '.join(kind.__name__ for kind in ROW_TENSORS)}."
     )
 
 
@@ -308,7 +339,7 @@ def _(table: FactorizedEmbedding, start: int, stop: int) -> FactorizedEmbedding:
 @shard_of.register
 def _(table: QuantizedEmbedding, start: int, stop: int) -> QuantizedEmbedding:
     if table.packed.is_meta:
-        raise TypeError("A quantised table cannot be drawn: give one that QuantizedEmbedding.from_table made.")
+        raise TypeError("A quantised table cannot be drawn: pass the result of QuantizedEmbedding.from_table.")
     part = _empty_shard(table, start, stop, table.packed)
     part.packed.copy_(table.packed[start:stop])
     if part.row_scale is not None and table.row_scale is not None:
@@ -317,7 +348,7 @@ def _(table: QuantizedEmbedding, start: int, stop: int) -> QuantizedEmbedding:
 
 
 def _empty_shard(table: Table, start: int, stop: int, like: Tensor) -> Table:
-    """A table of the same kind for some rows, in the type of `like` and where that is, or on the CPU."""
+    """Create a table of the same kind for some rows, with the dtype and device of `like`; on the CPU for meta."""
     with torch.device("meta"):
         part = type(table).from_config(_shard_config(table, start, stop))
     if like.is_floating_point():
@@ -330,7 +361,7 @@ def _empty_shard(table: Table, start: int, stop: int, like: Tensor) -> Table:
 
 @torch.no_grad()
 def _copy_rows(part: TokenEmbedding, table: TokenEmbedding, start: int, stop: int) -> None:
-    """The rows of a table, or, where it has none yet, those that it would draw."""
+    """Copy rows `start` to `stop - 1` of a table; for a table on the meta device draw them."""
     part.first_row, part.whole_rows = start, table.num_rows
     if table.weight.is_meta:
         part.reset_parameters()
@@ -339,6 +370,7 @@ def _copy_rows(part: TokenEmbedding, table: TokenEmbedding, start: int, stop: in
 
 
 def _shard_config(table: TokenTable, start: int, stop: int) -> JsonObject:
+    """Return the constructor arguments of a table with rows `start` to `stop - 1`."""
     padding_idx = table.padding_idx
     here = padding_idx is not None and start <= padding_idx < stop
     sizes = {
@@ -351,7 +383,7 @@ def _shard_config(table: TokenTable, start: int, stop: int) -> JsonObject:
 
 
 def _rows_as_dtensors(table: ShardedTable, state: dict[str, Any], prefix: str, _: dict[str, Any]) -> None:
-    """What `state_dict()` gives: whole tensors by the names of the undivided table, of which each rank has a part."""
+    """State dict hook: use the names of the whole table, and DTensors for sharded rows."""
     inner = f"{prefix}local."
     for key in [key for key in state if key.startswith(inner)]:
         name, value = key.removeprefix(inner), state.pop(key)
@@ -359,7 +391,7 @@ def _rows_as_dtensors(table: ShardedTable, state: dict[str, Any], prefix: str, _
 
 
 def _rows_from_dtensors(table: ShardedTable, state: dict[str, Any], prefix: str, *_: Any) -> None:
-    """What `load_state_dict()` takes: what `state_dict()` gives, or the whole tensors of an undivided table."""
+    """Load hook: accept the DTensors of `state_dict()`, or the whole tensors of an unsharded table."""
     for name in table.local.state_dict():
         value = state.pop(prefix + name, None)
         if isinstance(value, DTensor):

@@ -38,9 +38,20 @@ class RequestedGradients(NamedTuple):
     bias: bool
 
 
-class Shard(NamedTuple):
-    """The rows of the vocabulary that this process stores, and the ranks that store the others."""
+class LossInputs(NamedTuple):
+    """The tensors of a loss: hidden states, rows, their bias, and targets."""
 
+    hidden: Tensor
+    weight: Tensor
+    bias: Tensor | None
+    targets: Tensor
+
+
+class ChunkedSettings(NamedTuple):
+    """The options of a chunked loss, the requested gradients, and which rows this process and the other ranks store."""
+
+    loss: LossSettings
+    requested: RequestedGradients
     collectives: Collectives
     partition: RowPartition
 
@@ -82,31 +93,24 @@ def chunked_cross_entropy(
             "The loss of a sharded table is computed by all ranks together and cannot be transformed by torch.func: "
             "differentiate it with backward() or torch.autograd.grad."
         )
-    inputs = (hidden, weight, bias)
-    requested = RequestedGradients(
-        *(torch.is_grad_enabled() and part is not None and part.requires_grad for part in inputs)
-    )
+    needs_grad = (torch.is_grad_enabled() and x is not None and x.requires_grad for x in (hidden, weight, bias))
+    requested = RequestedGradients(*needs_grad)
     if torch.compiler.is_compiling() and partition is None:
         result: Tensor = _operator(hidden, weight, bias, targets, None, *settings, *requested)[0]
         return result
-    shard = Shard(collectives, RowPartition(settings.vocab_size) if partition is None else partition)
-    return _Chunked.apply(hidden, weight, bias, targets, settings, requested, shard)  # type: ignore[no-any-return, no-untyped-call]
+    partition = RowPartition(settings.vocab_size) if partition is None else partition
+    chunked = ChunkedSettings(settings, requested, collectives, partition)
+    return _Chunked.apply(hidden, weight, bias, targets, chunked)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def loss_and_gradients(
-    hidden: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    targets: Tensor,
-    grad_output: Tensor | None,
-    settings: LossSettings,
-    requested: RequestedGradients,
-    shard: Shard,
+    inputs: LossInputs, grad_output: Tensor | None, chunked: ChunkedSettings
 ) -> tuple[Tensor, Gradients]:
     """Return the loss, and its gradients times `grad_output` (1 if `None`), in float32 or float64.
 
     With `reduction="none"` and without `grad_output` no gradients are computed, and they are `None`.
     """
+    settings, (hidden, weight, bias, targets) = chunked.loss, inputs
     raise_if_outside(targets, settings.vocab_size, "token id", ignore=settings.ignore_index)
     targets_N = targets.reshape(-1).long()
     hidden_ND = hidden.reshape(-1, hidden.shape[-1])
@@ -122,9 +126,8 @@ def loss_and_gradients(
         grad_output_N = grad_output.reshape(-1) if per_token else grad_output.expand(is_kept.shape)
         factors_N = factor * (grad_output_N if kept is None else grad_output_N[kept]).to(dtype)
     with torch.autocast(hidden.device.type, enabled=False):
-        losses_N, (grad_ND, grad_weight, grad_bias) = _all_chunks(
-            hidden_ND, weight, bias, targets_N, factors_N, settings, requested, shard
-        )
+        kept_inputs = LossInputs(hidden_ND, weight, bias, targets_N)
+        losses_N, (grad_ND, grad_weight, grad_bias) = _all_chunks(kept_inputs, factors_N, chunked)
     if kept is not None:
         losses_N = _scatter_kept(losses_N, kept, is_kept.numel()) if per_token else losses_N
         grad_ND = None if grad_ND is None else _scatter_kept(grad_ND, kept, is_kept.numel())
@@ -171,18 +174,11 @@ class _GradientSums:
         return None if self.hidden is None else dlogits_VC.T @ self.rows_VD
 
 
-def _all_chunks(
-    hidden_ND: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    targets_N: Tensor,
-    factors_N: Tensor | None,
-    settings: LossSettings,
-    requested: RequestedGradients,
-    shard: Shard,
-) -> tuple[Tensor, Gradients]:
+def _all_chunks(inputs: LossInputs, factors_N: Tensor | None, chunked: ChunkedSettings) -> tuple[Tensor, Gradients]:
     """Return the losses of tokens without ignored targets, and the gradients of `sum(factors * losses)`."""
-    ranks, dtype = shard.collectives, loss_dtype(settings.compute)
+    hidden_ND, weight, bias, targets_N = inputs
+    settings, requested, ranks, _ = chunked
+    dtype = loss_dtype(settings.compute)
     rows_VD = weight[: settings.vocab_size].to(settings.compute)
     hidden_ND = hidden_ND.to(settings.compute)
     hidden_ND = hidden_ND * settings.logit_scale if settings.logit_scale != 1 else hidden_ND
@@ -209,10 +205,10 @@ def _all_chunks(
         scores_VC = buffer[: len(rows_VD) * len(x_CD)].view(len(rows_VD), -1)
         _multiply(rows_VD, x_CD.T, out=scores_VC)
         softcap_grad_VC = _finish_logits_(scores_VC, bias, settings, keep_grad=any(requested))
-        losses_C, sums_C, lse_C = _softmax_(scores_VC, targets_C, settings, shard)
+        losses_C, sums_C, lse_C = _softmax_(scores_VC, targets_C, chunked)
         losses_N[here] = losses_C.split(sizes_of_ranks)[ranks.rank]
         if factors_N is not None and any(requested):
-            _softmax_to_dlogits_(scores_VC, sums_C, lse_C, targets_C, softcap_grad_VC, settings, shard)
+            _softmax_to_dlogits_(scores_VC, sums_C, lse_C, targets_C, softcap_grad_VC, chunked)
             factors_C = ranks.all_gather(factors_N[here], sizes_of_ranks)
             grad_CD = sums.add(scores_VC, x_CD, factors_C / sums_C, first=start == 0)
             if sums.hidden is not None and grad_CD is not None:
@@ -255,16 +251,15 @@ def _finish_logits_(
     return softcap_grad_VC
 
 
-def _softmax_(
-    scores_VC: Tensor, targets_C: Tensor, settings: LossSettings, shard: Shard
-) -> tuple[Tensor, Tensor, Tensor]:
+def _softmax_(scores_VC: Tensor, targets_C: Tensor, chunked: ChunkedSettings) -> tuple[Tensor, Tensor, Tensor]:
     """Replace logits by softmax times its denominator, in place; return losses, denominators and logsumexp."""
-    highest_C = shard.collectives.all_reduce(scores_VC.amax(0), "max")
+    settings, ranks = chunked.loss, chunked.collectives
+    highest_C = ranks.all_reduce(scores_VC.amax(0), "max")
     scores_VC.sub_(highest_C)
-    local_C, is_local_C = shard.partition.local(targets_C)
+    local_C, is_local_C = chunked.partition.local(targets_C)
     parts = [torch.where(is_local_C, scores_VC.gather(0, local_C.unsqueeze(0)).squeeze(0), 0)]
     parts += [scores_VC.sum(0)] if settings.label_smoothing else []
-    totals = shard.collectives.all_reduce(torch.stack([scores_VC.exp_().sum(0), *parts]))
+    totals = ranks.all_reduce(torch.stack([scores_VC.exp_().sum(0), *parts]))
     sums_C, target_logits_C, *logit_sums = totals
     losses_C = -(1 - settings.label_smoothing) * target_logits_C
     if settings.label_smoothing:
@@ -280,15 +275,15 @@ def _softmax_to_dlogits_(
     lse_C: Tensor,
     targets_C: Tensor,
     softcap_grad_VC: Tensor | None,
-    settings: LossSettings,
-    shard: Shard,
+    chunked: ChunkedSettings,
 ) -> None:
     """Replace the result of `_softmax_` by the gradients of the losses by the raw logits times `sums_C`, in place."""
+    settings = chunked.loss
     if settings.z_loss:
         scores_VC.mul_(1 + 2 * settings.z_loss * lse_C)
     if settings.label_smoothing:
         scores_VC.sub_(sums_C * (settings.label_smoothing / settings.vocab_size))
-    local_C, is_local_C = shard.partition.local(targets_C)
+    local_C, is_local_C = chunked.partition.local(targets_C)
     local_1C = local_C.unsqueeze(0)
     target_part_C = (1 - settings.label_smoothing) * sums_C * is_local_C
     scores_VC.scatter_(0, local_1C, scores_VC.gather(0, local_1C) - target_part_C)
@@ -303,7 +298,7 @@ def _scatter_kept(values: Tensor, kept: Tensor, tokens: int) -> Tensor:
     return values.new_zeros(tokens, *values.shape[1:]).index_copy_(0, kept, values)
 
 
-def _scaled(gradients: Gradients, grad_output: Tensor | None, inputs: tuple[Tensor | None, ...]) -> Gradients:
+def _scaled(gradients: Gradients, grad_output: Tensor | None, inputs: LossInputs) -> Gradients:
     """Multiply gradients by `grad_output` in place, and convert each to the dtype of its input."""
     if grad_output is not None and grad_output.device.type == "cpu" and grad_output.item() == 1:
         grad_output = None
@@ -311,7 +306,7 @@ def _scaled(gradients: Gradients, grad_output: Tensor | None, inputs: tuple[Tens
         None
         if grad is None or like is None
         else (grad if grad_output is None else grad.mul_(grad_output)).to(like.dtype)
-        for grad, like in zip(gradients, inputs, strict=True)
+        for grad, like in zip(gradients, inputs[:3], strict=True)
     )
 
 
@@ -320,46 +315,29 @@ class _Chunked(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
-        hidden: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        targets: Tensor,
-        settings: LossSettings,
-        requested: RequestedGradients,
-        shard: Shard,
+        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, chunked: ChunkedSettings
     ) -> Tensor:
-        result, gradients = loss_and_gradients(hidden, weight, bias, targets, None, settings, requested, shard)
+        result, gradients = loss_and_gradients(LossInputs(hidden, weight, bias, targets), None, chunked)
         ctx.save_for_backward(hidden, weight, bias, targets)
-        ctx.settings, ctx.requested, ctx.shard = settings, requested, shard
-        ctx.gradients = None if settings.reduction == "none" else gradients
+        ctx.chunked = chunked
+        ctx.gradients = None if chunked.loss.reduction == "none" else gradients
         return result
 
     @staticmethod
     def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
-        hidden, weight, bias, targets = ctx.saved_tensors
-        settings, requested, shard = ctx.settings, ctx.requested, ctx.shard
+        inputs, chunked = LossInputs(*ctx.saved_tensors), ctx.chunked
         if torch.is_grad_enabled() or is_transformed(grad_output):  # create_graph=True, or batched gradients
-            gradients = _differentiable(hidden, weight, bias, targets, grad_output, settings, requested, shard)
-        elif ctx.gradients is None or not shard.collectives.all_equal(grad_output):
-            _, again = loss_and_gradients(hidden, weight, bias, targets, grad_output, settings, requested, shard)
-            gradients = _scaled(again, None, (hidden, weight, bias))
+            gradients = _differentiable(inputs, grad_output, chunked)
+        elif ctx.gradients is None or not chunked.collectives.all_equal(grad_output):
+            _, again = loss_and_gradients(inputs, grad_output, chunked)
+            gradients = _scaled(again, None, inputs)
         else:
-            gradients = _scaled(ctx.gradients, grad_output, (hidden, weight, bias))
+            gradients = _scaled(ctx.gradients, grad_output, inputs)
             ctx.gradients = None
-        return (*gradients, None, None, None, None)
+        return (*gradients, None, None)
 
 
-def _differentiable(
-    hidden: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    targets: Tensor,
-    grad_output: Tensor,
-    settings: LossSettings,
-    requested: RequestedGradients,
-    shard: Shard,
-) -> Gradients:
+def _differentiable(inputs: LossInputs, grad_output: Tensor, chunked: ChunkedSettings) -> Gradients:
     """Compute gradients by the plain definition, so that they are differentiable themselves (`create_graph=True`).
 
     It also computes batched gradients (`is_grads_batched=True`), since the chunks cannot take a batch of `grad_output`.
@@ -367,8 +345,9 @@ def _differentiable(
     Raises:
         SizeError: The rows are sharded.
     """
-    if shard.collectives is not SINGLE_PROCESS:
+    if chunked.collectives is not SINGLE_PROCESS:
         raise SizeError("The loss of a sharded table has no second derivatives: leave out create_graph=True.")
+    (hidden, weight, bias, targets), settings, requested = inputs, chunked.loss, chunked.requested
     options = {name: value for name, value in settings._asdict().items() if name not in ("vocab_size", "compute")}
     create_graph = torch.is_grad_enabled()
     with torch.enable_grad():
@@ -392,8 +371,8 @@ def _operator(
 ) -> tuple[Tensor, ...]:
     """Compute `loss_and_gradients` in compiled graphs; a gradient that is not requested is an empty tensor."""
     settings, requested = _unpacked(rest)
-    shard = Shard(SINGLE_PROCESS, RowPartition(settings.vocab_size))
-    result, gradients = loss_and_gradients(hidden, weight, bias, targets, grad_output, settings, requested, shard)
+    chunked = ChunkedSettings(settings, requested, SINGLE_PROCESS, RowPartition(settings.vocab_size))
+    result, gradients = loss_and_gradients(LossInputs(hidden, weight, bias, targets), grad_output, chunked)
     return (result, *(result.new_empty(0) if gradient is None else gradient for gradient in gradients))
 
 

@@ -20,14 +20,14 @@ Reduction = Literal["mean", "sum", "none"]
 
 
 class LogitOptions(TypedDict):
-    """What stands between `hidden @ weight.T` and the logits, in this order.
+    """Options of `finish_logits`: operations between the raw logits `hidden @ weight.T` and the logits, in this order.
 
     Attributes:
-        logit_scale: Factor on the products, 1 if not given.
-        bias: `(V,)`, added after the scale.
-        softcap: `softcap * tanh(x / softcap)`, so that no logit exceeds it (Gemma 2).
-        padding_idx: A token whose logit is 0 and whose row gets no gradient.
-        mask_padding: Make that logit -inf instead, so that padding is never predicted.
+        logit_scale: Factor of the raw logits; 1 by default.
+        bias: Bias of each token `(V,)`, added after the scale; `None` by default.
+        softcap: Bound of the logits by `softcap * tanh(x / softcap)` (Gemma 2); `None` by default.
+        padding_idx: Token whose logit is 0 and whose row gets no gradient; `None` by default.
+        mask_padding: Whether that logit is -inf instead, so that padding is never predicted; `False` by default.
     """
 
     logit_scale: NotRequired[float]
@@ -38,14 +38,14 @@ class LogitOptions(TypedDict):
 
 
 class ScoreOptions(LogitOptions):
-    """`LogitOptions`, and which numbers count and who computes.
+    """Options of `token_log_probs`: `LogitOptions`, ignored targets and the implementation.
 
     Attributes:
-        ignore_index: Targets with this value cost nothing, -100 if not given.
-        vocab_size: Rows of `weight` that are tokens, from the top; those below are spare. All if not given.
-        impl: `"plain"` makes all logits at once, by the definition. `"chunked"` takes some hundred tokens at a time.
-            `"triton"` makes no logits in memory at all, on CUDA; what it does not know (float64, `label_smoothing`,
-            `z_loss`, compiled graphs) is chunked. `"auto"`, if not given, takes the best that runs.
+        ignore_index: Target value whose loss is 0 without gradient; -100 by default.
+        vocab_size: Number of tokens, V: later rows of `weight` are spare. By default all rows are tokens.
+        impl: `"plain"` computes all logits at once. `"chunked"` computes a few hundred tokens at a time. `"triton"`
+            stores no logits in memory, on CUDA; it falls back to `"chunked"` for float64, `label_smoothing`, `z_loss`
+            and compiled graphs. `"auto"`, the default, chooses the fastest that runs.
     """
 
     ignore_index: NotRequired[int]
@@ -54,11 +54,11 @@ class ScoreOptions(LogitOptions):
 
 
 class LossOptions(ScoreOptions):
-    """`ScoreOptions`, and how the losses of the tokens become one number.
+    """Options of `linear_cross_entropy`: `ScoreOptions`, regularisation and reduction.
 
     Attributes:
-        label_smoothing: Share of the target's probability that is spread over all V tokens.
-        z_loss: Factor of `logsumexp(logits) ** 2`, which keeps the logits' level near 0 (PaLM).
+        label_smoothing: Fraction of the target probability that is spread evenly over all V tokens; 0 by default.
+        z_loss: Factor of the penalty `logsumexp(logits) ** 2`, which keeps logsumexp near 0 (PaLM); 0 by default.
         reduction: `"mean"` over the targets that are not ignored (0 if all are), `"sum"`, or `"none"`.
     """
 
@@ -76,7 +76,23 @@ def finish_logits(
     padding_idx: int | None = None,
     mask_padding: bool = False,
 ) -> Float[Tensor, "*batch V"]:
-    """Products `hidden @ weight.T` to logits, by the options of `LogitOptions`."""
+    """Compute logits from raw logits `hidden @ weight.T`: scale, bias, soft cap and padding.
+
+    Args:
+        raw_logits: Products of hidden states and rows, `(..., V)`.
+        logit_scale: See `LogitOptions`, as for the other arguments.
+        bias: `(V,)` or `None`.
+        softcap: Bound of the logits, or `None`.
+        padding_idx: Token with a fixed logit, or `None`.
+        mask_padding: Whether the fixed logit is -inf instead of 0.
+
+    Returns:
+        Logits, `(..., V)`.
+
+    Example:
+        >>> finish_logits(torch.tensor([1.0, 2.0, 3.0]), logit_scale=0.5, padding_idx=0)
+        tensor([0.0000, 1.0000, 1.5000])
+    """
     logits = raw_logits if logit_scale == 1.0 else raw_logits * logit_scale
     if bias is not None:
         logits = logits + bias
@@ -88,7 +104,7 @@ def finish_logits(
     return logits
 
 
-def for_rows(options: LogitOptions, start: int, stop: int) -> LogitOptions:
+def options_of_rows(options: LogitOptions, start: int, stop: int) -> LogitOptions:
     """Return the options for the logits of rows `start` to `stop - 1` alone, without any other options."""
     bias, padding_idx = options.get("bias"), options.get("padding_idx")
     return {
@@ -112,7 +128,25 @@ def cross_entropy(
     impl: Impl = "plain",
     **logit_options: Unpack[LogitOptions],
 ) -> Float[Tensor, "*result"]:
-    """`linear_cross_entropy` from the products `hidden @ weight.T` on: its definition, and `impl="plain"`."""
+    """Compute the loss from raw logits: the definition of `linear_cross_entropy`, and its `impl="plain"`.
+
+    Args:
+        raw_logits: Products `hidden @ weight.T`, `(..., V)`.
+        targets: Token IDs `(...)`, or `ignore_index`.
+        ignore_index: See `LossOptions`, as for the other options.
+        label_smoothing: Fraction of the target probability that is spread over all tokens.
+        z_loss: Factor of `logsumexp(logits) ** 2`.
+        reduction: `"mean"`, `"sum"` or `"none"`.
+        vocab_size: Ignored: the caller has removed spare rows.
+        impl: Ignored.
+        **logit_options: See `LogitOptions`.
+
+    Returns:
+        A scalar in nats, or `(...)` with `reduction="none"`.
+
+    Raises:
+        TokenIdError: A target is neither a token nor `ignore_index` (on the CPU only).
+    """
     kept = targets != ignore_index
     targets = checked_targets(targets, raw_logits.shape[-1], ignore_index)
     logits = at_least_float32(finish_logits(raw_logits, **logit_options))
@@ -134,17 +168,17 @@ def at_least_float32(logits: Tensor) -> Tensor:
 
 
 def reduce_losses(losses: Tensor, kept: Tensor, reduction: Reduction) -> Tensor:
-    """The losses of the tokens as `LossOptions.reduction` asks; those that are not `kept` are 0."""
+    """Reduce the losses of tokens to their mean over `kept` tokens, to their sum, or not at all."""
     if reduction == "none":
         return losses
     return losses.sum() if reduction == "sum" else losses.sum() / kept.sum().clamp(min=1)
 
 
 def checked_targets(targets: Tensor, vocab_size: int, ignore_index: int) -> Tensor:
-    """The targets, each of them a token or `ignore_index`; on the CPU, where reading them costs nothing.
+    """Return the targets after a check that each is a token or `ignore_index`; accelerators are not checked.
 
     Raises:
-        TokenIdError: Naming the first that is neither, its row and its column.
+        TokenIdError: A target is neither; the message names the first, its row and its column.
     """
     if plain_operators_only():
         return torch.where(targets == ignore_index, targets, targets.clamp(0, vocab_size - 1))
@@ -157,11 +191,11 @@ def checked_targets(targets: Tensor, vocab_size: int, ignore_index: int) -> Tens
     return targets
 
 
-def check_fit(hidden: Tensor, weight: Tensor, targets: Tensor) -> None:
-    """Refuse shapes and types of which no product can be made.
+def check_shapes(hidden: Tensor, weight: Tensor, targets: Tensor) -> None:
+    """Check that the shapes and dtypes of hidden states, rows and targets fit each other.
 
     Raises:
-        ShapeError: Naming what was found.
+        ShapeError: They do not; the message names what was found.
     """
     if weight.dim() != 2 or hidden.dim() < 1 or hidden.shape[-1] != weight.shape[1]:
         raise ShapeError(
@@ -175,19 +209,19 @@ def check_fit(hidden: Tensor, weight: Tensor, targets: Tensor) -> None:
         )
     if hidden.dtype != weight.dtype and not torch.is_autocast_enabled(hidden.device.type):
         raise ShapeError(
-            f"hidden is {hidden.dtype} and weight {weight.dtype}: bring them to one type, or use torch.autocast."
+            f"hidden is {hidden.dtype} and weight {weight.dtype}: convert one of them, or use torch.autocast."
         )
 
 
-def refuse_clash(options: LossOptions) -> None:
-    """Refuse options that exclude each other.
+def check_options(options: LossOptions) -> None:
+    """Check that the options are known and do not exclude each other.
 
     Raises:
-        SizeError: Saying which.
+        SizeError: They do; the message names the option.
     """
     if options.get("label_smoothing") and options.get("mask_padding") and options.get("padding_idx") is not None:
         raise SizeError(
-            "label_smoothing spreads over all tokens, and mask_padding gives one of them no chance: use one."
+            "label_smoothing spreads over all tokens, and mask_padding leaves no probability to one of them: use one."
         )
     if options.get("reduction", "mean") not in get_args(Reduction):
         raise SizeError(f"reduction must be one of {', '.join(get_args(Reduction))}, not {options['reduction']!r}.")
@@ -210,8 +244,8 @@ class LossSettings(NamedTuple):
     compute: torch.dtype
 
 
-def filled_in(hidden: Tensor, weight: Tensor, options: LossOptions) -> LossSettings:
-    """The options with their defaults, and the type of the products."""
+def fill_in_defaults(hidden: Tensor, weight: Tensor, options: LossOptions) -> LossSettings:
+    """Fill in the defaults of the options; the dtype of the matrix products is that of autocast, if active."""
     device, vocab_size = hidden.device.type, options.get("vocab_size")
     narrow = torch.is_autocast_enabled(device) and torch.float64 not in (hidden.dtype, weight.dtype)
     return LossSettings(

@@ -11,11 +11,11 @@ from embedlayer.losses.chunk_size import MAX_CHUNK_TOKENS
 from embedlayer.losses.cross_entropy import (
     LossOptions,
     at_least_float32,
+    check_options,
     checked_targets,
     finish_logits,
-    for_rows,
+    options_of_rows,
     reduce_losses,
-    refuse_clash,
 )
 from embedlayer.tracing import is_transformed, plain_operators_only
 
@@ -50,7 +50,7 @@ def cross_entropy_over_rows(
         TokenIdError: A target is neither a token nor `ignore_index` (on the CPU only).
         SizeError: Two options exclude each other.
     """
-    refuse_clash(options)
+    check_options(options)
     ignore_index, smoothing = options.get("ignore_index", -100), options.get("label_smoothing", 0.0)
     kept = targets != ignore_index
     aims = checked_targets(targets, vocab_size, ignore_index).masked_fill(~kept, 0).reshape(-1)
@@ -91,7 +91,7 @@ def _block_scores(
     hidden: Tensor, raw_logits: RawLogits, targets: Tensor, start: int, stop: int, options: LossOptions
 ) -> Scores:
     """Compute the scores of one chunk of tokens over rows `start` to `stop - 1`."""
-    logits = at_least_float32(finish_logits(raw_logits(hidden, start, stop), **for_rows(options, start, stop)))
+    logits = at_least_float32(finish_logits(raw_logits(hidden, start, stop), **options_of_rows(options, start, stop)))
     is_inside = (targets >= start) & (targets < stop)
     places = torch.where(is_inside, targets - start, 0).long()
     target_logits = logits.gather(-1, places.unsqueeze(-1)).squeeze(-1)

@@ -1,11 +1,11 @@
-"""`linear_cross_entropy` in Triton, for CUDA: logits live in registers, one block of tokens by vocabulary at a time.
+"""`linear_cross_entropy` in Triton, for CUDA: logits exist in registers only, one block of tokens by rows at a time.
 
-Forward: each program walks its share of the vocabulary for one block of tokens, and keeps a running logsumexp and the
-target's logit. Backward: with the logsumexp known, every block of the softmax can be made again by itself, once by the
-programs that own tokens (gradient of `hidden`) and once by those that own rows (gradients of `weight` and `bias`). No
-two programs write to one place, so results do not depend on their order.
+Forward: each program computes its share of the vocabulary for one block of tokens, and keeps a running logsumexp and
+the target logit. Backward: from the logsumexp each block of the softmax is computed again, once by programs for blocks
+of tokens (gradient of `hidden`) and once by programs for blocks of rows (gradients of `weight` and `bias`). No two
+programs write to the same memory, so the results do not depend on their order.
 
-`TRITON_INTERPRET=1`, set before Triton is imported, runs the same kernels on the CPU: slow, and enough for tests.
+`TRITON_INTERPRET=1`, set before Triton is imported, runs the same kernels slowly on the CPU, for tests.
 """
 
 from typing import Any
@@ -44,7 +44,7 @@ def _logits(
     BV: tl.constexpr,
     BD: tl.constexpr,
 ):
-    """`finish_logits` of one block, `(BM, BV)`; -inf beyond the vocabulary."""
+    """Compute the logits of one block, `(BM, BV)`; -inf beyond the vocabulary."""
     raw_logits = tl.zeros((BM, BV), tl.float32)
     for start in range(0, width, BD):
         columns = start + tl.arange(0, BD)
@@ -85,7 +85,7 @@ def _dlogits(
     padding_idx,
     HAS_SOFTCAP: tl.constexpr,
 ):
-    """Gradient of the losses by the products before scale and bias: `(softmax - one_hot) * factor`, `(BM, BV)`."""
+    """Compute the gradient of the losses by the raw logits, `(softmax - one_hot) * factor`, `(BM, BV)`."""
     inside = tokens < num_tokens
     token_lse = tl.load(lse + tokens, mask=inside, other=0.0)
     factor = tl.load(factors + tokens, mask=inside, other=0.0)
@@ -120,7 +120,7 @@ def _forward(
     BV: tl.constexpr,
     BD: tl.constexpr,
 ):
-    """Logsumexp and the target's logit (0 if it is elsewhere) over one share of the vocabulary."""
+    """Compute logsumexp over one share of the vocabulary, and the target logit, 0 if the target is in another share."""
     tokens = (tl.program_id(0) * BM + tl.arange(0, BM)).to(tl.int64)
     share = tl.program_id(1)
     target = tl.load(targets + tokens, mask=tokens < num_tokens, other=-1)
@@ -165,7 +165,7 @@ def _backward_hidden(
     BV: tl.constexpr,
     BD: tl.constexpr,
 ):
-    """`dlogits @ weight` for one block of tokens, added up in float32 over the vocabulary."""
+    """Compute `dlogits @ weight` for one block of tokens, summed in float32 over the vocabulary."""
     tokens = (tl.program_id(0) * BM + tl.arange(0, BM)).to(tl.int64)
     for first in range(0, num_rows, BV):
         rows = (first + tl.arange(0, BV)).to(tl.int64)
@@ -215,7 +215,7 @@ def _backward_weight(
     BV: tl.constexpr,
     BD: tl.constexpr,
 ):
-    """`dlogits.T @ hidden` and the sum of the dlogits for one block of rows, added up in float32 over the tokens."""
+    """Compute `dlogits.T @ hidden` and the sums of `dlogits` for one block of rows, in float32 over the tokens."""
     rows = (tl.program_id(0) * BV + tl.arange(0, BV)).to(tl.int64)
     bias_sums = tl.zeros((BV,), tl.float32)
     for first in range(0, num_tokens, BM):
@@ -249,7 +249,11 @@ def _backward_weight(
 def triton_cross_entropy(
     hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, settings: LossSettings
 ) -> Tensor:
-    """The loss without `label_smoothing` and `z_loss`: differentiable in `hidden`, `weight` and `bias`, once."""
+    """Compute the loss without `label_smoothing` and `z_loss`, once differentiable in `hidden`, `weight` and `bias`.
+
+    Raises:
+        TokenIdError: A target is neither a token nor `ignore_index`.
+    """
     raise_if_outside(targets, settings.vocab_size, "token id", ignore=settings.ignore_index)
     kept = targets != settings.ignore_index
     places = kept.flatten().nonzero().squeeze(1)
@@ -264,6 +268,8 @@ def triton_cross_entropy(
 
 
 class _Triton(torch.autograd.Function):
+    """Losses of tokens without ignored targets, by the kernels above."""
+
     @staticmethod
     def forward(
         ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, settings: LossSettings
@@ -311,7 +317,7 @@ class _Triton(torch.autograd.Function):
 def _arguments(
     hidden: Tensor, weight: Tensor, bias: Tensor | None, settings: LossSettings
 ) -> tuple[tuple[int | float, ...], dict[str, bool | int]]:
-    """Sizes and factors, and what the kernels are specialised by."""
+    """Return the sizes and factors that all kernels take, and the constants that they are compiled for."""
     padding = -1 if settings.padding_idx is None else settings.padding_idx
     padding_logit = float("-inf") if settings.mask_padding else 0.0
     softcap = 1.0 if settings.softcap is None else settings.softcap

@@ -13,17 +13,17 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.distributed_c10d import Store
+from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
 
-from embedlayer.collectives import SINGLE_PROCESS, Collectives
+from embedlayer.collectives import SINGLE_PROCESS
 from embedlayer.distributed.data_parallel import (
     VOCAB_PARALLEL,
     average_over_replicas,
     data_parallel_mesh,
     distributed_data_parallel,
 )
-from embedlayer.distributed.launch import launched_processes
+from embedlayer.distributed.launch import Launch, launched_processes
 from embedlayer.distributed.sharded import ROW_TENSORS, ShardedTable, shard_table
 from embedlayer.distributed.sharded_file import ShardedRows, load_sharded, save_sharded
 from embedlayer.distributed.state import MOMENTS, sharded_tables, trained_parameters
@@ -44,39 +44,35 @@ class ParallelContext:
     """The processes that train one model together; by default the single process.
 
     Args:
-        collectives: Their collective operations. The group must accept CPU tensors: gloo, or `"cpu:gloo,cuda:nccl"`.
-        device: Device of this process.
+        launch: The processes. Their group must accept CPU tensors: gloo, or `"cpu:gloo,cuda:nccl"`.
         vocab_parallel_size: Number of ranks that share one table; `None` for all.
-        store: Key-value store of the ranks, for `wait_for_first`; `None` for the single process.
+
+    Attributes:
+        collectives: Collective operations of the processes.
+        rank: This process, from 0.
+        size: Number of processes.
+        is_first: Whether this is rank 0, which writes files and prints.
         launch_id: Names of the launchers of all ranks, separated by spaces; empty for the single process.
 
     Raises:
-        SizeError: The number of ranks is not a multiple of `vocab_parallel_size`.
+        SizeError: The number of processes is not a multiple of `vocab_parallel_size`.
     """
 
-    def __init__(
-        self,
-        collectives: Collectives = SINGLE_PROCESS,
-        *,
-        device: torch.device | str = "cpu",
-        vocab_parallel_size: int | None = None,
-        store: Store | None = None,
-        launch_id: str = "",
-    ) -> None:
-        self.collectives, self.device, self.launch_id = collectives, torch.device(device), launch_id
-        self.rank, self.size, self.is_first = collectives.rank, collectives.size, collectives.is_first
-        self._store = store
+    def __init__(self, launch: Launch | None = None, *, vocab_parallel_size: int | None = None) -> None:
+        launch = Launch() if launch is None else launch
+        self.collectives, self.device, self._store, self.launch_id = launch
+        self.rank, self.size = self.collectives.rank, self.collectives.size
+        self.is_first = self.collectives.is_first
         self._config: JsonObject = {}
         self._sharded: dict[str, ShardedRows] = {}
         self._ddp: DistributedDataParallel | None = None
-        if collectives is SINGLE_PROCESS:
-            if vocab_parallel_size not in (None, 1):
-                raise SizeError(
-                    f"One process cannot shard a table over {vocab_parallel_size}: start several with torchrun."
-                )
-            self._mesh = None
-        else:
+        self._mesh: DeviceMesh | None = None
+        if self.collectives is not SINGLE_PROCESS:
             self._mesh = data_parallel_mesh(self.device.type, self.size, vocab_parallel_size)
+        elif vocab_parallel_size not in (None, 1):
+            raise SizeError(
+                f"One process cannot shard a table over {vocab_parallel_size}: start several with torchrun."
+            )
 
     def share(self, count: int) -> range:
         """Return this rank's consecutive part of `count` items; the parts of two ranks differ by one item at most.
@@ -245,13 +241,7 @@ def parallel_context(
         SizeError: The time is not positive, or the number of ranks is not a multiple of `vocab_parallel_size`.
     """
     with launched_processes(device, timeout_seconds) as launch:
-        yield ParallelContext(
-            launch.collectives,
-            device=launch.device,
-            vocab_parallel_size=vocab_parallel_size,
-            store=launch.store,
-            launch_id=launch.launch_id,
-        )
+        yield ParallelContext(launch, vocab_parallel_size=vocab_parallel_size)
 
 
 class _LossModule(nn.Module):

@@ -12,6 +12,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from embedlayer import TokenEmbedding, TokenIdError, clip_grad_norm_, shard_table
 from embedlayer.cli.demo import carried_text
 from embedlayer.collectives import ProcessGroup
+from embedlayer.distributed.launch import Launch
 from embedlayer.distributed.sharded_file import ShardedRows, load_sharded, save_sharded
 from embedlayer.training.parallel import ParallelContext
 
@@ -75,7 +76,7 @@ def test_a_table_divided_among_gpus_is_the_whole_one(ranks, backend) -> None:
 
 
 def agreed_and_saved(folder) -> list[torch.Tensor]:
-    ranks = ParallelContext(ProcessGroup(), device=DEVICE)
+    ranks = ParallelContext(Launch(ProcessGroup(), torch.device(DEVICE)))
     ranks.collectives.require_equal({"of": "all"})
     table = shard_table(whole(), init_device_mesh(DEVICE, (ranks.size,))).to(DEVICE)
     sums = [ranks.sum(torch.ones(2, device=DEVICE)).cpu(), torch.tensor(ranks.collectives.any(ranks.is_first))]

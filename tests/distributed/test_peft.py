@@ -14,6 +14,9 @@ from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 from embedlayer import DecoderLM, OutputHead, RotaryEmbedding, TokenEmbedding, shard_table
+from embedlayer.collectives import ProcessGroup
+from embedlayer.distributed.launch import Launch
+from embedlayer.training.parallel import ParallelContext
 
 pytest.importorskip("peft", reason="the dev extra is not installed")
 
@@ -183,17 +186,17 @@ def decoder(learns: bool, tied: bool) -> DecoderLM:
     return model
 
 
-def trained_decoder(model: DecoderLM, ranks: Together | None, learns: bool) -> dict[str, torch.Tensor]:
+def trained_decoder(model: DecoderLM, ranks: ParallelContext | None, learns: bool) -> dict[str, torch.Tensor]:
     """Losses of a few steps of LoRA on the decoder's layers, with the table's rows if they learn, and what was made."""
     ids = IDS.clamp(max=V - 2)
     if ranks is not None:
-        ranks.divide(model)
+        ranks.shard(model)
         ids = ids[list(ranks.share(len(ids)))]
     rows = model.table.weight
     model = adapted(model, target_modules=["query", "value", "down"])
     assert not rows.requires_grad
     rows.requires_grad_(learns)
-    loss_of = model.loss if ranks is None else ranks.loss_of(model)
+    loss_of = model.loss if ranks is None else ranks.loss_function(model)
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer, losses = torch.optim.SGD(trained, lr=0.5), []
     for _ in range(3):
@@ -210,7 +213,7 @@ CASES = [(True, True), (False, True), (True, False), (False, False)]
 
 
 def all_decoders(folder: Path) -> list[dict[str, torch.Tensor]]:
-    ranks = Together(dist.FileStore(str(folder / "store"), dist.get_world_size()))
+    ranks = ParallelContext(Launch(ProcessGroup()))
     return [trained_decoder(decoder(*case), ranks, case[0]) for case in CASES]
 
 

@@ -216,7 +216,7 @@ def test_a_model_with_a_divided_table_trains_in_torchs_own_wrappers_as_in_one_pr
 
 
 def test_rows_that_were_replaced_are_refused_at_the_next_use() -> None:
-    assert on_ranks(2, replaced) == [["weight of this divided table was replaced"] * 3] * 2
+    assert on_ranks(2, replaced) == [["weight of this sharded table was replaced"] * 3] * 2
 
 
 def replaced() -> list[str]:

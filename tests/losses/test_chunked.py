@@ -192,7 +192,8 @@ def test_ignored_targets_are_dropped_before_any_work(monkeypatch) -> None:
     targets[7:] = -100
     seen = []
     sweep = module._all_chunks
-    monkeypatch.setattr(module, "_all_chunks", lambda hidden, *parts: seen.append(len(hidden)) or sweep(hidden, *parts))
+    counted = lambda inputs, *rest: seen.append(len(inputs.hidden)) or sweep(inputs, *rest)  # noqa: E731
+    monkeypatch.setattr(module, "_all_chunks", counted)
     linear_cross_entropy(hidden, weight, targets, impl="chunked")
     assert seen == [6]
 

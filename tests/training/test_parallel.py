@@ -35,6 +35,7 @@ from embedlayer import (
 from embedlayer.cli.main import main
 from embedlayer.cli.train import was_begun_by
 from embedlayer.collectives import SINGLE_PROCESS, ProcessGroup
+from embedlayer.distributed.launch import Launch
 from embedlayer.distributed.state import to_local
 from embedlayer.files import load_tensors
 from embedlayer.pretrained import describe
@@ -98,7 +99,7 @@ def train(folder: Path, ranks=None, *, half: Path | None = None) -> list[dict]:
 
 def together(folder: Path, vocab_parallel_size: int | None = None) -> ParallelContext:
     store = dist.FileStore(str(folder / "store"), dist.get_world_size())
-    return ParallelContext(ProcessGroup(), store=store, vocab_parallel_size=vocab_parallel_size)
+    return ParallelContext(Launch(ProcessGroup(), store=store), vocab_parallel_size=vocab_parallel_size)
 
 
 def whole_and_half(folder: Path, cases: list[str], vocab_parallel_size: int | None = None) -> list[str]:

@@ -9,6 +9,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 import embedlayer as el
 from embedlayer.collectives import ProcessGroup
+from embedlayer.distributed.launch import Launch
 from embedlayer.distributed.sharded import ShardedTable, shard_table
 from embedlayer.distributed.state import trained_parameters
 from embedlayer.training.parallel import ParallelContext
@@ -83,7 +84,7 @@ def made(kind: str):
 
 def divide(model: nn.Module) -> None:
     if isinstance(model, el.DecoderLM):
-        ParallelContext(ProcessGroup()).shard(model)
+        ParallelContext(Launch(ProcessGroup())).shard(model)
         return
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     for name, part in list(model.items()):
