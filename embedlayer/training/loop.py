@@ -1,8 +1,8 @@
-"""The training loop: a pure function of the step wherever that is possible, so that a run resumes bit for bit.
+"""The training loop: every step is a function of its number where possible, so a resumed run is bit for bit the same.
 
-Which windows a step reads, its learning rate and when it validates follow from the step number; what does not (weights,
-moments, generators, the loss since the last line) stands in `state()`. Nothing is printed here: `run()` yields one
-dictionary per logged step, and who calls it shows it.
+The step number determines the windows of a step, its learning rate and whether it validates. `Trainer.state()` holds
+all else: weights, moments, random generators, and the loss since the last line of metrics. This module prints nothing:
+`Trainer.run()` yields one dictionary per logged step.
 """
 
 import math
@@ -36,28 +36,30 @@ COST_OF_AN_UPDATE = 3.0  # forward passes: a first guess, replaced by a measurem
 
 @dataclass(frozen=True)
 class TrainingOptions:
-    """How a run is trained.
+    """Options of a training run.
 
     Attributes:
-        steps: Updates; `None` to have them follow from `minutes`.
-        minutes: Wall-clock time to fill. The number of steps that fits is measured again at each line of metrics, and
-            the schedule follows the share of the time that is used.
+        steps: Number of updates; `None` to fill `minutes`.
+        minutes: Wall-clock time to fill, in minutes, or `None`. The number of steps is estimated again at each line of
+            metrics, and the schedule follows the fraction of the time that is used.
         batch_size: Windows per forward pass.
         accumulate: Forward passes per update.
         max_length: Tokens per window, T.
-        learning_rate: Peak, reached after `warmup_fraction` of the steps; from there a cosine down to
-            `final_fraction` of it.
-        warmup_fraction: Share of the steps that warm up.
-        final_fraction: Share of the peak that the last step has.
-        weight_decay: Of the matrices; tables, positions and norms have none.
-        beta1: AdamW's decay of the mean.
-        beta2: AdamW's decay of the mean square.
-        max_grad_norm: Longer gradients are clipped to this length.
-        log_every: Steps from one line of metrics to the next.
-        validate_every: Lines of metrics from one validation to the next; the first and the last always validate.
-        validation_tokens: At most so many tokens of the validation part are read each time.
-        seed: Of the weights, the windows and dropout.
-        precision: `"float32"`, `"bfloat16"` (autocast), or `"auto"`: bfloat16 on a GPU that has it.
+        learning_rate: Peak learning rate, reached after `warmup_fraction` of the steps; a cosine decay follows.
+        warmup_fraction: Fraction of the steps with linear warm-up.
+        final_fraction: Learning rate of the last step as a fraction of the peak.
+        weight_decay: Decoupled weight decay of matrices; tables, positions and norms have none.
+        beta1: AdamW's decay rate of the first moment.
+        beta2: AdamW's decay rate of the second moment.
+        max_grad_norm: Gradients are clipped to this norm.
+        log_every: Steps between two lines of metrics.
+        validate_every: Lines of metrics between two validations; the first and the last line always validate.
+        validation_tokens: Maximum number of validation tokens per validation.
+        seed: Seed of the weights, the windows and dropout.
+        precision: `"float32"`, `"bfloat16"` (autocast), or `"auto"`: bfloat16 on a GPU that supports it.
+
+    Raises:
+        SizeError: Neither or both of `steps` and `minutes` are set, or a number is not positive.
     """
 
     steps: int | None = None
@@ -80,7 +82,7 @@ class TrainingOptions:
 
     def __post_init__(self) -> None:
         if (self.steps is None) == (self.minutes is None):
-            raise SizeError(f"Give either steps or minutes, not {self.steps} and {self.minutes}.")
+            raise SizeError(f"Set either steps or minutes, not {self.steps} and {self.minutes}.")
         for name in ("batch_size", "accumulate", "max_length", "log_every", "validate_every", "validation_tokens"):
             if getattr(self, name) < 1:
                 raise SizeError(f"{name} must be at least 1, not {getattr(self, name)}.")
@@ -90,7 +92,7 @@ class TrainingOptions:
                 raise SizeError(f"{name} must be positive, not {value}.")
 
     def learning_rate_at(self, step: int | float, steps: int) -> float:
-        """Return the learning rate of update `step` (1 to `steps`), or of a place between two updates."""
+        """Return the learning rate of update `step` (1 to `steps`), which may be a fraction between two updates."""
         warmup = max(1, round(self.warmup_fraction * steps))
         if step <= warmup:
             return self.learning_rate * step / warmup
@@ -100,15 +102,15 @@ class TrainingOptions:
 
 
 class Trainer:
-    """Train a decoder, and with it its embedding layer, on a corpus.
+    """Train a `DecoderLM`, and with it its embedding layer, on a corpus of token IDs.
 
     Args:
         model: The model, on its device.
-        training: Token IDs to learn from.
-        validation: Token IDs to measure on.
-        options: How.
-        ranks: The processes that train it together, each with a `Trainer` of the same; this one alone if `None`. Each
-            takes its share of every batch, and the run is that of one process, except for what dropout draws.
+        training: Token IDs for training.
+        validation: Token IDs for validation.
+        options: See `TrainingOptions`.
+        parallel: The processes that train the model together, each with an equal `Trainer`; `None` for one process.
+            Each process takes its share of every batch. The result equals that of one process but for dropout.
 
     Raises:
         TextError: A part is shorter than one window.
@@ -137,7 +139,7 @@ class Trainer:
             if len(part) <= options.max_length:
                 raise TextError(
                     f"The {name} part has {len(part)} tokens, one window needs {options.max_length + 1}. "
-                    f"Give more text, or a smaller max_length."
+                    f"Use more text, or a smaller max_length."
                 )
         self.validation = validation
         self.sampler = WindowSampler(
@@ -152,18 +154,21 @@ class Trainer:
         self._losses = torch.zeros(2, device=self.device)  # sum and count since the last line
 
     def stop(self) -> None:
-        """Let `run()` end after the step that it is in; it can be called again to go on."""
+        """Make `run()` end after its current step. A later call of `run()` continues."""
         self._stopping = True
 
     def run(self, on_step: Callable[[int], None] | None = None) -> Iterator[dict[str, Any]]:
-        """Train to the last step; yields a line of metrics every `log_every` steps, the first before any update.
+        """Train to the last step, and yield a line of metrics every `log_every` steps, the first before any update.
 
-        A line holds `step`, `loss` (nats per token, mean since the last line), `lr`, `tokens_per_second`,
-        `rows_touched` (different tokens that the step read, which is how many rows of the table it looked up), and on
-        some lines, the last included, `validation_loss` (nats per token) and `validation_bits_per_byte`.
+        A line has `step`, `loss` (nats per token, mean since the last line), `lr`, `tokens_per_second` and
+        `rows_touched` (number of distinct rows that the step looked up). Some lines, the last included, have
+        `validation_loss` (nats per token) and `validation_bits_per_byte`.
 
         Args:
-            on_step: Called with the number of each step that is done.
+            on_step: Function that is called with the number of each finished step, or `None`.
+
+        Raises:
+            PeerError: Another process hangs or has ended.
         """
         self._stopping = False
         self._running_since = time.perf_counter()
@@ -175,6 +180,7 @@ class Trainer:
             self._running_since = None
 
     def _lines(self, on_step: Callable[[int], None] | None) -> Iterator[dict[str, Any]]:
+        """Run the steps that are left, and yield lines of metrics."""
         if self.step == 0:
             line = self._first_line()
             self._measure_speed()
@@ -208,7 +214,7 @@ class Trainer:
             clock, tokens = time.perf_counter(), 0
 
     def validate(self) -> dict[str, float]:
-        """Loss on the validation part: nats per token, and bits per byte, which compares across tokenizers."""
+        """Measure the validation loss: nats per token, and bits per byte, which is comparable across tokenizers."""
         length, batch_size = self.options.max_length, self.options.batch_size
         windows, count = self._validation_windows()
         total, started = 0.0, time.perf_counter()
@@ -216,7 +222,7 @@ class Trainer:
         with torch.no_grad(), self._autocast():
             for start in range(0, count, batch_size):
                 share = self.parallel.share(min(batch_size, count - start))
-                here = share or range(1)  # who has none takes part all the same
+                here = share or range(1)  # a rank without a window must take part in the look-ups too
                 inputs, targets = windows.batch(range(start + here.start, start + here.stop))
                 loss = float(self.model.loss(inputs.to(self.device), targets.to(self.device), reduction="sum"))
                 total += loss if share else 0.0
@@ -234,7 +240,7 @@ class Trainer:
         return windows, max(1, min(len(windows), self.options.validation_tokens // length))
 
     def state(self) -> tuple[dict[str, Tensor], JsonObject]:
-        """Everything that the rest of the run depends on: tensors by name, and the rest as JSON."""
+        """Return all that the rest of the run depends on: tensors by name, and other values as JSON."""
         with raw_rows(self.model):
             tensors = {f"model.{name}": tensor for name, tensor in self.model.state_dict().items()}
         ledgers: JsonObject = {}
@@ -257,7 +263,7 @@ class Trainer:
         }
 
     def load_state(self, tensors: dict[str, Tensor], rest: JsonObject) -> None:
-        """Continue where `state()` was taken.
+        """Restore the result of `state()`, in place.
 
         Raises:
             CheckpointError: It is the state of another model.
@@ -279,8 +285,6 @@ class Trainer:
             self.step, self.steps = rest["step"], rest["steps"]
             if self.budget is not None and "time" in rest:
                 self.budget = TimeBudget.from_state(rest["time"])
-            elif self.budget is not None:  # of an earlier version, which fixed the steps at the start
-                self.budget.used = self.budget.seconds * self.step / self.steps
             self._losses.copy_(tensors["losses"] if self.parallel.is_first else torch.zeros(2))
             torch.set_rng_state(tensors["generator.cpu"].cpu())
             if self.device.type == "cuda" and "generator.cuda" in tensors:
@@ -289,6 +293,7 @@ class Trainer:
             raise CheckpointError(f"The checkpoint does not fit this run: {error}") from error
 
     def _first_line(self) -> dict[str, Any]:
+        """Measure the loss before training; warn if it is far from that of a uniform distribution."""
         measured = self.validate()
         inputs, targets, share = self._batch(0)
         self.model.eval()
@@ -298,16 +303,20 @@ class Trainer:
         uniform = math.log(self.model.table.vocab_size)
         if self.parallel.is_first and not abs(loss - uniform) <= FAR_FROM_LN_V:
             warnings.warn(
-                f"The first loss is {loss:.1f}, and guessing evenly costs ln V = {uniform:.2f} nats. The rows start "
-                f"too large for the head (a tied table wants init_std=0.02 and scale='sqrt_dim', not N(0, 1)), or are "
-                f"those of another tokenizer; training may not recover.",
+                f"The first loss is {loss:.1f}, and a uniform distribution has ln V = {uniform:.2f} nats. The rows "
+                f"start too large for the head (a tied table needs init_std=0.02 and scale='sqrt_dim', not N(0, 1)), "
+                f"or belong to another tokenizer; training may not recover.",
                 EmbedLayerWarning,
                 stacklevel=3,
             )
         return {"step": 0, "loss": loss, "lr": 0.0, "tokens_per_second": 0, "rows_touched": 0, **measured}
 
     def _update(self, optimizer: torch.optim.Optimizer, step: int, learning_rate: float) -> Tensor:
-        """Update `step`, counted from 0; returns, as sums over the ranks, its loss and a 1, and waits for no device."""
+        """Run update `step`, counted from 0, without waiting for the device.
+
+        Returns:
+            This rank's part of the mean loss, and of the number 1: summed over the ranks they are loss and count.
+        """
         self.parallel.seed(self.options.seed, step)
         for group in optimizer.param_groups:
             group["lr"] = learning_rate
@@ -329,14 +338,14 @@ class Trainer:
         return result
 
     def _rows_touched(self, step: int) -> int:
-        """How many different tokens update `step` reads: a function of the step, so that resuming changes nothing."""
+        """Count the distinct tokens of update `step`, on rank 0; other ranks return 0."""
         if not self.parallel.is_first:
             return 0
         parts = range(step * self.options.accumulate, (step + 1) * self.options.accumulate)
         return len(torch.cat([self.sampler.batch(part)[0].flatten() for part in parts]).unique())
 
     def _batch(self, index: int) -> tuple[Tensor, Tensor, float]:
-        """This rank's windows of a batch, and their share of it; where none is left, one that counts nothing."""
+        """Return this rank's inputs, targets and share of a batch; a rank without windows gets one with share 0."""
         size = self.options.batch_size
         share = len(self.parallel.share(size)) / size
         rank, ranks = (self.parallel.rank, self.parallel.size) if share else (0, size)
@@ -344,6 +353,7 @@ class Trainer:
         return inputs.to(self.device), targets.to(self.device), share
 
     def _autocast(self) -> AbstractContextManager[Any]:
+        """Return the autocast context of `precision`."""
         precision = self.options.precision
         if precision == "auto":
             precision = "bfloat16" if self.device.type == "cuda" and torch.cuda.is_bf16_supported() else "float32"
@@ -365,7 +375,7 @@ class Trainer:
         return self.options.learning_rate_at(step, self.steps)
 
     def _measure_speed(self) -> None:
-        """Compute anew how many steps fit into the time, if there is one to fill; at least one does."""
+        """Estimate again how many steps fit into `minutes`, at least one. With fixed `steps` nothing happens."""
         if self.budget is None:
             return
         used = self.parallel.collectives.broadcast_object(round(self._seconds_used(), 3))

@@ -1,16 +1,16 @@
-"""The folder of a run: everything that a result is, and everything that resuming needs.
+"""The folder of a training run: its result, and all files for resuming it.
 
 ```
 DIR/
-  config.json            what the model is
-  model.safetensors      its weights, the trained table among them: those with the lowest validation loss so far
-  best.json              the step that these weights are from, and what was validated at it
-  tokenizer.json         text to IDs
+  config.json            configuration of the model
+  model.safetensors      weights of the step with the lowest validation loss so far
+  best.json              step and validation results of these weights
+  tokenizer.json         the tokenizer
   metrics.jsonl          one line per logged step
-  report.html            the same to look at
-  run.json               how it was trained
-  checkpoint.safetensors weights, moments and generators in the middle of a run
-  corpus/                the token IDs that it reads, or a link to them
+  report.html            the metrics as a web page
+  run.json               options of the run
+  checkpoint.safetensors weights, moments and random generators at the last checkpoint
+  corpus/                the token IDs, or a link to them
 ```
 """
 
@@ -52,11 +52,11 @@ from embedlayer.training.parallel import ParallelContext
 FORMAT_VERSION = 1
 PIECES_OF_A_TEXT, IDS_IN_A_PIECE = 256, 4096
 PATIENCE_SECONDS = 10.0
-"""How long rank 0 of a restarted launch waits for the lock of the one before, which may still be ending elsewhere."""
+"""Time that rank 0 waits after a restart for the lock of the process before it, which may still be ending."""
 
 
 class NeighborsBefore(TypedDict):
-    """A token, and the text of those nearest to it before training, with their cosines."""
+    """A token and its nearest neighbours before training: texts and cosine similarities."""
 
     id: Count
     token: str
@@ -64,14 +64,14 @@ class NeighborsBefore(TypedDict):
 
 
 class Notes(TypedDict):
-    """What the command `train` notes beside a run; a program may note more."""
+    """Notes of the command `train` about a run; a program may add keys."""
 
     neighbors_before: NotRequired[list[NeighborsBefore]]
     launch: NotRequired[str]
 
 
 class ModelDescription(TypedDict):
-    """As much of a model's description as is read from it without building it."""
+    """Keys of a model description that are read without building the model."""
 
     kind: str
     position: NotRequired[JsonObject]
@@ -79,7 +79,7 @@ class ModelDescription(TypedDict):
 
 
 class RunDescription(TypedDict):
-    """`run.json`."""
+    """Content of `run.json`."""
 
     options: JsonObject
     model: ModelDescription
@@ -88,7 +88,7 @@ class RunDescription(TypedDict):
 
 
 class MetricsLine(TypedDict):
-    """A line of `metrics.jsonl`, as `Trainer.run` gives it: nats per token, tokens per second."""
+    """A line of `metrics.jsonl`, as `Trainer.run` yields it: nats per token, tokens per second."""
 
     step: Count
     loss: NotRequired[float]
@@ -100,7 +100,7 @@ class MetricsLine(TypedDict):
 
 
 class BestFacts(TypedDict):
-    """`best.json`: the step of the weights that are kept, and what was validated at it."""
+    """Content of `best.json`: step and validation results of the saved weights."""
 
     step: Count
     validation_loss: float
@@ -108,14 +108,14 @@ class BestFacts(TypedDict):
 
 
 class LedgerState(TypedDict):
-    """What is not a tensor of the pending updates of a row-sparse table."""
+    """Values of the pending updates of a row-sparse table that are not tensors."""
 
     start: NotRequired[Count]
     betas: NotRequired[list[Annotated[float, Range(0, 1)]]]
 
 
 class TrainerState(TypedDict):
-    """What is not a tensor of `checkpoint.safetensors`."""
+    """Values in the metadata of `checkpoint.safetensors`."""
 
     step: Count
     steps: Count | None
@@ -123,7 +123,7 @@ class TrainerState(TypedDict):
 
 
 class Run(NamedTuple):
-    """A trained layer with its tokenizer, as `load_run` reads it."""
+    """A trained model with its tokenizer."""
 
     model: DecoderLM
     tokenizer: Tokenizer
@@ -133,10 +133,13 @@ class Run(NamedTuple):
 
 
 class RunDirectory:
-    """A run's folder, by the names of its files.
+    """The folder of a training run: read, start, resume, save and finish the run.
 
-    One process at a time writes to it: `start` and `resume` take a lock, on rank 0, and `finish` releases it. Before
-    that it ends with this object, or with the process. Reading needs no lock.
+    One process at a time writes to the folder. `start` and `resume` acquire a lock, on rank 0, and `finish` releases
+    it; the lock also ends with this object and with the process. Reading needs no lock.
+
+    Args:
+        path: The folder, which need not exist.
     """
 
     def __init__(self, path: Path | str) -> None:
@@ -151,20 +154,20 @@ class RunDirectory:
 
     @property
     def holds_a_run(self) -> bool:
-        """Whether a run was started here.
+        """Return whether the folder contains a run.
 
         Raises:
-            FileError: The folder cannot be looked into.
+            FileError: The folder cannot be read.
         """
         return (restored(self.path) / self.run.name).exists()
 
     @contextmanager
     def written_by(self, parallel: ParallelContext, *, create: bool) -> Iterator[None]:
-        """Hold the lock on rank 0 while the block runs, whatever `start`, `resume` and `finish` do in it.
+        """Hold the lock on rank 0 during the block, also after `finish` in it.
 
         Args:
             parallel: The processes that write to the folder together.
-            create: Create the folder if it is missing; one that the block leaves empty is removed again.
+            create: Whether to create a missing folder; it is removed again if the block leaves it empty.
 
         Raises:
             FileError: Another process writes to the folder, or it cannot be created.
@@ -185,20 +188,20 @@ class RunDirectory:
                     self.path.rmdir()
 
     def files(self) -> list[str]:
-        """Names of what is in the folder, folders with a slash behind; without hidden files."""
+        """Return the sorted names of files and folders, without hidden ones; names of folders end with a slash."""
         found = (file for file in self.path.iterdir() if not file.name.startswith("."))
         return sorted(file.name + "/" * file.is_dir() for file in found)
 
     def start(
         self, trainer: Trainer, tokenizer: Tokenizer, *, validation_fraction: float, notes: JsonObject | None = None
     ) -> None:
-        """Write down what the run is, before its first step; what an earlier run left here goes.
+        """Write `run.json` and the tokenizer before the first step, and remove the files of an earlier run.
 
         Args:
-            trainer: The run; its model is described, so that resuming can build it.
-            tokenizer: Text to IDs.
-            validation_fraction: Share of the corpus that is measured on.
-            notes: Anything else that should come back in `read()["notes"]`.
+            trainer: The trainer at step 0.
+            tokenizer: The tokenizer of the corpus.
+            validation_fraction: Fraction of the corpus for validation.
+            notes: JSON values that `read()["notes"]` returns later.
 
         Raises:
             FileError: The folder cannot be written, or another process writes to it.
@@ -219,10 +222,10 @@ class RunDirectory:
         write_json(self.run, description)
 
     def read(self) -> JsonObject:
-        """What `start` wrote.
+        """Return the content of `run.json`.
 
         Raises:
-            FileError: There is no run here.
+            FileError: The folder contains no run.
             CheckpointError: The file is damaged or of another version.
         """
         if not self.path.exists():
@@ -239,11 +242,11 @@ class RunDirectory:
         return description
 
     def options(self) -> TrainingOptions:
-        """How the run is trained.
+        """Return the training options of the run.
 
         Raises:
-            FileError: There is no run here.
-            CheckpointError: The file that says so is damaged.
+            FileError: The folder contains no run.
+            CheckpointError: `run.json` is damaged.
         """
         options = self.read()["options"]
         check_arguments(TrainingOptions, options, f"{self.run}, options")
@@ -255,17 +258,17 @@ class RunDirectory:
     def resume(
         self, device: torch.device | str = "cpu", parallel: ParallelContext | None = None
     ) -> tuple[Trainer, Tokenizer, JsonObject]:
-        """Build the run again and continue at its last checkpoint, or at step 0 if it has none.
+        """Open the run for writing, at its last checkpoint, or at step 0 if it has none.
 
         Args:
-            device: Where to train.
+            device: Device to train on.
             parallel: The processes that train it together, any number of them. All must see this folder.
 
         Returns:
-            The trainer, the tokenizer, and the notes given to `start`.
+            The trainer, the tokenizer, and the notes that were passed to `start`.
 
         Raises:
-            FileError: There is no run here, a file of it cannot be read, or another process writes to the folder.
+            FileError: The folder contains no run, a file of it cannot be read, or another process writes to the folder.
             CheckpointError: A file is damaged.
             TokenizerError: The tokenizer is damaged, or has more entries than the table.
             PeerError: A rank sees another run, tokenizer or text than rank 0.
@@ -287,14 +290,14 @@ class RunDirectory:
     def open(
         self, device: torch.device | str = "cpu", parallel: ParallelContext | None = None
     ) -> tuple[Trainer, JsonObject]:
-        """The run as its last checkpoint has it, and what `start` wrote; nothing in the folder changes.
+        """Return a trainer at the last checkpoint, and the content of `run.json`; nothing in the folder changes.
 
         Args:
-            device: Where to train.
-            parallel: The processes that open it together.
+            device: Device to train on.
+            parallel: The processes that open the run together.
 
         Raises:
-            FileError: There is no run here, or a file of it cannot be read.
+            FileError: The folder contains no run, or a file of it cannot be read.
             CheckpointError: A file is damaged.
         """
         parallel = ParallelContext() if parallel is None else parallel
@@ -320,10 +323,10 @@ class RunDirectory:
         return trainer, description
 
     def beginning(self) -> DecoderLM:
-        """The model as the run's seed made it, before training.
+        """Return the model before training, drawn again from the seed of the run.
 
         Raises:
-            FileError: There is no run here.
+            FileError: The folder contains no run.
             CheckpointError: It is damaged, or describes another kind of model.
         """
         with torch.random.fork_rng(devices=[]):
@@ -338,34 +341,38 @@ class RunDirectory:
         return parallel.build(description["model"], device)
 
     def _check_size(self, description: JsonObject) -> None:
-        """Refuse a model that this machine cannot hold, before anything is allocated."""
+        """Check that the model fits into the memory of this machine, before memory is allocated.
+
+        Raises:
+            CheckpointError: It does not.
+        """
         with torch.random.fork_rng(devices=[]), torch.device("meta"):
             needed = sum(tensor.nbytes for tensor in build(description["model"]).parameters())
         held = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else needed
         if needed > held:
             raise CheckpointError(
                 f"{self.run} describes a model of {needed / 2**30:,.1f} GiB, and this machine has {held / 2**30:,.1f}: "
-                f"it is damaged, or was made on a larger machine."
+                f"the file is damaged, or was written on a larger machine."
             )
 
     def save_checkpoint(self, trainer: Trainer) -> None:
-        """Write the run's state; the last checkpoint stays until the new one is whole. All ranks must call it."""
+        """Write a checkpoint that replaces the last one atomically. All ranks must call it."""
         tensors, rest = trainer.state()
         trainer.parallel.save(self.checkpoint, tensors, {"state": json.dumps(rest)})
 
     def best(self) -> JsonObject | None:
-        """Return the step of the weights that `keep_best` wrote, and what was validated at it; `None` if it wrote none.
+        """Return step and validation results of the weights that `keep_best` wrote; `None` if it wrote none.
 
         Raises:
-            CheckpointError: The file that says so is damaged.
+            CheckpointError: `best.json` is damaged.
         """
         whole = self.best_facts.exists() and (self.path / WEIGHTS).exists()
         return read_fields(self.best_facts, BestFacts) if whole else None
 
     def keep_best(self, trainer: Trainer, line: JsonObject) -> bool:
-        """Write the model as the result so far if the line's validation loss is the lowest yet; say whether it is.
+        """Write the weights if the validation loss of the line is the lowest so far; return whether it is.
 
-        Until `finish` the folder holds no `config.json`, so nobody takes these weights for a finished result. All ranks
+        Until `finish` the folder has no `config.json`, so these weights are not read as a finished result. All ranks
         must call it.
         """
         loss, best = line["validation_loss"], self.best() if trainer.parallel.is_first else None
@@ -383,9 +390,9 @@ class RunDirectory:
         return is_better
 
     def finish(self, trainer: Trainer, tokenizer: Tokenizer) -> None:
-        """Write the result: the weights that `keep_best` wrote, or the model as it is now if it wrote none.
+        """Write configuration and tokenizer, and the current weights if `keep_best` wrote none. All ranks must call it.
 
-        The tokenizer goes with it. All ranks must call it.
+        The lock is released.
         """
         if not trainer.parallel.collectives.any(trainer.parallel.is_first and self.best() is not None):
             trainer.parallel.save(self.path / WEIGHTS, trainer.model.state_dict())
@@ -403,7 +410,7 @@ class RunDirectory:
             raise FileError(f"Cannot write {self.metrics}: {error.strerror or error}.") from error
 
     def read_metrics(self) -> list[dict[str, Any]]:
-        """All lines of the metrics; a last one that a killed process left unfinished is passed over.
+        """Return all lines of the metrics, without a last line that a killed process left incomplete.
 
         Raises:
             FileError: The file cannot be read.
@@ -428,7 +435,7 @@ class RunDirectory:
 
 
 def facts_of(description: JsonObject, corpus: TokenCorpus, tokenizer: Tokenizer) -> JsonObject:
-    """What must be the same for all that train one run, by name; of a long text, some pieces."""
+    """Return the facts that must be equal on all ranks of a run; 256 samples of the token IDs stand for a long text."""
     first_ids = np.linspace(0, max(0, len(corpus) - IDS_IN_A_PIECE), PIECES_OF_A_TEXT).astype(np.int64)
     some = b"".join(np.asarray(corpus.ids[first : first + IDS_IN_A_PIECE]).tobytes() for first in np.unique(first_ids))
     return {
@@ -442,12 +449,12 @@ def facts_of(description: JsonObject, corpus: TokenCorpus, tokenizer: Tokenizer)
 
 
 def digest(content: bytes) -> str:
-    """A few letters that other content has otherwise."""
+    """Return the first 12 hexadecimal digits of the SHA-256 of `content`."""
     return hashlib.sha256(content).hexdigest()[:12]
 
 
 def load_run(path: Path | str, *, device: torch.device | str = "cpu") -> Run:
-    """Read the result of a run: its model, with the trained table, and its tokenizer.
+    """Read the result of a finished run: model and tokenizer.
 
     Raises:
         FileError: The folder or a file in it is missing.
