@@ -4,7 +4,7 @@
 `losses.triton_kernels` must equal it.
 """
 
-from typing import Literal, NamedTuple, NotRequired, TypedDict, Unpack, get_args
+from typing import Any, Literal, NamedTuple, NotRequired, TypedDict, Unpack, get_args
 
 import torch
 import torch.nn.functional as F
@@ -233,30 +233,22 @@ class LossSettings(NamedTuple):
     """`LossOptions` with their defaults, and `compute`, the dtype of the matrix products."""
 
     vocab_size: int
-    logit_scale: float
-    softcap: float | None
-    padding_idx: int | None
-    mask_padding: bool
-    ignore_index: int
-    label_smoothing: float
-    z_loss: float
-    reduction: str
-    compute: torch.dtype
+    logit_scale: float = 1.0
+    softcap: float | None = None
+    padding_idx: int | None = None
+    mask_padding: bool = False
+    ignore_index: int = -100
+    label_smoothing: float = 0.0
+    z_loss: float = 0.0
+    reduction: str = "mean"
+    compute: torch.dtype = torch.float32
 
 
 def fill_in_defaults(hidden: Tensor, weight: Tensor, options: LossOptions) -> LossSettings:
     """Fill in the defaults of the options; the dtype of the matrix products is that of autocast, if active."""
     device, vocab_size = hidden.device.type, options.get("vocab_size")
     narrow = torch.is_autocast_enabled(device) and torch.float64 not in (hidden.dtype, weight.dtype)
-    return LossSettings(
-        vocab_size=len(weight) if vocab_size is None else vocab_size,
-        logit_scale=options.get("logit_scale", 1.0),
-        softcap=options.get("softcap"),
-        padding_idx=options.get("padding_idx"),
-        mask_padding=options.get("mask_padding", False),
-        ignore_index=options.get("ignore_index", -100),
-        label_smoothing=options.get("label_smoothing", 0.0),
-        z_loss=options.get("z_loss", 0.0),
-        reduction=options.get("reduction", "mean"),
-        compute=torch.get_autocast_dtype(device) if narrow else torch.promote_types(hidden.dtype, weight.dtype),
-    )
+    known: dict[str, Any] = {name: value for name, value in options.items() if name in LossSettings._fields}
+    known["vocab_size"] = len(weight) if vocab_size is None else vocab_size
+    known["compute"] = torch.get_autocast_dtype(device) if narrow else torch.promote_types(hidden.dtype, weight.dtype)
+    return LossSettings(**known)

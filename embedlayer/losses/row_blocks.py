@@ -72,6 +72,7 @@ def _scores(
     """Compute the scores of one chunk of tokens over all rows, a block of rows at a time."""
 
     def block(start: int, stop: int) -> Scores:
+        """Compute the scores over rows `start` to `stop - 1`."""
         if plain_operators_only() or is_transformed(hidden):  # torch.func and export cannot compute a block again
             return _block_scores(hidden, raw_logits, targets, start, stop, options)
         scores: Scores = checkpoint(

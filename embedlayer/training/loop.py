@@ -145,7 +145,7 @@ class Trainer:
         self.sampler = WindowSampler(
             training, max_length=options.max_length, batch_size=options.batch_size, seed=options.seed
         )
-        self.optimizer = self._fresh_optimizer(model)
+        self.optimizer = self._create_optimizer(model)
         self.steps = options.steps
         self.step = 0
         self.budget = None if options.minutes is None else TimeBudget(60 * options.minutes)
@@ -359,7 +359,8 @@ class Trainer:
             precision = "bfloat16" if self.device.type == "cuda" and torch.cuda.is_bf16_supported() else "float32"
         return torch.autocast(self.device.type, torch.bfloat16) if precision == "bfloat16" else nullcontext()
 
-    def _fresh_optimizer(self, model: DecoderLM) -> RowAdamW:
+    def _create_optimizer(self, model: DecoderLM) -> RowAdamW:
+        """Create the optimizer of the run."""
         return RowAdamW(
             param_groups(model, weight_decay=self.options.weight_decay),
             lr=self.options.learning_rate,

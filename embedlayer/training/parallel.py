@@ -147,11 +147,13 @@ class ParallelContext:
         model.to(self.device)
 
     def _draw_table(self, config: JsonObject) -> ShardedTable:
+        """Build the table of a description, of which each rank draws its own rows."""
         with torch.device("meta"):
             table = build(config)
         return self._shard_table(table)
 
     def _draw_head(self, table: TokenTable | None, **config: Any) -> OutputHead:
+        """Build a tied head, or an untied head of which each rank draws its own rows."""
         if table is not None:
             return OutputHead(table, **config)
         with torch.device("meta"):
@@ -159,6 +161,7 @@ class ParallelContext:
         return self._shard_head(head, head.weight, _head_options(head))
 
     def _shard_table(self, table: TokenTable) -> ShardedTable:
+        """Shard a table over the vocabulary-parallel ranks."""
         assert self._mesh is not None
         return shard_table(table, self._mesh[VOCAB_PARALLEL])
 
@@ -257,14 +260,17 @@ class _LossModule(nn.Module):
 
 
 def _head_options(head: OutputHead) -> JsonObject:
+    """Return the constructor arguments of a head, without its rows."""
     return {"bias": head.bias is not None, **{name: head.config[name] for name in HEAD_OPTIONS}}
 
 
 def _rename_rows_to_weight(head: nn.Module, state: dict[str, Any], prefix: str, _: Any) -> None:
+    """State dict hook: save the rows of a sharded untied head as `weight`."""
     for key in [key for key in state if key.startswith(f"{prefix}rows.")]:
         state[prefix + key.removeprefix(f"{prefix}rows.")] = state.pop(key)
 
 
 def _rename_weight_to_rows(head: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
+    """Load hook: read `weight` as the rows of a sharded untied head."""
     if f"{prefix}weight" in state:
         state[f"{prefix}rows.weight"] = state.pop(f"{prefix}weight")

@@ -271,14 +271,14 @@ class RunDirectory:
             FileError: The folder contains no run, a file of it cannot be read, or another process writes to the folder.
             CheckpointError: A file is damaged.
             TokenizerError: The tokenizer is damaged, or has more entries than the table.
-            PeerError: A rank sees another run, tokenizer or text than rank 0.
+            PeerError: A rank reads another run, tokenizer or text than rank 0.
         """
         parallel = ParallelContext() if parallel is None else parallel
         self.read()  # an error where there is no run, before anything is written
         if parallel.is_first:
             self.lock.acquire()
         description, tokenizer = self.read(), load_tokenizer(self.path / TOKENIZER)
-        parallel.collectives.require_equal(facts_of(description, TokenCorpus.open(self.corpus), tokenizer))
+        parallel.collectives.require_equal(consistency_facts(description, TokenCorpus.open(self.corpus), tokenizer))
         trainer, description = self.open(device, parallel)
         require_rows(tokenizer, trainer.model.table.vocab_size, self.path)
         parallel.collectives.require_equal({"step of the checkpoint": trainer.step})
@@ -302,7 +302,7 @@ class RunDirectory:
         """
         parallel = ParallelContext() if parallel is None else parallel
         description, options = self.read(), self.options()
-        model = self._seeded(description, parallel, device)
+        model = self._build_with_seed(description, parallel, device)
         parts = TokenCorpus.open(self.corpus).split(description["validation_fraction"])
         trainer = Trainer(model, *parts, options, parallel)
         if self.checkpoint.exists():
@@ -330,9 +330,16 @@ class RunDirectory:
             CheckpointError: It is damaged, or describes another kind of model.
         """
         with torch.random.fork_rng(devices=[]):
-            return self._seeded(self.read(), ParallelContext(), "cpu")
+            return self._build_with_seed(self.read(), ParallelContext(), "cpu")
 
-    def _seeded(self, description: JsonObject, parallel: ParallelContext, device: torch.device | str) -> DecoderLM:
+    def _build_with_seed(
+        self, description: JsonObject, parallel: ParallelContext, device: torch.device | str
+    ) -> DecoderLM:
+        """Build the model of a run with the weights that the seed of the run draws.
+
+        Raises:
+            CheckpointError: The model is of another kind, or too large for this machine.
+        """
         kind = description["model"].get("kind")
         if kind != DecoderLM.__name__:
             raise CheckpointError(f"{self.run} describes a {kind}, not a {DecoderLM.__name__}.")
@@ -430,11 +437,12 @@ class RunDirectory:
         return lines
 
     def _keep_metrics_up_to(self, step: int) -> None:
+        """Remove the lines of metrics after `step`."""
         lines: Sequence[dict[str, Any]] = [line for line in self.read_metrics() if line["step"] <= step]
         write_text(self.metrics, "".join(json.dumps(line) + "\n" for line in lines))
 
 
-def facts_of(description: JsonObject, corpus: TokenCorpus, tokenizer: Tokenizer) -> JsonObject:
+def consistency_facts(description: JsonObject, corpus: TokenCorpus, tokenizer: Tokenizer) -> JsonObject:
     """Return the facts that must be equal on all ranks of a run; 256 samples of the token IDs stand for a long text."""
     first_ids = np.linspace(0, max(0, len(corpus) - IDS_IN_A_PIECE), PIECES_OF_A_TEXT).astype(np.int64)
     some = b"".join(np.asarray(corpus.ids[first : first + IDS_IN_A_PIECE]).tobytes() for first in np.unique(first_ids))
