@@ -175,7 +175,7 @@ def continue_corpus(path: Path) -> None:
 def read_run(path: Path) -> None:
     run = el.RunDirectory(path)
     run.read_metrics()
-    run.beginning()
+    run.initial_model()
     run.open()
     use(el.load_run(path).model)
 

@@ -74,7 +74,7 @@ class OpenedTable:
     @cached_property
     def before(self) -> TokenTable | None:
         """The table that a run began with."""
-        return None if self.run is None or not self.run.holds_a_run else self.run.beginning().table
+        return None if self.run is None or not self.run.contains_run else self.run.initial_model().table
 
     @property
     def head(self) -> Float[Tensor, "V D"] | None:
@@ -132,7 +132,7 @@ def is_file_of_vectors(path: Path) -> bool:
 def is_ours(path: Path) -> bool:
     """Whether this library wrote a folder: a layer, or a run, if only its beginning."""
     config = path / CONFIG
-    return RunDirectory(path).holds_a_run or (config.exists() and is_description(read_json(config)))
+    return RunDirectory(path).contains_run or (config.exists() and is_description(read_json(config)))
 
 
 def counts_of(run: RunDirectory, vocab_size: int) -> Int[Tensor, " V"] | None:
@@ -150,7 +150,7 @@ def _saved(path: Path, tokenizer: Tokenizer | None) -> OpenedTable:
     if tokenizer is None and (path / TOKENIZER).exists():
         tokenizer = load_tokenizer(path / TOKENIZER)
     run = RunDirectory(path) if isinstance(layer, DecoderLM) else None
-    kind = f"saved {type(layer).__name__}" if run is None or not run.holds_a_run else "trained run"
+    kind = f"saved {type(layer).__name__}" if run is None or not run.contains_run else "trained run"
     return OpenedTable(path, kind, table, layer, tokenizer, run=run)
 
 

@@ -146,7 +146,7 @@ def _read_run(source: Source, path: Path) -> None:
     from embedlayer.vocab.used_tokens import with_needed
 
     run = RunDirectory(path)
-    if run.holds_a_run:
+    if run.contains_run:
         source.window = min(source.window, run.options().max_length)
     source.counts = counts_of(run, source.model.table.vocab_size)
     if source.counts is not None and source.tokenizer is not None:

@@ -94,7 +94,7 @@ def train(files: tuple[Path, ...], **options: Any) -> int:
     device, directory = chosen_device(options["device"]), RunDirectory(options["output"])
     with (
         parallel_context(device, options["timeout_seconds"], options["vocab_parallel_size"]) as parallel,
-        directory.written_by(parallel, create=not options["resume"]),
+        directory.hold_lock(parallel, create=not options["resume"]),
     ):
         return _train(directory, files, options, device, parallel)
 
@@ -118,7 +118,9 @@ def _train(
     quiet = options["as_json"] or not parallel.is_first
     stated = {f"--{name.replace('_', '-')}": value for name, value in options.items()}
     parallel.collectives.require_equal({"FILE...": [str(file) for file in files], **stated})
-    if options["resume"] or parallel.collectives.any(parallel.is_first and was_begun_by(parallel.launch_id, directory)):
+    if options["resume"] or parallel.collectives.any(
+        parallel.is_first and was_started_by(parallel.launch_id, directory)
+    ):
         if files and options["resume"]:
             raise SizeError("--resume reads the text kept in the folder: leave the files out.")
         trainer, tokenizer, _ = directory.resume(device, parallel)
@@ -128,7 +130,7 @@ def _train(
         if not files:
             raise SizeError("There is no text to train on: name a file, a folder, or - for standard input.")
         if (
-            parallel.collectives.any(directory.holds_a_run) and not options["overwrite"]
+            parallel.collectives.any(directory.contains_run) and not options["overwrite"]
         ):  # all look before rank 0 writes
             raise FileError(
                 f"{directory.path} holds a run already. Continue it with --resume, replace it with --overwrite, "
@@ -178,11 +180,11 @@ def _train(
     return 0
 
 
-def was_begun_by(launch: str, directory: "RunDirectory") -> bool:
+def was_started_by(launch: str, directory: "RunDirectory") -> bool:
     """Whether an earlier attempt of this launch began the run in the folder; one machine of it is enough."""
     from embedlayer.errors import CheckpointError
 
-    if not launch or not directory.holds_a_run:
+    if not launch or not directory.contains_run:
         return False
     try:
         noted = directory.read()["notes"].get("launch", "")

@@ -324,7 +324,7 @@ def _length(directory: Path, reach: int | None) -> int:
     from embedlayer.training.run_directory import RunDirectory
 
     run = RunDirectory(directory)
-    length = run.options().max_length if run.holds_a_run else 128
+    length = run.options().max_length if run.contains_run else 128
     return length if reach is None else min(length, reach)
 
 

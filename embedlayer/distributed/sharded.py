@@ -21,11 +21,11 @@ from embedlayer.losses.chunked import chunked_cross_entropy
 from embedlayer.losses.cross_entropy import (
     LogitOptions,
     LossOptions,
+    check_options,
     check_shapes,
     fill_in_defaults,
     finish_logits,
     options_of_rows,
-    check_options,
 )
 from embedlayer.shapes import Ids, Vectors
 from embedlayer.tables.dense import TokenEmbedding, as_table

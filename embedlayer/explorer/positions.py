@@ -34,7 +34,7 @@ def answer(source: Source, params: Mapping[str, str]) -> JsonObject:
     """What the page asks for: `positions_data` of a source; a run's texts have the length it was trained on."""
     model = source.table if source.model is None else source.model
     run = source.run
-    trained = run.read()["options"]["max_length"] if run is not None and run.holds_a_run else None
+    trained = run.read()["options"]["max_length"] if run is not None and run.contains_run else None
     return positions_data(model, source.tokenizer, trained, names=source.tokens if source.tokenizer is None else ())
 
 

@@ -105,14 +105,17 @@ class Source:
 
     def before(self) -> "Source | None":
         """The same table before training, if it is a run's: built again from its seed, as resuming builds it."""
-        if self.run is None or not self.run.holds_a_run:
+        if self.run is None or not self.run.contains_run:
             return None
         return self.once("before", self._before)
 
     def _before(self) -> "Source":
         assert self.run is not None
         return Source(
-            f"{self.title}, before training", self.run.beginning().table, tokens=self.tokens, tokenizer=self.tokenizer
+            f"{self.title}, before training",
+            self.run.initial_model().table,
+            tokens=self.tokens,
+            tokenizer=self.tokenizer,
         )
 
     def once(self, key: str, compute: Callable[[], Answer]) -> Answer:
@@ -135,7 +138,7 @@ class Source:
             "position": position is not None and type(position) is not Position,
             "head": self.head is not None,
             "metrics": self.run is not None and self.run.metrics.exists(),
-            "before": self.run is not None and self.run.holds_a_run,
+            "before": self.run is not None and self.run.contains_run,
             "frequency": self.run is not None and self.run.corpus.exists(),
         }
         return {

@@ -248,8 +248,8 @@ class Trainer:
             moments = self.optimizer.state.get(parameter, {})
             tensors |= {f"optimizer.{name}.{key}": value for key, value in _as_saved(moments, table).items()}
             if ledger := getattr(parameter, "row_ledger", None):
-                behind, ledgers[name] = ledger.state()
-                tensors |= {f"ledger.{name}.{key}": value for key, value in _as_saved(behind, table).items()}
+                pending_rows, ledgers[name] = ledger.state()
+                tensors |= {f"ledger.{name}.{key}": value for key, value in _as_saved(pending_rows, table).items()}
         tensors["losses"] = self.parallel.sum(self._losses)
         tensors["generator.cpu"] = torch.get_rng_state()
         if self.device.type == "cuda":
@@ -269,22 +269,18 @@ class Trainer:
             CheckpointError: It is the state of another model.
         """
         try:
-            self.model.load_state_dict(
-                {name.removeprefix("model."): t for name, t in tensors.items() if name.startswith("model.")}
-            )
+            self.model.load_state_dict(_select(tensors, "model."))
             local = {name: to_local(tensor) for name, tensor in tensors.items()}
             for name, parameter, _ in trained_parameters(self.model):
-                prefix = f"optimizer.{name}."
-                moments = {key.removeprefix(prefix): t for key, t in local.items() if key.startswith(prefix)}
-                if moments:
+                if moments := _select(local, f"optimizer.{name}."):
                     self.optimizer.load_moments(parameter, moments)
                 if ledger := rest.get("ledgers", {}).get(name):
-                    prefix = f"ledger.{name}."
-                    behind = {key.removeprefix(prefix): t for key, t in local.items() if key.startswith(prefix)}
-                    self.optimizer.load_rows(parameter, behind, ledger)
+                    self.optimizer.load_rows(parameter, _select(local, f"ledger.{name}."), ledger)
             self.step, self.steps = rest["step"], rest["steps"]
             if self.budget is not None and "time" in rest:
                 self.budget = TimeBudget.from_state(rest["time"])
+            elif self.budget is not None:  # a state with fixed steps: estimate the time that they took
+                self.budget.used = self.budget.seconds * self.step / self.steps
             self._losses.copy_(tensors["losses"] if self.parallel.is_first else torch.zeros(2))
             torch.set_rng_state(tensors["generator.cpu"].cpu())
             if self.device.type == "cuda" and "generator.cuda" in tensors:
@@ -392,6 +388,11 @@ class Trainer:
         """Return the seconds that the run has taken, over all calls of `run()`."""
         before = 0.0 if self.budget is None else self.budget.used
         return before + (0.0 if self._running_since is None else time.perf_counter() - self._running_since)
+
+
+def _select(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    """Return the tensors with names that start with `prefix`, without the prefix."""
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
 
 
 def _as_saved(tensors: Mapping[str, Tensor], table: ShardedTable | None) -> dict[str, Tensor]:

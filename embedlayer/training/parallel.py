@@ -91,7 +91,7 @@ class ParallelContext:
         """Wait until rank 0 calls this, without a time limit: torchrun ends the others if rank 0 or its machine dies.
 
         Raises:
-            PeerError: The store of the ranks is gone.
+            PeerError: The store of the ranks cannot be reached.
         """
         if self._store is None:
             return

@@ -153,7 +153,7 @@ class RunDirectory:
         self.lock = FileLock(self.path / LOCK, f"The run folder {self.path}")
 
     @property
-    def holds_a_run(self) -> bool:
+    def contains_run(self) -> bool:
         """Return whether the folder contains a run.
 
         Raises:
@@ -162,7 +162,7 @@ class RunDirectory:
         return (restored(self.path) / self.run.name).exists()
 
     @contextmanager
-    def written_by(self, parallel: ParallelContext, *, create: bool) -> Iterator[None]:
+    def hold_lock(self, parallel: ParallelContext, *, create: bool) -> Iterator[None]:
         """Hold the lock on rank 0 during the block, also after `finish` in it.
 
         Args:
@@ -230,7 +230,7 @@ class RunDirectory:
         """
         if not self.path.exists():
             raise FileError(f"{self.path} does not exist.")
-        if not self.holds_a_run:
+        if not self.contains_run:
             raise FileError(f"{self.path} holds no run: there is no {self.run.name} in it.")
         description = read_json(self.run)
         if description.get("format_version") != FORMAT_VERSION:
@@ -322,7 +322,7 @@ class RunDirectory:
                 raise CheckpointError(f"{self.checkpoint} does not fit this run: {short(error)}") from error
         return trainer, description
 
-    def beginning(self) -> DecoderLM:
+    def initial_model(self) -> DecoderLM:
         """Return the model before training, drawn again from the seed of the run.
 
         Raises:
@@ -355,11 +355,11 @@ class RunDirectory:
         """
         with torch.random.fork_rng(devices=[]), torch.device("meta"):
             needed = sum(tensor.nbytes for tensor in build(description["model"]).parameters())
-        held = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else needed
-        if needed > held:
+        memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else needed
+        if needed > memory:
             raise CheckpointError(
-                f"{self.run} describes a model of {needed / 2**30:,.1f} GiB, and this machine has {held / 2**30:,.1f}: "
-                f"the file is damaged, or was written on a larger machine."
+                f"{self.run} describes a model of {needed / 2**30:,.1f} GiB, and this machine has "
+                f"{memory / 2**30:,.1f}: the file is damaged, or was written on a larger machine."
             )
 
     def save_checkpoint(self, trainer: Trainer) -> None:
@@ -472,7 +472,7 @@ def load_run(path: Path | str, *, device: torch.device | str = "cpu") -> Run:
     path = restored(path)
     if not path.exists():
         raise FileError(f"{path} does not exist.")
-    if RunDirectory(path).holds_a_run and not (path / CONFIG).exists():
+    if RunDirectory(path).contains_run and not (path / CONFIG).exists():
         raise FileError(
             f"{path} holds no trained layer yet, because its run is not finished: continue it with "
             f"embedlayer train --resume -o {path}"

@@ -33,7 +33,7 @@ from embedlayer import (
     train_tokenizer,
 )
 from embedlayer.cli.main import main
-from embedlayer.cli.train import was_begun_by
+from embedlayer.cli.train import was_started_by
 from embedlayer.collectives import SINGLE_PROCESS, ProcessGroup
 from embedlayer.distributed.launch import Launch
 from embedlayer.distributed.state import to_local
@@ -181,16 +181,16 @@ def test_dropout_goes_on_bit_for_bit_with_as_many_processes(tmp_path) -> None:
 
 def test_a_run_is_continued_by_who_began_it_on_any_machine_and_by_nobody_else(tmp_path) -> None:
     directory = RunDirectory(tmp_path / "run")
-    assert not was_begun_by("a:1 b:2", directory)
+    assert not was_started_by("a:1 b:2", directory)
     directory.path.mkdir()
     description = {"format_version": 1, "options": {}, "model": {"kind": "DecoderLM"}, "validation_fraction": 0.1}
     directory.run.write_text(json.dumps({**description, "notes": {"launch": "a:1 b:2"}}))
-    assert [was_begun_by(launch, directory) for launch in ("a:1 b:2", "b:2", "b:2 c:3", "c:3", "")] == [True] * 3 + [
+    assert [was_started_by(launch, directory) for launch in ("a:1 b:2", "b:2", "b:2 c:3", "c:3", "")] == [True] * 3 + [
         False
     ] * 2
     for other in ({**description, "notes": {}}, {"format_version": 0}):
         directory.run.write_text(json.dumps(other))
-        assert not was_begun_by("a:1 b:2", directory)
+        assert not was_started_by("a:1 b:2", directory)
 
 
 def meet(port: int) -> None:
