@@ -1,4 +1,4 @@
-"""Divided tables on GPUs, which talk through NCCL."""
+"""Sharded tables on GPUs, with NCCL."""
 
 import json
 
@@ -64,7 +64,7 @@ def divided(ids: torch.Tensor, hidden: torch.Tensor) -> list[torch.Tensor]:
 
 @pytest.mark.parametrize("backend", ["nccl", BOTH])
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_a_table_divided_among_gpus_is_the_whole_one(ranks, backend) -> None:
+def test_a_table_sharded_among_gpus_is_the_whole_one(ranks, backend) -> None:
     ids = torch.randint(0, V, (2, 5), generator=torch.Generator().manual_seed(1))
     hidden = torch.randn(2, 5, D, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
     expected = results_of(whole(), hidden, ids)

@@ -135,7 +135,7 @@ def by_torch(choices: list[str]) -> list[dict[str, torch.Tensor]]:
     return found
 
 
-def test_a_table_that_torch_divides_by_rows_or_columns_takes_lora_and_a_copy() -> None:
+def test_a_table_that_torch_shards_by_rows_or_columns_takes_lora_and_a_copy() -> None:
     choices = ["on the table", "beside the table", "a copy of the table"]
     for results in on_ranks(2, by_torch, choices):
         for choice, found in zip(choices * len(PLANS), results, strict=True):
@@ -165,7 +165,7 @@ def on_a_divided_table(choices: list[str]) -> list[dict[str, torch.Tensor]]:
     return found
 
 
-def test_a_divided_table_takes_lora_beside_it_and_a_copy_but_none_on_it() -> None:
+def test_a_sharded_table_takes_lora_beside_it_and_a_copy_but_none_on_it() -> None:
     choices = ["beside the table", "a copy of the table"]
     results = on_ranks(2, on_a_divided_table, choices)
     for number, choice in enumerate(choices):
@@ -217,7 +217,7 @@ def all_decoders(folder: Path) -> list[dict[str, torch.Tensor]]:
     return [trained_decoder(decoder(*case), ranks, case[0]) for case in CASES]
 
 
-def test_lora_on_the_layers_of_a_decoder_learns_alike_where_its_table_is_divided(tmp_path) -> None:
+def test_lora_on_the_layers_of_a_decoder_learns_alike_where_its_table_is_sharded(tmp_path) -> None:
     results = on_ranks(2, all_decoders, tmp_path)
     for number, case in enumerate(CASES):
         expected = trained_decoder(decoder(*case), None, case[0])

@@ -1,4 +1,4 @@
-"""A table divided among processes, beside the whole one."""
+"""A sharded table gives the results of the whole table."""
 
 import copy
 import tempfile
@@ -207,7 +207,7 @@ def trained_by_torch() -> list[list[torch.Tensor]]:
     return [trained("ddp"), trained("fsdp")]
 
 
-def test_a_model_with_a_divided_table_trains_in_torchs_own_wrappers_as_in_one_process() -> None:
+def test_a_model_with_a_sharded_table_trains_in_torchs_own_wrappers_as_in_one_process() -> None:
     expected = trained(None)
     for results in on_ranks(2, trained_by_torch):
         for found in results:
@@ -233,7 +233,7 @@ def replaced() -> list[str]:
     return found
 
 
-def test_a_table_that_cannot_be_divided_is_refused() -> None:
+def test_a_table_that_cannot_be_sharded_is_refused() -> None:
     expected = ["A table is sharded along one", "1 rows in blocks of 1 leave ", "token id 23 at row 0, column"]
     assert on_ranks(2, refusals) == [[*expected, "weight: divided among proces"]] * 2
 
@@ -303,7 +303,7 @@ def clamped(ids: torch.Tensor):
     return vectors.detach(), table.weight.grad, table.bounds.first_outside.tolist(), place
 
 
-def test_a_quantised_table_is_divided_and_the_states_of_all_kinds_are_those_of_whole_tables() -> None:
+def test_a_quantised_table_is_sharded_and_the_states_of_all_kinds_are_those_of_whole_tables() -> None:
     for quantised, states in on_ranks(3, quantised_and_states):
         table = QuantizedEmbedding.from_table(whole("dense").float(), 4)
         assert torch.equal(quantised[0], table(torch.arange(V)))
@@ -391,7 +391,7 @@ def reset_all(table: torch.nn.Module) -> None:
             module.reset_parameters()
 
 
-def test_torch_divides_a_plain_table_by_rows_and_by_columns() -> None:
+def test_torch_shards_a_plain_table_by_rows_and_by_columns() -> None:
     table = TokenEmbedding(24, D, scale=1.5)
     for results in on_ranks(2, by_torch, table.weight.detach()):
         for found in results:
@@ -477,7 +477,7 @@ def bytes_sent_in_a_step(copies: int) -> tuple[float, float]:
 
 
 @pytest.mark.parametrize("row_sparse", [False, True])
-def test_what_crosses_the_network_for_copies_is_what_is_planned(row_sparse) -> None:
+def test_what_crosses_the_network_for_replicas_is_what_is_planned(row_sparse) -> None:
     plan = EmbeddingPlan(400, D, tied=False, tokens=64, distinct_tokens=64, ranks=2, copies=2, row_sparse=row_sparse)
     sent = on_ranks(4, bytes_sent_for_copies, row_sparse)
     assert sum(sent) / 4 == pytest.approx(plan.copies_network_bytes, rel=0.05)

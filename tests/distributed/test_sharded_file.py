@@ -1,4 +1,4 @@
-"""Divided rows in one file."""
+"""Sharded rows in one safetensors file."""
 
 from pathlib import Path
 

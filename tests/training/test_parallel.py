@@ -1,4 +1,4 @@
-"""Several processes train one model: beside one process, from its folder, and back to it."""
+"""Several processes train one model with the result of one process, and continue each other's runs."""
 
 import contextlib
 import io
