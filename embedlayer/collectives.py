@@ -154,10 +154,6 @@ class Collectives(ABC):
         """
 
     @abstractmethod
-    def barrier(self) -> None:
-        """Wait until every rank has called this."""
-
-    @abstractmethod
     def all_gather_object(self, value: Any) -> list[Any]:
         """Return the `value` of every rank. Values are sent as JSON, never as a pickle."""
 
@@ -184,6 +180,10 @@ class Collectives(ABC):
         counts = torch.tensor(list(send_counts), dtype=torch.int64, device=self.device)
         numbers: list[int] = self.all_to_all(counts, [1] * self.size, [1] * self.size).tolist()
         return numbers
+
+    def barrier(self) -> None:
+        """Wait until every rank has called this."""
+        self.all_reduce(torch.zeros(1, device=self.device))
 
     def any(self, flag: bool) -> bool:
         """Return whether `flag` is true on any rank."""
@@ -267,9 +267,6 @@ class SingleProcess(Collectives):
         """Single-process version: return `rows` unchanged."""
         return rows
 
-    def barrier(self) -> None:
-        """Single-process version: return at once."""
-
     def all_gather_object(self, value: Any) -> list[Any]:
         """Single-process version: return `[value]`."""
         return [value]
@@ -335,10 +332,6 @@ class ProcessGroup(Collectives):
         own = counts[self.rank]
         parts = self._sent(rows, counts, [own] * self.size)
         return parts.view(self.size, own, *rows.shape[1:]).sum(0)
-
-    def barrier(self) -> None:
-        """Wait until every rank has called this."""
-        self.all_reduce(torch.zeros(1, device=self.device))
 
     def all_gather_object(self, value: Any) -> list[Any]:
         """Return the `value` of every rank, sent as JSON."""
