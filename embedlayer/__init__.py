@@ -43,10 +43,11 @@ if TYPE_CHECKING:
     from embedlayer.data.windows import WindowSampler as WindowSampler
     from embedlayer.data.windows import create_dataloader as create_dataloader
     from embedlayer.data.windows import create_dataloader_v1 as create_dataloader_v1
+    from embedlayer.distributed.data_parallel import distributed_data_parallel as distributed_data_parallel
     from embedlayer.distributed.fsdp import register_fsdp_methods as register_fsdp_methods
     from embedlayer.distributed.sharded import ShardedTable as ShardedTable
-    from embedlayer.distributed.sharded import keep_rows_apart as keep_rows_apart
     from embedlayer.distributed.sharded import shard_table as shard_table
+    from embedlayer.distributed.sharded import sharded_parameters as sharded_parameters
     from embedlayer.distributed.state import distributed_state as distributed_state
     from embedlayer.distributed.state import load_distributed_state as load_distributed_state
     from embedlayer.errors import CheckpointError as CheckpointError
@@ -158,7 +159,8 @@ _HOMES = {
     "embedlayer.compress.convert": ("compress_table", "replace_table"),
     "embedlayer.compress.report": ("CompressionResult", "compare_compression", "loss_on_text"),
     "embedlayer.distributed.fsdp": ("register_fsdp_methods",),
-    "embedlayer.distributed.sharded": ("ShardedTable", "keep_rows_apart", "shard_table"),
+    "embedlayer.distributed.data_parallel": ("distributed_data_parallel",),
+    "embedlayer.distributed.sharded": ("ShardedTable", "shard_table", "sharded_parameters"),
     "embedlayer.distributed.state": ("distributed_state", "load_distributed_state"),
     "embedlayer.errors": (
         "CheckpointError",

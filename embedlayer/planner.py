@@ -30,7 +30,7 @@ from difflib import get_close_matches
 from typing import Any
 
 from embedlayer.errors import SizeError
-from embedlayer.losses.chunk_length import TOKENS_AT_ONCE, chunk_length
+from embedlayer.losses.chunk_size import MAX_CHUNK_TOKENS, tokens_per_chunk
 
 DTYPE_BITS = {"fp32": 32, "fp16": 16, "bf16": 16, "int8": 8, "int4": 4}
 """Bits of one stored number, by the name of its type."""
@@ -110,7 +110,7 @@ class EmbeddingPlan:
     distinct_tokens: int = _option(
         0, "Distinct tokens of a process; 0 for as many as possible.", flag="--distinct", least=0
     )
-    device: str = _option("cpu", "Device of the loss, which sets the length of a chunk.", choices=tuple(TOKENS_AT_ONCE))
+    device: str = _option("cpu", "Device of the loss, which sets the length of a chunk.", choices=tuple(MAX_CHUNK_TOKENS))
     name: str = ""
 
     def __post_init__(self) -> None:
@@ -268,7 +268,7 @@ class EmbeddingPlan:
         if not self.trained and self.vocab_parallel_size == 1:
             return self.logits_bytes
         if self.loss_by_blocks:
-            tokens = min(self.tokens, TOKENS_AT_ONCE[self.device])
+            tokens = min(self.tokens, MAX_CHUNK_TOKENS[self.device])
             return 4 * tokens * min(ROWS_AT_ONCE, self._rows) * 4
         if not self.loss_in_chunks:
             return 3 * self.tokens * self._rows * 4
@@ -408,7 +408,7 @@ class EmbeddingPlan:
     def _chunk_tokens(self) -> int:
         """Return the tokens of all ranks in a chunk of the loss."""
         ranks = self.vocab_parallel_size
-        length = chunk_length(self.tokens * ranks, self._rows, self._head_width, self.device, 4)
+        length = tokens_per_chunk(self.tokens * ranks, self._rows, self._head_width, self.device, 4)
         return min(-(-length // ranks), self.tokens) * ranks
 
     @property

@@ -233,10 +233,10 @@ class OpenedModel:
     def before(self) -> "OpenedModel | None":
         """Return the same table before training, built again from the run's seed; `None` if there is no run."""
         run = self.run
-        if run is None or not run.holds_a_run:
+        if run is None or not run.contains_run:
             return None
         title, tokenizer = f"{self.title}, before training", self.tokenizer
-        return self.once("before", lambda: OpenedModel(title, run.beginning().table, tokenizer=tokenizer))
+        return self.once("before", lambda: OpenedModel(title, run.initial_model().table, tokenizer=tokenizer))
 
     # Text
 
@@ -445,7 +445,7 @@ def _open_saved(path: Path, device: str) -> OpenedModel:
     if tokenizer is not None:
         require_rows(tokenizer, table.vocab_size, path)
     run = RunDirectory(path) if isinstance(layer, DecoderLM) else None
-    is_trained = run is not None and run.holds_a_run
+    is_trained = run is not None and run.contains_run
     return OpenedModel(
         _title(path),
         table,

@@ -176,7 +176,7 @@ def continue_corpus(path: Path) -> None:
 def read_run(path: Path) -> None:
     run = el.RunDirectory(path)
     run.read_metrics()
-    run.beginning()
+    run.initial_model()
     run.open()
     use(el.open_model(path).model)
 

@@ -121,7 +121,7 @@ def measure_use(opened: "OpenedModel", text: Path) -> TokenUse:
     if not isinstance(opened.model, DecoderLM):
         return TokenUse(counts, kept)
     limits = [WINDOW, opened.model.position.max_seq_len or WINDOW]
-    if opened.run is not None and opened.run.holds_a_run:
+    if opened.run is not None and opened.run.contains_run:
         limits.append(opened.run.options().max_length)
     return TokenUse(counts, kept, loss_on_text(opened.model, ids, length=min(limits)))
 

@@ -249,15 +249,15 @@ def train_to_the_end(
     """
     from embedlayer.cli.progress import display, stopping_gently
 
-    ranks, saved_at = trainer.ranks, time.monotonic()
+    parallel, saved_at = trainer.parallel, time.monotonic()
     with stopping_gently(trainer), display(trainer, quiet=quiet) as show:
         for line in trainer.run(on_step=show):
-            if ranks.first:
+            if parallel.is_first:
                 directory.add_metrics(line)
             show(line["step"], line)
             if "validation_loss" in line and line["step"]:
                 directory.keep_best(trainer, line)
-            if ranks.any(time.monotonic() - saved_at > save_seconds):
+            if parallel.collectives.any(time.monotonic() - saved_at > save_seconds):
                 directory.save_checkpoint(trainer)
                 saved_at = time.monotonic()
     directory.save_checkpoint(trainer)

@@ -25,7 +25,7 @@ def stopping_gently(trainer: "Trainer") -> Iterator[None]:
     def stop(number: int, frame: FrameType | None) -> None:
         trainer.stop()
         signal.signal(number, before[number])
-        if trainer.ranks.first:
+        if trainer.parallel.is_first:
             click.echo("\nStopping after this step ... (again to stop at once)", err=True)
 
     before: dict[int, Any] = {}

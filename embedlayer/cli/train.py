@@ -11,7 +11,7 @@ from embedlayer.cli.pipeline import LayerOptions, layer_options
 from embedlayer.errors import FileError, SizeError
 
 if TYPE_CHECKING:
-    from embedlayer.distributed.ranks import Ranks
+    from embedlayer.training.parallel import ParallelContext
     from embedlayer.training.run_directory import RunDirectory
 
 
@@ -61,37 +61,45 @@ def train(files: tuple[Path, ...], **options: Any) -> int:
     With several processes, or machines that share a file system: torchrun --nproc-per-node N -m embedlayer train ...
     """
     from embedlayer.cli.pipeline import chosen_device
-    from embedlayer.distributed.ranks import started_ranks
+    from embedlayer.training.parallel import parallel_context
     from embedlayer.training.run_directory import RunDirectory
 
     device, directory = chosen_device(options["device"]), RunDirectory(options["output"])
     with (
-        started_ranks(device, options["timeout_seconds"], options["vocab_parallel_size"]) as ranks,
-        directory.written_by(ranks, create=not options["resume"]),
+        parallel_context(device, options["timeout_seconds"], options["vocab_parallel_size"]) as parallel,
+        directory.hold_lock(parallel, create=not options["resume"]),
     ):
-        return _train(directory, files, options, device, ranks)
+        return _train(directory, files, options, device, parallel)
 
 
 def _train(
-    directory: "RunDirectory", files: tuple[Path, ...], options: dict[str, Any], device: str, ranks: "Ranks"
+    directory: "RunDirectory",
+    files: tuple[Path, ...],
+    options: dict[str, Any],
+    device: str,
+    parallel: "ParallelContext",
 ) -> int:
     from embedlayer.cli.pipeline import show_summary, start_run, train_to_the_end
     from embedlayer.cli.report import make_report
     from embedlayer.training.loop import TrainingOptions
 
-    quiet = options["as_json"] or not ranks.first
+    quiet = options["as_json"] or not parallel.is_first
     stated = {f"--{name.replace('_', '-')}": value for name, value in options.items()}
-    ranks.agree({"FILE...": [str(file) for file in files], **stated})
-    if options["resume"] or ranks.any(ranks.first and was_begun_by(ranks.launch, directory)):
+    parallel.collectives.require_equal({"FILE...": [str(file) for file in files], **stated})
+    if options["resume"] or parallel.collectives.any(
+        parallel.is_first and was_started_by(parallel.launch_id, directory)
+    ):
         if files and options["resume"]:
             raise SizeError("--resume uses the corpus in the folder: leave the files out.")
-        trainer, tokenizer, _ = directory.resume(device, ranks)
+        trainer, tokenizer, _ = directory.resume(device, parallel)
         if not quiet:
             click.echo(f"Continuing at step {trainer.step}")
     else:
         if not files:
             raise SizeError("There is no text to train on: name a file, a folder, or - for standard input.")
-        if ranks.any(directory.holds_a_run) and not options["overwrite"]:  # all look before rank 0 writes
+        if (
+            parallel.collectives.any(directory.contains_run) and not options["overwrite"]
+        ):  # all look before rank 0 writes
             raise FileError(
                 f"{directory.path} holds a run already. Continue it with --resume, replace it with --overwrite, "
                 f"or choose another folder."
@@ -101,7 +109,7 @@ def _train(
         options["max_length"] = options["length"]
         layer = LayerOptions(**_named(options, LayerOptions))
         training = TrainingOptions(**_named(options, TrainingOptions))
-        if ranks.first:
+        if parallel.is_first:
             trainer, tokenizer = start_run(
                 directory,
                 files,
@@ -109,24 +117,24 @@ def _train(
                 training,
                 validation_fraction=options["validation_fraction"],
                 probes=options["probe"],
-                device="cpu" if ranks.launch else device,
+                device="cpu" if parallel.launch_id else device,
                 quiet=quiet,
-                launch=ranks.launch,
+                launch=parallel.launch_id,
             )
-        if ranks.launch:  # all read what rank 0 wrote, which forgets the whole table
-            if ranks.first:
+        if parallel.launch_id:  # all read what rank 0 wrote, which forgets the whole table
+            if parallel.is_first:
                 del trainer
-            ranks.after_first()
-            trainer, tokenizer, _ = directory.resume(device, ranks)
+            parallel.wait_for_first()
+            trainer, tokenizer, _ = directory.resume(device, parallel)
     if not train_to_the_end(directory, trainer, tokenizer, quiet=quiet, save_seconds=options["save_seconds"]):
-        if ranks.first:
+        if parallel.is_first:
             click.echo(
                 f"Stopped at step {trainer.step} of {trainer.steps}; everything is saved.\n"
                 f"Continue with: embedlayer train --resume -o {directory.path}",
                 err=True,
             )
         return 130
-    if ranks.first:
+    if parallel.is_first:
         show_summary(make_report(directory), as_json=options["as_json"])
     return 0
 
@@ -136,11 +144,11 @@ def _named(options: dict[str, Any], kind: type) -> dict[str, Any]:
     return {field.name: options[field.name] for field in fields(kind) if field.name in options}
 
 
-def was_begun_by(launch: str, directory: "RunDirectory") -> bool:
+def was_started_by(launch: str, directory: "RunDirectory") -> bool:
     """Return whether an earlier attempt of the same torchrun launch began the run in the folder."""
     from embedlayer.errors import CheckpointError
 
-    if not launch or not directory.holds_a_run:
+    if not launch or not directory.contains_run:
         return False
     try:
         noted = directory.read()["notes"].get("launch", "")

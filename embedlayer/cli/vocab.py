@@ -299,7 +299,7 @@ def _train_new_rows(
     opened = open_model(directory)
     model, tokenizer = opened.require_decoder(), opened.require_tokenizer()
     run, length = opened.run, 128
-    if run is not None and run.holds_a_run:
+    if run is not None and run.contains_run:
         length = run.options().max_length
     length = min(length, model.position.max_seq_len or length)
     training = TrainingOptions(max_length=length, weight_decay=0.0, validation_tokens=VALIDATION_TOKENS, **options)

@@ -25,7 +25,7 @@ from embedlayer.layers.input import TransformerEmbedding
 from embedlayer.layers.output import OutputHead
 from embedlayer.layers.prediction_head import PredictionHead
 from embedlayer.layers.steps import TokenBatch, TracedStep, input_steps, trace_steps
-from embedlayer.losses.linear_cross_entropy import finish_logits
+from embedlayer.losses.cross_entropy import finish_logits
 from embedlayer.models.decoder import Attention, DecoderLM
 from embedlayer.plots import visible_text
 from embedlayer.positions.position import Position, positions_of

@@ -32,7 +32,7 @@ def answer(source: OpenedModel, params: Mapping[str, str]) -> JsonObject:
     """Return `positions_data` of a source; for a run, with the sequence length of its training."""
     model = source.table if source.model is None else source.model
     run = source.run
-    trained = run.read()["options"]["max_length"] if run is not None and run.holds_a_run else None
+    trained = run.read()["options"]["max_length"] if run is not None and run.contains_run else None
     return positions_data(model, source.tokenizer, trained, names=() if source.tokenizer else source.token_texts)
 
 

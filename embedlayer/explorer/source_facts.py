@@ -29,7 +29,7 @@ def page_facts(opened: OpenedModel) -> JsonObject:
         "position": position is not None and type(position) is not Position,
         "head": opened.head is not None,
         "metrics": run is not None and run.metrics.exists(),
-        "before": run is not None and run.holds_a_run,
+        "before": run is not None and run.contains_run,
         "frequency": run is not None and run.corpus.exists(),
     }
     return {

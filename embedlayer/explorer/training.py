@@ -18,7 +18,7 @@ def metrics(source: OpenedModel, params: Mapping[str, str]) -> Any:
     assert source.run is not None
     lines = source.run.read_metrics()
     kept = lines[:: -math.ceil(len(lines) / LINES)][::-1] if lines else []
-    described = source.run.read() if source.run.holds_a_run else {}
+    described = source.run.read() if source.run.contains_run else {}
     model = described.get("model", {})
     options = {**described.get("options", {}), "validation_fraction": described.get("validation_fraction")}
     return {

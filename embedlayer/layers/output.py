@@ -18,13 +18,8 @@ from embedlayer.layers.peft import (
     resolve_table,
     weight_of,
 )
-from embedlayer.losses.linear_cross_entropy import (
-    LogitOptions,
-    LossOptions,
-    ScoreOptions,
-    finish_logits,
-    linear_cross_entropy,
-)
+from embedlayer.losses.cross_entropy import LogitOptions, LossOptions, ScoreOptions, finish_logits
+from embedlayer.losses.linear_cross_entropy import linear_cross_entropy
 from embedlayer.overrides import is_unchanged
 from embedlayer.pretrained import Pretrained
 from embedlayer.tables.dense import TokenEmbedding, as_table

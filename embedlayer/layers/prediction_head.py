@@ -12,7 +12,7 @@ from embedlayer.errors import CheckpointError
 from embedlayer.io.files import JsonObject
 from embedlayer.io.json_fields import Range, check_fields
 from embedlayer.layers.output import OutputHead
-from embedlayer.losses.linear_cross_entropy import LossOptions
+from embedlayer.losses.cross_entropy import LossOptions
 from embedlayer.pretrained import check_saved
 from embedlayer.tables.table import TokenTable
 

@@ -1,12 +1,12 @@
-"""`linear_cross_entropy` a few hundred tokens at a time, with the gradients made on the way forward.
+"""`linear_cross_entropy` over chunks of a few hundred tokens, with the gradients computed in the forward pass.
 
-All logits at once are `tokens x V` numbers, and their gradient as many again. But a token's loss and gradients need its
-own logits only, so one chunk of tokens after another goes through one small buffer: products, softmax, loss, and, while
-the softmax is still there, its two products with `weight` and `hidden`, which are the gradients up to a factor. The
-backward pass then only multiplies by that factor.
+All logits at once are `tokens x V` numbers, and their gradients as many again. But the loss of a token and its
+gradients need its own logits alone. So one chunk of tokens after another uses one small buffer: raw logits, softmax,
+loss, and, while the softmax is in the buffer, its two products with `weight` and `hidden`, which are the gradients up
+to a factor. The backward pass only multiplies by that factor.
 
-The buffer holds `(V, tokens)`, vocabulary first: so `weight @ hidden.T` is 1.4x faster on a CPU than
-`hidden @ weight.T`, and a padding row is one run of memory.
+The buffer is `(V, tokens)`, vocabulary first: `weight @ hidden.T` is 1.4x faster on a CPU than `hidden @ weight.T`, and
+a padding row is one block of memory. Suffixes name the dimensions: N tokens, C tokens of a chunk, V rows, D columns.
 """
 
 import math
@@ -14,42 +14,46 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
+from embedlayer.collectives import SINGLE_PROCESS, Collectives, RowPartition
 from embedlayer.errors import SizeError
 from embedlayer.index_checks import raise_if_outside
-from embedlayer.losses.chunk_length import chunk_length
-from embedlayer.losses.held_rows import AllRows, HeldRows
+from embedlayer.losses.chunk_size import tokens_per_chunk
+from embedlayer.losses.cross_entropy import LossSettings, cross_entropy
 from embedlayer.tracing import is_transformed, transforms_active
 
 ROWS_AT_ONCE = 8192
 
 Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]
+"""Of hidden states, rows and bias."""
 
-ALL_ROWS = AllRows()
 
-
-class Needs(NamedTuple):
-    """Which gradients are made."""
+class RequestedGradients(NamedTuple):
+    """Inputs of which gradients are computed."""
 
     hidden: bool
     weight: bool
     bias: bool
 
 
-class Terms(NamedTuple):
-    """The options of `LossOptions`, filled in, and the type in which the three products are taken."""
+class LossInputs(NamedTuple):
+    """The tensors of a loss: hidden states, rows, their bias, and targets."""
 
-    vocab_size: int
-    logit_scale: float
-    softcap: float | None
-    padding_idx: int | None
-    mask_padding: bool
-    ignore_index: int
-    label_smoothing: float
-    z_loss: float
-    reduction: str
-    compute: torch.dtype
+    hidden: Tensor
+    weight: Tensor
+    bias: Tensor | None
+    targets: Tensor
+
+
+class ChunkedSettings(NamedTuple):
+    """The options of a chunked loss, the requested gradients, and which rows this process and the other ranks store."""
+
+    loss: LossSettings
+    requested: RequestedGradients
+    collectives: Collectives
+    partition: RowPartition
 
 
 def chunked_cross_entropy(
@@ -57,393 +61,363 @@ def chunked_cross_entropy(
     weight: Tensor,
     bias: Tensor | None,
     targets: Tensor,
-    terms: Terms,
-    held: HeldRows = ALL_ROWS,
+    settings: LossSettings,
+    collectives: Collectives = SINGLE_PROCESS,
+    partition: RowPartition | None = None,
 ) -> Tensor:
-    """The loss: differentiable in `hidden`, `weight` and `bias`.
+    """Compute the loss over chunks of tokens, differentiable in `hidden`, `weight` and `bias`.
+
+    With several ranks each passes its own hidden states, targets and rows. Of a chunk of tokens each rank gathers the
+    hidden states of all ranks and computes the logits of its own rows. Three numbers per token are reduced over the
+    ranks: the maximum, the sum of exponentials and the target logit; with `label_smoothing` also the sum of logits.
+    All ranks must call this function, and `backward` through it.
 
     Args:
-        hidden: Of this process.
-        weight: The rows that are here.
-        bias: Theirs.
-        targets: Token IDs of the whole vocabulary.
-        terms: The options; `padding_idx` counts from the first row that is here.
-        held: Which rows are here. Where others have the rest, they all must call this, and call backward.
+        hidden: Hidden states of this process, `(..., D)`.
+        weight: The rows that this process stores, `(rows, D)`.
+        bias: Their bias `(rows,)`, or `None`.
+        targets: Token IDs of the whole vocabulary, `(...)`, or `ignore_index`.
+        settings: The options; `padding_idx` is a row number of this process.
+        collectives: The ranks over which the rows are sharded.
+        partition: The rows of this rank; `None` for all rows.
+
+    Returns:
+        The loss of this process's tokens in nats: a scalar, or `(...)` with `reduction="none"`.
+
+    Raises:
+        TokenIdError: A target is neither a token nor `ignore_index`.
+        SizeError: A `torch.func` transform is active, or gradients of gradients of a sharded table are requested.
     """
     if transforms_active():
         raise SizeError(
             "The loss of a sharded table is computed by all ranks together and cannot be transformed by torch.func: "
             "differentiate it with backward() or torch.autograd.grad."
         )
-    inputs = (hidden, weight, bias)
-    needs = Needs(*(torch.is_grad_enabled() and part is not None and part.requires_grad for part in inputs))
-    if torch.compiler.is_compiling() and held is ALL_ROWS:
-        result: Tensor = _operator(hidden, weight, bias, targets, None, *terms, *needs)[0]
-    else:
-        result = _Chunked.apply(hidden, weight, bias, targets, terms, needs, held)  # type: ignore[no-untyped-call]
-    return result
+    needs_grad = (torch.is_grad_enabled() and x is not None and x.requires_grad for x in (hidden, weight, bias))
+    requested = RequestedGradients(*needs_grad)
+    if torch.compiler.is_compiling() and partition is None:
+        result: Tensor = _operator(hidden, weight, bias, targets, None, *settings, *requested)[0]
+        return result
+    partition = RowPartition(settings.vocab_size) if partition is None else partition
+    chunked = ChunkedSettings(settings, requested, collectives, partition)
+    return _Chunked.apply(hidden, weight, bias, targets, chunked)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def loss_and_gradients(
-    hidden: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    targets: Tensor,
-    upstream: Tensor | None,
-    terms: Terms,
-    needs: Needs,
-    held: HeldRows = ALL_ROWS,
+    inputs: LossInputs, grad_output: Tensor | None, chunked: ChunkedSettings
 ) -> tuple[Tensor, Gradients]:
-    """The loss, and its gradients times `upstream` (1 if `None`), in float32 or float64.
+    """Return the loss, and its gradients times `grad_output` (1 if `None`), in float32 or float64.
 
-    With `reduction="none"` and no upstream there is nothing to make gradients of, and they are `None`.
+    With `reduction="none"` and without `grad_output` no gradients are computed, and they are `None`.
     """
-    raise_if_outside(targets, terms.vocab_size, "token id", ignore=terms.ignore_index)
+    settings, (hidden, weight, bias, targets) = chunked.loss, inputs
+    raise_if_outside(targets, settings.vocab_size, "token id", ignore=settings.ignore_index)
     targets_N = targets.reshape(-1).long()
     hidden_ND = hidden.reshape(-1, hidden.shape[-1])
-    kept = targets_N != terms.ignore_index
-    places = None if bool(kept.all()) else kept.nonzero().squeeze(1)
-    if places is not None:
-        targets_N, hidden_ND = targets_N[places], hidden_ND.index_select(0, places)
-    each = terms.reduction == "none"
-    factor = 1 / max(targets_N.numel(), 1) if terms.reduction == "mean" else 1.0
-    if upstream is None:
-        factors_N = None if each else torch.full_like(targets_N, factor, dtype=accumulated(terms.compute))
+    is_kept = targets_N != settings.ignore_index
+    kept = None if bool(is_kept.all()) else is_kept.nonzero().squeeze(1)
+    if kept is not None:
+        targets_N, hidden_ND = targets_N[kept], hidden_ND.index_select(0, kept)
+    per_token, dtype = settings.reduction == "none", loss_dtype(settings.compute)
+    factor = 1 / max(targets_N.numel(), 1) if settings.reduction == "mean" else 1.0
+    if grad_output is None:
+        factors_N = None if per_token else torch.full_like(targets_N, factor, dtype=dtype)
     else:
-        upstream_N = upstream.reshape(-1) if each else upstream.expand(kept.shape)
-        factors_N = factor * (upstream_N if places is None else upstream_N[places]).to(accumulated(terms.compute))
+        grad_output_N = grad_output.reshape(-1) if per_token else grad_output.expand(is_kept.shape)
+        factors_N = factor * (grad_output_N if kept is None else grad_output_N[kept]).to(dtype)
     with torch.autocast(hidden.device.type, enabled=False):
-        losses_N, (grad_ND, *others) = _sweep(hidden_ND, weight, bias, targets_N, factors_N, terms, needs, held)
-    if places is not None:
-        losses_N = _spread(losses_N, places, kept.numel()) if each else losses_N
-        grad_ND = None if grad_ND is None else _spread(grad_ND, places, kept.numel())
-    result = losses_N.view(targets.shape) if each else losses_N.sum() * factor
-    return result, (None if grad_ND is None else grad_ND.view(hidden.shape), others[0], others[1])
+        kept_inputs = LossInputs(hidden_ND, weight, bias, targets_N)
+        losses_N, (grad_ND, grad_weight, grad_bias) = _all_chunks(kept_inputs, factors_N, chunked)
+    if kept is not None:
+        losses_N = _scatter_kept(losses_N, kept, is_kept.numel()) if per_token else losses_N
+        grad_ND = None if grad_ND is None else _scatter_kept(grad_ND, kept, is_kept.numel())
+    result = losses_N.view(targets.shape) if per_token else losses_N.sum() * factor
+    return result, (None if grad_ND is None else grad_ND.view(hidden.shape), grad_weight, grad_bias)
 
 
-def accumulated(dtype: torch.dtype) -> torch.dtype:
-    """The type in which losses and gradients are summed: float64 for itself, float32 for all others."""
+def loss_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Return the dtype in which losses and gradients are summed: float64 for float64, float32 for all others."""
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 @dataclass
-class _Sums:
-    """Where the gradients of the chunks come together."""
+class _GradientSums:
+    """Sums of the gradients over chunks; `None` where no gradient is requested."""
 
     rows_VD: Tensor
     hidden: Tensor | None
     weight: Tensor | None
     bias: Tensor | None
 
-    @staticmethod
-    def zeros(hidden_ND: Tensor, rows_VD: Tensor, spare: int, needs: Needs, *, chunks: int) -> "_Sums":
-        (tokens, width), vocab_size, kind = hidden_ND.shape, len(rows_VD), accumulated(rows_VD.dtype)
-        hidden = hidden_ND.new_empty(tokens, width, dtype=kind) if needs.hidden else None
-        weight = rows_VD.new_empty(vocab_size + spare, width, dtype=kind) if needs.weight else None
-        if weight is not None:  # the first chunk overwrites the others
-            weight[vocab_size if chunks else 0 :] = 0
-        return _Sums(rows_VD, hidden, weight, rows_VD.new_zeros(vocab_size, dtype=kind) if needs.bias else None)
-
-    def add(self, slopes_VC: Tensor, x_CD: Tensor, factors_C: Tensor, *, first: bool) -> Tensor | None:
-        """Add the gradients of a chunk, whose logits have the gradients `factors * slopes`; returns that of `x_CD`."""
+    def add(self, dlogits_VC: Tensor, x_CD: Tensor, factors_C: Tensor, *, first: bool) -> Tensor | None:
+        """Add the gradients of a chunk, `factors * dlogits` by the logits, and return the gradient of `x_CD`."""
         if self.bias is not None:
-            self.bias.addmv_(slopes_VC, factors_C)
-        if slopes_VC.dtype != x_CD.dtype:
-            return self._add_narrow(slopes_VC.mul_(factors_C).to(x_CD.dtype), x_CD, first=first)
-        grad_CD = None if self.hidden is None else (slopes_VC.T @ self.rows_VD).mul_(factors_C.unsqueeze(1))
+            self.bias.addmv_(dlogits_VC, factors_C)
+        if dlogits_VC.dtype != x_CD.dtype:
+            return self._add_16_bit(dlogits_VC.mul_(factors_C).to(x_CD.dtype), x_CD, first=first)
+        grad_CD = None if self.hidden is None else (dlogits_VC.T @ self.rows_VD).mul_(factors_C.unsqueeze(1))
         if self.weight is not None:
             x_CD = x_CD * factors_C.unsqueeze(1)
-            self.weight[: len(slopes_VC)].addmm_(slopes_VC, x_CD, beta=0 if first else 1)
+            self.weight[: len(dlogits_VC)].addmm_(dlogits_VC, x_CD, beta=0 if first else 1)
         return grad_CD
 
-    def _add_narrow(self, slopes_VC: Tensor, x_CD: Tensor, *, first: bool) -> Tensor | None:
-        """Products of 16-bit numbers, added up in 32 bits a block of rows at a time."""
+    def _add_16_bit(self, dlogits_VC: Tensor, x_CD: Tensor, *, first: bool) -> Tensor | None:
+        """Add products of 16-bit numbers in 32 bits, a block of rows at a time."""
         if self.weight is not None:
-            for start in range(0, len(slopes_VC), ROWS_AT_ONCE):
-                part = slopes_VC[start : start + ROWS_AT_ONCE] @ x_CD
+            for start in range(0, len(dlogits_VC), ROWS_AT_ONCE):
+                part = dlogits_VC[start : start + ROWS_AT_ONCE] @ x_CD
                 block = self.weight[start : start + len(part)]
                 if first:
                     block.copy_(part)
                 else:
                     block.add_(part)
-        return None if self.hidden is None else slopes_VC.T @ self.rows_VD
+        return None if self.hidden is None else dlogits_VC.T @ self.rows_VD
 
 
-def _sweep(
-    hidden_ND: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    targets_N: Tensor,
-    factors_N: Tensor | None,
-    terms: Terms,
-    needs: Needs,
-    held: HeldRows,
-) -> tuple[Tensor, Gradients]:
-    """Losses of tokens that all count, and the gradients of `sum(factors * losses)`."""
-    rows_VD = weight[: terms.vocab_size].to(terms.compute)
-    hidden_ND = hidden_ND.to(terms.compute)
-    hidden_ND = hidden_ND * terms.logit_scale if terms.logit_scale != 1 else hidden_ND
+def _all_chunks(inputs: LossInputs, factors_N: Tensor | None, chunked: ChunkedSettings) -> tuple[Tensor, Gradients]:
+    """Return the losses of tokens without ignored targets, and the gradients of `sum(factors * losses)`."""
+    hidden_ND, weight, bias, targets_N = inputs
+    settings, requested, ranks, _ = chunked
+    dtype = loss_dtype(settings.compute)
+    rows_VD = weight[: settings.vocab_size].to(settings.compute)
+    hidden_ND = hidden_ND.to(settings.compute)
+    hidden_ND = hidden_ND * settings.logit_scale if settings.logit_scale != 1 else hidden_ND
     if factors_N is None:
-        needs = Needs(hidden=False, weight=False, bias=False)
-    counts, wanted = held.counts(len(hidden_ND), needs.hidden)
-    needs = needs._replace(hidden=wanted)  # the others' come from here too
-    length = _chunk_length(counts, terms.vocab_size, rows_VD)
-    sums = _Sums.zeros(hidden_ND, rows_VD, len(weight) - len(rows_VD), needs, chunks=max(counts))
-    losses_N = hidden_ND.new_empty(len(hidden_ND), dtype=accumulated(terms.compute))
-    buffer = rows_VD.new_empty(len(rows_VD) * length * len(counts), dtype=losses_N.dtype)
-    for start in range(0, max(counts), length):
-        here, sizes = slice(start, start + length), [min(max(count - start, 0), length) for count in counts]
-        x_CD, targets_C = held.gather(hidden_ND[here], sizes), held.gather(targets_N[here], sizes)
+        requested = RequestedGradients(hidden=False, weight=False, bias=False)
+    sizes = torch.tensor([[len(hidden_ND), requested.hidden]], device=ranks.device)
+    counts, any_hidden = ranks.all_gather(sizes, [1] * ranks.size).T.tolist()
+    requested = requested._replace(hidden=any(any_hidden))  # the gradients of other ranks' states need these rows too
+    step = _chunk_size(counts, settings.vocab_size, rows_VD)
+    sums = _GradientSums(
+        rows_VD,
+        torch.empty_like(hidden_ND, dtype=dtype) if requested.hidden else None,
+        rows_VD.new_empty(weight.shape, dtype=dtype) if requested.weight else None,
+        rows_VD.new_zeros(len(rows_VD), dtype=dtype) if requested.bias else None,
+    )
+    if sums.weight is not None:  # the first chunk overwrites the rows of tokens
+        sums.weight[len(rows_VD) if max(counts) else 0 :] = 0
+    losses_N = hidden_ND.new_empty(len(hidden_ND), dtype=dtype)
+    buffer = rows_VD.new_empty(len(rows_VD) * step * len(counts), dtype=dtype)
+    for start in range(0, max(counts), step):
+        here, sizes_of_ranks = slice(start, start + step), [min(max(count - start, 0), step) for count in counts]
+        x_CD = ranks.all_gather(hidden_ND[here], sizes_of_ranks)
+        targets_C = ranks.all_gather(targets_N[here], sizes_of_ranks)
         scores_VC = buffer[: len(rows_VD) * len(x_CD)].view(len(rows_VD), -1)
         _multiply(rows_VD, x_CD.T, out=scores_VC)
-        slope_VC = _finish(scores_VC, bias, terms, keep_slope=any(needs))
-        losses_C, sums_C, levels_C = _softmax(scores_VC, targets_C, terms, held)
-        losses_N[here] = held.own(losses_C, sizes)
-        if factors_N is not None and any(needs):
-            _slopes(scores_VC, sums_C, levels_C, targets_C, slope_VC, terms, held)
-            factors_C = held.gather(factors_N[here], sizes)
+        softcap_grad_VC = _finish_logits_(scores_VC, bias, settings, keep_grad=any(requested))
+        losses_C, sums_C, lse_C = _softmax_(scores_VC, targets_C, chunked)
+        losses_N[here] = losses_C.split(sizes_of_ranks)[ranks.rank]
+        if factors_N is not None and any(requested):
+            _softmax_to_dlogits_(scores_VC, sums_C, lse_C, targets_C, softcap_grad_VC, chunked)
+            factors_C = ranks.all_gather(factors_N[here], sizes_of_ranks)
             grad_CD = sums.add(scores_VC, x_CD, factors_C / sums_C, first=start == 0)
             if sums.hidden is not None and grad_CD is not None:
-                sums.hidden[here] = held.home(grad_CD, sizes)
+                sums.hidden[here] = ranks.reduce_scatter(grad_CD, sizes_of_ranks)
             del grad_CD
-        del x_CD  # the next chunk's come to the same place
-    if sums.hidden is not None and terms.logit_scale != 1:
-        sums.hidden.mul_(terms.logit_scale)
+        del x_CD  # so that the next chunk reuses its memory
+    if sums.hidden is not None and settings.logit_scale != 1:
+        sums.hidden.mul_(settings.logit_scale)
     return losses_N, (sums.hidden, sums.weight, sums.bias)
 
 
-def _chunk_length(counts: list[int], vocab_size: int, rows_VD: Tensor) -> int:
-    """Tokens of each process in a chunk: the same number on all, also where the last has fewer rows."""
-    most_rows, kind = math.ceil(vocab_size / len(counts)), accumulated(rows_VD.dtype)
-    length = chunk_length(sum(counts), most_rows, rows_VD.shape[1], rows_VD.device.type, kind.itemsize)
-    return max(math.ceil(length / len(counts)), 1)
+def _chunk_size(counts: list[int], vocab_size: int, rows_VD: Tensor) -> int:
+    """Return the number of tokens per rank and chunk, which is the same on all ranks."""
+    most_rows, itemsize = math.ceil(vocab_size / len(counts)), loss_dtype(rows_VD.dtype).itemsize
+    size = tokens_per_chunk(sum(counts), most_rows, rows_VD.shape[1], rows_VD.device.type, itemsize)
+    return max(math.ceil(size / len(counts)), 1)
 
 
 def _multiply(a: Tensor, b: Tensor, *, out: Tensor) -> None:
+    """Write `a @ b` to `out`, converted to its dtype."""
     if a.dtype == out.dtype:
         torch.mm(a, b, out=out)
     else:
         out.copy_(a @ b)
 
 
-def _finish(scores_VC: Tensor, bias: Tensor | None, terms: Terms, *, keep_slope: bool) -> Tensor | None:
-    """`finish_logits` in place, after its scale; the derivative of the soft cap where that is asked for."""
-    slope_VC = None
+def _finish_logits_(
+    scores_VC: Tensor, bias: Tensor | None, settings: LossSettings, *, keep_grad: bool
+) -> Tensor | None:
+    """Apply `finish_logits` in place, but for its scale; return the derivative of the soft cap, or `None`."""
+    softcap_grad_VC = None
     if bias is not None:
         scores_VC.add_(bias.unsqueeze(1))
-    if terms.softcap is not None:
-        scores_VC.div_(terms.softcap).tanh_()
-        slope_VC = scores_VC.square().neg_().add_(1) if keep_slope else None
-        scores_VC.mul_(terms.softcap)
-    if terms.padding_idx is not None:
-        scores_VC[terms.padding_idx] = -math.inf if terms.mask_padding else 0
-    return slope_VC
+    if settings.softcap is not None:
+        scores_VC.div_(settings.softcap).tanh_()
+        softcap_grad_VC = scores_VC.square().neg_().add_(1) if keep_grad else None
+        scores_VC.mul_(settings.softcap)
+    if settings.padding_idx is not None:
+        scores_VC[settings.padding_idx] = -math.inf if settings.mask_padding else 0
+    return softcap_grad_VC
 
 
-def _softmax(scores_VC: Tensor, targets_C: Tensor, terms: Terms, held: HeldRows) -> tuple[Tensor, Tensor, Tensor]:
-    """Scores to softmax in place, but for its division by the second result; losses, sums, and logsumexp."""
-    highest_C = held.highest(scores_VC.amax(0))
+def _softmax_(scores_VC: Tensor, targets_C: Tensor, chunked: ChunkedSettings) -> tuple[Tensor, Tensor, Tensor]:
+    """Replace logits by softmax times its denominator, in place; return losses, denominators and logsumexp."""
+    settings, ranks = chunked.loss, chunked.collectives
+    highest_C = ranks.all_reduce(scores_VC.amax(0), "max")
     scores_VC.sub_(highest_C)
-    places_C, here_C = held.places(targets_C)
-    parts = [torch.where(here_C.bool(), scores_VC.gather(0, places_C.unsqueeze(0)).squeeze(0), 0)]
-    parts += [scores_VC.sum(0)] if terms.label_smoothing else []
-    sums_C, picked_C, *lows_C = held.total(scores_VC.exp_().sum(0), *parts)
-    losses_C = -(1 - terms.label_smoothing) * picked_C
-    if terms.label_smoothing:
-        losses_C.sub_(lows_C[0], alpha=terms.label_smoothing / terms.vocab_size)
+    local_C, is_local_C = chunked.partition.local(targets_C)
+    parts = [torch.where(is_local_C, scores_VC.gather(0, local_C.unsqueeze(0)).squeeze(0), 0)]
+    parts += [scores_VC.sum(0)] if settings.label_smoothing else []
+    totals = ranks.all_reduce(torch.stack([scores_VC.exp_().sum(0), *parts]))
+    sums_C, target_logits_C, *logit_sums = totals
+    losses_C = -(1 - settings.label_smoothing) * target_logits_C
+    if settings.label_smoothing:
+        losses_C.sub_(logit_sums[0], alpha=settings.label_smoothing / settings.vocab_size)
     logs_C = sums_C.log()
-    levels_C = highest_C + logs_C
-    return losses_C + logs_C + (terms.z_loss * levels_C.square() if terms.z_loss else 0), sums_C, levels_C
+    lse_C = highest_C + logs_C
+    return losses_C + logs_C + (settings.z_loss * lse_C.square() if settings.z_loss else 0), sums_C, lse_C
 
 
-def _slopes(
+def _softmax_to_dlogits_(
     scores_VC: Tensor,
     sums_C: Tensor,
-    levels_C: Tensor,
+    lse_C: Tensor,
     targets_C: Tensor,
-    slope_VC: Tensor | None,
-    terms: Terms,
-    held: HeldRows,
+    softcap_grad_VC: Tensor | None,
+    chunked: ChunkedSettings,
 ) -> None:
-    """What `_softmax` left to the losses' gradients by the products, in place, but for the division by `sums`."""
-    if terms.z_loss:
-        scores_VC.mul_(1 + 2 * terms.z_loss * levels_C)
-    if terms.label_smoothing:
-        scores_VC.sub_(sums_C * (terms.label_smoothing / terms.vocab_size))
-    places_C, here_C = held.places(targets_C)
-    places_1C = places_C.unsqueeze(0)
-    scores_VC.scatter_(0, places_1C, scores_VC.gather(0, places_1C) - (1 - terms.label_smoothing) * sums_C * here_C)
-    if slope_VC is not None:
-        scores_VC.mul_(slope_VC)
-    if terms.padding_idx is not None:
-        scores_VC[terms.padding_idx] = 0
+    """Replace the result of `_softmax_` by the gradients of the losses by the raw logits times `sums_C`, in place."""
+    settings = chunked.loss
+    if settings.z_loss:
+        scores_VC.mul_(1 + 2 * settings.z_loss * lse_C)
+    if settings.label_smoothing:
+        scores_VC.sub_(sums_C * (settings.label_smoothing / settings.vocab_size))
+    local_C, is_local_C = chunked.partition.local(targets_C)
+    local_1C = local_C.unsqueeze(0)
+    target_part_C = (1 - settings.label_smoothing) * sums_C * is_local_C
+    scores_VC.scatter_(0, local_1C, scores_VC.gather(0, local_1C) - target_part_C)
+    if softcap_grad_VC is not None:
+        scores_VC.mul_(softcap_grad_VC)
+    if settings.padding_idx is not None:
+        scores_VC[settings.padding_idx] = 0
 
 
-def _spread(kept: Tensor, places: Tensor, length: int) -> Tensor:
-    """Put the rows of the targets that count back in their places; zeros at the others."""
-    return kept.new_zeros(length, *kept.shape[1:]).index_copy_(0, places, kept)
+def _scatter_kept(values: Tensor, kept: Tensor, tokens: int) -> Tensor:
+    """Return zeros for all tokens, with `values` at the tokens that are kept."""
+    return values.new_zeros(tokens, *values.shape[1:]).index_copy_(0, kept, values)
 
 
-def _scaled(gradients: Gradients, upstream: Tensor | None, likes: tuple[Tensor | None, ...]) -> Gradients:
-    """Gradients times `upstream`, in place, each in the type of what it is a gradient of."""
-    if upstream is not None and upstream.device.type == "cpu" and upstream.item() == 1:
-        upstream = None
+def _scaled(gradients: Gradients, grad_output: Tensor | None, inputs: LossInputs) -> Gradients:
+    """Multiply gradients by `grad_output` in place, and convert each to the dtype of its input."""
+    if grad_output is not None and grad_output.device.type == "cpu" and grad_output.item() == 1:
+        grad_output = None
     return tuple(  # type: ignore[return-value]
-        None if part is None or like is None else (part if upstream is None else part.mul_(upstream)).to(like.dtype)
-        for part, like in zip(gradients, likes, strict=True)
+        None
+        if grad is None or like is None
+        else (grad if grad_output is None else grad.mul_(grad_output)).to(like.dtype)
+        for grad, like in zip(gradients, inputs[:3], strict=True)
     )
 
 
 class _Chunked(torch.autograd.Function):
-    """Gradients are made in the forward pass and handed out once; whoever asks again has them made again."""
+    """The chunked loss; its gradients are computed in `forward`, and again for a second backward pass."""
 
     @staticmethod
     def forward(
-        ctx: Any,
-        hidden: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        targets: Tensor,
-        terms: Terms,
-        needs: Needs,
-        held: HeldRows,
+        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, chunked: ChunkedSettings
     ) -> Tensor:
-        result, ready = loss_and_gradients(hidden, weight, bias, targets, None, terms, needs, held)
+        result, gradients = loss_and_gradients(LossInputs(hidden, weight, bias, targets), None, chunked)
         ctx.save_for_backward(hidden, weight, bias, targets)
-        ctx.terms, ctx.needs, ctx.held = terms, needs, held
-        ctx.ready = None if terms.reduction == "none" else ready
+        ctx.chunked = chunked
+        ctx.gradients = None if chunked.loss.reduction == "none" else gradients
         return result
 
     @staticmethod
-    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
-        hidden, weight, bias, targets = ctx.saved_tensors
-        if torch.is_grad_enabled() or is_transformed(upstream):  # create_graph=True, or batched gradients
-            gradients = _differentiable(hidden, weight, bias, targets, upstream, ctx.terms, ctx.needs, ctx.held)
-        elif ctx.ready is None or not ctx.held.same(upstream):
-            _, made = loss_and_gradients(hidden, weight, bias, targets, upstream, ctx.terms, ctx.needs, ctx.held)
-            gradients = _scaled(made, None, (hidden, weight, bias))
+    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
+        inputs, chunked = LossInputs(*ctx.saved_tensors), ctx.chunked
+        if torch.is_grad_enabled() or is_transformed(grad_output):  # create_graph=True, or batched gradients
+            gradients = _differentiable(inputs, grad_output, chunked)
+        elif ctx.gradients is None or not chunked.collectives.all_equal(grad_output):
+            _, again = loss_and_gradients(inputs, grad_output, chunked)
+            gradients = _scaled(again, None, inputs)
         else:
-            gradients = _scaled(ctx.ready, upstream, (hidden, weight, bias))
-            ctx.ready = None
-        return (*gradients, None, None, None, None)
+            gradients = _scaled(ctx.gradients, grad_output, inputs)
+            ctx.gradients = None
+        return (*gradients, None, None)
 
 
-def _differentiable(
-    hidden: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    targets: Tensor,
-    upstream: Tensor,
-    terms: Terms,
-    needs: Needs,
-    held: HeldRows,
-) -> Gradients:
-    """The gradients as functions that have gradients themselves (`create_graph=True`), from the plain definition.
+def _differentiable(inputs: LossInputs, grad_output: Tensor, chunked: ChunkedSettings) -> Gradients:
+    """Compute gradients by the plain definition, so that they are differentiable themselves (`create_graph=True`).
 
-    Also those of batched gradients (`is_grads_batched=True`), where `upstream` is a batch that the chunks cannot take.
+    It also computes batched gradients (`is_grads_batched=True`), since the chunks cannot take a batch of `grad_output`.
+
+    Raises:
+        SizeError: The rows are sharded.
     """
-    from embedlayer.losses.linear_cross_entropy import linear_cross_entropy
-
-    if held is not ALL_ROWS:
-        raise SizeError("The loss of a divided table has gradients, and these have none: leave out create_graph=True.")
+    if chunked.collectives is not SINGLE_PROCESS:
+        raise SizeError("The loss of a sharded table has no second derivatives: leave out create_graph=True.")
+    (hidden, weight, bias, targets), settings, requested = inputs, chunked.loss, chunked.requested
+    options = {name: value for name, value in settings._asdict().items() if name not in ("vocab_size", "compute")}
     create_graph = torch.is_grad_enabled()
     with torch.enable_grad():
-        result = linear_cross_entropy(
-            hidden.to(terms.compute),
-            weight.to(terms.compute),
-            targets,
-            bias=bias,
-            impl="plain",
-            vocab_size=terms.vocab_size,
-            logit_scale=terms.logit_scale,
-            softcap=terms.softcap,
-            padding_idx=terms.padding_idx,
-            mask_padding=terms.mask_padding,
-            ignore_index=terms.ignore_index,
-            label_smoothing=terms.label_smoothing,
-            z_loss=terms.z_loss,
-            reduction=terms.reduction,  # type: ignore[arg-type]
-        )
-    wanted = [part for part, need in zip((hidden, weight, bias), needs, strict=True) if part is not None and need]
-    made = iter(torch.autograd.grad(result, wanted, upstream, create_graph=create_graph))
-    return tuple(next(made) if need else None for need in needs)  # type: ignore[return-value]
+        raw_logits = F.linear(hidden.to(settings.compute), weight[: settings.vocab_size].to(settings.compute))
+        result = cross_entropy(raw_logits, targets, bias=bias, **options)
+    wanted = [part for part, need in zip((hidden, weight, bias), requested, strict=True) if part is not None and need]
+    found = iter(torch.autograd.grad(result, wanted, grad_output, create_graph=create_graph))
+    return tuple(next(found) if need else None for need in requested)  # type: ignore[return-value]
 
 
-@torch.library.custom_op("embedlayer::chunked_cross_entropy", mutates_args=())
+@torch.library.custom_op(
+    "embedlayer::chunked_cross_entropy",
+    mutates_args=(),
+    schema="(Tensor hidden, Tensor weight, Tensor? bias, Tensor targets, Tensor? grad_output, SymInt vocab_size, "
+    "float logit_scale, float? softcap, SymInt? padding_idx, bool mask_padding, SymInt ignore_index, "
+    "float label_smoothing, float z_loss, str reduction, ScalarType compute, bool hidden_requested, "
+    "bool weight_requested, bool bias_requested) -> (Tensor, Tensor, Tensor, Tensor)",
+)
 def _operator(
-    hidden: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    targets: Tensor,
-    upstream: Tensor | None,
-    vocab_size: int,
-    logit_scale: float,
-    softcap: float | None,
-    padding_idx: int | None,
-    mask_padding: bool,
-    ignore_index: int,
-    label_smoothing: float,
-    z_loss: float,
-    reduction: str,
-    compute: torch.dtype,
-    needs_hidden: bool,
-    needs_weight: bool,
-    needs_bias: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """`loss_and_gradients` for compiled graphs; what is not needed is an empty tensor."""
-    terms = Terms(
-        vocab_size,
-        logit_scale,
-        softcap,
-        padding_idx,
-        mask_padding,
-        ignore_index,
-        label_smoothing,
-        z_loss,
-        reduction,
-        compute,
-    )
-    needs = Needs(needs_hidden, needs_weight, needs_bias)
-    result, gradients = loss_and_gradients(hidden, weight, bias, targets, upstream, terms, needs)
-    made = (result.new_empty(0) if gradient is None else gradient for gradient in gradients)
-    return (result, *made)  # type: ignore[return-value]
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, grad_output: Tensor | None, *rest: Any
+) -> tuple[Tensor, ...]:
+    """Compute `loss_and_gradients` in compiled graphs; a gradient that is not requested is an empty tensor."""
+    settings, requested = _unpacked(rest)
+    chunked = ChunkedSettings(settings, requested, SINGLE_PROCESS, RowPartition(settings.vocab_size))
+    result, gradients = loss_and_gradients(LossInputs(hidden, weight, bias, targets), grad_output, chunked)
+    return (result, *(result.new_empty(0) if gradient is None else gradient for gradient in gradients))
+
+
+def _unpacked(rest: tuple[Any, ...]) -> tuple[LossSettings, RequestedGradients]:
+    """Rebuild the settings from the flat arguments of the operator."""
+    count = len(LossSettings._fields)
+    return LossSettings(*rest[:count]), RequestedGradients(*rest[count:])
 
 
 @_operator.register_fake
 def _(
-    hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, upstream: Tensor | None, *rest: Any
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, grad_output: Tensor | None, *rest: Any
 ) -> tuple[Tensor, ...]:
-    terms, needs = Terms(*rest[: len(Terms._fields)]), Needs(*rest[len(Terms._fields) :])
-    kind = accumulated(terms.compute)
-    each = terms.reduction == "none"
-    made = upstream is not None or not each
-    bias_like = weight.new_empty(terms.vocab_size)
+    settings, requested = _unpacked(rest)
+    dtype, per_token = loss_dtype(settings.compute), settings.reduction == "none"
+    is_computed = grad_output is not None or not per_token
+    bias_like = weight.new_empty(settings.vocab_size)
     gradients = (
-        hidden.new_empty(like.shape if need and made else (0,), dtype=kind)
-        for like, need in zip((hidden, weight, bias_like), needs, strict=True)
+        hidden.new_empty(like.shape if need and is_computed else (0,), dtype=dtype)
+        for like, need in zip((hidden, weight, bias_like), requested, strict=True)
     )
-    return (hidden.new_empty(targets.shape if each else (), dtype=kind), *gradients)
+    return (hidden.new_empty(targets.shape if per_token else (), dtype=dtype), *gradients)
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    """Keep inputs and gradients for `_backward`."""
     hidden, weight, bias, targets, _, *rest = inputs
     ctx.set_materialize_grads(False)
     ctx.rest = rest
     ctx.save_for_backward(hidden, weight, bias, targets, *output[1:])
 
 
-def _backward(ctx: Any, upstream: Tensor, *_: Tensor | None) -> tuple[Any, ...]:
-    hidden, weight, bias, targets, *ready = ctx.saved_tensors
-    terms, needs = Terms(*ctx.rest[: len(Terms._fields)]), Needs(*ctx.rest[len(Terms._fields) :])
-    if terms.reduction == "none":
-        ready = _operator(hidden, weight, bias, targets, upstream, *terms, *needs)[1:]
+def _backward(ctx: Any, grad_output: Tensor, *_: Tensor | None) -> tuple[Any, ...]:
+    """Scale the gradients of the forward pass, or compute them with `reduction="none"`."""
+    hidden, weight, bias, targets, *gradients = ctx.saved_tensors
+    settings, requested = _unpacked(ctx.rest)
+    if settings.reduction == "none":
+        gradients = _operator(hidden, weight, bias, targets, grad_output, *ctx.rest)[1:]
     else:
-        ready = [part * upstream for part in ready]
-    gradients = (
+        gradients = [part * grad_output for part in gradients]
+    converted = (
         part.to(like.dtype) if need and like is not None else None
-        for part, like, need in zip(ready, (hidden, weight, bias), needs, strict=True)
+        for part, like, need in zip(gradients, (hidden, weight, bias), requested, strict=True)
     )
-    return (*gradients, *(None for _ in range(2 + len(ctx.rest))))
+    return (*converted, *(None for _ in range(2 + len(ctx.rest))))
 
 
 _operator.register_autograd(_backward, setup_context=_save)

@@ -1,11 +1,11 @@
-"""`linear_cross_entropy` in Triton, for CUDA: logits live in registers, one block of tokens by vocabulary at a time.
+"""`linear_cross_entropy` in Triton, for CUDA: logits exist in registers only, one block of tokens by rows at a time.
 
-Forward: each program walks its share of the vocabulary for one block of tokens, and keeps a running logsumexp and the
-target's logit. Backward: with the logsumexp known, every block of the softmax can be made again by itself, once by the
-programs that own tokens (gradient of `hidden`) and once by those that own rows (gradients of `weight` and `bias`). No
-two programs write to one place, so results do not depend on their order.
+Forward: each program computes its share of the vocabulary for one block of tokens, and keeps a running logsumexp and
+the target logit. Backward: from the logsumexp each block of the softmax is computed again, once by programs for blocks
+of tokens (gradient of `hidden`) and once by programs for blocks of rows (gradients of `weight` and `bias`). No two
+programs write to the same memory, so the results do not depend on their order.
 
-`TRITON_INTERPRET=1`, set before Triton is imported, runs the same kernels on the CPU: slow, and enough for tests.
+`TRITON_INTERPRET=1`, set before Triton is imported, runs the same kernels slowly on the CPU, for tests.
 """
 
 from typing import Any
@@ -16,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from embedlayer.index_checks import raise_if_outside
-from embedlayer.losses.chunked import Terms
+from embedlayer.losses.cross_entropy import LossSettings
 
 BLOCK_TOKENS = 64
 BLOCK_ROWS = 64
@@ -44,8 +44,8 @@ def _logits(
     BV: tl.constexpr,
     BD: tl.constexpr,
 ):
-    """`finish_logits` of one block, `(BM, BV)`; -inf beyond the vocabulary."""
-    products = tl.zeros((BM, BV), tl.float32)
+    """Compute the logits of one block, `(BM, BV)`; -inf beyond the vocabulary."""
+    raw_logits = tl.zeros((BM, BV), tl.float32)
     for start in range(0, width, BD):
         columns = start + tl.arange(0, BD)
         x = tl.load(
@@ -58,8 +58,8 @@ def _logits(
             mask=(rows[None, :] < num_rows) & (columns[:, None] < width),
             other=0.0,
         )
-        products += tl.dot(x, w, input_precision="ieee")
-    logits = products * scale
+        raw_logits += tl.dot(x, w, input_precision="ieee")
+    logits = raw_logits * scale
     if HAS_BIAS:
         logits += tl.load(bias + rows, mask=rows < num_rows, other=0.0).to(tl.float32)[None, :]
     if HAS_SOFTCAP:
@@ -72,9 +72,9 @@ def _logits(
 
 
 @triton.jit
-def _slopes(
+def _dlogits(
     logits,
-    levels,
+    lse,
     factors,
     targets,
     tokens,
@@ -85,17 +85,17 @@ def _slopes(
     padding_idx,
     HAS_SOFTCAP: tl.constexpr,
 ):
-    """Gradient of the losses by the products before scale and bias: `(softmax - one_hot) * factor`, `(BM, BV)`."""
+    """Compute the gradient of the losses by the raw logits, `(softmax - one_hot) * factor`, `(BM, BV)`."""
     inside = tokens < num_tokens
-    level = tl.load(levels + tokens, mask=inside, other=0.0)
+    token_lse = tl.load(lse + tokens, mask=inside, other=0.0)
     factor = tl.load(factors + tokens, mask=inside, other=0.0)
     target = tl.load(targets + tokens, mask=inside, other=-1)
-    slopes = tl.exp(logits - level[:, None]) - tl.where(rows[None, :] == target[:, None], 1.0, 0.0)
+    dlogits = tl.exp(logits - token_lse[:, None]) - tl.where(rows[None, :] == target[:, None], 1.0, 0.0)
     counts = inside[:, None] & (rows[None, :] < num_rows) & (rows[None, :] != padding_idx)
     if HAS_SOFTCAP:
         share = tl.where(counts, logits, 0.0) / softcap
-        slopes = slopes * (1.0 - share * share)
-    return tl.where(counts, slopes * factor[:, None], 0.0)
+        dlogits = dlogits * (1.0 - share * share)
+    return tl.where(counts, dlogits * factor[:, None], 0.0)
 
 
 @triton.jit
@@ -104,8 +104,8 @@ def _forward(
     weight,
     bias,
     targets,
-    levels,
-    picked,
+    lse,
+    target_logits,
     num_tokens,
     num_rows,
     rows_each,
@@ -120,7 +120,7 @@ def _forward(
     BV: tl.constexpr,
     BD: tl.constexpr,
 ):
-    """Logsumexp and the target's logit (0 if it is elsewhere) over one share of the vocabulary."""
+    """Compute logsumexp over one share of the vocabulary, and the target logit, 0 if the target is in another share."""
     tokens = (tl.program_id(0) * BM + tl.arange(0, BM)).to(tl.int64)
     share = tl.program_id(1)
     target = tl.load(targets + tokens, mask=tokens < num_tokens, other=-1)
@@ -139,8 +139,8 @@ def _forward(
         found += tl.sum(tl.where(rows[None, :] == target[:, None], logits, 0.0), 1)
         highest = higher
     place = share * num_tokens + tokens
-    tl.store(levels + place, highest + tl.log(tl.where(total > 0, total, 1.0)), mask=tokens < num_tokens)
-    tl.store(picked + place, found, mask=tokens < num_tokens)
+    tl.store(lse + place, highest + tl.log(tl.where(total > 0, total, 1.0)), mask=tokens < num_tokens)
+    tl.store(target_logits + place, found, mask=tokens < num_tokens)
 
 
 @triton.jit
@@ -149,7 +149,7 @@ def _backward_hidden(
     weight,
     bias,
     targets,
-    levels,
+    lse,
     factors,
     grad_hidden,
     num_tokens,
@@ -165,7 +165,7 @@ def _backward_hidden(
     BV: tl.constexpr,
     BD: tl.constexpr,
 ):
-    """`slopes @ weight` for one block of tokens, added up in float32 over the vocabulary."""
+    """Compute `dlogits @ weight` for one block of tokens, summed in float32 over the vocabulary."""
     tokens = (tl.program_id(0) * BM + tl.arange(0, BM)).to(tl.int64)
     for first in range(0, num_rows, BV):
         rows = (first + tl.arange(0, BV)).to(tl.int64)
@@ -173,10 +173,10 @@ def _backward_hidden(
             hidden, weight, bias, tokens, rows, num_tokens, num_rows, width, scale, softcap, padding_idx, padding_logit,
             HAS_BIAS, HAS_SOFTCAP, BM, BV, BD,
         )  # fmt: skip
-        slopes = _slopes(
-            logits, levels, factors, targets, tokens, rows, num_tokens, num_rows, softcap, padding_idx, HAS_SOFTCAP
+        dlogits = _dlogits(
+            logits, lse, factors, targets, tokens, rows, num_tokens, num_rows, softcap, padding_idx, HAS_SOFTCAP
         )
-        slopes = (slopes * scale).to(weight.dtype.element_ty)
+        dlogits = (dlogits * scale).to(weight.dtype.element_ty)
         for start in range(0, width, BD):
             columns = start + tl.arange(0, BD)
             w = tl.load(
@@ -186,7 +186,9 @@ def _backward_hidden(
             )
             place = grad_hidden + tokens[:, None] * width + columns[None, :]
             mask = (tokens[:, None] < num_tokens) & (columns[None, :] < width)
-            tl.store(place, tl.load(place, mask=mask, other=0.0) + tl.dot(slopes, w, input_precision="ieee"), mask=mask)
+            tl.store(
+                place, tl.load(place, mask=mask, other=0.0) + tl.dot(dlogits, w, input_precision="ieee"), mask=mask
+            )
         tl.debug_barrier()
 
 
@@ -196,7 +198,7 @@ def _backward_weight(
     weight,
     bias,
     targets,
-    levels,
+    lse,
     factors,
     grad_weight,
     grad_bias,
@@ -213,20 +215,20 @@ def _backward_weight(
     BV: tl.constexpr,
     BD: tl.constexpr,
 ):
-    """`slopes.T @ hidden` and the sum of the slopes for one block of rows, added up in float32 over the tokens."""
+    """Compute `dlogits.T @ hidden` and the sums of `dlogits` for one block of rows, in float32 over the tokens."""
     rows = (tl.program_id(0) * BV + tl.arange(0, BV)).to(tl.int64)
-    bias_slopes = tl.zeros((BV,), tl.float32)
+    bias_sums = tl.zeros((BV,), tl.float32)
     for first in range(0, num_tokens, BM):
         tokens = (first + tl.arange(0, BM)).to(tl.int64)
         logits = _logits(
             hidden, weight, bias, tokens, rows, num_tokens, num_rows, width, scale, softcap, padding_idx, padding_logit,
             HAS_BIAS, HAS_SOFTCAP, BM, BV, BD,
         )  # fmt: skip
-        slopes = _slopes(
-            logits, levels, factors, targets, tokens, rows, num_tokens, num_rows, softcap, padding_idx, HAS_SOFTCAP
+        dlogits = _dlogits(
+            logits, lse, factors, targets, tokens, rows, num_tokens, num_rows, softcap, padding_idx, HAS_SOFTCAP
         )
-        bias_slopes += tl.sum(slopes, 0)
-        slopes = tl.trans((slopes * scale).to(hidden.dtype.element_ty))
+        bias_sums += tl.sum(dlogits, 0)
+        dlogits = tl.trans((dlogits * scale).to(hidden.dtype.element_ty))
         for start in range(0, width, BD):
             columns = start + tl.arange(0, BD)
             x = tl.load(
@@ -236,53 +238,65 @@ def _backward_weight(
             )
             place = grad_weight + rows[:, None] * width + columns[None, :]
             mask = (rows[:, None] < num_rows) & (columns[None, :] < width)
-            tl.store(place, tl.load(place, mask=mask, other=0.0) + tl.dot(slopes, x, input_precision="ieee"), mask=mask)
+            tl.store(
+                place, tl.load(place, mask=mask, other=0.0) + tl.dot(dlogits, x, input_precision="ieee"), mask=mask
+            )
         tl.debug_barrier()
     if HAS_BIAS:
-        tl.store(grad_bias + rows, bias_slopes, mask=rows < num_rows)
+        tl.store(grad_bias + rows, bias_sums, mask=rows < num_rows)
 
 
-def triton_cross_entropy(hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, terms: Terms) -> Tensor:
-    """The loss without `label_smoothing` and `z_loss`: differentiable in `hidden`, `weight` and `bias`, once."""
-    raise_if_outside(targets, terms.vocab_size, "token id", ignore=terms.ignore_index)
-    kept = targets != terms.ignore_index
+def triton_cross_entropy(
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, settings: LossSettings
+) -> Tensor:
+    """Compute the loss without `label_smoothing` and `z_loss`, once differentiable in `hidden`, `weight` and `bias`.
+
+    Raises:
+        TokenIdError: A target is neither a token nor `ignore_index`.
+    """
+    raise_if_outside(targets, settings.vocab_size, "token id", ignore=settings.ignore_index)
+    kept = targets != settings.ignore_index
     places = kept.flatten().nonzero().squeeze(1)
-    hidden_ND = hidden.reshape(-1, hidden.shape[-1]).index_select(0, places).to(terms.compute)
-    rows_VD = (weight if len(weight) == terms.vocab_size else weight[: terms.vocab_size]).to(terms.compute)
+    hidden_ND = hidden.reshape(-1, hidden.shape[-1]).index_select(0, places).to(settings.compute)
+    rows_VD = (weight if len(weight) == settings.vocab_size else weight[: settings.vocab_size]).to(settings.compute)
     targets_N = targets.flatten().index_select(0, places).long()
-    losses_N: Tensor = _Triton.apply(hidden_ND, rows_VD, bias, targets_N, terms)  # type: ignore[no-untyped-call]
-    if terms.reduction == "none":
+    losses_N: Tensor = _Triton.apply(hidden_ND, rows_VD, bias, targets_N, settings)  # type: ignore[no-untyped-call]
+    if settings.reduction == "none":
         losses_N = losses_N.new_zeros(kept.numel()).index_copy(0, places, losses_N)
         return losses_N.view(targets.shape)
-    return losses_N.sum() if terms.reduction == "sum" else losses_N.sum() / max(len(losses_N), 1)
+    return losses_N.sum() if settings.reduction == "sum" else losses_N.sum() / max(len(losses_N), 1)
 
 
 class _Triton(torch.autograd.Function):
+    """Losses of tokens without ignored targets, by the kernels above."""
+
     @staticmethod
-    def forward(ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, terms: Terms) -> Tensor:
+    def forward(
+        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, settings: LossSettings
+    ) -> Tensor:
         hidden, weight = hidden.contiguous(), weight.contiguous()
         tokens, rows_each = len(hidden), triton.cdiv(triton.cdiv(len(weight), SHARES), BLOCK_ROWS) * BLOCK_ROWS
-        levels, picked = hidden.new_empty(2, SHARES, tokens, dtype=torch.float32)
+        lse_of_shares, target_logits = hidden.new_empty(2, SHARES, tokens, dtype=torch.float32)
         if tokens:
-            sizes, options = _arguments(hidden, weight, bias, terms)
+            sizes, options = _arguments(hidden, weight, bias, settings)
             grid = (triton.cdiv(tokens, BLOCK_TOKENS), SHARES)
             _forward[grid](
-                hidden, weight, hidden if bias is None else bias, targets, levels, picked,
+                hidden, weight, hidden if bias is None else bias, targets, lse_of_shares, target_logits,
                 sizes[0], sizes[1], rows_each, *sizes[2:], **options,
             )  # fmt: skip
-        level = levels.logsumexp(0)
-        ctx.save_for_backward(hidden, weight, bias, targets, level)
-        ctx.terms = terms
-        losses: Tensor = level - picked.sum(0)
+        lse = lse_of_shares.logsumexp(0)
+        ctx.save_for_backward(hidden, weight, bias, targets, lse)
+        ctx.settings = settings
+        losses: Tensor = lse - target_logits.sum(0)
         return losses
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
-        hidden, weight, bias, targets, level = ctx.saved_tensors
+    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
+        hidden, weight, bias, targets, lse = ctx.saved_tensors
         needs_hidden, needs_weight, needs_bias, *_ = ctx.needs_input_grad
-        sizes, options = _arguments(hidden, weight, bias, ctx.terms)
-        inputs = (hidden, weight, hidden if bias is None else bias, targets, level, upstream.float().contiguous())
+        sizes, options = _arguments(hidden, weight, bias, ctx.settings)
+        inputs = (hidden, weight, hidden if bias is None else bias, targets, lse, grad_output.float().contiguous())
         grad_hidden = torch.zeros_like(hidden, dtype=torch.float32) if needs_hidden else None
         grad_weight = torch.zeros_like(weight, dtype=torch.float32) if needs_weight or needs_bias else None
         grad_bias = weight.new_zeros(len(weight), dtype=torch.float32)
@@ -301,12 +315,12 @@ class _Triton(torch.autograd.Function):
 
 
 def _arguments(
-    hidden: Tensor, weight: Tensor, bias: Tensor | None, terms: Terms
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, settings: LossSettings
 ) -> tuple[tuple[int | float, ...], dict[str, bool | int]]:
-    """Sizes and factors, and what the kernels are specialised by."""
-    padding = -1 if terms.padding_idx is None else terms.padding_idx
-    padding_logit = float("-inf") if terms.mask_padding else 0.0
-    softcap = 1.0 if terms.softcap is None else terms.softcap
-    sizes = (len(hidden), len(weight), weight.shape[1], terms.logit_scale, softcap, padding, padding_logit)
-    options = {"HAS_BIAS": bias is not None, "HAS_SOFTCAP": terms.softcap is not None}
+    """Return the sizes and factors that all kernels take, and the constants that they are compiled for."""
+    padding = -1 if settings.padding_idx is None else settings.padding_idx
+    padding_logit = float("-inf") if settings.mask_padding else 0.0
+    softcap = 1.0 if settings.softcap is None else settings.softcap
+    sizes = (len(hidden), len(weight), weight.shape[1], settings.logit_scale, softcap, padding, padding_logit)
+    options = {"HAS_BIAS": bias is not None, "HAS_SOFTCAP": settings.softcap is not None}
     return sizes, {**options, "BM": BLOCK_TOKENS, "BV": BLOCK_ROWS, "BD": BLOCK_WIDTH}

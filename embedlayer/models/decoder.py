@@ -16,7 +16,7 @@ from embedlayer.io.files import JsonObject
 from embedlayer.layers.input import InputOptions, PositionName, as_position, embed, sequence_of, trace_embed
 from embedlayer.layers.output import OutputHead
 from embedlayer.layers.steps import TracedStep
-from embedlayer.losses.linear_cross_entropy import LossOptions
+from embedlayer.losses.cross_entropy import LossOptions
 from embedlayer.models.cache import BlockCache, KeyValueCache
 from embedlayer.models.config import ModelConfig
 from embedlayer.positions.position import AttentionMask, Position, positions_of

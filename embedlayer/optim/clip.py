@@ -50,13 +50,13 @@ def clip_grad_norm_(
     sharded: list[Tensor] = []
     group, device = None, None
     for parameter in parameters:
-        if hasattr(parameter, "divided_among"):
-            group, device = parameter.divided_among, parameter.device
+        if hasattr(parameter, "shard_group"):
+            group, device = parameter.shard_group, parameter.device
         if parameter.grad is None:
             continue
         if parameter.grad.layout is torch.sparse_coo:
             parameter.grad = with_torch_functions(coalesced(parameter.grad))
-        (sharded if hasattr(parameter, "divided_among") else replicated).append(parameter)
+        (sharded if hasattr(parameter, "shard_group") else replicated).append(parameter)
     if group is None:
         return torch.nn.utils.clip_grad_norm_(replicated, max_norm, norm_type, error_if_nonfinite, foreach)
     total = total_norm(gradients_of(replicated), gradients_of(sharded), norm_type, group, device, foreach)

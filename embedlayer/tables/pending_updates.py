@@ -100,7 +100,7 @@ class PendingUpdates:
         def accept_clipping(parameter: Tensor) -> None:
             """Turn the accumulated gradient into a `RowSparseGradient`."""
             grad = parameter.grad
-            if grad is not None and grad.layout is torch.sparse_coo and not hasattr(parameter, "divided_among"):
+            if grad is not None and grad.layout is torch.sparse_coo and not hasattr(parameter, "shard_group"):
                 with_torch_functions(grad)
 
         coalesce.__torch_unserializable__ = True  # type: ignore[attr-defined]

@@ -62,7 +62,7 @@ def row_gradient(parameter: Tensor, grad: Tensor, *, drop: int | None = None) ->
         drop: Row to leave out, or `None`.
     """
     rows = coalesced(grad, drop=drop)
-    return rows if hasattr(parameter, "divided_among") else with_torch_functions(rows)
+    return rows if hasattr(parameter, "shard_group") else with_torch_functions(rows)
 
 
 def coalesced(grad: Tensor, *, drop: int | None = None) -> Tensor:

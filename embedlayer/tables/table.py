@@ -15,14 +15,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from embedlayer.errors import ShapeError
-from embedlayer.losses.linear_cross_entropy import (
-    LogitOptions,
-    LossOptions,
-    ScoreOptions,
-    cross_entropy_over_rows,
-    finish_logits,
-    linear_cross_entropy,
-)
+from embedlayer.losses.cross_entropy import LogitOptions, LossOptions, ScoreOptions, finish_logits
+from embedlayer.losses.linear_cross_entropy import linear_cross_entropy
+from embedlayer.losses.row_blocks import cross_entropy_over_rows
 from embedlayer.overrides import is_current
 from embedlayer.tables.lookup import LookupTable
 

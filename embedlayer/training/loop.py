@@ -1,14 +1,14 @@
-"""The training loop: a pure function of the step wherever that is possible, so that a run resumes bit for bit.
+"""The training loop: every step is a function of its number where possible, so a resumed run is bit for bit the same.
 
-Which windows a step reads, its learning rate and when it validates follow from the step number; what does not (weights,
-moments, generators, the loss since the last line) stands in `state()`. Nothing is printed here: `run()` yields one
-dictionary per logged step, and who calls it shows it.
+The step number determines the windows of a step, its learning rate and whether it validates. `Trainer.state()` holds
+all else: weights, moments, random generators, and the loss since the last line of metrics. This module prints nothing:
+`Trainer.run()` yields one dictionary per logged step.
 """
 
 import math
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
@@ -18,7 +18,8 @@ from torch import Tensor
 
 from embedlayer.data.corpus import TokenCorpus
 from embedlayer.data.windows import TokenWindows, WindowSampler
-from embedlayer.distributed.ranks import Alone, Ranks
+from embedlayer.distributed.sharded import ShardedTable
+from embedlayer.distributed.state import to_local, trained_parameters
 from embedlayer.errors import CheckpointError, EmbedLayerWarning, SizeError, TextError
 from embedlayer.io.files import JsonObject
 from embedlayer.models.decoder import DecoderLM
@@ -26,6 +27,7 @@ from embedlayer.optim.clip import clip_grad_norm_
 from embedlayer.optim.param_groups import param_groups
 from embedlayer.optim.row_adamw import RowAdamW
 from embedlayer.tables.pending_updates import without_applying_updates
+from embedlayer.training.parallel import ParallelContext
 from embedlayer.training.time_budget import TimeBudget
 
 FAR_FROM_LN_V = 1.0  # nats; fresh rows of a sensible size start within 0.3
@@ -34,28 +36,30 @@ COST_OF_AN_UPDATE = 3.0  # forward passes: a first guess, replaced by a measurem
 
 @dataclass(frozen=True)
 class TrainingOptions:
-    """How a run is trained.
+    """Options of a training run.
 
     Attributes:
-        steps: Updates; `None` to have them follow from `minutes`.
-        minutes: Wall-clock time to fill. The number of steps that fits is measured again at each line of metrics, and
-            the schedule follows the share of the time that is used.
+        steps: Number of updates; `None` to fill `minutes`.
+        minutes: Wall-clock time to fill, in minutes, or `None`. The number of steps is estimated again at each line of
+            metrics, and the schedule follows the fraction of the time that is used.
         batch_size: Windows per forward pass.
         accumulate: Forward passes per update.
         max_length: Tokens per window, T.
-        learning_rate: Peak, reached after `warmup_fraction` of the steps; from there a cosine down to
-            `final_fraction` of it.
-        warmup_fraction: Share of the steps that warm up.
-        final_fraction: Share of the peak that the last step has.
-        weight_decay: Of the matrices; tables, positions and norms have none.
-        beta1: AdamW's decay of the mean.
-        beta2: AdamW's decay of the mean square.
-        max_grad_norm: Longer gradients are clipped to this length.
-        log_every: Steps from one line of metrics to the next.
-        validate_every: Lines of metrics from one validation to the next; the first and the last always validate.
-        validation_tokens: At most so many tokens of the validation part are read each time.
-        seed: Of the weights, the windows and dropout.
-        precision: `"float32"`, `"bfloat16"` (autocast), or `"auto"`: bfloat16 on a GPU that has it.
+        learning_rate: Peak learning rate, reached after `warmup_fraction` of the steps; a cosine decay follows.
+        warmup_fraction: Fraction of the steps with linear warm-up.
+        final_fraction: Learning rate of the last step as a fraction of the peak.
+        weight_decay: Decoupled weight decay of matrices; tables, positions and norms have none.
+        beta1: AdamW's decay rate of the first moment.
+        beta2: AdamW's decay rate of the second moment.
+        max_grad_norm: Gradients are clipped to this norm.
+        log_every: Steps between two lines of metrics.
+        validate_every: Lines of metrics between two validations; the first and the last line always validate.
+        validation_tokens: Maximum number of validation tokens per validation.
+        seed: Seed of the weights, the windows and dropout.
+        precision: `"float32"`, `"bfloat16"` (autocast), or `"auto"`: bfloat16 on a GPU that supports it.
+
+    Raises:
+        SizeError: Neither or both of `steps` and `minutes` are set, or a number is not positive.
     """
 
     steps: int | None = None
@@ -78,7 +82,7 @@ class TrainingOptions:
 
     def __post_init__(self) -> None:
         if (self.steps is None) == (self.minutes is None):
-            raise SizeError(f"Give either steps or minutes, not {self.steps} and {self.minutes}.")
+            raise SizeError(f"Set either steps or minutes, not {self.steps} and {self.minutes}.")
         for name in ("batch_size", "accumulate", "max_length", "log_every", "validate_every", "validation_tokens"):
             if getattr(self, name) < 1:
                 raise SizeError(f"{name} must be at least 1, not {getattr(self, name)}.")
@@ -88,7 +92,7 @@ class TrainingOptions:
                 raise SizeError(f"{name} must be positive, not {value}.")
 
     def learning_rate_at(self, step: int | float, steps: int) -> float:
-        """Return the learning rate of update `step` (1 to `steps`), or of a place between two updates."""
+        """Return the learning rate of update `step` (1 to `steps`), which may be a fraction between two updates."""
         warmup = max(1, round(self.warmup_fraction * steps))
         if step <= warmup:
             return self.learning_rate * step / warmup
@@ -98,15 +102,15 @@ class TrainingOptions:
 
 
 class Trainer:
-    """Train a decoder, and with it its embedding layer, on a corpus.
+    """Train a `DecoderLM`, and with it its embedding layer, on a corpus of token IDs.
 
     Args:
         model: The model, on its device.
-        training: Token IDs to learn from.
-        validation: Token IDs to measure on.
-        options: How.
-        ranks: The processes that train it together, each with a `Trainer` of the same; this one alone if `None`. Each
-            takes its share of every batch, and the run is that of one process, except for what dropout draws.
+        training: Token IDs for training.
+        validation: Token IDs for validation.
+        options: See `TrainingOptions`.
+        parallel: The processes that train the model together, each with an equal `Trainer`; `None` for one process.
+            Each process takes its share of every batch. The result equals that of one process but for dropout.
 
     Raises:
         TextError: A part is shorter than one window.
@@ -123,25 +127,25 @@ class Trainer:
         training: TokenCorpus,
         validation: TokenCorpus,
         options: TrainingOptions,
-        ranks: Ranks | None = None,
+        parallel: ParallelContext | None = None,
     ) -> None:
         self.model = model
         self.options = options
-        self.ranks = Alone() if ranks is None else ranks
-        self.ranks.divide(model)
+        self.parallel = ParallelContext() if parallel is None else parallel
+        self.parallel.shard(model)
         self.device = next(model.parameters()).device
-        self._loss = self.ranks.loss_of(model)
+        self._loss = self.parallel.loss_function(model)
         for name, part in {"training": training, "validation": validation}.items():
             if len(part) <= options.max_length:
                 raise TextError(
                     f"The {name} part has {len(part)} tokens, one window needs {options.max_length + 1}. "
-                    f"Give more text, or a smaller max_length."
+                    f"Use more text, or a smaller max_length."
                 )
         self.validation = validation
         self.sampler = WindowSampler(
             training, max_length=options.max_length, batch_size=options.batch_size, seed=options.seed
         )
-        self.optimizer = self._fresh_optimizer(model)
+        self.optimizer = self._create_optimizer(model)
         self.steps = options.steps
         self.step = 0
         self.budget = None if options.minutes is None else TimeBudget(60 * options.minutes)
@@ -150,18 +154,21 @@ class Trainer:
         self._losses = torch.zeros(2, device=self.device)  # sum and count since the last line
 
     def stop(self) -> None:
-        """Let `run()` end after the step that it is in; it can be called again to go on."""
+        """Make `run()` end after its current step. A later call of `run()` continues."""
         self._stopping = True
 
     def run(self, on_step: Callable[[int], None] | None = None) -> Iterator[dict[str, Any]]:
-        """Train to the last step; yields a line of metrics every `log_every` steps, the first before any update.
+        """Train to the last step, and yield a line of metrics every `log_every` steps, the first before any update.
 
-        A line holds `step`, `loss` (nats per token, mean since the last line), `lr`, `tokens_per_second`,
-        `rows_touched` (different tokens that the step read, which is how many rows of the table it looked up), and on
-        some lines, the last included, `validation_loss` (nats per token) and `validation_bits_per_byte`.
+        A line has `step`, `loss` (nats per token, mean since the last line), `lr`, `tokens_per_second` and
+        `rows_touched` (number of distinct rows that the step looked up). Some lines, the last included, have
+        `validation_loss` (nats per token) and `validation_bits_per_byte`.
 
         Args:
-            on_step: Called with the number of each step that is done.
+            on_step: Function that is called with the number of each finished step, or `None`.
+
+        Raises:
+            PeerError: Another process hangs or has ended.
         """
         self._stopping = False
         self._running_since = time.perf_counter()
@@ -173,13 +180,14 @@ class Trainer:
             self._running_since = None
 
     def _lines(self, on_step: Callable[[int], None] | None) -> Iterator[dict[str, Any]]:
+        """Run the steps that are left, and yield lines of metrics."""
         if self.step == 0:
             line = self._first_line()
             self._measure_speed()
             yield line
         assert self.steps is not None
         clock, tokens = time.perf_counter(), 0
-        while self.step < self.steps and not self.ranks.any(self._stopping):
+        while self.step < self.steps and not self.parallel.collectives.any(self._stopping):
             learning_rate = self._learning_rate()
             self._losses += self._update(self.optimizer, self.step, learning_rate)
             self.step += 1
@@ -189,7 +197,7 @@ class Trainer:
             if self.step % self.options.log_every and self.step < self.steps:
                 continue
             self.model.check()
-            total, count = self.ranks.sum(self._losses).tolist()
+            total, count = self.parallel.sum(self._losses).tolist()
             self._losses.zero_()
             seconds = time.perf_counter() - clock
             self._measure_speed()
@@ -206,20 +214,20 @@ class Trainer:
             clock, tokens = time.perf_counter(), 0
 
     def validate(self) -> dict[str, float]:
-        """Loss on the validation part: nats per token, and bits per byte, which compares across tokenizers."""
+        """Measure the validation loss: nats per token, and bits per byte, which is comparable across tokenizers."""
         length, batch_size = self.options.max_length, self.options.batch_size
         windows, count = self._validation_windows()
         total, started = 0.0, time.perf_counter()
         self.model.eval()
         with torch.no_grad(), self._autocast():
             for start in range(0, count, batch_size):
-                share = self.ranks.share(min(batch_size, count - start))
-                here = share or range(1)  # who has none takes part all the same
+                share = self.parallel.share(min(batch_size, count - start))
+                here = share or range(1)  # a rank without a window must take part in the look-ups too
                 inputs, targets = windows.batch(range(start + here.start, start + here.stop))
                 loss = float(self.model.loss(inputs.to(self.device), targets.to(self.device), reduction="sum"))
                 total += loss if share else 0.0
         self.model.train()
-        nats = float(self.ranks.sum(torch.tensor(total, dtype=torch.float64))) / (count * length)
+        nats = float(self.parallel.sum(torch.tensor(total, dtype=torch.float64))) / (count * length)
         bytes_per_token = self.validation.num_bytes / len(self.validation)
         if self.budget is not None:
             self.budget.reserve = time.perf_counter() - started
@@ -232,19 +240,17 @@ class Trainer:
         return windows, max(1, min(len(windows), self.options.validation_tokens // length))
 
     def state(self) -> tuple[dict[str, Tensor], JsonObject]:
-        """Everything that the rest of the run depends on: tensors by name, and the rest as JSON."""
+        """Return all that the rest of the run depends on: tensors by name, and other values as JSON."""
         with without_applying_updates(self.model):
             tensors = {f"model.{name}": tensor for name, tensor in self.model.state_dict().items()}
         all_pending: JsonObject = {}
-        for name, parameter, whole in self.ranks.parameters(self.model):
+        for name, parameter, table in trained_parameters(self.model):
             moments = self.optimizer.state.get(parameter, {})
-            rows = {key: value if key == "step" else whole(value) for key, value in moments.items()}
-            tensors |= {f"optimizer.{name}.{key}": value for key, value in rows.items()}
+            tensors |= {f"optimizer.{name}.{key}": value for key, value in _as_saved(moments, table).items()}
             if pending := getattr(parameter, "pending_updates", None):
-                behind, all_pending[name] = pending.state()
-                rows = {key: value if key == "history" else whole(value) for key, value in behind.items()}
-                tensors |= {f"pending_updates.{name}.{key}": value for key, value in rows.items()}
-        tensors["losses"] = self.ranks.sum(self._losses)
+                pending_rows, all_pending[name] = pending.state()
+                tensors |= {f"pending_updates.{name}.{key}": value for key, value in _as_saved(pending_rows, table).items()}
+        tensors["losses"] = self.parallel.sum(self._losses)
         tensors["generator.cpu"] = torch.get_rng_state()
         if self.device.type == "cuda":
             tensors["generator.cuda"] = torch.cuda.get_rng_state(self.device)
@@ -257,31 +263,25 @@ class Trainer:
         }
 
     def load_state(self, tensors: dict[str, Tensor], rest: JsonObject) -> None:
-        """Continue where `state()` was taken.
+        """Restore the result of `state()`, in place.
 
         Raises:
             CheckpointError: It is the state of another model.
         """
         try:
-            self.model.load_state_dict(
-                {name.removeprefix("model."): t for name, t in tensors.items() if name.startswith("model.")}
-            )
-            local = {name: self.ranks.local(tensor) for name, tensor in tensors.items()}
-            for name, parameter, _ in self.ranks.parameters(self.model):
-                prefix = f"optimizer.{name}."
-                moments = {key.removeprefix(prefix): t for key, t in local.items() if key.startswith(prefix)}
-                if moments:
+            self.model.load_state_dict(_select(tensors, "model."))
+            local = {name: to_local(tensor) for name, tensor in tensors.items()}
+            for name, parameter, _ in trained_parameters(self.model):
+                if moments := _select(local, f"optimizer.{name}."):
                     self.optimizer.load_moments(parameter, moments)
                 if pending := rest.get("pending_updates", {}).get(name):
-                    prefix = f"pending_updates.{name}."
-                    behind = {key.removeprefix(prefix): t for key, t in local.items() if key.startswith(prefix)}
-                    self.optimizer.load_pending_updates(parameter, behind, pending)
+                    self.optimizer.load_pending_updates(parameter, _select(local, f"pending_updates.{name}."), pending)
             self.step, self.steps = rest["step"], rest["steps"]
             if self.budget is not None and "time" in rest:
                 self.budget = TimeBudget.from_state(rest["time"])
-            elif self.budget is not None:  # of an earlier version, which fixed the steps at the start
+            elif self.budget is not None:  # a state with fixed steps: estimate the time that they took
                 self.budget.used = self.budget.seconds * self.step / self.steps
-            self._losses.copy_(tensors["losses"] if self.ranks.first else torch.zeros(2))
+            self._losses.copy_(tensors["losses"] if self.parallel.is_first else torch.zeros(2))
             torch.set_rng_state(tensors["generator.cpu"].cpu())
             if self.device.type == "cuda" and "generator.cuda" in tensors:
                 torch.cuda.set_rng_state(tensors["generator.cuda"].cpu(), self.device)
@@ -289,65 +289,74 @@ class Trainer:
             raise CheckpointError(f"The checkpoint does not fit this run: {error}") from error
 
     def _first_line(self) -> dict[str, Any]:
+        """Measure the loss before training; warn if it is far from that of a uniform distribution."""
         measured = self.validate()
         inputs, targets, share = self._batch(0)
         self.model.eval()
         with torch.no_grad(), self._autocast():
-            loss = float(self.ranks.sum(self.model.loss(inputs, targets) * share))
+            loss = float(self.parallel.sum(self.model.loss(inputs, targets) * share))
         self.model.train()
         uniform = math.log(self.model.table.vocab_size)
-        if self.ranks.first and not abs(loss - uniform) <= FAR_FROM_LN_V:
+        if self.parallel.is_first and not abs(loss - uniform) <= FAR_FROM_LN_V:
             warnings.warn(
-                f"The first loss is {loss:.1f}, and guessing evenly costs ln V = {uniform:.2f} nats. The rows start "
-                f"too large for the head (a tied table wants init_std=0.02 and scale='sqrt_dim', not N(0, 1)), or are "
-                f"those of another tokenizer; training may not recover.",
+                f"The first loss is {loss:.1f}, and a uniform distribution has ln V = {uniform:.2f} nats. The rows "
+                f"start too large for the head (a tied table needs init_std=0.02 and scale='sqrt_dim', not N(0, 1)), "
+                f"or belong to another tokenizer; training may not recover.",
                 EmbedLayerWarning,
                 stacklevel=3,
             )
         return {"step": 0, "loss": loss, "lr": 0.0, "tokens_per_second": 0, "rows_touched": 0, **measured}
 
     def _update(self, optimizer: torch.optim.Optimizer, step: int, learning_rate: float) -> Tensor:
-        """Update `step`, counted from 0; returns, as sums over the ranks, its loss and a 1, and waits for no device."""
-        self.ranks.seed(self.options.seed, step)
+        """Run update `step`, counted from 0, without waiting for the device.
+
+        Returns:
+            This rank's part of the mean loss, and of the number 1: summed over the ranks they are loss and count.
+        """
+        self.parallel.seed(self.options.seed, step)
         for group in optimizer.param_groups:
             group["lr"] = learning_rate
-        result = torch.tensor([0.0, float(self.ranks.first)], device=self.device)
+        result = torch.tensor([0.0, float(self.parallel.is_first)], device=self.device)
         last = self.options.accumulate - 1
         for part in range(self.options.accumulate):
             inputs, targets, share = self._batch(step * self.options.accumulate + part)
-            with nullcontext() if part == last else self.ranks.local_gradients():
+            sync = nullcontext() if part == last else self.parallel.no_sync()
+            with self.parallel.collectives.peer_errors(), sync:
                 with self._autocast():
                     loss = self._loss(inputs, targets) * share / self.options.accumulate
-                (loss * self.ranks.size).backward()  # gradients are means over the ranks, and shares sum to 1
+                (loss * self.parallel.size).backward()  # gradients are means over the ranks, and shares sum to 1
             result[0] += loss.detach()
-        self.ranks.join_gradients(self.model)
-        clip_grad_norm_(self.model.parameters(), self.options.max_grad_norm)
+        self.parallel.average_replicas(self.model)
+        with self.parallel.collectives.peer_errors():
+            clip_grad_norm_(self.model.parameters(), self.options.max_grad_norm)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         return result
 
     def _rows_touched(self, step: int) -> int:
-        """How many different tokens update `step` reads: a function of the step, so that resuming changes nothing."""
-        if not self.ranks.first:
+        """Count the distinct tokens of update `step`, on rank 0; other ranks return 0."""
+        if not self.parallel.is_first:
             return 0
         parts = range(step * self.options.accumulate, (step + 1) * self.options.accumulate)
         return len(torch.cat([self.sampler.batch(part)[0].flatten() for part in parts]).unique())
 
     def _batch(self, index: int) -> tuple[Tensor, Tensor, float]:
-        """This rank's windows of a batch, and their share of it; where none is left, one that counts nothing."""
+        """Return this rank's inputs, targets and share of a batch; a rank without windows gets one with share 0."""
         size = self.options.batch_size
-        share = len(self.ranks.share(size)) / size
-        rank, ranks = (self.ranks.rank, self.ranks.size) if share else (0, size)
+        share = len(self.parallel.share(size)) / size
+        rank, ranks = (self.parallel.rank, self.parallel.size) if share else (0, size)
         inputs, targets = self.sampler.batch(index, rank=rank, ranks=ranks)
         return inputs.to(self.device), targets.to(self.device), share
 
     def _autocast(self) -> AbstractContextManager[Any]:
+        """Return the autocast context of `precision`."""
         precision = self.options.precision
         if precision == "auto":
             precision = "bfloat16" if self.device.type == "cuda" and torch.cuda.is_bf16_supported() else "float32"
         return torch.autocast(self.device.type, torch.bfloat16) if precision == "bfloat16" else nullcontext()
 
-    def _fresh_optimizer(self, model: DecoderLM) -> RowAdamW:
+    def _create_optimizer(self, model: DecoderLM) -> RowAdamW:
+        """Create the optimizer of the run."""
         return RowAdamW(
             param_groups(model, weight_decay=self.options.weight_decay),
             lr=self.options.learning_rate,
@@ -363,19 +372,32 @@ class Trainer:
         return self.options.learning_rate_at(step, self.steps)
 
     def _measure_speed(self) -> None:
-        """Compute anew how many steps fit into the time, if there is one to fill; at least one does."""
+        """Estimate again how many steps fit into `minutes`, at least one. With fixed `steps` nothing happens."""
         if self.budget is None:
             return
-        used = self.ranks.first_says(round(1000 * self._seconds_used())) / 1000
+        used = self.parallel.collectives.broadcast_object(round(self._seconds_used(), 3))
         batches = self._validation_windows()[1] / self.options.batch_size
         last = self.budget.last_step(
             self.step,
             used=used,
             guess=COST_OF_AN_UPDATE * self.options.accumulate * self.budget.reserve / batches,
         )
-        self.steps = self.ranks.first_says(max(1, last))
+        self.steps = self.parallel.collectives.broadcast_object(max(1, last))
 
     def _seconds_used(self) -> float:
         """Return the seconds that the run has taken, over all calls of `run()`."""
         before = 0.0 if self.budget is None else self.budget.used
         return before + (0.0 if self._running_since is None else time.perf_counter() - self._running_since)
+
+
+def _select(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    """Return the tensors with names that start with `prefix`, without the prefix."""
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+
+
+def _as_saved(tensors: Mapping[str, Tensor], table: ShardedTable | None) -> dict[str, Tensor]:
+    """Return tensors with one row per token as DTensors of all rows, if they are those of a sharded table."""
+    return {
+        name: tensor if table is None or name in ("step", "history") else table.as_dtensor(tensor)
+        for name, tensor in tensors.items()
+    }

@@ -1,16 +1,16 @@
-"""The folder of a run: everything that a result is, and everything that resuming needs.
+"""The folder of a training run: its result, and all files for resuming it.
 
 ```
 DIR/
-  config.json            what the model is
-  model.safetensors      its weights, the trained table among them: those with the lowest validation loss so far
-  best.json              the step that these weights are from, and what was validated at it
-  tokenizer.json         text to IDs
+  config.json            configuration of the model
+  model.safetensors      weights of the step with the lowest validation loss so far
+  best.json              step and validation results of these weights
+  tokenizer.json         the tokenizer
   metrics.jsonl          one line per logged step
-  report.html            the same to look at
-  run.json               how it was trained
-  checkpoint.safetensors weights, moments and generators in the middle of a run
-  corpus/                the token IDs that it reads, or a link to them
+  report.html            the metrics as a web page
+  run.json               options of the run
+  checkpoint.safetensors weights, moments and random generators at the last checkpoint
+  corpus/                the token IDs, or a link to them
 ```
 """
 
@@ -30,7 +30,6 @@ from tokenizers import Tokenizer
 
 from embedlayer.data.corpus import TokenCorpus
 from embedlayer.data.tokenizer import load_tokenizer, require_rows, save_tokenizer, table_size
-from embedlayer.distributed.ranks import Alone, Ranks
 from embedlayer.errors import CheckpointError, FileError, SizeError
 from embedlayer.io.files import (
     JsonObject,
@@ -47,15 +46,16 @@ from embedlayer.io.locks import LOCK, FileLock
 from embedlayer.models.decoder import DecoderLM
 from embedlayer.pretrained import CANNOT_BE_BUILT, CONFIG, TOKENIZER, WEIGHTS, build, short, write_config
 from embedlayer.training.loop import Trainer, TrainingOptions
+from embedlayer.training.parallel import ParallelContext
 
 FORMAT_VERSION = 1
 PIECES_OF_A_TEXT, IDS_IN_A_PIECE = 256, 4096
 PATIENCE_SECONDS = 10.0
-"""How long rank 0 of a restarted launch waits for the lock of the one before, which may still be ending elsewhere."""
+"""Time that rank 0 waits after a restart for the lock of the process before it, which may still be ending."""
 
 
 class NeighborsBefore(TypedDict):
-    """A token, and the text of those nearest to it before training, with their cosines."""
+    """A token and its nearest neighbours before training: texts and cosine similarities."""
 
     id: Count
     token: str
@@ -63,14 +63,14 @@ class NeighborsBefore(TypedDict):
 
 
 class Notes(TypedDict):
-    """What the command `train` notes beside a run; a program may note more."""
+    """Notes of the command `train` about a run; a program may add keys."""
 
     neighbors_before: NotRequired[list[NeighborsBefore]]
     launch: NotRequired[str]
 
 
 class ModelDescription(TypedDict):
-    """As much of a model's description as is read from it without building it."""
+    """Keys of a model description that are read without building the model."""
 
     kind: str
     position: NotRequired[JsonObject]
@@ -78,7 +78,7 @@ class ModelDescription(TypedDict):
 
 
 class RunDescription(TypedDict):
-    """`run.json`."""
+    """Content of `run.json`."""
 
     options: JsonObject
     model: ModelDescription
@@ -87,7 +87,7 @@ class RunDescription(TypedDict):
 
 
 class MetricsLine(TypedDict):
-    """A line of `metrics.jsonl`, as `Trainer.run` gives it: nats per token, tokens per second."""
+    """A line of `metrics.jsonl`, as `Trainer.run` yields it: nats per token, tokens per second."""
 
     step: Count
     loss: NotRequired[float]
@@ -99,7 +99,7 @@ class MetricsLine(TypedDict):
 
 
 class BestFacts(TypedDict):
-    """`best.json`: the step of the weights that are kept, and what was validated at it."""
+    """Content of `best.json`: step and validation results of the saved weights."""
 
     step: Count
     validation_loss: float
@@ -107,14 +107,14 @@ class BestFacts(TypedDict):
 
 
 class PendingUpdatesState(TypedDict):
-    """What is not a tensor of the pending updates of a row-sparse table."""
+    """Values of the pending updates of a row-sparse table that are not tensors."""
 
     start: NotRequired[Count]
     betas: NotRequired[list[Annotated[float, Range(0, 1)]]]
 
 
 class TrainerState(TypedDict):
-    """What is not a tensor of `checkpoint.safetensors`."""
+    """Values in the metadata of `checkpoint.safetensors`."""
 
     step: Count
     steps: Count | None
@@ -122,10 +122,13 @@ class TrainerState(TypedDict):
 
 
 class RunDirectory:
-    """A run's folder, by the names of its files.
+    """The folder of a training run: read, start, resume, save and finish the run.
 
-    One process at a time writes to it: `start` and `resume` take a lock, on rank 0, and `finish` releases it. Before
-    that it ends with this object, or with the process. Reading needs no lock.
+    One process at a time writes to the folder. `start` and `resume` acquire a lock, on rank 0, and `finish` releases
+    it; the lock also ends with this object and with the process. Reading needs no lock.
+
+    Args:
+        path: The folder, which need not exist.
     """
 
     def __init__(self, path: Path | str) -> None:
@@ -139,32 +142,32 @@ class RunDirectory:
         self.lock = FileLock(self.path / LOCK, f"The run folder {self.path}")
 
     @property
-    def holds_a_run(self) -> bool:
-        """Whether a run was started here.
+    def contains_run(self) -> bool:
+        """Return whether the folder contains a run.
 
         Raises:
-            FileError: The folder cannot be looked into.
+            FileError: The folder cannot be read.
         """
         return (recover_folder(self.path) / self.run.name).exists()
 
     @contextmanager
-    def written_by(self, ranks: Ranks, *, create: bool) -> Iterator[None]:
-        """Hold the lock on rank 0 while the block runs, whatever `start`, `resume` and `finish` do in it.
+    def hold_lock(self, parallel: ParallelContext, *, create: bool) -> Iterator[None]:
+        """Hold the lock on rank 0 during the block, also after `finish` in it.
 
         Args:
-            ranks: The processes that write to the folder together.
-            create: Create the folder if it is missing; one that the block leaves empty is removed again.
+            parallel: The processes that write to the folder together.
+            create: Whether to create a missing folder; it is removed again if the block leaves it empty.
 
         Raises:
             FileError: Another process writes to the folder, or it cannot be created.
         """
-        created = ranks.first and create and not self.path.exists()
+        created = parallel.is_first and create and not self.path.exists()
         if created:
             create_folder(self.path)
         lock = FileLock(self.lock.path, self.lock.what)
         try:
-            if ranks.first and self.path.is_dir():
-                lock.acquire(timeout_seconds=PATIENCE_SECONDS if ranks.launch else 0.0)
+            if parallel.is_first and self.path.is_dir():
+                lock.acquire(timeout_seconds=PATIENCE_SECONDS if parallel.launch_id else 0.0)
             yield
         finally:
             lock.release()
@@ -174,20 +177,20 @@ class RunDirectory:
                     self.path.rmdir()
 
     def files(self) -> list[str]:
-        """Names of what is in the folder, folders with a slash behind; without hidden files."""
+        """Return the sorted names of files and folders, without hidden ones; names of folders end with a slash."""
         found = (file for file in self.path.iterdir() if not file.name.startswith("."))
         return sorted(file.name + "/" * file.is_dir() for file in found)
 
     def start(
         self, trainer: Trainer, tokenizer: Tokenizer, *, validation_fraction: float, notes: JsonObject | None = None
     ) -> None:
-        """Write down what the run is, before its first step; what an earlier run left here goes.
+        """Write `run.json` and the tokenizer before the first step, and remove the files of an earlier run.
 
         Args:
-            trainer: The run; its model is described, so that resuming can build it.
-            tokenizer: Text to IDs.
-            validation_fraction: Share of the corpus that is measured on.
-            notes: Anything else that should come back in `read()["notes"]`.
+            trainer: The trainer at step 0.
+            tokenizer: The tokenizer of the corpus.
+            validation_fraction: Fraction of the corpus for validation.
+            notes: JSON values that `read()["notes"]` returns later.
 
         Raises:
             FileError: The folder cannot be written, or another process writes to it.
@@ -201,22 +204,22 @@ class RunDirectory:
         description: JsonObject = {
             "format_version": FORMAT_VERSION,
             "options": asdict(trainer.options),
-            "model": trainer.ranks.describe(trainer.model),
+            "model": trainer.parallel.describe(trainer.model),
             "validation_fraction": validation_fraction,
             "notes": notes or {},
         }
         write_json(self.run, description)
 
     def read(self) -> JsonObject:
-        """What `start` wrote.
+        """Return the content of `run.json`.
 
         Raises:
-            FileError: There is no run here.
+            FileError: The folder contains no run.
             CheckpointError: The file is damaged or of another version.
         """
         if not self.path.exists():
             raise FileError(f"{self.path} does not exist.")
-        if not self.holds_a_run:
+        if not self.contains_run:
             raise FileError(f"{self.path} holds no run: there is no {self.run.name} in it.")
         description = read_json(self.run)
         if description.get("format_version") != FORMAT_VERSION:
@@ -228,11 +231,11 @@ class RunDirectory:
         return description
 
     def options(self) -> TrainingOptions:
-        """How the run is trained.
+        """Return the training options of the run.
 
         Raises:
-            FileError: There is no run here.
-            CheckpointError: The file that says so is damaged.
+            FileError: The folder contains no run.
+            CheckpointError: `run.json` is damaged.
         """
         options = self.read()["options"]
         check_arguments(TrainingOptions, options, f"{self.run}, options")
@@ -242,56 +245,57 @@ class RunDirectory:
             raise CheckpointError(f"{self.run}, options: {error} The file is damaged.") from error
 
     def resume(
-        self, device: torch.device | str = "cpu", ranks: Ranks | None = None
+        self, device: torch.device | str = "cpu", parallel: ParallelContext | None = None
     ) -> tuple[Trainer, Tokenizer, JsonObject]:
-        """Build the run again and continue at its last checkpoint, or at step 0 if it has none.
+        """Open the run for writing, at its last checkpoint, or at step 0 if it has none.
 
         Args:
-            device: Where to train.
-            ranks: The processes that go on with it together; as many as one likes, whatever their number was. All must
-                see this folder.
+            device: Device to train on.
+            parallel: The processes that train it together, any number of them. All must see this folder.
 
         Returns:
-            The trainer, the tokenizer, and the notes given to `start`.
+            The trainer, the tokenizer, and the notes that were passed to `start`.
 
         Raises:
-            FileError: There is no run here, a file of it cannot be read, or another process writes to the folder.
+            FileError: The folder contains no run, a file of it cannot be read, or another process writes to the folder.
             CheckpointError: A file is damaged.
             TokenizerError: The tokenizer is damaged, or has more entries than the table.
-            PeerError: A rank sees another run, tokenizer or text than rank 0.
+            PeerError: A rank reads another run, tokenizer or text than rank 0.
         """
-        ranks = Alone() if ranks is None else ranks
+        parallel = ParallelContext() if parallel is None else parallel
         self.read()  # an error where there is no run, before anything is written
-        if ranks.first:
+        if parallel.is_first:
             self.lock.acquire()
         description, tokenizer = self.read(), load_tokenizer(self.path / TOKENIZER)
-        ranks.agree(facts_of(description, TokenCorpus.open(self.corpus), tokenizer))
-        trainer, description = self.open(device, ranks)
+        parallel.collectives.require_equal(consistency_facts(description, TokenCorpus.open(self.corpus), tokenizer))
+        trainer, description = self.open(device, parallel)
         require_rows(tokenizer, trainer.model.table.vocab_size, self.path)
-        ranks.agree({"step of the checkpoint": trainer.step})
-        if ranks.first:
+        parallel.collectives.require_equal({"step of the checkpoint": trainer.step})
+        if parallel.is_first:
             self._keep_metrics_up_to(trainer.step if self.checkpoint.exists() else -1)
             remove_partials(self.checkpoint)  # of a process killed in a save
         return trainer, tokenizer, description["notes"]
 
-    def open(self, device: torch.device | str = "cpu", ranks: Ranks | None = None) -> tuple[Trainer, JsonObject]:
-        """The run as its last checkpoint has it, and what `start` wrote; nothing in the folder changes.
+    def open(
+        self, device: torch.device | str = "cpu", parallel: ParallelContext | None = None
+    ) -> tuple[Trainer, JsonObject]:
+        """Return a trainer at the last checkpoint, and the content of `run.json`; nothing in the folder changes.
 
         Args:
-            device: Where to train.
-            ranks: The processes that open it together.
+            device: Device to train on.
+            parallel: The processes that open the run together.
 
         Raises:
-            FileError: There is no run here, or a file of it cannot be read.
+            FileError: The folder contains no run, or a file of it cannot be read.
             CheckpointError: A file is damaged.
         """
-        ranks = Alone() if ranks is None else ranks
+        parallel = ParallelContext() if parallel is None else parallel
         description, options = self.read(), self.options()
-        model = self._seeded(description, ranks, device)
+        model = self._build_with_seed(description, parallel, device)
         parts = TokenCorpus.open(self.corpus).split(description["validation_fraction"])
-        trainer = Trainer(model, *parts, options, ranks)
+        trainer = Trainer(model, *parts, options, parallel)
         if self.checkpoint.exists():
-            tensors, metadata = ranks.load(self.checkpoint)
+            tensors, metadata = parallel.load(self.checkpoint)
             state = parse_json(metadata.get("state", "{}"), f"The state in {self.checkpoint}")
             check_fields(state, TrainerState, f"The state in {self.checkpoint}")
             if options.steps is not None and (state["steps"] != options.steps or state["step"] > options.steps):
@@ -307,77 +311,90 @@ class RunDirectory:
                 raise CheckpointError(f"{self.checkpoint} does not fit this run: {short(error)}") from error
         return trainer, description
 
-    def beginning(self) -> DecoderLM:
-        """The model as the run's seed made it, before training.
+    def initial_model(self) -> DecoderLM:
+        """Return the model before training, drawn again from the seed of the run.
 
         Raises:
-            FileError: There is no run here.
+            FileError: The folder contains no run.
             CheckpointError: It is damaged, or describes another kind of model.
         """
         with torch.random.fork_rng(devices=[]):
-            return self._seeded(self.read(), Alone(), "cpu")
+            return self._build_with_seed(self.read(), ParallelContext(), "cpu")
 
-    def _seeded(self, description: JsonObject, ranks: Ranks, device: torch.device | str) -> DecoderLM:
+    def _build_with_seed(
+        self, description: JsonObject, parallel: ParallelContext, device: torch.device | str
+    ) -> DecoderLM:
+        """Build the model of a run with the weights that the seed of the run draws.
+
+        Raises:
+            CheckpointError: The model is of another kind, or too large for this machine.
+        """
         kind = description["model"].get("kind")
         if kind != "decoder_lm":
             raise CheckpointError(f"{self.run} describes a {kind}, not a {DecoderLM.__name__}.")
         torch.manual_seed(self.options().seed)
         self._check_size(description)
-        return ranks.build(description["model"], device)
+        return parallel.build(description["model"], device)
 
     def _check_size(self, description: JsonObject) -> None:
-        """Refuse a model that this machine cannot hold, before anything is allocated."""
+        """Check that the model fits into the memory of this machine, before memory is allocated.
+
+        Raises:
+            CheckpointError: It does not.
+        """
         with torch.random.fork_rng(devices=[]), torch.device("meta"):
             needed = sum(tensor.nbytes for tensor in build(description["model"]).parameters())
-        held = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else needed
-        if needed > held:
+        memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else needed
+        if needed > memory:
             raise CheckpointError(
-                f"{self.run} describes a model of {needed / 2**30:,.1f} GiB, and this machine has {held / 2**30:,.1f}: "
-                f"it is damaged, or was made on a larger machine."
+                f"{self.run} describes a model of {needed / 2**30:,.1f} GiB, and this machine has "
+                f"{memory / 2**30:,.1f}: the file is damaged, or was written on a larger machine."
             )
 
     def save_checkpoint(self, trainer: Trainer) -> None:
-        """Write the run's state; the last checkpoint stays until the new one is whole. All ranks must call it."""
+        """Write a checkpoint that replaces the last one atomically. All ranks must call it."""
         tensors, rest = trainer.state()
-        trainer.ranks.save(self.checkpoint, tensors, {"state": json.dumps(rest)})
+        trainer.parallel.save(self.checkpoint, tensors, {"state": json.dumps(rest)})
 
     def best(self) -> JsonObject | None:
-        """Return the step of the weights that `keep_best` wrote, and what was validated at it; `None` if it wrote none.
+        """Return step and validation results of the weights that `keep_best` wrote; `None` if it wrote none.
 
         Raises:
-            CheckpointError: The file that says so is damaged.
+            CheckpointError: `best.json` is damaged.
         """
         whole = self.best_facts.exists() and (self.path / WEIGHTS).exists()
         return read_fields(self.best_facts, BestFacts) if whole else None
 
     def keep_best(self, trainer: Trainer, line: JsonObject) -> bool:
-        """Write the model as the result so far if the line's validation loss is the lowest yet; say whether it is.
+        """Write the weights if the validation loss of the line is the lowest so far; return whether it is.
 
-        Until `finish` the folder holds no `config.json`, so nobody takes these weights for a finished result. All ranks
+        Until `finish` the folder has no `config.json`, so these weights are not read as a finished result. All ranks
         must call it.
         """
-        loss, best = line["validation_loss"], self.best() if trainer.ranks.first else None
+        loss, best = line["validation_loss"], self.best() if trainer.parallel.is_first else None
         is_better = math.isfinite(loss) and (best is None or loss < best["validation_loss"])
-        is_better = trainer.ranks.any(trainer.ranks.first and is_better)
+        is_better = trainer.parallel.collectives.any(trainer.parallel.is_first and is_better)
         if is_better:
             facts = {name: value for name, value in line.items() if name == "step" or name.startswith("validation")}
-            if trainer.ranks.first:  # a kill between the two files leaves no facts, rather than those of other weights
+            if (
+                trainer.parallel.is_first
+            ):  # a kill between the two files leaves no facts, rather than those of other weights
                 self.best_facts.unlink(missing_ok=True)
-            trainer.ranks.save(self.path / WEIGHTS, trainer.model.state_dict())
-            if trainer.ranks.first:
+            trainer.parallel.save(self.path / WEIGHTS, trainer.model.state_dict())
+            if trainer.parallel.is_first:
                 write_json(self.best_facts, facts)
         return is_better
 
     def finish(self, trainer: Trainer, tokenizer: Tokenizer) -> None:
-        """Write the result: the weights that `keep_best` wrote, or the model as it is now if it wrote none.
+        """Write configuration and tokenizer, and the current weights if `keep_best` wrote none. All ranks must call it.
 
-        The tokenizer goes with it. All ranks must call it.
+        The lock is released.
         """
-        if not trainer.ranks.any(trainer.ranks.first and self.best() is not None):
-            trainer.ranks.save(self.path / WEIGHTS, trainer.model.state_dict())
-        if trainer.ranks.first:
+        if not trainer.parallel.collectives.any(trainer.parallel.is_first and self.best() is not None):
+            trainer.parallel.save(self.path / WEIGHTS, trainer.model.state_dict())
+        if trainer.parallel.is_first:
             save_tokenizer(tokenizer, self.path / TOKENIZER)
-            write_config(self.path, trainer.ranks.describe(trainer.model))
+            write_config(self.path, trainer.parallel.describe(trainer.model))
             self.lock.release()
 
     def add_metrics(self, line: JsonObject) -> None:
@@ -389,7 +406,7 @@ class RunDirectory:
             raise FileError(f"Cannot write {self.metrics}: {error.strerror or error}.") from error
 
     def read_metrics(self) -> list[dict[str, Any]]:
-        """All lines of the metrics; a last one that a killed process left unfinished is passed over.
+        """Return all lines of the metrics, without a last line that a killed process left incomplete.
 
         Raises:
             FileError: The file cannot be read.
@@ -409,12 +426,13 @@ class RunDirectory:
         return lines
 
     def _keep_metrics_up_to(self, step: int) -> None:
+        """Remove the lines of metrics after `step`."""
         lines: Sequence[dict[str, Any]] = [line for line in self.read_metrics() if line["step"] <= step]
         write_text(self.metrics, "".join(json.dumps(line) + "\n" for line in lines))
 
 
-def facts_of(description: JsonObject, corpus: TokenCorpus, tokenizer: Tokenizer) -> JsonObject:
-    """What must be the same for all that train one run, by name; of a long text, some pieces."""
+def consistency_facts(description: JsonObject, corpus: TokenCorpus, tokenizer: Tokenizer) -> JsonObject:
+    """Return the facts that must be equal on all ranks of a run; 256 samples of the token IDs stand for a long text."""
     first_ids = np.linspace(0, max(0, len(corpus) - IDS_IN_A_PIECE), PIECES_OF_A_TEXT).astype(np.int64)
     some = b"".join(np.asarray(corpus.ids[first : first + IDS_IN_A_PIECE]).tobytes() for first in np.unique(first_ids))
     return {
@@ -428,5 +446,5 @@ def facts_of(description: JsonObject, corpus: TokenCorpus, tokenizer: Tokenizer)
 
 
 def digest(content: bytes) -> str:
-    """A few letters that other content has otherwise."""
+    """Return the first 12 hexadecimal digits of the SHA-256 of `content`."""
     return hashlib.sha256(content).hexdigest()[:12]

@@ -1,7 +1,7 @@
-"""How many steps fit into a wall-clock time, measured while the run goes on.
+"""Estimate how many training steps fit into a wall-clock time, while the run continues.
 
-The speed of a machine changes while others use it, so no number of steps that is fixed at the start keeps a budget.
-The time is read at each line of metrics, and between two readings the schedule follows from the step number alone.
+The speed of a machine changes, so a number of steps that is fixed at the start does not keep a time budget. The clock
+is read at each line of metrics. Between two readings the schedule depends on the step number alone.
 """
 
 from dataclasses import dataclass, field
@@ -13,14 +13,13 @@ READINGS = 6
 
 @dataclass
 class TimeBudget:
-    """Wall-clock time that a run may take, with the latest readings of the clock.
+    """Wall-clock time of a run, with the latest readings of the clock.
 
     Attributes:
-        seconds: Time to fill.
-        used: Seconds that the run took up to its last stop.
-        reserve: Seconds to keep for what follows the last step: a validation.
-        readings: `(step, seconds used)`, the last `READINGS` of them: the speed is measured between the first and the
-            last.
+        seconds: Time to fill, in seconds.
+        used: Seconds that the run used before its last stop.
+        reserve: Seconds for the validation after the last step.
+        readings: The last `READINGS` pairs `(step, seconds used)`; they determine the speed.
 
     Example:
         >>> budget = TimeBudget(100.0)
@@ -39,16 +38,16 @@ class TimeBudget:
 
     @classmethod
     def from_state(cls, state: JsonObject) -> "TimeBudget":
-        """Build the budget again from `dataclasses.asdict` of one, also after a way through JSON."""
+        """Create a budget from the result of `dataclasses.asdict`, also after a conversion to JSON."""
         return cls(**{**state, "readings": [(step, seconds) for step, seconds in state["readings"]]})
 
     def last_step(self, step: int, *, used: float, guess: float = 1.0) -> int:
-        """Record that `step` steps took `used` seconds, and return the step at which the budget will be used up.
+        """Record that `step` steps took `used` seconds, and estimate the step at which the time is used up.
 
         Args:
-            step: Steps done.
-            used: Seconds since the run began.
-            guess: Seconds per step, used until there are two readings.
+            step: Number of finished steps.
+            used: Seconds since the start of the run.
+            guess: Seconds per step, until there are two readings.
         """
         self.readings = [*self.readings, (step, used)][-READINGS:]
         (first, since), (last, now) = self.readings[0], self.readings[-1]
@@ -56,7 +55,7 @@ class TimeBudget:
         return step + max(0, int((self.seconds - self.reserve - used) / max(per_step, 1e-9)))
 
     def progress(self, step: int, *, last_step: int) -> float:
-        """Return the fraction of the budget that `step` steps will have used, 1 at `last_step`."""
+        """Return the estimated fraction of the time that `step` steps use, 1 at `last_step`."""
         read, used = self.readings[-1] if self.readings else (0, 0.0)
         share = min(1.0, used / self.seconds)
         return share + (1 - share) * (step - read) / max(1, last_step - read)

@@ -1,6 +1,5 @@
 """Rows that are divided among processes, as surgery moves and reads them: a piece at a time, never all in one place."""
 
-import json
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -12,8 +11,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
-from embedlayer.distributed.exchange import exchange, gather_rows
-from embedlayer.distributed.sharded import spans_of
+from embedlayer.collectives import RowPartition
+from embedlayer.distributed.sharded import collectives_of
 from embedlayer.errors import PeerError
 from embedlayer.io.files import JsonObject
 from embedlayer.vocab.owners import Ids, Owners, Part
@@ -28,12 +27,13 @@ class ManyOwners(Owners):
     """
 
     def __init__(self, mesh: DeviceMesh) -> None:
-        self.mesh, self.group = mesh, mesh.get_group()
+        self.mesh, self.group, self.collectives = mesh, mesh.get_group(), collectives_of(mesh)
         self.count, self.rank = mesh.size(), mesh.get_local_rank()
 
     def spans(self, size: int) -> list[tuple[int, int]]:
         """`ceil(size / count)` rows for each but the last, which has what is left."""
-        return spans_of(self.mesh, size)
+        parts = [RowPartition(size, rank, self.count) for rank in range(self.count)]
+        return [(part.start, part.stop) for part in parts]
 
     def sent(self, part: Part, wanted: Sequence[Ids], size: int) -> Part:
         """The rows that this process wants, from those that have them: nothing but rows crosses the network."""
@@ -42,17 +42,16 @@ class ManyOwners(Owners):
         rows = part.index_select(0, torch.cat(asked).to(part.device))
         owners = wanted[self.rank] // math.ceil(size / self.count)
         receives = torch.bincount(owners, minlength=self.count).tolist()
-        arrived = exchange(rows, [len(ids) for ids in asked], receives, self.group)
+        arrived = self.collectives.all_to_all(rows, [len(ids) for ids in asked], receives)
         return arrived.index_select(0, torch.argsort(torch.argsort(owners, stable=True)).to(part.device))
 
     def delivered(self, ids: Ids, rows: Part, size: int) -> tuple[Ids, Part]:
         """Each row with its ID to its owner."""
         ids, order = torch.sort(ids, stable=True)
         sends = torch.bincount(ids // math.ceil(size / self.count), minlength=self.count).tolist()
-        ones = [1] * self.count
-        receives = exchange(torch.tensor(sends, device=rows.device), ones, ones, self.group).tolist()
-        arrived = exchange(rows.index_select(0, order), sends, receives, self.group)
-        return exchange(ids, sends, receives, self.group) - self.span(size)[0], arrived
+        receives = self.collectives.exchange_counts(sends)
+        arrived = self.collectives.all_to_all(rows.index_select(0, order), sends, receives)
+        return self.collectives.all_to_all(ids, sends, receives) - self.span(size)[0], arrived
 
     def everywhere(self, part: Part, ids: Ids, size: int) -> Part:
         """Rows that all processes want alike, to the bit: owners put in theirs, the others zeros, as bytes."""
@@ -98,9 +97,7 @@ class ManyOwners(Owners):
 
     def _told(self, note: JsonObject) -> list[dict[str, Any]]:
         """The notes of all."""
-        raw = torch.frombuffer(bytearray(json.dumps(note).encode()), dtype=torch.uint8)
-        notes, counts = gather_rows(raw.to(self.mesh.device_type), self.group)
-        return [json.loads(bytes(each.tolist())) for each in notes.split(counts)]
+        return self.collectives.all_gather_object(note)
 
 
 @dataclass(frozen=True)

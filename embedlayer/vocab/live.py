@@ -279,7 +279,6 @@ def settings_of(ends: Ends) -> dict[str, Setting]:
     for name, part in ends.parts.items():
         if part.divided:
             outer = name.removesuffix("local").removesuffix(".")
-            note(outer, part.whole, "start", "stop", of=part)
             note(f"{outer}.index_check", part.whole.index_check, "size")
             note(name, part.local, "vocab_size", "num_rows", "padding_idx", of=part)
     for name, part in ends.storages().items():

@@ -53,7 +53,7 @@ def edit_own(folder: Path, partial: Path, asked: Asked, tokenizer: Tokenizer | N
         layer = Pretrained.read_pretrained(folder)
         receipt = parts[""] = edit_live(layer, asked, tokenizer)
         layer.save_pretrained(partial, tokenizer=receipt.tokenizer)
-    if run.holds_a_run and (receipt is None or _goes_on(run, receipt)):
+    if run.contains_run and (receipt is None or _goes_on(run, receipt)):
         with torch.random.fork_rng(devices=[]):
             trainer, description = run.open()
             of_run = torch.get_rng_state()
@@ -81,7 +81,7 @@ def undo_own(receipt: Receipt, folder: Path, partial: Path) -> None:
         undo_live(_part(receipt, ""), layer)
         layer.save_pretrained(partial, tokenizer=receipt.old_tokenizer)
     run = RunDirectory(folder)
-    if run.holds_a_run:
+    if run.contains_run:
         with torch.random.fork_rng(devices=[]):
             trainer, description = run.open()
             undo_live(_part(receipt, RUN), trainer.model, trainer.optimizer)

@@ -1,4 +1,4 @@
-"""Our modules under torch's own `fully_shard`."""
+"""Modules of embedlayer with torch's `fully_shard`."""
 
 from collections.abc import Callable
 from typing import NamedTuple

@@ -40,7 +40,7 @@ def both(rows: int, options: dict) -> list[torch.Tensor]:
         own = hidden[rank].clone().requires_grad_()
         if by_torch:
             logits = table.sharded_logits(own, bias=bias, **options)
-            assert logits.to_local().shape == (ranks * T, table.stop - table.start)
+            assert logits.to_local().shape == (ranks * T, table.partition.stop - table.partition.start)
             with loss_parallel():
                 loss = F.cross_entropy(logits, targets.flatten())
                 loss.backward()

@@ -1,4 +1,4 @@
-"""Divided tables on GPUs, which talk through NCCL."""
+"""Sharded tables on GPUs, with NCCL."""
 
 import json
 
@@ -11,8 +11,10 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from embedlayer import TokenEmbedding, TokenIdError, clip_grad_norm_, shard_table
 from embedlayer.cli.demo import carried_text
-from embedlayer.distributed.gathered import Rows, load_parts, save_gathered
-from embedlayer.distributed.together import Together
+from embedlayer.collectives import ProcessGroup
+from embedlayer.distributed.launch import Launch
+from embedlayer.distributed.sharded_file import ShardedRows, load_sharded, save_sharded
+from embedlayer.training.parallel import ParallelContext
 
 DEVICE = "cuda"
 BOTH = "cpu:gloo,cuda:nccl"
@@ -62,7 +64,7 @@ def divided(ids: torch.Tensor, hidden: torch.Tensor) -> list[torch.Tensor]:
 
 @pytest.mark.parametrize("backend", ["nccl", BOTH])
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_a_table_divided_among_gpus_is_the_whole_one(ranks, backend) -> None:
+def test_a_table_sharded_among_gpus_is_the_whole_one(ranks, backend) -> None:
     ids = torch.randint(0, V, (2, 5), generator=torch.Generator().manual_seed(1))
     hidden = torch.randn(2, 5, D, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
     expected = results_of(whole(), hidden, ids)
@@ -74,14 +76,14 @@ def test_a_table_divided_among_gpus_is_the_whole_one(ranks, backend) -> None:
 
 
 def agreed_and_saved(folder) -> list[torch.Tensor]:
-    ranks = Together(dist.FileStore(str(folder / "store"), dist.get_world_size()), DEVICE)
-    ranks.agree({"of": "all"})
+    ranks = ParallelContext(Launch(ProcessGroup(), torch.device(DEVICE)))
+    ranks.collectives.require_equal({"of": "all"})
     table = shard_table(whole(), init_device_mesh(DEVICE, (ranks.size,))).to(DEVICE)
-    sums = [ranks.sum(torch.ones(2, device=DEVICE)).cpu(), torch.tensor(ranks.any(ranks.first))]
-    tensors, places = {"rows": table.whole(table.weight)}, {"rows": Rows(table, V)}
-    save_gathered(folder / "file", tensors, places)
-    ranks.any(False)
-    loaded = load_parts(folder / "file", lambda names: places)[0]["rows"]
+    sums = [ranks.sum(torch.ones(2, device=DEVICE)).cpu(), torch.tensor(ranks.collectives.any(ranks.is_first))]
+    tensors, places = {"rows": table.as_dtensor(table.weight)}, {"rows": ShardedRows(table, V)}
+    save_sharded(folder / "file", tensors, places, ranks.collectives)
+    ranks.collectives.any(False)
+    loaded = load_sharded(folder / "file", lambda names: places)[0]["rows"]
     assert loaded.to_local().device.type == DEVICE
     assert torch.equal(loaded.to_local(), table.weight.detach())
     return [*sums, loaded.full_tensor().cpu()]

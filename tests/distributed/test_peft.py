@@ -14,7 +14,9 @@ from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 from embedlayer import DecoderLM, OutputHead, RotaryEmbedding, TokenEmbedding, shard_table
-from embedlayer.distributed.together import Together
+from embedlayer.collectives import ProcessGroup
+from embedlayer.distributed.launch import Launch
+from embedlayer.training.parallel import ParallelContext
 
 pytest.importorskip("peft", reason="the dev extra is not installed")
 
@@ -133,7 +135,7 @@ def by_torch(choices: list[str]) -> list[dict[str, torch.Tensor]]:
     return found
 
 
-def test_a_table_that_torch_divides_by_rows_or_columns_takes_lora_and_a_copy() -> None:
+def test_a_table_that_torch_shards_by_rows_or_columns_takes_lora_and_a_copy() -> None:
     choices = ["on the table", "beside the table", "a copy of the table"]
     for results in on_ranks(2, by_torch, choices):
         for choice, found in zip(choices * len(PLANS), results, strict=True):
@@ -163,7 +165,7 @@ def on_a_divided_table(choices: list[str]) -> list[dict[str, torch.Tensor]]:
     return found
 
 
-def test_a_divided_table_takes_lora_beside_it_and_a_copy_but_none_on_it() -> None:
+def test_a_sharded_table_takes_lora_beside_it_and_a_copy_but_none_on_it() -> None:
     choices = ["beside the table", "a copy of the table"]
     results = on_ranks(2, on_a_divided_table, choices)
     for number, choice in enumerate(choices):
@@ -184,17 +186,17 @@ def decoder(learns: bool, tied: bool) -> DecoderLM:
     return model
 
 
-def trained_decoder(model: DecoderLM, ranks: Together | None, learns: bool) -> dict[str, torch.Tensor]:
+def trained_decoder(model: DecoderLM, ranks: ParallelContext | None, learns: bool) -> dict[str, torch.Tensor]:
     """Losses of a few steps of LoRA on the decoder's layers, with the table's rows if they learn, and what was made."""
     ids = IDS.clamp(max=V - 2)
     if ranks is not None:
-        ranks.divide(model)
+        ranks.shard(model)
         ids = ids[list(ranks.share(len(ids)))]
     rows = model.table.weight
     model = adapted(model, target_modules=["query", "value", "down"])
     assert not rows.requires_grad
     rows.requires_grad_(learns)
-    loss_of = model.loss if ranks is None else ranks.loss_of(model)
+    loss_of = model.loss if ranks is None else ranks.loss_function(model)
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer, losses = torch.optim.SGD(trained, lr=0.5), []
     for _ in range(3):
@@ -211,11 +213,11 @@ CASES = [(True, True), (False, True), (True, False), (False, False)]
 
 
 def all_decoders(folder: Path) -> list[dict[str, torch.Tensor]]:
-    ranks = Together(dist.FileStore(str(folder / "store"), dist.get_world_size()))
+    ranks = ParallelContext(Launch(ProcessGroup()))
     return [trained_decoder(decoder(*case), ranks, case[0]) for case in CASES]
 
 
-def test_lora_on_the_layers_of_a_decoder_learns_alike_where_its_table_is_divided(tmp_path) -> None:
+def test_lora_on_the_layers_of_a_decoder_learns_alike_where_its_table_is_sharded(tmp_path) -> None:
     results = on_ranks(2, all_decoders, tmp_path)
     for number, case in enumerate(CASES):
         expected = trained_decoder(decoder(*case), None, case[0])

@@ -1,4 +1,4 @@
-"""A table divided among processes, beside the whole one."""
+"""A sharded table gives the results of the whole table."""
 
 import copy
 import tempfile
@@ -13,7 +13,6 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
-from torch.nn.parallel import DistributedDataParallel
 
 from embedlayer import (
     EmbeddingPlan,
@@ -21,6 +20,7 @@ from embedlayer import (
     FactorizedEmbedding,
     LearnedPositionalEmbedding,
     OutputHead,
+    PeerError,
     QuantizedEmbedding,
     RowAdamW,
     ShapeError,
@@ -30,10 +30,15 @@ from embedlayer import (
     TransformerEmbedding,
     clip_grad_norm_,
 )
-from embedlayer.distributed.copies import mean_over_copies, mesh_of_copies
-from embedlayer.distributed.sharded import ShardedTable, keep_rows_apart, shard_table
+from embedlayer.distributed.data_parallel import (
+    VOCAB_PARALLEL,
+    average_over_replicas,
+    data_parallel_mesh,
+    distributed_data_parallel,
+)
+from embedlayer.distributed.sharded import ShardedTable, shard_table
 from embedlayer.layers.input import embed
-from embedlayer.losses import chunk_length
+from embedlayer.losses import chunk_size
 
 V, D, T = 23, 6, 10
 OPTIONS = {
@@ -149,7 +154,7 @@ def hidden_states(sizes: tuple[int, ...]) -> list[torch.Tensor]:
 
 
 def unlike_batches(sizes: tuple[int, ...]):
-    chunk_length.BUFFER_BYTES["cpu"] = 17 * 8 * 8  # of the 17 tokens for 8 rows a rank with 7 could take 19
+    chunk_size.BUFFER_BYTES["cpu"] = 17 * 8 * 8  # of the 17 tokens for 8 rows a rank with 7 could take 19
     rank = dist.get_rank()
     table = shard_table(whole("dense"), init_device_mesh("cpu", (len(sizes),)))
     hidden = hidden_states(sizes)[rank].requires_grad_()
@@ -183,9 +188,9 @@ def trained(wrapper: str | None) -> list[torch.Tensor]:
         mesh, rank = init_device_mesh("cpu", (2,)), dist.get_rank()
         model.table = shard_table(model.table, mesh)
         if wrapper == "ddp":
-            parallel = DistributedDataParallel(keep_rows_apart(model))
+            parallel = distributed_data_parallel(model)
         else:
-            divided = {parameter for parameter in model.parameters() if hasattr(parameter, "divided_among")}
+            divided = {parameter for parameter in model.parameters() if hasattr(parameter, "shard_group")}
             parallel = fully_shard(model, mesh=mesh, ignored_params=divided)
         loss = lambda: parallel(ids[rank], targets[rank])  # noqa: E731
     optimizer = RowAdamW(model.parameters(), lr=0.1)
@@ -202,7 +207,7 @@ def trained_by_torch() -> list[list[torch.Tensor]]:
     return [trained("ddp"), trained("fsdp")]
 
 
-def test_a_model_with_a_divided_table_trains_in_torchs_own_wrappers_as_in_one_process() -> None:
+def test_a_model_with_a_sharded_table_trains_in_torchs_own_wrappers_as_in_one_process() -> None:
     expected = trained(None)
     for results in on_ranks(2, trained_by_torch):
         for found in results:
@@ -211,7 +216,7 @@ def test_a_model_with_a_divided_table_trains_in_torchs_own_wrappers_as_in_one_pr
 
 
 def test_rows_that_were_replaced_are_refused_at_the_next_use() -> None:
-    assert on_ranks(2, replaced) == [["weight of this divided table was replaced"] * 3] * 2
+    assert on_ranks(2, replaced) == [["weight of this sharded table was replaced"] * 3] * 2
 
 
 def replaced() -> list[str]:
@@ -228,8 +233,8 @@ def replaced() -> list[str]:
     return found
 
 
-def test_a_table_that_cannot_be_divided_is_refused() -> None:
-    expected = ["A table is divided along one", "1 rows, 1 to a rank, leave n", "token id 23 at row 0, column"]
+def test_a_table_that_cannot_be_sharded_is_refused() -> None:
+    expected = ["A table is sharded along one", "1 rows in blocks of 1 leave ", "token id 23 at row 0, column"]
     assert on_ranks(2, refusals) == [[*expected, "weight: divided among proces"]] * 2
 
 
@@ -291,12 +296,14 @@ def clamped(ids: torch.Tensor):
     table.index_check.forward = table.index_check.clamp_and_record
     vectors = table(ids)
     vectors.sum().backward()
-    elsewhere = ShardedTable(TokenEmbedding(table.stop - table.start, D, device="meta"), mesh, vocab_size=V)
+    elsewhere = ShardedTable(
+        TokenEmbedding(table.partition.stop - table.partition.start, D, device="meta"), mesh, vocab_size=V
+    )
     place = elsewhere.index_check.first_bad_index.device.type
     return vectors.detach(), table.weight.grad, table.index_check.first_bad_index.tolist(), place
 
 
-def test_a_quantised_table_is_divided_and_the_states_of_all_kinds_are_those_of_whole_tables() -> None:
+def test_a_quantised_table_is_sharded_and_the_states_of_all_kinds_are_those_of_whole_tables() -> None:
     for quantised, states in on_ranks(3, quantised_and_states):
         table = QuantizedEmbedding.from_table(whole("dense").float(), 4)
         assert torch.equal(quantised[0], table(torch.arange(V)))
@@ -384,7 +391,7 @@ def reset_all(table: torch.nn.Module) -> None:
             module.reset_parameters()
 
 
-def test_torch_divides_a_plain_table_by_rows_and_by_columns() -> None:
+def test_torch_shards_a_plain_table_by_rows_and_by_columns() -> None:
     table = TokenEmbedding(24, D, scale=1.5)
     for results in on_ranks(2, by_torch, table.weight.detach()):
         for found in results:
@@ -456,9 +463,9 @@ class Ends(nn.Module):
 
 def bytes_sent_in_a_step(copies: int) -> tuple[float, float]:
     """What this rank sends for the gradients of what all have, as `DistributedDataParallel` says, and in all."""
-    mesh, sent, undivided = mesh_of_copies("cpu", 2 * copies, 2), counted(), []
-    model = Ends(shard_table(FactorizedEmbedding(V, D, 3), mesh["rows"]))
-    parallel = DistributedDataParallel(keep_rows_apart(model))
+    mesh, sent, undivided = data_parallel_mesh("cpu", 2 * copies, 2), counted(), []
+    model = Ends(shard_table(FactorizedEmbedding(V, D, 3), mesh[VOCAB_PARALLEL]))
+    parallel = distributed_data_parallel(model)
 
     def counted_hook(group, bucket):
         joined = allreduce_hook(group, bucket)
@@ -467,12 +474,12 @@ def bytes_sent_in_a_step(copies: int) -> tuple[float, float]:
 
     parallel.register_comm_hook(None, counted_hook)
     parallel(torch.arange(V).repeat(5, 1)).backward()
-    mean_over_copies(model.table.weight, mesh)
+    average_over_replicas(model.table.weight, mesh)
     return sum(undivided), sum(sent)
 
 
 @pytest.mark.parametrize("row_sparse", [False, True])
-def test_what_crosses_the_network_for_copies_is_what_is_planned(row_sparse) -> None:
+def test_what_crosses_the_network_for_replicas_is_what_is_planned(row_sparse) -> None:
     plan = EmbeddingPlan(
         400, D, tied=False, tokens=64, distinct_tokens=64, vocab_parallel_size=2, replicas=2, row_sparse=row_sparse
     )
@@ -481,14 +488,14 @@ def test_what_crosses_the_network_for_copies_is_what_is_planned(row_sparse) -> N
 
 
 def bytes_sent_for_copies(row_sparse: bool) -> int:
-    mesh = mesh_of_copies("cpu", 4, 2)
-    table = shard_table(TokenEmbedding(400, D, row_sparse=row_sparse), mesh["rows"])
-    rows = shard_table(TokenEmbedding(400, D), mesh["rows"])
+    mesh = data_parallel_mesh("cpu", 4, 2)
+    table = shard_table(TokenEmbedding(400, D, row_sparse=row_sparse), mesh[VOCAB_PARALLEL])
+    rows = shard_table(TokenEmbedding(400, D), mesh[VOCAB_PARALLEL])
     ids = torch.arange(64) * 6 + dist.get_rank()
     rows.loss(table(ids), ids).backward()
     sent = counted()
     for parameter in (table.weight, rows.weight):
-        mean_over_copies(parameter, mesh)
+        average_over_replicas(parameter, mesh)
     return sum(sent)
 
 
@@ -529,3 +536,30 @@ def bytes_sent(trained: bool, rank: int | None) -> tuple[int, int]:
         if trained:
             vectors.backward(hidden.grad)
     return lookup + sum(sent), over_loss
+
+
+def refusals_of_other_tables():
+    """What a rank is told where the last one of its mesh has another vocabulary, or another kind of table."""
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data_parallel", "vocab_parallel"))
+    found, last = [], dist.get_rank() == 3
+    for table in (
+        TokenEmbedding(999 if last else 1000, 8),
+        TokenEmbedding(3 if last else 2, 8),
+        FactorizedEmbedding(1000, 8, 2) if last else TokenEmbedding(1000, 8),
+    ):
+        try:
+            shard_table(table, mesh["vocab_parallel"])
+            found.append("")
+        except PeerError as error:
+            found.append(str(error))
+    return found
+
+
+def test_a_table_of_another_vocabulary_or_kind_is_refused_by_name_where_it_is_sharded() -> None:
+    for rank, (vocabulary, small, kind) in enumerate(on_ranks(4, refusals_of_other_tables)):
+        if rank < 2:  # another replica, whose ranks pass the same table
+            assert vocabulary == small == kind == ""
+        else:
+            assert vocabulary.startswith("Rank 3 differs from rank 2 in vocab_size: 999 there, 1000 on rank 2.")
+            assert "vocab_size: 3 there, 2 on rank 2" in small
+            assert "kind of table: FactorizedEmbedding there, TokenEmbedding on rank 2" in kind

@@ -51,7 +51,7 @@ def train(model, optimizer, steps, *, rank=0, ranks=1) -> list[float]:
         model["head"].loss(model["mixing"](model["table"](ids)), targets).backward()
         if ranks > 1:
             for parameter in model.parameters():
-                if not hasattr(parameter, "divided_among"):
+                if not hasattr(parameter, "shard_group"):
                     dist.all_reduce(parameter.grad)
                     parameter.grad /= ranks
         norms.append(float(clip_grad_norm_(model.parameters(), 0.1)))

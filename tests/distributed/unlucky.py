@@ -10,7 +10,7 @@ import signal
 from pathlib import Path
 
 from embedlayer.cli.main import main
-from embedlayer.distributed import gathered
+from embedlayer.distributed import sharded_file
 from embedlayer.io.files import write_json
 from embedlayer.training.loop import Trainer
 from embedlayer.training.run_directory import RunDirectory
@@ -42,7 +42,7 @@ def unlucky_update(trainer, optimizer, step, learning_rate):
 
 def unlucky_save(directory, trainer):
     if is_next("save", trainer.step):
-        gathered._write_rows = lambda file, own, rows: (gathered._write(file, own), die())
+        sharded_file._write_rows = lambda file, own, *_: (sharded_file._write(file, own), die())
     save_checkpoint(directory, trainer)
 
 

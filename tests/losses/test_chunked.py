@@ -7,7 +7,7 @@ from comparison import assert_no_worse
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from embedlayer import ShapeError, SizeError, TokenIdError, linear_cross_entropy, token_log_probs
-from embedlayer.losses import chunk_length
+from embedlayer.losses import chunk_size
 from embedlayer.losses import chunked as module
 
 OPTIONS = {
@@ -32,7 +32,7 @@ OPTIONS = {
 
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(chunk_length.TOKENS_AT_ONCE, "cpu", 3)
+    monkeypatch.setitem(chunk_size.MAX_CHUNK_TOKENS, "cpu", 3)
     monkeypatch.setattr(module, "ROWS_AT_ONCE", 6)
 
 
@@ -158,8 +158,8 @@ class Shapes(TorchDispatchMode):
 
 @pytest.mark.parametrize("reduction", ["mean", "none"])
 def test_no_tensor_of_tokens_by_vocabulary_is_made_and_one_of_the_table(monkeypatch, reduction) -> None:
-    monkeypatch.setitem(chunk_length.BUFFER_BYTES, "cpu", 2**10)
-    monkeypatch.setitem(chunk_length.TOKENS_AT_ONCE, "cpu", 64)
+    monkeypatch.setitem(chunk_size.BUFFER_BYTES, "cpu", 2**10)
+    monkeypatch.setitem(chunk_size.MAX_CHUNK_TOKENS, "cpu", 64)
     tokens, vocab, width = 400, 150, 64
     hidden, weight, targets, _ = make({}, torch.float32, (tokens,), vocab, width)
     with Shapes() as shapes:
@@ -177,8 +177,8 @@ def test_only_the_gradients_that_are_needed_are_made(monkeypatch, needed) -> Non
     for place, leaf in enumerate((hidden, weight)):
         leaf.requires_grad_(place == needed)
     seen = []
-    sweep = module._sweep
-    monkeypatch.setattr(module, "_sweep", lambda *parts: seen.append(sweep(*parts)) or seen[-1])
+    sweep = module._all_chunks
+    monkeypatch.setattr(module, "_all_chunks", lambda *parts: seen.append(sweep(*parts)) or seen[-1])
     loss = linear_cross_entropy(hidden, weight, targets, impl="chunked")
     assert [part is not None for part in seen[0][1]] == [needed == 0, needed == 1, False]
     assert loss.requires_grad == (needed is not None)
@@ -191,8 +191,9 @@ def test_ignored_targets_are_dropped_before_any_work(monkeypatch) -> None:
     hidden, weight, targets, _ = make({}, tokens=(50,))
     targets[7:] = -100
     seen = []
-    sweep = module._sweep
-    monkeypatch.setattr(module, "_sweep", lambda hidden, *parts: seen.append(len(hidden)) or sweep(hidden, *parts))
+    sweep = module._all_chunks
+    counted = lambda inputs, *rest: seen.append(len(inputs.hidden)) or sweep(inputs, *rest)  # noqa: E731
+    monkeypatch.setattr(module, "_all_chunks", counted)
     linear_cross_entropy(hidden, weight, targets, impl="chunked")
     assert seen == [6]
 
@@ -240,7 +241,7 @@ def test_it_compiles_to_one_graph(unchecked: None, backend, reduction) -> None:
 def test_the_operator_keeps_torchs_rules() -> None:
     hidden, weight, targets, _ = make({}, torch.float32, (4,), 9, 3)
     for reduction in ("mean", "none"):
-        terms = module.Terms(9, 1.0, None, None, False, -100, 0.0, 0.0, reduction, torch.float32)
+        terms = module.LossSettings(9, 1.0, None, None, False, -100, 0.0, 0.0, reduction, torch.float32)
         inputs = (hidden, weight, None, targets, None, *terms, True, True, False)
         torch.library.opcheck(
             module._operator, inputs, test_utils=("test_schema", "test_faketensor", "test_autograd_registration")

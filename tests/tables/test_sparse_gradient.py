@@ -102,7 +102,7 @@ def test_a_gradient_without_rows_has_norm_zero() -> None:
 
 def test_torch_does_not_clip_rows_that_are_divided_among_ranks_by_the_norm_of_one() -> None:
     model = model_of(row_sparse=True)
-    model[0].weight.divided_among = None
+    model[0].weight.shard_group = None
     backward(model)
     with pytest.raises(NotImplementedError, match="linalg_vector_norm"):
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)

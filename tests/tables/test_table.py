@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from embedlayer import TokenEmbedding, TokenIdError, TokenTable, linear_cross_entropy
-from embedlayer.losses.chunk_length import TOKENS_AT_ONCE
+from embedlayer.losses.chunk_size import MAX_CHUNK_TOKENS
 from embedlayer.tables import table as module
 
 
@@ -54,7 +54,7 @@ def test_a_table_that_cannot_say_its_rows_cannot_be_made() -> None:
 )
 def test_a_loss_by_blocks_of_rows_equals_the_plain_definition_with_its_gradients(monkeypatch, options) -> None:
     monkeypatch.setattr(module, "ROWS_AT_ONCE", 7)
-    monkeypatch.setitem(TOKENS_AT_ONCE, "cpu", 4)
+    monkeypatch.setitem(MAX_CHUNK_TOKENS, "cpu", 4)
     weight = torch.randn(23, 4, dtype=torch.float64, requires_grad=True)
     hidden = torch.randn(2, 3, 4, dtype=torch.float64, requires_grad=True)
     targets = torch.tensor([[0, 7, 1], [21, -100, 13]])

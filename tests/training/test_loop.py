@@ -199,7 +199,7 @@ def test_a_timed_run_saved_by_a_version_that_fixed_the_steps_at_the_start_goes_o
 
 
 def test_a_first_loss_far_from_guessing_is_warned_about(corpus) -> None:
-    with pytest.warns(UserWarning, match=r"first loss is [\d.]+, and guessing evenly costs ln V = 5.55"):
+    with pytest.warns(UserWarning, match=r"first loss is [\d.]+, and a uniform distribution has ln V = 5.55"):
         next(trainer_of(corpus, init_std=1.0).run())
 
 
@@ -240,8 +240,8 @@ def test_the_state_of_another_model_is_refused(corpus) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"steps": None}, "Give either steps or minutes"),
-        ({"minutes": 1.0}, "Give either steps or minutes"),
+        ({"steps": None}, "Set either steps or minutes"),
+        ({"minutes": 1.0}, "Set either steps or minutes"),
         ({"batch_size": 0}, "batch_size must be at least 1"),
         ({"learning_rate": 0.0}, "learning_rate must be positive"),
         ({"steps": None, "minutes": math.inf}, "minutes must be positive"),

@@ -8,10 +8,12 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
 import embedlayer as el
+from embedlayer.collectives import ProcessGroup
+from embedlayer.distributed.launch import Launch
 from embedlayer.distributed.sharded import ShardedTable, shard_table
-from embedlayer.distributed.state import parameters_of
-from embedlayer.distributed.together import Together
-from embedlayer.vocab import divided, rows
+from embedlayer.distributed.state import trained_parameters
+from embedlayer.training.parallel import ParallelContext
+from embedlayer.vocab import rows
 from embedlayer.vocab.divided import ManyOwners
 from embedlayer.vocab.edit import add_tokens, edit_vocabulary, remove_tokens, transplant, trim_vocabulary
 
@@ -65,9 +67,9 @@ def made(kind: str):
         if found is parts:
             divide(model)
         optimizer = el.RowAdamW(model.parameters())
-        for name, parameter, table in parameters_of(model):
+        for name, parameter, table in trained_parameters(model):
             generator = torch.Generator().manual_seed(len(name))
-            span = slice(None) if table is None else slice(table.start, table.stop)
+            span = slice(None) if table is None else slice(table.partition.start, table.partition.stop)
             shape = parameter.shape if table is None else (V, *parameter.shape[1:])
             for key, value in optimizer.moments(parameter).items():
                 value.copy_(torch.rand(shape, generator=generator)[span] if key != "step" else torch.tensor(5.0))
@@ -82,7 +84,7 @@ def made(kind: str):
 
 def divide(model: nn.Module) -> None:
     if isinstance(model, el.DecoderLM):
-        Together(None).divide(model)
+        ParallelContext(Launch(ProcessGroup())).shard(model)
         return
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     for name, part in list(model.items()):
@@ -97,7 +99,7 @@ def divide(model: nn.Module) -> None:
 def state_of(model: nn.Module, optimizer: el.RowAdamW) -> dict[str, torch.Tensor]:
     """Everything that undoing puts back, and every size."""
     state = {}
-    for name, parameter, _ in parameters_of(model):
+    for name, parameter, _ in trained_parameters(model):
         state[name] = parameter.detach().clone()
         state |= {f"{name}.{key}": value.clone() for key, value in optimizer.state[parameter].items()}
     for name, part in model.named_modules():
@@ -114,16 +116,16 @@ def assert_same(one: dict, other: dict) -> None:
 
 def assert_parts(model, optimizer, whole, its) -> None:
     """Each parameter, moment and gradient is the whole one's, or its rows that belong here; and look-ups work."""
-    expected = {name: parameter for name, parameter, _ in parameters_of(whole)}
+    expected = {name: parameter for name, parameter, _ in trained_parameters(whole)}
     count, rank = dist.get_world_size(), dist.get_rank()
-    for name, parameter, table in parameters_of(model):
+    for name, parameter, table in trained_parameters(model):
         theirs = expected.pop(name)
         span = slice(None)
         if table is not None:
             each = -(-len(theirs) // count)
             span = slice(rank * each, (rank + 1) * each)
-            assert (table.start, table.stop) == (rank * each, min((rank + 1) * each, len(theirs)))
-            assert parameter.divided_among is table.mesh.get_group()
+            assert (table.partition.start, table.partition.stop) == (rank * each, min((rank + 1) * each, len(theirs)))
+            assert parameter.shard_group is table.mesh.get_group()
         for ours, full in [
             (parameter, theirs),
             (parameter.grad.to_dense(), theirs.grad.to_dense()),
@@ -204,16 +206,16 @@ def shorthands() -> None:
         whole = el.TokenEmbedding(257, D)
         table = shard_table(whole, mesh)
         expected, receipt = edit(whole), edit(table)
-        assert torch.equal(table.weight, whole.weight[table.start : table.stop])
+        assert torch.equal(table.weight, whole.weight[table.partition.start : table.partition.stop])
         assert receipt.origins == expected.origins
         assert receipt.tokenizer.to_str() == expected.tokenizer.to_str()
         ids = torch.randint(0, whole.vocab_size, (2, 6), generator=torch.Generator().manual_seed(1))
         table(ids[rank]).square().mean().backward()
         whole(ids).square().mean().backward()
-        torch.testing.assert_close(table.weight.grad, whole.weight.grad[table.start : table.stop])
+        torch.testing.assert_close(table.weight.grad, whole.weight.grad[table.partition.start : table.partition.stop])
     with pytest.raises(el.SizeError, match="Train the whole table"):
         add_tokens(nn.ModuleDict({"table": table}), 1, train_only_new=True)
-    assert torch.equal(table.weight, whole.weight[table.start : table.stop])
+    assert torch.equal(table.weight, whole.weight[table.partition.start : table.partition.stop])
 
 
 def test_what_is_refused_on_one_process_is_refused_on_all_and_changes_nothing() -> None:
@@ -234,7 +236,7 @@ def refusals() -> list[tuple[str, str]]:
     receipt = add_tokens(model, 1, optimizer=optimizer)
     receipt.undo(model, optimizer=optimizer)
     for error, words, refused in [
-        (el.SizeError, "leave nothing for the last of 3 ranks", lambda: edit_vocabulary(model, keep=[2, 3, 4, 5])),
+        (el.SizeError, "leave no row for the last of 3 ranks", lambda: edit_vocabulary(model, keep=[2, 3, 4, 5])),
         (el.TokenIdError, "padding token", lambda: remove_tokens(model, [2], optimizer=optimizer)),
         (el.VocabularyError, "is none of the 29 tokens", lambda: remove_tokens(model, [V])),
         (el.SizeError, "belongs to other parameters", lambda: add_tokens(model, 1, optimizer=stranger)),
@@ -269,14 +271,14 @@ def undo_of_another(model: nn.Module, optimizer: el.RowAdamW, last: bool) -> Non
 
 def largest_piece() -> int:
     rows.ROWS_AT_ONCE, sizes = 8, [0]
-    original = divided.exchange
+    original = ProcessGroup.all_to_all
 
-    def measured(rows, sends, receives, group):
-        arrived = original(rows, sends, receives, group)
+    def measured(group, rows, send_counts, receive_counts):
+        arrived = original(group, rows, send_counts, receive_counts)
         sizes.append(max(len(rows), len(arrived)))
         return arrived
 
-    divided.exchange = measured
+    ProcessGroup.all_to_all = measured
     table = shard_table(el.TokenEmbedding(V, D), init_device_mesh("cpu", (3,)))
     edit_vocabulary(table, reorder=[*range(10, V), *range(10)])
     assert len(sizes) > 4

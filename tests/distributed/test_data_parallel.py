@@ -1,4 +1,4 @@
-"""Copies of a divided table: which rank holds what, and one mean of their gradients."""
+"""Data-parallel replicas of a sharded table: which rank stores what, and one mean of their gradients."""
 
 import pytest
 import torch
@@ -7,24 +7,29 @@ from processes import on_ranks
 from torch import nn
 
 from embedlayer import SizeError
-from embedlayer.distributed.copies import COPIES, ROWS, mean_over_copies, mesh_of_copies
+from embedlayer.distributed.data_parallel import (
+    DATA_PARALLEL,
+    VOCAB_PARALLEL,
+    average_over_replicas,
+    data_parallel_mesh,
+)
 
 
 def gradients() -> list[torch.Tensor]:
     rank = dist.get_rank()
-    mesh = mesh_of_copies("cpu", 4, 2)
-    found = [torch.tensor([mesh[COPIES].get_local_rank(), mesh[ROWS].get_local_rank()])]
+    mesh = data_parallel_mesh("cpu", 4, 2)
+    found = [torch.tensor([mesh[DATA_PARALLEL].get_local_rank(), mesh[VOCAB_PARALLEL].get_local_rank()])]
     parameter = nn.Parameter(torch.zeros(3, 2))
-    mean_over_copies(parameter, mesh)
+    average_over_replicas(parameter, mesh)
     assert parameter.grad is None
     dense = torch.full((3, 2), float(rank))
     ids = torch.tensor([[0, 1, 0], [2, 0, 2]][rank // 2])
     for grad in (dense, torch.sparse_coo_tensor(ids.unsqueeze(0), torch.ones(3, 2), (3, 2), check_invariants=False)):
         parameter.grad = grad
-        mean_over_copies(parameter, mesh)
+        average_over_replicas(parameter, mesh)
         found.append(parameter.grad.to_dense())
-    with pytest.raises(SizeError, match="4 processes cannot hold copies of a table divided among 3"):
-        mesh_of_copies("cpu", 4, 3)
+    with pytest.raises(SizeError, match="4 processes cannot hold replicas of a table sharded over 3"):
+        data_parallel_mesh("cpu", 4, 3)
     return found
 
 

@@ -1,4 +1,4 @@
-"""Divided rows in one file."""
+"""Sharded rows in one safetensors file."""
 
 from pathlib import Path
 
@@ -9,8 +9,9 @@ from processes import on_ranks
 from torch.distributed.device_mesh import init_device_mesh
 
 from embedlayer import CheckpointError, FileError, TokenEmbedding, shard_table
-from embedlayer.distributed import gathered
-from embedlayer.distributed.gathered import Rows, load_parts, save_gathered
+from embedlayer.collectives import ProcessGroup
+from embedlayer.distributed import sharded_file
+from embedlayer.distributed.sharded_file import ShardedRows, load_sharded, save_sharded
 from embedlayer.io.safetensors_files import load_tensors
 
 V, STORED = 23, 32
@@ -32,24 +33,24 @@ DIVIDED = ("rows", "half", "value_steps")
 
 
 def save_and_load(folder: Path) -> list[bool]:
-    gathered.BYTES_AT_ONCE = 30  # two rows, with one left over
+    sharded_file.BYTES_AT_ONCE = 30  # two rows, with one left over
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     table = shard_table(TokenEmbedding(V, 3), mesh)
-    rows = {name: Rows(table, STORED) for name in DIVIDED}
+    rows = {name: ShardedRows(table, STORED) for name in DIVIDED}
     tensors = {
-        name: table.whole(tensor[table.start : table.stop]) if name in DIVIDED else tensor
+        name: table.as_dtensor(tensor[table.partition.start : table.partition.stop]) if name in DIVIDED else tensor
         for name, tensor in whole().items()
     }
-    save_gathered(folder / "file", tensors, rows, {"who": "test"})
+    save_sharded(folder / "file", tensors, rows, ProcessGroup(), {"who": "test"})
     dist.barrier()
-    loaded, metadata = load_parts(folder / "file", lambda names: rows)
+    loaded, metadata = load_sharded(folder / "file", lambda names: rows)
     equal = [metadata == {"format": "pt", "who": "test"}, loaded.keys() == tensors.keys()]
     for name, tensor in tensors.items():
         ours, theirs = (each.to_local() if name in DIVIDED else each for each in (loaded[name], tensor))
         equal += [torch.equal(ours, theirs)]
     if dist.get_rank() == 0:  # the others' rows are on the way, and nobody takes them
         with pytest.raises(FileError, match="Cannot write"):
-            save_gathered(folder / "nowhere" / "file", tensors, rows)
+            save_sharded(folder / "nowhere" / "file", tensors, rows, ProcessGroup())
     return equal
 
 
@@ -68,7 +69,7 @@ def test_rows_of_all_ranks_make_one_file_and_each_reads_its_own(ranks, tmp_path)
 
 def test_what_cannot_be_read_is_named(tmp_path) -> None:
     with pytest.raises(FileError, match="Cannot read"):
-        load_parts(tmp_path / "file", lambda names: {})
+        load_sharded(tmp_path / "file", lambda names: {})
     (tmp_path / "file").write_bytes(b"12345678901234567890")
     with pytest.raises(CheckpointError, match="not a whole safetensors file"):
-        load_parts(tmp_path / "file", lambda names: {})
+        load_sharded(tmp_path / "file", lambda names: {})

@@ -1,4 +1,4 @@
-"""Several processes train one model: beside one process, from its folder, and back to it."""
+"""Several processes train one model with the result of one process, and continue each other's runs."""
 
 import contextlib
 import io
@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import time
-from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
 
@@ -34,18 +33,13 @@ from embedlayer import (
     train_tokenizer,
 )
 from embedlayer.cli.main import main
-from embedlayer.cli.train import was_begun_by
-from embedlayer.distributed.together import (
-    Together,
-    heartbeat,
-    launched_by,
-    launcher,
-    place_of,
-    room_of_this_attempt,
-    started_together,
-)
+from embedlayer.cli.train import was_started_by
+from embedlayer.collectives import SINGLE_PROCESS, ProcessGroup
+from embedlayer.distributed.launch import Launch
+from embedlayer.distributed.state import to_local
 from embedlayer.io.safetensors_files import load_tensors
 from embedlayer.pretrained import describe
+from embedlayer.training.parallel import ParallelContext, parallel_context
 
 TEXT = "the cat sat on the mat and the dog sat on the cat . " * 60
 V, HALF, STEPS = 257, 3, 6
@@ -95,7 +89,7 @@ def train(folder: Path, ranks=None, *, half: Path | None = None) -> list[dict]:
     lines = list(trainer.run(on_step=lambda step: trainer.stop() if half and step == HALF else None))
     if half:
         directory.save_checkpoint(trainer)
-        if trainer.ranks.first:
+        if trainer.parallel.is_first:
             shutil.copytree(folder, half)
         lines += trainer.run()
     directory.save_checkpoint(trainer)
@@ -103,13 +97,14 @@ def train(folder: Path, ranks=None, *, half: Path | None = None) -> list[dict]:
     return lines
 
 
-def together(folder: Path, table_ranks: int | None = None) -> Together:
-    return Together(dist.FileStore(str(folder / "store"), dist.get_world_size()), table_ranks=table_ranks)
+def together(folder: Path, vocab_parallel_size: int | None = None) -> ParallelContext:
+    store = dist.FileStore(str(folder / "store"), dist.get_world_size())
+    return ParallelContext(Launch(ProcessGroup(), store=store), vocab_parallel_size=vocab_parallel_size)
 
 
-def whole_and_half(folder: Path, cases: list[str], table_ranks: int | None = None) -> list[str]:
+def whole_and_half(folder: Path, cases: list[str], vocab_parallel_size: int | None = None) -> list[str]:
     """From the start, and from halves that others left: the lines of both, as JSON."""
-    ranks = together(folder, table_ranks)
+    ranks = together(folder, vocab_parallel_size)
     found = []
     for case in cases:
         found += [json.dumps(train(folder / case, ranks, half=folder / f"{case}-half"))]
@@ -153,12 +148,12 @@ def one(tmp_path_factory):
 
 def test_one_to_four_processes_end_where_one_ends_and_go_on_from_each_other(one, tmp_path) -> None:
     before, lines = one
-    for ranks, table_ranks in ((1, None), (2, None), (3, None), (4, None), (4, 2), (2, 1)):
-        folder = tmp_path / f"{ranks}-{table_ranks}"
+    for ranks, vocab_parallel_size in ((1, None), (2, None), (3, None), (4, None), (4, 2), (2, 1)):
+        folder = tmp_path / f"{ranks}-{vocab_parallel_size}"
         for case in EQUAL:
             start(folder, case)
             shutil.copytree(before / f"{case}-half", folder / f"{case}-foreign")
-        results = on_ranks(ranks, whole_and_half, folder, EQUAL, table_ranks)
+        results = on_ranks(ranks, whole_and_half, folder, EQUAL, vocab_parallel_size)
         assert all(len(result) == len(results[0]) for result in results)
         for number, case in enumerate(EQUAL):
             whole, half = (json.loads(text) for text in results[0][2 * number : 2 * number + 2])
@@ -185,93 +180,25 @@ def test_dropout_goes_on_bit_for_bit_with_as_many_processes(tmp_path) -> None:
     assert all(torch.equal(tensor, second[name]) for name, tensor in first.items())
 
 
+def test_a_run_is_continued_by_who_began_it_on_any_machine_and_by_nobody_else(tmp_path) -> None:
+    directory = RunDirectory(tmp_path / "run")
+    assert not was_started_by("a:1 b:2", directory)
+    directory.path.mkdir()
+    description = {"format_version": 1, "options": {}, "model": {"kind": "decoder_lm"}, "validation_fraction": 0.1}
+    directory.run.write_text(json.dumps({**description, "notes": {"launch": "a:1 b:2"}}))
+    assert [was_started_by(launch, directory) for launch in ("a:1 b:2", "b:2", "b:2 c:3", "c:3", "")] == [True] * 3 + [
+        False
+    ] * 2
+    for other in ({**description, "notes": {}}, {"format_version": 0}):
+        directory.run.write_text(json.dumps(other))
+        assert not was_started_by("a:1 b:2", directory)
+
+
 def meet(port: int) -> None:
     """Forget the processes of the test, and let the environment name them as torchrun does."""
     dist.barrier()  # before one leaves, all must have come
     dist.destroy_process_group()
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-
-
-def test_processes_that_are_started_again_meet_in_a_room_of_their_own() -> None:
-    """In the store of those before, where rank 0 comes last and a rank of before had knocked in vain."""
-    store = dist.HashStore()
-
-    def attempt(number: int, late: int) -> list[str]:
-        def enter(rank: int) -> str:
-            time.sleep(0.3 if rank == late else 0.0)
-            room = room_of_this_attempt(store, rank, 3, timedelta(seconds=60))
-            if rank == 0:
-                room.set("address", f"of attempt {number}")
-            return room.get("address").decode()
-
-        with ThreadPoolExecutor(3) as ranks:
-            return list(ranks.map(enter, range(3)))
-
-    for number in range(4):
-        assert attempt(number, late=number % 3) == [f"of attempt {number}"] * 3
-        with pytest.raises(PeerError, match=r"Rank 1 of 3 gave up: rank 0 did not come within 0.2 seconds\."):
-            room_of_this_attempt(store, 1, 3, timedelta(seconds=0.2))
-
-
-def test_a_process_without_a_gpu_of_its_own_is_told_so(monkeypatch) -> None:
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    monkeypatch.setenv("LOCAL_RANK", "1")
-    assert place_of("cuda") == torch.device("cuda", 1)
-    assert place_of("cpu") == torch.device("cpu")
-    monkeypatch.setenv("LOCAL_RANK", "2")
-    with pytest.raises(
-        SizeError, match="Process 2 of this machine, counted from 0, has no GPU of its own: there are 2"
-    ):
-        place_of("cuda")
-
-
-def test_a_launch_is_named_by_the_process_that_starts_again(monkeypatch) -> None:
-    monkeypatch.delenv("TORCHELASTIC_RUN_ID", raising=False)
-    assert launcher() != launcher()
-    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
-    first = launcher()
-    assert first == launcher()
-    assert f":{os.getppid()}:" in first
-    monkeypatch.setattr(os, "getppid", os.getpid)
-    assert first != launcher()
-
-
-def test_rank_0_knows_all_launchers_and_another_its_own(monkeypatch) -> None:
-    store = dist.HashStore()
-    for rank, host in ((2, "b"), (1, "a"), (0, "a")):
-        monkeypatch.setattr("embedlayer.distributed.together.launcher", lambda host=host: host)
-        assert launched_by(store, rank, 3) == ("a b" if rank == 0 else host)
-
-
-def test_a_run_is_continued_by_who_began_it_on_any_machine_and_by_nobody_else(tmp_path) -> None:
-    directory = RunDirectory(tmp_path / "run")
-    assert not was_begun_by("a:1 b:2", directory)
-    directory.path.mkdir()
-    description = {"format_version": 1, "options": {}, "model": {"kind": "decoder_lm"}, "validation_fraction": 0.1}
-    directory.run.write_text(json.dumps({**description, "notes": {"launch": "a:1 b:2"}}))
-    assert [was_begun_by(launch, directory) for launch in ("a:1 b:2", "b:2", "b:2 c:3", "c:3", "")] == [True] * 3 + [
-        False
-    ] * 2
-    for other in ({**description, "notes": {}}, {"format_version": 0}):
-        directory.run.write_text(json.dumps(other))
-        assert not was_begun_by("a:1 b:2", directory)
-
-
-def one_sleeps(port: int, folder: Path) -> str:
-    meet(port)
-    with pytest.raises(PeerError) as error, started_together("cpu", 15.0) as ranks:
-        ranks.any(False)
-        while ranks.rank == 1 and not (folder / "awake").exists():
-            time.sleep(0.1)
-        ranks.any(False)
-    (folder / "awake").touch()
-    return str(error.value)
-
-
-def test_a_process_that_hangs_ends_the_wait_of_the_others_with_a_clear_error(tmp_path) -> None:
-    first, second = on_ranks(2, one_sleeps, free_port(), tmp_path)
-    assert first.startswith("Rank 0 of 2 gave up: another process has ended, or hangs for more than 15 seconds.")
-    assert second.startswith("Rank 1 of 2 gave up")
 
 
 def command_of_another_width(port: int, folder: Path) -> tuple[int, str]:
@@ -323,39 +250,56 @@ def test_a_process_with_another_tokenizer_text_or_configuration_is_refused_by_na
     assert "configuration of options" in configuration
 
 
-def one_prepares_and_one_stops(folder: Path) -> str:
-    """Rank 0 is busy for longer than the time-out, then gives no sign of life; rank 1 waits for both."""
-    ranks, store = together(folder), dist.FileStore(str(folder / "store"), 2)
-    for each in (ranks._store, store):
-        each.set_timeout(timedelta(seconds=1))
-    if ranks.first:
-        with heartbeat(store):
-            time.sleep(2)
-            ranks.after_first()
-        store.wait(["given up"], timedelta(seconds=60))
-        return ""
-    ranks.after_first()
-    with pytest.raises(PeerError) as error:
-        ranks.after_first()
-    store.set("given up", "")
-    return str(error.value)
+def one_prepares(folder: Path) -> float:
+    """How long rank 1 waits for rank 0, which is busy for longer than the time-out of the store."""
+    parallel, started = together(folder), time.monotonic()
+    parallel._store.set_timeout(timedelta(seconds=1))
+    if parallel.is_first:
+        time.sleep(2)
+    parallel.wait_for_first()
+    return time.monotonic() - started
 
 
-def test_ranks_wait_for_the_first_as_long_as_it_gives_signs_of_life(tmp_path) -> None:
-    _, said = on_ranks(2, one_prepares_and_one_stops, tmp_path)
-    assert said.startswith("Rank 1 of 2 gave up: rank 0, which prepares the run, has given no sign of life for 1 sec")
+def test_ranks_wait_for_the_first_longer_than_the_time_out(tmp_path) -> None:
+    assert all(seconds > 1.5 for seconds in on_ranks(2, one_prepares, tmp_path))
+
+
+@pytest.mark.parametrize("count", [0, 1, 5, 8, 9])
+def test_shares_are_consecutive_and_differ_by_one_at_most(count) -> None:
+    for size in (1, 2, 3, 4):
+        shares = []
+        for rank in range(size):
+            context = ParallelContext()
+            context.rank, context.size = rank, size
+            shares.append(context.share(count))
+        assert [number for share in shares for number in share] == list(range(count))
+        assert max(map(len, shares)) - min(map(len, shares)) <= 1
+
+
+def test_without_torchrun_there_is_one_process_and_no_group(monkeypatch) -> None:
+    for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR"):
+        monkeypatch.delenv(name, raising=False)
+    with parallel_context("cpu", 1.0) as parallel:
+        assert parallel.collectives is SINGLE_PROCESS
+        assert (parallel.is_first, parallel.size, parallel.launch_id) == (True, 1, "")
+        assert not torch.distributed.is_initialized()
+        parallel.wait_for_first()
+    with pytest.raises(SizeError, match="must be a positive number of seconds, not 0"), parallel_context("cpu", 0.0):
+        pass
+    with pytest.raises(SizeError, match="One process cannot shard a table over 2"), parallel_context("cpu", 1.0, 2):
+        pass
 
 
 def frozen_and_back(folder: Path) -> bool:
     start_frozen = CASES["tied"]()
     start_frozen.table.requires_grad_(False)
     ranks = together(folder)
-    ranks.divide(start_frozen)
+    ranks.shard(start_frozen)
     before = start_frozen.state_dict()
     ranks.save(folder / "file", before)
-    ranks.after_first()
+    ranks.wait_for_first()
     after, _ = ranks.load(folder / "file")
-    return all(torch.equal(ranks.local(value), ranks.local(after[name])) for name, value in before.items())
+    return all(torch.equal(to_local(value), to_local(after[name])) for name, value in before.items())
 
 
 def test_a_frozen_table_is_saved_and_loaded_like_any_other(tmp_path) -> None:

@@ -1,0 +1,143 @@
+"""Start the process group of the processes that `torchrun` started, also after a restart.
+
+torchrun stops every worker before it starts new ones, and starts the new ones when all machines have joined. It lends
+the new workers the key-value store of the old ones, and counts restarts on each machine separately. So each attempt
+needs a part of the store with a new name that all its ranks agree on: `attempt_store`.
+"""
+
+import os
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import NamedTuple
+from uuid import uuid4
+
+import torch
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import PrefixStore, Store
+from torch.distributed.rendezvous import rendezvous
+
+from embedlayer.collectives import SINGLE_PROCESS, Collectives, ProcessGroup, peer_errors
+from embedlayer.errors import PeerError, SizeError
+
+
+class Launch(NamedTuple):
+    """The processes that were started together.
+
+    Attributes:
+        collectives: Their collective operations; `SINGLE_PROCESS` without torchrun.
+        device: Device of this process.
+        store: Key-value store of this attempt; `None` without torchrun.
+        launch_id: Names of the launchers of all ranks, separated by spaces: equal after a restart. Empty without
+            torchrun.
+    """
+
+    collectives: Collectives = SINGLE_PROCESS
+    device: torch.device = torch.device("cpu")
+    store: Store | None = None
+    launch_id: str = ""
+
+
+@contextmanager
+def launched_processes(device: str, timeout_seconds: float) -> Iterator[Launch]:
+    """Initialise the default process group by torchrun's environment, and destroy it after the block.
+
+    Without torchrun, yield the single process.
+
+    Args:
+        device: `"cpu"`, or `"cuda"` for the GPU with the local rank of the process.
+        timeout_seconds: Time that the ranks wait for each other in a collective operation.
+
+    Raises:
+        PeerError: Another process hangs or has ended.
+        SizeError: The time is not positive, or there are fewer GPUs than processes.
+    """
+    if not 0 < timeout_seconds < 1e9:
+        raise SizeError(f"The time-out must be a positive number of seconds, not {timeout_seconds:g}.")
+    if not {"RANK", "WORLD_SIZE", "MASTER_ADDR"} <= os.environ.keys():
+        yield Launch(device=torch.device(device))
+        return
+    place, timeout = device_of_process(torch.device(device).type), timedelta(seconds=timeout_seconds)
+    on_gpu = place.type == "cuda"
+    if on_gpu:
+        torch.cuda.set_device(place)
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    try:
+        with peer_errors(rank, size, timeout_seconds):
+            store, rank, size = next(iter(rendezvous("env://", timeout=timeout)))
+            store.set_timeout(timeout)
+            store = attempt_store(store, rank, size, timeout)
+            backend = "cpu:gloo,cuda:nccl" if on_gpu else "gloo"  # counts and files are sent from the CPU
+            dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
+        group = ProcessGroup(timeout_seconds=timeout_seconds)
+        yield Launch(group, place, store, " ".join(sorted(set(group.all_gather_object(launcher_id())))))
+    except BaseException:
+        if not on_gpu and dist.is_initialized():  # gloo's threads must not outlive it; NCCL would wait for the others
+            dist.destroy_process_group()
+        raise
+    dist.destroy_process_group()
+
+
+def device_of_process(kind: str) -> torch.device:
+    """Return the device of this process: with several GPUs the one with its local rank.
+
+    Raises:
+        SizeError: There are fewer GPUs than processes on this machine.
+    """
+    if kind != "cuda":
+        return torch.device(kind)
+    number, count = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
+    if number >= count:
+        raise SizeError(
+            f"Process {number} of this machine, counted from 0, has no GPU of its own: there are {count}. "
+            f"Start at most {count} (torchrun --nproc-per-node {count}), or use --device cpu."
+        )
+    return torch.device(kind, number)
+
+
+def attempt_store(store: Store, rank: int, size: int, timeout: timedelta) -> Store:
+    """Return the part of `store` that only the ranks of this attempt use, whatever earlier attempts left in it.
+
+    Rank 0 publishes the name of a new part. Every other rank writes a request there and reads the name again until
+    rank 0 accepts the request, since the name that it read may be that of an earlier attempt.
+
+    Raises:
+        PeerError: Rank 0 does not answer within `timeout`.
+    """
+    own_id, deadline = uuid4().hex, time.monotonic() + timeout.total_seconds()
+    if rank == 0:
+        store.set("embedlayer/attempt", own_id)
+        for other in range(1, size):
+            request = store.get(f"{own_id}/request/{other}").decode()
+            store.set(f"{own_id}/accepted/{request}", "")
+        return PrefixStore(own_id, store)
+    while time.monotonic() < deadline:
+        attempt = store.get("embedlayer/attempt").decode()
+        store.set(f"{attempt}/request/{rank}", own_id)
+        if store.check([f"{attempt}/accepted/{own_id}"]):
+            return PrefixStore(attempt, store)
+        time.sleep(0.05)
+    raise PeerError(
+        f"Rank {rank} of {size} gave up: rank 0 did not come within {timeout.total_seconds():g} seconds. It has ended, "
+        f"is slow (--timeout-seconds), or, where a machine joins running ones, uses another address: set "
+        f"TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 for torchrun on all machines."
+    )
+
+
+def launcher_id() -> str:
+    """Return an identifier of the torchrun that started this process, the same after each restart by it.
+
+    It holds host, process number, run ID and start time of torchrun; without torchrun it is random.
+    """
+    host = socket.gethostname()
+    if "TORCHELASTIC_RUN_ID" not in os.environ:
+        return f"{host}:{uuid4().hex}"
+    parent = os.getppid()
+    try:
+        start_time = Path(f"/proc/{parent}/stat").read_text().rpartition(")")[2].split()[19]
+    except OSError:  # not Linux
+        start_time = ""
+    return f"{host}:{parent}:{os.environ['TORCHELASTIC_RUN_ID']}:{start_time}"

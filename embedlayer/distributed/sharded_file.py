@@ -1,0 +1,126 @@
+"""One ordinary safetensors file of sharded tensors: rank 0 writes rows as they arrive, each rank reads its own.
+
+No process needs memory for more than its own rows and a small buffer.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import BinaryIO, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from embedlayer.collectives import Collectives, RowPartition
+from embedlayer.distributed.sharded import ShardedTable
+from embedlayer.distributed.state import to_local
+from embedlayer.io.files import replace_file
+from embedlayer.io.safetensors_files import byte_chunks, encode_header, open_safetensors, rows_per_chunk
+
+
+class ShardedRows(NamedTuple):
+    """A tensor with sharded rows in a file.
+
+    Attributes:
+        table: The table, which says which rows this rank stores.
+        stored: Number of rows in the file: those of the vocabulary, and spare rows of zeros.
+    """
+
+    table: ShardedTable
+    stored: int
+
+
+def save_sharded(
+    path: Path,
+    tensors: Mapping[str, Tensor],
+    sharded: Mapping[str, ShardedRows],
+    collectives: Collectives,
+    metadata: Mapping[str, str] | None = None,
+) -> None:
+    """Write one safetensors file on rank 0, atomically; every rank must call it.
+
+    Args:
+        path: The file.
+        tensors: Tensors under the same names, in the same order, on every rank; DTensors where rows are sharded.
+        sharded: The tensors with sharded rows, by name.
+        collectives: All ranks. Rank 0 receives rows from those that store the first replica of a table.
+        metadata: Strings for the header of the file, besides `{"format": "pt"}`.
+
+    Raises:
+        FileError: The folder cannot be written, or the disk is full.
+        PeerError: Another rank has ended.
+    """
+    if not collectives.is_first:
+        with collectives.peer_errors():
+            for name, tensor in tensors.items():
+                if name in sharded and collectives.rank < sharded[name].table.mesh.size():
+                    for rows in byte_chunks(to_local(tensor)):
+                        dist.send(rows, 0)
+        return
+    with replace_file(path) as partial, partial.open("wb") as file:
+        file.write(header(tensors, sharded, {"format": "pt", **(metadata or {})}))
+        for name, tensor in tensors.items():
+            if name in sharded:
+                _write_rows(file, to_local(tensor), sharded[name], collectives)
+            else:
+                _write(file, tensor)
+
+
+def load_sharded(
+    path: Path, sharded_among: Callable[[Iterable[str]], Mapping[str, ShardedRows]]
+) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Read the tensors of a safetensors file by name, and its metadata; of sharded tensors only this rank's rows.
+
+    Args:
+        path: The file.
+        sharded_among: Function that returns the tensors with sharded rows among the names in the file. They are read
+            as DTensors.
+
+    Raises:
+        FileError: There is no such file, or it cannot be read.
+        CheckpointError: It is truncated or not a safetensors file.
+    """
+    with open_safetensors(path) as file:
+        names = list(file.keys())
+        sharded = sharded_among(names)
+        tensors: dict[str, Tensor] = {}
+        for name in names:
+            if rows := sharded.get(name):
+                part = file.get_slice(name)[rows.table.partition.start : rows.table.partition.stop]
+                tensors[name] = rows.table.as_dtensor(part)
+            else:
+                tensors[name] = file.get_tensor(name)
+        return tensors, dict(file.metadata() or {})
+
+
+def header(tensors: Mapping[str, Tensor], sharded: Mapping[str, ShardedRows], metadata: Mapping[str, str]) -> bytes:
+    """Return the header of a safetensors file: its length, then names, dtypes, shapes and offsets as JSON."""
+    entries: dict[str, tuple[torch.dtype, list[int], int]] = {}
+    for name, tensor in tensors.items():
+        shape = [sharded[name].stored, *tensor.shape[1:]] if name in sharded else list(tensor.shape)
+        entries[name] = tensor.dtype, shape, torch.Size(shape).numel() * tensor.dtype.itemsize
+    return encode_header(entries, metadata)
+
+
+def _write_rows(file: BinaryIO, own: Tensor, rows: ShardedRows, collectives: Collectives) -> None:
+    """Write the rows of rank 0, those of the other ranks as they arrive, and spare rows."""
+    _write(file, own)
+    table = rows.table
+    buffer = own.new_empty((rows_per_chunk(own), *own.shape[1:]), device="cpu")
+    for rank in range(1, table.mesh.size()):
+        count = len(RowPartition(table.vocab_size, rank, table.mesh.size()))
+        for start in range(0, count, len(buffer)):
+            block = buffer[: count - start].flatten().view(torch.uint8)
+            with collectives.peer_errors():
+                dist.recv(block, rank)
+            file.write(block.numpy().data)
+    spare = own.new_zeros((rows.stored - table.vocab_size, *own.shape[1:]), device="cpu")
+    if own.dtype == torch.int32 and len(spare):  # step numbers of pending updates: spare rows are always up to date
+        spare.fill_(int(own.max()))
+    _write(file, spare)
+
+
+def _write(file: BinaryIO, tensor: Tensor) -> None:
+    """Write the bytes of a tensor, a block of rows at a time."""
+    for block in byte_chunks(tensor):
+        file.write(block.numpy().data)

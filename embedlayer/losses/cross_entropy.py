@@ -1,0 +1,254 @@
+"""The plain definition of the loss of an LM head, and the options that all ways to compute it share.
+
+`cross_entropy(hidden @ weight.T, targets)` is a few lines of PyTorch, and `losses.chunked`, `losses.row_blocks` and
+`losses.triton_kernels` must equal it.
+"""
+
+from typing import Any, Literal, NamedTuple, NotRequired, TypedDict, Unpack, get_args
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from embedlayer.errors import ShapeError, SizeError
+from embedlayer.index_checks import checked_copy, raise_if_outside
+from embedlayer.tracing import plain_operators_only
+
+Impl = Literal["auto", "plain", "chunked", "triton"]
+Reduction = Literal["mean", "sum", "none"]
+
+
+class LogitOptions(TypedDict):
+    """Options of `finish_logits`: operations between the raw logits `hidden @ weight.T` and the logits, in this order.
+
+    Attributes:
+        logit_scale: Factor of the raw logits; 1 by default.
+        bias: Bias of each token `(V,)`, added after the scale; `None` by default.
+        softcap: Bound of the logits by `softcap * tanh(x / softcap)` (Gemma 2); `None` by default.
+        padding_idx: Token whose logit is 0 and whose row gets no gradient; `None` by default.
+        mask_padding: Whether that logit is -inf instead, so that padding is never predicted; `False` by default.
+    """
+
+    logit_scale: NotRequired[float]
+    bias: NotRequired[Float[Tensor, " V"] | None]
+    softcap: NotRequired[float | None]
+    padding_idx: NotRequired[int | None]
+    mask_padding: NotRequired[bool]
+
+
+class ScoreOptions(LogitOptions):
+    """Options of `token_log_probs`: `LogitOptions`, ignored targets and the implementation.
+
+    Attributes:
+        ignore_index: Target value whose loss is 0 without gradient; -100 by default.
+        vocab_size: Number of tokens, V: later rows of `weight` are spare. By default all rows are tokens.
+        impl: `"plain"` computes all logits at once. `"chunked"` computes a few hundred tokens at a time. `"triton"`
+            stores no logits in memory, on CUDA; it falls back to `"chunked"` for float64, `label_smoothing`, `z_loss`
+            and compiled graphs. `"auto"`, the default, chooses the fastest that runs.
+    """
+
+    ignore_index: NotRequired[int]
+    vocab_size: NotRequired[int | None]
+    impl: NotRequired[Impl]
+
+
+class LossOptions(ScoreOptions):
+    """Options of `linear_cross_entropy`: `ScoreOptions`, regularisation and reduction.
+
+    Attributes:
+        label_smoothing: Fraction of the target probability that is spread evenly over all V tokens; 0 by default.
+        z_loss: Factor of the penalty `logsumexp(logits) ** 2`, which keeps logsumexp near 0 (PaLM); 0 by default.
+        reduction: `"mean"` over the targets that are not ignored (0 if all are), `"sum"`, or `"none"`.
+    """
+
+    label_smoothing: NotRequired[float]
+    z_loss: NotRequired[float]
+    reduction: NotRequired[Reduction]
+
+
+def finish_logits(
+    raw_logits: Float[Tensor, "*batch V"],
+    *,
+    logit_scale: float = 1.0,
+    bias: Float[Tensor, " V"] | None = None,
+    softcap: float | None = None,
+    padding_idx: int | None = None,
+    mask_padding: bool = False,
+) -> Float[Tensor, "*batch V"]:
+    """Compute logits from raw logits `hidden @ weight.T`: scale, bias, soft cap and padding.
+
+    Args:
+        raw_logits: Products of hidden states and rows, `(..., V)`.
+        logit_scale: See `LogitOptions`, as for the other arguments.
+        bias: `(V,)` or `None`.
+        softcap: Bound of the logits, or `None`.
+        padding_idx: Token with a fixed logit, or `None`.
+        mask_padding: Whether the fixed logit is -inf instead of 0.
+
+    Returns:
+        Logits, `(..., V)`.
+
+    Example:
+        >>> finish_logits(torch.tensor([1.0, 2.0, 3.0]), logit_scale=0.5, padding_idx=0)
+        tensor([0.0000, 1.0000, 1.5000])
+    """
+    logits = raw_logits if logit_scale == 1.0 else raw_logits * logit_scale
+    if bias is not None:
+        logits = logits + bias
+    if softcap is not None:
+        logits = softcap * torch.tanh(logits / softcap)
+    if padding_idx is not None:
+        column = torch.tensor([padding_idx], device=logits.device)
+        logits = logits.index_fill(-1, column, float("-inf") if mask_padding else 0.0)
+    return logits
+
+
+def options_of_rows(options: LogitOptions, start: int, stop: int) -> LogitOptions:
+    """Return the options for the logits of rows `start` to `stop - 1` alone, without any other options."""
+    bias, padding_idx = options.get("bias"), options.get("padding_idx")
+    return {
+        "logit_scale": options.get("logit_scale", 1.0),
+        "bias": None if bias is None else bias[start:stop],
+        "softcap": options.get("softcap"),
+        "padding_idx": padding_idx - start if padding_idx is not None and start <= padding_idx < stop else None,
+        "mask_padding": options.get("mask_padding", False),
+    }
+
+
+def cross_entropy(
+    raw_logits: Float[Tensor, "*batch V"],
+    targets: Int[Tensor, "*batch"],
+    *,
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+    z_loss: float = 0.0,
+    reduction: Reduction = "mean",
+    vocab_size: int | None = None,
+    impl: Impl = "plain",
+    **logit_options: Unpack[LogitOptions],
+) -> Float[Tensor, "*result"]:
+    """Compute the loss from raw logits: the definition of `linear_cross_entropy`, and its `impl="plain"`.
+
+    Args:
+        raw_logits: Products `hidden @ weight.T`, `(..., V)`.
+        targets: Token IDs `(...)`, or `ignore_index`.
+        ignore_index: See `LossOptions`, as for the other options.
+        label_smoothing: Fraction of the target probability that is spread over all tokens.
+        z_loss: Factor of `logsumexp(logits) ** 2`.
+        reduction: `"mean"`, `"sum"` or `"none"`.
+        vocab_size: Ignored: the caller has removed spare rows.
+        impl: Ignored.
+        **logit_options: See `LogitOptions`.
+
+    Returns:
+        A scalar in nats, or `(...)` with `reduction="none"`.
+
+    Raises:
+        TokenIdError: A target is neither a token nor `ignore_index` (on the CPU only).
+    """
+    kept = targets != ignore_index
+    targets = checked_targets(targets, raw_logits.shape[-1], ignore_index)
+    logits = at_least_float32(finish_logits(raw_logits, **logit_options))
+    losses = F.cross_entropy(
+        logits.reshape(-1, logits.shape[-1]),
+        targets.flatten().long(),
+        ignore_index=ignore_index,
+        label_smoothing=label_smoothing,
+        reduction="none",
+    ).view(targets.shape)
+    if z_loss:
+        losses = losses + torch.where(kept, z_loss * logits.logsumexp(-1) ** 2, 0.0)
+    return reduce_losses(losses, kept, reduction)
+
+
+def at_least_float32(logits: Tensor) -> Tensor:
+    """Convert logits to the dtype of the loss: float64 stays float64, all others become float32."""
+    return logits if logits.dtype == torch.float64 else logits.float()
+
+
+def reduce_losses(losses: Tensor, kept: Tensor, reduction: Reduction) -> Tensor:
+    """Reduce the losses of tokens to their mean over `kept` tokens, to their sum, or not at all."""
+    if reduction == "none":
+        return losses
+    return losses.sum() if reduction == "sum" else losses.sum() / kept.sum().clamp(min=1)
+
+
+def checked_targets(targets: Tensor, vocab_size: int, ignore_index: int) -> Tensor:
+    """Return the targets after a check that each is a token or `ignore_index`; accelerators are not checked.
+
+    Raises:
+        TokenIdError: A target is neither; the message names the first, its row and its column.
+    """
+    if plain_operators_only():
+        return torch.where(targets == ignore_index, targets, targets.clamp(0, vocab_size - 1))
+    if targets.device.type != "cpu":
+        return targets
+    if torch.compiler.is_compiling():
+        kept = targets != ignore_index
+        return torch.where(kept, checked_copy(torch.where(kept, targets, 0), vocab_size, "token id"), targets)
+    raise_if_outside(targets, vocab_size, "token id", ignore=ignore_index)
+    return targets
+
+
+def check_shapes(hidden: Tensor, weight: Tensor, targets: Tensor) -> None:
+    """Check that the shapes and dtypes of hidden states, rows and targets fit each other.
+
+    Raises:
+        ShapeError: They do not; the message names what was found.
+    """
+    if weight.dim() != 2 or hidden.dim() < 1 or hidden.shape[-1] != weight.shape[1]:
+        raise ShapeError(
+            f"hidden {tuple(hidden.shape)} and weight {tuple(weight.shape)} do not fit: "
+            f"they must be (..., D) and (V, D) of one width D."
+        )
+    if targets.shape != hidden.shape[:-1] or targets.dtype not in (torch.int64, torch.int32):
+        raise ShapeError(
+            f"targets must be int64 or int32 of shape {tuple(hidden.shape[:-1])}, one for each hidden state, "
+            f"not {str(targets.dtype).removeprefix('torch.')} of shape {tuple(targets.shape)}."
+        )
+    if hidden.dtype != weight.dtype and not torch.is_autocast_enabled(hidden.device.type):
+        raise ShapeError(
+            f"hidden is {hidden.dtype} and weight {weight.dtype}: convert one of them, or use torch.autocast."
+        )
+
+
+def check_options(options: LossOptions) -> None:
+    """Check that the options are known and do not exclude each other.
+
+    Raises:
+        SizeError: They do; the message names the option.
+    """
+    if options.get("label_smoothing") and options.get("mask_padding") and options.get("padding_idx") is not None:
+        raise SizeError(
+            "label_smoothing spreads over all tokens, and mask_padding leaves no probability to one of them: use one."
+        )
+    if options.get("reduction", "mean") not in get_args(Reduction):
+        raise SizeError(f"reduction must be one of {', '.join(get_args(Reduction))}, not {options['reduction']!r}.")
+    if options.get("impl", "auto") not in get_args(Impl):
+        raise SizeError(f"impl must be one of {', '.join(get_args(Impl))}, not {options['impl']!r}.")
+
+
+class LossSettings(NamedTuple):
+    """`LossOptions` with their defaults, and `compute`, the dtype of the matrix products."""
+
+    vocab_size: int
+    logit_scale: float = 1.0
+    softcap: float | None = None
+    padding_idx: int | None = None
+    mask_padding: bool = False
+    ignore_index: int = -100
+    label_smoothing: float = 0.0
+    z_loss: float = 0.0
+    reduction: str = "mean"
+    compute: torch.dtype = torch.float32
+
+
+def fill_in_defaults(hidden: Tensor, weight: Tensor, options: LossOptions) -> LossSettings:
+    """Fill in the defaults of the options; the dtype of the matrix products is that of autocast, if active."""
+    device, vocab_size = hidden.device.type, options.get("vocab_size")
+    narrow = torch.is_autocast_enabled(device) and torch.float64 not in (hidden.dtype, weight.dtype)
+    known: dict[str, Any] = {name: value for name, value in options.items() if name in LossSettings._fields}
+    known["vocab_size"] = len(weight) if vocab_size is None else vocab_size
+    known["compute"] = torch.get_autocast_dtype(device) if narrow else torch.promote_types(hidden.dtype, weight.dtype)
+    return LossSettings(**known)

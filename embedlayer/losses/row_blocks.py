@@ -1,0 +1,99 @@
+"""`linear_cross_entropy` over blocks of rows, for tables that compute their rows: no `tokens x V` logits are kept."""
+
+from collections.abc import Callable
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from embedlayer.losses.chunk_size import MAX_CHUNK_TOKENS
+from embedlayer.losses.cross_entropy import (
+    LossOptions,
+    at_least_float32,
+    check_options,
+    checked_targets,
+    finish_logits,
+    options_of_rows,
+    reduce_losses,
+)
+from embedlayer.tracing import is_transformed, plain_operators_only
+
+RawLogits = Callable[[Tensor, int, int], Tensor]
+Scores = tuple[Tensor, Tensor, Tensor]
+"""Per token, over some rows: logsumexp, the target's logit or 0, and the sum of the logits."""
+
+
+def cross_entropy_over_rows(
+    hidden: Float[Tensor, "*batch D"],
+    raw_logits: RawLogits,
+    targets: Int[Tensor, "*batch"],
+    *,
+    vocab_size: int,
+    rows_at_once: int,
+    options: LossOptions,
+) -> Float[Tensor, "*result"]:
+    """Compute `linear_cross_entropy` where `raw_logits(hidden, start, stop)` returns `hidden @ rows[start:stop].T`.
+
+    Of each block of tokens and rows only logsumexp, target logits and sums of logits are kept; the backward pass calls
+    `raw_logits` again. All that `raw_logits` computes from gets its gradient. The option `impl` has no effect.
+
+    Args:
+        hidden: Hidden states, `(..., D)`.
+        raw_logits: Function of hidden states and a range of rows.
+        targets: Token IDs `(...)`, or `ignore_index`.
+        vocab_size: Number of rows, V.
+        rows_at_once: Rows in a block.
+        options: See `LossOptions`.
+
+    Raises:
+        TokenIdError: A target is neither a token nor `ignore_index` (on the CPU only).
+        SizeError: Two options exclude each other.
+    """
+    check_options(options)
+    ignore_index, smoothing = options.get("ignore_index", -100), options.get("label_smoothing", 0.0)
+    kept = targets != ignore_index
+    aims = checked_targets(targets, vocab_size, ignore_index).masked_fill(~kept, 0).reshape(-1)
+    step = MAX_CHUNK_TOKENS["cuda" if hidden.device.type == "cuda" else "cpu"]
+    chunks = zip(hidden.reshape(-1, hidden.shape[-1]).split(step), aims.split(step), strict=True)
+    scores = [_scores(x, raw_logits, y, vocab_size, rows_at_once, options) for x, y in chunks]
+    lse, target_logits, sums = (torch.cat(parts).view(targets.shape) for parts in zip(*scores, strict=True))
+    losses = lse - (1 - smoothing) * target_logits
+    if smoothing:
+        losses = losses - smoothing / vocab_size * sums
+    if options.get("z_loss"):
+        losses = losses + options["z_loss"] * lse**2
+    return reduce_losses(torch.where(kept, losses, 0.0), kept, options.get("reduction", "mean"))
+
+
+def _scores(
+    hidden: Tensor, raw_logits: RawLogits, targets: Tensor, vocab_size: int, rows_at_once: int, options: LossOptions
+) -> Scores:
+    """Compute the scores of one chunk of tokens over all rows, a block of rows at a time."""
+
+    def block(start: int, stop: int) -> Scores:
+        """Compute the scores over rows `start` to `stop - 1`."""
+        if plain_operators_only() or is_transformed(hidden):  # torch.func and export cannot compute a block again
+            return _block_scores(hidden, raw_logits, targets, start, stop, options)
+        scores: Scores = checkpoint(
+            _block_scores, hidden, raw_logits, targets, start, stop, options, use_reentrant=False
+        )
+        return scores
+
+    lse, target_logits, sums = block(0, min(rows_at_once, vocab_size))
+    for start in range(rows_at_once, vocab_size, rows_at_once):
+        block_lse, block_targets, block_sums = block(start, min(start + rows_at_once, vocab_size))
+        lse = torch.logaddexp(lse, block_lse)
+        target_logits, sums = target_logits + block_targets, sums + block_sums
+    return lse, target_logits, sums
+
+
+def _block_scores(
+    hidden: Tensor, raw_logits: RawLogits, targets: Tensor, start: int, stop: int, options: LossOptions
+) -> Scores:
+    """Compute the scores of one chunk of tokens over rows `start` to `stop - 1`."""
+    logits = at_least_float32(finish_logits(raw_logits(hidden, start, stop), **options_of_rows(options, start, stop)))
+    is_inside = (targets >= start) & (targets < stop)
+    places = torch.where(is_inside, targets - start, 0).long()
+    target_logits = logits.gather(-1, places.unsqueeze(-1)).squeeze(-1)
+    return logits.logsumexp(-1), torch.where(is_inside, target_logits, 0.0), logits.sum(-1)

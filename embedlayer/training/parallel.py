@@ -1,0 +1,277 @@
+"""Train one `DecoderLM` on one process or many: sharded tables, averaged gradients, and files of whole tensors.
+
+Each rank takes its share of every batch. `DistributedDataParallel` averages the gradients of the parameters that all
+ranks have, `ShardedTable` those of sharded rows. The mean loss of a rank is weighted by its share of the batch, so a
+step equals that of one process, also where the shares differ.
+"""
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.nn.parallel import DistributedDataParallel
+
+from embedlayer.collectives import SINGLE_PROCESS
+from embedlayer.data.windows import derive_seed, share_of
+from embedlayer.distributed.data_parallel import (
+    VOCAB_PARALLEL,
+    average_over_replicas,
+    data_parallel_mesh,
+    distributed_data_parallel,
+)
+from embedlayer.distributed.launch import Launch, launched_processes
+from embedlayer.distributed.sharded import ROW_TENSORS, ShardedTable, shard_table
+from embedlayer.distributed.sharded_file import ShardedRows, load_sharded, save_sharded
+from embedlayer.distributed.state import MOMENTS, sharded_tables, trained_parameters
+from embedlayer.errors import SizeError
+from embedlayer.io.files import JsonObject
+from embedlayer.io.safetensors_files import save_tensors
+from embedlayer.layers.output import OutputHead
+from embedlayer.models.decoder import DecoderLM
+from embedlayer.pretrained import build, describe
+from embedlayer.tables.dense import TokenEmbedding
+from embedlayer.tables.table import TokenTable
+
+STEPS_OF_ROWS = ("value_steps", "moment_steps")
+HEAD_OPTIONS = ("softcap", "logit_scale", "mask_padding")
+
+
+class ParallelContext:
+    """The processes that train one model together; by default the single process.
+
+    Args:
+        launch: The processes. Their group must accept CPU tensors: gloo, or `"cpu:gloo,cuda:nccl"`.
+        vocab_parallel_size: Number of ranks that share one table; `None` for all.
+
+    Attributes:
+        collectives: Collective operations of the processes.
+        rank: This process, from 0.
+        size: Number of processes.
+        is_first: Whether this is rank 0, which writes files and prints.
+        launch_id: Names of the launchers of all ranks, separated by spaces; empty for the single process.
+
+    Raises:
+        SizeError: The number of processes is not a multiple of `vocab_parallel_size`.
+    """
+
+    def __init__(self, launch: Launch | None = None, *, vocab_parallel_size: int | None = None) -> None:
+        launch = Launch() if launch is None else launch
+        self.collectives, self.device, self._store, self.launch_id = launch
+        self.rank, self.size = self.collectives.rank, self.collectives.size
+        self.is_first = self.collectives.is_first
+        self._config: JsonObject = {}
+        self._sharded: dict[str, ShardedRows] = {}
+        self._ddp: DistributedDataParallel | None = None
+        self._mesh: DeviceMesh | None = None
+        if self.collectives is not SINGLE_PROCESS:
+            self._mesh = data_parallel_mesh(self.device.type, self.size, vocab_parallel_size)
+        elif vocab_parallel_size not in (None, 1):
+            raise SizeError(
+                f"One process cannot shard a table over {vocab_parallel_size}: start several with torchrun."
+            )
+
+    def share(self, count: int) -> range:
+        """Return this rank's consecutive part of `count` items; the parts of two ranks differ by one item at most.
+
+        Example:
+            >>> ParallelContext().share(3)
+            range(0, 3)
+        """
+        return share_of(count, self.rank, self.size)
+
+    def sum(self, numbers: Tensor) -> Tensor:
+        """Return the sum of `numbers` over the ranks, as a new tensor."""
+        return self.collectives.all_reduce(numbers.clone())
+
+    def wait_for_first(self) -> None:
+        """Wait until rank 0 calls this, without a time limit: torchrun ends the others if rank 0 or its machine dies.
+
+        Raises:
+            PeerError: The store of the ranks cannot be reached.
+        """
+        if self._store is None:
+            return
+        with self.collectives.peer_errors():
+            if self.is_first:
+                self._store.set("embedlayer/prepared", "")
+            while not self._store.check(["embedlayer/prepared"]):
+                time.sleep(0.2)
+
+    def seed(self, seed: int, step: int) -> None:
+        """Seed the random numbers of this rank from `seed`, `step` and rank; a single process keeps its generator."""
+        if self._mesh is not None:
+            torch.manual_seed(derive_seed(seed, step, self.rank))
+
+    def build(self, config: JsonObject, device: torch.device | str) -> DecoderLM:
+        """Build the model of a description with fresh weights on the device; each rank draws only its own rows.
+
+        Args:
+            config: The result of `describe(model)`.
+            device: Device of the model of a single process; many processes use their own device.
+
+        Raises:
+            CheckpointError: The description is damaged.
+        """
+        if self._mesh is None:
+            model: DecoderLM = build(config)
+            return model.to(device)
+        arguments = {name: value for name, value in config.items() if name != "kind"}
+        self._config = config
+        return DecoderLM.from_config(arguments, make_table=self._draw_table, make_head=self._draw_head).to(self.device)
+
+    def shard(self, model: DecoderLM) -> None:
+        """Shard the rows of the model's table, and of an untied head, in place, and move the model to the device.
+
+        A single process leaves the model unchanged.
+        """
+        if self._mesh is None:
+            return
+        if not isinstance(model.table, ShardedTable):
+            self._config = describe(model)
+            head, options = model.head, _head_options(model.head)
+            model.table = table = self._shard_table(model.table)
+            if head.tied:
+                model.head = OutputHead(table, **options)
+            else:
+                model.head = self._shard_head(head, head.weight.detach(), options)
+            model.head.bias = head.bias
+        multiple = self._config["table"].get("pad_to_multiple_of") or 1
+        for prefix, table in sharded_tables(model):
+            spare = -table.vocab_size % multiple if table is model.table else 0
+            for name in ROW_TENSORS[type(table.local)]:
+                self._sharded[f"{prefix}.{name}"] = ShardedRows(table, table.vocab_size + spare)
+        model.to(self.device)
+
+    def _draw_table(self, config: JsonObject) -> ShardedTable:
+        """Build the table of a description, of which each rank draws its own rows."""
+        with torch.device("meta"):
+            table = build(config)
+        return self._shard_table(table)
+
+    def _draw_head(self, table: TokenTable | None, **config: Any) -> OutputHead:
+        """Build a tied head, or an untied head of which each rank draws its own rows."""
+        if table is not None:
+            return OutputHead(table, **config)
+        with torch.device("meta"):
+            head = OutputHead(**config)
+        return self._shard_head(head, head.weight, _head_options(head))
+
+    def _shard_table(self, table: TokenTable) -> ShardedTable:
+        """Shard a table over the vocabulary-parallel ranks."""
+        assert self._mesh is not None
+        return shard_table(table, self._mesh[VOCAB_PARALLEL])
+
+    def _shard_head(self, head: OutputHead, weight: Tensor, options: JsonObject) -> OutputHead:
+        """Return an untied head that owns its sharded rows, as the submodule `rows`."""
+        rows = TokenEmbedding(head.out_features, head.in_features, init_std=head.init_std, device="meta")
+        rows.weight = nn.Parameter(weight, requires_grad=head.weight.requires_grad)
+        table = self._shard_table(rows)
+        table.padding_idx = head.padding_idx  # a token without a logit; its row is not zero
+        sharded = OutputHead(table, **options)
+        sharded.add_module("rows", table)
+        sharded.register_state_dict_post_hook(_rename_rows_to_weight)  # type: ignore[no-untyped-call]
+        sharded.register_load_state_dict_pre_hook(_rename_weight_to_rows)  # type: ignore[no-untyped-call]
+        return sharded
+
+    def describe(self, model: DecoderLM) -> JsonObject:
+        """Return `describe(model)` of the model without shards."""
+        return describe(model) if self._mesh is None else self._config
+
+    def loss_function(self, model: DecoderLM) -> Callable[[Tensor, Tensor], Tensor]:
+        """Return the model's loss as a function of IDs and targets; after `backward` gradients are means over ranks."""
+        if self._mesh is None:
+            return model.loss
+        self._ddp = distributed_data_parallel(_LossModule(model), forward_sync_buffers=False)
+        return self._ddp
+
+    def no_sync(self) -> AbstractContextManager[Any]:
+        """Return a context manager in which gradients are summed per rank, to be averaged by a later backward pass."""
+        return nullcontext() if self._ddp is None else self._ddp.no_sync()
+
+    def average_replicas(self, model: nn.Module) -> None:
+        """Average the gradients of sharded rows over their replicas, after the last backward pass of a step."""
+        if self._mesh is not None:
+            for _, parameter, table in trained_parameters(model):
+                if table is not None:
+                    average_over_replicas(parameter, self._mesh)
+
+    def save(self, path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:
+        """Write whole tensors to a safetensors file on rank 0, which receives sharded rows in small buffers.
+
+        Raises:
+            FileError: The file cannot be written.
+        """
+        if sharded := self._sharded_among(tensors):
+            save_sharded(path, tensors, sharded, self.collectives, metadata)
+        elif self.is_first:
+            save_tensors(path, tensors, metadata)
+
+    def load(self, path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+        """Read the tensors and the metadata of a safetensors file; of sharded tensors only this rank's rows.
+
+        Raises:
+            FileError: The file cannot be read.
+            CheckpointError: The file is damaged.
+        """
+        return load_sharded(path, self._sharded_among)
+
+    def _sharded_among(self, names: Iterable[str]) -> dict[str, ShardedRows]:
+        """Return the names in model and checkpoint files that have sharded rows: rows, moments, pending updates."""
+        found: dict[str, ShardedRows] = {}
+        for name, rows in self._sharded.items():
+            keys = [*(f"optimizer.{name}.{key}" for key in MOMENTS), *(f"pending_updates.{name}.{key}" for key in STEPS_OF_ROWS)]
+            found |= dict.fromkeys([name, f"model.{name}", *keys], rows)
+        return {name: found[name] for name in names if name in found}
+
+
+@contextmanager
+def parallel_context(
+    device: str, timeout_seconds: float, vocab_parallel_size: int | None = None
+) -> Iterator[ParallelContext]:
+    """Join the processes that torchrun started, and yield their `ParallelContext`; without torchrun the single process.
+
+    Args:
+        device: `"cpu"`, or `"cuda"` for the GPU with the local rank of the process.
+        timeout_seconds: Time that the ranks wait for each other.
+        vocab_parallel_size: Number of ranks that share one table; `None` for all.
+
+    Raises:
+        PeerError: Another process hangs or has ended.
+        SizeError: The time is not positive, or the number of ranks is not a multiple of `vocab_parallel_size`.
+    """
+    with launched_processes(device, timeout_seconds) as launch:
+        yield ParallelContext(launch, vocab_parallel_size=vocab_parallel_size)
+
+
+class _LossModule(nn.Module):
+    """A module whose `forward` is the loss of a model, as `DistributedDataParallel` needs it."""
+
+    def __init__(self, model: DecoderLM) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, ids: Tensor, targets: Tensor) -> Tensor:
+        """Return the mean loss over the tokens."""
+        return self.model.loss(ids, targets)
+
+
+def _head_options(head: OutputHead) -> JsonObject:
+    """Return the constructor arguments of a head, without its rows."""
+    return {"bias": head.bias is not None, **{name: head.config[name] for name in HEAD_OPTIONS}}
+
+
+def _rename_rows_to_weight(head: nn.Module, state: dict[str, Any], prefix: str, _: Any) -> None:
+    """State dict hook: save the rows of a sharded untied head as `weight`."""
+    for key in [key for key in state if key.startswith(f"{prefix}rows.")]:
+        state[prefix + key.removeprefix(f"{prefix}rows.")] = state.pop(key)
+
+
+def _rename_weight_to_rows(head: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
+    """Load hook: read `weight` as the rows of a sharded untied head."""
+    if f"{prefix}weight" in state:
+        state[f"{prefix}rows.weight"] = state.pop(f"{prefix}weight")

@@ -1,0 +1,97 @@
+"""How the processes that torchrun started find each other, and what they say when one is missing."""
+
+import os
+import time
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from launches import free_port
+from processes import on_ranks
+
+from embedlayer import PeerError, SizeError
+from embedlayer.distributed.launch import attempt_store, device_of_process, launched_processes, launcher_id
+
+
+def meet(port: int) -> None:
+    """Forget the processes of the test, and let the environment name them as torchrun does."""
+    dist.barrier()  # before one leaves, all must have come
+    dist.destroy_process_group()
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+
+
+def test_processes_that_are_started_again_use_a_store_of_their_own() -> None:
+    """In the store of those before, where rank 0 comes last and a rank of before had asked in vain."""
+    store = dist.HashStore()
+
+    def attempt(number: int, late: int) -> list[str]:
+        def enter(rank: int) -> str:
+            time.sleep(0.3 if rank == late else 0.0)
+            own = attempt_store(store, rank, 3, timedelta(seconds=60))
+            if rank == 0:
+                own.set("address", f"of attempt {number}")
+            return own.get("address").decode()
+
+        with ThreadPoolExecutor(3) as ranks:
+            return list(ranks.map(enter, range(3)))
+
+    for number in range(4):
+        assert attempt(number, late=number % 3) == [f"of attempt {number}"] * 3
+        with pytest.raises(PeerError, match=r"Rank 1 of 3 gave up: rank 0 did not come within 0.2 seconds\."):
+            attempt_store(store, 1, 3, timedelta(seconds=0.2))
+
+
+def test_a_process_without_a_gpu_of_its_own_is_told_so(monkeypatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    assert device_of_process("cuda") == torch.device("cuda", 1)
+    assert device_of_process("cpu") == torch.device("cpu")
+    monkeypatch.setenv("LOCAL_RANK", "2")
+    with pytest.raises(
+        SizeError, match="Process 2 of this machine, counted from 0, has no GPU of its own: there are 2"
+    ):
+        device_of_process("cuda")
+
+
+def test_a_launch_is_named_by_the_process_that_starts_again(monkeypatch) -> None:
+    monkeypatch.delenv("TORCHELASTIC_RUN_ID", raising=False)
+    assert launcher_id() != launcher_id()
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
+    first = launcher_id()
+    assert first == launcher_id()
+    assert f":{os.getppid()}:" in first
+    monkeypatch.setattr(os, "getppid", os.getpid)
+    assert first != launcher_id()
+
+
+def all_launchers(port: int) -> str:
+    meet(port)
+    os.environ["TORCHELASTIC_RUN_ID"] = "ab"[dist.is_initialized() or int(os.environ["RANK"]) % 2]
+    with launched_processes("cpu", 15.0) as launch:
+        return launch.launch_id
+
+
+def test_each_rank_knows_the_launchers_of_all() -> None:
+    first, second, third = on_ranks(3, all_launchers, free_port())
+    assert first == second == third
+    assert [name.split(":")[2] for name in first.split()] == ["a", "b"]
+
+
+def one_sleeps(port: int, folder: Path) -> str:
+    meet(port)
+    with pytest.raises(PeerError) as error, launched_processes("cpu", 15.0) as launch:
+        launch.collectives.any(False)
+        while launch.collectives.rank == 1 and not (folder / "awake").exists():
+            time.sleep(0.1)
+        launch.collectives.any(False)
+    (folder / "awake").touch()
+    return str(error.value)
+
+
+def test_a_process_that_hangs_ends_the_wait_of_the_others_with_a_clear_error(tmp_path) -> None:
+    first, second = on_ranks(2, one_sleeps, free_port(), tmp_path)
+    assert first.startswith("Rank 0 of 2 gave up: another process has ended, or hangs for more than 15 seconds.")
+    assert second.startswith("Rank 1 of 2 gave up")
