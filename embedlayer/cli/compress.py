@@ -143,14 +143,14 @@ def _read_run(source: Source, path: Path) -> None:
     """What a run's folder says beside its model: how long its windows were, and how often its tokens occur."""
     from embedlayer.checkpoints.tables import counts_of
     from embedlayer.training.run_directory import RunDirectory
-    from embedlayer.vocab.used_tokens import with_needed
+    from embedlayer.vocab.used_tokens import with_required_tokens
 
     run = RunDirectory(path)
     if run.holds_a_run:
         source.window = min(source.window, run.options().max_length)
     source.counts = counts_of(run, source.model.table.vocab_size)
     if source.counts is not None and source.tokenizer is not None:
-        source.kept = len(with_needed(source.tokenizer, source.counts.nonzero()[:, 0].tolist()))
+        source.kept = len(with_required_tokens(source.tokenizer, source.counts.nonzero()[:, 0].tolist()))
 
 
 def _open_vectors(path: Path) -> Source:

@@ -12,7 +12,7 @@ from embedlayer.errors import FileError, VocabularyError
 
 if TYPE_CHECKING:
     from embedlayer.vocab.receipt import Receipt
-    from embedlayer.vocab.starting_rows import StartingRows
+    from embedlayer.vocab.row_init import RowInit
 
 STARTS = ("subword-mean", "mean", "mean+noise", "random")
 SHOWN = 12
@@ -47,7 +47,7 @@ _init = click.option(
     type=click.Choice(STARTS),
     default=STARTS[0],
     show_default=True,
-    help="What new rows start as: the mean of the pieces a token was written with, or of all rows, ...",
+    help="What new rows start as: the mean of the subwords of its text, or of all rows, ...",
 )
 _seed = click.option("--seed", default=0, show_default=True, help="Of what is drawn.")
 
@@ -88,7 +88,7 @@ def add(
     import torch
 
     from embedlayer.vocab.edit import add_tokens
-    from embedlayer.vocab.new_rows import TrainedRows
+    from embedlayer.vocab.row_training import TrainedInit
 
     _refuse_filled(output)
     wanted = _without_known(directory, [*terms, *_lines(file)], spaced=not as_is)
@@ -112,7 +112,7 @@ def add(
             },
             quiet=as_json,
         )
-        options |= {"init_head": TrainedRows(head, options["init"]), "init": TrainedRows(table, options["init"])}
+        options |= {"init_head": TrainedInit(head, options["init"]), "init": TrainedInit(table, options["init"])}
     receipt = add_tokens(directory, wanted, special=special, out=output, **options)
     _show(receipt, directory, output, as_json=as_json, **trained)
 
@@ -202,7 +202,7 @@ def transplant(
 @click.option("-o", "--output", required=True, type=click.Path(path_type=Path), help="New folder.")
 def undo(directory: Path, output: Path) -> None:
     """Write what DIRECTORY was before its last edit, to the bit."""
-    from embedlayer.vocab.folders import last_receipt
+    from embedlayer.vocab.receipt import last_receipt
 
     receipt = last_receipt(directory)
     receipt.undo(directory, out=output)
@@ -239,27 +239,27 @@ def _without_known(directory: Path, terms: Sequence[str], *, spaced: bool) -> li
     from embedlayer.errors import EmbedLayerWarning
     from embedlayer.text.tokenizer import load_tokenizer
     from embedlayer.vocab.folders import check_folder
-    from embedlayer.vocab.pieces import Pieces
+    from embedlayer.vocab.token_bytes import TokenBytes
 
     check_folder(directory)
-    pieces = Pieces(load_tokenizer(directory))
-    spaced = spaced and pieces.convention in ("byte-level", "sentencepiece")
+    tokens = TokenBytes(load_tokenizer(directory))
+    spaced = spaced and tokens.convention in ("byte-level", "sentencepiece")
     wanted = dict.fromkeys(f" {term.strip()}" if spaced else term for term in terms)
-    known = [term for term in wanted if term in pieces.vocabulary or (spaced and term.encode() in pieces.by_meaning)]
+    known = [term for term in wanted if term in tokens.vocabulary or (spaced and term.encode() in tokens.by_bytes)]
     if known:
         shown = ", ".join(repr(term) for term in known[:SHOWN]) + (", ..." if len(known) > SHOWN else "")
         warnings.warn(f"Tokens already, and left as they are ({len(known)}): {shown}", EmbedLayerWarning, stacklevel=2)
     return [term for term in wanted if term not in known]
 
 
-def _start(name: str) -> "StartingRows":
-    from embedlayer.vocab.starting_rows import Mean, MeanNoise, Random, SubwordMean
+def _start(name: str) -> "RowInit":
+    from embedlayer.vocab.row_init import MeanInit, MeanNoiseInit, RandomInit, SubwordMeanInit
 
-    starts: dict[str, StartingRows] = {
-        "subword-mean": SubwordMean(),
-        "mean": Mean(),
-        "mean+noise": MeanNoise(),
-        "random": Random(),
+    starts: dict[str, RowInit] = {
+        "subword-mean": SubwordMeanInit(),
+        "mean": MeanInit(),
+        "mean+noise": MeanNoiseInit(),
+        "random": RandomInit(),
     }
     return starts[name]
 
@@ -272,7 +272,7 @@ def _train_new_rows(
     terms: Sequence[str],
     special: Sequence[str],
     texts: Sequence[Path],
-    init: "StartingRows",
+    init: "RowInit",
     options: dict[str, Any],
     *,
     quiet: bool,
@@ -292,7 +292,7 @@ def _train_new_rows(
     from embedlayer.text.corpus import TokenCorpus
     from embedlayer.training.loop import Trainer, TrainingOptions
     from embedlayer.vocab.edit import add_tokens
-    from embedlayer.vocab.new_rows import merge_rows
+    from embedlayer.vocab.row_training import merge_rows
 
     opened = open_model(directory)
     model, length = opened.model, _length(directory, opened.model.position.max_seq_len)
@@ -329,7 +329,7 @@ def _length(directory: Path, reach: int | None) -> int:
 
 
 def _occurrences(corpus: Any, receipt: "Receipt") -> dict[str, int]:
-    counts = corpus.counts(receipt.move.size)[list(receipt.added)]
+    counts = corpus.counts(receipt.row_map.size)[list(receipt.added)]
     if not counts.sum():
         raise VocabularyError("The text holds none of the new tokens: there is nothing to train their rows on.")
     return {"new_tokens_in_text": int(counts.sum()), "different_new_tokens_in_text": int((counts > 0).sum())}
@@ -344,7 +344,7 @@ def _show(receipt: "Receipt", directory: Path, output: Path, *, as_json: bool, *
         summary = {
             "directory": str(output),
             "tokens": list(receipt.num_tokens),
-            "rows": [receipt.move.old_size, receipt.move.size],
+            "rows": [receipt.row_map.old_size, receipt.row_map.size],
             "kept": receipt.kept,
             "added": {str(token): [text, receipt.origins.get(token)] for token, text in receipt.added.items()},
             "dropped": {str(token): text for token, text in receipt.dropped.items()},
@@ -356,7 +356,7 @@ def _show(receipt: "Receipt", directory: Path, output: Path, *, as_json: bool, *
         return
     before, after = receipt.num_tokens
     click.echo(f"Tokens   {before:,} -> {after:,}")
-    click.echo(f"Rows     {receipt.move.old_size:,} -> {receipt.move.size:,}")
+    click.echo(f"Rows     {receipt.row_map.old_size:,} -> {receipt.row_map.size:,}")
     click.echo(f"Kept     {receipt.kept:,}, the same to the bit")
     _list("New", [(token, text, receipt.origins.get(token, "")) for token, text in receipt.added.items()])
     _list("Dropped", [(token, text, "") for token, text in receipt.dropped.items()])

@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 from embedlayer.errors import TextError, VocabularyError
 from embedlayer.text.corpus import IdArray, TokenCorpus, cut_text, encode_pieces, find_texts, read_pieces
 from embedlayer.text.tokenizer import as_tokenizer, end_of_text_id, fingerprint, raise_if_path, table_size
-from embedlayer.vocab.pieces import Pieces
+from embedlayer.vocab.token_bytes import TokenBytes
 from embedlayer.vocab.tokenizer_edit import (
     Data,
     normalized,
@@ -54,7 +54,7 @@ def used_tokens(tokenizer: object, corpus: Corpus, *, min_count: int = 1, keep_s
         [',', '<unk>', '<|endoftext|>', 'I', 'dogs', 'love']
     """
     tokenizer = as_tokenizer(tokenizer)
-    data, old = tokenizer_data(tokenizer), Pieces(tokenizer)
+    data, old = tokenizer_data(tokenizer), TokenBytes(tokenizer)
     unknown = unknown_token(data, old)
     if isinstance(corpus, TokenCorpus):
         counts, tried = _counts_of_ids(corpus, tokenizer, data, unknown), set[str]()
@@ -66,24 +66,24 @@ def used_tokens(tokenizer: object, corpus: Corpus, *, min_count: int = 1, keep_s
             f"The texts hold none of the tokenizer's tokens{f' {min_count} times' if min_count > 1 else ''}: "
             f"{counts.sum():,} IDs were read, and nothing would be left. Give text in the language of the model."
         )
-    return _with_needed(used | {old.vocabulary[piece] for piece in tried}, old, data, keep_special=keep_special)
+    return _with_required(used | {old.vocabulary[piece] for piece in tried}, old, data, keep_special=keep_special)
 
 
-def with_needed(tokenizer: object, ids: Iterable[int], *, keep_special: bool = True) -> set[int]:
+def with_required_tokens(tokenizer: object, ids: Iterable[int], *, keep_special: bool = True) -> set[int]:
     """Return some IDs and those that must stay with them, as in `used_tokens`; for IDs that were counted elsewhere.
 
     What WordPiece tries before it gives up on a word shows only in texts.
     """
     data = tokenizer_data(as_tokenizer(tokenizer))
-    return _with_needed({*ids}, Pieces(tokenizer), data, keep_special=keep_special)
+    return _with_required({*ids}, TokenBytes(tokenizer), data, keep_special=keep_special)
 
 
-def _with_needed(ids: set[int], old: Pieces, data: Data, *, keep_special: bool) -> set[int]:
+def _with_required(ids: set[int], old: TokenBytes, data: Data, *, keep_special: bool) -> set[int]:
     needed = required_tokens(data, old).keys() | old.single_bytes | _letters(old, data)
     return with_parts(ids | needed | (old.added if keep_special else set()), old, data)
 
 
-def _letters(old: Pieces, data: Data) -> set[int]:
+def _letters(old: TokenBytes, data: Data) -> set[int]:
     """Return the one-character entries of a model without bytes and without an unknown token: no text lacks these."""
     if data["model"]["type"] not in ("BPE", "Unigram") or unknown_token(data, old) is not None or old.single_bytes:
         return set()
@@ -101,15 +101,16 @@ def _counts_of_ids(corpus: TokenCorpus, tokenizer: Tokenizer, data: Data, unknow
     counts = corpus.counts(table_size(tokenizer))
     if data["model"]["type"] == "WordPiece" and unknown is not None and counts[unknown]:
         raise VocabularyError(
-            f"The corpus holds {counts[unknown]:,} words that WordPiece gave up on, and what it tried before that must "
-            f"stay but shows in the text only. Give the texts or their paths instead of the corpus; without them, "
-            f"edit_vocabulary(keep=with_needed(tokenizer, ids)) keeps IDs, and may then split some of these words."
+            f"The corpus contains {counts[unknown]:,} words that WordPiece could not encode. The tokens that it tried "
+            f"must be kept, and only the text shows them: pass the texts or their paths instead of the corpus. Without "
+            f"them, edit_vocabulary(keep=with_required_tokens(tokenizer, ids)) keeps IDs, and may split some of these "
+            f"words."
         )
     return counts
 
 
 def _counts_of_texts(
-    texts: Path | str | Iterable[str | Path], old: Pieces, data: Data, unknown: int | None
+    texts: Path | str | Iterable[str | Path], old: TokenBytes, data: Data, unknown: int | None
 ) -> tuple[IdArray, set[str]]:
     """Return how often each ID occurs, and the entries that WordPiece tries on words that it gives up on."""
     tokenizer, tried = old.tokenizer, set[str]()
