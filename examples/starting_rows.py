@@ -20,14 +20,22 @@ from tokenizers import Tokenizer
 
 import embedlayer as el
 from embedlayer.cli.demo import carried_text
-from embedlayer.vocab.row_init import NewToken
+from embedlayer.vocab.row_init import (
+    CopyInit,
+    MeanInit,
+    MeanNoiseInit,
+    NewToken,
+    RandomInit,
+    RowInit,
+    SubwordMeanInit,
+)
 from embedlayer.vocab.tokenizer_match import spell_new_tokens
 
 Place = tuple[int, int]
 LENGTH = 128
 
 
-def starts(tokens: list[NewToken]) -> dict[str, el.RowInit]:
+def starts(tokens: list[NewToken]) -> dict[str, RowInit]:
     return {
         "`SubwordMeanInit()`, the default": SubwordMeanInit(),
         "`CopyInit(of=...)` its first piece": CopyInit(of=[token.old_ids[0] for token in tokens]),

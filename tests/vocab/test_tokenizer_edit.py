@@ -382,7 +382,7 @@ def test_a_token_that_is_there_in_another_spelling_is_not_added() -> None:
 
 @pytest.mark.parametrize(("kind", "token"), [("bpe", "Ġzebra"), ("unigram", "two▁words x")])
 def test_a_new_token_is_given_as_text_and_not_as_a_file_writes_it(kind, token) -> None:
-    with pytest.raises(VocabularyError, match=r"cannot be added: no text has the '.'.*Give the text itself: '.* "):
+    with pytest.raises(VocabularyError, match=r"cannot be added: no text has the '.'.*Pass the text itself: '.* "):
         edit_tokenizer(TRAINED[kind], add=[token])
     with pytest.raises(VocabularyError, match="named twice"):
         edit_tokenizer(TRAINED["unigram"], add=[" zebra", "▁zebra"])
