@@ -38,7 +38,7 @@ LENGTH = 128
 def starts(tokens: list[NewToken]) -> dict[str, RowInit]:
     return {
         "`SubwordMeanInit()`, the default": SubwordMeanInit(),
-        "`CopyInit(of=...)` its first piece": CopyInit(of=[token.old_ids[0] for token in tokens]),
+        "`CopyInit(of=...)` its first subword": CopyInit(of=[token.old_ids[0] for token in tokens]),
         "`MeanInit()`": MeanInit(),
         "`MeanNoiseInit(scale=0.1)`": MeanNoiseInit(scale=0.1),
         "`MeanNoiseInit()`": MeanNoiseInit(),
@@ -119,7 +119,7 @@ def main(run: Path | None, steps: int, vocab_size: int, number: int, page: Path 
 
     before, after = tokenizer.encode(text), edit.tokenizer.encode(text)
     words = [range(*place) for i, place in zip(after.ids, after.offsets, strict=True) if i >= new_ids[0]]
-    rows = [measured("not added: the pieces of its text", losses(model, before.ids), before.offsets, text, words)]
+    rows = [measured("not added: the subwords of its text", losses(model, before.ids), before.offsets, text, words)]
     for name, start in starts(tokens).items():
         values = start.rows(model.table, tokens, torch.Generator().manual_seed(0)).values
         rows.append(measured(name, losses(with_rows(model, values), after.ids), after.offsets, text, words))

@@ -219,7 +219,7 @@ def test_what_is_said_about_starting_rows_follows_from_the_table() -> None:
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()[2:]]
     new, another, total = ({row[0]: float(row[place]) for row in cells} for place in (1, 2, 3))
     assert min(total, key=total.get).startswith("`SubwordMeanInit()`")
-    assert min(new, key=new.get) == max(another, key=another.get) == "`CopyInit(of=...)` its first piece"
+    assert min(new, key=new.get) == max(another, key=another.get) == "`CopyInit(of=...)` its first subword"
     assert total["`MeanNoiseInit()`"] > total["`MeanInit()`"]
 
 
