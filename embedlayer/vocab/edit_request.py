@@ -137,12 +137,7 @@ class VocabularyEdit(ABC):
 
     @abstractmethod
     def resolve(
-        self,
-        tokenizers: Iterable[Tokenizer | None],
-        num_rows: int,
-        *,
-        part: str = "",
-        all_rows_have_ids: bool = False,
+        self, tokenizers: Iterable[Tokenizer | None], num_rows: int, *, part: str = "", all_rows_have_ids: bool = False
     ) -> ResolvedEdit:
         """Return the edit of one model.
 
@@ -178,12 +173,7 @@ class EditRequest(VocabularyEdit):
     pad_to_multiple_of: int | None = None
 
     def resolve(
-        self,
-        tokenizers: Iterable[Tokenizer | None],
-        num_rows: int,
-        *,
-        part: str = "",
-        all_rows_have_ids: bool = False,
+        self, tokenizers: Iterable[Tokenizer | None], num_rows: int, *, part: str = "", all_rows_have_ids: bool = False
     ) -> ResolvedEdit:
         """Return the edit of one model; see `VocabularyEdit`."""
         tokenizer = self.tokenizer

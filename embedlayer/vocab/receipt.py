@@ -285,12 +285,7 @@ class Undo(VocabularyEdit):
     receipt: Receipt
 
     def resolve(
-        self,
-        tokenizers: Iterable[Tokenizer | None],
-        num_rows: int,
-        *,
-        part: str = "",
-        all_rows_have_ids: bool = False,
+        self, tokenizers: Iterable[Tokenizer | None], num_rows: int, *, part: str = "", all_rows_have_ids: bool = False
     ) -> ResolvedEdit:
         """Return the undo for one model; see `VocabularyEdit`."""
         receipt = self.receipt
