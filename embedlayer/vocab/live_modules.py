@@ -62,11 +62,6 @@ class LocalTable(NamedTuple):
         """Return the row that is zero, counted over all ranks; the padding row of a head is an ordinary row."""
         return None if self.of_head else self.table.padding_idx
 
-    def span(self, size: int) -> tuple[int, int]:
-        """Return the first of `size` rows that this rank stores, and the first one after them."""
-        partition = self.collectives.partition(size)
-        return partition.start, partition.stop
-
 
 class VocabularyModules(NamedTuple):
     """The parts of a live module that belong to the vocabulary, by name.
@@ -333,26 +328,24 @@ def new_settings(modules: VocabularyModules, edit: ResolvedEdit) -> JsonObject:
     after: JsonObject = {}
     for name, (owner, attribute, part) in settings.items():
         value = getattr(owner, attribute)
-        start, stop = (0, row_map.size) if part is None else part.span(row_map.size)
+        local = (SINGLE_PROCESS if part is None else part.collectives).partition(row_map.size)
         if attribute in ("start", "first_row"):
-            value = start
+            value = local.start
         elif attribute == "stop":
-            value = stop
+            value = local.stop
         elif attribute == "whole_rows":
             value = row_map.size
         elif attribute in ("padding_idx", "padding_id"):
-            padding = _moved_padding(value if part is None else part.padding_idx, row_map)
-            value = None if padding is None or not start <= padding < stop else padding - start
+            value = local.local_or_none(_moved_padding(value if part is None else part.padding_idx, row_map))
         elif attribute in TOKEN_IDS:
             beside = {key: getattr(owner, key, None) for key in TOKEN_IDS}
             value = ids.of(attribute, value, beside, "the model's configuration")
         elif attribute == "pad_to_multiple_of":
             value = value if edit.pad_to_multiple_of is None else edit.pad_to_multiple_of
         elif attribute in ("num_rows", "num_embeddings") and part is not None:
-            multiple = edit.pad_to_multiple_of or part.stored.pad_to_multiple_of
-            value = round_up(stop - start, multiple or 1)
+            value = round_up(len(local), edit.pad_to_multiple_of or part.stored.pad_to_multiple_of or 1)
         else:
-            value = stop - start
+            value = len(local)
         after[name] = value
     return after
 

@@ -137,6 +137,14 @@ class NewRows:
     origins: tuple[RowOrigin, ...]
 
 
+Tokens = Sequence[NewToken]
+Generator = torch.Generator | None
+"""Generator of random values; `None` for torch's default one."""
+
+ComputedRows = tuple[Tensor, Sequence[RowOrigin]]
+"""Rows, `(k, D)`, of any dtype and on any device, and how each was computed."""
+
+
 class RowInit(ABC):
     """Abstract: computes the rows of new tokens.
 
@@ -148,9 +156,7 @@ class RowInit(ABC):
     dead: DeadRows
 
     @abstractmethod
-    def compute(
-        self, live: "LiveRows", tokens: Sequence[NewToken], chunk: slice, generator: torch.Generator | None
-    ) -> tuple[Tensor, Sequence[RowOrigin]]:
+    def compute(self, live: "LiveRows", tokens: Tokens, chunk: slice, generator: Generator) -> ComputedRows:
         """Compute the rows of `tokens[chunk]`.
 
         Args:
@@ -163,16 +169,14 @@ class RowInit(ABC):
             The rows, `(k, D)`, of any dtype and on any device, and how each was computed.
         """
 
-    def chunks(
-        self, old: RowSource, tokens: Sequence[NewToken], generator: torch.Generator | None = None
-    ) -> Iterator[NewRows]:
+    def chunks(self, old: RowSource, tokens: Tokens, generator: Generator = None) -> Iterator[NewRows]:
         """Yield the rows of new tokens in their order, 1024 at a time; the arguments are those of `rows`."""
         live, like = LiveRows(old, self.dead), old.rows(0, 1)
         for first in range(0, len(tokens), TOKENS_AT_ONCE):
             values, origins = self.compute(live, tokens, slice(first, first + TOKENS_AT_ONCE), generator)
             yield NewRows(values.detach().to(like.device, like.dtype, copy=True), tuple(origins))
 
-    def rows(self, old: RowSource, tokens: Sequence[NewToken], generator: torch.Generator | None = None) -> NewRows:
+    def rows(self, old: RowSource, tokens: Tokens, generator: Generator = None) -> NewRows:
         """Return the rows of new tokens in their order.
 
         Args:
@@ -199,9 +203,7 @@ class MeanInit(RowInit):
 
     dead: DeadRows = ()
 
-    def compute(
-        self, live: "LiveRows", tokens: Sequence[NewToken], chunk: slice, generator: torch.Generator | None
-    ) -> tuple[Tensor, Sequence[RowOrigin]]:
+    def compute(self, live: "LiveRows", tokens: Tokens, chunk: slice, generator: Generator) -> ComputedRows:
         """Return the mean, once for each token."""
         count = len(tokens[chunk])
         return live.mean.expand(count, -1), [RowOrigin("mean")] * count
@@ -225,9 +227,7 @@ class MeanNoiseInit(RowInit):
     scale: float = 1.0
     dead: DeadRows = ()
 
-    def compute(
-        self, live: "LiveRows", tokens: Sequence[NewToken], chunk: slice, generator: torch.Generator | None
-    ) -> tuple[Tensor, Sequence[RowOrigin]]:
+    def compute(self, live: "LiveRows", tokens: Tokens, chunk: slice, generator: Generator) -> ComputedRows:
         """Return one draw for each token."""
         count, mean = len(tokens[chunk]), live.mean.float()
         noise = torch.zeros(count, len(mean))
@@ -254,9 +254,7 @@ class SubwordMeanInit(RowInit):
 
     dead: DeadRows = ()
 
-    def compute(
-        self, live: "LiveRows", tokens: Sequence[NewToken], chunk: slice, generator: torch.Generator | None
-    ) -> tuple[Tensor, Sequence[RowOrigin]]:
+    def compute(self, live: "LiveRows", tokens: Tokens, chunk: slice, generator: Generator) -> ComputedRows:
         """Return the mean of the subwords of each token."""
         rows = dict(live.select({old_id for token in tokens[chunk] for old_id in token.old_ids}))
         old_ids = [tuple(old_id for old_id in token.old_ids if old_id in rows) for token in tokens[chunk]]
@@ -278,9 +276,7 @@ class CopyInit(RowInit):
     of: int | Sequence[int]
     dead: DeadRows = field(default=(), init=False, repr=False)
 
-    def compute(
-        self, live: "LiveRows", tokens: Sequence[NewToken], chunk: slice, generator: torch.Generator | None
-    ) -> tuple[Tensor, Sequence[RowOrigin]]:
+    def compute(self, live: "LiveRows", tokens: Tokens, chunk: slice, generator: Generator) -> ComputedRows:
         """Return the copies."""
         ids = [self.of] * len(tokens) if isinstance(self.of, int) else list(self.of)
         if len(ids) != len(tokens):
@@ -302,9 +298,7 @@ class RandomInit(RowInit):
     std: float | None = None
     dead: DeadRows = ()
 
-    def compute(
-        self, live: "LiveRows", tokens: Sequence[NewToken], chunk: slice, generator: torch.Generator | None
-    ) -> tuple[Tensor, Sequence[RowOrigin]]:
+    def compute(self, live: "LiveRows", tokens: Tokens, chunk: slice, generator: Generator) -> ComputedRows:
         """Return one draw for each token."""
         count, std = len(tokens[chunk]), live.std if self.std is None else self.std
         return std * torch.randn(count, live.old.embed_dim, generator=generator), [RowOrigin("random")] * count
@@ -324,9 +318,7 @@ class VectorsInit(RowInit):
     values: Float[Tensor, "k D"]
     dead: DeadRows = field(default=(), init=False, repr=False)
 
-    def compute(
-        self, live: "LiveRows", tokens: Sequence[NewToken], chunk: slice, generator: torch.Generator | None
-    ) -> tuple[Tensor, Sequence[RowOrigin]]:
+    def compute(self, live: "LiveRows", tokens: Tokens, chunk: slice, generator: Generator) -> ComputedRows:
         """Return the rows of the tensor."""
         wanted = (len(tokens), live.old.embed_dim)
         if self.values.shape != wanted:

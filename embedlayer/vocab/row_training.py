@@ -1,9 +1,8 @@
 """Training of the rows of a few tokens and nothing else, in the tables and heads of a live module."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
-import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
@@ -13,7 +12,16 @@ from embedlayer.tables.delta import DeltaEmbedding
 from embedlayer.tables.dense import TokenEmbedding
 from embedlayer.tables.table import TokenTable
 from embedlayer.vocab.live_modules import vocabulary_modules
-from embedlayer.vocab.row_init import DeadRows, LiveRows, NewToken, RowInit, RowOrigin, VectorsInit
+from embedlayer.vocab.row_init import (
+    ComputedRows,
+    DeadRows,
+    Generator,
+    LiveRows,
+    RowInit,
+    RowOrigin,
+    Tokens,
+    VectorsInit,
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,9 +41,7 @@ class TrainedInit(RowInit):
         """Return the rows that `init` does not read."""
         return self.init.dead
 
-    def compute(
-        self, live: LiveRows, tokens: Sequence[NewToken], chunk: slice, generator: torch.Generator | None
-    ) -> tuple[Tensor, Sequence[RowOrigin]]:
+    def compute(self, live: LiveRows, tokens: Tokens, chunk: slice, generator: Generator) -> ComputedRows:
         """Return the trained rows."""
         values = VectorsInit(self.values).compute(live, tokens, chunk, generator)[0]
         origins = self.init.compute(live, tokens, chunk, generator)[1]

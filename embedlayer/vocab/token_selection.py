@@ -1,6 +1,6 @@
 """Which tokens a vocabulary has after an edit, and in which order; with and without a tokenizer."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -92,7 +92,7 @@ class TokenSelection:
 
 def select_tokens(
     old: TokenNames,
-    new: Sequence[str] = (),
+    new: Iterable[str] = (),
     *,
     remove: Iterable[Token] = (),
     keep: Iterable[Token] | None = None,
@@ -118,7 +118,8 @@ def select_tokens(
     Raises:
         VocabularyError: A token is unknown, named twice or required, or the options contradict each other.
     """
-    merged, required = _merge_targets(old, merge or {}, new), required or {}
+    new, required = dict.fromkeys(new), required or {}
+    merged = _merge_targets(old, merge or {}, new)
     removed = set(_ids(old, remove, "remove"))
     if keep is not None and removed:
         raise VocabularyError(
@@ -173,13 +174,13 @@ def _ids(old: TokenNames, tokens: Iterable[Token], option: str) -> dict[int, Tok
     return found
 
 
-def _new_name(new: Iterable[str], token: Token) -> str | None:
+def _new_name(new: Container[str], token: Token) -> str | None:
     """Return the name of a new token, which SentencePiece writes with "▁" for a space; `None` for an old one."""
     names = (token, token.replace(" ", "▁")) if isinstance(token, str) else ()
     return next((name for name in names if name in new), None)
 
 
-def _merge_targets(old: TokenNames, merge: Mapping[Token, Token], new: Sequence[str]) -> dict[int, str]:
+def _merge_targets(old: TokenNames, merge: Mapping[Token, Token], new: Container[str]) -> dict[int, str]:
     """Return the name of the token that replaces each merged token, by the ID of the merged token."""
     merged: dict[int, str] = {}
     for token, target in merge.items():

@@ -106,7 +106,7 @@ def edit_tokenizer(
     new = _new_tokens(old, add, special)
     selected = select_tokens(
         old,
-        list(new),
+        new,
         remove=remove,
         keep=keep,
         order=order,
