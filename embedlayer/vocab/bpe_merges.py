@@ -9,7 +9,7 @@ Pair = tuple[str, str]
 
 
 class BPEMerges:
-    """The merges of byte-pair encoding, applied to single tokens.
+    """Apply the merges of byte-pair encoding to single tokens.
 
     Encoding merges the neighbouring pair that is first in the list of merges, as long as there is one. A token in a
     text was built inside its own letters, by the same merges in the same order as if it were the whole text: a merge

@@ -32,7 +32,7 @@ Target = nn.Module | Path | str
 
 
 class EditOptions(TypedDict, total=False):
-    """Options of all edits.
+    """Keyword options that all edits accept.
 
     Attributes:
         init: How new rows are initialised; by default `SubwordMeanInit()`, the mean of the subwords that the text of a

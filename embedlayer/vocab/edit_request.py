@@ -23,7 +23,7 @@ LARGEST_MULTIPLE = 1024
 
 @dataclass(frozen=True)
 class TokenMap:
-    """The old token of each token after an edit.
+    """Map each token after an edit to its old token.
 
     Attributes:
         sources: Old ID of each token after the edit, or -1 for a new token.
@@ -108,7 +108,7 @@ def round_up(number: int, multiple: int) -> int:
 
 @dataclass(frozen=True)
 class ResolvedEdit:
-    """An edit of one model, or the undo of one.
+    """Describe an edit of one model, or the undo of one.
 
     Attributes:
         rows: The row map, and the values of initialised rows.
@@ -156,7 +156,7 @@ class VocabularyEdit(ABC):
 
 @dataclass(frozen=True)
 class EditRequest(VocabularyEdit):
-    """What to change, before the model is known.
+    """Request an edit, before the model is known: which tokens change, and how new rows are initialised.
 
     Attributes:
         token_map: Computes the token map from the old tokenizer and the number of rows.

@@ -38,7 +38,7 @@ Step = tuple[Callable[[], object], Callable[[], object]]
 
 
 class LocalTable(NamedTuple):
-    """The rows of a table that this process stores.
+    """Describe the rows of a table that this process stores.
 
     Attributes:
         local: The rows as a table: the table itself, unless it is sharded.
@@ -64,7 +64,7 @@ class LocalTable(NamedTuple):
 
 
 class VocabularyModules(NamedTuple):
-    """The parts of a live module that belong to the vocabulary, by name.
+    """List the parts of a live module that belong to the vocabulary, by name.
 
     Attributes:
         tables: Tables.
@@ -252,7 +252,7 @@ def _moved_gradient(rows: RowTensor, row_map: RowMap) -> Tensor | None:
 
 
 class Setting(NamedTuple):
-    """A size or an ID that an edit changes: an attribute of an object.
+    """Refer to a size or an ID that an edit changes: an attribute of an object.
 
     Attributes:
         owner: The object.
@@ -353,7 +353,7 @@ def new_settings(modules: VocabularyModules, edit: ResolvedEdit) -> JsonObject:
 def _moved_padding(padding: int | None, row_map: RowMap) -> int | None:
     new = None if padding is None else int(row_map.new_ids[padding])
     if new is not None and new < 0:
-        raise TokenIdError(f"Token {padding} is the padding token, whose row is zero and must stay: keep it.")
+        raise TokenIdError(f"Token {padding} is the padding token, which has a zero row and is needed: keep it.")
     return new
 
 
@@ -361,7 +361,7 @@ def _moved_padding(padding: int | None, row_map: RowMap) -> int | None:
 
 
 class ModuleResult(NamedTuple):
-    """The result of an edit of a live module.
+    """Return value of `apply_to_module`: what an edit changed, for its receipt.
 
     Attributes:
         edit: The edit.

@@ -35,7 +35,7 @@ IdArray = TypeVar("IdArray", Tensor, npt.NDArray[np.integer[Any]])
 
 
 class ReceiptFields(TypedDict):
-    """The fields of a saved receipt that are not tensors; IDs are strings in JSON."""
+    """Define the fields of a saved receipt that are not tensors; IDs are strings in JSON."""
 
     kind: str
     format_version: int
@@ -53,7 +53,7 @@ class ReceiptFields(TypedDict):
 
 @dataclass(frozen=True, eq=False)
 class Receipt:
-    """What one edit of a vocabulary did. It converts stored token IDs, undoes the edit, and can be saved.
+    """Record what one edit of a vocabulary did; convert stored token IDs with it, undo the edit, and save it.
 
     Attributes:
         row_map: The old row of each new row.
@@ -276,7 +276,7 @@ class Receipt:
 
 @dataclass(frozen=True)
 class Undo(VocabularyEdit):
-    """The undo of an edit: the inverse row map, with the dropped rows of the receipt.
+    """Undo an edit: apply the inverse row map, with the dropped rows of the receipt.
 
     Args:
         receipt: The receipt of the edit.

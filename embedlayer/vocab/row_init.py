@@ -25,7 +25,7 @@ TOKENS_AT_ONCE = 1024
 
 @runtime_checkable
 class RowSource(Protocol):
-    """What an initialisation reads: a `TokenTable`, or `WeightRows`."""
+    """Interface of the rows that an initialisation reads; `TokenTable` and `WeightRows` implement it."""
 
     @property
     def vocab_size(self) -> int:
@@ -47,7 +47,7 @@ class RowSource(Protocol):
 
 
 class WeightRows:
-    """The rows of a weight, such as that of an untied head, read like those of a table.
+    """Read the rows of a weight, such as that of an untied head, like those of a table.
 
     Args:
         weight: `(V, D)`, or the rows of this rank.
@@ -97,7 +97,7 @@ DeadRows = Sequence[int] | Callable[[RowSource], Bool[Tensor, " V"]]
 
 @dataclass(frozen=True)
 class NewToken:
-    """A token that gets a new row.
+    """Describe a token that gets a new row.
 
     Attributes:
         text: The token as written in the new tokenizer's vocabulary.
@@ -110,7 +110,7 @@ class NewToken:
 
 @dataclass(frozen=True)
 class RowOrigin:
-    """How one new row was computed; its text is such as `subword mean of 5, 7`.
+    """Describe how one new row was computed; `str` returns, for example, `subword mean of 5, 7`.
 
     Attributes:
         method: `"mean"`, `"mean+noise"`, `"subword mean"`, `"copy"`, `"random"` or `"given"`.
@@ -126,7 +126,7 @@ class RowOrigin:
 
 @dataclass(frozen=True)
 class NewRows:
-    """The rows of some new tokens.
+    """Store the rows of some new tokens, and how each was computed.
 
     Attributes:
         values: `(k, D)`, with the dtype and device of the old rows.
@@ -330,7 +330,7 @@ class VectorsInit(RowInit):
 
 
 class LiveRows:
-    """The live rows of a table, with their count, mean and standard deviation in float64 on the CPU.
+    """Read the live rows of a table, and compute their count, mean and standard deviation in float64 on the CPU.
 
     Args:
         old: The rows of the table.

@@ -156,11 +156,11 @@ def row_fingerprint(tensor: Tensor) -> str:
 
 @dataclass(frozen=True)
 class RowTensor:
-    """A tensor with one row for each token.
+    """Describe a tensor with one row for each token.
 
     Attributes:
         tensor: The tensor, or the rows of this rank; padding rows may follow the rows of the tokens.
-        end: The end of the model whose `RowInit` initialises its new rows, or `None`: its new rows are zero.
+        end: Which `RowInit` initialises its new rows, that of the table or that of the head; `None` for zero rows.
         padding: Number of zero rows that follow the rows of the tokens after the edit.
         collectives: The ranks over which the rows are sharded.
     """
@@ -177,7 +177,7 @@ RowValues = Callable[[RowTensor], Iterable[Tensor]]
 
 @dataclass(frozen=True)
 class RowEdit:
-    """An edit, or the undo of one, that is ready to be applied to named tensors.
+    """Describe an edit, or the undo of one, that is ready to be applied to named tensors.
 
     Attributes:
         row_map: The old row of each new row.
@@ -196,7 +196,7 @@ class RowEdit:
 
 @dataclass(frozen=True)
 class RowResult:
-    """The result of an edit of named tensors.
+    """Store the result of an edit of named tensors.
 
     Attributes:
         tensors: New tensor of each name.

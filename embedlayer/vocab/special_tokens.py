@@ -41,7 +41,7 @@ _OF_FILES = ("auto_map", "tokenizer_file", "vocab_file", "merges_file", "spm_fil
 
 
 class SpecialTokens(dict[str, str]):
-    """The special token of each role that a tokenizer has.
+    """Map each role, such as `eos_token`, to the special token of a tokenizer.
 
     Attributes:
         doubt: A sentence that says so if the end-of-text token is a guess, or `None`.
@@ -127,7 +127,7 @@ def _added(tokenizer: Tokenizer) -> set[str]:
 
 
 class NewTokenIds:
-    """The new IDs of tokens that configurations name.
+    """Convert the token IDs in configurations to new IDs.
 
     Args:
         new_ids: New ID of each old one, or -1 where it is removed.

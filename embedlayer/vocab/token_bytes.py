@@ -27,7 +27,7 @@ _IDEOGRAPH = re.compile("[\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U00
 
 
 class TokenBytes:
-    """The tokens of a tokenizer, which are found by the bytes that they encode.
+    """Find the tokens of a tokenizer by the bytes that they encode.
 
     Args:
         tokenizer: A `tokenizers.Tokenizer`, or a fast tokenizer of transformers.

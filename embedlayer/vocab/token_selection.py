@@ -16,7 +16,7 @@ SHOWN = 5
 
 @runtime_checkable
 class TokenNames(Protocol):
-    """A vocabulary whose tokens are found by ID or text: `TokenBytes`, or `NumberedTokens`.
+    """Interface of a vocabulary that finds tokens by ID or text; `TokenBytes` and `NumberedTokens` implement it.
 
     Attributes:
         entries: Name of each token, by ID.
@@ -35,7 +35,7 @@ class TokenNames(Protocol):
 
 
 class NumberedTokens:
-    """A vocabulary without a tokenizer: tokens have IDs only, and are named `#0`, `#1` and so on.
+    """Name the tokens of a model without a tokenizer `#0`, `#1` and so on; they are found by ID only.
 
     Args:
         size: Number of tokens.
@@ -75,7 +75,7 @@ def require_ids(tokens: Iterable[object]) -> None:
 
 @dataclass(frozen=True)
 class TokenSelection:
-    """The tokens of an edited vocabulary.
+    """List the tokens of an edited vocabulary.
 
     Attributes:
         names: Name of each token after the edit, in the order of the new IDs.

@@ -28,7 +28,7 @@ _ABOVE_ITS_SUBWORDS = 1e-4
 
 @dataclass(frozen=True)
 class TokenizerEdit:
-    """A new tokenizer, and the old ID of each of its tokens.
+    """Store a new tokenizer, and the old ID of each of its tokens.
 
     Attributes:
         tokenizer: The new tokenizer; its IDs are 0..n-1 without gaps.
@@ -191,14 +191,14 @@ def _entry(tokenizer: Tokenizer, text: str) -> str | None:
     WordPiece and word tokenizers find words, Unigram text that its pre-tokenizer does not split.
     """
     kind, steps = type(tokenizer.model).__name__, tokenizer.pre_tokenizer
-    cut = [text] if steps is None else [piece for piece, _ in steps.pre_tokenize_str(text)]
+    chunks = [text] if steps is None else [chunk for chunk, _ in steps.pre_tokenize_str(text)]
     if kind == "Unigram":
         entry = text.replace(" ", "▁")
-        word, whole = entry.removeprefix("▁"), cut in ([entry], ["▁" + entry])
+        word, whole = entry.removeprefix("▁"), chunks in ([entry], ["▁" + entry])
     elif kind in ("WordPiece", "WordLevel"):
         entry, word = text, text.removeprefix(_continuing(tokenizer)) or text
-        pieces = [word] if steps is None else [piece for piece, _ in steps.pre_tokenize_str(word)]
-        whole = pieces == [word] and len(word) <= _longest_word(tokenizer)
+        chunks = [word] if steps is None else [chunk for chunk, _ in steps.pre_tokenize_str(word)]
+        whole = chunks == [word] and len(word) <= _longest_word(tokenizer)
     else:
         return None
     return entry if whole and word and normalized(tokenizer, word) == word else None
@@ -224,9 +224,9 @@ def required_tokens(data: Data, old: TokenBytes) -> dict[int, str]:
         reasons[data["padding"]["pad_id"]] = "the tokenizer pads with it"
     unknown = unknown_token(data, old)
     if unknown is not None:
-        reasons[unknown] = "it stands for all that the model cannot write"
+        reasons[unknown] = "it replaces all text that the model cannot encode"
     elif old.convention == "byte-level":
-        reasons |= dict.fromkeys(old.single_bytes, "a byte that no other token writes")
+        reasons |= dict.fromkeys(old.single_bytes, "a byte that no other token encodes")
     return {token_id: reason for token_id, reason in reasons.items() if token_id in old.entries}
 
 
@@ -350,10 +350,10 @@ def _with_glue(decoder: Data | None, new: Sequence[str], ids: Mapping[str, int])
     place = next(at for at, step in enumerate(steps) if step["type"] == "Fuse") + 1
     any_of = "|".join(map(re.escape, tokens))
     front = [_replace(rf"(?<=\A(?:{any_of}))\z", _ENDS), _replace(rf"\A(?=(?:{any_of}){_ENDS}\z)", _BEGINS)]
-    behind = [_replace(f"{_ENDS} ", ""), _replace(rf"\A{_BEGINS}", " "), _replace(f"[{_BEGINS}{_ENDS}]", "")]
+    after_fuse = [_replace(f"{_ENDS} ", ""), _replace(rf"\A{_BEGINS}", " "), _replace(f"[{_BEGINS}{_ENDS}]", "")]
     if not any(step["type"] == "Strip" for step in steps[place:]):
-        del behind[1]
-    return {**decoder, "decoders": [*front, *steps[:place], *behind, *steps[place:]]}
+        del after_fuse[1]
+    return {**decoder, "decoders": [*front, *steps[:place], *after_fuse, *steps[place:]]}
 
 
 def _replace(pattern: str, content: str) -> Data:
@@ -400,8 +400,8 @@ _GLUED = re.compile(r"\(\?<=\\A\(\?:(.+)\)\)\\z", re.DOTALL)
 
 def _score(entry: str, tokenizer: Tokenizer, scores: Mapping[str, float]) -> float:
     """Return a score just above that of a new token's subwords together, so that Unigram chooses it in their place."""
-    pieces = [token.value for token in tokenizer.model.tokenize(entry)]
-    return round(sum(scores.get(piece, -math.inf) for piece in pieces) + _ABOVE_ITS_SUBWORDS, 10)
+    subwords = [token.value for token in tokenizer.model.tokenize(entry)]
+    return round(sum(scores.get(subword, -math.inf) for subword in subwords) + _ABOVE_ITS_SUBWORDS, 10)
 
 
 def _renumber_template(processor: Data | None, new_id_of: Mapping[int, int]) -> None:

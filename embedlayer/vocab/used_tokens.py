@@ -126,10 +126,10 @@ def _counts_of_texts(
     """Return how often each ID occurs, and the tokens that WordPiece tries in words that it cannot encode."""
     tokenizer, tried = old.tokenizer, set[str]()
     counts = np.zeros(table_size(tokenizer), dtype=np.int64)
-    gives_up = data["model"]["type"] == "WordPiece" and unknown is not None
+    is_wordpiece = data["model"]["type"] == "WordPiece" and unknown is not None
     for text, ids in _encoded(texts, tokenizer, counts):
         counts += np.bincount(ids, minlength=len(counts))
-        if gives_up and unknown in ids:
+        if is_wordpiece and unknown in ids:
             encoding = tokenizer.encode(text, add_special_tokens=False)
             spans = (span for i, span in zip(encoding.ids, encoding.offsets, strict=True) if i == unknown)
             for word in {text[start:end] for start, end in spans}:

@@ -323,7 +323,7 @@ def test_what_stands_around_a_text_gets_its_new_ids_and_cannot_be_removed(proces
         ("[CLS]", "around texts"),
         ("[SEP]", "around texts"),
         ("[PAD]", "pads"),
-        ("[UNK]", "cannot write"),
+        ("[UNK]", "cannot encode"),
     ):
         with pytest.raises(VocabularyError, match=rf"{re.escape(name)}' \(token \d\) cannot be dropped: .*{why}"):
             edit_tokenizer(old, remove=["a", name])
@@ -354,7 +354,7 @@ def test_the_unknown_token_and_lowest_score_of_unigram_stay(shared_data) -> None
         ({"remove": ["zebra"]}, r"no token 'zebra': it encodes that as \['<unk>'\]"),
         ({"remove": ["dog", "dog"]}, "remove names token .* twice"),
         ({"remove": [4000]}, "no token 4000"),
-        ({"remove": ["<unk>"]}, "'<unk>' .* cannot be dropped: it stands for all"),
+        ({"remove": ["<unk>"]}, "'<unk>' .* cannot be dropped: it replaces all"),
         ({"merge": {"<unk>": "dog"}}, "'<unk>' .* cannot be dropped"),
         ({"remove": ["dog"], "keep": ["dogs"]}, "remove and keep were passed"),
         ({"merge": {"dogs": "dog"}, "remove": ["dogs"]}, "'dogs'.*is in merge and in remove"),
@@ -389,7 +389,7 @@ def test_a_new_token_is_given_as_text_and_not_as_a_file_writes_it(kind, token) -
 
 
 def test_a_byte_that_nothing_else_writes_stays() -> None:
-    with pytest.raises(VocabularyError, match="'a' .* cannot be dropped: a byte that no other token writes"):
+    with pytest.raises(VocabularyError, match="'a' .* cannot be dropped: a byte that no other token encodes"):
         edit_tokenizer(TRAINED["bpe"], remove=["a"])
 
 
