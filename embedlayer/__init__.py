@@ -123,19 +123,12 @@ if TYPE_CHECKING:
     from embedlayer.vocab.edit import remove_tokens as remove_tokens
     from embedlayer.vocab.edit import transplant as transplant
     from embedlayer.vocab.edit import trim_vocabulary as trim_vocabulary
-    from embedlayer.vocab.new_rows import merge_rows as merge_rows
-    from embedlayer.vocab.new_rows import train_only_rows as train_only_rows
     from embedlayer.vocab.receipt import Receipt as Receipt
-    from embedlayer.vocab.starting_rows import Copy as Copy
-    from embedlayer.vocab.starting_rows import Mean as Mean
-    from embedlayer.vocab.starting_rows import MeanNoise as MeanNoise
-    from embedlayer.vocab.starting_rows import Random as Random
-    from embedlayer.vocab.starting_rows import StartingRows as StartingRows
-    from embedlayer.vocab.starting_rows import SubwordMean as SubwordMean
-    from embedlayer.vocab.starting_rows import Vectors as Vectors
+    from embedlayer.vocab.row_training import merge_rows as merge_rows
+    from embedlayer.vocab.row_training import train_only_rows as train_only_rows
     from embedlayer.vocab.tokenizer_edit import TokenizerEdit as TokenizerEdit
     from embedlayer.vocab.tokenizer_edit import edit_tokenizer as edit_tokenizer
-    from embedlayer.vocab.transplant import match_tokenizers as match_tokenizers
+    from embedlayer.vocab.tokenizer_match import match_tokenizers as match_tokenizers
     from embedlayer.vocab.used_tokens import used_tokens as used_tokens
 
 _HOMES = {
@@ -226,11 +219,10 @@ _HOMES = {
     "embedlayer.sources": ("OpenedModel", "open_model"),
     "embedlayer.training.run_directory": ("RunDirectory",),
     "embedlayer.vocab.edit": ("add_tokens", "edit_vocabulary", "remove_tokens", "transplant", "trim_vocabulary"),
-    "embedlayer.vocab.new_rows": ("merge_rows", "train_only_rows"),
+    "embedlayer.vocab.row_training": ("merge_rows", "train_only_rows"),
     "embedlayer.vocab.receipt": ("Receipt",),
-    "embedlayer.vocab.starting_rows": ("Copy", "Mean", "MeanNoise", "Random", "StartingRows", "SubwordMean", "Vectors"),
     "embedlayer.vocab.tokenizer_edit": ("TokenizerEdit", "edit_tokenizer"),
-    "embedlayer.vocab.transplant": ("match_tokenizers",),
+    "embedlayer.vocab.tokenizer_match": ("match_tokenizers",),
     "embedlayer.vocab.used_tokens": ("used_tokens",),
 }
 _HOME = {name: module for module, names in _HOMES.items() for name in names}

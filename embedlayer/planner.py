@@ -110,7 +110,9 @@ class EmbeddingPlan:
     distinct_tokens: int = _option(
         0, "Distinct tokens of a process; 0 for as many as possible.", flag="--distinct", least=0
     )
-    device: str = _option("cpu", "Device of the loss, which sets the length of a chunk.", choices=tuple(MAX_CHUNK_TOKENS))
+    device: str = _option(
+        "cpu", "Device of the loss, which sets the length of a chunk.", choices=tuple(MAX_CHUNK_TOKENS)
+    )
     name: str = ""
 
     def __post_init__(self) -> None:

@@ -204,7 +204,9 @@ def check_saved(function: Callable[..., Any], arguments: Mapping[str, Any]) -> N
     check_arguments(function, arguments, source)
     for name, value in arguments.items():
         if isinstance(value, int | float) and value > LARGEST.get(name, math.inf):
-            raise CheckpointError(f"{source}: {name} {printable(value)} is larger than in any model: the file is damaged.")
+            raise CheckpointError(
+                f"{source}: {name} {printable(value)} is larger than in any model: the file is damaged."
+            )
     rows, width = (arguments.get(name) for name in ("max_seq_len", "embed_dim"))
     if isinstance(rows, int) and isinstance(width, int) and rows * width > MOST_COMPUTED:
         raise CheckpointError(
@@ -214,7 +216,9 @@ def check_saved(function: Callable[..., Any], arguments: Mapping[str, Any]) -> N
 
 def short(error: Exception) -> str:
     """Return the first line of the message of an error; the whole message of an error of this library."""
-    return printable((str(error).splitlines() or [""])[0])[1:-1] if not isinstance(error, EmbedLayerError) else str(error)
+    return (
+        printable((str(error).splitlines() or [""])[0])[1:-1] if not isinstance(error, EmbedLayerError) else str(error)
+    )
 
 
 def assign(layer: nn.Module, tensors: dict[str, torch.Tensor], *, source: Path) -> None:

@@ -20,22 +20,30 @@ from tokenizers import Tokenizer
 
 import embedlayer as el
 from embedlayer.cli.demo import carried_text
-from embedlayer.vocab.starting_rows import NewToken
-from embedlayer.vocab.transplant import spelled_by
+from embedlayer.vocab.row_init import (
+    CopyInit,
+    MeanInit,
+    MeanNoiseInit,
+    NewToken,
+    RandomInit,
+    RowInit,
+    SubwordMeanInit,
+)
+from embedlayer.vocab.tokenizer_match import spell_new_tokens
 
 Place = tuple[int, int]
 LENGTH = 128
 
 
-def starts(tokens: list[NewToken]) -> dict[str, el.StartingRows]:
+def starts(tokens: list[NewToken]) -> dict[str, RowInit]:
     return {
-        "`SubwordMean()`, the default": el.SubwordMean(),
-        "`Copy(of=...)` its first piece": el.Copy(of=[token.pieces[0] for token in tokens]),
-        "`Mean()`": el.Mean(),
-        "`MeanNoise(scale=0.1)`": el.MeanNoise(scale=0.1),
-        "`MeanNoise()`": el.MeanNoise(),
-        "`Random()`, as wide as trained rows": el.Random(),
-        "`Random(std=0.02)`": el.Random(std=0.02),
+        "`SubwordMeanInit()`, the default": SubwordMeanInit(),
+        "`CopyInit(of=...)` its first subword": CopyInit(of=[token.old_ids[0] for token in tokens]),
+        "`MeanInit()`": MeanInit(),
+        "`MeanNoiseInit(scale=0.1)`": MeanNoiseInit(scale=0.1),
+        "`MeanNoiseInit()`": MeanNoiseInit(),
+        "`RandomInit()`, as wide as trained rows": RandomInit(),
+        "`RandomInit(std=0.02)`": RandomInit(std=0.02),
     }
 
 
@@ -108,11 +116,11 @@ def main(run: Path | None, steps: int, vocab_size: int, number: int, page: Path 
     terms = costly_words(text, tokenizer, number)
     edit = el.edit_tokenizer(tokenizer, add=terms)
     new_ids = [token_id for token_id, source in enumerate(edit.sources) if source is None]
-    tokens = spelled_by(tokenizer, edit.tokenizer, new_ids)
+    tokens = spell_new_tokens(tokenizer, edit.tokenizer, new_ids)
 
     before, after = tokenizer.encode(text), edit.tokenizer.encode(text)
     words = [range(*place) for i, place in zip(after.ids, after.offsets, strict=True) if i >= new_ids[0]]
-    rows = [measured("not added: the pieces of its text", losses(model, before.ids), before.offsets, text, words)]
+    rows = [measured("not added: the subwords of its text", losses(model, before.ids), before.offsets, text, words)]
     for name, start in starts(tokens).items():
         values = start.rows(model.table, tokens, torch.Generator().manual_seed(0)).values
         rows.append(measured(name, losses(with_rows(model, values), after.ids), after.offsets, text, words))

@@ -36,7 +36,7 @@ from embedlayer.io.files import read_json
 from embedlayer.kinds import KINDS, class_of
 from embedlayer.pretrained import Pretrained
 from embedlayer.sources import open_model
-from embedlayer.vocab.folders import last_receipt
+from embedlayer.vocab.receipt import last_receipt
 
 TEXT = "the cat sat on the mat and the dog sat on the cat . " * 60
 TRAIN = "--dim 8 --heads 2 --layers 1 --length 8 --batch-size 2 --vocab-size 300 --steps 2 --log-every 1 --json".split()

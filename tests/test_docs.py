@@ -220,9 +220,9 @@ def test_what_is_said_about_starting_rows_follows_from_the_table() -> None:
     table = re.search(r"<!-- starting-rows:.*?-->\n(.*?)\n\n", page, flags=re.S).group(1)
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()[2:]]
     new, another, total = ({row[0]: float(row[place]) for row in cells} for place in (1, 2, 3))
-    assert min(total, key=total.get).startswith("`SubwordMean()`")
-    assert min(new, key=new.get) == max(another, key=another.get) == "`Copy(of=...)` its first piece"
-    assert total["`MeanNoise()`"] > total["`Mean()`"]
+    assert min(total, key=total.get).startswith("`SubwordMeanInit()`")
+    assert min(new, key=new.get) == max(another, key=another.get) == "`CopyInit(of=...)` its first subword"
+    assert total["`MeanNoiseInit()`"] > total["`MeanInit()`"]
 
 
 def test_the_documentation_builds_without_a_warning(tmp_path) -> None:

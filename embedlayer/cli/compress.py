@@ -88,11 +88,11 @@ def compress(
 
 def known_use(opened: "OpenedModel") -> TokenUse:
     """Return how the training text of a run uses its tokens; nothing is known of other sources."""
-    from embedlayer.vocab.used_tokens import with_needed
+    from embedlayer.vocab.used_tokens import with_required_tokens
 
     if opened.counts is None or opened.tokenizer is None:
         return TokenUse(opened.counts)
-    return TokenUse(opened.counts, len(with_needed(opened.tokenizer, opened.counts.nonzero()[:, 0].tolist())))
+    return TokenUse(opened.counts, len(with_required_tokens(opened.tokenizer, opened.counts.nonzero()[:, 0].tolist())))
 
 
 def measure_use(opened: "OpenedModel", text: Path) -> TokenUse:

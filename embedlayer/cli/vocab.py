@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from embedlayer.data.corpus import TokenCorpus
     from embedlayer.vocab.receipt import Receipt
-    from embedlayer.vocab.starting_rows import StartingRows
+    from embedlayer.vocab.row_init import RowInit
 
 STARTS = ("subword-mean", "mean", "mean+noise", "random")
 SHOWN = 12
@@ -89,7 +89,7 @@ def add(
     import torch
 
     from embedlayer.vocab.edit import add_tokens
-    from embedlayer.vocab.new_rows import TrainedRows
+    from embedlayer.vocab.row_training import TrainedInit
 
     wanted = _without_known(directory, [*terms, *_lines(file)], spaced=not as_is)
     if not wanted and not special:
@@ -112,7 +112,7 @@ def add(
             },
             quiet=as_json,
         )
-        options |= {"init_head": TrainedRows(head, options["init"]), "init": TrainedRows(table, options["init"])}
+        options |= {"init_head": TrainedInit(head, options["init"]), "init": TrainedInit(table, options["init"])}
     receipt = add_tokens(directory, wanted, special=special, out=output, **options)
     _show(receipt, directory, output, as_json=as_json, **trained)
 
@@ -205,7 +205,7 @@ def transplant(
 @new_folder_option
 def undo(directory: Path, output: Path) -> None:
     """Write the folder that DIRECTORY was before its last edit, bit for bit."""
-    from embedlayer.vocab.folders import last_receipt
+    from embedlayer.vocab.receipt import last_receipt
 
     receipt = last_receipt(directory)
     receipt.undo(directory, out=output)
@@ -239,28 +239,28 @@ def _without_known(directory: Path, terms: Sequence[str], *, spaced: bool) -> li
     from embedlayer.data.tokenizer import load_tokenizer
     from embedlayer.errors import EmbedLayerWarning
     from embedlayer.vocab.folders import check_folder
-    from embedlayer.vocab.pieces import Pieces
+    from embedlayer.vocab.token_bytes import TokenBytes
 
     check_folder(directory)
-    pieces = Pieces(load_tokenizer(directory))
-    spaced = spaced and pieces.convention in ("byte-level", "sentencepiece")
+    tokens = TokenBytes(load_tokenizer(directory))
+    spaced = spaced and tokens.convention in ("byte-level", "sentencepiece")
     wanted = dict.fromkeys(f" {term.strip()}" if spaced else term for term in terms)
-    known = [term for term in wanted if term in pieces.vocabulary or (spaced and term.encode() in pieces.by_meaning)]
+    known = [term for term in wanted if term in tokens.vocabulary or (spaced and term.encode() in tokens.by_bytes)]
     if known:
         shown = ", ".join(repr(term) for term in known[:SHOWN]) + (", ..." if len(known) > SHOWN else "")
         warnings.warn(f"Already tokens, and left unchanged ({len(known)}): {shown}", EmbedLayerWarning, stacklevel=2)
     return [term for term in wanted if term not in known]
 
 
-def _start(name: str) -> "StartingRows":
+def _start(name: str) -> "RowInit":
     """Return the initialisation of new rows that `--init` names."""
-    from embedlayer.vocab.starting_rows import Mean, MeanNoise, Random, SubwordMean
+    from embedlayer.vocab.row_init import MeanInit, MeanNoiseInit, RandomInit, SubwordMeanInit
 
-    starts: dict[str, StartingRows] = {
-        "subword-mean": SubwordMean(),
-        "mean": Mean(),
-        "mean+noise": MeanNoise(),
-        "random": Random(),
+    starts: dict[str, RowInit] = {
+        "subword-mean": SubwordMeanInit(),
+        "mean": MeanInit(),
+        "mean+noise": MeanNoiseInit(),
+        "random": RandomInit(),
     }
     return starts[name]
 
@@ -273,7 +273,7 @@ def _train_new_rows(
     terms: Sequence[str],
     special: Sequence[str],
     texts: Sequence[Path],
-    init: "StartingRows",
+    init: "RowInit",
     options: dict[str, Any],
     *,
     quiet: bool,
@@ -294,7 +294,7 @@ def _train_new_rows(
     from embedlayer.sources import open_model
     from embedlayer.training.loop import Trainer, TrainingOptions
     from embedlayer.vocab.edit import add_tokens
-    from embedlayer.vocab.new_rows import merge_rows
+    from embedlayer.vocab.row_training import merge_rows
 
     opened = open_model(directory)
     model, tokenizer = opened.require_decoder(), opened.require_tokenizer()
@@ -331,7 +331,7 @@ def _occurrences(corpus: "TokenCorpus", receipt: "Receipt") -> dict[str, int]:
     Raises:
         VocabularyError: There are none.
     """
-    counts = corpus.counts(receipt.move.size)[list(receipt.added)]
+    counts = corpus.counts(receipt.row_map.size)[list(receipt.added)]
     if not counts.sum():
         raise VocabularyError("The text contains none of the new tokens, so their rows cannot be trained on it.")
     return {"new_tokens_in_text": int(counts.sum()), "different_new_tokens_in_text": int((counts > 0).sum())}
@@ -347,7 +347,7 @@ def _show(receipt: "Receipt", directory: Path, output: Path, *, as_json: bool, *
         summary = {
             "directory": str(output),
             "tokens": list(receipt.num_tokens),
-            "rows": [receipt.move.old_size, receipt.move.size],
+            "rows": [receipt.row_map.old_size, receipt.row_map.size],
             "kept": receipt.kept,
             "added": {str(token): [text, receipt.origins.get(token)] for token, text in receipt.added.items()},
             "dropped": {str(token): text for token, text in receipt.dropped.items()},
@@ -359,7 +359,7 @@ def _show(receipt: "Receipt", directory: Path, output: Path, *, as_json: bool, *
         return
     before, after = receipt.num_tokens
     click.echo(f"Tokens   {before:,} -> {after:,}")
-    click.echo(f"Rows     {receipt.move.old_size:,} -> {receipt.move.size:,}")
+    click.echo(f"Rows     {receipt.row_map.old_size:,} -> {receipt.row_map.size:,}")
     click.echo(f"Kept     {receipt.kept:,}, unchanged bit for bit")
     _list("New", [(token, text, receipt.origins.get(token, "")) for token, text in receipt.added.items()])
     _list("Dropped", [(token, text, "") for token, text in receipt.dropped.items()])

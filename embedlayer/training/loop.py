@@ -249,7 +249,9 @@ class Trainer:
             tensors |= {f"optimizer.{name}.{key}": value for key, value in _as_saved(moments, table).items()}
             if pending := getattr(parameter, "pending_updates", None):
                 pending_rows, all_pending[name] = pending.state()
-                tensors |= {f"pending_updates.{name}.{key}": value for key, value in _as_saved(pending_rows, table).items()}
+                tensors |= {
+                    f"pending_updates.{name}.{key}": value for key, value in _as_saved(pending_rows, table).items()
+                }
         tensors["losses"] = self.parallel.sum(self._losses)
         tensors["generator.cpu"] = torch.get_rng_state()
         if self.device.type == "cuda":

@@ -224,7 +224,10 @@ class ParallelContext:
         """Return the names in model and checkpoint files that have sharded rows: rows, moments, pending updates."""
         found: dict[str, ShardedRows] = {}
         for name, rows in self._sharded.items():
-            keys = [*(f"optimizer.{name}.{key}" for key in MOMENTS), *(f"pending_updates.{name}.{key}" for key in STEPS_OF_ROWS)]
+            keys = [
+                *(f"optimizer.{name}.{key}" for key in MOMENTS),
+                *(f"pending_updates.{name}.{key}" for key in STEPS_OF_ROWS),
+            ]
             found |= dict.fromkeys([name, f"model.{name}", *keys], rows)
         return {name: found[name] for name in names if name in found}
 

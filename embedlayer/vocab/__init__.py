@@ -1,1 +1,1 @@
-"""Vocabulary surgery: what a tokenizer's entries are, how they are edited, and what their rows start from."""
+"""Edits of a vocabulary: tokens added, removed, merged or reordered in tokenizers, live models and folders."""

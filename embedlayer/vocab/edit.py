@@ -1,8 +1,12 @@
-"""Edit a vocabulary: one call, and everything that has a row for each token moves with it."""
+"""Edits of a vocabulary: the public functions.
+
+One call edits everything that has a row for each token: in a live module and its optimizer, or in a folder. See
+`embedlayer.vocab.row_map` for the terms.
+"""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TypedDict, Unpack
+from typing import Any, TypedDict, Unpack
 
 from tokenizers import AddedToken, Tokenizer
 from torch import nn
@@ -10,15 +14,17 @@ from torch.optim import Optimizer
 
 from embedlayer.data.tokenizer import as_tokenizer, missing_rows_message, table_size
 from embedlayer.errors import EmbedLayerError, SizeError, VocabularyError
-from embedlayer.vocab.change import Asked, Change, Token, change_of_ids, change_of_tokens
-from embedlayer.vocab.folders import edit_folder
-from embedlayer.vocab.live import edit_live
-from embedlayer.vocab.new_rows import train_only_rows
+from embedlayer.vocab.edit_request import EditRequest, TokenMap
+from embedlayer.vocab.folders import RECEIPT, apply_to_folder, new_folder, receipts_in
+from embedlayer.vocab.live_modules import apply_to_module
 from embedlayer.vocab.receipt import Receipt
-from embedlayer.vocab.roles import tokenizer_with_roles
-from embedlayer.vocab.rows import NEW
-from embedlayer.vocab.starting_rows import StartingRows, SubwordMean
-from embedlayer.vocab.transplant import match_tokenizers
+from embedlayer.vocab.row_init import RowInit, SubwordMeanInit
+from embedlayer.vocab.row_map import NEW
+from embedlayer.vocab.row_training import train_only_rows
+from embedlayer.vocab.special_tokens import tokenizer_with_roles
+from embedlayer.vocab.token_selection import NumberedTokens, Token, require_ids, select_tokens
+from embedlayer.vocab.tokenizer_edit import edit_tokenizer
+from embedlayer.vocab.tokenizer_match import match_tokenizers
 from embedlayer.vocab.used_tokens import Corpus, used_tokens
 
 Target = nn.Module | Path | str
@@ -26,21 +32,21 @@ Target = nn.Module | Path | str
 
 
 class EditOptions(TypedDict, total=False):
-    """What all edits have in common.
+    """Keyword options that all edits accept.
 
     Attributes:
-        init: What new rows start as; by default `SubwordMean()`, the mean of the pieces that wrote a new token before,
-            which without a tokenizer is the mean of all rows.
-        init_head: What they start as in a head with rows of its own; by default as `init` says, from the head's rows.
-        tokenizer: The tokenizer of a live module; layers that `load` gave and folders have their own.
-        optimizer: The optimizer of a live module: its state moves along.
-        pad_to_multiple_of: Rows are stored up to this multiple, as in `TokenEmbedding`; by default as before. Divided
-            tables have none.
-        out: For a folder: where to write the edited one; it must not be there.
+        init: How new rows are initialised; by default `SubwordMeanInit()`, the mean of the subwords that the text of a
+            new token was encoded with before. Without a tokenizer that is the mean of all rows.
+        init_head: How they are initialised in an untied head; by default as `init` says, from the head's rows.
+        tokenizer: The tokenizer of a live module; layers of `load` and folders have their own.
+        optimizer: The optimizer of a live module, whose state is edited too.
+        pad_to_multiple_of: Stored rows are padded to a multiple of this, as in `TokenEmbedding`; by default to the same
+            multiple as before. Sharded tables have no padding rows.
+        out: For a folder: where to write the edited one; it must not exist.
     """
 
-    init: StartingRows
-    init_head: StartingRows
+    init: RowInit
+    init_head: RowInit
     tokenizer: object
     optimizer: Optimizer | None
     pad_to_multiple_of: int | None
@@ -58,42 +64,42 @@ def edit_vocabulary(
     special: Iterable[str | AddedToken] = (),
     **options: Unpack[EditOptions],
 ) -> Receipt:
-    """Change the vocabulary of a live module, in place, or of a folder, into a new one: wholly or not at all.
+    """Edit the vocabulary of a live module in place, or of a folder into a new one; if anything fails, nothing changes.
 
-    Everything that has a row for each token moves together: input table (dense, factorised, row-sparse), head (tied
-    stays tied), its bias, padding row, rows without a token, tokenizer, IDs and sizes in configurations, and the
-    optimizer's state, in which rows keep their moments and new ones start clean. Rows that stay are the same to the
-    bit. Parameters stay the same objects.
+    The rows of all tensors move together: those of the input table (dense, factorised, row-sparse), of the output head
+    (tied stays tied), of its bias, and of the optimizer's state. Sizes, the padding token, the tokenizer and token IDs
+    in configurations follow. Kept rows and their moments keep every bit; the moments of new rows are zero. Parameters
+    stay the same objects.
 
-    Of tables that are divided among processes (`embedlayer.distributed.sharded`) each process moves its own rows: all
-    must make the same call, and all do it, or none. What is drawn is what rank 0 draws. Each has a receipt of its own,
-    with the dropped rows that it had: `receipt.undo` is called by all, as many as edited.
+    Of tables that are sharded over ranks (`embedlayer.distributed.sharded`), each rank edits its own rows. All ranks
+    must make the same call. Random rows get the values of rank 0. Each rank has a receipt with its own dropped rows,
+    and all ranks call `receipt.undo`.
 
     Args:
-        target: A table, a head, a layer, a model or any module that contains ours; or a folder: what `save_pretrained`
-            wrote, a run (its checkpoint and its text follow, and it can be resumed), or a checkpoint of a family that
-            `load` reads, in one file or in shards (all other tensors stay the same to the bit).
-        add: New tokens, which come last; without a tokenizer, how many.
-        remove: Tokens to drop, by text or ID.
-        keep: Drop all but these.
-        reorder: All tokens of the result in the order wanted.
-        merge: Old token to the token that stands for it from now on.
+        target: A table, a head, a layer, a model or any module that contains these; or a folder. A folder is one that
+            `save_pretrained` wrote, a run (its checkpoint and corpus are edited too, and it can be resumed), or a
+            checkpoint of a family that `load` reads, in one file or in shards (all other tensors keep every bit).
+        add: New tokens, which get the last IDs; without a tokenizer, the number of new tokens.
+        remove: Tokens to remove, by text or ID.
+        keep: Remove all tokens but these.
+        reorder: All tokens of the result, in the order of their new IDs; without a tokenizer, the old ones only.
+        merge: Token to remove, to the token that replaces it in stored IDs.
         special: New special tokens.
         **options: See `EditOptions`.
 
     Returns:
-        What was done: `receipt.remap(ids)` carries stored IDs over, `receipt.undo(target)` puts everything back, and
-        `receipt.tokenizer` is the new tokenizer. In a folder it is the file `vocabulary-1.receipt`.
+        The receipt: `receipt.remap(ids)` converts stored IDs, `receipt.undo(target)` undoes the edit, and
+        `receipt.tokenizer` is the new tokenizer. A folder contains it as the file `vocabulary-1.receipt`.
 
     Raises:
-        VocabularyError: An unknown token, one named twice or there already, one that the tokenizer or a configuration
-            needs; or a tokenizer of another model.
-        SizeError: The optimizer belongs to other parameters, or nothing here has a vocabulary that can be edited; or of
-            a divided table a process would be left without a row.
-        TokenIdError: The padding row would be gone.
-        FileError: `out` cannot be written, or has something in it.
-        CheckpointError: The folder is damaged, or one of `torch.distributed.checkpoint`.
-        PeerError: Of a divided table: another process refused, or asks for another edit.
+        VocabularyError: A token is unknown, is named twice, exists already, or is needed by the tokenizer or a
+            configuration; or the tokenizer is another model's.
+        SizeError: The optimizer trains other parameters, nothing in `target` has a vocabulary that can be edited, or a
+            rank would have no row of a sharded table.
+        TokenIdError: The padding row would be dropped.
+        FileError: `out` cannot be written, or is not empty.
+        CheckpointError: The folder is damaged, or is a checkpoint of `torch.distributed.checkpoint`.
+        PeerError: Another rank raised an error, or requests another edit.
 
     Example:
         >>> model.table.vocab_size, model.head.tied
@@ -110,17 +116,20 @@ def edit_vocabulary(
         257
     """
 
-    def change(tokenizer: Tokenizer | None, size: int) -> Change:
-        _check_size(tokenizer, size)
-        if tokenizer is None:
-            return change_of_ids(size, add=add, remove=remove, keep=keep, order=reorder, merge=merge, special=special)
-        if isinstance(add, int):
-            raise VocabularyError(f"With a tokenizer new tokens have names: give a list of them, not {add}.")
-        return change_of_tokens(
-            tokenizer, add=add, remove=remove, keep=keep, order=reorder, merge=merge, special=special
-        )
+    def token_map(tokenizer: Tokenizer | None, rows: int) -> TokenMap:
+        _check_size(tokenizer, rows)
+        if tokenizer is not None:
+            if isinstance(add, int):
+                raise VocabularyError(f"With a tokenizer new tokens have names: pass a list of them, not {add}.")
+            return _edited(tokenizer, add=add, remove=remove, keep=keep, order=reorder, merge=merge, special=special)
+        require_ids([*special, *(() if isinstance(add, int) else add)])
+        count = add if isinstance(add, int) else 0
+        if count < 0:
+            raise VocabularyError(f"{count} new tokens cannot be added: pass a number from 0.")
+        selected = select_tokens(NumberedTokens(rows), remove=remove, keep=keep, order=reorder, merge=merge)
+        return TokenMap((*selected.sources, *[NEW] * count), rows, selected.merged)
 
-    return _edit(target, change, options)
+    return _edit(target, token_map, options)
 
 
 def add_tokens(
@@ -131,22 +140,26 @@ def add_tokens(
     train_only_new: bool = False,
     **options: Unpack[EditOptions],
 ) -> Receipt:
-    """`edit_vocabulary(target, add=tokens)`.
+    """Add tokens: `edit_vocabulary(target, add=tokens)`.
 
     Args:
-        target: As in `edit_vocabulary`.
-        tokens: The new tokens; without a tokenizer, how many.
+        target: See `edit_vocabulary`.
+        tokens: The new tokens; without a tokenizer, their number.
         special: New special tokens.
-        train_only_new: Of a live module: let only the new rows learn, as `train_only_rows` does. Build the optimizer
-            afterwards, and call `merge_rows(target)` when they are trained.
+        train_only_new: For a live module: train only the new rows, with `train_only_rows`. Build the optimizer
+            afterwards, and call `merge_rows(target)` after training.
         **options: See `EditOptions`.
+
+    Raises:
+        SizeError: `train_only_new` is set for a folder, with an optimizer, or for a table that cannot do it. Else as
+            `edit_vocabulary`.
     """
     if not train_only_new:
         return edit_vocabulary(target, add=tokens, special=special, **options)
     if not isinstance(target, nn.Module) or options.get("optimizer") is not None:
         raise SizeError(
-            "train_only_new is for a live module, and its optimizer is built afterwards, of what then learns: leave "
-            "out optimizer=..., and for a folder use embedlayer vocab add --train-on."
+            "train_only_new is for a live module, and its optimizer is built afterwards, for the new rows: leave out "
+            "optimizer=..., and for a folder use embedlayer vocab add --train-on."
         )
     receipt = edit_vocabulary(target, add=tokens, special=special, **options)
     try:
@@ -158,7 +171,7 @@ def add_tokens(
 
 
 def remove_tokens(target: Target, tokens: Iterable[Token], **options: Unpack[EditOptions]) -> Receipt:
-    """`edit_vocabulary(target, remove=tokens)`."""
+    """Remove tokens: `edit_vocabulary(target, remove=tokens)`."""
     return edit_vocabulary(target, remove=tokens, **options)
 
 
@@ -170,26 +183,26 @@ def trim_vocabulary(
     min_count: int = 1,
     **options: Unpack[EditOptions],
 ) -> Receipt:
-    """Drop every token that a corpus does not need; its token IDs stay the same, remapped.
+    """Remove every token that a corpus does not need; the corpus is still encoded as the same tokens, by new IDs.
 
     Args:
-        target: As in `edit_vocabulary`.
+        target: See `edit_vocabulary`.
         corpus: A `TokenCorpus`, texts (`str`), files and folders (`Path`), or a mixture of texts and files. All of
             these keep the same tokens, `used_tokens(tokenizer, corpus)`.
         keep_special: Keep all special and added tokens.
-        min_count: How often a token must occur to be kept. Above 1 rarer ones are read as other tokens from then on.
+        min_count: How often a token must occur to be kept. Above 1, rarer tokens are encoded as other tokens.
         **options: See `EditOptions`; a tokenizer is needed.
 
     Raises:
-        VocabularyError: There is no tokenizer, or as for `used_tokens`. Else as `edit_vocabulary`.
+        VocabularyError: There is no tokenizer, or see `used_tokens`. Else as `edit_vocabulary`.
     """
 
-    def change(tokenizer: Tokenizer | None, size: int) -> Change:
-        tokenizer = _needed(tokenizer, size)
+    def token_map(tokenizer: Tokenizer | None, rows: int) -> TokenMap:
+        tokenizer = _required(tokenizer, rows)
         kept = used_tokens(tokenizer, corpus, min_count=min_count, keep_special=keep_special)
-        return change_of_tokens(tokenizer, keep=kept)
+        return _edited(tokenizer, keep=kept)
 
-    return _edit(target, change, options)
+    return _edit(target, token_map, options)
 
 
 def transplant(
@@ -199,62 +212,75 @@ def transplant(
     special: Mapping[str, str] | None = None,
     **options: Unpack[EditOptions],
 ) -> Receipt:
-    """Move to another tokenizer: tokens that both have keep their rows, the others start from what they are made of.
+    """Change to another tokenizer: tokens that both have keep their rows, and the rows of the others are initialised.
 
-    IDs in configurations follow by role: `eos_token_id` is that of the new tokenizer's own end-of-text token. Which
-    token has which role is read from the tokenizer's folder or from a tokenizer of transformers, and else follows from
-    the usual names. Of a checkpoint the files of the old tokenizer go, and a chat template that writes out tokens which
-    the new one lacks; `AutoTokenizer` of the new folder gives the new tokenizer's IDs.
+    IDs in configurations follow by role: `eos_token_id` becomes that of the new tokenizer's own end-of-text token. The
+    roles are read from the tokenizer's folder or from a tokenizer of transformers; else they follow from the usual
+    names. In a checkpoint, the files of the old tokenizer are removed. So is a chat template that contains tokens which
+    the new tokenizer lacks. `AutoTokenizer` of the new folder returns the new tokenizer's IDs.
 
     Args:
-        target: As in `edit_vocabulary`.
-        new_tokenizer: The tokenizer to move to: a `tokenizers.Tokenizer`, a fast tokenizer of transformers, or the
-            path of its file or folder.
-        special: Its special tokens by role, such as `{"eos_token": "<|end|>"}`, where they are not stated or other
-            ones are wanted.
+        target: See `edit_vocabulary`.
+        new_tokenizer: A `tokenizers.Tokenizer`, a fast tokenizer of transformers, or the path of its file or folder.
+        special: Its special tokens by role, such as `{"eos_token": "<|end|>"}`, to override the stated ones.
         **options: See `EditOptions`; the old tokenizer is needed.
 
     Raises:
-        VocabularyError: There is no old tokenizer, or a configuration names a token that pads and the new one has none.
-            Else as `edit_vocabulary`.
+        VocabularyError: There is no old tokenizer, or a configuration names a padding token and the new tokenizer has
+            none. Else as `edit_vocabulary`.
         TokenizerError: The new tokenizer cannot be read, or `special` names no special token of it.
     """
     new, roles = tokenizer_with_roles(new_tokenizer, special)
 
-    def change(tokenizer: Tokenizer | None, size: int) -> Change:
-        old = _needed(tokenizer, size)
-        sources = tuple(NEW if source is None else int(source) for source in match_tokenizers(old, new))
-        return Change(sources, table_size(old), tokenizer=new, old_tokenizer=old, roles=roles)
+    def token_map(tokenizer: Tokenizer | None, rows: int) -> TokenMap:
+        old = _required(tokenizer, rows)
+        sources = tuple(NEW if source is None else source for source in match_tokenizers(old, new))
+        return TokenMap(sources, table_size(old), tokenizer=new, old_tokenizer=old, special_tokens=roles)
 
-    return _edit(target, change, options)
+    return _edit(target, token_map, options)
 
 
-def _needed(tokenizer: Tokenizer | None, size: int) -> Tokenizer:
+def _edited(tokenizer: Tokenizer, **options: Any) -> TokenMap:
+    """Return the token map of an edit of the tokenizer, with the options of `edit_tokenizer`."""
+    edit = edit_tokenizer(tokenizer, **options)
+    sources = tuple(NEW if source is None else source for source in edit.sources)
+    return TokenMap(sources, table_size(tokenizer), edit.merged, edit.tokenizer, tokenizer)
+
+
+def _required(tokenizer: Tokenizer | None, rows: int) -> Tokenizer:
     if tokenizer is None:
-        raise VocabularyError("There is no tokenizer here, and without one tokens have no texts: give tokenizer=...")
-    _check_size(tokenizer, size)
+        raise VocabularyError("There is no tokenizer here, and without one tokens have no texts: pass tokenizer=...")
+    _check_size(tokenizer, rows)
     return tokenizer
 
 
-def _check_size(tokenizer: Tokenizer | None, size: int) -> None:
-    mismatch = None if tokenizer is None else missing_rows_message(tokenizer, size)
+def _check_size(tokenizer: Tokenizer | None, rows: int) -> None:
+    mismatch = None if tokenizer is None else missing_rows_message(tokenizer, rows)
     if mismatch is not None:
         raise VocabularyError(mismatch)
 
 
-def _edit(target: Target, change: Callable[[Tokenizer | None, int], Change], options: EditOptions) -> Receipt:
-    tokenizer = options.get("tokenizer")
-    tokenizer = None if tokenizer is None else as_tokenizer(tokenizer)
-    multiple = options.get("pad_to_multiple_of")
+def _edit(target: Target, token_map: Callable[[Tokenizer | None, int], TokenMap], options: EditOptions) -> Receipt:
+    tokenizer, multiple = options.get("tokenizer"), options.get("pad_to_multiple_of")
     if multiple is not None and multiple < 1:
         raise SizeError(f"pad_to_multiple_of must be at least 1, not {multiple}.")
-    init = options.get("init", SubwordMean())
-    asked = Asked(change, init, options.get("init_head", init), multiple)
+    init = options.get("init", SubwordMeanInit())
+    request = EditRequest(
+        token_map,
+        init,
+        options.get("init_head", init),
+        None if tokenizer is None else as_tokenizer(tokenizer),
+        multiple,
+    )
     optimizer, out = options.get("optimizer"), options.get("out")
     if isinstance(target, nn.Module):
         if out is not None:
-            raise SizeError("A live module is changed in place: leave out=... for folders.")
-        return edit_live(target, asked, tokenizer, optimizer)
+            raise SizeError("A live module is changed in place: pass out=... for folders only.")
+        return Receipt.of({"": apply_to_module(target, request, optimizer)})
     if optimizer is not None:
-        raise SizeError("A folder has its optimizer's state in it: leave optimizer=... for live modules.")
-    return edit_folder(target, out, asked, tokenizer)
+        raise SizeError("A folder contains the state of its optimizer: pass optimizer=... for live modules only.")
+    folder = Path(target)
+    with new_folder(folder, out) as partial:
+        receipt = Receipt.of(*apply_to_folder(folder, partial, request), folder)
+        receipt.save(partial / RECEIPT.format(len(receipts_in(folder)) + 1))
+    return receipt

@@ -1,40 +1,44 @@
-"""What an edit of a vocabulary did: old ID to new ID, where each new row came from, and what was dropped."""
+"""Receipts: what one edit of a vocabulary did, and its undo."""
 
 import json
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypedDict, TypeVar
+from typing import Annotated, Any, TypedDict, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from tokenizers import Tokenizer
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
-from embedlayer.errors import CheckpointError, ShapeError, TokenIdError
+from embedlayer.errors import CheckpointError, ShapeError, TokenIdError, TokenizerError
 from embedlayer.io.files import JsonObject
 from embedlayer.io.json_fields import Count, Range, check_fields, parse_json, printable
 from embedlayer.io.safetensors_files import load_tensors, save_tensors
 from embedlayer.short_repr import short_repr
-from embedlayer.vocab.owners import ALONE, Owners
-from embedlayer.vocab.rows import GONE, RowMove, Slot, fingerprints, row_fingerprint, within
+from embedlayer.vocab.edit_request import ResolvedEdit, VocabularyEdit
+from embedlayer.vocab.folders import RECEIPT, apply_to_folder, new_folder, receipts_in
+from embedlayer.vocab.live_modules import ModuleResult, apply_to_module
+from embedlayer.vocab.row_map import DROPPED, RowEdit, RowMap
+from embedlayer.vocab.run_folders import RUN
+from embedlayer.vocab.tokenizer_edit import parse_tokenizer
 
-if TYPE_CHECKING:
-    from torch.optim import Optimizer
-
-FORMAT_VERSION = 1
-MOST_UNPACKED = 1 << 30
+KIND, FORMAT_VERSION = "embedlayer/vocabulary-receipt", 1
+MAX_UNPACKED_BYTES = 1 << 30
 SIZES = ("vocab_size", "num_rows")
-"""Settings that are computed with."""
+"""Settings that are used in computations."""
 
+Values = TypeVar("Values")
 IdArray = TypeVar("IdArray", Tensor, npt.NDArray[np.integer[Any]])
 
 
-class Words(TypedDict):
-    """What is not a tensor of a receipt; IDs are strings in JSON."""
+class ReceiptFields(TypedDict):
+    """Define the fields of a saved receipt that are not tensors; IDs are strings in JSON."""
 
+    kind: str
     format_version: int
     old_size: Annotated[int, Range(1, 1 << 26)]
     num_tokens: tuple[Count, Count]
@@ -50,34 +54,34 @@ class Words(TypedDict):
 
 @dataclass(frozen=True, eq=False)
 class Receipt:
-    """What one edit of a vocabulary did; it can be saved, applied to stored IDs, and undone.
+    """Record what one edit of a vocabulary did; convert stored token IDs with it, undo the edit, and save it.
 
     Attributes:
-        move: New row to old row.
-        num_tokens: Tokens before and after; rows beyond them have no token.
-        added: New tokens by their ID.
-        dropped: Tokens that are gone, by their old ID.
-        merged: Tokens that another one stands for now, old ID to new ID.
-        origins: In words, what each row that is no old row starts as, by its ID.
-        rows: The rows that are gone, by tensor: what undoing needs.
-        before: Fingerprints of all tensors that were moved, as they were.
-        after: As they are.
-        settings: Sizes and IDs that changed, as they were.
-        tokenizer: The tokenizer after the edit, if there is one.
-        old_tokenizer: The tokenizer before it.
-        files: Files of a folder that changed, as they were.
-        created: Files of a folder that were not there.
+        row_map: The old row of each new row.
+        num_tokens: Number of tokens before and after; rows beyond them have no token.
+        added: Texts of the new tokens by their new ID.
+        dropped: Texts of the removed tokens by their old ID.
+        merged: New ID of the token that replaces each merged token, by the old ID of the merged token.
+        origins: How each initialised row was computed, such as "subword mean of 5, 7", by its new ID.
+        dropped_rows: The dropped rows of each tensor; with sharded tables those of this rank.
+        before: Fingerprint of each edited tensor before the edit.
+        after: Fingerprint of each edited tensor after it.
+        settings: Sizes and IDs of the modules before the edit.
+        tokenizer: The tokenizer after the edit, or `None`.
+        old_tokenizer: The tokenizer before the edit, or `None`.
+        files: Content of each changed file of a folder before the edit.
+        created: Files of a folder that did not exist before the edit.
     """
 
     __repr__ = short_repr
 
-    move: RowMove
+    row_map: RowMap
     num_tokens: tuple[int, int]
     added: dict[int, str] = field(default_factory=dict)
     dropped: dict[int, str] = field(default_factory=dict)
     merged: dict[int, int] = field(default_factory=dict)
     origins: dict[int, str] = field(default_factory=dict)
-    rows: dict[str, Tensor] = field(default_factory=dict)
+    dropped_rows: dict[str, Tensor] = field(default_factory=dict)
     before: dict[str, str] = field(default_factory=dict)
     after: dict[str, str] = field(default_factory=dict)
     settings: JsonObject = field(default_factory=dict)
@@ -86,32 +90,63 @@ class Receipt:
     files: dict[str, bytes] = field(default_factory=dict)
     created: tuple[str, ...] = ()
 
+    @classmethod
+    def of(cls, results: Mapping[str, ModuleResult], changed: Iterable[str] = (), folder: Path = Path()) -> "Receipt":
+        """Return the receipt of an edit.
+
+        Args:
+            results: The result for each model, "" and `"run/"`; these prefixes distinguish the names of their tensors.
+            changed: Names of the files of a folder that changed.
+            folder: The folder before the edit.
+        """
+        edit = next(iter(results.values())).edit
+        tokens = edit.tokens
+        assert tokens is not None
+        files = {name: folder / name for name in changed}
+
+        def joined(parts: Mapping[str, Mapping[str, Values]]) -> dict[str, Values]:
+            return {prefix + name: value for prefix, part in parts.items() for name, value in part.items()}
+
+        return cls(
+            row_map=edit.rows.row_map,
+            num_tokens=(tokens.num_tokens, len(tokens.sources)),
+            added=tokens.added,
+            dropped=tokens.dropped,
+            merged=dict(tokens.merged),
+            origins=edit.origins,
+            dropped_rows=joined({part: result.rows.dropped_rows for part, result in results.items()}),
+            before=joined({part: result.rows.before for part, result in results.items()}),
+            after=joined({part: result.rows.after for part, result in results.items()}),
+            settings=joined({part: result.settings for part, result in results.items()}),
+            tokenizer=tokens.tokenizer,
+            old_tokenizer=tokens.old_tokenizer,
+            files={name: file.read_bytes() for name, file in files.items() if file.exists()},
+            created=tuple(name for name, file in files.items() if not file.exists()),
+        )
+
     @property
     def kept(self) -> int:
-        """Tokens that have their old row."""
-        return int((self.move.sources[: self.num_tokens[1]] >= 0).sum())
+        """Return the number of tokens that keep their row."""
+        return int((self.row_map.sources[: self.num_tokens[1]] >= 0).sum())
 
     @property
     def new_ids(self) -> Tensor:
-        """The new ID of each old one, or -1 where it is gone; a merged token has the ID of what stands for it."""
-        ids = self.move.new_ids.clone()
-        for old, into in self.merged.items():
-            ids[old] = into
-        return ids
+        """Return the new ID of each old one, or -1 where it is removed; a merged token has that of its replacement."""
+        return self.row_map.token_ids(self.merged)
 
     def remap(self, ids: IdArray, *, replacement: int | None = None) -> IdArray:
-        """Stored IDs of the old vocabulary as those of the new one: a tensor or an array, of any shape.
+        """Convert stored token IDs of the old vocabulary to those of the new one.
 
         Args:
-            ids: Old IDs; -100 and other negative ones, by which losses know what to leave out, stay.
-            replacement: New ID for tokens that are gone.
+            ids: Old IDs, a tensor or an array of any shape. Negative ones, which losses ignore (-100), are kept.
+            replacement: New ID for removed tokens; `None` raises an error for them.
 
         Returns:
-            The same kind of array, of the same shape and type.
+            The new IDs, with the type, shape and dtype of `ids`.
 
         Raises:
-            TokenIdError: A token is gone and there is no replacement, or an ID is not one of the old vocabulary.
-            ShapeError: They are no integers, or the new IDs do not fit into their type.
+            TokenIdError: A token is removed and there is no replacement, or an ID is not in the old vocabulary.
+            ShapeError: `ids` are not integers, or the new IDs do not fit into their dtype.
         """
         if isinstance(ids, Tensor):
             if ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool:
@@ -127,104 +162,103 @@ class Receipt:
                 f"remapped already, or are another tokenizer's."
             )
         found = np.where(inside, new_ids[np.where(inside, ids, 0)], ids)
-        gone = inside & (found == GONE)
-        if gone.any():
+        removed = inside & (found == DROPPED)
+        if removed.any():
             if replacement is None:
-                raise self._gone(int(ids[gone][0]), int(gone.sum()))
-            if not 0 <= replacement < self.move.size:
-                raise TokenIdError(f"The replacement {replacement} is none of the {self.move.size} new IDs.")
-            found = np.where(gone, replacement, found)
+                old = int(ids[removed][0])
+                name = f" ({self.dropped[old]!r})" if old in self.dropped else ""
+                raise TokenIdError(
+                    f"token id {old}{name} is removed, and these IDs contain removed tokens {int(removed.sum()):,} "
+                    f"times.\nEncode the text again with the new tokenizer (receipt.tokenizer), or pass "
+                    f"remap(replacement=...)."
+                )
+            if not 0 <= replacement < self.row_map.size:
+                raise TokenIdError(f"The replacement {replacement} is none of the {self.row_map.size} new IDs.")
+            found = np.where(removed, replacement, found)
         if found.size and found.max() > np.iinfo(ids.dtype).max:
             raise ShapeError(f"The new ID {int(found.max())} does not fit into {ids.dtype}: widen the IDs first.")
         return found.astype(ids.dtype)
 
-    def _gone(self, old: int, times: int) -> TokenIdError:
-        name = f" ({self.dropped[old]!r})" if old in self.dropped else ""
-        return TokenIdError(
-            f"token id {old}{name} is no token any more, and these IDs hold dropped tokens {times:,} times.\n"
-            f"Encode the text again with the new tokenizer (receipt.tokenizer), or give remap(replacement=...)."
-        )
-
     def undo(
-        self, target: nn.Module | Path | str, *, optimizer: "Optimizer | None" = None, out: Path | str | None = None
+        self, target: nn.Module | Path | str, *, optimizer: Optimizer | None = None, out: Path | str | None = None
     ) -> None:
-        """Put everything back as it was, to the bit; divided tables by as many processes as edited them, all at once.
+        """Restore every bit from before the edit. With sharded tables all ranks call this, as many as edited.
 
         Args:
-            target: What the edit gave: the same live module, or a folder.
-            optimizer: The optimizer whose state was moved along.
+            target: What the edit changed or wrote: the same live module, or the edited folder.
+            optimizer: The optimizer whose state was edited too.
             out: For a folder: where to write; it must not exist.
 
         Raises:
-            CheckpointError: `target` is not what this edit gave, or has been changed since. Nothing was changed.
+            CheckpointError: `target` is not what this edit wrote, or was changed since. Nothing was changed.
         """
         if isinstance(target, nn.Module):
-            from embedlayer.vocab.live import undo_live
-
-            undo_live(self, target, optimizer)
-        else:
-            from embedlayer.vocab.folders import undo_folder
-
-            undo_folder(self, target, out)
+            apply_to_module(target, Undo(self), optimizer)
+            return
+        folder = Path(target)
+        with new_folder(folder, out) as partial:
+            apply_to_folder(folder, partial, Undo(self))
+            for name, content in self.files.items():
+                (partial / name).write_bytes(content)
+            for name in [*self.created, *(receipt.name for receipt in receipts_in(folder)[-1:])]:
+                (partial / name).unlink(missing_ok=True)
 
     def save(self, path: Path | str) -> None:
-        """Write everything as one file in the safetensors format, wholly or not at all.
+        """Write the receipt as one safetensors file; a failed write leaves the file as it was.
 
         Raises:
             FileError: It cannot be written.
         """
-        tensors = {"sources": self.move.sources, **{f"rows/{name}": rows for name, rows in self.rows.items()}}
+        tensors = {
+            "sources": self.row_map.sources,
+            **{f"rows/{name}": rows for name, rows in self.dropped_rows.items()},
+        }
         tensors |= {f"files/{name}": _packed(content) for name, content in self.files.items()}
         for name in ("tokenizer", "old_tokenizer"):
             tokenizer = getattr(self, name)
             if tokenizer is not None:
                 tensors[name] = _packed(tokenizer.to_str().encode())
-        words = {
-            "format_version": FORMAT_VERSION,
-            "old_size": self.move.old_size,
-            "num_tokens": self.num_tokens,
-            "settings": self.settings,
-            "created": self.created,
-            **{name: getattr(self, name) for name in ("added", "dropped", "merged", "origins", "before", "after")},
-        }
-        save_tensors(path, tensors, {"receipt": json.dumps(words)})
+        kept = ("num_tokens", "settings", "created", "added", "dropped", "merged", "origins", "before", "after")
+        fields = {"kind": KIND, "format_version": FORMAT_VERSION, "old_size": self.row_map.old_size}
+        save_tensors(path, tensors, {"receipt": json.dumps(fields | {name: getattr(self, name) for name in kept})})
 
     @classmethod
     def load(cls, path: Path | str) -> "Receipt":
-        """Read what `save` wrote.
+        """Read a receipt that `save` wrote.
 
         Raises:
             FileError: There is no such file.
-            CheckpointError: It is damaged, or no receipt.
+            CheckpointError: It is damaged, or not a receipt.
         """
         tensors, metadata = load_tensors(path)
         if "receipt" not in metadata:
             raise CheckpointError(f"{path} is not a receipt: it has no field of that name.")
-        words = parse_json(metadata["receipt"], f"The receipt in {path}")
-        check_fields(words, Words, f"The receipt in {path}")
-        if words["format_version"] != FORMAT_VERSION:
+        fields = parse_json(metadata["receipt"], f"The receipt in {path}")
+        check_fields(fields, ReceiptFields, f"The receipt in {path}")
+        if (fields["kind"], fields["format_version"]) != (KIND, FORMAT_VERSION):
             raise CheckpointError(
-                f"{path} has format version {words['format_version']}; this embedlayer reads {FORMAT_VERSION}."
+                f"{path} is {printable(fields['kind'])} of format version {fields['format_version']}; this embedlayer "
+                f"reads {KIND!r} of version {FORMAT_VERSION}."
             )
-        for name, value in words["settings"].items():
+        for name, value in fields["settings"].items():
             if name.rpartition(".")[2] in SIZES and type(value) is not int:
                 raise CheckpointError(f"The receipt in {path} states {printable(value)} as {name}: it is damaged.")
         try:
             return cls(
-                move=RowMove(_sources(tensors["sources"]), words["old_size"]),
-                num_tokens=(words["num_tokens"][0], words["num_tokens"][1]),
-                rows=_below("rows/", tensors),
-                created=tuple(words["created"]),
-                files={name: _unpacked(packed) for name, packed in _below("files/", tensors).items()},
+                row_map=RowMap(_sources(tensors["sources"]), fields["old_size"]),
+                num_tokens=(fields["num_tokens"][0], fields["num_tokens"][1]),
+                dropped_rows=_without_prefix("rows/", tensors),
+                created=tuple(fields["created"]),
+                files={name: _unpacked(packed) for name, packed in _without_prefix("files/", tensors).items()},
                 tokenizer=_tokenizer(tensors.get("tokenizer")),
                 old_tokenizer=_tokenizer(tensors.get("old_tokenizer")),
-                before=words["before"],
-                after=words["after"],
-                settings=words["settings"],
-                added=_by_id(words["added"]),
-                dropped=_by_id(words["dropped"]),
-                merged=_by_id(words["merged"]),
-                origins=_by_id(words["origins"]),
+                before=fields["before"],
+                after=fields["after"],
+                settings=fields["settings"],
+                **{
+                    name: {int(token): value for token, value in fields[name].items()}
+                    for name in ("added", "dropped", "merged", "origins")
+                },
             )
         except (KeyError, TypeError, ValueError, IndexError, RuntimeError, zlib.error) as error:
             if isinstance(error, CheckpointError):
@@ -233,68 +267,70 @@ class Receipt:
 
     def __str__(self) -> str:
         old, new = self.num_tokens
-        lines = [f"{old:,} tokens -> {new:,} tokens, {self.move.old_size:,} rows -> {self.move.size:,} rows"]
+        lines = [f"{old:,} tokens -> {new:,} tokens, {self.row_map.old_size:,} rows -> {self.row_map.size:,} rows"]
         lines += [f"  kept     {self.kept:,}"]
-        lines += [f"  new      {len(self.added):,}{_some(self.added)}"] * bool(self.added)
-        lines += [f"  dropped  {len(self.dropped):,}{_some(self.dropped)}"] * bool(self.dropped)
+        lines += [f"  new      {len(self.added):,}{_first_texts(self.added)}"] * bool(self.added)
+        lines += [f"  dropped  {len(self.dropped):,}{_first_texts(self.dropped)}"] * bool(self.dropped)
         lines += [f"  merged   {len(self.merged):,}"] * bool(self.merged)
         return "\n".join(lines)
 
 
-def moved_back(receipt: Receipt, slots: Sequence[Slot], everyone: Owners = ALONE) -> dict[str, Tensor]:
-    """The tensors that a receipt's edit was made from, by name.
+@dataclass(frozen=True)
+class Undo(VocabularyEdit):
+    """Undo an edit: apply the inverse row map, with the dropped rows of the receipt.
 
-    Raises:
-        CheckpointError: The slots do not hold what the edit gave.
+    Args:
+        receipt: The receipt of the edit.
     """
-    with everyone.agreed():
-        missing = sorted(receipt.after.keys() - {slot.name for slot in slots})
-        if any(name.startswith("optimizer.") for name in missing):
+
+    receipt: Receipt
+
+    def resolve(
+        self, tokenizers: Iterable[Tokenizer | None], num_rows: int, *, part: str = "", all_rows_have_ids: bool = False
+    ) -> ResolvedEdit:
+        """Return the undo for one model; see `VocabularyEdit`."""
+        receipt = self.receipt
+        if num_rows != receipt.row_map.size:
             raise CheckpointError(
-                f"The edit moved an optimizer's state too ({missing[0]}): give undo(..., optimizer=...) that "
-                f"optimizer, with the state it had. Nothing was changed."
+                f"This model is not what the receipt belongs to: its vocabulary has {num_rows:,} rows, the receipt's "
+                f"{receipt.row_map.size:,}. Nothing was changed."
             )
-        _check_same(receipt.after, fingerprints(slots))
-    move = receipt.move.inverse()
-    with everyone.agreed():
-        for slot in slots:
-            wanted = (len(within(move.started, *slot.owners.span(move.size))), *slot.tensor.shape[1:])
-            found = tuple(receipt.rows[slot.name].shape) if slot.name in receipt.rows else "no rows"
-            if found != wanted:
-                raise CheckpointError(
-                    f"The receipt holds {found} of {slot.name} where the rows that the edit dropped are {wanted}: it "
-                    f"is damaged. Nothing was changed."
-                )
-    tensors: dict[str, Tensor] = {}
-    for slot in slots:
-        start, stop = slot.owners.span(move.old_size)
-        part = slot.tensor.detach()[: stop - start]
-        tensors[slot.name] = move.apply(part, receipt.rows[slot.name], spare=slot.spare, owners=slot.owners)
-    with everyone.agreed():
-        _check_same(receipt.before, {name: row_fingerprint(tensor) for name, tensor in tensors.items()})
-    return tensors
 
+        def of(entries: Mapping[str, Values]) -> dict[str, Values]:
+            names = [name for name in entries if name.startswith(RUN) == (part == RUN)]
+            return {name.removeprefix(part): entries[name] for name in names}
 
-def _check_same(expected: Mapping[str, str], found: Mapping[str, str]) -> None:
-    different = sorted(name for name in expected.keys() | found.keys() if expected.get(name) != found.get(name))
-    if different:
-        raise CheckpointError(
-            f"The receipt belongs to another result: {', '.join(different[:4])} hold other numbers here. Undo what the "
-            f"edit gave, before any training or further edit. Nothing was changed."
+        return ResolvedEdit(
+            RowEdit(
+                receipt.row_map.inverse(),
+                restored_rows=of(receipt.dropped_rows),
+                before=of(receipt.after),
+                after=of(receipt.before),
+            ),
+            receipt.old_tokenizer,
+            settings=of(receipt.settings),
         )
 
 
-def _some(tokens: dict[int, str], most: int = 6) -> str:
-    shown = ", ".join(repr(token) for token in list(tokens.values())[:most])
-    return f": {shown}{', ...' if len(tokens) > most else ''}"
+def last_receipt(folder: Path | str) -> Receipt:
+    """Return the receipt of the last edit of a folder.
+
+    Raises:
+        CheckpointError: The folder has no receipt.
+    """
+    receipts = receipts_in(folder)
+    if not receipts:
+        raise CheckpointError(f"{folder} has no receipt ({RECEIPT.format('N')}): no edit wrote it.")
+    return Receipt.load(receipts[-1])
 
 
-def _below(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+def _first_texts(tokens: dict[int, str], most: int = 6) -> str:
+    texts = ", ".join(repr(token) for token in list(tokens.values())[:most])
+    return f": {texts}{', ...' if len(tokens) > most else ''}"
+
+
+def _without_prefix(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
-
-
-def _by_id(entries: dict[str, Any]) -> dict[int, Any]:
-    return {int(token): value for token, value in entries.items()}
 
 
 def _packed(content: bytes) -> Tensor:
@@ -303,25 +339,21 @@ def _packed(content: bytes) -> Tensor:
 
 def _unpacked(packed: Tensor) -> bytes:
     stream = zlib.decompressobj()
-    content = stream.decompress(packed.numpy().tobytes(), MOST_UNPACKED)
+    content = stream.decompress(packed.numpy().tobytes(), MAX_UNPACKED_BYTES)
     if not stream.eof:
-        raise CheckpointError(f"A packed file in the receipt is cut short or larger than {MOST_UNPACKED:,} bytes.")
+        raise CheckpointError(f"A file in the receipt is cut short or larger than {MAX_UNPACKED_BYTES:,} bytes.")
     return content
 
 
 def _tokenizer(packed: Tensor | None) -> Tokenizer | None:
-    if packed is None:
-        return None
     try:
-        return Tokenizer.from_str(_unpacked(packed).decode())
-    except (CheckpointError, ValueError, zlib.error):
-        raise
-    except Exception as error:  # the library raises nothing more special
+        return None if packed is None else parse_tokenizer(_unpacked(packed).decode())
+    except TokenizerError as error:
         raise CheckpointError(f"The tokenizer in the receipt is damaged: {error}") from error
 
 
 def _sources(tensor: Tensor) -> Tensor:
-    """The old row of each new one, as an edit stores them."""
+    """Return the sources of a row map, if they have the type of one."""
     if tensor.dtype != torch.int64 or tensor.dim() != 1:
         raise CheckpointError(f"The receipt's rows are {tensor.dtype} of shape {list(tensor.shape)}: it is damaged.")
     return tensor

@@ -1,6 +1,6 @@
-"""A tokenizer with another vocabulary: tokens added, removed, merged, put in another order.
+"""Tokenizers with another vocabulary: tokens added, removed, merged or reordered.
 
-The tokenizer is edited as what it is in a file, the data of a `tokenizer.json`; the old one is not touched.
+The edit changes the data of the `tokenizer.json`; the old tokenizer is not changed.
 """
 
 import json
@@ -17,24 +17,24 @@ from tokenizers import AddedToken, Tokenizer
 from embedlayer.data.tokenizer import as_tokenizer, table_size, without_truncation
 from embedlayer.errors import EmbedLayerWarning, TokenizerError, VocabularyError
 from embedlayer.short_repr import short_repr
-from embedlayer.vocab.merges import Merges
-from embedlayer.vocab.pieces import Pieces, Token
+from embedlayer.vocab.bpe_merges import BPEMerges
+from embedlayer.vocab.token_bytes import TokenBytes
+from embedlayer.vocab.token_selection import Token, select_tokens, shown_names
 
 Data = dict[str, Any]
 
-_SHOWN = 5
-_ABOVE_ITS_PIECES = 1e-4
+_ABOVE_ITS_SUBWORDS = 1e-4
 
 
 @dataclass(frozen=True)
 class TokenizerEdit:
-    """A new tokenizer, and where each of its IDs came from.
+    """Store a new tokenizer, and the old ID of each of its tokens.
 
     Attributes:
-        tokenizer: The new one. Its IDs are 0..n-1 without gaps.
-        sources: For each new ID the old ID that its entry had; `None` for a new token.
-        dropped: Old IDs that are gone, ascending; gaps between the old IDs count.
-        merged: For each old ID that was merged, the new ID that stands for it now.
+        tokenizer: The new tokenizer; its IDs are 0..n-1 without gaps.
+        sources: The old ID of each new ID; `None` for a new token.
+        dropped: Removed old IDs, ascending; gaps between the old IDs are among them.
+        merged: New ID of the token that replaces each merged token, by the old ID of the merged token.
     """
 
     __repr__ = short_repr
@@ -55,42 +55,41 @@ def edit_tokenizer(
     merge: Mapping[Token, Token] | None = None,
     special: Iterable[str | AddedToken] = (),
 ) -> TokenizerEdit:
-    """A new tokenizer whose entries are the old ones that stay, in their order, and then the new ones.
+    """Return a new tokenizer with the old tokens that are kept, in their order, and then the new ones.
 
-    An old token is named by its ID, as it stands in the vocabulary (`Ġdog`), or by what it stands for (` dog`).
+    An old token is named by its ID, as written in the vocabulary (`Ġdog`), or by its text (` dog`).
 
-    What follows from what the tokenizer is:
+    The kind of tokenizer decides the details:
 
-    - **A new token of BPE is itself wherever its text stands**, inside words too, as tokenizers' added tokens are. A
-      word in running text includes the space before it: add `" dog"`. Where a normalizer puts a space in front of the
-      text (LLaMA-2, llama2.c), it does so again behind an added token: the new tokenizer's decoder takes that space
-      off again, and its token stays among the IDs. `AddedToken(" dog", rstrip=True)` takes the space that follows
-      instead.
-    - **A new word of the other kinds is an entry like the model's own.** For WordPiece and whole words it is found
-      where a word (or, with `##`, the rest of one) is that text; for Unigram (`" dog"` here too) it stands where its
-      pieces stood. What is more than one word, and special tokens, are found wherever their text stands.
-    - **What BPE makes from a removed token goes with it**: a token that no text can reach any more is dropped. In the
-      other direction `keep` also keeps what the kept tokens are made from.
-    - **What the tokenizer cannot do without stays**: the unknown token, what the post-processor puts around a text, the
-      padding token of a tokenizer that pads, and the 256 bytes of a byte-level one. `keep` includes these.
+    - **BPE finds a new token wherever its text occurs**, inside words too, as the tokenizers library finds added
+      tokens. A word in running text includes the space before it: add `" dog"`. Some normalizers put a space before the
+      text (LLaMA-2, llama2.c), and put one after an added token too. The new tokenizer's decoder removes that space,
+      and its token stays among the IDs. `AddedToken(" dog", rstrip=True)` includes the following space instead.
+    - **Other kinds get an ordinary entry for a new word.** WordPiece and word tokenizers find it where a word (or, with
+      `##`, the rest of one) is that text. Unigram (`" dog"` here too) finds it where its subwords were found. A text of
+      more than one word, or a special token, is found wherever it occurs.
+    - **BPE tokens that are built from a removed token are removed too**, if no text contains them any more. `keep` also
+      keeps the tokens that the kept tokens are built from.
+    - **Tokens that the tokenizer needs are kept**: the unknown token, the tokens of the post-processor, the padding
+      token of a tokenizer that pads, and the 256 bytes of a byte-level one. `keep` includes these.
 
     Args:
         tokenizer: A `tokenizers.Tokenizer`, or a fast tokenizer of transformers.
-        add: New tokens; an `AddedToken` brings its own rules for spaces, normalization and word borders.
-        remove: Tokens to drop.
-        keep: Drop all but these; not together with `remove`.
-        order: All tokens of the result, in the order wanted. An added token that so comes to stand before one of the
-            model's becomes an entry of the model too.
-        merge: Old token to the token, old or new, that stands for it from now on. Its own text is read as other tokens.
-        special: New special tokens, which decoding may skip; those that are also in `add` take their place there.
+        add: New tokens; an `AddedToken` has its own rules for spaces, normalization and word borders.
+        remove: Tokens to remove.
+        keep: Remove all tokens but these; not together with `remove`.
+        order: All tokens of the result, in the order of their new IDs. An added token before one of the model's tokens
+            becomes an entry of the model too.
+        merge: Token to remove, to the token, old or new, that replaces its ID. Its own text is encoded as other tokens.
+        special: New special tokens, which decoding may skip; those that are also in `add` keep their place there.
 
     Raises:
-        VocabularyError: An unknown token, one that is named twice or exists already, one that the tokenizer needs, an
-            order that is not one of all tokens, or a new token that could never be found in a text.
+        VocabularyError: A token is unknown, is named twice, exists already, or is needed by the tokenizer; the order
+            does not name all tokens; or no text would ever be encoded with a new token.
         TokenizerError: The tokenizer cannot be written as a file.
 
     Warns:
-        EmbedLayerWarning: Text around a new token is decoded otherwise than before.
+        EmbedLayerWarning: Text around a new token is decoded differently than before.
 
     Example:
         >>> tokenizer = train_tokenizer("I love dogs, I love cats", kind="word")
@@ -101,38 +100,40 @@ def edit_tokenizer(
         ((0, 1, 2, 3, 4, 6, None), (5,))
     """
     tokenizer = as_tokenizer(tokenizer)
-    add, special = (given if isinstance(given, str) else list(given) for given in (add, special))
+    add, special = (tokens if isinstance(tokens, str) else list(tokens) for tokens in (add, special))
     data = tokenizer_data(tokenizer)
-    old = Pieces(tokenizer)
-    needed = required_tokens(data, old)
+    old = TokenBytes(tokenizer)
     new = _new_tokens(old, add, special)
-    merged = _merges_asked(old, merge or {}, new)
-    gone = _gone(old, remove, keep, merged, needed, data)
-    gone |= _lost_with(gone, old, data, merged, needed)
-
-    stay = [token_id for token_id in sorted(old.entries) if token_id not in gone]
-    names = _ordered([old.entries[token_id] for token_id in stay] + list(new), order, old, new)
-    edited = _built(data, names, new, old)
+    selected = select_tokens(
+        old,
+        new,
+        remove=remove,
+        keep=keep,
+        order=order,
+        merge=merge,
+        required=required_tokens(data, old),
+        with_parts=lambda kept: with_parts(kept, old, data),
+        unreachable=lambda removed: _unreachable_without(removed, old, data),
+    )
+    edited = _built(data, selected.names, new, old)
     _check_reached(edited, new)
     warn_of_other_texts(tokenizer, edited, [text for text in add if isinstance(text, str) and text not in special])
-
-    ids = {name: new_id for new_id, name in enumerate(names)}
-    holes = set(range(table_size(tokenizer))) - old.entries.keys()
+    gaps = set(range(table_size(tokenizer))) - old.entries.keys()
     return TokenizerEdit(
         tokenizer=edited,
-        sources=tuple(old.vocabulary.get(name) for name in names),
-        dropped=tuple(sorted((gone | holes) - merged.keys())),
-        merged={token_id: ids[name] for token_id, name in merged.items()},
+        sources=tuple(None if source < 0 else source for source in selected.sources),
+        dropped=tuple(sorted((selected.removed | gaps) - selected.merged.keys())),
+        merged=selected.merged,
     )
 
 
-# What is asked
+# New tokens
 
 
 def _new_tokens(
-    old: Pieces, add: Iterable[str | AddedToken], special: Iterable[str | AddedToken]
+    old: TokenBytes, add: Iterable[str | AddedToken], special: Iterable[str | AddedToken]
 ) -> dict[str, AddedToken | None]:
-    """The new tokens by their text, each with the rules by which it is found."""
+    """Return the new tokens by their name, each with the rules to find it; `None` for a token of the model."""
     if isinstance(add, str) or isinstance(special, str):
         raise VocabularyError(f"Give a list of tokens, not the text {add or special!r}: its letters would be added.")
     added, specials = _by_text(add, "add"), _by_text(special, "special")
@@ -141,7 +142,7 @@ def _new_tokens(
             raise VocabularyError("An empty text cannot be a token. Leave it out.")
         there = old.vocabulary.get(text)
         if there is None and old.convention in ("byte-level", "sentencepiece"):
-            there = old.by_meaning.get(text.encode())
+            there = old.by_bytes.get(text.encode())
             there = None if there is not None and old.is_byte(there) else there
         if there is not None:
             raise VocabularyError(
@@ -151,7 +152,7 @@ def _new_tokens(
     tokens: dict[str, AddedToken | None] = {}
     for text, token in (added | specials).items():
         entry = None if text in specials or isinstance(token, AddedToken) else _entry(old.tokenizer, text)
-        if entry is not None and not _numbered_behind(old):
+        if entry is not None and not _has_added_ids(old):
             if entry in tokens:
                 raise VocabularyError(f"{text!r} is named twice among the new tokens. Name each once.")
             tokens[entry] = None
@@ -161,49 +162,46 @@ def _new_tokens(
     return tokens
 
 
-def _check_spelled_out(old: Pieces, token: str | AddedToken) -> None:
-    """Refuse a new token in the letters of a tokenizer's file, which no text has."""
+def _check_spelled_out(old: TokenBytes, token: str | AddedToken) -> None:
+    """Check that a new token does not contain the mark with which a tokenizer's file writes a space.
+
+    Raises:
+        VocabularyError: It does, and no text contains that mark.
+    """
     mark = {"byte-level": "Ġ", "sentencepiece": "▁"}.get(old.convention)
     if isinstance(token, str) and mark is not None and mark in token:
         raise VocabularyError(
             f"{token!r} cannot be added: no text has the {mark!r} with which this tokenizer's file writes a space. "
-            f"Give the text itself: {token.replace(mark, ' ')!r}."
+            f"Pass the text itself: {token.replace(mark, ' ')!r}."
         )
 
 
-def _rules(old: Pieces, token: str | AddedToken, *, word: bool, special: bool) -> AddedToken:
-    """How a new token is found that is not one of the model's own."""
+def _rules(old: TokenBytes, token: str | AddedToken, *, word: bool, special: bool) -> AddedToken:
+    """Return the rules by which a new token is found that is not a token of the model."""
     if isinstance(token, AddedToken):
-        record = {**_record(token, 0), "special": token.special or special}
-        return AddedToken(**{name: value for name, value in record.items() if name != "id"})
+        return AddedToken(**{**token.__getstate__(), "special": token.special or special})
     normal = old.tokenizer.normalizer is not None and normalized(old.tokenizer, token) == token
     word = word and old.convention in ("word", "wordpiece")
     return AddedToken(token, single_word=word, normalized=normal and not special, special=special)
 
 
 def _entry(tokenizer: Tokenizer, text: str) -> str | None:
-    """The entry with which the model itself finds a new token; `None` where it cannot, and for BPE.
+    """Return the name with which the model itself finds a new token; `None` if it cannot, and for BPE.
 
-    A word of WordPiece or of whole words, or a piece that SentencePiece's Unigram does not cut before it looks.
+    WordPiece and word tokenizers find words, Unigram text that its pre-tokenizer does not split.
     """
     kind, steps = type(tokenizer.model).__name__, tokenizer.pre_tokenizer
-    cut = [text] if steps is None else [piece for piece, _ in steps.pre_tokenize_str(text)]
+    chunks = [text] if steps is None else [chunk for chunk, _ in steps.pre_tokenize_str(text)]
     if kind == "Unigram":
         entry = text.replace(" ", "▁")
-        word, whole = entry.removeprefix("▁"), cut in ([entry], ["▁" + entry])
+        word, whole = entry.removeprefix("▁"), chunks in ([entry], ["▁" + entry])
     elif kind in ("WordPiece", "WordLevel"):
         entry, word = text, text.removeprefix(_continuing(tokenizer)) or text
-        pieces = [word] if steps is None else [piece for piece, _ in steps.pre_tokenize_str(word)]
-        whole = pieces == [word] and len(word) <= _longest_word(tokenizer)
+        chunks = [word] if steps is None else [chunk for chunk, _ in steps.pre_tokenize_str(word)]
+        whole = chunks == [word] and len(word) <= _longest_word(tokenizer)
     else:
         return None
     return entry if whole and word and normalized(tokenizer, word) == word else None
-
-
-def _among(new: Mapping[str, AddedToken | None], token: Token) -> str | None:
-    """The entry of a new token that is named by its text."""
-    names = (token, token.replace(" ", "▁")) if isinstance(token, str) else ()
-    return next((name for name in names if name in new), None)
 
 
 def _by_text(tokens: Iterable[str | AddedToken], option: str) -> dict[str, str | AddedToken]:
@@ -216,118 +214,30 @@ def _by_text(tokens: Iterable[str | AddedToken], option: str) -> dict[str, str |
     return named
 
 
-def _found(old: Pieces, tokens: Iterable[Token], option: str) -> dict[int, Token]:
-    if isinstance(tokens, str):
-        raise VocabularyError(f"Give {option} a list of tokens, not the text {tokens!r}.")
-    found: dict[int, Token] = {}
-    for token in tokens:
-        token_id = old.find(token)
-        if token_id in found and option == "remove":
-            raise VocabularyError(
-                f"{option} names token {token_id} twice: {found[token_id]!r} and {token!r}. Name each token once."
-            )
-        found[token_id] = token
-    return found
+# Tokens that depend on others
 
 
-def _merges_asked(old: Pieces, merge: Mapping[Token, Token], new: Mapping[str, AddedToken | None]) -> dict[int, str]:
-    """For each old ID that is merged, the text of the entry that it becomes."""
-    merged: dict[int, str] = {}
-    for token, target in merge.items():
-        token_id = old.find(token)
-        name = _among(new, target) or old.entries[old.find(target)]
-        if token_id in merged or old.entries[token_id] == name:
-            raise VocabularyError(f"{token!r} cannot be merged into {target!r}: it is that token, or is merged twice.")
-        merged[token_id] = name
-    for token_id, name in merged.items():
-        if old.vocabulary.get(name) in merged:
-            raise VocabularyError(
-                f"{old.entries[token_id]!r} cannot be merged into {name!r}, which is merged into another token itself. "
-                f"Name the last one of the chain."
-            )
-    return merged
-
-
-def _gone(
-    old: Pieces,
-    remove: Iterable[Token],
-    keep: Iterable[Token] | None,
-    merged: Mapping[int, str],
-    needed: Mapping[int, str],
-    data: Data,
-) -> set[int]:
-    """The old IDs that are not to stay, as asked for."""
-    removed = _found(old, remove, "remove")
-    if keep is not None and removed:
-        raise VocabularyError("remove and keep were both given. Give one: keep drops all tokens that it does not name.")
-    for token_id in removed.keys() | merged.keys():
-        if token_id in needed:
-            raise VocabularyError(
-                f"{old.entries[token_id]!r} (token {token_id}) cannot be dropped: {needed[token_id]}. Keep it."
-            )
-    gone = set(removed)
-    if keep is not None:
-        kept = _found(old, keep, "keep").keys() - merged.keys()
-        gone = old.entries.keys() - with_parts(kept | needed.keys(), old, data)
-    both = sorted(merged.keys() & removed.keys())
-    if both:
-        raise VocabularyError(f"{old.entries[both[0]]!r} is to be merged and to be removed. Ask for one of the two.")
-    for token_id, name in merged.items():
-        if old.vocabulary.get(name) in gone:
-            raise VocabularyError(
-                f"{old.entries[token_id]!r} cannot be merged into {name!r}, which is dropped. Keep that one."
-            )
-    return gone | merged.keys()
-
-
-def _ordered(
-    names: list[str], order: Sequence[Token] | None, old: Pieces, new: Mapping[str, AddedToken | None]
-) -> list[str]:
-    if order is None:
-        return names
-    wanted = [_among(new, token) or old.entries[old.find(token)] for token in order]
-    there = set(names)
-    extra = [name for name in wanted if name not in there]
-    missing = sorted(there - set(wanted), key=names.index)
-    if extra or missing or len(wanted) != len(names):
-        raise VocabularyError(
-            f"The order names {len(set(wanted)):,} tokens in {len(wanted):,} places, and the result has {len(names):,}"
-            f"{_listed('; it lacks', missing)}{_listed('; not in the result:', extra)}. Name each of its tokens once."
-        )
-    return wanted
-
-
-def _listed(what: str, names: Sequence[str]) -> str:
-    if not names:
-        return ""
-    more = f" and {len(names) - _SHOWN:,} more" if len(names) > _SHOWN else ""
-    return f"{what} {', '.join(map(repr, names[:_SHOWN]))}{more}"
-
-
-# What follows
-
-
-def required_tokens(data: Data, old: Pieces) -> dict[int, str]:
-    """Return the IDs that the tokenizer cannot do without, each with the reason."""
+def required_tokens(data: Data, old: TokenBytes) -> dict[int, str]:
+    """Return the IDs of the tokens that the tokenizer needs, each with the reason."""
     reasons = dict.fromkeys(_template_ids(data.get("post_processor")), "the post-processor puts it around texts")
     if data.get("padding"):
         reasons[data["padding"]["pad_id"]] = "the tokenizer pads with it"
     unknown = unknown_token(data, old)
     if unknown is not None:
-        reasons[unknown] = "it stands for all that the model cannot write"
+        reasons[unknown] = "it replaces all text that the model cannot encode"
     elif old.convention == "byte-level":
-        reasons |= dict.fromkeys(old.single_bytes, "a byte that no other token writes")
+        reasons |= dict.fromkeys(old.single_bytes, "a byte that no other token encodes")
     return {token_id: reason for token_id, reason in reasons.items() if token_id in old.entries}
 
 
-def unknown_token(data: Data, old: Pieces) -> int | None:
+def unknown_token(data: Data, old: TokenBytes) -> int | None:
     """Return the ID of the unknown token, or `None`."""
     model = data["model"]
     return model["unk_id"] if model["type"] == "Unigram" else old.vocabulary.get(model.get("unk_token"))
 
 
 def _template_ids(processor: Data | None) -> Iterator[int]:
-    """The IDs that a post-processor puts around a text or a pair of texts."""
+    """Yield the IDs that a post-processor puts around a text or a pair of texts."""
     kind = processor and processor["type"]
     if not processor:
         return
@@ -346,48 +256,40 @@ def _names_in_template(processor: Data) -> set[str]:
     return {part["SpecialToken"]["id"] for part in parts if "SpecialToken" in part}
 
 
-def with_parts(kept: set[int], old: Pieces, data: Data) -> set[int]:
-    """Return the IDs, and those that the kept tokens cannot be read without."""
+def with_parts(kept: set[int], old: TokenBytes, data: Data) -> set[int]:
+    """Return some IDs, and those of the tokens that are needed to encode them."""
     model = data["model"]
     if model["type"] == "BPE":
         merged = (old.entries[token_id] for token_id in kept - old.added)
-        kept = kept | {old.vocabulary[name] for name in Merges(model).with_parts(merged)}
+        kept = kept | {old.vocabulary[name] for name in BPEMerges(model).with_parts(merged)}
     elif model["type"] == "Unigram" and model["vocab"]:
         kept = kept | {min(range(len(model["vocab"])), key=lambda token_id: model["vocab"][token_id][1])}
     return kept
 
 
-def _lost_with(
-    gone: set[int], old: Pieces, data: Data, merged: Mapping[int, str], needed: Mapping[int, str]
-) -> set[int]:
-    """The IDs of tokens that cannot be read any more without those that are gone."""
-    if data["model"]["type"] != "BPE" or not gone:
+def _unreachable_without(removed: set[int], old: TokenBytes, data: Data) -> set[int]:
+    """Return the IDs of the BPE tokens that no text contains any more without some tokens."""
+    if data["model"]["type"] != "BPE" or not removed:
         return set()
-    merges = Merges(data["model"])
-    names = {old.entries[token_id] for token_id in gone}
+    merges = BPEMerges(data["model"])
+    names = {old.entries[token_id] for token_id in removed}
     if not any(part in names for pair in merges.pairs for part in pair):
         return set()
-    lost = {old.vocabulary[name] for name in merges.lost_with(names)} - old.added - needed.keys()
-    for token_id, name in merged.items():
-        if old.vocabulary.get(name) in lost:
-            raise VocabularyError(
-                f"{old.entries[token_id]!r} cannot be merged into {name!r}, which is made from it and would be lost."
-            )
-    return lost
+    return {old.vocabulary[name] for name in merges.unreachable_without(names)} - old.added
 
 
 # The new tokenizer
 
 
-def _built(data: Data, names: list[str], new: Mapping[str, AddedToken | None], old: Pieces) -> Tokenizer:
-    """The tokenizer whose entry of ID i is `names[i]`."""
+def _built(data: Data, names: list[str], new: Mapping[str, AddedToken | None], old: TokenBytes) -> Tokenizer:
+    """Return the tokenizer in which the token of ID i is `names[i]`."""
     model = data["model"]
     unigram = model["type"] == "Unigram"
     old_model = dict(model["vocab"]) if unigram else model["vocab"]
     ids = {name: new_id for new_id, name in enumerate(names)}
     new_id_of = {token_id: ids[name] for token_id, name in old.entries.items() if name in ids}
 
-    inside = model["type"] != "BPE" and not _numbered_behind(old)
+    inside = model["type"] != "BPE" and not _has_added_ids(old)
     entries = {name for name in names if name in old_model or (inside and name in new)}
     last = max((ids[name] for name in entries), default=-1)
     entries |= set(names[: last + 1])  # the library numbers tokens outside the model after the model's
@@ -402,10 +304,10 @@ def _built(data: Data, names: list[str], new: Mapping[str, AddedToken | None], o
     else:
         model["vocab"] = {name: ids[name] for name in in_order}
     if model["type"] == "BPE" and not old_model.keys() <= ids.keys():
-        model["merges"] = Merges({**model, "vocab": old_model}).without(old_model.keys() - ids.keys()).pairs
+        model["merges"] = BPEMerges({**model, "vocab": old_model}).without(old_model.keys() - ids.keys()).pairs
 
     records = [{**record, "id": ids[record["content"]]} for record in data["added_tokens"] if record["content"] in ids]
-    records += [_record(token, ids[text]) for text, token in new.items() if token is not None]
+    records += [{"id": ids[text], **token.__getstate__()} for text, token in new.items() if token is not None]
     data["added_tokens"] = sorted(records, key=lambda record: record["id"])
     if _puts_space_before_each_part(data.get("normalizer")):
         glued = [text for text, token in new.items() if token is not None and not (token.special or token.rstrip)]
@@ -413,29 +315,26 @@ def _built(data: Data, names: list[str], new: Mapping[str, AddedToken | None], o
     _renumber_template(data.get("post_processor"), new_id_of)
     if data.get("padding"):
         data["padding"]["pad_id"] = new_id_of.get(data["padding"]["pad_id"], data["padding"]["pad_id"])
-    try:
-        edited: Tokenizer = Tokenizer.from_str(json.dumps(data))
-    except Exception as error:  # the library raises nothing more special
-        raise TokenizerError(f"The edited tokenizer cannot be built: {error}.") from error
+    edited = parse_tokenizer(json.dumps(data))
     if edited.get_vocab(with_added_tokens=True) != ids:
         raise TokenizerError(
-            "The tokenizers library numbers the edited vocabulary in another order than was asked for."
+            "The tokenizers library numbers the edited vocabulary in another order than was requested."
         )
     return edited
 
 
 def _puts_space_before_each_part(normalizer: Data | None) -> bool:
-    """Whether a space is put in front of a text, and so of each part of it between added tokens (LLaMA-2)."""
+    """Return whether a space is put before a text, and so before each part of it between added tokens (LLaMA-2)."""
     steps = [] if normalizer is None else normalizer.get("normalizers", [normalizer])
     return any(step["type"] == "Prepend" for step in steps)
 
 
 def _with_glue(decoder: Data | None, new: Sequence[str], ids: Mapping[str, int]) -> Data | None:
-    """Return a decoder that takes off the space which the normalizer puts behind an added token.
+    """Return a decoder that removes the space which the normalizer puts after an added token.
 
-    Two steps in front mark where these tokens begin and end, and those behind `Fuse` take off the space at the end of
-    each and the marks; at the start of a text they put the space in front that the decoder strips there. Tokens that
-    are gone leave the steps, and the steps go with the last one.
+    Two steps before the others mark where these tokens begin and end. The steps after `Fuse` remove the marks, with the
+    space after each token; at the start of a text they insert the space that the decoder strips there. Tokens that the
+    vocabulary no longer has are removed from the steps, and the steps with the last of them.
     """
     steps = list((decoder or {}).get("decoders", []))
     if decoder is None or not any(step["type"] == "Fuse" for step in steps):
@@ -451,10 +350,10 @@ def _with_glue(decoder: Data | None, new: Sequence[str], ids: Mapping[str, int])
     place = next(at for at, step in enumerate(steps) if step["type"] == "Fuse") + 1
     any_of = "|".join(map(re.escape, tokens))
     front = [_replace(rf"(?<=\A(?:{any_of}))\z", _ENDS), _replace(rf"\A(?=(?:{any_of}){_ENDS}\z)", _BEGINS)]
-    behind = [_replace(f"{_ENDS} ", ""), _replace(rf"\A{_BEGINS}", " "), _replace(f"[{_BEGINS}{_ENDS}]", "")]
+    after_fuse = [_replace(f"{_ENDS} ", ""), _replace(rf"\A{_BEGINS}", " "), _replace(f"[{_BEGINS}{_ENDS}]", "")]
     if not any(step["type"] == "Strip" for step in steps[place:]):
-        del behind[1]
-    return {**decoder, "decoders": [*front, *steps[:place], *behind, *steps[place:]]}
+        del after_fuse[1]
+    return {**decoder, "decoders": [*front, *steps[:place], *after_fuse, *steps[place:]]}
 
 
 def _replace(pattern: str, content: str) -> Data:
@@ -466,11 +365,11 @@ def _is_glue(step: Data) -> bool:
 
 
 def warn_of_other_texts(old: Tokenizer, new: Tokenizer, terms: Sequence[str]) -> None:
-    """Warn where a text that holds a new token was decoded exactly before and is not any more.
+    """Warn if a text with a new token was decoded exactly before and is not any more.
 
-    Each token is looked at alone, between words and, where tokens write the spaces, inside other letters.
+    Each token is tried alone, between words and, if tokens include spaces, between other letters.
     """
-    spaces = Pieces(old).convention in ("byte-level", "sentencepiece")
+    spaces = TokenBytes(old).convention in ("byte-level", "sentencepiece")
     old, new = without_truncation(old), without_truncation(new)
     texts = {f"{left}{term}{right}": term for term in terms for left, right in (_AROUND if spaces else _AROUND[:2])}
 
@@ -485,9 +384,9 @@ def warn_of_other_texts(old: Tokenizer, new: Tokenizer, terms: Sequence[str]) ->
     if changed:
         before, after = next(iter(changed.values()))
         warnings.warn(
-            f"Text around {len(changed):,} of the new tokens is decoded otherwise than before"
-            f"{_listed(':', list(changed))}. For example {before!r} becomes {after!r}. Give an AddedToken with rules "
-            f"for the spaces around it, or leave these out.",
+            f"Text around {len(changed):,} of the new tokens is decoded differently than before"
+            f"{shown_names(':', list(changed))}. For example {before!r} becomes {after!r}. Pass an AddedToken with "
+            f"rules for the spaces around it, or leave these out.",
             EmbedLayerWarning,
             stacklevel=4,
         )
@@ -495,30 +394,18 @@ def warn_of_other_texts(old: Tokenizer, new: Tokenizer, terms: Sequence[str]) ->
 
 _AROUND = (("", ""), ("a ", " b"), ("a", "b"), ("は", "は"), ("は ", " は"))
 _BEGINS, _ENDS = "\ufdd0", "\ufdd1"
-"""Marks inside a decoder: no text has these code points, which are no characters."""
+"""Marks inside a decoder: code points that are not characters, so that no text contains them."""
 _GLUED = re.compile(r"\(\?<=\\A\(\?:(.+)\)\)\\z", re.DOTALL)
 
 
 def _score(entry: str, tokenizer: Tokenizer, scores: Mapping[str, float]) -> float:
-    """Just above what the pieces of a new entry of Unigram score together, so that it stands where they stood."""
-    pieces = [token.value for token in tokenizer.model.tokenize(entry)]
-    return round(sum(scores.get(piece, -math.inf) for piece in pieces) + _ABOVE_ITS_PIECES, 10)
-
-
-def _record(token: AddedToken, token_id: int) -> Data:
-    return {
-        "id": token_id,
-        "content": token.content,
-        "single_word": token.single_word,
-        "lstrip": token.lstrip,
-        "rstrip": token.rstrip,
-        "normalized": token.normalized,
-        "special": token.special,
-    }
+    """Return a score just above that of a new token's subwords together, so that Unigram chooses it in their place."""
+    subwords = [token.value for token in tokenizer.model.tokenize(entry)]
+    return round(sum(scores.get(subword, -math.inf) for subword in subwords) + _ABOVE_ITS_SUBWORDS, 10)
 
 
 def _renumber_template(processor: Data | None, new_id_of: Mapping[int, int]) -> None:
-    """Give the special tokens of a post-processor their new IDs; those that it never uses and are gone go."""
+    """Set the new IDs of a post-processor's special tokens; remove those that it never uses and that are removed."""
     if not processor:
         return
     if processor["type"] == "Sequence":
@@ -538,37 +425,54 @@ def _renumber_template(processor: Data | None, new_id_of: Mapping[int, int]) -> 
 
 
 def _check_reached(tokenizer: Tokenizer, new: Mapping[str, AddedToken | None]) -> None:
-    """Refuse a new token that a text can never hold, because another one always takes a part of it."""
+    """Check that new tokens can be found in a text.
+
+    Raises:
+        VocabularyError: Another token always matches a part of a new one first.
+    """
     bare = without_truncation(tokenizer)
     for text in [text for text, rules in new.items() if rules is not None]:
         encoding = bare.encode(text, add_special_tokens=False)
         if encoding.ids != [bare.token_to_id(text)]:
             raise VocabularyError(
-                f"{text!r} cannot be added: it would never be found in a text, for it is read as {encoding.tokens}. "
-                f"Give an AddedToken with other rules, or remove the token that is in its way."
+                f"{text!r} cannot be added: it would never be found in a text, which is encoded as {encoding.tokens}. "
+                f"Pass an AddedToken with other rules, or remove the token that matches first."
             )
 
 
-# Small things
+# Reading and writing
+
+
+def parse_tokenizer(text: str) -> Tokenizer:
+    """Return the tokenizer of the content of a tokenizer.json.
+
+    Raises:
+        TokenizerError: The content is not valid.
+    """
+    try:
+        tokenizer: Tokenizer = Tokenizer.from_str(text)
+    except Exception as error:  # the class of all errors of the tokenizers library
+        raise TokenizerError(f"This tokenizer.json cannot be read: {error}.") from error
+    return tokenizer
 
 
 def tokenizer_data(tokenizer: Tokenizer) -> Data:
-    """Return what a tokenizer.json would hold.
+    """Return the content of a tokenizer.json.
 
     Raises:
-        TokenizerError: The tokenizer has parts written in Python, which no file holds.
+        TokenizerError: The tokenizer has parts written in Python, which cannot be stored in a file.
     """
     try:
         data: Data = json.loads(tokenizer.to_str())
-    except Exception as error:  # the library raises nothing more special
+    except Exception as error:  # the class of all errors of the tokenizers library
         raise TokenizerError(
             f"The tokenizer cannot be written as a tokenizer.json, and so not be edited: {error}."
         ) from error
     return data
 
 
-def _numbered_behind(old: Pieces) -> bool:
-    """Whether added tokens of this tokenizer stand behind the model's vocabulary and not in it."""
+def _has_added_ids(old: TokenBytes) -> bool:
+    """Return whether the IDs of this tokenizer's added tokens follow those of the model's vocabulary."""
     return not old.added <= {*old.tokenizer.get_vocab(with_added_tokens=False).values()}
 
 

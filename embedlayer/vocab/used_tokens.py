@@ -1,4 +1,4 @@
-"""Which tokens a trim keeps: one decision for texts, files, a `TokenCorpus`, and IDs that were counted elsewhere."""
+"""Which tokens must be kept so that a corpus is encoded as before: for texts, files, a `TokenCorpus`, or IDs."""
 
 from collections.abc import Iterable, Iterator
 from itertools import islice
@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 from embedlayer.data.corpus import IdArray, TokenCorpus, encode_chunks, find_text_files, read_text_chunks, split_text
 from embedlayer.data.tokenizer import as_tokenizer, end_of_text_id, fingerprint, raise_if_path, table_size
 from embedlayer.errors import TextError, VocabularyError
-from embedlayer.vocab.pieces import Pieces
+from embedlayer.vocab.token_bytes import TokenBytes
 from embedlayer.vocab.tokenizer_edit import (
     Data,
     normalized,
@@ -22,30 +22,36 @@ from embedlayer.vocab.tokenizer_edit import (
 )
 
 Corpus = TokenCorpus | Path | str | Iterable[str | Path]
-"""Token IDs; a text or several, `str`; files and folders with text, `Path`; texts and files may be mixed."""
+"""A corpus of token IDs, one text or several (`str`), or files and folders with text (`Path`), also mixed."""
 
 _TEXTS_AT_ONCE = 256
 _LONGEST_UNCUT = 1 << 14
 
 
 def used_tokens(tokenizer: object, corpus: Corpus, *, min_count: int = 1, keep_special: bool = True) -> set[int]:
-    """Return all IDs that must stay so that a corpus keeps its tokens: `edit_tokenizer(tokenizer, keep=...)`.
+    """Return all IDs that must be kept so that a corpus is encoded as the same tokens.
 
-    Beside the tokens that occur these are: what BPE makes them from; what WordPiece tries before it gives up on a word;
-    the lowest score of a Unigram model, from which that of the unknown token follows; what the tokenizer needs; and
-    single bytes, so that every other text can still be written. A `TokenCorpus`, its files and their text give the
-    same set. Memory does not grow with the corpus.
+    The result is for `edit_tokenizer(tokenizer, keep=...)`. These are the tokens that occur, and:
+
+    - the tokens that BPE builds them from;
+    - the tokens that WordPiece tries in words that it cannot encode;
+    - the token with the lowest score of a Unigram model, which determines the score of the unknown token;
+    - the tokens that the tokenizer needs;
+    - single bytes, so that every other text can still be encoded.
+
+    A `TokenCorpus`, its files and their text return the same set. Memory does not grow with the corpus.
 
     Args:
         tokenizer: A `tokenizers.Tokenizer`, or a fast tokenizer of transformers.
-        corpus: A `TokenCorpus`, texts (`str`), files and folders (`Path`), or a mixture of texts and files. Read once.
-        min_count: How often a token must occur. Above 1 the texts with rarer tokens are read differently afterwards.
-        keep_special: Keep all special and added tokens, whether or not they occur.
+        corpus: A `TokenCorpus`, texts (`str`), files and folders (`Path`), or a mixture of texts and files. It is read
+            once.
+        min_count: How often a token must occur. Above 1, texts with rarer tokens are encoded differently afterwards.
+        keep_special: Keep all special and added tokens, even if they do not occur.
 
     Raises:
-        VocabularyError: The corpus holds none of the tokens, or a `TokenCorpus` is another tokenizer's, or holds words
-            that WordPiece gave up on: what it tried shows in the text only.
-        TextError: Neither text nor path is given, or a path as a `str`.
+        VocabularyError: The corpus contains none of the tokens; or a `TokenCorpus` is of another tokenizer, or contains
+            words that WordPiece cannot encode: only a text shows the tokens that it tries.
+        TextError: An item is neither a text nor a path, or is a path as a `str`.
         FileError: A file cannot be read.
 
     Example:
@@ -54,7 +60,7 @@ def used_tokens(tokenizer: object, corpus: Corpus, *, min_count: int = 1, keep_s
         [',', '<unk>', '<|endoftext|>', 'I', 'dogs', 'love']
     """
     tokenizer = as_tokenizer(tokenizer)
-    data, old = tokenizer_data(tokenizer), Pieces(tokenizer)
+    data, old = tokenizer_data(tokenizer), TokenBytes(tokenizer)
     unknown = unknown_token(data, old)
     if isinstance(corpus, TokenCorpus):
         counts, tried = _counts_of_ids(corpus, tokenizer, data, unknown), set[str]()
@@ -64,27 +70,32 @@ def used_tokens(tokenizer: object, corpus: Corpus, *, min_count: int = 1, keep_s
     if used <= {unknown}:
         raise VocabularyError(
             f"The texts hold none of the tokenizer's tokens{f' {min_count} times' if min_count > 1 else ''}: "
-            f"{counts.sum():,} IDs were read, and nothing would be left. Give text in the language of the model."
+            f"{counts.sum():,} IDs were read, and nothing would be left. Pass text in the language of the model."
         )
-    return _with_needed(used | {old.vocabulary[piece] for piece in tried}, old, data, keep_special=keep_special)
+    return _with_required(used | {old.vocabulary[subword] for subword in tried}, old, data, keep_special=keep_special)
 
 
-def with_needed(tokenizer: object, ids: Iterable[int], *, keep_special: bool = True) -> set[int]:
-    """Return some IDs and those that must stay with them, as in `used_tokens`; for IDs that were counted elsewhere.
+def with_required_tokens(tokenizer: object, ids: Iterable[int], *, keep_special: bool = True) -> set[int]:
+    """Return some IDs, and all that must be kept with them: `used_tokens` for IDs instead of a corpus.
 
-    What WordPiece tries before it gives up on a word shows only in texts.
+    The tokens that WordPiece tries in words that it cannot encode are not among them: only a text shows these.
+
+    Args:
+        tokenizer: A `tokenizers.Tokenizer`, or a fast tokenizer of transformers.
+        ids: The IDs that a corpus contains.
+        keep_special: Keep all special and added tokens.
     """
     data = tokenizer_data(as_tokenizer(tokenizer))
-    return _with_needed({*ids}, Pieces(tokenizer), data, keep_special=keep_special)
+    return _with_required({*ids}, TokenBytes(tokenizer), data, keep_special=keep_special)
 
 
-def _with_needed(ids: set[int], old: Pieces, data: Data, *, keep_special: bool) -> set[int]:
+def _with_required(ids: set[int], old: TokenBytes, data: Data, *, keep_special: bool) -> set[int]:
     needed = required_tokens(data, old).keys() | old.single_bytes | _letters(old, data)
     return with_parts(ids | needed | (old.added if keep_special else set()), old, data)
 
 
-def _letters(old: Pieces, data: Data) -> set[int]:
-    """Return the one-character entries of a model without bytes and without an unknown token: no text lacks these."""
+def _letters(old: TokenBytes, data: Data) -> set[int]:
+    """Return the one-character tokens of a model without bytes and unknown token, which needs them for any text."""
     if data["model"]["type"] not in ("BPE", "Unigram") or unknown_token(data, old) is not None or old.single_bytes:
         return set()
     prefix, suffix = (data["model"].get(f"{end}") or "" for end in ("continuing_subword_prefix", "end_of_word_suffix"))
@@ -97,30 +108,31 @@ def _letters(old: Pieces, data: Data) -> set[int]:
 
 def _counts_of_ids(corpus: TokenCorpus, tokenizer: Tokenizer, data: Data, unknown: int | None) -> IdArray:
     if corpus.tokenizer_fingerprint != fingerprint(tokenizer):
-        raise VocabularyError("The corpus was made with another tokenizer: build it again with this one.")
+        raise VocabularyError("The corpus was built with another tokenizer: build it again with this one.")
     counts = corpus.counts(table_size(tokenizer))
     if data["model"]["type"] == "WordPiece" and unknown is not None and counts[unknown]:
         raise VocabularyError(
-            f"The corpus holds {counts[unknown]:,} words that WordPiece gave up on, and what it tried before that must "
-            f"stay but shows in the text only. Give the texts or their paths instead of the corpus; without them, "
-            f"edit_vocabulary(keep=with_needed(tokenizer, ids)) keeps IDs, and may then split some of these words."
+            f"The corpus contains {counts[unknown]:,} words that WordPiece could not encode. The tokens that it tried "
+            f"must be kept, and only the text shows them: pass the texts or their paths instead of the corpus. Without "
+            f"them, edit_vocabulary(keep=with_required_tokens(tokenizer, ids)) keeps IDs, and may split some of these "
+            f"words."
         )
     return counts
 
 
 def _counts_of_texts(
-    texts: Path | str | Iterable[str | Path], old: Pieces, data: Data, unknown: int | None
+    texts: Path | str | Iterable[str | Path], old: TokenBytes, data: Data, unknown: int | None
 ) -> tuple[IdArray, set[str]]:
-    """Return how often each ID occurs, and the entries that WordPiece tries on words that it gives up on."""
+    """Return how often each ID occurs, and the tokens that WordPiece tries in words that it cannot encode."""
     tokenizer, tried = old.tokenizer, set[str]()
     counts = np.zeros(table_size(tokenizer), dtype=np.int64)
-    gives_up = data["model"]["type"] == "WordPiece" and unknown is not None
-    for piece, ids in _encoded(texts, tokenizer, counts):
+    is_wordpiece = data["model"]["type"] == "WordPiece" and unknown is not None
+    for text, ids in _encoded(texts, tokenizer, counts):
         counts += np.bincount(ids, minlength=len(counts))
-        if gives_up and unknown in ids:
-            encoding = tokenizer.encode(piece, add_special_tokens=False)
+        if is_wordpiece and unknown in ids:
+            encoding = tokenizer.encode(text, add_special_tokens=False)
             spans = (span for i, span in zip(encoding.ids, encoding.offsets, strict=True) if i == unknown)
-            for word in {piece[start:end] for start, end in spans}:
+            for word in {text[start:end] for start, end in spans}:
                 tried.update(_tried(normalized(tokenizer, word), data["model"]))
     return counts, tried
 
@@ -128,7 +140,7 @@ def _counts_of_texts(
 def _encoded(
     texts: Path | str | Iterable[str | Path], tokenizer: Tokenizer, counts: IdArray
 ) -> Iterator[tuple[str, IdArray]]:
-    """Yield the pieces of all texts with their IDs; the token between two files is added to `counts`."""
+    """Yield the chunks of all texts with their IDs; add the separators of the files to `counts`."""
     given: Any = [texts] if isinstance(texts, str | Path | bytes) or not isinstance(texts, Iterable) else texts
     rest, files, first = iter(given), 0, True
     while block := list(islice(rest, _TEXTS_AT_ONCE)):
@@ -154,16 +166,16 @@ def _encoded(
 
 
 def _tried(word: str, model: Data) -> list[str]:
-    """Return the pieces that WordPiece takes from the front of a word, also when it cannot finish."""
-    prefix, pieces, start = model["continuing_subword_prefix"], [], 0
+    """Return the subwords that WordPiece splits from the start of a word, even if it cannot encode the rest."""
+    prefix, subwords, start = model["continuing_subword_prefix"], [], 0
     if len(word) > model["max_input_chars_per_word"]:
         return []
     while start < len(word):
         ends = range(len(word), start, -1)
         candidates = (prefix * (start > 0) + word[start:end] for end in ends)
-        piece = next((piece for piece in candidates if piece in model["vocab"]), None)
-        if piece is None:
+        subword = next((each for each in candidates if each in model["vocab"]), None)
+        if subword is None:
             break
-        pieces.append(piece)
-        start += len(piece) - len(prefix) * (start > 0)
-    return pieces
+        subwords.append(subword)
+        start += len(subword) - len(prefix) * (start > 0)
+    return subwords

@@ -127,7 +127,7 @@ def test_bad_input_ends_with_a_clear_error_and_no_folder(trained, domain, tmp_pa
         (2, "no token 'otterly'", ["remove", trained, "otterly", "-o", out]),
         (2, "nothing to remove", ["remove", trained, "-o", out]),
         (1, "none.txt does not exist", ["trim", trained, tmp_path / "none.txt", "-o", out]),
-        (2, "holds no receipt", ["undo", trained, "-o", out]),
+        (2, "has no receipt", ["undo", trained, "-o", out]),
         (1, "none.json does not exist", ["transplant", trained, tmp_path / "none.json", "-o", out]),
     ]
     capsys.readouterr()

@@ -40,7 +40,7 @@ def test_text_around_new_terms_is_decoded_as_before_or_a_warning_names_them(kind
         assert not changed
         assert not warned
     elif changed:
-        assert "decoded otherwise than before" in warned[0]
+        assert "decoded differently than before" in warned[0]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         added = [term for term in TERMS if term not in old.get_vocab()]
@@ -67,4 +67,4 @@ def test_the_command_passes_the_warning_on(tmp_path, capsys) -> None:
     el.TokenEmbedding(tokenizer.get_vocab_size(), 4).save_pretrained(tmp_path / "old", tokenizer=tokenizer)
     assert run("vocab", "add", tmp_path / "old", "dog love", "--as-is", "-o", tmp_path / "new") == 0
     said = capsys.readouterr()
-    assert "decoded otherwise than before" in said.err.replace("\n", " ")
+    assert "decoded differently than before" in said.err.replace("\n", " ")

@@ -9,7 +9,7 @@ from torch import nn
 
 from embedlayer import CheckpointError, OutputHead, RowAdamW, ShapeError, SizeError, TokenEmbedding, patch, unpatch
 from embedlayer.vocab.edit import edit_vocabulary
-from embedlayer.vocab.new_rows import merge_rows, train_only_rows
+from embedlayer.vocab.row_training import merge_rows, train_only_rows
 
 transformers = pytest.importorskip("transformers", reason="the dev extra is not installed")
 auto = pytest.importorskip("transformers.models.auto.modeling_auto")

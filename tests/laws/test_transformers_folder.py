@@ -151,7 +151,7 @@ def test_after_a_transplant_transformers_gives_the_new_tokenizers_ids(folders, o
     source = uncased(source, shared_data) if new == "bert uncased" else tokenizer_files(new, source, shared_data)
     stated = STATED[new.split()[0]]
     if old in ("bert", "phi-3", "t5") and "pad_token" not in stated:
-        with pytest.raises(el.VocabularyError, match="has no token that pads.*Add it first"):
+        with pytest.raises(el.VocabularyError, match="has no padding token.*Add it first"):
             el.transplant(folders[old], source, out=tmp_path / "out")
         return
     warned = pytest.warns(el.EmbedLayerWarning, match="chat template is left out") if old == "phi-3" else quiet()
@@ -197,7 +197,7 @@ def test_after_a_transplant_transformers_gives_the_new_tokenizers_ids(folders, o
 
 def test_a_tokenizer_that_does_not_say_what_ends_a_text_is_taken_by_name_with_a_warning(folders, tmp_path) -> None:
     phi = el.load_tokenizer(folders["phi-3"])
-    with pytest.warns(el.EmbedLayerWarning, match="which token ends a text: '</s>' is taken, and '<|endoftext|>'"):
+    with pytest.warns(el.EmbedLayerWarning, match="which token ends a text: '</s>' is assumed, and '<|endoftext|>'"):
         el.transplant(folders["gpt2"], phi, out=tmp_path / "guessed")
     el.transplant(folders["gpt2"], phi, special={"eos_token": "<|end|>"}, out=tmp_path / "said")
     config = json.loads((tmp_path / "said" / "config.json").read_text())

@@ -9,7 +9,7 @@ from tokenizer_kinds import BUILDERS, ENGLISH, LANGUAGES, WRITE_ANY_TEXT, tokeni
 import embedlayer as el
 from embedlayer.cli.plan import tokens_kept
 from embedlayer.data.tokenizer import fingerprint, table_size
-from embedlayer.vocab.used_tokens import with_needed
+from embedlayer.vocab.used_tokens import with_required_tokens
 
 SOME = ENGLISH[:160]
 OTHERS = ("dogs love\n", "they begin")
@@ -36,7 +36,7 @@ def test_texts_files_ids_and_the_plan_keep_the_same_tokens(kind, keep_special, t
         kept = set_kept(tokenizer, corpus, **options)
         assert kept == set_kept(tokenizer, paths, **options)
         counts = corpus.counts(corpus.vocab_size)
-        by_counts = with_needed(tokenizer, np.flatnonzero(counts).tolist(), keep_special=keep_special)
+        by_counts = with_required_tokens(tokenizer, np.flatnonzero(counts).tolist(), keep_special=keep_special)
         assert len(by_counts) == len(kept)
         if keep_special:
             assert kept == set_kept(tokenizer, texts)
@@ -78,7 +78,7 @@ def test_a_corpus_of_ids_with_words_that_wordpiece_gave_up_on_is_refused() -> No
     tokenizer = tokenizer_of("WordPiece")
     assert el.used_tokens(tokenizer, f"{SOME} {LANGUAGES[4]}")
     corpus = el.TokenCorpus.from_text(f"{SOME} {LANGUAGES[4]}", tokenizer)
-    with pytest.raises(el.VocabularyError, match=r"holds \d+ words that WordPiece gave up on.*Give the texts"):
+    with pytest.raises(el.VocabularyError, match=r"contains \d+ words that WordPiece could not encode.*pass the texts"):
         el.used_tokens(tokenizer, corpus)
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from surgery import close, same, state_of
+from vocab_models import close, same, state_of
 
 import embedlayer as el
 from embedlayer.cli.demo import carried_text
@@ -39,7 +39,7 @@ def test_trimming_to_a_corpus_leaves_its_ids_and_the_models_outputs_on_it(kind, 
     assert receipt.tokenizer.encode(part).ids == new_ids.tolist()
     assert made.table.vocab_size == receipt.num_tokens[1] == receipt.tokenizer.get_vocab_size()
     assert made.table.num_rows % 64 == 0
-    close(made(new_ids[:100]), before[:, receipt.move.sources])
+    close(made(new_ids[:100]), before[:, receipt.row_map.sources])
     receipt.undo(made)
     assert same(state_of(made), state)
     assert made.config == described
@@ -64,9 +64,9 @@ def test_to_another_tokenizer_and_back_keeps_what_both_have(tokenizers) -> None:
     rows = made.table.rows(0, old.get_vocab_size()).clone()
     receipt = el.transplant(made, new, tokenizer=old)
     assert made.table.vocab_size == new.get_vocab_size()
-    shared = (receipt.move.sources >= 0).nonzero().squeeze(1)
+    shared = (receipt.row_map.sources >= 0).nonzero().squeeze(1)
     assert len(shared) > 20
-    assert torch.equal(made.table.weight[shared], rows[receipt.move.sources[shared]])
+    assert torch.equal(made.table.weight[shared], rows[receipt.row_map.sources[shared]])
     word, (token, origin) = next(
         (receipt.added[token], (token, words)) for token, words in receipt.origins.items() if " of " in words
     )
@@ -92,7 +92,7 @@ def test_a_corpus_of_ids_files_and_texts_ask_for_the_same_tokens(tokenizers, tmp
     (tmp_path / "a.txt").write_text(TEXT[:5000])
     corpus = el.TokenCorpus.build([tmp_path / "a.txt"], tokenizer, tmp_path / "corpus")
     wanted = [
-        el.trim_vocabulary(model(tokenizer), source, tokenizer=tokenizer).move.sources.tolist()
+        el.trim_vocabulary(model(tokenizer), source, tokenizer=tokenizer).row_map.sources.tolist()
         for source in (TEXT[:5000], [TEXT[:5000]], tmp_path / "a.txt", [tmp_path / "a.txt"], corpus)
     ]
     assert all(one == wanted[0] for one in wanted)
@@ -132,7 +132,7 @@ def test_a_layer_that_was_loaded_edits_its_own_tokenizer(shared_data, tmp_path) 
     receipt.undo(layer)
     assert layer.tokenizer.to_str() == old.to_str()
     assert torch.equal(layer.table.weight, names["embeddings.word_embeddings.weight"])
-    with pytest.raises(el.VocabularyError, match="not the one that is there"):
+    with pytest.raises(el.VocabularyError, match="not that of the model"):
         el.add_tokens(layer, ["otterly"], tokenizer=el.train_tokenizer((), "byte"))
 
 

@@ -15,9 +15,10 @@ import embedlayer as el
 from embedlayer.cli.main import main
 from embedlayer.io.files import write_json
 from embedlayer.io.safetensors_files import save_tensors
-from embedlayer.vocab import folders
-from embedlayer.vocab.folders import last_receipt, receipts_in
-from embedlayer.vocab.rows import RowMove
+from embedlayer.vocab import edit
+from embedlayer.vocab.folders import receipts_in
+from embedlayer.vocab.receipt import last_receipt
+from embedlayer.vocab.row_map import RowMap
 
 
 @pytest.fixture
@@ -65,7 +66,7 @@ def test_what_fails_late_leaves_nothing_behind_either(kind, where, tmp_path, req
     def fail(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(folders.Receipt if where == "save" else folders, where, fail)
+    monkeypatch.setattr(edit.Receipt if where == "save" else edit, where, fail)
     with pytest.raises(KeyboardInterrupt):
         el.remove_tokens(folder, [7], out=tmp_path / "new")
     assert sorted(os.listdir(tmp_path)) == ["old"]
@@ -74,8 +75,8 @@ def test_what_fails_late_leaves_nothing_behind_either(kind, where, tmp_path, req
 def test_a_killed_edit_leaves_no_folder_of_that_name(checkpoint, tmp_path) -> None:
     code = (
         "import sys, time, embedlayer as el\n"
-        "from embedlayer.vocab import folders\n"
-        "folders.Receipt.save = lambda *_: (print('now', flush=True), time.sleep(600))\n"
+        "from embedlayer.vocab import edit\n"
+        "edit.Receipt.save = lambda *_: (print('now', flush=True), time.sleep(600))\n"
         "el.remove_tokens(sys.argv[1], [7], out=sys.argv[2])\n"
     )
     command = [sys.executable, "-c", code, str(checkpoint), str(tmp_path / "new")]
@@ -88,7 +89,7 @@ def test_a_killed_edit_leaves_no_folder_of_that_name(checkpoint, tmp_path) -> No
     assert not (tmp_path / "new").exists()
     time.sleep(0)
     receipt = el.remove_tokens(checkpoint, [7], out=tmp_path / "new")
-    assert receipt.move.size == 2999
+    assert receipt.row_map.size == 2999
 
 
 def test_receipts_are_numbered_and_the_last_is_the_one_to_undo(checkpoint, tmp_path) -> None:
@@ -98,14 +99,14 @@ def test_receipts_are_numbered_and_the_last_is_the_one_to_undo(checkpoint, tmp_p
         folder = tmp_path / str(number)
     assert [file.name for file in receipts_in(folder)] == [f"vocabulary-{number}.receipt" for number in (1, 2, 3)]
     assert last_receipt(folder).dropped == {3: "#3"}
-    with pytest.raises(el.CheckpointError, match="other numbers"):
+    with pytest.raises(el.CheckpointError, match="not what the receipt belongs to"):
         el.Receipt.load(receipts_in(folder)[0]).undo(folder, out=tmp_path / "back")
     while receipts_in(folder):
         back = tmp_path / f"before {folder.name}"
         last_receipt(folder).undo(folder, out=back)
         folder = back
     assert contents(folder) == contents(checkpoint)
-    with pytest.raises(el.CheckpointError, match="holds no receipt"):
+    with pytest.raises(el.CheckpointError, match="has no receipt"):
         last_receipt(folder)
 
 
@@ -137,7 +138,7 @@ def test_a_checkpoint_of_many_processes_is_called_by_its_name(kind, tmp_path, ca
     for refused in (
         lambda: el.edit_vocabulary(folder, add=1),
         lambda: el.trim_vocabulary(folder, "text", out=tmp_path / "new"),
-        lambda: el.Receipt(RowMove(torch.tensor([0]), 1), (1, 1)).undo(folder, out=tmp_path / "new"),
+        lambda: el.Receipt(RowMap(torch.tensor([0]), 1), (1, 1)).undo(folder, out=tmp_path / "new"),
     ):
         with pytest.raises(el.CheckpointError, match=words):
             refused()

@@ -5,15 +5,15 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from surgery import IDS, MODELS, V, same, state_of, train
+from vocab_models import IDS, MODELS, V, same, state_of, train
 
 import embedlayer as el
 from embedlayer.vocab.receipt import Receipt
-from embedlayer.vocab.rows import RowMove
+from embedlayer.vocab.row_map import RowMap
 
 
 def receipt_of(sources, old=8, **options) -> Receipt:
-    return Receipt(RowMove(torch.tensor(sources), old), (old, len(sources)), **options)
+    return Receipt(RowMap(torch.tensor(sources), old), (old, len(sources)), **options)
 
 
 @given(st.lists(st.integers(0, 7), unique=True, min_size=1), st.sampled_from([np.int32, np.int64, np.uint16]))
@@ -65,13 +65,13 @@ def test_what_is_saved_comes_back_and_undoes(tmp_path) -> None:
     receipt.save(tmp_path / "edit.receipt")
     again = Receipt.load(tmp_path / "edit.receipt")
     assert str(again) == str(receipt)
-    assert torch.equal(again.move.sources, receipt.move.sources)
+    assert torch.equal(again.row_map.sources, receipt.row_map.sources)
     for name in ("num_tokens", "added", "dropped", "merged", "origins", "before", "after", "settings", "created"):
         assert getattr(again, name) == getattr(receipt, name)
     assert again.tokenizer.to_str() == receipt.tokenizer.to_str()
     assert list(again.added.values()) == ["otter"]
     assert list(again.dropped.values()) == ["k"]
-    assert receipt.origins[len(again.move.sources) - 1 - (V - again.num_tokens[0])] == "mean"
+    assert receipt.origins[len(again.row_map.sources) - 1 - (V - again.num_tokens[0])] == "mean"
     again.undo(made, optimizer=optimizer)
     assert same(state_of(made, optimizer), before)
 

@@ -12,7 +12,7 @@ from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizer
 from embedlayer.data.tokenizer import TokenizerKind, load_tokenizer, table_size, train_tokenizer
 from embedlayer.errors import TokenizerError, VocabularyError
 from embedlayer.vocab.tokenizer_edit import TokenizerEdit, edit_tokenizer
-from embedlayer.vocab.used_tokens import used_tokens, with_needed
+from embedlayer.vocab.used_tokens import used_tokens, with_required_tokens
 
 TEXT = (
     "In the beginning there was a small dog. The small dog loved other small dogs, and they loved it back!\n"
@@ -240,7 +240,7 @@ def test_rare_tokens_go_with_min_count_and_special_ones_on_request() -> None:
     assert {old.id_to_token(i) for i in twice} == {"dogs", "<unk>", "<|endoftext|>"}
     bare = used_tokens(old, ["dogs love", "dogs"], keep_special=False)
     assert {old.id_to_token(i) for i in bare} == {"dogs", "love", "<unk>"}
-    assert with_needed(old, twice, keep_special=False) == twice
+    assert with_required_tokens(old, twice, keep_special=False) == twice
 
 
 def test_bytes_stay_so_that_any_text_can_still_be_written() -> None:
@@ -323,7 +323,7 @@ def test_what_stands_around_a_text_gets_its_new_ids_and_cannot_be_removed(proces
         ("[CLS]", "around texts"),
         ("[SEP]", "around texts"),
         ("[PAD]", "pads"),
-        ("[UNK]", "cannot write"),
+        ("[UNK]", "cannot encode"),
     ):
         with pytest.raises(VocabularyError, match=rf"{re.escape(name)}' \(token \d\) cannot be dropped: .*{why}"):
             edit_tokenizer(old, remove=["a", name])
@@ -350,18 +350,21 @@ def test_the_unknown_token_and_lowest_score_of_unigram_stay(shared_data) -> None
         ({"add": ["zebra", "zebra"]}, "add names 'zebra' twice"),
         ({"add": [""]}, "An empty text"),
         ({"add": "zebra"}, "Give a list of tokens, not the text 'zebra'"),
-        ({"remove": "dog"}, "Give remove a list of tokens, not the text 'dog'"),
-        ({"remove": ["zebra"]}, r"no token 'zebra': it reads that as \['<unk>'\]"),
+        ({"remove": "dog"}, "remove must be a list of tokens, not the text 'dog'"),
+        ({"remove": ["zebra"]}, r"no token 'zebra': it encodes that as \['<unk>'\]"),
         ({"remove": ["dog", "dog"]}, "remove names token .* twice"),
         ({"remove": [4000]}, "no token 4000"),
-        ({"remove": ["<unk>"]}, "'<unk>' .* cannot be dropped: it stands for all"),
+        ({"remove": ["<unk>"]}, "'<unk>' .* cannot be dropped: it replaces all"),
         ({"merge": {"<unk>": "dog"}}, "'<unk>' .* cannot be dropped"),
-        ({"remove": ["dog"], "keep": ["dogs"]}, "remove and keep were both given"),
-        ({"merge": {"dogs": "dog"}, "remove": ["dogs"]}, "'dogs' is to be merged and to be removed"),
-        ({"merge": {"dogs": "dog"}, "remove": ["dog"]}, "cannot be merged into 'dog', which is dropped"),
-        ({"merge": {"dogs": "dog", "dog": "love"}}, "merged into another token itself"),
+        ({"remove": ["dog"], "keep": ["dogs"]}, "remove and keep were passed"),
+        ({"merge": {"dogs": "dog"}, "remove": ["dogs"]}, "'dogs'.*is in merge and in remove"),
+        (
+            {"merge": {"dogs": "dog"}, "remove": ["dog"]},
+            r"Token \d+ \('dog'\) is being removed, so it cannot be a merge target",
+        ),
+        ({"merge": {"dogs": "dog", "dog": "love"}}, "is being removed, so it cannot be a merge target"),
         ({"merge": {"dogs": "dogs"}}, "it is that token"),
-        ({"order": ["dog", "dogs"]}, r"The order names 2 tokens in 2 places, and the result has \d+; it lacks '"),
+        ({"order": ["dog", "dogs"]}, r"The order names 2 tokens in 2 places, and the result has \d+; missing: '"),
         ({"order": ["zebra"]}, "no token 'zebra'"),
     ],
 )
@@ -379,19 +382,19 @@ def test_a_token_that_is_there_in_another_spelling_is_not_added() -> None:
 
 @pytest.mark.parametrize(("kind", "token"), [("bpe", "Ġzebra"), ("unigram", "two▁words x")])
 def test_a_new_token_is_given_as_text_and_not_as_a_file_writes_it(kind, token) -> None:
-    with pytest.raises(VocabularyError, match=r"cannot be added: no text has the '.'.*Give the text itself: '.* "):
+    with pytest.raises(VocabularyError, match=r"cannot be added: no text has the '.'.*Pass the text itself: '.* "):
         edit_tokenizer(TRAINED[kind], add=[token])
     with pytest.raises(VocabularyError, match="named twice"):
         edit_tokenizer(TRAINED["unigram"], add=[" zebra", "▁zebra"])
 
 
 def test_a_byte_that_nothing_else_writes_stays() -> None:
-    with pytest.raises(VocabularyError, match="'a' .* cannot be dropped: a byte that no other token writes"):
+    with pytest.raises(VocabularyError, match="'a' .* cannot be dropped: a byte that no other token encodes"):
         edit_tokenizer(TRAINED["bpe"], remove=["a"])
 
 
 def test_a_token_is_not_merged_into_one_that_is_made_from_it() -> None:
-    with pytest.raises(VocabularyError, match="cannot be merged into 'Ġdogs', which is made from it"):
+    with pytest.raises(VocabularyError, match="'Ġdogs'.*is being removed, so it cannot be a merge target"):
         edit_tokenizer(TRAINED["bpe"], merge={" dog": " dogs"})
 
 

@@ -1,4 +1,4 @@
-"""Tables whose rows are divided among processes, edited by all of them, beside the same edit of whole tables."""
+"""Edits of tables that are sharded over ranks, compared with the same edits of whole tables."""
 
 import pytest
 import torch
@@ -13,18 +13,20 @@ from embedlayer.distributed.launch import Launch
 from embedlayer.distributed.sharded import ShardedTable, shard_table
 from embedlayer.distributed.state import trained_parameters
 from embedlayer.training.parallel import ParallelContext
-from embedlayer.vocab import rows
-from embedlayer.vocab.divided import ManyOwners
+from embedlayer.vocab import row_map
 from embedlayer.vocab.edit import add_tokens, edit_vocabulary, remove_tokens, transplant, trim_vocabulary
+from embedlayer.vocab.live_modules import _moved_gradient
+from embedlayer.vocab.row_init import CopyInit, MeanInit, MeanNoiseInit, RandomInit, VectorsInit, WeightRows
+from embedlayer.vocab.row_map import RowMap, RowTensor
 
 V, D = 29, 4
 EDITS = {
     "added": {"add": 9},
     "removed": {"remove": [0, 5, 6, 28]},
-    "both": {"add": 3, "remove": [1, *range(9, 19)], "init": el.Copy(of=[7, 9, 20])},
+    "both": {"add": 3, "remove": [1, *range(9, 19)], "init": CopyInit(of=[7, 9, 20])},
     "turned around": {"reorder": range(V - 1, -1, -1)},
-    "merged, drawn": {"merge": {4: 5}, "add": 2, "init": el.MeanNoise(), "init_head": el.Random(std=0.3)},
-    "given": {"add": 2, "init": el.Vectors(torch.arange(8.0).view(2, 4)), "init_head": el.Mean()},
+    "merged, drawn": {"merge": {4: 5}, "add": 2, "init": MeanNoiseInit(), "init_head": RandomInit(std=0.3)},
+    "given": {"add": 2, "init": VectorsInit(torch.arange(8.0).view(2, 4)), "init_head": MeanInit()},
 }
 
 
@@ -155,7 +157,7 @@ def test_every_edit_of_divided_rows_is_that_of_whole_ones(ranks) -> None:
 
 def all_edits() -> None:
     rank = dist.get_rank()
-    rows.ROWS_AT_ONCE = 6  # many rounds
+    row_map.ROWS_AT_ONCE = 6  # many rounds
     for kind in MODELS:
         for name, options in EDITS.items():
             if dist.get_world_size() == 1 and name not in ("both", "merged, drawn"):
@@ -238,15 +240,19 @@ def refusals() -> list[tuple[str, str]]:
     for error, words, refused in [
         (el.SizeError, "leave no row for the last of 3 ranks", lambda: edit_vocabulary(model, keep=[2, 3, 4, 5])),
         (el.TokenIdError, "padding token", lambda: remove_tokens(model, [2], optimizer=optimizer)),
-        (el.VocabularyError, "is none of the 29 tokens", lambda: remove_tokens(model, [V])),
+        (el.VocabularyError, "the model has 29 tokens", lambda: remove_tokens(model, [V])),
         (el.SizeError, "belongs to other parameters", lambda: add_tokens(model, 1, optimizer=stranger)),
-        (el.SizeError, "have no spare ones", lambda: add_tokens(model, 1, pad_to_multiple_of=8)),
+        (el.SizeError, "have no padding rows", lambda: add_tokens(model, 1, pad_to_multiple_of=8)),
         (el.SizeError, "a ShardedTable, cannot be moved", lambda: add_tokens(quantized, 1)),
-        (el.ShapeError, "given rows", lambda: add_tokens(model, 2, init=el.Vectors(torch.zeros(3, D)))),
-        (el.VocabularyError, "no old row 29", lambda: add_tokens(model, 1, init=el.Copy(of=29), optimizer=optimizer)),
-        (el.PeerError, "what is asked for", lambda: remove_tokens(model, [5 if last else 6], optimizer=optimizer)),
+        (
+            el.ShapeError,
+            "VectorsInit was passed rows",
+            lambda: add_tokens(model, 2, init=VectorsInit(torch.zeros(3, D))),
+        ),
+        (el.VocabularyError, "no old row 29", lambda: add_tokens(model, 1, init=CopyInit(of=29), optimizer=optimizer)),
+        (el.PeerError, "the requested edit", lambda: remove_tokens(model, [5 if last else 6], optimizer=optimizer)),
         (el.PeerError, "the tensors", lambda: add_tokens(model, 1, optimizer=None if last else optimizer)),
-        (el.EmbedLayerError, "is none of the 29", lambda: remove_tokens(model, [V if last else 6])),
+        (el.EmbedLayerError, "the model has 29", lambda: remove_tokens(model, [V if last else 6])),
         (el.EmbedLayerError, "another result", lambda: undo_of_another(model, optimizer, last)),
     ]:
         with pytest.raises(error, match=words) as caught:
@@ -269,12 +275,12 @@ def undo_of_another(model: nn.Module, optimizer: el.RowAdamW, last: bool) -> Non
         receipt.undo(model, optimizer=optimizer)
 
 
-def largest_piece() -> int:
-    rows.ROWS_AT_ONCE, sizes = 8, [0]
+def largest_transfer() -> int:
+    row_map.ROWS_AT_ONCE, sizes = 8, [0]
     original = ProcessGroup.all_to_all
 
-    def measured(group, rows, send_counts, receive_counts):
-        arrived = original(group, rows, send_counts, receive_counts)
+    def measured(self, rows, send_counts, receive_counts):
+        arrived = original(self, rows, send_counts, receive_counts)
         sizes.append(max(len(rows), len(arrived)))
         return arrived
 
@@ -285,36 +291,35 @@ def largest_piece() -> int:
     return max(sizes)
 
 
-def test_pieces_of_rows_go_where_they_are_wanted_and_nobody_ever_has_more() -> None:
-    assert max(on_ranks(3, pieces)) <= 8
+def test_rows_are_sent_to_the_rank_that_needs_them_a_few_at_a_time() -> None:
+    assert max(on_ranks(3, transfers)) <= 8
 
 
-def pieces() -> int:
-    rank = dist.get_rank()
-    owners = ManyOwners(init_device_mesh("cpu", (3,)))
+def transfers() -> int:
+    rank, ranks = dist.get_rank(), ProcessGroup()
     numbers = torch.arange(8.0).unsqueeze(1) + torch.tensor([0.0, -0.0])
     numbers[5, 1] = torch.nan
-    start, stop = owners.span(8)
+    partition = ranks.partition(8)
+    start, stop = partition.start, partition.stop
     assert (start, stop) == [(0, 3), (3, 6), (6, 8)][rank]
     part = numbers[start:stop].bfloat16()
-    wanted = [torch.tensor(ids, dtype=torch.int64) for ids in ([7, 0, 5, 0], [], [2])]
-    assert owners.sent(part, wanted, 8)[:, 0].tolist() == wanted[rank].tolist()
-    ids = torch.tensor([[6, 1], [], [3, 0]][rank], dtype=torch.int64)
-    places, arrived = owners.delivered(ids, numbers[ids], 8)
-    assert (
-        dict(zip((places + start).tolist(), arrived[:, 0].tolist(), strict=True))
-        == [
-            {0: 0, 1: 1},
-            {3: 3},
-            {6: 6},
-        ][rank]
-    )
-    reader = owners.reader(part, 8, 7)
-    assert (reader.vocab_size, reader.embed_dim) == (7, 2)
-    assert torch.equal(reader.rows(1, 7).view(torch.int16), numbers[1:7].bfloat16().view(torch.int16))
-    assert reader.look_up(torch.tensor([], dtype=torch.int64)).shape == (0, 2)
-    assert owners.first_says(torch.full((2,), rank)).tolist() == [0, 0]
+    wanted = [7, 0, 5, 0, 2, -1, 1]
+    moved = RowMap(torch.tensor(wanted), 8).apply(part, collectives=ranks)
+    mine = wanted[ranks.partition(7).slice_of(rank)]
+    assert moved[:, 0].tolist() == [max(source, 0) for source in mine]
+    parameter = nn.Parameter(numbers[start:stop].clone())
+    ids = torch.tensor([[0, 1], [], [0, 1]][rank], dtype=torch.int64)
+    values = numbers[ids + start]
+    parameter.grad = torch.sparse_coo_tensor(ids.unsqueeze(0), values, parameter.shape, check_invariants=False)
+    grad = _moved_gradient(RowTensor(parameter, collectives=ranks), RowMap(torch.arange(7, -1, -1), 8))
+    assert grad._indices()[0].tolist() == [[0, 1], [], [0, 1]][rank]
+    assert grad._values()[:, 0].tolist() == [[7, 6], [], [1, 0]][rank]
+    rows = WeightRows(part, vocab_size=7, num_rows=8, collectives=ranks)
+    assert (rows.vocab_size, rows.embed_dim) == (7, 2)
+    assert torch.equal(rows.rows(1, 7).view(torch.int16), numbers[1:7].bfloat16().view(torch.int16))
+    assert rows.look_up(torch.tensor([], dtype=torch.int64)).shape == (0, 2)
+    assert ranks.broadcast(torch.full((2,), rank)).tolist() == [0, 0]
     for wrong in (0, 1, 4):
         with pytest.raises(el.SizeError):
-            owners.spans(wrong)
-    return largest_piece()
+            ranks.partition(wrong)
+    return largest_transfer()

@@ -4,7 +4,7 @@ import pytest
 
 from embedlayer.data.tokenizer import load_tokenizer, train_tokenizer
 from embedlayer.errors import VocabularyError
-from embedlayer.vocab.pieces import Pieces, spell
+from embedlayer.vocab.token_bytes import TokenBytes, spell
 
 TEXT = "I love small dogs, I love cats. Dogs love naps; naïve cats don't. " * 10
 
@@ -25,26 +25,28 @@ TEXT = "I love small dogs, I love cats. Dogs love naps; naïve cats don't. " * 1
     ],
 )
 def test_entries_of_every_convention_stand_for_bytes(kind, entry, meaning) -> None:
-    pieces = Pieces(train_tokenizer(TEXT, kind, vocab_size=320))
+    pieces = TokenBytes(train_tokenizer(TEXT, kind, vocab_size=320))
     token_id = pieces.vocabulary[entry]
-    assert pieces.meanings(token_id)[0] == meaning
+    assert pieces.readings(token_id)[0] == meaning
     assert pieces.find(entry) == pieces.find(token_id) == token_id
 
 
 def test_sentencepiece_bytes_stand_for_themselves_and_go_behind_ordinary_entries(shared_data) -> None:
-    pieces = Pieces(load_tokenizer(shared_data / "tokenizers/phi-3-mini.tokenizer.json"))
+    pieces = TokenBytes(load_tokenizer(shared_data / "tokenizers/phi-3-mini.tokenizer.json"))
     line_feed, letter = pieces.vocabulary["<0x0A>"], pieces.vocabulary["A"]
-    assert pieces.meanings(line_feed) == (b"\n",)
-    assert pieces.meanings(pieces.vocabulary["<0x41>"]) == (b"A",)
-    assert pieces.by_meaning[b"\n"] == line_feed
-    assert pieces.by_meaning[b"A"] == letter
+    assert pieces.readings(line_feed) == (b"\n",)
+    assert pieces.readings(pieces.vocabulary["<0x41>"]) == (b"A",)
+    assert pieces.by_bytes[b"\n"] == line_feed
+    assert pieces.by_bytes[b"A"] == letter
     assert pieces.find("<|user|>") == 32010
 
 
 def test_a_token_is_found_by_its_text_or_the_error_says_how_it_is_read() -> None:
-    pieces = Pieces(train_tokenizer(TEXT, vocab_size=320))
+    pieces = TokenBytes(train_tokenizer(TEXT, vocab_size=320))
     assert pieces.find(" love") == pieces.vocabulary["Ġlove"]
-    with pytest.raises(VocabularyError, match=r"no token 'love': it reads that as \[.*There is ' love', with a space"):
+    with pytest.raises(
+        VocabularyError, match=r"no token 'love': it encodes that as \[.*There is ' love', with a space"
+    ):
         pieces.find("love")
     with pytest.raises(VocabularyError, match=r"no token 4000: its IDs are 0\.\.\d+"):
         pieces.find(4000)
@@ -64,7 +66,7 @@ def test_a_token_is_found_by_its_text_or_the_error_says_how_it_is_read() -> None
 )
 def test_a_text_is_written_as_a_real_tokenizer_writes_it_inside_a_sentence(shared_data, name) -> None:
     tokenizer = load_tokenizer(shared_data / name)
-    special = Pieces(tokenizer).special
+    special = TokenBytes(tokenizer).special
     before = tokenizer.encode("See", add_special_tokens=False).ids
     tokens = [" photosynthesis", " Timothy", " naïveté"]
     for token, ids in zip(tokens, spell(tokenizer, tokens), strict=True):
@@ -75,6 +77,6 @@ def test_a_text_is_written_as_a_real_tokenizer_writes_it_inside_a_sentence(share
 
 
 def test_bytes_that_are_no_text_are_written_one_by_one() -> None:
-    pieces = Pieces(train_tokenizer((), kind="byte"))
-    assert pieces.spell(b"\xe2\x80") == (0xE2, 0x80)
-    assert Pieces(train_tokenizer(TEXT, "word")).spell(b"\xe2\x80") == ()
+    pieces = TokenBytes(train_tokenizer((), kind="byte"))
+    assert pieces.encode(b"\xe2\x80") == (0xE2, 0x80)
+    assert TokenBytes(train_tokenizer(TEXT, "word")).encode(b"\xe2\x80") == ()

@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from surgery import IDS, MODELS, D, V, state_of, train
+from vocab_models import IDS, MODELS, D, V, state_of, train
 
 import embedlayer as el
-from embedlayer.vocab.new_rows import merge_rows, train_only_rows
+from embedlayer.vocab.row_training import merge_rows, train_only_rows
 
 KINDS = ["tied", "padded", "free", "tied, with a bias", "row-sparse"]
 

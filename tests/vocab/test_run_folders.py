@@ -6,12 +6,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from surgery import MODELS, D, V, close, same, state_of
+from vocab_models import MODELS, D, V, close, same, state_of
 
 import embedlayer as el
 from embedlayer.cli.demo import carried_text
 from embedlayer.io.safetensors_files import load_tensors
-from embedlayer.vocab.folders import last_receipt
+from embedlayer.vocab.receipt import last_receipt
+from embedlayer.vocab.row_init import RandomInit
 
 TEXT = carried_text()[:40_000]
 OPTIONS = el.TrainingOptions(steps=6, batch_size=2, max_length=16, log_every=2, validation_tokens=64)
@@ -73,7 +74,7 @@ def test_a_resumed_run_goes_on_as_the_untouched_one(row_sparse, tmp_path) -> Non
 @pytest.mark.parametrize("row_sparse", [False, True])
 def test_new_rows_start_clean_and_alike_in_result_and_run(row_sparse, tmp_path) -> None:
     old = start(tmp_path / "old", row_sparse=row_sparse, stop_at=6, finish=True)
-    receipt = el.add_tokens(old.path, [" otter", " lynx"], init=el.Random(), out=tmp_path / "new")
+    receipt = el.add_tokens(old.path, [" otter", " lynx"], init=RandomInit(), out=tmp_path / "new")
     trainer, tokenizer, _ = el.RunDirectory(tmp_path / "new").resume()
     model = el.open_model(tmp_path / "new").model
     assert torch.equal(trainer.model.table.rows(0, 302), model.table.rows(0, 302))
@@ -126,7 +127,7 @@ def test_trimming_to_the_own_text_leaves_outputs_and_the_run_as_they_were(finish
     small, tokenizer = opened.model, opened.tokenizer
     ids = torch.from_numpy(corpus.ids[:64].astype("int64"))
     assert tokenizer.encode(TEXT).ids == receipt.remap(corpus.ids.astype("int64")).tolist()
-    kept = receipt.move.sources
+    kept = receipt.row_map.sources
     large = el.open_model(old.path).model
     close(small(receipt.remap(ids)), large(ids)[:, kept])
     assert el.RunDirectory(tmp_path / "new").resume()[0].step == 6
@@ -141,11 +142,11 @@ def test_a_run_whose_text_needs_a_dropped_token_leaves_its_result(finished, tmp_
     assert not (tmp_path / "new" / "run.json").exists()
     el.open_model(tmp_path / "new")
 
-    with pytest.raises(el.VocabularyError, match="not the one that is there"):
+    with pytest.raises(el.VocabularyError, match="not that of the model"):
         el.add_tokens(old.path, ["otter"], tokenizer=el.train_tokenizer((), "byte"), out=tmp_path / "none")
     unfinished = start(tmp_path / "unfinished", row_sparse=False, stop_at=2)
     with (
-        pytest.warns(el.EmbedLayerWarning, match="tokens that are gone"),
+        pytest.warns(el.EmbedLayerWarning, match="removed tokens"),
         pytest.raises(el.VocabularyError, match="not finished"),
     ):
         el.remove_tokens(unfinished.path, [290], out=tmp_path / "none")

@@ -6,12 +6,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from surgery import IDS, MODELS, OPTIMIZERS, D, V, close, model, same, state_of, train
+from vocab_models import IDS, MODELS, OPTIMIZERS, D, V, close, model, same, state_of, train
 
 import embedlayer as el
-from embedlayer.vocab import live
+from embedlayer.vocab import live_modules
 from embedlayer.vocab.edit import add_tokens, edit_vocabulary, remove_tokens
-from embedlayer.vocab.starting_rows import Copy, Mean, Vectors
+from embedlayer.vocab.row_init import CopyInit, MeanInit, VectorsInit
 
 
 @pytest.mark.parametrize("kind", MODELS)
@@ -20,7 +20,7 @@ def test_kept_tokens_keep_their_rows_and_logits_to_the_bit(kind) -> None:
     before, rows = made(IDS), made.table.rows(0, V).clone()
     receipt = edit_vocabulary(made, add=3, remove=[V - 2, V - 3])
     assert made.table.vocab_size == made.head.out_features == V + 1
-    kept = receipt.move.sources[: V - 2]
+    kept = receipt.row_map.sources[: V - 2]
     assert torch.equal(made.table.rows(0, V - 2), rows[kept])
     close(made(receipt.remap(IDS))[..., : V - 2], before[..., kept])
     made.loss(IDS, IDS + 6).backward()  # the new tokens as well
@@ -70,7 +70,7 @@ def test_steps_after_an_edit_are_those_of_an_untouched_run_on_the_rows_that_both
     for _ in range(3):
         step(table, optimizer, receipt.remap(IDS))
         step(untouched, other, IDS)
-    kept = receipt.move.sources[: V - 2]
+    kept = receipt.row_map.sources[: V - 2]
     exact = name != "Adafactor"  # whose step is scaled by all rows together
     rows, expected = table.rows(0, V - 2), untouched.rows(0, V)[kept]
     assert torch.equal(rows, expected) if exact else torch.allclose(rows, expected, atol=1e-3)
@@ -179,10 +179,10 @@ def test_each_kind_of_module_is_edited() -> None:
         torch.nn.ModuleDict({"encoder": el.TokenEmbedding(V, D), "decoder": el.TokenEmbedding(V, D)}),
         el.EmbeddingLayer(table=table, head=el.OutputHead(table), types=el.TokenEmbedding(2, D), recipe=["types"]),
     ):
-        ends = live.ends_of(made)
+        ends = live_modules.vocabulary_modules(made)
         receipt = add_tokens(made, 2)
         assert ends.vocab_size == V + 2
-        assert {*receipt.before} == {slot.name for slot in live.slots_of(made, ends, None, {})}
+        assert {*receipt.before} == {*live_modules.row_tensors(made, ends)[0]}
         assert all(name == "types.weight" or len(p) in (V + 2, 16, 2) for name, p in made.named_parameters())
         receipt.undo(made)
     assert table.vocab_size == V
@@ -198,7 +198,7 @@ def test_a_patched_model_of_transformers_is_edited_with_its_configuration(tied) 
     before, state = made(IDS).logits, state_of(made)
     receipt = edit_vocabulary(made, remove=[5], add=3)
     new_ids = receipt.remap(torch.where(IDS == 5, 6, IDS))
-    kept = receipt.move.sources[: V - 1]
+    kept = receipt.row_map.sources[: V - 1]
     same_text = (IDS != 5).all(1)
     close(made(new_ids).logits[same_text][..., : V - 1], before[same_text][..., kept])
     config = made.config
@@ -218,13 +218,13 @@ def test_a_patched_model_of_transformers_is_edited_with_its_configuration(tied) 
 def test_starting_values_go_to_table_head_and_bias() -> None:
     made = MODELS["free"]()
     torch.nn.init.normal_(made.head.bias)
-    receipt = add_tokens(made, 2, init=Copy(of=[7, 9]), init_head=Vectors(torch.ones(2, D)))
+    receipt = add_tokens(made, 2, init=CopyInit(of=[7, 9]), init_head=VectorsInit(torch.ones(2, D)))
     assert torch.equal(made.table.weight[V:], made.table.weight[[7, 9]])
     assert torch.equal(made.head.weight[V:], torch.ones(2, D))
     torch.testing.assert_close(made.head.bias[V:], made.head.bias[:V].mean().expand(2))
     assert receipt.origins == {V: "copy of 7", V + 1: "copy of 9"}
     tied = MODELS["tied, with a bias"]()
-    add_tokens(tied, 2, init=Copy(of=[7, 9]))
+    add_tokens(tied, 2, init=CopyInit(of=[7, 9]))
     assert torch.equal(tied.head.bias[V:], tied.head.bias[[7, 9]])
 
 
@@ -232,7 +232,7 @@ def test_starting_values_go_to_table_head_and_bias() -> None:
 def test_types_stay(dtype) -> None:
     table = el.TokenEmbedding(V, D, dtype=dtype)
     before = table.weight.detach().clone()
-    receipt = add_tokens(table, 2, init=Mean())
+    receipt = add_tokens(table, 2, init=MeanInit())
     assert table.weight.dtype == dtype
     assert torch.equal(table.weight[:V], before)
     receipt.undo(table)
@@ -258,13 +258,13 @@ def test_what_fails_in_the_middle_leaves_everything_as_it_was(monkeypatch) -> No
 
             return step
 
-        original = live._do_all
+        original = live_modules._do_all
         monkeypatch.setattr(
-            live, "_do_all", lambda steps, f=failing, o=original: o([(f(do), undo) for do, undo in steps])
+            live_modules, "_do_all", lambda steps, f=failing, o=original: o([(f(do), undo) for do, undo in steps])
         )
         with pytest.raises(KeyboardInterrupt):
             add_tokens(made, 3, optimizer=optimizer)
-        monkeypatch.setattr(live, "_do_all", original)
+        monkeypatch.setattr(live_modules, "_do_all", original)
         assert same(state_of(made, optimizer), before)
         assert made.config == described
         assert made.table.weight.grad is grad
@@ -278,13 +278,17 @@ def test_bad_input_is_refused_before_anything_changes() -> None:
     delta = el.DeltaEmbedding(el.TokenEmbedding(V, D), [3])
     quantized = el.QuantizedEmbedding.from_table(el.TokenEmbedding(V, D))
     refusals = [
-        (el.VocabularyError, "is none of the 30 tokens", lambda: remove_tokens(made, [V])),
-        (el.VocabularyError, "names a token twice", lambda: remove_tokens(made, [4, 4])),
-        (el.VocabularyError, "give tokenizer=", lambda: add_tokens(made, ["otter"])),
-        (el.VocabularyError, "give tokenizer=", lambda: remove_tokens(made, ["otter"])),
-        (el.VocabularyError, "remove or keep", lambda: edit_vocabulary(made, remove=[1], keep=[2])),
-        (el.VocabularyError, "each of the 30 tokens", lambda: edit_vocabulary(made, reorder=[0, 1])),
-        (el.VocabularyError, "goes itself", lambda: edit_vocabulary(made, merge={3: 4}, remove=[4])),
+        (el.VocabularyError, "the model has 30 tokens", lambda: remove_tokens(made, [V])),
+        (el.VocabularyError, "remove names token 4 twice", lambda: remove_tokens(made, [4, 4])),
+        (el.VocabularyError, "pass tokenizer=", lambda: add_tokens(made, ["otter"])),
+        (el.VocabularyError, "pass tokenizer=", lambda: remove_tokens(made, ["otter"])),
+        (el.VocabularyError, "remove and keep were passed", lambda: edit_vocabulary(made, remove=[1], keep=[2])),
+        (el.VocabularyError, "the result has 30; missing", lambda: edit_vocabulary(made, reorder=[0, 1])),
+        (
+            el.VocabularyError,
+            "Token 4 .* is being removed, so it cannot be a merge target",
+            lambda: edit_vocabulary(made, merge={3: 4}, remove=[4]),
+        ),
         (el.VocabularyError, "cannot be added", lambda: add_tokens(made, -1)),
         (el.TokenIdError, "padding token", lambda: remove_tokens(made, [0])),
         (el.SizeError, "belongs to other parameters", lambda: add_tokens(made, 1, optimizer=stranger)),
@@ -292,8 +296,12 @@ def test_bad_input_is_refused_before_anything_changes() -> None:
         (el.SizeError, "in place", lambda: add_tokens(made, 1, out="there")),
         (el.SizeError, "nothing here has a vocabulary", lambda: add_tokens(torch.nn.Linear(2, 2), 1)),
         (el.SizeError, r"merge\(\)", lambda: add_tokens(delta, 1)),
-        (el.SizeError, "Edit the table that it was made from", lambda: add_tokens(quantized, 1)),
-        (el.ShapeError, "given rows", lambda: add_tokens(made, 2, init=Vectors(torch.zeros(3, D)))),
+        (el.SizeError, "Edit the table that it was built from", lambda: add_tokens(quantized, 1)),
+        (
+            el.ShapeError,
+            "VectorsInit was passed rows",
+            lambda: add_tokens(made, 2, init=VectorsInit(torch.zeros(3, D))),
+        ),
         (
             el.VocabularyError,
             "do not belong together",
@@ -348,7 +356,7 @@ def test_undo_refuses_what_it_does_not_belong_to() -> None:
     train(made, optimizer, IDS)
     receipt = add_tokens(made, 2, optimizer=optimizer)
     after = state_of(made, optimizer)
-    with pytest.raises(el.CheckpointError, match="optimizer's state too"):
+    with pytest.raises(el.CheckpointError, match="also changed the optimizer's state"):
         receipt.undo(made)
     with pytest.raises(el.CheckpointError, match="not what the receipt belongs to"):
         receipt.undo(model())

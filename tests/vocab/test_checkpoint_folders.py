@@ -8,11 +8,11 @@ import pytest
 import torch
 from peers import quiet
 from safetensors.torch import load_file
-from surgery import close
+from vocab_models import close
 
 import embedlayer as el
 from embedlayer.cli.demo import carried_text
-from embedlayer.vocab.folders import last_receipt
+from embedlayer.vocab.receipt import last_receipt
 
 SMALL = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2}
 TEXT = "The quick brown fox met an otter by the river, and 17 more. Nobody knows why they laughed!"
@@ -99,18 +99,18 @@ def test_transformers_finds_kept_tokens_unchanged_to_the_bit(name, folders, tmp_
     old, new = receipt.old_tokenizer, receipt.tokenizer
     ids = torch.tensor([old.encode(TEXT).ids])
     assert new.encode(TEXT).ids == receipt.remap(ids)[0].tolist()
-    kept = receipt.move.sources >= 0
-    close(logits(after, receipt.remap(ids))[..., kept], logits(before, ids)[..., receipt.move.sources[kept]])
+    kept = receipt.row_map.sources >= 0
+    close(logits(after, receipt.remap(ids))[..., kept], logits(before, ids)[..., receipt.row_map.sources[kept]])
     size = json.loads((out / "config.json").read_text())["vocab_size"]
-    assert size == receipt.move.size == after.get_input_embeddings().weight.shape[0]
+    assert size == receipt.row_map.size == after.get_input_embeddings().weight.shape[0]
     assert new.encode(f"an{new_token} place" if new_token[0] == " " else f"an {new_token} place").ids.count(
         next(iter(receipt.added))
     )
     if name == "Phi-3":
-        assert (receipt.move.old_size, receipt.move.size, *receipt.added) == (32064, 32064, 32011)
+        assert (receipt.row_map.old_size, receipt.row_map.size, *receipt.added) == (32064, 32064, 32011)
     others, again = tensors_of(folder), tensors_of(out)
     assert others.keys() == again.keys()
-    rest = [key for key in others if len(others[key]) != receipt.move.old_size]
+    rest = [key for key in others if len(others[key]) != receipt.row_map.old_size]
     assert all(torch.equal(again[key], others[key]) for key in rest)
     receipt.undo(out, out=tmp_path / "back")
     assert same_files(folder, tmp_path / "back")
@@ -183,7 +183,7 @@ def test_every_file_that_names_tokens_follows(small_gpt2, tmp_path) -> None:
     }
     config = read("config.json")
     assert (config["eos_token_id"], config["bos_token_id"]) == ([end, end + 1], end)
-    assert config["vocab_size"] == receipt.move.size == end + 4
+    assert config["vocab_size"] == receipt.row_map.size == end + 4
     added = {"<|endoftext|>": end, "<|end|>": end + 1, " otterly": end + 2, "<|user|>": end + 3}
     assert read("added_tokens.json") == added
     decoder = read("tokenizer_config.json")["added_tokens_decoder"]
@@ -193,8 +193,8 @@ def test_every_file_that_names_tokens_follows(small_gpt2, tmp_path) -> None:
     with quiet():
         before, after = (GPT2LMHeadModel.from_pretrained(folder).eval() for folder in (small_gpt2, out))
         theirs = AutoTokenizer.from_pretrained(out)
-    ids, kept = torch.tensor([[40, 8, 400]]), receipt.move.sources >= 0
-    close(logits(after, receipt.remap(ids))[..., kept], logits(before, ids)[..., receipt.move.sources[kept]])
+    ids, kept = torch.tensor([[40, 8, 400]]), receipt.row_map.sources >= 0
+    close(logits(after, receipt.remap(ids))[..., kept], logits(before, ids)[..., receipt.row_map.sources[kept]])
     text = "An otterly fine day.<|endoftext|>"
     assert theirs(text)["input_ids"] == receipt.tokenizer.encode(text).ids
     last_receipt(out).undo(out, out=tmp_path / "back")
@@ -202,11 +202,11 @@ def test_every_file_that_names_tokens_follows(small_gpt2, tmp_path) -> None:
 
 
 @pytest.mark.parametrize("file", ["config.json", "generation_config.json", "tokenizer_config.json"])
-def test_a_token_that_a_configuration_names_cannot_go(file, small_gpt2, tmp_path) -> None:
+def test_a_token_that_a_configuration_names_cannot_be_removed(file, small_gpt2, tmp_path) -> None:
     for name in ("config.json", "generation_config.json"):
         content = json.loads((small_gpt2 / name).read_text())
         (small_gpt2 / name).write_text(json.dumps({**content, "eos_token_id": [400, 401] if name == file else 400}))
-    with pytest.raises(el.VocabularyError, match=f"'<.end.>'.* cannot go: {file} names it as eos_token"):
+    with pytest.raises(el.VocabularyError, match=f"'<.end.>'.* cannot be removed: {file} names it as eos_token"):
         el.remove_tokens(small_gpt2, ["<|end|>"], out=tmp_path / "new")
     assert not (tmp_path / "new").exists()
     assert not list(tmp_path.glob(".*"))
@@ -259,7 +259,7 @@ def test_llama2_c_in_metas_layout_still_generates_its_text(shared_data, tmp_path
     assert small.table.vocab_size < 400
     ids = torch.tensor(tokenizer.encode(text).ids)
     assert trimmed.encode(text).ids == receipt.remap(ids).tolist()
-    close(small(receipt.remap(ids)), model(ids)[:, receipt.move.sources])
+    close(small(receipt.remap(ids)), model(ids)[:, receipt.row_map.sources])
     receipt.undo(tmp_path / "new", out=tmp_path / "back")
     assert same_files(folder, tmp_path / "back")
 
@@ -277,7 +277,7 @@ def test_a_checkpoint_changed_since_the_edit_is_not_undone(tmp_path) -> None:
     with torch.no_grad():
         layer.table.weight[0] += 1
     layer.write_into(tmp_path / "new", tmp_path / "trained")
-    with pytest.raises(el.CheckpointError, match="wte.weight hold other numbers"):
+    with pytest.raises(el.CheckpointError, match="wte.weight hold other values"):
         receipt.undo(tmp_path / "trained", out=tmp_path / "back")
     assert not (tmp_path / "back").exists()
 

@@ -7,9 +7,9 @@ from tokenizer_kinds import BUILDERS, tokenizer_of
 from tokenizers import Tokenizer
 
 from embedlayer.data.tokenizer import TokenizerKind, load_tokenizer, table_size, train_tokenizer
-from embedlayer.vocab.pieces import Pieces
+from embedlayer.vocab.token_bytes import TokenBytes
 from embedlayer.vocab.tokenizer_edit import edit_tokenizer
-from embedlayer.vocab.transplant import match_tokenizers, spelled_by
+from embedlayer.vocab.tokenizer_match import match_tokenizers, spell_new_tokens
 
 TEXT = "I love small dogs, I love cats.\nDogs love naps; naïve cats don't: they love small things. " * 10
 TRAINED = {kind: train_tokenizer(TEXT, kind, vocab_size=400) for kind in get_args(TokenizerKind)}
@@ -45,10 +45,10 @@ def test_a_tokenizer_matches_itself_and_what_an_edit_made_of_it(kind) -> None:
 @pytest.mark.parametrize("old", TRAINED)
 @pytest.mark.parametrize("new", TRAINED)
 def test_what_matches_stands_for_the_same_bytes(old, new) -> None:
-    theirs, ours = Pieces(TRAINED[old]), Pieces(TRAINED[new])
+    theirs, ours = TokenBytes(TRAINED[old]), TokenBytes(TRAINED[new])
     for token_id, source in enumerate(match_tokenizers(TRAINED[old], TRAINED[new])):
         if source is not None and token_id not in ours.special:
-            assert {*ours.meanings(token_id)} & {*theirs.meanings(source)}
+            assert {*ours.readings(token_id)} & {*theirs.readings(source)}
 
 
 KINDS = [*BUILDERS, "WordPiece with fewer continuations"]
@@ -110,8 +110,8 @@ def test_phi_3_has_the_entries_of_llama_2_and_eleven_more(shared_data, real) -> 
     sources = match_tokenizers(llama, real["phi-3"])
     assert sources == (*range(32000), *[None] * 11)
     assert match_tokenizers(real["phi-3"], llama) == tuple(range(32000))
-    special = spelled_by(llama, real["phi-3"], range(32000, 32011))
-    assert {token.pieces for token in special} == {()}
+    special = spell_new_tokens(llama, real["phi-3"], range(32000, 32011))
+    assert {token.old_ids for token in special} == {()}
 
 
 @pytest.mark.parametrize(
@@ -140,12 +140,12 @@ def test_a_role_is_taken_by_a_token_without_a_namesake_only(real) -> None:
 def test_what_matches_nothing_is_spelled_by_the_old_tokenizer(real) -> None:
     old, new = real["gpt2"], real["t5"]
     unmatched = [i for i, source in enumerate(match_tokenizers(old, new)) if source is None][::10]
-    tokens = spelled_by(old, new, unmatched)
+    tokens = spell_new_tokens(old, new, unmatched)
     assert [new.token_to_id(token.text) for token in tokens] == unmatched
     for token in tokens:
-        if token.pieces:
-            assert old.decode(list(token.pieces)) == token.text.replace("▁", " ")
-    assert {token.text for token in tokens if not token.pieces} <= {
+        if token.old_ids:
+            assert old.decode(list(token.old_ids)) == token.text.replace("▁", " ")
+    assert {token.text for token in tokens if not token.old_ids} <= {
         "<pad>",
         *(f"<extra_id_{i}>" for i in range(100)),
         "<unk>",

@@ -1,0 +1,94 @@
+"""Byte-pair encoding of single tokens: which shorter tokens a token is built from."""
+
+from collections.abc import Iterable, Mapping
+from collections.abc import Set as AbstractSet
+from itertools import pairwise
+from typing import Any
+
+Pair = tuple[str, str]
+
+
+class BPEMerges:
+    """Apply the merges of byte-pair encoding to single tokens.
+
+    Encoding merges the neighbouring pair that is first in the list of merges, as long as there is one. A token in a
+    text was built inside its own letters, by the same merges in the same order as if it were the whole text: a merge
+    across its border would have prevented it. So the tokens that it is built from do not depend on the text.
+
+    A vocabulary may therefore lose every token that no token of a text was built from, and the text is still encoded in
+    the same way: each merge that was applied is still the first one.
+
+    Args:
+        model: The `model` of a `tokenizer.json`.
+    """
+
+    def __init__(self, model: Mapping[str, Any]) -> None:
+        self.vocabulary = set(model["vocab"])
+        self.prefix: str = model.get("continuing_subword_prefix") or ""
+        self.suffix: str = model.get("end_of_word_suffix") or ""
+        self.ignores_merges: bool = model.get("ignore_merges", False)
+        self.pairs: list[Pair] = [(left, right) for left, right in model["merges"]]
+        self._rank = {pair: rank for rank, pair in enumerate(self.pairs)}
+        self._model = model
+
+    def result(self, pair: Pair) -> str:
+        """Return the token that a merge builds."""
+        return pair[0] + pair[1][len(self.prefix) :]
+
+    def parts_of(self, token: str) -> set[str] | None:
+        """Return all tokens that are built on the way from letters to `token`, itself included.
+
+        Returns:
+            The tokens, or `None` if merges do not lead to `token`.
+        """
+        symbols = self._letters(token)
+        seen = {*symbols}
+        if not seen <= self.vocabulary:
+            return None
+        while len(symbols) > 1:
+            neighbours = list(pairwise(symbols))
+            at = min(range(len(neighbours)), key=lambda i: self._rank.get(neighbours[i], len(self._rank)))
+            if neighbours[at] not in self._rank:
+                return None
+            symbols[at : at + 2] = [self.result(neighbours[at])]
+            seen.add(symbols[at])
+        return seen if symbols == [token] else None
+
+    def with_parts(self, tokens: Iterable[str]) -> set[str]:
+        """Return the tokens and all tokens that they are built from."""
+        found = set(tokens)
+        for token in list(found):
+            found |= self.parts_of(token) or set()
+        return found
+
+    def without(self, removed: AbstractSet[str]) -> "BPEMerges":
+        """Return the vocabulary and the merges without some tokens."""
+        pairs = [pair for pair in self.pairs if removed.isdisjoint((*pair, self.result(pair)))]
+        return BPEMerges({**self._model, "vocab": self.vocabulary - removed, "merges": pairs})
+
+    def unreachable_without(self, removed: AbstractSet[str]) -> set[str]:
+        """Return the tokens that no text contains any more without some tokens: all ways to build them need those.
+
+        A tokenizer that looks up whole words before it merges (`ignore_merges`) has none.
+        """
+        if self.ignores_merges:
+            return set()
+        parts = {token: self.parts_of(token) for token in self.vocabulary - removed}
+        lost: set[str] = set()
+        while True:
+            missing = removed | lost
+            suspects = [token for token, each in parts.items() if token not in lost and each and each & missing]
+            left = self.without(missing) if suspects else self
+            more = {token for token in suspects if left.parts_of(token) is None}
+            if not more:
+                return lost
+            lost |= more
+
+    def _letters(self, token: str) -> list[str]:
+        """Return the single-letter tokens of a token, with the prefix and suffix that mark borders of words."""
+        continues = self.prefix != "" and token.startswith(self.prefix)
+        ends = self.suffix != "" and token.endswith(self.suffix)
+        letters = list(token[len(self.prefix) if continues else 0 : len(token) - (len(self.suffix) if ends else 0)])
+        if ends and letters:
+            letters[-1] += self.suffix
+        return [letter if i == 0 and not continues else self.prefix + letter for i, letter in enumerate(letters)]

@@ -1,0 +1,318 @@
+"""Checkpoint folders of other libraries: rows, tokenizer, and the token IDs in their configuration files.
+
+Tensors keep the dtype in which they are stored. All other tensors are copied from file to file.
+"""
+
+import json
+import warnings
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from embedlayer.checkpoints.embedding_layer import EmbeddingLayer, load
+from embedlayer.checkpoints.reader import CONFIG, Checkpoint
+from embedlayer.checkpoints.writer import write_tensors
+from embedlayer.data.tokenizer import load_tokenizer, save_tokenizer
+from embedlayer.errors import CheckpointError, EmbedLayerWarning, VocabularyError
+from embedlayer.families import family_of
+from embedlayer.io.files import JsonObject, read_json
+from embedlayer.pretrained import TOKENIZER
+from embedlayer.vocab.edit_request import TokenMap, VocabularyEdit
+from embedlayer.vocab.live_modules import ModuleResult, row_tensors, vocabulary_modules
+from embedlayer.vocab.row_map import RowMap, RowTensor, apply_row_map
+from embedlayer.vocab.special_tokens import (
+    USUAL_NAMES,
+    NewTokenIds,
+    first_id,
+    names_in,
+    special_tokens_of,
+    stated_roles,
+    token_text,
+    tokenizer_config,
+)
+
+LISTS_OF_NAMES = ("additional_special_tokens", "extra_special_tokens")
+LISTS_OF_IDS = ("suppress_tokens", "begin_suppress_tokens", "bad_words_ids")
+GENERATION, TOKENIZER_CONFIG, SPECIALS = "generation_config.json", "tokenizer_config.json", "special_tokens_map.json"
+ADDED = "added_tokens.json"
+TEMPLATES = ("chat_template*.jinja", "chat_template.json", "additional_chat_templates/*.jinja")
+OTHER_FORMS = (
+    *("*vocab.json", "*merges.txt", "*encoder.json", "*vocab.bpe", "*vocab.txt"),
+    *("*.model", "*.model.v[0-9]", "*.spm", "*.tiktoken", "tekken.json", "tok*.bin"),
+)
+"""Files that state the vocabulary again; `tokenizer.json` replaces them."""
+
+
+def apply_to_checkpoint(folder: Path, partial: Path, edit: VocabularyEdit) -> tuple[dict[str, ModuleResult], list[str]]:
+    """Write the edited checkpoint into `partial`.
+
+    Returns:
+        The result, by the name "", and the names of the files that changed beside the weights.
+
+    Raises:
+        CheckpointError: It is damaged, its rows are not stored as rows (model2vec with a mapping), or it is not what
+            the edit of a receipt wrote.
+        VocabularyError: A configuration names a removed token, or the padding token of a family that counts positions
+            from its ID would get another ID.
+    """
+    layer, tensors, aliases = _opened(folder)
+    table = next(iter(tensors))
+    resolved = edit.resolve([_tokenizer_of(folder, layer)], len(tensors[table].tensor), all_rows_have_ids=True)
+    result, row_map = apply_row_map(tensors, resolved.rows), resolved.rows.row_map
+    if layer.numbering == "ids" and int(row_map.new_ids[layer.padding_id or 0]) != layer.padding_id:
+        raise VocabularyError(
+            f"{layer.family} counts positions from the ID of the padding token, {layer.padding_id}: it must keep that "
+            f"ID. Keep the tokens before it, or place it there with reorder."
+        )
+    files = {} if resolved.tokens is None else _edited_files(folder, resolved.tokens, row_map)
+    if resolved.tokens is not None and resolved.tokens.special_tokens is not None:
+        _warn_of_own_rules(folder)
+    write_tensors({alias: result.tensors[name] for alias, name in aliases.items()}, folder, partial, table=table)
+    if resolved.tokenizer is not None:
+        save_tokenizer(resolved.tokenizer, partial / TOKENIZER)
+    for name, content in files.items():
+        if content is None:
+            (partial / name).unlink()
+        else:
+            (partial / name).write_text(content, encoding="utf-8")
+    changed = {*files, CONFIG} | ({TOKENIZER} if resolved.tokenizer is not None else set())
+    return {"": ModuleResult(resolved, result, {})}, sorted(changed)
+
+
+def _opened(folder: Path) -> tuple[EmbeddingLayer, dict[str, RowTensor], dict[str, str]]:
+    """Open a checkpoint.
+
+    Returns:
+        Its layer; its tensors with one row for each token, in their stored dtype, the table first; and each name of
+        such a tensor in the checkpoint with the one that is used here.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", EmbedLayerWarning)  # about tensors that are not read, and not needed here
+        layer = load(folder)
+    ends = row_tensors(layer, vocabulary_modules(layer))[0]
+    unplaced = sorted(ends.keys() - layer.tensor_names.keys())
+    if unplaced:
+        raise CheckpointError(
+            f"{', '.join(unplaced)} of {folder} is put together from several tensors, so the checkpoint has no rows of "
+            f"it to edit. Save the layer by itself first: embedlayer.load(...).save_pretrained(...)."
+        )
+    checkpoint = Checkpoint.open(folder)
+    aliases = {name: layer.tensor_names[key][0] for key in ends for name in layer.tensor_names[key]}
+    tensors = {
+        name: RowTensor(checkpoint.read(name), rows.end)
+        for name, rows in ((layer.tensor_names[key][0], rows) for key, rows in ends.items())
+    }
+    num_rows = len(next(iter(tensors.values())).tensor)
+    others = [n for n in checkpoint.names if checkpoint.info(n).shape[:1] == (num_rows,) and n not in aliases]
+    if others:
+        warnings.warn(
+            f"{', '.join(others[:4])} has {num_rows:,} rows, as many as there are tokens, and is not known to belong "
+            f"to them: it is not edited.",
+            EmbedLayerWarning,
+            stacklevel=5,
+        )
+    return layer, tensors, aliases
+
+
+def _tokenizer_of(folder: Path, layer: EmbeddingLayer) -> Tokenizer | None:
+    """Return the checkpoint's tokenizer; llama2.c's file is no part of a layer."""
+    if layer.tokenizer is None and any(folder.glob("tok*.bin")):
+        return load_tokenizer(folder)
+    return layer.tokenizer
+
+
+# Configuration files
+
+
+def _warn_of_own_rules(folder: Path) -> None:
+    family = family_of(read_json(folder / CONFIG).get("model_type")) if (folder / CONFIG).is_file() else None
+    if family is not None and family.tokenizer_rules:
+        warnings.warn(
+            f"transformers' AutoTokenizer opens checkpoints of {family.name} with that family's own rules, whatever "
+            f"tokenizer.json says, and returns other IDs than the new tokenizer. Open the new folder with "
+            f"transformers.PreTrainedTokenizerFast.from_pretrained.",
+            EmbedLayerWarning,
+            stacklevel=5,
+        )
+
+
+def _edited_files(folder: Path, tokens: TokenMap, row_map: RowMap) -> dict[str, str | None]:
+    """Return the text of the files that change beside tensors and `tokenizer.json`; `None` for removed files."""
+    found: dict[str, JsonObject] = {}
+    ids, replaced = tokens.new_token_ids(row_map), tokens.special_tokens is not None
+
+    def note(name: str, edit: Callable[[JsonObject], JsonObject], *, create: bool = False) -> None:
+        if create or (folder / name).is_file():
+            old = _read(folder / name)
+            new = edit(old)
+            if new != old:
+                found[name] = new
+
+    def sized(content: JsonObject) -> JsonObject:
+        return _with_size(content, row_map.old_size, row_map.size)
+
+    def named(content: JsonObject, file: str) -> JsonObject:
+        return content if replaced else _without_removed_names(content, tokens, file)
+
+    note(CONFIG, lambda content: _with_all_roles(sized(_with_ids(content, ids, CONFIG)), ids))
+    note(GENERATION, lambda content: _with_ids(content, ids, GENERATION))
+    note("params.json", sized)
+    removed: list[Path] = []
+    if tokens.tokenizer is not None:
+        if tokens.special_tokens is not None:
+            tokens.special_tokens.warn()
+        roles = tokens.special_tokens or _roles_in(folder, tokens)
+        note(
+            TOKENIZER_CONFIG,
+            lambda content: named(tokenizer_config(content, roles, replaced=replaced), TOKENIZER_CONFIG),
+            create=(folder / CONFIG).is_file(),
+        )
+        note(SPECIALS, lambda content: named(dict(roles) if replaced else content, SPECIALS))
+        if not replaced:
+            note(ADDED, lambda content: _added_tokens(content, tokens))
+        removed = [file for pattern in (*OTHER_FORMS, *[ADDED] * replaced) for file in folder.glob(pattern)]
+        removed += _templates_to_remove(folder, tokens, found)
+    texts = {name: json.dumps(content, indent=2, ensure_ascii=False) + "\n" for name, content in found.items()}
+    return {**texts, **{file.relative_to(folder).as_posix(): None for file in removed}}
+
+
+def _read(file: Path) -> JsonObject:
+    return read_json(file) if file.is_file() else {}
+
+
+def _with_all_roles(content: JsonObject, ids: NewTokenIds) -> JsonObject:
+    """Return `config.json` with the IDs of a new tokenizer also where a default of its class would apply."""
+    content = {key: value for key, value in content.items() if key != "tokenizer_class"}
+    if ids.role_ids is None:
+        return content
+    if isinstance(content.get("text_config"), dict):
+        content["text_config"] = _with_all_roles(content["text_config"], ids)
+    elif "vocab_size" in content or "model_type" in content:
+        for role in ("bos_token", "eos_token"):
+            content.setdefault(f"{role}_id", ids.id_of(role))
+        for role in ("bos_token", "eos_token", "pad_token"):
+            if content.get(f"{role}_id") is None and role in ids.role_ids:
+                content[f"{role}_id"] = ids.role_ids[role]
+    return content
+
+
+def _roles_in(folder: Path, tokens: TokenMap) -> Mapping[str, str]:
+    """Return the special token of each role of a checkpoint's own tokenizer, which its files state by name or ID."""
+    assert tokens.old_tokenizer is not None
+    assert tokens.tokenizer is not None
+    stated = stated_roles(folder)
+    for name in (CONFIG, GENERATION):
+        content = _read(folder / name)
+        for role in USUAL_NAMES:
+            token_id = first_id(content.get(f"{role}_id"))
+            if type(token_id) is int and token_id >= 0 and role not in stated:
+                stated[role] = tokens.old_tokenizer.id_to_token(token_id) or ""
+    return special_tokens_of(tokens.tokenizer, stated)
+
+
+def _templates_to_remove(folder: Path, tokens: TokenMap, found: dict[str, JsonObject]) -> list[Path]:
+    """Return the files of chat templates with a token that the new tokenizer lacks.
+
+    Such a template in `tokenizer_config.json` is removed from its entry in `found`.
+    """
+    old, new = (
+        {token.content for token in tokenizer.get_added_tokens_decoder().values()}
+        for tokenizer in (tokens.old_tokenizer, tokens.tokenizer)
+        if tokenizer is not None
+    )
+    lost = sorted(old - new)
+    files = {
+        file: file.read_text(encoding="utf-8", errors="replace") for glob in TEMPLATES for file in folder.glob(glob)
+    }
+    named = {file: names for file, text in files.items() if (names := names_in(text, lost))}
+    absent = {name for names in named.values() for name in names}
+    config = found.get(TOKENIZER_CONFIG, _read(folder / TOKENIZER_CONFIG))
+    template = json.dumps(config["chat_template"], ensure_ascii=False) if "chat_template" in config else ""
+    if names := names_in(template, lost):
+        absent |= {*names}
+        found[TOKENIZER_CONFIG] = {key: value for key, value in config.items() if key != "chat_template"}
+    if absent:
+        warnings.warn(
+            f"The chat template is left out: it contains {', '.join(sorted(absent))}, which the new tokenizer does not "
+            f"have. Write one for the new tokenizer.",
+            EmbedLayerWarning,
+            stacklevel=6,
+        )
+    return list(named)
+
+
+def _with_size(content: JsonObject, old: int, new: int) -> JsonObject:
+    """Return a configuration with the new `vocab_size`, also in its `text_config`."""
+    content = dict(content)
+    if content.get("vocab_size") == old:
+        content["vocab_size"] = new
+    if isinstance(content.get("text_config"), dict):
+        content["text_config"] = _with_size(content["text_config"], old, new)
+    return content
+
+
+def _with_ids(content: JsonObject, ids: NewTokenIds, file: str) -> JsonObject:
+    """Return a configuration with the new IDs of the tokens that it names.
+
+    Raises:
+        VocabularyError: It names a removed token.
+    """
+    moved: JsonObject = {}
+    for key, value in content.items():
+        if isinstance(value, dict):
+            moved[key] = _with_ids(value, ids, file)
+        elif key in LISTS_OF_IDS and isinstance(value, list):
+            moved[key] = [new for new in (_new_id_or_none(one, ids) for one in value) if new is not None]
+        elif key.endswith(("_token_id", "_token_ids")):
+            moved[key] = ids.of(key, value, content, file)
+        else:
+            moved[key] = value
+    return moved
+
+
+def _new_id_or_none(value: Any, ids: NewTokenIds) -> Any:
+    """Return the new ID of a suppressed token, or the new IDs of a sequence; `None` if a token is removed."""
+    if isinstance(value, list):
+        inner = [_new_id_or_none(one, ids) for one in value]
+        return None if None in inner else inner
+    if type(value) is not int or not 0 <= value < len(ids.new_ids):
+        return value
+    return ids.new_ids[value] if ids.new_ids[value] >= 0 else None
+
+
+def _without_removed_names(content: JsonObject, tokens: TokenMap, file: str) -> JsonObject:
+    """Return a tokenizer's configuration without removed tokens, and with new IDs.
+
+    Raises:
+        VocabularyError: It names a removed token in a role.
+    """
+    removed, content = set(tokens.dropped.values()), dict(content)
+    for key in USUAL_NAMES:
+        token = token_text(content.get(key))
+        if token in removed:
+            raise VocabularyError(
+                f"Token {token!r} cannot be removed: {file} names it as {key}. Keep it, or change {file} first."
+            )
+    for key in LISTS_OF_NAMES:
+        if isinstance(content.get(key), list):
+            content[key] = [token for token in content[key] if token_text(token) not in removed]
+    if "added_tokens_decoder" in content:
+        content["added_tokens_decoder"] = {
+            str(token["id"]): {key: value for key, value in token.items() if key != "id"}
+            for token in _added_token_records(tokens)
+        }
+    return content
+
+
+def _added_tokens(content: JsonObject, tokens: TokenMap) -> JsonObject:
+    """Return `added_tokens.json` with the tokens that it had and that are kept, and the new ones."""
+    new = {*tokens.added.values(), *content}
+    return {token["content"]: token["id"] for token in _added_token_records(tokens) if token["content"] in new}
+
+
+def _added_token_records(tokens: TokenMap) -> list[JsonObject]:
+    assert tokens.tokenizer is not None
+    records: list[JsonObject] = json.loads(tokens.tokenizer.to_str())["added_tokens"]
+    return records

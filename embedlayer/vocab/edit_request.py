@@ -1,0 +1,231 @@
+"""Requests: where each token of the new vocabulary comes from, and how the rows of the new ones are initialised."""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from embedlayer.data.tokenizer import fingerprint
+from embedlayer.errors import VocabularyError
+from embedlayer.io.files import JsonObject
+from embedlayer.short_repr import short_repr
+from embedlayer.vocab.row_init import MeanInit, NewToken, RowInit, WeightRows
+from embedlayer.vocab.row_map import NEW, RowEdit, RowMap, RowTensor
+from embedlayer.vocab.special_tokens import NewTokenIds, SpecialTokens
+from embedlayer.vocab.tokenizer_match import spell_new_tokens
+
+LARGEST_MULTIPLE = 1024
+
+
+@dataclass(frozen=True)
+class TokenMap:
+    """Map each token after an edit to its old token.
+
+    Attributes:
+        sources: Old ID of each token after the edit, or -1 for a new token.
+        num_tokens: Number of tokens before the edit.
+        merged: New ID of the token that replaces each merged token, by the old ID of the merged token.
+        tokenizer: The tokenizer after the edit, or `None`.
+        old_tokenizer: The tokenizer before the edit, or `None`.
+        special_tokens: After a change to another tokenizer: its special tokens by role, such as `eos_token`.
+    """
+
+    __repr__ = short_repr
+
+    sources: tuple[int, ...]
+    num_tokens: int
+    merged: Mapping[int, int] = field(default_factory=dict)
+    tokenizer: Tokenizer | None = None
+    old_tokenizer: Tokenizer | None = None
+    special_tokens: SpecialTokens | None = None
+
+    @property
+    def added(self) -> dict[int, str]:
+        """Return the texts of the new tokens by their new ID."""
+        ids = [token_id for token_id, source in enumerate(self.sources) if source == NEW]
+        return {token_id: _text(self.tokenizer, token_id) for token_id in ids}
+
+    @property
+    def dropped(self) -> dict[int, str]:
+        """Return the texts of the removed tokens by their old ID; merged tokens are not among them."""
+        ids = sorted({*range(self.num_tokens)} - {*self.sources} - self.merged.keys())
+        return {token_id: _text(self.old_tokenizer, token_id) for token_id in ids}
+
+    def row_map(self, rows: int, multiple: int | None = None) -> RowMap:
+        """Return the map of a tensor with `rows` rows: the rows of the tokens first, then the rows without a token.
+
+        Args:
+            rows: Number of rows before the edit, at least the number of tokens.
+            multiple: See `rows_after`.
+        """
+        size = rows_after(self.num_tokens, rows, len(self.sources), multiple)
+        unused, spare = torch.arange(self.num_tokens, rows), torch.full((size - len(self.sources),), NEW)
+        kept = min(len(unused), len(spare))
+        spare[len(spare) - kept :] = unused[len(unused) - kept :]
+        return RowMap(torch.cat([torch.tensor(self.sources, dtype=torch.int64), spare]), rows)
+
+    def new_token_ids(self, row_map: RowMap) -> NewTokenIds:
+        """Return the new IDs of the tokens that configurations name, under a row map of this token map."""
+        return NewTokenIds(row_map.token_ids(self.merged).tolist(), self.dropped, self.tokenizer, self.special_tokens)
+
+    def new_tokens(self) -> list[NewToken]:
+        """Return the new tokens, with the old IDs that the old tokenizer encodes their texts with."""
+        if self.tokenizer is None or self.old_tokenizer is None:
+            return [NewToken(text) for text in self.added.values()]
+        return spell_new_tokens(self.old_tokenizer, self.tokenizer, self.added)
+
+
+def _text(tokenizer: Tokenizer | None, token_id: int) -> str:
+    return f"#{token_id}" if tokenizer is None else tokenizer.id_to_token(token_id) or f"#{token_id}"
+
+
+def rows_after(num_tokens: int, rows: int, new_tokens: int, multiple: int | None = None) -> int:
+    """Return the number of stored rows for `new_tokens` tokens, where `rows` rows were stored for `num_tokens`.
+
+    A padded table stays padded: without `multiple` to the largest power of two that explains its rows. If none does,
+    the rows without a token stay as long as no token is removed.
+
+    Example:
+        >>> rows_after(32011, 32064, 32020), rows_after(32011, 32064, 20000), rows_after(32000, 32000, 32001)
+        (32064, 20032, 32001)
+    """
+    if multiple is None and rows > num_tokens:
+        powers = (2**k for k in range(LARGEST_MULTIPLE.bit_length() - 1, 0, -1))
+        multiple = next((power for power in powers if round_up(num_tokens, power) == rows), None)
+        if multiple is None:
+            return max(new_tokens, rows) if new_tokens >= num_tokens else new_tokens
+    return round_up(new_tokens, multiple or 1)
+
+
+def round_up(number: int, multiple: int) -> int:
+    """Return the smallest multiple that is not below a number."""
+    return math.ceil(number / multiple) * multiple
+
+
+@dataclass(frozen=True)
+class ResolvedEdit:
+    """Describe an edit of one model, or the undo of one.
+
+    Attributes:
+        rows: The row map, and the values of initialised rows.
+        tokenizer: The tokenizer afterwards, or `None`.
+        tokens: The old token of each new one; `None` for an undo.
+        settings: Of an undo: the sizes and IDs of the modules to restore.
+        pad_to_multiple_of: Number of rows that each table's storage is padded to; `None` to keep the multiple of each.
+        origins: How each initialised row was computed, by its ID; filled in while the edit is applied.
+    """
+
+    rows: RowEdit
+    tokenizer: Tokenizer | None
+    tokens: TokenMap | None = None
+    settings: JsonObject | None = None
+    pad_to_multiple_of: int | None = None
+    origins: dict[int, str] = field(default_factory=dict)
+
+    @property
+    def new_ids(self) -> Tensor:
+        """Return the new ID of each old one, or -1; a merged token has the ID of its replacement."""
+        return self.rows.row_map.token_ids({} if self.tokens is None else self.tokens.merged)
+
+
+class VocabularyEdit(ABC):
+    """Abstract: what live modules and folders apply, an `EditRequest` or an `Undo`."""
+
+    @abstractmethod
+    def resolve(
+        self, tokenizers: Iterable[Tokenizer | None], num_rows: int, *, part: str = "", all_rows_have_ids: bool = False
+    ) -> ResolvedEdit:
+        """Return the edit of one model.
+
+        Args:
+            tokenizers: The tokenizers of the model's layers.
+            num_rows: Number of rows of the model's tables.
+            part: Which model of a folder it is: "" or `"run/"`.
+            all_rows_have_ids: Whether rows without a token can be looked up, as in a checkpoint. Padding rows are then
+                part of the row map.
+
+        Raises:
+            VocabularyError: The request does not fit the tokenizer.
+            CheckpointError: The receipt belongs to another model.
+        """
+
+
+@dataclass(frozen=True)
+class EditRequest(VocabularyEdit):
+    """Request an edit, before the model is known: which tokens change, and how new rows are initialised.
+
+    Attributes:
+        token_map: Computes the token map from the old tokenizer and the number of rows.
+        init: How rows of new tokens are initialised.
+        init_head: How they are initialised in an untied head.
+        tokenizer: The tokenizer of a model that has none of its own.
+        pad_to_multiple_of: Number of rows that tables are padded to a multiple of; `None` for the multiple of each.
+    """
+
+    token_map: Callable[[Tokenizer | None, int], TokenMap]
+    init: RowInit
+    init_head: RowInit
+    tokenizer: Tokenizer | None = None
+    pad_to_multiple_of: int | None = None
+
+    def resolve(
+        self, tokenizers: Iterable[Tokenizer | None], num_rows: int, *, part: str = "", all_rows_have_ids: bool = False
+    ) -> ResolvedEdit:
+        """Return the edit of one model; see `VocabularyEdit`."""
+        tokenizer = self.tokenizer
+        for own in tokenizers:
+            if own is not None and tokenizer is not None and fingerprint(own) != fingerprint(tokenizer):
+                raise VocabularyError(
+                    "The tokenizer that was passed is not that of the model: leave it out, or see transplant."
+                )
+            tokenizer = tokenizer if own is None else own
+        tokens, multiple = self.token_map(tokenizer, num_rows), self.pad_to_multiple_of
+        row_map = tokens.row_map(num_rows, multiple if all_rows_have_ids or multiple is None else 1)
+        origins: dict[int, str] = {}
+        edit = RowEdit(row_map, self._values(tokens, row_map, origins))
+        return ResolvedEdit(
+            edit, tokens.tokenizer, tokens, None, None if all_rows_have_ids else multiple, origins=origins
+        )
+
+    def _values(
+        self, tokens: TokenMap, row_map: RowMap, origins: dict[int, str]
+    ) -> Callable[[RowTensor], Iterator[Tensor]]:
+        """Return a function that computes the initialised rows of a tensor.
+
+        New tokens are initialised as requested, rows without a token as the mean of the others: such a row adds at most
+        one part in V to a softmax over V tokens, whatever the hidden state. A value of a bias is the mean of the values
+        of the tokens that the new row was computed from, or of all tokens.
+        """
+        new_tokens = tokens.new_tokens()
+        unused = [NewToken("")] * (len(row_map.initialised) - len(new_tokens))
+        computed_from: dict[str | None, list[tuple[int, ...]]] = {}
+
+        def values(rows: RowTensor) -> Iterator[Tensor]:
+            stored = rows.tensor.detach()
+            if stored.dim() == 1:
+                none: list[tuple[int, ...]] = [()] * len(row_map.initialised)
+                sources = computed_from.get(rows.end, computed_from.get("table", none))
+                yield _bias(stored[: tokens.num_tokens], sources)
+                return
+            old = WeightRows(
+                stored, vocab_size=tokens.num_tokens, num_rows=row_map.old_size, collectives=rows.collectives
+            )
+            found = computed_from[rows.end] = []
+            init = self.init if rows.end == "table" else self.init_head
+            for how, wanted in ((init, new_tokens), (MeanInit(), unused)):
+                for new in how.chunks(old, wanted):
+                    for origin in new.origins:
+                        origins.setdefault(int(row_map.initialised[len(found)]), str(origin))
+                        found.append(origin.old_ids)
+                    yield new.values
+
+        return values
+
+
+def _bias(old: Tensor, sources: Sequence[Sequence[int]]) -> Tensor:
+    mean = old.double().mean()
+    return torch.stack([old[list(ids)].double().mean() if ids else mean for ids in sources]).to(old.dtype)

@@ -1,0 +1,468 @@
+"""Live modules: which of their tensors, sizes and IDs belong to the vocabulary, and how an edit replaces them.
+
+All new tensors are computed first; then they replace the old ones together, or none of them does. Parameters stay the
+same objects, so tied heads and optimizers keep their references. Each rank moves its own rows of a sharded table.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from tokenizers import Tokenizer
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from embedlayer.checkpoints.embedding_layer import EmbeddingLayer
+from embedlayer.checkpoints.patch import REPLACED
+from embedlayer.collectives import SINGLE_PROCESS, Collectives, ProcessGroup
+from embedlayer.data.tokenizer import fingerprint
+from embedlayer.distributed.sharded import ShardedTable
+from embedlayer.errors import CheckpointError, SizeError, TokenIdError
+from embedlayer.io.files import JsonObject
+from embedlayer.layers.output import OutputHead
+from embedlayer.tables.dense import TokenEmbedding
+from embedlayer.tables.factorized import FactorizedEmbedding
+from embedlayer.tables.sparse_gradient import row_gradient
+from embedlayer.tables.table import TokenTable
+from embedlayer.vocab.edit_request import ResolvedEdit, VocabularyEdit, round_up
+from embedlayer.vocab.row_map import RowMap, RowResult, RowTensor, apply_row_map, row_fingerprint
+
+TOKEN_IDS = (
+    *("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id", "mask_token_id", "sep_token_id"),
+)
+"""Token IDs in the configuration of a live transformers model."""
+
+Step = tuple[Callable[[], object], Callable[[], object]]
+"""An assignment, and the one that reverts it."""
+
+
+class LocalTable(NamedTuple):
+    """Describe the rows of a table that this process stores.
+
+    Attributes:
+        local: The rows as a table: the table itself, unless it is sharded.
+        table: The table.
+        collectives: The ranks over which the rows are sharded.
+        of_head: Whether they are the rows of a sharded untied head.
+    """
+
+    local: TokenEmbedding | FactorizedEmbedding
+    table: TokenTable
+    collectives: Collectives = SINGLE_PROCESS
+    of_head: bool = False
+
+    @property
+    def stored(self) -> TokenEmbedding:
+        """Return the dense table that stores the rows."""
+        return self.local.inner if isinstance(self.local, FactorizedEmbedding) else self.local
+
+    @property
+    def padding_idx(self) -> int | None:
+        """Return the row that is zero, counted over all ranks; the padding row of a head is an ordinary row."""
+        return None if self.of_head else self.table.padding_idx
+
+
+class VocabularyModules(NamedTuple):
+    """List the parts of a live module that belong to the vocabulary, by name.
+
+    Attributes:
+        tables: Tables.
+        local: For each table the rows that this process stores.
+        heads: Output heads.
+        layers: Layers, which may have a tokenizer.
+        configs: Modules and configurations of transformers that state the vocabulary size again.
+    """
+
+    tables: dict[str, TokenTable]
+    local: dict[str, LocalTable]
+    heads: dict[str, OutputHead]
+    layers: dict[str, EmbeddingLayer]
+    configs: dict[str, Any]
+
+    @property
+    def collectives(self) -> Collectives:
+        """Return the ranks that must edit together."""
+        return next((part.collectives for part in self.local.values() if part.local is not part.table), SINGLE_PROCESS)
+
+    @property
+    def vocab_size(self) -> int:
+        """Return the number of tokens that have a row, V."""
+        return next(iter(self.sizes.values()))
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Return the number of rows of each table and head."""
+        sizes = {name or "the table": table.vocab_size for name, table in self.tables.items()}
+        return sizes | {name or "the head": head.out_features for name, head in self.heads.items()}
+
+    @property
+    def stored(self) -> dict[str, LocalTable]:
+        """Return the rows that this process stores by the name of the dense table that stores them."""
+        return {name if part.local is part.stored else _join(name, "inner"): part for name, part in self.local.items()}
+
+
+def vocabulary_modules(module: nn.Module) -> VocabularyModules:
+    """Return the tables and heads of a module; a tied head brings its table along.
+
+    Raises:
+        SizeError: There are none, they differ in size, or the rows of a table cannot be moved.
+    """
+    modules = dict(module.named_modules())
+    layers = {name: part for name, part in modules.items() if isinstance(part, EmbeddingLayer)}
+    skipped = {id(layer.types) for layer in layers.values()}
+    skipped |= {id(child) for part in modules.values() if isinstance(part, TokenTable) for child in part.children()}
+    tables = {name: part for name, part in modules.items() if isinstance(part, TokenTable) and id(part) not in skipped}
+    heads = {name: part for name, part in modules.items() if isinstance(part, OutputHead)}
+    for name, head in heads.items():
+        table = head.__dict__["table"]
+        if table is not None and all(table is not other for other in tables.values()):
+            tables[_join(name, "table")] = table
+    of_heads = {id(child) for head in heads.values() for child in head.children()}
+    local = dict(_local_table(name, table, id(table) in of_heads) for name, table in tables.items())
+    found = VocabularyModules(tables, local, heads, layers, {})
+    if not found.sizes:
+        raise SizeError(
+            "There is no TokenTable and no OutputHead in this module: nothing here has a vocabulary. A "
+            "torch.nn.Embedding is edited as TokenEmbedding.from_embedding(embedding), put in its place; a model "
+            "of transformers after patch(model)."
+        )
+    if len({*found.sizes.values()}) > 1:
+        shown = ", ".join(f"{name} {size:,}" for name, size in found.sizes.items())
+        raise SizeError(f"These do not share a vocabulary ({shown}): edit each by itself.")
+    for name, part in modules.items():
+        for key, other in ((name, part), (_join(name, "config"), part.__dict__.get("config"))):
+            is_ours = isinstance(other, TokenTable | OutputHead | EmbeddingLayer)
+            if not is_ours and getattr(other, "vocab_size", None) == found.vocab_size:
+                found.configs[key] = other
+    return found
+
+
+def _join(name: str, child: str) -> str:
+    return f"{name}.{child}".lstrip(".")
+
+
+def _local_table(name: str, table: TokenTable, of_head: bool) -> tuple[str, LocalTable]:
+    """Return the rows of a table that this process stores, with their name."""
+    if isinstance(table, TokenEmbedding | FactorizedEmbedding):
+        return name, LocalTable(table, table)
+    if isinstance(table, ShardedTable) and isinstance(table.local, TokenEmbedding | FactorizedEmbedding):
+        ranks = ProcessGroup(table.mesh.get_group(), table.mesh.device_type)
+        return _join(name, "local"), LocalTable(table.local, table, ranks, of_head)
+    raise SizeError(
+        f"The rows of {name or 'this table'}, a {type(table).__name__}, cannot be moved. Edit the table that it was "
+        f"built from (a DeltaEmbedding's after merge()), and build it again."
+    )
+
+
+# Tensors with one row for each token
+
+
+def row_tensors(
+    module: nn.Module, modules: VocabularyModules, optimizer: Optimizer | None = None, padding: Mapping[str, int] = {}
+) -> tuple[dict[str, RowTensor], dict[str, Callable[[Tensor], None]]]:
+    """Return every tensor of a module and its optimizer that has a row for each token, and how each is replaced.
+
+    Args:
+        module: The module.
+        modules: Its tables and heads.
+        optimizer: Its optimizer.
+        padding: Number of padding rows that each table's storage has after the edit.
+
+    Returns:
+        The tensors by name, those of tables first; and by name a function that puts another tensor in the place of one.
+
+    Raises:
+        SizeError: The optimizer does not train these tensors, or it is not known how its state belongs to rows.
+    """
+    names = {id(parameter): name for name, parameter in module.named_parameters()}
+    found: dict[int, tuple[str, RowTensor]] = {}
+    for name, part in modules.stored.items():
+        weight = part.stored.weight
+        rows = RowTensor(weight, "head" if part.of_head else "table", padding.get(name, 0), part.collectives)
+        found[id(weight)] = names.get(id(weight), _join(name, "weight")), rows
+    for name, head in modules.heads.items():
+        for key, parameter in (("weight", None if head.tied else head.weight), ("bias", head.bias)):
+            if parameter is not None:
+                found[id(parameter)] = names.get(id(parameter), _join(name, key)), RowTensor(parameter, "head")
+    tensors = dict(found.values())
+    replace: dict[str, Callable[[Tensor], None]] = {
+        name: partial(_replace_data, rows.tensor) for name, rows in tensors.items()
+    }
+    if optimizer is not None:
+        trained = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+        if not trained & found.keys():
+            raise SizeError(
+                "This optimizer belongs to other parameters: it trains none of the tensors that have a row for each "
+                "token. Pass the one that trains this module, or none."
+            )
+        for name, rows in [each for parameter_id, each in found.items() if parameter_id in trained]:
+            state = optimizer.state.get(rows.tensor, {})
+            for key, value in _state_with_rows(state, name, rows.tensor):
+                tensors[f"optimizer.{name}.{key}"] = RowTensor(value, None, rows.padding, rows.collectives)
+                replace[f"optimizer.{name}.{key}"] = partial(state.__setitem__, key)
+    return tensors, replace
+
+
+def _replace_data(parameter: Tensor, tensor: Tensor) -> None:
+    """Put values of another size into a parameter, which stays the same object."""
+    # A graph that still exists has stored the old shape for this parameter's gradient; torch discards that only when
+    # the dtype changes.
+    other = torch.float16 if tensor.dtype != torch.float16 else torch.float32
+    parameter.data = torch.empty(0, dtype=other, device=tensor.device)
+    parameter.data = tensor
+
+
+def _state_with_rows(state: Mapping[str, Any], name: str, parameter: Tensor) -> Iterator[tuple[str, Tensor]]:
+    """Yield the optimizer state of a parameter that has one row for each token, for any kind of optimizer."""
+    for key, value in state.items():
+        if not isinstance(value, Tensor) or value.dim() == 0 or value.numel() <= 1:
+            continue
+        has_rows = value.shape == parameter.shape or (
+            value.shape[0] == len(parameter) and (len(parameter) not in parameter.shape[1:] or "row" in key)
+        )
+        if not value.is_floating_point() or not (has_rows or value.shape[-1:] == parameter.shape[-1:]):
+            raise SizeError(
+                f"The optimizer stores {key} of {name} as {tuple(value.shape)} of {value.dtype}: it is not known how "
+                f"these values belong to rows. Build the optimizer again after the edit."
+            )
+        if has_rows:
+            yield key, value
+
+
+def _moved_gradient(rows: RowTensor, row_map: RowMap) -> Tensor | None:
+    """Return the gradient of a parameter with its rows in their new places, dense or sparse as it was."""
+    grad, ranks = rows.tensor.grad, rows.collectives
+    if grad is None or not grad.is_sparse:
+        return None if grad is None else row_map.apply(grad, padding=rows.padding, collectives=ranks)
+    old, new = ranks.partition(row_map.old_size), ranks.partition(row_map.size)
+    places = row_map.new_ids.to(grad.device)[grad._indices()[0] + old.start]
+    order = torch.argsort(places, stable=True)[(places < 0).sum() :]  # dropped rows, which are -1, come first
+    counts = torch.bincount(new.rank_of(places[order]), minlength=ranks.size).tolist()
+    received = ranks.exchange_counts(counts)
+    places = ranks.all_to_all(places[order], counts, received) - new.start
+    values = ranks.all_to_all(grad._values().index_select(0, order), counts, received)
+    order = torch.argsort(places, stable=True)
+    shape = (len(new) + rows.padding, *grad.shape[1:])
+    moved = torch.sparse_coo_tensor(places[order].unsqueeze(0), values[order], shape, check_invariants=False)
+    return row_gradient(rows.tensor, moved)
+
+
+# Sizes and IDs
+
+
+class Setting(NamedTuple):
+    """Refer to a size or an ID that an edit changes: an attribute of an object.
+
+    Attributes:
+        owner: The object.
+        attribute: Name of the attribute.
+        part: The rows that it describes; `None` if it describes the rows of all ranks.
+    """
+
+    owner: Any
+    attribute: str
+    part: LocalTable | None = None
+
+    @property
+    def value(self) -> Any:
+        """Return the present value."""
+        return getattr(self.owner, self.attribute)
+
+
+def settings_of(modules: VocabularyModules) -> dict[str, Setting]:
+    """Return every size and ID in the parts of a live module that an edit may change, by name."""
+    found: dict[str, Setting] = {}
+
+    def note(name: str, owner: Any, attributes: str, part: LocalTable | None = None) -> None:
+        present = [attribute for attribute in attributes.split() if hasattr(owner, attribute)]
+        found.update({_join(name, attribute): Setting(owner, attribute, part) for attribute in present})
+
+    for name, table in modules.tables.items():
+        note(name, table, "vocab_size num_rows padding_idx")
+    for name, part in modules.local.items():
+        if isinstance(part.table, ShardedTable):
+            note(f"{name}.sharded", part.table, "start stop", part)
+            note(f"{name}.sharded.index_check", part.table.index_check, "size")
+        note(name, part.local, "vocab_size num_rows padding_idx", part)
+    for name, part in modules.stored.items():
+        stored = part.stored
+        note(name, stored, "vocab_size num_rows num_embeddings padding_idx pad_to_multiple_of", part)
+        note(_join(name, "bounds"), stored.index_check, "size", part)
+        note(name, stored, "first_row whole_rows" if stored.whole_rows is not None else "", part)
+        note(_join(name, "ledger"), stored.pending_updates, "padding_idx", part)
+    for name, head in modules.heads.items():
+        note(name, head, "out_features padding_idx")
+    for name, layer in modules.layers.items():
+        note(name, layer, "padding_id")
+    for name, patched in {**modules.tables, **modules.heads}.items():
+        note(_join(name, "original"), patched.__dict__.get(REPLACED), "num_embeddings out_features padding_idx")
+    for name, config in modules.configs.items():
+        note(
+            name,
+            config,
+            " ".join(["vocab_size", *(key for key in TOKEN_IDS if getattr(config, key, None) is not None)]),
+        )
+    return found
+
+
+def new_settings(modules: VocabularyModules, edit: ResolvedEdit) -> JsonObject:
+    """Return the values of `settings_of` after an edit.
+
+    Raises:
+        TokenIdError: The padding row would be dropped.
+        SizeError: A rank would store no row.
+        VocabularyError: A configuration names a token that is removed.
+    """
+    settings = settings_of(modules)
+    if edit.settings is not None:
+        if settings.keys() != edit.settings.keys():
+            raise CheckpointError(
+                "This module is not what the receipt belongs to: it has other tables, heads or configurations. Nothing "
+                "was changed."
+            )
+        return dict(edit.settings)
+    assert edit.tokens is not None
+    row_map = edit.rows.row_map
+    ids = edit.tokens.new_token_ids(row_map)
+    after: JsonObject = {}
+    for name, (owner, attribute, part) in settings.items():
+        value = getattr(owner, attribute)
+        local = (SINGLE_PROCESS if part is None else part.collectives).partition(row_map.size)
+        if attribute in ("start", "first_row"):
+            value = local.start
+        elif attribute == "stop":
+            value = local.stop
+        elif attribute == "whole_rows":
+            value = row_map.size
+        elif attribute in ("padding_idx", "padding_id"):
+            value = local.local_or_none(_moved_padding(value if part is None else part.padding_idx, row_map))
+        elif attribute in TOKEN_IDS:
+            beside = {key: getattr(owner, key, None) for key in TOKEN_IDS}
+            value = ids.of(attribute, value, beside, "the model's configuration")
+        elif attribute == "pad_to_multiple_of":
+            value = value if edit.pad_to_multiple_of is None else edit.pad_to_multiple_of
+        elif attribute in ("num_rows", "num_embeddings") and part is not None:
+            value = round_up(len(local), edit.pad_to_multiple_of or part.stored.pad_to_multiple_of or 1)
+        else:
+            value = len(local)
+        after[name] = value
+    return after
+
+
+def _moved_padding(padding: int | None, row_map: RowMap) -> int | None:
+    new = None if padding is None else int(row_map.new_ids[padding])
+    if new is not None and new < 0:
+        raise TokenIdError(f"Token {padding} is the padding token, which has a zero row and is needed: keep it.")
+    return new
+
+
+# Applying an edit
+
+
+class ModuleResult(NamedTuple):
+    """Return value of `apply_to_module`: what an edit changed, for its receipt.
+
+    Attributes:
+        edit: The edit.
+        rows: The new tensors, the dropped rows and the fingerprints.
+        settings: Sizes and IDs before the edit, by name.
+    """
+
+    edit: ResolvedEdit
+    rows: RowResult
+    settings: JsonObject
+
+
+def apply_to_module(
+    module: nn.Module,
+    edit: VocabularyEdit,
+    optimizer: Optimizer | None = None,
+    *,
+    part: str = "",
+    tokenizer: Tokenizer | None = None,
+) -> ModuleResult:
+    """Edit a live module in place, or undo an edit; if anything fails, nothing is changed.
+
+    Args:
+        module: The module.
+        edit: A request or an undo.
+        optimizer: The optimizer of the module, whose state is edited too.
+        part: Which model of a folder the module is: "" or `"run/"`.
+        tokenizer: The tokenizer of a module whose layers have none.
+
+    Raises:
+        VocabularyError: The tokenizer is that of another model, or the request does not fit.
+        SizeError: The module has no vocabulary, the optimizer trains other parameters, or a rank would store no row.
+        TokenIdError: The padding row would be dropped.
+        CheckpointError: The module is not what the edit of the receipt returned.
+        PeerError: Another rank raised an error, or applies another edit.
+    """
+    modules = vocabulary_modules(module)
+    ranks = modules.collectives
+    with ranks.all_or_none() as facts:
+        resolved = edit.resolve(
+            [tokenizer, *(layer.tokenizer for layer in modules.layers.values())],
+            modules.vocab_size,
+            part=part,
+            all_rows_have_ids=any(layer.tensor_names for layer in modules.layers.values()),
+        )
+        if resolved.pad_to_multiple_of is not None and ranks is not SINGLE_PROCESS:
+            raise SizeError("Sharded tables have no padding rows: leave out pad_to_multiple_of.")
+        row_map = resolved.rows.row_map
+        settings, old_settings = new_settings(modules, resolved), settings_of(modules)
+        before = {name: setting.value for name, setting in old_settings.items()}
+        apply_pending_updates(modules)
+        padding = {n: settings[_join(n, "num_rows")] - settings[_join(n, "vocab_size")] for n in modules.stored}
+        tensors, replace = row_tensors(module, modules, optimizer, padding)
+        parameters = {name: rows for name, rows in tensors.items() if isinstance(rows.tensor, nn.Parameter)}
+        if ranks is not SINGLE_PROCESS:
+            grads = {name: rows.tensor.grad for name, rows in parameters.items()}
+            facts["the tensors"] = [(name, str(r.tensor.dtype), r.tensor.shape[1:]) for name, r in tensors.items()]
+            facts["the gradients"] = [(name, grad.is_sparse) for name, grad in grads.items() if grad is not None]
+            facts["the requested edit"] = row_fingerprint(row_map.sources)
+            facts["the tokenizer"] = None if resolved.tokenizer is None else fingerprint(resolved.tokenizer)
+    result = apply_row_map(tensors, resolved.rows, ranks)
+    gradients = {name: _moved_gradient(rows, row_map) for name, rows in parameters.items()}
+    ranks.barrier()
+    steps = [_assign(rows.tensor, "grad", None) for rows in parameters.values()]
+    steps += [
+        (partial(replace[name], result.tensors[name]), partial(replace[name], rows.tensor.data))
+        for name, rows in tensors.items()
+    ]
+    steps += [_assign(*old_settings[name][:2], value) for name, value in settings.items()]
+    if resolved.tokenizer is not None:
+        steps += [_assign(layer, "_tokenizer", resolved.tokenizer) for layer in modules.layers.values()]
+    steps += [
+        (partial(setattr, rows.tensor, "grad", gradients[name]), partial(setattr, rows.tensor, "grad", None))
+        for name, rows in parameters.items()
+    ]
+    _do_all(steps)
+    for table in modules.local.values():
+        if table.stored.pending_updates is not None:
+            table.stored.pending_updates.detach()  # nothing is pending: the optimizer's next step begins a new one
+    return ModuleResult(resolved, result, before)
+
+
+def apply_pending_updates(modules: VocabularyModules) -> None:
+    """Apply the pending updates of row-sparse tables to their rows and moments, as dense AdamW has them."""
+    for part in modules.local.values():
+        if part.stored.pending_updates is not None:
+            part.stored.pending_updates.apply_all(part.stored.weight, moments=True)
+
+
+def _assign(owner: Any, name: str, value: object) -> Step:
+    return partial(setattr, owner, name, value), partial(setattr, owner, name, getattr(owner, name))
+
+
+def _do_all(steps: Sequence[Step]) -> None:
+    """Carry out all steps; if one fails, revert those before it and itself."""
+    begun: list[Callable[[], object]] = []
+    try:
+        for do, revert in steps:
+            begun.append(revert)
+            do()
+    except BaseException:
+        for revert in reversed(begun):
+            revert()
+        raise

@@ -1,0 +1,420 @@
+"""How the rows of new tokens are initialised.
+
+An initialisation is an object: `MeanInit()`, `MeanNoiseInit()`, `SubwordMeanInit()`, `CopyInit(of=...)`,
+`RandomInit()`, `VectorsInit(tensor)`. It reads the old rows and computes the new rows in chunks, so the table is never
+copied. An untied head is initialised from its own rows.
+"""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Protocol, runtime_checkable
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from embedlayer.collectives import SINGLE_PROCESS, Collectives
+from embedlayer.errors import ShapeError, SizeError, VocabularyError
+from embedlayer.tables.table import ROWS_AT_ONCE
+
+TOKENS_AT_ONCE = 1024
+
+
+@runtime_checkable
+class RowSource(Protocol):
+    """Interface of the rows that an initialisation reads; `TokenTable` and `WeightRows` implement it."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Return the number of rows, V."""
+
+    @property
+    def embed_dim(self) -> int:
+        """Return the width of a row, D."""
+
+    @property
+    def padding_idx(self) -> int | None:
+        """Return the row that is zero, or `None`."""
+
+    def rows(self, start: int, stop: int) -> Tensor:
+        """Return rows `start` to `stop - 1`, as stored."""
+
+    def look_up(self, ids: Tensor) -> Tensor:
+        """Return rows by ID, `(k,)` to `(k, D)`, as stored."""
+
+
+class WeightRows:
+    """Read the rows of a weight, such as that of an untied head, like those of a table.
+
+    Args:
+        weight: `(V, D)`, or the rows of this rank.
+        padding_idx: Row that is zero, or `None`.
+        vocab_size: Number of rows to read, V; `None` for all rows of `weight`.
+        num_rows: Number of rows of all ranks; needed for sharded rows.
+        collectives: The ranks over which the rows are sharded; all must read the same rows in the same order.
+    """
+
+    def __init__(
+        self,
+        weight: Tensor,
+        padding_idx: int | None = None,
+        *,
+        vocab_size: int | None = None,
+        num_rows: int | None = None,
+        collectives: Collectives = SINGLE_PROCESS,
+    ) -> None:
+        self.weight, self.padding_idx, self.collectives = weight, padding_idx, collectives
+        self.vocab_size = len(weight) if vocab_size is None else vocab_size
+        self.num_rows = len(weight) if num_rows is None else num_rows
+
+    @property
+    def embed_dim(self) -> int:
+        """Return the width of a row, D."""
+        return self.weight.shape[1]
+
+    def rows(self, start: int, stop: int) -> Float[Tensor, "N D"]:
+        """Return rows `start` to `stop - 1`; a view if the rows are not sharded."""
+        return self.weight[start:stop] if self.collectives.size == 1 else self.look_up(torch.arange(start, stop))
+
+    def look_up(self, ids: Int[Tensor, " k"]) -> Float[Tensor, "k D"]:
+        """Return rows by ID. Sharded rows are summed over the ranks as bytes, so that they stay exact."""
+        places, is_local = self.collectives.partition(self.num_rows).local(ids.to(self.weight.device))
+        if self.collectives.size == 1:
+            return self.weight.index_select(0, places)
+        found = self.weight.new_zeros((len(ids), self.embed_dim))
+        found[is_local] = self.weight.index_select(0, places[is_local])
+        if found.numel():
+            self.collectives.all_reduce(found.view(torch.uint8))
+        return found
+
+
+DeadRows = Sequence[int] | Callable[[RowSource], Bool[Tensor, " V"]]
+"""Rows that were never trained: their IDs, or a function that marks them."""
+
+
+@dataclass(frozen=True)
+class NewToken:
+    """Describe a token that gets a new row.
+
+    Attributes:
+        text: The token as written in the new tokenizer's vocabulary.
+        old_ids: The old token IDs that the old tokenizer encodes its text with.
+    """
+
+    text: str
+    old_ids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class RowOrigin:
+    """Describe how one new row was computed; `str` returns, for example, `subword mean of 5, 7`.
+
+    Attributes:
+        method: `"mean"`, `"mean+noise"`, `"subword mean"`, `"copy"`, `"random"` or `"given"`.
+        old_ids: The old rows that it was computed from; empty for a mean over all live rows.
+    """
+
+    method: str
+    old_ids: tuple[int, ...] = ()
+
+    def __str__(self) -> str:
+        return f"{self.method} of {', '.join(map(str, self.old_ids))}" if self.old_ids else self.method
+
+
+@dataclass(frozen=True)
+class NewRows:
+    """Store the rows of some new tokens, and how each was computed.
+
+    Attributes:
+        values: `(k, D)`, with the dtype and device of the old rows.
+        origins: How each row was computed.
+    """
+
+    values: Float[Tensor, "k D"]
+    origins: tuple[RowOrigin, ...]
+
+
+Tokens = Sequence[NewToken]
+Generator = torch.Generator | None
+"""Generator of random values; `None` for torch's default one."""
+
+ComputedRows = tuple[Tensor, Sequence[RowOrigin]]
+"""Rows, `(k, D)`, of any dtype and on any device, and how each was computed."""
+
+
+class RowInit(ABC):
+    """Abstract: computes the rows of new tokens.
+
+    Attributes:
+        dead: Rows that are not read because they were never trained, by ID, or a function that marks them. Padding
+            rows, rows of zeros and rows with a value that is not finite are never read. All other rows are live.
+    """
+
+    dead: DeadRows
+
+    @abstractmethod
+    def compute(self, live: "LiveRows", tokens: Tokens, chunk: slice, generator: Generator) -> ComputedRows:
+        """Compute the rows of `tokens[chunk]`.
+
+        Args:
+            live: The old rows. With sharded rows every rank calls `compute`, so each must read the same rows.
+            tokens: All new tokens.
+            chunk: The new tokens to compute rows for.
+            generator: Generator of random values; `None` for torch's default one.
+
+        Returns:
+            The rows, `(k, D)`, of any dtype and on any device, and how each was computed.
+        """
+
+    def chunks(self, old: RowSource, tokens: Tokens, generator: Generator = None) -> Iterator[NewRows]:
+        """Yield the rows of new tokens in their order, 1024 at a time; the arguments are those of `rows`."""
+        live, like = LiveRows(old, self.dead), old.rows(0, 1)
+        for first in range(0, len(tokens), TOKENS_AT_ONCE):
+            values, origins = self.compute(live, tokens, slice(first, first + TOKENS_AT_ONCE), generator)
+            yield NewRows(values.detach().to(like.device, like.dtype, copy=True), tuple(origins))
+
+    def rows(self, old: RowSource, tokens: Tokens, generator: Generator = None) -> NewRows:
+        """Return the rows of new tokens in their order.
+
+        Args:
+            old: The old rows; padding rows after `vocab_size` are not read.
+            tokens: The new tokens.
+            generator: Generator of random values; `None` for torch's default one.
+        """
+        chunks = [NewRows(old.rows(0, 0).detach(), ()), *self.chunks(old, tokens, generator)]
+        return NewRows(torch.cat([new.values for new in chunks]), tuple(o for new in chunks for o in new.origins))
+
+
+@dataclass(frozen=True)
+class MeanInit(RowInit):
+    """Set every new row to the mean of the live rows.
+
+    Args:
+        dead: See `RowInit`.
+
+    Example:
+        >>> old = WeightRows(torch.tensor([[1.0, 3.0], [3.0, 5.0], [0.0, 0.0]]))
+        >>> MeanInit().rows(old, [NewToken("new")]).values
+        tensor([[2., 4.]])
+    """
+
+    dead: DeadRows = ()
+
+    def compute(self, live: "LiveRows", tokens: Tokens, chunk: slice, generator: Generator) -> ComputedRows:
+        """Return the mean, once for each token."""
+        count = len(tokens[chunk])
+        return live.mean.expand(count, -1), [RowOrigin("mean")] * count
+
+
+@dataclass(frozen=True)
+class MeanNoiseInit(RowInit):
+    """Draw new rows from the normal distribution of the live rows, `N(mean, scale^2 * covariance)`.
+
+    A draw is `mean + scale / sqrt(n) * sum over live rows of g * (row - mean)` with standard normal numbers g. This has
+    exactly that distribution, and needs no D x D matrix.
+
+    Args:
+        scale: Factor of the standard deviation; with 1 new rows are as far from the mean as live rows.
+        dead: See `RowInit`.
+
+    Reference: Hewitt, Initializing New Word Embeddings for Pretrained Language Models, 2021. We differ from
+    transformers, which multiplies the covariance by 1e-9, so that all new rows are the mean, and counts padding rows.
+    """
+
+    scale: float = 1.0
+    dead: DeadRows = ()
+
+    def compute(self, live: "LiveRows", tokens: Tokens, chunk: slice, generator: Generator) -> ComputedRows:
+        """Return one draw for each token."""
+        count, mean = len(tokens[chunk]), live.mean.float()
+        noise = torch.zeros(count, len(mean))
+        for rows in live.chunks():
+            noise += torch.randn(count, len(rows), generator=generator) @ (rows.float() - mean)
+        return mean + self.scale / math.sqrt(live.count) * noise, [RowOrigin("mean+noise")] * count
+
+
+@dataclass(frozen=True)
+class SubwordMeanInit(RowInit):
+    """Set each new row to the mean of the live rows of the subwords that its text was encoded with before.
+
+    Without a live subword the new row is the mean of all live rows. So is the row of a special token.
+
+    Args:
+        dead: See `RowInit`.
+
+    Example:
+        >>> old = WeightRows(torch.tensor([[1.0, 3.0], [3.0, 5.0], [9.0, 9.0]]))
+        >>> new = SubwordMeanInit().rows(old, [NewToken("ab", old_ids=(0, 1))])
+        >>> new.values, str(new.origins[0])
+        (tensor([[2., 4.]]), 'subword mean of 0, 1')
+    """
+
+    dead: DeadRows = ()
+
+    def compute(self, live: "LiveRows", tokens: Tokens, chunk: slice, generator: Generator) -> ComputedRows:
+        """Return the mean of the subwords of each token."""
+        rows = dict(live.select({old_id for token in tokens[chunk] for old_id in token.old_ids}))
+        old_ids = [tuple(old_id for old_id in token.old_ids if old_id in rows) for token in tokens[chunk]]
+        means = [torch.stack([rows[old_id] for old_id in ids]).mean(0) if ids else live.mean for ids in old_ids]
+        return torch.stack(means), [RowOrigin("subword mean", ids) if ids else RowOrigin("mean") for ids in old_ids]
+
+
+@dataclass(frozen=True)
+class CopyInit(RowInit):
+    """Set each new row to a copy of an old row.
+
+    Args:
+        of: The ID of one old row, or one ID for each new token.
+
+    Raises:
+        SizeError: When rows are computed: the number of IDs is not the number of new tokens.
+    """
+
+    of: int | Sequence[int]
+    dead: DeadRows = field(default=(), init=False, repr=False)
+
+    def compute(self, live: "LiveRows", tokens: Tokens, chunk: slice, generator: Generator) -> ComputedRows:
+        """Return the copies."""
+        ids = [self.of] * len(tokens) if isinstance(self.of, int) else list(self.of)
+        if len(ids) != len(tokens):
+            raise SizeError(
+                f"CopyInit(of=...) names {len(ids)} rows for {len(tokens)} new tokens. Pass one ID, or one for each."
+            )
+        return live.look_up(ids[chunk]), [RowOrigin("copy", (token_id,)) for token_id in ids[chunk]]
+
+
+@dataclass(frozen=True)
+class RandomInit(RowInit):
+    """Draw new rows from `N(0, std^2)`.
+
+    Args:
+        std: Standard deviation; `None` for the root mean square distance of the live rows' values from their mean.
+        dead: See `RowInit`.
+    """
+
+    std: float | None = None
+    dead: DeadRows = ()
+
+    def compute(self, live: "LiveRows", tokens: Tokens, chunk: slice, generator: Generator) -> ComputedRows:
+        """Return one draw for each token."""
+        count, std = len(tokens[chunk]), live.std if self.std is None else self.std
+        return std * torch.randn(count, live.old.embed_dim, generator=generator), [RowOrigin("random")] * count
+
+
+@dataclass(frozen=True, eq=False)
+class VectorsInit(RowInit):
+    """Set the new rows to the rows of a tensor.
+
+    Args:
+        values: `(k, D)`, one row for each new token.
+
+    Raises:
+        ShapeError: When rows are computed: `values` has another shape.
+    """
+
+    values: Float[Tensor, "k D"]
+    dead: DeadRows = field(default=(), init=False, repr=False)
+
+    def compute(self, live: "LiveRows", tokens: Tokens, chunk: slice, generator: Generator) -> ComputedRows:
+        """Return the rows of the tensor."""
+        wanted = (len(tokens), live.old.embed_dim)
+        if self.values.shape != wanted:
+            raise ShapeError(
+                f"VectorsInit was passed rows of shape {tuple(self.values.shape)}; {len(tokens)} new tokens of a table "
+                f"of width {live.old.embed_dim} need {wanted}."
+            )
+        return self.values[chunk], [RowOrigin("given")] * len(tokens[chunk])
+
+
+class LiveRows:
+    """Read the live rows of a table, and compute their count, mean and standard deviation in float64 on the CPU.
+
+    Args:
+        old: The rows of the table.
+        dead: Rows that are not live, by ID, or a function that marks them.
+
+    Raises:
+        VocabularyError: `dead` names a row that does not exist.
+    """
+
+    def __init__(self, old: RowSource, dead: DeadRows) -> None:
+        self.old = old
+        self._is_dead = torch.zeros(old.vocab_size, dtype=torch.bool)
+        if callable(dead):
+            self._is_dead |= dead(old).cpu()
+        else:
+            self._is_dead[self._checked(list(dead))] = True
+        if old.padding_idx is not None:
+            self._is_dead[old.padding_idx] = True
+
+    def _checked(self, ids: Sequence[int]) -> Tensor:
+        for token_id in ids:
+            if not 0 <= token_id < self.old.vocab_size:
+                raise VocabularyError(f"There is no old row {token_id}: the IDs are 0..{self.old.vocab_size - 1}.")
+        return torch.tensor(ids, dtype=torch.int64)
+
+    def look_up(self, ids: Sequence[int]) -> Float[Tensor, "k D"]:
+        """Return old rows by ID, live or not.
+
+        Raises:
+            VocabularyError: There is no such row.
+        """
+        with torch.no_grad():
+            return self.old.look_up(self._checked(ids).to(self.old.rows(0, 1).device)).double().cpu()
+
+    def select(self, ids: Iterable[int]) -> Iterator[tuple[int, Float[Tensor, " D"]]]:
+        """Yield the live ones of some IDs with their rows."""
+        wanted = sorted(set(ids))
+        rows = self.look_up(wanted)
+        is_live = _is_trained(rows) & ~self._is_dead[wanted]
+        return ((token_id, row) for token_id, row, live in zip(wanted, rows, is_live.tolist(), strict=True) if live)
+
+    def chunks(self) -> Iterator[Float[Tensor, "n D"]]:
+        """Yield the live rows, some at a time."""
+        for start in range(0, self.old.vocab_size, ROWS_AT_ONCE):
+            rows = self.old.rows(start, min(start + ROWS_AT_ONCE, self.old.vocab_size)).detach().cpu()
+            yield rows[_is_trained(rows) & ~self._is_dead[start : start + len(rows)]]
+
+    @cached_property
+    def _count_and_mean(self) -> tuple[int, Tensor]:
+        count, total = 0, torch.zeros(self.old.embed_dim, dtype=torch.float64)
+        for rows in self.chunks():
+            count += len(rows)
+            total += rows.sum(0, dtype=torch.float64)
+        if count == 0:
+            raise VocabularyError(
+                f"None of the {self.old.vocab_size} rows counts as trained: each is zero, padding, not finite, or "
+                f"listed as dead. Use VectorsInit(...) or RandomInit(std=...)."
+            )
+        return count, total / count
+
+    @property
+    def count(self) -> int:
+        """Return the number of live rows.
+
+        Raises:
+            VocabularyError: There is none.
+        """
+        return self._count_and_mean[0]
+
+    @property
+    def mean(self) -> Float[Tensor, " D"]:
+        """Return the mean of the live rows.
+
+        Raises:
+            VocabularyError: There is none.
+        """
+        return self._count_and_mean[1]
+
+    @property
+    def std(self) -> float:
+        """Return the root mean square distance of the values of the live rows from the mean row."""
+        total = sum(float((rows - self.mean).square().sum()) for rows in self.chunks())
+        return math.sqrt(total / self.count / self.old.embed_dim)
+
+
+def _is_trained(rows: Float[Tensor, "n D"]) -> Bool[Tensor, " n"]:
+    return rows.isfinite().all(1) & rows.any(1)

@@ -1,0 +1,290 @@
+"""Row maps: which old row each new row of a vocabulary is, and the function that applies a map to named tensors.
+
+The terms of this package:
+
+- A **request** (`EditRequest`) says which tokens to add, remove, keep, merge or reorder, and how new rows are
+  initialised. It does not depend on a model.
+- A **row map** (`RowMap`) says that new row `i` is old row `sources[i]`, or is initialised. The same map moves the
+  rows of the table, of the LM head, of its bias and of the optimizer's moments, and gives the new token IDs.
+- An **edit** (`RowEdit`) is a row map with the values of the initialised rows, ready for one set of tensors.
+  `apply_row_map` applies it to a mapping from names to `RowTensor`s. It returns new tensors and changes nothing. Live
+  modules (`live_modules`) and folders (`checkpoint_folders`, `run_folders`) only read the mapping and write the result.
+- A **receipt** (`Receipt`) records the row map, the rows that the edit dropped, and fingerprints of all tensors.
+- An **undo** is the edit whose row map is the inverse one, and whose initialised rows are the dropped rows of the
+  receipt. The same functions apply it. The fingerprints show that its result equals the tensors before the edit.
+"""
+
+import hashlib
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from embedlayer.collectives import SINGLE_PROCESS, Collectives
+from embedlayer.errors import CheckpointError, ShapeError, SizeError, TokenIdError
+from embedlayer.io.safetensors_files import byte_chunks
+
+NEW = -1
+"""In `sources`: a row that is initialised."""
+
+DROPPED = -1
+"""In `new_ids`: an old row that is not kept."""
+
+ROWS_AT_ONCE = 8192
+
+
+class RowMap:
+    """New row `i` is old row `sources[i]`, or is initialised where that is -1.
+
+    Args:
+        sources: Old row of each new row, `(N,)` int64.
+        old_size: Number of rows before the edit.
+
+    Attributes:
+        new_ids: New row of each old row, `(old_size,)` int64, or -1 where the row is dropped.
+
+    Raises:
+        TokenIdError: A source is not an old row.
+        SizeError: `sources` is empty.
+
+    Example:
+        >>> row_map = RowMap(torch.tensor([2, 0, NEW]), old_size=3)
+        >>> row_map.apply(torch.tensor([[1.0], [2.0], [3.0]])).flatten()
+        tensor([3., 1., 0.])
+        >>> row_map.new_ids.tolist(), row_map.dropped.tolist(), row_map.initialised.tolist()
+        ([1, -1, 0], [1], [2])
+    """
+
+    def __init__(self, sources: Tensor, old_size: int) -> None:
+        if not len(sources):
+            raise SizeError("No token would be left: keep at least one.")
+        low, high = torch.aminmax(sources)
+        if low < NEW or high >= old_size:
+            raise TokenIdError(
+                f"The row map names old rows {int(low)} to {int(high)}, and there are {old_size} old rows "
+                f"(0..{old_size - 1})."
+            )
+        self.sources = sources
+        self.old_size = old_size
+        places = torch.where(sources == NEW, old_size, sources)
+        first = torch.full((old_size + 1,), len(sources))  # of two copies of a row, the first has the old ID
+        first.scatter_reduce_(0, places, torch.arange(len(sources)), "amin")
+        self.new_ids = torch.where(first == len(sources), DROPPED, first)[:old_size]
+
+    @property
+    def size(self) -> int:
+        """Return the number of rows after the edit, N."""
+        return len(self.sources)
+
+    @property
+    def initialised(self) -> Tensor:
+        """Return the new rows that are initialised, ascending."""
+        return (self.sources == NEW).nonzero().squeeze(1)
+
+    @property
+    def dropped(self) -> Tensor:
+        """Return the old rows that are not kept, ascending."""
+        return (self.new_ids == DROPPED).nonzero().squeeze(1)
+
+    def token_ids(self, merged: Mapping[int, int]) -> Tensor:
+        """Return `new_ids`, with the ID of its replacement for each merged token.
+
+        Args:
+            merged: New ID of the replacement, by the old ID of the merged token.
+        """
+        ids = self.new_ids.clone()
+        ids[list(merged)] = torch.tensor([*merged.values()], dtype=ids.dtype)
+        return ids
+
+    def inverse(self) -> "RowMap":
+        """Return the map from the new rows back to the old ones; it initialises the rows that this map drops."""
+        return RowMap(self.new_ids, self.size)
+
+    def apply(self, tensor: Tensor, *, padding: int = 0, collectives: Collectives = SINGLE_PROCESS) -> Tensor:
+        """Return a new tensor with the rows in their new places; initialised rows are zero.
+
+        With sharded rows, each rank requests its new rows from the ranks that store them, some rows at a time.
+
+        Args:
+            tensor: `(old_size, ...)`, or the rows of this rank. Rows after these are ignored.
+            padding: Number of zero rows to append.
+            collectives: The ranks over which the rows are sharded.
+
+        Returns:
+            `(N + padding, ...)`, or the rows of this rank, with the dtype and device of `tensor`.
+        """
+        old, new = collectives.partition(self.old_size), collectives.partition(self.size)
+        tensor, device = tensor.detach(), tensor.device
+        moved = tensor.new_empty((len(new) + padding, *tensor.shape[1:]))
+        rows_at_once = max(ROWS_AT_ONCE // collectives.size, 1)  # all ranks may request rows of one rank
+        for first in range(0, new.rows_per_rank, rows_at_once):
+            wanted = [self.sources[new.slice_of(rank)][first:][:rows_at_once] for rank in range(collectives.size)]
+            requested = [ids[(ids >= old.start) & (ids < old.stop)] - old.start for ids in wanted]
+            places = (wanted[collectives.rank] != NEW).nonzero().squeeze(1)
+            ranks = old.rank_of(wanted[collectives.rank][places])
+            received = collectives.all_to_all(
+                tensor.index_select(0, torch.cat(requested).to(device)),
+                [len(ids) for ids in requested],
+                torch.bincount(ranks, minlength=collectives.size).tolist(),
+            )
+            moved.index_copy_(0, (places[torch.argsort(ranks, stable=True)] + first).to(device), received)
+        moved[len(new) :] = 0
+        return moved.index_fill_(0, local_rows(self.initialised, self.size, collectives).to(device), 0)
+
+
+def local_rows(rows: Tensor, size: int, collectives: Collectives) -> Tensor:
+    """Return those of some rows of a tensor that this rank stores, as row numbers on this rank.
+
+    Args:
+        rows: Row numbers in the tensor of all ranks.
+        size: Number of rows of all ranks.
+        collectives: The ranks over which the tensor is sharded.
+    """
+    numbers, is_local = collectives.partition(size).local(rows)
+    return numbers[is_local]
+
+
+def row_fingerprint(tensor: Tensor) -> str:
+    """Return a hash of the values, dtype and shape of a tensor; the tensor is read in chunks."""
+    digest = hashlib.blake2b(f"{tensor.dtype} {tuple(tensor.shape)}".encode(), digest_size=16)
+    for chunk in byte_chunks(tensor):
+        digest.update(chunk.numpy().data)
+    return digest.hexdigest()
+
+
+@dataclass(frozen=True)
+class RowTensor:
+    """Describe a tensor with one row for each token.
+
+    Attributes:
+        tensor: The tensor, or the rows of this rank; padding rows may follow the rows of the tokens.
+        end: Which `RowInit` initialises its new rows, that of the table or that of the head; `None` for zero rows.
+        padding: Number of zero rows that follow the rows of the tokens after the edit.
+        collectives: The ranks over which the rows are sharded.
+    """
+
+    tensor: Tensor
+    end: Literal["table", "head"] | None = None
+    padding: int = 0
+    collectives: Collectives = SINGLE_PROCESS
+
+
+RowValues = Callable[[RowTensor], Iterable[Tensor]]
+"""Computes the initialised rows of a tensor, the same on all ranks, in chunks of consecutive rows."""
+
+
+@dataclass(frozen=True)
+class RowEdit:
+    """Describe an edit, or the undo of one, that is ready to be applied to named tensors.
+
+    Attributes:
+        row_map: The old row of each new row.
+        values: Computes the initialised rows of the tensors that have an `end`; an undo has none.
+        restored_rows: Of an undo: the initialised rows of each tensor that this rank stores.
+        before: Of an undo: the expected fingerprint of each tensor.
+        after: Of an undo: the expected fingerprint of each result.
+    """
+
+    row_map: RowMap
+    values: RowValues | None = None
+    restored_rows: Mapping[str, Tensor] | None = None
+    before: Mapping[str, str] | None = None
+    after: Mapping[str, str] | None = None
+
+
+@dataclass(frozen=True)
+class RowResult:
+    """Store the result of an edit of named tensors.
+
+    Attributes:
+        tensors: New tensor of each name.
+        dropped_rows: Rows of each tensor that the edit dropped, on the CPU.
+        before: Fingerprint of each old tensor.
+        after: Fingerprint of each new tensor.
+    """
+
+    tensors: dict[str, Tensor] = field(default_factory=dict)
+    dropped_rows: dict[str, Tensor] = field(default_factory=dict)
+    before: dict[str, str] = field(default_factory=dict)
+    after: dict[str, str] = field(default_factory=dict)
+
+
+def apply_row_map(
+    tensors: Mapping[str, RowTensor], edit: RowEdit, collectives: Collectives = SINGLE_PROCESS
+) -> RowResult:
+    """Return new tensors with their rows in their new places; the old tensors are not changed.
+
+    Args:
+        tensors: Tensors by name.
+        edit: The row map and the values of initialised rows.
+        collectives: All ranks that apply the edit. Initialised rows get the values that rank 0 computes.
+
+    Raises:
+        CheckpointError: Tensors or result do not have the fingerprints that an undo expects, or the receipt is damaged.
+        ShapeError: `edit.values` computes too few or too many rows.
+        PeerError: Another rank raised an error.
+    """
+    row_map, result = edit.row_map, RowResult()
+    with collectives.all_or_none():
+        result.before.update({name: row_fingerprint(rows.tensor) for name, rows in tensors.items()})
+        _check_fingerprints(edit.before, result.before)
+        if edit.restored_rows is not None:
+            _check_restored_rows(tensors, edit, edit.restored_rows)
+    for name, rows in tensors.items():
+        new = row_map.apply(rows.tensor, padding=rows.padding, collectives=rows.collectives)
+        if edit.restored_rows is not None:
+            places = local_rows(row_map.initialised, row_map.size, rows.collectives)
+            new.index_copy_(0, places.to(new.device), edit.restored_rows[name].to(new.device, new.dtype))
+        elif edit.values is not None and rows.end is not None and len(row_map.initialised):
+            _fill(new, row_map, rows.collectives, edit.values(rows), collectives)
+        dropped = local_rows(row_map.dropped, row_map.old_size, rows.collectives)
+        result.tensors[name] = new
+        result.dropped_rows[name] = rows.tensor.detach().index_select(0, dropped.to(new.device)).cpu()
+        result.after[name] = row_fingerprint(new)
+    with collectives.all_or_none():
+        _check_fingerprints(edit.after, result.after)
+    return result
+
+
+def _fill(new: Tensor, row_map: RowMap, shards: Collectives, chunks: Iterable[Tensor], everyone: Collectives) -> None:
+    """Write the initialised rows that this rank stores, with the values of rank 0."""
+    done = 0
+    for values in chunks:
+        values = everyone.broadcast(values.detach().to(new.device, new.dtype).contiguous())
+        rows, done = row_map.initialised[done : done + len(values)], done + len(values)
+        places, is_local = shards.partition(row_map.size).local(rows)
+        new.index_copy_(0, places[is_local].to(new.device), values[is_local.to(new.device)])
+    if done != len(row_map.initialised):
+        raise ShapeError(
+            f"{done} rows were computed for {len(row_map.initialised)} new tokens: a RowInit must compute one for each."
+        )
+
+
+def _check_restored_rows(tensors: Mapping[str, RowTensor], edit: RowEdit, restored: Mapping[str, Tensor]) -> None:
+    for name, rows in tensors.items():
+        count = len(local_rows(edit.row_map.initialised, edit.row_map.size, rows.collectives))
+        found, wanted = restored.get(name), (count, *rows.tensor.shape[1:])
+        if found is None or tuple(found.shape) != wanted:
+            raise CheckpointError(
+                f"The receipt has {'no rows' if found is None else tuple(found.shape)} of {name} where the dropped "
+                f"rows are {wanted}: it is damaged. Nothing was changed."
+            )
+
+
+def _check_fingerprints(expected: Mapping[str, str] | None, found: Mapping[str, str]) -> None:
+    if expected is None:
+        return
+    missing = next((name for name in sorted(expected.keys() - found.keys()) if name.startswith("optimizer.")), None)
+    if missing is not None:
+        raise CheckpointError(
+            f"The edit also changed the optimizer's state ({missing}): pass that optimizer, undo(..., optimizer=...), "
+            f"with the state that it had after the edit. Nothing was changed."
+        )
+    different = sorted(name for name in expected.keys() | found.keys() if expected.get(name) != found.get(name))
+    if different:
+        raise CheckpointError(
+            f"The receipt belongs to another result: {', '.join(different[:4])} hold other values. Undo an edit before "
+            f"any training or further edit. Nothing was changed."
+        )

@@ -1,0 +1,143 @@
+"""Training of the rows of a few tokens and nothing else, in the tables and heads of a live module."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from embedlayer.errors import SizeError
+from embedlayer.layers.output import OutputHead
+from embedlayer.tables.delta import DeltaEmbedding
+from embedlayer.tables.dense import TokenEmbedding
+from embedlayer.tables.table import TokenTable
+from embedlayer.vocab.live_modules import vocabulary_modules
+from embedlayer.vocab.row_init import (
+    ComputedRows,
+    DeadRows,
+    Generator,
+    LiveRows,
+    RowInit,
+    RowOrigin,
+    Tokens,
+    VectorsInit,
+)
+
+
+@dataclass(frozen=True, eq=False)
+class TrainedInit(RowInit):
+    """Set new rows to rows that were trained in a live module, to edit the folder of the same model.
+
+    Args:
+        values: The trained rows, `(k, D)`.
+        init: How they were initialised before training.
+    """
+
+    values: Float[Tensor, "k D"]
+    init: RowInit
+
+    @property
+    def dead(self) -> DeadRows:  # type: ignore[override]
+        """Return the rows that `init` does not read."""
+        return self.init.dead
+
+    def compute(self, live: LiveRows, tokens: Tokens, chunk: slice, generator: Generator) -> ComputedRows:
+        """Return the trained rows."""
+        values = VectorsInit(self.values).compute(live, tokens, chunk, generator)[0]
+        origins = self.init.compute(live, tokens, chunk, generator)[1]
+        return values, [RowOrigin(f"trained from {origin.method}", origin.old_ids) for origin in origins]
+
+
+_TRAINED_BEFORE = "_trained_before_its_rows"
+
+
+def train_only_rows(module: nn.Module, token_ids: Iterable[int]) -> None:
+    """Train only the rows of some tokens: replace each table by a `DeltaEmbedding`, and freeze everything else.
+
+    A tied head reads the rows of its table; an untied head gets trainable rows of its own. Build the optimizer
+    afterwards. The outputs for all other tokens keep every bit. `merge_rows` writes the trained rows back.
+
+    Args:
+        module: A layer or model with dense tables.
+        token_ids: The IDs of the tokens, each once.
+
+    Raises:
+        SizeError: The module is a table itself, has a table that does not store its rows separately, or has tables that
+            share one weight; or see `DeltaEmbedding`. Nothing was changed.
+
+    Example:
+        >>> train_only_rows(model, [7, 9])
+        >>> [(name, tuple(p.shape)) for name, p in model.named_parameters() if p.requires_grad]
+        [('table.delta', (2, 16))]
+        >>> merge_rows(model)
+    """
+    modules = vocabulary_modules(module)
+    if isinstance(module, TokenTable):
+        raise SizeError("This is the table itself: wrap it, DeltaEmbedding(table, token_ids).")
+    weights = {id(part.stored.weight) for part in modules.local.values()}
+    if len(weights) < len(modules.local):
+        raise SizeError(
+            f"{', '.join(modules.tables)} share one weight, as in an encoder-decoder: trained separately, their rows "
+            f"would differ. Train the whole weight."
+        )
+    ids = list(token_ids)
+    trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    try:
+        deltas = {id(table): DeltaEmbedding(_dense(name, table), ids) for name, table in modules.tables.items()}
+        heads = {name: DeltaEmbedding(_rows_of(head), ids) for name, head in modules.heads.items() if not head.tied}
+    except BaseException:
+        for parameter in trained:
+            parameter.requires_grad_(True)
+        raise
+    module.requires_grad_(False)
+    module.__dict__[_TRAINED_BEFORE] = trained
+    for part in list(module.modules()):
+        part._modules.update({name: deltas[id(child)] for name, child in part._modules.items() if id(child) in deltas})
+    for name, head in modules.heads.items():
+        if name in heads:
+            head.__dict__["table"] = heads[name]
+            head.add_module("new_rows", heads[name])  # so that its rows are found among the parameters
+        elif head.__dict__["table"] is not None:  # a patched head reads the table that replaces its own
+            head.__dict__["table"] = deltas[id(head.__dict__["table"])]
+    for rows in [*heads.values(), *deltas.values()]:
+        rows.delta.requires_grad_(True)
+
+
+def merge_rows(module: nn.Module) -> None:
+    """Write the rows that `train_only_rows` trained into tables and heads, and unfreeze what was trained before it.
+
+    Raises:
+        SizeError: `train_only_rows` was not called on this module.
+    """
+    trained = module.__dict__.pop(_TRAINED_BEFORE, None)
+    if trained is None:
+        raise SizeError("This module has no rows that are trained separately: call train_only_rows first.")
+    for head in [part for part in module.modules() if isinstance(part, OutputHead)]:
+        rows = head.__dict__["table"]
+        if isinstance(rows, DeltaEmbedding):
+            head.__dict__["table"] = None if "new_rows" in head._modules else rows.base
+            if head._modules.pop("new_rows", None) is not None:
+                rows.merge()
+    for part in list(module.modules()):
+        for name, child in part._modules.items():
+            if isinstance(child, DeltaEmbedding):
+                part._modules[name] = child.merge()
+    for parameter in trained:
+        parameter.requires_grad_(True)
+
+
+def _dense(name: str, table: TokenTable) -> TokenEmbedding:
+    if not isinstance(table, TokenEmbedding):
+        raise SizeError(
+            f"{name} is a {type(table).__name__}, which does not store each row separately: its new rows cannot be "
+            f"trained without the others. Train the whole table."
+        )
+    return table
+
+
+def _rows_of(head: OutputHead) -> TokenEmbedding:
+    """Return the rows of an untied head as a table, with the same parameter."""
+    table = TokenEmbedding(head.out_features, head.in_features, padding_idx=head.padding_idx, device="meta")
+    table.weight = head.weight
+    table.index_check.move_record(head.weight.device)
+    return table

@@ -1,0 +1,125 @@
+"""Folders of this library: a saved layer, and the run that trained it, which can be resumed after an edit."""
+
+import shutil
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from tokenizers import Tokenizer
+
+from embedlayer.data.corpus import IdArray, TokenCorpus
+from embedlayer.data.corpus_files import write_shard_tables
+from embedlayer.data.tokenizer import fingerprint, load_tokenizer, save_tokenizer, table_size
+from embedlayer.errors import EmbedLayerWarning, VocabularyError
+from embedlayer.io.files import PARTIAL, JsonObject, write_json
+from embedlayer.io.locks import LOCK
+from embedlayer.pretrained import CONFIG, TOKENIZER, WEIGHTS, Pretrained, describe
+from embedlayer.training.loop import Trainer
+from embedlayer.training.run_directory import RunDirectory
+from embedlayer.vocab.edit_request import VocabularyEdit
+from embedlayer.vocab.live_modules import ModuleResult, apply_to_module
+from embedlayer.vocab.row_map import RowMap
+
+IDS_AT_ONCE = 1 << 22
+RUN = "run/"
+"""In a receipt: the prefix of the names of the run's tensors; those of its result have the same names without it."""
+
+RUN_FILES = ("run.json", "checkpoint.safetensors", "metrics.jsonl", "corpus")
+CHANGED = (CONFIG, TOKENIZER, "run.json", "corpus/index.json", "report.html")
+
+
+def apply_to_run(folder: Path, partial: Path, edit: VocabularyEdit) -> tuple[dict[str, ModuleResult], list[str]]:
+    """Write the edited layer, and its run if there is one, into `partial`.
+
+    The corpus of a run gets the new token IDs. If it contains removed tokens, only the result of the run is written,
+    with a warning. The report is left out: `embedlayer report` writes it again.
+
+    Returns:
+        The results, by "" for the layer and "run/" for the run, and the names of the files that changed.
+
+    Raises:
+        VocabularyError: The run is not finished, and its corpus contains a removed token.
+        CheckpointError: The folder is not what the edit of a receipt wrote.
+    """
+    tokenizer = load_tokenizer(folder / TOKENIZER) if (folder / TOKENIZER).exists() else None
+    random_state = torch.get_rng_state()
+    run, results = RunDirectory(folder), dict[str, ModuleResult]()
+    if (folder / CONFIG).exists():
+        layer = Pretrained.read_pretrained(folder)
+        results[""] = apply_to_module(layer, edit, tokenizer=tokenizer)
+        layer.save_pretrained(partial, tokenizer=results[""].edit.tokenizer)
+    if run.contains_run and (not results or _keeps_corpus(run, results[""].edit.rows.row_map)):
+        with torch.random.fork_rng(devices=[]):
+            trainer, description = run.open()
+            run_state = torch.get_rng_state()
+            torch.set_rng_state(random_state)  # the run's new rows get the same random values as those of its result
+            results[RUN] = apply_to_module(trainer.model, edit, trainer.optimizer, part=RUN, tokenizer=tokenizer)
+            torch.set_rng_state(run_state)
+            resolved = results[RUN].edit
+            if "" not in results and not _keeps_corpus(run, resolved.rows.row_map):
+                raise VocabularyError(
+                    f"The run in {folder} is not finished, and its corpus contains tokens that would be removed. "
+                    f"Finish it first (embedlayer train --resume), or keep them."
+                )
+            assert resolved.tokenizer is not None  # a run has one
+            new_ids = resolved.new_ids.numpy()
+            description = {**description, "notes": _moved_notes(description["notes"], new_ids)}
+            _write_run(run, RunDirectory(partial), trainer, description, new_ids, resolved.tokenizer)
+    edited = {*RUN_FILES, *CHANGED, WEIGHTS, LOCK}
+    for file in folder.iterdir():
+        if not ((partial / file.name).exists() or file.name in edited or file.name.endswith(PARTIAL)):
+            (shutil.copytree if file.is_dir() else shutil.copyfile)(file, partial / file.name)
+    return results, [name for name in CHANGED if (folder / name).exists()]
+
+
+def _keeps_corpus(run: RunDirectory, row_map: RowMap) -> bool:
+    """Return whether an edit keeps every token of the run's corpus; warn if not."""
+    kept = row_map.new_ids.numpy() >= 0
+    lost = int(TokenCorpus.open(run.corpus).counts(len(kept))[~kept].sum())
+    if lost:
+        warnings.warn(
+            f"The corpus of the run in {run.path} contains {lost:,} removed tokens: its result is written, and there "
+            f"is no run to resume.",
+            EmbedLayerWarning,
+            stacklevel=4,
+        )
+    return not lost
+
+
+def _write_run(
+    old: RunDirectory,
+    new: RunDirectory,
+    trainer: Trainer,
+    description: JsonObject,
+    new_ids: IdArray,
+    tokenizer: Tokenizer,
+) -> None:
+    """Write the run's own files, with the state of the trainer and the corpus in new token IDs."""
+    save_tokenizer(tokenizer, new.path / TOKENIZER)
+    write_json(new.run, {**description, "model": describe(trainer.model)})
+    new.save_checkpoint(trainer)
+    if old.metrics.exists():
+        shutil.copyfile(old.metrics, new.metrics)
+    new.corpus.mkdir()
+    corpus, size = TokenCorpus.open(old.corpus), table_size(tokenizer)
+    dtype = np.dtype("<u2" if size <= 1 << 16 else "<u4")
+    with (new.corpus / "ids.bin").open("wb") as file:
+        for start in range(0, len(corpus), IDS_AT_ONCE):
+            file.write(new_ids[np.asarray(corpus.ids[start : start + IDS_AT_ONCE])].astype(dtype).tobytes())
+    facts = {
+        "dtype": dtype.name,
+        "num_tokens": len(corpus),
+        "num_bytes": corpus.num_bytes,
+        "vocab_size": size,
+        "tokenizer": fingerprint(tokenizer),
+    }
+    write_shard_tables(new.corpus, corpus.documents, corpus.blocks, facts)
+
+
+def _moved_notes(notes: Mapping[str, Any], new_ids: IdArray) -> JsonObject:
+    """Return the notes of a run with the new IDs of the tokens whose neighbours a report shows."""
+    rows = [{**row, "id": int(new_ids[row["id"]])} for row in notes.get("neighbors_before", [])]
+    return {**notes, "neighbors_before": [row for row in rows if row["id"] >= 0]} if rows else dict(notes)

@@ -1,0 +1,229 @@
+"""The roles of special tokens: which token begins a text, ends one, pads, and so on.
+
+A `tokenizers.Tokenizer` does not know the roles. The files beside it in a checkpoint state them; without these files
+they follow from the usual names.
+"""
+
+import json
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from embedlayer.data.tokenizer import as_tokenizer, load_tokenizer
+from embedlayer.errors import EmbedLayerWarning, FileError, TokenizerError, VocabularyError
+from embedlayer.io.files import JsonObject, read_json
+
+USUAL_NAMES: dict[str, tuple[str, ...]] = {
+    "unk_token": ("<unk>", "[UNK]"),
+    "pad_token": ("<pad>", "[PAD]", "<|pad|>", "<|padding|>"),
+    "bos_token": ("<s>", "<bos>", "<|begin_of_text|>", "<|startoftext|>", "<|endoftext|>"),
+    "eos_token": ("</s>", "<eos>", "<|end_of_text|>", "<|endoftext|>"),
+    "cls_token": ("[CLS]",),
+    "sep_token": ("[SEP]",),
+    "mask_token": ("<mask>", "[MASK]"),
+}
+"""The usual names of the token of each role, the most likely first; roles are named as in transformers."""
+
+EQUIVALENT = {"bos_token": "cls_token", "cls_token": "bos_token", "eos_token": "sep_token", "sep_token": "eos_token"}
+"""Roles that replace each other where a tokenizer has only one of the two."""
+
+_STATED_IN = ("tokenizer_config.json", "special_tokens_map.json")
+_PLAIN_NAMES = ("tokenizer.json", "vocab.json", "encoder.json", "vocab.txt", "tokenizer.model", "spiece.model")
+_IDENTIFYING = ("pad_token", "eos_token", "bos_token", "sep_token", "cls_token", "mask_token", "unk_token")
+_READS_TOKENIZER_JSON = ("PreTrainedTokenizerFast", "TokenizersBackend")
+"""Classes of transformers that read tokenizer.json as it is; those of a model family add rules of their own."""
+
+_OF_THE_MODEL = ("model_max_length", "padding_side", "truncation_side", "model_input_names", "chat_template")
+_OF_FILES = ("auto_map", "tokenizer_file", "vocab_file", "merges_file", "spm_file")
+
+
+class SpecialTokens(dict[str, str]):
+    """Map each role, such as `eos_token`, to the special token of a tokenizer.
+
+    Attributes:
+        doubt: A sentence that says so if the end-of-text token is a guess, or `None`.
+    """
+
+    doubt: str | None = None
+
+    def warn(self) -> None:
+        """Warn if the end-of-text token is a guess."""
+        if self.doubt is not None:
+            warnings.warn(self.doubt, EmbedLayerWarning, stacklevel=5)
+
+
+def tokenizer_with_roles(source: object, special: Mapping[str, str] | None = None) -> tuple[Tokenizer, SpecialTokens]:
+    """Return a tokenizer and the token of each role.
+
+    Args:
+        source: A `tokenizers.Tokenizer`, a fast tokenizer of transformers, or the path of a file or folder that
+            `load_tokenizer` reads.
+        special: Tokens by role, such as `{"eos_token": "<|end|>"}`; they override what the tokenizer states.
+
+    Raises:
+        TokenizerError: `source` is not a tokenizer, or `special` names an unknown role or token.
+
+    Example:
+        >>> _, roles = tokenizer_with_roles(train_tokenizer((), kind="byte"))
+        >>> roles
+        {'bos_token': '<|endoftext|>', 'eos_token': '<|endoftext|>'}
+    """
+    if isinstance(source, str | Path):
+        path = Path(source)
+        tokenizer, stated = load_tokenizer(path), {}
+        if path.is_dir() or path.name in _PLAIN_NAMES:
+            stated = stated_roles(path if path.is_dir() else path.parent)
+    else:
+        tokenizer = as_tokenizer(source)
+        roles = getattr(source, "special_tokens_map", None)
+        stated = {role: token_text(token) for role, token in roles.items()} if isinstance(roles, Mapping) else {}
+    added = _added(tokenizer)
+    for role, token in (special or {}).items():
+        if role not in USUAL_NAMES or token not in added:
+            raise TokenizerError(
+                f"{role}={token!r} is no special token of the new tokenizer: a role is one of "
+                f"{', '.join(USUAL_NAMES)}, and its token one of {', '.join(sorted(added)) or 'none'}."
+            )
+    return tokenizer, special_tokens_of(tokenizer, {**stated, **(special or {})})
+
+
+def stated_roles(folder: Path) -> dict[str, str]:
+    """Return the token of each role that the tokenizer files of a checkpoint state."""
+    stated: dict[str, str] = {}
+    for name in _STATED_IN:
+        try:
+            content = read_json(folder / name) if (folder / name).is_file() else {}
+        except FileError:
+            content = {}
+        found = {role: token_text(content.get(role)) for role in USUAL_NAMES}
+        stated = {role: token for role, token in found.items() if isinstance(token, str)} | stated
+    return stated
+
+
+def special_tokens_of(tokenizer: Tokenizer, stated: Mapping[str, str]) -> SpecialTokens:
+    """Return the special token of each role: the stated ones or, if none is stated, those with usual names."""
+    added = _added(tokenizer)
+    known = SpecialTokens({role: stated[role] for role in USUAL_NAMES if stated.get(role) in added})
+    if known:
+        return known
+    for role, names in USUAL_NAMES.items():
+        present = [name for name in names if name in added]
+        if present:
+            known[role] = present[0]
+        if role == "eos_token" and len(present) > 1:
+            known.doubt = (
+                f"The tokenizer does not say which token ends a text: {present[0]!r} is assumed, and {present[1]!r} "
+                f"is possible. Pass the folder with its tokenizer_config.json, or "
+                f"special={{'eos_token': {present[1]!r}}}."
+            )
+    return known
+
+
+def _added(tokenizer: Tokenizer) -> set[str]:
+    return {token.content for token in tokenizer.get_added_tokens_decoder().values()}
+
+
+class NewTokenIds:
+    """Convert the token IDs in configurations to new IDs.
+
+    Args:
+        new_ids: New ID of each old one, or -1 where it is removed.
+        dropped: Texts of removed tokens by their old ID.
+        tokenizer: The tokenizer after the edit, or `None`.
+        special_tokens: Of another tokenizer: its token of each role, or `None`. The `eos_token_id` of a configuration
+            becomes the ID of its `eos_token`, and not the new ID of the old one.
+    """
+
+    def __init__(
+        self,
+        new_ids: Sequence[int],
+        dropped: Mapping[int, str],
+        tokenizer: Tokenizer | None = None,
+        special_tokens: Mapping[str, str] | None = None,
+    ) -> None:
+        self.new_ids, self.dropped = new_ids, dropped
+        self.role_ids: dict[str, int] | None = None
+        if tokenizer is not None and special_tokens is not None:
+            ids = {role: tokenizer.token_to_id(token) for role, token in special_tokens.items()}
+            self.role_ids = {role: token_id for role, token_id in ids.items() if token_id is not None}
+
+    def of(self, key: str, value: Any, config: Mapping[str, Any], where: str) -> Any:
+        """Return the new value of an entry of a configuration.
+
+        Args:
+            key: Name of the entry, such as `eos_token_id`.
+            value: An ID, a list of IDs, or `None`.
+            config: The configuration that has the entry.
+            where: Name of the configuration, for the error.
+
+        Raises:
+            VocabularyError: The token is removed, or the new tokenizer has no padding token.
+        """
+        role = key.removesuffix("s").removesuffix("_id")
+        if self.role_ids is not None and role in USUAL_NAMES:
+            return self._by_role(role, value, key, where)
+        if isinstance(value, list | tuple):
+            return type(value)(self.of(key, one, config, where) for one in value)
+        if type(value) is not int or not 0 <= value < len(self.new_ids):
+            return value
+        if self.role_ids is not None:
+            same = next((name for name in _IDENTIFYING if first_id(config.get(f"{name}_id")) == value), None)
+            if same is not None and self.id_of(same) is not None:
+                return self.id_of(same)
+        if self.new_ids[value] < 0:
+            name = f" ({self.dropped[value]!r})" if value in self.dropped else ""
+            raise VocabularyError(
+                f"Token {value}{name} cannot be removed: {where} names it as {key}. Keep it, or change {where} first."
+            )
+        return self.new_ids[value]
+
+    def _by_role(self, role: str, value: Any, key: str, where: str) -> Any:
+        if value is None:
+            return None
+        new = self.id_of(role)
+        if new is None and role == "pad_token":
+            raise VocabularyError(
+                f"The new tokenizer has no padding token, and {where} names one as {key}. Add it first: "
+                f"edit_tokenizer(new_tokenizer, special=['<pad>']).tokenizer."
+            )
+        if not isinstance(value, list | tuple):
+            return new
+        others = [self.new_ids[one] for one in value[1:] if type(one) is int and 0 <= one < len(self.new_ids)]
+        return type(value)(dict.fromkeys(([] if new is None else [new]) + [one for one in others if one >= 0]))
+
+    def id_of(self, role: str) -> int | None:
+        """Return the ID of a role's token in the new tokenizer, or of an equivalent role; `None` if it has neither."""
+        assert self.role_ids is not None
+        return self.role_ids.get(role, self.role_ids.get(EQUIVALENT.get(role, "")))
+
+
+def names_in(template: str, names: Sequence[str]) -> list[str]:
+    """Return those tokens that a chat template contains, as text or as a JSON string."""
+    return [name for name in names if name in template or json.dumps(name)[1:-1] in template]
+
+
+def tokenizer_config(old: JsonObject, roles: Mapping[str, str], *, replaced: bool) -> JsonObject:
+    """Return a tokenizer_config.json with which transformers reads tokenizer.json as it is.
+
+    Args:
+        old: The old content, empty if there was no file.
+        roles: The token of each role.
+        replaced: Whether the tokenizer is another one. Then only the entries about the model are kept.
+    """
+    kept = {key: value for key, value in old.items() if (key in _OF_THE_MODEL if replaced else key not in _OF_FILES)}
+    stated = {role: token for role, token in roles.items() if replaced or kept.get(role) is None}
+    generic = old.get("tokenizer_class") if old.get("tokenizer_class") in _READS_TOKENIZER_JSON else None
+    return {**kept, **stated, "tokenizer_class": generic or _READS_TOKENIZER_JSON[0]}
+
+
+def token_text(token: Any) -> Any:
+    """Return the text of a token that a configuration states as a text, a dictionary or an `AddedToken`."""
+    return token.get("content") if isinstance(token, dict) else getattr(token, "content", token)
+
+
+def first_id(value: Any) -> Any:
+    """Return an ID, or the first one of a list, or `None` for an empty list."""
+    return (value[0] if value else None) if isinstance(value, list | tuple) else value

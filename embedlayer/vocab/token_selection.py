@@ -1,0 +1,209 @@
+"""Which tokens a vocabulary has after an edit, and in which order; with and without a tokenizer."""
+
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+
+from embedlayer.errors import VocabularyError
+
+Token = str | int
+"""A token, by its text or its ID."""
+
+SHOWN = 5
+
+
+@runtime_checkable
+class TokenNames(Protocol):
+    """Interface of a vocabulary that finds tokens by ID or text; `TokenBytes` and `NumberedTokens` implement it.
+
+    Attributes:
+        entries: Name of each token, by ID.
+        vocabulary: ID of each token, by name.
+    """
+
+    entries: dict[int, str]
+    vocabulary: dict[str, int]
+
+    def find(self, token: Token) -> int:
+        """Return the ID of a token.
+
+        Raises:
+            VocabularyError: There is no such token.
+        """
+
+
+class NumberedTokens:
+    """Name the tokens of a model without a tokenizer `#0`, `#1` and so on; they are found by ID only.
+
+    Args:
+        size: Number of tokens.
+    """
+
+    def __init__(self, size: int) -> None:
+        self.entries = {token_id: f"#{token_id}" for token_id in range(size)}
+        self.vocabulary = {name: token_id for token_id, name in self.entries.items()}
+
+    def find(self, token: Token) -> int:
+        """Return the ID of a token.
+
+        Raises:
+            VocabularyError: The token is not an ID of this vocabulary.
+        """
+        require_ids([token])
+        if int(token) not in self.entries:
+            raise VocabularyError(
+                f"There is no token {token}: the model has {len(self.entries)} tokens (0..{len(self.entries) - 1})."
+            )
+        return int(token)
+
+
+def require_ids(tokens: Iterable[object]) -> None:
+    """Check that all tokens are IDs.
+
+    Raises:
+        VocabularyError: A token is a text, and without a tokenizer its ID is not known.
+    """
+    text = next((token for token in tokens if not isinstance(token, int | np.integer)), None)
+    if text is not None:
+        raise VocabularyError(
+            f"{text!r} is a text, and there is no tokenizer here that knows it: pass tokenizer=..., or name tokens by "
+            f"their IDs and say how many are added, add=2."
+        )
+
+
+@dataclass(frozen=True)
+class TokenSelection:
+    """List the tokens of an edited vocabulary.
+
+    Attributes:
+        names: Name of each token after the edit, in the order of the new IDs.
+        sources: Old ID of each token after the edit; -1 for a new token.
+        merged: New ID of the token that replaces each merged token, by the old ID of the merged token.
+        removed: Old IDs of the tokens that are removed or merged.
+    """
+
+    names: list[str]
+    sources: list[int]
+    merged: dict[int, int]
+    removed: set[int]
+
+
+def select_tokens(
+    old: TokenNames,
+    new: Iterable[str] = (),
+    *,
+    remove: Iterable[Token] = (),
+    keep: Iterable[Token] | None = None,
+    order: Sequence[Token] | None = None,
+    merge: Mapping[Token, Token] | None = None,
+    required: Mapping[int, str] | None = None,
+    with_parts: Callable[[set[int]], set[int]] = set,
+    unreachable: Callable[[set[int]], set[int]] = lambda removed: set(),
+) -> TokenSelection:
+    """Return the tokens after an edit: the old ones that are kept, in their order, then the new ones.
+
+    Args:
+        old: The old vocabulary.
+        new: Names of the new tokens.
+        remove: Tokens to remove.
+        keep: Remove all tokens but these; not together with `remove`.
+        order: All tokens of the result, in the order of their new IDs.
+        merge: Token to remove, to the token, old or new, that replaces it.
+        required: Old IDs that cannot be removed, each with the reason.
+        with_parts: Return some IDs and those that are kept together with them.
+        unreachable: Return the IDs that no text contains any more without some IDs.
+
+    Raises:
+        VocabularyError: A token is unknown, named twice or required, or the options contradict each other.
+    """
+    new, required = dict.fromkeys(new), required or {}
+    merged = _merge_targets(old, merge or {}, new)
+    removed = set(_ids(old, remove, "remove"))
+    if keep is not None and removed:
+        raise VocabularyError(
+            "Both remove and keep were passed. Pass one: keep removes all tokens that it does not name."
+        )
+    for token_id in removed | merged.keys():
+        if token_id in required:
+            raise VocabularyError(
+                f"{old.entries[token_id]!r} (token {token_id}) cannot be dropped: {required[token_id]}. Keep it."
+            )
+    if both := sorted(merged.keys() & removed):
+        raise VocabularyError(f"Token {both[0]} ({old.entries[both[0]]!r}) is in merge and in remove. Choose one.")
+    if keep is not None:
+        kept = {old.find(token) for token in _listed(keep, "keep")} - merged.keys()
+        removed = old.entries.keys() - with_parts(kept | required.keys())
+    removed |= merged.keys()
+    removed |= unreachable(removed) - required.keys()
+    for name in merged.values():
+        if (target := old.vocabulary.get(name)) in removed:
+            raise VocabularyError(
+                f"Token {target} ({name!r}) is being removed, so it cannot be a merge target. Keep it, and the tokens "
+                f"that it is built from, or merge into a token that is kept."
+            )
+    names = [old.entries[token_id] for token_id in sorted(old.entries.keys() - removed)] + list(new)
+    if order is not None:
+        names = _ordered(names, [_new_name(new, token) or old.entries[old.find(token)] for token in order])
+    ids = {name: new_id for new_id, name in enumerate(names)}
+    return TokenSelection(
+        names=names,
+        sources=[old.vocabulary.get(name, -1) for name in names],
+        merged={token_id: ids[name] for token_id, name in merged.items()},
+        removed=removed,
+    )
+
+
+def _listed(tokens: Iterable[Token], option: str) -> list[Token]:
+    if isinstance(tokens, str):
+        raise VocabularyError(f"{option} must be a list of tokens, not the text {tokens!r}.")
+    return list(tokens)
+
+
+def _ids(old: TokenNames, tokens: Iterable[Token], option: str) -> dict[int, Token]:
+    """Return the IDs of tokens, each with the token as passed."""
+    found: dict[int, Token] = {}
+    for token in _listed(tokens, option):
+        token_id = old.find(token)
+        if token_id in found:
+            raise VocabularyError(
+                f"{option} names token {token_id} twice: {found[token_id]!r} and {token!r}. Name each token once."
+            )
+        found[token_id] = token
+    return found
+
+
+def _new_name(new: Container[str], token: Token) -> str | None:
+    """Return the name of a new token, which SentencePiece writes with "▁" for a space; `None` for an old one."""
+    names = (token, token.replace(" ", "▁")) if isinstance(token, str) else ()
+    return next((name for name in names if name in new), None)
+
+
+def _merge_targets(old: TokenNames, merge: Mapping[Token, Token], new: Container[str]) -> dict[int, str]:
+    """Return the name of the token that replaces each merged token, by the ID of the merged token."""
+    merged: dict[int, str] = {}
+    for token, target in merge.items():
+        token_id, name = old.find(token), _new_name(new, target) or old.entries[old.find(target)]
+        if token_id in merged or old.entries[token_id] == name:
+            raise VocabularyError(f"{token!r} cannot be merged into {target!r}: it is that token, or is merged twice.")
+        merged[token_id] = name
+    return merged
+
+
+def _ordered(names: Sequence[str], wanted: list[str]) -> list[str]:
+    """Return the wanted order of tokens, if it names each of them once."""
+    known = set(names)
+    extra, missing = [name for name in wanted if name not in known], sorted(known - set(wanted), key=names.index)
+    if extra or missing or len(wanted) != len(names):
+        raise VocabularyError(
+            f"The order names {len(set(wanted)):,} tokens in {len(wanted):,} places, and the result has {len(names):,}"
+            f"{shown_names('; missing:', missing)}{shown_names('; not in the result:', extra)}. Name each token once."
+        )
+    return wanted
+
+
+def shown_names(what: str, names: Sequence[str]) -> str:
+    """Return the first names of a list for a message, after the words `what`; "" for an empty list."""
+    more = f" and {len(names) - SHOWN:,} more" if len(names) > SHOWN else ""
+    return f"{what} {', '.join(map(repr, names[:SHOWN]))}{more}" if names else ""

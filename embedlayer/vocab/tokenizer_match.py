@@ -1,0 +1,81 @@
+"""Two tokenizers: which tokens of one are the same as tokens of the other."""
+
+from collections.abc import Iterable
+
+from embedlayer.vocab.row_init import NewToken
+from embedlayer.vocab.special_tokens import EQUIVALENT, USUAL_NAMES
+from embedlayer.vocab.token_bytes import TokenBytes
+
+_NAMES_BY_ROLE = tuple(
+    names[:1] + USUAL_NAMES.get(EQUIVALENT.get(role, ""), ()) + names[1:]
+    for role, names in USUAL_NAMES.items()
+    if role not in ("cls_token", "sep_token")
+)
+"""The usual names of the special token of each role; GPT-2's single one begins and ends a text."""
+
+
+def match_tokenizers(old: object, new: object) -> tuple[int | None, ...]:
+    """Return for each ID of the new tokenizer the old ID of the same token; `None` where the old one has no such token.
+
+    Tokens are the same if they are the same bytes of a text, whatever the convention: GPT-2's `Ġdog`, SentencePiece's
+    `▁dog` and BERT's `dog` are " dog", `Ċ` and `<0x0A>` a line feed. A token that continues a word (`##dog`) never
+    matches one that starts a word (`dog`). A token that ends a word (`dog</w>`) matches only where the other tokenizer
+    marks ends too. Between two tokenizers of one convention equal names match first. A special token matches by its
+    name, or else by its role.
+
+    Example:
+        >>> text = "I love dogs, I love cats"
+        >>> old, new = train_tokenizer(text, kind="word"), train_tokenizer(text, vocab_size=270)
+        >>> sources = match_tokenizers(old, new)
+        >>> [(new.id_to_token(i), old.id_to_token(j)) for i, j in enumerate(sources) if j is not None]
+        [('<|endoftext|>', '<|endoftext|>'), (',', ','), ('Ġlove', 'love')]
+    """
+    theirs, ours = TokenBytes(old), TokenBytes(new)
+    by_name = _equal_names(theirs, ours)
+    matches = _equal_roles(theirs, ours, set(by_name.values())) | by_name
+    for token_id in ours.entries.keys() - ours.special - matches.keys():
+        position = ours.word_position(token_id)
+        for old_id in (theirs.by_bytes.get(readings) for readings in ours.readings(token_id)):
+            if old_id is not None and (position is None or theirs.word_position(old_id) in (None, position)):
+                matches[token_id] = old_id
+                break
+    return tuple(matches.get(token_id) for token_id in range(max(ours.entries, default=-1) + 1))
+
+
+def spell_new_tokens(old: object, new: object, ids: Iterable[int]) -> list[NewToken]:
+    """Return tokens of the new tokenizer with the old IDs that the old one encodes them with.
+
+    Example:
+        >>> text = "I love dogs, I love cats"
+        >>> old, new = train_tokenizer((), kind="byte"), train_tokenizer(text, vocab_size=270)
+        >>> [token] = spell_new_tokens(old, new, [new.token_to_id("Ġlove")])
+        >>> token.text, bytes(token.old_ids)
+        ('Ġlove', b' love')
+    """
+    theirs, ours = TokenBytes(old), TokenBytes(new)
+    return [NewToken(ours.entries[i], () if i in ours.special else theirs.encode(ours.readings(i)[0])) for i in ids]
+
+
+def _equal_names(old: TokenBytes, new: TokenBytes) -> dict[int, int]:
+    """Match tokens of one name, where a name means the same: in one convention, and for special tokens."""
+    same = old.convention == new.convention
+    return {
+        token_id: old.vocabulary[name]
+        for token_id, name in new.entries.items()
+        if name in old.vocabulary
+        and (same or token_id in new.added)
+        and (old.vocabulary[name] in old.added) == (token_id in new.added)
+    }
+
+
+def _equal_roles(old: TokenBytes, new: TokenBytes, taken: set[int]) -> dict[int, int]:
+    """Match special tokens of one role; old tokens that are taken match no other."""
+    found: dict[int, int] = {}
+    for names in _NAMES_BY_ROLE:
+        candidates = [old.vocabulary[name] for name in names if old.vocabulary.get(name) in old.added]
+        free = [token_id for token_id in candidates if token_id not in taken]
+        for name in names:
+            token_id = new.vocabulary.get(name)
+            if token_id in new.added and free:
+                found.setdefault(token_id, free[0])
+    return found
