@@ -38,7 +38,8 @@ Step = Callable[[Tensor], None]
 def ours(vocab_size: int, embed_dim: int) -> Step:
     from torch.distributed.device_mesh import init_device_mesh
 
-    from embedlayer import RowAdamW, TokenEmbedding, shard_table
+    from embedlayer import RowAdamW, TokenEmbedding
+    from embedlayer.distributed import shard_table
 
     mesh = init_device_mesh("cpu", (RANKS,))
     table = shard_table(TokenEmbedding(vocab_size, embed_dim, row_sparse=True), mesh)
@@ -92,7 +93,8 @@ def of_all(part: Tensor) -> Tensor:
 def our_loss(vocab_size: int, embed_dim: int) -> Step:
     from torch.distributed.device_mesh import init_device_mesh
 
-    from embedlayer import TokenEmbedding, shard_table
+    from embedlayer import TokenEmbedding
+    from embedlayer.distributed import shard_table
 
     mesh = init_device_mesh("cpu", (RANKS,))
     with torch.device("meta"):

@@ -14,7 +14,7 @@ from torch import Tensor
 
 import embedlayer as el
 from embedlayer.analysis.evaluate import ranks
-from embedlayer.analysis.token_kinds import token_kinds
+from embedlayer.analysis.kinds import token_kinds
 from embedlayer.io.safetensors_files import load_tensors
 from embedlayer.sources import open_model
 
@@ -30,7 +30,7 @@ def area_under_curve(scores: Tensor, dead: Tensor) -> float:
 
 def line(name: str, table: Tensor, dead: Tensor) -> str:
     """One table: how well the score and low norm order its rows, and what the threshold does."""
-    found = el.under_trained_scores(table)
+    found = el.analysis.under_trained_scores(table)
     flagged = found.flagged
     cells = (
         name,
@@ -70,7 +70,7 @@ def main() -> None:
         line("MiniLM; dead: what its tokenizer never gives", minilm, unreachable),
         line("`make demo`, tied; dead: tokens that its text lacks", rows, run.counts == 0),
     ]
-    vectors = el.TokenVectors(layer.table, layer.tokenizer)
+    vectors = el.analysis.TokenVectors(layer.table, layer.tokenizer)
     pairs = vectors.evaluate_word_pairs(arguments.data / "benchmarks" / "wordsim353.gensim.tsv")
     analogies = vectors.evaluate_word_analogies(arguments.data / "benchmarks" / "questions-words.txt")
     scores = [

@@ -133,7 +133,7 @@ def make_sources(folder: Path) -> dict[str, Source]:
     write_json(folder / "meta" / "params.json", {"n_heads": 2, "norm_eps": 1e-6})
     for name in ("word2vec.bin", "glove.txt", "rows.npy"):
         form = "glove" if name == "glove.txt" else None
-        el.write_vectors(folder / name, WORDS, torch.randn(len(WORDS), WIDTH), form)
+        el.checkpoints.write_vectors(folder / name, WORDS, torch.randn(len(WORDS), WIDTH), form)
     _fill_hub_cache(folder / "hub", folder / "gpt2")
     paths = {**{kind: folder / name for kind, name in KINDS.items()}, "hub name, offline": HUB_NAME}
     by_words = ("BERT folder", "word2vec", "GloVe", ".npy")

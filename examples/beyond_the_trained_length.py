@@ -45,14 +45,14 @@ def growing(ratio: float) -> tuple[float, ...]:
 
 # what the trained rotary model is evaluated with, unchanged up to the trained length; `ratio` is length / 64
 SCALINGS: dict[str, Callable[[float], object]] = {
-    "`LinearScaling(n / 64)`": el.LinearScaling,
-    "`DynamicNTKScaling(1, 64)`": lambda ratio: el.DynamicNTKScaling(1.0, TRAINED),
-    "`YarnScaling(n / 64, 64)`": lambda ratio: el.YarnScaling(ratio, TRAINED),
-    "`LongRopeScaling`, divisors 1 to n / 64": lambda ratio: el.LongRopeScaling(
+    "`LinearScaling(n / 64)`": el.positions.LinearScaling,
+    "`DynamicNTKScaling(1, 64)`": lambda ratio: el.positions.DynamicNTKScaling(1.0, TRAINED),
+    "`YarnScaling(n / 64, 64)`": lambda ratio: el.positions.YarnScaling(ratio, TRAINED),
+    "`LongRopeScaling`, divisors 1 to n / 64": lambda ratio: el.positions.LongRopeScaling(
         (1.0,) * (HEAD // 2), growing(ratio), TRAINED, ratio
     ),
-    "`Llama3Scaling(n / 64, 64)`": lambda ratio: el.Llama3Scaling(ratio, TRAINED),
-    "`ProportionalScaling`, slow pairs stopped": lambda ratio: el.ProportionalScaling(
+    "`Llama3Scaling(n / 64, 64)`": lambda ratio: el.positions.Llama3Scaling(ratio, TRAINED),
+    "`ProportionalScaling`, slow pairs stopped": lambda ratio: el.positions.ProportionalScaling(
         rotating_share(TRAINED) if ratio > 1 else 1.0
     ),
 }

@@ -114,7 +114,7 @@ def measured(
 def main(run: Path | None, steps: int, vocab_size: int, number: int, page: Path | None) -> None:
     model, tokenizer, text = trained(run, steps, vocab_size)
     terms = costly_words(text, tokenizer, number)
-    edit = el.edit_tokenizer(tokenizer, add=terms)
+    edit = el.vocab.edit_tokenizer(tokenizer, add=terms)
     new_ids = [token_id for token_id, source in enumerate(edit.sources) if source is None]
     tokens = spell_new_tokens(tokenizer, edit.tokenizer, new_ids)
 

@@ -46,9 +46,9 @@ def vectors(path: str | Path, binary: bool = False, **options: Any) -> Any:
 
     if not OURS:
         return KeyedVectors.load_word2vec_format(str(path), binary=binary, **options)
-    names, rows = el.read_vectors(path)
+    names, rows = el.checkpoints.read_vectors(path)
     words = Tokenizer(models.WordLevel({name: index for index, name in enumerate(names)}))
-    return el.TokenVectors(rows, words)
+    return el.analysis.TokenVectors(rows, words)
 
 
 def pytest_configure() -> None:

@@ -217,7 +217,7 @@ LAYERS: dict[str, Callable[[], Any]] = {
     "decoder": lambda: el.DecoderLM(el.TokenEmbedding(20, 8), el.RotaryEmbedding(4), num_layers=2, num_heads=2),
     "decoder, scaled rotary": lambda: el.DecoderLM(
         el.QuantizedEmbedding.from_table(torch.randn(20, 8), 4, group_size=4),
-        el.RotaryEmbedding(4, scaling=el.YarnScaling(factor=2.0, original_max_seq_len=8)),
+        el.RotaryEmbedding(4, scaling=el.positions.YarnScaling(factor=2.0, original_max_seq_len=8)),
         el.OutputHead(vocab_size=20, embed_dim=8, bias=True, softcap=3.0),
         num_layers=1,
         num_heads=2,

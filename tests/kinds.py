@@ -45,7 +45,8 @@ POSITIONS: dict[str, Callable[[], el.Position]] = {
     "scaled-sinusoidal": lambda: el.SinusoidalPositionalEmbedding(MAX_SEQ_LEN, EMBED_DIM, init_scale=0.2),
     "rotary": lambda: el.RotaryEmbedding(EMBED_DIM // NUM_HEADS),
     "dynamic": lambda: el.RotaryEmbedding(
-        EMBED_DIM // NUM_HEADS, scaling=el.DynamicNTKScaling(factor=2.0, original_max_seq_len=6, length=MAX_SEQ_LEN)
+        EMBED_DIM // NUM_HEADS,
+        scaling=el.positions.DynamicNTKScaling(factor=2.0, original_max_seq_len=6, length=MAX_SEQ_LEN),
     ),
     "alibi": lambda: el.AlibiBias(NUM_HEADS),
     "relative": lambda: el.RelativePositionBias(

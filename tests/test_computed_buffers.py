@@ -5,8 +5,9 @@ import copy
 import pytest
 import torch
 
-from embedlayer import AlibiBias, DynamicNTKScaling, LongRopeScaling, RotaryEmbedding, SinusoidalPositionalEmbedding
+from embedlayer import AlibiBias, RotaryEmbedding, SinusoidalPositionalEmbedding
 from embedlayer.computed_buffers import ComputedBuffers
+from embedlayer.positions import DynamicNTKScaling, LongRopeScaling
 
 SCHEMES = [
     lambda: RotaryEmbedding(8, scaling=DynamicNTKScaling(2.0, 16)),

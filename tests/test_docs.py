@@ -89,7 +89,7 @@ def test_every_module_has_its_test_file() -> None:
         "layers/peft.py": "laws/test_peft.py",
         "tracing.py": "laws/test_transforms.py",
         "vocab/roles.py": "laws/test_transformers_folder.py",
-        "vocab/used_tokens.py": "laws/test_trim.py",
+        "vocab/token_usage.py": "laws/test_trim.py",
     }
     for file in (ROOT / "embedlayer").rglob("*.py"):
         name = file.relative_to(ROOT / "embedlayer")

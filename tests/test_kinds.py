@@ -15,7 +15,10 @@ from embedlayer.kinds import KINDS, class_of, kind_of
 from embedlayer.layers.peft import AdaptedRows
 from embedlayer.pretrained import Described, Pretrained, build, describe
 
-NEVER_SAVED = {AdaptedRows, embedlayer.ShardedTable}  # views of another table, which is saved in their place
+NEVER_SAVED = {
+    AdaptedRows,
+    embedlayer.distributed.ShardedTable,
+}  # views of another table, which is saved in their place
 ABSTRACT = {"Described", "Pretrained", "AdditivePosition", "RotaryScaling"}
 
 

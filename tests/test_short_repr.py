@@ -11,9 +11,11 @@ import pytest
 import torch
 
 import embedlayer
-from embedlayer import DecoderLM, RotaryEmbedding, TokenEmbedding, add_tokens, table_health, train_tokenizer
+from embedlayer import DecoderLM, RotaryEmbedding, TokenEmbedding, train_tokenizer
+from embedlayer.analysis import table_health
 from embedlayer.short_repr import short_repr
 from embedlayer.sources import OpenedModel, open_model
+from embedlayer.vocab import add_tokens
 
 
 def records() -> Iterator[type]:

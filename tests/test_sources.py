@@ -29,7 +29,7 @@ def open_with_rows(path, rows, tokenizer_from=None):
 def test_files_of_vectors_have_tokens_and_from_them_a_vocabulary(tmp_path, format) -> None:
     names = {"word2vec-binary": "rows.bin", "fasttext": "rows.vec", "npy": "rows.npy", "projector": "rows"}
     rows = torch.randn(4, 3)
-    el.write_vectors(tmp_path / names.get(format, "rows.txt"), WORDS, rows, format)
+    el.checkpoints.write_vectors(tmp_path / names.get(format, "rows.txt"), WORDS, rows, format)
     opened = open_with_rows(tmp_path / names.get(format, "rows.txt"), rows)
     assert opened.kind == "file of vectors"
     assert opened.dtype == "float32"
@@ -40,7 +40,7 @@ def test_files_of_vectors_have_tokens_and_from_them_a_vocabulary(tmp_path, forma
 
 
 def test_of_equal_tokens_the_first_counts_and_broken_ones_are_replaced(tmp_path) -> None:
-    el.write_vectors(tmp_path / "rows.npy", ["a", "b", "a"], torch.randn(3, 2))
+    el.checkpoints.write_vectors(tmp_path / "rows.npy", ["a", "b", "a"], torch.randn(3, 2))
     assert open_model(tmp_path / "rows.npy").vocabulary.get_vocab() == {"a": 0, "b": 1}
     (tmp_path / "cut.txt").write_bytes(b"2 2\n\xff 1 2\ncat 3 4\n")
     opened = open_with_rows(tmp_path / "cut.txt", torch.tensor([[1.0, 2], [3, 4]]))

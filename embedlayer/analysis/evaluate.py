@@ -14,9 +14,9 @@ from jaxtyping import Bool, Float, Int
 from tokenizers import Tokenizer
 from torch import Tensor
 
+from embedlayer.analysis.kinds import token_kinds
 from embedlayer.analysis.nearest import nearest_rows
 from embedlayer.analysis.row_reader import RowReader
-from embedlayer.analysis.token_kinds import token_kinds
 from embedlayer.data.tokenizer import token_text
 from embedlayer.errors import FileError, SizeError, TextError
 from embedlayer.tables.dense import TableLike

@@ -8,8 +8,8 @@ from jaxtyping import Float, Int
 from tokenizers import Tokenizer
 from torch import Tensor
 
+from embedlayer.analysis.kinds import BYTE_PIECE, KINDS, token_kinds
 from embedlayer.analysis.row_reader import RowReader
-from embedlayer.analysis.token_kinds import BYTE_PIECE, KINDS, token_kinds
 from embedlayer.analysis.under_trained import UnderTrained
 from embedlayer.analysis.under_trained import under_trained_scores as under_trained_scores
 from embedlayer.data.tokenizer import token_text

@@ -1,1 +1,1 @@
-"""The embedlayer command, one file a subcommand."""
+"""The `embedlayer` command: one module per subcommand."""

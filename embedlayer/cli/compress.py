@@ -88,7 +88,7 @@ def compress(
 
 def known_use(opened: "OpenedModel") -> TokenUse:
     """Return how the training text of a run uses its tokens; nothing is known of other sources."""
-    from embedlayer.vocab.used_tokens import with_required_tokens
+    from embedlayer.vocab.token_usage import with_required_tokens
 
     if opened.counts is None or opened.tokenizer is None:
         return TokenUse(opened.counts)
@@ -109,7 +109,7 @@ def measure_use(opened: "OpenedModel", text: Path) -> TokenUse:
     from embedlayer.data.corpus import read_text_chunks
     from embedlayer.errors import TextError
     from embedlayer.models.decoder import DecoderLM
-    from embedlayer.vocab.used_tokens import used_tokens
+    from embedlayer.vocab.token_usage import used_tokens
 
     found = opened.encode("".join(read_text_chunks(text)))
     starts = opened.text_limits[0][:1] if opened.adds_special_tokens else ()

@@ -158,7 +158,7 @@ def tokens_kept(texts: Sequence[Path], tokenizer: "Tokenizer | None", rows: int,
     """
     from embedlayer.data.tokenizer import require_rows
     from embedlayer.errors import TokenizerError
-    from embedlayer.vocab.used_tokens import used_tokens
+    from embedlayer.vocab.token_usage import used_tokens
 
     if tokenizer is None:
         raise TokenizerError(f"{source} has no tokenizer, so texts cannot be counted: leave out --text.")

@@ -1,1 +1,5 @@
-"""Text to token IDs to batches: tokenizers, memory-mapped corpora, sliding windows and samplers."""
+"""Text to token IDs to batches: tokenizers, memory-mapped corpora, and windows of token IDs."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

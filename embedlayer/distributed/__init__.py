@@ -1,1 +1,5 @@
-"""One table over several processes, on PyTorch's own engine (gloo or NCCL, DTensor, distributed checkpoints)."""
+"""Tables whose rows are sharded over processes, and their use with DDP, FSDP and distributed checkpoints."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

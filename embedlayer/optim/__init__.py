@@ -1,1 +1,1 @@
-"""Optimizers, parameter groups and gradient clipping for models with large embedding tables."""
+"""Optimizers: AdamW at the cost of the rows of a batch, parameter groups, and gradient clipping."""

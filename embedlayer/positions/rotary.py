@@ -11,10 +11,10 @@ from torch import Tensor
 from embedlayer.computed_buffers import ComputedBuffers
 from embedlayer.errors import ShapeError, SizeError
 from embedlayer.io.files import JsonObject
-from embedlayer.positions.apply_rotary import fused_apply_rotary
 from embedlayer.positions.position import Position
 from embedlayer.positions.rotary_config import has_layer_types, layer_types, read_rotary, rotated_layers
 from embedlayer.positions.rotary_scaling import Length, RotaryScaling, rotary_frequencies
+from embedlayer.positions.rotation import fused_apply_rotary
 from embedlayer.shapes import Positions
 
 UNITS_PER_ROTATION = 2**53

@@ -23,9 +23,9 @@ from embedlayer.vocab.row_map import NEW
 from embedlayer.vocab.row_training import train_only_rows
 from embedlayer.vocab.special_tokens import tokenizer_with_roles
 from embedlayer.vocab.token_selection import NumberedTokens, Token, require_ids, select_tokens
+from embedlayer.vocab.token_usage import Corpus, used_tokens
 from embedlayer.vocab.tokenizer_edit import edit_tokenizer
 from embedlayer.vocab.tokenizer_match import match_tokenizers
-from embedlayer.vocab.used_tokens import Corpus, used_tokens
 
 Target = nn.Module | Path | str
 """A live module, or a folder."""

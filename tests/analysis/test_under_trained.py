@@ -7,7 +7,7 @@ from real_tables import area_under_curve, minilm, stories
 from torch import Tensor
 
 from embedlayer.analysis import row_reader as rows_module
-from embedlayer.analysis.token_kinds import token_kinds
+from embedlayer.analysis.kinds import token_kinds
 from embedlayer.analysis.under_trained import FEWEST, under_trained_scores
 from embedlayer.tables.dense import TokenEmbedding
 from embedlayer.tables.factorized import FactorizedEmbedding

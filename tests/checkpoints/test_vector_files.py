@@ -21,9 +21,8 @@ from embedlayer import (
     ShapeError,
     SizeError,
     TokenEmbedding,
-    read_vectors,
-    write_vectors,
 )
+from embedlayer.checkpoints import read_vectors, write_vectors
 
 FILES = {
     "word2vec": "v.txt",

@@ -111,7 +111,7 @@ def test_of_another_checkpoint_the_embedding_layer_is_kept(tmp_path, text, capsy
 
 def test_a_file_of_vectors_becomes_a_layer_with_its_words(tmp_path) -> None:
     rows = torch.randn(3, 16)
-    el.write_vectors(tmp_path / "cats.vec", ["cat", "dog", "naïve"], rows)
+    el.checkpoints.write_vectors(tmp_path / "cats.vec", ["cat", "dog", "naïve"], rows)
     assert run("compress", tmp_path / "cats.vec", "--to", "int8", "-o", tmp_path / "out") == 0
     layer = el.load(tmp_path / "out")
     assert layer.tokenizer.encode("naïve cat").ids == [2, 0]

@@ -11,7 +11,7 @@ import pytest
 import torch
 from commands import run
 
-from embedlayer import write_vectors
+from embedlayer.checkpoints import write_vectors
 
 
 @pytest.fixture

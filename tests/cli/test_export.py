@@ -7,7 +7,8 @@ import pytest
 import torch
 from commands import run
 
-from embedlayer import DecoderLM, RotaryEmbedding, TokenEmbedding, read_vectors, train_tokenizer, write_vectors
+from embedlayer import DecoderLM, RotaryEmbedding, TokenEmbedding, train_tokenizer
+from embedlayer.checkpoints import read_vectors, write_vectors
 from embedlayer.checkpoints.vector_files import VectorFormat
 from embedlayer.cli.export import FORMATS
 

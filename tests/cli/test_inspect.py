@@ -15,8 +15,8 @@ from embedlayer import (
     RotaryEmbedding,
     TokenEmbedding,
     train_tokenizer,
-    write_vectors,
 )
+from embedlayer.checkpoints import write_vectors
 from embedlayer.data.tokenizer import save_tokenizer
 
 

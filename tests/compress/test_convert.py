@@ -8,15 +8,14 @@ from embedlayer import (
     EmbeddingLayer,
     FactorizedEmbedding,
     OutputHead,
-    PredictionHead,
     QuantizedEmbedding,
     RotaryEmbedding,
     SizeError,
     TokenEmbedding,
-    compress_table,
-    replace_table,
 )
+from embedlayer.compress import compress_table, replace_table
 from embedlayer.compress.convert import check_kind
+from embedlayer.layers import PredictionHead
 
 
 def decoder(head: OutputHead | None = None) -> DecoderLM:

@@ -3,17 +3,8 @@
 import pytest
 import torch
 
-from embedlayer import (
-    DecoderLM,
-    FactorizedEmbedding,
-    QuantizedEmbedding,
-    RotaryEmbedding,
-    SizeError,
-    TokenEmbedding,
-    compare_compression,
-    compress_table,
-    loss_on_text,
-)
+from embedlayer import DecoderLM, FactorizedEmbedding, QuantizedEmbedding, RotaryEmbedding, SizeError, TokenEmbedding
+from embedlayer.compress import compare_compression, compress_table, loss_on_text
 from embedlayer.compress.report import row_error
 
 

@@ -9,7 +9,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import loss_parallel
 
-from embedlayer import TokenEmbedding, shard_table
+from embedlayer import TokenEmbedding
+from embedlayer.distributed import shard_table
 
 D, T = 6, 5
 OPTIONS = {"plain": {}, "softcap": {"softcap": 3.0, "logit_scale": 0.7, "mask_padding": True}}

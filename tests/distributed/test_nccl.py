@@ -9,9 +9,10 @@ from launches import SECONDS, SIZES, TRAIN, assert_same_run, started, torchrun, 
 from processes import on_ranks
 from torch.distributed.device_mesh import init_device_mesh
 
-from embedlayer import TokenEmbedding, TokenIdError, clip_grad_norm_, shard_table
+from embedlayer import TokenEmbedding, TokenIdError, clip_grad_norm_
 from embedlayer.cli.demo import carried_text
 from embedlayer.collectives import ProcessGroup
+from embedlayer.distributed import shard_table
 from embedlayer.distributed.launch import Launch
 from embedlayer.distributed.sharded_file import ShardedRows, load_sharded, save_sharded
 from embedlayer.training.parallel import ParallelContext

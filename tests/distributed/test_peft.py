@@ -13,8 +13,9 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-from embedlayer import DecoderLM, OutputHead, RotaryEmbedding, TokenEmbedding, shard_table
+from embedlayer import DecoderLM, OutputHead, RotaryEmbedding, TokenEmbedding
 from embedlayer.collectives import ProcessGroup
+from embedlayer.distributed import shard_table
 from embedlayer.distributed.launch import Launch
 from embedlayer.training.parallel import ParallelContext
 

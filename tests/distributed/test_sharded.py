@@ -15,7 +15,6 @@ from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 from embedlayer import (
-    EmbeddingPlan,
     EmbedLayerError,
     FactorizedEmbedding,
     LearnedPositionalEmbedding,
@@ -39,6 +38,7 @@ from embedlayer.distributed.data_parallel import (
 from embedlayer.distributed.sharded import ShardedTable, shard_table
 from embedlayer.layers.input import embed
 from embedlayer.losses import chunk_size
+from embedlayer.planner import EmbeddingPlan
 
 V, D, T = 23, 6, 10
 OPTIONS = {

@@ -8,9 +8,9 @@ import torch.distributed as dist
 from processes import on_ranks
 from torch.distributed.device_mesh import init_device_mesh
 
-from embedlayer import CheckpointError, FileError, TokenEmbedding, shard_table
+from embedlayer import CheckpointError, FileError, TokenEmbedding
 from embedlayer.collectives import ProcessGroup
-from embedlayer.distributed import sharded_file
+from embedlayer.distributed import shard_table, sharded_file
 from embedlayer.distributed.sharded_file import ShardedRows, load_sharded, save_sharded
 from embedlayer.io.safetensors_files import load_tensors
 

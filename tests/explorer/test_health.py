@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from embedlayer import principal_components
+from embedlayer.analysis import principal_components
 from embedlayer.analysis.geometry import table_geometry
 from embedlayer.analysis.health import table_health as examine
 from embedlayer.explorer import health

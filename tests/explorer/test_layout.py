@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from embedlayer import principal_components
+from embedlayer.analysis import principal_components
 from embedlayer.explorer import layout
 from embedlayer.explorer.layout import compute_layout, edge_weights
 

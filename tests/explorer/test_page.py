@@ -6,7 +6,8 @@ import pytest
 import torch
 from real_tables import minilm
 
-from embedlayer import TokenEmbedding, TokenVectors
+from embedlayer import TokenEmbedding
+from embedlayer.analysis import TokenVectors
 from embedlayer.explorer.export import write_page
 from embedlayer.sources import OpenedModel
 

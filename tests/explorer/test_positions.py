@@ -11,17 +11,16 @@ from kinds import POSITIONS
 
 from embedlayer import (
     AlibiBias,
-    DynamicNTKScaling,
     EmbeddingLayer,
     LearnedPositionalEmbedding,
     RelativePositionBias,
     RotaryEmbedding,
     SinusoidalPositionalEmbedding,
     TokenEmbedding,
-    YarnScaling,
     train_tokenizer,
 )
 from embedlayer.explorer.positions import DISTANCES, answer, described, positions_data
+from embedlayer.positions import DynamicNTKScaling, YarnScaling
 from embedlayer.positions.alibi import alibi_slopes
 from embedlayer.positions.rotary_scaling import rotary_frequencies
 from embedlayer.positions.sinusoidal import sinusoids

@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from embedlayer import DecoderLM, EmbeddingLayer, TokenEmbedding, train_tokenizer, write_vectors
+from embedlayer import DecoderLM, EmbeddingLayer, TokenEmbedding, train_tokenizer
+from embedlayer.checkpoints import write_vectors
 from embedlayer.data.tokenizer import token_text
 from embedlayer.errors import FileError, SizeError, TokenizerError
 from embedlayer.explorer.source_facts import check_tokenizers, page_facts

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from embedlayer import TokenEmbedding, TokenVectors, principal_components
+from embedlayer import TokenEmbedding
+from embedlayer.analysis import TokenVectors, principal_components
 from embedlayer.errors import SizeError, TokenIdError
 from embedlayer.explorer import tokens
 from embedlayer.sources import OpenedModel

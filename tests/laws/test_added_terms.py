@@ -27,7 +27,7 @@ def added_to(tokenizer):
     """The tokenizer with the terms, and what was warned of."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        edit = el.edit_tokenizer(tokenizer, add=[term for term in TERMS if term not in tokenizer.get_vocab()])
+        edit = el.vocab.edit_tokenizer(tokenizer, add=[term for term in TERMS if term not in tokenizer.get_vocab()])
     return edit.tokenizer, [str(warning.message) for warning in caught]
 
 
@@ -44,20 +44,20 @@ def test_text_around_new_terms_is_decoded_as_before_or_a_warning_names_them(kind
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         added = [term for term in TERMS if term not in old.get_vocab()]
-        assert el.edit_tokenizer(new, remove=added).tokenizer.to_str() == old.to_str()
+        assert el.vocab.edit_tokenizer(new, remove=added).tokenizer.to_str() == old.to_str()
 
 
 @pytest.mark.parametrize("file", ["llama2-tokenizer.model", "phi-3-mini.tokenizer.json"])
 def test_llama_2_writes_japanese_terms_without_a_space_behind(file, shared_data) -> None:
     pytest.importorskip("sentencepiece")
     old = load_tokenizer(shared_data / "tokenizers" / file)
-    edit = el.edit_tokenizer(old, add=TERMS)
+    edit = el.vocab.edit_tokenizer(old, add=TERMS)
     for text in TEXTS:
         assert decoded(edit.tokenizer, text) == decoded(old, text) == text
     assert edit.tokenizer.decode([edit.tokenizer.token_to_id("吾輩")]) == "吾輩"
-    fewer = el.edit_tokenizer(edit.tokenizer, remove=["吾輩"], add=["無い"]).tokenizer
+    fewer = el.vocab.edit_tokenizer(edit.tokenizer, remove=["吾輩"], add=["無い"]).tokenizer
     assert all(decoded(fewer, text) == text for text in TEXTS)
-    assert el.edit_tokenizer(edit.tokenizer, remove=TERMS).tokenizer.to_str() == old.to_str()
+    assert el.vocab.edit_tokenizer(edit.tokenizer, remove=TERMS).tokenizer.to_str() == old.to_str()
 
 
 def test_the_command_passes_the_warning_on(tmp_path, capsys) -> None:

@@ -63,7 +63,7 @@ def test_a_conversion_keeps_scale_padding_size_and_type(name, to, dtype, tmp_pat
 def test_an_edit_of_the_vocabulary_keeps_scale_padding_and_type(name, dtype) -> None:
     table = TABLES[name]().to(dtype)
     factor, (_, *expected) = table.factor, facts(table)
-    receipt = el.edit_vocabulary(table, add=3, remove=[7, 9])
+    receipt = el.vocab.edit_vocabulary(table, add=3, remove=[7, 9])
     assert facts(table) == (VOCAB_SIZE + 1, *expected)
     assert table.factor == factor
     receipt.undo(table)

@@ -14,7 +14,7 @@ def exported(base: type) -> set[type]:
 
 
 def test_every_public_table_and_position_is_in_the_lists() -> None:
-    elsewhere = {el.ShardedTable}  # needs a process group: tests/distributed
+    elsewhere = {el.distributed.ShardedTable}  # needs a process group: tests/distributed
     assert exported(TokenTable) - elsewhere == {type(build()) for build in TABLES.values()}
     assert exported(Position) <= {type(build()) for build in POSITIONS.values()}
 

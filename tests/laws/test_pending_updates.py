@@ -140,7 +140,7 @@ def write_data(run: Run) -> None:
 
 
 def write_through_an_alias(run: Run) -> None:
-    with el.pending_updates_applied(run.model):
+    with el.tables.pending_updates_applied(run.model):
         raw_weight(run.table.weight).mul_(0.95)
 
 
@@ -298,7 +298,7 @@ def test_asking_for_shape_type_or_gradient_and_looking_up_rows_apply_no_other_up
 def test_inside_the_block_steps_leave_nothing_pending_and_after_it_they_do_again() -> None:
     ours, dense = pending()
     alias = raw_weight(ours.table.weight)
-    with el.pending_updates_applied(ours.model), el.pending_updates_applied(ours.table):
+    with el.tables.pending_updates_applied(ours.model), el.tables.pending_updates_applied(ours.table):
         assert torch.allclose(alias, dense.table.weight, atol=1e-12, rtol=0)
         for run in (ours, dense):
             run.step(torch.tensor([3]), torch.ones(1, D))

@@ -16,12 +16,12 @@ MISMATCH = rf"IDs up to 256 and the table has {VOCAB_SIZE} rows: {257 - VOCAB_SI
 LARGE = train_tokenizer((), "byte")
 
 MEETINGS = {
-    "TokenVectors": lambda table, _: el.TokenVectors(table, LARGE),
+    "TokenVectors": lambda table, _: el.analysis.TokenVectors(table, LARGE),
     "explorer": lambda table, _: page_html([OpenedModel("a table", table, tokenizer=LARGE)]),
     "atlas": lambda table, folder: write_atlas(folder / "map.parquet", table, LARGE),
-    "add_tokens": lambda table, _: el.add_tokens(table, ["zebra"], tokenizer=LARGE),
-    "trim_vocabulary": lambda table, _: el.trim_vocabulary(table, "dogs", tokenizer=LARGE),
-    "transplant": lambda table, _: el.transplant(table, train_tokenizer((), "byte"), tokenizer=LARGE),
+    "add_tokens": lambda table, _: el.vocab.add_tokens(table, ["zebra"], tokenizer=LARGE),
+    "trim_vocabulary": lambda table, _: el.vocab.trim_vocabulary(table, "dogs", tokenizer=LARGE),
+    "transplant": lambda table, _: el.vocab.transplant(table, train_tokenizer((), "byte"), tokenizer=LARGE),
     "plan": lambda table, folder: tokens_kept([folder / "text.txt"], LARGE, table.vocab_size, folder),
     "open_model": lambda table, folder: open_model(saved(table, folder), folder / "large.json"),
     "a saved table": lambda table, folder: open_model(saved(table, folder, tokenizer=LARGE)),

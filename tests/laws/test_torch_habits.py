@@ -27,12 +27,12 @@ TAKE_A_TABLE = {
     "DeltaEmbedding.last": lambda table: el.DeltaEmbedding.last(table, 2)(IDS),
     "QuantizedEmbedding.from_table": lambda table: el.QuantizedEmbedding.from_table(table, 4)(IDS),
     "FactorizedEmbedding.from_table": lambda table: el.FactorizedEmbedding.from_table(table, 8)(IDS),
-    "compressed": lambda table: el.compress_table(table, "int8")(IDS),
-    "with_table": lambda table: el.replace_table(el.DecoderLM(dense(), "none", num_layers=1), table)(IDS),
+    "compressed": lambda table: el.compress.compress_table(table, "int8")(IDS),
+    "with_table": lambda table: el.compress.replace_table(el.DecoderLM(dense(), "none", num_layers=1), table)(IDS),
     "EmbeddingLayer": lambda table: el.EmbeddingLayer(table)(IDS),
-    "compare": lambda table: [row.row_error for row in el.compare_compression(table, ["int8"])],
-    "health": lambda table: el.table_health(table).norms,
-    "table_geometry": lambda table: el.table_geometry(table).spectrum,
+    "compare": lambda table: [row.row_error for row in el.compress.compare_compression(table, ["int8"])],
+    "health": lambda table: el.analysis.table_health(table).norms,
+    "table_geometry": lambda table: el.analysis.table_geometry(table).spectrum,
     "Rows": lambda table: RowReader(table).take(IDS.flatten()),
     "variance_shares": variance_shares,
 }
@@ -67,15 +67,17 @@ def test_a_head_is_not_tied_to_a_plain_embedding_whose_weight_may_be_replaced(un
 
 
 def test_a_vocabulary_edit_of_a_plain_embedding_names_the_conversion() -> None:
-    for edit in (lambda module: el.add_tokens(module, 2), lambda module: el.train_only_rows(module, [3])):
+    for edit in (lambda module: el.vocab.add_tokens(module, 2), lambda module: el.vocab.train_only_rows(module, [3])):
         with pytest.raises(el.SizeError, match=r"TokenEmbedding.from_embedding\(embedding\)"):
             edit(plain())
 
 
 def test_vectors_of_a_plain_embedding_are_written(tmp_path) -> None:
     embedding = plain()
-    el.write_vectors(tmp_path / "rows.bin", [f"w{index}" for index in range(VOCAB_SIZE)], embedding, "word2vec-binary")
-    assert torch.equal(el.read_vectors(tmp_path / "rows.bin", "word2vec-binary")[1], embedding.weight)
+    el.checkpoints.write_vectors(
+        tmp_path / "rows.bin", [f"w{index}" for index in range(VOCAB_SIZE)], embedding, "word2vec-binary"
+    )
+    assert torch.equal(el.checkpoints.read_vectors(tmp_path / "rows.bin", "word2vec-binary")[1], embedding.weight)
 
 
 def test_the_gradient_of_a_plain_embedding_is_drawn_as_that_of_a_table() -> None:

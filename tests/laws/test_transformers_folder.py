@@ -109,11 +109,13 @@ def test_after_an_edit_transformers_gives_our_ids(folders, name, edit, tmp_path)
     from transformers import AutoConfig
 
     if edit == "trim":
-        receipt = el.trim_vocabulary(folders[name], list(TEXTS), out=tmp_path / "new")
+        receipt = el.vocab.trim_vocabulary(folders[name], list(TEXTS), out=tmp_path / "new")
     else:
         gone = ["dogs" if name == "bert" else " mountain"]
         new = ["zyzzyva"] if name == "bert" else [" zyzzyva"]
-        receipt = el.edit_vocabulary(folders[name], add=new, remove=gone, special=["<|tool|>"], out=tmp_path / "new")
+        receipt = el.vocab.edit_vocabulary(
+            folders[name], add=new, remove=gone, special=["<|tool|>"], out=tmp_path / "new"
+        )
     theirs = assert_ours(tmp_path / "new", receipt.tokenizer)
     for role in ROLES:
         token = STATED[name].get(role)
@@ -152,11 +154,11 @@ def test_after_a_transplant_transformers_gives_the_new_tokenizers_ids(folders, o
     stated = STATED[new.split()[0]]
     if old in ("bert", "phi-3", "t5") and "pad_token" not in stated:
         with pytest.raises(el.VocabularyError, match="has no padding token.*Add it first"):
-            el.transplant(folders[old], source, out=tmp_path / "out")
+            el.vocab.transplant(folders[old], source, out=tmp_path / "out")
         return
     warned = pytest.warns(el.EmbedLayerWarning, match="chat template is left out") if old == "phi-3" else quiet()
     with warned:
-        receipt = el.transplant(folders[old], source, out=tmp_path / "out")
+        receipt = el.vocab.transplant(folders[old], source, out=tmp_path / "out")
     theirs = assert_ours(tmp_path / "out", el.load_tokenizer(source))
     ids = {}
     for role in ROLES:
@@ -198,12 +200,12 @@ def test_after_a_transplant_transformers_gives_the_new_tokenizers_ids(folders, o
 def test_a_tokenizer_that_does_not_say_what_ends_a_text_is_taken_by_name_with_a_warning(folders, tmp_path) -> None:
     phi = el.load_tokenizer(folders["phi-3"])
     with pytest.warns(el.EmbedLayerWarning, match="which token ends a text: '</s>' is assumed, and '<|endoftext|>'"):
-        el.transplant(folders["gpt2"], phi, out=tmp_path / "guessed")
-    el.transplant(folders["gpt2"], phi, special={"eos_token": "<|end|>"}, out=tmp_path / "said")
+        el.vocab.transplant(folders["gpt2"], phi, out=tmp_path / "guessed")
+    el.vocab.transplant(folders["gpt2"], phi, special={"eos_token": "<|end|>"}, out=tmp_path / "said")
     config = json.loads((tmp_path / "said" / "config.json").read_text())
     assert config["eos_token_id"] == phi.token_to_id("<|end|>")
     with pytest.raises(el.TokenizerError, match="'nothing' is no special token of the new tokenizer"):
-        el.transplant(folders["gpt2"], phi, special={"eos_token": "nothing"}, out=tmp_path / "wrong")
+        el.vocab.transplant(folders["gpt2"], phi, special={"eos_token": "nothing"}, out=tmp_path / "wrong")
 
 
 def test_the_configuration_of_a_live_model_follows_by_role_too(folders) -> None:
@@ -212,7 +214,7 @@ def test_the_configuration_of_a_live_model_follows_by_role_too(folders) -> None:
     with quiet():
         model = el.patch(AutoModelForCausalLM.from_pretrained(folders["gpt2"]))
     gpt2, llama = el.load_tokenizer(folders["gpt2"]), el.load_tokenizer(folders["llama2"])
-    receipt = el.transplant(model, llama, tokenizer=gpt2)
+    receipt = el.vocab.transplant(model, llama, tokenizer=gpt2)
     assert (model.config.bos_token_id, model.config.eos_token_id) == (1, 2)
     receipt.undo(model)
     assert (model.config.bos_token_id, model.config.eos_token_id) == (50256, 50256)
@@ -228,7 +230,7 @@ def test_a_family_whose_folders_are_opened_with_rules_of_its_own_is_warned_of(tm
         Qwen2ForCausalLM(config).save_pretrained(tmp_path / "old")
     old.save(str(tmp_path / "old" / "tokenizer.json"))
     with pytest.warns(el.EmbedLayerWarning, match=r"own rules.*PreTrainedTokenizerFast\.from_pretrained"):
-        el.transplant(tmp_path / "old", new, out=tmp_path / "new")
+        el.vocab.transplant(tmp_path / "old", new, out=tmp_path / "new")
     ours = new.encode("dogs love").ids
     with quiet():
         assert PreTrainedTokenizerFast.from_pretrained(tmp_path / "new")("dogs love")["input_ids"] == ours

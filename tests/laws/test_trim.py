@@ -9,7 +9,7 @@ from tokenizer_kinds import BUILDERS, ENGLISH, LANGUAGES, WRITE_ANY_TEXT, tokeni
 import embedlayer as el
 from embedlayer.cli.plan import tokens_kept
 from embedlayer.data.tokenizer import fingerprint, table_size
-from embedlayer.vocab.used_tokens import with_required_tokens
+from embedlayer.vocab.token_usage import with_required_tokens
 
 SOME = ENGLISH[:160]
 OTHERS = ("dogs love\n", "they begin")
@@ -18,7 +18,7 @@ OTHERS = ("dogs love\n", "they begin")
 def set_kept(tokenizer, corpus, **options) -> list[str]:
     """The entries that are left of a table trimmed to a corpus."""
     table = el.TokenEmbedding(table_size(tokenizer), 2)
-    receipt = el.trim_vocabulary(table, corpus, tokenizer=tokenizer, **options)
+    receipt = el.vocab.trim_vocabulary(table, corpus, tokenizer=tokenizer, **options)
     assert table.vocab_size == receipt.num_tokens[1]
     return sorted(receipt.tokenizer.get_vocab())
 
@@ -52,7 +52,7 @@ def test_texts_files_ids_and_the_plan_keep_the_same_tokens(kind, keep_special, t
 def test_every_text_is_still_read_and_written_after_a_trim(kind, by_ids) -> None:
     old = tokenizer_of(kind)
     corpus = el.TokenCorpus.from_text(SOME, old) if by_ids else SOME
-    receipt = el.trim_vocabulary(el.TokenEmbedding(table_size(old), 2), corpus, tokenizer=old)
+    receipt = el.vocab.trim_vocabulary(el.TokenEmbedding(table_size(old), 2), corpus, tokenizer=old)
     new = receipt.tokenizer
     ids = np.array(old.encode(SOME).ids)
     assert new.encode(SOME).ids == receipt.remap(ids).tolist()
@@ -67,8 +67,10 @@ def test_every_text_is_still_read_and_written_after_a_trim(kind, by_ids) -> None
 @pytest.mark.parametrize("kind", BUILDERS)
 def test_a_tokenizer_with_bytes_keeps_all_of_them(kind) -> None:
     old = tokenizer_of(kind)
-    kept = el.used_tokens(old, el.TokenCorpus.from_text("dogs", old))
-    single = {token for token in el.used_tokens(old, "dogs") if len(old.id_to_token(token).removesuffix("</w>")) == 1}
+    kept = el.vocab.used_tokens(old, el.TokenCorpus.from_text("dogs", old))
+    single = {
+        token for token in el.vocab.used_tokens(old, "dogs") if len(old.id_to_token(token).removesuffix("</w>")) == 1
+    }
     assert single <= kept
     if kind in WRITE_ANY_TEXT:
         assert len(kept) >= 256
@@ -76,16 +78,16 @@ def test_a_tokenizer_with_bytes_keeps_all_of_them(kind) -> None:
 
 def test_a_corpus_of_ids_with_words_that_wordpiece_gave_up_on_is_refused() -> None:
     tokenizer = tokenizer_of("WordPiece")
-    assert el.used_tokens(tokenizer, f"{SOME} {LANGUAGES[4]}")
+    assert el.vocab.used_tokens(tokenizer, f"{SOME} {LANGUAGES[4]}")
     corpus = el.TokenCorpus.from_text(f"{SOME} {LANGUAGES[4]}", tokenizer)
     with pytest.raises(el.VocabularyError, match=r"contains \d+ words that WordPiece could not encode.*pass the texts"):
-        el.used_tokens(tokenizer, corpus)
+        el.vocab.used_tokens(tokenizer, corpus)
 
 
 @pytest.mark.parametrize("wrong", [[ENGLISH, b"bytes"], [3], b"bytes", 7, [None]])
 def test_what_is_neither_text_nor_path_is_refused_by_its_type(wrong, unchecked) -> None:
     with pytest.raises(el.TextError, match=r"str.*Path.*not (of )?(bytes|int|NoneType)"):
-        el.used_tokens(tokenizer_of("word"), wrong)
+        el.vocab.used_tokens(tokenizer_of("word"), wrong)
 
 
 @pytest.mark.parametrize("corpus", ["a.txt", ["a.txt"]])
@@ -93,7 +95,7 @@ def test_a_path_as_a_str_is_refused_and_not_read_as_a_text(corpus, tmp_path, mon
     monkeypatch.chdir(tmp_path)
     (tmp_path / "a.txt").write_text("dogs love")
     with pytest.raises(el.TextError, match="names a file"):
-        el.used_tokens(tokenizer_of("word"), corpus)
+        el.vocab.used_tokens(tokenizer_of("word"), corpus)
 
 
 def test_counting_a_mapped_corpus_takes_no_memory_for_its_length(tmp_path) -> None:
@@ -109,7 +111,7 @@ def test_counting_a_mapped_corpus_takes_no_memory_for_its_length(tmp_path) -> No
     )
     tracemalloc.start()
     try:
-        assert 0 in el.used_tokens(tokenizer, corpus)
+        assert 0 in el.vocab.used_tokens(tokenizer, corpus)
         assert tracemalloc.get_traced_memory()[1] < length
     finally:
         tracemalloc.stop()

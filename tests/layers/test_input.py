@@ -14,11 +14,11 @@ from embedlayer import (
     PositionError,
     RelativePositionBias,
     RotaryEmbedding,
-    ScratchCombinedEmbedding,
     SinusoidalPositionalEmbedding,
     SizeError,
     TransformerEmbedding,
 )
+from embedlayer.scratch import ScratchCombinedEmbedding
 
 
 def test_it_is_the_composition_of_the_textbook() -> None:

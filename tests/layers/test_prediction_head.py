@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from embedlayer import CheckpointError, OutputHead, PredictionHead, TokenEmbedding
+from embedlayer import CheckpointError, OutputHead, TokenEmbedding
+from embedlayer.layers import PredictionHead
 from embedlayer.layers.prediction_head import ACTIVATIONS, build_head
 
 V, D, R = 11, 6, 4

@@ -7,15 +7,14 @@ from kinds import POSITIONS
 
 from embedlayer import (
     DecoderLM,
-    DynamicNTKScaling,
     KeyValueCache,
-    LongRopeScaling,
     PositionError,
     RotaryEmbedding,
     ShapeError,
     TokenEmbedding,
     TokenIdError,
 )
+from embedlayer.positions import DynamicNTKScaling, LongRopeScaling
 
 
 @pytest.mark.parametrize("position", POSITIONS)

@@ -16,9 +16,9 @@ from embedlayer import (
     generate,
     load_llama,
     load_tokenizer,
-    permute_qk,
 )
 from embedlayer.families import HUGGING_FACE_TENSORS, META_TENSORS
+from embedlayer.positions import permute_qk
 
 transformers = pytest.importorskip("transformers", reason="the dev extra is not installed")
 

@@ -62,7 +62,7 @@ def test_rotated_scores_depend_on_the_distance_only(interleaved):
 
 def test_equal_channels_score_like_sinusoids():
     curve = lines(plots.rotary_scores(el.RotaryEmbedding(64), length=40, starts=[0]))["key at position 0"]
-    waves = torch.nn.functional.normalize(el.sinusoids(torch.arange(40).double(), 64), dim=-1)
+    waves = torch.nn.functional.normalize(el.positions.sinusoids(torch.arange(40).double(), 64), dim=-1)
     np.testing.assert_allclose(curve[:, 1], (waves @ waves[0]).numpy(), atol=1e-5)
 
 
@@ -87,7 +87,9 @@ def test_angles_are_the_librarys_and_the_turns_are_counted():
     assert figure.axes[1].get_xlabel() == "one rotation in\n628 positions"
 
 
-@pytest.mark.parametrize("position", [el.RotaryEmbedding(2), el.RotaryEmbedding(8, scaling=el.YarnScaling(4.0, 64))])
+@pytest.mark.parametrize(
+    "position", [el.RotaryEmbedding(2), el.RotaryEmbedding(8, scaling=el.positions.YarnScaling(4.0, 64))]
+)
 def test_one_pair_one_position_and_scaled_angles_are_figures(position):
     drawn(plots.rotary_angles(position, length=1))
 

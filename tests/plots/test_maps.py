@@ -58,7 +58,7 @@ def test_a_label_without_a_row_is_refused():
 @pytest.mark.parametrize("table", [el.TokenEmbedding(60, 12), el.FactorizedEmbedding(60, 12, 3)])
 def test_a_table_is_drawn_along_its_principal_components(table):
     figure = plots.table_map(table)
-    found = el.principal_components(table.rows(0, 60).detach())
+    found = el.analysis.principal_components(table.rows(0, 60).detach())
     np.testing.assert_allclose(figure.axes[0].collections[0].get_offsets(), found.coordinates.numpy())
     assert f"{100 * found.explained_variance_ratio[0]:.3g} %" in figure.axes[0].get_xlabel()
 

@@ -40,7 +40,7 @@ def test_narrow_numbers_are_added_up_in_wide_ones():
 
 def test_shares_of_the_variance_are_those_of_the_principal_components():
     rows = torch.randn(300, 6) @ torch.diag(torch.tensor([5.0, 3.0, 1.0, 0.5, 0.1, 0.0])) + 7
-    expected = el.principal_components(rows, 6).explained_variance_ratio
+    expected = el.analysis.principal_components(rows, 6).explained_variance_ratio
     torch.testing.assert_close(variance_shares(rows), expected)
     table = el.TokenEmbedding.from_pretrained(rows)
     figure = plots.spectrum({"table": table, "rows": rows, "shares": expected})

@@ -49,7 +49,9 @@ def test_only_the_rows_of_the_tokens_are_read(monkeypatch):
     monkeypatch.setattr(table, "rows", lambda start, stop: read.append(stop - start) or rows(start, stop))
     figure = plots.token_similarity(table, tokenizer, ["cat", tokenizer.token_to_id("dog")])
     assert set(read) == {1}
-    assert image(figure)[0, 1] == pytest.approx(el.TokenVectors(table, tokenizer).similarity("cat", "dog"), abs=1e-6)
+    assert image(figure)[0, 1] == pytest.approx(
+        el.analysis.TokenVectors(table, tokenizer).similarity("cat", "dog"), abs=1e-6
+    )
     assert [label.get_text() for label in figure.axes[0].get_xticklabels()] == ["cat", "dog"]
     with pytest.raises(TokenizerError, match="'bird' is not in this tokenizer's vocabulary"):
         plots.token_similarity(table, tokenizer, ["bird"])

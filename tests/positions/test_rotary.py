@@ -6,7 +6,8 @@ from comparison import assert_no_worse
 from hypothesis import given
 from hypothesis import strategies as st
 
-from embedlayer import RotaryEmbedding, SizeError, permute_qk
+from embedlayer import RotaryEmbedding, SizeError
+from embedlayer.positions import permute_qk
 from embedlayer.positions.rotary import rotary_angles, rotary_frequencies, to_phase_increments
 
 

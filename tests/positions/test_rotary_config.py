@@ -6,15 +6,13 @@ import json
 import pytest
 import torch
 
-from embedlayer import (
-    CheckpointError,
+from embedlayer import CheckpointError, Position, RotaryEmbedding
+from embedlayer.positions import (
     DynamicNTKScaling,
     LinearScaling,
     Llama3Scaling,
     LongRopeScaling,
-    Position,
     ProportionalScaling,
-    RotaryEmbedding,
     YarnScaling,
     rotary_positions,
 )

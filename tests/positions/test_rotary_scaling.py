@@ -6,17 +6,13 @@ import pytest
 import torch
 from comparison import assert_no_worse
 
-from embedlayer import (
-    CheckpointError,
-    DecoderLM,
+from embedlayer import CheckpointError, DecoderLM, RotaryEmbedding, SizeError, TokenEmbedding
+from embedlayer.positions import (
     DynamicNTKScaling,
     LinearScaling,
     Llama3Scaling,
     LongRopeScaling,
     ProportionalScaling,
-    RotaryEmbedding,
-    SizeError,
-    TokenEmbedding,
     YarnScaling,
 )
 from embedlayer.positions.rotary_scaling import RotaryScaling, rotary_frequencies

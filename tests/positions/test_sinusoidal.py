@@ -10,14 +10,8 @@ from comparison import assert_no_worse
 from hypothesis import given
 from hypothesis import strategies as st
 
-from embedlayer import (
-    PositionError,
-    SinusoidalPositionalEmbedding,
-    SizeError,
-    TransformerEmbedding,
-    positions_of,
-    sinusoids,
-)
+from embedlayer import PositionError, SinusoidalPositionalEmbedding, SizeError, TransformerEmbedding, positions_of
+from embedlayer.positions import sinusoids
 from embedlayer.scratch import scratch_sinusoidal
 
 

@@ -13,8 +13,8 @@ from embedlayer import (
     TokenTable,
     TransformerEmbedding,
     param_groups,
-    table_geometry,
 )
+from embedlayer.analysis import table_geometry
 from embedlayer.analysis.row_reader import RowReader
 from embedlayer.tables.dense import as_lookup_table, as_table
 from embedlayer.tables.lookup import LookupTable

@@ -94,7 +94,7 @@ def test_transformers_finds_kept_tokens_unchanged_to_the_bit(name, folders, tmp_
     folder, out = folders[name], tmp_path / "new"
     with quiet():
         before = opened(folder, make())
-    receipt = el.edit_vocabulary(folder, add=[new_token], remove=old_tokens, out=out)
+    receipt = el.vocab.edit_vocabulary(folder, add=[new_token], remove=old_tokens, out=out)
     after = opened(out, before)
     old, new = receipt.old_tokenizer, receipt.tokenizer
     ids = torch.tensor([old.encode(TEXT).ids])
@@ -122,7 +122,7 @@ def test_from_llama_2_to_phi_3_eleven_tokens_come_and_no_row_changes(shared_data
     phi = el.load_tokenizer(shared_data / "tokenizers" / "phi-3-mini.tokenizer.json")
     table = el.TokenEmbedding(32000, 16, dtype=torch.bfloat16)
     before = table.weight.detach().clone()
-    receipt = el.transplant(table, phi, tokenizer=llama, pad_to_multiple_of=64)
+    receipt = el.vocab.transplant(table, phi, tokenizer=llama, pad_to_multiple_of=64)
     assert (table.vocab_size, table.num_rows) == (32011, 32064)
     assert torch.equal(table.weight[:32000], before)
     assert sorted(receipt.added) == list(range(32000, 32011))
@@ -144,7 +144,7 @@ def small_gpt2(tmp_path) -> Path:
         ).save_pretrained(folder)
     base = el.train_tokenizer(carried_text()[:20_000], vocab_size=400, special_tokens=())
     base.model.save(str(folder))  # vocab.json and merges.txt
-    tokenizer = el.edit_tokenizer(base, special=["<|endoftext|>", "<|end|>"]).tokenizer
+    tokenizer = el.vocab.edit_tokenizer(base, special=["<|endoftext|>", "<|end|>"]).tokenizer
     tokenizer.save(str(folder / "tokenizer.json"))
     specials = {"pad_token": "<|endoftext|>", "eos_token": "<|end|>"}
     decoder = {"400": {"content": "<|endoftext|>", "special": True}, "401": {"content": "<|end|>", "special": True}}
@@ -168,7 +168,7 @@ def test_every_file_that_names_tokens_follows(small_gpt2, tmp_path) -> None:
     from transformers import AutoTokenizer, GPT2LMHeadModel
 
     out = tmp_path / "new"
-    receipt = el.edit_vocabulary(small_gpt2, remove=[380], add=[" otterly"], special=["<|user|>"], out=out)
+    receipt = el.vocab.edit_vocabulary(small_gpt2, remove=[380], add=[" otterly"], special=["<|user|>"], out=out)
     end = 400 - len(receipt.dropped)
     seven, forty, eight, five = receipt.remap(torch.tensor([7, 40, 8, 5])).tolist()
 
@@ -207,7 +207,7 @@ def test_a_token_that_a_configuration_names_cannot_be_removed(file, small_gpt2, 
         content = json.loads((small_gpt2 / name).read_text())
         (small_gpt2 / name).write_text(json.dumps({**content, "eos_token_id": [400, 401] if name == file else 400}))
     with pytest.raises(el.VocabularyError, match=f"'<.end.>'.* cannot be removed: {file} names it as eos_token"):
-        el.remove_tokens(small_gpt2, ["<|end|>"], out=tmp_path / "new")
+        el.vocab.remove_tokens(small_gpt2, ["<|end|>"], out=tmp_path / "new")
     assert not (tmp_path / "new").exists()
     assert not list(tmp_path.glob(".*"))
 
@@ -221,8 +221,8 @@ def test_roberta_counts_positions_from_its_padding_token_which_must_stay_where_i
     with quiet():
         RobertaForMaskedLM(config).save_pretrained(tmp_path / "old")
     with pytest.raises(el.VocabularyError, match="must keep that ID"):
-        el.edit_vocabulary(tmp_path / "old", reorder=[1, 0, *range(2, 300)], out=tmp_path / "new")
-    el.remove_tokens(tmp_path / "old", [299], out=tmp_path / "new")
+        el.vocab.edit_vocabulary(tmp_path / "old", reorder=[1, 0, *range(2, 300)], out=tmp_path / "new")
+    el.vocab.remove_tokens(tmp_path / "old", [299], out=tmp_path / "new")
     assert el.load(tmp_path / "new").table.vocab_size == 299
 
 
@@ -240,7 +240,7 @@ def plain(folder: Path, tensors: dict[str, torch.Tensor], family: str = "gpt2") 
 def test_rows_are_moved_in_the_type_that_each_tensor_is_stored_in(tmp_path) -> None:
     table, head = torch.randn(20, 4).bfloat16(), torch.randn(20, 4)
     plain(tmp_path / "old", {"model.embed_tokens.weight": table, "lm_head.weight": head}, "llama")
-    el.edit_vocabulary(tmp_path / "old", remove=[3], out=tmp_path / "new")
+    el.vocab.edit_vocabulary(tmp_path / "old", remove=[3], out=tmp_path / "new")
     kept = [token for token in range(20) if token != 3]
     after = tensors_of(tmp_path / "new")
     assert torch.equal(after["model.embed_tokens.weight"], table[kept])
@@ -254,7 +254,7 @@ def test_llama2_c_in_metas_layout_still_generates_its_text(shared_data, tmp_path
     shutil.copy(shared_data / "models" / "tok512.bin", folder)
     model, tokenizer = el.load_llama(folder), el.load_tokenizer(folder)
     text = "Once upon a time, there was a little girl named Lily. She loved to play outside in the park."
-    receipt = el.trim_vocabulary(folder, text, out=tmp_path / "new")
+    receipt = el.vocab.trim_vocabulary(folder, text, out=tmp_path / "new")
     small, trimmed = el.load_llama(tmp_path / "new"), el.load_tokenizer(tmp_path / "new")
     assert small.table.vocab_size < 400
     ids = torch.tensor(tokenizer.encode(text).ids)
@@ -267,12 +267,12 @@ def test_llama2_c_in_metas_layout_still_generates_its_text(shared_data, tmp_path
 def test_a_tensor_of_as_many_rows_that_is_not_known_is_named(tmp_path) -> None:
     tensors = {"wte.weight": torch.randn(20, 4), "wpe.weight": torch.randn(8, 4), "prior.weight": torch.randn(20)}
     with pytest.warns(el.EmbedLayerWarning, match="prior.weight has 20 rows"):
-        el.remove_tokens(plain(tmp_path / "old", tensors), [3], out=tmp_path / "new")
+        el.vocab.remove_tokens(plain(tmp_path / "old", tensors), [3], out=tmp_path / "new")
 
 
 def test_a_checkpoint_changed_since_the_edit_is_not_undone(tmp_path) -> None:
     plain(tmp_path / "old", {"wte.weight": torch.randn(20, 4), "wpe.weight": torch.randn(8, 4)})
-    receipt = el.remove_tokens(tmp_path / "old", [3], out=tmp_path / "new")
+    receipt = el.vocab.remove_tokens(tmp_path / "old", [3], out=tmp_path / "new")
     layer = el.load(tmp_path / "new")
     with torch.no_grad():
         layer.table.weight[0] += 1
@@ -286,4 +286,4 @@ def test_a_table_that_is_put_together_on_loading_is_refused(tmp_path) -> None:
     tensors = {"embeddings": torch.randn(5, 4), "mapping": torch.randint(0, 5, (20,))}
     plain(tmp_path / "old", tensors, "model2vec")
     with pytest.raises(el.CheckpointError, match="put together from several tensors"):
-        el.remove_tokens(tmp_path / "old", [3], out=tmp_path / "new")
+        el.vocab.remove_tokens(tmp_path / "old", [3], out=tmp_path / "new")

@@ -6,7 +6,7 @@ from vocab_models import close, same, state_of
 
 import embedlayer as el
 from embedlayer.cli.demo import carried_text
-from embedlayer.vocab.used_tokens import used_tokens
+from embedlayer.vocab.token_usage import used_tokens
 
 TEXT = carried_text()[:30_000]
 
@@ -33,7 +33,7 @@ def test_trimming_to_a_corpus_leaves_its_ids_and_the_models_outputs_on_it(kind, 
     made, part = model(tokenizer, tied=tied), TEXT[:3000]
     ids = torch.tensor(tokenizer.encode(part).ids)
     before, described, state = made(ids[:100]), made.config, state_of(made)
-    receipt = el.trim_vocabulary(made, part, tokenizer=tokenizer)
+    receipt = el.vocab.trim_vocabulary(made, part, tokenizer=tokenizer)
     assert receipt.dropped
     new_ids = receipt.remap(ids)
     assert receipt.tokenizer.encode(part).ids == new_ids.tolist()
@@ -50,8 +50,8 @@ def test_adding_and_then_removing_gives_the_same_model_and_the_same_ids(kind, to
     tokenizer = tokenizers[kind]
     made = model(tokenizer)
     described, state = made.config, state_of(made)
-    added = el.add_tokens(made, ["otterly", "lynxes"], tokenizer=tokenizer)
-    removed = el.remove_tokens(made, ["otterly", "lynxes"], tokenizer=added.tokenizer)
+    added = el.vocab.add_tokens(made, ["otterly", "lynxes"], tokenizer=tokenizer)
+    removed = el.vocab.remove_tokens(made, ["otterly", "lynxes"], tokenizer=added.tokenizer)
     assert removed.tokenizer.get_vocab() == tokenizer.get_vocab()
     assert removed.tokenizer.encode(TEXT[:2000]).ids == tokenizer.encode(TEXT[:2000]).ids
     assert same(state_of(made), state)
@@ -62,7 +62,7 @@ def test_to_another_tokenizer_and_back_keeps_what_both_have(tokenizers) -> None:
     old, new = tokenizers["bpe"], tokenizers["word"]
     made = model(old)
     rows = made.table.rows(0, old.get_vocab_size()).clone()
-    receipt = el.transplant(made, new, tokenizer=old)
+    receipt = el.vocab.transplant(made, new, tokenizer=old)
     assert made.table.vocab_size == new.get_vocab_size()
     shared = (receipt.row_map.sources >= 0).nonzero().squeeze(1)
     assert len(shared) > 20
@@ -81,7 +81,7 @@ def test_merged_tokens_are_read_as_the_one_that_stands_for_them(tokenizers) -> N
     tokenizer = tokenizers["word"]
     made = model(tokenizer)
     the, a = (tokenizer.token_to_id(word) for word in ("the", "a"))
-    receipt = el.edit_vocabulary(made, merge={"the": "a"}, tokenizer=tokenizer)
+    receipt = el.vocab.edit_vocabulary(made, merge={"the": "a"}, tokenizer=tokenizer)
     assert receipt.remap(torch.tensor([the, a])).unique().numel() == 1
     assert the in receipt.merged
     assert the not in receipt.dropped
@@ -92,14 +92,14 @@ def test_a_corpus_of_ids_files_and_texts_ask_for_the_same_tokens(tokenizers, tmp
     (tmp_path / "a.txt").write_text(TEXT[:5000])
     corpus = el.TokenCorpus.build([tmp_path / "a.txt"], tokenizer, tmp_path / "corpus")
     wanted = [
-        el.trim_vocabulary(model(tokenizer), source, tokenizer=tokenizer).row_map.sources.tolist()
+        el.vocab.trim_vocabulary(model(tokenizer), source, tokenizer=tokenizer).row_map.sources.tolist()
         for source in (TEXT[:5000], [TEXT[:5000]], tmp_path / "a.txt", [tmp_path / "a.txt"], corpus)
     ]
     assert all(one == wanted[0] for one in wanted)
     often = used_tokens(tokenizer, TEXT[:5000], keep_special=True, min_count=5)
     assert len(often) < len(used_tokens(tokenizer, TEXT[:5000], keep_special=True, min_count=1))
     with pytest.raises(el.VocabularyError, match="another tokenizer"):
-        el.trim_vocabulary(model(tokenizer), corpus, tokenizer=tokenizers["word"])
+        el.vocab.trim_vocabulary(model(tokenizer), corpus, tokenizer=tokenizers["word"])
 
 
 def test_a_layer_that_was_loaded_edits_its_own_tokenizer(shared_data, tmp_path) -> None:
@@ -122,7 +122,7 @@ def test_a_layer_that_was_loaded_edits_its_own_tokenizer(shared_data, tmp_path) 
     write_json(tmp_path / "config.json", config)
     layer = el.load(tmp_path)
     old, before = layer.tokenizer, layer.input(torch.tensor([[5, 6]]))
-    receipt = el.add_tokens(layer, ["otterly"], pad_to_multiple_of=64)
+    receipt = el.vocab.add_tokens(layer, ["otterly"], pad_to_multiple_of=64)
     assert layer.tokenizer is receipt.tokenizer
     assert layer.tokenizer.encode("otterly", add_special_tokens=False).ids == [28996]
     assert (layer.table.vocab_size, layer.table.padding_idx) == (29056, 0)  # in a checkpoint all rows are looked up
@@ -133,7 +133,7 @@ def test_a_layer_that_was_loaded_edits_its_own_tokenizer(shared_data, tmp_path) 
     assert layer.tokenizer.to_str() == old.to_str()
     assert torch.equal(layer.table.weight, names["embeddings.word_embeddings.weight"])
     with pytest.raises(el.VocabularyError, match="not that of the model"):
-        el.add_tokens(layer, ["otterly"], tokenizer=el.train_tokenizer((), "byte"))
+        el.vocab.add_tokens(layer, ["otterly"], tokenizer=el.train_tokenizer((), "byte"))
 
 
 def test_what_cannot_be_done_is_said_and_nothing_is_half_done(tokenizers) -> None:
@@ -141,15 +141,15 @@ def test_what_cannot_be_done_is_said_and_nothing_is_half_done(tokenizers) -> Non
     made = model(tokenizer)
     state, described = state_of(made), made.config
     refusals = [
-        ("no token 'otterly'", lambda: el.remove_tokens(made, ["otterly"], tokenizer=tokenizer)),
-        ("twice", lambda: el.add_tokens(made, ["otterly", "otterly"], tokenizer=tokenizer)),
-        ("already", lambda: el.add_tokens(made, ["the"], tokenizer=tokenizer)),
-        ("cannot|need", lambda: el.remove_tokens(made, ["<unk>"], tokenizer=tokenizer)),
-        ("hold none", lambda: el.trim_vocabulary(made, "Ωμέγα ψψψψ", tokenizer=tokenizer)),
-        ("do not belong together", lambda: el.add_tokens(el.TokenEmbedding(9, 4), ["x y"], tokenizer=tokenizer)),
-        ("There is no tokenizer", lambda: el.trim_vocabulary(made, TEXT)),
-        ("There is no tokenizer", lambda: el.transplant(made, tokenizer)),
-        ("have names", lambda: el.add_tokens(made, 3, tokenizer=tokenizer)),
+        ("no token 'otterly'", lambda: el.vocab.remove_tokens(made, ["otterly"], tokenizer=tokenizer)),
+        ("twice", lambda: el.vocab.add_tokens(made, ["otterly", "otterly"], tokenizer=tokenizer)),
+        ("already", lambda: el.vocab.add_tokens(made, ["the"], tokenizer=tokenizer)),
+        ("cannot|need", lambda: el.vocab.remove_tokens(made, ["<unk>"], tokenizer=tokenizer)),
+        ("hold none", lambda: el.vocab.trim_vocabulary(made, "Ωμέγα ψψψψ", tokenizer=tokenizer)),
+        ("do not belong together", lambda: el.vocab.add_tokens(el.TokenEmbedding(9, 4), ["x y"], tokenizer=tokenizer)),
+        ("There is no tokenizer", lambda: el.vocab.trim_vocabulary(made, TEXT)),
+        ("There is no tokenizer", lambda: el.vocab.transplant(made, tokenizer)),
+        ("have names", lambda: el.vocab.add_tokens(made, 3, tokenizer=tokenizer)),
     ]
     for words, refused in refusals:
         with pytest.raises(el.VocabularyError, match=words):

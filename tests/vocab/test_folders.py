@@ -49,13 +49,13 @@ def test_a_disk_that_is_full_leaves_nothing_behind(kind, tmp_path, request) -> N
     try:
         resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, limits[1]))
         with pytest.raises(el.FileError, match=r"Cannot write|File too large"):
-            el.remove_tokens(folder, [7], out=tmp_path / "new")
+            el.vocab.remove_tokens(folder, [7], out=tmp_path / "new")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
         signal.signal(signal.SIGXFSZ, handler)
     assert contents(tmp_path) == before
     assert sorted(os.listdir(tmp_path)) == ["old"]
-    el.remove_tokens(folder, [7], out=tmp_path / "new")
+    el.vocab.remove_tokens(folder, [7], out=tmp_path / "new")
 
 
 @pytest.mark.parametrize("where", ["save", "receipts_in"])
@@ -68,7 +68,7 @@ def test_what_fails_late_leaves_nothing_behind_either(kind, where, tmp_path, req
 
     monkeypatch.setattr(edit.Receipt if where == "save" else edit, where, fail)
     with pytest.raises(KeyboardInterrupt):
-        el.remove_tokens(folder, [7], out=tmp_path / "new")
+        el.vocab.remove_tokens(folder, [7], out=tmp_path / "new")
     assert sorted(os.listdir(tmp_path)) == ["old"]
 
 
@@ -77,7 +77,7 @@ def test_a_killed_edit_leaves_no_folder_of_that_name(checkpoint, tmp_path) -> No
         "import sys, time, embedlayer as el\n"
         "from embedlayer.vocab import edit\n"
         "edit.Receipt.save = lambda *_: (print('now', flush=True), time.sleep(600))\n"
-        "el.remove_tokens(sys.argv[1], [7], out=sys.argv[2])\n"
+        "el.vocab.remove_tokens(sys.argv[1], [7], out=sys.argv[2])\n"
     )
     command = [sys.executable, "-c", code, str(checkpoint), str(tmp_path / "new")]
     root = str(Path(__file__).resolve().parents[2])
@@ -88,19 +88,19 @@ def test_a_killed_edit_leaves_no_folder_of_that_name(checkpoint, tmp_path) -> No
         process.wait()
     assert not (tmp_path / "new").exists()
     time.sleep(0)
-    receipt = el.remove_tokens(checkpoint, [7], out=tmp_path / "new")
+    receipt = el.vocab.remove_tokens(checkpoint, [7], out=tmp_path / "new")
     assert receipt.row_map.size == 2999
 
 
 def test_receipts_are_numbered_and_the_last_is_the_one_to_undo(checkpoint, tmp_path) -> None:
     folder = checkpoint
     for number in range(1, 4):
-        el.remove_tokens(folder, [number], out=tmp_path / str(number))
+        el.vocab.remove_tokens(folder, [number], out=tmp_path / str(number))
         folder = tmp_path / str(number)
     assert [file.name for file in receipts_in(folder)] == [f"vocabulary-{number}.receipt" for number in (1, 2, 3)]
     assert last_receipt(folder).dropped == {3: "#3"}
     with pytest.raises(el.CheckpointError, match="not what the receipt belongs to"):
-        el.Receipt.load(receipts_in(folder)[0]).undo(folder, out=tmp_path / "back")
+        el.vocab.Receipt.load(receipts_in(folder)[0]).undo(folder, out=tmp_path / "back")
     while receipts_in(folder):
         back = tmp_path / f"before {folder.name}"
         last_receipt(folder).undo(folder, out=back)
@@ -112,17 +112,17 @@ def test_receipts_are_numbered_and_the_last_is_the_one_to_undo(checkpoint, tmp_p
 
 def test_where_nothing_can_be_read_or_written_is_said(checkpoint, tmp_path) -> None:
     with pytest.raises(el.FileError, match="There is no folder"):
-        el.remove_tokens(tmp_path / "none", [7], out=tmp_path / "new")
+        el.vocab.remove_tokens(tmp_path / "none", [7], out=tmp_path / "new")
     with pytest.raises(el.FileError, match=r"name it with out="):
-        el.remove_tokens(checkpoint, [7])
+        el.vocab.remove_tokens(checkpoint, [7])
     with pytest.raises(el.FileError, match="is not empty"):
-        el.remove_tokens(checkpoint, [7], out=checkpoint)
+        el.vocab.remove_tokens(checkpoint, [7], out=checkpoint)
     (tmp_path / "file").write_text("")
     with pytest.raises(el.FileError, match="Cannot write"):
-        el.remove_tokens(checkpoint, [7], out=tmp_path / "file" / "new")
+        el.vocab.remove_tokens(checkpoint, [7], out=tmp_path / "file" / "new")
     with pytest.raises(el.SizeError, match="for live modules"):
         parameter = torch.nn.Parameter(torch.zeros(1))
-        el.remove_tokens(checkpoint, [7], out=tmp_path / "new", optimizer=torch.optim.SGD([parameter]))
+        el.vocab.remove_tokens(checkpoint, [7], out=tmp_path / "new", optimizer=torch.optim.SGD([parameter]))
     assert sorted(os.listdir(tmp_path)) == ["file", "old"]
 
 
@@ -136,9 +136,9 @@ def test_a_checkpoint_of_many_processes_is_called_by_its_name(kind, tmp_path, ca
     dcp.save({"rows": torch.randn(30, 4)}, checkpoint_id=folder, storage_writer=writer, no_dist=True)
     words = r"in shards.*torchrun.*edit_vocabulary\(model.*Its vocabulary"
     for refused in (
-        lambda: el.edit_vocabulary(folder, add=1),
-        lambda: el.trim_vocabulary(folder, "text", out=tmp_path / "new"),
-        lambda: el.Receipt(RowMap(torch.tensor([0]), 1), (1, 1)).undo(folder, out=tmp_path / "new"),
+        lambda: el.vocab.edit_vocabulary(folder, add=1),
+        lambda: el.vocab.trim_vocabulary(folder, "text", out=tmp_path / "new"),
+        lambda: el.vocab.Receipt(RowMap(torch.tensor([0]), 1), (1, 1)).undo(folder, out=tmp_path / "new"),
     ):
         with pytest.raises(el.CheckpointError, match=words):
             refused()

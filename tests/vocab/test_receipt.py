@@ -61,7 +61,7 @@ def test_what_is_saved_comes_back_and_undoes(tmp_path) -> None:
     train(made, optimizer, IDS)
     before = state_of(made, optimizer)
     tokenizer = el.train_tokenizer("a b c d e f g h i j k l m n o p", "word", special_tokens=["<pad>"])
-    receipt = el.edit_vocabulary(made, add=["otter"], remove=["k"], tokenizer=tokenizer, optimizer=optimizer)
+    receipt = el.vocab.edit_vocabulary(made, add=["otter"], remove=["k"], tokenizer=tokenizer, optimizer=optimizer)
     receipt.save(tmp_path / "edit.receipt")
     again = Receipt.load(tmp_path / "edit.receipt")
     assert str(again) == str(receipt)

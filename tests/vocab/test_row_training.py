@@ -14,7 +14,7 @@ KINDS = ["tied", "padded", "free", "tied, with a bias", "row-sparse"]
 def test_the_new_rows_learn_and_every_other_number_stays(kind) -> None:
     made = MODELS[kind]()
     free = not made.head.tied
-    receipt = el.add_tokens(made, 3, train_only_new=True)
+    receipt = el.vocab.add_tokens(made, 3, train_only_new=True)
     assert list(receipt.added) == [V, V + 1, V + 2]
     learning = {name: p.shape for name, p in made.named_parameters() if p.requires_grad}
     assert set(learning.values()) == {(3, D)}
@@ -38,7 +38,7 @@ def test_the_new_rows_learn_and_every_other_number_stays(kind) -> None:
     assert made.head.tied != free
     assert all(parameter.requires_grad for parameter in made.parameters())
     fresh = MODELS[kind]()
-    el.add_tokens(fresh, 3)
+    el.vocab.add_tokens(fresh, 3)
     fresh.load_state_dict(made.state_dict())
     assert made.config == fresh.config
 
@@ -46,7 +46,7 @@ def test_the_new_rows_learn_and_every_other_number_stays(kind) -> None:
 def test_undo_after_merging_untrained_rows_is_exact() -> None:
     made = MODELS["free"]()
     before = state_of(made)
-    receipt = el.add_tokens(made, 2, train_only_new=True)
+    receipt = el.vocab.add_tokens(made, 2, train_only_new=True)
     with pytest.raises(el.SizeError, match=r"after merge\(\)"):
         receipt.undo(made)
     merge_rows(made)
@@ -57,7 +57,7 @@ def test_undo_after_merging_untrained_rows_is_exact() -> None:
 def test_what_cannot_be_trained_so_is_refused() -> None:
     factorised = MODELS["factorised"]()
     with pytest.raises(el.SizeError, match="does not store each row"):
-        el.add_tokens(factorised, 2, train_only_new=True)
+        el.vocab.add_tokens(factorised, 2, train_only_new=True)
     assert factorised.table.vocab_size == V
     assert all(parameter.requires_grad for parameter in factorised.parameters())
     with pytest.raises(el.SizeError, match="DeltaEmbedding"):
@@ -65,7 +65,7 @@ def test_what_cannot_be_trained_so_is_refused() -> None:
     with pytest.raises(el.SizeError, match="call train_only_rows first"):
         merge_rows(factorised)
     with pytest.raises(el.SizeError, match="built afterwards"):
-        el.add_tokens("folder", 2, train_only_new=True)
+        el.vocab.add_tokens("folder", 2, train_only_new=True)
     made = MODELS["tied"]()
     with pytest.raises(el.TokenIdError):
         train_only_rows(made, [V])

@@ -54,7 +54,7 @@ def go_on(run: el.RunDirectory, trainer: el.Trainer, to: int) -> None:
 def test_a_resumed_run_goes_on_as_the_untouched_one(row_sparse, tmp_path) -> None:
     old = start(tmp_path / "old", row_sparse=row_sparse, stop_at=3)
     other, _ = old.open()
-    receipt = el.edit_vocabulary(old.path, reorder=[*range(299, -1, -1)], out=tmp_path / "new")
+    receipt = el.vocab.edit_vocabulary(old.path, reorder=[*range(299, -1, -1)], out=tmp_path / "new")
     new = el.RunDirectory(tmp_path / "new")
     trainer, tokenizer, notes = new.resume()
     assert (trainer.step, trainer.steps) == (3, 6)
@@ -74,7 +74,7 @@ def test_a_resumed_run_goes_on_as_the_untouched_one(row_sparse, tmp_path) -> Non
 @pytest.mark.parametrize("row_sparse", [False, True])
 def test_new_rows_start_clean_and_alike_in_result_and_run(row_sparse, tmp_path) -> None:
     old = start(tmp_path / "old", row_sparse=row_sparse, stop_at=6, finish=True)
-    receipt = el.add_tokens(old.path, [" otter", " lynx"], init=RandomInit(), out=tmp_path / "new")
+    receipt = el.vocab.add_tokens(old.path, [" otter", " lynx"], init=RandomInit(), out=tmp_path / "new")
     trainer, tokenizer, _ = el.RunDirectory(tmp_path / "new").resume()
     model = el.open_model(tmp_path / "new").model
     assert torch.equal(trainer.model.table.rows(0, 302), model.table.rows(0, 302))
@@ -94,8 +94,8 @@ def test_new_rows_start_clean_and_alike_in_result_and_run(row_sparse, tmp_path) 
 def test_undo_gives_back_every_file_of_a_run(finished, tmp_path) -> None:
     old = el.RunDirectory(shutil.copytree(finished.path, tmp_path / "old"))
     (old.path / "report.html").write_text("<p>a report</p>")
-    el.edit_vocabulary(old.path, add=[" otter"], reorder=None, out=tmp_path / "new")
-    el.add_tokens(tmp_path / "new", [" lynx"], out=tmp_path / "newer")
+    el.vocab.edit_vocabulary(old.path, add=[" otter"], reorder=None, out=tmp_path / "new")
+    el.vocab.add_tokens(tmp_path / "new", [" lynx"], out=tmp_path / "newer")
     assert sorted(file.name for file in (tmp_path / "newer").glob("*.receipt")) == [
         "vocabulary-1.receipt",
         "vocabulary-2.receipt",
@@ -113,7 +113,7 @@ def test_undo_gives_back_every_file_of_a_run(finished, tmp_path) -> None:
                 assert words == again_words
                 assert same(tensors, again_tensors)
             elif file.suffix == ".receipt":
-                assert str(el.Receipt.load(one / file)) == str(el.Receipt.load(other / file))
+                assert str(el.vocab.Receipt.load(one / file)) == str(el.vocab.Receipt.load(other / file))
             else:
                 assert (one / file).read_bytes() == (other / file).read_bytes(), file
 
@@ -121,7 +121,7 @@ def test_undo_gives_back_every_file_of_a_run(finished, tmp_path) -> None:
 def test_trimming_to_the_own_text_leaves_outputs_and_the_run_as_they_were(finished, tmp_path) -> None:
     old = finished
     corpus = el.TokenCorpus.open(old.corpus)
-    receipt = el.trim_vocabulary(old.path, corpus, out=tmp_path / "new")
+    receipt = el.vocab.trim_vocabulary(old.path, corpus, out=tmp_path / "new")
     assert {"Ġzebra", "Ġquagga", "Ġokapi"} <= set(receipt.dropped.values())
     opened = el.open_model(tmp_path / "new")
     small, tokenizer = opened.model, opened.tokenizer
@@ -137,19 +137,19 @@ def test_a_run_whose_text_needs_a_dropped_token_leaves_its_result(finished, tmp_
     old = finished
     tokenizer = el.load_tokenizer(old.path)
     with pytest.warns(el.EmbedLayerWarning, match="there is no run to resume"):
-        receipt = el.remove_tokens(old.path, [290], out=tmp_path / "new")
+        receipt = el.vocab.remove_tokens(old.path, [290], out=tmp_path / "new")
     assert tokenizer.id_to_token(290) in receipt.dropped.values()
     assert not (tmp_path / "new" / "run.json").exists()
     el.open_model(tmp_path / "new")
 
     with pytest.raises(el.VocabularyError, match="not that of the model"):
-        el.add_tokens(old.path, ["otter"], tokenizer=el.train_tokenizer((), "byte"), out=tmp_path / "none")
+        el.vocab.add_tokens(old.path, ["otter"], tokenizer=el.train_tokenizer((), "byte"), out=tmp_path / "none")
     unfinished = start(tmp_path / "unfinished", row_sparse=False, stop_at=2)
     with (
         pytest.warns(el.EmbedLayerWarning, match="removed tokens"),
         pytest.raises(el.VocabularyError, match="not finished"),
     ):
-        el.remove_tokens(unfinished.path, [290], out=tmp_path / "none")
+        el.vocab.remove_tokens(unfinished.path, [290], out=tmp_path / "none")
     assert not (tmp_path / "none").exists()
 
 
@@ -157,11 +157,11 @@ def test_a_run_whose_text_needs_a_dropped_token_leaves_its_result(finished, tmp_
 def test_every_saved_layer_is_edited(kind, tmp_path) -> None:
     made = MODELS[kind]()
     made.save_pretrained(tmp_path / "old")
-    receipt = el.add_tokens(tmp_path / "old", 3, pad_to_multiple_of=8, out=tmp_path / "new")
+    receipt = el.vocab.add_tokens(tmp_path / "old", 3, pad_to_multiple_of=8, out=tmp_path / "new")
     read = el.DecoderLM.read_pretrained(tmp_path / "new")
     live = MODELS[kind]()
     live.load_state_dict(made.state_dict())
-    el.add_tokens(live, 3, pad_to_multiple_of=8)
+    el.vocab.add_tokens(live, 3, pad_to_multiple_of=8)
     assert read.config == live.config
     assert same(state_of(read), state_of(live))
     receipt.undo(tmp_path / "new", out=tmp_path / "back")
@@ -169,5 +169,5 @@ def test_every_saved_layer_is_edited(kind, tmp_path) -> None:
         assert (tmp_path / "back" / name).read_bytes() == (tmp_path / "old" / name).read_bytes()
     layer = el.TransformerEmbedding(V, D, 8)
     layer.save_pretrained(tmp_path / "layer")
-    el.add_tokens(tmp_path / "layer", 1, out=tmp_path / "more")
+    el.vocab.add_tokens(tmp_path / "layer", 1, out=tmp_path / "more")
     assert json.loads((tmp_path / "more" / "config.json").read_text())["vocab_size"] == V + 1

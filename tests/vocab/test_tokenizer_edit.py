@@ -11,8 +11,8 @@ from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizer
 
 from embedlayer.data.tokenizer import TokenizerKind, load_tokenizer, table_size, train_tokenizer
 from embedlayer.errors import TokenizerError, VocabularyError
+from embedlayer.vocab.token_usage import used_tokens, with_required_tokens
 from embedlayer.vocab.tokenizer_edit import TokenizerEdit, edit_tokenizer
-from embedlayer.vocab.used_tokens import used_tokens, with_required_tokens
 
 TEXT = (
     "In the beginning there was a small dog. The small dog loved other small dogs, and they loved it back!\n"

@@ -2,7 +2,7 @@
 
 import pytest
 
-from embedlayer.analysis.token_kinds import KINDS, token_kinds
+from embedlayer.analysis.kinds import KINDS, token_kinds
 from embedlayer.data.tokenizer import load_tokenizer, table_size, train_tokenizer
 
 

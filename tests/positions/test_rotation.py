@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from embedlayer.positions import apply_rotary as module
-from embedlayer.positions.apply_rotary import apply_rotary, fused_apply_rotary
+from embedlayer.positions import rotation as module
+from embedlayer.positions.rotation import apply_rotary, fused_apply_rotary
 
 
 def angles(*shape: int) -> tuple[torch.Tensor, torch.Tensor]:

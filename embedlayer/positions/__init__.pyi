@@ -1,0 +1,13 @@
+from .alibi import alibi_slopes as alibi_slopes
+from .position import AdditivePosition as AdditivePosition
+from .rotary import permute_qk as permute_qk
+from .rotary import rotary_positions as rotary_positions
+from .rotary_scaling import DynamicNTKScaling as DynamicNTKScaling
+from .rotary_scaling import LinearScaling as LinearScaling
+from .rotary_scaling import Llama3Scaling as Llama3Scaling
+from .rotary_scaling import LongRopeScaling as LongRopeScaling
+from .rotary_scaling import ProportionalScaling as ProportionalScaling
+from .rotary_scaling import RotaryScaling as RotaryScaling
+from .rotary_scaling import YarnScaling as YarnScaling
+from .rotation import apply_rotary as apply_rotary
+from .sinusoidal import sinusoids as sinusoids

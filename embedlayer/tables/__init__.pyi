@@ -1,0 +1,1 @@
+from .pending_updates import pending_updates_applied as pending_updates_applied

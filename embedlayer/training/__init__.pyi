@@ -1,0 +1,2 @@
+from .parallel import ParallelContext as ParallelContext
+from .parallel import parallel_context as parallel_context
