@@ -52,6 +52,9 @@ CONFIG_KEYS: Mapping[str, Names] = {
 SCALE_ATTRIBUTES: Names = ("scalar_embed_scale", "embed_scale")
 """Attributes of transformers' scaled embeddings: the unrounded factor of Gemma, and the factor of all families."""
 
+META_LLAMA = "llama_meta"
+"""The `model_type` that `load_llama` uses for Meta's layout, in which no configuration names a family."""
+
 OWN_MODEL_TYPE = "embedlayer"
 """The `model_type` that `DecoderLM.config` shows to tools of transformers."""
 
@@ -178,7 +181,7 @@ class Family:
         table: Tensor names of the token table. Further names in one checkpoint are copies of the same rows. Empty for a
             family of which only rotary positions are known; `load` treats its checkpoints as unknown.
         width: Configuration keys of the width of the table.
-        aliases: Pairs of a configuration key of this family alone, and the common key that it stands for (T5).
+        aliases: Pairs of a configuration key of this family alone, and the common key that it means (T5, Meta's LLaMA).
         scale: Factor on looked-up rows.
         position: Position scheme.
         numbering: How default positions are counted.
@@ -364,6 +367,20 @@ FAMILIES: tuple[Family, ...] = (
     ),
     _llama("llama", decoder=HUGGING_FACE_TENSORS),
     _llama("mistral", decoder=HUGGING_FACE_TENSORS),
+    _llama(
+        META_LLAMA,
+        table=("tok_embeddings.weight",),
+        aliases=(
+            ("dim", "hidden_size"),
+            ("n_heads", "num_attention_heads"),
+            ("n_kv_heads", "num_key_value_heads"),
+            ("n_layers", "num_hidden_layers"),
+            ("norm_eps", "rms_norm_eps"),
+        ),
+        position=RotaryPositions(interleaved=True),
+        head=HeadSpec(("output.weight",)),
+        decoder=META_TENSORS,
+    ),
     _llama("qwen2", tokenizer_rules=True),
     _llama("qwen3"),
     _llama("gemma", scale="sqrt_dim_rounded", head=HeadSpec(tied=True)),
@@ -447,6 +464,11 @@ UNKNOWN = Family(
     head=HeadSpec(("lm_head.weight", "embed_out.weight", "output.weight", "proj_out.weight")),
 )
 """Names of table and head in checkpoints of unknown families, most common name first."""
+
+
+def stated_size(config: Mapping[str, object], key: str) -> object:
+    """Return a size that a configuration stores under one of its names in `CONFIG_KEYS`; `None` if it has none."""
+    return next((config[name] for name in CONFIG_KEYS[key] if config.get(name) is not None), None)
 
 
 def family_of(model_type: object) -> Family | None:

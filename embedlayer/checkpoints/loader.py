@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import NoneType
 from typing import Any, Literal
 
 import torch
@@ -26,8 +27,10 @@ from embedlayer.families import (
     RotaryPositions,
     SinusoidalPositions,
     family_of,
+    stated_size,
 )
 from embedlayer.files import JsonObject
+from embedlayer.io.config_values import as_number, as_whole_number
 from embedlayer.layers.output import OutputHead
 from embedlayer.layers.prediction_head import PredictionHead
 from embedlayer.positions.alibi import AlibiBias
@@ -45,7 +48,7 @@ MOST_SIZE, MOST_POSITIONS = 1 << 16, 1 << 20
 """Largest sizes and lengths in a configuration that no tensor of the file bounds; larger ones mean a damaged file."""
 
 BOUNDED_KEYS = (
-    *(*CONFIG_KEYS["num_attention_heads"], *CONFIG_KEYS["num_hidden_layers"]),
+    *("hidden_size", *CONFIG_KEYS["num_attention_heads"], *CONFIG_KEYS["num_hidden_layers"]),
     *("head_dim", "d_kv", "rotary_dim", "qk_rope_head_dim"),
 )
 
@@ -120,8 +123,13 @@ class Loader:
         aliases = {common: self.config[own] for own, common in self.family.aliases if own in self.config}
         self.config = {**defaults, **aliases, **self.config}
         for key in BOUNDED_KEYS:
-            if self._whole_or_none(key) is not None:
+            if self.config.get(key) is not None:
                 self._whole(key)
+        for key in ("vocab_size", "pad_token_id"):
+            if type(self.config.get(key, 0)) not in (int, NoneType):
+                raise CheckpointError(
+                    f"The configuration's {key} must be a whole number or null, not {self.config[key]!r}."
+                )
 
     def _family(self) -> Family:
         """Return the family of the checkpoint; for an unknown one, note it and return `UNKNOWN`."""
@@ -157,7 +165,7 @@ class Loader:
         """
         family = self.family
         weight = self._table()
-        pad = self._whole_or_none("pad_token_id")
+        pad = self.config.get("pad_token_id")
         table = TokenEmbedding(
             weight.shape[0],
             weight.shape[1],
@@ -292,7 +300,7 @@ class Loader:
         Raises:
             CheckpointError: They differ.
         """
-        stated = self._whole_or_none("vocab_size")
+        stated = self.config.get("vocab_size")
         if stated is not None and stated != vocab_size and self.names:
             raise CheckpointError(
                 f"{name} has {vocab_size:,} rows and the configuration says vocab_size {stated:,}: "
@@ -380,7 +388,7 @@ class Loader:
         spec = self.family.projection
         if spec is None:
             return None
-        hidden = self._whole_or_none("hidden_size")
+        hidden = self.config.get("hidden_size")
         width = self.tensors["table.weight"].shape[1]
         if not self.checkpoint.find(*spec.weight) and hidden == width:
             return None
@@ -433,12 +441,12 @@ class Loader:
 
     def _alibi(self, *, divide: bool) -> AlibiBias:
         """Return linear biases; `divide` divides them by the square root of a head's width (Falcon)."""
-        heads = self._size("num_attention_heads")
+        heads = self._heads()
         attention = self.config.get("attn_config")
         max_bias = attention.get("alibi_bias_max", 8) if isinstance(attention, dict) else 8
         return AlibiBias(
             heads,
-            max_bias=_positive(max_bias, "attn_config.alibi_bias_max"),
+            max_bias=as_number(max_bias, "attn_config.alibi_bias_max", above=0.0),
             scale=(self.width // heads) ** -0.5 if divide else 1.0,
         )
 
@@ -450,7 +458,7 @@ class Loader:
             ("decoder", "other_positions.decoder", spec.decoder),
         ):
             if self.checkpoint.find(*names):
-                heads, buckets = self._size("num_attention_heads"), self._whole("relative_attention_num_buckets")
+                heads, buckets = self._heads(), self._whole("relative_attention_num_buckets")
                 self._require(f"{key}.weight", names, "relative bias", (buckets, heads))
                 schemes[kind] = RelativePositionBias(
                     heads,
@@ -570,51 +578,24 @@ class Loader:
         Raises:
             CheckpointError: The value is not a positive number, or is missing without a default.
         """
-        return _positive(self.config.get(key, default), key)
-
-    def _size(self, key: str) -> int:
-        """Return a size of the model, stored under one of its names in `CONFIG_KEYS`.
-
-        Raises:
-            CheckpointError: The size is missing, or is not a whole number of at least 1.
-        """
-        return self._whole(next((name for name in CONFIG_KEYS[key] if self.config.get(name) is not None), key))
+        return as_number(self.config.get(key, default), key, above=0.0)
 
     def _whole(self, key: str, default: int | None = None, *, most: int = MOST_SIZE) -> int:
-        """Return a whole number of the configuration, from 1 to `most`.
+        """Return a whole number of the configuration, from 1 to `most`; `default` if the key is missing or null.
 
         Raises:
             CheckpointError: The number is missing without a default, or out of range.
         """
-        value = self._whole_or_none(key)
-        value = default if value is None else value
-        if value is None or value < 1:
-            raise CheckpointError(f"The configuration's {key} must be a whole number of at least 1, not {value!r}.")
-        if value > most:
-            raise CheckpointError(f"The configuration's {key} {value:,} is beyond all models: it is damaged.")
-        return value
+        value = self.config.get(key)
+        return as_whole_number(default if value is None else value, key, most=most)
 
-    def _whole_or_none(self, key: str) -> int | None:
-        """Return a whole number of the configuration; `None` if it is missing.
+    def _heads(self) -> int:
+        """Return the number of attention heads.
 
         Raises:
-            CheckpointError: The value is not a whole number.
+            CheckpointError: The configuration does not state it.
         """
-        value = self.config.get(key)
-        if value is not None and type(value) is not int:
-            raise CheckpointError(f"The configuration's {key} must be a whole number, not {value!r}.")
-        return value
-
-
-def _positive(value: object, key: str) -> float:
-    """Return the value of a configuration key as a positive number.
-
-    Raises:
-        CheckpointError: It is not a positive number.
-    """
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
-        raise CheckpointError(f"The configuration's {key} must be a positive number, not {value!r}.")
-    return float(value)
+        return as_whole_number(stated_size(self.config, "num_attention_heads"), "num_attention_heads", most=MOST_SIZE)
 
 
 def _text_config(config: JsonObject) -> JsonObject:

@@ -1,0 +1,1 @@
+"""Files on disk: atomic writes, checked JSON, safetensors, locks."""
