@@ -125,20 +125,25 @@ PositionSpec = LearnedPositions | SinusoidalPositions | AlibiPositions | Relativ
 
 @dataclass(frozen=True)
 class NormSpec:
-    """A LayerNorm: its tensors, the configuration key of its epsilon, and the epsilon if that key is missing."""
+    """A LayerNorm in a checkpoint. Checkpoints from TensorFlow name its tensors gamma and beta.
 
-    weight: Names
-    bias: Names
-    eps_key: str
-    eps: float
+    Attributes:
+        name: Name of the module.
+        eps_key: Configuration key of its epsilon.
+        eps: Epsilon if that key is missing.
+    """
+
+    name: str
+    eps_key: str = "layer_norm_eps"
+    eps: float = 1e-12
 
 
 @dataclass(frozen=True)
 class LinearSpec:
-    """A linear projection; an empty `bias` means that it has none."""
+    """A linear projection: the name of its module, and whether it has a bias."""
 
-    weight: Names
-    bias: Names = ()
+    name: str
+    bias: bool = True
 
 
 @dataclass(frozen=True)
@@ -245,24 +250,14 @@ META_TENSORS: Mapping[str, str] = {
 """Tensor names of `DecoderLM`, and the names in Meta's LLaMA checkpoints. Their rotary pairs are interleaved."""
 
 
-def _layer_norm(name: str, eps_key: str = "layer_norm_eps", eps: float = 1e-12) -> NormSpec:
-    """Return the spec of the LayerNorm module `name`; checkpoints from TensorFlow call its tensors gamma and beta."""
-    return NormSpec((f"{name}.weight", f"{name}.gamma"), (f"{name}.bias", f"{name}.beta"), eps_key, eps)
-
-
-def _linear(name: str) -> LinearSpec:
-    """Return the spec of the projection module `name` with a bias."""
-    return LinearSpec((f"{name}.weight",), (f"{name}.bias",))
-
-
 def _masked_head(name: str, dense: str, norm: str, activation: str = "hidden_act") -> HeadSpec:
     """Return the spec of the masked LM head `name`: dense layer, activation, LayerNorm, tied rows, bias."""
     return HeadSpec(
         weight=(f"{name}.decoder.weight",),
         bias=(f"{name}.bias", f"{name}.decoder.bias"),
-        dense=_linear(dense),
+        dense=LinearSpec(dense),
         activation=activation,
-        norm=_layer_norm(norm),
+        norm=NormSpec(norm),
         tied=True,
     )
 
@@ -274,7 +269,7 @@ def _bert(name: str, model_types: Names, **changes: object) -> Family:
         "position": LearnedPositions(("embeddings.position_embeddings.weight",)),
         "recipe": ("types", "position", "norm"),
         "types": ("embeddings.token_type_embeddings.weight",),
-        "norm": _layer_norm("embeddings.LayerNorm"),
+        "norm": NormSpec("embeddings.LayerNorm"),
     }
     return Family(name, model_types, **{**common, **changes})  # type: ignore[arg-type]
 
@@ -320,7 +315,7 @@ FAMILIES: tuple[Family, ...] = (
         ("albert",),
         width=("embedding_size",),
         recipe=("types", "position", "norm", "project"),
-        projection=_linear("embedding_hidden_mapping_in"),
+        projection=LinearSpec("embedding_hidden_mapping_in"),
         head=_masked_head("predictions", "predictions.dense", "predictions.LayerNorm"),
     ),
     Family(
@@ -331,8 +326,8 @@ FAMILIES: tuple[Family, ...] = (
         position=LearnedPositions(("embed_positions.weight",), offset=2),
         numbering="mask",
         recipe=("project", "position"),
-        projection=LinearSpec(("project_in.weight",)),
-        head=HeadSpec(dense=LinearSpec(("project_out.weight",)), dense_optional=True, tied=True),
+        projection=LinearSpec("project_in", bias=False),
+        head=HeadSpec(dense=LinearSpec("project_out", bias=False), dense_optional=True, tied=True),
     ),
     Family(
         "bloom",
@@ -340,7 +335,7 @@ FAMILIES: tuple[Family, ...] = (
         table=("word_embeddings.weight",),
         position=AlibiPositions(),
         recipe=("norm",),
-        norm=_layer_norm("word_embeddings_layernorm", "layer_norm_epsilon", 1e-5),
+        norm=NormSpec("word_embeddings_layernorm", "layer_norm_epsilon", 1e-5),
         head=HeadSpec(tied=True),
     ),
     Family("mpt", ("mpt",), table=("wte.weight",), position=AlibiPositions(), head=HeadSpec(tied=True)),

@@ -364,8 +364,8 @@ class Loader:
         """
         if spec is None:
             return None
-        self._require(f"{key}.weight", spec.weight, "LayerNorm", (width,))
-        self._require(f"{key}.bias", spec.bias, "LayerNorm", (width,))
+        self._require(f"{key}.weight", (f"{spec.name}.weight", f"{spec.name}.gamma"), "LayerNorm", (width,))
+        self._require(f"{key}.bias", (f"{spec.name}.bias", f"{spec.name}.beta"), "LayerNorm", (width,))
         return nn.LayerNorm(width, eps=self._number(spec.eps_key, spec.eps))
 
     def _linear(self, key: str, spec: LinearSpec, shape: tuple[int | None, int | None]) -> nn.Linear:
@@ -374,10 +374,10 @@ class Loader:
         Raises:
             CheckpointError: A tensor is missing or has another shape.
         """
-        weight = self._require(f"{key}.weight", spec.weight, "projection", shape)
+        weight = self._require(f"{key}.weight", (f"{spec.name}.weight",), "projection", shape)
         if spec.bias:
-            self._require(f"{key}.bias", spec.bias, "projection", (weight.shape[0],))
-        return nn.Linear(weight.shape[1], weight.shape[0], bias=bool(spec.bias))
+            self._require(f"{key}.bias", (f"{spec.name}.bias",), "projection", (weight.shape[0],))
+        return nn.Linear(weight.shape[1], weight.shape[0], bias=spec.bias)
 
     def _projection(self) -> nn.Linear | None:
         """Read the projection of the input embedding; `None` if the family or the checkpoint has none.
@@ -390,7 +390,7 @@ class Loader:
             return None
         hidden = self.config.get("hidden_size")
         width = self.tensors["table.weight"].shape[1]
-        if not self.checkpoint.find(*spec.weight) and hidden == width:
+        if not self.checkpoint.find(f"{spec.name}.weight") and hidden == width:
             return None
         return self._linear("projection", spec, (hidden, width))
 
@@ -481,31 +481,37 @@ class Loader:
             CheckpointError: A tensor or key of the head is missing or does not fit.
         """
         spec = self.family.head
-        has_dense = spec is not None and spec.dense is not None and bool(self.checkpoint.find(*spec.dense.weight))
-        is_plain = spec is not None and (spec.dense is None or (spec.dense_optional and self.width == table.embed_dim))
-        if spec is None or not (has_dense or is_plain):
+        if spec is None:
             return None
-        key = "head.output" if has_dense else "head"
+        dense = spec.dense if spec.dense is not None and self.checkpoint.find(f"{spec.dense.name}.weight") else None
+        if spec.dense is not None and dense is None and not (spec.dense_optional and self.width == table.embed_dim):
+            return None
+        key = "head" if dense is None else "head.output"
         weight = self._untied_rows(spec, f"{key}.weight")
         if weight is None and not self._is_tied(spec):
             return None
         rows, width = (table.vocab_size, table.embed_dim) if weight is None else weight.shape
-        softcap = spec.softcap if spec.softcap is not None and self.config.get(spec.softcap) is not None else None
-        options: dict[str, Any] = {
-            "bias": self._head_bias(spec.bias, f"{key}.bias", rows),
-            "softcap": None if softcap is None else self._number(softcap),
-            "logit_scale": self._logit_scale(spec.logit_scale, table.embed_dim),
-        }
-        if weight is None:
-            output = OutputHead(table, **options)
-        else:
-            output = OutputHead(vocab_size=rows, embed_dim=width, **options)
-        if not has_dense:
+        biases = self.checkpoint.find(*spec.bias)
+        if biases:
+            self._require(f"{key}.bias", spec.bias, "bias of the head", (rows,))
+            self.names[f"{key}.bias"] = tuple(name for name in biases if self.checkpoint.info(name).shape == (rows,))
+        has_softcap = spec.softcap is not None and self.config.get(spec.softcap) is not None
+        output = OutputHead(
+            **({"table": table} if weight is None else {"vocab_size": rows, "embed_dim": width}),
+            bias=bool(biases),
+            softcap=self._number(str(spec.softcap)) if has_softcap else None,
+            logit_scale=self._logit_scale(spec.logit_scale, table.embed_dim),
+        )
+        if dense is None:
             return output
-        assert spec.dense is not None
-        dense = self._linear("head.dense", spec.dense, (width, self.width))
-        norm = self._layer_norm("head.norm", spec.norm, width)
-        return PredictionHead(output, dense=dense, activation=self._activation(spec.activation), norm=norm)
+        return PredictionHead(
+            output,
+            dense=self._linear("head.dense", dense, (width, self.width)),
+            activation=str(self.config.get("hidden_act", "gelu"))
+            if spec.activation == "hidden_act"
+            else spec.activation,
+            norm=self._layer_norm("head.norm", spec.norm, width),
+        )
 
     def _untied_rows(self, spec: HeadSpec, key: str) -> Tensor | None:
         """Read the rows of an untied head; `None` if the head is tied or the checkpoint has no head.
@@ -529,31 +535,6 @@ class Loader:
         weight = self._read(key, found[0])
         self._count_nonfinite("head", weight)
         return weight
-
-    def _head_bias(self, names: Names, key: str, rows: int) -> bool:
-        """Read the bias of the head if the checkpoint has one; return whether it has one.
-
-        Raises:
-            CheckpointError: The bias does not have one number per row.
-        """
-        found = self.checkpoint.find(*names)
-        if found:
-            self._require(key, names, "bias of the head", (rows,))
-            self.names[key] = tuple(name for name in found if self.checkpoint.info(name).shape == (rows,))
-        return bool(found)
-
-    def _activation(self, name: str | None) -> str | None:
-        """Return the name of an activation; `"hidden_act"` is looked up in the configuration.
-
-        Raises:
-            CheckpointError: The configuration's `hidden_act` is not a string.
-        """
-        if name != "hidden_act":
-            return name
-        found = self.config.get(name, "gelu")
-        if not isinstance(found, str):
-            raise CheckpointError(f"hidden_act must be the name of an activation, not {found!r}.")
-        return found
 
     def _logit_scale(self, rule: LogitScaleRule | None, width: int) -> float:
         """Return the factor on the logits.
