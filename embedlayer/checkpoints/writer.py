@@ -122,7 +122,7 @@ def _stream(
     for name, info in header.tensors.items():
         tensor = changed.get(name)
         shape = info.shape if tensor is None else tuple(tensor.shape)
-        size = info.nbytes if tensor is None else tensor.numel() * info.torch_dtype.itemsize
+        size = info.nbytes if tensor is None else _bytes(shape, info)
         entries[name] = {"dtype": info.dtype, "shape": list(shape), "data_offsets": [offset, offset + size]}
         offset += size
     raw = json.dumps(entries, separators=(",", ":"), ensure_ascii=False).encode()
@@ -166,8 +166,13 @@ def _rewrite_json(folder: Path, checkpoint: Checkpoint, vocab_size: int, changed
         if isinstance(metadata, dict):
             for name, tensor in changed.items():
                 info = checkpoint.info(name)
-                added = tensor.numel() - torch.Size(info.shape).numel()
-                for key, size in (("total_size", info.torch_dtype.itemsize), ("total_parameters", 1)):
+                added = _bytes(tuple(tensor.shape), info) - info.nbytes
+                for key, size in (("total_size", 1), ("total_parameters", info.torch_dtype.itemsize)):
                     if isinstance(metadata.get(key), int | float):
-                        metadata[key] += added * size
+                        metadata[key] += added // size
         write_json(index, content)
+
+
+def _bytes(shape: tuple[int, ...], info: TensorInfo) -> int:
+    """Return the number of bytes of a tensor of this shape in the dtype of `info`."""
+    return torch.Size(shape).numel() * info.torch_dtype.itemsize
