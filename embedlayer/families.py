@@ -61,7 +61,7 @@ OWN_MODEL_TYPE = "embedlayer"
 
 @dataclass(frozen=True)
 class LearnedPositions:
-    """One learned row per position.
+    """Learned positions: the table has one row per position.
 
     Attributes:
         names: Tensor names.
@@ -92,7 +92,7 @@ class RelativePositions:
 
 @dataclass(frozen=True)
 class RotaryPositions:
-    """Rotary positions: the facts that transformers keeps in code and not in configurations.
+    """Facts about rotary positions that transformers keeps in code and not in configurations.
 
     Attributes:
         base: Base that transformers uses where the configuration states none.
@@ -140,7 +140,12 @@ class NormSpec:
 
 @dataclass(frozen=True)
 class LinearSpec:
-    """A linear projection: the name of its module, and whether it has a bias."""
+    """A linear projection in a checkpoint.
+
+    Attributes:
+        name: Name of the module.
+        bias: Whether it has a bias.
+    """
 
     name: str
     bias: bool = True
@@ -178,7 +183,7 @@ class HeadSpec:
 
 @dataclass(frozen=True)
 class Family:
-    """One model family.
+    """Facts about one model family, from which the loader builds its embedding layer.
 
     Attributes:
         name: Name in reports.

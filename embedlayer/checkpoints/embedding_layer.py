@@ -12,7 +12,7 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 
-from embedlayer.checkpoints.loader import DTYPES, LoadedTensor, Loader, LoadRecord
+from embedlayer.checkpoints.loader import LoadedTensor, Loader, LoadRecord
 from embedlayer.checkpoints.reader import CONFIG, Checkpoint
 from embedlayer.checkpoints.writer import WriteReceipt, write_tensors
 from embedlayer.derived import derive_all
@@ -24,7 +24,7 @@ from embedlayer.layers.input import sequence_of
 from embedlayer.layers.output import OutputHead
 from embedlayer.layers.prediction_head import PredictionHead, build_head, build_part, part_config
 from embedlayer.positions.position import AttentionMask, Position, positions_of
-from embedlayer.pretrained import Pretrained, assign, build, describe, is_description
+from embedlayer.pretrained import FLOATS, Pretrained, assign, build, describe, is_description
 from embedlayer.shapes import Ids, IdsLike, Positions, Vectors
 from embedlayer.tables.dense import TokenEmbedding, as_table
 from embedlayer.tables.table import TokenTable
@@ -42,7 +42,7 @@ TOKENIZERS = (
 
 @dataclass(frozen=True, kw_only=True)
 class LayerReport(LoadRecord):
-    """What a layer consists of and what was read to load it; `print` shows it as text.
+    """Description of a layer and of the tensors that were read to load it; `print` shows it as text.
 
     Attributes:
         family: Name of the model family, or `"unknown"`.
@@ -456,8 +456,8 @@ def load(
         >>> layer.input(torch.tensor([[1, 2, 3]])).shape, layer.head.tied
         (torch.Size([1, 3, 8]), True)
     """
-    if dtype is not None and dtype not in DTYPES:
-        raise SizeError(f"dtype must be one of {', '.join(map(str, DTYPES))}, not {dtype}.")
+    if dtype is not None and dtype not in FLOATS:
+        raise SizeError(f"dtype must be one of {', '.join(map(str, FLOATS))}, not {dtype}.")
     checkpoint = Checkpoint.open(source, revision=revision)
     layer = (_read_saved_layer if is_description(checkpoint.config) else _read_layer)(checkpoint, dtype, device)
     layer._checkpoint = checkpoint

@@ -40,10 +40,10 @@ from embedlayer.positions.relative import RelativePositionBias
 from embedlayer.positions.rotary import RotaryEmbedding
 from embedlayer.positions.rotary_config import has_layer_types, layer_types
 from embedlayer.positions.sinusoidal import SinusoidalPositionalEmbedding
+from embedlayer.pretrained import FLOATS
 from embedlayer.tables.dense import TokenEmbedding
 
 ROWS_AT_ONCE = 8192
-DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 MOST_SIZE, MOST_POSITIONS = 1 << 16, 1 << 20
 """Largest sizes and lengths in a configuration that no tensor of the file bounds; larger ones mean a damaged file."""
 
@@ -55,7 +55,7 @@ BOUNDED_KEYS = (
 
 @dataclass(frozen=True)
 class LoadedTensor:
-    """One tensor that was read from a checkpoint.
+    """Name and sizes of a tensor that was read from a checkpoint.
 
     Attributes:
         key: Key of the tensor in the layer's state.
@@ -74,7 +74,7 @@ class LoadedTensor:
 
 @dataclass(frozen=True, kw_only=True)
 class LoadRecord:
-    """What was read to load a layer.
+    """Record of the tensors that were read to load a layer, with counts and notes.
 
     Attributes:
         source: Path or hub name of the checkpoint; empty for a layer that was not loaded.
@@ -147,7 +147,7 @@ class Loader:
         return UNKNOWN
 
     def load_record(self) -> LoadRecord:
-        """Return what was read so far."""
+        """Return the record of the tensors that were read so far, with counts and notes."""
         return LoadRecord(
             source=self.checkpoint.name,
             tensors=tuple(self.read),
@@ -254,7 +254,7 @@ class Loader:
             )
         name, *others = candidates
         info = self.checkpoint.info(name)
-        if self.dtype is None and info.torch_dtype not in DTYPES:
+        if self.dtype is None and info.torch_dtype not in FLOATS:
             raise CheckpointError(
                 f"The table {name} is stored as {info.dtype}: without scales those are no vectors. "
                 f"If its numbers need no scales, pass a dtype, such as load(..., dtype=torch.float32)."
@@ -295,10 +295,10 @@ class Loader:
         return rows
 
     def _check_sizes(self, name: str, vocab_size: int, width: int) -> None:
-        """Compare the sizes of the table with the configuration.
+        """Check that the configuration states the same number of rows and the same width as the table has.
 
         Raises:
-            CheckpointError: They differ.
+            CheckpointError: The configuration states another number.
         """
         stated = self.config.get("vocab_size")
         if stated is not None and stated != vocab_size and self.names:
@@ -334,7 +334,7 @@ class Loader:
         return None if biases and self.checkpoint.read(biases[0]).flatten()[pad : pad + 1].any() else pad
 
     def _scale(self, width: int) -> float | None:
-        """Return the factor on looked-up rows, or `None` for 1."""
+        """Return the factor on looked-up rows by the rule of the family, or `None` for 1."""
         rule = self.family.scale
         if rule is None or (rule == "sqrt_dim_if_scale_embedding" and not self.config.get("scale_embedding")):
             return None
@@ -537,7 +537,7 @@ class Loader:
         return weight
 
     def _logit_scale(self, rule: LogitScaleRule | None, width: int) -> float:
-        """Return the factor on the logits.
+        """Return the factor on the logits by a rule of `families`; 1 for `None`.
 
         Raises:
             CheckpointError: The configuration does not state it, although the family has one.

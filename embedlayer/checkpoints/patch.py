@@ -102,7 +102,7 @@ def _look_ups(model: nn.Module) -> list[nn.Embedding]:
     Raises:
         CheckpointError: The model has no token embeddings, or they are not an `nn.Embedding`.
     """
-    inputs = _ends(model, "get_input_embeddings")
+    inputs = _call_getters(model, "get_input_embeddings")
     if not hasattr(model, "get_input_embeddings") or not inputs:
         raise CheckpointError(
             f"A {type(model).__name__} has no get_input_embeddings that returns a module: pass a model of transformers."
@@ -112,16 +112,16 @@ def _look_ups(model: nn.Module) -> list[nn.Embedding]:
         wrapped = hasattr(root, "base_layer") or hasattr(root, "original_module") or hasattr(root, "token_adapter")
         hint = " Patch before adding PEFT." if wrapped else ""
         raise CheckpointError(f"The input embeddings are a {type(root).__name__}, not an nn.Embedding.{hint}")
-    ends = (*inputs, *_ends(model, "get_output_embeddings"))  # FSMT names its decoder's table as its output
-    tables = [root, *(each for each in ends if isinstance(each, nn.Embedding) and _is_known(each))]
+    candidates = (*inputs, *_call_getters(model, "get_output_embeddings"))  # FSMT: a table as output
+    tables = [root, *(each for each in candidates if isinstance(each, nn.Embedding) and _is_known(each))]
     weights = {id(each.weight) for each in tables}
     sharing = [each for each in model.modules() if isinstance(each, nn.Embedding) and id(each.weight) in weights]
     unique = {id(each): each for each in (*tables, *sharing)}
     return [each for each in unique.values() if not isinstance(each, TokenEmbedding)]
 
 
-def _ends(model: nn.Module, getter: str) -> list[nn.Module]:
-    """Return what `get_input_embeddings()` or `get_output_embeddings()` of a model and its submodules return."""
+def _call_getters(model: nn.Module, getter: str) -> list[nn.Module]:
+    """Return the modules that a getter, such as `get_input_embeddings`, returns in a model and its submodules."""
     found = []
     for part in model.modules():
         with suppress(NotImplementedError, AttributeError):  # modules without embeddings raise one of these
@@ -131,9 +131,9 @@ def _ends(model: nn.Module, getter: str) -> list[nn.Module]:
 
 def _heads(model: nn.Module) -> list[nn.Linear]:
     """Return the linear layers of a model that are LM heads or share the weight of a token embedding."""
-    outputs = _ends(model, "get_output_embeddings")
+    inputs, outputs = (_call_getters(model, getter) for getter in ("get_input_embeddings", "get_output_embeddings"))
     heads = {id(each) for each in outputs}
-    tables = [each for each in (*_ends(model, "get_input_embeddings"), *outputs) if isinstance(each, nn.Embedding)]
+    tables = [each for each in (*inputs, *outputs) if isinstance(each, nn.Embedding)]
     weights = {id(table.weight) for table in tables}
     linear = [each for each in model.modules() if type(each) is nn.Linear]
     return [each for each in linear if id(each) in heads or id(each.weight) in weights]
@@ -157,7 +157,7 @@ def _refuse_tied(tables: list[nn.Embedding], model: nn.Module) -> None:
 
 
 def _table_like(old: nn.Embedding, *, row_sparse: bool) -> TokenEmbedding:
-    """Return a `TokenEmbedding` with the weight, scale, mode and hooks of an embedding of transformers.
+    """Return a `TokenEmbedding` with the weight and the scale of an embedding of transformers.
 
     Raises:
         CheckpointError: The embedding has an option or a `forward` that `TokenEmbedding` does not have.
@@ -224,7 +224,7 @@ def _scale_of(old: nn.Module) -> tuple[float | None, bool]:
 
 
 def _head_like(old: nn.Linear) -> OutputHead:
-    """Return an `OutputHead` with the parameters, mode and hooks of a linear layer."""
+    """Return an `OutputHead` with the parameters of a linear layer."""
     with torch.device("meta"):
         head = OutputHead(vocab_size=old.out_features, embed_dim=old.in_features, bias=old.bias is not None)
     head._parameters.clear()

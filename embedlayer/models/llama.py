@@ -144,7 +144,7 @@ def _check_implemented(checkpoint: Checkpoint) -> None:
 
 
 def _meta_config(checkpoint: Checkpoint) -> JsonObject:
-    """Return the configuration that the metadata of the files, or `params.json`, states in Meta's words.
+    """Return the configuration of a model in Meta's layout, from the metadata of its files or from `params.json`.
 
     Raises:
         CheckpointError: The number of heads is missing, or a value is not implemented.

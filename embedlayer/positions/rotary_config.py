@@ -201,7 +201,7 @@ def has_layer_types(config: JsonObject) -> bool:
 
 
 def _check_keys(config: JsonObject) -> None:
-    """Raise if a configuration has an unknown rotary key, or describes other positions.
+    """Check that a configuration has no unknown rotary key and describes rotary positions.
 
     Raises:
         CheckpointError: The message names the key.
@@ -255,7 +255,7 @@ def _parameters(config: JsonObject, layer_type: str | None) -> Mapping[str, Any]
 def _base(
     config: JsonObject, parameters: Mapping[str, Any], layer_type: str | None, default_base: float | None
 ) -> float:
-    """Return the base of the frequencies.
+    """Return the base of the rotary frequencies of a layer type.
 
     Raises:
         CheckpointError: The configuration states none, or two different ones.
@@ -373,7 +373,7 @@ def _only_value(values: Mapping[str, Any]) -> Any:
 
 
 def _list_of(count: int, values: object, name: str) -> list[Any]:
-    """Return a list that has one entry for each layer.
+    """Check that a value of the configuration is a list with one entry for each layer, and return it.
 
     Raises:
         CheckpointError: It is no list, or has another length.
