@@ -8,8 +8,8 @@ names, the loader reads the first one that the checkpoint has.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 Names = tuple[str, ...]
 
@@ -267,27 +267,29 @@ def _masked_head(name: str, dense: str, norm: str, activation: str = "hidden_act
     )
 
 
-def _bert(name: str, model_types: Names, **changes: object) -> Family:
+def _bert(name: str, model_types: Names, **changes: Any) -> Family:
     """Return a family like BERT: word rows, type rows and position rows are added and normalised."""
-    common: dict[str, object] = {
-        "table": ("embeddings.word_embeddings.weight",),
-        "position": LearnedPositions(("embeddings.position_embeddings.weight",)),
-        "recipe": ("types", "position", "norm"),
-        "types": ("embeddings.token_type_embeddings.weight",),
-        "norm": NormSpec("embeddings.LayerNorm"),
-    }
-    return Family(name, model_types, **{**common, **changes})  # type: ignore[arg-type]
+    bert = Family(
+        name,
+        model_types,
+        table=("embeddings.word_embeddings.weight",),
+        position=LearnedPositions(("embeddings.position_embeddings.weight",)),
+        recipe=("types", "position", "norm"),
+        types=("embeddings.token_type_embeddings.weight",),
+        norm=NormSpec("embeddings.LayerNorm"),
+    )
+    return replace(bert, **changes)
 
 
-def _llama(name: str, *model_types: str, **changes: object) -> Family:
+def _llama(name: str, *model_types: str, **changes: Any) -> Family:
     """Return a family like LLaMA: unscaled rows, rotary positions, and a head without a bias."""
-    common: dict[str, object] = {"table": ("embed_tokens.weight",), "position": RotaryPositions()}
-    return Family(name, model_types or (name,), **{**common, **changes})  # type: ignore[arg-type]
+    llama = Family(name, model_types or (name,), table=("embed_tokens.weight",), position=RotaryPositions())
+    return replace(llama, **changes)
 
 
-def _rotary_only(*model_types: str, **facts: object) -> Family:
+def _rotary_only(*model_types: str, **facts: Any) -> Family:
     """Return a family of which only rotary positions are known; `facts` are fields of `RotaryPositions`."""
-    return Family(model_types[0], model_types, position=RotaryPositions(**facts), head=None)  # type: ignore[arg-type]
+    return Family(model_types[0], model_types, position=RotaryPositions(**facts), head=None)
 
 
 _ENCODER_DECODER_TABLE = ("shared.weight", "encoder.embed_tokens.weight", "decoder.embed_tokens.weight")

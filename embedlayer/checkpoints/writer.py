@@ -122,7 +122,7 @@ def _stream(
     for name, info in header.tensors.items():
         tensor = changed.get(name)
         shape = info.shape if tensor is None else tuple(tensor.shape)
-        size = info.nbytes if tensor is None else _bytes(shape, info)
+        size = info.nbytes if tensor is None else tensor.numel() * info.torch_dtype.itemsize
         entries[name] = {"dtype": info.dtype, "shape": list(shape), "data_offsets": [offset, offset + size]}
         offset += size
     raw = json.dumps(entries, separators=(",", ":"), ensure_ascii=False).encode()
