@@ -292,7 +292,7 @@ class DecoderLM(Pretrained):
         bias = self.position.bias(positions, seen)
         scores = attention_scores_bias(bias, attention_mask, ids.shape[-1], seen.shape[-1], device=ids.device)
         for number, block in enumerate(self.blocks):
-            x = block(x, self.position, positions, scores, None if cache is None else cache.block(number))
+            x = block(x, self.position, positions, scores, None if cache is None else cache.blocks[number])
         normalised: Tensor = self.norm(x)
         return normalised
 

@@ -115,6 +115,7 @@ def _build(loader: Loader) -> DecoderLM:
             f"{checkpoint.name} states num_hidden_layers {config['num_hidden_layers']}, and its tensors have {found}."
         )
     heads = as_whole_number(config.get("num_attention_heads"), "num_attention_heads")
+    groups = config.get("num_key_value_heads")
     up = loader.tensors.get("blocks.0.mlp.up.weight", torch.empty(1))
     return DecoderLM(
         arguments["table"],
@@ -122,7 +123,7 @@ def _build(loader: Loader) -> DecoderLM:
         arguments["head"],
         num_layers=found,
         num_heads=heads,
-        num_kv_heads=as_whole_number(config.get("num_key_value_heads") or heads, "num_key_value_heads"),
+        num_kv_heads=heads if groups is None else as_whole_number(groups, "num_key_value_heads"),
         head_dim=getattr(arguments["position"], "head_dim", None),
         mlp_dim=max(1, torch.atleast_1d(up).shape[0]),
         norm_eps=as_number(config.get("rms_norm_eps"), "rms_norm_eps", above=0.0),

@@ -187,6 +187,7 @@ def test_a_tied_head_that_is_stored_too_must_be_the_table(folder) -> None:
         ({"num_attention_heads": 0}, "num_attention_heads must be a whole number of at least 1, not 0"),
         ({"num_attention_heads": True}, "num_attention_heads"),
         ({"num_key_value_heads": 3}, "3 key/value heads"),
+        ({"num_key_value_heads": 0}, "num_key_value_heads must be a whole number of at least 1, not 0"),
         ({"num_key_value_heads": 4}, r"attention.key.weight has shape \(16, 32\) where \(32, 32\) is expected"),
         ({"num_hidden_layers": 10**12}, "num_hidden_layers 1,000,000,000,000 is larger than in any model"),
         ({"num_hidden_layers": 3}, "states num_hidden_layers 3, and its tensors have 2"),
