@@ -8,8 +8,8 @@ names, the loader reads the first one that the checkpoint has.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 Names = tuple[str, ...]
 
@@ -52,13 +52,16 @@ CONFIG_KEYS: Mapping[str, Names] = {
 SCALE_ATTRIBUTES: Names = ("scalar_embed_scale", "embed_scale")
 """Attributes of transformers' scaled embeddings: the unrounded factor of Gemma, and the factor of all families."""
 
+META_LLAMA = "llama_meta"
+"""The `model_type` that `load_llama` uses for Meta's layout, in which no configuration names a family."""
+
 OWN_MODEL_TYPE = "embedlayer"
 """The `model_type` that `DecoderLM.config` shows to tools of transformers."""
 
 
 @dataclass(frozen=True)
 class LearnedPositions:
-    """One learned row per position.
+    """Learned positions: the table has one row per position.
 
     Attributes:
         names: Tensor names.
@@ -89,7 +92,7 @@ class RelativePositions:
 
 @dataclass(frozen=True)
 class RotaryPositions:
-    """Rotary positions: the facts that transformers keeps in code and not in configurations.
+    """Facts about rotary positions that transformers keeps in code and not in configurations.
 
     Attributes:
         base: Base that transformers uses where the configuration states none.
@@ -122,20 +125,30 @@ PositionSpec = LearnedPositions | SinusoidalPositions | AlibiPositions | Relativ
 
 @dataclass(frozen=True)
 class NormSpec:
-    """A LayerNorm: its tensors, the configuration key of its epsilon, and the epsilon if that key is missing."""
+    """A LayerNorm in a checkpoint. Checkpoints from TensorFlow name its tensors gamma and beta.
 
-    weight: Names
-    bias: Names
-    eps_key: str
-    eps: float
+    Attributes:
+        name: Name of the module.
+        eps_key: Configuration key of its epsilon.
+        eps: Epsilon if that key is missing.
+    """
+
+    name: str
+    eps_key: str = "layer_norm_eps"
+    eps: float = 1e-12
 
 
 @dataclass(frozen=True)
 class LinearSpec:
-    """A linear projection; an empty `bias` means that it has none."""
+    """A linear projection in a checkpoint.
 
-    weight: Names
-    bias: Names = ()
+    Attributes:
+        name: Name of the module.
+        bias: Whether it has a bias.
+    """
+
+    name: str
+    bias: bool = True
 
 
 @dataclass(frozen=True)
@@ -170,7 +183,7 @@ class HeadSpec:
 
 @dataclass(frozen=True)
 class Family:
-    """One model family.
+    """Facts about one model family, from which the loader builds its embedding layer.
 
     Attributes:
         name: Name in reports.
@@ -178,7 +191,7 @@ class Family:
         table: Tensor names of the token table. Further names in one checkpoint are copies of the same rows. Empty for a
             family of which only rotary positions are known; `load` treats its checkpoints as unknown.
         width: Configuration keys of the width of the table.
-        aliases: Pairs of a configuration key of this family alone, and the common key that it stands for (T5).
+        aliases: Pairs of a configuration key of this family alone, and the common key that it means (T5, Meta's LLaMA).
         scale: Factor on looked-up rows.
         position: Position scheme.
         numbering: How default positions are counted.
@@ -242,49 +255,41 @@ META_TENSORS: Mapping[str, str] = {
 """Tensor names of `DecoderLM`, and the names in Meta's LLaMA checkpoints. Their rotary pairs are interleaved."""
 
 
-def _layer_norm(name: str, eps_key: str = "layer_norm_eps", eps: float = 1e-12) -> NormSpec:
-    """Return the spec of the LayerNorm module `name`; checkpoints from TensorFlow call its tensors gamma and beta."""
-    return NormSpec((f"{name}.weight", f"{name}.gamma"), (f"{name}.bias", f"{name}.beta"), eps_key, eps)
-
-
-def _linear(name: str) -> LinearSpec:
-    """Return the spec of the projection module `name` with a bias."""
-    return LinearSpec((f"{name}.weight",), (f"{name}.bias",))
-
-
 def _masked_head(name: str, dense: str, norm: str, activation: str = "hidden_act") -> HeadSpec:
     """Return the spec of the masked LM head `name`: dense layer, activation, LayerNorm, tied rows, bias."""
     return HeadSpec(
         weight=(f"{name}.decoder.weight",),
         bias=(f"{name}.bias", f"{name}.decoder.bias"),
-        dense=_linear(dense),
+        dense=LinearSpec(dense),
         activation=activation,
-        norm=_layer_norm(norm),
+        norm=NormSpec(norm),
         tied=True,
     )
 
 
-def _bert(name: str, model_types: Names, **changes: object) -> Family:
+def _bert(name: str, model_types: Names, **changes: Any) -> Family:
     """Return a family like BERT: word rows, type rows and position rows are added and normalised."""
-    common: dict[str, object] = {
-        "table": ("embeddings.word_embeddings.weight",),
-        "position": LearnedPositions(("embeddings.position_embeddings.weight",)),
-        "recipe": ("types", "position", "norm"),
-        "types": ("embeddings.token_type_embeddings.weight",),
-        "norm": _layer_norm("embeddings.LayerNorm"),
-    }
-    return Family(name, model_types, **{**common, **changes})  # type: ignore[arg-type]
+    bert = Family(
+        name,
+        model_types,
+        table=("embeddings.word_embeddings.weight",),
+        position=LearnedPositions(("embeddings.position_embeddings.weight",)),
+        recipe=("types", "position", "norm"),
+        types=("embeddings.token_type_embeddings.weight",),
+        norm=NormSpec("embeddings.LayerNorm"),
+    )
+    return replace(bert, **changes)
 
 
-def _llama(name: str, *model_types: str, **changes: object) -> Family:
+def _llama(name: str, *model_types: str, **changes: Any) -> Family:
     """Return a family like LLaMA: unscaled rows, rotary positions, and a head without a bias."""
-    common: dict[str, object] = {"table": ("embed_tokens.weight",), "position": RotaryPositions()}
-    return Family(name, model_types or (name,), **{**common, **changes})  # type: ignore[arg-type]
+    llama = Family(name, model_types or (name,), table=("embed_tokens.weight",), position=RotaryPositions())
+    return replace(llama, **changes)
 
 
-def _rotary_only(*model_types: str, **facts: object) -> Family:
+def _rotary_only(*model_types: str, **facts: Any) -> Family:
     """Return a family of which only rotary positions are known; `facts` are fields of `RotaryPositions`."""
-    return Family(model_types[0], model_types, position=RotaryPositions(**facts), head=None)  # type: ignore[arg-type]
+    return Family(model_types[0], model_types, position=RotaryPositions(**facts), head=None)
 
 
 _ENCODER_DECODER_TABLE = ("shared.weight", "encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
@@ -317,7 +322,7 @@ FAMILIES: tuple[Family, ...] = (
         ("albert",),
         width=("embedding_size",),
         recipe=("types", "position", "norm", "project"),
-        projection=_linear("embedding_hidden_mapping_in"),
+        projection=LinearSpec("embedding_hidden_mapping_in"),
         head=_masked_head("predictions", "predictions.dense", "predictions.LayerNorm"),
     ),
     Family(
@@ -328,8 +333,8 @@ FAMILIES: tuple[Family, ...] = (
         position=LearnedPositions(("embed_positions.weight",), offset=2),
         numbering="mask",
         recipe=("project", "position"),
-        projection=LinearSpec(("project_in.weight",)),
-        head=HeadSpec(dense=LinearSpec(("project_out.weight",)), dense_optional=True, tied=True),
+        projection=LinearSpec("project_in", bias=False),
+        head=HeadSpec(dense=LinearSpec("project_out", bias=False), dense_optional=True, tied=True),
     ),
     Family(
         "bloom",
@@ -337,7 +342,7 @@ FAMILIES: tuple[Family, ...] = (
         table=("word_embeddings.weight",),
         position=AlibiPositions(),
         recipe=("norm",),
-        norm=_layer_norm("word_embeddings_layernorm", "layer_norm_epsilon", 1e-5),
+        norm=NormSpec("word_embeddings_layernorm", "layer_norm_epsilon", 1e-5),
         head=HeadSpec(tied=True),
     ),
     Family("mpt", ("mpt",), table=("wte.weight",), position=AlibiPositions(), head=HeadSpec(tied=True)),
@@ -364,6 +369,20 @@ FAMILIES: tuple[Family, ...] = (
     ),
     _llama("llama", decoder=HUGGING_FACE_TENSORS),
     _llama("mistral", decoder=HUGGING_FACE_TENSORS),
+    _llama(
+        META_LLAMA,
+        table=("tok_embeddings.weight",),
+        aliases=(
+            ("dim", "hidden_size"),
+            ("n_heads", "num_attention_heads"),
+            ("n_kv_heads", "num_key_value_heads"),
+            ("n_layers", "num_hidden_layers"),
+            ("norm_eps", "rms_norm_eps"),
+        ),
+        position=RotaryPositions(interleaved=True),
+        head=HeadSpec(("output.weight",)),
+        decoder=META_TENSORS,
+    ),
     _llama("qwen2", tokenizer_rules=True),
     _llama("qwen3"),
     _llama("gemma", scale="sqrt_dim_rounded", head=HeadSpec(tied=True)),
@@ -447,6 +466,11 @@ UNKNOWN = Family(
     head=HeadSpec(("lm_head.weight", "embed_out.weight", "output.weight", "proj_out.weight")),
 )
 """Names of table and head in checkpoints of unknown families, most common name first."""
+
+
+def stated_size(config: Mapping[str, object], key: str) -> object:
+    """Return a size that a configuration stores under one of its names in `CONFIG_KEYS`; `None` if it has none."""
+    return next((config[name] for name in CONFIG_KEYS[key] if config.get(name) is not None), None)
 
 
 def family_of(model_type: object) -> Family | None:

@@ -2,9 +2,8 @@
 
 import json
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
@@ -13,7 +12,7 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 
-from embedlayer.checkpoints.loader import DTYPES, LoadedTensor, Loader, LoadRecord
+from embedlayer.checkpoints.loader import LoadedTensor, Loader, LoadRecord
 from embedlayer.checkpoints.reader import CONFIG, Checkpoint
 from embedlayer.checkpoints.writer import WriteReceipt, write_tensors
 from embedlayer.computed_buffers import recompute_all_buffers
@@ -24,17 +23,10 @@ from embedlayer.io.files import JsonObject
 from embedlayer.layers.input import sequence_of
 from embedlayer.layers.output import OutputHead
 from embedlayer.layers.peft import ChildReference
-from embedlayer.layers.prediction_head import (
-    PredictionHead,
-    build_head,
-    build_layer_norm,
-    build_linear,
-    layer_norm_config,
-    linear_config,
-)
+from embedlayer.layers.prediction_head import PredictionHead, build_head, build_part, part_config
 from embedlayer.layers.steps import EmbeddingStep, StepName, TokenBatch, TracedStep, run_steps, trace_steps
 from embedlayer.positions.position import AttentionMask, Position, positions_of
-from embedlayer.pretrained import Pretrained, assign, build, describe, is_description
+from embedlayer.pretrained import FLOATS, Pretrained, assign, build, describe, is_description
 from embedlayer.shapes import Ids, IdsLike, Positions, Vectors
 from embedlayer.tables.dense import TokenEmbedding, as_table
 from embedlayer.tables.table import TokenTable
@@ -51,7 +43,7 @@ TOKENIZERS = (
 
 @dataclass(frozen=True, kw_only=True)
 class LayerReport(LoadRecord):
-    """What a layer consists of and what was read to load it; `print` shows it as text.
+    """Description of a layer and of the tensors that were read to load it; `print` shows it as text.
 
     Attributes:
         family: Name of the model family, or `"unknown"`.
@@ -191,7 +183,7 @@ class EmbeddingLayer(Pretrained):
         self.other_positions = nn.ModuleDict(dict(other_positions or {}))
         self.tensor_names = {key: tuple(names) for key, names in (tensor_names or {}).items()}
         self.load_record = LoadRecord()
-        self._find_tokenizer: Callable[[], Path | None] = _no_tokenizer
+        self._checkpoint: Checkpoint | None = None
         self._tokenizer: Tokenizer | None = None
 
     @property
@@ -212,9 +204,9 @@ class EmbeddingLayer(Pretrained):
             "padding_id": self.padding_id,
             "first_position_id": self.first_position_id,
             "types": "table" if self.types_from_table else None if self.types is None else describe(self.types),
-            "norm": layer_norm_config(self.norm),
-            "projection": linear_config(self.projection),
-            "other_positions": {kind: describe(position) for kind, position in self._others()},
+            "norm": part_config(self.norm),
+            "projection": part_config(self.projection),
+            "other_positions": {kind: describe(self.position_of(kind)) for kind in self.other_positions},
             "tensor_names": {key: list(names) for key, names in self.tensor_names.items()},
         }
 
@@ -235,8 +227,8 @@ class EmbeddingLayer(Pretrained):
                 position=position,
                 head=None if head is None else build_head(head, table),
                 types=build(types) if isinstance(types, dict) else types,
-                norm=build_layer_norm(options.pop("norm")),
-                projection=build_linear(options.pop("projection")),
+                norm=build_part(nn.LayerNorm, options.pop("norm")),
+                projection=build_part(nn.Linear, options.pop("projection")),
                 other_positions={kind: build(value) for kind, value in options.pop("other_positions").items()},
                 **options,
             )
@@ -292,8 +284,8 @@ class EmbeddingLayer(Pretrained):
         Warns:
             EmbedLayerWarning: The tokenizer has IDs without a row in the table.
         """
-        if self._tokenizer is None:
-            path = self._find_tokenizer()
+        if self._tokenizer is None and self._checkpoint is not None:
+            path = _tokenizer_file(self._checkpoint)
             if path is not None:
                 self._tokenizer = load_tokenizer(path)
                 mismatch = missing_rows_message(self._tokenizer, self.table.vocab_size)
@@ -400,10 +392,6 @@ class EmbeddingLayer(Pretrained):
         assert isinstance(position, Position)
         return position
 
-    def _others(self) -> Iterable[tuple[str, Position]]:
-        """Return kind and position scheme of the layers other than the first block's."""
-        return ((kind, self.position_of(kind)) for kind in self.other_positions)
-
     def report(self) -> LayerReport:
         """Return a report of this layer and of what `load` read for it; reads the tokenizer."""
         output = self.head.output if isinstance(self.head, PredictionHead) else self.head
@@ -421,7 +409,7 @@ class EmbeddingLayer(Pretrained):
             embed_scale=float(embed_scale) if isinstance(embed_scale, Tensor) else None,
             padding_idx=self.table.padding_idx,
             recipe=self.recipe,
-            positions={"": _shown(self.position)} | {kind: _shown(position) for kind, position in self._others()},
+            positions={kind: _shown(self.position_of(kind or None)) for kind in ("", *self.other_positions)},
             head=None if self.head is None else "tied" if self.head.tied else "untied",
             logit_scale=None if output is None else output.logit_scale,
             softcap=None if output is None else output.softcap,
@@ -445,10 +433,6 @@ class EmbeddingLayer(Pretrained):
         """
         self.table.check()
         self.position.check()
-
-
-def _no_tokenizer() -> None:
-    """Return `None`: a layer that was not loaded has no tokenizer."""
 
 
 def _shown(position: Position) -> str:
@@ -497,11 +481,11 @@ def load(
         >>> layer.input(torch.tensor([[1, 2, 3]])).shape, layer.head.tied
         (torch.Size([1, 3, 8]), True)
     """
-    if dtype is not None and dtype not in DTYPES:
-        raise SizeError(f"dtype must be one of {', '.join(map(str, DTYPES))}, not {dtype}.")
+    if dtype is not None and dtype not in FLOATS:
+        raise SizeError(f"dtype must be one of {', '.join(map(str, FLOATS))}, not {dtype}.")
     checkpoint = Checkpoint.open(source, revision=revision)
     layer = (_read_saved_layer if is_description(checkpoint.config) else _read_layer)(checkpoint, dtype, device)
-    layer._find_tokenizer = partial(_tokenizer_file, checkpoint)
+    layer._checkpoint = checkpoint
     for note in layer.load_record.notes:
         warnings.warn(f"{checkpoint.name}: {note}", EmbedLayerWarning, stacklevel=2)
     return layer

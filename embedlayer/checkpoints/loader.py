@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import NoneType
 from typing import Any, Literal
 
 import torch
@@ -26,7 +27,9 @@ from embedlayer.families import (
     RotaryPositions,
     SinusoidalPositions,
     family_of,
+    stated_size,
 )
+from embedlayer.io.config_values import as_number, as_whole_number
 from embedlayer.io.files import JsonObject
 from embedlayer.layers.output import OutputHead
 from embedlayer.layers.prediction_head import PredictionHead
@@ -37,22 +40,22 @@ from embedlayer.positions.relative import RelativePositionBias
 from embedlayer.positions.rotary import RotaryEmbedding
 from embedlayer.positions.rotary_config import has_layer_types, layer_types
 from embedlayer.positions.sinusoidal import SinusoidalPositionalEmbedding
+from embedlayer.pretrained import FLOATS
 from embedlayer.tables.dense import TokenEmbedding
 
 ROWS_AT_ONCE = 8192
-DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 MOST_SIZE, MOST_POSITIONS = 1 << 16, 1 << 20
 """Largest sizes and lengths in a configuration that no tensor of the file bounds; larger ones mean a damaged file."""
 
 BOUNDED_KEYS = (
-    *(*CONFIG_KEYS["num_attention_heads"], *CONFIG_KEYS["num_hidden_layers"]),
+    *("hidden_size", *CONFIG_KEYS["num_attention_heads"], *CONFIG_KEYS["num_hidden_layers"]),
     *("head_dim", "d_kv", "rotary_dim", "qk_rope_head_dim"),
 )
 
 
 @dataclass(frozen=True)
 class LoadedTensor:
-    """One tensor that was read from a checkpoint.
+    """Name and sizes of a tensor that was read from a checkpoint.
 
     Attributes:
         key: Key of the tensor in the layer's state.
@@ -71,7 +74,7 @@ class LoadedTensor:
 
 @dataclass(frozen=True, kw_only=True)
 class LoadRecord:
-    """What was read to load a layer.
+    """Record of the tensors that were read to load a layer, with counts and notes.
 
     Attributes:
         source: Path or hub name of the checkpoint; empty for a layer that was not loaded.
@@ -120,8 +123,13 @@ class Loader:
         aliases = {common: self.config[own] for own, common in self.family.aliases if own in self.config}
         self.config = {**defaults, **aliases, **self.config}
         for key in BOUNDED_KEYS:
-            if self._whole_or_none(key) is not None:
+            if self.config.get(key) is not None:
                 self._whole(key)
+        for key in ("vocab_size", "pad_token_id"):
+            if type(self.config.get(key, 0)) not in (int, NoneType):
+                raise CheckpointError(
+                    f"The configuration's {key} must be a whole number or null, not {self.config[key]!r}."
+                )
 
     def _family(self) -> Family:
         """Return the family of the checkpoint; for an unknown one, note it and return `UNKNOWN`."""
@@ -139,7 +147,7 @@ class Loader:
         return UNKNOWN
 
     def load_record(self) -> LoadRecord:
-        """Return what was read so far."""
+        """Return the record of the tensors that were read so far, with counts and notes."""
         return LoadRecord(
             source=self.checkpoint.name,
             tensors=tuple(self.read),
@@ -157,7 +165,7 @@ class Loader:
         """
         family = self.family
         weight = self._table()
-        pad = self._whole_or_none("pad_token_id")
+        pad = self.config.get("pad_token_id")
         table = TokenEmbedding(
             weight.shape[0],
             weight.shape[1],
@@ -246,7 +254,7 @@ class Loader:
             )
         name, *others = candidates
         info = self.checkpoint.info(name)
-        if self.dtype is None and info.torch_dtype not in DTYPES:
+        if self.dtype is None and info.torch_dtype not in FLOATS:
             raise CheckpointError(
                 f"The table {name} is stored as {info.dtype}: without scales those are no vectors. "
                 f"If its numbers need no scales, pass a dtype, such as load(..., dtype=torch.float32)."
@@ -287,12 +295,12 @@ class Loader:
         return rows
 
     def _check_sizes(self, name: str, vocab_size: int, width: int) -> None:
-        """Compare the sizes of the table with the configuration.
+        """Check that the configuration states the same number of rows and the same width as the table has.
 
         Raises:
-            CheckpointError: They differ.
+            CheckpointError: The configuration states another number.
         """
-        stated = self._whole_or_none("vocab_size")
+        stated = self.config.get("vocab_size")
         if stated is not None and stated != vocab_size and self.names:
             raise CheckpointError(
                 f"{name} has {vocab_size:,} rows and the configuration says vocab_size {stated:,}: "
@@ -326,7 +334,7 @@ class Loader:
         return None if biases and self.checkpoint.read(biases[0]).flatten()[pad : pad + 1].any() else pad
 
     def _scale(self, width: int) -> float | None:
-        """Return the factor on looked-up rows, or `None` for 1."""
+        """Return the factor on looked-up rows by the rule of the family, or `None` for 1."""
         rule = self.family.scale
         if rule is None or (rule == "sqrt_dim_if_scale_embedding" and not self.config.get("scale_embedding")):
             return None
@@ -356,8 +364,8 @@ class Loader:
         """
         if spec is None:
             return None
-        self._require(f"{key}.weight", spec.weight, "LayerNorm", (width,))
-        self._require(f"{key}.bias", spec.bias, "LayerNorm", (width,))
+        self._require(f"{key}.weight", (f"{spec.name}.weight", f"{spec.name}.gamma"), "LayerNorm", (width,))
+        self._require(f"{key}.bias", (f"{spec.name}.bias", f"{spec.name}.beta"), "LayerNorm", (width,))
         return nn.LayerNorm(width, eps=self._number(spec.eps_key, spec.eps))
 
     def _linear(self, key: str, spec: LinearSpec, shape: tuple[int | None, int | None]) -> nn.Linear:
@@ -366,10 +374,10 @@ class Loader:
         Raises:
             CheckpointError: A tensor is missing or has another shape.
         """
-        weight = self._require(f"{key}.weight", spec.weight, "projection", shape)
+        weight = self._require(f"{key}.weight", (f"{spec.name}.weight",), "projection", shape)
         if spec.bias:
-            self._require(f"{key}.bias", spec.bias, "projection", (weight.shape[0],))
-        return nn.Linear(weight.shape[1], weight.shape[0], bias=bool(spec.bias))
+            self._require(f"{key}.bias", (f"{spec.name}.bias",), "projection", (weight.shape[0],))
+        return nn.Linear(weight.shape[1], weight.shape[0], bias=spec.bias)
 
     def _projection(self) -> nn.Linear | None:
         """Read the projection of the input embedding; `None` if the family or the checkpoint has none.
@@ -380,9 +388,9 @@ class Loader:
         spec = self.family.projection
         if spec is None:
             return None
-        hidden = self._whole_or_none("hidden_size")
+        hidden = self.config.get("hidden_size")
         width = self.tensors["table.weight"].shape[1]
-        if not self.checkpoint.find(*spec.weight) and hidden == width:
+        if not self.checkpoint.find(f"{spec.name}.weight") and hidden == width:
             return None
         return self._linear("projection", spec, (hidden, width))
 
@@ -433,12 +441,12 @@ class Loader:
 
     def _alibi(self, *, divide: bool) -> AlibiBias:
         """Return linear biases; `divide` divides them by the square root of a head's width (Falcon)."""
-        heads = self._size("num_attention_heads")
+        heads = self._heads()
         attention = self.config.get("attn_config")
         max_bias = attention.get("alibi_bias_max", 8) if isinstance(attention, dict) else 8
         return AlibiBias(
             heads,
-            max_bias=_positive(max_bias, "attn_config.alibi_bias_max"),
+            max_bias=as_number(max_bias, "attn_config.alibi_bias_max", above=0.0),
             scale=(self.width // heads) ** -0.5 if divide else 1.0,
         )
 
@@ -450,7 +458,7 @@ class Loader:
             ("decoder", "other_positions.decoder", spec.decoder),
         ):
             if self.checkpoint.find(*names):
-                heads, buckets = self._size("num_attention_heads"), self._whole("relative_attention_num_buckets")
+                heads, buckets = self._heads(), self._whole("relative_attention_num_buckets")
                 self._require(f"{key}.weight", names, "relative bias", (buckets, heads))
                 schemes[kind] = RelativePositionBias(
                     heads,
@@ -473,31 +481,37 @@ class Loader:
             CheckpointError: A tensor or key of the head is missing or does not fit.
         """
         spec = self.family.head
-        has_dense = spec is not None and spec.dense is not None and bool(self.checkpoint.find(*spec.dense.weight))
-        is_plain = spec is not None and (spec.dense is None or (spec.dense_optional and self.width == table.embed_dim))
-        if spec is None or not (has_dense or is_plain):
+        if spec is None:
             return None
-        key = "head.output" if has_dense else "head"
+        dense = spec.dense if spec.dense is not None and self.checkpoint.find(f"{spec.dense.name}.weight") else None
+        if spec.dense is not None and dense is None and not (spec.dense_optional and self.width == table.embed_dim):
+            return None
+        key = "head" if dense is None else "head.output"
         weight = self._untied_rows(spec, f"{key}.weight")
         if weight is None and not self._is_tied(spec):
             return None
         rows, width = (table.vocab_size, table.embed_dim) if weight is None else weight.shape
-        softcap = spec.softcap if spec.softcap is not None and self.config.get(spec.softcap) is not None else None
-        options: dict[str, Any] = {
-            "bias": self._head_bias(spec.bias, f"{key}.bias", rows),
-            "softcap": None if softcap is None else self._number(softcap),
-            "logit_scale": self._logit_scale(spec.logit_scale, table.embed_dim),
-        }
-        if weight is None:
-            output = OutputHead(table, **options)
-        else:
-            output = OutputHead(vocab_size=rows, embed_dim=width, **options)
-        if not has_dense:
+        biases = self.checkpoint.find(*spec.bias)
+        if biases:
+            self._require(f"{key}.bias", spec.bias, "bias of the head", (rows,))
+            self.names[f"{key}.bias"] = tuple(name for name in biases if self.checkpoint.info(name).shape == (rows,))
+        has_softcap = spec.softcap is not None and self.config.get(spec.softcap) is not None
+        output = OutputHead(
+            **({"table": table} if weight is None else {"vocab_size": rows, "embed_dim": width}),
+            bias=bool(biases),
+            softcap=self._number(str(spec.softcap)) if has_softcap else None,
+            logit_scale=self._logit_scale(spec.logit_scale, table.embed_dim),
+        )
+        if dense is None:
             return output
-        assert spec.dense is not None
-        dense = self._linear("head.dense", spec.dense, (width, self.width))
-        norm = self._layer_norm("head.norm", spec.norm, width)
-        return PredictionHead(output, dense=dense, activation=self._activation(spec.activation), norm=norm)
+        return PredictionHead(
+            output,
+            dense=self._linear("head.dense", dense, (width, self.width)),
+            activation=str(self.config.get("hidden_act", "gelu"))
+            if spec.activation == "hidden_act"
+            else spec.activation,
+            norm=self._layer_norm("head.norm", spec.norm, width),
+        )
 
     def _untied_rows(self, spec: HeadSpec, key: str) -> Tensor | None:
         """Read the rows of an untied head; `None` if the head is tied or the checkpoint has no head.
@@ -522,33 +536,8 @@ class Loader:
         self._count_nonfinite("head", weight)
         return weight
 
-    def _head_bias(self, names: Names, key: str, rows: int) -> bool:
-        """Read the bias of the head if the checkpoint has one; return whether it has one.
-
-        Raises:
-            CheckpointError: The bias does not have one number per row.
-        """
-        found = self.checkpoint.find(*names)
-        if found:
-            self._require(key, names, "bias of the head", (rows,))
-            self.names[key] = tuple(name for name in found if self.checkpoint.info(name).shape == (rows,))
-        return bool(found)
-
-    def _activation(self, name: str | None) -> str | None:
-        """Return the name of an activation; `"hidden_act"` is looked up in the configuration.
-
-        Raises:
-            CheckpointError: The configuration's `hidden_act` is not a string.
-        """
-        if name != "hidden_act":
-            return name
-        found = self.config.get(name, "gelu")
-        if not isinstance(found, str):
-            raise CheckpointError(f"hidden_act must be the name of an activation, not {found!r}.")
-        return found
-
     def _logit_scale(self, rule: LogitScaleRule | None, width: int) -> float:
-        """Return the factor on the logits.
+        """Return the factor on the logits by a rule of `families`; 1 for `None`.
 
         Raises:
             CheckpointError: The configuration does not state it, although the family has one.
@@ -570,51 +559,24 @@ class Loader:
         Raises:
             CheckpointError: The value is not a positive number, or is missing without a default.
         """
-        return _positive(self.config.get(key, default), key)
-
-    def _size(self, key: str) -> int:
-        """Return a size of the model, stored under one of its names in `CONFIG_KEYS`.
-
-        Raises:
-            CheckpointError: The size is missing, or is not a whole number of at least 1.
-        """
-        return self._whole(next((name for name in CONFIG_KEYS[key] if self.config.get(name) is not None), key))
+        return as_number(self.config.get(key, default), key, above=0.0)
 
     def _whole(self, key: str, default: int | None = None, *, most: int = MOST_SIZE) -> int:
-        """Return a whole number of the configuration, from 1 to `most`.
+        """Return a whole number of the configuration, from 1 to `most`; `default` if the key is missing or null.
 
         Raises:
             CheckpointError: The number is missing without a default, or out of range.
         """
-        value = self._whole_or_none(key)
-        value = default if value is None else value
-        if value is None or value < 1:
-            raise CheckpointError(f"The configuration's {key} must be a whole number of at least 1, not {value!r}.")
-        if value > most:
-            raise CheckpointError(f"The configuration's {key} {value:,} is beyond all models: it is damaged.")
-        return value
+        value = self.config.get(key)
+        return as_whole_number(default if value is None else value, key, most=most)
 
-    def _whole_or_none(self, key: str) -> int | None:
-        """Return a whole number of the configuration; `None` if it is missing.
+    def _heads(self) -> int:
+        """Return the number of attention heads.
 
         Raises:
-            CheckpointError: The value is not a whole number.
+            CheckpointError: The configuration does not state it.
         """
-        value = self.config.get(key)
-        if value is not None and type(value) is not int:
-            raise CheckpointError(f"The configuration's {key} must be a whole number, not {value!r}.")
-        return value
-
-
-def _positive(value: object, key: str) -> float:
-    """Return the value of a configuration key as a positive number.
-
-    Raises:
-        CheckpointError: It is not a positive number.
-    """
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
-        raise CheckpointError(f"The configuration's {key} must be a positive number, not {value!r}.")
-    return float(value)
+        return as_whole_number(stated_size(self.config, "num_attention_heads"), "num_attention_heads", most=MOST_SIZE)
 
 
 def _text_config(config: JsonObject) -> JsonObject:

@@ -4,6 +4,7 @@ Weights stay the same parameter objects under the same names, so an optimizer, a
 them stays valid. transformers is not imported: a model is recognised by its `get_input_embeddings`.
 """
 
+from contextlib import suppress
 from functools import partial
 from typing import Any, TypeVar, cast
 from weakref import ref
@@ -60,7 +61,13 @@ def patch(model: Model, *, row_sparse: bool = False) -> Model:
     heads = [(old, _head_like(old)) for old in old_heads]
     for old, new in (*tables, *heads):
         _swap(model, old, new)
-    _link_heads(model)
+        new.__dict__[REPLACED] = old
+    places = [
+        (ChildReference(parent, name), child) for parent in model.modules() for name, child in parent._modules.items()
+    ]
+    for place, child in places:
+        if isinstance(child, OutputHead) and REPLACED in child.__dict__:  # it reads the tables that share its weight
+            child.follow_references([table for table, module in places if isinstance(module, TokenEmbedding)], place)
     if (tables or heads) and hasattr(model, "resize_token_embeddings"):
         model.__dict__["resize_token_embeddings"] = partial(_resized, model)
     return model
@@ -85,7 +92,7 @@ def unpatch(model: Model) -> Model:
         for name, buffer in original._buffers.items():  # the modules that are replaced have no buffer but a scale
             known = torch.full_like(buffer, cast(float, ours.scale), device="cpu") if buffer.is_meta else buffer
             original._buffers[name] = known.to(next(ours.parameters()).device)
-        _swap(model, ours, _with_mode_and_hooks(ours, original), keep=False)
+        _swap(model, ours, original)
     for part in model.modules():
         part.__dict__.pop("resize_token_embeddings", None)
     return model
@@ -97,46 +104,41 @@ def _look_ups(model: nn.Module) -> list[nn.Embedding]:
     Raises:
         CheckpointError: The model has no token embeddings, or they are not an `nn.Embedding`.
     """
-    root = _call_getter(model, "get_input_embeddings")
-    if not isinstance(root, nn.Module):
+    inputs = _call_getters(model, "get_input_embeddings")
+    if not hasattr(model, "get_input_embeddings") or not inputs:
         raise CheckpointError(
             f"A {type(model).__name__} has no get_input_embeddings that returns a module: pass a model of transformers."
         )
+    root = inputs[0]
     if not isinstance(root, nn.Embedding):
         wrapped = hasattr(root, "base_layer") or hasattr(root, "original_module") or hasattr(root, "token_adapter")
         hint = " Patch before adding PEFT." if wrapped else ""
         raise CheckpointError(f"The input embeddings are a {type(root).__name__}, not an nn.Embedding.{hint}")
-    tables = [root, *(each for each in _tables(model) if _is_known(each))]
+    candidates = (*inputs, *_call_getters(model, "get_output_embeddings"))  # FSMT: a table as output
+    tables = [root, *(each for each in candidates if isinstance(each, nn.Embedding) and _is_known(each))]
     weights = {id(each.weight) for each in tables}
     sharing = [each for each in model.modules() if isinstance(each, nn.Embedding) and id(each.weight) in weights]
     unique = {id(each): each for each in (*tables, *sharing)}
     return [each for each in unique.values() if not isinstance(each, TokenEmbedding)]
 
 
-def _tables(model: nn.Module) -> list[nn.Embedding]:
-    """Return the token embeddings that a model and its submodules name; FSMT's decoder names them as its output."""
-    getters = ("get_input_embeddings", "get_output_embeddings")
-    found = [_call_getter(part, getter) for part in model.modules() for getter in getters]
-    return [each for each in found if isinstance(each, nn.Embedding)]
+def _call_getters(model: nn.Module, getter: str) -> list[nn.Module]:
+    """Return the modules that a getter, such as `get_input_embeddings`, returns in a model and its submodules."""
+    found = []
+    for part in model.modules():
+        with suppress(NotImplementedError, AttributeError):  # modules without embeddings raise one of these
+            found.append(getattr(part, getter)())
+    return [each for each in found if isinstance(each, nn.Module)]
 
 
 def _heads(model: nn.Module) -> list[nn.Linear]:
     """Return the linear layers of a model that are LM heads or share the weight of a token embedding."""
-    heads = {id(_call_getter(part, "get_output_embeddings")) for part in model.modules()}
-    weights = {id(table.weight) for table in _tables(model)}
+    inputs, outputs = (_call_getters(model, getter) for getter in ("get_input_embeddings", "get_output_embeddings"))
+    heads = {id(each) for each in outputs}
+    tables = [each for each in (*inputs, *outputs) if isinstance(each, nn.Embedding)]
+    weights = {id(table.weight) for table in tables}
     linear = [each for each in model.modules() if type(each) is nn.Linear]
     return [each for each in linear if id(each) in heads or id(each.weight) in weights]
-
-
-def _call_getter(module: nn.Module, getter: str) -> Any:
-    """Return the result of `get_input_embeddings()` or `get_output_embeddings()`, or `None` if there is none."""
-    method = getattr(module, getter, None)
-    if not callable(method):
-        return None
-    try:
-        return method()
-    except (NotImplementedError, AttributeError):  # submodules without embeddings raise one of these
-        return None
 
 
 def _refuse_tied(tables: list[nn.Embedding], model: nn.Module) -> None:
@@ -157,7 +159,7 @@ def _refuse_tied(tables: list[nn.Embedding], model: nn.Module) -> None:
 
 
 def _table_like(old: nn.Embedding, *, row_sparse: bool) -> TokenEmbedding:
-    """Return a `TokenEmbedding` with the weight, scale, mode and hooks of an embedding of transformers.
+    """Return a `TokenEmbedding` with the weight and the scale of an embedding of transformers.
 
     Raises:
         CheckpointError: The embedding has an option or a `forward` that `TokenEmbedding` does not have.
@@ -187,7 +189,7 @@ def _table_like(old: nn.Embedding, *, row_sparse: bool) -> TokenEmbedding:
     device = torch.device("cpu") if old.weight.is_meta else old.weight.device  # meta weights are loaded later
     table.recompute_buffers(device)
     table.index_check.move_record(device)
-    return _with_mode_and_hooks(old, table)
+    return table
 
 
 def _is_known(old: object) -> bool:
@@ -224,23 +226,12 @@ def _scale_of(old: nn.Module) -> tuple[float | None, bool]:
 
 
 def _head_like(old: nn.Linear) -> OutputHead:
-    """Return an `OutputHead` with the parameters, mode and hooks of a linear layer."""
+    """Return an `OutputHead` with the parameters of a linear layer."""
     with torch.device("meta"):
         head = OutputHead(vocab_size=old.out_features, embed_dim=old.in_features, bias=old.bias is not None)
     head._parameters.clear()
     head._parameters.update(old._parameters)  # transformers ties and saves a tied weight under this name
-    return _with_mode_and_hooks(old, head)
-
-
-def _link_heads(model: nn.Module) -> None:
-    """Make each patched head read the tables that share its weight through their parent modules."""
-    places = [
-        (ChildReference(parent, name), child) for parent in model.modules() for name, child in parent._modules.items()
-    ]
-    tables = [place for place, child in places if isinstance(child, TokenEmbedding)]
-    for place, child in places:
-        if isinstance(child, OutputHead) and REPLACED in child.__dict__:
-            child.follow_references(tables, place)
+    return head
 
 
 def _resized(model: Any, *arguments: Any, **options: Any) -> nn.Module:
@@ -259,33 +250,23 @@ def _resized(model: Any, *arguments: Any, **options: Any) -> nn.Module:
     return table
 
 
-CONTENTS = ("_parameters", "_buffers", "_non_persistent_buffers_set", "_modules")
+CONTENTS = {"_parameters", "_buffers", "_non_persistent_buffers_set", "_modules"}
 """Attributes of `nn.Module()` with a module's own content; the others are its mode and its hooks."""
 
 INITIALISED = "_is_hf_initialized"
 """Attribute with which transformers marks a module that must not be initialised again, such as a resized head."""
 
-New = TypeVar("New", bound=nn.Module)
 
-
-def _with_mode_and_hooks(old: nn.Module, new: New) -> New:
-    """Give `new` the training mode and all hooks of `old`, and return `new`."""
+def _swap(model: nn.Module, old: nn.Module, new: nn.Module) -> None:
+    """Replace `old` by `new` in all its parent modules, and give `new` the training mode and all hooks of `old`."""
     new.train(old.training)
     if INITIALISED in old.__dict__:
         new.__dict__[INITIALISED] = old.__dict__[INITIALISED]
-    for name in nn.Module().__dict__:
-        if name not in CONTENTS:
-            new.__dict__[name] = old.__dict__[name]  # the same dictionaries, so that handles still remove hooks
-            for hook in old.__dict__[name].values() if isinstance(old.__dict__[name], dict) else ():
-                if getattr(hook, "with_module", False):  # torch calls the hook with this module
-                    hook.module = ref(new)
-    return new
-
-
-def _swap(model: nn.Module, old: nn.Module, new: nn.Module, *, keep: bool = True) -> None:
-    """Replace `old` by `new` in all its parent modules; `keep` stores `old` in `new` for `unpatch`."""
-    if keep:
-        new.__dict__[REPLACED] = old
+    for name in nn.Module().__dict__.keys() - CONTENTS:
+        new.__dict__[name] = old.__dict__[name]  # the same dictionaries, so that handles still remove hooks
+        for hook in old.__dict__[name].values() if isinstance(old.__dict__[name], dict) else ():
+            if getattr(hook, "with_module", False):  # torch calls the hook with this module
+                hook.module = ref(new)
     for parent in list(model.modules()):
         for name, child in parent._modules.items():
             if child is old:

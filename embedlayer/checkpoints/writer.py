@@ -146,19 +146,14 @@ def _rewrite_json(folder: Path, checkpoint: Checkpoint, vocab_size: int, changed
     if index.is_file() and changed:
         content = read_json(index)
         metadata = content.get("metadata")
-        stored = {name: checkpoint.info(name) for name in changed}
         if isinstance(metadata, dict):
-            for key, size in (("total_size", _bytes), ("total_parameters", _count)):
-                if isinstance(metadata.get(key), int | float):
-                    old = sum(size(info.shape, info) for info in stored.values())
-                    new = sum(size(tuple(tensor.shape), stored[name]) for name, tensor in changed.items())
-                    metadata[key] = metadata[key] - old + new
+            for name, tensor in changed.items():
+                info = checkpoint.info(name)
+                added = _bytes(tuple(tensor.shape), info) - info.nbytes
+                for key, size in (("total_size", 1), ("total_parameters", info.torch_dtype.itemsize)):
+                    if isinstance(metadata.get(key), int | float):
+                        metadata[key] += added // size
         write_json(index, content)
-
-
-def _count(shape: tuple[int, ...], _: TensorInfo) -> int:
-    """Return the number of elements of a tensor."""
-    return torch.Size(shape).numel()
 
 
 def _bytes(shape: tuple[int, ...], info: TensorInfo) -> int:

@@ -108,7 +108,7 @@ def _layer_with(layer: EmbeddingLayer, table: TokenTable, head: OutputHead | Pre
         tensor_names=names,
     )
     other.load_record = layer.load_record
-    other._find_tokenizer, other._tokenizer = layer._find_tokenizer, layer._tokenizer
+    other._checkpoint, other._tokenizer = layer._checkpoint, layer._tokenizer
     return other.train(layer.training)
 
 

@@ -1,7 +1,7 @@
 """An LM head with a transform before the output product, as BERT, ALBERT and OPT have it."""
 
 from collections.abc import Callable
-from typing import Annotated, TypedDict, Unpack
+from typing import TypeVar, Unpack
 
 import torch
 import torch.nn.functional as F
@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 from embedlayer.errors import CheckpointError
 from embedlayer.io.files import JsonObject
-from embedlayer.io.json_fields import Range, check_fields
 from embedlayer.layers.output import OutputHead
 from embedlayer.losses.cross_entropy import LossOptions
 from embedlayer.pretrained import check_saved
@@ -25,6 +24,8 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "tanh": torch.tanh,
 }
 """Activations of heads, by their names in the configurations of transformers."""
+
+Part = TypeVar("Part", nn.Linear, nn.LayerNorm)
 
 
 class PredictionHead(nn.Module):
@@ -75,9 +76,9 @@ class PredictionHead(nn.Module):
         """Return the constructor's arguments as JSON, without the table of a tied head."""
         return {
             **self.output.config,
-            "dense": linear_config(self.dense),
+            "dense": part_config(self.dense),
             "activation": self.activation,
-            "norm": layer_norm_config(self.norm),
+            "norm": part_config(self.norm),
         }
 
     def transform(self, hidden: Float[Tensor, "*batch D"]) -> Float[Tensor, "*batch R"]:
@@ -103,53 +104,24 @@ class PredictionHead(nn.Module):
         return "" if self.activation is None else f"activation={self.activation}"
 
 
-Width = Annotated[int, Range(1, 1 << 24)]
+def part_config(part: nn.Linear | nn.LayerNorm | None) -> JsonObject | None:
+    """Return the constructor's arguments of a projection or a LayerNorm as JSON; `None` for `None`."""
+    if isinstance(part, nn.Linear):
+        return {"in_features": part.in_features, "out_features": part.out_features, "bias": part.bias is not None}
+    return None if part is None else {"normalized_shape": part.normalized_shape[0], "eps": part.eps}
 
 
-class LayerNormConfig(TypedDict):
-    """A LayerNorm in a saved configuration."""
-
-    width: Width
-    eps: float
-
-
-LinearConfig = TypedDict("LinearConfig", {"in": Width, "out": Width, "bias": bool})
-
-
-def layer_norm_config(norm: nn.LayerNorm | None) -> JsonObject | None:
-    """Return the sizes of a LayerNorm as JSON; `None` for `None`."""
-    return None if norm is None else {"width": norm.normalized_shape[0], "eps": norm.eps}
-
-
-def linear_config(linear: nn.Linear | None) -> JsonObject | None:
-    """Return the sizes of a projection as JSON; `None` for `None`."""
-    if linear is None:
-        return None
-    return {"in": linear.in_features, "out": linear.out_features, "bias": linear.bias is not None}
-
-
-def build_layer_norm(config: JsonObject | None) -> nn.LayerNorm | None:
-    """Build the LayerNorm that `layer_norm_config` described; `None` for `None`.
+def build_part(kind: type[Part], config: JsonObject | None) -> Part | None:
+    """Build the projection or LayerNorm that `part_config` described, freshly initialised; `None` for `None`.
 
     Raises:
-        CheckpointError: A field is missing or has another type.
+        CheckpointError: An argument has another type.
+        TypeError: An argument is missing or unknown.
     """
     if config is None:
         return None
-    check_fields(config, LayerNormConfig, "The saved configuration of a LayerNorm")
-    return nn.LayerNorm(config["width"], eps=config["eps"])
-
-
-def build_linear(config: JsonObject | None) -> nn.Linear | None:
-    """Build the projection that `linear_config` described; `None` for `None`.
-
-    Raises:
-        CheckpointError: A field is missing or has another type.
-    """
-    if config is None:
-        return None
-    check_fields(config, LinearConfig, "The saved configuration of a projection")
-    return nn.Linear(config["in"], config["out"], bias=config["bias"])
+    check_saved(kind, config)
+    return kind(**config)
 
 
 def build_head(config: JsonObject, table: TokenTable) -> OutputHead | PredictionHead:
@@ -159,8 +131,8 @@ def build_head(config: JsonObject, table: TokenTable) -> OutputHead | Prediction
         CheckpointError: A field is missing or has another type.
     """
     options = dict(config)
-    tied, dense = options.pop("tied"), build_linear(options.pop("dense", None))
-    activation, norm = options.pop("activation", None), build_layer_norm(options.pop("norm", None))
+    tied, dense = options.pop("tied"), build_part(nn.Linear, options.pop("dense", None))
+    activation, norm = options.pop("activation", None), build_part(nn.LayerNorm, options.pop("norm", None))
     check_saved(PredictionHead, {"activation": activation})
     check_saved(OutputHead, options)
     output = OutputHead(table if tied else None, **options)

@@ -1,5 +1,7 @@
 """Cache of keys and values, so that decoding computes those of each token once."""
 
+from collections import defaultdict
+
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
@@ -42,7 +44,7 @@ class KeyValueCache:
         positions: Position of each cached token, `(B, S)`; `None` for an empty cache.
         documents: 0 for padding, else the document of each token, as in `positions_of`; `None` for one document.
         length: Largest position so far plus one, where frequencies depend on the length; else 0.
-        blocks: Keys and values of each block.
+        blocks: Keys and values by number of the block.
 
     Example:
         >>> cache, ids = KeyValueCache(), torch.tensor([1, 2, 3, 4])
@@ -56,16 +58,10 @@ class KeyValueCache:
         self.positions: Int[Tensor, "B S"] | None = None
         self.documents: AttentionMask | None = None
         self.length = 0
-        self.blocks: list[BlockCache] = []
+        self.blocks: defaultdict[int, BlockCache] = defaultdict(BlockCache)
 
     def __len__(self) -> int:
         return 0 if self.positions is None else self.positions.shape[-1]
-
-    def block(self, number: int) -> BlockCache:
-        """Return the cache of block `number`; create it if the block is the next one."""
-        if number == len(self.blocks):
-            self.blocks.append(BlockCache())
-        return self.blocks[number]
 
     def next_positions(
         self, ids: Int[Tensor, "B T"], positions: Positions | None, attention_mask: AttentionMask | None
@@ -108,7 +104,7 @@ class KeyValueCache:
         before, self.length = self.length, max(self.length, int(positions.max()) + 1)
         if self.positions is None or self.length == before:
             return
-        for block in self.blocks:
+        for block in self.blocks.values():
             if block.keys is not None:
                 block.keys = position.rerotate(block.keys, self.positions, from_length=before, to_length=self.length)
 

@@ -2,12 +2,14 @@
 
 import math
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from typing import Any, NamedTuple, Unpack
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from embedlayer.errors import CheckpointError, SizeError
 from embedlayer.families import OWN_MODEL_TYPE
@@ -16,7 +18,7 @@ from embedlayer.io.files import JsonObject
 from embedlayer.layers.input import InputOptions, PositionName, as_position, embed, sequence_of, trace_embed
 from embedlayer.layers.output import OutputHead
 from embedlayer.layers.steps import TracedStep
-from embedlayer.losses.cross_entropy import LossOptions
+from embedlayer.losses.cross_entropy import LossOptions, Reduction
 from embedlayer.models.cache import BlockCache, KeyValueCache
 from embedlayer.models.config import ModelConfig
 from embedlayer.positions.position import AttentionMask, Position, positions_of
@@ -218,19 +220,12 @@ class DecoderLM(Pretrained):
             cache=cache,
         )
         if labels is not None:
-            loss = self._loss_of_labels(hidden, labels, num_items_in_batch)
+            reduction: Reduction = "mean" if num_items_in_batch is None else "sum"
+            loss = self.head.loss(hidden[..., :-1, :], labels[..., 1:], reduction=reduction)
+            loss = loss if num_items_in_batch is None else loss / num_items_in_batch
             return CausalLMOutput(loss, None if self.training else self.head(hidden))
         logits: Tensor = self.head(hidden)
         return logits if input_ids is None else CausalLMOutput(None, logits)
-
-    def _loss_of_labels(
-        self, hidden: Float[Tensor, "*batch T D"], labels: Int[Tensor, "*batch T"], count: float | Tensor | None
-    ) -> Float[Tensor, ""]:
-        """Return the loss of `labels[..., 1:]`: the mean over targets, or with `count` the sum divided by `count`."""
-        hidden, targets = hidden[..., :-1, :], labels[..., 1:]
-        if count is None:
-            return self.head.loss(hidden, targets)
-        return self.head.loss(hidden, targets, reduction="sum") / count
 
     def loss(
         self,
@@ -298,7 +293,7 @@ class DecoderLM(Pretrained):
         bias = self.position.bias(positions, seen)
         scores = attention_scores_bias(bias, attention_mask, ids.shape[-1], seen.shape[-1], device=ids.device)
         for number, block in enumerate(self.blocks):
-            x = block(x, self.position, positions, scores, None if cache is None else cache.block(number))
+            x = block(x, self.position, positions, scores, None if cache is None else cache.blocks[number])
         normalised: Tensor = self.norm(x)
         return normalised
 
@@ -408,20 +403,13 @@ def attend(
     """Compute `torch.nn.functional.scaled_dot_product_attention`, also under `torch.func` transforms.
 
     The fused kernels have no forward-mode derivative, no second derivative and no `vmap` rule. Under these transforms
-    the whole matrix of scores is computed by its definition.
+    torch's unfused implementation computes the whole matrix of scores.
     """
-    if not is_transformed(q_BHTK, k_BGSK, v_BGSK, attn_mask):
+    is_fused = not is_transformed(q_BHTK, k_BGSK, v_BGSK, attn_mask)
+    with nullcontext() if is_fused else sdpa_kernel(SDPBackend.MATH):
         return F.scaled_dot_product_attention(
             q_BHTK, k_BGSK, v_BGSK, attn_mask=attn_mask, is_causal=is_causal, enable_gqa=enable_gqa
         )
-    heads_per_key = q_BHTK.shape[-3] // k_BGSK.shape[-3]
-    k_BHSK, v_BHSK = (each.repeat_interleave(heads_per_key, dim=-3) for each in (k_BGSK, v_BGSK))
-    scores_BHTS = q_BHTK @ k_BHSK.transpose(-1, -2) / math.sqrt(q_BHTK.shape[-1])
-    if is_causal:
-        future = torch.ones(scores_BHTS.shape[-2:], dtype=torch.bool, device=q_BHTK.device).triu(1)
-        scores_BHTS = scores_BHTS.masked_fill(future, float("-inf"))
-    scores_BHTS = scores_BHTS if attn_mask is None else scores_BHTS + attn_mask
-    return scores_BHTS.softmax(-1) @ v_BHSK
 
 
 class SwiGLU(nn.Module):

@@ -5,27 +5,24 @@ queries and keys differ too: Meta's rotary pairs are channels (2i, 2i + 1), Hugg
 permutes no weights; it sets `interleaved` of the rotary embedding.
 """
 
+import json
 import re
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
-from torch import Tensor
 
+from embedlayer.checkpoints.loader import Loader
 from embedlayer.checkpoints.reader import Checkpoint
 from embedlayer.computed_buffers import recompute_all_buffers
-from embedlayer.errors import CheckpointError, EmbedLayerWarning
-from embedlayer.families import FAMILIES, HUGGING_FACE_TENSORS, META_TENSORS, RotaryPositions
+from embedlayer.errors import CheckpointError, EmbedLayerWarning, SizeError
+from embedlayer.families import FAMILIES, HUGGING_FACE_TENSORS, META_LLAMA, META_TENSORS, family_of
+from embedlayer.io.config_values import as_number, as_whole_number
 from embedlayer.io.files import JsonObject, read_json
-from embedlayer.layers.output import OutputHead
 from embedlayer.models.decoder import DecoderLM
-from embedlayer.positions.rotary import RotaryEmbedding
 from embedlayer.pretrained import assign
-from embedlayer.tables.dense import TokenEmbedding
 
-DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 QUERY = "blocks.{}.attention.query.weight"
 
 _DERIVED = re.compile(r"(.*\.)?(rotary_emb\.inv_freq|rope\.freqs|freqs_cos|freqs_sin)")
@@ -41,9 +38,9 @@ def load_llama(
       `model.safetensors`, in one file or in shards.
     - Meta's layout: a safetensors file with `tok_embeddings.weight`, `layers.0.attention.wq.weight`, ..., or a folder
       with one. Its sizes (`n_heads`, `norm_eps`, ...) are in the metadata of the file or in `params.json` in the same
-      folder. A missing rotary base is 10000, as in LLaMA 1 and 2.
+      folder. A missing rotary base is 10000, as in LLaMA 1 and 2. A missing LM head is tied to the table.
 
-    A checkpoint without rows of an LM head has a tied head. The padding row of the checkpoint stays as it is.
+    Table, position scheme and head are read as by `load`.
 
     Args:
         source: A file, a folder, or a name on the hub.
@@ -59,7 +56,8 @@ def load_llama(
             `DecoderLM` does not implement.
 
     Warns:
-        EmbedLayerWarning: The configuration says that the head is tied, and the checkpoint stores other rows for it.
+        EmbedLayerWarning: The configuration says that the head is tied, and the checkpoint stores other rows for it; or
+            rows contain NaN or infinity.
 
     Example:
         >>> from transformers import LlamaConfig, LlamaForCausalLM
@@ -73,133 +71,119 @@ def load_llama(
     checkpoint = Checkpoint.open(source)
     stored = set(checkpoint.names)
     if {META_TENSORS["table.weight"], META_TENSORS[QUERY].format(0)} <= stored:
-        names, sizes = META_TENSORS, _meta_sizes(checkpoint)
+        checkpoint.config = _meta_config(checkpoint)
     elif HUGGING_FACE_TENSORS["table.weight"] in stored:
-        names, sizes = HUGGING_FACE_TENSORS, _hugging_face_sizes(checkpoint)
+        _check_implemented(checkpoint)
     else:
         raise CheckpointError(
             f"{checkpoint.name} is no LLaMA-type checkpoint: it has neither {HUGGING_FACE_TENSORS['table.weight']} "
             f"(Hugging Face's layout) nor {META_TENSORS['table.weight']} (Meta's)."
         )
-    ours = {theirs: ours for ours, theirs in names.items()}
-    tensors = {
-        _decoder_name(name, ours): _read(checkpoint, name, dtype, device)
-        for name in checkpoint.names
-        if not _DERIVED.fullmatch(name)
-    }
-    tied = sizes.pop("tied", "head.weight" not in tensors)
-    if tied and "head.weight" in tensors:
-        tied = torch.equal(tensors["head.weight"], tensors["table.weight"])
-        if tied:
-            del tensors["head.weight"]
-        else:
-            message = f"{checkpoint.name} says that its head is tied, but holds a head with other rows: these are used."
-            warnings.warn(message, EmbedLayerWarning, stacklevel=2)
-    with torch.device("meta"):
-        model = _build(checkpoint, tensors, tied=tied, **sizes)
-    assign(model, tensors, source=Path(checkpoint.name))
+    loader = Loader(checkpoint, None, device)
+    try:
+        with torch.device("meta"):
+            model = _build(loader)
+    except SizeError as error:
+        raise CheckpointError(f"{checkpoint.name}: the configuration cannot be built. {error}") from error
+    assign(model, loader.tensors, source=Path(checkpoint.name))
     recompute_all_buffers(model, device)
-    return model.eval()
+    for note in loader.notes:
+        warnings.warn(f"{checkpoint.name}: {note}", EmbedLayerWarning, stacklevel=2)
+    return (model if dtype is None else model.to(dtype)).eval()
 
 
-def _build(checkpoint: Checkpoint, tensors: Mapping[str, Tensor], *, tied: bool, **sizes: Any) -> DecoderLM:
-    """Build the model from its sizes and the shapes of its tensors, without weights.
+def _build(loader: Loader) -> DecoderLM:
+    """Build the model without weights, and read the tensors of its blocks into `loader.tensors`.
 
     Raises:
-        CheckpointError: A tensor of the first block is missing, or a size differs from the tensors.
+        CheckpointError: A tensor or key is missing, or the numbers of blocks differ.
+        SizeError: The sizes in the configuration do not fit together.
     """
-    table, up = tensors["table.weight"], tensors.get("blocks.0.mlp.up.weight")
-    if table.dim() != 2 or up is None or up.dim() != 2:
+    checkpoint, config, names = loader.checkpoint, loader.config, loader.family.decoder
+    assert names is not None
+    arguments = loader.read_arguments()
+    if arguments["head"] is None:
+        raise CheckpointError(f"{checkpoint.name} is not whole: {names['head.weight']} is missing.")
+    ours = {theirs: ours for ours, theirs in names.items()}
+    used = {name for known in loader.names.values() for name in known}
+    for name in checkpoint.names:
+        if name not in used and not _DERIVED.fullmatch(name):
+            loader.tensors[_decoder_name(name, ours)] = checkpoint.read(name, device=loader.device)
+    found = len({name.split(".")[1] for name in loader.tensors if name.startswith("blocks.")})
+    if config.get("num_hidden_layers", found) != found:
         raise CheckpointError(
-            f"{checkpoint.name} is not whole: it lacks a (V, D) table, or the tensors of the first block."
+            f"{checkpoint.name} states num_hidden_layers {config['num_hidden_layers']}, and its tensors have {found}."
         )
-    found = {
-        "vocab_size": table.shape[0],
-        "embed_dim": table.shape[1],
-        "num_layers": len({name.split(".")[1] for name in tensors if name.startswith("blocks.")}),
-    }
-    for name, number in found.items():
-        stated = sizes.pop(name) or number
-        if stated != number:
-            raise CheckpointError(
-                f"{checkpoint.name} states {name} {stated}, and its tensors have {number}: they do not fit."
-            )
+    heads = as_whole_number(config.get("num_attention_heads"), "num_attention_heads")
+    groups = config.get("num_key_value_heads")
+    up = loader.tensors.get("blocks.0.mlp.up.weight", torch.empty(1))
     return DecoderLM(
-        TokenEmbedding(*table.shape),
-        head=None if tied else OutputHead(vocab_size=found["vocab_size"], embed_dim=found["embed_dim"]),
-        num_layers=found["num_layers"],
-        head_dim=getattr(sizes["position"], "head_dim", None),
-        mlp_dim=len(up),
-        **sizes,
+        arguments["table"],
+        arguments["position"],
+        arguments["head"],
+        num_layers=found,
+        num_heads=heads,
+        num_kv_heads=heads if groups is None else as_whole_number(groups, "num_key_value_heads"),
+        head_dim=getattr(arguments["position"], "head_dim", None),
+        mlp_dim=max(1, torch.atleast_1d(up).shape[0]),
+        norm_eps=as_number(config.get("rms_norm_eps"), "rms_norm_eps", above=0.0),
     )
 
 
-def _hugging_face_sizes(checkpoint: Checkpoint) -> JsonObject:
-    """Return the arguments of `DecoderLM` that `config.json` states.
+def _check_implemented(checkpoint: Checkpoint) -> None:
+    """Check that `DecoderLM` implements a model with this configuration of transformers.
 
     Raises:
-        CheckpointError: A key is missing, or its value is not implemented.
+        CheckpointError: It does not; the message names the key.
     """
     config, source = checkpoint.config, f"{checkpoint.name}/config.json"
-    families = {model_type: family for family in FAMILIES if family.decoder for model_type in family.model_types}
-    _require_value(source, config, "model_type", *families)
+    decoders = [family for family in FAMILIES if family.decoder is HUGGING_FACE_TENSORS]
+    _require_value(source, config, "model_type", *(name for family in decoders for name in family.model_types))
     _require_value(source, config, "hidden_act", "silu", "swish", None)
     for key in ("attention_bias", "mlp_bias", "sliding_window", "quantization_config"):
         _require_value(source, config, key, False, None)
-    heads = _number(source, config, "num_attention_heads", int)
-    _number(source, config, "head_dim", int, 0)
-    rotary = families[config["model_type"]].position
-    assert isinstance(rotary, RotaryPositions)
-    return {
-        "vocab_size": _number(source, config, "vocab_size", int),
-        "embed_dim": _number(source, config, "hidden_size", int),
-        "num_layers": _number(source, config, "num_hidden_layers", int),
-        "num_heads": heads,
-        "num_kv_heads": _number(source, config, "num_key_value_heads", int, heads),
-        "norm_eps": _number(source, config, "rms_norm_eps", float),
-        "tied": config.get("tie_word_embeddings", False) is True,
-        "position": RotaryEmbedding.from_config(config, default_base=rotary.base),
-    }
 
 
-def _meta_sizes(checkpoint: Checkpoint) -> JsonObject:
-    """Return the arguments of `DecoderLM` that the files' metadata or `params.json` state.
+def _meta_config(checkpoint: Checkpoint) -> JsonObject:
+    """Return the configuration of a model in Meta's layout, from the metadata of its files or from `params.json`.
 
     Raises:
-        CheckpointError: A size is missing, or a value is not implemented.
+        CheckpointError: The number of heads is missing, or a value is not implemented.
     """
     source = checkpoint.name
-    metadata: JsonObject = {
-        key: text for header in checkpoint.headers.values() for key, text in header.metadata.items()
-    }
-    if "n_heads" not in metadata:
+    stated = {key: _parse(text) for header in checkpoint.headers.values() for key, text in header.metadata.items()}
+    if "n_heads" not in stated:
         file = checkpoint.file("params.json")
         if file is None:
             raise CheckpointError(
                 f"{source} does not state its sizes: its metadata has no n_heads, and no params.json is beside it."
             )
-        metadata = read_json(file)
-    _require_value(source, metadata, "use_scaled_rope", False, None)
-    stated = re.search(r"theta ([\d.]+)", str(metadata.get("rope", "")))
-    metadata = {"rope_theta": stated[1], **metadata} if stated else metadata
-    if str(metadata.get("vocab_size")) == "-1":  # Meta leaves the size to the tokenizer
-        metadata = {**metadata, "vocab_size": None}
-    heads = _number(source, metadata, "n_heads", int)
+        stated = read_json(file)
+    _require_value(source, stated, "use_scaled_rope", False, None)
+    theta = re.search(r"theta ([\d.]+)", str(stated.get("rope", "")))  # llama2.c's export
+    family = family_of(META_LLAMA)
+    assert family is not None
     query_rows = sum(checkpoint.info(META_TENSORS[QUERY].format(0)).shape[:1])
-    base = _number(source, metadata, "rope_theta", float, RotaryPositions().base)
     return {
-        "vocab_size": _number(source, metadata, "vocab_size", int, 0),
-        "embed_dim": _number(source, metadata, "dim", int, 0),
-        "num_layers": _number(source, metadata, "n_layers", int, 0),
-        "num_heads": heads,
-        "num_kv_heads": _number(source, metadata, "n_kv_heads", int, heads),
-        "norm_eps": _number(source, metadata, "norm_eps", float),
-        "position": RotaryEmbedding(query_rows // max(1, heads), base, interleaved=True),
+        "model_type": META_LLAMA,
+        **{own: stated[own] for own, _ in family.aliases if stated.get(own) is not None},
+        "vocab_size": None if stated.get("vocab_size") == -1 else stated.get("vocab_size"),  # -1: see the tokenizer
+        "head_dim": query_rows // as_whole_number(stated.get("n_heads"), "n_heads"),
+        "rope_theta": stated.get("rope_theta", None if theta is None else _parse(theta[1])),
+        "tie_word_embeddings": META_TENSORS["head.weight"] not in checkpoint.names,
     }
 
 
-def _require_value(source: str, config: Mapping[str, Any], key: str, *allowed: object) -> None:
-    """Raise unless the value of a configuration key is one of those that `DecoderLM` implements.
+def _parse(text: str) -> object:
+    """Return the JSON value that a string of the metadata states, or the string itself if it is not JSON."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+
+
+def _require_value(source: str, config: Mapping[str, object], key: str, *allowed: object) -> None:
+    """Check that the value of a configuration key is one of those that `DecoderLM` implements.
 
     Raises:
         CheckpointError: The value is another one; the message names it and the allowed values.
@@ -209,42 +193,8 @@ def _require_value(source: str, config: Mapping[str, Any], key: str, *allowed: o
         raise CheckpointError(f"{source}: {key} {config.get(key)!r} is not what DecoderLM has (known: {known}).")
 
 
-def _number(source: str, config: Mapping[str, Any], key: str, kind: type, default: Any = None) -> Any:
-    """Return the number under a key, of type `kind`; metadata of safetensors files store numbers as strings.
-
-    Raises:
-        CheckpointError: The number is missing without a default, or is not a number from 0 to 2^31 - 1.
-    """
-    found = default if config.get(key) is None else config[key]
-    if found is None:
-        raise CheckpointError(f"{source} does not state {key}.")
-    try:
-        number = kind(found)
-    except (TypeError, ValueError, OverflowError):
-        number = None
-    if number is None or isinstance(found, bool) or number != float(found) or not 0 <= number < 2**31:
-        kinds = {int: "a whole number", float: "a number"}
-        raise CheckpointError(f"{source}: {key} must be {kinds[kind]} of at least 0, not {found!r}.")
-    return number
-
-
 def _decoder_name(name: str, ours: Mapping[str, str]) -> str:
     """Return the `DecoderLM` name of a checkpoint's tensor; an unknown name is returned unchanged."""
     block = re.fullmatch(r"(.*?\.?layers)\.(0|[1-9]\d{0,5})\.(.*)", name)
     pattern = ours.get(name if block is None else f"{block[1]}.{{}}.{block[3]}", name)
     return pattern if block is None or pattern == name else pattern.format(block[2])
-
-
-def _read(checkpoint: Checkpoint, name: str, dtype: torch.dtype | None, device: torch.device | str) -> Tensor:
-    """Read a floating-point tensor.
-
-    Raises:
-        CheckpointError: The tensor has another dtype.
-    """
-    found = checkpoint.info(name).torch_dtype
-    if found not in DTYPES:
-        raise CheckpointError(
-            f"{name} is stored as {str(found).removeprefix('torch.')}: only checkpoints in float32, bfloat16, float16 "
-            f"are read."
-        )
-    return checkpoint.read(name, dtype=dtype, device=device)

@@ -12,7 +12,8 @@ from difflib import get_close_matches
 from typing import Any, NamedTuple
 
 from embedlayer.errors import CheckpointError
-from embedlayer.families import CONFIG_KEYS, rotary_facts
+from embedlayer.families import rotary_facts, stated_size
+from embedlayer.io.config_values import as_number, as_whole_number
 from embedlayer.io.files import JsonObject
 from embedlayer.positions.rotary_scaling import (
     DynamicNTKScaling,
@@ -26,6 +27,7 @@ from embedlayer.positions.rotary_scaling import (
 
 SLIDING, FULL = "sliding_attention", "full_attention"
 ORIGINAL_LENGTH = "original_max_position_embeddings"
+MOST_LAYERS = 1 << 16
 
 
 class RopeType(NamedTuple):
@@ -96,7 +98,10 @@ def read_rotary(
     kind = dict((("su", "longrope"), *facts.former_rope_types)).get(kind, kind)
     if kind not in ROPE_TYPES:
         raise CheckpointError(f"rope_type {kind!r} is not known here.{_hint(kind, ROPE_TYPES)}")
-    _check_parameters(kind, parameters)
+    allowed = COMMON_KEYS | ROPE_TYPES[kind].required | ROPE_TYPES[kind].optional
+    for key in parameters:
+        if key not in allowed:
+            raise CheckpointError(f"Rotary positions of type {kind!r} have no key {key!r}.{_hint(key, allowed)}")
     width = head_width(config, layer_type)
     share = _rotated_share(config, parameters, width)
     stated = config.get("rope_interleave")
@@ -126,11 +131,11 @@ def head_width(config: JsonObject, layer_type: str | None = None) -> int:
     stated = (_only_value(own), config.get("qk_rope_head_dim"), config.get("head_dim"))
     width = next((value for value in stated if value is not None), None)
     if width is not None:
-        return _whole(width, "head_dim")
-    hidden, heads = _size(config, "hidden_size"), _size(config, "num_attention_heads")
+        return as_whole_number(width, "head_dim")
+    hidden, heads = stated_size(config, "hidden_size"), stated_size(config, "num_attention_heads")
     if hidden is None or heads is None:
         raise CheckpointError("The configuration has neither head_dim nor hidden_size and num_attention_heads.")
-    return _whole(hidden, "hidden_size") // _whole(heads, "num_attention_heads")
+    return as_whole_number(hidden, "hidden_size") // as_whole_number(heads, "num_attention_heads")
 
 
 def layer_types(config: JsonObject) -> list[str | None]:
@@ -139,10 +144,7 @@ def layer_types(config: JsonObject) -> list[str | None]:
     Raises:
         CheckpointError: The number of layers is missing, or differs from the list of types.
     """
-    count = _size(config, "num_hidden_layers")
-    if count is None:
-        raise CheckpointError("The configuration does not say how many layers there are: num_hidden_layers is missing.")
-    count = _whole(count, "num_hidden_layers")
+    count = as_whole_number(stated_size(config, "num_hidden_layers"), "num_hidden_layers", most=MOST_LAYERS)
     types = config.get("layer_types")
     if types is not None:
         return _list_of(count, types, "layer_types")
@@ -171,7 +173,7 @@ def rotated_layers(config: JsonObject) -> list[bool]:
     if listed:
         return [bool(flag) for flag in _list_of(len(types), listed, "no_rope_layers")]
     if every:
-        return [(layer + 1) % _whole(every, "no_rope_layer_interval") != 0 for layer in range(len(types))]
+        return [(layer + 1) % as_whole_number(every, "no_rope_layer_interval") != 0 for layer in range(len(types))]
     if without_positions == "listed":
         raise CheckpointError(
             f"{config['model_type']} has layers without positions, but neither no_rope_layers nor "
@@ -199,7 +201,7 @@ def has_layer_types(config: JsonObject) -> bool:
 
 
 def _check_keys(config: JsonObject) -> None:
-    """Raise if a configuration has an unknown rotary key, or describes other positions.
+    """Check that a configuration has no unknown rotary key and describes rotary positions.
 
     Raises:
         CheckpointError: The message names the key.
@@ -250,27 +252,10 @@ def _parameters(config: JsonObject, layer_type: str | None) -> Mapping[str, Any]
     return {} if layer_type == SLIDING and only_full else parameters
 
 
-def _check_parameters(kind: str, parameters: Mapping[str, Any]) -> None:
-    """Raise if the parameters of a rope type have an unknown key or lack a required one.
-
-    The trained length may be missing, since Phi-3 stores it outside of the dictionary.
-
-    Raises:
-        CheckpointError: The message names the key.
-    """
-    allowed = COMMON_KEYS | ROPE_TYPES[kind].required | ROPE_TYPES[kind].optional
-    for key in parameters:
-        if key not in allowed:
-            raise CheckpointError(f"Rotary positions of type {kind!r} have no key {key!r}.{_hint(key, allowed)}")
-    for key in sorted(ROPE_TYPES[kind].required - {ORIGINAL_LENGTH}):
-        if key not in parameters:
-            raise CheckpointError(f"Rotary positions of type {kind!r} lack {key!r}; found {', '.join(parameters)}.")
-
-
 def _base(
     config: JsonObject, parameters: Mapping[str, Any], layer_type: str | None, default_base: float | None
 ) -> float:
-    """Return the base of the frequencies.
+    """Return the base of the rotary frequencies of a layer type.
 
     Raises:
         CheckpointError: The configuration states none, or two different ones.
@@ -287,7 +272,7 @@ def _base(
             f"The configuration names no base: {' or '.join(stated)} is missing. transformers would take its family's "
             f"number (10000 for most): write it into the configuration, or pass default_base."
         )
-    return _number(base, "rope_theta")
+    return as_number(base, "rope_theta")
 
 
 def _base_keys(config: JsonObject, layer_type: str | None) -> tuple[str, ...]:
@@ -318,33 +303,46 @@ def _rotated_share(config: JsonObject, parameters: Mapping[str, Any], width: int
             f"{config['model_type']} rotates only a part of a head's channels, but partial_rotary_factor is missing. "
             f"transformers would take {default}: write it into the configuration."
         )
-    return 1.0 if share is None else _number(share, "partial_rotary_factor")
+    return 1.0 if share is None else as_number(share, "partial_rotary_factor")
 
 
 def _scaling(kind: str, config: JsonObject, parameters: Mapping[str, Any], share: float) -> RotaryScaling | None:
     """Build the scaling of the frequencies; `None` for the default type.
 
     Raises:
-        CheckpointError: A required value is missing or has another type.
+        CheckpointError: A required value is missing or has another type, or two keys state different lengths.
     """
     scaling, required, _ = ROPE_TYPES[kind]
     if scaling is None:
         return None
-    skipped = {*COMMON_KEYS, ORIGINAL_LENGTH}
     arguments = {
-        key: _argument(value, key) for key, value in parameters.items() if value is not None and key not in skipped
+        key: _argument(value, key)
+        for key, value in parameters.items()
+        if value is not None and key not in COMMON_KEYS | {ORIGINAL_LENGTH}
     }
+    longest = config.get("max_position_embeddings")
     if kind == "proportional":
         arguments["proportion"] = share
     if kind == "dynamic":
-        arguments["original_max_seq_len"] = _longest(config, kind)
+        arguments["original_max_seq_len"] = as_whole_number(longest, "max_position_embeddings")
     if ORIGINAL_LENGTH in required:
-        length = arguments["original_max_seq_len"] = _original_length(config, parameters, kind)
-        if "factor" not in arguments and kind != "llama3":  # null in DeepSeek's yarn, missing in Phi-3's longrope
-            arguments["factor"] = _longest(config, kind) / length
-    for key in sorted(required - {ORIGINAL_LENGTH}):
-        if key not in arguments:
-            raise CheckpointError(f"Rotary positions of type {kind!r} need a number for {key!r}, not null.")
+        length = _only_value(
+            {
+                f"{ORIGINAL_LENGTH} of the parameters": parameters.get(ORIGINAL_LENGTH),
+                ORIGINAL_LENGTH: config.get(ORIGINAL_LENGTH),
+            }
+        )
+        if length is None:
+            raise CheckpointError(
+                f"Rotary positions of type {kind!r} lack {ORIGINAL_LENGTH!r}. transformers would take "
+                f"max_position_embeddings ({longest}): write it if it is the trained one."
+            )
+        length = arguments["original_max_seq_len"] = as_whole_number(length, ORIGINAL_LENGTH)
+        if "factor" not in arguments and (kind == "longrope" or (kind == "yarn" and "factor" in parameters)):
+            # missing in Phi-3's longrope, null in DeepSeek's yarn
+            arguments["factor"] = as_whole_number(longest, "max_position_embeddings") / length
+    for key in sorted(required - {ORIGINAL_LENGTH} - arguments.keys()):
+        raise CheckpointError(f"Rotary positions of type {kind!r} lack a number for {key!r}.")
     return scaling(**arguments)
 
 
@@ -358,38 +356,7 @@ def _argument(value: object, key: str) -> Any:
         if not isinstance(value, bool):
             raise CheckpointError(f"truncate must be true or false, not {value!r}.")
         return value
-    return tuple(_number(each, key) for each in value) if isinstance(value, list | tuple) else _number(value, key)
-
-
-def _original_length(config: JsonObject, parameters: Mapping[str, Any], kind: str) -> int:
-    """Return the trained length.
-
-    Raises:
-        CheckpointError: The configuration does not state it, or states two different ones.
-    """
-    length = _only_value(
-        {
-            f"{ORIGINAL_LENGTH} of the parameters": parameters.get(ORIGINAL_LENGTH),
-            ORIGINAL_LENGTH: config.get(ORIGINAL_LENGTH),
-        }
-    )
-    if length is None:
-        raise CheckpointError(
-            f"Rotary positions of type {kind!r} lack {ORIGINAL_LENGTH!r}. transformers would take "
-            f"max_position_embeddings ({config.get('max_position_embeddings')}): write it if it is the trained one."
-        )
-    return _whole(length, ORIGINAL_LENGTH)
-
-
-def _longest(config: JsonObject, kind: str) -> int:
-    """Return `max_position_embeddings`.
-
-    Raises:
-        CheckpointError: The key is missing.
-    """
-    if config.get("max_position_embeddings") is None:
-        raise CheckpointError(f"Rotary positions of type {kind!r} need max_position_embeddings in the configuration.")
-    return _whole(config["max_position_embeddings"], "max_position_embeddings")
+    return tuple(as_number(each, key) for each in value) if isinstance(value, list | tuple) else as_number(value, key)
 
 
 def _only_value(values: Mapping[str, Any]) -> Any:
@@ -405,36 +372,8 @@ def _only_value(values: Mapping[str, Any]) -> Any:
     return first
 
 
-def _size(config: JsonObject, key: str) -> Any:
-    """Return a size of the model under any of the names in `CONFIG_KEYS`; `None` if it is missing or 0."""
-    return next((config[name] for name in CONFIG_KEYS[key] if config.get(name)), None)
-
-
-def _number(value: object, name: str) -> float:
-    """Return a value as a number.
-
-    Raises:
-        CheckpointError: It is not a number.
-    """
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise CheckpointError(f"{name} must be a number, not {value!r}.")
-    return float(value)
-
-
-def _whole(value: object, name: str) -> int:
-    """Return a value as a whole number of at least 1.
-
-    Raises:
-        CheckpointError: It is not one.
-    """
-    number = _number(value, name)
-    if not number.is_integer() or number < 1:
-        raise CheckpointError(f"{name} must be a whole number of at least 1, not {value!r}.")
-    return int(number)
-
-
 def _list_of(count: int, values: object, name: str) -> list[Any]:
-    """Return a list that has one entry for each layer.
+    """Check that a value of the configuration is a list with one entry for each layer, and return it.
 
     Raises:
         CheckpointError: It is no list, or has another length.

@@ -365,7 +365,7 @@ def test_a_forward_of_its_own_and_a_look_up_that_does_more_are_refused() -> None
             return super().forward(ids) * self.embed_scale + 1
 
     model.model.embed_tokens = Scaled(V, D)
-    with pytest.raises(CheckpointError, match="What a Scaled does beyond look-up and scale is not known"):
+    with pytest.raises(CheckpointError, match="What a Scaled does beyond look-up and scale is unknown"):
         patch(model)
     assert type(model.lm_head) is nn.Linear
 

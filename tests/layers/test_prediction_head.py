@@ -50,6 +50,6 @@ def test_a_head_is_built_again_from_its_config(tied, norm) -> None:
 
 
 def test_a_damaged_config_of_a_norm_is_refused() -> None:
-    config = {"tied": True, **head().config, "norm": {"width": 0, "eps": 1e-5}}
-    with pytest.raises(CheckpointError, match="LayerNorm: width is 0"):
+    config = {"tied": True, **head().config, "norm": {"normalized_shape": "4", "eps": 1e-5}}
+    with pytest.raises(CheckpointError, match="LayerNorm: normalized_shape is '4'"):
         build_head(config, TokenEmbedding(V, R))

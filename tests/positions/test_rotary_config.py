@@ -247,8 +247,11 @@ ROPE = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 
         ({"rope_parameters": {**ROPE, "type": "linear"}}, "contradicts itself"),
         ({"rope_parameters": {**ROPE, "factor": "4"}}, "factor must be a number, not '4'"),
         ({"rope_parameters": {**ROPE, "truncate": 1}}, "truncate must be true or false"),
-        ({"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4}}, "'linear' lack 'factor'"),
-        ({"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": None}}, "a number for 'factor'"),
+        ({"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4}}, "'linear' lack a number for 'factor'"),
+        (
+            {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": None}},
+            "'linear' lack a number for 'factor'",
+        ),
         (
             {"rope_parameters": {"rope_type": "yarn", "factor": 4.0, "rope_theta": 1e4}},
             r"max_position_embeddings \(128\)",
@@ -286,7 +289,7 @@ def test_a_configuration_of_another_shape_is_refused(config, message) -> None:
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({"num_hidden_layers": None}, "num_hidden_layers is missing"),
+        ({"num_hidden_layers": None}, "num_hidden_layers must be a whole number of at least 1, not None"),
         ({"no_rope_layers": [1]}, "one entry for each of 6 layers"),
         ({"model_type": "smollm3"}, "neither no_rope_layers nor"),
         ({"model_type": "cohere2", "sliding_window": 8}, "layer_types is missing"),
