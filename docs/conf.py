@@ -8,6 +8,7 @@ from typing import Any
 from docutils import nodes
 from docutils.statemachine import StringList
 from sphinx.application import Sphinx
+from sphinx.pycode import ModuleAnalyzer
 from sphinx.util.docutils import SphinxDirective
 
 import embedlayer
@@ -20,6 +21,8 @@ extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphin
 source_suffix = {".md": "markdown"}
 exclude_patterns = ["_build"]
 default_role = "code"  # docstrings write `code` as Markdown does
+napoleon_use_ivar = True
+napoleon_attr_annotations = False
 autodoc_member_order = "bysource"
 python_maximum_signature_line_length = 88
 myst_enable_extensions = ["dollarmath"]
@@ -33,7 +36,7 @@ def exports(package: str) -> dict[str, str]:
     stub = Path(embedlayer.__file__).parents[1].joinpath(*package.split("."), "__init__.pyi")
     if not stub.exists():
         return {}
-    imports = [node for node in ast.parse(stub.read_text()).body if isinstance(node, ast.ImportFrom)]
+    imports = [node for node in ast.parse(stub.read_text()).body if isinstance(node, ast.ImportFrom) and node.module]
     return {alias.name: f"{package}.{node.module}" for node in imports for alias in node.names}
 
 
@@ -48,9 +51,31 @@ def public_names(package: str) -> list[str]:
     return [f"embedlayer.{name}" for name in sorted(top)] + [f"{package}.{name}" for name in sorted(own)]
 
 
+def defining_module(path: str) -> str:
+    """Return the module that defines a public name, from the stub of the package that exports it."""
+    package, _, name = path.rpartition(".")
+    return exports(package).get(name, package)
+
+
 def is_defined_in(module: str, name: str, value: object) -> bool:
     """Return whether a module defines a public class or function itself."""
     return not name.startswith("_") and getattr(value, "__module__", None) == module and callable(value)
+
+
+def convert_tables(app: Sphinx, what: str, name: str, value: object, options: object, lines: list[str]) -> None:
+    """Replace the Markdown tables of a docstring by reST list tables, in place."""
+    new: list[str] = []
+    for line in lines:
+        if line.startswith("|---"):
+            continue
+        if not line.startswith("| "):
+            new.append(line)
+            continue
+        if not (new and new[-1].startswith("     - ")):
+            new += ["", ".. list-table::", "   :header-rows: 1", ""]
+        cells = [cell.strip() for cell in line.strip("|").split(" | ")]
+        new += [f"{'   * - ' if place == 0 else '     - '}{cell}" for place, cell in enumerate(cells)]
+    lines[:] = new
 
 
 class PublicNames(SphinxDirective):
@@ -64,11 +89,13 @@ class PublicNames(SphinxDirective):
         for path in public_names(self.arguments[0]):
             home, _, name = path.rpartition(".")
             value: Any = getattr(import_module(home), name)
-            kind = "class" if isinstance(value, type) else "function" if callable(value) else "data"
-            lines += [f".. auto{kind}:: {path}"]
-            lines += ["   :members:", "   :show-inheritance:"] if kind == "class" else []
-            lines += ["   :no-value:"] if kind == "data" else []
-            lines += [""]
+            if isinstance(value, type):
+                lines += [f".. autoclass:: {path}", "   :members:", "   :show-inheritance:", ""]
+            elif callable(value):
+                lines += [f".. autofunction:: {path}", ""]
+            else:
+                comment = ModuleAnalyzer.for_module(defining_module(path)).find_attr_docs().get(("", name), [])
+                lines += [f".. py:data:: {path}", "", *(f"   {line}" for line in comment), ""]
         node = nodes.section()
         node.document = self.state.document
         self.state.nested_parse(StringList(lines, self.arguments[0]), self.content_offset, node)
@@ -76,5 +103,6 @@ class PublicNames(SphinxDirective):
 
 
 def setup(app: Sphinx) -> None:
-    """Register the directive."""
+    """Register the directive and the conversion of tables."""
     app.add_directive("public-names", PublicNames)
+    app.connect("autodoc-process-docstring", convert_tables, priority=900)

@@ -225,6 +225,26 @@ def test_what_is_said_about_starting_rows_follows_from_the_table() -> None:
     assert total["`MeanNoiseInit()`"] > total["`MeanInit()`"]
 
 
+def test_every_guide_page_links_to_the_api_reference() -> None:
+    for page in sorted((ROOT / "docs").glob("*.md")):
+        if page.name not in ("index.md", "benchmarks.md", "source-tree.md"):
+            assert "{doc}`api/" in page.read_text(), page.name
+
+
+def test_every_public_name_is_in_the_api_reference(monkeypatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "docs"))
+    conf = runpy.run_path(str(ROOT / "docs" / "conf.py"))
+    pages = "".join(page.read_text() for page in (ROOT / "docs" / "api").glob("*.md"))
+    packages = re.findall(r"public-names:: ([\w.]+)", pages)
+    documented = {path for package in packages for path in conf["public_names"](package)}
+    subpackages = {name for name in embedlayer.__all__ if inspect.ismodule(getattr(embedlayer, name))}
+    assert {path.split(".")[1] for path in packages} == subpackages | {"errors"}
+    assert {f"embedlayer.{name}" for name in set(embedlayer.__all__) - subpackages} <= documented
+    for package in subpackages:
+        exported = getattr(getattr(embedlayer, package), "__all__", ())
+        assert {f"embedlayer.{package}.{name}" for name in exported} <= documented
+
+
 def test_the_documentation_builds_without_a_warning(tmp_path) -> None:
     pytest.importorskip("sphinx", reason="the docs extra is not installed")
     pytest.importorskip("furo", reason="the docs extra is not installed")

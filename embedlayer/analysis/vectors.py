@@ -309,8 +309,7 @@ class TokenVectors:
             SizeError: `topn` is below 1, or the table has no neighbours.
 
         Reference: Leeuwenberg et al., A minimally supervised approach for synonym extraction with word embeddings,
-            2016,
-        equation 1.
+        2016, equation 1.
         """
         neighbors = self.similar_by_word(wa, topn)
         if len(neighbors) == 0:

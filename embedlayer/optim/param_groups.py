@@ -16,7 +16,7 @@ def param_groups(model: nn.Module, *, weight_decay: float = 0.1) -> list[dict[st
     Norms and biases are scales and shifts, so they are not decayed either.
 
     Args:
-        model: Any module. Tables are its `LookupTable`s, also where a head is tied to one.
+        model: Any module. Tables are the instances of `LookupTable`, also where a head is tied to one.
         weight_decay: Weight decay of the matrices.
 
     Returns:
