@@ -1,6 +1,5 @@
 """Check every row of a table: zero, NaN or infinite, duplicate, unchanged since initialisation, under-trained."""
 
-import math
 from dataclasses import asdict, dataclass, field
 
 import torch
@@ -179,11 +178,11 @@ def table_health(
     rows = RowReader(table)
     if head is not None and len(head) != len(rows):
         raise ShapeError(f"The table has {len(rows)} rows and the head {len(head)}: pass the head of this table.")
-    norms = torch.cat([_norms(chunk) for _, chunk in rows.chunks()]) if len(rows) else torch.empty(0)
+    norms = rows.norms()
     return TableHealth(
         vocab_size=rows.vocab_size,
         embed_dim=rows.embed_dim,
-        norms=norms,
+        norms=norms.float(),
         zero_rows=_ids(norms == 0),
         nonfinite_rows=_ids(norms.isnan()),
         duplicates=_duplicates(rows, norms),
@@ -192,13 +191,6 @@ def table_health(
         kinds=None if tokenizer is None else tuple(token_kinds(tokenizer, rows.vocab_size)),
         tokenizer=tokenizer,
     )
-
-
-def _norms(chunk: Float[Tensor, "rows D"]) -> Float[Tensor, " rows"]:
-    wide = torch.promote_types(chunk.dtype, torch.float32)
-    norms: Tensor = torch.linalg.vector_norm(chunk, dim=1, dtype=wide).cpu()
-    broken = ~chunk.isfinite().all(dim=1).cpu()
-    return norms.float().where(~broken, torch.tensor(math.nan))
 
 
 def _duplicates(rows: RowReader, norms: Float[Tensor, " V"]) -> tuple[tuple[int, ...], ...]:

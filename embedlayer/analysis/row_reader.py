@@ -1,5 +1,6 @@
 """Read the rows of any table, or of a plain tensor, a chunk at a time."""
 
+import math
 from collections.abc import Iterator
 
 import torch
@@ -67,3 +68,10 @@ class RowReader:
         step = rows_at_once or max(1, NUMBERS_AT_ONCE // max(1, self.embed_dim))
         for start in range(0, self.vocab_size, step):
             yield start, self.read(start, min(start + step, self.vocab_size))
+
+    @torch.no_grad()
+    def norms(self) -> Float[Tensor, " V"]:
+        """Return the Euclidean norm of each row in float64, on the CPU; NaN for a row with NaN or infinity."""
+        parts = [torch.linalg.vector_norm(chunk, dim=1, dtype=torch.float64).cpu() for _, chunk in self.chunks()]
+        found = torch.cat([torch.empty(0, dtype=torch.float64), *parts])
+        return found.where(found.isfinite(), math.nan)

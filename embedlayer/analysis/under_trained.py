@@ -128,7 +128,7 @@ def under_trained_scores(table: TableLike) -> UnderTrained:
         (0, 100)
     """
     rows = RowReader(table)
-    free = _have_a_direction(rows)
+    free = rows.norms() > 0
     cones: list[Cone] = []
     sample = _sample(rows, free)
     fewest = max(FEWEST_SAMPLED, FEWEST * len(sample) // max(1, int(free.sum())))
@@ -156,12 +156,6 @@ def under_trained_scores(table: TableLike) -> UnderTrained:
     if best is not None and not cones:
         edges = [(best, 1.0)]
     return UnderTrained(_scores(rows, edges), tuple(sorted(cones, key=lambda cone: -cone.size)))
-
-
-def _have_a_direction(rows: RowReader) -> Bool[Tensor, " V"]:
-    parts = [torch.linalg.vector_norm(chunk.float(), dim=1).cpu() for _, chunk in rows.chunks()]
-    norms = torch.cat(parts) if parts else torch.empty(0)
-    return (norms > 0) & norms.isfinite()
 
 
 def _sample(rows: RowReader, usable: Bool[Tensor, " V"]) -> Float[Tensor, "M D"]:

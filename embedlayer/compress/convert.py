@@ -1,16 +1,13 @@
 """Convert a table to another kind by a short name such as `int8`, and put it into a copy of a model."""
 
+import copy
 import re
-from typing import TypeVar, cast
+from typing import TypeVar
 
-import torch
 from torch import Tensor, nn
 
 from embedlayer.checkpoints.embedding_layer import EmbeddingLayer
 from embedlayer.errors import SizeError
-from embedlayer.files import JsonObject
-from embedlayer.layers.output import OutputHead
-from embedlayer.layers.prediction_head import PredictionHead
 from embedlayer.models.decoder import DecoderLM
 from embedlayer.tables.dense import as_table
 from embedlayer.tables.factorized import FactorizedEmbedding
@@ -74,46 +71,18 @@ def replace_table(model: Model, table: TokenTable | nn.Embedding) -> Model:
     table = as_table(table)
     if table.embed_dim != model.table.embed_dim:
         raise SizeError(f"The table has width {table.embed_dim}, the model needs {model.table.embed_dim}.")
-    head = _tied_to(model.head, table)
-    if isinstance(model, EmbeddingLayer):
-        return cast(Model, _layer_with(model, table, head))
-    assert isinstance(head, OutputHead)
-    sizes: JsonObject = dict(model.sizes)
-    with torch.device("meta"):
-        other = DecoderLM(table, model.position, head, **sizes)
-    other.blocks, other.norm, other.dropout = model.blocks, model.norm, model.dropout
-    return cast(Model, other.train(model.training))
-
-
-def _layer_with(layer: EmbeddingLayer, table: TokenTable, head: OutputHead | PredictionHead | None) -> EmbeddingLayer:
-    names = {key: found for key, found in layer.tensor_names.items() if not key.startswith("table.")}
-    other = EmbeddingLayer(
-        table,
-        layer.position,
-        head,
-        family=layer.family,
-        recipe=layer.recipe,
-        numbering=layer.numbering,
-        padding_id=layer.padding_id,
-        first_position_id=layer.first_position_id,
-        types="table" if layer.types_from_table else layer.types,
-        norm=layer.norm,
-        projection=layer.projection,
-        other_positions={kind: layer.position_of(kind) for kind in layer.other_positions},
-        tensor_names=names,
-    )
-    other.load_record = layer.load_record
-    other._find_tokenizer, other._tokenizer = layer._find_tokenizer, layer._tokenizer
-    return other.train(layer.training)
-
-
-def _tied_to(head: OutputHead | PredictionHead | None, table: TokenTable) -> OutputHead | PredictionHead | None:
-    if head is None or not head.tied:
-        return head
-    if isinstance(head, PredictionHead):
-        output = cast(OutputHead, _tied_to(head.output, table))
-        return PredictionHead(output, dense=head.dense, activation=head.activation, norm=head.norm)
-    with torch.device("meta"):
-        tied = OutputHead(table, **head.config)
-    tied.bias = head.bias
-    return tied
+    head = model.head
+    if head is not None and not head.tied and head.weight.shape[0] != table.vocab_size:
+        raise SizeError(f"The head has {head.weight.shape[0]} tokens, the table {table.vocab_size}.")
+    # deepcopy keeps every object in its memo, so only the model itself and a tied head are copied
+    copied = {model, *((head, getattr(head, "output", head)) if head is not None and head.tied else ())}
+    shared = [
+        *(module for module in model.modules() if module not in copied),
+        *model.parameters(),
+        *model.buffers(),
+        *(value for value in vars(model).values() if not isinstance(value, dict)),
+    ]
+    other = copy.deepcopy(model, {**{id(each): each for each in shared}, id(model.table): table})
+    if isinstance(other, EmbeddingLayer):
+        other.tensor_names = {key: names for key, names in other.tensor_names.items() if not key.startswith("table.")}
+    return other
