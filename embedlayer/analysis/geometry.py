@@ -1,7 +1,7 @@
 """Geometry of a table, alignment and movement between two tables, and the values of a position scheme."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple, cast
@@ -13,10 +13,10 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from embedlayer.analysis.row_reader import RowReader
+from embedlayer.analysis.token_kinds import ids_by_text, token_texts
 from embedlayer.errors import ShapeError, SizeError
 from embedlayer.positions.position import AdditivePosition, Position
 from embedlayer.tables.dense import TableLike
-from embedlayer.text.tokenizer import fingerprint, token_text
 
 CHUNK_ROWS = 8192
 """Rows widened to float64 at a time."""
@@ -419,28 +419,35 @@ def row_movement(
     return RowMovement(pairs, torch.cat(cosines), torch.cat(norms))
 
 
-def shared_tokens(before: Tokenizer, after: Tokenizer) -> Int[Tensor, "N 2"]:
-    """Return the tokens that two tokenizers share, by their readable text: pairs of IDs `(N, 2)`.
+def shared_tokens(
+    before: Tokenizer | Sequence[str], after: Tokenizer | Sequence[str], *, ignore_space: bool = False
+) -> Int[Tensor, "N 2"]:
+    """Return the tokens that two vocabularies share, by their readable text: pairs of IDs `(N, 2)`.
 
-    A text that several tokens of one tokenizer have is left out. If the tokenizers are equal, every token pairs with
+    A text that several tokens of one vocabulary have is left out. If the vocabularies are equal, every token pairs with
     itself.
+
+    Args:
+        before: The first tokenizer, or the text of each row; `""` for a row without a token.
+        after: The second tokenizer, or its texts.
+        ignore_space: Pair tokens that differ by a leading space alone if no text is equal: `" dog"` with `"dog"`.
+
+    Example:
+        >>> shared_tokens(["a", " dog", ""], ["dog", "a"], ignore_space=True).tolist()
+        [[0, 1], [1, 0]]
     """
-    ids = [sorted(set(one.get_vocab(with_added_tokens=True).values())) for one in (before, after)]
-    if ids[0] == ids[1] and fingerprint(before) == fingerprint(after):
-        return torch.tensor(ids[0], dtype=torch.int64)[:, None].expand(-1, 2)
-    one, other = (_ids_by_text(tokenizer, own) for tokenizer, own in zip((before, after), ids, strict=True))
-    found = [[token, other[text]] for text, token in one.items() if text in other]
-    return torch.tensor(found, dtype=torch.int64).reshape(-1, 2)
-
-
-def _ids_by_text(tokenizer: Tokenizer, ids: list[int]) -> dict[str, int]:
-    found: dict[str, int] = {}
-    several: set[str] = set()
-    for token in ids:
-        text = token_text(tokenizer, token)
-        if found.setdefault(text, token) != token:
-            several.add(text)
-    return {text: token for text, token in found.items() if text not in several}
+    texts = [
+        token_texts(each) if isinstance(each, Tokenizer) else {row: text for row, text in enumerate(each) if text}
+        for each in (before, after)
+    ]
+    if texts[0] == texts[1]:
+        return torch.tensor(list(texts[0]), dtype=torch.int64)[:, None].expand(-1, 2)
+    one, other = map(ids_by_text, texts)
+    if ignore_space:
+        other = {**{text.removeprefix(" "): token for text, token in other.items()}, **other}
+    named = [(text.removeprefix(" ") if ignore_space and text not in other else text, own) for text, own in one.items()]
+    pairs = [[token, other[text]] for text, token in named if text in other]
+    return torch.tensor(pairs, dtype=torch.int64).reshape(-1, 2)
 
 
 def _paired(

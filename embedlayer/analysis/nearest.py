@@ -77,6 +77,14 @@ def cosines_with(rows: Float[Tensor, "rows D"], queries: Float[Tensor, "Q D"]) -
     return (products / norms.where(norms > 0, 1.0)).clamp(-1.0, 1.0)
 
 
+def table_cosines(
+    rows: RowReader, queries: Float[Tensor, "Q D"], start: int = 0, stop: int | None = None
+) -> Float[Tensor, "Q N"]:
+    """Return the cosines of queries with rows `start` to `stop - 1` of a table, on the CPU; `None` for its end."""
+    step = max(1, CHUNK_NUMBERS // max(1, rows.embed_dim))
+    return torch.cat([cosines_with(chunk, queries).cpu() for _, chunk in rows.chunks(step, start, stop)], dim=1)
+
+
 @torch.no_grad()
 def nearest_rows(
     table: TableLike,

@@ -63,11 +63,20 @@ class RowReader:
             found = torch.empty(0, self.embed_dim)
         return found.detach().to("cpu", torch.promote_types(found.dtype, torch.float32))
 
-    def chunks(self, rows_at_once: int | None = None) -> Iterator[tuple[int, Float[Tensor, "rows D"]]]:
-        """Yield all rows in order, a chunk at a time: the first ID of the chunk, and its rows."""
+    def chunks(
+        self, rows_at_once: int | None = None, start: int = 0, stop: int | None = None
+    ) -> Iterator[tuple[int, Float[Tensor, "rows D"]]]:
+        """Yield rows `start` to `stop - 1` in order, a chunk at a time: the first ID of the chunk, and its rows.
+
+        Args:
+            rows_at_once: Rows of a chunk; `None` for about `NUMBERS_AT_ONCE` numbers.
+            start: First row.
+            stop: Row after the last one; `None` for the end of the table.
+        """
+        stop = self.vocab_size if stop is None else stop
         step = rows_at_once or max(1, NUMBERS_AT_ONCE // max(1, self.embed_dim))
-        for start in range(0, self.vocab_size, step):
-            yield start, self.read(start, min(start + step, self.vocab_size))
+        for place in range(start, stop, step):
+            yield place, self.read(place, min(place + step, stop))
 
     @torch.no_grad()
     def norms(self) -> Float[Tensor, " V"]:

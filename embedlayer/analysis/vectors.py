@@ -25,8 +25,9 @@ from embedlayer.analysis.evaluate import (
     evaluate_word_pairs,
     whole_words,
 )
-from embedlayer.analysis.nearest import CHUNK_NUMBERS, cosines_with, largest
+from embedlayer.analysis.nearest import cosines_with, largest, table_cosines
 from embedlayer.analysis.row_reader import RowReader
+from embedlayer.analysis.token_kinds import ids_by_text, token_texts
 from embedlayer.errors import ShapeError, SizeError, UnknownTokenError
 from embedlayer.tables.dense import TableLike
 from embedlayer.text.tokenizer import as_tokenizer, require_rows, token_text, without_limits
@@ -93,14 +94,13 @@ class TokenVectors:
     @property
     def vectors(self) -> npt.NDArray[Any]:
         """Copy of all rows as a NumPy array `(V, D)`, in float32 or wider."""
-        return np.concatenate(
-            [each.to(torch.promote_types(each.dtype, torch.float32)).cpu() for _, each in self._rows.chunks()]
-        )
+        return self._rows.take(torch.arange(self.vocab_size)).numpy()
 
     @cached_property
     def index_to_key(self) -> list[str | None]:
         """Readable text of each row; `None` for a row without a token."""
-        return [token_text(self.tokenizer, i) if has else None for i, has in enumerate(self._has_token.tolist())]
+        texts = token_texts(self.tokenizer)
+        return [texts.get(index) for index in range(self.vocab_size)]
 
     def __len__(self) -> int:
         return int(self._has_token.sum())
@@ -372,9 +372,7 @@ class TokenVectors:
 
     @torch.no_grad()
     def _cosines_to(self, query: Float[Tensor, " D"], start: int, stop: int) -> Float[Tensor, " N"]:
-        step = max(1, CHUNK_NUMBERS // max(1, self.embed_dim))
-        reads = (self._rows.read(i, min(i + step, stop)) for i in range(start, stop, step))
-        return torch.cat([cosines_with(rows, query[None])[0].cpu() for rows in reads])
+        return table_cosines(self._rows, query[None], start, stop)[0]
 
     @torch.no_grad()
     def _row(self, index: int) -> Float[Tensor, "D"]:
@@ -398,10 +396,11 @@ class TokenVectors:
         if literal is not None:
             return int(literal)
         if len(encoding.ids) > 1:
+            respaced = text.lstrip(" ") if text.startswith(" ") else f" {text}"
             raise UnknownTokenError(
                 f"{text!r} is {len(encoding.ids)} tokens to this tokenizer: {_listing(encoding.tokens)}.\n"
                 f"Ask for one of them, by text or ID ({_listing(encoding.ids)}); spaces count, so "
-                f"{_other_spacing(text)!r} may be one token."
+                f"{respaced!r} may be one token."
             )
         raise UnknownTokenError(
             f"{text!r} is not in this tokenizer's vocabulary of {len(self)} tokens: it is read as "
@@ -447,13 +446,7 @@ class TokenVectors:
     @cached_property
     def _id_by_readable_text(self) -> dict[str, int]:
         """IDs by readable text, for the texts of exactly one token."""
-        ids: dict[str, int] = {}
-        shared: set[str] = set()
-        for index in torch.nonzero(self._has_token)[:, 0].tolist():
-            text = token_text(self.tokenizer, index)
-            if ids.setdefault(text, index) != index:
-                shared.add(text)
-        return {text: index for text, index in ids.items() if text not in shared}
+        return ids_by_text(token_texts(self.tokenizer))
 
 
 def _as_list(asked: Query | Sequence[Query] | None) -> list[Query]:
@@ -468,10 +461,6 @@ def _as_list(asked: Query | Sequence[Query] | None) -> list[Query]:
 def _unit(vector: Float[Tensor, "D"]) -> Float[Tensor, "D"]:
     norm = torch.linalg.vector_norm(vector)
     return vector / norm if norm > 0 else vector
-
-
-def _other_spacing(text: str) -> str:
-    return text.lstrip(" ") if text.startswith(" ") else f" {text}"
 
 
 def _listing(values: Sequence[object]) -> str:

@@ -10,11 +10,12 @@ from jaxtyping import Int, Shaped
 from torch import Tensor, nn
 
 from embedlayer.analysis.nearest import nearest_rows
+from embedlayer.analysis.row_reader import RowReader
 from embedlayer.compress.convert import compress_table, replace_table
 from embedlayer.errors import SizeError
 from embedlayer.models.decoder import DecoderLM
 from embedlayer.tables.dense import as_table
-from embedlayer.tables.table import ROWS_AT_ONCE, TokenTable
+from embedlayer.tables.table import TokenTable
 
 CHOICES = ("int8", "int4", "int4-g32")
 QUERIES = 1000
@@ -126,11 +127,10 @@ def row_error(table: TokenTable, other: TokenTable) -> float:
             f"{table.vocab_size} x {table.embed_dim}."
         )
     missed = whole = 0.0
-    for start in range(0, table.vocab_size, ROWS_AT_ONCE):
-        stop = min(start + ROWS_AT_ONCE, table.vocab_size)
-        rows = table.rows(start, stop).double()
+    for start, chunk in RowReader(table).chunks():
+        rows = chunk.double()
         whole += rows.square().sum().item()
-        missed += (rows - other.rows(start, stop)).square().sum().item()
+        missed += (rows - other.rows(start, start + len(rows))).square().sum().item()
     return math.sqrt(missed / whole) if whole else 0.0
 
 
@@ -179,19 +179,15 @@ def _spread(table: TokenTable, counts: Tensor | None) -> Tensor:
     return tokens[places]
 
 
-def _tensors(table: TokenTable) -> list[tuple[str, Tensor]]:
-    return list(table.state_dict().items())
-
-
 def _bytes(table: TokenTable) -> int:
-    return sum(tensor.nbytes for _, tensor in _tensors(table))
+    return sum(tensor.nbytes for tensor in table.state_dict().values())
 
 
 def _file_bytes(table: TokenTable) -> int:
     """Return the size of the safetensors file that `save_pretrained` writes: its JSON header and the tensors."""
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     place = 0
-    for name, tensor in sorted(_tensors(table), key=lambda item: (-item[1].element_size(), item[0])):
+    for name, tensor in sorted(table.state_dict().items(), key=lambda item: (-item[1].element_size(), item[0])):
         kind = {"dtype": _SAFETENSORS[tensor.dtype], "shape": list(tensor.shape)}
         header[name] = {**kind, "data_offsets": [place, place + tensor.nbytes]}
         place += tensor.nbytes

@@ -7,11 +7,12 @@ returns its exports, placed after the modules that it imports. The server's answ
 import base64
 import gzip
 import hashlib
+import posixpath
 import re
 from contextlib import suppress
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, urlencode
 
 from embedlayer.errors import EmbedLayerError
 from embedlayer.explorer import tokens
@@ -110,7 +111,7 @@ def one_script(modules: dict[str, str], entry: str) -> str:
             return numbers[name]
 
         def bind(found: re.Match[str]) -> str:
-            target = _resolved(name, found[2])
+            target = posixpath.normpath(posixpath.join(posixpath.dirname(name), found[2]))
             names = re.sub(r"(\w+) as (\w+)", r"\1: \2", found[1]).strip().rstrip(",")
             return f"const {{ {' '.join(names.split())} }} = ${add(target)};\n"
 
@@ -125,24 +126,10 @@ def one_script(modules: dict[str, str], entry: str) -> str:
     return "\n".join(parts).replace("</", "<\\/")
 
 
-def _resolved(importer: str, target: str) -> str:
-    parts: list[str] = []
-    for part in (PurePosixPath(importer).parent / target).parts:
-        if part == "..":
-            parts.pop()
-        else:
-            parts.append(part)
-    return "/".join(parts)
-
-
 def _key(name: str, params: Params) -> str:
     """Return the key of a request, equal to that of `keyOf` in data.js."""
-    query = "&".join(f"{_quoted(key)}={_quoted(value)}" for key, value in sorted(params.items()))
+    query = urlencode(sorted(params.items()), quote_via=quote, safe="-_.!~*'()")  # as encodeURIComponent
     return f"{name}?{query}" if query else name
-
-
-def _quoted(text: str) -> str:
-    return quote(text, safe="-_.!~*'()")  # as encodeURIComponent leaves them
 
 
 def _packed(value: Any) -> dict[str, Any]:

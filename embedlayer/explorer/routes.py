@@ -16,16 +16,6 @@ Answer = Any
 """Bytes, or a value that JSON can represent."""
 
 
-def once_without_params(source: Source) -> Iterable[Params]:
-    """Return the parameters of a route that an exported page holds once, without parameters."""
-    return ({},)
-
-
-def nothing(source: Source) -> Iterable[Params]:
-    """Return no parameters: an exported page does not hold the route."""
-    return ()
-
-
 @dataclass(frozen=True)
 class Route:
     """One kind of data.
@@ -33,12 +23,13 @@ class Route:
     Attributes:
         answer: Function from a source and the request's parameters to the data; it raises `EmbedLayerError` if there is
             no answer.
-        baked: Function from a source to the parameters for which an exported page holds the answer.
+        baked: Function from a source to the parameters for which an exported page holds the answer: by default once,
+            without parameters.
         needs: What the source must have, one of `Source.manifest()["has"]`.
     """
 
     answer: Callable[[Source, Params], Answer]
-    baked: Callable[[Source], Iterable[Params]] = once_without_params
+    baked: Callable[[Source], Iterable[Params]] = lambda source: ({},)
     needs: str = "vectors"
 
 
@@ -50,8 +41,8 @@ ROUTES: dict[str, Route] = {
     "layout-recall": Route(tokens.layout_recall, tokens.baked_layout),
     "norms": Route(tokens.norms),
     "frequencies": Route(tokens.frequencies, needs="frequency"),
-    "neighbors": Route(tokens.neighbors, nothing),
-    "along": Route(tokens.along, nothing),
+    "neighbors": Route(tokens.neighbors, lambda source: ()),
+    "along": Route(tokens.along, lambda source: ()),
     "vectors": Route(tokens.vectors, tokens.baked_vectors),
     "nearest": Route(tokens.nearest, tokens.baked_nearest),
     "pipeline": Route(pipeline.answer, pipeline.baked, needs="tokenizer"),

@@ -11,10 +11,10 @@ from contextlib import suppress
 from functools import partial
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from importlib.resources import files
-from importlib.resources.abc import Traversable
+from pathlib import Path, PurePosixPath
 from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
+from weakref import WeakSet
 
 from embedlayer.errors import EmbedLayerError, FileError
 from embedlayer.explorer.routes import answer
@@ -42,17 +42,8 @@ HEADERS = {
 
 def page_files() -> dict[str, bytes]:
     """Return every file of the page by its path, such as `views/map.js`."""
-    found: dict[str, bytes] = {}
-
-    def walk(folder: Traversable, prefix: str) -> None:
-        for entry in folder.iterdir():
-            if entry.is_dir():
-                walk(entry, f"{prefix}{entry.name}/")
-            elif entry.name.endswith(tuple(TYPES)):
-                found[prefix + entry.name] = entry.read_bytes()
-
-    walk(files("embedlayer.explorer").joinpath("page"), "")
-    return found
+    page = Path(__file__).parent / "page"
+    return {path.relative_to(page).as_posix(): path.read_bytes() for path in page.rglob("*") if path.suffix in TYPES}
 
 
 def serve(sources: list[Source], *, port: int = 0, on_start: Callable[[str], None] | None = None) -> None:
@@ -93,24 +84,22 @@ def address(server: ThreadingHTTPServer) -> str:
 
 
 class _Server(ThreadingHTTPServer):
-    """HTTP server whose `server_close` waits for its threads.
+    """HTTP server whose `server_close` ends all connections and waits for their threads.
 
-    A thread that is inside torch while Python exits would abort the process.
+    A thread that is inside torch while Python exits would abort the process. `http.server` closes no connection by
+    itself, so an idle one would keep its thread for `_Handler.timeout` seconds.
     """
 
     daemon_threads = False  # so that server_close waits for them
 
     def __init__(self, *arguments: Any) -> None:
-        self._connections: set[socket.socket] = set()
+        self._connections: WeakSet[socket.socket] = WeakSet()
         super().__init__(*arguments)
 
-    def process_request(self, request: Any, client_address: Any) -> None:
-        self._connections.add(request)
-        super().process_request(request, client_address)
-
-    def shutdown_request(self, request: Any) -> None:
-        self._connections.discard(request)
-        super().shutdown_request(request)
+    def get_request(self) -> tuple[socket.socket, Any]:
+        connection, client = super().get_request()
+        self._connections.add(connection)
+        return connection, client
 
     def server_close(self) -> None:
         for connection in list(self._connections):
@@ -140,7 +129,7 @@ class _Handler(BaseHTTPRequestHandler):
             return self._data(name.removeprefix("data/"), dict(parse_qsl(place.query, keep_blank_values=True)))
         if name not in self.static:
             return self._say(HTTPStatus.NOT_FOUND, "There is no such file.")
-        return self._send(HTTPStatus.OK, TYPES[name[name.rindex(".") :]], self.static[name])
+        return self._send(HTTPStatus.OK, TYPES[PurePosixPath(name).suffix], self.static[name])
 
     def log_message(self, format: str, *arguments: Any) -> None:
         """Print nothing: the terminal belongs to the command."""

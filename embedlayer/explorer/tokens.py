@@ -1,6 +1,6 @@
 """Data of the Map view: text, coordinates, norm and frequency of each token, and nearest neighbours."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -9,7 +9,8 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from embedlayer.analysis.geometry import PrincipalComponents, principal_components
-from embedlayer.analysis.nearest import cosines_with, nearest_rows
+from embedlayer.analysis.nearest import nearest_rows, table_cosines
+from embedlayer.analysis.row_reader import RowReader
 from embedlayer.checkpoints.tables import counts_of
 from embedlayer.errors import SizeError, TokenIdError
 from embedlayer.explorer.layout import Layout, compute_layout
@@ -29,7 +30,6 @@ BAKED_ROWS = 50_000
 
 NEAREST = 10
 MOST = 500
-NUMBERS_AT_ONCE = 1 << 22
 
 
 def texts(source: Source, params: Params) -> Any:
@@ -104,13 +104,14 @@ def neighbors(source: Source, params: Params) -> Any:
 def along(source: Source, params: Params) -> bytes:
     """Return the cosine of each row with the sum of `plus` unit rows less `minus` unit rows, float32 `(V,)`."""
     query = _query(source, _ids(source, params, "plus"), _ids(source, params, "minus"))
-    return _bytes(torch.cat([cosines_with(chunk, query)[0] for chunk in _chunks(source)]))
+    return _bytes(table_cosines(RowReader(source.rows), query)[0])
 
 
 def vectors(source: Source, params: Params) -> bytes:
     """Return all rows as int8: float32 `(V,)`, the value that 127 represents in each row, then int8 `(V, D)`."""
     largest, parts = [], []
-    for chunk in _chunks(source):
+    for _, chunk in RowReader(source.rows).chunks():
+        chunk = chunk.float()
         size = chunk.abs().amax(1)
         parts.append((chunk / size.clamp_min(1e-30)[:, None] * 127).round().to(torch.int8))
         largest.append(size)
@@ -147,24 +148,13 @@ def _is_small(source: Source) -> bool:
 
 def principal(source: Source) -> PrincipalComponents:
     """Return the principal components of the table and the coordinates of its rows; NaN for rows with NaN."""
-    return source.once("principal_components", lambda: _computed_pca(source))
-
-
-def _computed_pca(source: Source) -> PrincipalComponents:
-    rows = source.rows
     count = min(COMPONENTS, source.table.embed_dim)
-    broken = ~torch.cat([chunk.isfinite().all(1) for chunk in rows.split(NUMBERS_AT_ONCE // rows.shape[1] + 1)])
-    if not broken.any():
-        return principal_components(rows, count)
-    found = principal_components(rows[~broken], count)
-    everywhere = torch.full((len(rows), count), torch.nan, dtype=found.coordinates.dtype)
-    everywhere[~broken] = found.coordinates
-    return PrincipalComponents(everywhere, found.components, found.explained_variance_ratio, found.mean)
+    return source.once("principal_components", lambda: principal_components(source.rows, count, skip_nonfinite=True))
 
 
 def lengths(source: Source) -> Float[Tensor, " V"]:
-    """Return the Euclidean norm of each row; NaN if the row holds NaN."""
-    return source.once("norms", lambda: torch.cat([chunk.norm(dim=1) for chunk in _chunks(source)]))
+    """Return the Euclidean norm of each row `(V,)`; NaN if the row holds NaN or infinity."""
+    return source.once("norms", lambda: RowReader(source.rows).norms().float())
 
 
 def _nameless(source: Source) -> Bool[Tensor, " V"]:
@@ -192,13 +182,6 @@ def _nearest(source: Source) -> bytes:
     missing = (0, NEAREST - found.ids.shape[1])
     ids = F.pad(found.ids.clamp_min(0).int(), missing)
     return ids.numpy().tobytes() + _bytes(F.pad(found.cosines.clamp_min(-2.0), missing, value=-2.0))
-
-
-@torch.no_grad()
-def _chunks(source: Source) -> Iterator[Float[Tensor, "rows D"]]:
-    step = max(1, NUMBERS_AT_ONCE // source.table.embed_dim)
-    for chunk in source.rows.split(step):
-        yield chunk.float()
 
 
 def _ids(source: Source, params: Params, name: str) -> list[int]:
