@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float
 from tokenizers import Tokenizer
 from torch import Tensor
 
@@ -173,7 +173,9 @@ def evaluate_word_analogies(
     ids = torch.tensor([[words[word] for word in questions[place]] for place in used])
     candidates = torch.zeros(len(rows), dtype=torch.bool)
     candidates[list(words.values())] = True
-    right = _answers(rows, ids[:, :3], candidates) == ids[:, 3]
+    a, b, c = (F.normalize(rows.take(column).float(), dim=1) for column in ids[:, :3].T)
+    found = nearest_rows(table, b - a + c, 1, candidates=candidates, exclude=ids[:, :3])
+    right = found.ids[:, 0] == ids[:, 3]
     where = torch.tensor([section_of[place] for place in used])
     sections = [
         AnalogySection(name, int(right[where == number].sum()), int((where == number).sum()), section_of.count(number))
@@ -198,13 +200,6 @@ def _questions(file: Path | str) -> tuple[list[str], list[list[str]], list[int]]
         questions.append(question)
         section_of.append(len(names) - 1)
     return names, questions, section_of
-
-
-@torch.no_grad()
-def _answers(rows: RowReader, asked: Int[Tensor, "Q 3"], candidates: Bool[Tensor, " V"]) -> Int[Tensor, " Q"]:
-    """Return for each question `a, b, c` the row of the candidate nearest to `b - a + c`, none of the three."""
-    a, b, c = (F.normalize(rows.take(column).float(), dim=1) for column in asked.T)
-    return nearest_rows(rows.table, b - a + c, 1, candidates=candidates, exclude=asked).ids[:, 0]
 
 
 def _lines(file: Path | str) -> list[tuple[int, str]]:
@@ -236,6 +231,4 @@ def ranks(values: Float[Tensor, " N"] | Sequence[float]) -> Float[Tensor, " N"]:
 
 def correlation(a: Float[Tensor, " N"], b: Float[Tensor, " N"]) -> float:
     """Return Pearson's correlation, from -1 to 1, or 0 if one input is constant; of `ranks` it is Spearman's."""
-    a, b = a.double() - a.double().mean(), b.double() - b.double().mean()
-    scale = float(torch.linalg.vector_norm(a) * torch.linalg.vector_norm(b))
-    return float(a @ b) / scale if scale > 0 else 0.0
+    return float(torch.corrcoef(torch.stack([a.double(), b.double()]))[0, 1].nan_to_num(0.0))

@@ -1,9 +1,11 @@
 """Check every row of a table: zero, NaN or infinite, duplicate, unchanged since initialisation, under-trained."""
 
+from collections import Counter
 from dataclasses import asdict, dataclass, field
+from itertools import compress
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from tokenizers import Tokenizer
 from torch import Tensor
 
@@ -80,10 +82,9 @@ class TableHealth:
     @property
     def by_kind(self) -> tuple[KindCount, ...]:
         """Number of rows and of under-trained rows per kind; empty without a tokenizer."""
-        flagged = self.under_trained.flagged.tolist()
         kinds = self.kinds or ()
-        rows = {kind: [flag for flag, own in zip(flagged, kinds, strict=True) if own == kind] for kind in set(kinds)}
-        return tuple(KindCount(kind, len(rows[kind]), sum(rows[kind])) for kind in KINDS if kind in rows)
+        rows, flagged = Counter(kinds), Counter(compress(kinds, self.under_trained.flagged.tolist()))
+        return tuple(KindCount(kind, rows[kind], flagged[kind]) for kind in KINDS if kind in rows)
 
     def findings(self, limit: int | None = None, *, kind: str | None = None) -> list[UnderTrainedRow]:
         """Return the under-trained rows, highest score first.
@@ -242,6 +243,5 @@ def _listed(ids: tuple[int, ...], limit: int) -> JsonObject:
 def _spread(values: Float[Tensor, " N"]) -> dict[str, float] | None:
     if not len(values):
         return None
-    places: Int[Tensor, " 5"] = (torch.tensor([0.0, 0.1, 0.5, 0.9, 1.0]) * (len(values) - 1)).round().long()
-    low, tenth, median, ninetieth, high = values.sort().values[places].tolist()
-    return {"min": low, "p10": tenth, "median": median, "p90": ninetieth, "max": high, "mean": float(values.mean())}
+    places = values.quantile(torch.tensor([0.0, 0.1, 0.5, 0.9, 1.0]).to(values), interpolation="nearest").tolist()
+    return {**dict(zip(("min", "p10", "median", "p90", "max"), places, strict=True)), "mean": float(values.mean())}
