@@ -4,8 +4,10 @@ Both files have gensim's format: two words and a number per line, and four words
 `:`. Only words that are a single token count; the results say how many did.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import compress
 from pathlib import Path
 
 import torch
@@ -164,42 +166,43 @@ def evaluate_word_analogies(
     """
     rows = RowReader(table)
     words = {word: row for word, row in words.items() if row < (restrict_vocab or len(rows))}
-    names, questions, section_of = _questions(file)
-    used = [place for place, question in enumerate(questions) if all(word in words for word in question)]
-    if not used:
+    questions = _questions(file)
+    usable = [(heading, question) for heading, question in questions if all(word in words for word in question)]
+    if not usable:
         raise SizeError(
             f"Of the {len(questions)} questions in {file}, none has four words that are a single token each."
         )
-    ids = torch.tensor([[words[word] for word in questions[place]] for place in used])
+    ids = torch.tensor([[words[word] for word in question] for _, question in usable])
     candidates = torch.zeros(len(rows), dtype=torch.bool)
     candidates[list(words.values())] = True
     a, b, c = (F.normalize(rows.take(column).float(), dim=1) for column in ids[:, :3].T)
     found = nearest_rows(table, b - a + c, 1, candidates=candidates, exclude=ids[:, :3])
-    right = found.ids[:, 0] == ids[:, 3]
-    where = torch.tensor([section_of[place] for place in used])
-    sections = [
-        AnalogySection(name, int(right[where == number].sum()), int((where == number).sum()), section_of.count(number))
-        for number, name in enumerate(names)
-    ]
-    missing = _missing((word for question in questions for word in question), words)
-    return AnalogyScores(tuple(section for section in sections if section.total), len(words), missing)
+    right = (found.ids[:, 0] == ids[:, 3]).tolist()
+    total, used = Counter(heading for heading, _ in questions), Counter(heading for heading, _ in usable)
+    correct = Counter(compress((heading for heading, _ in usable), right))
+    sections = tuple(AnalogySection(name, correct[name], used[name], total[name]) for name in total)
+    return AnalogyScores(sections, len(words), _missing((word for _, each in questions for word in each), words))
 
 
-def _questions(file: Path | str) -> tuple[list[str], list[list[str]], list[int]]:
-    """Return the headings, the questions in lower case, and the number of each question's heading."""
-    names, questions, section_of = ["questions"], [], []
+def _questions(file: Path | str) -> list[tuple[str, list[str]]]:
+    """Return the questions in lower case, each with the heading above it.
+
+    Raises:
+        FileError: The file cannot be read.
+        TextError: A line is neither four words nor a heading.
+    """
+    heading, questions = "questions", []
     for number, line in _lines(file):
         if line.startswith(":"):
-            names.append(line[1:].strip())
+            heading = line[1:].strip()
             continue
         question = line.lower().split()
         if len(question) != 4:
             raise TextError(
                 f"{file}, line {number}: {line[:60]!r} is not four words, nor a heading such as ': family'."
             )
-        questions.append(question)
-        section_of.append(len(names) - 1)
-    return names, questions, section_of
+        questions.append((heading, question))
+    return questions
 
 
 def _lines(file: Path | str) -> list[tuple[int, str]]:

@@ -137,12 +137,7 @@ class TableHealth:
                 "threshold": self.under_trained.threshold,
                 "explanation": self.under_trained.explain(),
                 "cones": [
-                    {
-                        "rows": cone.size,
-                        "median_angle": cone.angle,
-                        "edge_angle": cone.edge,
-                        "mean_cosine": cone.similarity,
-                    }
+                    {name: value for name, value in vars(cone).items() if name != "axis"}
                     for cone in self.under_trained.cones
                 ],
                 "by_kind": [asdict(count) for count in self.by_kind],

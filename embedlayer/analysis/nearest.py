@@ -74,7 +74,8 @@ def cosines_with(rows: Float[Tensor, "rows D"], queries: Float[Tensor, "Q D"]) -
         products = torch.stack([(rows * unit).sum(1) for unit in units]) if len(units) else rows.new_empty(0, len(rows))
     else:
         products = units @ rows.T
-    return (products / norms.where(norms > 0, 1.0)).clamp(-1.0, 1.0)
+    cosines: Tensor = products / norms.where(norms > 0, 1.0)
+    return cosines.clamp(-1.0, 1.0)
 
 
 def table_cosines(

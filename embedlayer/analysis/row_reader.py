@@ -56,11 +56,8 @@ class RowReader:
         """Return the rows of the IDs on the CPU, in float32 or wider."""
         if isinstance(self.table, Tensor):
             found = self.table.detach().index_select(0, ids.to(self.table.device))
-        elif len(ids):
-            device = self.read(0, 1).device
-            found = self.table.look_up(ids.to(device))
         else:
-            found = torch.empty(0, self.embed_dim)
+            found = self.table.look_up(ids.to(self.table.device))
         return found.detach().to("cpu", torch.promote_types(found.dtype, torch.float32))
 
     def chunks(

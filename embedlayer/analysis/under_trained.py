@@ -55,17 +55,17 @@ class Cone:
 
     Attributes:
         axis: Unit vector `(D,)`, the mean direction of the inner half.
-        size: Number of rows inside the edge.
-        angle: Median angle of these rows to the axis, in degrees.
-        edge: Angle at which the cone ends, in degrees.
-        similarity: Mean cosine of two different rows inside.
+        rows: Number of rows inside the edge.
+        median_angle: Median angle of these rows to the axis, in degrees.
+        edge_angle: Angle at which the cone ends, in degrees.
+        mean_cosine: Mean cosine of two different rows inside.
     """
 
     axis: Float[Tensor, " D"]
-    size: int
-    angle: float
-    edge: float
-    similarity: float
+    rows: int
+    median_angle: float
+    edge_angle: float
+    mean_cosine: float
 
 
 @dataclass(frozen=True)
@@ -100,9 +100,9 @@ class UnderTrained:
                 f"A cone needs {FEWEST} rows or more within {WIDEST:.0f} degrees of its axis."
             )
         return "\n".join(
-            f"{cone.size:,} rows are within {cone.edge:.0f} degrees of one direction, half of them within "
-            f"{max(cone.angle, 0.1):.1f} degrees; their mean cosine is {cone.similarity:.2f}. At that edge the density "
-            f"of rows is less than a tenth of its peak, and beyond it the density rises again."
+            f"{cone.rows:,} rows are within {cone.edge_angle:.0f} degrees of one direction, half of them within "
+            f"{max(cone.median_angle, 0.1):.1f} degrees; their mean cosine is {cone.mean_cosine:.2f}. At that edge the "
+            f"density of rows is less than a tenth of its peak, and beyond it the density rises again."
             for cone in self.cones
         )
 
@@ -149,13 +149,13 @@ def under_trained_scores(table: TableLike) -> UnderTrained:
         cone, inside = found
         cones.append(cone)
         free &= ~inside
-        inside_cone = sample @ cone.axis > _cosine(cone.edge)
+        inside_cone = sample @ cone.axis > _cosine(cone.edge_angle)
         crowding[inside_cone[: len(crowding)]] = -torch.inf
         sample = sample.masked_fill(inside_cone[:, None], 0.0)  # a zero row has cosine 0 with every row
-    edges = [(cone.axis, _cosine(cone.edge)) for cone in cones]
+    edges = [(cone.axis, _cosine(cone.edge_angle)) for cone in cones]
     if best is not None and not cones:
         edges = [(best, 1.0)]
-    return UnderTrained(_scores(rows, edges), tuple(sorted(cones, key=lambda cone: -cone.size)))
+    return UnderTrained(_scores(rows, edges), tuple(sorted(cones, key=lambda cone: -cone.rows)))
 
 
 def _sample(rows: RowReader, usable: Bool[Tensor, " V"]) -> Float[Tensor, "M D"]:
@@ -248,8 +248,7 @@ def _seen_from(
 
 def _overlap(cone: Cone, earlier: Cone) -> bool:
     """Return whether two cones overlap."""
-    between = math.degrees(math.acos(max(-1.0, min(1.0, float(cone.axis @ earlier.axis)))))
-    return between < cone.edge + earlier.edge
+    return float(cone.axis @ earlier.axis) > _cosine(min(180.0, cone.edge_angle + earlier.edge_angle))
 
 
 def _edge(cosines: Float[Tensor, " N"], fewest: int) -> float | None:

@@ -1,6 +1,5 @@
 """Data of the Compare view: two tables in the same coordinates, and how far each token moved."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,8 +11,7 @@ from embedlayer.analysis.geometry import RowMovement, align_tables, row_movement
 from embedlayer.errors import SizeError
 from embedlayer.explorer import tokens
 from embedlayer.explorer.source import Source
-
-Params = Mapping[str, str]
+from embedlayer.explorer.tokens import Params
 
 LISTED = 200
 ROWS_AT_ONCE = 8192

@@ -16,9 +16,10 @@ from urllib.parse import quote, urlencode
 
 from embedlayer.errors import EmbedLayerError
 from embedlayer.explorer import tokens
-from embedlayer.explorer.routes import BAKED_PAIRS, ROUTES, Params, answer, manifest, others
+from embedlayer.explorer.routes import BAKED_PAIRS, ROUTES, answer, manifest, others
 from embedlayer.explorer.server import page_files, to_json
 from embedlayer.explorer.source import Source
+from embedlayer.explorer.tokens import Params
 from embedlayer.files import write_text
 
 _IMPORT = re.compile(r'^import \{([^}]*)\} from "([^"]+)";\n', flags=re.M)

@@ -1,13 +1,11 @@
 """Data of the Health view: faulty rows, and how the table uses its dimensions."""
 
-from collections.abc import Mapping
 from typing import Any
 
 from embedlayer.analysis.geometry import table_geometry
 from embedlayer.analysis.health import TableHealth, table_health
 from embedlayer.explorer.source import Source
-
-Params = Mapping[str, str]
+from embedlayer.explorer.tokens import Params
 
 LISTED = 2000
 DIRECTIONS = 1024

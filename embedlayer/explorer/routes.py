@@ -3,15 +3,15 @@
 The page requests `GET /data/NAME?params`. An exported page holds the same answers in the file.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 from embedlayer.errors import SizeError
 from embedlayer.explorer import compare, health, pipeline, positions, tokens, training
 from embedlayer.explorer.source import Source
+from embedlayer.explorer.tokens import Params
 
-Params = Mapping[str, str]
 Answer = Any
 """Bytes, or a value that JSON can represent."""
 

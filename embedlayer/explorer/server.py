@@ -46,24 +46,21 @@ def page_files() -> dict[str, bytes]:
     return {path.relative_to(page).as_posix(): path.read_bytes() for path in page.rglob("*") if path.suffix in TYPES}
 
 
-def serve(sources: list[Source], *, port: int = 0, on_start: Callable[[str], None] | None = None) -> None:
+def serve(sources: list[Source], *, port: int = 0, on_start: Callable[[str], None]) -> None:
     """Serve the page until Ctrl-C.
 
     Args:
         sources: The sources to show.
         port: The port; 0 chooses a free one.
-        on_start: Function called with the address of the page when the server listens; `None` for none.
+        on_start: Function called with the address of the page when the server listens.
 
     Raises:
         FileError: The port is in use.
     """
     with make_server(sources, port=port) as server:
-        if on_start is not None:
-            on_start(address(server))
-        try:
+        on_start(address(server))
+        with suppress(KeyboardInterrupt):
             server.serve_forever()
-        except KeyboardInterrupt:
-            return
 
 
 def make_server(sources: list[Source], *, port: int = 0) -> ThreadingHTTPServer:

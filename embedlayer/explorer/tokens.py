@@ -17,6 +17,7 @@ from embedlayer.explorer.layout import Layout, compute_layout
 from embedlayer.explorer.source import Source
 
 Params = Mapping[str, str]
+"""Parameters of a request, by name."""
 
 COMPONENTS = 6
 """Number of principal components that can be axes of the map."""

@@ -1,15 +1,15 @@
 """Data of the Training view: the lines of a run's `metrics.jsonl`, and the options of the run."""
 
 import math
-from collections.abc import Mapping
 from typing import Any
 
 from embedlayer.explorer.source import Source
+from embedlayer.explorer.tokens import Params
 
 LINES = 2000
 
 
-def metrics(source: Source, params: Mapping[str, str]) -> Any:
+def metrics(source: Source, params: Params) -> Any:
     """Return steps, losses and touched rows of a run, and its options. At most `LINES` lines, evenly spaced, with the
     last one.
 
