@@ -8,13 +8,14 @@ from torch import Tensor, nn
 
 from embedlayer.checkpoints.embedding_layer import EmbeddingLayer
 from embedlayer.errors import SizeError
+from embedlayer.layers.input import TransformerEmbedding
 from embedlayer.models.decoder import DecoderLM
 from embedlayer.tables.dense import as_table
 from embedlayer.tables.factorized import FactorizedEmbedding
 from embedlayer.tables.quantized import QuantizedEmbedding
 from embedlayer.tables.table import TokenTable
 
-Model = TypeVar("Model", bound=DecoderLM | EmbeddingLayer)
+Model = TypeVar("Model", bound=DecoderLM | EmbeddingLayer | TransformerEmbedding)
 
 _QUANTISED = re.compile(r"int(8|4)(?:-g(\d+))?")
 _RANK = re.compile(r"rank=(\d+)")
@@ -71,7 +72,7 @@ def replace_table(model: Model, table: TokenTable | nn.Embedding) -> Model:
     table = as_table(table)
     if table.embed_dim != model.table.embed_dim:
         raise SizeError(f"The table has width {table.embed_dim}, the model needs {model.table.embed_dim}.")
-    head = model.head
+    head = getattr(model, "head", None)
     if head is not None and not head.tied and head.weight.shape[0] != table.vocab_size:
         raise SizeError(f"The head has {head.weight.shape[0]} tokens, the table {table.vocab_size}.")
     # deepcopy keeps every object in its memo, so only the model itself and a tied head are copied
@@ -80,7 +81,7 @@ def replace_table(model: Model, table: TokenTable | nn.Embedding) -> Model:
         *(module for module in model.modules() if module not in copied),
         *model.parameters(),
         *model.buffers(),
-        *(value for value in vars(model).values() if not isinstance(value, dict)),
+        *(value for value in vars(model).values() if not isinstance(value, dict | list | tuple)),
     ]
     other = copy.deepcopy(model, {**{id(each): each for each in shared}, id(model.table): table})
     if isinstance(other, EmbeddingLayer):

@@ -179,15 +179,19 @@ def _spread(table: TokenTable, counts: Tensor | None) -> Tensor:
     return tokens[places]
 
 
+def _tensors(table: TokenTable) -> list[tuple[str, Tensor]]:
+    return list(table.state_dict().items())
+
+
 def _bytes(table: TokenTable) -> int:
-    return sum(tensor.nbytes for tensor in table.state_dict().values())
+    return sum(tensor.nbytes for _, tensor in _tensors(table))
 
 
 def _file_bytes(table: TokenTable) -> int:
     """Return the size of the safetensors file that `save_pretrained` writes: its JSON header and the tensors."""
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     place = 0
-    for name, tensor in sorted(table.state_dict().items(), key=lambda item: (-item[1].element_size(), item[0])):
+    for name, tensor in sorted(_tensors(table), key=lambda item: (-item[1].element_size(), item[0])):
         kind = {"dtype": _SAFETENSORS[tensor.dtype], "shape": list(tensor.shape)}
         header[name] = {**kind, "data_offsets": [place, place + tensor.nbytes]}
         place += tensor.nbytes

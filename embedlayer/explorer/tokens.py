@@ -77,8 +77,8 @@ def baked_layout(source: Source) -> list[Params]:
 
 
 def norms(source: Source, params: Params) -> bytes:
-    """Return the Euclidean norm of each row, float32 `(V,)`."""
-    return _bytes(lengths(source))
+    """Return the Euclidean norm of each row, float32 `(V,)`; NaN for a row with NaN or infinity."""
+    return _bytes(source.once("norms", lambda: RowReader(source.rows).norms()))
 
 
 def frequencies(source: Source, params: Params) -> bytes:
@@ -151,11 +151,6 @@ def principal(source: Source) -> PrincipalComponents:
     """Return the principal components of the table and the coordinates of its rows; NaN for rows with NaN."""
     count = min(COMPONENTS, source.table.embed_dim)
     return source.once("principal_components", lambda: principal_components(source.rows, count, skip_nonfinite=True))
-
-
-def lengths(source: Source) -> Float[Tensor, " V"]:
-    """Return the Euclidean norm of each row `(V,)`; NaN if the row holds NaN or infinity."""
-    return source.once("norms", lambda: RowReader(source.rows).norms().float())
 
 
 def _nameless(source: Source) -> Bool[Tensor, " V"]:
