@@ -206,7 +206,12 @@ def _questions(file: Path | str) -> list[tuple[str, list[str]]]:
 
 
 def _lines(file: Path | str) -> list[tuple[int, str]]:
-    """Return the non-empty lines of a text file with their numbers, from 1."""
+    """Return the non-empty lines of a text file with their numbers, from 1.
+
+    Raises:
+        FileError: The file cannot be read.
+        TextError: The file is not UTF-8.
+    """
     try:
         text = Path(file).read_text(encoding="utf-8")
     except OSError as error:
@@ -216,8 +221,9 @@ def _lines(file: Path | str) -> list[tuple[int, str]]:
     return [(number, line.rstrip()) for number, line in enumerate(text.split("\n"), start=1) if line.strip()]
 
 
-def _missing(asked: Iterable[str], words: Mapping[str, int]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(word for word in asked if word not in words))
+def _missing(found: Iterable[str], words: Mapping[str, int]) -> tuple[str, ...]:
+    """Return the words that are not keys of `words`, each once, in their order."""
+    return tuple(dict.fromkeys(word for word in found if word not in words))
 
 
 def ranks(values: Float[Tensor, " N"] | Sequence[float]) -> Float[Tensor, " N"]:

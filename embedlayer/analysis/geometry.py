@@ -1,4 +1,4 @@
-"""Geometry of a table, alignment and movement between two tables, and the values of a position scheme."""
+"""Measure the geometry of a table, align and compare two tables, and compute the values of a position scheme."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -118,6 +118,7 @@ def _wide(rows: RowReader, kept: Bool[Tensor, " V"]) -> Iterator[Float[Tensor, "
 
 
 def _positive(value: Tensor) -> Tensor:
+    """Return the values, with zeros replaced by the smallest positive float64, so that they can be divisors."""
     return value.clamp_min(torch.finfo(torch.float64).tiny)
 
 
@@ -366,11 +367,11 @@ class RowMovement:
     norms: Float[Tensor, "N 2"]
 
     def most(self, count: int = 10) -> list[MovedRow]:
-        """Return the rows with the lowest cosine to their earlier row; equal cosines by ID."""
+        """Return the rows whose direction changed most: lowest cosine first, equal cosines by ID, without NaN."""
         return self._listed(self.cosines.nan_to_num(nan=math.inf).argsort(stable=True), count)
 
     def least(self, count: int = 10) -> list[MovedRow]:
-        """Return the rows with the highest cosine to their earlier row; equal cosines by ID."""
+        """Return the rows whose direction changed least: highest cosine first, equal cosines by ID, without NaN."""
         return self._listed(self.cosines.nan_to_num(nan=-math.inf).argsort(descending=True, stable=True), count)
 
     def _listed(self, order: Int[Tensor, " N"], count: int) -> list[MovedRow]:
@@ -522,32 +523,38 @@ def position_values(position: Position, length: int) -> PositionPicture | None:
         raise SizeError(f"position_values needs a length of at least 1; found {length}.")
     length = min(length, getattr(position, "max_seq_len", None) or length)
     if isinstance(position, AdditivePosition):
-        return _added(position, length)
+        return _added_vectors(position, length)
     if type(position).rotate is not Position.rotate:
-        return _turned(position, length)
+        return _rotation_cosines(position, length)
     if type(position).bias is not Position.bias:
-        return _biased(position, length)
+        return _bias_by_distance(position, length)
     return None
 
 
 def _device(position: Position) -> torch.device:
+    """Return the device of the scheme's parameters and buffers; the CPU if it has none."""
     tensor = next(iter(position.parameters()), next(iter(position.buffers()), None))
     return torch.device("cpu") if tensor is None else tensor.device
 
 
-def _added(position: AdditivePosition, length: int) -> PositionPicture:
+def _added_vectors(position: AdditivePosition, length: int) -> PositionPicture:
+    """Return the vectors that an additive scheme adds at each position."""
     values = position.vectors(torch.arange(length, device=_device(position)))
     return PositionPicture(values.float().cpu(), "Position vectors", "position", "dimension", "added to the token")
 
 
-def _turned(position: Position, length: int) -> PositionPicture:
-    """Turn each unit vector: where it stays is its cosine, where it goes is its partner, in any layout of pairs."""
+def _rotation_cosines(position: Position, length: int) -> PositionPicture:
+    """Return the cosine of the rotation angle of each channel pair, by position.
+
+    Each unit vector is rotated. Its component along itself is the cosine, and the other channel with a component is its
+    partner, so the result does not depend on how channels are paired.
+    """
     device, width = _device(position), cast(int, position.head_dim)
     places = torch.arange(max(length, 2), device=device)  # at position 0 alone nothing moves, so no pair shows
     units_BKTK = torch.eye(width, device=device)[None, :, None].expand(1, width, len(places), width).contiguous()
-    turned_KTK = F.normalize(position.rotate(units_BKTK, units_BKTK.clone(), places[None])[0][0], dim=-1)
-    cosines_KT = turned_KTK.diagonal(dim1=0, dim2=2).T
-    moved_KK = turned_KTK.abs().sum(1).fill_diagonal_(0.0)
+    rotated_KTK = F.normalize(position.rotate(units_BKTK, units_BKTK.clone(), places[None])[0][0], dim=-1)
+    cosines_KT = rotated_KTK.diagonal(dim1=0, dim2=2).T
+    moved_KK = rotated_KTK.abs().sum(1).fill_diagonal_(0.0)
     partners = moved_KK.argmax(1).where(moved_KK.amax(1) > 0, torch.arange(width, device=device))
     firsts = torch.arange(width, device=device) <= partners
     return PositionPicture(
@@ -559,7 +566,8 @@ def _turned(position: Position, length: int) -> PositionPicture:
     )
 
 
-def _biased(position: Position, length: int) -> PositionPicture:
+def _bias_by_distance(position: Position, length: int) -> PositionPicture:
+    """Return the bias that each head adds to the score of a key, by the distance back to the key."""
     device = _device(position)
     keys = torch.arange(length, device=device)[None]
     bias_BHQK = position.bias(keys[:, -1:], keys)

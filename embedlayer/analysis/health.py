@@ -98,15 +98,10 @@ class TableHealth:
         scores = self.under_trained.scores
         ids = torch.nonzero(self.under_trained.flagged)[:, 0]
         ids = ids[scores[ids].round(decimals=3).argsort(descending=True, stable=True)]
-        chosen = [row for row in ids.tolist() if kind is None or (self.kinds or [None] * self.vocab_size)[row] == kind]
+        kinds = self.kinds or [None] * self.vocab_size
+        chosen = [row for row in ids.tolist() if kind in (None, kinds[row])]
         return [
-            UnderTrainedRow(
-                row,
-                self.text_of(row),
-                None if self.kinds is None else self.kinds[row],
-                float(scores[row]),
-                float(self.norms[row]),
-            )
+            UnderTrainedRow(row, self.text_of(row), kinds[row], float(scores[row]), float(self.norms[row]))
             for row in chosen[:limit]
         ]
 
@@ -228,14 +223,17 @@ def _untouched(rows: RowReader, before: RowReader) -> Tensor:
 
 
 def _ids(mask: Tensor) -> tuple[int, ...]:
+    """Return the IDs of the rows in a mask."""
     return tuple(torch.nonzero(mask)[:, 0].tolist())
 
 
 def _listed(ids: tuple[int, ...], limit: int) -> JsonObject:
+    """Return the number of rows and at most `limit` of their IDs, for JSON."""
     return {"rows": len(ids), "ids": list(ids[:limit])}
 
 
 def _spread(values: Float[Tensor, " N"]) -> dict[str, float] | None:
+    """Return minimum, percentiles 10, 50 and 90, maximum and mean of the values; `None` without values."""
     if not len(values):
         return None
     places = values.quantile(torch.tensor([0.0, 0.1, 0.5, 0.9, 1.0]).to(values), interpolation="nearest").tolist()

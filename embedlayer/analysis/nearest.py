@@ -57,9 +57,10 @@ class NeighborGraph(NamedTuple):
 
 @torch.no_grad()
 def cosines_with(rows: Float[Tensor, "rows D"], queries: Float[Tensor, "Q D"]) -> Float[Tensor, "Q rows"]:
-    """Return the cosine of each query with each row, in float32 or wider, between -1 and 1.
+    """Return the cosine of each query with each row, in float32 or wider, between -1 and 1; 0 for a zero row.
 
-    For at most `EXACT_TIES` queries the sums are taken row by row. A matrix product may round equal rows differently.
+    For at most `EXACT_TIES` queries the sums are taken row by row, so that equal rows get equal cosines. A matrix
+    product may round equal rows differently.
 
     Args:
         rows: Rows of a table.
@@ -135,7 +136,7 @@ def nearest_rows(
 def _nearest_of_block(
     rows: RowReader, queries: Tensor, count: int, allowed: Tensor, exclude: Tensor | None, step: int
 ) -> Nearest:
-    """Return the nearest rows of one block of queries: keep the best so far over the chunks of the table."""
+    """Return the nearest rows of one block of queries: read the table in chunks and keep the best rows so far."""
     best = torch.full((len(queries), count), -math.inf)
     ids = torch.full((len(queries), count), -1)
     for start, chunk in rows.chunks(step):

@@ -106,6 +106,7 @@ def reachable(tokenizer: Tokenizer, tokens: Sequence[int], texts: Sequence[str])
 
 
 def _kind(piece: str, text: str, *, is_part: bool) -> str:
+    """Return the kind of an entry by its characters: "byte", "space", "punctuation", "number", "part" or "word"."""
     if BYTE_PIECE.search(text) or BYTE_PIECE.fullmatch(piece):
         return "byte"
     if not text.strip():

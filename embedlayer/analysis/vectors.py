@@ -346,10 +346,10 @@ class TokenVectors:
         ]
 
     def _queries(
-        self, asked: Query | Sequence[Query] | None, weight: float
+        self, queries: Query | Sequence[Query] | None, weight: float
     ) -> Iterator[tuple[Float[Tensor, " D"], float, int | None]]:
         """Yield for each item its vector in float64, its weight, and the ID if it is a token; rows have length 1."""
-        for item in _as_list(asked):
+        for item in _as_list(queries):
             token, its_weight = item if isinstance(item, tuple | list) else (item, weight)
             if isinstance(token, Tensor | np.ndarray):
                 yield self._checked(token), float(its_weight), None
@@ -372,10 +372,12 @@ class TokenVectors:
 
     @torch.no_grad()
     def _cosines_to(self, query: Float[Tensor, " D"], start: int, stop: int) -> Float[Tensor, " N"]:
+        """Return the cosines of rows `start` to `stop - 1` with a vector, on the CPU."""
         return table_cosines(self._rows, query[None], start, stop)[0]
 
     @torch.no_grad()
     def _row(self, index: int) -> Float[Tensor, "D"]:
+        """Return a copy of one row, in the dtype and on the device of the table."""
         return self._rows.read(index, index + 1)[0].clone()
 
     def _checked(self, vector: Vector) -> Float[Tensor, " D"]:
@@ -387,6 +389,11 @@ class TokenVectors:
         )
 
     def _id_of_text(self, text: str) -> int:
+        """Return the ID of a text; see `id_of`.
+
+        Raises:
+            UnknownTokenError: The text is several tokens, none, or unknown.
+        """
         encoding = self._encoder.encode(text, add_special_tokens=False)
         if len(encoding.ids) == 1 and not self._is_unknown(encoding.ids[0], encoding.tokens[0]):
             return int(encoding.ids[0])
@@ -416,16 +423,19 @@ class TokenVectors:
         return self._id_of_text(text.translate(lone))
 
     def _is_unknown(self, token_id: int, piece: str) -> bool:
-        """Return whether a token stands for text that is not in the vocabulary.
+        """Return whether a token of an encoding replaces text that is not in the vocabulary.
 
-        A Unigram tokenizer returns the unknown text itself as the token.
+        A Unigram tokenizer then returns the unknown text itself as the token.
         """
         entry = self.tokenizer.id_to_token(token_id)
         return entry != piece or entry == getattr(self.tokenizer.model, "unk_token", None)
 
     @cached_property
     def _encoder(self) -> Tokenizer:
-        """The tokenizer; if it has no unknown token and so could not encode some text, a copy that has one."""
+        """The tokenizer, or a copy with an unknown token.
+
+        The copy is for tokenizers that cannot encode some texts because they lack an unknown token.
+        """
         if isinstance(self.tokenizer.model, models.BPE):  # leaves out what it does not know
             return self.tokenizer
         content = json.loads(self.tokenizer.to_str())
@@ -441,6 +451,7 @@ class TokenVectors:
 
     @cached_property
     def _words(self) -> dict[str, int]:
+        """The words that are a single token, see `evaluate.whole_words`."""
         return whole_words(self.tokenizer, self.vocab_size)
 
     @cached_property
@@ -449,20 +460,24 @@ class TokenVectors:
         return ids_by_text(token_texts(self.tokenizer))
 
 
-def _as_list(asked: Query | Sequence[Query] | None) -> list[Query]:
+def _as_list(queries: Query | Sequence[Query] | None) -> list[Query]:
     """Return a single query as a list, rows `(N, D)` as a list of vectors, and a list unchanged."""
-    if asked is None:
+    if queries is None:
         return []
-    if isinstance(asked, str | int | bytes | np.integer) or (isinstance(asked, Tensor | np.ndarray) and asked.ndim < 2):
-        return [asked]
-    return list(asked)
+    if isinstance(queries, str | int | bytes | np.integer) or (
+        isinstance(queries, Tensor | np.ndarray) and queries.ndim < 2
+    ):
+        return [queries]
+    return list(queries)
 
 
 def _unit(vector: Float[Tensor, "D"]) -> Float[Tensor, "D"]:
+    """Return the vector at length 1; a zero vector unchanged."""
     norm = torch.linalg.vector_norm(vector)
     return vector / norm if norm > 0 else vector
 
 
 def _listing(values: Sequence[object]) -> str:
+    """Return the first `LISTED` values as text for an error."""
     shown = ", ".join(repr(value) for value in values[:LISTED])
     return f"{shown}, ..." if len(values) > LISTED else shown

@@ -17,8 +17,7 @@ from embedlayer.tables.table import TokenTable
 
 Model = TypeVar("Model", bound=DecoderLM | EmbeddingLayer | TransformerEmbedding)
 
-_QUANTISED = re.compile(r"int(8|4)(?:-g(\d+))?")
-_RANK = re.compile(r"rank=(\d+)")
+_KIND = re.compile(r"int(?P<bits>8|4)(-g(?P<group>\d+))?|rank=(?P<rank>\d+)")
 
 
 def compress_table(table: TokenTable | nn.Embedding, to: str, *, counts: Tensor | None = None) -> TokenTable:
@@ -41,30 +40,39 @@ def compress_table(table: TokenTable | nn.Embedding, to: str, *, counts: Tensor 
           (bounds): Bounds(token id < 100)
         )
     """
-    check_kind(to)
-    table = as_table(table)
-    rank, quantised = _RANK.fullmatch(to), _QUANTISED.fullmatch(to)
-    if rank:
-        return FactorizedEmbedding.from_table(table, int(rank[1]), counts)
-    assert quantised
-    group_size = None if quantised[2] is None else int(quantised[2])
-    return QuantizedEmbedding.from_table(table, int(quantised[1]), group_size=group_size)
+    numbers, table = check_kind(to), as_table(table)
+    if "rank" in numbers:
+        return FactorizedEmbedding.from_table(table, numbers["rank"], counts)
+    return QuantizedEmbedding.from_table(table, numbers["bits"], group_size=numbers.get("group"))
 
 
-def check_kind(to: str) -> None:
-    """Check the name of a kind before there is a table.
+def check_kind(to: str) -> dict[str, int]:
+    """Check the name of a kind, without a table, and return its numbers.
+
+    Returns:
+        The key `rank`, or `bits` and, for groups, `group`.
 
     Raises:
         SizeError: `compress_table` does not know the name.
+
+    Example:
+        >>> check_kind("int4-g32")
+        {'bits': 4, 'group': 32}
     """
-    if not (_RANK.fullmatch(to) or _QUANTISED.fullmatch(to)):
+    found = _KIND.fullmatch(to)
+    if found is None:
         raise SizeError(f"A table can be compressed to int8, int4, groups as in int4-g32, or rank=128; not to {to!r}.")
+    return {name: int(digits) for name, digits in found.groupdict().items() if digits is not None}
 
 
 def replace_table(model: Model, table: TokenTable | nn.Embedding) -> Model:
-    """Return a model with another table of the same width; all other modules are shared with `model`.
+    """Return a copy of a model with another table of the same width; all other modules and parameters are shared.
 
-    A tied head is tied to the new table.
+    A tied head is tied to the new table. The original model is not changed.
+
+    Args:
+        model: A decoder, an embedding layer, or an input embedding.
+        table: The new table.
 
     Raises:
         SizeError: The table has another width, or the model has an untied head with another number of tokens.

@@ -180,10 +180,12 @@ def _spread(table: TokenTable, counts: Tensor | None) -> Tensor:
 
 
 def _tensors(table: TokenTable) -> list[tuple[str, Tensor]]:
+    """Return the names and tensors of the table's state."""
     return list(table.state_dict().items())
 
 
 def _bytes(table: TokenTable) -> int:
+    """Return the bytes of the table's tensors in memory."""
     return sum(tensor.nbytes for _, tensor in _tensors(table))
 
 

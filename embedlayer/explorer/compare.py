@@ -71,11 +71,19 @@ def other_neighbors(source: Source, other: Source, params: Params) -> Any:
 
 
 def _compared(source: Source, other: Source) -> TableComparison:
+    """Return the comparison of two sources, computed once."""
     return source.once(f"compare {id(other)}", lambda: _compare(source, other))
 
 
 @torch.no_grad()
 def _compare(source: Source, other: Source) -> TableComparison:
+    """Align the tables of two sources and compare the rows of their shared tokens.
+
+    The table before training is compared without an alignment: its directions are those of the trained table.
+
+    Raises:
+        SizeError: The sources have fewer than two tokens in common.
+    """
     pairs = shared_tokens(source.tokens, other.tokens, ignore_space=True)
     if len(pairs) < 2:
         raise SizeError(

@@ -134,10 +134,12 @@ def _key(name: str, params: Params) -> str:
 
 
 def _packed(value: Any) -> dict[str, Any]:
+    """Return an answer as JSON: bytes as gzip in base64."""
     if isinstance(value, bytes):
         return {"base64": base64.b64encode(gzip.compress(value, mtime=0)).decode()}
     return {"json": value}
 
 
 def _hash(text: str) -> str:
+    """Return the SHA-256 hash of a text in the form of a content security policy."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"

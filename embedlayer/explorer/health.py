@@ -36,6 +36,7 @@ def shares(source: Source, params: Params) -> Any:
 
 
 def _health(source: Source) -> TableHealth:
+    """Return the result of `table_health` for a source, computed once."""
     before = source.before()
     earlier = None if before is None else before.table
     return source.once("health", lambda: table_health(source.table, source.tokenizer, before=earlier))

@@ -96,6 +96,11 @@ def answer(sources: list[Source], name: str, params: Params) -> Answer:
 
 
 def _source(sources: list[Source], number: str) -> Source:
+    """Return the source with a number.
+
+    Raises:
+        SizeError: There is no such source.
+    """
     if not number.isdecimal() or int(number) >= len(sources):
         raise SizeError(f"There is no source {number!r}; there are {len(sources)} sources, numbered from 0.")
     return sources[int(number)]

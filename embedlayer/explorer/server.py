@@ -106,6 +106,8 @@ class _Server(ThreadingHTTPServer):
 
 
 class _Handler(BaseHTTPRequestHandler):
+    """Answer one connection's GET requests with files of the page or data of the sources."""
+
     server_version = "embedlayer"
     sys_version = ""
     protocol_version = "HTTP/1.1"
@@ -132,6 +134,7 @@ class _Handler(BaseHTTPRequestHandler):
         """Print nothing: the terminal belongs to the command."""
 
     def _data(self, name: str, params: dict[str, str]) -> None:
+        """Send the data of a route, or the error as a sentence in JSON."""
         try:
             found = answer(self.sources, name, params)
         except EmbedLayerError as error:
@@ -144,9 +147,11 @@ class _Handler(BaseHTTPRequestHandler):
         return self._send(HTTPStatus.OK, "application/json", to_json(found))
 
     def _say(self, status: HTTPStatus, sentence: str) -> None:
+        """Send an error as a sentence in JSON."""
         self._send(status, "application/json", to_json({"error": sentence}))
 
     def _send(self, status: HTTPStatus, kind: str, content: bytes) -> None:
+        """Send a response; a connection that the browser has closed is no error."""
         try:
             self.send_response(status)
             for name, value in {**HEADERS, "Content-Type": kind, "Content-Length": str(len(content))}.items():

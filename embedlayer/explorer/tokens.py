@@ -68,6 +68,7 @@ def layout_recall(source: Source, params: Params) -> Any:
 
 
 def _layout(source: Source) -> Layout:
+    """Return the layout of the rows in the plane, computed once."""
     return source.once("layout", lambda: compute_layout(source.rows, principal(source).coordinates[:, :2]))
 
 
@@ -96,8 +97,8 @@ def neighbors(source: Source, params: Params) -> Any:
     if not plus and not minus:
         raise SizeError("neighbors needs at least one token ID in plus or minus; found none.")
     found = _number(params, "topn", 20, most=MOST)
-    asked = torch.tensor([[*plus, *minus]])
-    near = nearest_rows(source.rows, _query(source, plus, minus), found, candidates=~_nameless(source), exclude=asked)
+    own = torch.tensor([[*plus, *minus]])
+    near = nearest_rows(source.rows, _query(source, plus, minus), found, candidates=~_nameless(source), exclude=own)
     pairs = zip(near.ids[0].tolist(), near.cosines[0].tolist(), strict=True)
     return [[token, round(score, 5)] for token, score in pairs if token >= 0]
 
@@ -144,6 +145,7 @@ def left_out(source: Source) -> list[str]:
 
 
 def _is_small(source: Source) -> bool:
+    """Return whether an exported page holds all vectors of the table."""
     return source.table.vocab_size * source.table.embed_dim <= BAKED_NUMBERS
 
 
@@ -154,10 +156,12 @@ def principal(source: Source) -> PrincipalComponents:
 
 
 def _nameless(source: Source) -> Bool[Tensor, " V"]:
+    """Return a mask of the rows without a token, `(V,)`."""
     return source.once("nameless", lambda: torch.tensor([text == "" for text in source.tokens]))
 
 
 def _frequencies(source: Source) -> bytes:
+    """Return the counts of the tokens in the text of the run, float32 `(V,)` as bytes."""
     assert source.run is not None
     counts = counts_of(source.run, source.table.vocab_size)
     assert counts is not None
@@ -181,6 +185,12 @@ def _nearest(source: Source) -> bytes:
 
 
 def _ids(source: Source, params: Params, name: str) -> list[int]:
+    """Return the token IDs in a parameter, such as `17,4`; an empty list without it.
+
+    Raises:
+        SizeError: The parameter is not a list of at most 100 IDs.
+        TokenIdError: An ID is outside the table.
+    """
     parts = [part for part in params.get(name, "").split(",") if part]
     if len(parts) > 100 or not all(part.isdecimal() for part in parts):
         raise SizeError(f"{name} is a list of at most 100 token IDs, 17,4; found {params.get(name)!r}.")
@@ -195,6 +205,11 @@ def _ids(source: Source, params: Params, name: str) -> list[int]:
 
 
 def _number(params: Params, name: str, default: int, *, most: int) -> int:
+    """Return the whole number in a parameter, or `default` without it.
+
+    Raises:
+        SizeError: The parameter is not a number from 1 to `most`.
+    """
     text = params.get(name, str(default))
     if not text.isdecimal() or not 1 <= int(text) <= most:
         raise SizeError(f"{name} is a number from 1 to {most}; found {text!r}.")
@@ -202,4 +217,5 @@ def _number(params: Params, name: str, default: int, *, most: int) -> int:
 
 
 def _bytes(values: Tensor) -> bytes:
+    """Return the values as float32 bytes."""
     return values.detach().cpu().float().contiguous().numpy().tobytes()

@@ -38,4 +38,5 @@ def metrics(source: Source, params: Params) -> Any:
 
 
 def _is_finite(value: Any) -> bool:
+    """Return false for NaN and infinity, and true for everything else."""
     return not isinstance(value, float) or math.isfinite(value)
