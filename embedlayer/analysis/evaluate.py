@@ -48,7 +48,14 @@ class WordPairScores:
 
 @dataclass(frozen=True)
 class AnalogySection:
-    """The result for the questions under one heading: number correct, number usable, number in the file."""
+    """The result for the questions under one heading.
+
+    Attributes:
+        name: The heading; `"questions"` for questions above the first heading.
+        correct: Number of questions with the right answer.
+        used: Number of questions whose four words are a single token each.
+        total: Number of questions in the file.
+    """
 
     name: str
     correct: int
@@ -72,17 +79,17 @@ class AnalogyScores:
 
     @property
     def correct(self) -> int:
-        """Number of questions with the right answer."""
+        """Return the number of questions with the right answer."""
         return sum(section.correct for section in self.sections)
 
     @property
     def used(self) -> int:
-        """Number of questions whose four words are a single token each."""
+        """Return the number of questions whose four words are a single token each."""
         return sum(section.used for section in self.sections)
 
     @property
     def total(self) -> int:
-        """Number of questions in the file."""
+        """Return the number of questions in the file."""
         return sum(section.total for section in self.sections)
 
     @property
@@ -239,5 +246,5 @@ def ranks(values: Float[Tensor, " N"] | Sequence[float]) -> Float[Tensor, " N"]:
 
 
 def correlation(a: Float[Tensor, " N"], b: Float[Tensor, " N"]) -> float:
-    """Return Pearson's correlation, from -1 to 1, or 0 if one input is constant; of `ranks` it is Spearman's."""
+    """Return Pearson's correlation, from -1 to 1; 0 if one input is constant. Applied to `ranks` it is Spearman's."""
     return float(torch.corrcoef(torch.stack([a.double(), b.double()]))[0, 1].nan_to_num(0.0))

@@ -149,7 +149,7 @@ class TableGeometry:
 
     @property
     def explained_variance_ratio(self) -> Float[Tensor, " D"]:
-        """Share of the total variance along each principal direction, `(D,)`."""
+        """Return the share of the total variance along each principal direction, `(D,)`."""
         return self.spectrum / _positive(self.spectrum.sum())
 
     def directions_for(self, share: float) -> int:

@@ -81,7 +81,7 @@ class TableHealth:
 
     @property
     def by_kind(self) -> tuple[KindCount, ...]:
-        """Number of rows and of under-trained rows per kind; empty without a tokenizer."""
+        """Return the number of rows and of under-trained rows per kind; empty without a tokenizer."""
         kinds = self.kinds or ()
         rows, flagged = Counter(kinds), Counter(compress(kinds, self.under_trained.flagged.tolist()))
         return tuple(KindCount(kind, rows[kind], flagged[kind]) for kind in KINDS if kind in rows)

@@ -84,12 +84,12 @@ class UnderTrained:
 
     @property
     def threshold(self) -> float:
-        """The score above which a row is inside a cone: 0, the edge of the cone."""
+        """Return the score above which a row is inside a cone: 0, the score at the edge of a cone."""
         return 0.0
 
     @property
     def flagged(self) -> Bool[Tensor, " V"]:
-        """Mask of the rows inside a cone, `(V,)`."""
+        """Return a mask of the rows inside a cone, `(V,)`."""
         return self.scores > self.threshold
 
     def explain(self) -> str:
@@ -109,7 +109,7 @@ class UnderTrained:
 
 @torch.no_grad()
 def under_trained_scores(table: TableLike) -> UnderTrained:
-    """Score how little training has moved each row apart from the other unused rows.
+    """Score each row by its angle to the cones of unused rows: above 0 the row is under-trained.
 
     The method works for tied tables and for output heads. The table is read a few times in chunks, and a sample of
     16,384 rows is kept in memory. The sample is the same in every call.
@@ -225,7 +225,16 @@ def _refined_axis(
 def _measure_cone(
     rows: RowReader, axis: Float[Tensor, " D"], free: Bool[Tensor, " V"]
 ) -> tuple[Cone, Bool[Tensor, " V"]] | None:
-    """Measure the cone around an axis over all rows: return it and the mask of its rows, or `None` without a cone."""
+    """Measure the cone around an axis over all rows of the table.
+
+    Args:
+        rows: The table.
+        axis: Direction `(D,)`, refined here to the mean direction of the inner half of the cone.
+        free: Mask of the usable rows that are not in an earlier cone.
+
+    Returns:
+        The cone and the mask of its rows, or `None` if the rows form no cone.
+    """
     cosines, edge = _cosines_and_edge(rows, axis, free)
     if edge is None:
         return None
@@ -245,7 +254,16 @@ def _measure_cone(
 def _cosines_and_edge(
     rows: RowReader, axis: Float[Tensor, " D"], free: Bool[Tensor, " V"]
 ) -> tuple[Float[Tensor, " V"], float | None]:
-    """Return the cosines of the remaining rows with an axis (-2 for the others), and the edge of the cone or `None`."""
+    """Return the cosines of rows with an axis, and the angle at which the cone around the axis ends.
+
+    Args:
+        rows: The table.
+        axis: Direction `(D,)`.
+        free: Mask of the usable rows that are not in an earlier cone; the cosine of all other rows is -2.
+
+    Returns:
+        The cosines `(V,)`, and the angle in degrees or `None` without a cone.
+    """
     cosines = _cosines(rows, axis).where(free, -2.0)
     return cosines, _edge(cosines[free], FEWEST)
 

@@ -88,17 +88,17 @@ class TokenVectors:
 
     @property
     def vector_size(self) -> int:
-        """Width of a row, D, under gensim's name."""
+        """Return the width of a row, D, under gensim's name."""
         return self.embed_dim
 
     @property
     def vectors(self) -> npt.NDArray[Any]:
-        """Copy of all rows as a NumPy array `(V, D)`, in float32 or wider."""
+        """Return a copy of all rows as a NumPy array `(V, D)`, in float32 or wider."""
         return self._rows.take(torch.arange(self.vocab_size)).numpy()
 
     @cached_property
     def index_to_key(self) -> list[str | None]:
-        """Readable text of each row; `None` for a row without a token."""
+        """Return the readable text of each row; `None` for a row without a token."""
         texts = token_texts(self.tokenizer)
         return [texts.get(index) for index in range(self.vocab_size)]
 
@@ -432,7 +432,7 @@ class TokenVectors:
 
     @cached_property
     def _encoder(self) -> Tokenizer:
-        """The tokenizer, or a copy with an unknown token.
+        """Return the tokenizer, or a copy with an unknown token.
 
         The copy is for tokenizers that cannot encode some texts because they lack an unknown token.
         """
@@ -451,12 +451,12 @@ class TokenVectors:
 
     @cached_property
     def _words(self) -> dict[str, int]:
-        """The words that are a single token, see `evaluate.whole_words`."""
+        """Return the words that are a single token; see `evaluate.whole_words`."""
         return whole_words(self.tokenizer, self.vocab_size)
 
     @cached_property
     def _id_by_readable_text(self) -> dict[str, int]:
-        """IDs by readable text, for the texts of exactly one token."""
+        """Return IDs by readable text, for the texts of exactly one token."""
         return ids_by_text(token_texts(self.tokenizer))
 
 

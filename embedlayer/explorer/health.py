@@ -25,7 +25,10 @@ def scores(source: Source, params: Params) -> bytes:
 
 
 def shares(source: Source, params: Params) -> Any:
-    """Return the share of the variance along each principal direction, effective rank, isotropy and mean cosine."""
+    """Return the share of the variance along each principal direction, effective rank, isotropy and mean cosine.
+
+    At most `DIRECTIONS` shares are returned, largest first.
+    """
     found = source.once("geometry", lambda: table_geometry(source.table))
     return {
         "explained": [float(f"{share:.6g}") for share in found.explained_variance_ratio[:DIRECTIONS].tolist()],

@@ -41,7 +41,7 @@ HEADERS = {
 
 
 def page_files() -> dict[str, bytes]:
-    """Return every file of the page by its path, such as `views/map.js`."""
+    """Read the files of the page: content by path, such as `views/map.js`."""
     page = Path(__file__).parent / "page"
     return {path.relative_to(page).as_posix(): path.read_bytes() for path in page.rglob("*") if path.suffix in TYPES}
 
@@ -131,7 +131,7 @@ class _Handler(BaseHTTPRequestHandler):
         return self._send(HTTPStatus.OK, TYPES[PurePosixPath(name).suffix], self.static[name])
 
     def log_message(self, format: str, *arguments: Any) -> None:
-        """Print nothing: the terminal belongs to the command."""
+        """Print nothing, so that requests do not fill the terminal."""
 
     def _data(self, name: str, params: dict[str, str]) -> None:
         """Send the data of a route, or the error as a sentence in JSON."""
@@ -163,5 +163,9 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def to_json(value: Any) -> bytes:
-    """Return JSON that browsers parse: NaN is an error, and lone surrogates are escaped."""
+    """Return a value as JSON that browsers parse, with lone surrogates escaped.
+
+    Raises:
+        ValueError: The value contains NaN or infinity.
+    """
     return json.dumps(value, ensure_ascii=True, allow_nan=False, separators=(",", ":")).encode()
