@@ -26,8 +26,6 @@ from embedlayer.files import replacing
 from embedlayer.tables.dense import TableLike
 from embedlayer.text.tokenizer import require_rows
 
-COLUMNS = ("id", "token", "kind", "norm", "under_trained", "x", "y", "neighbors")
-
 
 def write_atlas(path: Path | str, table: TableLike, tokenizer: Tokenizer, *, num_neighbors: int = 15) -> int:
     """Write a table as a parquet file, atomically, and return the number of rows written.

@@ -11,8 +11,7 @@ from torch import Tensor
 
 from embedlayer.analysis.row_reader import RowReader
 from embedlayer.analysis.token_kinds import BYTE_PIECE, KINDS, token_kinds
-from embedlayer.analysis.under_trained import UnderTrained
-from embedlayer.analysis.under_trained import under_trained_scores as under_trained_scores
+from embedlayer.analysis.under_trained import UnderTrained, under_trained_scores
 from embedlayer.errors import ShapeError
 from embedlayer.files import JsonObject
 from embedlayer.short_repr import short_repr

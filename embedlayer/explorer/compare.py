@@ -7,14 +7,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from embedlayer.analysis.geometry import RowMovement, align_tables, row_movement, shared_tokens
+from embedlayer.analysis.geometry import CHUNK_ROWS, RowMovement, align_tables, row_movement, shared_tokens
 from embedlayer.errors import SizeError
 from embedlayer.explorer import tokens
 from embedlayer.explorer.source import Source
 from embedlayer.explorer.tokens import Params
 
 LISTED = 200
-ROWS_AT_ONCE = 8192
 
 
 @dataclass(frozen=True)
@@ -96,7 +95,7 @@ def _compare(source: Source, other: Source) -> TableComparison:
     turn = torch.eye(source.table.embed_dim).double() if alignment is None else alignment.scale * alignment.rotation
     onto = turn @ found.components[:2].T
     centre = found.mean @ found.components[:2].T
-    places = [other.rows[rows].double() @ onto - centre for rows in pairs[:, 1].split(ROWS_AT_ONCE)]
+    places = [other.rows[rows].double() @ onto - centre for rows in pairs[:, 1].split(CHUNK_ROWS)]
     known = ~moved.cosines.isnan()
     return TableComparison(
         moved=RowMovement(*(each[known] for each in (moved.pairs, moved.cosines, moved.norms))),
