@@ -26,8 +26,6 @@ from embedlayer.errors import CheckpointError, SizeError, TokenizerError, requir
 from embedlayer.io.files import replace_file
 from embedlayer.tables.dense import TableLike
 
-COLUMNS = ("id", "token", "kind", "norm", "under_trained", "x", "y", "neighbors")
-
 
 def write_atlas(path: Path | str, table: TableLike, tokenizer: Tokenizer, *, num_neighbors: int = 15) -> int:
     """Write a table as a parquet file, atomically, and return the number of rows written.
@@ -70,18 +68,18 @@ def write_atlas(path: Path | str, table: TableLike, tokenizer: Tokenizer, *, num
             f"repair them first."
         )
     assert found.kinds is not None
-    places = principal_components(table).coordinates[ids].cpu()
+    places = principal_components(table).coordinates[ids].cpu().float()
     has_token = torch.zeros(len(rows), dtype=torch.bool).index_fill_(0, ids, True)
     found_rows = nearest_rows(table, ids, min(num_neighbors, len(ids) - 1), candidates=has_token)
     nearest, distances = torch.searchsorted(ids, found_rows.ids), (1 - found_rows.cosines).clamp_min(0.0)
     columns: dict[str, Any] = {
-        "id": arrow.array(ids.numpy()),
-        "token": arrow.array([_writable(found.text_of(row)) for row in ids.tolist()], arrow.string()),
-        "kind": arrow.array([found.kinds[row] for row in ids.tolist()], arrow.string()),
-        "norm": arrow.array(found.norms[ids].numpy()),
-        "under_trained": arrow.array(found.under_trained.scores[ids].numpy()),
-        "x": arrow.array(places[:, 0].float().numpy()),
-        "y": arrow.array(places[:, 1].float().numpy()),
+        "id": ids.numpy(),
+        "token": [_writable(found.text_of(row)) for row in ids.tolist()],
+        "kind": [found.kinds[row] for row in ids.tolist()],
+        "norm": found.norms[ids].numpy(),
+        "under_trained": found.under_trained.scores[ids].numpy(),
+        "x": places[:, 0].numpy(),
+        "y": places[:, 1].numpy(),
     }
     if nearest.shape[1]:
         offsets = arrow.array(range(0, nearest.numel() + 1, nearest.shape[1]), arrow.int32())

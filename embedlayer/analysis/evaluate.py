@@ -4,13 +4,15 @@ Both files have gensim's format: two words and a number per line, and four words
 `:`. Only words that are a single token count; the results say how many did.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import compress
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float
 from tokenizers import Tokenizer
 from torch import Tensor
 
@@ -46,7 +48,14 @@ class WordPairScores:
 
 @dataclass(frozen=True)
 class AnalogySection:
-    """The result for the questions under one heading: number correct, number usable, number in the file."""
+    """The result for the questions under one heading.
+
+    Attributes:
+        name: The heading; `"questions"` for questions above the first heading.
+        correct: Number of questions with the right answer.
+        used: Number of questions whose four words are a single token each.
+        total: Number of questions in the file.
+    """
 
     name: str
     correct: int
@@ -70,17 +79,17 @@ class AnalogyScores:
 
     @property
     def correct(self) -> int:
-        """Number of questions with the right answer."""
+        """Return the number of questions with the right answer."""
         return sum(section.correct for section in self.sections)
 
     @property
     def used(self) -> int:
-        """Number of questions whose four words are a single token each."""
+        """Return the number of questions whose four words are a single token each."""
         return sum(section.used for section in self.sections)
 
     @property
     def total(self) -> int:
-        """Number of questions in the file."""
+        """Return the number of questions in the file."""
         return sum(section.total for section in self.sections)
 
     @property
@@ -164,51 +173,52 @@ def evaluate_word_analogies(
     """
     rows = RowReader(table)
     words = {word: row for word, row in words.items() if row < (restrict_vocab or len(rows))}
-    names, questions, section_of = _questions(file)
-    used = [place for place, question in enumerate(questions) if all(word in words for word in question)]
-    if not used:
+    questions = _questions(file)
+    usable = [(heading, question) for heading, question in questions if all(word in words for word in question)]
+    if not usable:
         raise SizeError(
             f"Of the {len(questions)} questions in {file}, none has four words that are a single token each."
         )
-    ids = torch.tensor([[words[word] for word in questions[place]] for place in used])
+    ids = torch.tensor([[words[word] for word in question] for _, question in usable])
     candidates = torch.zeros(len(rows), dtype=torch.bool)
     candidates[list(words.values())] = True
-    right = _answers(rows, ids[:, :3], candidates) == ids[:, 3]
-    where = torch.tensor([section_of[place] for place in used])
-    sections = [
-        AnalogySection(name, int(right[where == number].sum()), int((where == number).sum()), section_of.count(number))
-        for number, name in enumerate(names)
-    ]
-    missing = _missing((word for question in questions for word in question), words)
-    return AnalogyScores(tuple(section for section in sections if section.total), len(words), missing)
+    a, b, c = (F.normalize(rows.take(column).float(), dim=1) for column in ids[:, :3].T)
+    found = nearest_rows(table, b - a + c, 1, candidates=candidates, exclude=ids[:, :3])
+    right = (found.ids[:, 0] == ids[:, 3]).tolist()
+    total, used = Counter(heading for heading, _ in questions), Counter(heading for heading, _ in usable)
+    correct = Counter(compress((heading for heading, _ in usable), right))
+    sections = tuple(AnalogySection(name, correct[name], used[name], total[name]) for name in total)
+    return AnalogyScores(sections, len(words), _missing((word for _, each in questions for word in each), words))
 
 
-def _questions(file: Path | str) -> tuple[list[str], list[list[str]], list[int]]:
-    """Return the headings, the questions in lower case, and the number of each question's heading."""
-    names, questions, section_of = ["questions"], [], []
+def _questions(file: Path | str) -> list[tuple[str, list[str]]]:
+    """Return the questions in lower case, each with the heading above it.
+
+    Raises:
+        FileError: The file cannot be read.
+        TextError: A line is neither four words nor a heading.
+    """
+    heading, questions = "questions", []
     for number, line in _lines(file):
         if line.startswith(":"):
-            names.append(line[1:].strip())
+            heading = line[1:].strip()
             continue
         question = line.lower().split()
         if len(question) != 4:
             raise TextError(
                 f"{file}, line {number}: {line[:60]!r} is not four words, nor a heading such as ': family'."
             )
-        questions.append(question)
-        section_of.append(len(names) - 1)
-    return names, questions, section_of
-
-
-@torch.no_grad()
-def _answers(rows: RowReader, asked: Int[Tensor, "Q 3"], candidates: Bool[Tensor, " V"]) -> Int[Tensor, " Q"]:
-    """Return for each question `a, b, c` the row of the candidate nearest to `b - a + c`, none of the three."""
-    a, b, c = (F.normalize(rows.take(column).float(), dim=1) for column in asked.T)
-    return nearest_rows(rows.table, b - a + c, 1, candidates=candidates, exclude=asked).ids[:, 0]
+        questions.append((heading, question))
+    return questions
 
 
 def _lines(file: Path | str) -> list[tuple[int, str]]:
-    """Return the non-empty lines of a text file with their numbers, from 1."""
+    """Return the non-empty lines of a text file with their numbers, from 1.
+
+    Raises:
+        FileError: The file cannot be read.
+        TextError: The file is not UTF-8.
+    """
     try:
         text = Path(file).read_text(encoding="utf-8")
     except OSError as error:
@@ -218,8 +228,9 @@ def _lines(file: Path | str) -> list[tuple[int, str]]:
     return [(number, line.rstrip()) for number, line in enumerate(text.split("\n"), start=1) if line.strip()]
 
 
-def _missing(asked: Iterable[str], words: Mapping[str, int]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(word for word in asked if word not in words))
+def _missing(found: Iterable[str], words: Mapping[str, int]) -> tuple[str, ...]:
+    """Return the words that are not keys of `words`, each once, in their order."""
+    return tuple(dict.fromkeys(word for word in found if word not in words))
 
 
 def ranks(values: Float[Tensor, " N"] | Sequence[float]) -> Float[Tensor, " N"]:
@@ -235,7 +246,5 @@ def ranks(values: Float[Tensor, " N"] | Sequence[float]) -> Float[Tensor, " N"]:
 
 
 def correlation(a: Float[Tensor, " N"], b: Float[Tensor, " N"]) -> float:
-    """Return Pearson's correlation, from -1 to 1, or 0 if one input is constant; of `ranks` it is Spearman's."""
-    a, b = a.double() - a.double().mean(), b.double() - b.double().mean()
-    scale = float(torch.linalg.vector_norm(a) * torch.linalg.vector_norm(b))
-    return float(a @ b) / scale if scale > 0 else 0.0
+    """Return Pearson's correlation, from -1 to 1; 0 if one input is constant. Applied to `ranks` it is Spearman's."""
+    return float(torch.corrcoef(torch.stack([a.double(), b.double()]))[0, 1].nan_to_num(0.0))

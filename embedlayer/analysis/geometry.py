@@ -1,19 +1,19 @@
-"""Geometry of a table, alignment and movement between two tables, and the values of a position scheme."""
+"""Measure the geometry of a table, align and compare two tables, and compute the values of a position scheme."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from tokenizers import Tokenizer
 from torch import Tensor
 
+from embedlayer.analysis.kinds import ids_by_text, token_texts
 from embedlayer.analysis.row_reader import RowReader
-from embedlayer.data.tokenizer import fingerprint, token_text
 from embedlayer.errors import ShapeError, SizeError
 from embedlayer.positions.position import AdditivePosition, Position
 from embedlayer.tables.dense import TableLike
@@ -40,7 +40,9 @@ class PrincipalComponents:
 
 
 @torch.no_grad()
-def principal_components(rows: TableLike, num_components: int = 2) -> PrincipalComponents:
+def principal_components(
+    rows: TableLike, num_components: int = 2, *, skip_nonfinite: bool = False
+) -> PrincipalComponents:
     """Compute exact principal components: the eigenvectors of the covariance, in float64.
 
     The sign of a component is arbitrary; here its entry of largest size is positive, so the same table always gives the
@@ -49,28 +51,31 @@ def principal_components(rows: TableLike, num_components: int = 2) -> PrincipalC
     Args:
         rows: A table, or N plain rows of width D.
         num_components: Number of components, C, at most D.
+        skip_nonfinite: Leave out rows that hold NaN or infinity; their coordinates are NaN. By default such rows are an
+            error.
 
     Raises:
-        SizeError: There are no rows, or `num_components` is outside 1..D.
-        ShapeError: Rows hold NaN or infinity.
+        SizeError: There are no rows to measure, or `num_components` is outside 1..D.
+        ShapeError: Rows hold NaN or infinity, and `skip_nonfinite` is false.
     """
     table = RowReader(rows)
-    count, width = table.vocab_size, table.embed_dim
-    if count < 1:
-        raise SizeError(f"PCA needs at least one row; found {count} rows of width {width}.")
+    width, finite = table.embed_dim, table.norms().isfinite()
+    if not len(table) or (skip_nonfinite and not finite.any()):
+        raise SizeError(f"PCA needs at least one row of finite numbers; found {len(table)} rows of width {width}.")
     if not 1 <= num_components <= width:
         raise SizeError(f"Rows of width {width} have 1 to {width} components; num_components is {num_components}.")
-    broken = torch.nonzero(~torch.cat([chunk.isfinite().all(dim=1) for _, chunk in table.chunks(CHUNK_ROWS)]))[:, 0]
-    if len(broken):
+    if not (skip_nonfinite or finite.all()):
+        broken = torch.nonzero(~finite)[:, 0]
         raise ShapeError(
-            f"{len(broken)} of {count} rows hold NaN or infinity, the first is row {int(broken[0])}; "
-            f"PCA needs finite numbers. Leave those rows out."
+            f"{len(broken)} of {len(table)} rows hold NaN or infinity, the first is row {int(broken[0])}; "
+            f"PCA needs finite numbers. Pass skip_nonfinite=True to leave those rows out."
         )
-    moments = _moments(_wide(table))
+    moments = _moments(table, finite)
     directions = moments.directions[:num_components]
     largest = directions.gather(1, directions.abs().argmax(dim=1, keepdim=True))
     components = directions * largest.sign()
-    coordinates = torch.cat([(chunk - moments.mean) @ components.T for chunk in _wide(table)])
+    coordinates = components.new_full((len(table), num_components), math.nan)
+    coordinates[finite] = torch.cat([(chunk - moments.mean) @ components.T for chunk in _wide(table, finite)])
     return PrincipalComponents(
         coordinates=coordinates * (moments.variances[:num_components] > 0),
         components=components,
@@ -80,52 +85,40 @@ def principal_components(rows: TableLike, num_components: int = 2) -> PrincipalC
 
 
 class _Moments(NamedTuple):
-    """Mean and variance of N rows: variances `(D,)` in descending order, and their directions `(D, D)`, one per row."""
+    """Mean and variance of rows: variances `(D,)` in descending order, and their directions `(D, D)`, one per row."""
 
-    total: int
     mean: Tensor
     variances: Tensor
     directions: Tensor
 
 
-def _moments(chunks: "Chunks") -> _Moments:
-    """Compute mean and principal variances of all rows in two passes: the mean, then the scatter about it."""
-    count, largest, total = 0, 0.0, torch.zeros(())
-    for chunk in chunks:
-        count += len(chunk)
+def _moments(rows: RowReader, kept: Bool[Tensor, " V"]) -> _Moments:
+    """Compute mean and principal variances of the kept rows in two passes: the mean, then the scatter about it."""
+    count, largest, total = int(kept.sum()), 0.0, torch.zeros(())
+    for chunk in _wide(rows, kept):
         total = total.to(chunk) + chunk.sum(0)
         largest = max(largest, float(chunk.abs().max())) if len(chunk) else largest
     mean = total / max(1, count)
     width = mean.shape[-1]
     scatter = mean.new_zeros(width, width)
-    for chunk in chunks:
+    for chunk in _wide(rows, kept):
         centred = chunk - mean
         scatter += centred.T @ centred
     variances, directions = torch.linalg.eigh(scatter)
     variances, directions = variances.flip(0).clamp_min(0.0), directions.flip(1).T  # eigh: narrowest first, in columns
     # equal rows differ from their mean by rounding alone, which must not be mistaken for a direction
     rounding = count * width * (1e-15 * largest) ** 2
-    return _Moments(count, mean, variances.where(variances > rounding, 0.0) / max(1, count), directions)
+    return _Moments(mean, variances.where(variances > rounding, 0.0) / max(1, count), directions)
 
 
-class Chunks:
-    """Iterable over the rows of a table in float64, a chunk at a time; it can be iterated several times."""
-
-    def __init__(self, rows: RowReader, *, sound_only: bool) -> None:
-        self.rows = rows
-        self.sound_only = sound_only
-
-    def __iter__(self) -> Iterator[Float[Tensor, "rows D"]]:
-        for _, chunk in self.rows.chunks(CHUNK_ROWS):
-            wide = chunk.double()
-            yield wide[(wide != 0).any(1) & wide.isfinite().all(1)] if self.sound_only else wide
-
-
-def _wide(rows: RowReader, *, sound_only: bool = False) -> Chunks:
-    return Chunks(rows, sound_only=sound_only)
+def _wide(rows: RowReader, kept: Bool[Tensor, " V"]) -> Iterator[Float[Tensor, "rows D"]]:
+    """Yield the kept rows in float64, a chunk at a time."""
+    for start, chunk in rows.chunks(CHUNK_ROWS):
+        yield chunk[kept[start : start + len(chunk)].to(chunk.device)].double()
 
 
 def _positive(value: Tensor) -> Tensor:
+    """Return the values, with zeros replaced by the smallest positive float64, so that they can be divisors."""
     return value.clamp_min(torch.finfo(torch.float64).tiny)
 
 
@@ -156,7 +149,7 @@ class TableGeometry:
 
     @property
     def explained_variance_ratio(self) -> Float[Tensor, " D"]:
-        """Share of the total variance along each principal direction, `(D,)`."""
+        """Return the share of the total variance along each principal direction, `(D,)`."""
         return self.spectrum / _positive(self.spectrum.sum())
 
     def directions_for(self, share: float) -> int:
@@ -175,7 +168,7 @@ class TableGeometry:
 def table_geometry(table: TableLike) -> TableGeometry:
     """Compute spectrum, effective rank, isotropy and mean cosine of a table, exactly, over all rows, in float64.
 
-    The table is read four times in chunks. The work is of order `V D^2`, the memory `D x D`.
+    The table is read five times in chunks. The work is of order `V D^2`, the memory `D x D`.
 
     Args:
         table: A `LookupTable`, or a plain tensor `(V, D)`.
@@ -190,38 +183,36 @@ def table_geometry(table: TableLike) -> TableGeometry:
         (4.0, 1.0, -0.143)
     """
     rows = RowReader(table)
-    chunks = _wide(rows, sound_only=True)
-    if not any(len(chunk) for chunk in chunks):
+    norms = rows.norms()
+    kept = norms > 0
+    if not kept.any():
         raise SizeError(f"All {len(rows)} rows of this table are zero or hold NaN, so it has no geometry.")
-    moments = _moments(chunks)
+    moments = _moments(rows, kept)
     widths = moments.variances.sqrt()
     shares = widths / _positive(widths.sum())
     units = torch.zeros_like(moments.mean)
-    lengths = 0.0
-    for chunk in chunks:
-        norms = torch.linalg.vector_norm(chunk, dim=1, keepdim=True)
-        units += (chunk / norms).sum(0)
-        lengths += float(norms.sum())
-    count = moments.total
+    for chunk in _wide(rows, kept):
+        units += F.normalize(chunk, dim=1, eps=0.0).sum(0)
+    count = int(kept.sum())
     pairs = max(1, count * (count - 1))
     return TableGeometry(
         rows=count,
         embed_dim=rows.embed_dim,
         spectrum=moments.variances,
         effective_rank=float(torch.special.entr(shares).sum().exp()),
-        isotropy=_isotropy(chunks, moments),
+        isotropy=_isotropy(rows, kept, moments),
         mean_cosine=(float(units @ units) - count) / pairs,
-        mean_norm=float(torch.linalg.vector_norm(moments.mean)) * count / lengths,
+        mean_norm=float(torch.linalg.vector_norm(moments.mean) / norms[kept].mean()),
     )
 
 
-def _isotropy(chunks: Chunks, moments: _Moments) -> float:
+def _isotropy(rows: RowReader, kept: Bool[Tensor, " V"], moments: _Moments) -> float:
     """Return `min Z(c) / max Z(c)` over both signs of the eigenvectors of the rows' second moments."""
     second = moments.directions.T @ (moments.variances[:, None] * moments.directions)
     second += moments.mean[:, None] * moments.mean
     directions = torch.linalg.eigh(second).eigenvectors
     logs = torch.full((2, len(directions)), -math.inf, dtype=torch.float64, device=directions.device)
-    for chunk in chunks:
+    for chunk in _wide(rows, kept):
         if len(chunk):
             products = chunk @ directions
             both = torch.stack([products.logsumexp(0), (-products).logsumexp(0)])
@@ -268,8 +259,7 @@ def norms_by_frequency(table: TableLike, counts: Int[Tensor, " V"]) -> list[Freq
     rows = RowReader(table)
     if len(counts) != len(rows) or not len(rows):
         raise ShapeError(f"{len(rows)} rows need as many counts, at least one; found {len(counts)}.")
-    norms = torch.cat([torch.linalg.vector_norm(chunk.double(), dim=1).cpu() for _, chunk in rows.chunks()])
-    counts = counts.cpu()
+    norms, counts = rows.norms(), counts.cpu()
     bands = []
     edges, most = [0, 1, 2], int(counts.max())
     while edges[-1] <= most:
@@ -324,26 +314,23 @@ def align_tables(before: TableLike, after: TableLike, *, pairs: Int[Tensor, "N 2
         >>> torch.allclose(found.rotation.float(), rotation, atol=1e-5), round(found.scale, 4), round(found.residual, 4)
         (True, 3.0, 0.0)
     """
-    two = _Pairs(before, after, pairs)
-    products = torch.zeros(two.before.embed_dim, two.after.embed_dim, dtype=torch.float64)
-    lengths = torch.zeros(2, dtype=torch.float64)
-    for left, right in two.chunks():
-        sound = _sound(left) & _sound(right)
-        left, right = left[sound], right[sound]
-        products += left.T @ right
-        lengths += torch.stack([left.square().sum(), right.square().sum()])
-    if not lengths.min() > 0:
+    tables, pairs = _paired(before, after, pairs)
+    norms = torch.stack([table.norms()[ids] for table, ids in zip(tables, pairs.T, strict=True)])
+    usable = (norms > 0).all(0)
+    squares, pairs = norms[:, usable].square().sum(1), pairs[usable]
+    if not len(pairs):
         raise SizeError("No pair has two usable rows to align: each has a row that is zero or holds NaN.")
+    products = torch.zeros(tables[0].embed_dim, tables[1].embed_dim, dtype=torch.float64)
+    for left, right in _pair_chunks(tables, pairs):
+        products += left.T @ right
     left_vectors, widths, right_vectors = torch.linalg.svd(products, full_matrices=False)
     rotation = left_vectors @ right_vectors
-    rotated = float(lengths[0])
+    rotated = float(squares[0])
     if rotation.shape[1] < rotation.shape[0]:  # a rotation into fewer dimensions loses a part of each row
-        rotated = sum(
-            float((left[_sound(left) & _sound(right)] @ rotation).square().sum()) for left, right in two.chunks()
-        )
+        rotated = sum(float((left @ rotation).square().sum()) for left, _ in _pair_chunks(tables, pairs))
     total = float(widths.sum())
     scale = total / rotated
-    residual = max(0.0, 1 - total * total / (rotated * float(lengths[1])))
+    residual = max(0.0, 1 - total * total / (rotated * float(squares[1])))
     return TableAlignment(rotation, scale, residual)
 
 
@@ -380,11 +367,11 @@ class RowMovement:
     norms: Float[Tensor, "N 2"]
 
     def most(self, count: int = 10) -> list[MovedRow]:
-        """Return the rows with the lowest cosine to their earlier row; equal cosines by ID."""
+        """Return the rows whose direction changed most: lowest cosine first, equal cosines by ID, without NaN."""
         return self._listed(self.cosines.nan_to_num(nan=math.inf).argsort(stable=True), count)
 
     def least(self, count: int = 10) -> list[MovedRow]:
-        """Return the rows with the highest cosine to their earlier row; equal cosines by ID."""
+        """Return the rows whose direction changed least: highest cosine first, equal cosines by ID, without NaN."""
         return self._listed(self.cosines.nan_to_num(nan=-math.inf).argsort(descending=True, stable=True), count)
 
     def _listed(self, order: Int[Tensor, " N"], count: int) -> list[MovedRow]:
@@ -417,76 +404,81 @@ def row_movement(
         >>> row_movement(torch.eye(3), torch.tensor([[2.0, 0, 0], [0, 1, 0], [0, 1, 1]])).most(1)
         [MovedRow(before=2, after=2, cosine=0.707..., norm_before=1.0, norm_after=1.414...)]
     """
-    two = _Pairs(before, after, pairs)
-    if alignment is None and two.before.embed_dim != two.after.embed_dim:
+    tables, pairs = _paired(before, after, pairs)
+    if alignment is None and tables[0].embed_dim != tables[1].embed_dim:
         raise ShapeError(
-            f"Rows of width {two.before.embed_dim} and {two.after.embed_dim} cannot be compared as they are: pass "
+            f"Rows of width {tables[0].embed_dim} and {tables[1].embed_dim} cannot be compared as they are: pass "
             f"alignment=align_tables(before, after)."
         )
-    cosines, norms = [], []
-    for left, right in two.chunks():
+    cosines, norms = [torch.empty(0, dtype=torch.float64)], [torch.empty(0, 2, dtype=torch.float64)]
+    for left, right in _pair_chunks(tables, pairs):
         rotated = left if alignment is None else left @ alignment.rotation
         lengths = torch.stack([torch.linalg.vector_norm(side, dim=1) for side in (left, right)], dim=1)
         scale = torch.linalg.vector_norm(rotated, dim=1) * lengths[:, 1]
         cosines.append(((rotated * right).sum(1) / scale.where(scale > 0, math.nan)).clamp(-1.0, 1.0))
         norms.append(lengths)
-    if not cosines:
-        return RowMovement(two.pairs, torch.zeros(0), torch.zeros(0, 2))
-    return RowMovement(two.pairs, torch.cat(cosines), torch.cat(norms))
+    return RowMovement(pairs, torch.cat(cosines), torch.cat(norms))
 
 
-def shared_tokens(before: Tokenizer, after: Tokenizer) -> Int[Tensor, "N 2"]:
-    """Return the tokens that two tokenizers share, by their readable text: pairs of IDs `(N, 2)`.
+def shared_tokens(
+    before: Tokenizer | Sequence[str], after: Tokenizer | Sequence[str], *, ignore_space: bool = False
+) -> Int[Tensor, "N 2"]:
+    """Return the tokens that two vocabularies share, by their readable text: pairs of IDs `(N, 2)`.
 
-    A text that several tokens of one tokenizer have is left out. If the tokenizers are equal, every token pairs with
+    A text that several tokens of one vocabulary have is left out. If the vocabularies are equal, every token pairs with
     itself.
+
+    Args:
+        before: The first tokenizer, or the text of each row; `""` for a row without a token.
+        after: The second tokenizer, or its texts.
+        ignore_space: Pair tokens that differ by a leading space alone if no text is equal: `" dog"` with `"dog"`.
+
+    Example:
+        >>> shared_tokens(["a", " dog", ""], ["dog", "a"], ignore_space=True).tolist()
+        [[0, 1], [1, 0]]
     """
-    ids = [sorted(set(one.get_vocab(with_added_tokens=True).values())) for one in (before, after)]
-    if ids[0] == ids[1] and fingerprint(before) == fingerprint(after):
-        return torch.tensor(ids[0], dtype=torch.int64)[:, None].expand(-1, 2)
-    one, other = (_ids_by_text(tokenizer, own) for tokenizer, own in zip((before, after), ids, strict=True))
-    found = [[token, other[text]] for text, token in one.items() if text in other]
-    return torch.tensor(found, dtype=torch.int64).reshape(-1, 2)
+    texts = [
+        token_texts(each) if isinstance(each, Tokenizer) else {row: text for row, text in enumerate(each) if text}
+        for each in (before, after)
+    ]
+    if texts[0] == texts[1]:
+        return torch.tensor(list(texts[0]), dtype=torch.int64)[:, None].expand(-1, 2)
+    one, other = map(ids_by_text, texts)
+    if ignore_space:
+        other = {**{text.removeprefix(" "): token for text, token in other.items()}, **other}
+    named = [(text.removeprefix(" ") if ignore_space and text not in other else text, own) for text, own in one.items()]
+    pairs = [[token, other[text]] for text, token in named if text in other]
+    return torch.tensor(pairs, dtype=torch.int64).reshape(-1, 2)
 
 
-def _ids_by_text(tokenizer: Tokenizer, ids: list[int]) -> dict[str, int]:
-    found: dict[str, int] = {}
-    several: set[str] = set()
-    for token in ids:
-        text = token_text(tokenizer, token)
-        if found.setdefault(text, token) != token:
-            several.add(text)
-    return {text: token for text, token in found.items() if text not in several}
+def _paired(
+    before: TableLike, after: TableLike, pairs: Int[Tensor, "N 2"] | None
+) -> tuple[tuple[RowReader, RowReader], Int[Tensor, "N 2"]]:
+    """Return readers of both tables and the pairs of rows to compare: equal IDs if `pairs` is `None`.
 
-
-class _Pairs:
-    """Two tables and the pairs of rows to compare; raises ShapeError if a pair is outside a table."""
-
-    def __init__(self, before: TableLike, after: TableLike, pairs: Tensor | None) -> None:
-        self.before, self.after = RowReader(before), RowReader(after)
-        if pairs is None:
-            if len(self.before) != len(self.after):
-                raise ShapeError(
-                    f"The tables have {len(self.before)} and {len(self.after)} rows: pass pairs, such as "
-                    f"shared_tokens(tokenizer, other_tokenizer)."
-                )
-            pairs = torch.arange(len(self.before))[:, None].expand(-1, 2)
-        sizes = torch.tensor([len(self.before), len(self.after)])
-        if bool(((pairs < 0) | (pairs >= sizes)).any()):
+    Raises:
+        ShapeError: The tables differ in length without `pairs`, or a pair is outside a table.
+    """
+    tables = RowReader(before), RowReader(after)
+    sizes = torch.tensor([len(table) for table in tables])
+    if pairs is None:
+        if sizes[0] != sizes[1]:
             raise ShapeError(
-                f"A pair of rows lies outside the tables of {len(self.before)} and {len(self.after)} rows."
+                f"The tables have {sizes[0]} and {sizes[1]} rows: pass pairs, such as "
+                f"shared_tokens(tokenizer, other_tokenizer)."
             )
-        self.pairs = pairs
-
-    def chunks(self) -> Iterator[tuple[Float[Tensor, "rows D"], Float[Tensor, "rows E"]]]:
-        """Yield the paired rows of both tables in float64, a chunk at a time."""
-        for part in self.pairs.split(CHUNK_ROWS):
-            if len(part):
-                yield self.before.take(part[:, 0]).double(), self.after.take(part[:, 1]).double()
+        pairs = torch.arange(len(tables[0]))[:, None].expand(-1, 2)
+    if bool(((pairs < 0) | (pairs >= sizes)).any()):
+        raise ShapeError(f"A pair of rows is outside the tables of {sizes[0]} and {sizes[1]} rows.")
+    return tables, pairs
 
 
-def _sound(rows: Float[Tensor, "rows D"]) -> Tensor:
-    return (rows != 0).any(1) & rows.isfinite().all(1)
+def _pair_chunks(
+    tables: tuple[RowReader, RowReader], pairs: Int[Tensor, "N 2"]
+) -> Iterator[tuple[Float[Tensor, "rows D"], Float[Tensor, "rows E"]]]:
+    """Yield the paired rows of both tables in float64, a chunk at a time."""
+    for part in pairs.split(CHUNK_ROWS):
+        yield tables[0].take(part[:, 0]).double(), tables[1].take(part[:, 1]).double()
 
 
 class PositionPicture(NamedTuple):
@@ -531,32 +523,38 @@ def position_values(position: Position, length: int) -> PositionPicture | None:
         raise SizeError(f"position_values needs a length of at least 1; found {length}.")
     length = min(length, getattr(position, "max_seq_len", None) or length)
     if isinstance(position, AdditivePosition):
-        return _added(position, length)
+        return _added_vectors(position, length)
     if type(position).rotate is not Position.rotate:
-        return _turned(position, length)
+        return _rotation_cosines(position, length)
     if type(position).bias is not Position.bias:
-        return _biased(position, length)
+        return _bias_by_distance(position, length)
     return None
 
 
 def _device(position: Position) -> torch.device:
+    """Return the device of the scheme's parameters and buffers; the CPU if it has none."""
     tensor = next(iter(position.parameters()), next(iter(position.buffers()), None))
     return torch.device("cpu") if tensor is None else tensor.device
 
 
-def _added(position: AdditivePosition, length: int) -> PositionPicture:
+def _added_vectors(position: AdditivePosition, length: int) -> PositionPicture:
+    """Return the vectors that an additive scheme adds at each position."""
     values = position.vectors(torch.arange(length, device=_device(position)))
     return PositionPicture(values.float().cpu(), "Position vectors", "position", "dimension", "added to the token")
 
 
-def _turned(position: Position, length: int) -> PositionPicture:
-    """Turn each unit vector: where it stays is its cosine, where it goes is its partner, in any layout of pairs."""
+def _rotation_cosines(position: Position, length: int) -> PositionPicture:
+    """Return the cosine of the rotation angle of each channel pair, by position.
+
+    Each unit vector is rotated. Its component along itself is the cosine, and the other channel with a component is its
+    partner, so the result does not depend on how channels are paired.
+    """
     device, width = _device(position), cast(int, position.head_dim)
     places = torch.arange(max(length, 2), device=device)  # at position 0 alone nothing moves, so no pair shows
     units_BKTK = torch.eye(width, device=device)[None, :, None].expand(1, width, len(places), width).contiguous()
-    turned_KTK = F.normalize(position.rotate(units_BKTK, units_BKTK.clone(), places[None])[0][0], dim=-1)
-    cosines_KT = turned_KTK.diagonal(dim1=0, dim2=2).T
-    moved_KK = turned_KTK.abs().sum(1).fill_diagonal_(0.0)
+    rotated_KTK = F.normalize(position.rotate(units_BKTK, units_BKTK.clone(), places[None])[0][0], dim=-1)
+    cosines_KT = rotated_KTK.diagonal(dim1=0, dim2=2).T
+    moved_KK = rotated_KTK.abs().sum(1).fill_diagonal_(0.0)
     partners = moved_KK.argmax(1).where(moved_KK.amax(1) > 0, torch.arange(width, device=device))
     firsts = torch.arange(width, device=device) <= partners
     return PositionPicture(
@@ -568,7 +566,8 @@ def _turned(position: Position, length: int) -> PositionPicture:
     )
 
 
-def _biased(position: Position, length: int) -> PositionPicture:
+def _bias_by_distance(position: Position, length: int) -> PositionPicture:
+    """Return the bias that each head adds to the score of a key, by the distance back to the key."""
     device = _device(position)
     keys = torch.arange(length, device=device)[None]
     bias_BHQK = position.bias(keys[:, -1:], keys)

@@ -1,17 +1,17 @@
 """Check every row of a table: zero, NaN or infinite, duplicate, unchanged since initialisation, under-trained."""
 
-import math
+from collections import Counter
 from dataclasses import asdict, dataclass, field
+from itertools import compress
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from tokenizers import Tokenizer
 from torch import Tensor
 
 from embedlayer.analysis.kinds import BYTE_PIECE, KINDS, token_kinds
 from embedlayer.analysis.row_reader import RowReader
-from embedlayer.analysis.under_trained import UnderTrained
-from embedlayer.analysis.under_trained import under_trained_scores as under_trained_scores
+from embedlayer.analysis.under_trained import UnderTrained, under_trained_scores
 from embedlayer.data.tokenizer import token_text
 from embedlayer.errors import ShapeError
 from embedlayer.io.files import JsonObject
@@ -80,11 +80,10 @@ class TableHealth:
 
     @property
     def by_kind(self) -> tuple[KindCount, ...]:
-        """Number of rows and of under-trained rows per kind; empty without a tokenizer."""
-        flagged = self.under_trained.flagged.tolist()
+        """Return the number of rows and of under-trained rows per kind; empty without a tokenizer."""
         kinds = self.kinds or ()
-        rows = {kind: [flag for flag, own in zip(flagged, kinds, strict=True) if own == kind] for kind in set(kinds)}
-        return tuple(KindCount(kind, len(rows[kind]), sum(rows[kind])) for kind in KINDS if kind in rows)
+        rows, flagged = Counter(kinds), Counter(compress(kinds, self.under_trained.flagged.tolist()))
+        return tuple(KindCount(kind, rows[kind], flagged[kind]) for kind in KINDS if kind in rows)
 
     def findings(self, limit: int | None = None, *, kind: str | None = None) -> list[UnderTrainedRow]:
         """Return the under-trained rows, highest score first.
@@ -98,15 +97,10 @@ class TableHealth:
         scores = self.under_trained.scores
         ids = torch.nonzero(self.under_trained.flagged)[:, 0]
         ids = ids[scores[ids].round(decimals=3).argsort(descending=True, stable=True)]
-        chosen = [row for row in ids.tolist() if kind is None or (self.kinds or [None] * self.vocab_size)[row] == kind]
+        kinds = self.kinds or [None] * self.vocab_size
+        chosen = [row for row in ids.tolist() if kind in (None, kinds[row])]
         return [
-            UnderTrainedRow(
-                row,
-                self.text_of(row),
-                None if self.kinds is None else self.kinds[row],
-                float(scores[row]),
-                float(self.norms[row]),
-            )
+            UnderTrainedRow(row, self.text_of(row), kinds[row], float(scores[row]), float(self.norms[row]))
             for row in chosen[:limit]
         ]
 
@@ -137,12 +131,7 @@ class TableHealth:
                 "threshold": self.under_trained.threshold,
                 "explanation": self.under_trained.explain(),
                 "cones": [
-                    {
-                        "rows": cone.size,
-                        "median_angle": cone.angle,
-                        "edge_angle": cone.edge,
-                        "mean_cosine": cone.similarity,
-                    }
+                    {name: value for name, value in vars(cone).items() if name != "axis"}
                     for cone in self.under_trained.cones
                 ],
                 "by_kind": [asdict(count) for count in self.by_kind],
@@ -179,11 +168,11 @@ def table_health(
     rows = RowReader(table)
     if head is not None and len(head) != len(rows):
         raise ShapeError(f"The table has {len(rows)} rows and the head {len(head)}: pass the head of this table.")
-    norms = torch.cat([_norms(chunk) for _, chunk in rows.chunks()]) if len(rows) else torch.empty(0)
+    norms = rows.norms()
     return TableHealth(
         vocab_size=rows.vocab_size,
         embed_dim=rows.embed_dim,
-        norms=norms,
+        norms=norms.float(),
         zero_rows=_ids(norms == 0),
         nonfinite_rows=_ids(norms.isnan()),
         duplicates=_duplicates(rows, norms),
@@ -192,13 +181,6 @@ def table_health(
         kinds=None if tokenizer is None else tuple(token_kinds(tokenizer, rows.vocab_size)),
         tokenizer=tokenizer,
     )
-
-
-def _norms(chunk: Float[Tensor, "rows D"]) -> Float[Tensor, " rows"]:
-    wide = torch.promote_types(chunk.dtype, torch.float32)
-    norms: Tensor = torch.linalg.vector_norm(chunk, dim=1, dtype=wide).cpu()
-    broken = ~chunk.isfinite().all(dim=1).cpu()
-    return norms.float().where(~broken, torch.tensor(math.nan))
 
 
 def _duplicates(rows: RowReader, norms: Float[Tensor, " V"]) -> tuple[tuple[int, ...], ...]:
@@ -240,16 +222,18 @@ def _untouched(rows: RowReader, before: RowReader) -> Tensor:
 
 
 def _ids(mask: Tensor) -> tuple[int, ...]:
+    """Return the IDs of the rows in a mask."""
     return tuple(torch.nonzero(mask)[:, 0].tolist())
 
 
 def _listed(ids: tuple[int, ...], limit: int) -> JsonObject:
+    """Return the number of rows and at most `limit` of their IDs, for JSON."""
     return {"rows": len(ids), "ids": list(ids[:limit])}
 
 
 def _spread(values: Float[Tensor, " N"]) -> dict[str, float] | None:
+    """Return minimum, percentiles 10, 50 and 90, maximum and mean of the values; `None` without values."""
     if not len(values):
         return None
-    places: Int[Tensor, " 5"] = (torch.tensor([0.0, 0.1, 0.5, 0.9, 1.0]) * (len(values) - 1)).round().long()
-    low, tenth, median, ninetieth, high = values.sort().values[places].tolist()
-    return {"min": low, "p10": tenth, "median": median, "p90": ninetieth, "max": high, "mean": float(values.mean())}
+    places = values.quantile(torch.tensor([0.0, 0.1, 0.5, 0.9, 1.0]).to(values), interpolation="nearest").tolist()
+    return {**dict(zip(("min", "p10", "median", "p90", "max"), places, strict=True)), "mean": float(values.mean())}

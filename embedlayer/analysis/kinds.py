@@ -14,7 +14,8 @@
 """
 
 import re
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
 from tokenizers import Tokenizer
@@ -34,6 +35,23 @@ LETTERS = 8
 ENCODED_AT_ONCE = 4096
 
 
+def token_texts(tokenizer: Tokenizer) -> dict[int, str]:
+    """Return the readable text of each token, by ID and in the order of IDs."""
+    ids = sorted(set(tokenizer.get_vocab(with_added_tokens=True).values()))
+    return {token: token_text(tokenizer, token) for token in ids}
+
+
+def ids_by_text(texts: Mapping[int, str]) -> dict[str, int]:
+    """Return the ID of each text that exactly one token has.
+
+    Example:
+        >>> ids_by_text({0: "dog", 1: "cat", 2: "dog"})
+        {'cat': 1}
+    """
+    count = Counter(texts.values())
+    return {text: token for token, text in texts.items() if count[text] == 1}
+
+
 def token_kinds(tokenizer: Tokenizer, vocab_size: int) -> list[str]:
     """Return the kind of each of the `vocab_size` rows.
 
@@ -47,8 +65,9 @@ def token_kinds(tokenizer: Tokenizer, vocab_size: int) -> list[str]:
         ('word', 'number', 'byte', 'special', 'no token')
     """
     tokenizer = without_truncation(tokenizer)
-    added = set(tokenizer.get_added_tokens_decoder()) | _unknown(tokenizer)
-    inner = _continuation_prefix(tokenizer)
+    unknown = getattr(tokenizer.model, "unk_token", None)
+    added = {*tokenizer.get_added_tokens_decoder(), None if unknown is None else tokenizer.token_to_id(unknown)}
+    inner = getattr(tokenizer.model, "continuing_subword_prefix", None) or ""  # WordPiece's `##`
     kinds: list[str] = []
     texts: dict[int, str] = {}
     for token in range(vocab_size):
@@ -66,7 +85,7 @@ def token_kinds(tokenizer: Tokenizer, vocab_size: int) -> list[str]:
     for token in set(written) - reachable(tokenizer, written, [texts[token] for token in written]):
         kinds[token] = "unreachable"
     if not inner:
-        _tell_parts_from_words(kinds, texts)
+        _mark_parts_of_words(kinds, texts)
     return kinds
 
 
@@ -87,6 +106,7 @@ def reachable(tokenizer: Tokenizer, tokens: Sequence[int], texts: Sequence[str])
 
 
 def _kind(piece: str, text: str, *, is_part: bool) -> str:
+    """Return the kind of an entry by its characters: "byte", "space", "punctuation", "number", "part" or "word"."""
     if BYTE_PIECE.search(text) or BYTE_PIECE.fullmatch(piece):
         return "byte"
     if not text.strip():
@@ -98,7 +118,7 @@ def _kind(piece: str, text: str, *, is_part: bool) -> str:
     return "part" if is_part else "word"
 
 
-def _tell_parts_from_words(kinds: list[str], texts: dict[int, str]) -> None:
+def _mark_parts_of_words(kinds: list[str], texts: dict[int, str]) -> None:
     """Change the kind of words without a leading space to "part", in place, if the tokenizer marks words by a space.
 
     If no word starts with a space, all of them stay words.
@@ -108,14 +128,3 @@ def _tell_parts_from_words(kinds: list[str], texts: dict[int, str]) -> None:
     if begin:
         for token in set(words) - set(begin):
             kinds[token] = "part"
-
-
-def _continuation_prefix(tokenizer: Tokenizer) -> str:
-    """Return WordPiece's prefix of a subword inside a word (`##`), or an empty string."""
-    return str(getattr(tokenizer.model, "continuing_subword_prefix", None) or "")
-
-
-def _unknown(tokenizer: Tokenizer) -> set[int]:
-    unknown = getattr(tokenizer.model, "unk_token", None)
-    token = None if unknown is None else tokenizer.token_to_id(unknown)
-    return set() if token is None else {token}

@@ -57,9 +57,10 @@ class NeighborGraph(NamedTuple):
 
 @torch.no_grad()
 def cosines_with(rows: Float[Tensor, "rows D"], queries: Float[Tensor, "Q D"]) -> Float[Tensor, "Q rows"]:
-    """Return the cosine of each query with each row, in float32 or wider, between -1 and 1.
+    """Return the cosine of each query with each row, in float32 or wider, between -1 and 1; 0 for a zero row.
 
-    For at most `EXACT_TIES` queries the sums are taken row by row. A matrix product may round equal rows differently.
+    For at most `EXACT_TIES` queries the sums are taken row by row, so that equal rows get equal cosines. A matrix
+    product may round equal rows differently.
 
     Args:
         rows: Rows of a table.
@@ -76,6 +77,14 @@ def cosines_with(rows: Float[Tensor, "rows D"], queries: Float[Tensor, "Q D"]) -
         products = units @ rows.T
     cosines: Tensor = products / norms.where(norms > 0, 1.0)
     return cosines.clamp(-1.0, 1.0)
+
+
+def table_cosines(
+    rows: RowReader, queries: Float[Tensor, "Q D"], start: int = 0, stop: int | None = None
+) -> Float[Tensor, "Q N"]:
+    """Return the cosines of queries with rows `start` to `stop - 1` of a table, on the CPU; `None` for its end."""
+    step = max(1, CHUNK_NUMBERS // max(1, rows.embed_dim))
+    return torch.cat([cosines_with(chunk, queries).cpu() for _, chunk in rows.chunks(step, start, stop)], dim=1)
 
 
 @torch.no_grad()
@@ -127,7 +136,7 @@ def nearest_rows(
 def _nearest_of_block(
     rows: RowReader, queries: Tensor, count: int, allowed: Tensor, exclude: Tensor | None, step: int
 ) -> Nearest:
-    """Return the nearest rows of one block of queries: keep the best so far over the chunks of the table."""
+    """Return the nearest rows of one block of queries: read the table in chunks and keep the best rows so far."""
     best = torch.full((len(queries), count), -math.inf)
     ids = torch.full((len(queries), count), -1)
     for start, chunk in rows.chunks(step):

@@ -1,5 +1,6 @@
 """Read the rows of any table, or of a plain tensor, a chunk at a time."""
 
+import math
 from collections.abc import Iterator
 
 import torch
@@ -55,15 +56,28 @@ class RowReader:
         """Return the rows of the IDs on the CPU, in float32 or wider."""
         if isinstance(self.table, Tensor):
             found = self.table.detach().index_select(0, ids.to(self.table.device))
-        elif len(ids):
-            device = self.read(0, 1).device
-            found = self.table.look_up(ids.to(device))
         else:
-            found = torch.empty(0, self.embed_dim)
+            found = self.table.look_up(ids.to(self.table.device))
         return found.detach().to("cpu", torch.promote_types(found.dtype, torch.float32))
 
-    def chunks(self, rows_at_once: int | None = None) -> Iterator[tuple[int, Float[Tensor, "rows D"]]]:
-        """Yield all rows in order, a chunk at a time: the first ID of the chunk, and its rows."""
+    def chunks(
+        self, rows_at_once: int | None = None, start: int = 0, stop: int | None = None
+    ) -> Iterator[tuple[int, Float[Tensor, "rows D"]]]:
+        """Yield rows `start` to `stop - 1` in order, a chunk at a time: the first ID of the chunk, and its rows.
+
+        Args:
+            rows_at_once: Rows of a chunk; `None` for about `NUMBERS_AT_ONCE` numbers.
+            start: First row.
+            stop: Row after the last one; `None` for the end of the table.
+        """
+        stop = self.vocab_size if stop is None else stop
         step = rows_at_once or max(1, NUMBERS_AT_ONCE // max(1, self.embed_dim))
-        for start in range(0, self.vocab_size, step):
-            yield start, self.read(start, min(start + step, self.vocab_size))
+        for place in range(start, stop, step):
+            yield place, self.read(place, min(place + step, stop))
+
+    @torch.no_grad()
+    def norms(self) -> Float[Tensor, " V"]:
+        """Return the Euclidean norm of each row in float64, on the CPU; NaN for a row with NaN or infinity."""
+        parts = [torch.linalg.vector_norm(chunk, dim=1, dtype=torch.float64).cpu() for _, chunk in self.chunks()]
+        found = torch.cat([torch.empty(0, dtype=torch.float64), *parts])
+        return found.where(found.isfinite(), math.nan)

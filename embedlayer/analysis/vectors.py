@@ -25,7 +25,8 @@ from embedlayer.analysis.evaluate import (
     evaluate_word_pairs,
     whole_words,
 )
-from embedlayer.analysis.nearest import CHUNK_NUMBERS, cosines_with, largest
+from embedlayer.analysis.kinds import ids_by_text, token_texts
+from embedlayer.analysis.nearest import cosines_with, largest, table_cosines
 from embedlayer.analysis.row_reader import RowReader
 from embedlayer.data.tokenizer import as_tokenizer, require_rows, token_text, without_truncation
 from embedlayer.errors import ShapeError, SizeError, UnknownTokenError
@@ -87,20 +88,19 @@ class TokenVectors:
 
     @property
     def vector_size(self) -> int:
-        """Width of a row, D, under gensim's name."""
+        """Return the width of a row, D, under gensim's name."""
         return self.embed_dim
 
     @property
     def vectors(self) -> npt.NDArray[Any]:
-        """Copy of all rows as a NumPy array `(V, D)`, in float32 or wider."""
-        return np.concatenate(
-            [each.to(torch.promote_types(each.dtype, torch.float32)).cpu() for _, each in self._rows.chunks()]
-        )
+        """Return a copy of all rows as a NumPy array `(V, D)`, in float32 or wider."""
+        return self._rows.take(torch.arange(self.vocab_size)).numpy()
 
     @cached_property
     def index_to_key(self) -> list[str | None]:
-        """Readable text of each row; `None` for a row without a token."""
-        return [token_text(self.tokenizer, i) if has else None for i, has in enumerate(self._has_token.tolist())]
+        """Return the readable text of each row; `None` for a row without a token."""
+        texts = token_texts(self.tokenizer)
+        return [texts.get(index) for index in range(self.vocab_size)]
 
     def __len__(self) -> int:
         return int(self._has_token.sum())
@@ -345,10 +345,10 @@ class TokenVectors:
         ]
 
     def _queries(
-        self, asked: Query | Sequence[Query] | None, weight: float
+        self, queries: Query | Sequence[Query] | None, weight: float
     ) -> Iterator[tuple[Float[Tensor, " D"], float, int | None]]:
         """Yield for each item its vector in float64, its weight, and the ID if it is a token; rows have length 1."""
-        for item in _as_list(asked):
+        for item in _as_list(queries):
             token, its_weight = item if isinstance(item, tuple | list) else (item, weight)
             if isinstance(token, Tensor | np.ndarray):
                 yield self._checked(token), float(its_weight), None
@@ -371,12 +371,12 @@ class TokenVectors:
 
     @torch.no_grad()
     def _cosines_to(self, query: Float[Tensor, " D"], start: int, stop: int) -> Float[Tensor, " N"]:
-        step = max(1, CHUNK_NUMBERS // max(1, self.embed_dim))
-        reads = (self._rows.read(i, min(i + step, stop)) for i in range(start, stop, step))
-        return torch.cat([cosines_with(rows, query[None])[0].cpu() for rows in reads])
+        """Return the cosines of rows `start` to `stop - 1` with a vector, on the CPU."""
+        return table_cosines(self._rows, query[None], start, stop)[0]
 
     @torch.no_grad()
     def _row(self, index: int) -> Float[Tensor, "D"]:
+        """Return a copy of one row, in the dtype and on the device of the table."""
         return self._rows.read(index, index + 1)[0].clone()
 
     def _checked(self, vector: Vector) -> Float[Tensor, " D"]:
@@ -388,6 +388,11 @@ class TokenVectors:
         )
 
     def _id_of_text(self, text: str) -> int:
+        """Return the ID of a text; see `id_of`.
+
+        Raises:
+            UnknownTokenError: The text is several tokens, none, or unknown.
+        """
         encoding = self._encoder.encode(text, add_special_tokens=False)
         if len(encoding.ids) == 1 and not self._is_unknown(encoding.ids[0], encoding.tokens[0]):
             return int(encoding.ids[0])
@@ -397,10 +402,11 @@ class TokenVectors:
         if literal is not None:
             return int(literal)
         if len(encoding.ids) > 1:
+            respaced = text.lstrip(" ") if text.startswith(" ") else f" {text}"
             raise UnknownTokenError(
                 f"{text!r} is {len(encoding.ids)} tokens to this tokenizer: {_listing(encoding.tokens)}.\n"
                 f"Ask for one of them, by text or ID ({_listing(encoding.ids)}); spaces count, so "
-                f"{_other_spacing(text)!r} may be one token."
+                f"{respaced!r} may be one token."
             )
         raise UnknownTokenError(
             f"{text!r} is not in this tokenizer's vocabulary of {len(self)} tokens: it is read as "
@@ -416,16 +422,19 @@ class TokenVectors:
         return self._id_of_text(text.translate(lone))
 
     def _is_unknown(self, token_id: int, piece: str) -> bool:
-        """Return whether a token stands for text that is not in the vocabulary.
+        """Return whether a token of an encoding replaces text that is not in the vocabulary.
 
-        A Unigram tokenizer returns the unknown text itself as the token.
+        A Unigram tokenizer then returns the unknown text itself as the token.
         """
         entry = self.tokenizer.id_to_token(token_id)
         return entry != piece or entry == getattr(self.tokenizer.model, "unk_token", None)
 
     @cached_property
     def _encoder(self) -> Tokenizer:
-        """The tokenizer; if it has no unknown token and so could not encode some text, a copy that has one."""
+        """Return the tokenizer, or a copy with an unknown token.
+
+        The copy is for tokenizers that cannot encode some texts because they lack an unknown token.
+        """
         if isinstance(self.tokenizer.model, models.BPE):  # leaves out what it does not know
             return self.tokenizer
         content = json.loads(self.tokenizer.to_str())
@@ -441,38 +450,33 @@ class TokenVectors:
 
     @cached_property
     def _words(self) -> dict[str, int]:
+        """Return the words that are a single token; see `evaluate.whole_words`."""
         return whole_words(self.tokenizer, self.vocab_size)
 
     @cached_property
     def _id_by_readable_text(self) -> dict[str, int]:
-        """IDs by readable text, for the texts of exactly one token."""
-        ids: dict[str, int] = {}
-        shared: set[str] = set()
-        for index in torch.nonzero(self._has_token)[:, 0].tolist():
-            text = token_text(self.tokenizer, index)
-            if ids.setdefault(text, index) != index:
-                shared.add(text)
-        return {text: index for text, index in ids.items() if text not in shared}
+        """Return IDs by readable text, for the texts of exactly one token."""
+        return ids_by_text(token_texts(self.tokenizer))
 
 
-def _as_list(asked: Query | Sequence[Query] | None) -> list[Query]:
+def _as_list(queries: Query | Sequence[Query] | None) -> list[Query]:
     """Return a single query as a list, rows `(N, D)` as a list of vectors, and a list unchanged."""
-    if asked is None:
+    if queries is None:
         return []
-    if isinstance(asked, str | int | bytes | np.integer) or (isinstance(asked, Tensor | np.ndarray) and asked.ndim < 2):
-        return [asked]
-    return list(asked)
+    if isinstance(queries, str | int | bytes | np.integer) or (
+        isinstance(queries, Tensor | np.ndarray) and queries.ndim < 2
+    ):
+        return [queries]
+    return list(queries)
 
 
 def _unit(vector: Float[Tensor, "D"]) -> Float[Tensor, "D"]:
+    """Return the vector at length 1; a zero vector unchanged."""
     norm = torch.linalg.vector_norm(vector)
     return vector / norm if norm > 0 else vector
 
 
-def _other_spacing(text: str) -> str:
-    return text.lstrip(" ") if text.startswith(" ") else f" {text}"
-
-
 def _listing(values: Sequence[object]) -> str:
+    """Return the first `LISTED` values as text for an error."""
     shown = ", ".join(repr(value) for value in values[:LISTED])
     return f"{shown}, ..." if len(values) > LISTED else shown

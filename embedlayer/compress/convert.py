@@ -1,17 +1,14 @@
 """Convert a table to another kind by a short name such as `int8`, and put it into a copy of a model."""
 
+import copy
 import re
-from typing import TypeVar, cast
+from typing import TypeVar
 
-import torch
 from torch import Tensor, nn
 
 from embedlayer.checkpoints.embedding_layer import EmbeddingLayer
 from embedlayer.errors import SizeError
-from embedlayer.io.files import JsonObject
 from embedlayer.layers.input import TransformerEmbedding
-from embedlayer.layers.output import OutputHead
-from embedlayer.layers.prediction_head import PredictionHead
 from embedlayer.models.decoder import DecoderLM
 from embedlayer.tables.dense import as_table
 from embedlayer.tables.factorized import FactorizedEmbedding
@@ -20,8 +17,7 @@ from embedlayer.tables.table import TokenTable
 
 Model = TypeVar("Model", bound=DecoderLM | EmbeddingLayer | TransformerEmbedding)
 
-_QUANTISED = re.compile(r"int(8|4)(?:-g(\d+))?")
-_RANK = re.compile(r"rank=(\d+)")
+_KIND = re.compile(r"int(?P<bits>8|4)(-g(?P<group>\d+))?|rank=(?P<rank>\d+)")
 
 
 def compress_table(table: TokenTable | nn.Embedding, to: str, *, counts: Tensor | None = None) -> TokenTable:
@@ -44,30 +40,39 @@ def compress_table(table: TokenTable | nn.Embedding, to: str, *, counts: Tensor 
           (index_check): IndexCheck(token id < 100)
         )
     """
-    check_kind(to)
-    table = as_table(table)
-    rank, quantised = _RANK.fullmatch(to), _QUANTISED.fullmatch(to)
-    if rank:
-        return FactorizedEmbedding.from_table(table, int(rank[1]), counts)
-    assert quantised
-    group_size = None if quantised[2] is None else int(quantised[2])
-    return QuantizedEmbedding.from_table(table, int(quantised[1]), group_size=group_size)
+    numbers, table = check_kind(to), as_table(table)
+    if "rank" in numbers:
+        return FactorizedEmbedding.from_table(table, numbers["rank"], counts)
+    return QuantizedEmbedding.from_table(table, numbers["bits"], group_size=numbers.get("group"))
 
 
-def check_kind(to: str) -> None:
-    """Check the name of a kind before there is a table.
+def check_kind(to: str) -> dict[str, int]:
+    """Check the name of a kind, without a table, and return its numbers.
+
+    Returns:
+        The key `rank`, or `bits` and, for groups, `group`.
 
     Raises:
         SizeError: `compress_table` does not know the name.
+
+    Example:
+        >>> check_kind("int4-g32")
+        {'bits': 4, 'group': 32}
     """
-    if not (_RANK.fullmatch(to) or _QUANTISED.fullmatch(to)):
+    found = _KIND.fullmatch(to)
+    if found is None:
         raise SizeError(f"A table can be compressed to int8, int4, groups as in int4-g32, or rank=128; not to {to!r}.")
+    return {name: int(digits) for name, digits in found.groupdict().items() if digits is not None}
 
 
 def replace_table(model: Model, table: TokenTable | nn.Embedding) -> Model:
-    """Return a model with another table of the same width; all other modules are shared with `model`.
+    """Return a copy of a model with another table of the same width; all other modules and parameters are shared.
 
-    A tied head is tied to the new table.
+    A tied head is tied to the new table. The original model is not changed.
+
+    Args:
+        model: A decoder, an embedding layer, or an input embedding.
+        table: The new table.
 
     Raises:
         SizeError: The table has another width, or the model has an untied head with another number of tokens.
@@ -75,50 +80,18 @@ def replace_table(model: Model, table: TokenTable | nn.Embedding) -> Model:
     table = as_table(table)
     if table.embed_dim != model.table.embed_dim:
         raise SizeError(f"The table has width {table.embed_dim}, the model needs {model.table.embed_dim}.")
-    if isinstance(model, TransformerEmbedding):
-        sizes = (table.vocab_size, table.embed_dim, model.max_seq_len)
-        layer = TransformerEmbedding(*sizes, model.dropout.p, position=model.position, table=table)
-        return cast(Model, layer.train(model.training))
-    head = _tied_to(model.head, table)
-    if isinstance(model, EmbeddingLayer):
-        return cast(Model, _layer_with(model, table, head))
-    assert isinstance(head, OutputHead)
-    options: JsonObject = dict(model.sizes)
-    with torch.device("meta"):
-        other = DecoderLM(table, model.position, head, **options)
-    other.blocks, other.norm, other.dropout = model.blocks, model.norm, model.dropout
-    return cast(Model, other.train(model.training))
-
-
-def _layer_with(layer: EmbeddingLayer, table: TokenTable, head: OutputHead | PredictionHead | None) -> EmbeddingLayer:
-    names = {key: found for key, found in layer.tensor_names.items() if not key.startswith("table.")}
-    other = EmbeddingLayer(
-        table,
-        layer.position,
-        head,
-        family=layer.family,
-        recipe=layer.recipe,
-        numbering=layer.numbering,
-        padding_id=layer.padding_id,
-        first_position_id=layer.first_position_id,
-        types="table" if layer.types_from_table else layer.types,
-        norm=layer.norm,
-        projection=layer.projection,
-        other_positions={kind: layer.position_of(kind) for kind in layer.other_positions},
-        tensor_names=names,
-    )
-    other.load_record = layer.load_record
-    other._checkpoint, other._tokenizer = layer._checkpoint, layer._tokenizer
-    return other.train(layer.training)
-
-
-def _tied_to(head: OutputHead | PredictionHead | None, table: TokenTable) -> OutputHead | PredictionHead | None:
-    if head is None or not head.tied:
-        return head
-    if isinstance(head, PredictionHead):
-        output = cast(OutputHead, _tied_to(head.output, table))
-        return PredictionHead(output, dense=head.dense, activation=head.activation, norm=head.norm)
-    with torch.device("meta"):
-        tied = OutputHead(table, **head.config)
-    tied.bias = head.bias
-    return tied
+    head = getattr(model, "head", None)
+    if head is not None and not head.tied and head.weight.shape[0] != table.vocab_size:
+        raise SizeError(f"The head has {head.weight.shape[0]} tokens, the table {table.vocab_size}.")
+    # deepcopy keeps every object in its memo, so only the model itself and a tied head are copied
+    copied = {model, *((head, getattr(head, "output", head)) if head is not None and head.tied else ())}
+    shared = [
+        *(module for module in model.modules() if module not in copied),
+        *model.parameters(),
+        *model.buffers(),
+        *(value for value in vars(model).values() if not isinstance(value, dict | list | tuple)),
+    ]
+    other = copy.deepcopy(model, {**{id(each): each for each in shared}, id(model.table): table})
+    if isinstance(other, EmbeddingLayer):
+        other.tensor_names = {key: names for key, names in other.tensor_names.items() if not key.startswith("table.")}
+    return other

@@ -9,12 +9,13 @@ from jaxtyping import Int, Shaped
 from torch import Tensor, nn
 
 from embedlayer.analysis.nearest import nearest_rows
+from embedlayer.analysis.row_reader import RowReader
 from embedlayer.compress.convert import compress_table, replace_table
 from embedlayer.errors import SizeError
 from embedlayer.io.safetensors_files import encode_header
 from embedlayer.models.decoder import DecoderLM
 from embedlayer.tables.dense import as_table
-from embedlayer.tables.table import ROWS_AT_ONCE, TokenTable
+from embedlayer.tables.table import TokenTable
 
 CHOICES = ("int8", "int4", "int4-g32")
 QUERIES = 1000
@@ -118,11 +119,10 @@ def row_error(table: TokenTable, other: TokenTable) -> float:
             f"{table.vocab_size} x {table.embed_dim}."
         )
     missed = whole = 0.0
-    for start in range(0, table.vocab_size, ROWS_AT_ONCE):
-        stop = min(start + ROWS_AT_ONCE, table.vocab_size)
-        rows = table.rows(start, stop).double()
+    for start, chunk in RowReader(table).chunks():
+        rows = chunk.double()
         whole += rows.square().sum().item()
-        missed += (rows - other.rows(start, stop)).square().sum().item()
+        missed += (rows - other.rows(start, start + len(rows))).square().sum().item()
     return math.sqrt(missed / whole) if whole else 0.0
 
 
@@ -172,10 +172,12 @@ def _spread(table: TokenTable, counts: Tensor | None) -> Tensor:
 
 
 def _tensors(table: TokenTable) -> list[tuple[str, Tensor]]:
+    """Return the names and tensors of the table's state."""
     return list(table.state_dict().items())
 
 
 def _bytes(table: TokenTable) -> int:
+    """Return the bytes of the table's tensors in memory."""
     return sum(tensor.nbytes for _, tensor in _tensors(table))
 
 

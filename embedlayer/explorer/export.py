@@ -7,17 +7,19 @@ returns its exports, placed after the modules that it imports. The server's answ
 import base64
 import gzip
 import hashlib
+import posixpath
 import re
 from contextlib import suppress
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, urlencode
 
 from embedlayer.errors import EmbedLayerError
 from embedlayer.explorer import tokens
-from embedlayer.explorer.routes import BAKED_PAIRS, ROUTES, Params, answer, manifest, others
+from embedlayer.explorer.routes import BAKED_PAIRS, ROUTES, answer, manifest, others
 from embedlayer.explorer.server import page_files, to_json
 from embedlayer.explorer.source_facts import check_tokenizers, page_facts
+from embedlayer.explorer.tokens import Params
 from embedlayer.io.files import write_text
 from embedlayer.sources import OpenedModel
 
@@ -112,7 +114,7 @@ def one_script(modules: dict[str, str], entry: str) -> str:
             return numbers[name]
 
         def bind(found: re.Match[str]) -> str:
-            target = _resolved(name, found[2])
+            target = posixpath.normpath(posixpath.join(posixpath.dirname(name), found[2]))
             names = re.sub(r"(\w+) as (\w+)", r"\1: \2", found[1]).strip().rstrip(",")
             return f"const {{ {' '.join(names.split())} }} = ${add(target)};\n"
 
@@ -127,31 +129,19 @@ def one_script(modules: dict[str, str], entry: str) -> str:
     return "\n".join(parts).replace("</", "<\\/")
 
 
-def _resolved(importer: str, target: str) -> str:
-    parts: list[str] = []
-    for part in (PurePosixPath(importer).parent / target).parts:
-        if part == "..":
-            parts.pop()
-        else:
-            parts.append(part)
-    return "/".join(parts)
-
-
 def _key(name: str, params: Params) -> str:
     """Return the key of a request, equal to that of `keyOf` in data.js."""
-    query = "&".join(f"{_quoted(key)}={_quoted(value)}" for key, value in sorted(params.items()))
+    query = urlencode(sorted(params.items()), quote_via=quote, safe="-_.!~*'()")  # as encodeURIComponent
     return f"{name}?{query}" if query else name
 
 
-def _quoted(text: str) -> str:
-    return quote(text, safe="-_.!~*'()")  # as encodeURIComponent leaves them
-
-
 def _packed(value: Any) -> dict[str, Any]:
+    """Return an answer as JSON: bytes as gzip in base64."""
     if isinstance(value, bytes):
         return {"base64": base64.b64encode(gzip.compress(value, mtime=0)).decode()}
     return {"json": value}
 
 
 def _hash(text: str) -> str:
+    """Return the SHA-256 hash of a text in the form of a content security policy."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"

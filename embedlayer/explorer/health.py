@@ -1,14 +1,11 @@
 """Data of the Health view: faulty rows, and how the table uses its dimensions."""
 
-from collections.abc import Mapping
 from typing import Any
 
 from embedlayer.analysis.geometry import table_geometry
-from embedlayer.analysis.health import TableHealth
-from embedlayer.analysis.health import table_health as examine
+from embedlayer.analysis.health import TableHealth, table_health
+from embedlayer.explorer.tokens import Params
 from embedlayer.sources import OpenedModel
-
-Params = Mapping[str, str]
 
 LISTED = 2000
 DIRECTIONS = 1024
@@ -28,24 +25,21 @@ def scores(source: OpenedModel, params: Params) -> bytes:
 
 
 def shares(source: OpenedModel, params: Params) -> Any:
-    """Return the share of the variance along each principal direction, and the effective rank and isotropy."""
-    return source.once("spectrum", lambda: _spectrum(source))
+    """Return the share of the variance along each principal direction, effective rank, isotropy and mean cosine.
 
-
-def _health(source: OpenedModel) -> TableHealth:
-    def examined() -> TableHealth:
-        before = source.before()
-        return examine(source.table, source.tokenizer, before=None if before is None else before.table)
-
-    return source.once("health", examined)
-
-
-def _spectrum(source: OpenedModel) -> Any:
-    found = table_geometry(source.table)
-    explained = found.spectrum / found.spectrum.sum().clamp_min(1e-300)
+    At most `DIRECTIONS` shares are returned, largest first.
+    """
+    found = source.once("geometry", lambda: table_geometry(source.table))
     return {
-        "explained": [float(f"{share:.6g}") for share in explained[:DIRECTIONS].tolist()],
+        "explained": [float(f"{share:.6g}") for share in found.explained_variance_ratio[:DIRECTIONS].tolist()],
         "effective_rank": found.effective_rank,
         "isotropy": found.isotropy,
         "mean_cosine": found.mean_cosine,
     }
+
+
+def _health(source: OpenedModel) -> TableHealth:
+    """Return the result of `table_health` for a source, computed once."""
+    before = source.before()
+    earlier = None if before is None else before.table
+    return source.once("health", lambda: table_health(source.table, source.tokenizer, before=earlier))

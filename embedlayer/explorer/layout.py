@@ -52,7 +52,11 @@ def compute_layout(rows: Float[Tensor, "V D"], start: Float[Tensor, "V 2"], *, r
         return Layout(start, 1.0)
     rounds = rounds or max(60, min(200, 4_000_000 // len(rows)))
     random = torch.Generator().manual_seed(0)
-    graph = _graph(rows.float().nan_to_num(posinf=0.0, neginf=0.0), min(NEIGHBORS, len(rows) - 1), random)
+    rows, count = rows.float().nan_to_num(posinf=0.0, neginf=0.0), min(NEIGHBORS, len(rows) - 1)
+    if len(rows) > EXACT_ROWS:
+        graph = neighbor_graph(rows, count, random)
+    else:
+        graph = NeighborGraph(*nearest_rows(rows, torch.arange(len(rows)), count), 1.0)
     weights = edge_weights(graph.cosines)
     sources = torch.arange(len(rows))[:, None].expand_as(graph.ids)
     places = start + 1e-3 * torch.randn(start.shape, generator=random)
@@ -60,13 +64,6 @@ def compute_layout(rows: Float[Tensor, "V D"], start: Float[Tensor, "V 2"], *, r
         chosen = torch.rand(weights.shape, generator=random) < weights
         _move(places, sources[chosen], graph.ids[chosen], 1 - done / rounds, random)
     return Layout(places, graph.recall)
-
-
-def _graph(rows: Float[Tensor, "V D"], count: int, generator: torch.Generator) -> NeighborGraph:
-    """Return the nearest-neighbour graph of the rows: exact for at most `EXACT_ROWS` rows, else approximate."""
-    if len(rows) > EXACT_ROWS:
-        return neighbor_graph(rows, count, generator)
-    return NeighborGraph(*nearest_rows(rows, torch.arange(len(rows)), count), 1.0)
 
 
 def edge_weights(cosines: Float[Tensor, "V K"]) -> Float[Tensor, "V K"]:

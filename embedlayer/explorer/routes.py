@@ -3,28 +3,18 @@
 The page requests `GET /data/NAME?params`. An exported page holds the same answers in the file.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 from embedlayer.errors import SizeError
 from embedlayer.explorer import compare, health, pipeline, positions, tokens, training
 from embedlayer.explorer.source_facts import page_facts
+from embedlayer.explorer.tokens import Params
 from embedlayer.sources import OpenedModel
 
-Params = Mapping[str, str]
 Answer = Any
 """Bytes, or a value that JSON can represent."""
-
-
-def once_without_params(source: OpenedModel) -> Iterable[Params]:
-    """Return the parameters of a route that an exported page holds once, without parameters."""
-    return ({},)
-
-
-def nothing(source: OpenedModel) -> Iterable[Params]:
-    """Return no parameters: an exported page does not hold the route."""
-    return ()
 
 
 @dataclass(frozen=True)
@@ -34,12 +24,13 @@ class Route:
     Attributes:
         answer: Function from a source and the request's parameters to the data; it raises `EmbedLayerError` if there is
             no answer.
-        baked: Function from a source to the parameters for which an exported page holds the answer.
+        baked: Function from a source to the parameters for which an exported page holds the answer: by default once,
+            without parameters.
         needs: What the source must have, one of `page_facts(source)["has"]`.
     """
 
     answer: Callable[[OpenedModel, Params], Answer]
-    baked: Callable[[OpenedModel], Iterable[Params]] = once_without_params
+    baked: Callable[[OpenedModel], Iterable[Params]] = lambda source: ({},)
     needs: str = "vectors"
 
 
@@ -51,8 +42,8 @@ ROUTES: dict[str, Route] = {
     "layout-recall": Route(tokens.layout_recall, tokens.baked_layout),
     "norms": Route(tokens.norms),
     "frequencies": Route(tokens.frequencies, needs="frequency"),
-    "neighbors": Route(tokens.neighbors, nothing),
-    "along": Route(tokens.along, nothing),
+    "neighbors": Route(tokens.neighbors, lambda source: ()),
+    "along": Route(tokens.along, lambda source: ()),
     "vectors": Route(tokens.vectors, tokens.baked_vectors),
     "nearest": Route(tokens.nearest, tokens.baked_nearest),
     "pipeline": Route(pipeline.answer, pipeline.baked, needs="tokenizer"),
@@ -106,6 +97,11 @@ def answer(sources: list[OpenedModel], name: str, params: Params) -> Answer:
 
 
 def _source(sources: list[OpenedModel], number: str) -> OpenedModel:
+    """Return the source with a number.
+
+    Raises:
+        SizeError: There is no such source.
+    """
     if not number.isdecimal() or int(number) >= len(sources):
         raise SizeError(f"There is no source {number!r}; there are {len(sources)} sources, numbered from 0.")
     return sources[int(number)]

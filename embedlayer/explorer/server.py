@@ -11,10 +11,10 @@ from contextlib import suppress
 from functools import partial
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from importlib.resources import files
-from importlib.resources.abc import Traversable
+from pathlib import Path, PurePosixPath
 from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
+from weakref import WeakSet
 
 from embedlayer.errors import EmbedLayerError, FileError
 from embedlayer.explorer.routes import answer
@@ -26,7 +26,6 @@ TYPES = {
     ".html": "text/html; charset=utf-8",
     ".css": "text/css; charset=utf-8",
     ".js": "text/javascript; charset=utf-8",
-    ".svg": "image/svg+xml",
 }
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; connect-src 'self'; "
@@ -42,38 +41,26 @@ HEADERS = {
 
 
 def page_files() -> dict[str, bytes]:
-    """Return every file of the page by its path, such as `views/map.js`."""
-    found: dict[str, bytes] = {}
-
-    def walk(folder: Traversable, prefix: str) -> None:
-        for entry in folder.iterdir():
-            if entry.is_dir():
-                walk(entry, f"{prefix}{entry.name}/")
-            elif entry.name.endswith(tuple(TYPES)):
-                found[prefix + entry.name] = entry.read_bytes()
-
-    walk(files("embedlayer.explorer").joinpath("page"), "")
-    return found
+    """Read the files of the page: content by path, such as `views/map.js`."""
+    page = Path(__file__).parent / "page"
+    return {path.relative_to(page).as_posix(): path.read_bytes() for path in page.rglob("*") if path.suffix in TYPES}
 
 
-def serve(sources: list[OpenedModel], *, port: int = 0, on_start: Callable[[str], None] | None = None) -> None:
+def serve(sources: list[OpenedModel], *, port: int = 0, on_start: Callable[[str], None]) -> None:
     """Serve the page until Ctrl-C.
 
     Args:
         sources: The sources to show.
         port: The port; 0 chooses a free one.
-        on_start: Function called with the address of the page when the server listens; `None` for none.
+        on_start: Function called with the address of the page when the server listens.
 
     Raises:
         FileError: The port is in use.
     """
     with make_server(sources, port=port) as server:
-        if on_start is not None:
-            on_start(address(server))
-        try:
+        on_start(address(server))
+        with suppress(KeyboardInterrupt):
             server.serve_forever()
-        except KeyboardInterrupt:
-            return
 
 
 def make_server(sources: list[OpenedModel], *, port: int = 0) -> ThreadingHTTPServer:
@@ -96,24 +83,22 @@ def address(server: ThreadingHTTPServer) -> str:
 
 
 class _Server(ThreadingHTTPServer):
-    """HTTP server whose `server_close` waits for its threads.
+    """HTTP server whose `server_close` ends all connections and waits for their threads.
 
-    A thread that is inside torch while Python exits would abort the process.
+    A thread that is inside torch while Python exits would abort the process. `http.server` closes no connection by
+    itself, so an idle one would keep its thread for `_Handler.timeout` seconds.
     """
 
     daemon_threads = False  # so that server_close waits for them
 
     def __init__(self, *arguments: Any) -> None:
-        self._connections: set[socket.socket] = set()
+        self._connections: WeakSet[socket.socket] = WeakSet()
         super().__init__(*arguments)
 
-    def process_request(self, request: Any, client_address: Any) -> None:
-        self._connections.add(request)
-        super().process_request(request, client_address)
-
-    def shutdown_request(self, request: Any) -> None:
-        self._connections.discard(request)
-        super().shutdown_request(request)
+    def get_request(self) -> tuple[socket.socket, Any]:
+        connection, client = super().get_request()
+        self._connections.add(connection)
+        return connection, client
 
     def server_close(self) -> None:
         for connection in list(self._connections):
@@ -123,6 +108,8 @@ class _Server(ThreadingHTTPServer):
 
 
 class _Handler(BaseHTTPRequestHandler):
+    """Answer one connection's GET requests with files of the page or data of the sources."""
+
     server_version = "embedlayer"
     sys_version = ""
     protocol_version = "HTTP/1.1"
@@ -143,12 +130,13 @@ class _Handler(BaseHTTPRequestHandler):
             return self._data(name.removeprefix("data/"), dict(parse_qsl(place.query, keep_blank_values=True)))
         if name not in self.static:
             return self._say(HTTPStatus.NOT_FOUND, "There is no such file.")
-        return self._send(HTTPStatus.OK, TYPES[name[name.rindex(".") :]], self.static[name])
+        return self._send(HTTPStatus.OK, TYPES[PurePosixPath(name).suffix], self.static[name])
 
     def log_message(self, format: str, *arguments: Any) -> None:
-        """Print nothing: the terminal belongs to the command."""
+        """Print nothing, so that requests do not fill the terminal."""
 
     def _data(self, name: str, params: dict[str, str]) -> None:
+        """Send the data of a route, or the error as a sentence in JSON."""
         try:
             found = answer(self.sources, name, params)
         except EmbedLayerError as error:
@@ -161,9 +149,11 @@ class _Handler(BaseHTTPRequestHandler):
         return self._send(HTTPStatus.OK, "application/json", to_json(found))
 
     def _say(self, status: HTTPStatus, sentence: str) -> None:
+        """Send an error as a sentence in JSON."""
         self._send(status, "application/json", to_json({"error": sentence}))
 
     def _send(self, status: HTTPStatus, kind: str, content: bytes) -> None:
+        """Send a response; a connection that the browser has closed is no error."""
         try:
             self.send_response(status)
             for name, value in {**HEADERS, "Content-Type": kind, "Content-Length": str(len(content))}.items():
@@ -175,5 +165,9 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def to_json(value: Any) -> bytes:
-    """Return JSON that browsers parse: NaN is an error, and lone surrogates are escaped."""
+    """Return a value as JSON that browsers parse, with lone surrogates escaped.
+
+    Raises:
+        ValueError: The value contains NaN or infinity.
+    """
     return json.dumps(value, ensure_ascii=True, allow_nan=False, separators=(",", ":")).encode()

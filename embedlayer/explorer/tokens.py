@@ -1,6 +1,6 @@
 """Data of the Map view: text, coordinates, norm and frequency of each token, and nearest neighbours."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -9,12 +9,14 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from embedlayer.analysis.geometry import PrincipalComponents, principal_components
-from embedlayer.analysis.nearest import cosines_with, nearest_rows
+from embedlayer.analysis.nearest import nearest_rows, table_cosines
+from embedlayer.analysis.row_reader import RowReader
 from embedlayer.errors import SizeError, TokenIdError
 from embedlayer.explorer.layout import Layout, compute_layout
 from embedlayer.sources import OpenedModel
 
 Params = Mapping[str, str]
+"""Parameters of a request, by name."""
 
 COMPONENTS = 6
 """Number of principal components that can be axes of the map."""
@@ -28,7 +30,6 @@ BAKED_ROWS = 50_000
 
 NEAREST = 10
 MOST = 500
-NUMBERS_AT_ONCE = 1 << 22
 
 
 def texts(source: OpenedModel, params: Params) -> Any:
@@ -66,6 +67,7 @@ def layout_recall(source: OpenedModel, params: Params) -> Any:
 
 
 def _layout(source: OpenedModel) -> Layout:
+    """Return the layout of the rows in the plane, computed once."""
     return source.once("layout", lambda: compute_layout(source.rows, principal(source).coordinates[:, :2]))
 
 
@@ -75,8 +77,8 @@ def baked_layout(source: OpenedModel) -> list[Params]:
 
 
 def norms(source: OpenedModel, params: Params) -> bytes:
-    """Return the Euclidean norm of each row, float32 `(V,)`."""
-    return _bytes(lengths(source))
+    """Return the Euclidean norm of each row, float32 `(V,)`; NaN for a row with NaN or infinity."""
+    return _bytes(source.once("norms", lambda: RowReader(source.rows).norms()))
 
 
 def frequencies(source: OpenedModel, params: Params) -> bytes:
@@ -94,8 +96,8 @@ def neighbors(source: OpenedModel, params: Params) -> Any:
     if not plus and not minus:
         raise SizeError("neighbors needs at least one token ID in plus or minus; found none.")
     found = _number(params, "topn", 20, most=MOST)
-    asked = torch.tensor([[*plus, *minus]])
-    near = nearest_rows(source.rows, _query(source, plus, minus), found, candidates=~_nameless(source), exclude=asked)
+    own = torch.tensor([[*plus, *minus]])
+    near = nearest_rows(source.rows, _query(source, plus, minus), found, candidates=~_nameless(source), exclude=own)
     pairs = zip(near.ids[0].tolist(), near.cosines[0].tolist(), strict=True)
     return [[token, round(score, 5)] for token, score in pairs if token >= 0]
 
@@ -103,13 +105,14 @@ def neighbors(source: OpenedModel, params: Params) -> Any:
 def along(source: OpenedModel, params: Params) -> bytes:
     """Return the cosine of each row with the sum of `plus` unit rows less `minus` unit rows, float32 `(V,)`."""
     query = _query(source, _ids(source, params, "plus"), _ids(source, params, "minus"))
-    return _bytes(torch.cat([cosines_with(chunk, query)[0] for chunk in _chunks(source)]))
+    return _bytes(table_cosines(RowReader(source.rows), query)[0])
 
 
 def vectors(source: OpenedModel, params: Params) -> bytes:
     """Return all rows as int8: float32 `(V,)`, the value that 127 represents in each row, then int8 `(V, D)`."""
     largest, parts = [], []
-    for chunk in _chunks(source):
+    for _, chunk in RowReader(source.rows).chunks():
+        chunk = chunk.float()
         size = chunk.abs().amax(1)
         parts.append((chunk / size.clamp_min(1e-30)[:, None] * 127).round().to(torch.int8))
         largest.append(size)
@@ -141,36 +144,23 @@ def left_out(source: OpenedModel) -> list[str]:
 
 
 def _is_small(source: OpenedModel) -> bool:
+    """Return whether an exported page holds all vectors of the table."""
     return source.table.vocab_size * source.table.embed_dim <= BAKED_NUMBERS
 
 
 def principal(source: OpenedModel) -> PrincipalComponents:
     """Return the principal components of the table and the coordinates of its rows; NaN for rows with NaN."""
-    return source.once("principal_components", lambda: _computed_pca(source))
-
-
-def _computed_pca(source: OpenedModel) -> PrincipalComponents:
-    rows = source.rows
     count = min(COMPONENTS, source.table.embed_dim)
-    broken = ~torch.cat([chunk.isfinite().all(1) for chunk in rows.split(NUMBERS_AT_ONCE // rows.shape[1] + 1)])
-    if not broken.any():
-        return principal_components(rows, count)
-    found = principal_components(rows[~broken], count)
-    everywhere = torch.full((len(rows), count), torch.nan, dtype=found.coordinates.dtype)
-    everywhere[~broken] = found.coordinates
-    return PrincipalComponents(everywhere, found.components, found.explained_variance_ratio, found.mean)
-
-
-def lengths(source: OpenedModel) -> Float[Tensor, " V"]:
-    """Return the Euclidean norm of each row; NaN if the row holds NaN."""
-    return source.once("norms", lambda: torch.cat([chunk.norm(dim=1) for chunk in _chunks(source)]))
+    return source.once("principal_components", lambda: principal_components(source.rows, count, skip_nonfinite=True))
 
 
 def _nameless(source: OpenedModel) -> Bool[Tensor, " V"]:
+    """Return a mask of the rows without a token, `(V,)`."""
     return source.once("nameless", lambda: torch.tensor([text == "" for text in source.token_texts]))
 
 
 def _frequencies(source: OpenedModel) -> bytes:
+    """Return the counts of the tokens in the text of the run, float32 `(V,)` as bytes."""
     assert source.run is not None
     counts = source.counts
     assert counts is not None
@@ -193,14 +183,13 @@ def _nearest(source: OpenedModel) -> bytes:
     return ids.numpy().tobytes() + _bytes(F.pad(found.cosines.clamp_min(-2.0), missing, value=-2.0))
 
 
-@torch.no_grad()
-def _chunks(source: OpenedModel) -> Iterator[Float[Tensor, "rows D"]]:
-    step = max(1, NUMBERS_AT_ONCE // source.table.embed_dim)
-    for chunk in source.rows.split(step):
-        yield chunk.float()
-
-
 def _ids(source: OpenedModel, params: Params, name: str) -> list[int]:
+    """Return the token IDs in a parameter, such as `17,4`; an empty list without it.
+
+    Raises:
+        SizeError: The parameter is not a list of at most 100 IDs.
+        TokenIdError: An ID is outside the table.
+    """
     parts = [part for part in params.get(name, "").split(",") if part]
     if len(parts) > 100 or not all(part.isdecimal() for part in parts):
         raise SizeError(f"{name} is a list of at most 100 token IDs, 17,4; found {params.get(name)!r}.")
@@ -215,6 +204,11 @@ def _ids(source: OpenedModel, params: Params, name: str) -> list[int]:
 
 
 def _number(params: Params, name: str, default: int, *, most: int) -> int:
+    """Return the whole number in a parameter, or `default` without it.
+
+    Raises:
+        SizeError: The parameter is not a number from 1 to `most`.
+    """
     text = params.get(name, str(default))
     if not text.isdecimal() or not 1 <= int(text) <= most:
         raise SizeError(f"{name} is a number from 1 to {most}; found {text!r}.")
@@ -222,4 +216,5 @@ def _number(params: Params, name: str, default: int, *, most: int) -> int:
 
 
 def _bytes(values: Tensor) -> bytes:
+    """Return the values as float32 bytes."""
     return values.detach().cpu().float().contiguous().numpy().tobytes()

@@ -1,15 +1,15 @@
 """Data of the Training view: the lines of a run's `metrics.jsonl`, and the options of the run."""
 
 import math
-from collections.abc import Mapping
 from typing import Any
 
+from embedlayer.explorer.tokens import Params
 from embedlayer.sources import OpenedModel
 
 LINES = 2000
 
 
-def metrics(source: OpenedModel, params: Mapping[str, str]) -> Any:
+def metrics(source: OpenedModel, params: Params) -> Any:
     """Return steps, losses and touched rows of a run, and its options. At most `LINES` lines, evenly spaced, with the
     last one.
 
@@ -38,4 +38,5 @@ def metrics(source: OpenedModel, params: Mapping[str, str]) -> Any:
 
 
 def _is_finite(value: Any) -> bool:
+    """Return false for NaN and infinity, and true for everything else."""
     return not isinstance(value, float) or math.isfinite(value)

@@ -39,7 +39,7 @@ def test_byte_pieces_that_stories_never_gave_are_found(shared_data) -> None:
     assert area_under_curve(found.scores, dead) >= 0.996
     assert area_under_curve(-table.weight.detach().norm(dim=1), dead) < 0.05  # low norm alone says the opposite
     (cone,) = found.cones
-    assert cone.similarity > 0.999
+    assert cone.mean_cosine > 0.999
     assert dead[found.flagged].float().mean() > 0.98
     assert found.flagged[dead].float().mean() > 0.85
     assert "230 rows are within 2 degrees of one direction" in found.explain()
@@ -117,7 +117,7 @@ def test_two_cones_are_two() -> None:
     rows[first] = torch.randn(128) + 0.3 * torch.randn(300, 128)
     rows[second] = torch.randn(128) + 0.05 * torch.randn(200, 128)
     found = under_trained_scores(rows)
-    first_size, second_size = (cone.size for cone in found.cones)
+    first_size, second_size = (cone.rows for cone in found.cones)
     assert 294 <= first_size <= 300
     assert second_size == 200
     assert found.flagged[:500].sum() >= 494
@@ -151,7 +151,7 @@ def test_equal_rows_are_the_tightest_cone() -> None:
     rows[-48:] = rows[:1000].mean(0)  # added by a resize that starts new rows at the mean
     found = under_trained_scores(rows)
     assert found.flagged.nonzero()[:, 0].tolist() == list(range(1952, 2000))
-    assert found.cones[0].similarity == pytest.approx(1.0, abs=1e-6)
+    assert found.cones[0].mean_cosine == pytest.approx(1.0, abs=1e-6)
 
 
 def test_a_part_of_a_large_vocabulary_is_found_through_a_sample() -> None:

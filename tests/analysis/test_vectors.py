@@ -9,7 +9,7 @@ from real_tables import minilm
 from tokenizers import Tokenizer, models
 from torch import Tensor
 
-from embedlayer.analysis import vectors as vectors_module
+from embedlayer.analysis import nearest
 from embedlayer.analysis.vectors import TokenVectors
 from embedlayer.data.tokenizer import load_tokenizer, token_text, train_tokenizer
 from embedlayer.errors import ShapeError, SizeError, TokenIdError, TokenizerError, UnknownTokenError
@@ -48,7 +48,7 @@ def brute_force(
 )
 @pytest.mark.parametrize("chunk", [37, 1 << 19])
 def test_neighbours_equal_a_brute_force_search(bpe, monkeypatch, positive, negative, topn, restrict_vocab, chunk):
-    monkeypatch.setattr(vectors_module, "CHUNK_NUMBERS", chunk)
+    monkeypatch.setattr(nearest, "CHUNK_NUMBERS", chunk)
     table = torch.randn(bpe.get_vocab_size(), 12)
     found = TokenVectors(table, bpe).most_similar(positive, negative, topn, restrict_vocab=restrict_vocab)
     stop = restrict_vocab or len(table)

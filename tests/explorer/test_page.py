@@ -7,7 +7,8 @@ import torch
 from real_tables import minilm
 
 from embedlayer import TokenEmbedding
-from embedlayer.analysis import TokenVectors
+from embedlayer.analysis import TokenVectors, nearest
+from embedlayer.explorer import layout, tokens
 from embedlayer.explorer.export import write_page
 from embedlayer.sources import OpenedModel
 
@@ -271,6 +272,25 @@ def test_the_neighbour_layout_replaces_both_axes(url, open_page):
     assert not page.get_by_label("y axis").is_visible()
     page.get_by_label("x axis").select_option("3")
     page.get_by_label("y axis").wait_for()
+
+
+def test_the_map_shows_the_recall_of_an_approximate_layout(monkeypatch, serve, open_page):
+    monkeypatch.setattr(layout, "EXACT_ROWS", 100)
+    monkeypatch.setattr(nearest, "CELLS_SEARCHED", 2)
+    names = [f"t{row}" for row in range(400)]
+    source = OpenedModel("many", TokenEmbedding.from_pretrained(torch.randn(400, 24)), tokens=names)
+    page = open_page(serve(source))
+    page.locator(".map-over").wait_for()
+    page.evaluate("""() => {
+        const { prototype } = CanvasRenderingContext2D, paint = prototype.fillText;
+        window.painted = new Set();
+        prototype.fillText = function (text, ...rest) { window.painted.add(text); paint.call(this, text, ...rest); };
+    }""")
+    page.get_by_label("x axis").select_option("n")
+    recall = tokens.layout_recall(source, {})["recall"]
+    assert 0 < recall < 0.99
+    note = f"`neighbours are close (${{(100 * {recall}).toFixed(1)}} % recall)`"
+    until(page, f"[...window.painted].some((text) => text.startsWith({note}))")
 
 
 def test_compare_shows_before_and_after_and_the_slider_moves_the_points(url, open_page):
