@@ -57,7 +57,7 @@ def test_no_public_name_is_hidden_by_a_module() -> None:
 
 
 def test_an_unknown_name_is_an_attribute_error() -> None:
-    with pytest.raises(AttributeError, match="no attribute 'TokenEmbeding'"):
+    with pytest.raises(AttributeError, match="No embedlayer attribute TokenEmbeding"):
         _ = embedlayer.TokenEmbeding
 
 
