@@ -115,7 +115,7 @@ class Pretrained(Described, nn.Module):
         write_config(directory, description)
 
     @classmethod
-    def read_pretrained(cls: type[Layer], directory: Path | str, *, device: torch.device | str = "cpu") -> Layer:
+    def from_pretrained(cls: type[Layer], directory: Path | str, *, device: torch.device | str = "cpu") -> Layer:
         """Read what `save_pretrained` wrote, in the dtype in which it was saved.
 
         Args:

@@ -437,7 +437,7 @@ def _open_saved(path: Path, device: str) -> OpenedModel:
             f"{path} holds no trained layer yet, because its run is not finished: continue it with "
             f"embedlayer train --resume -o {path}"
         )
-    layer = Pretrained.read_pretrained(path, device=device).eval()
+    layer = Pretrained.from_pretrained(path, device=device).eval()
     table = layer if isinstance(layer, TokenTable) else getattr(layer, "table", None)
     if not isinstance(table, TokenTable):
         raise CheckpointError(f"{path} holds a {type(layer).__name__}, which has no table of tokens.")

@@ -243,7 +243,7 @@ def read_layer(path: Path) -> None:
     expected = class_of(kind) if isinstance(kind, str) and kind in KINDS else None
     if not (isinstance(expected, type) and issubclass(expected, Pretrained)):
         expected = el.DecoderLM
-    use(expected.read_pretrained(path))
+    use(expected.from_pretrained(path))
 
 
 def read_adapter(path: Path) -> None:

@@ -72,7 +72,7 @@ class Waves(Position):
 
 def test_a_class_of_the_user_is_saved_and_read_back(tmp_path) -> None:
     DecoderLM(TokenEmbedding(20, 8), Waves(7), num_layers=1, num_heads=2).save_pretrained(tmp_path)
-    position = DecoderLM.read_pretrained(tmp_path).position
+    position = DecoderLM.from_pretrained(tmp_path).position
     assert type(position) is Waves
     assert position.period == 7
     assert describe(position)["kind"] == f"{__name__}:Waves"
@@ -106,7 +106,7 @@ def test_what_is_no_class_is_unknown(kind) -> None:
 
 def test_a_subclass_of_a_layer_is_read_back_as_that_subclass(tmp_path) -> None:
     Narrow(10, 4).save_pretrained(tmp_path)
-    assert type(Pretrained.read_pretrained(tmp_path)) is Narrow
+    assert type(Pretrained.from_pretrained(tmp_path)) is Narrow
     assert torch.equal(TokenEmbedding.from_pretrained(tmp_path).weight, Narrow.from_pretrained(tmp_path).weight)
 
 

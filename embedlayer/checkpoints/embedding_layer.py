@@ -513,8 +513,8 @@ def _read_saved_layer(checkpoint: Checkpoint, dtype: torch.dtype | None, device:
     """Read a folder that `EmbeddingLayer.save_pretrained` wrote."""
     config = checkpoint.file(CONFIG)
     assert config is not None
-    layer = EmbeddingLayer.read_pretrained(config.parent, device=device)
-    layer = layer if dtype is None else layer.to(dtype)
+    layer = Pretrained.from_pretrained(config.parent, device=device).to(dtype=dtype)
+    assert isinstance(layer, EmbeddingLayer)
     tensors = tuple(
         LoadedTensor(key, key, tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."), tensor.nbytes)
         for key, tensor in layer.state_dict().items()

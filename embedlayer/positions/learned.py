@@ -14,7 +14,7 @@ from embedlayer.positions.position import AdditivePosition
 from embedlayer.shapes import Positions
 
 
-class LearnedPositionalEmbedding(AdditivePosition, nn.Embedding):
+class LearnedPositionalEmbedding(AdditivePosition, nn.Embedding):  # type: ignore[misc]  # from_pretrained is ours
     """One learned row per position: `add(x, positions) = x + weight[positions + offset]`.
 
     It is an `nn.Embedding` (parameter `weight`, `(max_seq_len + offset, D)`).

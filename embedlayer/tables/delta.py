@@ -212,11 +212,14 @@ class DeltaEmbedding(TokenTable, ComputedBuffers):
         write_json(directory / ADAPTER_CONFIG, config)
 
     @classmethod
-    def from_pretrained(cls: type[Delta], directory: Path | str, *, base: TokenTable | None = None) -> Delta:
+    def from_pretrained(
+        cls: type[Delta], directory: Path | str, *, device: torch.device | str = "cpu", base: TokenTable | None = None
+    ) -> Delta:
         """Read what `save_pretrained` wrote or, with `base`, what `save_adapter` wrote, bit for bit.
 
         Args:
             directory: Folder to read.
+            device: Device of a table of `save_pretrained`; an adapter is on the device of its base.
             base: Table that the adapter was trained on; `None` for a folder of `save_pretrained`.
 
         Raises:
@@ -224,7 +227,7 @@ class DeltaEmbedding(TokenTable, ComputedBuffers):
             CheckpointError: A file is damaged or has another format, or the adapter was trained on another base.
         """
         if base is None:
-            return cls.read_pretrained(directory)
+            return super().from_pretrained(directory, device=device)
         directory = Path(directory)
         config = read_json(directory / ADAPTER_CONFIG)
         if (config.get("format_version"), config.get("kind")) != (FORMAT_VERSION, kind_of(cls)):

@@ -370,7 +370,7 @@ class TokenEmbedding(TokenTable, nn.Embedding, ComputedBuffers):
         """
         refuse_unsupported(arguments)
         if isinstance(source, Path | str):
-            table = cls.read_pretrained(source)
+            table = super().from_pretrained(source)
             table.weight.requires_grad_(not freeze)
             return table
         weight = _rows_of(source)

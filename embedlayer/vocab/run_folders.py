@@ -48,7 +48,7 @@ def apply_to_run(folder: Path, partial: Path, edit: VocabularyEdit) -> tuple[dic
     random_state = torch.get_rng_state()
     run, results = RunDirectory(folder), dict[str, ModuleResult]()
     if (folder / CONFIG).exists():
-        layer = Pretrained.read_pretrained(folder)
+        layer = Pretrained.from_pretrained(folder)
         results[""] = apply_to_module(layer, edit, tokenizer=tokenizer)
         layer.save_pretrained(partial, tokenizer=results[""].edit.tokenizer)
     if run.contains_run and (not results or _keeps_corpus(run, results[""].edit.rows.row_map)):

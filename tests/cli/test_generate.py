@@ -31,7 +31,7 @@ def folder(tmp_path_factory):
 def test_a_run_of_ours_continues_the_text(folder, capsys) -> None:
     assert run("generate", folder, "Once", "--tokens", 20, "--greedy", "--json") == 0
     result = json.loads(capsys.readouterr().out)
-    model, tokenizer = DecoderLM.read_pretrained(folder), train_tokenizer((), "byte")
+    model, tokenizer = DecoderLM.from_pretrained(folder), train_tokenizer((), "byte")
     prompt = torch.tensor(tokenizer.encode("Once").ids)
     assert result["ids"] == generate(model, prompt, max_new_tokens=20, stop_id=256).tolist()
     assert result["text"] == tokenizer.decode(result["ids"])
@@ -53,7 +53,7 @@ def test_it_samples_by_default_and_says_with_which_seed_the_text_comes_again(fol
     assert capsys.readouterr().out == first.out
     assert run("generate", folder, "Once", "--tokens", 20, "--seed", seed, "--json") == 0
     result = json.loads(capsys.readouterr().out)
-    model, prompt = DecoderLM.read_pretrained(folder), torch.tensor(result["ids"][:4])
+    model, prompt = DecoderLM.from_pretrained(folder), torch.tensor(result["ids"][:4])
     torch.manual_seed(int(seed))
     expected = generate(model, prompt, max_new_tokens=20, temperature=0.8, top_p=0.95, stop_id=256)
     assert result["ids"] == expected.tolist()

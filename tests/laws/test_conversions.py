@@ -22,7 +22,7 @@ SOURCES: dict[str, Callable[[], TokenTable]] = {
 
 def read_back(table: TokenTable, folder) -> TokenTable:
     table.save_pretrained(folder)
-    return type(table).read_pretrained(folder)
+    return type(table).from_pretrained(folder)
 
 
 CONVERSIONS: dict[str, Callable[[TokenTable, object], TokenTable]] = {

@@ -120,7 +120,7 @@ def test_any_table_can_stand_in_it() -> None:
 def test_what_was_saved_is_read_back_bit_for_bit(tmp_path, position) -> None:
     layer = TransformerEmbedding(100, 16, 12, 0.2, position=position, num_heads=4, padding_idx=1).eval()
     layer.save_pretrained(tmp_path)
-    again = TransformerEmbedding.read_pretrained(tmp_path).eval()
+    again = TransformerEmbedding.from_pretrained(tmp_path).eval()
     ids = torch.randint(0, 100, (2, 10))
     assert torch.equal(again(ids), layer(ids))
     assert again.config == layer.config
@@ -180,5 +180,5 @@ def test_the_gpt_layer_of_the_notebook() -> None:
 def test_the_gpt_layer_is_read_back(tmp_path) -> None:
     layer = GPTEmbedding(20, 8, 4)
     layer.save_pretrained(tmp_path)
-    again = GPTEmbedding.read_pretrained(tmp_path)
+    again = GPTEmbedding.from_pretrained(tmp_path)
     assert torch.equal(again(torch.tensor([1, 2])), layer(torch.tensor([1, 2])))

@@ -130,7 +130,7 @@ def test_what_the_trainer_saved_is_resumed_and_the_model_read_back(trained, tmp_
     trained(whole, steps=3)
     trained(resumed, steps=3, resume_from_checkpoint=str(tmp_path / "run" / "checkpoint-2"))
     resumed.save_pretrained(tmp_path / "model")
-    again = DecoderLM.read_pretrained(tmp_path / "model")
+    again = DecoderLM.from_pretrained(tmp_path / "model")
     torch.testing.assert_close(again(IDS), whole(IDS))
 
 

@@ -79,7 +79,7 @@ def test_what_was_saved_is_read_back_bit_for_bit(tmp_path, position, tied) -> No
     head = None if tied else OutputHead(vocab_size=50, embed_dim=24, bias=True, softcap=20.0)
     model = small(position, head=head)
     model.save_pretrained(tmp_path)
-    again = DecoderLM.read_pretrained(tmp_path).eval()
+    again = DecoderLM.from_pretrained(tmp_path).eval()
     ids = torch.randint(1, 50, (2, 10))
     assert torch.equal(again(ids), model(ids))
     assert again.config == model.config
@@ -91,7 +91,7 @@ def test_a_factorised_table_ties_too(tmp_path) -> None:
     model = small(table=FactorizedEmbedding(50, 24, 6))
     ids = torch.randint(1, 50, (2, 10))
     model.save_pretrained(tmp_path)
-    assert torch.equal(DecoderLM.read_pretrained(tmp_path).eval()(ids), model(ids))
+    assert torch.equal(DecoderLM.from_pretrained(tmp_path).eval()(ids), model(ids))
     assert copy.deepcopy(model).head.__dict__["table"] is not model.table
 
 
@@ -125,17 +125,17 @@ def test_a_damaged_folder_says_what_does_not_fit(tmp_path) -> None:
     text = config.read_text()
     config.write_text(text.replace('"num_layers": 2', '"num_layers": 3'))
     with pytest.raises(CheckpointError, match=r"blocks.2.attention.key.weight is missing"):
-        DecoderLM.read_pretrained(tmp_path)
+        DecoderLM.from_pretrained(tmp_path)
     config.write_text(text.replace('"num_layers"', '"layers"'))
     with pytest.raises(CheckpointError, match="unexpected keyword argument 'layers'"):
-        DecoderLM.read_pretrained(tmp_path)
+        DecoderLM.from_pretrained(tmp_path)
     config.write_text(text.replace('"format_version": 1', '"format_version": 99'))
     with pytest.raises(CheckpointError, match="format version 99"):
-        DecoderLM.read_pretrained(tmp_path)
+        DecoderLM.from_pretrained(tmp_path)
     config.write_text(text)
     weights = tmp_path / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-100])
     with pytest.raises(CheckpointError, match="cut short"):
-        DecoderLM.read_pretrained(tmp_path)
+        DecoderLM.from_pretrained(tmp_path)
     with pytest.raises(CheckpointError, match="holds a DecoderLM, not a TokenEmbedding"):
         TokenEmbedding.from_pretrained(tmp_path)

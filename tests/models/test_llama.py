@@ -158,7 +158,7 @@ def test_it_keeps_the_dtype_or_takes_another_one_and_saves_as_ours(tmp_path) -> 
     assert {parameter.dtype for parameter in ours.parameters()} == {torch.float32}
     ours.save_pretrained(tmp_path / "ours")
     ids = torch.randint(0, 61, (1, 9))
-    assert torch.equal(DecoderLM.read_pretrained(tmp_path / "ours").eval()(ids), ours(ids))
+    assert torch.equal(DecoderLM.from_pretrained(tmp_path / "ours").eval()(ids), ours(ids))
 
 
 def test_a_tied_head_that_is_stored_too_must_be_the_table(folder) -> None:

@@ -111,7 +111,7 @@ def test_flex_attention_with_the_score_mod_equals_attention_with_the_bias(querie
 def test_what_was_saved_is_built_again(tmp_path) -> None:
     position = AlibiBias(6, max_bias=16.0, scale=0.5)
     position.save_pretrained(tmp_path)
-    again = AlibiBias.read_pretrained(tmp_path)
+    again = AlibiBias.from_pretrained(tmp_path)
     assert again.config == position.config
     assert torch.equal(again.slopes, position.slopes)
     assert AlibiBias.from_config({"num_heads": 6}).max_bias == 8.0

@@ -50,7 +50,7 @@ def test_sizes_that_cannot_be_are_refused() -> None:
 def test_what_was_saved_is_read_back_bit_for_bit(tmp_path) -> None:
     position = LearnedPositionalEmbedding(7, 4)
     position.save_pretrained(tmp_path)
-    assert torch.equal(LearnedPositionalEmbedding.read_pretrained(tmp_path).weight, position.weight)
+    assert torch.equal(LearnedPositionalEmbedding.from_pretrained(tmp_path).weight, position.weight)
 
 
 MASK = torch.tensor([[0, 0, 1, 1, 1], [1, 1, 1, 0, 0], [1, 1, 1, 1, 1]])
@@ -137,6 +137,6 @@ def test_resizing_and_offsets_that_cannot_be_are_refused(unchecked: None) -> Non
 def test_a_table_with_an_offset_is_read_back(tmp_path) -> None:
     position = LearnedPositionalEmbedding(7, 4, offset=2)
     position.save_pretrained(tmp_path)
-    again = LearnedPositionalEmbedding.read_pretrained(tmp_path)
+    again = LearnedPositionalEmbedding.from_pretrained(tmp_path)
     assert (again.offset, again.max_seq_len) == (2, 7)
     assert torch.equal(again.weight, position.weight)

@@ -71,7 +71,7 @@ def test_a_decoder_learns_through_it_in_any_dtype_and_compiles(unchecked: None) 
 def test_what_was_saved_is_read_back_bit_for_bit(tmp_path) -> None:
     position = RelativePositionBias(4, num_buckets=8, max_distance=20, bidirectional=False)
     position.save_pretrained(tmp_path)
-    again = RelativePositionBias.read_pretrained(tmp_path)
+    again = RelativePositionBias.from_pretrained(tmp_path)
     assert list(again.state_dict()) == ["weight"]
     assert torch.equal(
         again.bias(torch.arange(30), torch.arange(30)), position.bias(torch.arange(30), torch.arange(30))

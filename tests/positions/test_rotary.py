@@ -111,7 +111,7 @@ def test_widths_without_pairs_are_refused(sizes) -> None:
 def test_what_was_saved_is_built_again(tmp_path) -> None:
     position = RotaryEmbedding(8, 500000.0, interleaved=True, rotary_dim=4)
     position.save_pretrained(tmp_path)
-    again = RotaryEmbedding.read_pretrained(tmp_path)
+    again = RotaryEmbedding.from_pretrained(tmp_path)
     assert again.config == position.config
     assert torch.equal(again.phase_increments, position.phase_increments)
 

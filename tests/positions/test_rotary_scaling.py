@@ -159,12 +159,12 @@ def test_pinning_a_scheme_without_regimes_changes_nothing() -> None:
 def test_what_was_saved_is_built_again_also_inside_a_model(name, tmp_path) -> None:
     position = RotaryEmbedding(HEAD, scaling=CASES[name][1])
     position.save_pretrained(tmp_path / "position")
-    again = RotaryEmbedding.read_pretrained(tmp_path / "position")
+    again = RotaryEmbedding.from_pretrained(tmp_path / "position")
     assert again.scaling == position.scaling
     assert torch.equal(again.phase_increments_at(100), position.phase_increments_at(100))
     model = DecoderLM(TokenEmbedding(10, 32), position, num_layers=1, num_heads=2)
     model.save_pretrained(tmp_path / "model")
-    read = DecoderLM.read_pretrained(tmp_path / "model")
+    read = DecoderLM.from_pretrained(tmp_path / "model")
     assert read.position.scaling == position.scaling
     ids = torch.arange(9)[None]
     assert torch.equal(read(ids), model(ids))

@@ -70,7 +70,7 @@ def test_a_learned_factor_is_on_every_row_and_learns(tmp_path) -> None:
     with torch.no_grad():
         position.scale.fill_(3.0)
     position.save_pretrained(tmp_path)
-    again = SinusoidalPositionalEmbedding.read_pretrained(tmp_path)
+    again = SinusoidalPositionalEmbedding.from_pretrained(tmp_path)
     assert torch.equal(again.vectors(torch.arange(10)), position.vectors(torch.arange(10)))
 
 
@@ -88,7 +88,7 @@ def test_past_the_rows_made_the_error_says_so() -> None:
 def test_what_was_saved_is_built_again(tmp_path) -> None:
     position = SinusoidalPositionalEmbedding(10, 6, base=100.0)
     position.save_pretrained(tmp_path)
-    assert torch.equal(SinusoidalPositionalEmbedding.read_pretrained(tmp_path).waves, position.waves)
+    assert torch.equal(SinusoidalPositionalEmbedding.from_pretrained(tmp_path).waves, position.waves)
 
 
 MASK = torch.tensor([[0, 0, 1, 1, 1], [1, 1, 1, 0, 0], [1, 1, 1, 1, 1]])
@@ -150,6 +150,6 @@ def test_options_that_cannot_be_are_refused(options, message, unchecked: None) -
 def test_every_option_is_saved(tmp_path) -> None:
     position = SinusoidalPositionalEmbedding(10, 6, layout="concatenated", endpoint=True, offset=2, padding_idx=1)
     position.save_pretrained(tmp_path)
-    again = SinusoidalPositionalEmbedding.read_pretrained(tmp_path)
+    again = SinusoidalPositionalEmbedding.from_pretrained(tmp_path)
     assert again.config == position.config
     assert torch.equal(again.waves, position.waves)

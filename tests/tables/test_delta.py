@@ -300,7 +300,7 @@ def test_it_stands_at_both_ends_of_a_model(tmp_path: Path) -> None:
         losses.append(loss.item())
     assert losses[-1] < 0.8 * losses[0]
     model.save_pretrained(tmp_path)
-    again = DecoderLM.read_pretrained(tmp_path)
+    again = DecoderLM.from_pretrained(tmp_path)
     assert torch.equal(again(ids), model(ids))
     assert isinstance(again.head.table, DeltaEmbedding)
     layer = TransformerEmbedding(50, 16, 8, table=table, dropout=0.0)

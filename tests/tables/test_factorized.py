@@ -71,7 +71,7 @@ def test_the_padding_row_is_zero_and_its_logit_too() -> None:
 def test_what_was_saved_is_read_back_bit_for_bit(tmp_path) -> None:
     table = FactorizedEmbedding(9, 6, 3, padding_idx=2, pad_to_multiple_of=4)
     table.save_pretrained(tmp_path)
-    again = FactorizedEmbedding.read_pretrained(tmp_path)
+    again = FactorizedEmbedding.from_pretrained(tmp_path)
     assert again.config == table.config
     assert torch.equal(again.rows(0, 9), table.rows(0, 9))
 

@@ -56,7 +56,7 @@ def test_it_is_the_input_of_a_transformer_and_is_saved_with_it(tmp_path) -> None
     with torch.no_grad():  # the fused path
         torch.testing.assert_close(layer(ids), expected)
     layer.save_pretrained(tmp_path)
-    again = TransformerEmbedding.read_pretrained(tmp_path)
+    again = TransformerEmbedding.from_pretrained(tmp_path)
     assert type(again.table) is HashedTable
     assert torch.equal(again.table.weight, table.weight)
 

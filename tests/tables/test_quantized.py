@@ -256,7 +256,7 @@ def test_what_was_saved_is_read_back_bit_for_bit(bits, group_size, tmp_path) -> 
     table.save_pretrained(tmp_path)
     stored = load_file(tmp_path / "model.safetensors")
     assert sum(tensor.nbytes for tensor in stored.values()) == table.nbytes
-    again = QuantizedEmbedding.read_pretrained(tmp_path)
+    again = QuantizedEmbedding.from_pretrained(tmp_path)
     assert again.config == table.config
     ids = torch.arange(9)
     assert torch.equal(again(ids), table(ids))

@@ -158,7 +158,7 @@ def test_every_saved_layer_is_edited(kind, tmp_path) -> None:
     made = MODELS[kind]()
     made.save_pretrained(tmp_path / "old")
     receipt = el.vocab.add_tokens(tmp_path / "old", 3, pad_to_multiple_of=8, out=tmp_path / "new")
-    read = el.DecoderLM.read_pretrained(tmp_path / "new")
+    read = el.DecoderLM.from_pretrained(tmp_path / "new")
     live = MODELS[kind]()
     live.load_state_dict(made.state_dict())
     el.vocab.add_tokens(live, 3, pad_to_multiple_of=8)
