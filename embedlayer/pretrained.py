@@ -131,8 +131,8 @@ class Pretrained(Described, nn.Module):
         version = description.pop("format_version", None)
         if version != FORMAT_VERSION or not is_description(description):
             raise CheckpointError(
-                f"{directory / CONFIG} has format version {printable(version)} and kind {printable(description.get('kind'))}; "
-                f"this embedlayer reads version {FORMAT_VERSION} of its own layers."
+                f"{directory / CONFIG} has format version {printable(version)} and kind "
+                f"{printable(description.get('kind'))}; this embedlayer reads version {FORMAT_VERSION} of its own layers."
             )
         with torch.device("meta"):
             layer = build(description)

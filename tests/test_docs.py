@@ -92,7 +92,9 @@ def test_every_module_has_its_test_file() -> None:
         "io/json_fields.py": "laws/test_damage.py",
         "layers/peft.py": "laws/test_peft.py",
         "tracing.py": "laws/test_transforms.py",
-        "vocab/roles.py": "laws/test_transformers_folder.py",
+        "losses/cross_entropy.py": "losses/test_linear_cross_entropy.py",
+        "losses/row_blocks.py": "losses/test_linear_cross_entropy.py",
+        "vocab/special_tokens.py": "laws/test_transformers_folder.py",
         "vocab/token_selection.py": "vocab/test_edit.py",
         "vocab/token_usage.py": "laws/test_trim.py",
     }

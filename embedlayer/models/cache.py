@@ -35,10 +35,10 @@ class KeyValueCache:
     Start with an empty cache and pass it to every call of the model. Each call reads the new tokens only, attends to
     the cached ones, and appends the new ones.
 
-    Some frequencies depend on the length of the sequence (`DynamicNTKScaling`, `LongRopeScaling`). When the length grows past the
-    trained length, the cached keys are rotated to the new angles. Values and keys of later blocks still come from
-    attention with the earlier angles, so logits then differ from those of reading the whole text. A position from
-    `RotaryEmbedding.at_length` has fixed frequencies and avoids this.
+    Some frequencies depend on the length of the sequence (`DynamicNTKScaling`, `LongRopeScaling`). When the length
+    grows past the trained length, the cached keys are rotated to the new angles. Values and keys of later blocks still
+    come from attention with the earlier angles, so logits then differ from those of reading the whole text. A position
+    from `RotaryEmbedding.at_length` has fixed frequencies and avoids this.
 
     Attributes:
         positions: Position of each cached token, `(B, S)`; `None` for an empty cache.

@@ -119,6 +119,8 @@ class ResolvedEdit:
         origins: How each initialised row was computed, by its ID; filled in while the edit is applied.
     """
 
+    __repr__ = short_repr
+
     rows: RowEdit
     tokenizer: Tokenizer | None
     tokens: TokenMap | None = None
