@@ -21,6 +21,7 @@ import zlib
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import KW_ONLY, dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -117,6 +118,7 @@ def encode_chunks(chunks: Iterable[str], tokenizer: object, *, before: str = "")
             yield chunk, np.array(whole.ids[len(start) :], dtype=np.int64)
 
 
+@dataclass(eq=False, repr=False)
 class TokenCorpus:
     """Token IDs of one or more documents in a single array, usually memory-mapped.
 
@@ -132,20 +134,12 @@ class TokenCorpus:
         tokenizer_fingerprint: `fingerprint` of the tokenizer.
     """
 
-    def __init__(
-        self,
-        ids: IdArray | ConcatenatedArray,
-        documents: npt.NDArray[np.int64],
-        blocks: npt.NDArray[np.int64],
-        *,
-        vocab_size: int,
-        tokenizer_fingerprint: str,
-    ) -> None:
-        self.ids = ids
-        self.documents = documents
-        self.blocks = blocks
-        self.vocab_size = vocab_size
-        self.tokenizer_fingerprint = tokenizer_fingerprint
+    ids: IdArray | ConcatenatedArray
+    documents: npt.NDArray[np.int64]
+    blocks: npt.NDArray[np.int64]
+    _: KW_ONLY
+    vocab_size: int
+    tokenizer_fingerprint: str
 
     @classmethod
     def build(
@@ -216,7 +210,8 @@ class TokenCorpus:
         if not writer.add_document(slices, lambda: None):
             warn_left_out("the text")
         writer.check_not_empty(["the text"])
-        return cls(np.concatenate(kept), *writer.tables(), **writer.facts())
+        digest = fingerprint(writer.tokenizer)
+        return cls(np.concatenate(kept), *writer.tables(), vocab_size=writer.vocab_size, tokenizer_fingerprint=digest)
 
     @classmethod
     def open(cls, path: str | Path) -> "TokenCorpus":
@@ -299,17 +294,11 @@ class TokenCorpus:
         wanted = self.num_tokens * (1 - validation_fraction)
         last = int(np.abs(self.blocks[:-1, 0] - wanted).argmin())
         cut = int(self.blocks[last, 0])
+        before, after = self.blocks[: last + 1], self.blocks[last + 1 :] - self.blocks[last]
         starts = np.unique(np.maximum(self.documents - cut, 0)[np.searchsorted(self.documents, cut, "right") - 1 :])
         return (
-            self._view(self.ids[:cut], self.documents[self.documents < cut], self.blocks[: last + 1]),
-            self._view(self.ids[cut:], starts, self.blocks[last + 1 :] - self.blocks[last]),
-        )
-
-    def _view(
-        self, ids: IdArray | ConcatenatedArray, documents: npt.NDArray[np.int64], blocks: npt.NDArray[np.int64]
-    ) -> "TokenCorpus":
-        return TokenCorpus(
-            ids, documents, blocks, vocab_size=self.vocab_size, tokenizer_fingerprint=self.tokenizer_fingerprint
+            replace(self, ids=self.ids[:cut], documents=self.documents[self.documents < cut], blocks=before),
+            replace(self, ids=self.ids[cut:], documents=starts, blocks=after),
         )
 
 
@@ -366,14 +355,10 @@ class CorpusWriter:
         blocks = np.stack([np.array(ends, dtype=np.int64) for ends in (self.token_ends, self.byte_ends)], axis=1)
         return np.array(self.documents, dtype=np.int64), blocks
 
-    def facts(self) -> dict[str, Any]:
-        """Return the keyword arguments of the `TokenCorpus`."""
-        return {"vocab_size": self.vocab_size, "tokenizer_fingerprint": fingerprint(self.tokenizer)}
-
     def index(self) -> dict[str, Any]:
         """Return the content of `index.json`."""
         return {
-            "dtype": {2: "uint16", 4: "uint32"}[self.dtype.itemsize],
+            "dtype": self.dtype.name,
             "num_tokens": self.num_tokens,
             "num_bytes": self.num_bytes,
             "vocab_size": self.vocab_size,
