@@ -12,7 +12,8 @@ from pathlib import Path
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, processors
 
 from embedlayer.data.sentencepiece_files import find_merges
-from embedlayer.errors import FileError, TokenizerError
+from embedlayer.errors import TokenizerError
+from embedlayer.io.files import read_bytes
 
 SPECIAL = ("<unk>", "<s>", "</s>")
 BYTES = tuple(f"<0x{byte:02X}>" for byte in range(256))
@@ -30,11 +31,7 @@ def read(path: Path) -> Tokenizer:
         FileError: The file cannot be read.
         TokenizerError: The file is damaged, or another kind of file.
     """
-    try:
-        raw = path.read_bytes()
-    except OSError as error:
-        raise FileError(f"Cannot read the tokenizer file {path}: {error.strerror or error}.") from error
-    pieces, scores = _entries(path, raw)
+    pieces, scores = _entries(path, read_bytes(path))
     ids = {piece: token for token, piece in enumerate(pieces)}
     first = len(SPECIAL) + len(BYTES)
     joined = sorted(range(first, len(pieces)), key=lambda token: (-scores[token], token))

@@ -12,7 +12,8 @@ from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers
 
-from embedlayer.errors import FileError, TokenizerError, require
+from embedlayer.errors import TokenizerError, require
+from embedlayer.io.files import read_bytes
 
 _SPACE = "▁"
 _UNIGRAM, _BPE = 1, 2
@@ -35,10 +36,7 @@ def convert(path: Path) -> Tokenizer:
         MissingExtraError: The `spm` extra is not installed.
     """
     sentencepiece = require("sentencepiece", extra="spm")
-    try:
-        raw = path.read_bytes()
-    except OSError as error:
-        raise FileError(f"Cannot read the tokenizer file {path}: {error.strerror or error}.") from error
+    raw = read_bytes(path)
     try:
         processor = sentencepiece.SentencePieceProcessor(model_proto=raw)
         tokenizer = _tokenizer(processor, raw)

@@ -9,14 +9,17 @@ import os
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-from embedlayer.errors import FileError, SizeError, TextError, TokenIdError, TokenizerError
-from embedlayer.io.files import write_text
+from embedlayer.data.llama2c_files import read as read_llama2c
+from embedlayer.data.sentencepiece_files import convert as read_sentencepiece
+from embedlayer.data.unigram import train_subwords
+from embedlayer.errors import CheckpointError, FileError, SizeError, TextError, TokenIdError, TokenizerError
+from embedlayer.io.files import read_bytes, read_json, write_text
 
 TokenizerKind = Literal["bpe", "wordpiece", "unigram", "word", "byte"]
 
@@ -83,9 +86,9 @@ def train_tokenizer(
     if min_frequency is not None and kind in ("unigram", "byte"):
         raise TokenizerError(f"A {kind} tokenizer has no min_frequency ({min_frequency} was passed). Leave it out.")
     specials = list(dict.fromkeys(special_tokens))
-    texts = _iterate_texts(texts)
+    texts = _checked_texts(texts)
     if kind == "byte":
-        next(iter(texts), None)  # nothing is learned, and a path is refused all the same
+        next(texts, None)  # nothing is learned, and a path is refused all the same
         return _byte_tokenizer(specials)
 
     train = {"bpe": _train_bpe, "wordpiece": _train_wordpiece, "unigram": _train_unigram, "word": _train_word}[kind]
@@ -138,9 +141,9 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
 def _read_tokenizer(path: Path) -> Tokenizer:
     """Read a tokenizer from a file, by the format that its name and content state."""
     if path.suffix == ".model":
-        return _add_tokens_beside(path, _load_sentencepiece(path))
+        return _add_tokens_beside(path, _build_checked(path, lambda: read_sentencepiece(path)))
     if path.suffix == ".bin":
-        return _load_llama2c(path)
+        return _build_checked(path, lambda: read_llama2c(path))
     pair = _bpe_pair(path)
     if path.suffix == ".json":
         content = _read_json(path)
@@ -336,8 +339,12 @@ def raise_if_path(text: str) -> None:
 # Training
 
 
-def _iterate_texts(texts: object) -> Iterable[str]:
-    """Return an iterable that checks each text; a path is refused."""
+def _checked_texts(texts: object) -> Iterator[str]:
+    """Yield the texts, each after a check.
+
+    Raises:
+        TextError: A text is not a string, the first text is probably a path, or `texts` is no iterable of strings.
+    """
     if isinstance(texts, str):
         texts = [texts]
     if isinstance(texts, Path | bytes) or not isinstance(texts, Iterable):
@@ -345,11 +352,6 @@ def _iterate_texts(texts: object) -> Iterable[str]:
             f"A tokenizer is trained on a str or an iterable of str, not {type(texts).__name__}. For a file, "
             f"pass embedlayer.data.corpus.read_text_chunks(path)."
         )
-    return _check_texts(texts)
-
-
-def _check_texts(texts: Iterable[object]) -> Iterator[str]:
-    """Yield the texts, and raise an error at one that is not a string, or at a path in the first place."""
     for place, text in enumerate(texts):
         if not isinstance(text, str):
             raise TextError(
@@ -431,8 +433,6 @@ def _bert_tokenizer(vocabulary: dict[str, int], *, lowercase: bool) -> Tokenizer
 
 def _train_unigram(texts: Iterable[str], vocab_size: int, specials: list[str], _: int) -> Tokenizer:
     """Train Unigram as in SentencePiece; text is NFKC-normalised."""
-    from embedlayer.data.unigram import train_subwords
-
     normalizer = normalizers.Sequence([normalizers.Nmt(), normalizers.NFKC(), normalizers.Replace(Regex(" {2,}"), " ")])
     words: Counter[str] = Counter()
     for text in texts:
@@ -580,26 +580,10 @@ def _is_lowercased(path: Path, vocabulary: Iterable[str]) -> bool:
     return not any(entry != entry.lower() for entry in vocabulary if not re.fullmatch(r"\[.*\]", entry))
 
 
-def _load_sentencepiece(path: Path) -> Tokenizer:
-    """Read a SentencePiece model."""
-    from embedlayer.data.sentencepiece_files import convert
-
-    return _build_checked(path, partial(convert, path))
-
-
-def _load_llama2c(path: Path) -> Tokenizer:
-    """Read llama2.c's tokenizer."""
-    from embedlayer.data.llama2c_files import read
-
-    return _build_checked(path, partial(read, path))
-
-
 def _read_text(path: Path) -> str:
     """Read a UTF-8 text file; errors name the file."""
     try:
-        return path.read_bytes().decode("utf-8")
-    except OSError as error:
-        raise FileError(f"Cannot read the tokenizer file {path}: {error.strerror or error}.") from error
+        return read_bytes(path).decode()
     except UnicodeDecodeError as error:
         raise TokenizerError(f"{path} is not UTF-8 text ({error}): it is damaged or another kind of file.") from error
 
@@ -607,12 +591,9 @@ def _read_text(path: Path) -> str:
 def _read_json(path: Path) -> dict[str, Any]:
     """Read a JSON object; errors name the file."""
     try:
-        content = json.loads(_read_text(path))
-    except json.JSONDecodeError as error:
-        raise TokenizerError(f"{path} is not JSON ({error}): it is damaged or another kind of file.") from error
-    if not isinstance(content, dict):
-        raise TokenizerError(f"{path} holds a JSON {type(content).__name__}: it is not a tokenizer.")
-    return content
+        return read_json(path)
+    except CheckpointError as error:
+        raise TokenizerError(str(error)) from error
 
 
 def _build_checked(path: Path, build: Callable[[], Tokenizer]) -> Tokenizer:

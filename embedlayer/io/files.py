@@ -240,6 +240,18 @@ def write_json(path: Path | str, value: JsonObject) -> None:
     write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
 
 
+def read_bytes(path: Path | str) -> bytes:
+    """Read a file.
+
+    Raises:
+        FileError: There is no such file, or it cannot be read.
+    """
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise FileError(f"Cannot read {path}: {error.strerror or error}.") from error
+
+
 def read_json(path: Path | str) -> JsonObject:
     """Read a JSON object.
 
@@ -247,11 +259,7 @@ def read_json(path: Path | str) -> JsonObject:
         FileError: There is no such file, or it cannot be read.
         CheckpointError: The file is not a JSON object.
     """
-    try:
-        content = Path(path).read_bytes()
-    except OSError as error:
-        raise FileError(f"Cannot read {path}: {error.strerror or error}.") from error
-    value = parse_json(content, path)
+    value = parse_json(read_bytes(path), path)
     if not isinstance(value, dict):
         raise CheckpointError(f"{path} holds a JSON {type(value).__name__} where an object is expected.")
     return value
