@@ -32,7 +32,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from embedlayer.errors import CheckpointError, EmbedLayerWarning, FileError, ShapeError, SizeError
-from embedlayer.io.files import create_folder, replace_file
+from embedlayer.io.files import create_folder, read_bytes, replace_file
+from embedlayer.io.json_fields import parse_json
 from embedlayer.tables.dense import TableLike, as_rows
 from embedlayer.tables.lookup import LookupTable
 
@@ -107,7 +108,10 @@ def read_vectors(
                 [0., 1.]]))
     """
     path = Path(path)
-    chosen = _format_of(path, format) or _detect_format(path)
+    if format is None and _suffix(path) == ".txt" and not path.is_dir():
+        with _reading(path) as file:
+            format = "word2vec" if _header(file.readline(LONGEST_LINE)) else "glove"
+    chosen = format_of(path, format)
     if chosen == "npy":
         tokens, rows, places = _read_npy(path)
     elif chosen == "projector":
@@ -188,32 +192,18 @@ def format_of(path: Path, format: str | None = None) -> VectorFormat:
     Raises:
         SizeError: The format is unknown, or the name does not determine it.
     """
-    chosen = _format_of(path, format)
+    names = get_args(VectorFormat)
+    if format is not None and format not in names:
+        raise SizeError(f"There is no file format {format!r}. Choose one of {', '.join(names)}.")
+    chosen = format or ("projector" if path.is_dir() else _BY_SUFFIX.get(_suffix(path)))
     if chosen is None:
-        raise SizeError(f"The name {path.name} does not tell the format: give one of {_listed()}.")
-    return chosen
+        raise SizeError(f"The name {path.name} does not tell the format: give one of {', '.join(names)}.")
+    return chosen  # type: ignore[return-value]
 
 
-def _format_of(path: Path, format: str | None) -> VectorFormat | None:
-    """Return the requested format, or the format by the name; `None` if the name does not determine it."""
-    if format is not None:
-        if format not in get_args(VectorFormat):
-            raise SizeError(f"There is no file format {format!r}. Choose one of {_listed()}.")
-        return format  # type: ignore[return-value]
-    return "projector" if path.is_dir() else _BY_SUFFIX.get(Path(path.name.removesuffix(".gz")).suffix)
-
-
-def _detect_format(path: Path) -> VectorFormat:
-    """Return the format of a `.txt` by its first line."""
-    if Path(path.name.removesuffix(".gz")).suffix != ".txt":
-        return format_of(path)
-    with _reading(path) as file:
-        return "word2vec" if _header(file.readline(LONGEST_LINE)) else "glove"
-
-
-def _listed() -> str:
-    """Return the names of all formats."""
-    return ", ".join(get_args(VectorFormat))
+def _suffix(path: Path) -> str:
+    """Return the suffix of a file name before `.gz`."""
+    return Path(path.name.removesuffix(".gz")).suffix
 
 
 # Reading
@@ -231,10 +221,10 @@ def _reading(path: Path) -> Iterator[BufferedIOBase]:
                 yield content
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise CheckpointError(f"{path} is not a whole gzip file ({error}): it is damaged or was cut short.") from error
+    except FileError:  # of another file that is read inside the block
+        raise
     except OSError as error:
-        raise (
-            error if isinstance(error, FileError) else FileError(f"Cannot read {path}: {error.strerror or error}.")
-        ) from error
+        raise FileError(f"Cannot read {path}: {error.strerror or error}.") from error
 
 
 Found = tuple[int, bytes, Row]
@@ -412,8 +402,10 @@ def _binary_rows(path: Path, file: BufferedIOBase) -> Iterator[Found]:
 
 def _read_npy(path: Path) -> tuple[list[str], Float[Tensor, "V D"], Places]:
     """Read an array, and its tokens from the JSON file beside it."""
-    named = _tokens_file(path).exists()
-    tokens = _json_tokens(_tokens_file(path)) if named else []
+    names = _tokens_file(path)
+    tokens = parse_json(read_bytes(names), names) if names.exists() else None
+    if tokens is not None and not (isinstance(tokens, list) and all(isinstance(token, str) for token in tokens)):
+        raise CheckpointError(f"{names} is not a list of tokens.")
     with _reading(path) as file:
         start = file.read(10)
         length = int.from_bytes(start[8:10], "little")
@@ -424,15 +416,13 @@ def _read_npy(path: Path) -> tuple[list[str], Float[Tensor, "V D"], Places]:
         dtype, by_columns, count, width = np.dtype(found[1]), found[2] == "True", int(found[3]), int(found[4])
         if not count or not width:
             raise CheckpointError(f"{path} holds {count} x {width} numbers: there are no vectors in it.")
-        if named and count != len(tokens):
+        if tokens is not None and count != len(tokens):
             raise CheckpointError(
-                f"{path} holds {count} rows, and {_tokens_file(path).name} beside it {len(tokens)} tokens: they do not "
+                f"{path} has {count} rows, and {names.name} beside it {len(tokens)} tokens: they do not "
                 f"belong together."
             )
         wanted = count * width * dtype.itemsize
-        content = bytearray()
-        while chunk := file.read(min(1 << 22, wanted + 1 - len(content))):
-            content += chunk
+        content = file.read()
         if len(content) != wanted:
             raise CheckpointError(
                 f"{path}: its header states {wanted:,} bytes of numbers, and the file "
@@ -442,19 +432,6 @@ def _read_npy(path: Path) -> tuple[list[str], Float[Tensor, "V D"], Places]:
     with np.errstate(over="ignore"):
         rows = (array.T if by_columns else array).astype(np.float32)
     return tokens or [str(row) for row in range(count)], torch.from_numpy(rows), lambda row: f"row {row}"
-
-
-def _json_tokens(path: Path) -> list[str]:
-    """Read a JSON list of strings."""
-    try:
-        tokens = json.loads(path.read_bytes())
-    except OSError as error:
-        raise FileError(f"Cannot read {path}, the tokens of the rows: {error.strerror or error}.") from error
-    except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path} is not JSON ({error}): it is damaged or another kind of file.") from error
-    if not isinstance(tokens, list) or not all(isinstance(token, str) for token in tokens):
-        raise CheckpointError(f"{path} is not a list of tokens.")
-    return tokens
 
 
 def _read_projector(path: Path, errors: DecodeErrors) -> tuple[list[str], Float[Tensor, "V D"], Places]:

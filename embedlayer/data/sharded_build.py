@@ -113,7 +113,7 @@ def _build_missing(folder: Path, shards: int, workers: int, on_progress: Progres
     """Build the missing shards, in at most `workers` processes."""
     plan = read_plan(folder)
     total = sum(size for _, size, _ in plan["sources"])
-    done = {number: _bytes_read(part) for number, part in _built(folder, shards)}
+    done = {number: read_index(part).get("bytes_read", 0) for number, part in _built(folder, shards)}
 
     def progress(number: int, read: int) -> None:
         done[number] = read
@@ -194,7 +194,8 @@ def shard_builder(folder: str) -> Callable[[int, Report], None]:
     """Return the function that builds a shard of the plan in `folder`, called with its number and a report function."""
     path = Path(folder)
     plan, tokenizer = read_plan(path), load_tokenizer(path / TOKENIZER)
-    _check_tokenizer(path, plan, tokenizer)
+    if fingerprint(tokenizer) != plan["tokenizer"]:
+        raise CheckpointError(f"{path / TOKENIZER} is not the tokenizer of {path / PLAN_FILE}. Build in a new folder.")
 
     def build(number: int, report: Report) -> None:
         target = shard_folder(path, number)
@@ -325,22 +326,10 @@ def _check_unchanged(source: str, planned: list[Any], found: list[Any]) -> None:
         )
 
 
-def _check_tokenizer(path: Path, plan: JsonObject, tokenizer: Tokenizer) -> None:
-    """Raise an error if the tokenizer in the folder is not that of the plan."""
-    if fingerprint(tokenizer) != plan["tokenizer"]:
-        raise CheckpointError(f"{path / TOKENIZER} is not the tokenizer of {path / PLAN_FILE}. Build in a new folder.")
-
-
 def _built(path: Path, shards: int) -> Iterator[tuple[int, Path]]:
     """Return number and folder of each shard that is built."""
     folders = ((number, shard_folder(path, number)) for number in range(shards))
     return ((number, folder) for number, folder in folders if folder.exists())
-
-
-def _bytes_read(folder: Path) -> int:
-    """Return the number of source bytes that a shard encodes."""
-    read: int = read_index(folder).get("bytes_read", 0)
-    return read
 
 
 def _cores() -> int:
