@@ -6,7 +6,7 @@ after its import, transformers cannot import its copy of that module.
 """
 
 import struct
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -58,18 +58,8 @@ def _tokenizer(processor: Any, raw: bytes) -> Tokenizer:
         tokenizer = Tokenizer(models.Unigram(pieces, processor.unk_id(), byte_fallback))
     elif kind == _BPE:
         unknown = processor.id_to_piece(processor.unk_id())
-        ids = {piece: i for i, (piece, _) in enumerate(pieces)}
-        whole = [i for i in range(len(pieces)) if not (processor.is_byte(i) or processor.is_control(i))]
-        best = sorted(whole, key=lambda i: (-pieces[i][1], i))
-        tokenizer = Tokenizer(
-            models.BPE(
-                vocab=ids,
-                merges=find_merges((pieces[i][0] for i in best), ids),
-                unk_token=unknown,
-                fuse_unk=True,
-                byte_fallback=byte_fallback,
-            )
-        )
+        merged = [i for i in range(len(pieces)) if not (processor.is_byte(i) or processor.is_control(i))]
+        tokenizer = Tokenizer(bpe_of_scores(pieces, merged, unknown, byte_fallback=byte_fallback))
     else:
         raise TokenizerError("It holds a word or character model; only BPE and Unigram models can be converted.")
 
@@ -99,22 +89,28 @@ def _normalizer(charsmap: bytes, *, adds_space: bool, trims: bool, space: str) -
     return normalizers.Sequence([*steps, normalizers.Replace(" ", space)])
 
 
-def find_merges(pieces: Iterable[str], ids: Mapping[str, int]) -> list[tuple[str, str]]:
-    """Return all merges of two entries into one, in the order of the merged subwords.
+def bpe_of_scores(
+    entries: Sequence[tuple[str, float]], merged: Iterable[int], unknown: str, *, byte_fallback: bool
+) -> models.BPE:
+    """Return the BPE model of a vocabulary with scores.
 
-    SentencePiece merges the two neighbours whose merged subword has the best score. A list of merges in this order
-    is equivalent.
+    SentencePiece merges the two neighbours whose merged subword has the best score. A list of all merges of two entries
+    into one, in the order of the merged subwords' scores, is equivalent.
 
     Args:
-        pieces: Subwords, those with the best score first.
-        ids: ID of each entry.
+        entries: Subword and score of each ID.
+        merged: IDs of the subwords that a merge may give.
+        unknown: Subword for unknown characters.
+        byte_fallback: Whether unknown characters are encoded as bytes.
     """
+    ids = {subword: token_id for token_id, (subword, _) in enumerate(entries)}
     merges = []
-    for piece in pieces:
-        splits = ((piece[:cut], piece[cut:]) for cut in range(1, len(piece)))
+    for token_id in sorted(merged, key=lambda token_id: (-entries[token_id][1], token_id)):
+        subword = entries[token_id][0]
+        splits = ((subword[:cut], subword[cut:]) for cut in range(1, len(subword)))
         known = [(left, right) for left, right in splits if left in ids and right in ids]
         merges += sorted(known, key=lambda pair: (ids[pair[0]], ids[pair[1]]))
-    return merges
+    return models.BPE(vocab=ids, merges=merges, unk_token=unknown, fuse_unk=True, byte_fallback=byte_fallback)
 
 
 def _kinds(raw: bytes) -> list[int]:
