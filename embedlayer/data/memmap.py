@@ -116,10 +116,6 @@ class ConcatenatedArray:
         """Return all elements as Python numbers."""
         return [token for array in self.arrays for token in array.tolist()]
 
-    def tobytes(self) -> bytes:
-        """Return the bytes of all arrays in order."""
-        return b"".join(array.tobytes() for array in self.arrays)
-
     def windows(self, starts: npt.NDArray[np.int64], length: int) -> IdArray:
         """Return `self[s : s + length]` for each start `s`, as an array `(len(starts), length)`."""
         rows = np.empty((len(starts), length), self.dtype)

@@ -395,21 +395,6 @@ class WeightFiles:
         return self._headers[file]
 
 
-def open_weights(path: Path) -> WeightFiles:
-    """Open a folder with safetensors files, one such file, or an index of several.
-
-    Raises:
-        FileError: There is no such path, or no safetensors file in the folder.
-        CheckpointError: The weights are pickles, the index is damaged or names files outside its folder, or there are
-            several files and no index.
-    """
-    found = find_folder(path)
-    if found is None:
-        raise no_such_path(path)
-    folder, file = found
-    return WeightFiles(folder, choose_weight_files(folder, file))
-
-
 def find_folder(path: Path) -> tuple[CheckpointFolder, str | None] | None:
     """Return the folder at `path` and `None`, or for a file its folder and its name; `None` if nothing exists there.
 
