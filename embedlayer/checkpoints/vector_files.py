@@ -128,7 +128,18 @@ def read_vectors(
 
 
 def _check_finite(path: Path, tokens: list[str], rows: Tensor, places: "Places", nonfinite: NonfiniteRows) -> None:
-    """Raise an error for rows that are not finite, or warn of them."""
+    """Raise an error for rows that are not finite, or warn of them.
+
+    Args:
+        path: The file, for messages.
+        tokens: Token of each row.
+        rows: The rows, `(V, D)`.
+        places: Function from a row number to its line or row in the file.
+        nonfinite: `"refuse"` raises the error; `"keep"` warns.
+
+    Raises:
+        CheckpointError: A row is not finite and `nonfinite` is `"refuse"`.
+    """
     step = max(1, NUMBERS_AT_ONCE // rows.shape[1])
     starts = range(0, len(rows), step)
     broken = [start + int(row) for start in starts for row in (~rows[start : start + step].isfinite().all(1)).nonzero()]
@@ -237,7 +248,22 @@ Places = Callable[[int], str]
 def _collected(
     path: Path, found: Iterator[Found], errors: DecodeErrors, *, place: str
 ) -> tuple[list[str], Float[Tensor, "V D"], Places]:
-    """Collect tokens and rows, each token once; memory grows with the bytes that were read."""
+    """Collect tokens and rows; only the first row of a duplicate token is kept, with a warning.
+
+    Memory grows with the bytes that were read, not with the sizes that a header states.
+
+    Args:
+        path: The file, for messages.
+        found: Line or row number, token and numbers of each row.
+        errors: Handling of tokens that are not UTF-8.
+        place: `"line"` or `"row"`: what the numbers in `found` count.
+
+    Returns:
+        Tokens, rows, and the function from a row number to its line or row in the file.
+
+    Raises:
+        CheckpointError: There are no rows, or a token is not UTF-8.
+    """
     first: dict[str, None] = {}
     numbers, at = bytearray(), array("q")
     twice: list[str] = []
@@ -335,7 +361,11 @@ def _text_rows(path: Path, file: BufferedIOBase, *, has_header: bool) -> Iterato
 
 
 def _width_of(path: Path, line: bytes) -> int:
-    """Return the number of columns by the first line of a file without a header."""
+    """Return the number of columns: how many fields at the end of a file's first line are numbers.
+
+    Raises:
+        CheckpointError: The line is not a token and its numbers.
+    """
     fields = line.split(b" ")
     width = 0
     while width < len(fields) - 1 and _is_number(fields[-1 - width]):
@@ -355,7 +385,11 @@ def _is_number(field: bytes) -> bool:
 
 
 def _numbers(path: Path, line: int, fields: Sequence[bytes]) -> Row:
-    """Parse the numbers of a line as float32."""
+    """Parse the numbers of a line as float32; numbers too large for float32 become infinity.
+
+    Raises:
+        CheckpointError: A field is not a number.
+    """
     try:
         with np.errstate(over="ignore"):
             row = np.fromiter(map(float, fields), np.float64, len(fields)).astype(np.float32)
@@ -401,7 +435,15 @@ def _binary_rows(path: Path, file: BufferedIOBase) -> Iterator[Found]:
 
 
 def _read_npy(path: Path) -> tuple[list[str], Float[Tensor, "V D"], Places]:
-    """Read an array, and its tokens from the JSON file beside it."""
+    """Read a NumPy array, and its tokens from the JSON file in the same folder if there is one.
+
+    Returns:
+        Tokens, rows, and the function from a row number to its place in the file.
+
+    Raises:
+        FileError: A file cannot be read.
+        CheckpointError: The file is not a two-dimensional array of floats, is truncated, or does not fit the tokens.
+    """
     names = _tokens_file(path)
     tokens = parse_json(read_bytes(names), names) if names.exists() else None
     if tokens is not None and not (isinstance(tokens, list) and all(isinstance(token, str) for token in tokens)):
@@ -435,7 +477,15 @@ def _read_npy(path: Path) -> tuple[list[str], Float[Tensor, "V D"], Places]:
 
 
 def _read_projector(path: Path, errors: DecodeErrors) -> tuple[list[str], Float[Tensor, "V D"], Places]:
-    """Read vectors and labels of the Embedding Projector."""
+    """Read vectors and labels of the Embedding Projector.
+
+    Returns:
+        Labels, rows, and the function from a row number to its place in the file.
+
+    Raises:
+        FileError: A file cannot be read.
+        CheckpointError: A line is damaged, or the numbers of labels and rows differ.
+    """
     folder = _folder_of(path)
     numbers = bytearray()
     count = width = 0
@@ -536,7 +586,16 @@ def _writing(path: Path) -> Iterator[BufferedIOBase]:
 
 
 def _chunks(rows: Tensor | LookupTable, count: int, width: int) -> Iterator[Row]:
-    """Yield the rows in chunks, as float32 on the CPU; rows that are not finite are refused."""
+    """Yield the rows in chunks, as float32 on the CPU.
+
+    Args:
+        rows: The table, or its rows.
+        count: Number of rows, V.
+        width: Number of columns, D.
+
+    Raises:
+        CheckpointError: A row is not finite.
+    """
     step = max(1, NUMBERS_AT_ONCE // width)
     for start in range(0, count, step):
         stop = min(count, start + step)

@@ -320,7 +320,16 @@ class CorpusWriter:
         self.num_tokens = self.num_bytes = 0
 
     def add_document(self, texts: Iterable[str], after_chunk: Callable[[], object], *, before: str = "") -> bool:
-        """Encode a document, or the rest of a document after the text `before`; return whether it has any token."""
+        """Encode a document, or the rest of a document, and write its IDs.
+
+        Args:
+            texts: The text, in strings of any length.
+            after_chunk: Called without arguments after each encoded text chunk, to report progress.
+            before: The characters before `texts` if they are the rest of a document.
+
+        Returns:
+            Whether the document has any token. A document without tokens is left out.
+        """
         started = False
         for chunk, ids in encode_chunks(split_text(texts, self.tokenizer), self.tokenizer, before=before):
             self.num_bytes += len(chunk.encode())
@@ -346,7 +355,14 @@ class CorpusWriter:
         self.documents.append(self.num_tokens)
 
     def check_not_empty(self, sources: Sequence[str | Path]) -> None:
-        """Raise a `TextError` if nothing was encoded."""
+        """Raise an error if no token was written.
+
+        Args:
+            sources: Names of the sources, for the error message.
+
+        Raises:
+            TextError: No token was written.
+        """
         if not self.num_tokens:
             raise TextError(f"There is no text in {', '.join(map(str, sources))}. Pass a file with at least one word.")
 
@@ -417,7 +433,13 @@ def _find_cut(text: str, end: int, tokenizer: Tokenizer | None) -> int | None:
 
 
 def is_safe_cut(text: str, place: int, tokenizer: Tokenizer) -> bool:
-    """Return whether a cut at `place` keeps the IDs of the surrounding characters."""
+    """Return whether cutting a text keeps the token IDs of the characters around the cut.
+
+    Args:
+        text: The text.
+        place: Index of the first character after the cut.
+        tokenizer: The tokenizer.
+    """
 
     def encode(part: str) -> list[int]:
         return tokenizer.encode(part, add_special_tokens=False).ids
@@ -480,7 +502,11 @@ def opened(source: str | Path, begin: int = 0, end: int | None = None) -> Iterat
 
 
 def checked(source: str | Path, read: _Read, size: int = _READ_BYTES) -> bytes:
-    """Return `read(size)`; its errors become a `FileError` that names the source."""
+    """Return `read(size)`, at most `size` bytes; an empty result means the end of the text.
+
+    Raises:
+        FileError: The source cannot be read or decompressed; the message names `source`.
+    """
     try:
         return read(size)
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
@@ -514,7 +540,14 @@ def decoded(source: str | Path, read: _Read, *, offset: int = 0) -> Iterator[str
 
 
 def not_utf8(source: str | Path, offset: int, byte: int, raw: bytes) -> str:
-    """Return the error message for a byte that is not UTF-8."""
+    """Return the error message for a byte that is not UTF-8.
+
+    Args:
+        source: Path of the text, or `"-"`.
+        offset: Offset of the byte in the text.
+        byte: The byte.
+        raw: The bytes at the start of the block with this byte; a byte-order mark of UTF-16 in them is recognised.
+    """
     name = "Standard input" if str(source) == "-" else str(source)
     encoding = "UTF-16" if raw.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) else "ISO-8859-1"
     return (
@@ -524,7 +557,11 @@ def not_utf8(source: str | Path, offset: int, byte: int, raw: bytes) -> str:
 
 
 def _check_replaceable(path: Path) -> None:
-    """Raise an error if `path` is anything but a corpus, an empty folder or missing."""
+    """Raise an error unless `path` is a corpus, an empty folder, or missing.
+
+    Raises:
+        FileError: `path` is a file, or a folder with other files.
+    """
     names = {file.name for file in path.iterdir()} if recover_folder(path).is_dir() else set()
     if names and not {"index.json", "ids.bin"} <= names:
         raise FileError(f"The folder {path} holds other files than a corpus. Choose a new folder for the corpus.")

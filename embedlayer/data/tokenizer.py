@@ -139,7 +139,12 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
 
 
 def _read_tokenizer(path: Path) -> Tokenizer:
-    """Read a tokenizer from a file, by the format that its name and content state."""
+    """Read a tokenizer from one file; its name and content determine the format.
+
+    Raises:
+        FileError: The file cannot be read.
+        TokenizerError: The format is unknown, or the file is damaged.
+    """
     if path.suffix == ".model":
         return _add_tokens_beside(path, _build_checked(path, lambda: read_sentencepiece(path)))
     if path.suffix == ".bin":
@@ -364,7 +369,11 @@ def _checked_texts(texts: object) -> Iterator[str]:
 
 
 def _require_words(texts: Iterable[str]) -> Iterator[str]:
-    """Yield the texts; raise an error at the end if all of them are white space."""
+    """Yield the texts, and raise an error after the last one if all of them are empty or white space.
+
+    Raises:
+        TextError: No text has a word.
+    """
     found = False
     for text in texts:
         found = found or not (text == "" or text.isspace())
@@ -471,7 +480,14 @@ def _train_word(texts: Iterable[str], vocab_size: int, specials: list[str], min_
 
 
 def _find_tokenizer(folder: Path) -> Path:
-    """Return the tokenizer file of a folder, in the order of `load_tokenizer`; plain names before prefixed ones."""
+    """Return the path of the tokenizer file in a folder, searched for in the order of `load_tokenizer`.
+
+    A plain name such as `vocab.json` is found before a name with a prefix such as `gpt2-vocab.json`. Hidden files are
+    ignored.
+
+    Raises:
+        TokenizerError: The folder has no tokenizer file, or several of the first format that is found.
+    """
     for names in (("tokenizer.json",), ("vocab.json", "encoder.json"), ("*.model",), ("vocab.txt",), _LLAMA2C):
         for pattern in (*names, *(f"*{name.lstrip('*')}" for name in names)):
             found = sorted(file for file in folder.glob(pattern) if not file.name.startswith("."))
@@ -497,7 +513,11 @@ def _bpe_pair(path: Path) -> tuple[Path, Path] | None:
 
 
 def _find_merges(path: Path) -> Path:
-    """Return the only file of merges in the folder of a vocabulary."""
+    """Return the path of the only merges file in the folder of a vocabulary file.
+
+    Raises:
+        TokenizerError: The folder has no merges file or several.
+    """
     merges = [file for pattern in ("*.bpe", "*merges.txt") for file in sorted(path.parent.glob(pattern))]
     if len(merges) != 1:
         raise TokenizerError(
@@ -508,7 +528,12 @@ def _find_merges(path: Path) -> Path:
 
 
 def _load_bpe(vocabulary: Path, merges: Path) -> Tokenizer:
-    """Read byte-level BPE from GPT-2's two files."""
+    """Read a byte-level BPE tokenizer from GPT-2's vocabulary file and merges file.
+
+    Raises:
+        FileError: A file cannot be read.
+        TokenizerError: A file is damaged, or a merge has a subword that the vocabulary lacks.
+    """
     vocab = _read_json(vocabulary)
     if not all(type(token_id) is int for token_id in vocab.values()):
         raise TokenizerError(f"{vocabulary} is not a vocabulary: it should map each token to its ID.")
@@ -522,7 +547,7 @@ def _load_bpe(vocabulary: Path, merges: Path) -> Tokenizer:
             )
 
     def build() -> Tokenizer:
-        """Build the tokenizer; the library may refuse the files."""
+        """Build the tokenizer; the `tokenizers` library raises an error for damaged files."""
         tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=pairs))
         tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
         tokenizer.decoder = decoders.ByteLevel()
@@ -534,7 +559,15 @@ def _load_bpe(vocabulary: Path, merges: Path) -> Tokenizer:
 
 
 def _add_tokens_beside(path: Path, tokenizer: Tokenizer) -> Tokenizer:
-    """Add the tokens of `added_tokens.json` in the same folder, if there is one, to a tokenizer read from `path`."""
+    """Add the tokens of `added_tokens.json` to a tokenizer and return the tokenizer.
+
+    Args:
+        path: File of the tokenizer. If its folder has no `added_tokens.json`, nothing is added.
+        tokenizer: Tokenizer to which the tokens are added in place.
+
+    Raises:
+        TokenizerError: The file does not map tokens to IDs, or an ID differs from the next free ID of the tokenizer.
+    """
     file = path.with_name("added_tokens.json")
     if not file.is_file():
         return tokenizer
@@ -552,7 +585,12 @@ def _add_tokens_beside(path: Path, tokenizer: Tokenizer) -> Tokenizer:
 
 
 def _load_vocab_txt(path: Path) -> Tokenizer:
-    """Read BERT's list of subwords, one a line."""
+    """Read a WordPiece tokenizer from BERT's `vocab.txt`, which has one subword a line.
+
+    Raises:
+        FileError: The file cannot be read.
+        TokenizerError: The file has no `[UNK]`, or is damaged.
+    """
     entries = _read_text(path).removesuffix("\n").split("\n")
     vocabulary = {entry.removesuffix("\r"): token_id for token_id, entry in enumerate(entries)}
     if "[UNK]" not in vocabulary:
@@ -571,7 +609,11 @@ def _load_vocab_txt(path: Path) -> Tokenizer:
 
 
 def _is_lowercased(path: Path, vocabulary: Iterable[str]) -> bool:
-    """Return whether a BERT vocabulary is for lower-cased text."""
+    """Return whether a BERT vocabulary is for lower-cased text.
+
+    `do_lower_case` of the `tokenizer_config.json` in the same folder decides. Without it, the result is `True` if no
+    entry except the bracketed ones has an upper-case letter.
+    """
     config = path.with_name("tokenizer_config.json")
     if config.is_file():
         stated = _read_json(config).get("do_lower_case")
@@ -581,7 +623,12 @@ def _is_lowercased(path: Path, vocabulary: Iterable[str]) -> bool:
 
 
 def _read_text(path: Path) -> str:
-    """Read a UTF-8 text file; errors name the file."""
+    """Read a UTF-8 text file.
+
+    Raises:
+        FileError: The file cannot be read.
+        TokenizerError: The file is not UTF-8.
+    """
     try:
         return read_bytes(path).decode()
     except UnicodeDecodeError as error:
@@ -589,7 +636,12 @@ def _read_text(path: Path) -> str:
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON object; errors name the file."""
+    """Read a JSON object.
+
+    Raises:
+        FileError: The file cannot be read.
+        TokenizerError: The file is not a JSON object.
+    """
     try:
         return read_json(path)
     except CheckpointError as error:
@@ -597,7 +649,12 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def _build_checked(path: Path, build: Callable[[], Tokenizer]) -> Tokenizer:
-    """Return `build()`; errors of the tokenizers library become a `TokenizerError` that names the file."""
+    """Call `build()` and return the tokenizer.
+
+    Raises:
+        TokenizerError: The `tokenizers` library raised an error; the message names the file `path`.
+        FileError, MissingExtraError: `build` raised one; it is raised unchanged.
+    """
     try:
         return build()
     except (TokenizerError, ImportError, FileError):

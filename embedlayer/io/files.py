@@ -157,12 +157,15 @@ def remove_partials(path: Path | str) -> None:
 
 
 def _temporary_path(path: Path) -> Path:
-    """Return a new hidden name in the folder of `path`."""
+    """Return a new hidden path in the folder of `path`, with the suffix of partial files; nothing is created."""
     return path.parent / f".{path.name}.{secrets.token_hex(4)}{PARTIAL}"
 
 
 def _temporary_paths(path: Path, suffix: str) -> list[Path]:
-    """Return the existing temporary paths of `path` with a suffix."""
+    """Return the existing temporary paths of `path` that end in `suffix`, sorted.
+
+    The result is empty if the folder does not exist or cannot be listed.
+    """
     names = re.compile(rf"\.{re.escape(path.name)}\.[^.]+{re.escape(suffix)}")
     try:
         return sorted(file for file in path.parent.iterdir() if names.fullmatch(file.name))

@@ -98,10 +98,12 @@ class FileLock:
             os.close(descriptor)
 
     def __enter__(self) -> "FileLock":
+        """Acquire the lock without waiting and return this object."""
         self.acquire()
         return self
 
     def __exit__(self, *_: object) -> None:
+        """Release the lock."""
         self.release()
 
 
@@ -112,7 +114,11 @@ _guard = threading.RLock()  # a garbage collection inside a block with this guar
 
 
 def _release_share(key: str) -> None:
-    """Release one share of a lock; the last one unlocks and removes the file."""
+    """Release one object's share of a lock of this process; the last share unlocks and removes the file.
+
+    Args:
+        key: Real path of the lock file. Nothing happens if this process has no lock there, as in a child by `fork`.
+    """
     with _guard:
         descriptor, users = _locks.pop(key, (-1, 0))  # a child by fork has none
         if users > 1:
@@ -137,7 +143,11 @@ if hasattr(os, "register_at_fork"):
 
 
 def _lock_file(path: str, what: str, timeout_seconds: float) -> int:
-    """Lock a file and return its descriptor."""
+    """Create and lock a file, write the process ID and host name into it, and return its descriptor.
+
+    Raises:
+        FileError: Another process still has the lock after `timeout_seconds`, or the file cannot be written.
+    """
     until = time.monotonic() + timeout_seconds
     while True:
         try:
@@ -186,7 +196,12 @@ def _is_still_at(descriptor: int, path: str) -> bool:
 
 
 def _in_use(what: str, descriptor: int) -> FileError:
-    """Return the error for a lock of another process, which its file names."""
+    """Return the error for a lock of another process.
+
+    Args:
+        what: What the lock protects.
+        descriptor: Descriptor of the lock file, which names the process.
+    """
     holder = os.pread(descriptor, 300, 0).decode(errors="replace").strip() or "another process"
     return FileError(
         f"{what} is in use by {holder}: two processes would mix their files in it. "
