@@ -548,7 +548,7 @@ def _write_words(path: Path, tokens: Sequence[str], chunks: Iterator[Row], width
 
 
 def _write_npy(path: Path, tokens: Sequence[str], chunks: Iterator[Row], width: int) -> None:
-    """Write an array, and its tokens beside it; neither file is replaced before both are complete."""
+    """Write an array and the JSON file of its tokens; neither file is replaced before both are complete."""
     with replace_file(_tokens_file(path)) as partial, _writing(path) as file:
         partial.write_text(json.dumps(list(tokens)) + "\n")
         header = {"descr": "<f4", "fortran_order": False, "shape": (len(tokens), width)}

@@ -81,7 +81,7 @@ def find_text_files(paths: Sequence[str | Path]) -> list[str | Path]:
 
 
 def read_text_chunks(source: str | Path, *, tokenizer: object = None) -> Iterator[str]:
-    """Yield a text in chunks of some thousand characters, whose concatenation is the text.
+    """Yield a text in chunks of some thousand characters; their concatenation is the text.
 
     Args:
         source: A UTF-8 file, gzipped if it ends in `.gz`, or `"-"` for standard input. Line ends are kept; a
@@ -98,7 +98,7 @@ def read_text_chunks(source: str | Path, *, tokenizer: object = None) -> Iterato
 
 
 def encode_chunks(chunks: Iterable[str], tokenizer: object, *, before: str = "") -> Iterator[tuple[str, IdArray]]:
-    """Yield each chunk of a text with its token IDs, whose concatenation is the IDs of the whole text.
+    """Yield each text chunk with its token IDs; the concatenated IDs are those of the whole text.
 
     No special tokens are added at the start or the end of the text.
 

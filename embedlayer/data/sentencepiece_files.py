@@ -39,27 +39,37 @@ def convert(path: Path) -> Tokenizer:
     raw = read_bytes(path)
     try:
         processor = sentencepiece.SentencePieceProcessor(model_proto=raw)
-        tokenizer = _tokenizer(processor, raw)
+        kinds = [dict(_fields(entry)).get(3, 1) for number, entry in _fields(raw) if number == 1]
+        symbols = [processor.id_to_piece(i) for i, kind in enumerate(kinds) if kind == _USER_DEFINED]
+        tokenizer = _tokenizer(processor, raw, symbols)
     except (RuntimeError, IndexError, struct.error) as error:
         raise TokenizerError(f"{path} is not a whole SentencePiece model ({error}): it is damaged.") from error
-    symbols = [piece for piece, kind in zip(_pieces(processor), _kinds(raw), strict=True) if kind == _USER_DEFINED]
     _check_same_ids(path, tokenizer, processor, [*_PROBE, *(f"a {symbol} b{symbol}c" for symbol in symbols[:4])])
     return tokenizer
 
 
-def _tokenizer(processor: Any, raw: bytes) -> Tokenizer:
-    """Build the tokenizer from a loaded model and the bytes of its file."""
+def _tokenizer(processor: Any, raw: bytes, symbols: Sequence[str]) -> Tokenizer:
+    """Build a tokenizer.
+
+    Args:
+        processor: The loaded model, a `SentencePieceProcessor`.
+        raw: Bytes of the model's file.
+        symbols: User-defined symbols of the model.
+
+    Raises:
+        TokenizerError: The model is neither BPE nor Unigram.
+    """
     fields = dict(_fields(raw))
     trainer, normalizer = dict(_fields(fields.get(2, b""))), dict(_fields(fields.get(3, b"")))
-    pieces = [(piece, processor.get_score(i)) for i, piece in enumerate(_pieces(processor))]
-    byte_fallback = any(processor.is_byte(i) for i in range(len(pieces)))
+    subwords = [(processor.id_to_piece(i), processor.get_score(i)) for i in range(len(processor))]
+    byte_fallback = any(processor.is_byte(i) for i in range(len(subwords)))
     kind = trainer.get(3, _UNIGRAM)
     if kind == _UNIGRAM:
-        tokenizer = Tokenizer(models.Unigram(pieces, processor.unk_id(), byte_fallback))
+        tokenizer = Tokenizer(models.Unigram(subwords, processor.unk_id(), byte_fallback))
     elif kind == _BPE:
         unknown = processor.id_to_piece(processor.unk_id())
-        merged = [i for i in range(len(pieces)) if not (processor.is_byte(i) or processor.is_control(i))]
-        tokenizer = Tokenizer(bpe_of_scores(pieces, merged, unknown, byte_fallback=byte_fallback))
+        merged = [i for i in range(len(subwords)) if not (processor.is_byte(i) or processor.is_control(i))]
+        tokenizer = Tokenizer(bpe_of_scores(subwords, merged, unknown, byte_fallback=byte_fallback))
     else:
         raise TokenizerError("It holds a word or character model; only BPE and Unigram models can be converted.")
 
@@ -72,10 +82,9 @@ def _tokenizer(processor: Any, raw: bytes) -> Tokenizer:
     )
     steps = [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
     tokenizer.decoder = decoders.Sequence(steps + ([decoders.Strip(" ", 1, 0)] if adds_space else []))
-    controls = [i for i in range(len(pieces)) if processor.is_control(i) or processor.is_unknown(i)]
-    tokenizer.add_special_tokens([AddedToken(pieces[i][0], normalized=False, special=True) for i in controls])
-    users = [piece for piece, kind in zip(pieces, _kinds(raw), strict=True) if kind == _USER_DEFINED]
-    tokenizer.add_tokens([AddedToken(piece, normalized=not adds_space, special=False) for piece, _ in users])
+    controls = [i for i in range(len(subwords)) if processor.is_control(i) or processor.is_unknown(i)]
+    tokenizer.add_special_tokens([AddedToken(subwords[i][0], normalized=False, special=True) for i in controls])
+    tokenizer.add_tokens([AddedToken(symbol, normalized=not adds_space, special=False) for symbol in symbols])
     return tokenizer
 
 
@@ -113,16 +122,6 @@ def bpe_of_scores(
     return models.BPE(vocab=ids, merges=merges, unk_token=unknown, fuse_unk=True, byte_fallback=byte_fallback)
 
 
-def _kinds(raw: bytes) -> list[int]:
-    """Return the type of each subword, such as `_USER_DEFINED`."""
-    return [dict(_fields(piece)).get(3, 1) for number, piece in _fields(raw) if number == 1]
-
-
-def _pieces(processor: Any) -> list[str]:
-    """Return all subwords by ID."""
-    return [processor.id_to_piece(i) for i in range(processor.get_piece_size())]
-
-
 def _check_same_ids(path: Path, tokenizer: Tokenizer, processor: Any, texts: Sequence[str]) -> None:
     """Raise an error if the IDs of a sample text differ from SentencePiece's."""
     for text in texts:
@@ -152,7 +151,7 @@ def _fields(message: bytes) -> Iterator[tuple[int, Any]]:
 
 
 def _varint(message: bytes, at: int) -> tuple[int, int]:
-    """Decode a variable-length integer at an offset; return it and the offset behind it."""
+    """Decode a variable-length integer at an offset; return the integer and the offset after it."""
     value = shift = 0
     while True:
         byte = message[at]

@@ -99,7 +99,8 @@ def build_in_shards(
         >>> build_in_shards(["dogs.txt"], tokenizer, "dogs", shards=3, workers=1)
         TokenCorpus(1300 tokens, 1300 bytes, 1 documents)
     """
-    workers = _cores() if workers is None else workers
+    if workers is None:
+        workers = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     if workers < 1:
         raise SizeError(f"workers is {workers}; it must be 1 or more.")
     folder = _planned(sources, tokenizer, Path(path), shards)
@@ -356,14 +357,6 @@ def _check_unchanged(source: str, planned: list[Any], found: list[Any]) -> None:
         raise FileError(
             f"{source} was changed since this corpus was started: {how}. Restore it, or build in a new folder."
         )
-
-
-def _cores() -> int:
-    """Return the number of cores that this process may use."""
-    try:
-        return len(os.sched_getaffinity(0))
-    except AttributeError:  # not on every system
-        return os.cpu_count() or 1
 
 
 # Byte ranges

@@ -279,18 +279,18 @@ def token_text(tokenizer: Tokenizer, token_id: int) -> str:
         >>> token_text(tokenizer, tokenizer.encode("I love").ids[-1])
         ' love'
     """
-    piece = tokenizer.id_to_token(token_id) if token_id >= 0 else None
-    if piece is None:
+    subword = tokenizer.id_to_token(token_id) if token_id >= 0 else None
+    if subword is None:
         raise TokenIdError(f"The tokenizer has no token {token_id}: its IDs are 0..{table_size(tokenizer) - 1}.")
     steps = component_types(tokenizer.decoder) | component_types(tokenizer.pre_tokenizer)
     if "ByteLevel" in steps:
         letters = byte_level_alphabet()
-        if all(letter in letters for letter in piece):
-            return _decode_readable(bytes(letters[letter] for letter in piece))
+        if all(letter in letters for letter in subword):
+            return _decode_readable(bytes(letters[letter] for letter in subword))
     elif steps & {"Metaspace", "ByteFallback", "Replace"}:
-        byte = re.fullmatch(r"<0x([0-9A-F]{2})>", piece)
-        return _decode_readable(bytes.fromhex(byte[1])) if byte else piece.replace("▁", " ")
-    return piece
+        byte = re.fullmatch(r"<0x([0-9A-F]{2})>", subword)
+        return _decode_readable(bytes.fromhex(byte[1])) if byte else subword.replace("▁", " ")
+    return subword
 
 
 def fingerprint(tokenizer: Tokenizer) -> str:
@@ -541,7 +541,7 @@ def _load_bpe(vocabulary: Path, merges: Path) -> Tokenizer:
     pairs = [(left, right) for left, _, right in (line.partition(" ") for line in lines)]
 
     for pair in pairs:
-        if not all(piece in vocab for piece in (*pair, "".join(pair))):
+        if not all(subword in vocab for subword in (*pair, "".join(pair))):
             raise TokenizerError(
                 f"{merges} merges {pair}, which are not in {vocabulary}. Use two files of the same model."
             )
