@@ -222,7 +222,12 @@ def _suffix(path: Path) -> str:
 
 @contextmanager
 def _reading(path: Path) -> Iterator[BufferedIOBase]:
-    """Open a file for reading, decompressed; errors name the file."""
+    """Open a file for reading, decompressed if its suffix is `.gz`.
+
+    Raises:
+        FileError: The file cannot be read, at the start or inside the block.
+        CheckpointError: The compressed data are damaged or truncated.
+    """
     try:
         with path.open("rb") as file:
             if path.suffix != ".gz":
@@ -290,7 +295,11 @@ def _collected(
 
 
 def _decoded(path: Path, place: str, raw: bytes, errors: DecodeErrors) -> str:
-    """Decode a token; an error names its line or row."""
+    """Decode a token as UTF-8.
+
+    Raises:
+        CheckpointError: `errors` is `"strict"` and the token is not UTF-8; the message names `place` in the file.
+    """
     try:
         return raw.decode("utf-8", errors=errors)
     except UnicodeDecodeError as error:
@@ -307,7 +316,11 @@ def _header(line: bytes) -> tuple[int, int] | None:
 
 
 def _checked_header(path: Path, line: bytes) -> tuple[int, int]:
-    """Return V and D of a header line, or raise an error."""
+    """Return V and D of a header line.
+
+    Raises:
+        CheckpointError: The line is no header, or D is 0 or above `MOST_COLUMNS`.
+    """
     sizes = _header(line)
     if sizes is None:
         raise CheckpointError(
@@ -320,7 +333,11 @@ def _checked_header(path: Path, line: bytes) -> tuple[int, int]:
 
 
 def _lines(path: Path, file: BufferedIOBase, first: int) -> Iterator[tuple[int, bytes]]:
-    """Yield numbered lines without white space at their end; empty lines are allowed at the end of the file only."""
+    """Yield line numbers and lines, without white space at the end of a line.
+
+    Raises:
+        CheckpointError: A line is too long, or an empty line is followed by other lines.
+    """
     empty = None
     number = first
     while line := file.readline(LONGEST_LINE + 1):
@@ -339,7 +356,11 @@ def _lines(path: Path, file: BufferedIOBase, first: int) -> Iterator[tuple[int, 
 
 
 def _text_rows(path: Path, file: BufferedIOBase, *, has_header: bool) -> Iterator[Found]:
-    """Yield the rows of a text file with one token a line."""
+    """Yield the rows of a text file with one token a line.
+
+    Raises:
+        CheckpointError: A line is not a token and D numbers, or the number of rows differs from the header.
+    """
     count, width = _checked_header(path, file.readline(LONGEST_LINE)) if has_header else (None, 0)
     number = found = 0
     for number, line in _lines(path, file, first=1 + has_header):
@@ -402,7 +423,11 @@ def _numbers(path: Path, line: int, fields: Sequence[bytes]) -> Row:
 
 
 def _binary_rows(path: Path, file: BufferedIOBase) -> Iterator[Found]:
-    """Yield the rows of a file in word2vec's binary format."""
+    """Yield the rows of a file in word2vec's binary format.
+
+    Raises:
+        CheckpointError: The header or a row is damaged, or the number of rows differs from the header.
+    """
     count, width = _checked_header(path, file.readline(LONGEST_TOKEN))
     size = 4 * width
     buffer, at = b"", 0
@@ -507,7 +532,16 @@ def _read_projector(path: Path, errors: DecodeErrors) -> tuple[list[str], Float[
 
 
 def _metadata(path: Path, count: int, errors: DecodeErrors) -> list[str]:
-    """Read the labels: the first column. With several columns the first line is a header."""
+    """Read the labels of the Embedding Projector: the first column, where several columns have a header line.
+
+    Args:
+        path: The file.
+        count: Number of vectors.
+        errors: Handling of labels that are not UTF-8.
+
+    Raises:
+        CheckpointError: The number of labels is not `count`, or a line has another number of columns.
+    """
     with _reading(path) as file:
         tokens = []
         columns = number = 0
@@ -615,7 +649,11 @@ def _decimals(chunk: Row, separator: str) -> Iterator[str]:
 
 
 def _check_tokens(tokens: Sequence[str]) -> None:
-    """Raise an error for a token that the word2vec formats cannot represent: empty, duplicate or with white space."""
+    """Check that the word2vec formats can represent all tokens.
+
+    Raises:
+        CheckpointError: A token is empty, duplicate, has white space, or cannot be encoded in UTF-8.
+    """
     seen: dict[str, int] = {}
     for row, token in enumerate(tokens):
         if not token or _SPACES.search(token):
@@ -631,7 +669,11 @@ def _check_tokens(tokens: Sequence[str]) -> None:
 
 
 def _check_utf8(token: str, row: int) -> str:
-    """Return the token if UTF-8 can encode it, else raise an error."""
+    """Return the token unchanged.
+
+    Raises:
+        CheckpointError: UTF-8 cannot encode the token; the message names the row.
+    """
     try:
         token.encode()
     except UnicodeEncodeError as error:

@@ -442,6 +442,7 @@ def is_safe_cut(text: str, place: int, tokenizer: Tokenizer) -> bool:
     """
 
     def encode(part: str) -> list[int]:
+        """Return the token IDs of a text, without special tokens."""
         return tokenizer.encode(part, add_special_tokens=False).ids
 
     left, right = text[max(0, place - CONTEXT_CHARS) : place], text[place : place + CONTEXT_CHARS]
@@ -453,7 +454,11 @@ def is_safe_cut(text: str, place: int, tokenizer: Tokenizer) -> bool:
 
 
 def _texts_below(folder: Path) -> list[Path]:
-    """Return the text files below a folder, sorted."""
+    """Return the text files below a folder, sorted; hidden and binary files are left out.
+
+    Raises:
+        TextError: There is no text file.
+    """
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     visible = [file for file in files if not any(part.startswith(".") for part in file.relative_to(folder).parts)]
     texts = [file for file in visible if not _is_binary(file)]

@@ -202,7 +202,14 @@ def check_version(file: Path, version: int) -> None:
 
 
 def _read_shard(path: Path) -> CorpusShard:
-    """Map and check one shard; of a corpus in a single shard each document is its own source."""
+    """Memory-map the token IDs of one shard and check all its files.
+
+    A folder without a plan is a corpus in a single shard; each of its documents is numbered as a source of its own.
+
+    Raises:
+        FileError: There is no `index.json`, or a file cannot be mapped.
+        CheckpointError: A file is missing, truncated, or does not fit the others.
+    """
     index = read_index(path)
     is_planned = "plan" in index
     try:

@@ -123,7 +123,17 @@ def bpe_of_scores(
 
 
 def _check_same_ids(path: Path, tokenizer: Tokenizer, processor: Any, texts: Sequence[str]) -> None:
-    """Raise an error if the IDs of a sample text differ from SentencePiece's."""
+    """Compare the IDs of sample texts with those by SentencePiece.
+
+    Args:
+        path: File of the model, for the error message.
+        tokenizer: The converted tokenizer.
+        processor: The loaded model, a `SentencePieceProcessor`.
+        texts: Sample texts.
+
+    Raises:
+        TokenizerError: The IDs of a text differ.
+    """
     for text in texts:
         ours, theirs = tokenizer.encode(text, add_special_tokens=False).ids, processor.encode(text)
         if ours != theirs:
@@ -134,7 +144,11 @@ def _check_same_ids(path: Path, tokenizer: Tokenizer, processor: Any, texts: Seq
 
 
 def _fields(message: bytes) -> Iterator[tuple[int, Any]]:
-    """Yield number and value of each field of a protocol buffer: an integer, or bytes."""
+    """Yield number and value of each field of a protocol buffer; a value is an integer or bytes.
+
+    Raises:
+        struct.error, IndexError: The buffer is damaged.
+    """
     at = 0
     while at < len(message):
         tag, at = _varint(message, at)

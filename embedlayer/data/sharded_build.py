@@ -197,7 +197,12 @@ def build_shard(
 
 
 def shard_builder(folder: str) -> Callable[[int, Report], None]:
-    """Return the function that builds a shard of the plan in `folder`, called with its number and a report function."""
+    """Return the function that builds a shard of the plan in `folder`. Arguments: its number, and a report function.
+
+    Raises:
+        FileError: There is no plan or tokenizer in the folder.
+        CheckpointError: The plan is damaged, or the tokenizer is not that of the plan.
+    """
     path = Path(folder)
     plan, tokenizer = read_plan(path), load_tokenizer(path / TOKENIZER)
     if fingerprint(tokenizer) != plan["tokenizer"]:
@@ -326,7 +331,11 @@ def _check_same(path: Path, started: JsonObject, requested: JsonObject) -> None:
 
 
 def _size_and_digest(source: str) -> list[Any]:
-    """Return the size of a file and a digest of its bytes, or of some blocks where the file is large."""
+    """Return the size of a file and a digest of its bytes; of a file above 1 MiB, a digest of 64 blocks.
+
+    Raises:
+        FileError: The file cannot be read.
+    """
     try:
         with open(source, "rb") as file:
             size = os.fstat(file.fileno()).st_size
@@ -425,7 +434,12 @@ def first_cut(source: str, place: int, size: int, tokenizer: Tokenizer) -> int:
 
 
 def _text_before(source: str, place: int, count: int) -> str:
-    """Return the last `count` characters before byte `place` of a file, or fewer near the start of the file."""
+    """Return the last `count` characters before byte `place` of a file, or fewer near the start of the file.
+
+    Raises:
+        FileError: The file cannot be read.
+        TextError: The bytes are not UTF-8.
+    """
     begin = _next_character(source, max(0, place - _MAX_CHAR_BYTES * (count + 1)))
     raw = _bytes_of(source, begin, place)
     try:
