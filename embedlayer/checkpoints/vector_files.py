@@ -32,7 +32,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from embedlayer.errors import CheckpointError, EmbedLayerWarning, FileError, ShapeError, SizeError
-from embedlayer.io.files import create_folder, replace_file
+from embedlayer.io.files import create_folder, read_bytes, replace_file
+from embedlayer.io.json_fields import parse_json
 from embedlayer.tables.dense import TableLike, as_rows
 from embedlayer.tables.lookup import LookupTable
 
@@ -107,7 +108,10 @@ def read_vectors(
                 [0., 1.]]))
     """
     path = Path(path)
-    chosen = _format_of(path, format) or _detect_format(path)
+    if format is None and _suffix(path) == ".txt" and not path.is_dir():
+        with _reading(path) as file:
+            format = "word2vec" if _header(file.readline(LONGEST_LINE)) else "glove"
+    chosen = format_of(path, format)
     if chosen == "npy":
         tokens, rows, places = _read_npy(path)
     elif chosen == "projector":
@@ -124,7 +128,18 @@ def read_vectors(
 
 
 def _check_finite(path: Path, tokens: list[str], rows: Tensor, places: "Places", nonfinite: NonfiniteRows) -> None:
-    """Raise an error for rows that are not finite, or warn of them."""
+    """Raise an error for rows that are not finite, or warn of them.
+
+    Args:
+        path: The file, for messages.
+        tokens: Token of each row.
+        rows: The rows, `(V, D)`.
+        places: Function from a row number to its line or row in the file.
+        nonfinite: `"refuse"` raises the error; `"keep"` warns.
+
+    Raises:
+        CheckpointError: A row is not finite and `nonfinite` is `"refuse"`.
+    """
     step = max(1, NUMBERS_AT_ONCE // rows.shape[1])
     starts = range(0, len(rows), step)
     broken = [start + int(row) for start in starts for row in (~rows[start : start + step].isfinite().all(1)).nonzero()]
@@ -188,32 +203,18 @@ def format_of(path: Path, format: str | None = None) -> VectorFormat:
     Raises:
         SizeError: The format is unknown, or the name does not determine it.
     """
-    chosen = _format_of(path, format)
+    names = get_args(VectorFormat)
+    if format is not None and format not in names:
+        raise SizeError(f"There is no file format {format!r}. Choose one of {', '.join(names)}.")
+    chosen = format or ("projector" if path.is_dir() else _BY_SUFFIX.get(_suffix(path)))
     if chosen is None:
-        raise SizeError(f"The name {path.name} does not tell the format: give one of {_listed()}.")
-    return chosen
+        raise SizeError(f"The name {path.name} does not tell the format: give one of {', '.join(names)}.")
+    return chosen  # type: ignore[return-value]
 
 
-def _format_of(path: Path, format: str | None) -> VectorFormat | None:
-    """Return the requested format, or the format by the name; `None` if the name does not determine it."""
-    if format is not None:
-        if format not in get_args(VectorFormat):
-            raise SizeError(f"There is no file format {format!r}. Choose one of {_listed()}.")
-        return format  # type: ignore[return-value]
-    return "projector" if path.is_dir() else _BY_SUFFIX.get(Path(path.name.removesuffix(".gz")).suffix)
-
-
-def _detect_format(path: Path) -> VectorFormat:
-    """Return the format of a `.txt` by its first line."""
-    if Path(path.name.removesuffix(".gz")).suffix != ".txt":
-        return format_of(path)
-    with _reading(path) as file:
-        return "word2vec" if _header(file.readline(LONGEST_LINE)) else "glove"
-
-
-def _listed() -> str:
-    """Return the names of all formats."""
-    return ", ".join(get_args(VectorFormat))
+def _suffix(path: Path) -> str:
+    """Return the suffix of a file name before `.gz`."""
+    return Path(path.name.removesuffix(".gz")).suffix
 
 
 # Reading
@@ -221,7 +222,12 @@ def _listed() -> str:
 
 @contextmanager
 def _reading(path: Path) -> Iterator[BufferedIOBase]:
-    """Open a file for reading, decompressed; errors name the file."""
+    """Open a file for reading, decompressed if its suffix is `.gz`.
+
+    Raises:
+        FileError: The file cannot be read, at the start or inside the block.
+        CheckpointError: The compressed data are damaged or truncated.
+    """
     try:
         with path.open("rb") as file:
             if path.suffix != ".gz":
@@ -231,10 +237,10 @@ def _reading(path: Path) -> Iterator[BufferedIOBase]:
                 yield content
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise CheckpointError(f"{path} is not a whole gzip file ({error}): it is damaged or was cut short.") from error
+    except FileError:  # of another file that is read inside the block
+        raise
     except OSError as error:
-        raise (
-            error if isinstance(error, FileError) else FileError(f"Cannot read {path}: {error.strerror or error}.")
-        ) from error
+        raise FileError(f"Cannot read {path}: {error.strerror or error}.") from error
 
 
 Found = tuple[int, bytes, Row]
@@ -247,7 +253,22 @@ Places = Callable[[int], str]
 def _collected(
     path: Path, found: Iterator[Found], errors: DecodeErrors, *, place: str
 ) -> tuple[list[str], Float[Tensor, "V D"], Places]:
-    """Collect tokens and rows, each token once; memory grows with the bytes that were read."""
+    """Collect tokens and rows; only the first row of a duplicate token is kept, with a warning.
+
+    Memory grows with the bytes that were read, not with the sizes that a header states.
+
+    Args:
+        path: The file, for messages.
+        found: Line or row number, token and numbers of each row.
+        errors: Handling of tokens that are not UTF-8.
+        place: `"line"` or `"row"`: what the numbers in `found` count.
+
+    Returns:
+        Tokens, rows, and the function from a row number to its line or row in the file.
+
+    Raises:
+        CheckpointError: There are no rows, or a token is not UTF-8.
+    """
     first: dict[str, None] = {}
     numbers, at = bytearray(), array("q")
     twice: list[str] = []
@@ -274,7 +295,11 @@ def _collected(
 
 
 def _decoded(path: Path, place: str, raw: bytes, errors: DecodeErrors) -> str:
-    """Decode a token; an error names its line or row."""
+    """Decode a token as UTF-8.
+
+    Raises:
+        CheckpointError: `errors` is `"strict"` and the token is not UTF-8; the message names `place` in the file.
+    """
     try:
         return raw.decode("utf-8", errors=errors)
     except UnicodeDecodeError as error:
@@ -291,7 +316,11 @@ def _header(line: bytes) -> tuple[int, int] | None:
 
 
 def _checked_header(path: Path, line: bytes) -> tuple[int, int]:
-    """Return V and D of a header line, or raise an error."""
+    """Return V and D of a header line.
+
+    Raises:
+        CheckpointError: The line is no header, or D is 0 or above `MOST_COLUMNS`.
+    """
     sizes = _header(line)
     if sizes is None:
         raise CheckpointError(
@@ -304,7 +333,11 @@ def _checked_header(path: Path, line: bytes) -> tuple[int, int]:
 
 
 def _lines(path: Path, file: BufferedIOBase, first: int) -> Iterator[tuple[int, bytes]]:
-    """Yield numbered lines without white space at their end; empty lines are allowed at the end of the file only."""
+    """Yield line numbers and lines, without white space at the end of a line.
+
+    Raises:
+        CheckpointError: A line is too long, or an empty line is followed by other lines.
+    """
     empty = None
     number = first
     while line := file.readline(LONGEST_LINE + 1):
@@ -323,7 +356,11 @@ def _lines(path: Path, file: BufferedIOBase, first: int) -> Iterator[tuple[int, 
 
 
 def _text_rows(path: Path, file: BufferedIOBase, *, has_header: bool) -> Iterator[Found]:
-    """Yield the rows of a text file with one token a line."""
+    """Yield the rows of a text file with one token a line.
+
+    Raises:
+        CheckpointError: A line is not a token and D numbers, or the number of rows differs from the header.
+    """
     count, width = _checked_header(path, file.readline(LONGEST_LINE)) if has_header else (None, 0)
     number = found = 0
     for number, line in _lines(path, file, first=1 + has_header):
@@ -345,7 +382,11 @@ def _text_rows(path: Path, file: BufferedIOBase, *, has_header: bool) -> Iterato
 
 
 def _width_of(path: Path, line: bytes) -> int:
-    """Return the number of columns by the first line of a file without a header."""
+    """Return the number of columns: how many fields at the end of a file's first line are numbers.
+
+    Raises:
+        CheckpointError: The line is not a token and its numbers.
+    """
     fields = line.split(b" ")
     width = 0
     while width < len(fields) - 1 and _is_number(fields[-1 - width]):
@@ -365,7 +406,11 @@ def _is_number(field: bytes) -> bool:
 
 
 def _numbers(path: Path, line: int, fields: Sequence[bytes]) -> Row:
-    """Parse the numbers of a line as float32."""
+    """Parse the numbers of a line as float32; numbers too large for float32 become infinity.
+
+    Raises:
+        CheckpointError: A field is not a number.
+    """
     try:
         with np.errstate(over="ignore"):
             row = np.fromiter(map(float, fields), np.float64, len(fields)).astype(np.float32)
@@ -378,7 +423,11 @@ def _numbers(path: Path, line: int, fields: Sequence[bytes]) -> Row:
 
 
 def _binary_rows(path: Path, file: BufferedIOBase) -> Iterator[Found]:
-    """Yield the rows of a file in word2vec's binary format."""
+    """Yield the rows of a file in word2vec's binary format.
+
+    Raises:
+        CheckpointError: The header or a row is damaged, or the number of rows differs from the header.
+    """
     count, width = _checked_header(path, file.readline(LONGEST_TOKEN))
     size = 4 * width
     buffer, at = b"", 0
@@ -411,9 +460,19 @@ def _binary_rows(path: Path, file: BufferedIOBase) -> Iterator[Found]:
 
 
 def _read_npy(path: Path) -> tuple[list[str], Float[Tensor, "V D"], Places]:
-    """Read an array, and its tokens from the JSON file beside it."""
-    named = _tokens_file(path).exists()
-    tokens = _json_tokens(_tokens_file(path)) if named else []
+    """Read a NumPy array, and its tokens from the JSON file in the same folder if there is one.
+
+    Returns:
+        Tokens, rows, and the function from a row number to its place in the file.
+
+    Raises:
+        FileError: A file cannot be read.
+        CheckpointError: The file is not a two-dimensional array of floats, is truncated, or does not fit the tokens.
+    """
+    names = _tokens_file(path)
+    tokens = parse_json(read_bytes(names), names) if names.exists() else None
+    if tokens is not None and not (isinstance(tokens, list) and all(isinstance(token, str) for token in tokens)):
+        raise CheckpointError(f"{names} is not a list of tokens.")
     with _reading(path) as file:
         start = file.read(10)
         length = int.from_bytes(start[8:10], "little")
@@ -424,15 +483,13 @@ def _read_npy(path: Path) -> tuple[list[str], Float[Tensor, "V D"], Places]:
         dtype, by_columns, count, width = np.dtype(found[1]), found[2] == "True", int(found[3]), int(found[4])
         if not count or not width:
             raise CheckpointError(f"{path} holds {count} x {width} numbers: there are no vectors in it.")
-        if named and count != len(tokens):
+        if tokens is not None and count != len(tokens):
             raise CheckpointError(
-                f"{path} holds {count} rows, and {_tokens_file(path).name} beside it {len(tokens)} tokens: they do not "
+                f"{path} has {count} rows, and {names.name} beside it {len(tokens)} tokens: they do not "
                 f"belong together."
             )
         wanted = count * width * dtype.itemsize
-        content = bytearray()
-        while chunk := file.read(min(1 << 22, wanted + 1 - len(content))):
-            content += chunk
+        content = file.read()
         if len(content) != wanted:
             raise CheckpointError(
                 f"{path}: its header states {wanted:,} bytes of numbers, and the file "
@@ -444,21 +501,16 @@ def _read_npy(path: Path) -> tuple[list[str], Float[Tensor, "V D"], Places]:
     return tokens or [str(row) for row in range(count)], torch.from_numpy(rows), lambda row: f"row {row}"
 
 
-def _json_tokens(path: Path) -> list[str]:
-    """Read a JSON list of strings."""
-    try:
-        tokens = json.loads(path.read_bytes())
-    except OSError as error:
-        raise FileError(f"Cannot read {path}, the tokens of the rows: {error.strerror or error}.") from error
-    except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path} is not JSON ({error}): it is damaged or another kind of file.") from error
-    if not isinstance(tokens, list) or not all(isinstance(token, str) for token in tokens):
-        raise CheckpointError(f"{path} is not a list of tokens.")
-    return tokens
-
-
 def _read_projector(path: Path, errors: DecodeErrors) -> tuple[list[str], Float[Tensor, "V D"], Places]:
-    """Read vectors and labels of the Embedding Projector."""
+    """Read vectors and labels of the Embedding Projector.
+
+    Returns:
+        Labels, rows, and the function from a row number to its place in the file.
+
+    Raises:
+        FileError: A file cannot be read.
+        CheckpointError: A line is damaged, or the numbers of labels and rows differ.
+    """
     folder = _folder_of(path)
     numbers = bytearray()
     count = width = 0
@@ -480,7 +532,16 @@ def _read_projector(path: Path, errors: DecodeErrors) -> tuple[list[str], Float[
 
 
 def _metadata(path: Path, count: int, errors: DecodeErrors) -> list[str]:
-    """Read the labels: the first column. With several columns the first line is a header."""
+    """Read the labels of the Embedding Projector: the first column, where several columns have a header line.
+
+    Args:
+        path: The file.
+        count: Number of vectors.
+        errors: Handling of labels that are not UTF-8.
+
+    Raises:
+        CheckpointError: The number of labels is not `count`, or a line has another number of columns.
+    """
     with _reading(path) as file:
         tokens = []
         columns = number = 0
@@ -521,7 +582,7 @@ def _write_words(path: Path, tokens: Sequence[str], chunks: Iterator[Row], width
 
 
 def _write_npy(path: Path, tokens: Sequence[str], chunks: Iterator[Row], width: int) -> None:
-    """Write an array, and its tokens beside it; neither file is replaced before both are complete."""
+    """Write an array and the JSON file of its tokens; neither file is replaced before both are complete."""
     with replace_file(_tokens_file(path)) as partial, _writing(path) as file:
         partial.write_text(json.dumps(list(tokens)) + "\n")
         header = {"descr": "<f4", "fortran_order": False, "shape": (len(tokens), width)}
@@ -559,7 +620,16 @@ def _writing(path: Path) -> Iterator[BufferedIOBase]:
 
 
 def _chunks(rows: Tensor | LookupTable, count: int, width: int) -> Iterator[Row]:
-    """Yield the rows in chunks, as float32 on the CPU; rows that are not finite are refused."""
+    """Yield the rows in chunks, as float32 on the CPU.
+
+    Args:
+        rows: The table, or its rows.
+        count: Number of rows, V.
+        width: Number of columns, D.
+
+    Raises:
+        CheckpointError: A row is not finite.
+    """
     step = max(1, NUMBERS_AT_ONCE // width)
     for start in range(0, count, step):
         stop = min(count, start + step)
@@ -579,7 +649,11 @@ def _decimals(chunk: Row, separator: str) -> Iterator[str]:
 
 
 def _check_tokens(tokens: Sequence[str]) -> None:
-    """Raise an error for a token that the word2vec formats cannot represent: empty, duplicate or with white space."""
+    """Check that the word2vec formats can represent all tokens.
+
+    Raises:
+        CheckpointError: A token is empty, duplicate, has white space, or cannot be encoded in UTF-8.
+    """
     seen: dict[str, int] = {}
     for row, token in enumerate(tokens):
         if not token or _SPACES.search(token):
@@ -595,7 +669,11 @@ def _check_tokens(tokens: Sequence[str]) -> None:
 
 
 def _check_utf8(token: str, row: int) -> str:
-    """Return the token if UTF-8 can encode it, else raise an error."""
+    """Return the token unchanged.
+
+    Raises:
+        CheckpointError: UTF-8 cannot encode the token; the message names the row.
+    """
     try:
         token.encode()
     except UnicodeEncodeError as error:

@@ -21,6 +21,7 @@ import zlib
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import KW_ONLY, dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -80,7 +81,7 @@ def find_text_files(paths: Sequence[str | Path]) -> list[str | Path]:
 
 
 def read_text_chunks(source: str | Path, *, tokenizer: object = None) -> Iterator[str]:
-    """Yield a text in chunks of some thousand characters, whose concatenation is the text.
+    """Yield a text in chunks of some thousand characters; their concatenation is the text.
 
     Args:
         source: A UTF-8 file, gzipped if it ends in `.gz`, or `"-"` for standard input. Line ends are kept; a
@@ -97,7 +98,7 @@ def read_text_chunks(source: str | Path, *, tokenizer: object = None) -> Iterato
 
 
 def encode_chunks(chunks: Iterable[str], tokenizer: object, *, before: str = "") -> Iterator[tuple[str, IdArray]]:
-    """Yield each chunk of a text with its token IDs, whose concatenation is the IDs of the whole text.
+    """Yield each text chunk with its token IDs; the concatenated IDs are those of the whole text.
 
     No special tokens are added at the start or the end of the text.
 
@@ -117,6 +118,7 @@ def encode_chunks(chunks: Iterable[str], tokenizer: object, *, before: str = "")
             yield chunk, np.array(whole.ids[len(start) :], dtype=np.int64)
 
 
+@dataclass(eq=False, repr=False)
 class TokenCorpus:
     """Token IDs of one or more documents in a single array, usually memory-mapped.
 
@@ -132,20 +134,12 @@ class TokenCorpus:
         tokenizer_fingerprint: `fingerprint` of the tokenizer.
     """
 
-    def __init__(
-        self,
-        ids: IdArray | ConcatenatedArray,
-        documents: npt.NDArray[np.int64],
-        blocks: npt.NDArray[np.int64],
-        *,
-        vocab_size: int,
-        tokenizer_fingerprint: str,
-    ) -> None:
-        self.ids = ids
-        self.documents = documents
-        self.blocks = blocks
-        self.vocab_size = vocab_size
-        self.tokenizer_fingerprint = tokenizer_fingerprint
+    ids: IdArray | ConcatenatedArray
+    documents: npt.NDArray[np.int64]
+    blocks: npt.NDArray[np.int64]
+    _: KW_ONLY
+    vocab_size: int
+    tokenizer_fingerprint: str
 
     @classmethod
     def build(
@@ -216,7 +210,8 @@ class TokenCorpus:
         if not writer.add_document(slices, lambda: None):
             warn_left_out("the text")
         writer.check_not_empty(["the text"])
-        return cls(np.concatenate(kept), *writer.tables(), **writer.facts())
+        digest = fingerprint(writer.tokenizer)
+        return cls(np.concatenate(kept), *writer.tables(), vocab_size=writer.vocab_size, tokenizer_fingerprint=digest)
 
     @classmethod
     def open(cls, path: str | Path) -> "TokenCorpus":
@@ -299,17 +294,11 @@ class TokenCorpus:
         wanted = self.num_tokens * (1 - validation_fraction)
         last = int(np.abs(self.blocks[:-1, 0] - wanted).argmin())
         cut = int(self.blocks[last, 0])
+        before, after = self.blocks[: last + 1], self.blocks[last + 1 :] - self.blocks[last]
         starts = np.unique(np.maximum(self.documents - cut, 0)[np.searchsorted(self.documents, cut, "right") - 1 :])
         return (
-            self._view(self.ids[:cut], self.documents[self.documents < cut], self.blocks[: last + 1]),
-            self._view(self.ids[cut:], starts, self.blocks[last + 1 :] - self.blocks[last]),
-        )
-
-    def _view(
-        self, ids: IdArray | ConcatenatedArray, documents: npt.NDArray[np.int64], blocks: npt.NDArray[np.int64]
-    ) -> "TokenCorpus":
-        return TokenCorpus(
-            ids, documents, blocks, vocab_size=self.vocab_size, tokenizer_fingerprint=self.tokenizer_fingerprint
+            replace(self, ids=self.ids[:cut], documents=self.documents[self.documents < cut], blocks=before),
+            replace(self, ids=self.ids[cut:], documents=starts, blocks=after),
         )
 
 
@@ -331,7 +320,16 @@ class CorpusWriter:
         self.num_tokens = self.num_bytes = 0
 
     def add_document(self, texts: Iterable[str], after_chunk: Callable[[], object], *, before: str = "") -> bool:
-        """Encode a document, or the rest of a document after the text `before`; return whether it has any token."""
+        """Encode a document, or the rest of a document, and write its IDs.
+
+        Args:
+            texts: The text, in strings of any length.
+            after_chunk: Called without arguments after each encoded text chunk, to report progress.
+            before: The characters before `texts` if they are the rest of a document.
+
+        Returns:
+            Whether the document has any token. A document without tokens is left out.
+        """
         started = False
         for chunk, ids in encode_chunks(split_text(texts, self.tokenizer), self.tokenizer, before=before):
             self.num_bytes += len(chunk.encode())
@@ -357,7 +355,14 @@ class CorpusWriter:
         self.documents.append(self.num_tokens)
 
     def check_not_empty(self, sources: Sequence[str | Path]) -> None:
-        """Raise a `TextError` if nothing was encoded."""
+        """Raise an error if no token was written.
+
+        Args:
+            sources: Names of the sources, for the error message.
+
+        Raises:
+            TextError: No token was written.
+        """
         if not self.num_tokens:
             raise TextError(f"There is no text in {', '.join(map(str, sources))}. Pass a file with at least one word.")
 
@@ -366,14 +371,10 @@ class CorpusWriter:
         blocks = np.stack([np.array(ends, dtype=np.int64) for ends in (self.token_ends, self.byte_ends)], axis=1)
         return np.array(self.documents, dtype=np.int64), blocks
 
-    def facts(self) -> dict[str, Any]:
-        """Return the keyword arguments of the `TokenCorpus`."""
-        return {"vocab_size": self.vocab_size, "tokenizer_fingerprint": fingerprint(self.tokenizer)}
-
     def index(self) -> dict[str, Any]:
         """Return the content of `index.json`."""
         return {
-            "dtype": {2: "uint16", 4: "uint32"}[self.dtype.itemsize],
+            "dtype": self.dtype.name,
             "num_tokens": self.num_tokens,
             "num_bytes": self.num_bytes,
             "vocab_size": self.vocab_size,
@@ -432,9 +433,16 @@ def _find_cut(text: str, end: int, tokenizer: Tokenizer | None) -> int | None:
 
 
 def is_safe_cut(text: str, place: int, tokenizer: Tokenizer) -> bool:
-    """Return whether a cut at `place` keeps the IDs of the surrounding characters."""
+    """Return whether cutting a text keeps the token IDs of the characters around the cut.
+
+    Args:
+        text: The text.
+        place: Index of the first character after the cut.
+        tokenizer: The tokenizer.
+    """
 
     def encode(part: str) -> list[int]:
+        """Return the token IDs of a text, without special tokens."""
         return tokenizer.encode(part, add_special_tokens=False).ids
 
     left, right = text[max(0, place - CONTEXT_CHARS) : place], text[place : place + CONTEXT_CHARS]
@@ -446,7 +454,11 @@ def is_safe_cut(text: str, place: int, tokenizer: Tokenizer) -> bool:
 
 
 def _texts_below(folder: Path) -> list[Path]:
-    """Return the text files below a folder, sorted."""
+    """Return the text files below a folder, sorted; hidden and binary files are left out.
+
+    Raises:
+        TextError: There is no text file.
+    """
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     visible = [file for file in files if not any(part.startswith(".") for part in file.relative_to(folder).parts)]
     texts = [file for file in visible if not _is_binary(file)]
@@ -495,7 +507,11 @@ def opened(source: str | Path, begin: int = 0, end: int | None = None) -> Iterat
 
 
 def checked(source: str | Path, read: _Read, size: int = _READ_BYTES) -> bytes:
-    """Return `read(size)`; its errors become a `FileError` that names the source."""
+    """Return `read(size)`, at most `size` bytes; an empty result means the end of the text.
+
+    Raises:
+        FileError: The source cannot be read or decompressed; the message names `source`.
+    """
     try:
         return read(size)
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
@@ -529,7 +545,14 @@ def decoded(source: str | Path, read: _Read, *, offset: int = 0) -> Iterator[str
 
 
 def not_utf8(source: str | Path, offset: int, byte: int, raw: bytes) -> str:
-    """Return the error message for a byte that is not UTF-8."""
+    """Return the error message for a byte that is not UTF-8.
+
+    Args:
+        source: Path of the text, or `"-"`.
+        offset: Offset of the byte in the text.
+        byte: The byte.
+        raw: The bytes at the start of the block with this byte; a byte-order mark of UTF-16 in them is recognised.
+    """
     name = "Standard input" if str(source) == "-" else str(source)
     encoding = "UTF-16" if raw.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) else "ISO-8859-1"
     return (
@@ -539,7 +562,11 @@ def not_utf8(source: str | Path, offset: int, byte: int, raw: bytes) -> str:
 
 
 def _check_replaceable(path: Path) -> None:
-    """Raise an error if `path` is anything but a corpus, an empty folder or missing."""
+    """Raise an error unless `path` is a corpus, an empty folder, or missing.
+
+    Raises:
+        FileError: `path` is a file, or a folder with other files.
+    """
     names = {file.name for file in path.iterdir()} if recover_folder(path).is_dir() else set()
     if names and not {"index.json", "ids.bin"} <= names:
         raise FileError(f"The folder {path} holds other files than a corpus. Choose a new folder for the corpus.")

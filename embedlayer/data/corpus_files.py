@@ -82,11 +82,6 @@ class CorpusShard(NamedTuple):
     sources: Offsets
     metadata: JsonObject
 
-    @property
-    def separators(self) -> int:
-        """Number of IDs before the first document, 0 or 1."""
-        return int(self.metadata["separators"])
-
 
 def shard_folder(path: Path, number: int) -> Path:
     """Return the folder of shard `number`, counted from 0."""
@@ -143,16 +138,16 @@ def concatenate_shards(shards: Sequence[CorpusShard]) -> tuple[IdArray | Concate
     last = -1
     for shard in shards:
         if len(shard.documents):
-            skipped = shard.separators
+            separators = skipped = shard.metadata["separators"]  # 0 or 1
             if ids and shard.sources[0] != last:
                 skipped = 0
-                tokens += shard.separators
+                tokens += separators
                 blocks[-1][-1, 0] = tokens
             ids.append(shard.ids[skipped:])
             continued = int(shard.sources[0] == last)
             documents.append(shard.documents[continued:] + tokens)
             blocks.append(shard.blocks + np.array([tokens, num_bytes]))
-            tokens += len(shard.ids) - shard.separators
+            tokens += len(shard.ids) - separators
             last = int(shard.sources[-1])
         num_bytes += int(shard.metadata["num_bytes"])
     blocks[-1][-1, 1] = num_bytes
@@ -207,7 +202,14 @@ def check_version(file: Path, version: int) -> None:
 
 
 def _read_shard(path: Path) -> CorpusShard:
-    """Map and check one shard; of a corpus in a single shard each document is its own source."""
+    """Memory-map the token IDs of one shard and check all its files.
+
+    A folder without a plan is a corpus in a single shard; each of its documents is numbered as a source of its own.
+
+    Raises:
+        FileError: There is no `index.json`, or a file cannot be mapped.
+        CheckpointError: A file is missing, truncated, or does not fit the others.
+    """
     index = read_index(path)
     is_planned = "plan" in index
     try:

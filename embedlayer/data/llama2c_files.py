@@ -6,13 +6,13 @@ bytes of the token, little-endian. Token 1 starts a text; tokens 3 to 258 are th
 
 import math
 import struct
-from collections.abc import Sequence
 from pathlib import Path
 
-from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, processors
+from tokenizers import AddedToken, Tokenizer, decoders, normalizers, processors
 
-from embedlayer.data.sentencepiece_files import find_merges
-from embedlayer.errors import FileError, TokenizerError
+from embedlayer.data.sentencepiece_files import bpe_of_scores
+from embedlayer.errors import TokenizerError
+from embedlayer.io.files import read_bytes
 
 SPECIAL = ("<unk>", "<s>", "</s>")
 BYTES = tuple(f"<0x{byte:02X}>" for byte in range(256))
@@ -30,22 +30,9 @@ def read(path: Path) -> Tokenizer:
         FileError: The file cannot be read.
         TokenizerError: The file is damaged, or another kind of file.
     """
-    try:
-        raw = path.read_bytes()
-    except OSError as error:
-        raise FileError(f"Cannot read the tokenizer file {path}: {error.strerror or error}.") from error
-    pieces, scores = _entries(path, raw)
-    ids = {piece: token for token, piece in enumerate(pieces)}
-    first = len(SPECIAL) + len(BYTES)
-    joined = sorted(range(first, len(pieces)), key=lambda token: (-scores[token], token))
-    model = models.BPE(
-        vocab=ids,
-        merges=find_merges((pieces[token] for token in joined), ids),
-        unk_token="<unk>",
-        fuse_unk=True,
-        byte_fallback=True,
-    )
-    tokenizer = Tokenizer(model)
+    entries = _entries(path, read_bytes(path))
+    merged = range(len(SPECIAL) + len(BYTES), len(entries))
+    tokenizer = Tokenizer(bpe_of_scores(entries, merged, "<unk>", byte_fallback=True))
     tokenizer.normalizer = normalizers.Prepend(" ")
     tokenizer.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)])
     tokenizer.post_processor = processors.TemplateProcessing(
@@ -55,27 +42,29 @@ def read(path: Path) -> Tokenizer:
     return tokenizer
 
 
-def _entries(path: Path, raw: bytes) -> tuple[list[str], Sequence[float]]:
-    """Return tokens and scores, after a check of the special tokens and the bytes."""
-    pieces: list[str] = []
-    scores: list[float] = []
+def _entries(path: Path, raw: bytes) -> list[tuple[str, float]]:
+    """Return token and score of each ID.
+
+    Raises:
+        TokenizerError: The file is damaged, or its special tokens or byte tokens are not those of llama2.c.
+    """
+    entries: list[tuple[str, float]] = []
     at = 4
     try:
         (longest,) = struct.unpack_from("<i", raw)
         while at < len(raw):
             score, length = struct.unpack_from("<fi", raw, at)
-            piece = raw[at + 8 : at + 8 + length]
-            if not 0 <= length <= longest or len(piece) != length or not math.isfinite(score):
-                raise ValueError(f"token {len(pieces)} has length {length} and score {score}")
-            pieces.append(piece.decode("utf-8").strip("\n") if len(pieces) in (1, 2) else piece.decode("utf-8"))
-            scores.append(score)
+            token = raw[at + 8 : at + 8 + length]
+            if not 0 <= length <= longest or len(token) != length or not math.isfinite(score):
+                raise ValueError(f"token {len(entries)} has length {length} and score {score}")
+            entries.append((token.strip(b"\n" if len(entries) in (1, 2) else b"").decode(), score))
             at += 8 + length
     except (struct.error, ValueError) as error:
         raise TokenizerError(f"{path} is not a whole tokenizer of llama2.c ({error}).") from error
-    found = tuple(pieces[: len(SPECIAL) + len(BYTES)])
-    if found != SPECIAL + BYTES or len(set(pieces)) != len(pieces):
+    tokens = tuple(token for token, _ in entries)
+    if tokens[: len(SPECIAL + BYTES)] != SPECIAL + BYTES or len(set(tokens)) != len(tokens):
         raise TokenizerError(
             f"{path} is not a tokenizer of llama2.c: its tokens should be <unk>, <s>, </s>, the 256 bytes, and then "
             f"subwords, each once."
         )
-    return pieces, scores
+    return entries

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, SupportsIndex
+from typing import Any, NamedTuple, SupportsIndex
 
 import numpy as np
 import numpy.typing as npt
@@ -12,11 +12,13 @@ from embedlayer.errors import FileError, SizeError
 IdArray = npt.NDArray[np.integer[Any]]
 
 
-class MemmapSlice:
+class MemmapSlice(NamedTuple):
     """File, data type, offset and length of a memory-mapped array, so that another process can map it again."""
 
-    def __init__(self, filename: str, dtype: np.dtype[Any], offset: int, length: int) -> None:
-        self.location = filename, dtype, offset, length
+    filename: str
+    dtype: np.dtype[Any]
+    offset: int
+    length: int
 
     @classmethod
     def of(cls, ids: IdArray) -> "MemmapSlice | None":
@@ -35,11 +37,10 @@ class MemmapSlice:
         Raises:
             FileError: The file cannot be read, or this process has too many files open.
         """
-        filename, dtype, offset, length = self.location
         try:
-            return np.memmap(filename, dtype=dtype, mode="r", offset=offset, shape=(length,))
+            return np.memmap(self.filename, self.dtype, "r", self.offset, (self.length,))
         except OSError as error:
-            raise cannot_map(filename, error) from error
+            raise cannot_map(self.filename, error) from error
 
 
 def cannot_map(path: str | Path, error: OSError) -> FileError:
@@ -114,10 +115,6 @@ class ConcatenatedArray:
     def tolist(self) -> list[int]:
         """Return all elements as Python numbers."""
         return [token for array in self.arrays for token in array.tolist()]
-
-    def tobytes(self) -> bytes:
-        """Return the bytes of all arrays in order."""
-        return b"".join(array.tobytes() for array in self.arrays)
 
     def windows(self, starts: npt.NDArray[np.int64], length: int) -> IdArray:
         """Return `self[s : s + length]` for each start `s`, as an array `(len(starts), length)`."""

@@ -113,7 +113,13 @@ _progress: Any = None
 
 
 def _start_worker(progress: Any) -> None:
-    """Initialise a worker process."""
+    """Initialise a worker process.
+
+    The process ignores Ctrl-C, turns the threads of the `tokenizers` library off, and exits when its parent has ended.
+
+    Args:
+        progress: Shared array with the progress of each job.
+    """
     global _progress
     _progress = progress
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes of a terminal; the caller kills us
@@ -131,11 +137,19 @@ def _exit_with_parent() -> None:
 
 
 def _run_job(prepare: Callable[[str], Job], argument: str, place: int, number: int) -> list[str]:
-    """Do one job in a worker process and return the texts of its warnings."""
+    """Do one job in a worker process and return the texts of its warnings.
+
+    Args:
+        prepare: Function that returns the function which does a job.
+        argument: Argument of `prepare`.
+        place: Index of the job in the shared progress array.
+        number: Number of the job.
+    """
     parent = multiprocessing.parent_process()
     assert parent is not None
 
     def report(value: int) -> None:
+        """Store the progress of the job in shared memory; exit if the calling process has ended."""
         if not parent.is_alive():
             sys.exit(1)
         _progress[place] = value

@@ -6,13 +6,14 @@ after its import, transformers cannot import its copy of that module.
 """
 
 import struct
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers
 
-from embedlayer.errors import FileError, TokenizerError, require
+from embedlayer.errors import TokenizerError, require
+from embedlayer.io.files import read_bytes
 
 _SPACE = "▁"
 _UNIGRAM, _BPE = 1, 2
@@ -35,43 +36,40 @@ def convert(path: Path) -> Tokenizer:
         MissingExtraError: The `spm` extra is not installed.
     """
     sentencepiece = require("sentencepiece", extra="spm")
-    try:
-        raw = path.read_bytes()
-    except OSError as error:
-        raise FileError(f"Cannot read the tokenizer file {path}: {error.strerror or error}.") from error
+    raw = read_bytes(path)
     try:
         processor = sentencepiece.SentencePieceProcessor(model_proto=raw)
-        tokenizer = _tokenizer(processor, raw)
+        kinds = [dict(_fields(entry)).get(3, 1) for number, entry in _fields(raw) if number == 1]
+        symbols = [processor.id_to_piece(i) for i, kind in enumerate(kinds) if kind == _USER_DEFINED]
+        tokenizer = _tokenizer(processor, raw, symbols)
     except (RuntimeError, IndexError, struct.error) as error:
         raise TokenizerError(f"{path} is not a whole SentencePiece model ({error}): it is damaged.") from error
-    symbols = [piece for piece, kind in zip(_pieces(processor), _kinds(raw), strict=True) if kind == _USER_DEFINED]
     _check_same_ids(path, tokenizer, processor, [*_PROBE, *(f"a {symbol} b{symbol}c" for symbol in symbols[:4])])
     return tokenizer
 
 
-def _tokenizer(processor: Any, raw: bytes) -> Tokenizer:
-    """Build the tokenizer from a loaded model and the bytes of its file."""
+def _tokenizer(processor: Any, raw: bytes, symbols: Sequence[str]) -> Tokenizer:
+    """Build a tokenizer.
+
+    Args:
+        processor: The loaded model, a `SentencePieceProcessor`.
+        raw: Bytes of the model's file.
+        symbols: User-defined symbols of the model.
+
+    Raises:
+        TokenizerError: The model is neither BPE nor Unigram.
+    """
     fields = dict(_fields(raw))
     trainer, normalizer = dict(_fields(fields.get(2, b""))), dict(_fields(fields.get(3, b"")))
-    pieces = [(piece, processor.get_score(i)) for i, piece in enumerate(_pieces(processor))]
-    byte_fallback = any(processor.is_byte(i) for i in range(len(pieces)))
+    subwords = [(processor.id_to_piece(i), processor.get_score(i)) for i in range(len(processor))]
+    byte_fallback = any(processor.is_byte(i) for i in range(len(subwords)))
     kind = trainer.get(3, _UNIGRAM)
     if kind == _UNIGRAM:
-        tokenizer = Tokenizer(models.Unigram(pieces, processor.unk_id(), byte_fallback))
+        tokenizer = Tokenizer(models.Unigram(subwords, processor.unk_id(), byte_fallback))
     elif kind == _BPE:
         unknown = processor.id_to_piece(processor.unk_id())
-        ids = {piece: i for i, (piece, _) in enumerate(pieces)}
-        whole = [i for i in range(len(pieces)) if not (processor.is_byte(i) or processor.is_control(i))]
-        best = sorted(whole, key=lambda i: (-pieces[i][1], i))
-        tokenizer = Tokenizer(
-            models.BPE(
-                vocab=ids,
-                merges=find_merges((pieces[i][0] for i in best), ids),
-                unk_token=unknown,
-                fuse_unk=True,
-                byte_fallback=byte_fallback,
-            )
-        )
+        merged = [i for i in range(len(subwords)) if not (processor.is_byte(i) or processor.is_control(i))]
+        tokenizer = Tokenizer(bpe_of_scores(subwords, merged, unknown, byte_fallback=byte_fallback))
     else:
         raise TokenizerError("It holds a word or character model; only BPE and Unigram models can be converted.")
 
@@ -84,10 +82,9 @@ def _tokenizer(processor: Any, raw: bytes) -> Tokenizer:
     )
     steps = [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
     tokenizer.decoder = decoders.Sequence(steps + ([decoders.Strip(" ", 1, 0)] if adds_space else []))
-    controls = [i for i in range(len(pieces)) if processor.is_control(i) or processor.is_unknown(i)]
-    tokenizer.add_special_tokens([AddedToken(pieces[i][0], normalized=False, special=True) for i in controls])
-    users = [piece for piece, kind in zip(pieces, _kinds(raw), strict=True) if kind == _USER_DEFINED]
-    tokenizer.add_tokens([AddedToken(piece, normalized=not adds_space, special=False) for piece, _ in users])
+    controls = [i for i in range(len(subwords)) if processor.is_control(i) or processor.is_unknown(i)]
+    tokenizer.add_special_tokens([AddedToken(subwords[i][0], normalized=False, special=True) for i in controls])
+    tokenizer.add_tokens([AddedToken(symbol, normalized=not adds_space, special=False) for symbol in symbols])
     return tokenizer
 
 
@@ -101,36 +98,42 @@ def _normalizer(charsmap: bytes, *, adds_space: bool, trims: bool, space: str) -
     return normalizers.Sequence([*steps, normalizers.Replace(" ", space)])
 
 
-def find_merges(pieces: Iterable[str], ids: Mapping[str, int]) -> list[tuple[str, str]]:
-    """Return all merges of two entries into one, in the order of the merged subwords.
+def bpe_of_scores(
+    entries: Sequence[tuple[str, float]], merged: Iterable[int], unknown: str, *, byte_fallback: bool
+) -> models.BPE:
+    """Return the BPE model of a vocabulary with scores.
 
-    SentencePiece merges the two neighbours whose merged subword has the best score. A list of merges in this order
-    is equivalent.
+    SentencePiece merges the two neighbours whose merged subword has the best score. A list of all merges of two entries
+    into one, in the order of the merged subwords' scores, is equivalent.
 
     Args:
-        pieces: Subwords, those with the best score first.
-        ids: ID of each entry.
+        entries: Subword and score of each ID.
+        merged: IDs of the subwords that a merge may give.
+        unknown: Subword for unknown characters.
+        byte_fallback: Whether unknown characters are encoded as bytes.
     """
+    ids = {subword: token_id for token_id, (subword, _) in enumerate(entries)}
     merges = []
-    for piece in pieces:
-        splits = ((piece[:cut], piece[cut:]) for cut in range(1, len(piece)))
+    for token_id in sorted(merged, key=lambda token_id: (-entries[token_id][1], token_id)):
+        subword = entries[token_id][0]
+        splits = ((subword[:cut], subword[cut:]) for cut in range(1, len(subword)))
         known = [(left, right) for left, right in splits if left in ids and right in ids]
         merges += sorted(known, key=lambda pair: (ids[pair[0]], ids[pair[1]]))
-    return merges
-
-
-def _kinds(raw: bytes) -> list[int]:
-    """Return the type of each subword, such as `_USER_DEFINED`."""
-    return [dict(_fields(piece)).get(3, 1) for number, piece in _fields(raw) if number == 1]
-
-
-def _pieces(processor: Any) -> list[str]:
-    """Return all subwords by ID."""
-    return [processor.id_to_piece(i) for i in range(processor.get_piece_size())]
+    return models.BPE(vocab=ids, merges=merges, unk_token=unknown, fuse_unk=True, byte_fallback=byte_fallback)
 
 
 def _check_same_ids(path: Path, tokenizer: Tokenizer, processor: Any, texts: Sequence[str]) -> None:
-    """Raise an error if the IDs of a sample text differ from SentencePiece's."""
+    """Compare the IDs of sample texts with those by SentencePiece.
+
+    Args:
+        path: File of the model, for the error message.
+        tokenizer: The converted tokenizer.
+        processor: The loaded model, a `SentencePieceProcessor`.
+        texts: Sample texts.
+
+    Raises:
+        TokenizerError: The IDs of a text differ.
+    """
     for text in texts:
         ours, theirs = tokenizer.encode(text, add_special_tokens=False).ids, processor.encode(text)
         if ours != theirs:
@@ -141,7 +144,11 @@ def _check_same_ids(path: Path, tokenizer: Tokenizer, processor: Any, texts: Seq
 
 
 def _fields(message: bytes) -> Iterator[tuple[int, Any]]:
-    """Yield number and value of each field of a protocol buffer: an integer, or bytes."""
+    """Yield number and value of each field of a protocol buffer; a value is an integer or bytes.
+
+    Raises:
+        struct.error, IndexError: The buffer is damaged.
+    """
     at = 0
     while at < len(message):
         tag, at = _varint(message, at)
@@ -158,7 +165,7 @@ def _fields(message: bytes) -> Iterator[tuple[int, Any]]:
 
 
 def _varint(message: bytes, at: int) -> tuple[int, int]:
-    """Decode a variable-length integer at an offset; return it and the offset behind it."""
+    """Decode a variable-length integer at an offset; return the integer and the offset after it."""
     value = shift = 0
     while True:
         byte = message[at]

@@ -99,28 +99,43 @@ def build_in_shards(
         >>> build_in_shards(["dogs.txt"], tokenizer, "dogs", shards=3, workers=1)
         TokenCorpus(1300 tokens, 1300 bytes, 1 documents)
     """
-    workers = _cores() if workers is None else workers
+    if workers is None:
+        workers = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     if workers < 1:
         raise SizeError(f"workers is {workers}; it must be 1 or more.")
     folder = _planned(sources, tokenizer, Path(path), shards)
     with FileLock(folder / LOCK, f"The corpus folder {folder}"):
         _build_missing(folder, shards, workers, on_progress)
-    _check_not_empty(sources, folder, shards)
+    names = [name for name, _, _ in read_plan(folder)["sources"]]
+    found = np.concatenate([read_offsets(shard_folder(folder, number) / "sources.npy") for number in range(shards)])
+    if not len(found):
+        raise TextError(f"There is no text in {', '.join(map(str, sources))}. Pass a file with at least one word.")
+    for number in np.setdiff1d(np.arange(len(names)), found):
+        warn_left_out(names[number])
     return TokenCorpus.open(folder)
 
 
 def _build_missing(folder: Path, shards: int, workers: int, on_progress: Progress | None) -> None:
-    """Build the missing shards, in at most `workers` processes."""
+    """Build the shards that are not built yet, in at most `workers` processes.
+
+    Args:
+        folder: Folder with a plan.
+        shards: Number of all shards.
+        workers: Largest number of processes; with 1 this process builds the shards.
+        on_progress: Called with the number of bytes read so far and the total.
+    """
     plan = read_plan(folder)
     total = sum(size for _, size, _ in plan["sources"])
-    done = {number: _bytes_read(part) for number, part in _built(folder, shards)}
+    missing = missing_shards(folder)
+    built = set(range(shards)).difference(missing)
+    done = {number: read_index(shard_folder(folder, number)).get("bytes_read", 0) for number in built}
 
     def progress(number: int, read: int) -> None:
+        """Record the bytes read for one shard and report the sum over all shards."""
         done[number] = read
         if on_progress is not None:
             on_progress(min(sum(done.values()), total), total)
 
-    missing = missing_shards(folder)
     if workers == 1 or len(missing) < 2:
         build = shard_builder(str(folder))
         for number in missing:
@@ -136,16 +151,6 @@ def _build_missing(folder: Path, shards: int, workers: int, on_progress: Progres
         )
     if on_progress is not None:
         on_progress(total, total)
-
-
-def _check_not_empty(sources: Sequence[str | Path], folder: Path, shards: int) -> None:
-    """Raise an error for a corpus without text, and warn of each source without text."""
-    plan = read_plan(folder)
-    found = np.concatenate([read_offsets(part / "sources.npy") for _, part in _built(folder, shards)])
-    if not len(found):
-        raise TextError(f"There is no text in {', '.join(map(str, sources))}. Give a file with at least one word.")
-    for number in np.setdiff1d(np.arange(len(plan["sources"])), found):
-        warn_left_out(plan["sources"][number][0])
 
 
 def build_shard(
@@ -182,6 +187,7 @@ def build_shard(
     total = sum(size for _, size, _ in read_plan(folder)["sources"]) // shards
 
     def report(read: int) -> None:
+        """Report the bytes read so far and the approximate total of the shard."""
         if on_progress is not None:
             on_progress(min(read, total), total)
 
@@ -191,12 +197,19 @@ def build_shard(
 
 
 def shard_builder(folder: str) -> Callable[[int, Report], None]:
-    """Return the function that builds a shard of the plan in `folder`, called with its number and a report function."""
+    """Return the function that builds a shard of the plan in `folder`. Arguments: its number, and a report function.
+
+    Raises:
+        FileError: There is no plan or tokenizer in the folder.
+        CheckpointError: The plan is damaged, or the tokenizer is not that of the plan.
+    """
     path = Path(folder)
     plan, tokenizer = read_plan(path), load_tokenizer(path / TOKENIZER)
-    _check_tokenizer(path, plan, tokenizer)
+    if fingerprint(tokenizer) != plan["tokenizer"]:
+        raise CheckpointError(f"{path / TOKENIZER} is not the tokenizer of {path / PLAN_FILE}. Build in a new folder.")
 
     def build(number: int, report: Report) -> None:
+        """Build shard `number` atomically, with its lock held; `report` receives the number of bytes read so far."""
         target = shard_folder(path, number)
         with _shard_lock(path, number):
             remove_partials(target)  # of a build that was killed
@@ -219,7 +232,15 @@ def _remove_partials_of(path: Path, number: int) -> None:
 
 
 def _write_shard(folder: Path, plan: JsonObject, number: int, tokenizer: Tokenizer, report: Report) -> None:
-    """Encode the byte ranges of one shard and write its files into `folder`."""
+    """Encode the byte ranges of one shard and write its files into `folder`.
+
+    Args:
+        folder: Existing empty folder.
+        plan: Plan of the corpus.
+        number: Number of the shard.
+        tokenizer: Tokenizer of the plan.
+        report: Called with the number of source bytes read so far.
+    """
     found: list[int] = []
     read_before = 0
     with (folder / "ids.bin").open("wb") as file:
@@ -246,7 +267,12 @@ def _write_shard(folder: Path, plan: JsonObject, number: int, tokenizer: Tokeniz
 
 
 def _planned(sources: Sequence[str | Path], tokenizer: object, path: Path, shards: int) -> Path:
-    """Write the plan for these arguments into the folder, or compare it with the plan there; return the folder."""
+    """Write the plan of a build into its folder, or compare the plan with the one in the folder; return the folder.
+
+    Raises:
+        SizeError: `shards` is below 1.
+        FileError: The folder has other files or another plan, or a source cannot be read several times.
+    """
     if shards < 1:
         raise SizeError(f"shards is {shards}; it must be 1 or more.")
     tokenizer = as_tokenizer(tokenizer)
@@ -276,7 +302,11 @@ def _planned(sources: Sequence[str | Path], tokenizer: object, path: Path, shard
 
 
 def _check_same(path: Path, started: JsonObject, requested: JsonObject) -> None:
-    """Raise an error that names the first difference between the plan in a folder and the requested one."""
+    """Raise an error if the plan in a folder differs from the requested plan.
+
+    Raises:
+        FileError: The plans differ; the message names the first difference.
+    """
     if started == requested:
         return
     for key in ("format_version", "shards", "tokenizer"):
@@ -301,7 +331,11 @@ def _check_same(path: Path, started: JsonObject, requested: JsonObject) -> None:
 
 
 def _size_and_digest(source: str) -> list[Any]:
-    """Return the size of a file and a digest of its bytes, or of some blocks where the file is large."""
+    """Return the size of a file and a digest of its bytes; of a file above 1 MiB, a digest of 64 blocks.
+
+    Raises:
+        FileError: The file cannot be read.
+    """
     try:
         with open(source, "rb") as file:
             size = os.fstat(file.fileno()).st_size
@@ -316,39 +350,22 @@ def _size_and_digest(source: str) -> list[Any]:
 
 
 def _check_unchanged(source: str, planned: list[Any], found: list[Any]) -> None:
-    """Raise an error if size or digest of a source differ from the plan."""
+    """Raise an error if size or digest of a source differ from the plan.
+
+    Args:
+        source: Path of the source.
+        planned: Size and digest in the plan.
+        found: Size and digest of the file.
+
+    Raises:
+        FileError: They differ.
+    """
     if found != planned:
         (had, _), (has, _) = planned, found
         how = f"it has {has} bytes and had {had}" if has != had else f"it has {has} bytes as before, but other ones"
         raise FileError(
             f"{source} was changed since this corpus was started: {how}. Restore it, or build in a new folder."
         )
-
-
-def _check_tokenizer(path: Path, plan: JsonObject, tokenizer: Tokenizer) -> None:
-    """Raise an error if the tokenizer in the folder is not that of the plan."""
-    if fingerprint(tokenizer) != plan["tokenizer"]:
-        raise CheckpointError(f"{path / TOKENIZER} is not the tokenizer of {path / PLAN_FILE}. Build in a new folder.")
-
-
-def _built(path: Path, shards: int) -> Iterator[tuple[int, Path]]:
-    """Return number and folder of each shard that is built."""
-    folders = ((number, shard_folder(path, number)) for number in range(shards))
-    return ((number, folder) for number, folder in folders if folder.exists())
-
-
-def _bytes_read(folder: Path) -> int:
-    """Return the number of source bytes that a shard encodes."""
-    read: int = read_index(folder).get("bytes_read", 0)
-    return read
-
-
-def _cores() -> int:
-    """Return the number of cores that this process may use."""
-    try:
-        return len(os.sched_getaffinity(0))
-    except AttributeError:  # not on every system
-        return os.cpu_count() or 1
 
 
 # Byte ranges
@@ -417,7 +434,12 @@ def first_cut(source: str, place: int, size: int, tokenizer: Tokenizer) -> int:
 
 
 def _text_before(source: str, place: int, count: int) -> str:
-    """Return the last `count` characters before byte `place` of a file, or fewer near the start of the file."""
+    """Return the last `count` characters before byte `place` of a file, or fewer near the start of the file.
+
+    Raises:
+        FileError: The file cannot be read.
+        TextError: The bytes are not UTF-8.
+    """
     begin = _next_character(source, max(0, place - _MAX_CHAR_BYTES * (count + 1)))
     raw = _bytes_of(source, begin, place)
     try:
@@ -428,7 +450,7 @@ def _text_before(source: str, place: int, count: int) -> str:
 
 
 def _next_character(source: str, place: int) -> int:
-    """Return the first byte at or after `place` at which a UTF-8 character starts."""
+    """Return the offset of the first UTF-8 character that starts at byte `place` of a file or after it."""
     following = _bytes_of(source, place, place + _MAX_CHAR_BYTES - 1)
     return place + next((n for n, byte in enumerate(following) if byte & 0xC0 != 0x80), len(following))
 

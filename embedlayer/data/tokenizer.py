@@ -9,14 +9,17 @@ import os
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-from embedlayer.errors import FileError, SizeError, TextError, TokenIdError, TokenizerError
-from embedlayer.io.files import write_text
+from embedlayer.data.llama2c_files import read as read_llama2c
+from embedlayer.data.sentencepiece_files import convert as read_sentencepiece
+from embedlayer.data.unigram import train_subwords
+from embedlayer.errors import CheckpointError, FileError, SizeError, TextError, TokenIdError, TokenizerError
+from embedlayer.io.files import read_bytes, read_json, write_text
 
 TokenizerKind = Literal["bpe", "wordpiece", "unigram", "word", "byte"]
 
@@ -83,9 +86,9 @@ def train_tokenizer(
     if min_frequency is not None and kind in ("unigram", "byte"):
         raise TokenizerError(f"A {kind} tokenizer has no min_frequency ({min_frequency} was passed). Leave it out.")
     specials = list(dict.fromkeys(special_tokens))
-    texts = _iterate_texts(texts)
+    texts = _checked_texts(texts)
     if kind == "byte":
-        next(iter(texts), None)  # nothing is learned, and a path is refused all the same
+        next(texts, None)  # nothing is learned, and a path is refused all the same
         return _byte_tokenizer(specials)
 
     train = {"bpe": _train_bpe, "wordpiece": _train_wordpiece, "unigram": _train_unigram, "word": _train_word}[kind]
@@ -136,11 +139,16 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
 
 
 def _read_tokenizer(path: Path) -> Tokenizer:
-    """Read a tokenizer from a file, by the format that its name and content state."""
+    """Read a tokenizer from one file; its name and content determine the format.
+
+    Raises:
+        FileError: The file cannot be read.
+        TokenizerError: The format is unknown, or the file is damaged.
+    """
     if path.suffix == ".model":
-        return _add_tokens_beside(path, _load_sentencepiece(path))
+        return _add_tokens_beside(path, _build_checked(path, lambda: read_sentencepiece(path)))
     if path.suffix == ".bin":
-        return _load_llama2c(path)
+        return _build_checked(path, lambda: read_llama2c(path))
     pair = _bpe_pair(path)
     if path.suffix == ".json":
         content = _read_json(path)
@@ -271,18 +279,18 @@ def token_text(tokenizer: Tokenizer, token_id: int) -> str:
         >>> token_text(tokenizer, tokenizer.encode("I love").ids[-1])
         ' love'
     """
-    piece = tokenizer.id_to_token(token_id) if token_id >= 0 else None
-    if piece is None:
+    subword = tokenizer.id_to_token(token_id) if token_id >= 0 else None
+    if subword is None:
         raise TokenIdError(f"The tokenizer has no token {token_id}: its IDs are 0..{table_size(tokenizer) - 1}.")
     steps = component_types(tokenizer.decoder) | component_types(tokenizer.pre_tokenizer)
     if "ByteLevel" in steps:
         letters = byte_level_alphabet()
-        if all(letter in letters for letter in piece):
-            return _decode_readable(bytes(letters[letter] for letter in piece))
+        if all(letter in letters for letter in subword):
+            return _decode_readable(bytes(letters[letter] for letter in subword))
     elif steps & {"Metaspace", "ByteFallback", "Replace"}:
-        byte = re.fullmatch(r"<0x([0-9A-F]{2})>", piece)
-        return _decode_readable(bytes.fromhex(byte[1])) if byte else piece.replace("▁", " ")
-    return piece
+        byte = re.fullmatch(r"<0x([0-9A-F]{2})>", subword)
+        return _decode_readable(bytes.fromhex(byte[1])) if byte else subword.replace("▁", " ")
+    return subword
 
 
 def fingerprint(tokenizer: Tokenizer) -> str:
@@ -336,8 +344,12 @@ def raise_if_path(text: str) -> None:
 # Training
 
 
-def _iterate_texts(texts: object) -> Iterable[str]:
-    """Return an iterable that checks each text; a path is refused."""
+def _checked_texts(texts: object) -> Iterator[str]:
+    """Yield the texts, each after a check.
+
+    Raises:
+        TextError: A text is not a string, the first text is probably a path, or `texts` is no iterable of strings.
+    """
     if isinstance(texts, str):
         texts = [texts]
     if isinstance(texts, Path | bytes) or not isinstance(texts, Iterable):
@@ -345,11 +357,6 @@ def _iterate_texts(texts: object) -> Iterable[str]:
             f"A tokenizer is trained on a str or an iterable of str, not {type(texts).__name__}. For a file, "
             f"pass embedlayer.data.corpus.read_text_chunks(path)."
         )
-    return _check_texts(texts)
-
-
-def _check_texts(texts: Iterable[object]) -> Iterator[str]:
-    """Yield the texts, and raise an error at one that is not a string, or at a path in the first place."""
     for place, text in enumerate(texts):
         if not isinstance(text, str):
             raise TextError(
@@ -362,7 +369,11 @@ def _check_texts(texts: Iterable[object]) -> Iterator[str]:
 
 
 def _require_words(texts: Iterable[str]) -> Iterator[str]:
-    """Yield the texts; raise an error at the end if all of them are white space."""
+    """Yield the texts, and raise an error after the last one if all of them are empty or white space.
+
+    Raises:
+        TextError: No text has a word.
+    """
     found = False
     for text in texts:
         found = found or not (text == "" or text.isspace())
@@ -431,8 +442,6 @@ def _bert_tokenizer(vocabulary: dict[str, int], *, lowercase: bool) -> Tokenizer
 
 def _train_unigram(texts: Iterable[str], vocab_size: int, specials: list[str], _: int) -> Tokenizer:
     """Train Unigram as in SentencePiece; text is NFKC-normalised."""
-    from embedlayer.data.unigram import train_subwords
-
     normalizer = normalizers.Sequence([normalizers.Nmt(), normalizers.NFKC(), normalizers.Replace(Regex(" {2,}"), " ")])
     words: Counter[str] = Counter()
     for text in texts:
@@ -471,7 +480,14 @@ def _train_word(texts: Iterable[str], vocab_size: int, specials: list[str], min_
 
 
 def _find_tokenizer(folder: Path) -> Path:
-    """Return the tokenizer file of a folder, in the order of `load_tokenizer`; plain names before prefixed ones."""
+    """Return the path of the tokenizer file in a folder, searched for in the order of `load_tokenizer`.
+
+    A plain name such as `vocab.json` is found before a name with a prefix such as `gpt2-vocab.json`. Hidden files are
+    ignored.
+
+    Raises:
+        TokenizerError: The folder has no tokenizer file, or several of the first format that is found.
+    """
     for names in (("tokenizer.json",), ("vocab.json", "encoder.json"), ("*.model",), ("vocab.txt",), _LLAMA2C):
         for pattern in (*names, *(f"*{name.lstrip('*')}" for name in names)):
             found = sorted(file for file in folder.glob(pattern) if not file.name.startswith("."))
@@ -497,7 +513,11 @@ def _bpe_pair(path: Path) -> tuple[Path, Path] | None:
 
 
 def _find_merges(path: Path) -> Path:
-    """Return the only file of merges in the folder of a vocabulary."""
+    """Return the path of the only merges file in the folder of a vocabulary file.
+
+    Raises:
+        TokenizerError: The folder has no merges file or several.
+    """
     merges = [file for pattern in ("*.bpe", "*merges.txt") for file in sorted(path.parent.glob(pattern))]
     if len(merges) != 1:
         raise TokenizerError(
@@ -508,7 +528,12 @@ def _find_merges(path: Path) -> Path:
 
 
 def _load_bpe(vocabulary: Path, merges: Path) -> Tokenizer:
-    """Read byte-level BPE from GPT-2's two files."""
+    """Read a byte-level BPE tokenizer from GPT-2's vocabulary file and merges file.
+
+    Raises:
+        FileError: A file cannot be read.
+        TokenizerError: A file is damaged, or a merge has a subword that the vocabulary lacks.
+    """
     vocab = _read_json(vocabulary)
     if not all(type(token_id) is int for token_id in vocab.values()):
         raise TokenizerError(f"{vocabulary} is not a vocabulary: it should map each token to its ID.")
@@ -516,13 +541,13 @@ def _load_bpe(vocabulary: Path, merges: Path) -> Tokenizer:
     pairs = [(left, right) for left, _, right in (line.partition(" ") for line in lines)]
 
     for pair in pairs:
-        if not all(piece in vocab for piece in (*pair, "".join(pair))):
+        if not all(subword in vocab for subword in (*pair, "".join(pair))):
             raise TokenizerError(
                 f"{merges} merges {pair}, which are not in {vocabulary}. Use two files of the same model."
             )
 
     def build() -> Tokenizer:
-        """Build the tokenizer; the library may refuse the files."""
+        """Build the tokenizer; the `tokenizers` library raises an error for damaged files."""
         tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=pairs))
         tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
         tokenizer.decoder = decoders.ByteLevel()
@@ -534,7 +559,15 @@ def _load_bpe(vocabulary: Path, merges: Path) -> Tokenizer:
 
 
 def _add_tokens_beside(path: Path, tokenizer: Tokenizer) -> Tokenizer:
-    """Add the tokens of `added_tokens.json` in the same folder, if there is one, to a tokenizer read from `path`."""
+    """Add the tokens of `added_tokens.json` to a tokenizer and return the tokenizer.
+
+    Args:
+        path: File of the tokenizer. If its folder has no `added_tokens.json`, nothing is added.
+        tokenizer: Tokenizer to which the tokens are added in place.
+
+    Raises:
+        TokenizerError: The file does not map tokens to IDs, or an ID differs from the next free ID of the tokenizer.
+    """
     file = path.with_name("added_tokens.json")
     if not file.is_file():
         return tokenizer
@@ -552,7 +585,12 @@ def _add_tokens_beside(path: Path, tokenizer: Tokenizer) -> Tokenizer:
 
 
 def _load_vocab_txt(path: Path) -> Tokenizer:
-    """Read BERT's list of subwords, one a line."""
+    """Read a WordPiece tokenizer from BERT's `vocab.txt`, which has one subword a line.
+
+    Raises:
+        FileError: The file cannot be read.
+        TokenizerError: The file has no `[UNK]`, or is damaged.
+    """
     entries = _read_text(path).removesuffix("\n").split("\n")
     vocabulary = {entry.removesuffix("\r"): token_id for token_id, entry in enumerate(entries)}
     if "[UNK]" not in vocabulary:
@@ -571,7 +609,11 @@ def _load_vocab_txt(path: Path) -> Tokenizer:
 
 
 def _is_lowercased(path: Path, vocabulary: Iterable[str]) -> bool:
-    """Return whether a BERT vocabulary is for lower-cased text."""
+    """Return whether a BERT vocabulary is for lower-cased text.
+
+    `do_lower_case` of the `tokenizer_config.json` in the same folder decides. Without it, the result is `True` if no
+    entry except the bracketed ones has an upper-case letter.
+    """
     config = path.with_name("tokenizer_config.json")
     if config.is_file():
         stated = _read_json(config).get("do_lower_case")
@@ -580,43 +622,39 @@ def _is_lowercased(path: Path, vocabulary: Iterable[str]) -> bool:
     return not any(entry != entry.lower() for entry in vocabulary if not re.fullmatch(r"\[.*\]", entry))
 
 
-def _load_sentencepiece(path: Path) -> Tokenizer:
-    """Read a SentencePiece model."""
-    from embedlayer.data.sentencepiece_files import convert
-
-    return _build_checked(path, partial(convert, path))
-
-
-def _load_llama2c(path: Path) -> Tokenizer:
-    """Read llama2.c's tokenizer."""
-    from embedlayer.data.llama2c_files import read
-
-    return _build_checked(path, partial(read, path))
-
-
 def _read_text(path: Path) -> str:
-    """Read a UTF-8 text file; errors name the file."""
+    """Read a UTF-8 text file.
+
+    Raises:
+        FileError: The file cannot be read.
+        TokenizerError: The file is not UTF-8.
+    """
     try:
-        return path.read_bytes().decode("utf-8")
-    except OSError as error:
-        raise FileError(f"Cannot read the tokenizer file {path}: {error.strerror or error}.") from error
+        return read_bytes(path).decode()
     except UnicodeDecodeError as error:
         raise TokenizerError(f"{path} is not UTF-8 text ({error}): it is damaged or another kind of file.") from error
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON object; errors name the file."""
+    """Read a JSON object.
+
+    Raises:
+        FileError: The file cannot be read.
+        TokenizerError: The file is not a JSON object.
+    """
     try:
-        content = json.loads(_read_text(path))
-    except json.JSONDecodeError as error:
-        raise TokenizerError(f"{path} is not JSON ({error}): it is damaged or another kind of file.") from error
-    if not isinstance(content, dict):
-        raise TokenizerError(f"{path} holds a JSON {type(content).__name__}: it is not a tokenizer.")
-    return content
+        return read_json(path)
+    except CheckpointError as error:
+        raise TokenizerError(str(error)) from error
 
 
 def _build_checked(path: Path, build: Callable[[], Tokenizer]) -> Tokenizer:
-    """Return `build()`; errors of the tokenizers library become a `TokenizerError` that names the file."""
+    """Call `build()` and return the tokenizer.
+
+    Raises:
+        TokenizerError: The `tokenizers` library raised an error; the message names the file `path`.
+        FileError, MissingExtraError: `build` raised one; it is raised unchanged.
+    """
     try:
         return build()
     except (TokenizerError, ImportError, FileError):

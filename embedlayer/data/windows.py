@@ -194,7 +194,11 @@ def create_dataloader_v1(
 
 
 def _gpt2_tokenizer() -> Tokenizer:
-    """Return GPT-2's tokenizer from its files in the current directory or in Hugging Face's cache."""
+    """Return GPT-2's tokenizer from its files in the current directory or in Hugging Face's cache.
+
+    Raises:
+        TokenizerError: The files are in neither place, or belong to another tokenizer.
+    """
     found = next((path for path in sorted(Path().glob("*encoder.json")) if path.is_file()), None) or _cached_gpt2()
     if found is None:
         raise TokenizerError(
@@ -383,7 +387,12 @@ def _as_array(ids: TokenIds) -> IdArray | ConcatenatedArray:
 
 
 def _ids_of(text_or_corpus: str | Path | TokenIds, tokenizer: object) -> TokenIds:
-    """Encode a text or text file; return anything else unchanged."""
+    """Return the corpus of a text or of a text file; return anything else unchanged.
+
+    Raises:
+        TokenizerError: A text is passed without a tokenizer.
+        TextError: The text is empty, or is a path as `str`.
+    """
     if not isinstance(text_or_corpus, str | Path):
         return text_or_corpus
     if tokenizer is None:

@@ -157,12 +157,15 @@ def remove_partials(path: Path | str) -> None:
 
 
 def _temporary_path(path: Path) -> Path:
-    """Return a new hidden name in the folder of `path`."""
+    """Return a new hidden path in the folder of `path`, with the suffix of partial files; nothing is created."""
     return path.parent / f".{path.name}.{secrets.token_hex(4)}{PARTIAL}"
 
 
 def _temporary_paths(path: Path, suffix: str) -> list[Path]:
-    """Return the existing temporary paths of `path` with a suffix."""
+    """Return the existing temporary paths of `path` that end in `suffix`, sorted.
+
+    The result is empty if the folder does not exist or cannot be listed.
+    """
     names = re.compile(rf"\.{re.escape(path.name)}\.[^.]+{re.escape(suffix)}")
     try:
         return sorted(file for file in path.parent.iterdir() if names.fullmatch(file.name))
@@ -240,6 +243,18 @@ def write_json(path: Path | str, value: JsonObject) -> None:
     write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
 
 
+def read_bytes(path: Path | str) -> bytes:
+    """Read a file.
+
+    Raises:
+        FileError: There is no such file, or it cannot be read.
+    """
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise FileError(f"Cannot read {path}: {error.strerror or error}.") from error
+
+
 def read_json(path: Path | str) -> JsonObject:
     """Read a JSON object.
 
@@ -247,11 +262,7 @@ def read_json(path: Path | str) -> JsonObject:
         FileError: There is no such file, or it cannot be read.
         CheckpointError: The file is not a JSON object.
     """
-    try:
-        content = Path(path).read_bytes()
-    except OSError as error:
-        raise FileError(f"Cannot read {path}: {error.strerror or error}.") from error
-    value = parse_json(content, path)
+    value = parse_json(read_bytes(path), path)
     if not isinstance(value, dict):
         raise CheckpointError(f"{path} holds a JSON {type(value).__name__} where an object is expected.")
     return value

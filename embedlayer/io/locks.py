@@ -15,8 +15,6 @@ import warnings
 import weakref
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
-from typing import NamedTuple
 
 from embedlayer.errors import EmbedLayerWarning, FileError
 
@@ -64,8 +62,10 @@ class FileLock:
         """
         if self._release is None:
             key = os.path.realpath(self.path)
-            _process_locks.acquire(key, self.what, timeout_seconds)
-            self._release = weakref.finalize(self, _process_locks.release, key)
+            with _guard:
+                descriptor, users = _locks.get(key) or (_lock_file(key, self.what, timeout_seconds), 0)
+                _locks[key] = descriptor, users + 1
+            self._release = weakref.finalize(self, _release_share, key)
 
     def release(self) -> None:
         """Release the lock; do nothing if this object does not have it."""
@@ -82,7 +82,7 @@ class FileLock:
             FileError: Another process has the lock.
         """
         key = os.path.realpath(self.path)
-        if fcntl is None or key in _process_locks.locks:
+        if fcntl is None or key in _locks:
             return
         try:
             descriptor = os.open(key, os.O_RDONLY)
@@ -98,65 +98,56 @@ class FileLock:
             os.close(descriptor)
 
     def __enter__(self) -> "FileLock":
+        """Acquire the lock without waiting and return this object."""
         self.acquire()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
+        """Release the lock."""
         self.release()
 
 
-class _Lock(NamedTuple):
-    """Descriptor of a locked file, and the number of objects that share the lock."""
+_locks: dict[str, tuple[int, int]] = {}
+"""Locks of this process: by path, the descriptor of the locked file and the number of objects that share the lock."""
 
-    descriptor: int
-    users: int
+_guard = threading.RLock()  # a garbage collection inside a block with this guard may release another lock
 
 
-class _ProcessLocks:
-    """Locks of this process by the path of their file."""
+def _release_share(key: str) -> None:
+    """Release one object's share of a lock of this process; the last share unlocks and removes the file.
 
-    def __init__(self) -> None:
-        self.locks: dict[str, _Lock] = {}
-        self.guard = threading.RLock()  # a garbage collection inside the block may release another lock
-        self.watches_forks = False
-
-    def acquire(self, key: str, what: str, timeout_seconds: float) -> None:
-        """Lock a file, or share a lock of this process."""
-        with self.guard:
-            descriptor, users = self.locks.get(key) or (_lock_file(key, what, timeout_seconds), 0)
-            self.locks[key] = _Lock(descriptor, users + 1)
-            if not self.watches_forks and hasattr(os, "register_at_fork"):
-                os.register_at_fork(after_in_child=self.close_copies)
-                self.watches_forks = True
-
-    def release(self, key: str) -> None:
-        """Release one share of a lock; the last one unlocks and removes the file."""
-        with self.guard:
-            if key not in self.locks:  # a child by fork
-                return
-            descriptor, users = self.locks.pop(key)
-            if users > 1:
-                self.locks[key] = _Lock(descriptor, users - 1)
-                return
+    Args:
+        key: Real path of the lock file. Nothing happens if this process has no lock there, as in a child by `fork`.
+    """
+    with _guard:
+        descriptor, users = _locks.pop(key, (-1, 0))  # a child by fork has none
+        if users > 1:
+            _locks[key] = descriptor, users - 1
+        elif users:
             with suppress(OSError):  # the folder may be gone
                 os.unlink(key)
             os.close(descriptor)
 
-    def close_copies(self) -> None:
-        """Close the copies of the descriptors in a child by `fork`, so that the lock ends with the parent process."""
-        for descriptor, _ in self.locks.values():
-            os.close(descriptor)
-        self.locks.clear()
-        self.guard = threading.RLock()
+
+def _close_copies() -> None:
+    """Close the copies of the descriptors in a child by `fork`, so that the lock ends with the parent process."""
+    global _guard
+    _guard = threading.RLock()
+    for descriptor, _ in _locks.values():
+        os.close(descriptor)
+    _locks.clear()
 
 
-_process_locks = _ProcessLocks()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_close_copies)
 
 
 def _lock_file(path: str, what: str, timeout_seconds: float) -> int:
-    """Lock a file and return its descriptor."""
+    """Create and lock a file, write the process ID and host name into it, and return its descriptor.
+
+    Raises:
+        FileError: Another process still has the lock after `timeout_seconds`, or the file cannot be written.
+    """
     until = time.monotonic() + timeout_seconds
     while True:
         try:
@@ -191,7 +182,7 @@ def _try_to_lock(descriptor: int, what: str) -> bool:
     warnings.warn(
         f"{what} is not protected from a second process that writes to it: {reason}. Make sure that there is none.",
         EmbedLayerWarning,
-        stacklevel=6,
+        stacklevel=5,
     )
     return True
 
@@ -205,7 +196,12 @@ def _is_still_at(descriptor: int, path: str) -> bool:
 
 
 def _in_use(what: str, descriptor: int) -> FileError:
-    """Return the error for a lock of another process, which its file names."""
+    """Return the error for a lock of another process.
+
+    Args:
+        what: What the lock protects.
+        descriptor: Descriptor of the lock file, which names the process.
+    """
     holder = os.pread(descriptor, 300, 0).decode(errors="replace").strip() or "another process"
     return FileError(
         f"{what} is in use by {holder}: two processes would mix their files in it. "

@@ -296,13 +296,16 @@ class _LocalFolder(CheckpointFolder):
         self.name = str(folder)
 
     def find(self, file: str) -> Path | None:
+        """Return the path of a file; `None` if it does not exist."""
         path = self.folder / file
         return path if path.is_file() else None
 
     def list_files(self) -> Sequence[Path]:
+        """Return the paths of all files directly in the folder, sorted."""
         return sorted(path for path in self.folder.iterdir() if path.is_file())
 
     def subfolder(self, folder: str) -> "_LocalFolder":
+        """Return a folder inside this one, which need not exist."""
         return _LocalFolder(self.folder / folder)
 
 
@@ -395,21 +398,6 @@ class WeightFiles:
         return self._headers[file]
 
 
-def open_weights(path: Path) -> WeightFiles:
-    """Open a folder with safetensors files, one such file, or an index of several.
-
-    Raises:
-        FileError: There is no such path, or no safetensors file in the folder.
-        CheckpointError: The weights are pickles, the index is damaged or names files outside its folder, or there are
-            several files and no index.
-    """
-    found = find_folder(path)
-    if found is None:
-        raise no_such_path(path)
-    folder, file = found
-    return WeightFiles(folder, choose_weight_files(folder, file))
-
-
 def find_folder(path: Path) -> tuple[CheckpointFolder, str | None] | None:
     """Return the folder at `path` and `None`, or for a file its folder and its name; `None` if nothing exists there.
 
@@ -486,7 +474,12 @@ def is_plain_name(name: str) -> bool:
 
 
 def _read_weight_map(index: Path) -> dict[str, str]:
-    """Read the file of each tensor from an index, and refuse files outside its folder."""
+    """Read the file name of each tensor from an index.
+
+    Raises:
+        FileError: The index cannot be read.
+        CheckpointError: The index is damaged, or names a file outside its folder or of another kind.
+    """
     shards = read_json(index).get("weight_map")
     if not isinstance(shards, dict) or not all(isinstance(file, str) for file in shards.values()):
         raise CheckpointError(

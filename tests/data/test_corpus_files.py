@@ -36,7 +36,7 @@ def test_a_corpus_in_one_part_is_a_part_like_any_other(texts, tmp_path):
     assert np.array_equal(ids, built.ids)
     assert np.array_equal(documents, built.documents)
     assert np.array_equal(blocks, built.blocks)
-    assert part.separators == 0
+    assert part.metadata["separators"] == 0
 
 
 def test_each_part_begins_with_a_mark_that_its_reader_keeps_or_leaves_out(corpus, texts):

@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 import embedlayer as el
-from embedlayer.io.safetensors_files import load_tensors, open_weights, read_header, save_tensors
+from embedlayer.checkpoints.reader import Checkpoint
+from embedlayer.io.safetensors_files import load_tensors, read_header, save_tensors
 
 
 @pytest.fixture
@@ -36,7 +37,7 @@ def write_raw(path, header: object, body: bytes = b"", length: int | None = None
 
 def test_tensors_are_those_that_safetensors_wrote(tmp_path, tensors) -> None:
     save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
-    stored = open_weights(tmp_path)
+    stored = Checkpoint.open(tmp_path)
     assert set(stored.names) == set(tensors)
     for name, tensor in tensors.items():
         read = stored.read(name)
@@ -49,7 +50,7 @@ def test_tensors_are_those_that_safetensors_wrote(tmp_path, tensors) -> None:
 def test_writing_to_what_was_read_does_not_change_the_file(tmp_path, tensors) -> None:
     save_file(tensors, tmp_path / "model.safetensors")
     before = (tmp_path / "model.safetensors").read_bytes()
-    open_weights(tmp_path).read("model.embed_tokens.weight").zero_()
+    Checkpoint.open(tmp_path).read("model.embed_tokens.weight").zero_()
     assert (tmp_path / "model.safetensors").read_bytes() == before
 
 
@@ -67,7 +68,7 @@ def test_only_what_is_asked_for_is_read(tmp_path) -> None:
         file.seek(start + huge)
         file.write(table.numpy().tobytes())
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    stored = open_weights(tmp_path)
+    stored = Checkpoint.open(tmp_path)
     assert torch.equal(stored.read("wte.weight"), table)
     assert stored.bytes_read == start + 160
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 50_000
@@ -94,7 +95,7 @@ def test_a_table_larger_than_memory_is_read_by_rows(tmp_path) -> None:
             file.seek(start + row * width * 4)
             file.write(values.numpy().tobytes())
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    stored = open_weights(tmp_path)
+    stored = Checkpoint.open(tmp_path)
     table = stored.info("wte.weight")
     assert torch.equal(
         table.read_rows(torch.tensor([rows - 1, 0, 12_345_678])),
@@ -113,7 +114,7 @@ def test_rows_are_those_of_the_whole_tensor(tmp_path, dtype) -> None:
         "empty": torch.empty(0, 4).to(dtype),
     }
     save_file(stored, tmp_path / "model.safetensors")
-    weights = open_weights(tmp_path)
+    weights = Checkpoint.open(tmp_path)
     picked = torch.tensor([4, 0, 4])
     assert torch.equal(weights.info("a").read_rows(picked).float(), stored["a"].float()[picked])
     assert torch.equal(weights.info("a").read_rows(slice(1, 3)).float(), stored["a"].float()[1:3])
@@ -125,7 +126,7 @@ def test_a_tensor_at_an_odd_offset_is_read(tmp_path) -> None:
     values = torch.randn(3)
     raw = json.dumps({"x": {"dtype": "F32", "shape": [3], "data_offsets": [0, 12]}}).encode()
     write_raw(tmp_path / "a.safetensors", raw.ljust(len(raw) // 8 * 8 + 9), values.numpy().tobytes())
-    read = open_weights(tmp_path / "a.safetensors").read("x")
+    read = Checkpoint.open(tmp_path / "a.safetensors").read("x")
     assert torch.equal(read, values)
     assert read.data_ptr() % 4 == 0
 
@@ -139,7 +140,7 @@ def test_of_a_sharded_checkpoint_only_the_shards_with_the_tensor_are_opened(tmp_
     (tmp_path / "two.safetensors").write_bytes(b"not opened")
     shards(tmp_path, a="one.safetensors", b="two.safetensors", c="three.safetensors")
     for source in (tmp_path, tmp_path / "model.safetensors.index.json"):
-        stored = open_weights(source)
+        stored = Checkpoint.open(source)
         assert stored.names == ("a", "b", "c")
         assert stored.read("a").sum() == 3
     with pytest.raises(el.CheckpointError, match=r"two.safetensors is not a whole safetensors file"):
@@ -154,7 +155,7 @@ def test_a_tensor_that_its_shard_does_not_hold_is_named(tmp_path) -> None:
     save_file({"a": torch.ones(3)}, tmp_path / "one.safetensors")
     shards(tmp_path, b="one.safetensors")
     with pytest.raises(el.CheckpointError, match=r"no tensor 'b' in one.safetensors"):
-        open_weights(tmp_path).info("b")
+        Checkpoint.open(tmp_path).info("b")
 
 
 @pytest.mark.parametrize(
@@ -173,20 +174,20 @@ def test_a_tensor_that_its_shard_does_not_hold_is_named(tmp_path) -> None:
 def test_a_shard_outside_the_folder_is_refused(tmp_path, name) -> None:
     shards(tmp_path, a=name)
     with pytest.raises(el.CheckpointError, match="refused"):
-        open_weights(tmp_path)
+        Checkpoint.open(tmp_path)
 
 
 def test_an_index_of_pickles_is_refused(tmp_path) -> None:
     (tmp_path / "pytorch_model.bin.index.json").write_text('{"weight_map": {"a": "pytorch_model-1.bin"}}')
     with pytest.raises(el.CheckpointError, match=r"pytorch_model-1.bin', which is no safetensors file"):
-        open_weights(tmp_path / "pytorch_model.bin.index.json")
+        Checkpoint.open(tmp_path / "pytorch_model.bin.index.json")
 
 
 @pytest.mark.parametrize("text", ["{}", '{"weight_map": []}', '{"weight_map": {"a": 1}}', "[" * 100_000, "\xff"])
 def test_an_index_that_is_none_is_refused(tmp_path, text) -> None:
     (tmp_path / "model.safetensors.index.json").write_bytes(text.encode("latin-1"))
     with pytest.raises(el.CheckpointError):
-        open_weights(tmp_path)
+        Checkpoint.open(tmp_path)
 
 
 def test_pickles_are_refused_with_the_line_that_converts_them(tmp_path) -> None:
@@ -194,9 +195,9 @@ def test_pickles_are_refused_with_the_line_that_converts_them(tmp_path) -> None:
     weights["lm_head.weight"] = weights["wte.weight"]
     torch.save(weights, tmp_path / "pytorch_model.bin")
     with pytest.raises(el.CheckpointError, match="is a pickle") as caught:
-        open_weights(tmp_path)
+        Checkpoint.open(tmp_path)
     with pytest.raises(el.CheckpointError, match="is a pickle"):
-        open_weights(tmp_path / "pytorch_model.bin")
+        Checkpoint.open(tmp_path / "pytorch_model.bin")
     (tmp_path / "renamed.safetensors").write_bytes((tmp_path / "pytorch_model.bin").read_bytes())
     with pytest.raises(el.CheckpointError, match="is a pickle"):
         read_header(tmp_path / "renamed.safetensors")
@@ -204,26 +205,26 @@ def test_pickles_are_refused_with_the_line_that_converts_them(tmp_path) -> None:
 
     command = str(caught.value).splitlines()[-1].replace("python", sys.executable, 1)
     subprocess.run(command, shell=True, check=True, cwd=tmp_path)
-    assert torch.equal(open_weights(tmp_path).read("lm_head.weight"), weights["wte.weight"])
+    assert torch.equal(Checkpoint.open(tmp_path).read("lm_head.weight"), weights["wte.weight"])
 
 
 @pytest.mark.parametrize("length", [0x80, 0x0280, 0x0480, 0x4B50])
 def test_a_header_whose_length_looks_like_a_pickle_is_a_header(tmp_path, length) -> None:
     raw = json.dumps({"a": {"dtype": "U8", "shape": [4], "data_offsets": [0, 4]}}).encode().ljust(length)
     write_raw(tmp_path / "model.safetensors", raw, b"1234")
-    assert open_weights(tmp_path).read("a").tolist() == [49, 50, 51, 52]
+    assert Checkpoint.open(tmp_path).read("a").tolist() == [49, 50, 51, 52]
 
 
 def test_several_files_without_an_index_are_not_guessed_among(tmp_path) -> None:
     for name in ("a", "b"):
         save_file({name: torch.ones(1)}, tmp_path / f"{name}.safetensors")
     with pytest.raises(el.CheckpointError, match="2 safetensors files and no"):
-        open_weights(tmp_path)
+        Checkpoint.open(tmp_path)
 
 
 def test_an_empty_folder_is_a_file_error(tmp_path) -> None:
     with pytest.raises(el.FileError, match="no safetensors"):
-        open_weights(tmp_path)
+        Checkpoint.open(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -281,7 +282,7 @@ def test_a_header_over_the_formats_limit_is_refused_unread(tmp_path) -> None:
 def test_a_type_that_is_not_known_is_refused_only_when_it_is_asked_for(tmp_path) -> None:
     path = tmp_path / "model.safetensors"
     write_raw(path, {"a": {"dtype": "F4", "shape": [8], "data_offsets": [0, 4]}}, b"1234")
-    stored = open_weights(path)
+    stored = Checkpoint.open(path)
     assert stored.info("a").nbytes == 4
     with pytest.raises(el.CheckpointError, match="stored as F4"):
         stored.read("a")
@@ -291,7 +292,7 @@ def read_everything(path) -> None:
     """Open and read all of it, allowing only our own errors, and no more memory than a file of this size can need."""
     tracemalloc.start()
     try:
-        stored = open_weights(path)
+        stored = Checkpoint.open(path)
         for name in stored.names:
             stored.read(name).sum()
     except el.EmbedLayerError:
@@ -342,11 +343,11 @@ def test_no_bytes_crash_the_reader(tmp_path, raw) -> None:
 def test_a_file_of_another_kind_and_a_place_with_nothing_are_said_to_be_so(tmp_path) -> None:
     (tmp_path / "notes.txt").write_text("not a checkpoint at all")
     with pytest.raises(el.CheckpointError, match="another kind of file"):
-        open_weights(tmp_path / "notes.txt").names  # noqa: B018
+        Checkpoint.open(tmp_path / "notes.txt").names  # noqa: B018
     with pytest.raises(el.FileError, match="no folder or file"):
-        open_weights(tmp_path / "nowhere")
+        Checkpoint.open(tmp_path / "nowhere")
     with pytest.raises(el.FileError, match="Cannot read"):
-        open_weights(Path("a" * 5000))
+        Checkpoint.open(Path("a" * 5000))
 
 
 def test_a_full_disk_leaves_the_old_tensors(tmp_path: Path) -> None:
