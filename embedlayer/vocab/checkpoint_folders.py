@@ -9,8 +9,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from tokenizers import Tokenizer
-
 from embedlayer.checkpoints.embedding_layer import EmbeddingLayer, load
 from embedlayer.checkpoints.reader import CONFIG, Checkpoint
 from embedlayer.checkpoints.writer import write_tensors
@@ -58,8 +56,10 @@ def apply_to_checkpoint(folder: Path, partial: Path, edit: VocabularyEdit) -> tu
             from its ID would get another ID.
     """
     layer, tensors, aliases = _opened(folder)
-    table = next(iter(tensors))
-    resolved = edit.resolve([_tokenizer_of(folder, layer)], len(tensors[table].tensor), all_rows_have_ids=True)
+    table, tokenizer = next(iter(tensors)), layer.tokenizer
+    if tokenizer is None and any(folder.glob("tok*.bin")):
+        tokenizer = load_tokenizer(folder)  # llama2.c's file is no part of a layer
+    resolved = edit.resolve([tokenizer], len(tensors[table].tensor), all_rows_have_ids=True)
     result, row_map = apply_row_map(tensors, resolved.rows), resolved.rows.row_map
     if layer.numbering == "ids" and int(row_map.new_ids[layer.padding_id or 0]) != layer.padding_id:
         raise VocabularyError(
@@ -114,13 +114,6 @@ def _opened(folder: Path) -> tuple[EmbeddingLayer, dict[str, RowTensor], dict[st
             stacklevel=5,
         )
     return layer, tensors, aliases
-
-
-def _tokenizer_of(folder: Path, layer: EmbeddingLayer) -> Tokenizer | None:
-    """Return the checkpoint's tokenizer; llama2.c's file is no part of a layer."""
-    if layer.tokenizer is None and any(folder.glob("tok*.bin")):
-        return load_tokenizer(folder)
-    return layer.tokenizer
 
 
 # Configuration files

@@ -9,7 +9,7 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from embedlayer.data.tokenizer import fingerprint
+from embedlayer.data.tokenizer import fingerprint, missing_rows_message
 from embedlayer.errors import VocabularyError
 from embedlayer.io.files import JsonObject
 from embedlayer.short_repr import short_repr
@@ -183,6 +183,9 @@ class EditRequest(VocabularyEdit):
                     "The tokenizer that was passed is not that of the model: leave it out, or see transplant."
                 )
             tokenizer = tokenizer if own is None else own
+        mismatch = None if tokenizer is None else missing_rows_message(tokenizer, num_rows)
+        if mismatch is not None:
+            raise VocabularyError(mismatch)
         tokens, multiple = self.token_map(tokenizer, num_rows), self.pad_to_multiple_of
         row_map = tokens.row_map(num_rows, multiple if all_rows_have_ids or multiple is None else 1)
         origins: dict[int, str] = {}

@@ -5,6 +5,7 @@ same objects, so tied heads and optimizers keep their references. Each rank move
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -32,6 +33,7 @@ TOKEN_IDS = (
     *("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id", "mask_token_id", "sep_token_id"),
 )
 """Token IDs in the configuration of a live transformers model."""
+
 
 Step = tuple[Callable[[], object], Callable[[], object]]
 """An assignment, and the one that reverts it."""
@@ -298,11 +300,7 @@ def settings_of(modules: VocabularyModules) -> dict[str, Setting]:
     for name, patched in {**modules.tables, **modules.heads}.items():
         note(_join(name, "original"), patched.__dict__.get(REPLACED), "num_embeddings out_features padding_idx")
     for name, config in modules.configs.items():
-        note(
-            name,
-            config,
-            " ".join(["vocab_size", *(key for key in TOKEN_IDS if getattr(config, key, None) is not None)]),
-        )
+        note(name, config, " ".join(["vocab_size", *(k for k in TOKEN_IDS if getattr(config, k, None) is not None)]))
     return found
 
 
@@ -329,12 +327,9 @@ def new_settings(modules: VocabularyModules, edit: ResolvedEdit) -> JsonObject:
     for name, (owner, attribute, part) in settings.items():
         value = getattr(owner, attribute)
         local = (SINGLE_PROCESS if part is None else part.collectives).partition(row_map.size)
-        if attribute in ("start", "first_row"):
-            value = local.start
-        elif attribute == "stop":
-            value = local.stop
-        elif attribute == "whole_rows":
-            value = row_map.size
+        bounds = {"start": local.start, "first_row": local.start, "stop": local.stop, "whole_rows": row_map.size}
+        if attribute in bounds:
+            value = bounds[attribute]
         elif attribute in ("padding_idx", "padding_id"):
             value = local.local_or_none(_moved_padding(value if part is None else part.padding_idx, row_map))
         elif attribute in TOKEN_IDS:
@@ -400,6 +395,7 @@ def apply_to_module(
     """
     modules = vocabulary_modules(module)
     ranks = modules.collectives
+    pending = [part.stored for part in modules.local.values() if part.stored.pending_updates is not None]
     with ranks.all_or_none() as facts:
         resolved = edit.resolve(
             [tokenizer, *(layer.tokenizer for layer in modules.layers.values())],
@@ -412,7 +408,8 @@ def apply_to_module(
         row_map = resolved.rows.row_map
         settings, old_settings = new_settings(modules, resolved), settings_of(modules)
         before = {name: setting.value for name, setting in old_settings.items()}
-        apply_pending_updates(modules)
+        for stored in pending:  # rows and moments become those of dense AdamW
+            stored.pending_updates.apply_all(stored.weight, moments=True)
         padding = {n: settings[_join(n, "num_rows")] - settings[_join(n, "vocab_size")] for n in modules.stored}
         tensors, replace = row_tensors(module, modules, optimizer, padding)
         parameters = {name: rows for name, rows in tensors.items() if isinstance(rows.tensor, nn.Parameter)}
@@ -438,31 +435,20 @@ def apply_to_module(
         for name, rows in parameters.items()
     ]
     _do_all(steps)
-    for table in modules.local.values():
-        if table.stored.pending_updates is not None:
-            table.stored.pending_updates.detach()  # nothing is pending: the optimizer's next step begins a new one
+    for stored in pending:
+        stored.pending_updates.detach()  # nothing is pending: the optimizer's next step begins a new one
     return ModuleResult(resolved, result, before)
 
 
-def apply_pending_updates(modules: VocabularyModules) -> None:
-    """Apply the pending updates of row-sparse tables to their rows and moments, as dense AdamW has them."""
-    for part in modules.local.values():
-        if part.stored.pending_updates is not None:
-            part.stored.pending_updates.apply_all(part.stored.weight, moments=True)
-
-
-def _assign(owner: Any, name: str, value: object) -> Step:
+def _assign(owner: object, name: str, value: object) -> Step:
+    """Return the step that sets an attribute."""
     return partial(setattr, owner, name, value), partial(setattr, owner, name, getattr(owner, name))
 
 
 def _do_all(steps: Sequence[Step]) -> None:
-    """Carry out all steps; if one fails, revert those before it and itself."""
-    begun: list[Callable[[], object]] = []
-    try:
+    """Carry out all steps; if one fails, revert it and those before it."""
+    with ExitStack() as stack:
         for do, revert in steps:
-            begun.append(revert)
+            stack.callback(revert)
             do()
-    except BaseException:
-        for revert in reversed(begun):
-            revert()
-        raise
+        stack.pop_all()

@@ -81,13 +81,11 @@ class TokenSelection:
         names: Name of each token after the edit, in the order of the new IDs.
         sources: Old ID of each token after the edit; -1 for a new token.
         merged: New ID of the token that replaces each merged token, by the old ID of the merged token.
-        removed: Old IDs of the tokens that are removed or merged.
     """
 
     names: list[str]
     sources: list[int]
     merged: dict[int, int]
-    removed: set[int]
 
 
 def select_tokens(
@@ -151,7 +149,6 @@ def select_tokens(
         names=names,
         sources=[old.vocabulary.get(name, -1) for name in names],
         merged={token_id: ids[name] for token_id, name in merged.items()},
-        removed=removed,
     )
 
 

@@ -118,11 +118,10 @@ def edit_tokenizer(
     edited = _built(data, selected.names, new, old)
     _check_reached(edited, new)
     warn_of_other_texts(tokenizer, edited, [text for text in add if isinstance(text, str) and text not in special])
-    gaps = set(range(table_size(tokenizer))) - old.entries.keys()
     return TokenizerEdit(
         tokenizer=edited,
         sources=tuple(None if source < 0 else source for source in selected.sources),
-        dropped=tuple(sorted((selected.removed | gaps) - selected.merged.keys())),
+        dropped=tuple(sorted({*range(table_size(tokenizer))} - {*selected.sources} - selected.merged.keys())),
         merged=selected.merged,
     )
 
@@ -151,7 +150,7 @@ def _new_tokens(
             )
     tokens: dict[str, AddedToken | None] = {}
     for text, token in (added | specials).items():
-        entry = None if text in specials or isinstance(token, AddedToken) else _entry(old.tokenizer, text)
+        entry = None if text in specials or isinstance(token, AddedToken) else _entry(old, text)
         if entry is not None and not _has_added_ids(old):
             if entry in tokens:
                 raise VocabularyError(f"{text!r} is named twice among the new tokens. Name each once.")
@@ -185,23 +184,24 @@ def _rules(old: TokenBytes, token: str | AddedToken, *, word: bool, special: boo
     return AddedToken(token, single_word=word, normalized=normal and not special, special=special)
 
 
-def _entry(tokenizer: Tokenizer, text: str) -> str | None:
+def _entry(old: TokenBytes, text: str) -> str | None:
     """Return the name with which the model itself finds a new token; `None` if it cannot, and for BPE.
 
     WordPiece and word tokenizers find words, Unigram text that its pre-tokenizer does not split.
     """
-    kind, steps = type(tokenizer.model).__name__, tokenizer.pre_tokenizer
+    model, steps = old.tokenizer.model, old.tokenizer.pre_tokenizer
+    kind = type(model).__name__
     chunks = [text] if steps is None else [chunk for chunk, _ in steps.pre_tokenize_str(text)]
     if kind == "Unigram":
         entry = text.replace(" ", "▁")
         word, whole = entry.removeprefix("▁"), chunks in ([entry], ["▁" + entry])
     elif kind in ("WordPiece", "WordLevel"):
-        entry, word = text, text.removeprefix(_continuing(tokenizer)) or text
+        entry, word = text, text.removeprefix(old.prefix) or text
         chunks = [word] if steps is None else [chunk for chunk, _ in steps.pre_tokenize_str(word)]
-        whole = chunks == [word] and len(word) <= _longest_word(tokenizer)
+        whole = chunks == [word] and len(word) <= getattr(model, "max_input_chars_per_word", sys.maxsize)
     else:
         return None
-    return entry if whole and word and normalized(tokenizer, word) == word else None
+    return entry if whole and word and normalized(old.tokenizer, word) == word else None
 
 
 def _by_text(tokens: Iterable[str | AddedToken], option: str) -> dict[str, str | AddedToken]:
@@ -474,14 +474,6 @@ def tokenizer_data(tokenizer: Tokenizer) -> Data:
 def _has_added_ids(old: TokenBytes) -> bool:
     """Return whether the IDs of this tokenizer's added tokens follow those of the model's vocabulary."""
     return not old.added <= {*old.tokenizer.get_vocab(with_added_tokens=False).values()}
-
-
-def _continuing(tokenizer: Tokenizer) -> str:
-    return getattr(tokenizer.model, "continuing_subword_prefix", None) or ""
-
-
-def _longest_word(tokenizer: Tokenizer) -> int:
-    return getattr(tokenizer.model, "max_input_chars_per_word", sys.maxsize)
 
 
 def normalized(tokenizer: Tokenizer, text: str) -> str:

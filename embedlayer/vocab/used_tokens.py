@@ -98,11 +98,10 @@ def _letters(old: TokenBytes, data: Data) -> set[int]:
     """Return the one-character tokens of a model without bytes and unknown token, which needs them for any text."""
     if data["model"]["type"] not in ("BPE", "Unigram") or unknown_token(data, old) is not None or old.single_bytes:
         return set()
-    prefix, suffix = (data["model"].get(f"{end}") or "" for end in ("continuing_subword_prefix", "end_of_word_suffix"))
     return {
         token_id
         for entry, token_id in old.vocabulary.items()
-        if len(entry.removeprefix(prefix).removesuffix(suffix)) == 1
+        if len(entry.removeprefix(old.prefix).removesuffix(old.suffix)) == 1
     }
 
 
