@@ -120,6 +120,7 @@ def _opened(folder: Path) -> tuple[EmbeddingLayer, dict[str, RowTensor], dict[st
 
 
 def _warn_of_own_rules(folder: Path) -> None:
+    """Warn if transformers opens checkpoints of this family with a tokenizer class that returns other IDs."""
     family = family_of(read_json(folder / CONFIG).get("model_type")) if (folder / CONFIG).is_file() else None
     if family is not None and family.tokenizer_rules:
         warnings.warn(
@@ -132,7 +133,19 @@ def _warn_of_own_rules(folder: Path) -> None:
 
 
 def _edited_files(folder: Path, tokens: TokenMap, row_map: RowMap) -> dict[str, str | None]:
-    """Return the text of the files that change beside tensors and `tokenizer.json`; `None` for removed files."""
+    """Return the new text of each file that an edit changes, beside the weights and `tokenizer.json`.
+
+    Args:
+        folder: The checkpoint before the edit; it is not changed.
+        tokens: The token map of the edit.
+        row_map: The row map of the edit.
+
+    Returns:
+        The text of each changed file by its name, or `None` for a file to remove.
+
+    Raises:
+        VocabularyError: A configuration names a removed token.
+    """
     found: dict[str, JsonObject] = {}
     ids, replaced = tokens.new_token_ids(row_map), tokens.special_tokens is not None
 
@@ -172,11 +185,15 @@ def _edited_files(folder: Path, tokens: TokenMap, row_map: RowMap) -> dict[str, 
 
 
 def _read(file: Path) -> JsonObject:
+    """Return the content of a JSON file, or an empty dictionary if there is no such file."""
     return read_json(file) if file.is_file() else {}
 
 
 def _with_all_roles(content: JsonObject, ids: NewTokenIds) -> JsonObject:
-    """Return `config.json` with the IDs of a new tokenizer also where a default of its class would apply."""
+    """Return `config.json` with the special token IDs of a new tokenizer, also where it states none.
+
+    Without these entries transformers would use the default IDs of the model's class.
+    """
     content = {key: value for key, value in content.items() if key != "tokenizer_class"}
     if ids.role_ids is None:
         return content
@@ -266,7 +283,11 @@ def _with_ids(content: JsonObject, ids: NewTokenIds, file: str) -> JsonObject:
 
 
 def _new_id_or_none(value: Any, ids: NewTokenIds) -> Any:
-    """Return the new ID of a suppressed token, or the new IDs of a sequence; `None` if a token is removed."""
+    """Return the new ID of a suppressed token, or the new IDs of a list of tokens.
+
+    Returns:
+        The new ID or IDs; `None` if one of the tokens is removed. A value that is not an old ID is returned unchanged.
+    """
     if isinstance(value, list):
         inner = [_new_id_or_none(one, ids) for one in value]
         return None if None in inner else inner
@@ -306,6 +327,7 @@ def _added_tokens(content: JsonObject, tokens: TokenMap) -> JsonObject:
 
 
 def _added_token_records(tokens: TokenMap) -> list[JsonObject]:
+    """Return the entries of the added tokens in the new `tokenizer.json`, which have their new IDs."""
     assert tokens.tokenizer is not None
     records: list[JsonObject] = json.loads(tokens.tokenizer.to_str())["added_tokens"]
     return records

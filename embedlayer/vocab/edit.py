@@ -246,12 +246,27 @@ def _edited(tokenizer: Tokenizer, **options: Any) -> TokenMap:
 
 
 def _required(tokenizer: Tokenizer | None) -> Tokenizer:
+    """Return the tokenizer.
+
+    Raises:
+        VocabularyError: It is `None`.
+    """
     if tokenizer is None:
         raise VocabularyError("There is no tokenizer here, and without one tokens have no texts: pass tokenizer=...")
     return tokenizer
 
 
 def _edit(target: Target, token_map: Callable[[Tokenizer | None, int], TokenMap], options: EditOptions) -> Receipt:
+    """Apply an edit to a live module in place, or write the edited copy of a folder.
+
+    Args:
+        target: The module or the folder.
+        token_map: Computes the token map from the tokenizer, or `None`, and the number of rows.
+        options: See `EditOptions`.
+
+    Returns:
+        The receipt, which a folder contains too.
+    """
     tokenizer, multiple = options.get("tokenizer"), options.get("pad_to_multiple_of")
     if multiple is not None and multiple < 1:
         raise SizeError(f"pad_to_multiple_of must be at least 1, not {multiple}.")

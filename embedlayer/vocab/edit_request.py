@@ -80,6 +80,7 @@ class TokenMap:
 
 
 def _text(tokenizer: Tokenizer | None, token_id: int) -> str:
+    """Return the name of a token in the vocabulary, or `#7` for ID 7 if there is no tokenizer or no such entry."""
     return f"#{token_id}" if tokenizer is None else tokenizer.id_to_token(token_id) or f"#{token_id}"
 
 
@@ -230,5 +231,11 @@ class EditRequest(VocabularyEdit):
 
 
 def _bias(old: Tensor, sources: Sequence[Sequence[int]]) -> Tensor:
+    """Compute initial values of a bias for new tokens, `(k,)`.
+
+    Args:
+        old: The values of the old tokens, `(V,)`.
+        sources: Old IDs whose mean value each new token gets; with none it gets the mean of all old tokens.
+    """
     mean = old.double().mean()
     return torch.stack([old[list(ids)].double().mean() if ids else mean for ids in sources]).to(old.dtype)

@@ -141,6 +141,7 @@ def vocabulary_modules(module: nn.Module) -> VocabularyModules:
 
 
 def _join(name: str, child: str) -> str:
+    """Return the name of a child of a module; `name` is empty for the root module."""
     return f"{name}.{child}".lstrip(".")
 
 
@@ -346,6 +347,11 @@ def new_settings(modules: VocabularyModules, edit: ResolvedEdit) -> JsonObject:
 
 
 def _moved_padding(padding: int | None, row_map: RowMap) -> int | None:
+    """Return the new ID of the padding token, or `None` if there is no padding token.
+
+    Raises:
+        TokenIdError: The padding token is removed.
+    """
     new = None if padding is None else int(row_map.new_ids[padding])
     if new is not None and new < 0:
         raise TokenIdError(f"Token {padding} is the padding token, which has a zero row and is needed: keep it.")
@@ -395,7 +401,8 @@ def apply_to_module(
     """
     modules = vocabulary_modules(module)
     ranks = modules.collectives
-    pending = [part.stored for part in modules.local.values() if part.stored.pending_updates is not None]
+    stored = [part.stored for part in modules.local.values()]
+    pending = [(updates, each.weight) for each in stored if (updates := each.pending_updates) is not None]
     with ranks.all_or_none() as facts:
         resolved = edit.resolve(
             [tokenizer, *(layer.tokenizer for layer in modules.layers.values())],
@@ -408,8 +415,8 @@ def apply_to_module(
         row_map = resolved.rows.row_map
         settings, old_settings = new_settings(modules, resolved), settings_of(modules)
         before = {name: setting.value for name, setting in old_settings.items()}
-        for stored in pending:  # rows and moments become those of dense AdamW
-            stored.pending_updates.apply_all(stored.weight, moments=True)
+        for updates, weight in pending:  # rows and moments become those of dense AdamW
+            updates.apply_all(weight, moments=True)
         padding = {n: settings[_join(n, "num_rows")] - settings[_join(n, "vocab_size")] for n in modules.stored}
         tensors, replace = row_tensors(module, modules, optimizer, padding)
         parameters = {name: rows for name, rows in tensors.items() if isinstance(rows.tensor, nn.Parameter)}
@@ -435,18 +442,18 @@ def apply_to_module(
         for name, rows in parameters.items()
     ]
     _do_all(steps)
-    for stored in pending:
-        stored.pending_updates.detach()  # nothing is pending: the optimizer's next step begins a new one
+    for updates, _ in pending:
+        updates.detach()  # nothing is pending: the optimizer's next step begins a new one
     return ModuleResult(resolved, result, before)
 
 
 def _assign(owner: object, name: str, value: object) -> Step:
-    """Return the step that sets an attribute."""
+    """Return the step that sets an attribute, and that restores its present value if it is reverted."""
     return partial(setattr, owner, name, value), partial(setattr, owner, name, getattr(owner, name))
 
 
 def _do_all(steps: Sequence[Step]) -> None:
-    """Carry out all steps; if one fails, revert it and those before it."""
+    """Carry out all steps in order. If one raises an error, revert it and those before it, and raise the error."""
     with ExitStack() as stack:
         for do, revert in steps:
             stack.callback(revert)

@@ -351,6 +351,11 @@ class LiveRows:
             self._is_dead[old.padding_idx] = True
 
     def _checked(self, ids: Sequence[int]) -> Tensor:
+        """Return IDs as an int64 tensor.
+
+        Raises:
+            VocabularyError: An ID is not one of an old row.
+        """
         for token_id in ids:
             if not 0 <= token_id < self.old.vocab_size:
                 raise VocabularyError(f"There is no old row {token_id}: the IDs are 0..{self.old.vocab_size - 1}.")
@@ -380,6 +385,11 @@ class LiveRows:
 
     @cached_property
     def _count_and_mean(self) -> tuple[int, Tensor]:
+        """Compute the number of live rows and their mean row, `(D,)`, once.
+
+        Raises:
+            VocabularyError: No row is live.
+        """
         count, total = 0, torch.zeros(self.old.embed_dim, dtype=torch.float64)
         for rows in self.chunks():
             count += len(rows)
@@ -417,4 +427,5 @@ class LiveRows:
 
 
 def _is_trained(rows: Float[Tensor, "n D"]) -> Bool[Tensor, " n"]:
+    """Return which rows are finite and not all zeros."""
     return rows.isfinite().all(1) & rows.any(1)

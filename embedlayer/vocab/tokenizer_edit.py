@@ -132,7 +132,19 @@ def edit_tokenizer(
 def _new_tokens(
     old: TokenBytes, add: Iterable[str | AddedToken], special: Iterable[str | AddedToken]
 ) -> dict[str, AddedToken | None]:
-    """Return the new tokens by their name, each with the rules to find it; `None` for a token of the model."""
+    """Return the rules by which the tokenizer finds each new token, by the name of the token.
+
+    Args:
+        old: The old tokenizer.
+        add: New tokens.
+        special: New special tokens.
+
+    Returns:
+        The rules by name; `None` for a token that becomes an ordinary entry of the model's vocabulary.
+
+    Raises:
+        VocabularyError: A token exists already, is empty or is named twice, or `add` or `special` is one text.
+    """
     if isinstance(add, str) or isinstance(special, str):
         raise VocabularyError(f"Give a list of tokens, not the text {add or special!r}: its letters would be added.")
     added, specials = _by_text(add, "add"), _by_text(special, "special")
@@ -205,6 +217,11 @@ def _entry(old: TokenBytes, text: str) -> str | None:
 
 
 def _by_text(tokens: Iterable[str | AddedToken], option: str) -> dict[str, str | AddedToken]:
+    """Return new tokens by their text.
+
+    Raises:
+        VocabularyError: `option` names a text twice.
+    """
     named: dict[str, str | AddedToken] = {}
     for token in tokens:
         text = token if isinstance(token, str) else token.content
@@ -252,6 +269,7 @@ def _template_ids(processor: Data | None) -> Iterator[int]:
 
 
 def _names_in_template(processor: Data) -> set[str]:
+    """Return the names of the special tokens that a template post-processor puts around a text or a pair."""
     parts = [*processor["single"], *processor["pair"]]
     return {part["SpecialToken"]["id"] for part in parts if "SpecialToken" in part}
 
@@ -282,7 +300,17 @@ def _unreachable_without(removed: set[int], old: TokenBytes, data: Data) -> set[
 
 
 def _built(data: Data, names: list[str], new: Mapping[str, AddedToken | None], old: TokenBytes) -> Tokenizer:
-    """Return the tokenizer in which the token of ID i is `names[i]`."""
+    """Return the tokenizer after an edit, in which the token of ID i is `names[i]`.
+
+    Args:
+        data: The content of the old `tokenizer.json`; it is changed.
+        names: Name of each token in the order of the new IDs.
+        new: The new tokens, as `_new_tokens` returns them.
+        old: The old tokenizer.
+
+    Raises:
+        TokenizerError: The tokenizers library does not read the result, or numbers its tokens in another order.
+    """
     model = data["model"]
     unigram = model["type"] == "Unigram"
     old_model = dict(model["vocab"]) if unigram else model["vocab"]
@@ -357,10 +385,12 @@ def _with_glue(decoder: Data | None, new: Sequence[str], ids: Mapping[str, int])
 
 
 def _replace(pattern: str, content: str) -> Data:
+    """Return a decoder step that replaces all matches of a regular expression."""
     return {"type": "Replace", "pattern": {"Regex": pattern}, "content": content}
 
 
 def _is_glue(step: Data) -> bool:
+    """Return whether `_with_glue` wrote a decoder step."""
     return any(mark in json.dumps(step, ensure_ascii=False) for mark in (_BEGINS, _ENDS))
 
 
@@ -472,7 +502,7 @@ def tokenizer_data(tokenizer: Tokenizer) -> Data:
 
 
 def _has_added_ids(old: TokenBytes) -> bool:
-    """Return whether the IDs of this tokenizer's added tokens follow those of the model's vocabulary."""
+    """Return whether the tokenizer has added tokens that are no entries of its model's vocabulary."""
     return not old.added <= {*old.tokenizer.get_vocab(with_added_tokens=False).values()}
 
 
