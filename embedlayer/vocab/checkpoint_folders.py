@@ -146,39 +146,35 @@ def _edited_files(folder: Path, tokens: TokenMap, row_map: RowMap) -> dict[str, 
     Raises:
         VocabularyError: A configuration names a removed token.
     """
+    ids, special = tokens.new_token_ids(row_map), tokens.special_tokens
+    old_size, size = row_map.old_size, row_map.size
+    edits: dict[str, Callable[[JsonObject], JsonObject]] = {
+        CONFIG: lambda content: _with_all_roles(_with_size(_with_ids(content, ids, CONFIG), old_size, size), ids),
+        GENERATION: lambda content: _with_ids(content, ids, GENERATION),
+        "params.json": lambda content: _with_size(content, old_size, size),
+    }
+    removed: list[Path] = []
+    if tokens.tokenizer is not None and special is not None:
+        special.warn()
+        edits[TOKENIZER_CONFIG] = lambda content: tokenizer_config(content, special, replaced=True)
+        edits[SPECIALS] = lambda _: dict(special)
+        removed = list(folder.glob(ADDED))
+    elif tokens.tokenizer is not None:
+        roles = _roles_in(folder, tokens)
+        edits[TOKENIZER_CONFIG] = lambda content: _without_removed_names(
+            tokenizer_config(content, roles, replaced=False), tokens, TOKENIZER_CONFIG
+        )
+        edits[SPECIALS] = lambda content: _without_removed_names(content, tokens, SPECIALS)
+        edits[ADDED] = lambda content: _added_tokens(content, tokens)
     found: dict[str, JsonObject] = {}
-    ids, replaced = tokens.new_token_ids(row_map), tokens.special_tokens is not None
-
-    def note(name: str, edit: Callable[[JsonObject], JsonObject], *, create: bool = False) -> None:
-        if create or (folder / name).is_file():
+    for name, edit in edits.items():
+        if (folder / name).is_file() or (name == TOKENIZER_CONFIG and (folder / CONFIG).is_file()):
             old = _read(folder / name)
             new = edit(old)
             if new != old:
                 found[name] = new
-
-    def sized(content: JsonObject) -> JsonObject:
-        return _with_size(content, row_map.old_size, row_map.size)
-
-    def named(content: JsonObject, file: str) -> JsonObject:
-        return content if replaced else _without_removed_names(content, tokens, file)
-
-    note(CONFIG, lambda content: _with_all_roles(sized(_with_ids(content, ids, CONFIG)), ids))
-    note(GENERATION, lambda content: _with_ids(content, ids, GENERATION))
-    note("params.json", sized)
-    removed: list[Path] = []
     if tokens.tokenizer is not None:
-        if tokens.special_tokens is not None:
-            tokens.special_tokens.warn()
-        roles = tokens.special_tokens or _roles_in(folder, tokens)
-        note(
-            TOKENIZER_CONFIG,
-            lambda content: named(tokenizer_config(content, roles, replaced=replaced), TOKENIZER_CONFIG),
-            create=(folder / CONFIG).is_file(),
-        )
-        note(SPECIALS, lambda content: named(dict(roles) if replaced else content, SPECIALS))
-        if not replaced:
-            note(ADDED, lambda content: _added_tokens(content, tokens))
-        removed = [file for pattern in (*OTHER_FORMS, *[ADDED] * replaced) for file in folder.glob(pattern)]
+        removed += [file for pattern in OTHER_FORMS for file in folder.glob(pattern)]
         removed += _templates_to_remove(folder, tokens, found)
     texts = {name: json.dumps(content, indent=2, ensure_ascii=False) + "\n" for name, content in found.items()}
     return {**texts, **{file.relative_to(folder).as_posix(): None for file in removed}}

@@ -372,7 +372,7 @@ def _with_glue(decoder: Data | None, new: Sequence[str], ids: Mapping[str, int])
     escaped = re.findall(r"(?:\\.|[^|\\])+", there[1], re.DOTALL) if there else []
     tokens = [token for token in (re.sub(r"\\(.)", r"\1", one, flags=re.DOTALL) for one in escaped) if token in ids]
     tokens += [token for token in new if token not in tokens]
-    steps = [step for step in steps if not _is_glue(step)]
+    steps = [step for step in steps if {_BEGINS, _ENDS}.isdisjoint(json.dumps(step, ensure_ascii=False))]
     if not tokens:
         return {**decoder, "decoders": steps}
     place = next(at for at, step in enumerate(steps) if step["type"] == "Fuse") + 1
@@ -387,11 +387,6 @@ def _with_glue(decoder: Data | None, new: Sequence[str], ids: Mapping[str, int])
 def _replace(pattern: str, content: str) -> Data:
     """Return a decoder step that replaces all matches of a regular expression."""
     return {"type": "Replace", "pattern": {"Regex": pattern}, "content": content}
-
-
-def _is_glue(step: Data) -> bool:
-    """Return whether `_with_glue` wrote a decoder step."""
-    return any(mark in json.dumps(step, ensure_ascii=False) for mark in (_BEGINS, _ENDS))
 
 
 def warn_of_other_texts(old: Tokenizer, new: Tokenizer, terms: Sequence[str]) -> None:
