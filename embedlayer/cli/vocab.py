@@ -108,7 +108,7 @@ def add(
 
     wanted = _without_known(directory, [*terms, *_lines(file)], spaced=not as_is)
     if not wanted and not special:
-        raise VocabularyError("There is nothing to add: give terms, or a file with one a line.")
+        raise VocabularyError("There is nothing to add: pass terms, or a file with one a line.")
     start, trained = _seeded_init(init, seed), dict[str, Any]()
     options["init"] = start
     if train_on:
@@ -163,7 +163,7 @@ def trim(
 def transplant(
     directory: Path, tokenizer: Path, init: str, seed: int, **options: Any
 ) -> "tuple[Receipt, dict[str, Any]]":
-    """Give the model in DIRECTORY another TOKENIZER (a file or folder); tokens that both have keep their rows."""
+    """Change the model in DIRECTORY to another TOKENIZER (a file or folder); tokens of both keep their rows."""
     from embedlayer.vocab import edit
 
     return edit.transplant(directory, tokenizer, init=_seeded_init(init, seed), **options), {}
@@ -299,7 +299,15 @@ def _train_new_rows(
 
 
 def _show(receipt: "Receipt", directory: Path, output: Path, *, as_json: bool, **trained: Any) -> None:
-    """Print what an edit did: for people, or as JSON."""
+    """Print what an edit changed, as lines of text or, with `as_json`, as one JSON object.
+
+    Args:
+        receipt: The receipt of the edit.
+        directory: The folder before the edit.
+        output: The folder after the edit.
+        as_json: Whether to print JSON.
+        **trained: Figures of the training of the new rows, if there was any.
+    """
     old, new = (_weight_bytes(folder) for folder in (directory, output))
     if as_json:
         summary = {

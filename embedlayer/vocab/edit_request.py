@@ -73,7 +73,7 @@ class TokenMap:
         return NewTokenIds(row_map.token_ids(self.merged).tolist(), self.dropped, self.tokenizer, self.special_tokens)
 
     def new_tokens(self) -> list[NewToken]:
-        """Return the new tokens, with the old IDs that the old tokenizer encodes their texts with."""
+        """Return the new tokens, each with the IDs that the old tokenizer encodes its text with (none without one)."""
         if self.tokenizer is None or self.old_tokenizer is None:
             return [NewToken(text) for text in self.added.values()]
         return spell_new_tokens(self.old_tokenizer, self.tokenizer, self.added)
