@@ -17,7 +17,7 @@ from embedlayer.vocab.token_bytes import spell
 
 
 def domain_terms(text: str, tokenizer: object, count: int, *, subwords: int = 3) -> list[str]:
-    """Return the `count` most frequent words of four letters or more that are encoded with `subwords` tokens or more."""
+    """Return the `count` most frequent words of four letters or more that are `subwords` tokens or more."""
     words = [word for word, _ in Counter(re.findall(r"(?<= )[A-Za-z_]{4,}\b", text)).most_common(40 * count)]
     written = spell(tokenizer, [f" {word}" for word in words])
     return [word for word, ids in zip(words, written, strict=True) if len(ids) >= subwords][:count]
