@@ -1,9 +1,9 @@
-"""The words of a text that a model's tokenizer writes in many pieces: what `embedlayer vocab add --terms` may be given.
+"""Print the words of a text that a tokenizer encodes with many subwords, as terms for `embedlayer vocab add --terms`.
 
     python examples/domain_terms.py out/demo > terms.txt
 
-prints the 200 most frequent such words in the sources of Python's asyncio; `--text FOLDER` takes another text. Without
-a run the tokenizer is that of single bytes.
+prints the 200 most frequent such words in the sources of Python's asyncio; `--text FOLDER` reads another text. Without
+a run the tokenizer has one token per byte.
 """
 
 import argparse
@@ -16,11 +16,11 @@ import embedlayer as el
 from embedlayer.vocab.token_bytes import spell
 
 
-def domain_terms(text: str, tokenizer: object, count: int, *, pieces: int = 3) -> list[str]:
-    """The most frequent words of `text`, of four letters or more, that take at least so many pieces."""
+def domain_terms(text: str, tokenizer: object, count: int, *, subwords: int = 3) -> list[str]:
+    """Return the `count` most frequent words of four letters or more that are `subwords` tokens or more."""
     words = [word for word, _ in Counter(re.findall(r"(?<= )[A-Za-z_]{4,}\b", text)).most_common(40 * count)]
     written = spell(tokenizer, [f" {word}" for word in words])
-    return [word for word, ids in zip(words, written, strict=True) if len(ids) >= pieces][:count]
+    return [word for word, ids in zip(words, written, strict=True) if len(ids) >= subwords][:count]
 
 
 def main() -> None:

@@ -1,9 +1,10 @@
-"""What new tokens cost before any training, for each start of their rows, on text that the model has not seen.
+"""Measure the loss of new tokens before any training, for each initialisation of their rows, on held-out text.
 
     python examples/starting_rows.py --steps 400 --write docs/vocabulary.md
 
-trains a small tied decoder on the Python language reference, adds the words of the held-out text whose pieces make up
-the most of it, and puts the table between the markers of the page. `--run out/demo` takes a finished run instead.
+trains a small tied decoder on the Python language reference, adds the words of the held-out text that are encoded with
+the most subwords in total, and writes the table between the markers of the page. `--run out/demo` reads a finished run
+instead.
 """
 
 import argparse
@@ -36,6 +37,7 @@ LENGTH = 128
 
 
 def starts(tokens: list[NewToken]) -> dict[str, RowInit]:
+    """Return the initialisations to compare, by the name in the table."""
     return {
         "`SubwordMeanInit()`, the default": SubwordMeanInit(),
         "`CopyInit(of=...)` its first subword": CopyInit(of=[token.old_ids[0] for token in tokens]),
@@ -48,7 +50,7 @@ def starts(tokens: list[NewToken]) -> dict[str, RowInit]:
 
 
 def trained(run: Path | None, steps: int, vocab_size: int) -> tuple[el.DecoderLM, Tokenizer, str]:
-    """A model, its tokenizer, and text that it was not trained on."""
+    """Return a model, its tokenizer, and text that it was not trained on."""
     if run is not None:
         opened = el.open_model(run)
         model, tokenizer = opened.model, opened.tokenizer
@@ -66,15 +68,15 @@ def trained(run: Path | None, steps: int, vocab_size: int) -> tuple[el.DecoderLM
 
 
 def costly_words(text: str, tokenizer: Tokenizer, number: int) -> list[str]:
-    """Words, with the space before them, whose pieces beyond the first make up the most of a text."""
+    """Return the words, with the space before them, that would save the most tokens of a text as single tokens."""
     counts = Counter(re.findall(r" [A-Za-z]\w{2,}", text))
-    pieces = {word: len(tokenizer.encode(word).ids) for word in counts}
-    costly = [word for word in counts if pieces[word] > 1]
-    return sorted(costly, key=lambda word: (-counts[word] * (pieces[word] - 1), word))[:number]
+    subwords = {word: len(tokenizer.encode(word).ids) for word in counts}
+    costly = [word for word in counts if subwords[word] > 1]
+    return sorted(costly, key=lambda word: (-counts[word] * (subwords[word] - 1), word))[:number]
 
 
 def with_rows(model: el.DecoderLM, values: torch.Tensor) -> el.DecoderLM:
-    """The model with more rows in its (tied) table."""
+    """Return a copy of the model with more rows in its (tied) table."""
     config = copy.deepcopy(model.config)
     config["table"]["vocab_size"] += len(values)
     larger = el.DecoderLM.from_config(config)
@@ -84,7 +86,7 @@ def with_rows(model: el.DecoderLM, values: torch.Tensor) -> el.DecoderLM:
 
 @torch.no_grad()
 def losses(model: el.DecoderLM, ids: list[int]) -> np.ndarray:
-    """Loss of each token but the first of each window, in nats; that one is nan."""
+    """Return the loss of each token in nats; that of the first token of each window is NaN."""
     found = []
     for window in torch.tensor(ids).split(LENGTH):
         nats = -model.head.token_log_probs(model.hidden(window[:-1]), window[1:]) if len(window) > 1 else window[:0]
@@ -95,7 +97,15 @@ def losses(model: el.DecoderLM, ids: list[int]) -> np.ndarray:
 def measured(
     name: str, nats: np.ndarray, places: list[tuple[int, int]], text: str, words: list[range]
 ) -> dict[str, str]:
-    """A line of the table: `places` are where in the text the tokens stand, `words` where the new tokens do."""
+    """Return a row of the table.
+
+    Args:
+        name: The initialisation.
+        nats: Loss of each token, or NaN.
+        places: Start and end of each token in the text.
+        text: The text.
+        words: Start and end of each new token in the text.
+    """
     inside = np.zeros(len(text), dtype=bool)
     for word in words:
         inside[word.start : word.stop] = True
@@ -128,7 +138,7 @@ def main(run: Path | None, steps: int, vocab_size: int, number: int, page: Path 
     result = markdown_table(rows)
     result += f"\n{len(terms)} new tokens, such as {', '.join(f'`{term!r}`' for term in terms[:4])}: "
     result += f"{len(words):,} of the {len(after.ids):,} tokens of the held-out text, "
-    result += f"where {len(before.ids):,} stood before. Losses in nats.\n"
+    result += f"which has {len(before.ids):,} tokens without them. Losses in nats.\n"
     print(result)
     if page is not None:
         write_between_markers(page, "starting-rows", result)

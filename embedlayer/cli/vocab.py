@@ -2,26 +2,32 @@
 
 import json
 from collections.abc import Callable, Sequence
+from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from embedlayer.cli.options import EDITED, FOLDER, TEXT, TEXTS, TOKENIZER, json_option, new_folder_option
-from embedlayer.errors import FileError, VocabularyError
+from embedlayer.errors import VocabularyError
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from embedlayer.data.corpus import TokenCorpus
+    from embedlayer.training.loop import TrainingOptions
     from embedlayer.vocab.receipt import Receipt
     from embedlayer.vocab.row_init import RowInit
 
-STARTS = ("subword-mean", "mean", "mean+noise", "random")
+STARTS = {
+    "subword-mean": "SubwordMeanInit",
+    "mean": "MeanInit",
+    "mean+noise": "MeanNoiseInit",
+    "random": "RandomInit",
+}
+"""Values of `--init`, with the class of each in `embedlayer.vocab.row_init`."""
+
 SHOWN = 12
 VALIDATION_TOKENS = 8192
-
-Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 @click.group()
@@ -34,27 +40,39 @@ def vocab() -> None:
     """
 
 
-def _edit_options(command: Command) -> Command:
-    """Add the argument and options that all edits share."""
-    pad = click.option("--pad-to-multiple-of", type=int, help="Pad the rows to this multiple.  [default: as before]")
-    directory = click.argument("directory", type=FOLDER)
-    for option in (json_option, pad, new_folder_option, directory):
-        command = option(command)
+def _edit_command(edit: "Callable[..., tuple[Receipt, dict[str, Any]]]") -> click.Command:
+    """Register a function that edits a folder as a command, which prints the receipt.
+
+    Args:
+        edit: The function. The command adds the argument `directory` and the options of all edits, which the function
+            gets as `out` and `pad_to_multiple_of`. It returns the receipt, and figures of the training if there was
+            any.
+    """
+
+    @vocab.command()
+    @click.argument("directory", type=FOLDER)
+    @new_folder_option
+    @click.option("--pad-to-multiple-of", type=int, help="Pad the rows to this multiple.  [default: as before]")
+    @json_option
+    @wraps(edit)
+    def command(directory: Path, output: Path, as_json: bool, **options: Any) -> None:
+        receipt, trained = edit(directory, out=output, **options)
+        _show(receipt, directory, output, as_json=as_json, **trained)
+
     return command
 
 
 _init = click.option(
     "--init",
-    type=click.Choice(STARTS),
-    default=STARTS[0],
+    type=click.Choice([*STARTS]),
+    default=next(iter(STARTS)),
     show_default=True,
     help="Initial rows of new tokens: the mean of the token's former subwords, the mean of all rows, ...",
 )
 _seed = click.option("--seed", default=0, show_default=True, help="Seed of random rows and of training.")
 
 
-@vocab.command()
-@_edit_options
+@_edit_command
 @click.argument("terms", nargs=-1, metavar="TERM...")
 @click.option("--terms", "file", type=TEXT, help="File with one term a line.")
 @click.option("--special", multiple=True, help="A special token to add; may be repeated.")
@@ -67,7 +85,6 @@ _seed = click.option("--seed", default=0, show_default=True, help="Seed of rando
 @_seed
 def add(
     directory: Path,
-    output: Path,
     terms: tuple[str, ...],
     file: Path | None,
     special: tuple[str, ...],
@@ -78,126 +95,78 @@ def add(
     steps: int | None,
     learning_rate: float,
     seed: int,
-    pad_to_multiple_of: int | None,
-    as_json: bool,
-) -> None:
+    **options: Any,
+) -> "tuple[Receipt, dict[str, Any]]":
     """Add tokens to the model in DIRECTORY: TERM..., the lines of a file, or both.
 
     With --train-on only the new rows are trained, for half a minute; the model's results for its old tokens stay the
     same bit for bit. A term that is a token already is left out, with a warning.
     """
-    import torch
-
+    from embedlayer.training.loop import TrainingOptions
     from embedlayer.vocab.edit import add_tokens
     from embedlayer.vocab.row_training import TrainedInit
 
     wanted = _without_known(directory, [*terms, *_lines(file)], spaced=not as_is)
     if not wanted and not special:
-        raise VocabularyError("There is nothing to add: give terms, or a file with one a line.")
-    torch.manual_seed(seed)
-    options: dict[str, Any] = {"init": _start(init), "pad_to_multiple_of": pad_to_multiple_of}
-    trained: dict[str, Any] = {}
+        raise VocabularyError("There is nothing to add: pass terms, or a file with one a line.")
+    start, trained = _seeded_init(init, seed), dict[str, Any]()
+    options["init"] = start
     if train_on:
-        trained, table, head = _train_new_rows(
-            directory,
-            wanted,
-            special,
-            train_on,
-            options["init"],
-            {
-                "steps": steps,
-                "minutes": seconds / 60 if steps is None else None,
-                "learning_rate": learning_rate,
-                "seed": seed,
-            },
-            quiet=as_json,
+        training = TrainingOptions(
+            steps=steps,
+            minutes=seconds / 60 if steps is None else None,
+            learning_rate=learning_rate,
+            seed=seed,
+            weight_decay=0.0,
+            validation_tokens=VALIDATION_TOKENS,
         )
-        options |= {"init_head": TrainedInit(head, options["init"]), "init": TrainedInit(table, options["init"])}
-    receipt = add_tokens(directory, wanted, special=special, out=output, **options)
-    _show(receipt, directory, output, as_json=as_json, **trained)
+        trained, table, head = _train_new_rows(directory, wanted, special, train_on, start, training)
+        options |= {"init_head": TrainedInit(head, start), "init": TrainedInit(table, start)}
+    return add_tokens(directory, wanted, special=special, **options), trained
 
 
-@vocab.command()
-@_edit_options
+@_edit_command
 @click.argument("tokens", nargs=-1, metavar="TOKEN...")
 @click.option("--tokens", "file", type=TEXT, help="File with one token a line.")
 def remove(
-    directory: Path,
-    output: Path,
-    tokens: tuple[str, ...],
-    file: Path | None,
-    pad_to_multiple_of: int | None,
-    as_json: bool,
-) -> None:
+    directory: Path, tokens: tuple[str, ...], file: Path | None, **options: Any
+) -> "tuple[Receipt, dict[str, Any]]":
     """Remove tokens from the model in DIRECTORY, named by their text or by their entry in the vocabulary."""
     from embedlayer.vocab.edit import remove_tokens
 
     wanted = [*tokens, *_lines(file)]
     if not wanted:
         raise VocabularyError("There is nothing to remove: name tokens, or a file with one a line.")
-    receipt = remove_tokens(directory, wanted, out=output, pad_to_multiple_of=pad_to_multiple_of)
-    _show(receipt, directory, output, as_json=as_json)
+    return remove_tokens(directory, wanted, **options), {}
 
 
-@vocab.command()
-@_edit_options
+@_edit_command
 @click.argument("files", nargs=-1, required=True, metavar="FILE...", type=TEXTS)
 @click.option("--min-count", default=1, show_default=True, help="Minimum number of occurrences of a kept token.")
 @click.option("--drop-special", is_flag=True, help="Also drop special tokens that neither text nor tokenizer needs.")
 def trim(
-    directory: Path,
-    output: Path,
-    files: tuple[Path, ...],
-    min_count: int,
-    drop_special: bool,
-    pad_to_multiple_of: int | None,
-    as_json: bool,
-) -> None:
+    directory: Path, files: tuple[Path, ...], drop_special: bool, **options: Any
+) -> "tuple[Receipt, dict[str, Any]]":
     """Keep only the tokens that FILE... need, and drop all others.
 
     FILE... are text files (.gz too) and folders of them. They are still split into the same tokens, with new IDs.
     """
     from embedlayer.vocab.edit import trim_vocabulary
 
-    receipt = trim_vocabulary(
-        directory,
-        files,
-        keep_special=not drop_special,
-        min_count=min_count,
-        out=output,
-        pad_to_multiple_of=pad_to_multiple_of,
-    )
-    _show(receipt, directory, output, as_json=as_json)
+    return trim_vocabulary(directory, files, keep_special=not drop_special, **options), {}
 
 
-@vocab.command()
-@_edit_options
+@_edit_command
 @click.argument("tokenizer", type=TOKENIZER)
 @_init
 @_seed
 def transplant(
-    directory: Path,
-    output: Path,
-    tokenizer: Path,
-    init: str,
-    seed: int,
-    pad_to_multiple_of: int | None,
-    as_json: bool,
-) -> None:
-    """Give the model in DIRECTORY another TOKENIZER (a file or folder); tokens that both have keep their rows."""
-    import torch
-
+    directory: Path, tokenizer: Path, init: str, seed: int, **options: Any
+) -> "tuple[Receipt, dict[str, Any]]":
+    """Change the model in DIRECTORY to another TOKENIZER (a file or folder); tokens of both keep their rows."""
     from embedlayer.vocab import edit
 
-    torch.manual_seed(seed)
-    receipt = edit.transplant(
-        directory,
-        tokenizer,
-        out=output,
-        init=_start(init),
-        pad_to_multiple_of=pad_to_multiple_of,
-    )
-    _show(receipt, directory, output, as_json=as_json)
+    return edit.transplant(directory, tokenizer, init=_seeded_init(init, seed), **options), {}
 
 
 @vocab.command()
@@ -218,14 +187,9 @@ def undo(directory: Path, output: Path) -> None:
 
 def _lines(file: Path | None) -> list[str]:
     """Return the lines of a file that are not empty, without line ends; none if `file` is `None`."""
-    if file is None:
-        return []
-    try:
-        text = file.read_text(encoding="utf-8")
-    except OSError as error:
-        raise FileError(f"Cannot read {file}: {error.strerror or error}.") from error
-    except UnicodeDecodeError as error:
-        raise VocabularyError(f"{file} is not UTF-8 text ({error}).") from error
+    from embedlayer.data.corpus import read_text_chunks
+
+    text = "" if file is None else "".join(read_text_chunks(file))
     return [line for line in text.splitlines() if line.strip()]
 
 
@@ -252,17 +216,15 @@ def _without_known(directory: Path, terms: Sequence[str], *, spaced: bool) -> li
     return [term for term in wanted if term not in known]
 
 
-def _start(name: str) -> "RowInit":
-    """Return the initialisation of new rows that `--init` names."""
-    from embedlayer.vocab.row_init import MeanInit, MeanNoiseInit, RandomInit, SubwordMeanInit
+def _seeded_init(name: str, seed: int) -> "RowInit":
+    """Return the initialisation of new rows that `--init` names, and seed torch's default generator."""
+    import torch
 
-    starts: dict[str, RowInit] = {
-        "subword-mean": SubwordMeanInit(),
-        "mean": MeanInit(),
-        "mean+noise": MeanNoiseInit(),
-        "random": RandomInit(),
-    }
-    return starts[name]
+    from embedlayer.vocab import row_init
+
+    torch.manual_seed(seed)
+    init: RowInit = getattr(row_init, STARTS[name])()
+    return init
 
 
 # Training
@@ -274,25 +236,27 @@ def _train_new_rows(
     special: Sequence[str],
     texts: Sequence[Path],
     init: "RowInit",
-    options: dict[str, Any],
-    *,
-    quiet: bool,
+    training: "TrainingOptions",
 ) -> "tuple[dict[str, Any], Tensor, Tensor]":
     """Train the rows of new tokens on text, in memory.
 
     Returns:
         The losses in nats per byte of held-out text, with the number of steps and of occurrences; the new rows of the
         table, `(N, D)`; and those of the head.
+
+    Raises:
+        VocabularyError: The text contains none of the new tokens.
     """
     import math
     import tempfile
     import warnings
+    from dataclasses import replace
 
     from embedlayer.cli.progress import display, stopping_gently
     from embedlayer.data.corpus import TokenCorpus
     from embedlayer.errors import EmbedLayerWarning
     from embedlayer.sources import open_model
-    from embedlayer.training.loop import Trainer, TrainingOptions
+    from embedlayer.training.loop import Trainer
     from embedlayer.vocab.edit import add_tokens
     from embedlayer.vocab.row_training import merge_rows
 
@@ -301,47 +265,49 @@ def _train_new_rows(
     run, length = opened.run, 128
     if run is not None and run.contains_run:
         length = run.options().max_length
-    length = min(length, model.position.max_seq_len or length)
-    training = TrainingOptions(max_length=length, weight_decay=0.0, validation_tokens=VALIDATION_TOKENS, **options)
+    training = replace(training, max_length=min(length, model.position.max_seq_len or length))
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
         corpus = TokenCorpus.build(list(texts), tokenizer, Path(folder) / "old")
         before = Trainer(model, *corpus.split(0.1), training).validate()
         losses = {"loss_with_old_tokens": before["validation_bits_per_byte"] * math.log(2)}
         receipt = add_tokens(model, terms, special=special, tokenizer=tokenizer, init=init, train_only_new=True)
+        ids = list(receipt.added)
         corpus = TokenCorpus.build(list(texts), receipt.tokenizer, Path(folder) / "new")
-        counted = _occurrences(corpus, receipt)
+        counts = corpus.counts(receipt.row_map.size)[ids]
+        if not counts.sum():
+            raise VocabularyError("The text contains none of the new tokens, so their rows cannot be trained on it.")
         trainer = Trainer(model, *corpus.split(0.1), training)
         measured = []
         warnings.filterwarnings("ignore", "The first loss", EmbedLayerWarning)  # a trained model is far from ln V
+        quiet = click.get_current_context().params["as_json"]
         with stopping_gently(trainer), display(trainer, quiet=quiet) as show:
             for line in trainer.run(on_step=show):
                 show(line["step"], line)
                 measured += [line["validation_bits_per_byte"] * math.log(2)] if "validation_loss" in line else []
         losses |= {"loss_before_training": measured[0], "loss_after_training": measured[-1]}
     merge_rows(model)
-    ids = list(receipt.added)
     rows = model.table.rows(0, model.table.vocab_size)[ids].detach().clone()
     head = rows if model.head.tied else model.head.weight[ids].detach().clone()
-    return {**losses, **counted, "steps": trainer.step}, rows, head
-
-
-def _occurrences(corpus: "TokenCorpus", receipt: "Receipt") -> dict[str, int]:
-    """Count the new tokens in the text.
-
-    Raises:
-        VocabularyError: There are none.
-    """
-    counts = corpus.counts(receipt.row_map.size)[list(receipt.added)]
-    if not counts.sum():
-        raise VocabularyError("The text contains none of the new tokens, so their rows cannot be trained on it.")
-    return {"new_tokens_in_text": int(counts.sum()), "different_new_tokens_in_text": int((counts > 0).sum())}
+    occurrences = {
+        "new_tokens_in_text": int(counts.sum()),
+        "different_new_tokens_in_text": int((counts > 0).sum()),
+    }
+    return {**losses, **occurrences, "steps": trainer.step}, rows, head
 
 
 # Results
 
 
 def _show(receipt: "Receipt", directory: Path, output: Path, *, as_json: bool, **trained: Any) -> None:
-    """Print what an edit did: for people, or as JSON."""
+    """Print what an edit changed, as lines of text or, with `as_json`, as one JSON object.
+
+    Args:
+        receipt: The receipt of the edit.
+        directory: The folder before the edit.
+        output: The folder after the edit.
+        as_json: Whether to print JSON.
+        **trained: Figures of the training of the new rows, if there was any.
+    """
     old, new = (_weight_bytes(folder) for folder in (directory, output))
     if as_json:
         summary = {

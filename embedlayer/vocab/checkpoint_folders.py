@@ -9,8 +9,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from tokenizers import Tokenizer
-
 from embedlayer.checkpoints.embedding_layer import EmbeddingLayer, load
 from embedlayer.checkpoints.reader import CONFIG, Checkpoint
 from embedlayer.checkpoints.writer import write_tensors
@@ -58,8 +56,10 @@ def apply_to_checkpoint(folder: Path, partial: Path, edit: VocabularyEdit) -> tu
             from its ID would get another ID.
     """
     layer, tensors, aliases = _opened(folder)
-    table = next(iter(tensors))
-    resolved = edit.resolve([_tokenizer_of(folder, layer)], len(tensors[table].tensor), all_rows_have_ids=True)
+    table, tokenizer = next(iter(tensors)), layer.tokenizer
+    if tokenizer is None and any(folder.glob("tok*.bin")):
+        tokenizer = load_tokenizer(folder)  # llama2.c's file is no part of a layer
+    resolved = edit.resolve([tokenizer], len(tensors[table].tensor), all_rows_have_ids=True)
     result, row_map = apply_row_map(tensors, resolved.rows), resolved.rows.row_map
     if layer.numbering == "ids" and int(row_map.new_ids[layer.padding_id or 0]) != layer.padding_id:
         raise VocabularyError(
@@ -116,17 +116,11 @@ def _opened(folder: Path) -> tuple[EmbeddingLayer, dict[str, RowTensor], dict[st
     return layer, tensors, aliases
 
 
-def _tokenizer_of(folder: Path, layer: EmbeddingLayer) -> Tokenizer | None:
-    """Return the checkpoint's tokenizer; llama2.c's file is no part of a layer."""
-    if layer.tokenizer is None and any(folder.glob("tok*.bin")):
-        return load_tokenizer(folder)
-    return layer.tokenizer
-
-
 # Configuration files
 
 
 def _warn_of_own_rules(folder: Path) -> None:
+    """Warn if transformers opens checkpoints of this family with a tokenizer class that returns other IDs."""
     family = family_of(read_json(folder / CONFIG).get("model_type")) if (folder / CONFIG).is_file() else None
     if family is not None and family.tokenizer_rules:
         warnings.warn(
@@ -139,51 +133,63 @@ def _warn_of_own_rules(folder: Path) -> None:
 
 
 def _edited_files(folder: Path, tokens: TokenMap, row_map: RowMap) -> dict[str, str | None]:
-    """Return the text of the files that change beside tensors and `tokenizer.json`; `None` for removed files."""
-    found: dict[str, JsonObject] = {}
-    ids, replaced = tokens.new_token_ids(row_map), tokens.special_tokens is not None
+    """Return the new text of each file that an edit changes, beside the weights and `tokenizer.json`.
 
-    def note(name: str, edit: Callable[[JsonObject], JsonObject], *, create: bool = False) -> None:
-        if create or (folder / name).is_file():
+    Args:
+        folder: The checkpoint before the edit; it is not changed.
+        tokens: The token map of the edit.
+        row_map: The row map of the edit.
+
+    Returns:
+        The text of each changed file by its name, or `None` for a file to remove.
+
+    Raises:
+        VocabularyError: A configuration names a removed token.
+    """
+    ids, special = tokens.new_token_ids(row_map), tokens.special_tokens
+    old_size, size = row_map.old_size, row_map.size
+    edits: dict[str, Callable[[JsonObject], JsonObject]] = {
+        CONFIG: lambda content: _with_all_roles(_with_size(_with_ids(content, ids, CONFIG), old_size, size), ids),
+        GENERATION: lambda content: _with_ids(content, ids, GENERATION),
+        "params.json": lambda content: _with_size(content, old_size, size),
+    }
+    removed: list[Path] = []
+    if tokens.tokenizer is not None and special is not None:
+        special.warn()
+        edits[TOKENIZER_CONFIG] = lambda content: tokenizer_config(content, special, replaced=True)
+        edits[SPECIALS] = lambda _: dict(special)
+        removed = list(folder.glob(ADDED))
+    elif tokens.tokenizer is not None:
+        roles = _roles_in(folder, tokens)
+        edits[TOKENIZER_CONFIG] = lambda content: _without_removed_names(
+            tokenizer_config(content, roles, replaced=False), tokens, TOKENIZER_CONFIG
+        )
+        edits[SPECIALS] = lambda content: _without_removed_names(content, tokens, SPECIALS)
+        edits[ADDED] = lambda content: _added_tokens(content, tokens)
+    found: dict[str, JsonObject] = {}
+    for name, edit in edits.items():
+        if (folder / name).is_file() or (name == TOKENIZER_CONFIG and (folder / CONFIG).is_file()):
             old = _read(folder / name)
             new = edit(old)
             if new != old:
                 found[name] = new
-
-    def sized(content: JsonObject) -> JsonObject:
-        return _with_size(content, row_map.old_size, row_map.size)
-
-    def named(content: JsonObject, file: str) -> JsonObject:
-        return content if replaced else _without_removed_names(content, tokens, file)
-
-    note(CONFIG, lambda content: _with_all_roles(sized(_with_ids(content, ids, CONFIG)), ids))
-    note(GENERATION, lambda content: _with_ids(content, ids, GENERATION))
-    note("params.json", sized)
-    removed: list[Path] = []
     if tokens.tokenizer is not None:
-        if tokens.special_tokens is not None:
-            tokens.special_tokens.warn()
-        roles = tokens.special_tokens or _roles_in(folder, tokens)
-        note(
-            TOKENIZER_CONFIG,
-            lambda content: named(tokenizer_config(content, roles, replaced=replaced), TOKENIZER_CONFIG),
-            create=(folder / CONFIG).is_file(),
-        )
-        note(SPECIALS, lambda content: named(dict(roles) if replaced else content, SPECIALS))
-        if not replaced:
-            note(ADDED, lambda content: _added_tokens(content, tokens))
-        removed = [file for pattern in (*OTHER_FORMS, *[ADDED] * replaced) for file in folder.glob(pattern)]
+        removed += [file for pattern in OTHER_FORMS for file in folder.glob(pattern)]
         removed += _templates_to_remove(folder, tokens, found)
     texts = {name: json.dumps(content, indent=2, ensure_ascii=False) + "\n" for name, content in found.items()}
     return {**texts, **{file.relative_to(folder).as_posix(): None for file in removed}}
 
 
 def _read(file: Path) -> JsonObject:
+    """Return the content of a JSON file, or an empty dictionary if there is no such file."""
     return read_json(file) if file.is_file() else {}
 
 
 def _with_all_roles(content: JsonObject, ids: NewTokenIds) -> JsonObject:
-    """Return `config.json` with the IDs of a new tokenizer also where a default of its class would apply."""
+    """Return `config.json` with the special token IDs of a new tokenizer, also where it states none.
+
+    Without these entries transformers would use the default IDs of the model's class.
+    """
     content = {key: value for key, value in content.items() if key != "tokenizer_class"}
     if ids.role_ids is None:
         return content
@@ -273,7 +279,11 @@ def _with_ids(content: JsonObject, ids: NewTokenIds, file: str) -> JsonObject:
 
 
 def _new_id_or_none(value: Any, ids: NewTokenIds) -> Any:
-    """Return the new ID of a suppressed token, or the new IDs of a sequence; `None` if a token is removed."""
+    """Return the new ID of a suppressed token, or the new IDs of a list of tokens.
+
+    Returns:
+        The new ID or IDs; `None` if one of the tokens is removed. A value that is not an old ID is returned unchanged.
+    """
     if isinstance(value, list):
         inner = [_new_id_or_none(one, ids) for one in value]
         return None if None in inner else inner
@@ -313,6 +323,7 @@ def _added_tokens(content: JsonObject, tokens: TokenMap) -> JsonObject:
 
 
 def _added_token_records(tokens: TokenMap) -> list[JsonObject]:
+    """Return the entries of the added tokens in the new `tokenizer.json`, which have their new IDs."""
     assert tokens.tokenizer is not None
     records: list[JsonObject] = json.loads(tokens.tokenizer.to_str())["added_tokens"]
     return records

@@ -12,7 +12,7 @@ from tokenizers import AddedToken, Tokenizer
 from torch import nn
 from torch.optim import Optimizer
 
-from embedlayer.data.tokenizer import as_tokenizer, missing_rows_message, table_size
+from embedlayer.data.tokenizer import as_tokenizer, table_size
 from embedlayer.errors import EmbedLayerError, SizeError, VocabularyError
 from embedlayer.vocab.edit_request import EditRequest, TokenMap
 from embedlayer.vocab.folders import RECEIPT, apply_to_folder, new_folder, receipts_in
@@ -117,7 +117,6 @@ def edit_vocabulary(
     """
 
     def token_map(tokenizer: Tokenizer | None, rows: int) -> TokenMap:
-        _check_size(tokenizer, rows)
         if tokenizer is not None:
             if isinstance(add, int):
                 raise VocabularyError(f"With a tokenizer new tokens have names: pass a list of them, not {add}.")
@@ -198,9 +197,8 @@ def trim_vocabulary(
     """
 
     def token_map(tokenizer: Tokenizer | None, rows: int) -> TokenMap:
-        tokenizer = _required(tokenizer, rows)
-        kept = used_tokens(tokenizer, corpus, min_count=min_count, keep_special=keep_special)
-        return _edited(tokenizer, keep=kept)
+        tokenizer = _required(tokenizer)
+        return _edited(tokenizer, keep=used_tokens(tokenizer, corpus, min_count=min_count, keep_special=keep_special))
 
     return _edit(target, token_map, options)
 
@@ -233,7 +231,7 @@ def transplant(
     new, roles = tokenizer_with_roles(new_tokenizer, special)
 
     def token_map(tokenizer: Tokenizer | None, rows: int) -> TokenMap:
-        old = _required(tokenizer, rows)
+        old = _required(tokenizer)
         sources = tuple(NEW if source is None else source for source in match_tokenizers(old, new))
         return TokenMap(sources, table_size(old), tokenizer=new, old_tokenizer=old, special_tokens=roles)
 
@@ -247,20 +245,28 @@ def _edited(tokenizer: Tokenizer, **options: Any) -> TokenMap:
     return TokenMap(sources, table_size(tokenizer), edit.merged, edit.tokenizer, tokenizer)
 
 
-def _required(tokenizer: Tokenizer | None, rows: int) -> Tokenizer:
+def _required(tokenizer: Tokenizer | None) -> Tokenizer:
+    """Return the tokenizer.
+
+    Raises:
+        VocabularyError: It is `None`.
+    """
     if tokenizer is None:
         raise VocabularyError("There is no tokenizer here, and without one tokens have no texts: pass tokenizer=...")
-    _check_size(tokenizer, rows)
     return tokenizer
 
 
-def _check_size(tokenizer: Tokenizer | None, rows: int) -> None:
-    mismatch = None if tokenizer is None else missing_rows_message(tokenizer, rows)
-    if mismatch is not None:
-        raise VocabularyError(mismatch)
-
-
 def _edit(target: Target, token_map: Callable[[Tokenizer | None, int], TokenMap], options: EditOptions) -> Receipt:
+    """Apply an edit to a live module in place, or write the edited copy of a folder.
+
+    Args:
+        target: The module or the folder.
+        token_map: Computes the token map from the tokenizer, or `None`, and the number of rows.
+        options: See `EditOptions`.
+
+    Returns:
+        The receipt, which a folder contains too.
+    """
     tokenizer, multiple = options.get("tokenizer"), options.get("pad_to_multiple_of")
     if multiple is not None and multiple < 1:
         raise SizeError(f"pad_to_multiple_of must be at least 1, not {multiple}.")

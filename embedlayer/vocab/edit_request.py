@@ -9,7 +9,7 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from embedlayer.data.tokenizer import fingerprint
+from embedlayer.data.tokenizer import fingerprint, missing_rows_message
 from embedlayer.errors import VocabularyError
 from embedlayer.io.files import JsonObject
 from embedlayer.short_repr import short_repr
@@ -73,13 +73,14 @@ class TokenMap:
         return NewTokenIds(row_map.token_ids(self.merged).tolist(), self.dropped, self.tokenizer, self.special_tokens)
 
     def new_tokens(self) -> list[NewToken]:
-        """Return the new tokens, with the old IDs that the old tokenizer encodes their texts with."""
+        """Return the new tokens, each with the IDs that the old tokenizer encodes its text with (none without one)."""
         if self.tokenizer is None or self.old_tokenizer is None:
             return [NewToken(text) for text in self.added.values()]
         return spell_new_tokens(self.old_tokenizer, self.tokenizer, self.added)
 
 
 def _text(tokenizer: Tokenizer | None, token_id: int) -> str:
+    """Return the name of a token in the vocabulary, or `#7` for ID 7 if there is no tokenizer or no such entry."""
     return f"#{token_id}" if tokenizer is None else tokenizer.id_to_token(token_id) or f"#{token_id}"
 
 
@@ -185,6 +186,9 @@ class EditRequest(VocabularyEdit):
                     "The tokenizer that was passed is not that of the model: leave it out, or see transplant."
                 )
             tokenizer = tokenizer if own is None else own
+        mismatch = None if tokenizer is None else missing_rows_message(tokenizer, num_rows)
+        if mismatch is not None:
+            raise VocabularyError(mismatch)
         tokens, multiple = self.token_map(tokenizer, num_rows), self.pad_to_multiple_of
         row_map = tokens.row_map(num_rows, multiple if all_rows_have_ids or multiple is None else 1)
         origins: dict[int, str] = {}
@@ -229,5 +233,11 @@ class EditRequest(VocabularyEdit):
 
 
 def _bias(old: Tensor, sources: Sequence[Sequence[int]]) -> Tensor:
+    """Compute initial values of a bias for new tokens, `(k,)`.
+
+    Args:
+        old: The values of the old tokens, `(V,)`.
+        sources: Old IDs whose mean value each new token gets; with none it gets the mean of all old tokens.
+    """
     mean = old.double().mean()
     return torch.stack([old[list(ids)].double().mean() if ids else mean for ids in sources]).to(old.dtype)

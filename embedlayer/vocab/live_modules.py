@@ -5,6 +5,7 @@ same objects, so tied heads and optimizers keep their references. Each rank move
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -32,6 +33,7 @@ TOKEN_IDS = (
     *("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id", "mask_token_id", "sep_token_id"),
 )
 """Token IDs in the configuration of a live transformers model."""
+
 
 Step = tuple[Callable[[], object], Callable[[], object]]
 """An assignment, and the one that reverts it."""
@@ -139,6 +141,7 @@ def vocabulary_modules(module: nn.Module) -> VocabularyModules:
 
 
 def _join(name: str, child: str) -> str:
+    """Return the name of a child of a module; `name` is empty for the root module."""
     return f"{name}.{child}".lstrip(".")
 
 
@@ -298,11 +301,7 @@ def settings_of(modules: VocabularyModules) -> dict[str, Setting]:
     for name, patched in {**modules.tables, **modules.heads}.items():
         note(_join(name, "original"), patched.__dict__.get(REPLACED), "num_embeddings out_features padding_idx")
     for name, config in modules.configs.items():
-        note(
-            name,
-            config,
-            " ".join(["vocab_size", *(key for key in TOKEN_IDS if getattr(config, key, None) is not None)]),
-        )
+        note(name, config, " ".join(["vocab_size", *(k for k in TOKEN_IDS if getattr(config, k, None) is not None)]))
     return found
 
 
@@ -329,12 +328,9 @@ def new_settings(modules: VocabularyModules, edit: ResolvedEdit) -> JsonObject:
     for name, (owner, attribute, part) in settings.items():
         value = getattr(owner, attribute)
         local = (SINGLE_PROCESS if part is None else part.collectives).partition(row_map.size)
-        if attribute in ("start", "first_row"):
-            value = local.start
-        elif attribute == "stop":
-            value = local.stop
-        elif attribute == "whole_rows":
-            value = row_map.size
+        bounds = {"start": local.start, "first_row": local.start, "stop": local.stop, "whole_rows": row_map.size}
+        if attribute in bounds:
+            value = bounds[attribute]
         elif attribute in ("padding_idx", "padding_id"):
             value = local.local_or_none(_moved_padding(value if part is None else part.padding_idx, row_map))
         elif attribute in TOKEN_IDS:
@@ -351,6 +347,11 @@ def new_settings(modules: VocabularyModules, edit: ResolvedEdit) -> JsonObject:
 
 
 def _moved_padding(padding: int | None, row_map: RowMap) -> int | None:
+    """Return the new ID of the padding token, or `None` if there is no padding token.
+
+    Raises:
+        TokenIdError: The padding token is removed.
+    """
     new = None if padding is None else int(row_map.new_ids[padding])
     if new is not None and new < 0:
         raise TokenIdError(f"Token {padding} is the padding token, which has a zero row and is needed: keep it.")
@@ -400,6 +401,8 @@ def apply_to_module(
     """
     modules = vocabulary_modules(module)
     ranks = modules.collectives
+    stored = [part.stored for part in modules.local.values()]
+    pending = [(updates, each.weight) for each in stored if (updates := each.pending_updates) is not None]
     with ranks.all_or_none() as facts:
         resolved = edit.resolve(
             [tokenizer, *(layer.tokenizer for layer in modules.layers.values())],
@@ -412,7 +415,8 @@ def apply_to_module(
         row_map = resolved.rows.row_map
         settings, old_settings = new_settings(modules, resolved), settings_of(modules)
         before = {name: setting.value for name, setting in old_settings.items()}
-        apply_pending_updates(modules)
+        for updates, weight in pending:  # rows and moments become those of dense AdamW
+            updates.apply_all(weight, moments=True)
         padding = {n: settings[_join(n, "num_rows")] - settings[_join(n, "vocab_size")] for n in modules.stored}
         tensors, replace = row_tensors(module, modules, optimizer, padding)
         parameters = {name: rows for name, rows in tensors.items() if isinstance(rows.tensor, nn.Parameter)}
@@ -438,31 +442,20 @@ def apply_to_module(
         for name, rows in parameters.items()
     ]
     _do_all(steps)
-    for table in modules.local.values():
-        if table.stored.pending_updates is not None:
-            table.stored.pending_updates.detach()  # nothing is pending: the optimizer's next step begins a new one
+    for updates, _ in pending:
+        updates.detach()  # nothing is pending: the optimizer's next step begins a new one
     return ModuleResult(resolved, result, before)
 
 
-def apply_pending_updates(modules: VocabularyModules) -> None:
-    """Apply the pending updates of row-sparse tables to their rows and moments, as dense AdamW has them."""
-    for part in modules.local.values():
-        if part.stored.pending_updates is not None:
-            part.stored.pending_updates.apply_all(part.stored.weight, moments=True)
-
-
-def _assign(owner: Any, name: str, value: object) -> Step:
+def _assign(owner: object, name: str, value: object) -> Step:
+    """Return the step that sets an attribute, and that restores its present value if it is reverted."""
     return partial(setattr, owner, name, value), partial(setattr, owner, name, getattr(owner, name))
 
 
 def _do_all(steps: Sequence[Step]) -> None:
-    """Carry out all steps; if one fails, revert those before it and itself."""
-    begun: list[Callable[[], object]] = []
-    try:
+    """Carry out all steps in order. If one raises an error, revert it and those before it, and raise the error."""
+    with ExitStack() as stack:
         for do, revert in steps:
-            begun.append(revert)
+            stack.callback(revert)
             do()
-    except BaseException:
-        for revert in reversed(begun):
-            revert()
-        raise
+        stack.pop_all()

@@ -325,19 +325,27 @@ def last_receipt(folder: Path | str) -> Receipt:
 
 
 def _first_texts(tokens: dict[int, str], most: int = 6) -> str:
+    """Return the first texts of tokens for a message, after a colon; an empty text if there are none."""
     texts = ", ".join(repr(token) for token in list(tokens.values())[:most])
     return f": {texts}{', ...' if len(tokens) > most else ''}"
 
 
 def _without_prefix(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return the tensors with a prefix in their name, by the rest of the name."""
     return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
 
 
 def _packed(content: bytes) -> Tensor:
+    """Compress bytes, and return them as a uint8 tensor."""
     return torch.frombuffer(bytearray(zlib.compress(content)), dtype=torch.uint8)
 
 
 def _unpacked(packed: Tensor) -> bytes:
+    """Return the bytes that `_packed` compressed.
+
+    Raises:
+        CheckpointError: The tensor is cut short, or contains more than `MAX_UNPACKED_BYTES`.
+    """
     stream = zlib.decompressobj()
     content = stream.decompress(packed.numpy().tobytes(), MAX_UNPACKED_BYTES)
     if not stream.eof:
@@ -346,6 +354,11 @@ def _unpacked(packed: Tensor) -> bytes:
 
 
 def _tokenizer(packed: Tensor | None) -> Tokenizer | None:
+    """Return a tokenizer that a receipt contains, or `None` if it contains none.
+
+    Raises:
+        CheckpointError: It is damaged.
+    """
     try:
         return None if packed is None else parse_tokenizer(_unpacked(packed).decode())
     except TokenizerError as error:
@@ -353,7 +366,11 @@ def _tokenizer(packed: Tensor | None) -> Tokenizer | None:
 
 
 def _sources(tensor: Tensor) -> Tensor:
-    """Return the sources of a row map, if they have the type of one."""
+    """Return the sources of a row map from a file, after a check of dtype and shape.
+
+    Raises:
+        CheckpointError: They are not int64 of one dimension.
+    """
     if tensor.dtype != torch.int64 or tensor.dim() != 1:
         raise CheckpointError(f"The receipt's rows are {tensor.dtype} of shape {list(tensor.shape)}: it is damaged.")
     return tensor

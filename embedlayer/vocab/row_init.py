@@ -10,7 +10,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -18,32 +17,9 @@ from torch import Tensor
 
 from embedlayer.collectives import SINGLE_PROCESS, Collectives
 from embedlayer.errors import ShapeError, SizeError, VocabularyError
-from embedlayer.tables.table import ROWS_AT_ONCE
+from embedlayer.tables.table import ROWS_AT_ONCE, TokenTable
 
 TOKENS_AT_ONCE = 1024
-
-
-@runtime_checkable
-class RowSource(Protocol):
-    """Interface of the rows that an initialisation reads; `TokenTable` and `WeightRows` implement it."""
-
-    @property
-    def vocab_size(self) -> int:
-        """Return the number of rows, V."""
-
-    @property
-    def embed_dim(self) -> int:
-        """Return the width of a row, D."""
-
-    @property
-    def padding_idx(self) -> int | None:
-        """Return the row that is zero, or `None`."""
-
-    def rows(self, start: int, stop: int) -> Tensor:
-        """Return rows `start` to `stop - 1`, as stored."""
-
-    def look_up(self, ids: Tensor) -> Tensor:
-        """Return rows by ID, `(k,)` to `(k, D)`, as stored."""
 
 
 class WeightRows:
@@ -90,6 +66,9 @@ class WeightRows:
             self.collectives.all_reduce(found.view(torch.uint8))
         return found
 
+
+RowSource = TokenTable | WeightRows
+"""The rows that an initialisation reads."""
 
 DeadRows = Sequence[int] | Callable[[RowSource], Bool[Tensor, " V"]]
 """Rows that were never trained: their IDs, or a function that marks them."""
@@ -351,6 +330,11 @@ class LiveRows:
             self._is_dead[old.padding_idx] = True
 
     def _checked(self, ids: Sequence[int]) -> Tensor:
+        """Return IDs as an int64 tensor.
+
+        Raises:
+            VocabularyError: An ID is not one of an old row.
+        """
         for token_id in ids:
             if not 0 <= token_id < self.old.vocab_size:
                 raise VocabularyError(f"There is no old row {token_id}: the IDs are 0..{self.old.vocab_size - 1}.")
@@ -380,6 +364,11 @@ class LiveRows:
 
     @cached_property
     def _count_and_mean(self) -> tuple[int, Tensor]:
+        """Compute the number of live rows and their mean row, `(D,)`, once.
+
+        Raises:
+            VocabularyError: No row is live.
+        """
         count, total = 0, torch.zeros(self.old.embed_dim, dtype=torch.float64)
         for rows in self.chunks():
             count += len(rows)
@@ -417,4 +406,5 @@ class LiveRows:
 
 
 def _is_trained(rows: Float[Tensor, "n D"]) -> Bool[Tensor, " n"]:
+    """Return which rows are finite and not all zeros."""
     return rows.isfinite().all(1) & rows.any(1)

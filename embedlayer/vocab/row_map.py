@@ -249,7 +249,18 @@ def apply_row_map(
 
 
 def _fill(new: Tensor, row_map: RowMap, shards: Collectives, chunks: Iterable[Tensor], everyone: Collectives) -> None:
-    """Write the initialised rows that this rank stores, with the values of rank 0."""
+    """Write the initialised rows that this rank stores into `new`, with the values that rank 0 computed.
+
+    Args:
+        new: The tensor to write to, or the rows of this rank.
+        row_map: The row map, which says which rows are initialised.
+        shards: The ranks over which the rows are sharded.
+        chunks: The values of all initialised rows, in chunks of consecutive rows.
+        everyone: The ranks that receive the values of rank 0.
+
+    Raises:
+        ShapeError: `chunks` has too few or too many rows.
+    """
     done = 0
     for values in chunks:
         values = everyone.broadcast(values.detach().to(new.device, new.dtype).contiguous())
@@ -263,6 +274,11 @@ def _fill(new: Tensor, row_map: RowMap, shards: Collectives, chunks: Iterable[Te
 
 
 def _check_restored_rows(tensors: Mapping[str, RowTensor], edit: RowEdit, restored: Mapping[str, Tensor]) -> None:
+    """Check that a receipt contains the dropped rows of every tensor, in the right shape.
+
+    Raises:
+        CheckpointError: It does not.
+    """
     for name, rows in tensors.items():
         count = len(local_rows(edit.row_map.initialised, edit.row_map.size, rows.collectives))
         found, wanted = restored.get(name), (count, *rows.tensor.shape[1:])
@@ -274,6 +290,15 @@ def _check_restored_rows(tensors: Mapping[str, RowTensor], edit: RowEdit, restor
 
 
 def _check_fingerprints(expected: Mapping[str, str] | None, found: Mapping[str, str]) -> None:
+    """Check that tensors have the expected fingerprints.
+
+    Args:
+        expected: Fingerprint of each tensor by name; `None` skips the check.
+        found: Fingerprint of each tensor that is edited, by name.
+
+    Raises:
+        CheckpointError: A tensor is missing, unexpected, or has other values.
+    """
     if expected is None:
         return
     missing = next((name for name in sorted(expected.keys() - found.keys()) if name.startswith("optimizer.")), None)

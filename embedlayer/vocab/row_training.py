@@ -127,6 +127,11 @@ def merge_rows(module: nn.Module) -> None:
 
 
 def _dense(name: str, table: TokenTable) -> TokenEmbedding:
+    """Return the table, if it is dense.
+
+    Raises:
+        SizeError: It is not: a few of its rows cannot be trained without the others.
+    """
     if not isinstance(table, TokenEmbedding):
         raise SizeError(
             f"{name} is a {type(table).__name__}, which does not store each row separately: its new rows cannot be "

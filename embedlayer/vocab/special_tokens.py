@@ -123,6 +123,7 @@ def special_tokens_of(tokenizer: Tokenizer, stated: Mapping[str, str]) -> Specia
 
 
 def _added(tokenizer: Tokenizer) -> set[str]:
+    """Return the texts of the added tokens of a tokenizer."""
     return {token.content for token in tokenizer.get_added_tokens_decoder().values()}
 
 
@@ -181,6 +182,18 @@ class NewTokenIds:
         return self.new_ids[value]
 
     def _by_role(self, role: str, value: Any, key: str, where: str) -> Any:
+        """Return the new tokenizer's ID for the role of an entry, such as `eos_token`.
+
+        Args:
+            role: The role.
+            value: The old ID, a list of old IDs, or `None`, which stays `None`. Of a list, the first ID is that of the
+                role; the others are converted one by one, and removed tokens are left out.
+            key: Name of the entry, for the error.
+            where: Name of the configuration, for the error.
+
+        Raises:
+            VocabularyError: The role is the padding token, and the new tokenizer has none.
+        """
         if value is None:
             return None
         new = self.id_of(role)

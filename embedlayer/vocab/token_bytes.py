@@ -82,6 +82,7 @@ class TokenBytes:
         return (after_space, without) if spaced else (without, after_space)
 
     def _continues_word(self, entry: str) -> bool:
+        """Return whether a vocabulary entry has the prefix of tokens that continue a word, such as `##`."""
         return self.prefix != "" and entry.startswith(self.prefix) and entry != self.prefix
 
     def word_position(self, token_id: int) -> WordPosition | None:
@@ -188,6 +189,7 @@ def spell(tokenizer: object, tokens: Sequence[str]) -> list[tuple[int, ...]]:
 
 
 def _convention(tokenizer: Tokenizer) -> str:
+    """Return how a tokenizer writes spaces and bytes: see `TokenBytes.convention`."""
     steps = component_types(tokenizer.decoder) | component_types(tokenizer.pre_tokenizer)
     kind = type(tokenizer.model).__name__
     if "ByteLevel" in steps:

@@ -81,13 +81,11 @@ class TokenSelection:
         names: Name of each token after the edit, in the order of the new IDs.
         sources: Old ID of each token after the edit; -1 for a new token.
         merged: New ID of the token that replaces each merged token, by the old ID of the merged token.
-        removed: Old IDs of the tokens that are removed or merged.
     """
 
     names: list[str]
     sources: list[int]
     merged: dict[int, int]
-    removed: set[int]
 
 
 def select_tokens(
@@ -151,18 +149,30 @@ def select_tokens(
         names=names,
         sources=[old.vocabulary.get(name, -1) for name in names],
         merged={token_id: ids[name] for token_id, name in merged.items()},
-        removed=removed,
     )
 
 
 def _listed(tokens: Iterable[Token], option: str) -> list[Token]:
+    """Return tokens as a list.
+
+    Args:
+        tokens: The tokens.
+        option: Name of the option that lists them, for the error.
+
+    Raises:
+        VocabularyError: `tokens` is one text instead of a list.
+    """
     if isinstance(tokens, str):
         raise VocabularyError(f"{option} must be a list of tokens, not the text {tokens!r}.")
     return list(tokens)
 
 
 def _ids(old: TokenNames, tokens: Iterable[Token], option: str) -> dict[int, Token]:
-    """Return the IDs of tokens, each with the token as passed."""
+    """Return the ID of each token, with the token as passed.
+
+    Raises:
+        VocabularyError: A token is unknown or is named twice.
+    """
     found: dict[int, Token] = {}
     for token in _listed(tokens, option):
         token_id = old.find(token)
@@ -181,7 +191,11 @@ def _new_name(new: Container[str], token: Token) -> str | None:
 
 
 def _merge_targets(old: TokenNames, merge: Mapping[Token, Token], new: Container[str]) -> dict[int, str]:
-    """Return the name of the token that replaces each merged token, by the ID of the merged token."""
+    """Return the name of the token that replaces each merged token, by the ID of the merged token.
+
+    Raises:
+        VocabularyError: A token is unknown, is merged twice, or is merged into itself.
+    """
     merged: dict[int, str] = {}
     for token, target in merge.items():
         token_id, name = old.find(token), _new_name(new, target) or old.entries[old.find(target)]
@@ -192,7 +206,11 @@ def _merge_targets(old: TokenNames, merge: Mapping[Token, Token], new: Container
 
 
 def _ordered(names: Sequence[str], wanted: list[str]) -> list[str]:
-    """Return the wanted order of tokens, if it names each of them once."""
+    """Return `wanted`, the order of the tokens after an edit.
+
+    Raises:
+        VocabularyError: `wanted` does not name each of `names` exactly once.
+    """
     known = set(names)
     extra, missing = [name for name in wanted if name not in known], sorted(known - set(wanted), key=names.index)
     if extra or missing or len(wanted) != len(names):

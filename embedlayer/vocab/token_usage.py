@@ -90,6 +90,7 @@ def with_required_tokens(tokenizer: object, ids: Iterable[int], *, keep_special:
 
 
 def _with_required(ids: set[int], old: TokenBytes, data: Data, *, keep_special: bool) -> set[int]:
+    """Return some IDs with all IDs that must be kept together with them; see `used_tokens`."""
     needed = required_tokens(data, old).keys() | old.single_bytes | _letters(old, data)
     return with_parts(ids | needed | (old.added if keep_special else set()), old, data)
 
@@ -98,15 +99,19 @@ def _letters(old: TokenBytes, data: Data) -> set[int]:
     """Return the one-character tokens of a model without bytes and unknown token, which needs them for any text."""
     if data["model"]["type"] not in ("BPE", "Unigram") or unknown_token(data, old) is not None or old.single_bytes:
         return set()
-    prefix, suffix = (data["model"].get(f"{end}") or "" for end in ("continuing_subword_prefix", "end_of_word_suffix"))
     return {
         token_id
         for entry, token_id in old.vocabulary.items()
-        if len(entry.removeprefix(prefix).removesuffix(suffix)) == 1
+        if len(entry.removeprefix(old.prefix).removesuffix(old.suffix)) == 1
     }
 
 
 def _counts_of_ids(corpus: TokenCorpus, tokenizer: Tokenizer, data: Data, unknown: int | None) -> IdArray:
+    """Return how often each ID occurs in a corpus of token IDs, `(V,)`.
+
+    Raises:
+        VocabularyError: The corpus is of another tokenizer, or contains words that WordPiece cannot encode.
+    """
     if corpus.tokenizer_fingerprint != fingerprint(tokenizer):
         raise VocabularyError("The corpus was built with another tokenizer: build it again with this one.")
     counts = corpus.counts(table_size(tokenizer))

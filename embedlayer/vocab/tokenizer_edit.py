@@ -118,11 +118,10 @@ def edit_tokenizer(
     edited = _built(data, selected.names, new, old)
     _check_reached(edited, new)
     warn_of_other_texts(tokenizer, edited, [text for text in add if isinstance(text, str) and text not in special])
-    gaps = set(range(table_size(tokenizer))) - old.entries.keys()
     return TokenizerEdit(
         tokenizer=edited,
         sources=tuple(None if source < 0 else source for source in selected.sources),
-        dropped=tuple(sorted((selected.removed | gaps) - selected.merged.keys())),
+        dropped=tuple(sorted({*range(table_size(tokenizer))} - {*selected.sources} - selected.merged.keys())),
         merged=selected.merged,
     )
 
@@ -133,7 +132,19 @@ def edit_tokenizer(
 def _new_tokens(
     old: TokenBytes, add: Iterable[str | AddedToken], special: Iterable[str | AddedToken]
 ) -> dict[str, AddedToken | None]:
-    """Return the new tokens by their name, each with the rules to find it; `None` for a token of the model."""
+    """Return the rules by which the tokenizer finds each new token, by the name of the token.
+
+    Args:
+        old: The old tokenizer.
+        add: New tokens.
+        special: New special tokens.
+
+    Returns:
+        The rules by name; `None` for a token that becomes an ordinary entry of the model's vocabulary.
+
+    Raises:
+        VocabularyError: A token exists already, is empty or is named twice, or `add` or `special` is one text.
+    """
     if isinstance(add, str) or isinstance(special, str):
         raise VocabularyError(f"Give a list of tokens, not the text {add or special!r}: its letters would be added.")
     added, specials = _by_text(add, "add"), _by_text(special, "special")
@@ -151,7 +162,7 @@ def _new_tokens(
             )
     tokens: dict[str, AddedToken | None] = {}
     for text, token in (added | specials).items():
-        entry = None if text in specials or isinstance(token, AddedToken) else _entry(old.tokenizer, text)
+        entry = None if text in specials or isinstance(token, AddedToken) else _entry(old, text)
         if entry is not None and not _has_added_ids(old):
             if entry in tokens:
                 raise VocabularyError(f"{text!r} is named twice among the new tokens. Name each once.")
@@ -185,26 +196,32 @@ def _rules(old: TokenBytes, token: str | AddedToken, *, word: bool, special: boo
     return AddedToken(token, single_word=word, normalized=normal and not special, special=special)
 
 
-def _entry(tokenizer: Tokenizer, text: str) -> str | None:
+def _entry(old: TokenBytes, text: str) -> str | None:
     """Return the name with which the model itself finds a new token; `None` if it cannot, and for BPE.
 
     WordPiece and word tokenizers find words, Unigram text that its pre-tokenizer does not split.
     """
-    kind, steps = type(tokenizer.model).__name__, tokenizer.pre_tokenizer
+    model, steps = old.tokenizer.model, old.tokenizer.pre_tokenizer
+    kind = type(model).__name__
     chunks = [text] if steps is None else [chunk for chunk, _ in steps.pre_tokenize_str(text)]
     if kind == "Unigram":
         entry = text.replace(" ", "▁")
         word, whole = entry.removeprefix("▁"), chunks in ([entry], ["▁" + entry])
     elif kind in ("WordPiece", "WordLevel"):
-        entry, word = text, text.removeprefix(_continuing(tokenizer)) or text
+        entry, word = text, text.removeprefix(old.prefix) or text
         chunks = [word] if steps is None else [chunk for chunk, _ in steps.pre_tokenize_str(word)]
-        whole = chunks == [word] and len(word) <= _longest_word(tokenizer)
+        whole = chunks == [word] and len(word) <= getattr(model, "max_input_chars_per_word", sys.maxsize)
     else:
         return None
-    return entry if whole and word and normalized(tokenizer, word) == word else None
+    return entry if whole and word and normalized(old.tokenizer, word) == word else None
 
 
 def _by_text(tokens: Iterable[str | AddedToken], option: str) -> dict[str, str | AddedToken]:
+    """Return new tokens by their text.
+
+    Raises:
+        VocabularyError: `option` names a text twice.
+    """
     named: dict[str, str | AddedToken] = {}
     for token in tokens:
         text = token if isinstance(token, str) else token.content
@@ -252,6 +269,7 @@ def _template_ids(processor: Data | None) -> Iterator[int]:
 
 
 def _names_in_template(processor: Data) -> set[str]:
+    """Return the names of the special tokens that a template post-processor puts around a text or a pair."""
     parts = [*processor["single"], *processor["pair"]]
     return {part["SpecialToken"]["id"] for part in parts if "SpecialToken" in part}
 
@@ -282,7 +300,17 @@ def _unreachable_without(removed: set[int], old: TokenBytes, data: Data) -> set[
 
 
 def _built(data: Data, names: list[str], new: Mapping[str, AddedToken | None], old: TokenBytes) -> Tokenizer:
-    """Return the tokenizer in which the token of ID i is `names[i]`."""
+    """Return the tokenizer after an edit, in which the token of ID i is `names[i]`.
+
+    Args:
+        data: The content of the old `tokenizer.json`; it is changed.
+        names: Name of each token in the order of the new IDs.
+        new: The new tokens, as `_new_tokens` returns them.
+        old: The old tokenizer.
+
+    Raises:
+        TokenizerError: The tokenizers library does not read the result, or numbers its tokens in another order.
+    """
     model = data["model"]
     unigram = model["type"] == "Unigram"
     old_model = dict(model["vocab"]) if unigram else model["vocab"]
@@ -344,7 +372,7 @@ def _with_glue(decoder: Data | None, new: Sequence[str], ids: Mapping[str, int])
     escaped = re.findall(r"(?:\\.|[^|\\])+", there[1], re.DOTALL) if there else []
     tokens = [token for token in (re.sub(r"\\(.)", r"\1", one, flags=re.DOTALL) for one in escaped) if token in ids]
     tokens += [token for token in new if token not in tokens]
-    steps = [step for step in steps if not _is_glue(step)]
+    steps = [step for step in steps if {_BEGINS, _ENDS}.isdisjoint(json.dumps(step, ensure_ascii=False))]
     if not tokens:
         return {**decoder, "decoders": steps}
     place = next(at for at, step in enumerate(steps) if step["type"] == "Fuse") + 1
@@ -357,11 +385,8 @@ def _with_glue(decoder: Data | None, new: Sequence[str], ids: Mapping[str, int])
 
 
 def _replace(pattern: str, content: str) -> Data:
+    """Return a decoder step that replaces all matches of a regular expression."""
     return {"type": "Replace", "pattern": {"Regex": pattern}, "content": content}
-
-
-def _is_glue(step: Data) -> bool:
-    return any(mark in json.dumps(step, ensure_ascii=False) for mark in (_BEGINS, _ENDS))
 
 
 def warn_of_other_texts(old: Tokenizer, new: Tokenizer, terms: Sequence[str]) -> None:
@@ -472,16 +497,8 @@ def tokenizer_data(tokenizer: Tokenizer) -> Data:
 
 
 def _has_added_ids(old: TokenBytes) -> bool:
-    """Return whether the IDs of this tokenizer's added tokens follow those of the model's vocabulary."""
+    """Return whether the tokenizer has added tokens that are no entries of its model's vocabulary."""
     return not old.added <= {*old.tokenizer.get_vocab(with_added_tokens=False).values()}
-
-
-def _continuing(tokenizer: Tokenizer) -> str:
-    return getattr(tokenizer.model, "continuing_subword_prefix", None) or ""
-
-
-def _longest_word(tokenizer: Tokenizer) -> int:
-    return getattr(tokenizer.model, "max_input_chars_per_word", sys.maxsize)
 
 
 def normalized(tokenizer: Tokenizer, text: str) -> str:

@@ -66,7 +66,7 @@ def test_new_terms_are_trained_alone_and_all_else_stays_to_the_bit(trained, doma
     assert torch.equal(trainer.model.table.weight, after.table.weight)
 
     assert run("embed", tmp_path / "new", "the otterly", "--json") == 0
-    assert json.loads(capsys.readouterr().out)["pieces"][-1] == " otterly"
+    assert json.loads(capsys.readouterr().out)["tokens"][-1] == " otterly"
     assert run("report", tmp_path / "new") == 0
     assert run("vocab", "undo", tmp_path / "new", "-o", tmp_path / "back") == 0
     for name in ("config.json", "model.safetensors", "tokenizer.json", "run.json", "report.html"):
