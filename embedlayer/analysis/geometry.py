@@ -532,26 +532,19 @@ def position_values(position: Position, length: int) -> PositionPicture | None:
     length = min(length, getattr(position, "max_seq_len", None) or length)
     if isinstance(position, AdditivePosition):
         return _added(position, length)
-    if type(position).rotate is not Position.rotate:
+    if position.hook == "rotate":
         return _turned(position, length)
-    if type(position).bias is not Position.bias:
-        return _biased(position, length)
-    return None
-
-
-def _device(position: Position) -> torch.device:
-    tensor = next(iter(position.parameters()), next(iter(position.buffers()), None))
-    return torch.device("cpu") if tensor is None else tensor.device
+    return _biased(position, length) if position.hook == "bias" else None
 
 
 def _added(position: AdditivePosition, length: int) -> PositionPicture:
-    values = position.vectors(torch.arange(length, device=_device(position)))
+    values = position.vectors(torch.arange(length, device=position.device))
     return PositionPicture(values.float().cpu(), "Position vectors", "position", "dimension", "added to the token")
 
 
 def _turned(position: Position, length: int) -> PositionPicture:
     """Turn each unit vector: where it stays is its cosine, where it goes is its partner, in any layout of pairs."""
-    device, width = _device(position), cast(int, position.head_dim)
+    device, width = position.device, cast(int, position.head_dim)
     places = torch.arange(max(length, 2), device=device)  # at position 0 alone nothing moves, so no pair shows
     units_BKTK = torch.eye(width, device=device)[None, :, None].expand(1, width, len(places), width).contiguous()
     turned_KTK = F.normalize(position.rotate(units_BKTK, units_BKTK.clone(), places[None])[0][0], dim=-1)
@@ -569,8 +562,7 @@ def _turned(position: Position, length: int) -> PositionPicture:
 
 
 def _biased(position: Position, length: int) -> PositionPicture:
-    device = _device(position)
-    keys = torch.arange(length, device=device)[None]
+    keys = torch.arange(length, device=position.device)[None]
     bias_BHQK = position.bias(keys[:, -1:], keys)
     assert bias_BHQK is not None  # its scheme overrides this hook
     values = bias_BHQK[0, :, 0].flip(1).T

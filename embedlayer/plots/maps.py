@@ -14,7 +14,7 @@ from embedlayer.analysis.geometry import principal_components
 from embedlayer.data.tokenizer import require_rows, table_size, token_text
 from embedlayer.errors import ShapeError
 from embedlayer.plots.labels import hubs, write_labels
-from embedlayer.plots.style import BLUE, colorbar, new_figure, numbers, panels, point_colours
+from embedlayer.plots.style import BLUE, colorbar, new_figure, numbers, point_colours
 from embedlayer.plots.visible import visible_text
 from embedlayer.tables.dense import as_rows
 from embedlayer.tables.lookup import LookupTable
@@ -73,14 +73,12 @@ def table_map(
         raise ShapeError(f"values must be one for each of the {count} rows, not {len(values)}.")
     points = numbers(coordinates)
     points[~np.isfinite(points).all(1)] = np.nan
-    with new_figure(7.2, _height_for(points)) as figure:
-        axes = panels(figure)[0, 0]
+    with new_figure(7.2, _height_for(points), title=title) as (figure, axes):
         colour: dict[str, Any] = {"color": BLUE}
         if values is not None:
             colour = {"c": numbers(values), "cmap": point_colours(), "plotnonfinite": True}
         size, opacity = max(3.0, min(20.0, 24000 / max(count, 1))), max(0.25, min(0.8, 2500 / max(count, 1)))
         dots = axes.scatter(points[:, 0], points[:, 1], s=size, alpha=opacity, linewidths=0, rasterized=True, **colour)
-        axes.set_title(title)
         axes.margins(0.06)
         axes.set_aspect("equal", adjustable="datalim")
         axes.locator_params(nbins=6)
