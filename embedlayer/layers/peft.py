@@ -139,15 +139,14 @@ def require_same_adapters(tables: list[AdaptedTable]) -> AdaptedTable:
     Raises:
         CheckpointError: Their adapters differ.
     """
-    first = tables[0]
-    for other in tables[1:]:
-        if list(map(_parameters_of, other.adapters)) != list(map(_parameters_of, first.adapters)):
-            raise CheckpointError(
-                f"{len(tables)} tables and the head of this model share one weight, and PEFT has put adapters on some "
-                f"of the tables: merging would change all. Leave the tables out of PEFT's configuration, or give each "
-                f"its own weight."
-            )
-    return first
+    tensors = ([each for adapter in table.adapters for each in adapter if isinstance(each, Tensor)] for table in tables)
+    if len({tuple(each.data_ptr() for each in found) for found in tensors}) > 1:
+        raise CheckpointError(
+            f"{len(tables)} tables and the head of this model share one weight, and PEFT has put adapters on some of "
+            f"the tables: merging would change all. Leave the tables out of PEFT's configuration, or give each its own "
+            f"weight."
+        )
+    return tables[0]
 
 
 def head_applies_adapters(head: nn.Linear, reference: ChildReference, adapters: tuple[Adapter, ...]) -> bool:
@@ -170,11 +169,6 @@ def head_applies_adapters(head: nn.Linear, reference: ChildReference, adapters: 
         f"is tied to the table: active it changes only the logits, merged it changes the look-ups too. Leave the head "
         f"out with exclude_modules=[{reference.name!r}] and target the table, which adapts both; or use an untied head."
     )
-
-
-def _parameters_of(adapter: Adapter) -> list[int]:
-    """Return the memory addresses of the tensors of an adapter."""
-    return [tensor.data_ptr() for tensor in adapter if isinstance(tensor, Tensor)]
 
 
 def adapt_rows(adapter: Adapter, rows: Tensor, start: int, stop: int) -> Tensor:

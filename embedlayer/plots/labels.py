@@ -116,12 +116,12 @@ def write_labels(
         **style: Options of `axes.annotate`.
     """
     backend = require("matplotlib.backends.backend_agg", extra="plots")
-    properties = require("matplotlib.font_manager", extra="plots").FontProperties
+    fonts = require("matplotlib.font_manager", extra="plots")
     renderer = backend.FigureCanvasAgg(figure).get_renderer()
     figure.draw_without_rendering()
-    font = properties(family=font_families(), size=FONT_SIZE)
-    can_write = _writer()
-    wanted = [index for index, text in labels.items() if text and can_write(text)]
+    font = fonts.FontProperties(family=font_families(), size=FONT_SIZE)
+    known = {code for family in font_families() for code in fonts.get_font(fonts.findfont(family)).get_charmap()}
+    wanted = [index for index, text in labels.items() if text and known.issuperset(map(ord, text))]
     pixels = axes.transData.transform(points).tolist()
 
     def sizes() -> Iterator[tuple[tuple[float, float], tuple[float, float]]]:
@@ -173,10 +173,3 @@ def hubs(rows: Float[Tensor, "N D"], neighbors: int = 10) -> Int[Tensor, " N"]:
         return torch.arange(count)
     near = nearest_rows(rows.detach(), torch.arange(count), min(neighbors, max(1, (count - 1) // 2))).ids
     return torch.bincount(near[near >= 0], minlength=count).argsort(descending=True, stable=True)
-
-
-def _writer() -> Any:
-    """Return a function that tells whether the installed fonts have every character of a text."""
-    manager = require("matplotlib.font_manager", extra="plots")
-    maps = [manager.get_font(manager.findfont(family)).get_charmap() for family in font_families()]
-    return lambda text: all(any(ord(character) in glyphs for glyphs in maps) for character in text)

@@ -109,19 +109,15 @@ def _components(rows: Float[Tensor, "V D"]) -> tuple[Float[Tensor, "V 2"], Float
 
 def _words(table: LookupTable, tokenizer: Tokenizer) -> dict[int, str]:
     """Return up to `NAMED_ROWS` whole words by ID, hubs first; they are spread over all IDs to include rare words."""
-    texts = {index: token_text(tokenizer, index) for index in _ids(table, tokenizer)}
+    require_rows(tokenizer, table.vocab_size)
+    ids = [index for index in range(table_size(tokenizer)) if tokenizer.id_to_token(index) is not None]
+    texts = {index: token_text(tokenizer, index) for index in ids}
     begin = " " if any(len(text) > 3 and text.startswith(" ") for text in texts.values()) else ""
     named = {index: text.strip() for index, text in texts.items() if text.startswith(begin)}
     whole = [(index, text) for index, text in named.items() if text.isalpha() and len(text) > 2]
     words = whole[:: math.ceil(len(whole) / NAMED_ROWS) or 1]
     rows = [table.rows(index, index + 1) for index, _ in words]
     return dict(words[place] for place in hubs(torch.cat(rows)).tolist()) if words else {}
-
-
-def _ids(table: LookupTable, tokenizer: Tokenizer) -> list[int]:
-    """Return the IDs of the tokenizer's tokens, after a check that all have rows."""
-    require_rows(tokenizer, table.vocab_size)
-    return [index for index in range(table_size(tokenizer)) if tokenizer.id_to_token(index) is not None]
 
 
 def _height_for(points: Any) -> float:
