@@ -538,12 +538,16 @@ def position_values(position: Position, length: int) -> PositionPicture | None:
 
 
 def _added(position: AdditivePosition, length: int) -> PositionPicture:
+    """Return the vectors that an additive scheme adds at positions `0 .. length - 1`."""
     values = position.vectors(torch.arange(length, device=position.device))
     return PositionPicture(values.float().cpu(), "Position vectors", "position", "dimension", "added to the token")
 
 
 def _turned(position: Position, length: int) -> PositionPicture:
-    """Turn each unit vector: where it stays is its cosine, where it goes is its partner, in any layout of pairs."""
+    """Return the cosine of each channel pair's rotation angle at positions `0 .. length - 1`.
+
+    Each unit vector is rotated: its own channel then holds the cosine, and the other nonzero channel is its partner.
+    """
     device, width = position.device, cast(int, position.head_dim)
     places = torch.arange(max(length, 2), device=device)  # at position 0 alone nothing moves, so no pair shows
     units_BKTK = torch.eye(width, device=device)[None, :, None].expand(1, width, len(places), width).contiguous()
@@ -562,6 +566,7 @@ def _turned(position: Position, length: int) -> PositionPicture:
 
 
 def _biased(position: Position, length: int) -> PositionPicture:
+    """Return the bias of each head on a key `0 .. length - 1` positions before the query."""
     keys = torch.arange(length, device=position.device)[None]
     bias_BHQK = position.bias(keys[:, -1:], keys)
     assert bias_BHQK is not None  # its scheme overrides this hook

@@ -303,7 +303,9 @@ def queries_and_keys(
 
 
 class _Computation:
-    """One text in one model; all steps share one autograd graph, from which the last one takes its gradients.
+    """Compute all steps of one text in one model.
+
+    All steps share one autograd graph, from which the last step computes its gradients.
 
     Args:
         model: Model, layer or table.
@@ -374,7 +376,7 @@ class _Computation:
         yield Step("sum", f"shape {tuple(self.x.shape)}", values, vectors=self.x)
 
     def _dropout(self) -> Step:
-        """Show one dropout mask, drawn from a generator of its own, with the model's probability or 0.1."""
+        """Return the dropout step: one mask of a fixed generator, with the model's probability or 0.1."""
         layer = getattr(self.model, "dropout", None)
         stated = layer.p if isinstance(layer, nn.Dropout) else None
         shown = stated or SHOWN_DROPOUT

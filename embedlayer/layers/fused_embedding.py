@@ -117,7 +117,7 @@ class _DropoutMask:
 
 
 class _ScaleAddDrop(torch.autograd.Function):
-    """Overwrite `x` with `dropout(scale * x + addend)`; saves the state of the generator and no tensor."""
+    """Compute `dropout(scale * x + addend)` in place of `x`, and save the generator's state for the backward pass."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, addend: Tensor | None, scale: float, dropout: float) -> Tensor:

@@ -69,7 +69,7 @@ class AdaptedTable(NamedTuple):
 
 
 def weight_of(found: AdaptedTable) -> Tensor | None:
-    """Return the weight of the table, for a `DeltaEmbedding` that of its base; `None` for tables without a weight."""
+    """Return the weight of a table, or of the base of a `DeltaEmbedding`; `None` for a table without a weight."""
     table: Any = found.table
     while isinstance(table, DeltaEmbedding):
         table = table.base
@@ -134,10 +134,10 @@ def _active_adapters(wrapper: Any, name: str) -> Iterator[Adapter]:
 
 
 def require_same_adapters(tables: list[AdaptedTable]) -> AdaptedTable:
-    """Return the first of several tables that share one weight, after a check that all have the same adapters.
+    """Check that tables that share one weight have the same adapters, and return the first table.
 
     Raises:
-        CheckpointError: Their adapters differ.
+        CheckpointError: The adapters differ.
     """
     tensors = ([each for adapter in table.adapters for each in adapter if isinstance(each, Tensor)] for table in tables)
     if len({tuple(each.data_ptr() for each in found) for found in tensors}) > 1:

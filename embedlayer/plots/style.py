@@ -108,7 +108,7 @@ def new_figure(
 
 
 def keep_ticks(axes: "matplotlib.axes.Axes") -> None:
-    """Store the tick style in the axes, because matplotlib reads its settings again when it adds ticks at drawing."""
+    """Set the tick style of the axes, so that ticks that matplotlib adds at drawing have it too."""
     axes.tick_params(labelsize=9, labelcolor=MUTED, color=GRID, grid_color=GRID, grid_linewidth=0.8)
 
 

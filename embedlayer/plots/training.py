@@ -100,7 +100,7 @@ def read_metrics(run: Metrics | Path | str) -> Metrics:
 
 
 def _draw(axes: "matplotlib.axes.Axes", metrics: Metrics, key: str, **style: Any) -> None:
-    """Draw one value over steps; a single point gets a marker."""
+    """Draw one value over steps; leave out values that are missing or not finite, and mark a single point."""
     found = [(line["step"], line[key]) for line in metrics if line.get(key) is not None and math.isfinite(line[key])]
     if len(found) == 1:
         style |= {"marker": "o", "markersize": 5}
@@ -109,7 +109,13 @@ def _draw(axes: "matplotlib.axes.Axes", metrics: Metrics, key: str, **style: Any
 
 
 def _finish(axes: "matplotlib.axes.Axes", loss: str, baseline: float | None) -> None:
-    """Add labels, baseline and legend."""
+    """Add labels, the line of the baseline and a legend.
+
+    Args:
+        axes: Axes with the curves.
+        loss: Label of the vertical axis.
+        baseline: Loss of the labelled line, or `None` for no line.
+    """
     axes.set(xlabel="step", ylabel=loss)
     axes.grid(visible=False, axis="x")
     axes.margins(x=0.02, y=0.08)
