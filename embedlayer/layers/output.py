@@ -227,7 +227,8 @@ class OutputHead(Pretrained, nn.Linear):
             table = self._rows_of()
             return table.vocab_size, table.embed_dim
         weight = self._parameters.get("weight")
-        return self._stated_sizes if weight is None or len(weight.shape) != 2 else tuple(weight.shape)
+        vocab_size, embed_dim = self._stated_sizes if weight is None or len(weight.shape) != 2 else weight.shape
+        return vocab_size, embed_dim
 
     def _rows_of(self) -> Any:
         """Return the table of a tied head, without adapters."""
