@@ -524,32 +524,23 @@ def position_values(position: Position, length: int) -> PositionPicture | None:
     length = min(length, getattr(position, "max_seq_len", None) or length)
     if isinstance(position, AdditivePosition):
         return _added_vectors(position, length)
-    if type(position).rotate is not Position.rotate:
+    if position.hook == "rotate":
         return _rotation_cosines(position, length)
-    if type(position).bias is not Position.bias:
-        return _bias_by_distance(position, length)
-    return None
-
-
-def _device(position: Position) -> torch.device:
-    """Return the device of the scheme's parameters and buffers; the CPU if it has none."""
-    tensor = next(iter(position.parameters()), next(iter(position.buffers()), None))
-    return torch.device("cpu") if tensor is None else tensor.device
+    return _bias_by_distance(position, length) if position.hook == "bias" else None
 
 
 def _added_vectors(position: AdditivePosition, length: int) -> PositionPicture:
-    """Return the vectors that an additive scheme adds at each position."""
-    values = position.vectors(torch.arange(length, device=_device(position)))
+    """Return the vectors that an additive scheme adds at positions `0 .. length - 1`."""
+    values = position.vectors(torch.arange(length, device=position.device))
     return PositionPicture(values.float().cpu(), "Position vectors", "position", "dimension", "added to the token")
 
 
 def _rotation_cosines(position: Position, length: int) -> PositionPicture:
-    """Return the cosine of the rotation angle of each channel pair, by position.
+    """Return the cosine of each channel pair's rotation angle at positions `0 .. length - 1`.
 
-    Each unit vector is rotated. Its component along itself is the cosine, and the other channel with a component is its
-    partner, so the result does not depend on how channels are paired.
+    Each unit vector is rotated: its own channel then holds the cosine, and the other nonzero channel is its partner.
     """
-    device, width = _device(position), cast(int, position.head_dim)
+    device, width = position.device, cast(int, position.head_dim)
     places = torch.arange(max(length, 2), device=device)  # at position 0 alone nothing moves, so no pair shows
     units_BKTK = torch.eye(width, device=device)[None, :, None].expand(1, width, len(places), width).contiguous()
     rotated_KTK = F.normalize(position.rotate(units_BKTK, units_BKTK.clone(), places[None])[0][0], dim=-1)
@@ -567,9 +558,8 @@ def _rotation_cosines(position: Position, length: int) -> PositionPicture:
 
 
 def _bias_by_distance(position: Position, length: int) -> PositionPicture:
-    """Return the bias that each head adds to the score of a key, by the distance back to the key."""
-    device = _device(position)
-    keys = torch.arange(length, device=device)[None]
+    """Return the bias of each head on a key `0 .. length - 1` positions before the query."""
+    keys = torch.arange(length, device=position.device)[None]
     bias_BHQK = position.bias(keys[:, -1:], keys)
     assert bias_BHQK is not None  # its scheme overrides this hook
     values = bias_BHQK[0, :, 0].flip(1).T

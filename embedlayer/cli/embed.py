@@ -69,24 +69,20 @@ def _show(step: "Step", names: list[str]) -> None:
 
 def _as_json(walked: "Pipeline") -> dict[str, Any]:
     """Return all numbers of the pipeline, for JSON."""
-    rows, scale, positions, head, gradient = (
-        walked.step(name) for name in ("rows", "scale", "positions", "head", "gradient")
-    )
-    assert rows is not None
-    assert scale is not None
-    assert positions is not None
+    steps = {step.name: step for step in walked.steps}
+    facts = {name: step.facts for name, step in steps.items()}
     vectors = walked.vectors.unsqueeze(0)
     return {
         "text": walked.text,
         "tokens": [token.piece for token in walked.tokens],
         "ids": [token.id for token in walked.tokens],
         "table": [walked.vocab_size, walked.embed_dim],
-        "rows": rows.vectors,
-        "scale": scale.facts["factor"] if scale.facts["scaled"] else None,
-        "position": positions.facts["scheme"],
-        "added": positions.vectors,
+        "rows": steps["rows"].vectors,
+        "scale": facts["scale"]["factor"] if facts["scale"]["scaled"] else None,
+        "position": facts["positions"]["scheme"],
+        "added": steps["positions"].vectors,
         "shape": list(vectors.shape),
         "vectors": vectors,
-        "likeliest": None if head is None else head.facts["likeliest"],
-        "gradient": None if gradient is None else gradient.facts,
+        "likeliest": facts.get("head", {}).get("likeliest"),
+        "gradient": facts.get("gradient"),
     }

@@ -207,7 +207,7 @@ def _find_corpus(sources: Sequence[str | Path]) -> Path | None:
 
 def build_model(layer: LayerOptions, vocab_size: int, max_length: int) -> "DecoderLM":
     """Return the decoder that the options describe, freshly initialised."""
-    from embedlayer.layers.input import make_position
+    from embedlayer.layers.input import as_position
     from embedlayer.layers.output import OutputHead
     from embedlayer.models.decoder import DecoderLM
     from embedlayer.tables.dense import TokenEmbedding
@@ -220,7 +220,7 @@ def build_model(layer: LayerOptions, vocab_size: int, max_length: int) -> "Decod
         table = TokenEmbedding(vocab_size, layer.dim, scale="sqrt_dim", row_sparse=layer.row_sparse, **shared)
     else:
         table = FactorizedEmbedding(vocab_size, layer.dim, layer.rank, scale="sqrt_dim", **shared)
-    position = make_position(
+    position = as_position(
         layer.position,  # type: ignore[arg-type]
         max_seq_len=max_length,
         embed_dim=layer.dim,

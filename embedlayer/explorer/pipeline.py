@@ -7,7 +7,7 @@ each row with autograd's.
 import base64
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from typing import Any, cast
 
@@ -62,10 +62,7 @@ _TITLES = {
     "norm": ("Normalise", "LayerNorm(x)"),
     "project": ("Project", "x · P"),
     "dropout": ("Dropout", "0 with probability p, else x / (1 − p)"),
-    "rotation": (
-        "Rotation",
-        "(a, b) → (a cos θ − b sin θ, a sin θ + b cos θ), θ = t · base^(−2i/K)",
-    ),
+    "rotation": ("Rotation", "(a, b) → (a cos θ − b sin θ, a sin θ + b cos θ), θ = t · base^(−2i/K)"),
     "bias": ("Bias", "q[i] · k[j] / √K + bias[h, i, j]"),
     "head": ("Head", "softmax(h · Wᵀ)"),
     "gradient": ("Gradient", "∂loss / ∂W"),
@@ -118,29 +115,41 @@ class ShownToken:
     kind: str
 
 
-@dataclass(frozen=True)
 class Step:
     """One step as the page shows it.
 
-    Attributes:
-        name: Identifier of the step.
-        title: Title on the page.
-        formula: What the step computes, in the letters of `embedlayer.shapes`.
-        sentence: Explanation for readers.
+    Args:
+        name: Identifier of the step, which selects its `title` on the page and its `formula`.
         note: The sizes and factors of this model, in one line.
-        values: Numbers to draw, by name: `(T, C)`, or `(H, T, C)` for each of the first heads.
-        facts: All other data.
-        vectors: Vectors after the step, `(T, D)`; `None` for a step that changes none.
+        values: Numbers to draw, by name: `(T, C)`, or `(H, T, C)` for each of the first heads; `None` for no numbers.
+        facts: All other data, or `None`.
+        sentence: Key of the explanation for readers; `None` for the name of the step.
+        vectors: Vectors after the step, `(T, D)`; `None` for a step that changes no vectors.
     """
 
-    name: str
-    title: str
-    formula: str
-    sentence: str
-    note: str = ""
-    values: Mapping[str, Tensor] = field(default_factory=dict)
-    facts: JsonObject = field(default_factory=dict)
-    vectors: Tensor | None = None
+    def __init__(
+        self,
+        name: str,
+        note: str,
+        values: Mapping[str, Tensor] | None = None,
+        facts: JsonObject | None = None,
+        *,
+        sentence: str | None = None,
+        vectors: Tensor | None = None,
+    ) -> None:
+        self.name = name
+        self.title, self.formula = _TITLES[name]
+        self.sentence = _SENTENCES[sentence or name]
+        self.note = note
+        self.values = values or {}
+        self.facts = facts or {}
+        self.vectors = None if vectors is None else vectors.detach()
+
+    def to_json(self) -> JsonObject:
+        """Return all attributes but the vectors, which are among the values; tensors are packed."""
+        content = {**vars(self), "values": {name: packed(value) for name, value in self.values.items()}}
+        del content["vectors"]
+        return content
 
 
 @dataclass(frozen=True)
@@ -171,13 +180,8 @@ class Pipeline:
 
     def to_json(self) -> JsonObject:
         """Return all fields but the vectors as JSON; tensors are packed, NaN and infinity become `None`."""
-        steps = [
-            {**vars(step), "values": {name: packed(value) for name, value in step.values.items()}}
-            for step in self.steps
-        ]
-        for step in steps:
-            del step["vectors"]  # they are among the values
-        content = {**vars(self), "tokens": [vars(token) for token in self.tokens], "steps": steps}
+        tokens, steps = [vars(token) for token in self.tokens], [step.to_json() for step in self.steps]
+        content = {**vars(self), "tokens": tokens, "steps": steps}
         del content["vectors"]
         return cast(JsonObject, _finite(content))
 
@@ -298,22 +302,10 @@ def queries_and_keys(
     return queries, keys
 
 
-def _step(
-    name: str,
-    note: str,
-    values: Mapping[str, Tensor] | None = None,
-    facts: JsonObject | None = None,
-    *,
-    sentence: str | None = None,
-    vectors: Tensor | None = None,
-) -> Step:
-    """Return a step with its texts; `sentence` is its key in `_SENTENCES` where that is not the name."""
-    vectors = None if vectors is None else vectors.detach()
-    return Step(name, *_TITLES[name], _SENTENCES[sentence or name], note, values or {}, facts or {}, vectors)
-
-
 class _Computation:
-    """One text in one model; all steps share one autograd graph, from which the last one takes its gradients.
+    """Compute all steps of one text in one model.
+
+    All steps share one autograd graph, from which the last step computes its gradients.
 
     Args:
         model: Model, layer or table.
@@ -334,8 +326,8 @@ class _Computation:
 
     def steps(self, tokens: Sequence[ShownToken], tokenizer: Tokenizer) -> Iterator[Step]:
         """Yield all steps, from the one-hot vectors to the gradient of the loss."""
-        yield _step("one_hot", f"{len(self.ids)} times {self.table.vocab_size:,} places")
-        yield _step("rows", self.look_up.description, {"rows": self.rows}, vectors=self.rows)
+        yield Step("one_hot", f"{len(self.ids)} times {self.table.vocab_size:,} places")
+        yield Step("rows", self.look_up.description, {"rows": self.rows}, vectors=self.rows)
         yield from self._input_steps()
         yield self._dropout()
         yield from self._attention_step()
@@ -350,10 +342,10 @@ class _Computation:
             scale = traced.pop(0)
             self.x = self.embedded = scale.vectors
             facts = {"factor": float(cast(float, self.table.factor)), "scaled": True}
-            yield _step("scale", scale.description, {"scaled": self.x}, facts, vectors=self.x)
+            yield Step("scale", scale.description, {"scaled": self.x}, facts, vectors=self.x)
         else:
             facts = {"factor": 1.0, "scaled": False}
-            yield _step("scale", "no scale", {"scaled": self.x}, facts, sentence="no scale")
+            yield Step("scale", "no scale", {"scaled": self.x}, facts, sentence="no scale")
         for step in traced:
             before, self.x = self.x, step.vectors
             values = {"result": self.x}
@@ -361,10 +353,10 @@ class _Computation:
                 yield from self._position_steps(step, before)
             elif step.name == "token_types":
                 values = {"types": torch.zeros_like(before) if step.added is None else step.added, **values}
-                yield _step("types", step.description, values, vectors=self.x)
+                yield Step("types", step.description, values, vectors=self.x)
             else:
                 name = "project" if step.name == "projection" else step.name
-                yield _step(name, step.description, values, vectors=self.x)
+                yield Step(name, step.description, values, vectors=self.x)
         if not any(step.name == "positions" for step in traced):
             absent = next(
                 trace_steps(input_steps(self.table, self.position)[1:], TokenBatch(self.ids, self.positions), self.x)
@@ -377,14 +369,14 @@ class _Computation:
         facts = {"kind": _POSITION_KINDS[hook], "scheme": type(self.position).__name__}
         if traced.added is None:
             sentence = f"positions {hook or 'none'}"
-            yield _step("positions", traced.description, {"result": self.x}, facts, sentence=sentence)
+            yield Step("positions", traced.description, {"result": self.x}, facts, sentence=sentence)
             return
-        yield _step("positions", traced.description, {"positions": traced.added}, facts, vectors=traced.added)
+        yield Step("positions", traced.description, {"positions": traced.added}, facts, vectors=traced.added)
         values = {"tokens": before, "positions": traced.added, "result": self.x}
-        yield _step("sum", f"shape {tuple(self.x.shape)}", values, vectors=self.x)
+        yield Step("sum", f"shape {tuple(self.x.shape)}", values, vectors=self.x)
 
     def _dropout(self) -> Step:
-        """Show one dropout mask, drawn from a generator of its own, with the model's probability or 0.1."""
+        """Return the dropout step: one mask of a fixed generator, with the model's probability or 0.1."""
         layer = getattr(self.model, "dropout", None)
         stated = layer.p if isinstance(layer, nn.Dropout) else None
         shown = stated or SHOWN_DROPOUT
@@ -392,7 +384,7 @@ class _Computation:
         values = {"kept": self.x, "dropped": self.x.detach().cpu() * kept / (1 - shown)}
         reason = "this source does not state one" if stated is None else "this model has p = 0"
         note = f"p = {stated:g}" if stated else f"{reason}; shown as it would be with p = {shown:g}"
-        return _step("dropout", note, values, {"p": stated, "shown_p": shown})
+        return Step("dropout", note, values, {"p": stated, "shown_p": shown})
 
     def _attention_step(self) -> Iterator[Step]:
         """Yield the rotation or bias of the first block's attention; nothing for other schemes."""
@@ -402,7 +394,7 @@ class _Computation:
             bias = self.position.bias(self.positions, self.positions)
             assert bias is not None  # the scheme overrides this hook
             facts = {"causal": not getattr(self.position, "bidirectional", False), "heads": bias.shape[1]}
-            yield _step("bias", f"{bias.shape[1]} heads", {"bias": bias[0, :MOST_HEADS]}, facts)
+            yield Step("bias", f"{bias.shape[1]} heads", {"bias": bias[0, :MOST_HEADS]}, facts)
 
     def _rotation(self, position: RotaryEmbedding) -> Step:
         """Return the angles and, for a decoder, the first block's queries and keys before and after rotation."""
@@ -420,7 +412,7 @@ class _Computation:
             }
             note += f" in each of {queries.shape[-3]} query and {keys.shape[-3]} key heads of the first block"
         facts = {name: getattr(position, name) for name in ("interleaved", "rotary_dim", "head_dim", "base")}
-        return _step("rotation", note, values, facts)
+        return Step("rotation", note, values, facts)
 
     def _head_steps(
         self, head: OutputHead | PredictionHead, tokens: Sequence[ShownToken], tokenizer: Tokenizer
@@ -451,7 +443,7 @@ class _Computation:
         }
         sentence = "head" if isinstance(self.model, DecoderLM) else "head only"
         note = f"{rows}; {self.table.vocab_size:,} scores for each token"
-        yield _step("head", note, {"hidden": hidden}, facts, sentence=sentence)
+        yield Step("head", note, {"hidden": hidden}, facts, sentence=sentence)
         if len(following):
             yield self._gradient(hidden, products, logits, output.tied, tokens)
 
@@ -499,7 +491,7 @@ class _Computation:
             f"loss {loss.item():.3f} nats per token; {touched:,} of {len(total):,} rows get a gradient, "
             f"{len(used):,} were looked up"
         )
-        return _step("gradient", note, {"norms": binned}, facts, sentence="gradient" if tied else "gradient untied")
+        return Step("gradient", note, {"norms": binned}, facts, sentence="gradient" if tied else "gradient untied")
 
 
 def _norms(rows: Float[Tensor, "N D"]) -> Float[Tensor, " N"]:

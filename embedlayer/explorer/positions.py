@@ -103,8 +103,16 @@ def described(position: Position, layers: str = "", trained_length: int | None =
         shown = rows[: max(1, MOST_NUMBERS // rows.shape[1])]
         content = {"kind": "learned", "embed_dim": rows.shape[1], "rows": packed(shown), **_distinct(rows)}
     elif isinstance(position, RotaryEmbedding):
-        limit = getattr(position.scaling, "original_max_seq_len", None)
-        content = _rotary(position)
+        scaling = position.scaling
+        limit = getattr(scaling, "original_max_seq_len", None)
+        content = {
+            "kind": "rotary",
+            **{name: getattr(position, name) for name in ("head_dim", "rotary_dim", "base", "interleaved")},
+            "magnitude": position.attention_scaling,
+            "scaling": None if scaling is None else str(scaling),
+            "varies": scaling is not None and scaling.limit is not None,
+            "frequencies": position.frequencies(0).tolist(),  # of the trained length, where they depend on it
+        }
     elif isinstance(position, AlibiBias):
         content = {"kind": "alibi", **position.config, "slopes": position.slopes.tolist()}
     elif position.hook == "bias":
@@ -117,22 +125,6 @@ def described(position: Position, layers: str = "", trained_length: int | None =
 def _distinct(rows: Float[Tensor, "T D"]) -> JsonObject:
     """Return the number of position vectors, and the number of different ones."""
     return {"checked": len(rows), "distinct": len(torch.unique(rows, dim=0))}
-
-
-def _rotary(position: RotaryEmbedding) -> JsonObject:
-    """Describe rotary positions; frequencies that depend on the length are those of the trained length."""
-    scaling = position.scaling
-    return {
-        "kind": "rotary",
-        "head_dim": position.head_dim,
-        "rotary_dim": position.rotary_dim,
-        "base": position.base,
-        "interleaved": position.interleaved,
-        "magnitude": position.attention_scaling,
-        "scaling": None if scaling is None else str(scaling),
-        "varies": scaling is not None and scaling.limit is not None,
-        "frequencies": position.frequencies(0).tolist(),
-    }
 
 
 def _biases(position: Position) -> Float[Tensor, "H distances"]:

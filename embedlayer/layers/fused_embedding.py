@@ -99,7 +99,7 @@ class _DropoutMask:
     """
 
     def __init__(self, dropout: float, like: Tensor, state: Tensor | None = None) -> None:
-        size = max((block.numel for block in _blocks(like)), default=0)
+        size = max((block.of(like).numel() for block in _blocks(like)), default=0)
         self.threshold = round(dropout * (1 << 16))
         kept = (1 << 16) - self.threshold
         self.growth = (1 << 16) / kept if kept else 0.0
@@ -117,7 +117,7 @@ class _DropoutMask:
 
 
 class _ScaleAddDrop(torch.autograd.Function):
-    """Overwrite `x` with `dropout(scale * x + addend)`; saves the state of the generator and no tensor."""
+    """Compute `dropout(scale * x + addend)` in place of `x`, and save the generator's state for the backward pass."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, addend: Tensor | None, scale: float, dropout: float) -> Tensor:
@@ -170,17 +170,11 @@ def _masked_gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
 
 
 class _Block(NamedTuple):
-    """Tokens `start .. stop - 1` of sequence `sequence`, with vectors of `width` elements."""
+    """Tokens `start .. stop - 1` of the sequence with index `sequence`."""
 
     sequence: int
     start: int
     stop: int
-    width: int
-
-    @property
-    def numel(self) -> int:
-        """Number of elements."""
-        return (self.stop - self.start) * self.width
 
     def of(self, tensor: Tensor) -> Tensor:
         """Return this block of a `(B, T, D)` tensor, or of `(1, T, D)` or `(T, D)`, which all sequences share."""
@@ -195,4 +189,4 @@ def _blocks(x: Tensor) -> Iterator[_Block]:
     tokens = max(1, BLOCK_NUMEL // max(width, 1))
     for sequence in range(batch[0] if batch else 1):
         for start in range(0, length, tokens):
-            yield _Block(sequence, start, min(start + tokens, length), width)
+            yield _Block(sequence, start, min(start + tokens, length))

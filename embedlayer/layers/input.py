@@ -40,45 +40,6 @@ GPT_CONFIG_124M: dict[str, Any] = {
 """Sizes of GPT-2 small, named as in "Build a Large Language Model From Scratch", with a context of 256."""
 
 
-def make_position(
-    name: PositionName,
-    *,
-    max_seq_len: int,
-    embed_dim: int,
-    num_heads: int | None = None,
-    head_dim: int | None = None,
-    init_std: float = 0.02,
-) -> Position:
-    """Return a new position scheme of a given name.
-
-    `"relative"` is T5's bias for decoders; `"scaled-sinusoidal"` has one learned factor, which starts at `1/sqrt(D)`.
-
-    Raises:
-        SizeError: The name is unknown, or the scheme works on heads and `num_heads` is `None`.
-    """
-    if name == "learned":
-        return LearnedPositionalEmbedding(max_seq_len, embed_dim, init_std=init_std)
-    if name == "sinusoidal":
-        return SinusoidalPositionalEmbedding(max_seq_len, embed_dim)
-    if name == "scaled-sinusoidal":
-        return SinusoidalPositionalEmbedding(
-            max_seq_len, embed_dim, layout="concatenated", init_scale=1 / math.sqrt(embed_dim)
-        )
-    if name == "none":
-        return Position()
-    if name not in get_args(PositionName):
-        raise SizeError(f"Position {name!r} is none of: {', '.join(get_args(PositionName))}.")
-    if num_heads is None:
-        raise SizeError(f"{name} positions work on attention heads: give num_heads, or the position as an object.")
-    if name == "alibi":
-        return AlibiBias(num_heads)
-    if name == "relative":
-        return RelativePositionBias(num_heads, bidirectional=False, init_std=init_std)
-    if head_dim is None and embed_dim % num_heads:
-        raise SizeError(f"embed_dim {embed_dim} is not divisible by {num_heads} heads.")
-    return RotaryEmbedding(embed_dim // num_heads if head_dim is None else head_dim)
-
-
 def as_position(
     position: Position | PositionName,
     *,
@@ -87,23 +48,51 @@ def as_position(
     num_heads: int | None = None,
     head_dim: int | None = None,
 ) -> Position:
-    """Return `position`, or a new scheme of that name, after a check against the sizes of the model.
+    """Return `position` after a check against the sizes of the model, or a new position scheme of that name.
+
+    `"relative"` is T5's bias for decoders; `"scaled-sinusoidal"` has one learned factor, which starts at `1/sqrt(D)`.
+
+    Args:
+        position: A position scheme, or the name of one.
+        max_seq_len: Longest sequence.
+        embed_dim: Width of the vectors that positions are added to, D.
+        num_heads: Query heads; required for `"rotary"`, `"alibi"` and `"relative"`.
+        head_dim: Width of one head; `None` for `embed_dim / num_heads`.
 
     Raises:
-        SizeError: The name is unknown, the position was built for other sizes, or the object is no `Position`.
+        SizeError: The name is unknown, the scheme was built for other sizes, the object is no `Position`, or the scheme
+            is applied in attention and `num_heads` is `None`.
     """
-    if isinstance(position, str):
-        position = make_position(
-            position, max_seq_len=max_seq_len, embed_dim=embed_dim, num_heads=num_heads, head_dim=head_dim
-        )
-    if not isinstance(position, Position):
+    if isinstance(position, Position):
+        position.require_sizes(embed_dim=embed_dim, num_heads=num_heads, head_dim=head_dim)
+        return position
+    if position == "learned":
+        return LearnedPositionalEmbedding(max_seq_len, embed_dim)
+    if position == "sinusoidal":
+        return SinusoidalPositionalEmbedding(max_seq_len, embed_dim)
+    if position == "scaled-sinusoidal":
+        scale = 1 / math.sqrt(embed_dim)
+        return SinusoidalPositionalEmbedding(max_seq_len, embed_dim, layout="concatenated", init_scale=scale)
+    if position == "none":
+        return Position()
+    names = ", ".join(get_args(PositionName))
+    if not isinstance(position, str):
         raise SizeError(
-            f"A position is needed here; found {type(position).__name__}: pass one of the names "
-            f"{', '.join(get_args(PositionName))}, or an object such as LearnedPositionalEmbedding({max_seq_len}, "
-            f"{embed_dim}), which takes the rows of an nn.Embedding by load_state_dict."
+            f"A position is needed here; found {type(position).__name__}: pass one of the names {names}, or an object "
+            f"such as LearnedPositionalEmbedding({max_seq_len}, {embed_dim}), which takes the rows of an nn.Embedding "
+            f"by load_state_dict."
         )
-    position.require_sizes(embed_dim=embed_dim, num_heads=num_heads, head_dim=head_dim)
-    return position
+    if position not in get_args(PositionName):
+        raise SizeError(f"Position {position!r} is none of: {names}.")
+    if num_heads is None:
+        raise SizeError(f"{position} positions are applied in attention: give num_heads, or the position as an object.")
+    if position == "alibi":
+        return AlibiBias(num_heads)
+    if position == "relative":
+        return RelativePositionBias(num_heads, bidirectional=False)
+    if head_dim is None and embed_dim % num_heads:
+        raise SizeError(f"embed_dim {embed_dim} is not divisible by {num_heads} heads.")
+    return RotaryEmbedding(embed_dim // num_heads if head_dim is None else head_dim)
 
 
 class InputOptions(TypedDict, total=False):
@@ -379,10 +368,12 @@ def embed(
     """
     ids = sequence_of(ids, inputs_embeds, table)
     probability = _fusible_dropout(dropout)
+    if positions is None and attention_mask is not None:
+        positions = positions_of(ids, attention_mask)
     if inputs_embeds is None and _can_fuse(table, position):
-        x = _fused(ids, table, position, positions, attention_mask, dropout=probability or 0.0)
+        x = _fused(ids, table, position, positions, probability or 0.0)
         return x if dropout is None or probability is not None else dropout(x)
-    batch = TokenBatch(ids, positions_of(ids, attention_mask) if positions is None else positions)
+    batch = TokenBatch(ids, positions_of(ids) if positions is None else positions)
     return run_steps(input_steps(table, position, dropout), batch, inputs_embeds)
 
 
@@ -465,18 +456,24 @@ def _fused(
     table: LookupTable,
     position: Position,
     positions: Positions | None,
-    attention_mask: AttentionMask | None,
-    *,
     dropout: float,
 ) -> Float[Tensor, "*batch T D"]:
-    """Compute `embed` in one pass over the looked-up vectors."""
+    """Compute `embed` in one pass over the looked-up vectors.
+
+    Args:
+        ids: Token IDs.
+        table: Table that `_can_fuse` accepts, as `position`.
+        position: Position scheme.
+        positions: Position of each token; `None` for `0 .. T - 1`.
+        dropout: Probability of setting an element to 0.
+    """
     if not isinstance(position, AdditivePosition):
         return scale_add_drop(table.look_up(ids), table.factor, None, dropout)
     addend = None
-    if positions is None and attention_mask is None and _has_current_stored(position, "vectors"):
+    if positions is None and _has_current_stored(position, "vectors"):
         addend = position.stored(ids.shape[-1])
     if addend is None:
-        addend = position.vectors(positions_of(ids, attention_mask) if positions is None else positions)
+        addend = position.vectors(positions_of(ids) if positions is None else positions)
     if not dropout and not torch.is_grad_enabled() and _has_current_stored(table, "look_up"):
         found = table.stored(ids)
         if found is not None:

@@ -204,11 +204,7 @@ class OutputHead(Pretrained, nn.Linear):
     @property
     def out_features(self) -> int:
         """Number of tokens, V, under the name of `nn.Linear`."""
-        if self.__dict__.get("table") is not None:
-            size: int = self._rows_of().vocab_size
-            return size
-        weight = self._parameters.get("weight")
-        return self._stated_sizes[0] if weight is None or len(weight.shape) != 2 else weight.shape[0]
+        return self._sizes()[0]
 
     @out_features.setter
     def out_features(self, size: int) -> None:
@@ -217,17 +213,22 @@ class OutputHead(Pretrained, nn.Linear):
     @property
     def in_features(self) -> int:
         """Width of the hidden state, D, under the name of `nn.Linear`."""
-        if self.__dict__.get("table") is not None:
-            size: int = self._rows_of().embed_dim
-            return size
-        weight = self._parameters.get("weight")
-        return self._stated_sizes[1] if weight is None or len(weight.shape) != 2 else weight.shape[1]
+        return self._sizes()[1]
 
     @in_features.setter
     def in_features(self, size: int) -> None:
         self._stated_sizes = (self._stated_sizes[0], size)
 
     _stated_sizes = (0, 0)
+
+    def _sizes(self) -> tuple[int, int]:
+        """Return V and D: those of the tied table, of a 2-D weight, or those that `nn.Linear` was built with."""
+        if self.__dict__.get("table") is not None:
+            table = self._rows_of()
+            return table.vocab_size, table.embed_dim
+        weight = self._parameters.get("weight")
+        vocab_size, embed_dim = self._stated_sizes if weight is None or len(weight.shape) != 2 else weight.shape
+        return vocab_size, embed_dim
 
     def _rows_of(self) -> Any:
         """Return the table of a tied head, without adapters."""

@@ -69,7 +69,7 @@ class AdaptedTable(NamedTuple):
 
 
 def weight_of(found: AdaptedTable) -> Tensor | None:
-    """Return the weight of the table, for a `DeltaEmbedding` that of its base; `None` for tables without a weight."""
+    """Return the weight of a table, or of the base of a `DeltaEmbedding`; `None` for a table without a weight."""
     table: Any = found.table
     while isinstance(table, DeltaEmbedding):
         table = table.base
@@ -134,20 +134,19 @@ def _active_adapters(wrapper: Any, name: str) -> Iterator[Adapter]:
 
 
 def require_same_adapters(tables: list[AdaptedTable]) -> AdaptedTable:
-    """Return the first of several tables that share one weight, after a check that all have the same adapters.
+    """Check that tables that share one weight have the same adapters, and return the first table.
 
     Raises:
-        CheckpointError: Their adapters differ.
+        CheckpointError: The adapters differ.
     """
-    first = tables[0]
-    for other in tables[1:]:
-        if list(map(_parameters_of, other.adapters)) != list(map(_parameters_of, first.adapters)):
-            raise CheckpointError(
-                f"{len(tables)} tables and the head of this model share one weight, and PEFT has put adapters on some "
-                f"of the tables: merging would change all. Leave the tables out of PEFT's configuration, or give each "
-                f"its own weight."
-            )
-    return first
+    tensors = ([each for adapter in table.adapters for each in adapter if isinstance(each, Tensor)] for table in tables)
+    if len({tuple(each.data_ptr() for each in found) for found in tensors}) > 1:
+        raise CheckpointError(
+            f"{len(tables)} tables and the head of this model share one weight, and PEFT has put adapters on some of "
+            f"the tables: merging would change all. Leave the tables out of PEFT's configuration, or give each its own "
+            f"weight."
+        )
+    return tables[0]
 
 
 def head_applies_adapters(head: nn.Linear, reference: ChildReference, adapters: tuple[Adapter, ...]) -> bool:
@@ -170,11 +169,6 @@ def head_applies_adapters(head: nn.Linear, reference: ChildReference, adapters: 
         f"is tied to the table: active it changes only the logits, merged it changes the look-ups too. Leave the head "
         f"out with exclude_modules=[{reference.name!r}] and target the table, which adapts both; or use an untied head."
     )
-
-
-def _parameters_of(adapter: Adapter) -> list[int]:
-    """Return the memory addresses of the tensors of an adapter."""
-    return [tensor.data_ptr() for tensor in adapter if isinstance(tensor, Tensor)]
 
 
 def adapt_rows(adapter: Adapter, rows: Tensor, start: int, stop: int) -> Tensor:

@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -11,23 +12,11 @@ from torch import Tensor
 from embedlayer.analysis.geometry import position_values
 from embedlayer.errors import ShapeError, SizeError
 from embedlayer.plots.labels import SIDES, write_labels
-from embedlayer.plots.style import (
-    BLUE,
-    GRID,
-    MUTED,
-    ORANGE,
-    colorbar,
-    entitle,
-    new_figure,
-    numbers,
-    panels,
-    point_colours,
-)
+from embedlayer.plots.style import BLUE, GRID, MUTED, ORANGE, colorbar, new_figure, numbers, point_colours
 from embedlayer.positions.position import Position
 from embedlayer.positions.rotary import RotaryEmbedding
 
 if TYPE_CHECKING:
-    import matplotlib.axes
     import matplotlib.figure
 
 
@@ -57,12 +46,9 @@ def attention_bias(
     biases = picture.values.double()
     heads = biases.shape[1]
     colours = point_colours()([head / max(1, heads - 1) for head in range(heads)])
-    with new_figure(7.2, 3.9) as figure:
-        entitle(figure, title)
-        pair = panels(figure, 1, 2)[0]
-        for axes, values, label in zip(
-            pair, (biases, biases.exp()), ("added to the score", "factor on the weight"), strict=True
-        ):
+    drawn = {"added to the score": biases, "factor on the weight": biases.exp()}
+    with new_figure(7.2, 3.9, title=title, panels=(1, 2)) as (figure, pair):
+        for axes, (label, values) in zip(pair, drawn.items(), strict=True):
             for head in range(heads):
                 axes.plot(numbers(values[:, head]), color=colours[head], linewidth=1.5)
             axes.set(xlabel="distance back to the key (positions)", ylabel=label)
@@ -70,16 +56,11 @@ def attention_bias(
             axes.locator_params(axis="x", integer=True, nbins=6)
             if len(values) > 1:
                 axes.set_xlim(right=1.22 * (len(values) - 1))
-        for axes, values in zip(pair, (biases, biases.exp()), strict=True):
-            _name_ends(figure, axes, values)
+        labels = {head: f"head {head}" for head in range(heads)}
+        for axes, values in zip(pair, drawn.values(), strict=True):
+            ends = np.array([[len(values) - 1.0, end] for end in values[-1].tolist()])
+            write_labels(figure, axes, ends, labels, most=16, sides=SIDES[:1], color=MUTED)
     return figure
-
-
-def _name_ends(figure: "matplotlib.figure.Figure", axes: "matplotlib.axes.Axes", values: Float[Tensor, "T H"]) -> None:
-    """Label the lines of the heads at their ends, as far as the labels do not overlap."""
-    ends = torch.tensor([[len(values) - 1.0, end] for end in values[-1].tolist()])
-    labels = {head: f"head {head}" for head in range(len(ends))}
-    write_labels(figure, axes, numbers(ends), labels, most=16, sides=SIDES[:1], color=MUTED)
 
 
 @torch.no_grad()
@@ -111,31 +92,6 @@ def rotary_scores(
     Example:
         >>> figure = rotary_scores(RotaryEmbedding(64))
     """
-    scores = scores_by_distance(position, length, q, k, starts)
-    with new_figure(7.2, 3.9) as figure:
-        axes = panels(figure)[0, 0]
-        axes.axhline(0, color=MUTED, linewidth=0.8)
-        looks = [(BLUE, 5.0, 0.35, "-"), (ORANGE, 1.4, 1.0, (0, (4, 2)))]
-        for number, (start, curve) in enumerate(zip(starts, scores, strict=True)):
-            colour, width, alpha, dashes = looks[min(number, 1)]
-            label = f"key at position {start:,}"
-            axes.plot(numbers(curve), color=colour, linewidth=width, alpha=alpha, linestyle=dashes, label=label)
-        axes.set(xlabel="distance from query to key (positions)", ylabel="score (q · k)")
-        axes.set_title(title)
-        axes.margins(x=0.01, y=0.08)
-        axes.locator_params(axis="x", integer=True)
-        axes.legend(loc="upper right")
-    return figure
-
-
-def scores_by_distance(
-    position: Position,
-    length: int,
-    q: Float[Tensor, " K"] | None,
-    k: Float[Tensor, " K"] | None,
-    starts: Sequence[int],
-) -> Float[Tensor, "S T"]:
-    """Compute `rotate(q, start + d) · rotate(k, start)` for each start and each distance d below `length`."""
     if position.hook != "rotate" or not starts:
         raise SizeError(f"{type(position).__name__} does not rotate, or starts is empty: choose RotaryEmbedding.")
     width = int(getattr(position, "head_dim", 0))
@@ -144,12 +100,21 @@ def scores_by_distance(
     k = q if k is None else k
     if len(q) != width or len(k) != width:
         raise ShapeError(f"q and k must have the {width} channels of a head, not {len(q)} and {len(k)}.")
-    curves = []
-    for start in starts:
-        positions = torch.arange(start, start + length, device=device)[None]
-        rotated_q, rotated_k = position.rotate(q.expand(1, 1, length, -1), k.expand(1, 1, length, -1), positions)
-        curves.append(rotated_q[0, 0] @ rotated_k[0, 0, 0])
-    return torch.stack(curves)
+    queries, keys = (vector.expand(1, 1, length, -1) for vector in (q, k))
+    with new_figure(7.2, 3.9, title=title) as (figure, axes):
+        axes.axhline(0, color=MUTED, linewidth=0.8)
+        looks = [(BLUE, 5.0, 0.35, "-"), (ORANGE, 1.4, 1.0, (0, (4, 2)))]
+        for number, start in enumerate(starts):
+            rotated_q, rotated_k = position.rotate(queries, keys, torch.arange(start, start + length, device=device))
+            scores = rotated_q[0, 0] @ rotated_k[0, 0, 0]
+            colour, linewidth, alpha, dashes = looks[min(number, 1)]
+            label = f"key at position {start:,}"
+            axes.plot(numbers(scores), color=colour, linewidth=linewidth, alpha=alpha, linestyle=dashes, label=label)
+        axes.set(xlabel="distance from query to key (positions)", ylabel="score (q · k)")
+        axes.margins(x=0.01, y=0.08)
+        axes.locator_params(axis="x", integer=True)
+        axes.legend(loc="upper right")
+    return figure
 
 
 @torch.no_grad()
@@ -183,9 +148,8 @@ def rotary_angles(
     cos, sin = position.cos_sin(torch.arange(length, device=position.device))
     frequencies = position.frequencies(length)
     scaling = position.attention_scaling
-    with new_figure(7.2, 0.8 + 6.6 / max(4, len(pairs))) as figure:
-        entitle(figure, title)
-        clocks = panels(figure, 1, len(pairs))[0]
+    height = 0.8 + 6.6 / max(4, len(pairs))
+    with new_figure(7.2, height, title=title, panels=(1, len(pairs))) as (figure, clocks):
         for axes, pair in zip(clocks, pairs, strict=True):
             around = torch.linspace(0, 2 * math.pi, 181)
             axes.plot(*(numbers(scaling * wave) for wave in (around.cos(), around.sin())), color=GRID)
@@ -194,18 +158,12 @@ def rotary_angles(
             for place in range(length):
                 axes.plot([0, x[place]], [0, y[place]], color=shades[place], linewidth=0.9, alpha=0.7)
             dots = axes.scatter(x, y, c=range(length), cmap=point_colours(), s=22, linewidths=0, zorder=3)
-            axes.set(
-                xlim=(-1.25 * scaling, 1.25 * scaling),
-                ylim=(-1.25 * scaling, 1.25 * scaling),
-                xticks=[],
-                yticks=[],
-                aspect="equal",
-            )
+            limits = (-1.25 * scaling, 1.25 * scaling)
+            axes.set(xlim=limits, ylim=limits, xticks=[], yticks=[], aspect="equal")
             axes.set_title(f"pair {pair}", fontweight="normal", fontsize=10, loc="center", pad=2)
             period = 2 * math.pi / float(frequencies[pair]) if frequencies[pair] else math.inf
             axes.set_xlabel(f"one rotation in\n{_count(period)} positions", fontsize=8.5)
-            for spine in axes.spines.values():
-                spine.set_visible(False)
+            axes.spines[:].set_visible(False)
         bar = colorbar(figure, dots, list(clocks), label="position")
         bar.set_yticks(range(0, length, math.ceil(length / 5)))
     return figure

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from embedlayer.errors import SizeError
 from embedlayer.plots.heatmaps import picture_of
-from embedlayer.plots.style import LINES, MUTED, new_figure, numbers, panels
+from embedlayer.plots.style import LINES, MUTED, new_figure, numbers
 from embedlayer.plots.training import DASHES
 from embedlayer.positions.position import Position
 
@@ -47,8 +47,8 @@ def dimension_curves(
     outside = [column for group in dimensions for column in group if not 0 <= column < width]
     if outside:
         raise SizeError(f"{picture.column_label} {outside[0]} is outside the {width} columns (0..{width - 1}).")
-    with new_figure(7.2, 0.9 + 1.15 * len(dimensions)) as figure:
-        strips = panels(figure, len(dimensions), 1, sharex=True, sharey=True)[:, 0]
+    height, shape = 0.9 + 1.15 * len(dimensions), (len(dimensions), 1)
+    with new_figure(7.2, height, panels=shape, sharex=True, sharey=True) as (figure, strips):
         strips[0].set_title(title)
         for axes, group in zip(strips, dimensions, strict=True):
             axes.axhline(0, color=MUTED, linewidth=0.8)

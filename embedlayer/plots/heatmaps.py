@@ -14,7 +14,7 @@ from embedlayer.checkpoints.embedding_layer import EmbeddingLayer
 from embedlayer.errors import ShapeError, SizeError, require
 from embedlayer.layers.input import GPTEmbedding, TransformerEmbedding
 from embedlayer.models.decoder import DecoderLM
-from embedlayer.plots.style import HOLE, MUTED, PAPER, colorbar, entitle, new_figure, numbers, panels
+from embedlayer.plots.style import HOLE, MUTED, PAPER, colorbar, new_figure, numbers
 from embedlayer.plots.visible import visible_text
 from embedlayer.positions.position import Position
 from embedlayer.shapes import Ids
@@ -57,11 +57,9 @@ def position_heatmap(
         >>> figure = position_heatmap(SinusoidalPositionalEmbedding(128, 64), length=50)
     """
     picture = picture_of(positions, length)
-    with new_figure(7.2, 4.4) as figure:
-        axes = panels(figure)[0, 0]
+    with new_figure(7.2, 4.4, title=picture.title if title is None else title) as (figure, axes):
         image = draw_matrix(axes, picture.values)
         axes.set(xlabel=column_label or picture.column_label, ylabel=row_label or picture.row_label)
-        axes.set_title(picture.title if title is None else title)
         axes.locator_params(integer=True)
         colorbar(figure, image, axes, label=with_hole(value_label or picture.value_label, picture.values))
     return figure
@@ -89,9 +87,8 @@ def compare_positions(
     """
     if not 1 <= len(schemes) <= 4:
         raise SizeError(f"One figure shows 1 to 4 schemes; found {len(schemes)}.")
-    with new_figure(7.2, 4.0) as figure:
-        entitle(figure, title)
-        for axes, (name, scheme) in zip(panels(figure, 1, len(schemes))[0], schemes.items(), strict=True):
+    with new_figure(7.2, 4.0, title=title, panels=(1, len(schemes))) as (figure, grid):
+        for axes, (name, scheme) in zip(grid, schemes.items(), strict=True):
             picture = picture_of(scheme, length)
             image = draw_matrix(axes, picture.values)
             axes.set_title(name, fontweight="normal", fontsize=10)
@@ -134,9 +131,8 @@ def token_path(
             raise ShapeError(f"Step {name!r} has {len(vectors)} vectors for {len(tokens)} tokens.")
     shown = {name: vectors[:, :dimensions] for name, vectors in steps.items()}
     width = next(iter(steps.values())).shape[1]
-    with new_figure(7.2, 1.7 + 0.22 * max(len(tokens), 3)) as figure:
-        entitle(figure, title)
-        strips = panels(figure, 1, len(shown), sharey=True)[0]
+    height = 1.7 + 0.22 * max(len(tokens), 3)
+    with new_figure(7.2, height, title=title, panels=(1, len(shown)), sharey=True) as (figure, strips):
         for axes, (name, vectors) in zip(strips, shown.items(), strict=True):
             limit = limit_of(vectors)
             image = draw_matrix(axes, vectors / limit, limit=1.0)
@@ -237,8 +233,7 @@ def draw_matrix(axes: "matplotlib.axes.Axes", values: Float[Tensor, "N C"], *, l
         image.cmap.colorbar_extend = "both"  # type: ignore[assignment]  # declared as bool
     axes.set_facecolor(PAPER)
     axes.grid(visible=False)
-    for spine in axes.spines.values():
-        spine.set_visible(False)
+    axes.spines[:].set_visible(False)
     return image
 
 

@@ -4,10 +4,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from embedlayer.analysis.nearest import nearest_rows
 from embedlayer.errors import require
 from embedlayer.plots.style import INK, backing, font_families
 
@@ -116,12 +116,12 @@ def write_labels(
         **style: Options of `axes.annotate`.
     """
     backend = require("matplotlib.backends.backend_agg", extra="plots")
-    properties = require("matplotlib.font_manager", extra="plots").FontProperties
+    fonts = require("matplotlib.font_manager", extra="plots")
     renderer = backend.FigureCanvasAgg(figure).get_renderer()
     figure.draw_without_rendering()
-    font = properties(family=font_families(), size=FONT_SIZE)
-    can_write = _writer()
-    wanted = [index for index, text in labels.items() if text and can_write(text)]
+    font = fonts.FontProperties(family=font_families(), size=FONT_SIZE)
+    known = {code for family in font_families() for code in fonts.get_font(fonts.findfont(family)).get_charmap()}
+    wanted = [index for index, text in labels.items() if text and known.issuperset(map(ord, text))]
     pixels = axes.transData.transform(points).tolist()
 
     def sizes() -> Iterator[tuple[tuple[float, float], tuple[float, float]]]:
@@ -159,7 +159,7 @@ def hubs(rows: Float[Tensor, "N D"], neighbors: int = 10) -> Int[Tensor, " N"]:
     """Return the indices of all rows in descending order of k-occurrence, hubs first.
 
     The k-occurrence of a row is the number of other rows that have it among their `neighbors` nearest rows by cosine
-    (at most half of the rows). All N x N cosines are computed.
+    (at most half of the rows).
 
     Example:
         >>> star = torch.tensor([[0.0, 1.0], [1.0, 1.0], [1.0, 0.0]])
@@ -171,14 +171,5 @@ def hubs(rows: Float[Tensor, "N D"], neighbors: int = 10) -> Int[Tensor, " N"]:
     count = len(rows)
     if count < 2:
         return torch.arange(count)
-    unit = F.normalize(rows.detach().double().cpu().nan_to_num(), dim=-1)
-    cosines = (unit @ unit.T).fill_diagonal_(-torch.inf)
-    near = cosines.topk(min(neighbors, max(1, (count - 1) // 2))).indices
-    return torch.bincount(near.flatten(), minlength=count).argsort(descending=True, stable=True)
-
-
-def _writer() -> Any:
-    """Return a function that tells whether the installed fonts have every character of a text."""
-    manager = require("matplotlib.font_manager", extra="plots")
-    maps = [manager.get_font(manager.findfont(family)).get_charmap() for family in font_families()]
-    return lambda text: all(any(ord(character) in glyphs for glyphs in maps) for character in text)
+    near = nearest_rows(rows.detach(), torch.arange(count), min(neighbors, max(1, (count - 1) // 2))).ids
+    return torch.bincount(near[near >= 0], minlength=count).argsort(descending=True, stable=True)

@@ -14,7 +14,7 @@ from embedlayer.analysis.geometry import principal_components
 from embedlayer.data.tokenizer import require_rows, table_size, token_text
 from embedlayer.errors import ShapeError
 from embedlayer.plots.labels import hubs, write_labels
-from embedlayer.plots.style import BLUE, colorbar, new_figure, numbers, panels, point_colours
+from embedlayer.plots.style import BLUE, colorbar, new_figure, numbers, point_colours
 from embedlayer.plots.visible import visible_text
 from embedlayer.tables.dense import as_rows
 from embedlayer.tables.lookup import LookupTable
@@ -73,14 +73,12 @@ def table_map(
         raise ShapeError(f"values must be one for each of the {count} rows, not {len(values)}.")
     points = numbers(coordinates)
     points[~np.isfinite(points).all(1)] = np.nan
-    with new_figure(7.2, _height_for(points)) as figure:
-        axes = panels(figure)[0, 0]
+    with new_figure(7.2, _height_for(points), title=title) as (figure, axes):
         colour: dict[str, Any] = {"color": BLUE}
         if values is not None:
             colour = {"c": numbers(values), "cmap": point_colours(), "plotnonfinite": True}
         size, opacity = max(3.0, min(20.0, 24000 / max(count, 1))), max(0.25, min(0.8, 2500 / max(count, 1)))
         dots = axes.scatter(points[:, 0], points[:, 1], s=size, alpha=opacity, linewidths=0, rasterized=True, **colour)
-        axes.set_title(title)
         axes.margins(0.06)
         axes.set_aspect("equal", adjustable="datalim")
         axes.locator_params(nbins=6)
@@ -111,19 +109,15 @@ def _components(rows: Float[Tensor, "V D"]) -> tuple[Float[Tensor, "V 2"], Float
 
 def _words(table: LookupTable, tokenizer: Tokenizer) -> dict[int, str]:
     """Return up to `NAMED_ROWS` whole words by ID, hubs first; they are spread over all IDs to include rare words."""
-    texts = {index: token_text(tokenizer, index) for index in _ids(table, tokenizer)}
+    require_rows(tokenizer, table.vocab_size)
+    ids = [index for index in range(table_size(tokenizer)) if tokenizer.id_to_token(index) is not None]
+    texts = {index: token_text(tokenizer, index) for index in ids}
     begin = " " if any(len(text) > 3 and text.startswith(" ") for text in texts.values()) else ""
     named = {index: text.strip() for index, text in texts.items() if text.startswith(begin)}
     whole = [(index, text) for index, text in named.items() if text.isalpha() and len(text) > 2]
     words = whole[:: math.ceil(len(whole) / NAMED_ROWS) or 1]
     rows = [table.rows(index, index + 1) for index, _ in words]
     return dict(words[place] for place in hubs(torch.cat(rows)).tolist()) if words else {}
-
-
-def _ids(table: LookupTable, tokenizer: Tokenizer) -> list[int]:
-    """Return the IDs of the tokenizer's tokens, after a check that all have rows."""
-    require_rows(tokenizer, table.vocab_size)
-    return [index for index in range(table_size(tokenizer)) if tokenizer.id_to_token(index) is not None]
 
 
 def _height_for(points: Any) -> float:

@@ -12,7 +12,7 @@ from embedlayer.analysis.row_reader import RowReader
 from embedlayer.data.tokenizer import table_size, token_text
 from embedlayer.errors import ShapeError, SizeError
 from embedlayer.plots.labels import SIDES, write_labels
-from embedlayer.plots.style import BLUE, LINES, MUTED, ORANGE, PAPER, backing, new_figure, numbers, panels
+from embedlayer.plots.style import BLUE, LINES, MUTED, ORANGE, PAPER, backing, new_figure, numbers
 from embedlayer.plots.training import DASHES
 from embedlayer.plots.visible import visible_text
 from embedlayer.tables.dense import as_rows
@@ -46,10 +46,8 @@ def norm_histogram(
         norms = torch.cat([_row_norms(rows) for _, rows in RowReader(norms).chunks(ROWS_AT_ONCE)])
     finite = norms.detach().double().cpu()
     finite = finite[finite.isfinite()]
-    with new_figure(7.2, 3.6) as figure:
-        axes = panels(figure)[0, 0]
+    with new_figure(7.2, 3.6, title=title) as (figure, axes):
         axes.set(xlabel="L2 norm of the row", ylabel="rows")
-        axes.set_title(title)
         axes.grid(visible=False, axis="x")
         axes.margins(y=0.12)
         axes.locator_params(axis="y", integer=True)
@@ -94,8 +92,7 @@ def spectrum(
     """
     if not 1 <= len(tables) <= len(LINES):
         raise SizeError(f"One figure shows 1 to {len(LINES)} tables; found {len(tables)}.")
-    with new_figure(7.2, 3.9) as figure:
-        axes = panels(figure)[0, 0]
+    with new_figure(7.2, 3.9, title=title) as (figure, axes):
         marks = []
         for (name, table), colour, dashes in zip(tables.items(), LINES, DASHES, strict=False):
             shares = variance_shares(table) if not isinstance(table, Tensor) or table.ndim == 2 else table
@@ -107,7 +104,6 @@ def spectrum(
                 axes.plot(*marks[-1], "o", color=colour, markersize=5)
         axes.axhline(100 * share, color=MUTED, linewidth=0.8)
         axes.set(xlabel="principal components, largest variance first", ylabel="cumulative variance (%)", ylim=(0, 105))
-        axes.set_title(title)
         axes.margins(x=0.02)
         axes.locator_params(axis="x", integer=True)
         axes.legend(loc="lower right")
@@ -168,9 +164,8 @@ def gradient_rows(
     order = norms.argsort(descending=True, stable=True)[:most]
     drawn_ids, drawn = ids[order].tolist(), norms[order]
     names = [_named(tokenizer, index) for index in drawn_ids]
-    counted = f"{len(ids):,} of {size:,} rows have a gradient"
-    with new_figure(7.2, 1.3 + 0.22 * max(3, len(drawn))) as figure:
-        axes = panels(figure)[0, 0]
+    title = f"{len(ids):,} of {size:,} rows have a gradient" if title is None else title
+    with new_figure(7.2, 1.3 + 0.22 * max(3, len(drawn)), title=title) as (figure, axes):
         axes.barh(range(len(drawn)), numbers(drawn), height=0.72, color=BLUE)
         axes.set_yticks(range(len(drawn)), names)
         axes.set_ylim(max(len(drawn), 1) - 0.4, -0.6)
@@ -178,7 +173,6 @@ def gradient_rows(
         axes.tick_params(axis="y", length=0)
         axes.grid(visible=False, axis="y")
         axes.set_xlabel("L2 norm of the row's gradient (nats per unit of the row)")
-        axes.set_title(counted if title is None else title)
         if len(ids) > len(drawn):
             note = f"and {len(ids) - len(drawn):,} rows with smaller ones"
             axes.text(1, 0.02, note, transform=axes.transAxes, ha="right", va="bottom", color=MUTED)

@@ -4,16 +4,16 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float
 from tokenizers import Tokenizer
 from torch import Tensor
 
+from embedlayer.analysis.nearest import cosines_with
 from embedlayer.analysis.vectors import Token, TokenVectors
 from embedlayer.data.tokenizer import token_text
 from embedlayer.errors import ShapeError, SizeError
 from embedlayer.plots.heatmaps import draw_matrix, limit_of, picture_of, with_hole
-from embedlayer.plots.style import BLUE, INK, MUTED, PAPER, colorbar, entitle, new_figure, numbers, panels
+from embedlayer.plots.style import BLUE, INK, MUTED, PAPER, colorbar, new_figure, numbers
 from embedlayer.plots.visible import visible_text
 from embedlayer.positions.position import AdditivePosition, Position
 from embedlayer.tables.dense import TableLike
@@ -37,8 +37,8 @@ def cosines(rows: Float[Tensor, "N D"]) -> Float[Tensor, "N N"]:
     """
     if len(rows) > MOST_ROWS:
         raise SizeError(f"{len(rows):,} rows have {len(rows) ** 2:,} pairs; choose at most {MOST_ROWS:,} rows.")
-    unit = F.normalize(rows.detach().cpu().double(), dim=-1)
-    return (unit @ unit.T).clamp(-1.0, 1.0)
+    wide = rows.detach().cpu().double()
+    return cosines_with(wide, wide)
 
 
 def similarity_matrix(
@@ -66,11 +66,9 @@ def similarity_matrix(
     if labels and len(labels) != len(rows):
         raise ShapeError(f"Labels must be one for each of the {len(rows)} rows, not {len(labels)}.")
     values = cosines(rows)
-    with new_figure(7.2, 5.6) as figure:
-        axes = panels(figure)[0, 0]
+    with new_figure(7.2, 5.6, title=title) as (figure, axes):
         image = _square(axes, values, limit=1.0)
         axes.set(xlabel="" if labels else row_label, ylabel="" if labels else row_label)
-        axes.set_title(title)
         _name(axes, labels)
         if len(values) <= MOST_NUMBERS:
             _write_numbers(axes, values, 1.0)
@@ -130,9 +128,8 @@ def position_similarity(
         )
     values = cosines(picture_of(positions, length).values)
     means = torch.tensor([float(values.diagonal(distance).mean()) for distance in range(len(values))])
-    with new_figure(7.2, 3.9) as figure:
-        entitle(figure, title)
-        left, right = panels(figure, 1, 2, gridspec_kw={"width_ratios": [1.15, 1]})[0]
+    ratios = {"width_ratios": [1.15, 1]}
+    with new_figure(7.2, 3.9, title=title, panels=(1, 2), gridspec_kw=ratios) as (figure, (left, right)):
         figure.set_layout_engine("constrained", wspace=0.06)
         image = _square(left, values, limit=1.0)
         left.set(xlabel="position", ylabel="position")
@@ -178,9 +175,7 @@ def attention_orders(
     x = vectors.detach().cpu().double()
     scores = [x @ x.T, x[list(order)] @ x[list(order)].T]
     limit = limit_of(scores[0])
-    with new_figure(7.2, 3.7) as figure:
-        entitle(figure, title)
-        pair = panels(figure, 1, 2)[0]
+    with new_figure(7.2, 3.7, title=title, panels=(1, 2)) as (figure, pair):
         for axes, values, places in zip(pair, scores, (range(len(x)), order), strict=True):
             image = _square(axes, values, limit=limit)
             names = [labels[place] for place in places]

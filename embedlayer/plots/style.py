@@ -78,31 +78,38 @@ WIDE_FONTS = (
 
 
 @contextmanager
-def new_figure(width: float, height: float) -> "Iterator[matplotlib.figure.Figure]":
-    """Yield an empty figure of `width` by `height` inches; inside the `with` block the style of all figures applies."""
+def new_figure(
+    width: float, height: float, *, title: str = "", panels: tuple[int, int] | None = None, **options: Any
+) -> "Iterator[tuple[matplotlib.figure.Figure, Any]]":
+    """Yield a figure with empty axes; inside the `with` block the style of all figures applies.
+
+    Args:
+        width: Width in inches.
+        height: Height in inches.
+        title: Title of the axes, or of the figure if it has panels; an empty title takes no space.
+        panels: Numbers of rows and columns of panels; `None` for a figure with one pair of axes.
+        **options: Options of `figure.subplots`.
+
+    Yields:
+        The figure, and its axes: an array of all panels, row by row, or without `panels` one `Axes`.
+    """
     matplotlib = require("matplotlib", extra="plots")
     figures = require("matplotlib.figure", extra="plots")
     with matplotlib.rc_context({**STYLE, "font.family": font_families()}):
-        yield figures.Figure(figsize=(width, height))
-
-
-def panels(figure: "matplotlib.figure.Figure", rows: int = 1, columns: int = 1, **options: Any) -> Any:
-    """Return an array of axes in rows and columns, with a fixed tick style."""
-    grid = figure.subplots(rows, columns, squeeze=False, **options)
-    for axes in grid.flat:
-        keep_ticks(axes)
-    return grid
+        figure = figures.Figure(figsize=(width, height))
+        grid = figure.subplots(*(panels or (1, 1)), squeeze=False, **options).flatten()
+        for axes in grid:
+            keep_ticks(axes)
+        if panels is None:
+            grid[0].set_title(title)
+        elif title:
+            figure.suptitle(title, x=0.012, ha="left", fontsize=STYLE["axes.titlesize"], fontweight="bold")
+        yield figure, grid[0] if panels is None else grid
 
 
 def keep_ticks(axes: "matplotlib.axes.Axes") -> None:
-    """Store the tick style in the axes, because matplotlib reads its settings again when it adds ticks at drawing."""
+    """Set the tick style of the axes, so that ticks that matplotlib adds at drawing have it too."""
     axes.tick_params(labelsize=9, labelcolor=MUTED, color=GRID, grid_color=GRID, grid_linewidth=0.8)
-
-
-def entitle(figure: "matplotlib.figure.Figure", title: str) -> None:
-    """Write a title above several panels; an empty title takes no space."""
-    if title:
-        figure.suptitle(title, x=0.012, ha="left", fontsize=STYLE["axes.titlesize"], fontweight="bold")
 
 
 def font_families() -> list[str]:

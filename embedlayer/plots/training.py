@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from embedlayer.errors import FileError, SizeError
-from embedlayer.plots.style import BLUE, INK, LINES, MUTED, ORANGE, new_figure, panels
+from embedlayer.plots.style import BLUE, INK, LINES, MUTED, ORANGE, new_figure
 
 if TYPE_CHECKING:
     import matplotlib.axes
@@ -34,14 +34,10 @@ def loss_curve(
         >>> figure = loss_curve([{"step": 0, "loss": 8.3}, {"step": 100, "loss": 5.1}], baseline=8.3)
     """
     metrics = read_metrics(run)
-    with new_figure(7.2, 3.9) as figure:
-        axes = panels(figure)[0, 0]
-        for key, label, colour, style in (
-            ("loss", "training", BLUE, {"marker": ""}),
-            ("validation_loss", "validation", ORANGE, {"marker": "o", "markersize": 4}),
-        ):
-            _draw(axes, metrics, key, label=label, color=colour, **style)
-        _finish(axes, title, "loss (nats per token)", baseline)
+    with new_figure(7.2, 3.9, title=title) as (figure, axes):
+        _draw(axes, metrics, "loss", label="training", color=BLUE)
+        _draw(axes, metrics, "validation_loss", label="validation", color=ORANGE, marker="o", markersize=4)
+        _finish(axes, "loss (nats per token)", baseline)
     return figure
 
 
@@ -71,14 +67,13 @@ def loss_curves(
     """
     if len(runs) > len(LINES):
         raise SizeError(f"One figure shows at most {len(LINES)} runs; found {len(runs)}.")
-    with new_figure(7.2, 3.9) as figure:
-        axes = panels(figure)[0, 0]
+    which = {"loss": "training", "validation_loss": "validation"}[key]
+    title = f"{which.capitalize()} loss of {len(runs)} runs" if title is None else title
+    with new_figure(7.2, 3.9, title=title) as (figure, axes):
         for (name, run), colour, dashes in zip(runs.items(), LINES, DASHES, strict=False):
-            metrics = read_metrics(run)
-            _draw(axes, metrics, key, label=name, color=colour, linestyle=dashes, marker="o", markersize=3.5)
-        which = {"loss": "training", "validation_loss": "validation"}[key]
-        default = f"{which.capitalize()} loss of {len(runs)} runs"
-        _finish(axes, default if title is None else title, f"{which} loss (nats per token)", baseline)
+            style = {"label": name, "color": colour, "linestyle": dashes, "marker": "o", "markersize": 3.5}
+            _draw(axes, read_metrics(run), key, **style)
+        _finish(axes, f"{which} loss (nats per token)", baseline)
     return figure
 
 
@@ -105,7 +100,7 @@ def read_metrics(run: Metrics | Path | str) -> Metrics:
 
 
 def _draw(axes: "matplotlib.axes.Axes", metrics: Metrics, key: str, **style: Any) -> None:
-    """Draw one value over steps; a single point gets a marker."""
+    """Draw one value over steps; leave out values that are missing or not finite, and mark a single point."""
     found = [(line["step"], line[key]) for line in metrics if line.get(key) is not None and math.isfinite(line[key])]
     if len(found) == 1:
         style |= {"marker": "o", "markersize": 5}
@@ -113,10 +108,15 @@ def _draw(axes: "matplotlib.axes.Axes", metrics: Metrics, key: str, **style: Any
         axes.plot([step for step, _ in found], [loss for _, loss in found], **style)
 
 
-def _finish(axes: "matplotlib.axes.Axes", title: str, loss: str, baseline: float | None) -> None:
-    """Add labels, title, baseline and legend."""
+def _finish(axes: "matplotlib.axes.Axes", loss: str, baseline: float | None) -> None:
+    """Add labels, the line of the baseline and a legend.
+
+    Args:
+        axes: Axes with the curves.
+        loss: Label of the vertical axis.
+        baseline: Loss of the labelled line, or `None` for no line.
+    """
     axes.set(xlabel="step", ylabel=loss)
-    axes.set_title(title)
     axes.grid(visible=False, axis="x")
     axes.margins(x=0.02, y=0.08)
     if baseline is not None:
@@ -150,15 +150,13 @@ def optimizer_paths(
         >>> figure = optimizer_paths({"AdamW": [0.1, 0.2], "RowAdamW": [0.1, 0.2]}, touched=[1])
     """
     looks = [(MUTED, 6.0, 0.35, "-"), (BLUE, 1.6, 1.0, "-"), (ORANGE, 1.6, 1.0, (0, (5, 2)))]
-    with new_figure(7.2, 3.9) as figure:
-        axes = panels(figure)[0, 0]
+    with new_figure(7.2, 3.9, title=title) as (figure, axes):
         for (name, path), (colour, width, alpha, style) in zip(values.items(), looks, strict=False):
             steps = range(1, len(path) + 1)
             axes.plot(steps, path, color=colour, linewidth=width, alpha=alpha, linestyle=style, label=name)
         across = axes.get_xaxis_transform()
         axes.plot(touched, [0.02] * len(touched), "|", color=INK, markersize=9, transform=across, label="gradient")
         axes.set(xlabel="step", ylabel="value")
-        axes.set_title(title)
         axes.margins(x=0.02, y=0.1)
         axes.legend(loc="best")
     return figure

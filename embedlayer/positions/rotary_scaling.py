@@ -91,7 +91,7 @@ class LinearScaling(RotaryScaling):
     factor: float
 
     def __post_init__(self) -> None:
-        _require_positive(self, "factor")
+        _require(self, "factor")
 
     def frequency_sets(self, rotary_dim: int, base: float) -> Float[Tensor, "1 half"]:
         """Compute `base^(-2i / d) / factor`."""
@@ -122,7 +122,7 @@ class DynamicNTKScaling(RotaryScaling):
     length: int | None = None
 
     def __post_init__(self) -> None:
-        _require_at_least_one(self, "factor", "original_max_seq_len", "length")
+        _require(self, "factor", "original_max_seq_len", "length", least=1)
 
     @property
     def limit(self) -> int | None:
@@ -185,8 +185,8 @@ class YarnScaling(RotaryScaling):
     truncate: bool = True
 
     def __post_init__(self) -> None:
-        _require_at_least_one(self, "factor", "original_max_seq_len")
-        _require_positive(self, "beta_fast", "beta_slow", "attention_factor")
+        _require(self, "factor", "original_max_seq_len", least=1)
+        _require(self, "beta_fast", "beta_slow", "attention_factor")
         if self.beta_fast < self.beta_slow:
             raise SizeError(f"YarnScaling: beta_fast {self.beta_fast} must be at least beta_slow {self.beta_slow}.")
 
@@ -251,8 +251,8 @@ class LongRopeScaling(RotaryScaling):
             object.__setattr__(self, name, divisors)  # JSON has lists
             if not all(divisor > 0 for divisor in divisors):
                 raise SizeError(f"LongRopeScaling: the divisors in {name} must be positive, not {divisors}.")
-        _require_positive(self, "factor", "attention_factor")
-        _require_at_least_one(self, "original_max_seq_len", "length")
+        _require(self, "factor", "attention_factor")
+        _require(self, "original_max_seq_len", "length", least=1)
         if self.attention_factor is None and self.factor > 1 and self.original_max_seq_len < 2:
             raise SizeError(
                 "LongRopeScaling: original_max_seq_len must be at least 2: the formula divides by its logarithm."
@@ -314,8 +314,8 @@ class Llama3Scaling(RotaryScaling):
     high_freq_factor: float = 4.0
 
     def __post_init__(self) -> None:
-        _require_positive(self, "factor", "low_freq_factor")
-        _require_at_least_one(self, "original_max_seq_len")
+        _require(self, "factor", "low_freq_factor")
+        _require(self, "original_max_seq_len", least=1)
         if self.high_freq_factor <= self.low_freq_factor:
             raise SizeError(
                 f"Llama3Scaling: high_freq_factor {self.high_freq_factor} must be above "
@@ -351,7 +351,7 @@ class ProportionalScaling(RotaryScaling):
     factor: float = 1.0
 
     def __post_init__(self) -> None:
-        _require_positive(self, "factor")
+        _require(self, "factor")
         if not 0 <= self.proportion <= 1:
             raise SizeError(f"ProportionalScaling: proportion must be from 0 to 1, not {self.proportion}.")
 
@@ -362,17 +362,19 @@ class ProportionalScaling(RotaryScaling):
         return torch.where(torch.arange(rotary_dim // 2) < rotating, own, 0.0).unsqueeze(0)
 
 
-def _require_positive(scaling: RotaryScaling, *names: str) -> None:
-    """Raise `SizeError` unless each named number is `None` or positive and finite."""
+def _require(scaling: RotaryScaling, *names: str, least: int = 0) -> None:
+    """Check some numbers of a scaling; a number that is `None` passes.
+
+    Args:
+        scaling: The scaling.
+        names: Attributes to check.
+        least: Smallest value; 0 for any positive number.
+
+    Raises:
+        SizeError: A number is not positive, below `least`, or not finite.
+    """
     for name in names:
         value = getattr(scaling, name)
-        if value is not None and not (0 < value < math.inf):
-            raise SizeError(f"{type(scaling).__name__}: {name} must be positive, not {value}.")
-
-
-def _require_at_least_one(scaling: RotaryScaling, *names: str) -> None:
-    """Raise `SizeError` unless each named number is `None` or finite and at least 1."""
-    for name in names:
-        value = getattr(scaling, name)
-        if value is not None and not (1 <= value < math.inf):
-            raise SizeError(f"{type(scaling).__name__}: {name} must be at least 1, not {value}.")
+        if value is not None and not (0 < value < math.inf and value >= least):
+            bound = f"at least {least}" if least else "positive"
+            raise SizeError(f"{type(scaling).__name__}: {name} must be {bound}, not {value}.")

@@ -60,7 +60,7 @@ def fused_apply_rotary(
 
 
 class _ApplyRotary(torch.autograd.Function):
-    """Rotate forward by the angles; rotate the gradient by their negatives."""
+    """Rotate `x` by the angles; the backward pass rotates the gradient by the negative angles."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:

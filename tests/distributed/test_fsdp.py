@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor
 
 from embedlayer import DecoderLM, DeltaEmbedding, EmbeddingLayer, OutputHead, TokenEmbedding, TransformerEmbedding
 from embedlayer.distributed.fsdp import register_fsdp_methods
-from embedlayer.layers.input import make_position
+from embedlayer.layers.input import as_position
 from embedlayer.layers.prediction_head import PredictionHead
 
 V, D, T = 23, 8, 6
@@ -38,7 +38,7 @@ def losses(model: nn.Module, ids: torch.Tensor, targets: torch.Tensor) -> torch.
 
 
 def position_named(name: str) -> nn.Module:
-    return make_position(name, max_seq_len=T, embed_dim=D, num_heads=2)
+    return as_position(name, max_seq_len=T, embed_dim=D, num_heads=2)
 
 
 def decoder(position: str, tied: bool = True) -> DecoderLM:

@@ -46,8 +46,7 @@ def test_boxes_that_touch_do_not_overlap():
 @pytest.mark.parametrize("dpi", [60, 200])
 def test_written_labels_do_not_overlap_in_any_resolution(dpi):
     points = torch.rand(200, 2).double().numpy()
-    with new_figure(7.2, 5.0) as figure:
-        axes = figure.add_subplot()
+    with new_figure(7.2, 5.0) as (figure, axes):
         axes.scatter(*points.T)
         written = write_labels(figure, axes, points, {i: f"point {i}" for i in range(200)}, most=30, mark=True)
     figure.set_dpi(dpi)
