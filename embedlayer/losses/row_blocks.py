@@ -70,19 +70,15 @@ def _scores(
     hidden: Tensor, raw_logits: RawLogits, targets: Tensor, vocab_size: int, rows_at_once: int, options: LossOptions
 ) -> Scores:
     """Compute the scores of one chunk of tokens over all rows, a block of rows at a time."""
-
-    def block(start: int, stop: int) -> Scores:
-        """Compute the scores over rows `start` to `stop - 1`."""
+    blocks = []
+    for start in range(0, vocab_size, rows_at_once):
+        block = (hidden, raw_logits, targets, start, min(start + rows_at_once, vocab_size), options)
         if plain_operators_only() or is_transformed(hidden):  # torch.func and export cannot compute a block again
-            return _block_scores(hidden, raw_logits, targets, start, stop, options)
-        scores: Scores = checkpoint(
-            _block_scores, hidden, raw_logits, targets, start, stop, options, use_reentrant=False
-        )
-        return scores
-
-    lse, target_logits, sums = block(0, min(rows_at_once, vocab_size))
-    for start in range(rows_at_once, vocab_size, rows_at_once):
-        block_lse, block_targets, block_sums = block(start, min(start + rows_at_once, vocab_size))
+            blocks.append(_block_scores(*block))
+        else:
+            blocks.append(checkpoint(_block_scores, *block, use_reentrant=False))
+    lse, target_logits, sums = blocks[0]
+    for block_lse, block_targets, block_sums in blocks[1:]:
         lse = torch.logaddexp(lse, block_lse)
         target_logits, sums = target_logits + block_targets, sums + block_sums
     return lse, target_logits, sums
