@@ -18,10 +18,25 @@ from torch import Tensor
 from embedlayer.index_checks import raise_if_outside
 from embedlayer.losses.cross_entropy import LossSettings
 
-BLOCK_TOKENS = 64
-BLOCK_ROWS = 64
-BLOCK_WIDTH = 64
+BLOCK = tl.constexpr(64)
+"""Tokens, rows and columns of a block."""
 SHARES = 16
+"""Parts of the vocabulary in the forward pass."""
+
+
+@triton.jit
+def _load(matrix, rows, columns, num_rows, width):
+    """Load a block of a row-major matrix, with 0 outside of it; the indices broadcast to the shape of the block."""
+    mask = (rows < num_rows) & (columns < width)
+    return tl.load(matrix + rows * width + columns, mask=mask, other=0.0)
+
+
+@triton.jit
+def _add(matrix, rows, columns, num_rows, width, values):
+    """Add values to a block of a row-major matrix in memory."""
+    mask = (rows < num_rows) & (columns < width)
+    place = matrix + rows * width + columns
+    tl.store(place, tl.load(place, mask=mask, other=0.0) + values, mask=mask)
 
 
 @triton.jit
@@ -40,24 +55,13 @@ def _logits(
     padding_logit,
     HAS_BIAS: tl.constexpr,
     HAS_SOFTCAP: tl.constexpr,
-    BM: tl.constexpr,
-    BV: tl.constexpr,
-    BD: tl.constexpr,
 ):
-    """Compute the logits of one block, `(BM, BV)`; -inf beyond the vocabulary."""
-    raw_logits = tl.zeros((BM, BV), tl.float32)
-    for start in range(0, width, BD):
-        columns = start + tl.arange(0, BD)
-        x = tl.load(
-            hidden + tokens[:, None] * width + columns[None, :],
-            mask=(tokens[:, None] < num_tokens) & (columns[None, :] < width),
-            other=0.0,
-        )
-        w = tl.load(
-            weight + rows[None, :] * width + columns[:, None],
-            mask=(rows[None, :] < num_rows) & (columns[:, None] < width),
-            other=0.0,
-        )
+    """Compute the logits of one block, `(BLOCK, BLOCK)`; -inf beyond the vocabulary."""
+    raw_logits = tl.zeros((BLOCK, BLOCK), tl.float32)
+    for start in range(0, width, BLOCK):
+        columns = start + tl.arange(0, BLOCK)
+        x = _load(hidden, tokens[:, None], columns[None, :], num_tokens, width)
+        w = _load(weight, rows[None, :], columns[:, None], num_rows, width)
         raw_logits += tl.dot(x, w, input_precision="ieee")
     logits = raw_logits * scale
     if HAS_BIAS:
@@ -85,7 +89,7 @@ def _dlogits(
     padding_idx,
     HAS_SOFTCAP: tl.constexpr,
 ):
-    """Compute the gradient of the losses by the raw logits, `(softmax - one_hot) * factor`, `(BM, BV)`."""
+    """Compute the gradient of the losses by the raw logits, `(softmax - one_hot) * factor`, `(BLOCK, BLOCK)`."""
     inside = tokens < num_tokens
     token_lse = tl.load(lse + tokens, mask=inside, other=0.0)
     factor = tl.load(factors + tokens, mask=inside, other=0.0)
@@ -116,22 +120,19 @@ def _forward(
     padding_logit,
     HAS_BIAS: tl.constexpr,
     HAS_SOFTCAP: tl.constexpr,
-    BM: tl.constexpr,
-    BV: tl.constexpr,
-    BD: tl.constexpr,
 ):
     """Compute logsumexp over one share of the vocabulary, and the target logit, 0 if the target is in another share."""
-    tokens = (tl.program_id(0) * BM + tl.arange(0, BM)).to(tl.int64)
+    tokens = (tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)).to(tl.int64)
     share = tl.program_id(1)
     target = tl.load(targets + tokens, mask=tokens < num_tokens, other=-1)
-    highest = tl.full((BM,), float("-inf"), tl.float32)
-    total = tl.zeros((BM,), tl.float32)
-    found = tl.zeros((BM,), tl.float32)
-    for start in range(share * rows_each, (share + 1) * rows_each, BV):
-        rows = (start + tl.arange(0, BV)).to(tl.int64)
+    highest = tl.full((BLOCK,), float("-inf"), tl.float32)
+    total = tl.zeros((BLOCK,), tl.float32)
+    found = tl.zeros((BLOCK,), tl.float32)
+    for start in range(share * rows_each, (share + 1) * rows_each, BLOCK):
+        rows = (start + tl.arange(0, BLOCK)).to(tl.int64)
         logits = _logits(
             hidden, weight, bias, tokens, rows, num_tokens, num_rows, width, scale, softcap, padding_idx, padding_logit,
-            HAS_BIAS, HAS_SOFTCAP, BM, BV, BD,
+            HAS_BIAS, HAS_SOFTCAP,
         )  # fmt: skip
         higher = tl.maximum(highest, tl.max(logits, 1))
         safe = tl.where(higher == float("-inf"), 0.0, higher)
@@ -161,34 +162,24 @@ def _backward_hidden(
     padding_logit,
     HAS_BIAS: tl.constexpr,
     HAS_SOFTCAP: tl.constexpr,
-    BM: tl.constexpr,
-    BV: tl.constexpr,
-    BD: tl.constexpr,
 ):
     """Compute `dlogits @ weight` for one block of tokens, summed in float32 over the vocabulary."""
-    tokens = (tl.program_id(0) * BM + tl.arange(0, BM)).to(tl.int64)
-    for first in range(0, num_rows, BV):
-        rows = (first + tl.arange(0, BV)).to(tl.int64)
+    tokens = (tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)).to(tl.int64)
+    for first in range(0, num_rows, BLOCK):
+        rows = (first + tl.arange(0, BLOCK)).to(tl.int64)
         logits = _logits(
             hidden, weight, bias, tokens, rows, num_tokens, num_rows, width, scale, softcap, padding_idx, padding_logit,
-            HAS_BIAS, HAS_SOFTCAP, BM, BV, BD,
+            HAS_BIAS, HAS_SOFTCAP,
         )  # fmt: skip
         dlogits = _dlogits(
             logits, lse, factors, targets, tokens, rows, num_tokens, num_rows, softcap, padding_idx, HAS_SOFTCAP
         )
         dlogits = (dlogits * scale).to(weight.dtype.element_ty)
-        for start in range(0, width, BD):
-            columns = start + tl.arange(0, BD)
-            w = tl.load(
-                weight + rows[:, None] * width + columns[None, :],
-                mask=(rows[:, None] < num_rows) & (columns[None, :] < width),
-                other=0.0,
-            )
-            place = grad_hidden + tokens[:, None] * width + columns[None, :]
-            mask = (tokens[:, None] < num_tokens) & (columns[None, :] < width)
-            tl.store(
-                place, tl.load(place, mask=mask, other=0.0) + tl.dot(dlogits, w, input_precision="ieee"), mask=mask
-            )
+        for start in range(0, width, BLOCK):
+            columns = start + tl.arange(0, BLOCK)
+            w = _load(weight, rows[:, None], columns[None, :], num_rows, width)
+            product = tl.dot(dlogits, w, input_precision="ieee")
+            _add(grad_hidden, tokens[:, None], columns[None, :], num_tokens, width, product)
         tl.debug_barrier()
 
 
@@ -211,36 +202,26 @@ def _backward_weight(
     padding_logit,
     HAS_BIAS: tl.constexpr,
     HAS_SOFTCAP: tl.constexpr,
-    BM: tl.constexpr,
-    BV: tl.constexpr,
-    BD: tl.constexpr,
 ):
     """Compute `dlogits.T @ hidden` and the sums of `dlogits` for one block of rows, in float32 over the tokens."""
-    rows = (tl.program_id(0) * BV + tl.arange(0, BV)).to(tl.int64)
-    bias_sums = tl.zeros((BV,), tl.float32)
-    for first in range(0, num_tokens, BM):
-        tokens = (first + tl.arange(0, BM)).to(tl.int64)
+    rows = (tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)).to(tl.int64)
+    bias_sums = tl.zeros((BLOCK,), tl.float32)
+    for first in range(0, num_tokens, BLOCK):
+        tokens = (first + tl.arange(0, BLOCK)).to(tl.int64)
         logits = _logits(
             hidden, weight, bias, tokens, rows, num_tokens, num_rows, width, scale, softcap, padding_idx, padding_logit,
-            HAS_BIAS, HAS_SOFTCAP, BM, BV, BD,
+            HAS_BIAS, HAS_SOFTCAP,
         )  # fmt: skip
         dlogits = _dlogits(
             logits, lse, factors, targets, tokens, rows, num_tokens, num_rows, softcap, padding_idx, HAS_SOFTCAP
         )
         bias_sums += tl.sum(dlogits, 0)
         dlogits = tl.trans((dlogits * scale).to(hidden.dtype.element_ty))
-        for start in range(0, width, BD):
-            columns = start + tl.arange(0, BD)
-            x = tl.load(
-                hidden + tokens[:, None] * width + columns[None, :],
-                mask=(tokens[:, None] < num_tokens) & (columns[None, :] < width),
-                other=0.0,
-            )
-            place = grad_weight + rows[:, None] * width + columns[None, :]
-            mask = (rows[:, None] < num_rows) & (columns[None, :] < width)
-            tl.store(
-                place, tl.load(place, mask=mask, other=0.0) + tl.dot(dlogits, x, input_precision="ieee"), mask=mask
-            )
+        for start in range(0, width, BLOCK):
+            columns = start + tl.arange(0, BLOCK)
+            x = _load(hidden, tokens[:, None], columns[None, :], num_tokens, width)
+            product = tl.dot(dlogits, x, input_precision="ieee")
+            _add(grad_weight, rows[:, None], columns[None, :], num_rows, width, product)
         tl.debug_barrier()
     if HAS_BIAS:
         tl.store(grad_bias + rows, bias_sums, mask=rows < num_rows)
@@ -275,11 +256,11 @@ class _Triton(torch.autograd.Function):
         ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, settings: LossSettings
     ) -> Tensor:
         hidden, weight = hidden.contiguous(), weight.contiguous()
-        tokens, rows_each = len(hidden), triton.cdiv(triton.cdiv(len(weight), SHARES), BLOCK_ROWS) * BLOCK_ROWS
+        tokens, rows_each = len(hidden), triton.cdiv(triton.cdiv(len(weight), SHARES), BLOCK.value) * BLOCK.value
         lse_of_shares, target_logits = hidden.new_empty(2, SHARES, tokens, dtype=torch.float32)
         if tokens:
             sizes, options = _arguments(hidden, weight, bias, settings)
-            grid = (triton.cdiv(tokens, BLOCK_TOKENS), SHARES)
+            grid = (triton.cdiv(tokens, BLOCK.value), SHARES)
             _forward[grid](
                 hidden, weight, hidden if bias is None else bias, targets, lse_of_shares, target_logits,
                 sizes[0], sizes[1], rows_each, *sizes[2:], **options,
@@ -301,9 +282,9 @@ class _Triton(torch.autograd.Function):
         grad_weight = torch.zeros_like(weight, dtype=torch.float32) if needs_weight or needs_bias else None
         grad_bias = weight.new_zeros(len(weight), dtype=torch.float32)
         if grad_hidden is not None and len(hidden):
-            _backward_hidden[triton.cdiv(len(hidden), BLOCK_TOKENS),](*inputs, grad_hidden, *sizes, **options)
+            _backward_hidden[triton.cdiv(len(hidden), BLOCK.value),](*inputs, grad_hidden, *sizes, **options)
         if grad_weight is not None and len(hidden):
-            grid = (triton.cdiv(len(weight), BLOCK_ROWS),)
+            grid = (triton.cdiv(len(weight), BLOCK.value),)
             _backward_weight[grid](*inputs, grad_weight, grad_bias, *sizes, **options)
         return (
             None if grad_hidden is None else grad_hidden.to(hidden.dtype),
@@ -323,4 +304,4 @@ def _arguments(
     softcap = 1.0 if settings.softcap is None else settings.softcap
     sizes = (len(hidden), len(weight), weight.shape[1], settings.logit_scale, softcap, padding, padding_logit)
     options = {"HAS_BIAS": bias is not None, "HAS_SOFTCAP": settings.softcap is not None}
-    return sizes, {**options, "BM": BLOCK_TOKENS, "BV": BLOCK_ROWS, "BD": BLOCK_WIDTH}
+    return sizes, options
