@@ -40,23 +40,9 @@ def _add(matrix, rows, columns, num_rows, width, values):
 
 
 @triton.jit
-def _logits(
-    hidden,
-    weight,
-    bias,
-    tokens,
-    rows,
-    num_tokens,
-    num_rows,
-    width,
-    scale,
-    softcap,
-    padding_idx,
-    padding_logit,
-    HAS_BIAS: tl.constexpr,
-    HAS_SOFTCAP: tl.constexpr,
-):
+def _logits(hidden, weight, bias, tokens, rows, options):
     """Compute the logits of one block, `(BLOCK, BLOCK)`; -inf beyond the vocabulary."""
+    num_tokens, num_rows, width, scale, softcap, padding_idx, padding_logit = options
     raw_logits = tl.zeros((BLOCK, BLOCK), tl.float32)
     for start in range(0, width, BLOCK):
         columns = start + tl.arange(0, BLOCK)
@@ -64,9 +50,9 @@ def _logits(
         w = _load(weight, rows[None, :], columns[:, None], num_rows, width)
         raw_logits += tl.dot(x, w, input_precision="ieee")
     logits = raw_logits * scale
-    if HAS_BIAS:
+    if bias is not None:
         logits += tl.load(bias + rows, mask=rows < num_rows, other=0.0).to(tl.float32)[None, :]
-    if HAS_SOFTCAP:
+    if softcap is not None:
         # tanh by exp of a number that is not positive, which cannot overflow
         small = tl.exp(-2.0 * tl.abs(logits) / softcap)
         size = softcap * (1.0 - small) / (1.0 + small)
@@ -76,52 +62,25 @@ def _logits(
 
 
 @triton.jit
-def _dlogits(
-    logits,
-    lse,
-    factors,
-    targets,
-    tokens,
-    rows,
-    num_tokens,
-    num_rows,
-    softcap,
-    padding_idx,
-    HAS_SOFTCAP: tl.constexpr,
-):
+def _dlogits(logits, lse, factors, targets, tokens, rows, options):
     """Compute the gradient of the losses by the raw logits, `(softmax - one_hot) * factor`, `(BLOCK, BLOCK)`."""
+    num_tokens, num_rows, _width, _scale, softcap, padding_idx, _padding_logit = options
     inside = tokens < num_tokens
     token_lse = tl.load(lse + tokens, mask=inside, other=0.0)
     factor = tl.load(factors + tokens, mask=inside, other=0.0)
     target = tl.load(targets + tokens, mask=inside, other=-1)
     dlogits = tl.exp(logits - token_lse[:, None]) - tl.where(rows[None, :] == target[:, None], 1.0, 0.0)
     counts = inside[:, None] & (rows[None, :] < num_rows) & (rows[None, :] != padding_idx)
-    if HAS_SOFTCAP:
+    if softcap is not None:
         share = tl.where(counts, logits, 0.0) / softcap
         dlogits = dlogits * (1.0 - share * share)
     return tl.where(counts, dlogits * factor[:, None], 0.0)
 
 
 @triton.jit
-def _forward(
-    hidden,
-    weight,
-    bias,
-    targets,
-    lse,
-    target_logits,
-    num_tokens,
-    num_rows,
-    rows_each,
-    width,
-    scale,
-    softcap,
-    padding_idx,
-    padding_logit,
-    HAS_BIAS: tl.constexpr,
-    HAS_SOFTCAP: tl.constexpr,
-):
+def _forward(hidden, weight, bias, targets, lse, target_logits, rows_each, options):
     """Compute logsumexp over one share of the vocabulary, and the target logit, 0 if the target is in another share."""
+    num_tokens, _num_rows, _width, _scale, _softcap, _padding_idx, _padding_logit = options
     tokens = (tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)).to(tl.int64)
     share = tl.program_id(1)
     target = tl.load(targets + tokens, mask=tokens < num_tokens, other=-1)
@@ -130,10 +89,7 @@ def _forward(
     found = tl.zeros((BLOCK,), tl.float32)
     for start in range(share * rows_each, (share + 1) * rows_each, BLOCK):
         rows = (start + tl.arange(0, BLOCK)).to(tl.int64)
-        logits = _logits(
-            hidden, weight, bias, tokens, rows, num_tokens, num_rows, width, scale, softcap, padding_idx, padding_logit,
-            HAS_BIAS, HAS_SOFTCAP,
-        )  # fmt: skip
+        logits = _logits(hidden, weight, bias, tokens, rows, options)
         higher = tl.maximum(highest, tl.max(logits, 1))
         safe = tl.where(higher == float("-inf"), 0.0, higher)
         total = total * tl.exp(highest - safe) + tl.sum(tl.exp(logits - safe[:, None]), 1)
@@ -145,35 +101,14 @@ def _forward(
 
 
 @triton.jit
-def _backward_hidden(
-    hidden,
-    weight,
-    bias,
-    targets,
-    lse,
-    factors,
-    grad_hidden,
-    num_tokens,
-    num_rows,
-    width,
-    scale,
-    softcap,
-    padding_idx,
-    padding_logit,
-    HAS_BIAS: tl.constexpr,
-    HAS_SOFTCAP: tl.constexpr,
-):
+def _backward_hidden(hidden, weight, bias, targets, lse, factors, grad_hidden, options):
     """Compute `dlogits @ weight` for one block of tokens, summed in float32 over the vocabulary."""
+    num_tokens, num_rows, width, scale, _softcap, _padding_idx, _padding_logit = options
     tokens = (tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)).to(tl.int64)
     for first in range(0, num_rows, BLOCK):
         rows = (first + tl.arange(0, BLOCK)).to(tl.int64)
-        logits = _logits(
-            hidden, weight, bias, tokens, rows, num_tokens, num_rows, width, scale, softcap, padding_idx, padding_logit,
-            HAS_BIAS, HAS_SOFTCAP,
-        )  # fmt: skip
-        dlogits = _dlogits(
-            logits, lse, factors, targets, tokens, rows, num_tokens, num_rows, softcap, padding_idx, HAS_SOFTCAP
-        )
+        logits = _logits(hidden, weight, bias, tokens, rows, options)
+        dlogits = _dlogits(logits, lse, factors, targets, tokens, rows, options)
         dlogits = (dlogits * scale).to(weight.dtype.element_ty)
         for start in range(0, width, BLOCK):
             columns = start + tl.arange(0, BLOCK)
@@ -184,37 +119,15 @@ def _backward_hidden(
 
 
 @triton.jit
-def _backward_weight(
-    hidden,
-    weight,
-    bias,
-    targets,
-    lse,
-    factors,
-    grad_weight,
-    grad_bias,
-    num_tokens,
-    num_rows,
-    width,
-    scale,
-    softcap,
-    padding_idx,
-    padding_logit,
-    HAS_BIAS: tl.constexpr,
-    HAS_SOFTCAP: tl.constexpr,
-):
+def _backward_weight(hidden, weight, bias, targets, lse, factors, grad_weight, grad_bias, options):
     """Compute `dlogits.T @ hidden` and the sums of `dlogits` for one block of rows, in float32 over the tokens."""
+    num_tokens, num_rows, width, scale, _softcap, _padding_idx, _padding_logit = options
     rows = (tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)).to(tl.int64)
     bias_sums = tl.zeros((BLOCK,), tl.float32)
     for first in range(0, num_tokens, BLOCK):
         tokens = (first + tl.arange(0, BLOCK)).to(tl.int64)
-        logits = _logits(
-            hidden, weight, bias, tokens, rows, num_tokens, num_rows, width, scale, softcap, padding_idx, padding_logit,
-            HAS_BIAS, HAS_SOFTCAP,
-        )  # fmt: skip
-        dlogits = _dlogits(
-            logits, lse, factors, targets, tokens, rows, num_tokens, num_rows, softcap, padding_idx, HAS_SOFTCAP
-        )
+        logits = _logits(hidden, weight, bias, tokens, rows, options)
+        dlogits = _dlogits(logits, lse, factors, targets, tokens, rows, options)
         bias_sums += tl.sum(dlogits, 0)
         dlogits = tl.trans((dlogits * scale).to(hidden.dtype.element_ty))
         for start in range(0, width, BLOCK):
@@ -223,7 +136,7 @@ def _backward_weight(
             product = tl.dot(dlogits, x, input_precision="ieee")
             _add(grad_weight, rows[:, None], columns[None, :], num_rows, width, product)
         tl.debug_barrier()
-    if HAS_BIAS:
+    if bias is not None:
         tl.store(grad_bias + rows, bias_sums, mask=rows < num_rows)
 
 
@@ -259,12 +172,9 @@ class _Triton(torch.autograd.Function):
         tokens, rows_each = len(hidden), triton.cdiv(triton.cdiv(len(weight), SHARES), BLOCK.value) * BLOCK.value
         lse_of_shares, target_logits = hidden.new_empty(2, SHARES, tokens, dtype=torch.float32)
         if tokens:
-            sizes, options = _arguments(hidden, weight, bias, settings)
+            options = _options(hidden, weight, settings)
             grid = (triton.cdiv(tokens, BLOCK.value), SHARES)
-            _forward[grid](
-                hidden, weight, hidden if bias is None else bias, targets, lse_of_shares, target_logits,
-                sizes[0], sizes[1], rows_each, *sizes[2:], **options,
-            )  # fmt: skip
+            _forward[grid](hidden, weight, bias, targets, lse_of_shares, target_logits, rows_each, options)
         lse = lse_of_shares.logsumexp(0)
         ctx.save_for_backward(hidden, weight, bias, targets, lse)
         ctx.settings = settings
@@ -276,16 +186,16 @@ class _Triton(torch.autograd.Function):
     def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
         hidden, weight, bias, targets, lse = ctx.saved_tensors
         needs_hidden, needs_weight, needs_bias, *_ = ctx.needs_input_grad
-        sizes, options = _arguments(hidden, weight, bias, ctx.settings)
-        inputs = (hidden, weight, hidden if bias is None else bias, targets, lse, grad_output.float().contiguous())
+        options = _options(hidden, weight, ctx.settings)
+        inputs = (hidden, weight, bias, targets, lse, grad_output.float().contiguous())
         grad_hidden = torch.zeros_like(hidden, dtype=torch.float32) if needs_hidden else None
         grad_weight = torch.zeros_like(weight, dtype=torch.float32) if needs_weight or needs_bias else None
         grad_bias = weight.new_zeros(len(weight), dtype=torch.float32)
         if grad_hidden is not None and len(hidden):
-            _backward_hidden[triton.cdiv(len(hidden), BLOCK.value),](*inputs, grad_hidden, *sizes, **options)
+            _backward_hidden[triton.cdiv(len(hidden), BLOCK.value),](*inputs, grad_hidden, options)
         if grad_weight is not None and len(hidden):
             grid = (triton.cdiv(len(weight), BLOCK.value),)
-            _backward_weight[grid](*inputs, grad_weight, grad_bias, *sizes, **options)
+            _backward_weight[grid](*inputs, grad_weight, grad_bias, options)
         return (
             None if grad_hidden is None else grad_hidden.to(hidden.dtype),
             grad_weight.to(weight.dtype) if grad_weight is not None and needs_weight else None,
@@ -295,13 +205,8 @@ class _Triton(torch.autograd.Function):
         )
 
 
-def _arguments(
-    hidden: Tensor, weight: Tensor, bias: Tensor | None, settings: LossSettings
-) -> tuple[tuple[int | float, ...], dict[str, bool | int]]:
-    """Return the sizes and factors that all kernels take, and the constants that they are compiled for."""
+def _options(hidden: Tensor, weight: Tensor, settings: LossSettings) -> tuple[int | float | None, ...]:
+    """Return the sizes and options that all kernels take as one tuple; Triton compiles a `None` in it as a constant."""
     padding = -1 if settings.padding_idx is None else settings.padding_idx
     padding_logit = float("-inf") if settings.mask_padding else 0.0
-    softcap = 1.0 if settings.softcap is None else settings.softcap
-    sizes = (len(hidden), len(weight), weight.shape[1], settings.logit_scale, softcap, padding, padding_logit)
-    options = {"HAS_BIAS": bias is not None, "HAS_SOFTCAP": settings.softcap is not None}
-    return sizes, options
+    return len(hidden), len(weight), weight.shape[1], settings.logit_scale, settings.softcap, padding, padding_logit
