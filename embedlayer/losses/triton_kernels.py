@@ -40,9 +40,9 @@ def _add(matrix, rows, columns, num_rows, width, values):
 
 
 @triton.jit
-def _logits(hidden, weight, bias, tokens, rows, options):
+def _logits(hidden, weight, bias, tokens, rows, numbers):
     """Compute the logits of one block, `(BLOCK, BLOCK)`; -inf beyond the vocabulary."""
-    num_tokens, num_rows, width, scale, softcap, padding_idx, padding_logit = options
+    num_tokens, num_rows, width, scale, softcap, padding_idx, padding_logit = numbers
     raw_logits = tl.zeros((BLOCK, BLOCK), tl.float32)
     for start in range(0, width, BLOCK):
         columns = start + tl.arange(0, BLOCK)
@@ -62,9 +62,9 @@ def _logits(hidden, weight, bias, tokens, rows, options):
 
 
 @triton.jit
-def _dlogits(logits, lse, factors, targets, tokens, rows, options):
+def _dlogits(logits, lse, factors, targets, tokens, rows, numbers):
     """Compute the gradient of the losses by the raw logits, `(softmax - one_hot) * factor`, `(BLOCK, BLOCK)`."""
-    num_tokens, num_rows, _width, _scale, softcap, padding_idx, _padding_logit = options
+    num_tokens, num_rows, _width, _scale, softcap, padding_idx, _padding_logit = numbers
     inside = tokens < num_tokens
     token_lse = tl.load(lse + tokens, mask=inside, other=0.0)
     factor = tl.load(factors + tokens, mask=inside, other=0.0)
@@ -78,9 +78,9 @@ def _dlogits(logits, lse, factors, targets, tokens, rows, options):
 
 
 @triton.jit
-def _forward(hidden, weight, bias, targets, lse, target_logits, rows_each, options):
+def _forward(hidden, weight, bias, targets, lse, target_logits, rows_each, numbers):
     """Compute logsumexp over one share of the vocabulary, and the target logit, 0 if the target is in another share."""
-    num_tokens, _num_rows, _width, _scale, _softcap, _padding_idx, _padding_logit = options
+    num_tokens, _num_rows, _width, _scale, _softcap, _padding_idx, _padding_logit = numbers
     tokens = (tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)).to(tl.int64)
     share = tl.program_id(1)
     target = tl.load(targets + tokens, mask=tokens < num_tokens, other=-1)
@@ -89,7 +89,7 @@ def _forward(hidden, weight, bias, targets, lse, target_logits, rows_each, optio
     found = tl.zeros((BLOCK,), tl.float32)
     for start in range(share * rows_each, (share + 1) * rows_each, BLOCK):
         rows = (start + tl.arange(0, BLOCK)).to(tl.int64)
-        logits = _logits(hidden, weight, bias, tokens, rows, options)
+        logits = _logits(hidden, weight, bias, tokens, rows, numbers)
         higher = tl.maximum(highest, tl.max(logits, 1))
         safe = tl.where(higher == float("-inf"), 0.0, higher)
         total = total * tl.exp(highest - safe) + tl.sum(tl.exp(logits - safe[:, None]), 1)
@@ -101,14 +101,14 @@ def _forward(hidden, weight, bias, targets, lse, target_logits, rows_each, optio
 
 
 @triton.jit
-def _backward_hidden(hidden, weight, bias, targets, lse, factors, grad_hidden, options):
+def _backward_hidden(hidden, weight, bias, targets, lse, factors, grad_hidden, numbers):
     """Compute `dlogits @ weight` for one block of tokens, summed in float32 over the vocabulary."""
-    num_tokens, num_rows, width, scale, _softcap, _padding_idx, _padding_logit = options
+    num_tokens, num_rows, width, scale, _softcap, _padding_idx, _padding_logit = numbers
     tokens = (tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)).to(tl.int64)
     for first in range(0, num_rows, BLOCK):
         rows = (first + tl.arange(0, BLOCK)).to(tl.int64)
-        logits = _logits(hidden, weight, bias, tokens, rows, options)
-        dlogits = _dlogits(logits, lse, factors, targets, tokens, rows, options)
+        logits = _logits(hidden, weight, bias, tokens, rows, numbers)
+        dlogits = _dlogits(logits, lse, factors, targets, tokens, rows, numbers)
         dlogits = (dlogits * scale).to(weight.dtype.element_ty)
         for start in range(0, width, BLOCK):
             columns = start + tl.arange(0, BLOCK)
@@ -119,15 +119,15 @@ def _backward_hidden(hidden, weight, bias, targets, lse, factors, grad_hidden, o
 
 
 @triton.jit
-def _backward_weight(hidden, weight, bias, targets, lse, factors, grad_weight, grad_bias, options):
+def _backward_weight(hidden, weight, bias, targets, lse, factors, grad_weight, grad_bias, numbers):
     """Compute `dlogits.T @ hidden` and the sums of `dlogits` for one block of rows, in float32 over the tokens."""
-    num_tokens, num_rows, width, scale, _softcap, _padding_idx, _padding_logit = options
+    num_tokens, num_rows, width, scale, _softcap, _padding_idx, _padding_logit = numbers
     rows = (tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)).to(tl.int64)
     bias_sums = tl.zeros((BLOCK,), tl.float32)
     for first in range(0, num_tokens, BLOCK):
         tokens = (first + tl.arange(0, BLOCK)).to(tl.int64)
-        logits = _logits(hidden, weight, bias, tokens, rows, options)
-        dlogits = _dlogits(logits, lse, factors, targets, tokens, rows, options)
+        logits = _logits(hidden, weight, bias, tokens, rows, numbers)
+        dlogits = _dlogits(logits, lse, factors, targets, tokens, rows, numbers)
         bias_sums += tl.sum(dlogits, 0)
         dlogits = tl.trans((dlogits * scale).to(hidden.dtype.element_ty))
         for start in range(0, width, BLOCK):
@@ -172,9 +172,9 @@ class _Triton(torch.autograd.Function):
         tokens, rows_each = len(hidden), triton.cdiv(triton.cdiv(len(weight), SHARES), BLOCK.value) * BLOCK.value
         lse_of_shares, target_logits = hidden.new_empty(2, SHARES, tokens, dtype=torch.float32)
         if tokens:
-            options = _options(hidden, weight, settings)
+            numbers = _numbers(hidden, weight, settings)
             grid = (triton.cdiv(tokens, BLOCK.value), SHARES)
-            _forward[grid](hidden, weight, bias, targets, lse_of_shares, target_logits, rows_each, options)
+            _forward[grid](hidden, weight, bias, targets, lse_of_shares, target_logits, rows_each, numbers)
         lse = lse_of_shares.logsumexp(0)
         ctx.save_for_backward(hidden, weight, bias, targets, lse)
         ctx.settings = settings
@@ -186,16 +186,16 @@ class _Triton(torch.autograd.Function):
     def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
         hidden, weight, bias, targets, lse = ctx.saved_tensors
         needs_hidden, needs_weight, needs_bias, *_ = ctx.needs_input_grad
-        options = _options(hidden, weight, ctx.settings)
+        numbers = _numbers(hidden, weight, ctx.settings)
         inputs = (hidden, weight, bias, targets, lse, grad_output.float().contiguous())
         grad_hidden = torch.zeros_like(hidden, dtype=torch.float32) if needs_hidden else None
         grad_weight = torch.zeros_like(weight, dtype=torch.float32) if needs_weight or needs_bias else None
         grad_bias = weight.new_zeros(len(weight), dtype=torch.float32)
         if grad_hidden is not None and len(hidden):
-            _backward_hidden[triton.cdiv(len(hidden), BLOCK.value),](*inputs, grad_hidden, options)
+            _backward_hidden[triton.cdiv(len(hidden), BLOCK.value),](*inputs, grad_hidden, numbers)
         if grad_weight is not None and len(hidden):
             grid = (triton.cdiv(len(weight), BLOCK.value),)
-            _backward_weight[grid](*inputs, grad_weight, grad_bias, options)
+            _backward_weight[grid](*inputs, grad_weight, grad_bias, numbers)
         return (
             None if grad_hidden is None else grad_hidden.to(hidden.dtype),
             grad_weight.to(weight.dtype) if grad_weight is not None and needs_weight else None,
@@ -205,7 +205,7 @@ class _Triton(torch.autograd.Function):
         )
 
 
-def _options(hidden: Tensor, weight: Tensor, settings: LossSettings) -> tuple[int | float | None, ...]:
+def _numbers(hidden: Tensor, weight: Tensor, settings: LossSettings) -> tuple[int | float | None, ...]:
     """Return the sizes and options that all kernels take as one tuple; Triton compiles a `None` in it as a constant."""
     padding = -1 if settings.padding_idx is None else settings.padding_idx
     padding_logit = float("-inf") if settings.mask_padding else 0.0
