@@ -235,7 +235,7 @@ def replaced() -> list[str]:
 
 def test_a_table_that_cannot_be_sharded_is_refused() -> None:
     expected = ["A table is sharded along one", "1 rows in blocks of 1 leave ", "token id 23 at row 0, column"]
-    assert on_ranks(2, refusals) == [[*expected, "weight: divided among proces"]] * 2
+    assert on_ranks(2, refusals) == [[*expected, "weight: sharded over several"]] * 2
 
 
 def refusals() -> list[str]:
