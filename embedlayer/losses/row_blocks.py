@@ -10,10 +10,10 @@ from torch.utils.checkpoint import checkpoint
 from embedlayer.losses.chunk_size import MAX_CHUNK_TOKENS
 from embedlayer.losses.cross_entropy import (
     LossOptions,
-    at_least_float32,
     check_options,
     checked_targets,
     finish_logits,
+    loss_dtype,
     options_of_rows,
     reduce_losses,
 )
@@ -21,7 +21,7 @@ from embedlayer.tracing import is_transformed, plain_operators_only
 
 RawLogits = Callable[[Tensor, int, int], Tensor]
 Scores = tuple[Tensor, Tensor, Tensor]
-"""Per token, over some rows: logsumexp, the target's logit or 0, and the sum of the logits."""
+"""Three values per token over some rows: logsumexp, the target's logit or 0, and the sum of the logits."""
 
 
 def cross_entropy_over_rows(
@@ -88,7 +88,8 @@ def _block_scores(
     hidden: Tensor, raw_logits: RawLogits, targets: Tensor, start: int, stop: int, options: LossOptions
 ) -> Scores:
     """Compute the scores of one chunk of tokens over rows `start` to `stop - 1`."""
-    logits = at_least_float32(finish_logits(raw_logits(hidden, start, stop), **options_of_rows(options, start, stop)))
+    logits = finish_logits(raw_logits(hidden, start, stop), **options_of_rows(options, start, stop))
+    logits = logits.to(loss_dtype(logits.dtype))
     is_inside = (targets >= start) & (targets < stop)
     places = torch.where(is_inside, targets - start, 0).long()
     target_logits = logits.gather(-1, places.unsqueeze(-1)).squeeze(-1)

@@ -284,7 +284,7 @@ class Trainer:
                     self.optimizer.load_pending_updates(parameter, _select(local, f"pending_updates.{name}."), pending)
             self.step, self.steps = rest["step"], rest["steps"]
             if self.budget is not None and "time" in rest:
-                self.budget = TimeBudget.from_state(rest["time"])
+                self.budget = TimeBudget(**rest["time"])
             elif self.budget is not None:  # a state with fixed steps: estimate the time that they took
                 self.budget.used = self.budget.seconds * self.step / self.steps
             self._losses.copy_(tensors["losses"] if self.parallel.is_first else torch.zeros(2))
