@@ -98,7 +98,7 @@ class ShardedTable(TokenTable):
 
     @property
     def factor(self) -> float | Tensor | None:
-        """Return the factor of looked-up rows, as the whole table does."""
+        """Return the factor that multiplies looked-up rows, or `None` for 1."""
         return self.local.factor
 
     @property

@@ -206,7 +206,7 @@ class _Triton(torch.autograd.Function):
 
 
 def _numbers(hidden: Tensor, weight: Tensor, settings: LossSettings) -> tuple[int | float | None, ...]:
-    """Return the sizes and options that all kernels take as one tuple; Triton compiles a `None` in it as a constant."""
+    """Return the argument `numbers` of all kernels: sizes and options. Triton compiles `None` in it as a constant."""
     padding = -1 if settings.padding_idx is None else settings.padding_idx
     padding_logit = float("-inf") if settings.mask_padding else 0.0
     return len(hidden), len(weight), weight.shape[1], settings.logit_scale, settings.softcap, padding, padding_logit
