@@ -14,7 +14,7 @@ COUNTS = [2, 0, 3]
 
 
 def rows_to_every_rank():
-    """Rank r sends r + q + 1 rows, all `10 r + q`, to rank q."""
+    """Send r + q + 1 rows, all `10 r + q`, from each rank r to each rank q."""
     group = ProcessGroup()
     send_counts = [group.rank + other + 1 for other in range(group.size)]
     rows = torch.cat([torch.full((count, 2), 10.0 * group.rank + other) for other, count in enumerate(send_counts)])
@@ -44,7 +44,7 @@ def test_rows_go_where_they_are_sent_and_their_gradients_come_back(ranks) -> Non
 
 
 def gradients_of_gathered_rows():
-    """By `backward` and by `torch.func.grad`, where each rank's loss weighs all rows by its own number."""
+    """Return gradients by `backward` and by `torch.func.grad`; each rank weights all rows by its own number."""
     group, rank = ProcessGroup(), dist.get_rank()
     rows = torch.ones(rank + 1, 3, dtype=torch.float64, requires_grad=True)
     (group.all_gather(rows) * 10**rank).sum().backward()

@@ -2,8 +2,7 @@
 
 from collections.abc import Iterator
 from copy import deepcopy
-from functools import singledispatch
-from typing import Any, TypeVar, Unpack
+from typing import Any, Unpack
 
 import torch
 import torch.nn.functional as F
@@ -32,8 +31,6 @@ from embedlayer.tables.dense import TokenEmbedding, as_table
 from embedlayer.tables.factorized import FactorizedEmbedding
 from embedlayer.tables.quantized import QuantizedEmbedding
 from embedlayer.tables.table import TokenTable, check_width
-
-Table = TypeVar("Table", bound=TokenTable)
 
 ROW_TENSORS: dict[type[TokenTable], tuple[str, ...]] = {
     TokenEmbedding: ("weight",),
@@ -101,7 +98,7 @@ class ShardedTable(TokenTable):
 
     @property
     def factor(self) -> float | Tensor | None:
-        """Return the factor of looked-up rows, as the whole table does."""
+        """Return the factor that multiplies looked-up rows, or `None` for 1."""
         return self.local.factor
 
     @property
@@ -292,7 +289,7 @@ def shard_table(table: TokenTable | nn.Embedding, mesh: DeviceMesh) -> ShardedTa
     facts = {"kind of table": type(table).__name__, **table.config, **types}
     group.require_equal(facts)
     partition = group.partition(table.vocab_size)
-    local = shard_of(table, partition.start, partition.stop)
+    local = shard_of(table, partition)
     for whole, part in zip(table.parameters(), local.parameters(), strict=True):
         part.requires_grad_(whole.requires_grad)
     return ShardedTable(local, mesh, vocab_size=table.vocab_size, padding_idx=table.padding_idx)
@@ -306,80 +303,41 @@ def sharded_parameters(model: nn.Module) -> set[nn.Parameter]:
     return {parameter for parameter in model.parameters() if hasattr(parameter, "shard_group")}
 
 
-@singledispatch
-def shard_of(table: TokenTable, start: int, stop: int) -> TokenTable:
-    """Return a table of the same kind with rows `start` to `stop - 1`.
+@torch.no_grad()
+def shard_of(table: TokenTable, partition: RowPartition) -> TokenTable:
+    """Return a table of the same kind with the rows of a partition, copied, or drawn for a table on the meta device.
+
+    The dtype and the device are those of `table`; rows are drawn on the CPU.
 
     Raises:
-        TypeError: This kind of table cannot be sharded.
+        TypeError: This kind of table cannot be sharded, or it is a quantised table on the meta device.
     """
-    raise TypeError(
-        f"A {type(table).__name__} cannot be sharded: pass one of {', '.join(kind.__name__ for kind in ROW_TENSORS)}."
-    )
-
-
-@shard_of.register
-def _(table: TokenEmbedding, start: int, stop: int) -> TokenEmbedding:
-    part = _empty_shard(table, start, stop, table.weight)
-    _copy_rows(part, table, start, stop)
-    return part
-
-
-@shard_of.register
-def _(table: FactorizedEmbedding, start: int, stop: int) -> FactorizedEmbedding:
-    part = _empty_shard(table, start, stop, table.projection.weight)
-    _copy_rows(part.inner, table.inner, start, stop)
-    if table.projection.weight.is_meta:
-        part.projection.reset_parameters()
-    else:
-        part.projection.weight.detach().copy_(table.projection.weight)
-    return part
-
-
-@shard_of.register
-def _(table: QuantizedEmbedding, start: int, stop: int) -> QuantizedEmbedding:
-    if table.packed.is_meta:
+    kind, rows, tensors = type(table), slice(partition.start, partition.stop), table.state_dict()
+    if kind not in ROW_TENSORS:
+        raise TypeError(
+            f"A {kind.__name__} cannot be sharded: pass one of {', '.join(known.__name__ for known in ROW_TENSORS)}."
+        )
+    like = tensors[ROW_TENSORS[kind][0]]
+    if like.is_meta and kind is QuantizedEmbedding:
         raise TypeError("A quantised table cannot be drawn: pass the result of QuantizedEmbedding.from_table.")
-    part = _empty_shard(table, start, stop, table.packed)
-    part.packed.copy_(table.packed[start:stop])
-    if part.row_scale is not None and table.row_scale is not None:
-        part.row_scale.copy_(table.row_scale[start:stop])
-    return part
-
-
-def _empty_shard(table: Table, start: int, stop: int, like: Tensor) -> Table:
-    """Create a table of the same kind for some rows, with the dtype and device of `like`; on the CPU for meta."""
+    config = {**table.config, "vocab_size": len(partition), "padding_idx": partition.local_or_none(table.padding_idx)}
+    config.pop("pad_to_multiple_of", None)
     with torch.device("meta"):
-        part = type(table).from_config(_shard_config(table, start, stop))
+        part = kind.from_config(config)
     if like.is_floating_point():
         part.to(like.dtype)
     device = torch.device("cpu") if like.is_meta else like.device
     part.to_empty(device=device)
     recompute_all_buffers(part, device)
+    for module in part.modules():
+        if isinstance(module, TokenEmbedding):
+            module.first_row, module.whole_rows = partition.start, table.num_rows
+        if like.is_meta and isinstance(module, (TokenEmbedding, nn.Linear)):
+            module.reset_parameters()
+    if not like.is_meta:
+        for name, tensor in part.state_dict().items():
+            tensor.copy_(tensors[name][rows] if name in ROW_TENSORS[kind] else tensors[name])
     return part
-
-
-@torch.no_grad()
-def _copy_rows(part: TokenEmbedding, table: TokenEmbedding, start: int, stop: int) -> None:
-    """Copy rows `start` to `stop - 1` of a table; for a table on the meta device draw them."""
-    part.first_row, part.whole_rows = start, table.num_rows
-    if table.weight.is_meta:
-        part.reset_parameters()
-    else:
-        part.weight.copy_(table.rows(start, stop))
-
-
-def _shard_config(table: TokenTable, start: int, stop: int) -> JsonObject:
-    """Return the constructor arguments of a table with rows `start` to `stop - 1`."""
-    padding_idx = table.padding_idx
-    here = padding_idx is not None and start <= padding_idx < stop
-    sizes = {
-        **table.config,
-        "vocab_size": stop - start,
-        "padding_idx": padding_idx - start if padding_idx is not None and here else None,
-    }
-    sizes.pop("pad_to_multiple_of", None)
-    return sizes
 
 
 def _rows_as_dtensors(table: ShardedTable, state: dict[str, Any], prefix: str, _: dict[str, Any]) -> None:

@@ -57,8 +57,12 @@ def save_sharded(
                     for rows in byte_chunks(to_local(tensor)):
                         dist.send(rows, 0)
         return
+    entries: dict[str, tuple[torch.dtype, list[int], int]] = {}
+    for name, tensor in tensors.items():
+        shape = [sharded[name].stored, *tensor.shape[1:]] if name in sharded else list(tensor.shape)
+        entries[name] = tensor.dtype, shape, torch.Size(shape).numel() * tensor.dtype.itemsize
     with replace_file(path) as partial, partial.open("wb") as file:
-        file.write(header(tensors, sharded, {"format": "pt", **(metadata or {})}))
+        file.write(encode_header(entries, {"format": "pt", **(metadata or {})}))
         for name, tensor in tensors.items():
             if name in sharded:
                 _write_rows(file, to_local(tensor), sharded[name], collectives)
@@ -91,15 +95,6 @@ def load_sharded(
             else:
                 tensors[name] = file.get_tensor(name)
         return tensors, dict(file.metadata() or {})
-
-
-def header(tensors: Mapping[str, Tensor], sharded: Mapping[str, ShardedRows], metadata: Mapping[str, str]) -> bytes:
-    """Return the header of a safetensors file: its length, then names, dtypes, shapes and offsets as JSON."""
-    entries: dict[str, tuple[torch.dtype, list[int], int]] = {}
-    for name, tensor in tensors.items():
-        shape = [sharded[name].stored, *tensor.shape[1:]] if name in sharded else list(tensor.shape)
-        entries[name] = tensor.dtype, shape, torch.Size(shape).numel() * tensor.dtype.itemsize
-    return encode_header(entries, metadata)
 
 
 def _write_rows(file: BinaryIO, own: Tensor, rows: ShardedRows, collectives: Collectives) -> None:

@@ -21,13 +21,13 @@ from embedlayer.collectives import SINGLE_PROCESS, Collectives, RowPartition
 from embedlayer.errors import SizeError
 from embedlayer.index_checks import raise_if_outside
 from embedlayer.losses.chunk_size import tokens_per_chunk
-from embedlayer.losses.cross_entropy import LossSettings, cross_entropy
+from embedlayer.losses.cross_entropy import LossSettings, cross_entropy, loss_dtype
 from embedlayer.tracing import is_transformed, transforms_active
 
 ROWS_AT_ONCE = 8192
 
 Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]
-"""Of hidden states, rows and bias."""
+"""Gradients of the loss by hidden states, rows and bias; `None` if not requested."""
 
 
 class RequestedGradients(NamedTuple):
@@ -133,11 +133,6 @@ def loss_and_gradients(
         grad_ND = None if grad_ND is None else _scatter_kept(grad_ND, kept, is_kept.numel())
     result = losses_N.view(targets.shape) if per_token else losses_N.sum() * factor
     return result, (None if grad_ND is None else grad_ND.view(hidden.shape), grad_weight, grad_bias)
-
-
-def loss_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype in which losses and gradients are summed: float64 for float64, float32 for all others."""
-    return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 @dataclass

@@ -149,7 +149,8 @@ def cross_entropy(
     """
     kept = targets != ignore_index
     targets = checked_targets(targets, raw_logits.shape[-1], ignore_index)
-    logits = at_least_float32(finish_logits(raw_logits, **logit_options))
+    logits = finish_logits(raw_logits, **logit_options)
+    logits = logits.to(loss_dtype(logits.dtype))
     losses = F.cross_entropy(
         logits.reshape(-1, logits.shape[-1]),
         targets.flatten().long(),
@@ -162,9 +163,9 @@ def cross_entropy(
     return reduce_losses(losses, kept, reduction)
 
 
-def at_least_float32(logits: Tensor) -> Tensor:
-    """Convert logits to the dtype of the loss: float64 stays float64, all others become float32."""
-    return logits if logits.dtype == torch.float64 else logits.float()
+def loss_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Return the dtype in which losses and gradients are summed: float64 for float64, float32 for all others."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 def reduce_losses(losses: Tensor, kept: Tensor, reduction: Reduction) -> Tensor:

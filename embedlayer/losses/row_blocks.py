@@ -10,10 +10,10 @@ from torch.utils.checkpoint import checkpoint
 from embedlayer.losses.chunk_size import MAX_CHUNK_TOKENS
 from embedlayer.losses.cross_entropy import (
     LossOptions,
-    at_least_float32,
     check_options,
     checked_targets,
     finish_logits,
+    loss_dtype,
     options_of_rows,
     reduce_losses,
 )
@@ -21,7 +21,7 @@ from embedlayer.tracing import is_transformed, plain_operators_only
 
 RawLogits = Callable[[Tensor, int, int], Tensor]
 Scores = tuple[Tensor, Tensor, Tensor]
-"""Per token, over some rows: logsumexp, the target's logit or 0, and the sum of the logits."""
+"""Three values per token over some rows: logsumexp, the target's logit or 0, and the sum of the logits."""
 
 
 def cross_entropy_over_rows(
@@ -70,19 +70,15 @@ def _scores(
     hidden: Tensor, raw_logits: RawLogits, targets: Tensor, vocab_size: int, rows_at_once: int, options: LossOptions
 ) -> Scores:
     """Compute the scores of one chunk of tokens over all rows, a block of rows at a time."""
-
-    def block(start: int, stop: int) -> Scores:
-        """Compute the scores over rows `start` to `stop - 1`."""
+    blocks = []
+    for start in range(0, vocab_size, rows_at_once):
+        block = (hidden, raw_logits, targets, start, min(start + rows_at_once, vocab_size), options)
         if plain_operators_only() or is_transformed(hidden):  # torch.func and export cannot compute a block again
-            return _block_scores(hidden, raw_logits, targets, start, stop, options)
-        scores: Scores = checkpoint(
-            _block_scores, hidden, raw_logits, targets, start, stop, options, use_reentrant=False
-        )
-        return scores
-
-    lse, target_logits, sums = block(0, min(rows_at_once, vocab_size))
-    for start in range(rows_at_once, vocab_size, rows_at_once):
-        block_lse, block_targets, block_sums = block(start, min(start + rows_at_once, vocab_size))
+            blocks.append(_block_scores(*block))
+        else:
+            blocks.append(checkpoint(_block_scores, *block, use_reentrant=False))
+    lse, target_logits, sums = blocks[0]
+    for block_lse, block_targets, block_sums in blocks[1:]:
         lse = torch.logaddexp(lse, block_lse)
         target_logits, sums = target_logits + block_targets, sums + block_sums
     return lse, target_logits, sums
@@ -92,7 +88,8 @@ def _block_scores(
     hidden: Tensor, raw_logits: RawLogits, targets: Tensor, start: int, stop: int, options: LossOptions
 ) -> Scores:
     """Compute the scores of one chunk of tokens over rows `start` to `stop - 1`."""
-    logits = at_least_float32(finish_logits(raw_logits(hidden, start, stop), **options_of_rows(options, start, stop)))
+    logits = finish_logits(raw_logits(hidden, start, stop), **options_of_rows(options, start, stop))
+    logits = logits.to(loss_dtype(logits.dtype))
     is_inside = (targets >= start) & (targets < stop)
     places = torch.where(is_inside, targets - start, 0).long()
     target_logits = logits.gather(-1, places.unsqueeze(-1)).squeeze(-1)

@@ -18,51 +18,41 @@ from torch import Tensor
 from embedlayer.index_checks import raise_if_outside
 from embedlayer.losses.cross_entropy import LossSettings
 
-BLOCK_TOKENS = 64
-BLOCK_ROWS = 64
-BLOCK_WIDTH = 64
+BLOCK = tl.constexpr(64)
+"""Tokens, rows and columns of a block."""
 SHARES = 16
+"""Parts of the vocabulary in the forward pass."""
 
 
 @triton.jit
-def _logits(
-    hidden,
-    weight,
-    bias,
-    tokens,
-    rows,
-    num_tokens,
-    num_rows,
-    width,
-    scale,
-    softcap,
-    padding_idx,
-    padding_logit,
-    HAS_BIAS: tl.constexpr,
-    HAS_SOFTCAP: tl.constexpr,
-    BM: tl.constexpr,
-    BV: tl.constexpr,
-    BD: tl.constexpr,
-):
-    """Compute the logits of one block, `(BM, BV)`; -inf beyond the vocabulary."""
-    raw_logits = tl.zeros((BM, BV), tl.float32)
-    for start in range(0, width, BD):
-        columns = start + tl.arange(0, BD)
-        x = tl.load(
-            hidden + tokens[:, None] * width + columns[None, :],
-            mask=(tokens[:, None] < num_tokens) & (columns[None, :] < width),
-            other=0.0,
-        )
-        w = tl.load(
-            weight + rows[None, :] * width + columns[:, None],
-            mask=(rows[None, :] < num_rows) & (columns[:, None] < width),
-            other=0.0,
-        )
+def _load(matrix, rows, columns, num_rows, width):
+    """Load a block of a row-major matrix, with 0 outside of it; the indices broadcast to the shape of the block."""
+    mask = (rows < num_rows) & (columns < width)
+    return tl.load(matrix + rows * width + columns, mask=mask, other=0.0)
+
+
+@triton.jit
+def _add(matrix, rows, columns, num_rows, width, values):
+    """Add values to a block of a row-major matrix in memory."""
+    mask = (rows < num_rows) & (columns < width)
+    place = matrix + rows * width + columns
+    tl.store(place, tl.load(place, mask=mask, other=0.0) + values, mask=mask)
+
+
+@triton.jit
+def _logits(hidden, weight, bias, tokens, rows, numbers):
+    """Compute the logits of one block, `(BLOCK, BLOCK)`; -inf beyond the vocabulary."""
+    num_tokens, num_rows, width, scale, softcap, padding_idx, padding_logit = numbers
+    raw_logits = tl.zeros((BLOCK, BLOCK), tl.float32)
+    for start in range(0, width, BLOCK):
+        columns = start + tl.arange(0, BLOCK)
+        x = _load(hidden, tokens[:, None], columns[None, :], num_tokens, width)
+        w = _load(weight, rows[None, :], columns[:, None], num_rows, width)
         raw_logits += tl.dot(x, w, input_precision="ieee")
     logits = raw_logits * scale
-    if HAS_BIAS:
+    if bias is not None:
         logits += tl.load(bias + rows, mask=rows < num_rows, other=0.0).to(tl.float32)[None, :]
-    if HAS_SOFTCAP:
+    if softcap is not None:
         # tanh by exp of a number that is not positive, which cannot overflow
         small = tl.exp(-2.0 * tl.abs(logits) / softcap)
         size = softcap * (1.0 - small) / (1.0 + small)
@@ -72,67 +62,34 @@ def _logits(
 
 
 @triton.jit
-def _dlogits(
-    logits,
-    lse,
-    factors,
-    targets,
-    tokens,
-    rows,
-    num_tokens,
-    num_rows,
-    softcap,
-    padding_idx,
-    HAS_SOFTCAP: tl.constexpr,
-):
-    """Compute the gradient of the losses by the raw logits, `(softmax - one_hot) * factor`, `(BM, BV)`."""
+def _dlogits(logits, lse, factors, targets, tokens, rows, numbers):
+    """Compute the gradient of the losses by the raw logits, `(softmax - one_hot) * factor`, `(BLOCK, BLOCK)`."""
+    num_tokens, num_rows, _width, _scale, softcap, padding_idx, _padding_logit = numbers
     inside = tokens < num_tokens
     token_lse = tl.load(lse + tokens, mask=inside, other=0.0)
     factor = tl.load(factors + tokens, mask=inside, other=0.0)
     target = tl.load(targets + tokens, mask=inside, other=-1)
     dlogits = tl.exp(logits - token_lse[:, None]) - tl.where(rows[None, :] == target[:, None], 1.0, 0.0)
     counts = inside[:, None] & (rows[None, :] < num_rows) & (rows[None, :] != padding_idx)
-    if HAS_SOFTCAP:
+    if softcap is not None:
         share = tl.where(counts, logits, 0.0) / softcap
         dlogits = dlogits * (1.0 - share * share)
     return tl.where(counts, dlogits * factor[:, None], 0.0)
 
 
 @triton.jit
-def _forward(
-    hidden,
-    weight,
-    bias,
-    targets,
-    lse,
-    target_logits,
-    num_tokens,
-    num_rows,
-    rows_each,
-    width,
-    scale,
-    softcap,
-    padding_idx,
-    padding_logit,
-    HAS_BIAS: tl.constexpr,
-    HAS_SOFTCAP: tl.constexpr,
-    BM: tl.constexpr,
-    BV: tl.constexpr,
-    BD: tl.constexpr,
-):
+def _forward(hidden, weight, bias, targets, lse, target_logits, rows_each, numbers):
     """Compute logsumexp over one share of the vocabulary, and the target logit, 0 if the target is in another share."""
-    tokens = (tl.program_id(0) * BM + tl.arange(0, BM)).to(tl.int64)
+    num_tokens, _num_rows, _width, _scale, _softcap, _padding_idx, _padding_logit = numbers
+    tokens = (tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)).to(tl.int64)
     share = tl.program_id(1)
     target = tl.load(targets + tokens, mask=tokens < num_tokens, other=-1)
-    highest = tl.full((BM,), float("-inf"), tl.float32)
-    total = tl.zeros((BM,), tl.float32)
-    found = tl.zeros((BM,), tl.float32)
-    for start in range(share * rows_each, (share + 1) * rows_each, BV):
-        rows = (start + tl.arange(0, BV)).to(tl.int64)
-        logits = _logits(
-            hidden, weight, bias, tokens, rows, num_tokens, num_rows, width, scale, softcap, padding_idx, padding_logit,
-            HAS_BIAS, HAS_SOFTCAP, BM, BV, BD,
-        )  # fmt: skip
+    highest = tl.full((BLOCK,), float("-inf"), tl.float32)
+    total = tl.zeros((BLOCK,), tl.float32)
+    found = tl.zeros((BLOCK,), tl.float32)
+    for start in range(share * rows_each, (share + 1) * rows_each, BLOCK):
+        rows = (start + tl.arange(0, BLOCK)).to(tl.int64)
+        logits = _logits(hidden, weight, bias, tokens, rows, numbers)
         higher = tl.maximum(highest, tl.max(logits, 1))
         safe = tl.where(higher == float("-inf"), 0.0, higher)
         total = total * tl.exp(highest - safe) + tl.sum(tl.exp(logits - safe[:, None]), 1)
@@ -144,105 +101,42 @@ def _forward(
 
 
 @triton.jit
-def _backward_hidden(
-    hidden,
-    weight,
-    bias,
-    targets,
-    lse,
-    factors,
-    grad_hidden,
-    num_tokens,
-    num_rows,
-    width,
-    scale,
-    softcap,
-    padding_idx,
-    padding_logit,
-    HAS_BIAS: tl.constexpr,
-    HAS_SOFTCAP: tl.constexpr,
-    BM: tl.constexpr,
-    BV: tl.constexpr,
-    BD: tl.constexpr,
-):
+def _backward_hidden(hidden, weight, bias, targets, lse, factors, grad_hidden, numbers):
     """Compute `dlogits @ weight` for one block of tokens, summed in float32 over the vocabulary."""
-    tokens = (tl.program_id(0) * BM + tl.arange(0, BM)).to(tl.int64)
-    for first in range(0, num_rows, BV):
-        rows = (first + tl.arange(0, BV)).to(tl.int64)
-        logits = _logits(
-            hidden, weight, bias, tokens, rows, num_tokens, num_rows, width, scale, softcap, padding_idx, padding_logit,
-            HAS_BIAS, HAS_SOFTCAP, BM, BV, BD,
-        )  # fmt: skip
-        dlogits = _dlogits(
-            logits, lse, factors, targets, tokens, rows, num_tokens, num_rows, softcap, padding_idx, HAS_SOFTCAP
-        )
+    num_tokens, num_rows, width, scale, _softcap, _padding_idx, _padding_logit = numbers
+    tokens = (tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)).to(tl.int64)
+    for first in range(0, num_rows, BLOCK):
+        rows = (first + tl.arange(0, BLOCK)).to(tl.int64)
+        logits = _logits(hidden, weight, bias, tokens, rows, numbers)
+        dlogits = _dlogits(logits, lse, factors, targets, tokens, rows, numbers)
         dlogits = (dlogits * scale).to(weight.dtype.element_ty)
-        for start in range(0, width, BD):
-            columns = start + tl.arange(0, BD)
-            w = tl.load(
-                weight + rows[:, None] * width + columns[None, :],
-                mask=(rows[:, None] < num_rows) & (columns[None, :] < width),
-                other=0.0,
-            )
-            place = grad_hidden + tokens[:, None] * width + columns[None, :]
-            mask = (tokens[:, None] < num_tokens) & (columns[None, :] < width)
-            tl.store(
-                place, tl.load(place, mask=mask, other=0.0) + tl.dot(dlogits, w, input_precision="ieee"), mask=mask
-            )
+        for start in range(0, width, BLOCK):
+            columns = start + tl.arange(0, BLOCK)
+            w = _load(weight, rows[:, None], columns[None, :], num_rows, width)
+            product = tl.dot(dlogits, w, input_precision="ieee")
+            _add(grad_hidden, tokens[:, None], columns[None, :], num_tokens, width, product)
         tl.debug_barrier()
 
 
 @triton.jit
-def _backward_weight(
-    hidden,
-    weight,
-    bias,
-    targets,
-    lse,
-    factors,
-    grad_weight,
-    grad_bias,
-    num_tokens,
-    num_rows,
-    width,
-    scale,
-    softcap,
-    padding_idx,
-    padding_logit,
-    HAS_BIAS: tl.constexpr,
-    HAS_SOFTCAP: tl.constexpr,
-    BM: tl.constexpr,
-    BV: tl.constexpr,
-    BD: tl.constexpr,
-):
+def _backward_weight(hidden, weight, bias, targets, lse, factors, grad_weight, grad_bias, numbers):
     """Compute `dlogits.T @ hidden` and the sums of `dlogits` for one block of rows, in float32 over the tokens."""
-    rows = (tl.program_id(0) * BV + tl.arange(0, BV)).to(tl.int64)
-    bias_sums = tl.zeros((BV,), tl.float32)
-    for first in range(0, num_tokens, BM):
-        tokens = (first + tl.arange(0, BM)).to(tl.int64)
-        logits = _logits(
-            hidden, weight, bias, tokens, rows, num_tokens, num_rows, width, scale, softcap, padding_idx, padding_logit,
-            HAS_BIAS, HAS_SOFTCAP, BM, BV, BD,
-        )  # fmt: skip
-        dlogits = _dlogits(
-            logits, lse, factors, targets, tokens, rows, num_tokens, num_rows, softcap, padding_idx, HAS_SOFTCAP
-        )
+    num_tokens, num_rows, width, scale, _softcap, _padding_idx, _padding_logit = numbers
+    rows = (tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)).to(tl.int64)
+    bias_sums = tl.zeros((BLOCK,), tl.float32)
+    for first in range(0, num_tokens, BLOCK):
+        tokens = (first + tl.arange(0, BLOCK)).to(tl.int64)
+        logits = _logits(hidden, weight, bias, tokens, rows, numbers)
+        dlogits = _dlogits(logits, lse, factors, targets, tokens, rows, numbers)
         bias_sums += tl.sum(dlogits, 0)
         dlogits = tl.trans((dlogits * scale).to(hidden.dtype.element_ty))
-        for start in range(0, width, BD):
-            columns = start + tl.arange(0, BD)
-            x = tl.load(
-                hidden + tokens[:, None] * width + columns[None, :],
-                mask=(tokens[:, None] < num_tokens) & (columns[None, :] < width),
-                other=0.0,
-            )
-            place = grad_weight + rows[:, None] * width + columns[None, :]
-            mask = (rows[:, None] < num_rows) & (columns[None, :] < width)
-            tl.store(
-                place, tl.load(place, mask=mask, other=0.0) + tl.dot(dlogits, x, input_precision="ieee"), mask=mask
-            )
+        for start in range(0, width, BLOCK):
+            columns = start + tl.arange(0, BLOCK)
+            x = _load(hidden, tokens[:, None], columns[None, :], num_tokens, width)
+            product = tl.dot(dlogits, x, input_precision="ieee")
+            _add(grad_weight, rows[:, None], columns[None, :], num_rows, width, product)
         tl.debug_barrier()
-    if HAS_BIAS:
+    if bias is not None:
         tl.store(grad_bias + rows, bias_sums, mask=rows < num_rows)
 
 
@@ -275,15 +169,12 @@ class _Triton(torch.autograd.Function):
         ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, settings: LossSettings
     ) -> Tensor:
         hidden, weight = hidden.contiguous(), weight.contiguous()
-        tokens, rows_each = len(hidden), triton.cdiv(triton.cdiv(len(weight), SHARES), BLOCK_ROWS) * BLOCK_ROWS
+        tokens, rows_each = len(hidden), triton.cdiv(triton.cdiv(len(weight), SHARES), BLOCK.value) * BLOCK.value
         lse_of_shares, target_logits = hidden.new_empty(2, SHARES, tokens, dtype=torch.float32)
         if tokens:
-            sizes, options = _arguments(hidden, weight, bias, settings)
-            grid = (triton.cdiv(tokens, BLOCK_TOKENS), SHARES)
-            _forward[grid](
-                hidden, weight, hidden if bias is None else bias, targets, lse_of_shares, target_logits,
-                sizes[0], sizes[1], rows_each, *sizes[2:], **options,
-            )  # fmt: skip
+            numbers = _numbers(hidden, weight, settings)
+            grid = (triton.cdiv(tokens, BLOCK.value), SHARES)
+            _forward[grid](hidden, weight, bias, targets, lse_of_shares, target_logits, rows_each, numbers)
         lse = lse_of_shares.logsumexp(0)
         ctx.save_for_backward(hidden, weight, bias, targets, lse)
         ctx.settings = settings
@@ -295,16 +186,16 @@ class _Triton(torch.autograd.Function):
     def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
         hidden, weight, bias, targets, lse = ctx.saved_tensors
         needs_hidden, needs_weight, needs_bias, *_ = ctx.needs_input_grad
-        sizes, options = _arguments(hidden, weight, bias, ctx.settings)
-        inputs = (hidden, weight, hidden if bias is None else bias, targets, lse, grad_output.float().contiguous())
+        numbers = _numbers(hidden, weight, ctx.settings)
+        inputs = (hidden, weight, bias, targets, lse, grad_output.float().contiguous())
         grad_hidden = torch.zeros_like(hidden, dtype=torch.float32) if needs_hidden else None
         grad_weight = torch.zeros_like(weight, dtype=torch.float32) if needs_weight or needs_bias else None
         grad_bias = weight.new_zeros(len(weight), dtype=torch.float32)
         if grad_hidden is not None and len(hidden):
-            _backward_hidden[triton.cdiv(len(hidden), BLOCK_TOKENS),](*inputs, grad_hidden, *sizes, **options)
+            _backward_hidden[triton.cdiv(len(hidden), BLOCK.value),](*inputs, grad_hidden, numbers)
         if grad_weight is not None and len(hidden):
-            grid = (triton.cdiv(len(weight), BLOCK_ROWS),)
-            _backward_weight[grid](*inputs, grad_weight, grad_bias, *sizes, **options)
+            grid = (triton.cdiv(len(weight), BLOCK.value),)
+            _backward_weight[grid](*inputs, grad_weight, grad_bias, numbers)
         return (
             None if grad_hidden is None else grad_hidden.to(hidden.dtype),
             grad_weight.to(weight.dtype) if grad_weight is not None and needs_weight else None,
@@ -314,13 +205,8 @@ class _Triton(torch.autograd.Function):
         )
 
 
-def _arguments(
-    hidden: Tensor, weight: Tensor, bias: Tensor | None, settings: LossSettings
-) -> tuple[tuple[int | float, ...], dict[str, bool | int]]:
-    """Return the sizes and factors that all kernels take, and the constants that they are compiled for."""
+def _numbers(hidden: Tensor, weight: Tensor, settings: LossSettings) -> tuple[int | float | None, ...]:
+    """Return the argument `numbers` of all kernels: sizes and options. Triton compiles `None` in it as a constant."""
     padding = -1 if settings.padding_idx is None else settings.padding_idx
     padding_logit = float("-inf") if settings.mask_padding else 0.0
-    softcap = 1.0 if settings.softcap is None else settings.softcap
-    sizes = (len(hidden), len(weight), weight.shape[1], settings.logit_scale, softcap, padding, padding_logit)
-    options = {"HAS_BIAS": bias is not None, "HAS_SOFTCAP": settings.softcap is not None}
-    return sizes, {**options, "BM": BLOCK_TOKENS, "BV": BLOCK_ROWS, "BD": BLOCK_WIDTH}
+    return len(hidden), len(weight), weight.shape[1], settings.logit_scale, settings.softcap, padding, padding_logit

@@ -145,7 +145,11 @@ class Trainer:
         self.sampler = WindowSampler(
             training, max_length=options.max_length, batch_size=options.batch_size, seed=options.seed
         )
-        self.optimizer = self._create_optimizer(model)
+        self.optimizer = RowAdamW(
+            param_groups(model, weight_decay=options.weight_decay),
+            lr=options.learning_rate,
+            betas=(options.beta1, options.beta2),
+        )
         self.steps = options.steps
         self.step = 0
         self.budget = None if options.minutes is None else TimeBudget(60 * options.minutes)
@@ -280,7 +284,7 @@ class Trainer:
                     self.optimizer.load_pending_updates(parameter, _select(local, f"pending_updates.{name}."), pending)
             self.step, self.steps = rest["step"], rest["steps"]
             if self.budget is not None and "time" in rest:
-                self.budget = TimeBudget.from_state(rest["time"])
+                self.budget = TimeBudget(**rest["time"])
             elif self.budget is not None:  # a state with fixed steps: estimate the time that they took
                 self.budget.used = self.budget.seconds * self.step / self.steps
             self._losses.copy_(tensors["losses"] if self.parallel.is_first else torch.zeros(2))
@@ -356,14 +360,6 @@ class Trainer:
         if precision == "auto":
             precision = "bfloat16" if self.device.type == "cuda" and torch.cuda.is_bf16_supported() else "float32"
         return torch.autocast(self.device.type, torch.bfloat16) if precision == "bfloat16" else nullcontext()
-
-    def _create_optimizer(self, model: DecoderLM) -> RowAdamW:
-        """Create the optimizer of the run."""
-        return RowAdamW(
-            param_groups(model, weight_decay=self.options.weight_decay),
-            lr=self.options.learning_rate,
-            betas=(self.options.beta1, self.options.beta2),
-        )
 
     def _learning_rate(self) -> float:
         """Return the learning rate of the next update."""

@@ -29,7 +29,7 @@ import torch
 from tokenizers import Tokenizer
 
 from embedlayer.data.corpus import TokenCorpus
-from embedlayer.data.tokenizer import load_tokenizer, require_rows, save_tokenizer, table_size
+from embedlayer.data.tokenizer import fingerprint, load_tokenizer, require_rows, save_tokenizer, table_size
 from embedlayer.errors import CheckpointError, FileError, SizeError
 from embedlayer.io.files import (
     JsonObject,
@@ -49,7 +49,7 @@ from embedlayer.training.loop import Trainer, TrainingOptions
 from embedlayer.training.parallel import ParallelContext
 
 FORMAT_VERSION = 1
-PIECES_OF_A_TEXT, IDS_IN_A_PIECE = 256, 4096
+SAMPLES_OF_A_TEXT, IDS_PER_SAMPLE = 256, 4096
 PATIENCE_SECONDS = 10.0
 """Time that rank 0 waits after a restart for the lock of the process before it, which may still be ending."""
 
@@ -376,9 +376,7 @@ class RunDirectory:
         is_better = trainer.parallel.collectives.any(trainer.parallel.is_first and is_better)
         if is_better:
             facts = {name: value for name, value in line.items() if name == "step" or name.startswith("validation")}
-            if (
-                trainer.parallel.is_first
-            ):  # a kill between the two files leaves no facts, rather than those of other weights
+            if trainer.parallel.is_first:  # a process killed between the two files leaves no facts of other weights
                 self.best_facts.unlink(missing_ok=True)
             trainer.parallel.save(self.path / WEIGHTS, trainer.model.state_dict())
             if trainer.parallel.is_first:
@@ -432,19 +430,14 @@ class RunDirectory:
 
 
 def consistency_facts(description: JsonObject, corpus: TokenCorpus, tokenizer: Tokenizer) -> JsonObject:
-    """Return the facts that must be equal on all ranks of a run; 256 samples of the token IDs stand for a long text."""
-    first_ids = np.linspace(0, max(0, len(corpus) - IDS_IN_A_PIECE), PIECES_OF_A_TEXT).astype(np.int64)
-    some = b"".join(np.asarray(corpus.ids[first : first + IDS_IN_A_PIECE]).tobytes() for first in np.unique(first_ids))
+    """Return the facts that must be equal on all ranks of a run; of a long text 256 samples of its IDs are compared."""
+    starts = np.linspace(0, max(0, len(corpus) - IDS_PER_SAMPLE), SAMPLES_OF_A_TEXT).astype(np.int64)
+    samples = b"".join(np.asarray(corpus.ids[start : start + IDS_PER_SAMPLE]).tobytes() for start in np.unique(starts))
     return {
         "vocabulary": table_size(tokenizer),
-        "tokenizer": digest(tokenizer.to_str().encode()),
+        "tokenizer": fingerprint(tokenizer),
         "tokens of text": len(corpus),
-        "text": digest(some),
+        "text": hashlib.sha256(samples).hexdigest()[:12],
         **{f"configuration of {name}": value for name, value in description.items() if name != "notes"},
         "torch": torch.__version__,
     }
-
-
-def digest(content: bytes) -> str:
-    """Return the first 12 hexadecimal digits of the SHA-256 of `content`."""
-    return hashlib.sha256(content).hexdigest()[:12]

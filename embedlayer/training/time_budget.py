@@ -6,8 +6,6 @@ is read at each line of metrics. Between two readings the schedule depends on th
 
 from dataclasses import dataclass, field
 
-from embedlayer.io.files import JsonObject
-
 READINGS = 6
 
 
@@ -19,7 +17,7 @@ class TimeBudget:
         seconds: Time to fill, in seconds.
         used: Seconds that the run used before its last stop.
         reserve: Seconds for the validation after the last step.
-        readings: The last `READINGS` pairs `(step, seconds used)`; they determine the speed.
+        readings: The last `READINGS` pairs of a step and the seconds used; they determine the speed.
 
     Example:
         >>> budget = TimeBudget(100.0)
@@ -34,12 +32,7 @@ class TimeBudget:
     seconds: float
     used: float = 0.0
     reserve: float = 0.0
-    readings: list[tuple[int, float]] = field(default_factory=list)
-
-    @classmethod
-    def from_state(cls, state: JsonObject) -> "TimeBudget":
-        """Create a budget from the result of `dataclasses.asdict`, also after a conversion to JSON."""
-        return cls(**{**state, "readings": [(step, seconds) for step, seconds in state["readings"]]})
+    readings: list[list[int | float]] = field(default_factory=list)
 
     def last_step(self, step: int, *, used: float, guess: float = 1.0) -> int:
         """Record that `step` steps took `used` seconds, and estimate the step at which the time is used up.
@@ -49,7 +42,7 @@ class TimeBudget:
             used: Seconds since the start of the run.
             guess: Seconds per step, until there are two readings.
         """
-        self.readings = [*self.readings, (step, used)][-READINGS:]
+        self.readings = [*self.readings, [step, used]][-READINGS:]
         (first, since), (last, now) = self.readings[0], self.readings[-1]
         per_step = (now - since) / (last - first) if last > first else guess
         return step + max(0, int((self.seconds - self.reserve - used) / max(per_step, 1e-9)))

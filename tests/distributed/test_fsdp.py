@@ -20,7 +20,7 @@ V, D, T = 23, 8, 6
 
 
 class Case(NamedTuple):
-    """A model, the parts of it that are sharded one by one, and what is trained."""
+    """A model, its parts that are sharded one by one, and its trained parameters."""
 
     make: Callable[[], nn.Module]
     parts: Callable[[nn.Module], list[nn.Module]]
@@ -100,7 +100,7 @@ for position in ("learned", "sinusoidal", "scaled-sinusoidal", "rotary", "relati
 CASES["decoder by parts, untied head"] = Case(lambda: decoder("rotary", tied=False), by_parts, loss_of_model)
 
 
-def made(case: Case) -> nn.Module:
+def create(case: Case) -> nn.Module:
     torch.manual_seed(0)
     return case.make()
 
@@ -118,7 +118,7 @@ def sharded() -> dict[str, list[torch.Tensor | None]]:
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     found = {}
     for name, case in CASES.items():
-        model = made(case)
+        model = create(case)
         for part in case.parts(model):
             fully_shard(part, mesh=mesh, reshard_after_forward=True)
         register_fsdp_methods(register_fsdp_methods(model))
@@ -133,7 +133,7 @@ def sharded() -> dict[str, list[torch.Tensor | None]]:
 def test_losses_and_gradients_are_those_of_the_whole_model() -> None:
     results = on_ranks(2, sharded)
     for name, case in CASES.items():
-        model = made(case)
+        model = create(case)
         each = [case.loss(model, *batch(rank)) for rank in range(2)]
         (sum(each) / 2).backward()
         for rank, result in enumerate(results):
@@ -148,7 +148,7 @@ def test_losses_and_gradients_are_those_of_the_whole_model() -> None:
 
 
 def reset_after_meta() -> tuple[torch.Tensor, torch.Tensor]:
-    """FSDP's own order: made without memory, sharded, given memory, and every module reset."""
+    """Initialise in FSDP's order: on the meta device, sharded, `to_empty`, then `reset_parameters` of every module."""
     with torch.device("meta"):
         table = TokenEmbedding(V, D, padding_idx=3, pad_to_multiple_of=8, init_std=1.0)
         model = DecoderLM(table, position_named("learned"), num_layers=1, num_heads=2)

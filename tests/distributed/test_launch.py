@@ -1,4 +1,4 @@
-"""How the processes that torchrun started find each other, and what they say when one is missing."""
+"""The rendezvous of processes that torchrun started, and the errors if one is missing."""
 
 import os
 import time
@@ -17,14 +17,14 @@ from embedlayer.distributed.launch import attempt_store, device_of_process, laun
 
 
 def meet(port: int) -> None:
-    """Forget the processes of the test, and let the environment name them as torchrun does."""
+    """Destroy the process group of the test, and set the environment variables of torchrun."""
     dist.barrier()  # before one leaves, all must have come
     dist.destroy_process_group()
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
 
 
 def test_processes_that_are_started_again_use_a_store_of_their_own() -> None:
-    """In the store of those before, where rank 0 comes last and a rank of before had asked in vain."""
+    """Join through the store of an earlier attempt with an unanswered request; rank 0 comes last."""
     store = dist.HashStore()
 
     def attempt(number: int, late: int) -> list[str]:

@@ -1,4 +1,4 @@
-"""Divided logits under torch's `loss_parallel`, beside a table's own loss and one process."""
+"""Sharded logits under torch's `loss_parallel`, beside a table's own loss and one process."""
 
 import pytest
 import torch
@@ -23,7 +23,7 @@ def whole(rows: int) -> TokenEmbedding:
 
 
 def batch(ranks: int, rows: int):
-    """Hidden states, targets of which each rank has one that is ignored, and a bias."""
+    """Return hidden states, targets with one ignored target per rank, and a bias."""
     generator = torch.Generator().manual_seed(1)
     hidden = torch.randn(ranks, T, D, generator=generator, dtype=torch.float64)
     targets = torch.randint(3, rows, (ranks, T), generator=generator)
@@ -32,7 +32,7 @@ def batch(ranks: int, rows: int):
 
 
 def both(rows: int, options: dict) -> list[torch.Tensor]:
-    """Loss and gradients of rows, hidden states and bias: first by `loss_parallel`, then by the table."""
+    """Return loss and gradients of rows, hidden states and bias: first by `loss_parallel`, then by the table."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
     mesh, found = init_device_mesh("cpu", (ranks,)), []
     for by_torch in (True, False):

@@ -39,7 +39,7 @@ def whole() -> TokenEmbedding:
 
 
 def results_of(table, hidden, ids) -> list[torch.Tensor]:
-    """Vectors, loss, logits, norm of the gradients before they are clipped, and the clipped gradient."""
+    """Return vectors, loss, logits, the norm of the gradients before clipping, and the clipped gradient."""
     vectors = table(ids)
     loss = table.loss(hidden, ids)
     (vectors.sum() + loss).backward()
@@ -48,7 +48,7 @@ def results_of(table, hidden, ids) -> list[torch.Tensor]:
     return [each.detach().cpu() for each in (vectors, loss, logits, rows, norm, table.weight.grad)]
 
 
-def divided(ids: torch.Tensor, hidden: torch.Tensor) -> list[torch.Tensor]:
+def sharded(ids: torch.Tensor, hidden: torch.Tensor) -> list[torch.Tensor]:
     mesh = init_device_mesh(DEVICE, (dist.get_world_size(),))
     of_cpu, of_gpu = shard_table(whole(), mesh).to(DEVICE), shard_table(whole().to(DEVICE), mesh)
     found = results_of(of_cpu, hidden.to(DEVICE), ids.to(DEVICE))
@@ -69,7 +69,7 @@ def test_a_table_sharded_among_gpus_is_the_whole_one(ranks, backend) -> None:
     ids = torch.randint(0, V, (2, 5), generator=torch.Generator().manual_seed(1))
     hidden = torch.randn(2, 5, D, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
     expected = results_of(whole(), hidden, ids)
-    results = on_ranks(ranks_of(ranks), divided, ids, hidden, backend=backend)
+    results = on_ranks(ranks_of(ranks), sharded, ids, hidden, backend=backend)
     for found in results:
         for ours, theirs in zip(found[:-1], expected[:-1], strict=True):
             assert torch.allclose(ours, theirs)

@@ -1,4 +1,4 @@
-"""PEFT on whole tables, on divided ones, and on those that torch divides."""
+"""PEFT on whole tables, on sharded tables, and on tables that torch shards."""
 
 import warnings
 from pathlib import Path
@@ -32,7 +32,7 @@ IDS = torch.arange(V).view(4, 6)
 
 
 class Plain(nn.Embedding):
-    """What is meant: a scaled look-up, under the name that PEFT knows."""
+    """The oracle: a scaled look-up, under the name that PEFT knows."""
 
     embed_scale = torch.tensor(SCALE)
 
@@ -41,7 +41,7 @@ class Plain(nn.Embedding):
 
 
 class Net(nn.Module):
-    """As small as a model can be that has a table, a layer and a head."""
+    """The smallest model with a table, a layer and a head."""
 
     def __init__(self, kind: type[nn.Embedding] = TokenEmbedding) -> None:
         super().__init__()
@@ -119,7 +119,7 @@ PLANS = {
 }
 
 
-def divided_by_torch(plan: str) -> Net:
+def sharded_by_torch(plan: str) -> Net:
     model = Net()
     parallelize_module(model.table, init_device_mesh("cpu", (2,)), PLANS[plan])
     return model
@@ -129,10 +129,10 @@ def by_torch(choices: list[str]) -> list[dict[str, torch.Tensor]]:
     found = []
     for plan in PLANS:
         for choice in choices:
-            results = loss_and_gradients(adapted(divided_by_torch(plan), **CHOICES[choice]))
+            results = loss_and_gradients(adapted(sharded_by_torch(plan), **CHOICES[choice]))
             found += [{n: t.full_tensor() if isinstance(t, DTensor) else t for n, t in results.items()}]
         with pytest.raises(RuntimeError, match=r"mixed torch\.Tensor and DTensor"):
-            adapted(divided_by_torch(plan), **CHOICES["some rows"])
+            adapted(sharded_by_torch(plan), **CHOICES["some rows"])
     return found
 
 
@@ -143,7 +143,7 @@ def test_a_table_that_torch_shards_by_rows_or_columns_takes_lora_and_a_copy() ->
             assert_close(found, loss_and_gradients(adapted(Net(), **CHOICES[choice])))
 
 
-def on_a_divided_table(choices: list[str]) -> list[dict[str, torch.Tensor]]:
+def on_a_sharded_table(choices: list[str]) -> list[dict[str, torch.Tensor]]:
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     found = []
     for choice in choices:
@@ -168,7 +168,7 @@ def on_a_divided_table(choices: list[str]) -> list[dict[str, torch.Tensor]]:
 
 def test_a_sharded_table_takes_lora_beside_it_and_a_copy_but_none_on_it() -> None:
     choices = ["beside the table", "a copy of the table"]
-    results = on_ranks(2, on_a_divided_table, choices)
+    results = on_ranks(2, on_a_sharded_table, choices)
     for number, choice in enumerate(choices):
         expected = loss_and_gradients(adapted(Net(), **CHOICES[choice]))
         found = [result[number] for result in results]
@@ -188,7 +188,7 @@ def decoder(learns: bool, tied: bool) -> DecoderLM:
 
 
 def trained_decoder(model: DecoderLM, ranks: ParallelContext | None, learns: bool) -> dict[str, torch.Tensor]:
-    """Losses of a few steps of LoRA on the decoder's layers, with the table's rows if they learn, and what was made."""
+    """Return losses of a few LoRA steps on the decoder's layers, the rows of the table, and the LoRA weights."""
     ids = IDS.clamp(max=V - 2)
     if ranks is not None:
         ranks.shard(model)
@@ -218,7 +218,7 @@ def all_decoders(folder: Path) -> list[dict[str, torch.Tensor]]:
     return [trained_decoder(decoder(*case), ranks, case[0]) for case in CASES]
 
 
-def test_lora_on_the_layers_of_a_decoder_learns_alike_where_its_table_is_sharded(tmp_path) -> None:
+def test_lora_on_the_layers_of_a_decoder_learns_equally_where_its_table_is_sharded(tmp_path) -> None:
     results = on_ranks(2, all_decoders, tmp_path)
     for number, case in enumerate(CASES):
         expected = trained_decoder(decoder(*case), None, case[0])

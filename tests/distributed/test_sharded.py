@@ -57,7 +57,7 @@ def whole(kind: str):
 
 
 def batches(ranks: int):
-    """Of each rank IDs, targets (some ignored) and what its logits are multiplied by; of all mixing and bias."""
+    """Return per rank IDs, targets (some ignored) and factors of the logits; for all ranks mixing and bias."""
     generator = torch.Generator().manual_seed(1)
     ids = torch.randint(0, V, (ranks, 2, T // 2), generator=generator)
     ids[0] = 4  # the first rank asks one rank for one row
@@ -133,7 +133,7 @@ def check(ranks: int, kind: str, options: dict, results: list) -> None:
 
 
 def test_a_loss_in_many_chunks_of_ranks_with_unlike_batches_is_that_of_the_whole_table() -> None:
-    """Ranks with more tokens, fewer and none, whose losses are multiplied by other numbers, asked twice."""
+    """Compute twice with more, fewer and no tokens per rank, and another factor of the loss on each rank."""
     sizes = (7, 0, 12)
     results = on_ranks(3, unlike_batches, sizes)
     head = whole("dense")
@@ -179,7 +179,7 @@ class Small(nn.Module):
 
 
 def trained(wrapper: str | None) -> list[torch.Tensor]:
-    """Norm, rows and projection after two steps of two ranks; `None` for one process with their mean loss."""
+    """Return norm, rows and projection after two steps of two ranks; `None` for one process with their mean loss."""
     ids, targets, *_ = batches(2)
     torch.manual_seed(3)
     model = Small(whole("dense"))
@@ -190,8 +190,8 @@ def trained(wrapper: str | None) -> list[torch.Tensor]:
         if wrapper == "ddp":
             parallel = distributed_data_parallel(model)
         else:
-            divided = {parameter for parameter in model.parameters() if hasattr(parameter, "shard_group")}
-            parallel = fully_shard(model, mesh=mesh, ignored_params=divided)
+            sharded = {parameter for parameter in model.parameters() if hasattr(parameter, "shard_group")}
+            parallel = fully_shard(model, mesh=mesh, ignored_params=sharded)
         loss = lambda: parallel(ids[rank], targets[rank])  # noqa: E731
     optimizer = RowAdamW(model.parameters(), lr=0.1)
     for _ in range(2):
@@ -235,7 +235,7 @@ def replaced() -> list[str]:
 
 def test_a_table_that_cannot_be_sharded_is_refused() -> None:
     expected = ["A table is sharded along one", "1 rows in blocks of 1 leave ", "token id 23 at row 0, column"]
-    assert on_ranks(2, refusals) == [[*expected, "weight: divided among proces"]] * 2
+    assert on_ranks(2, refusals) == [[*expected, "weight: sharded over several"]] * 2
 
 
 def refusals() -> list[str]:
@@ -264,7 +264,7 @@ def test_a_frozen_table_stays_frozen_and_learns_the_mean_once_it_may() -> None:
 
 
 def frozen():
-    """Whether divided tables learn, and what a thawed one and its copy learn from a loss on each rank."""
+    """Return which sharded tables train, and the gradients of an unfrozen table and of its copy."""
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     table = shard_table(whole("dense").requires_grad_(False), mesh)
     factorised = whole("factorised")
@@ -290,7 +290,7 @@ def test_an_id_outside_that_a_gpu_clamps_gives_zeros_and_no_gradient() -> None:
 
 
 def clamped(ids: torch.Tensor):
-    """As on a GPU, where nobody waits for the check; and where the check of a table on another device is."""
+    """Look up a bad ID without waiting, as on a GPU; return the device of the record of a table elsewhere."""
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     table = shard_table(whole("dense"), mesh)
     table.index_check.forward = table.index_check.clamp_and_record
@@ -328,8 +328,8 @@ def quantised_and_states():
     quantised = [table(torch.arange(V)), *loss_and_gradient(table)]
     states = []
     for kind in ("dense", "factorised"):
-        divided = shard_table(whole(kind), mesh)
-        state = divided.state_dict()
+        sharded = shard_table(whole(kind), mesh)
+        state = sharded.state_dict()
         other = shard_table(whole(kind), mesh)
         for _, parameter in other.named_parameters():
             parameter.detach().zero_()
@@ -337,8 +337,8 @@ def quantised_and_states():
         fresh = shard_table(whole(kind), mesh)
         fresh.load_state_dict(whole(kind).state_dict())
         ids = torch.arange(V)
-        assert torch.equal(other(ids), divided(ids))
-        assert torch.equal(fresh(ids), divided(ids))
+        assert torch.equal(other(ids), sharded(ids))
+        assert torch.equal(fresh(ids), sharded(ids))
         states.append(full(state))
     return quantised, states
 
@@ -432,7 +432,7 @@ def test_what_the_busiest_rank_sends_of_its_rows_is_the_documented_bound(distinc
 
 
 def bytes_sent_by_the_busiest(distinct: int) -> tuple[int, int]:
-    """What this rank sends for a look-up and for its gradient; all ask for the first tokens."""
+    """Return the bytes that this rank sends for a look-up and its gradient; all ranks look up the first tokens."""
     table = shard_table(TokenEmbedding(60, D), init_device_mesh("cpu", (3,)))
     sent = counted()
     vectors = table(torch.arange(min(distinct, 20)))  # of 60 rows the first rank has 20
@@ -441,14 +441,14 @@ def bytes_sent_by_the_busiest(distinct: int) -> tuple[int, int]:
     return forward, sum(sent) - forward
 
 
-@pytest.mark.parametrize("copies", [1, 2])
-def test_what_crosses_the_network_in_a_step_is_what_is_planned(copies) -> None:
+@pytest.mark.parametrize("num_replicas", [1, 2])
+def test_what_crosses_the_network_in_a_step_is_what_is_planned(num_replicas) -> None:
     plan = EmbeddingPlan(
-        V, D, rank=3, positions=V, tokens=5 * V, distinct_tokens=V, vocab_parallel_size=2, replicas=copies
+        V, D, rank=3, positions=V, tokens=5 * V, distinct_tokens=V, vocab_parallel_size=2, replicas=num_replicas
     )
-    sent = on_ranks(2 * copies, bytes_sent_in_a_step, copies)
-    undivided, all_bytes = (sum(parts) / len(sent) for parts in zip(*sent, strict=True))
-    assert undivided == pytest.approx(plan.replicated_network_bytes, rel=0.05)
+    sent = on_ranks(2 * num_replicas, bytes_sent_in_a_step, num_replicas)
+    replicated, all_bytes = (sum(parts) / len(sent) for parts in zip(*sent, strict=True))
+    assert replicated == pytest.approx(plan.replicated_network_bytes, rel=0.05)
     assert all_bytes == pytest.approx(plan.network_bytes, rel=0.05)
 
 
@@ -461,21 +461,21 @@ class Ends(nn.Module):
         return self.table.loss(embed(ids, self.table, self.position), ids)
 
 
-def bytes_sent_in_a_step(copies: int) -> tuple[float, float]:
-    """What this rank sends for the gradients of what all have, as `DistributedDataParallel` says, and in all."""
-    mesh, sent, undivided = data_parallel_mesh("cpu", 2 * copies, 2), counted(), []
+def bytes_sent_in_a_step(num_replicas: int) -> tuple[float, float]:
+    """Return the bytes that this rank sends for replicated gradients, by `DistributedDataParallel`, and in all."""
+    mesh, sent, replicated = data_parallel_mesh("cpu", 2 * num_replicas, 2), counted(), []
     model = Ends(shard_table(FactorizedEmbedding(V, D, 3), mesh[VOCAB_PARALLEL]))
     parallel = distributed_data_parallel(model)
 
     def counted_hook(group, bucket):
         joined = allreduce_hook(group, bucket)
-        undivided.append(sent[-1])
+        replicated.append(sent[-1])
         return joined
 
     parallel.register_comm_hook(None, counted_hook)
     parallel(torch.arange(V).repeat(5, 1)).backward()
     average_over_replicas(model.table.weight, mesh)
-    return sum(undivided), sum(sent)
+    return sum(replicated), sum(sent)
 
 
 @pytest.mark.parametrize("row_sparse", [False, True])
@@ -483,11 +483,11 @@ def test_what_crosses_the_network_for_replicas_is_what_is_planned(row_sparse) ->
     plan = EmbeddingPlan(
         400, D, tied=False, tokens=64, distinct_tokens=64, vocab_parallel_size=2, replicas=2, row_sparse=row_sparse
     )
-    sent = on_ranks(4, bytes_sent_for_copies, row_sparse)
+    sent = on_ranks(4, bytes_sent_for_replicas, row_sparse)
     assert sum(sent) / 4 == pytest.approx(plan.replicas_network_bytes, rel=0.05)
 
 
-def bytes_sent_for_copies(row_sparse: bool) -> int:
+def bytes_sent_for_replicas(row_sparse: bool) -> int:
     mesh = data_parallel_mesh("cpu", 4, 2)
     table = shard_table(TokenEmbedding(400, D, row_sparse=row_sparse), mesh[VOCAB_PARALLEL])
     rows = shard_table(TokenEmbedding(400, D), mesh[VOCAB_PARALLEL])
@@ -500,7 +500,7 @@ def bytes_sent_for_copies(row_sparse: bool) -> int:
 
 
 def counted() -> list[int]:
-    """A list to which is added, from now on, what this rank sends to others."""
+    """Return a list to which all bytes are appended that this rank sends from now on."""
     sent, swap, reduce = [], dist.all_to_all_single, dist.all_reduce
 
     def counted_swap(out, rows, receives=None, sends=None, group=None):
@@ -519,7 +519,7 @@ def counted() -> list[int]:
 
 
 def bytes_sent(trained: bool, rank: int | None) -> tuple[int, int]:
-    """What this rank sends to others by the look-up and by the loss."""
+    """Return the bytes that this rank sends in the look-up and in the loss."""
     mesh = init_device_mesh("cpu", (3,))
     kind = TokenEmbedding(V, D) if rank is None else FactorizedEmbedding(V, D, rank)
     table, rows = (shard_table(each, mesh) for each in (kind, TokenEmbedding(V, D)))
@@ -539,7 +539,7 @@ def bytes_sent(trained: bool, rank: int | None) -> tuple[int, int]:
 
 
 def refusals_of_other_tables():
-    """What a rank is told where the last one of its mesh has another vocabulary, or another kind of table."""
+    """Return the errors of a rank if the last rank has another vocabulary or another kind of table."""
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data_parallel", "vocab_parallel"))
     found, last = [], dist.get_rank() == 3
     for table in (

@@ -1,4 +1,4 @@
-"""Training on divided tables, saved by some processes, continued and edited by others, beside one process."""
+"""Training on sharded tables, saved by some ranks and continued or edited by others, against one process."""
 
 from pathlib import Path
 
@@ -75,7 +75,7 @@ def storage_of(kind: str) -> str:
     return "torch's default" if kind == "free" else "safetensors"
 
 
-def divided(kind: str):
+def sharded(kind: str):
     model = model_of(kind, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
     return model, optimizer_of(model)
 
@@ -83,18 +83,18 @@ def divided(kind: str):
 def first_half(folder: str) -> list[list[float]]:
     norms = []
     for kind in KINDS:
-        model, optimizer = divided(kind)
+        model, optimizer = sharded(kind)
         norms.append(train(model, optimizer, range(STEPS), rank=dist.get_rank(), ranks=dist.get_world_size()))
         save(model, optimizer, f"{folder}/{kind}", storage_of(kind))
     return norms
 
 
 def second_half(folder: str) -> dict[str, list[torch.Tensor]]:
-    """Training goes on from the checkpoint, and from what an edit makes of it, which is saved."""
+    """Continue training from the checkpoint, and from a saved edit of it."""
     results = {}
     for kind in KINDS:
         for edited in (False, True):
-            model, optimizer = divided(kind)
+            model, optimizer = sharded(kind)
             load(model, optimizer, f"{folder}/{kind}", storage_of(kind))
             if edited:
                 edit_vocabulary(model, **EDIT, optimizer=optimizer)

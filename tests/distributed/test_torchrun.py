@@ -34,7 +34,7 @@ def arguments(text):
 
 @pytest.fixture(scope="module")
 def alone(arguments, tmp_path_factory):
-    """The run of one process."""
+    """Return the run of one process."""
     folder = tmp_path_factory.mktemp("alone") / "run"
     with started(*TRAIN, *arguments, "-o", folder) as process:
         assert process.wait(SECONDS) == 0, process.stderr.read()

@@ -14,8 +14,8 @@ from embedlayer import TokenIdError, linear_cross_entropy, token_log_probs
 def results(hidden, weight, targets, impl, bias=None, **options):
     leaves = [leaf for leaf in (hidden, weight, bias) if leaf is not None]
     loss = linear_cross_entropy(hidden, weight, targets, bias=bias, impl=impl, **options)
-    upstream = torch.linspace(0.5, 1.5, loss.numel(), dtype=loss.dtype).view(loss.shape)
-    return loss, *torch.autograd.grad(loss, leaves, upstream)
+    grad_output = torch.linspace(0.5, 1.5, loss.numel(), dtype=loss.dtype).view(loss.shape)
+    return loss, *torch.autograd.grad(loss, leaves, grad_output)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])  # the interpreter multiplies bfloat16 as integers
@@ -62,6 +62,6 @@ def test_a_target_outside_is_named() -> None:
 
 def test_options_that_it_does_not_know_are_computed_in_chunks() -> None:
     hidden, weight, targets = torch.randn(3, 8), torch.randn(20, 8), torch.tensor([1, 2, 3])
-    made = linear_cross_entropy(hidden, weight, targets, impl="triton", z_loss=0.1, label_smoothing=0.1)
+    result = linear_cross_entropy(hidden, weight, targets, impl="triton", z_loss=0.1, label_smoothing=0.1)
     chunked = linear_cross_entropy(hidden, weight, targets, impl="chunked", z_loss=0.1, label_smoothing=0.1)
-    assert torch.equal(made, chunked)
+    assert torch.equal(result, chunked)

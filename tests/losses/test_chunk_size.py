@@ -1,4 +1,4 @@
-"""How many tokens are in the buffer at once."""
+"""The number of tokens in a chunk."""
 
 import subprocess
 import sys

@@ -60,13 +60,13 @@ def test_values_and_gradients_equal_the_plain_definition(options, reduction) -> 
     hidden, weight, targets, options = make(options)
     plain = linear_cross_entropy(hidden, weight, targets, impl="plain", reduction=reduction, **options)
     ours = linear_cross_entropy(hidden, weight, targets, impl="chunked", reduction=reduction, **options)
-    upstream = torch.randn_like(plain)
+    grad_output = torch.randn_like(plain)
     wanted = leaves(hidden, weight, options)
     torch.testing.assert_close(ours, plain, rtol=1e-12, atol=1e-12)
-    expected = torch.autograd.grad(plain, wanted, upstream)
+    expected = torch.autograd.grad(plain, wanted, grad_output)
     for _ in range(2):  # a graph that is kept gives its gradients again
-        made = torch.autograd.grad(ours, wanted, upstream, retain_graph=True)
-        torch.testing.assert_close(made, expected, rtol=1e-11, atol=1e-12)
+        result = torch.autograd.grad(ours, wanted, grad_output, retain_graph=True)
+        torch.testing.assert_close(result, expected, rtol=1e-11, atol=1e-12)
 
 
 @pytest.mark.parametrize("options", [OPTIONS["nothing"], OPTIONS["all"]], ids=["nothing", "all"])
@@ -114,12 +114,12 @@ def test_a_small_gradient_in_float16_survives_until_a_grad_scaler_has_raised_it(
 
 def test_under_autocast_it_behaves_as_plain_does() -> None:
     hidden, weight, targets, _ = make({}, torch.float32, (40,), 60, 16)
-    made = {}
+    result = {}
     for impl in ("plain", "chunked"):
         with torch.autocast("cpu", torch.bfloat16):
             loss = linear_cross_entropy(hidden, weight, targets, impl=impl)
-        made[impl] = loss, *torch.autograd.grad(loss, (hidden, weight))
-    for ours, plain in zip(made["chunked"], made["plain"], strict=True):
+        result[impl] = loss, *torch.autograd.grad(loss, (hidden, weight))
+    for ours, plain in zip(result["chunked"], result["plain"], strict=True):
         assert ours.dtype == plain.dtype == torch.float32
         torch.testing.assert_close(ours, plain, rtol=2e-2, atol=2e-3)
 
@@ -139,7 +139,7 @@ def test_no_target_that_counts_is_loss_zero_and_gradients_zero(impl, tokens, red
 
 
 class Shapes(TorchDispatchMode):
-    """Sizes of all storages that operators make."""
+    """Record the sizes of all storages that operators allocate."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -172,7 +172,7 @@ def test_no_tensor_of_tokens_by_vocabulary_is_made_and_one_of_the_table(monkeypa
 
 
 @pytest.mark.parametrize("needed", [0, 1, None])
-def test_only_the_gradients_that_are_needed_are_made(monkeypatch, needed) -> None:
+def test_only_the_requested_gradients_are_computed(monkeypatch, needed) -> None:
     hidden, weight, targets, _ = make({}, torch.float32, (9,), 30, 8)
     for place, leaf in enumerate((hidden, weight)):
         leaf.requires_grad_(place == needed)
@@ -202,12 +202,12 @@ def test_a_view_of_a_larger_table_and_a_hidden_state_of_another_layout_are_taken
     table = torch.randn(30, 6, dtype=torch.float64, requires_grad=True)
     hidden = torch.randn(6, 4, 2, dtype=torch.float64, requires_grad=True)
     targets = torch.randint(0, 25, (2, 4))
-    made = []
+    result = []
     for impl in ("plain", "chunked"):
         loss = linear_cross_entropy(hidden.permute(2, 1, 0), table[:25], targets, impl=impl)
-        made.append(torch.autograd.grad(loss, (hidden, table)))
-    torch.testing.assert_close(*made, rtol=1e-12, atol=1e-14)
-    assert made[1][1][25:].eq(0).all()
+        result.append(torch.autograd.grad(loss, (hidden, table)))
+    torch.testing.assert_close(*result, rtol=1e-12, atol=1e-14)
+    assert result[1][1][25:].eq(0).all()
 
 
 def test_large_logits_neither_overflow_nor_lose_the_loss() -> None:
@@ -226,16 +226,16 @@ def test_it_compiles_to_one_graph(unchecked: None, backend, reduction) -> None:
 
     def loss(hidden, weight, bias):
         states = torch.tanh(hidden)
-        made = linear_cross_entropy(
+        result = linear_cross_entropy(
             states, weight, targets, bias=bias, impl="chunked", reduction=reduction, softcap=3.0
         )
-        return (made * 2).sum()
+        return (result * 2).sum()
 
     compiled = torch.compile(loss, fullgraph=True, backend=backend)
-    made, expected = compiled(hidden, weight, bias), loss(hidden, weight, bias)
-    torch.testing.assert_close(made, expected)
+    result, expected = compiled(hidden, weight, bias), loss(hidden, weight, bias)
+    torch.testing.assert_close(result, expected)
     parts = (hidden, weight, bias)
-    torch.testing.assert_close(torch.autograd.grad(made, parts), torch.autograd.grad(expected, parts))
+    torch.testing.assert_close(torch.autograd.grad(result, parts), torch.autograd.grad(expected, parts))
 
 
 def test_the_operator_keeps_torchs_rules() -> None:
@@ -294,6 +294,8 @@ def test_log_probs_of_tokens_are_those_of_log_softmax_with_their_gradients(impl)
     scores = F.log_softmax(hidden @ weight.T / 0.7, dim=-1)
     expected = scores.gather(-1, tokens.clamp(min=0).unsqueeze(-1)).squeeze(-1) * (tokens >= 0)
     torch.testing.assert_close(ours, expected, rtol=1e-12, atol=1e-12)
-    upstream = torch.randn_like(ours)
-    made = torch.autograd.grad(ours, (hidden, weight), upstream)
-    torch.testing.assert_close(made, torch.autograd.grad(expected, (hidden, weight), upstream), rtol=1e-10, atol=1e-12)
+    grad_output = torch.randn_like(ours)
+    result = torch.autograd.grad(ours, (hidden, weight), grad_output)
+    torch.testing.assert_close(
+        result, torch.autograd.grad(expected, (hidden, weight), grad_output), rtol=1e-10, atol=1e-12
+    )

@@ -1,4 +1,4 @@
-"""The loss of a vocabulary head, against torch and against hand-written NumPy."""
+"""The loss of an LM head, against torch and against hand-written NumPy."""
 
 import numpy as np
 import pytest

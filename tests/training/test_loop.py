@@ -59,7 +59,7 @@ def test_the_first_line_is_step_zero_before_any_update(corpus) -> None:
     assert all(torch.equal(before[name], tensor) for name, tensor in trainer.model.state_dict().items())
 
 
-def test_lines_come_at_the_steps_asked_for_and_the_last_one_validates(corpus) -> None:
+def test_lines_come_at_the_requested_steps_and_the_last_one_validates(corpus) -> None:
     lines = list(trainer_of(corpus).run())
     assert [line["step"] for line in lines] == [0, 5, 10, 12]
     assert [line["step"] for line in lines if "validation_loss" in line] == [0, 10, 12]
@@ -119,7 +119,7 @@ def test_accumulation_equals_one_larger_batch(corpus) -> None:
 
 
 class Clock:
-    """A clock that follows the steps of a trainer, so that the speed of a machine is part of the test."""
+    """A clock that follows the steps of a trainer, so that a test sets the speed of the machine."""
 
     def __init__(self, seconds_per_step) -> None:
         self.times = [0.0]
@@ -267,7 +267,7 @@ def test_a_row_sparse_table_gives_the_loss_curve_of_the_dense_one(corpus) -> Non
         assert ours.get("validation_loss", 0) == pytest.approx(theirs.get("validation_loss", 0), abs=1e-4)
 
 
-def test_a_row_sparse_run_that_was_stopped_continues_bit_for_bit_with_rows_behind(corpus) -> None:
+def test_a_row_sparse_run_that_was_stopped_continues_bit_for_bit_with_pending_updates(corpus) -> None:
     changes = {"row_sparse": True, "dropout": 0.1, "steps": 14, "accumulate": 2}
     whole = untied(corpus, **changes)
     expected = list(whole.run())

@@ -67,7 +67,7 @@ EQUAL = [case for case in CASES if case != "dropout"]
 
 
 def start(folder: Path, case: str) -> None:
-    """The folder of a run before its first step."""
+    """Return the folder of a run before its first step."""
     tokenizer = train_tokenizer((), "byte")
     directory = RunDirectory(folder / case)
     directory.path.mkdir(parents=True)
@@ -83,7 +83,7 @@ def start(folder: Path, case: str) -> None:
 
 
 def train(folder: Path, ranks=None, *, half: Path | None = None) -> list[dict]:
-    """Train to the end; on the way, the folder is copied to `half` as it is there."""
+    """Train to the end, and copy the folder to `half` on the way."""
     directory = RunDirectory(folder)
     trainer, tokenizer, _ = directory.resume("cpu", ranks)
     lines = list(trainer.run(on_step=lambda step: trainer.stop() if half and step == HALF else None))
@@ -97,14 +97,14 @@ def train(folder: Path, ranks=None, *, half: Path | None = None) -> list[dict]:
     return lines
 
 
-def together(folder: Path, vocab_parallel_size: int | None = None) -> ParallelContext:
+def context_of_group(folder: Path, vocab_parallel_size: int | None = None) -> ParallelContext:
     store = dist.FileStore(str(folder / "store"), dist.get_world_size())
     return ParallelContext(Launch(ProcessGroup(), store=store), vocab_parallel_size=vocab_parallel_size)
 
 
 def whole_and_half(folder: Path, cases: list[str], vocab_parallel_size: int | None = None) -> list[str]:
-    """From the start, and from halves that others left: the lines of both, as JSON."""
-    ranks = together(folder, vocab_parallel_size)
+    """Train from the start, and from the copies of other runs; return the lines of both as JSON."""
+    ranks = context_of_group(folder, vocab_parallel_size)
     found = []
     for case in cases:
         found += [json.dumps(train(folder / case, ranks, half=folder / f"{case}-half"))]
@@ -113,7 +113,7 @@ def whole_and_half(folder: Path, cases: list[str], vocab_parallel_size: int | No
 
 
 def assert_equal(folder: Path, lines: list[dict], expected: Path, its: list[dict]) -> None:
-    """Losses and tables to 1e-5; Adam divides a gradient of rounding's size by itself, so some number may miss more."""
+    """Compare losses and tables to 1e-5; Adam enlarges rounding errors of tiny gradients, so a few may differ more."""
     for ours, theirs in zip(lines, [line for line in its if line["step"] >= lines[0]["step"]], strict=True):
         for name in ("step", "loss", "lr", "validation_loss"):
             assert ours.get(name) == pytest.approx(theirs.get(name), abs=1e-5)
@@ -127,7 +127,7 @@ def assert_equal(folder: Path, lines: list[dict], expected: Path, its: list[dict
 
 
 def everything(folder: Path) -> dict[str, torch.Tensor]:
-    """A checkpoint with all rows brought up to date: which are behind depends on how many read them."""
+    """Return a checkpoint after its pending updates, since which rows have some depends on the number of ranks."""
     trainer, _ = RunDirectory(folder).open()
     trainer.optimizer.apply_pending_updates()
     left_out = ("generator", "pending_updates")
@@ -136,7 +136,7 @@ def everything(folder: Path) -> dict[str, torch.Tensor]:
 
 @pytest.fixture(scope="module")
 def one(tmp_path_factory):
-    """The runs of one process, and their lines."""
+    """Return the runs of one process, and their lines."""
     torch.set_num_threads(1)
     folder = tmp_path_factory.mktemp("one")
     lines = {}
@@ -167,7 +167,7 @@ def test_one_to_four_processes_end_where_one_ends_and_go_on_from_each_other(one,
 
 
 def dropout_twice(folder: Path) -> bool:
-    ranks = together(folder)
+    ranks = context_of_group(folder)
     whole = train(folder / "dropout", ranks, half=folder / "half")
     half = train(folder / "half", ranks)
     return [line["loss"] for line in whole[-len(half) :]] == [line["loss"] for line in half]
@@ -195,7 +195,7 @@ def test_a_run_is_continued_by_who_began_it_on_any_machine_and_by_nobody_else(tm
 
 
 def meet(port: int) -> None:
-    """Forget the processes of the test, and let the environment name them as torchrun does."""
+    """Destroy the process group of the test, and set the environment variables of torchrun."""
     dist.barrier()  # before one leaves, all must have come
     dist.destroy_process_group()
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
@@ -220,7 +220,7 @@ def test_a_process_with_another_command_is_refused_by_name_before_anything_is_wr
 
 
 def other_folders(folders: list[Path], store: Path) -> list[str]:
-    ranks = together(store)
+    ranks = context_of_group(store)
     found = []
     for number, folder in enumerate(folders):
         with pytest.raises(PeerError) as error:
@@ -251,8 +251,8 @@ def test_a_process_with_another_tokenizer_text_or_configuration_is_refused_by_na
 
 
 def one_prepares(folder: Path) -> float:
-    """How long rank 1 waits for rank 0, which is busy for longer than the time-out of the store."""
-    parallel, started = together(folder), time.monotonic()
+    """Return how long rank 1 waits for rank 0, which is busy for longer than the time-out of the store."""
+    parallel, started = context_of_group(folder), time.monotonic()
     parallel._store.set_timeout(timedelta(seconds=1))
     if parallel.is_first:
         time.sleep(2)
@@ -293,7 +293,7 @@ def test_without_torchrun_there_is_one_process_and_no_group(monkeypatch) -> None
 def frozen_and_back(folder: Path) -> bool:
     start_frozen = CASES["tied"]()
     start_frozen.table.requires_grad_(False)
-    ranks = together(folder)
+    ranks = context_of_group(folder)
     ranks.shard(start_frozen)
     before = start_frozen.state_dict()
     ranks.save(folder / "file", before)
@@ -317,8 +317,8 @@ def test_no_process_ever_has_the_whole_table(tmp_path) -> None:
 
 
 def peaks_of_a_large_table(folder: Path) -> list[int]:
-    """The most that is in memory while a model with tied ends is built, and one with two tables, for each table."""
-    peaks, ranks = [], together(folder)
+    """Return the peak memory while a tied model, and then an untied model, is built, per table."""
+    peaks, ranks = [], context_of_group(folder)
     for free in (False, True):
         head = OutputHead(vocab_size=LARGE, embed_dim=WIDTH) if free else None
         with torch.device("meta"):
