@@ -18,8 +18,8 @@ from embedlayer.errors import ShapeError, SizeError
 from embedlayer.index_checks import IndexCheck
 from embedlayer.io.files import JsonObject
 from embedlayer.shapes import Ids, Vectors
-from embedlayer.tables.dense import TableLike, as_rows, require_rows, resolve_scale
-from embedlayer.tables.lookup import LookupTable, check_sizes
+from embedlayer.tables.dense import TableLike, describe_options, resolve_scale, source_of_rows, with_zero_padding
+from embedlayer.tables.lookup import check_sizes
 from embedlayer.tables.table import TokenTable, check_width
 from embedlayer.tracing import is_transformed, plain_operators_only
 
@@ -158,6 +158,7 @@ class QuantizedEmbedding(TokenTable, ComputedBuffers):
         self.recompute_buffers(self.packed.device)
 
     @classmethod
+    @torch.no_grad()
     def from_table(
         cls,
         table: TableLike,
@@ -197,33 +198,23 @@ class QuantizedEmbedding(TokenTable, ComputedBuffers):
             >>> [f"{e:.1%}" for e in error]
             ['0.5%', '8.3%']
         """
-        table = as_rows(table)
-        if isinstance(table, Tensor):
-            require_rows(table)
-            (vocab_size, embed_dim), round_scale = table.shape, False
-        else:
-            vocab_size, embed_dim = table.vocab_size, table.embed_dim
-            padding_idx, scale = table.padding_idx, table.scale
-            round_scale = isinstance(table.factor, Tensor)
-        first = _rows(table, 0, min(1, vocab_size))
+        source, padding_idx = source_of_rows(table, padding_idx, scale)
+        first = source.rows(0, 1)
         quantised = cls(
-            vocab_size,
-            embed_dim,
+            source.vocab_size,
+            source.embed_dim,
             bits,
             group_size=group_size,
             padding_idx=padding_idx,
-            scale=scale,
-            round_scale=round_scale,
+            scale=source.scale,
+            round_scale=isinstance(source.factor, Tensor),
             dtype=first.dtype if dtype is None else dtype,
             device=first.device,
         )
-        padding_idx = quantised.padding_idx
-        for start, stop in _blocks(vocab_size, embed_dim, first.device):
-            rows = _rows(table, start, stop).to(torch.float32)
+        for start, stop in _blocks(source.vocab_size, source.embed_dim, first.device):
+            rows = source.rows(start, stop).to(torch.float32)
             _refuse_unsound(rows, start)
-            if padding_idx is not None and start <= padding_idx < stop:
-                rows = rows.clone()
-                rows[padding_idx - start] = 0
+            rows = with_zero_padding(rows, start, quantised.padding_idx)
             packed, row_scale = quantise(rows, quantised.row_format, symmetric=symmetric, clip=clip)
             quantised.packed[start:stop] = packed
             if quantised.row_scale is not None:
@@ -338,12 +329,9 @@ class QuantizedEmbedding(TokenTable, ComputedBuffers):
 
     def extra_repr(self) -> str:
         """Return sizes and options, for `print`."""
-        parts = [f"{self.vocab_size}, {self.embed_dim}, bits={self.row_format.bits}"]
-        parts += [f"group_size={self.group_size}"] if self.group_size is not None else []
-        parts += [f"padding_idx={self.padding_idx}"] if self.padding_idx is not None else []
-        parts += [f"scale={self.scale:.6g}"] if self.scale is not None else []
-        parts += ["rounded"] if self.round_scale else []
-        return ", ".join([*parts, f"dtype={str(self.dtype).removeprefix('torch.')}"])
+        group = "" if self.group_size is None else f", group_size={self.group_size}"
+        options = f"{group}{describe_options(self)}, dtype={str(self.dtype).removeprefix('torch.')}"
+        return f"{self.vocab_size}, {self.embed_dim}, bits={self.row_format.bits}{options}"
 
 
 def dequantise(
@@ -585,13 +573,6 @@ def _blocks(count: int, width: int, device: torch.device, *, at_least: int = 1) 
     """Return the start and stop of blocks of about `NUMBERS_AT_ONCE` numbers."""
     step = max(1, at_least, NUMBERS_AT_ONCE.get(device.type, NUMBERS_AT_ONCE["cuda"]) // width)
     return ((start, min(start + step, count)) for start in range(0, count, step))
-
-
-@torch.no_grad()
-def _rows(table: LookupTable | Tensor, start: int, stop: int) -> Tensor:
-    """Return rows `start` to `stop - 1` without gradient."""
-    rows = table[start:stop] if isinstance(table, Tensor) else table.rows(start, stop)
-    return rows.detach()
 
 
 def _refuse_unsound(rows: Tensor, start: int) -> None:
