@@ -284,8 +284,9 @@ class ScratchCombinedEmbedding:
             TokenIdError: An ID is outside the token table.
             PositionError: A position is outside the position table.
         """
-        out: np.ndarray = self.token_emb(token_ids)
-        return out + self.pos_emb(token_ids.shape[-1] if positions is None else positions)
+        places = self.pos_emb(token_ids.shape[-1] if positions is None else positions)
+        out: np.ndarray = self.token_emb(token_ids) + places
+        return out
 
     __call__ = forward
 

@@ -60,8 +60,7 @@ def clip_grad_norm_(
         (sharded if hasattr(parameter, "shard_group") else replicated).append(parameter)
     if group is None:
         return torch.nn.utils.clip_grad_norm_(replicated, max_norm, norm_type, error_if_nonfinite, foreach)
-    grads = ([parameter.grad for parameter in each if parameter.grad is not None] for each in (replicated, sharded))
-    total = total_norm(*grads, norm_type, ProcessGroup(group), device, foreach)
+    total = total_norm(replicated, sharded, norm_type, ProcessGroup(group), device, foreach)
     if error_if_nonfinite and not bool(total.isfinite()):
         raise RuntimeError(f"The norm of the gradients is {float(total)}, so they cannot be clipped to {max_norm:g}.")
     torch.nn.utils.clip_grads_with_norm_([_local(each) for each in replicated + sharded], max_norm, total, foreach)
@@ -76,10 +75,11 @@ def total_norm(
     device: Any,
     foreach: bool | None,
 ) -> Tensor:
-    """Return the norm of gradients that are the same on all processes or DTensors, and of gradients of sharded rows."""
-    whole = [grad for grad in replicated if not hasattr(grad, "full_tensor")]
-    of_fsdp = [grad for grad in replicated if hasattr(grad, "full_tensor")]
-    norms = [torch.nn.utils.get_total_norm(each, norm_type, foreach=foreach) for each in (whole, of_fsdp, sharded)]
+    """Return the norm of the gradients of replicated (or DTensor) and of sharded parameters together, a scalar."""
+    whole = [parameter for parameter in replicated if not hasattr(parameter.grad, "full_tensor")]
+    of_fsdp = [parameter for parameter in replicated if hasattr(parameter.grad, "full_tensor")]
+    grads = ([each.grad for each in part if each.grad is not None] for part in (whole, of_fsdp, sharded))
+    norms = [torch.nn.utils.get_total_norm(each, norm_type, foreach=foreach) for each in grads]
     totals = (norm.full_tensor() if hasattr(norm, "full_tensor") else norm for norm in norms)
     first, second, part = (norm.to(device) for norm in totals)  # without gradients the norm is a scalar on the CPU
     if math.isinf(norm_type):

@@ -395,12 +395,12 @@ class _Grid(NamedTuple):
     symmetric: bool
 
     def codes(self, x: Tensor) -> Tensor:
-        """Return the codes of the nearest levels, as floats."""
+        """Return the codes of the levels nearest to `x`, `(N, group_size)`, as floats."""
         codes = ((x - self.offset) / self.step.where(self.step > 0, 1.0)).round_()
         return codes.clamp_(1 if self.symmetric else 0, 2**self.bits - 1).masked_fill_(self.step == 0, 0)
 
     def error(self, x: Tensor) -> Tensor:
-        """Return the squared error of each group, `(N, 1)`."""
+        """Return the sum of squared differences between a group's numbers `x` and their nearest levels, `(N, 1)`."""
         return torch.addcmul(self.offset, self.codes(x), self.step).sub_(x).square_().sum(dim=1, keepdim=True)
 
     def where(self, chosen: Tensor, other: "_Grid") -> "_Grid":
@@ -430,7 +430,7 @@ class _Grid(NamedTuple):
 
 
 def _fitted(x: Tensor, bits: int, *, symmetric: bool, clip: bool) -> _Grid:
-    """Fit the levels of each group of numbers, rounded as they are stored."""
+    """Return the levels with the least squared error found for each group (a row of `x`), rounded as stored."""
     if symmetric:
         whole = x.abs().amax(dim=1, keepdim=True) / (2 ** (bits - 1) - 1)
         centre = torch.zeros_like(whole)
@@ -531,13 +531,13 @@ def _(x: Tensor, packed: Tensor, row_scale: Tensor | None, row_format: Sequence[
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    """Save what the backward pass of `times_rows` needs."""
+    """Save the arguments of `times_rows` that `_backward` reads, in the autograd context `ctx`."""
     _, packed, row_scale, ctx.row_format, ctx.transposed = inputs
     ctx.save_for_backward(packed, *([] if row_scale is None else [row_scale]))
 
 
 def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-    """Return the gradient of `x` in `times_rows`: the other product."""
+    """Return the gradient of `x` in `times_rows`, the other product, and `None` for all else."""
     packed, row_scale = (*ctx.saved_tensors, None)[:2]
     return times_rows(gradient, packed, row_scale, ctx.row_format, not ctx.transposed), *[None] * 4
 
@@ -570,7 +570,7 @@ def _dtype_of(dtype: torch.dtype | str | None) -> torch.dtype:
 
 
 def _blocks(count: int, width: int, device: torch.device, *, at_least: int = 1) -> Iterator[tuple[int, int]]:
-    """Return the start and stop of blocks of about `NUMBERS_AT_ONCE` numbers."""
+    """Yield `(start, stop)` of blocks of `count` rows: about `NUMBERS_AT_ONCE` numbers or `at_least` rows each."""
     step = max(1, at_least, NUMBERS_AT_ONCE.get(device.type, NUMBERS_AT_ONCE["cuda"]) // width)
     return ((start, min(start + step, count)) for start in range(0, count, step))
 
