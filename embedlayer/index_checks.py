@@ -105,7 +105,7 @@ class IndexCheck(nn.Module):
         return indices.clamp(0, self.size + self.offset - 1), outside
 
     def extra_repr(self) -> str:
-        """Return the kind and the size, for `print`."""
+        """Return the kind and the number of rows, for `print`: `"token id < 100"`."""
         return f"{self.kind} < {self.size}"
 
     def check(self) -> None:

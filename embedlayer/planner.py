@@ -176,7 +176,7 @@ class EmbeddingPlan:
 
     @property
     def delta_parameters(self) -> int:
-        """Return the parameters of the rows that alone are trained."""
+        """Return the parameters of the `delta_rows` trained rows."""
         return self.delta_rows * self.embed_dim
 
     @property
@@ -380,12 +380,12 @@ class EmbeddingPlan:
 
     @property
     def _rows(self) -> int:
-        """Return the rows on one device."""
+        """Return the number of rows on one rank, `ceil(V / vocab_parallel_size)`."""
         return -(-self.vocab_size // self.vocab_parallel_size)
 
     @property
     def _factors(self) -> list[tuple[int, int]]:
-        """Return the shapes of the matrices of the table on one device."""
+        """Return the shapes of the matrices of the table on one rank: `(V, D)`, or `(V, R)` and `(R, D)`."""
         if self.rank is None:
             return [(self._rows, self.embed_dim)]
         return [(self._rows, self.rank), (self.rank, self.embed_dim)]
@@ -403,7 +403,7 @@ class EmbeddingPlan:
 
     @property
     def _head_width(self) -> int:
-        """Return the width at which a hidden state is compared with a row."""
+        """Return the width of the product of a hidden state and a row: R for a tied factorised table, else D."""
         return self.embed_dim if self.rank is None or not self.tied else self.rank
 
     @property
@@ -415,7 +415,7 @@ class EmbeddingPlan:
 
     @property
     def _head_gradient(self) -> int:
-        """Return the size of the gradient that the loss sends to the rows of the head."""
+        """Return the number of values in the gradient that the loss computes for the rows of the head."""
         if not self.trained or (self.delta_rows and not self.tied):
             return 0
         if self.delta_rows:
@@ -431,7 +431,7 @@ class EmbeddingPlan:
         return self._groups(columns) * SCALE_BYTES[self.dtype] + ROW_SCALE_BYTES[self.dtype]
 
     def _row_bytes(self, columns: int) -> int:
-        """Return the bytes of a stored row."""
+        """Return the bytes of a stored row of `columns` numbers, with the steps and offsets of a quantised row."""
         if not self.quantised:
             return columns * self._number_bytes
         codes = -(-(self.group_size or columns) * DTYPE_BITS[self.dtype] // 8)

@@ -24,7 +24,9 @@ FORMAT_VERSION = 1
 Layer = TypeVar("Layer", bound="Pretrained")
 Thing = TypeVar("Thing", bound="Described")
 
-FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+FLOATS = {torch.float64, torch.float32, torch.float16, torch.bfloat16}
+"""Data types that may be read for one another; every other data type is read as itself only."""
+
 CANNOT_BE_BUILT = (EmbedLayerError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RuntimeError)
 """Errors that constructors raise for values of the right types that do not fit together."""
 
@@ -130,9 +132,10 @@ class Pretrained(Described, nn.Module):
         description = read_json(directory / CONFIG)
         version = description.pop("format_version", None)
         if version != FORMAT_VERSION or not is_description(description):
+            kind = printable(description.get("kind"))
             raise CheckpointError(
-                f"{directory / CONFIG} has format version {printable(version)} and kind "
-                f"{printable(description.get('kind'))}; this embedlayer reads version {FORMAT_VERSION} of its own layers."
+                f"{directory / CONFIG} has format version {printable(version)} and kind {kind}; this embedlayer"
+                f" reads version {FORMAT_VERSION} of its own layers."
             )
         with torch.device("meta"):
             layer = build(description)
@@ -216,9 +219,9 @@ def check_saved(function: Callable[..., Any], arguments: Mapping[str, Any]) -> N
 
 def short(error: Exception) -> str:
     """Return the first line of the message of an error; the whole message of an error of this library."""
-    return (
-        printable((str(error).splitlines() or [""])[0])[1:-1] if not isinstance(error, EmbedLayerError) else str(error)
-    )
+    if isinstance(error, EmbedLayerError):
+        return str(error)
+    return printable((str(error).splitlines() or [""])[0])[1:-1]
 
 
 def assign(layer: nn.Module, tensors: dict[str, torch.Tensor], *, source: Path) -> None:
@@ -235,14 +238,9 @@ def assign(layer: nn.Module, tensors: dict[str, torch.Tensor], *, source: Path) 
             faults.append(f"{name} is unexpected")
         elif tensor.shape != expected.shape:
             faults.append(f"{name} has shape {tuple(tensor.shape)} where {tuple(expected.shape)} is expected")
-        elif not _can_hold(expected.dtype, tensor.dtype):
+        elif tensor.dtype != expected.dtype and not {expected.dtype, tensor.dtype} <= FLOATS:
             faults.append(f"{name} is stored as {tensor.dtype} where {expected.dtype} is expected")
     if faults:
         listed = "; ".join(sorted(faults)[:8]) + ("; ..." if len(faults) > 8 else "")
         raise CheckpointError(f"{source} does not fit its configuration: {listed}.")
     layer.load_state_dict(tensors, assign=True)
-
-
-def _can_hold(expected: torch.dtype, found: torch.dtype) -> bool:
-    """Return whether a stored dtype fits: any floating point for floating point, else exactly the expected dtype."""
-    return found in FLOATS if expected in FLOATS else found == expected

@@ -221,7 +221,12 @@ class ScratchPositionEmbedding:
             PositionError: A position is outside the table.
         """
         positions = np.arange(seq_len) if isinstance(seq_len, int) else seq_len
-        _check_positions(positions, self.max_seq_len)
+        if positions.size and not 0 <= positions.min() <= positions.max() < self.max_seq_len:
+            raise PositionError(
+                f"a sequence of length {positions.shape[-1]} at positions {positions.min()}..{positions.max()} "
+                f"does not fit this table of {self.max_seq_len} positions (0..{self.max_seq_len - 1}).\n"
+                "Cut the sequence, or build the table with a larger max_seq_len."
+            )
         self._last_one_hot = one_hot(positions, self.max_seq_len).astype(self.W.dtype)
         rows: np.ndarray = self._last_one_hot @ self.W
         return rows
@@ -279,9 +284,8 @@ class ScratchCombinedEmbedding:
             TokenIdError: An ID is outside the token table.
             PositionError: A position is outside the position table.
         """
-        tokens = self.token_emb(token_ids)
         places = self.pos_emb(token_ids.shape[-1] if positions is None else positions)
-        out: np.ndarray = tokens + places
+        out: np.ndarray = self.token_emb(token_ids) + places
         return out
 
     __call__ = forward
@@ -567,16 +571,6 @@ def _checked(ids: Integer[np.ndarray, "*batch T"], vocab_size: int) -> Integer[n
             f"(0..{vocab_size - 1}).\nCheck that the tokenizer and the table belong together."
         )
     return ids
-
-
-def _check_positions(positions: Integer[np.ndarray, "*rows T"], max_seq_len: int) -> None:
-    """Raise `PositionError` if a position is outside the table."""
-    if positions.size and not 0 <= positions.min() <= positions.max() < max_seq_len:
-        raise PositionError(
-            f"a sequence of length {positions.shape[-1]} at positions {positions.min()}..{positions.max()} "
-            f"does not fit this table of {max_seq_len} positions (0..{max_seq_len - 1}).\n"
-            "Cut the sequence, or build the table with a larger max_seq_len."
-        )
 
 
 def _few(numbers: Integer[np.ndarray, "N"]) -> str:

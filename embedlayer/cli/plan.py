@@ -10,14 +10,7 @@ import click
 
 from embedlayer.cli.options import SOURCE, TEXTS
 from embedlayer.formatting import format_bytes, format_parameters
-from embedlayer.planner import (
-    OPTIONS,
-    PRESETS,
-    EmbeddingPlan,
-    PlanAlternative,
-    command_flag,
-    plan_alternatives,
-)
+from embedlayer.planner import OPTIONS, PRESETS, EmbeddingPlan, PlanAlternative, command_flag, plan_alternatives
 from embedlayer.planner import plan as plan_sizes
 
 if TYPE_CHECKING:
@@ -88,9 +81,11 @@ def plan(
     if checkpoint is not None:
         if presets or given.keys() & {"vocab_size", "embed_dim", "tied", "rank", "positions", "dtype"}:
             raise click.UsageError("--checkpoint has its own sizes: leave out models and sizes.")
-        stored, tokenizer = real_model(checkpoint)
-        now = replace(stored, **given)
-        used = tokens_kept(texts, tokenizer, now.vocab_size, checkpoint) if texts else None
+        from embedlayer.sources import open_model
+
+        opened = open_model(checkpoint)
+        now = replace(planned(opened.table, opened.head, opened.position, name=checkpoint.name), **given)
+        used = tokens_kept(texts, opened.vocabulary, now.vocab_size, checkpoint) if texts else None
         _show_alternatives(now, plan_alternatives(now, used=used), as_json=as_json)
         return
     names: Sequence[str | None] = presets or ([None] if sized else list(PRESETS))
@@ -99,19 +94,6 @@ def plan(
         click.echo(json.dumps([row.as_dict() for row in plans], indent=2))
     else:
         _show(*(_parts(plans[0]) if len(plans) == 1 else _comparison(plans)))
-
-
-def real_model(directory: Path) -> "tuple[EmbeddingPlan, Tokenizer | None]":
-    """Open a run or a checkpoint, and return the plan of its table and head with its tokenizer, or `None` for none.
-
-    Raises:
-        FileError: The directory does not exist.
-        CheckpointError: A file is damaged, or the model is not known.
-    """
-    from embedlayer.sources import open_model
-
-    opened = open_model(directory)
-    return planned(opened.table, opened.head, opened.position, name=directory.name), opened.vocabulary
 
 
 def planned(
@@ -217,24 +199,12 @@ def _comparison(plans: list[EmbeddingPlan]) -> Printed:
     """Return a table with one line for each plan."""
     first = plans[0]
     title = f"{first.dtype}, {first.optimizer}, {first.tokens:,} tokens; parameters in millions, memory in MiB"
-    lines = [
-        [
-            row.name,
-            _size(row),
-            "yes" if row.tied else "no",
-            _number(row.parameters / 10**6),
-            *(
-                _number(size / 2**20)
-                for size in (
-                    row.weight_bytes,
-                    row.gradient_bytes + row.optimizer_bytes,
-                    row.loss_bytes,
-                    row.peak_bytes,
-                )
-            ),
-        ]
-        for row in plans
-    ]
+    lines = []
+    for row in plans:
+        sizes = (row.weight_bytes, row.gradient_bytes + row.optimizer_bytes, row.loss_bytes, row.peak_bytes)
+        numbers = [row.parameters / 10**6, *(size / 2**20 for size in sizes)]
+        shown = [f"{number:,.1f}" if number < 100 else f"{number:,.0f}" for number in numbers]
+        lines.append([row.name, _size(row), "yes" if row.tied else "no", *shown])
     return title, ["model", "V x D", "tied", "params", "weights", "training", "loss", "peak"], lines, _note(plans)
 
 
@@ -252,11 +222,6 @@ def _note(plans: list[EmbeddingPlan]) -> str:
 def _size(row: EmbeddingPlan) -> str:
     """Return `V x D` of a plan."""
     return f"{row.vocab_size:,} x {row.embed_dim:,}"
-
-
-def _number(value: float) -> str:
-    """Format a number with one decimal below 100, else without decimals."""
-    return f"{value:,.1f}" if value < 100 else f"{value:,.0f}"
 
 
 def _show(title: str, columns: list[str], lines: list[list[str]], note: str) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from embedlayer.collectives import Collectives, ProcessGroup
 from embedlayer.tables.sparse_gradient import coalesced, with_torch_functions
 
 
@@ -59,32 +60,31 @@ def clip_grad_norm_(
         (sharded if hasattr(parameter, "shard_group") else replicated).append(parameter)
     if group is None:
         return torch.nn.utils.clip_grad_norm_(replicated, max_norm, norm_type, error_if_nonfinite, foreach)
-    total = total_norm(gradients_of(replicated), gradients_of(sharded), norm_type, group, device, foreach)
+    total = total_norm(replicated, sharded, norm_type, ProcessGroup(group), device, foreach)
     if error_if_nonfinite and not bool(total.isfinite()):
         raise RuntimeError(f"The norm of the gradients is {float(total)}, so they cannot be clipped to {max_norm:g}.")
     torch.nn.utils.clip_grads_with_norm_([_local(each) for each in replicated + sharded], max_norm, total, foreach)
     return total
 
 
-def gradients_of(parameters: list[Tensor]) -> list[Tensor]:
-    """Return the gradients of those parameters that have one."""
-    return [parameter.grad for parameter in parameters if parameter.grad is not None]
-
-
 def total_norm(
-    replicated: list[Tensor], sharded: list[Tensor], norm_type: float, group: Any, device: Any, foreach: bool | None
+    replicated: list[Tensor],
+    sharded: list[Tensor],
+    norm_type: float,
+    collectives: Collectives,
+    device: Any,
+    foreach: bool | None,
 ) -> Tensor:
-    """Return the norm of gradients that are the same on all processes or DTensors, and of gradients of sharded rows."""
-    whole = [grad for grad in replicated if not hasattr(grad, "full_tensor")]
-    of_fsdp = [grad for grad in replicated if hasattr(grad, "full_tensor")]
-    norms = [torch.nn.utils.get_total_norm(each, norm_type, foreach=foreach) for each in (whole, of_fsdp, sharded)]
+    """Return the norm of the gradients of replicated (or DTensor) and of sharded parameters together, a scalar."""
+    whole = [parameter for parameter in replicated if not hasattr(parameter.grad, "full_tensor")]
+    of_fsdp = [parameter for parameter in replicated if hasattr(parameter.grad, "full_tensor")]
+    grads = ([each.grad for each in part if each.grad is not None] for part in (whole, of_fsdp, sharded))
+    norms = [torch.nn.utils.get_total_norm(each, norm_type, foreach=foreach) for each in grads]
     totals = (norm.full_tensor() if hasattr(norm, "full_tensor") else norm for norm in norms)
     first, second, part = (norm.to(device) for norm in totals)  # without gradients the norm is a scalar on the CPU
     if math.isinf(norm_type):
-        torch.distributed.all_reduce(part, torch.distributed.ReduceOp.MAX, group)
-        return torch.maximum(torch.maximum(first, second), part)
-    power: Tensor = part**norm_type
-    torch.distributed.all_reduce(power, group=group)
+        return torch.maximum(torch.maximum(first, second), collectives.all_reduce(part, "max"))
+    power = collectives.all_reduce(part**norm_type)
     total: Tensor = (first**norm_type + second**norm_type + power) ** (1 / norm_type)
     return total
 

@@ -180,8 +180,9 @@ class RowAdamW(torch.optim.Optimizer):
             pending: PendingUpdates = parameter.pending_updates
             if pending.replaced:
                 raise ShapeError(
-                    f"A table's weight {tuple(parameter.shape)} was replaced behind the optimizer's back, and its "
-                    f"steps would go to the old one. Build the optimizer again after resizing or assigning a weight."
+                    f"A table's weight {tuple(parameter.shape)} was replaced after the optimizer was built, "
+                    f"so its steps would update the old weight. Build the optimizer again after resizing or assigning "
+                    f"a weight."
                 )
             if parameter.grad is not None:
                 pending.check_size(parameter, self.state[parameter].get("exp_avg", parameter))
@@ -204,7 +205,7 @@ class RowAdamW(torch.optim.Optimizer):
         return state
 
     def load_moments(self, parameter: Tensor, tensors: State) -> None:
-        """Set `step`, `exp_avg` and `exp_avg_sq` of a parameter, moved to its device."""
+        """Set the state of a parameter to these tensors, `step`, `exp_avg` and `exp_avg_sq`, moved to its device."""
         places = {"step": self._step_device(parameter)}
         self.state[parameter] = {key: t.to(places.get(key, parameter.device)) for key, t in tensors.items()}
 
@@ -214,7 +215,7 @@ class RowAdamW(torch.optim.Optimizer):
         return parameter.device if fused and not is_row_sparse(parameter) else torch.device("cpu")
 
     def _step_dense(self, parameters: list[Tensor], group: dict[str, Any]) -> None:
-        """Make a step of torch's AdamW on dense parameters."""
+        """Make a step of torch's AdamW on dense parameters. Without effect for an empty list."""
         if not parameters:
             return
         states = [self.moments(parameter) for parameter in parameters]

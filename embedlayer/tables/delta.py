@@ -247,7 +247,7 @@ class DeltaEmbedding(TokenTable, ComputedBuffers):
         return cls(base, token_ids, values=delta, dtype=delta.dtype)
 
     def extra_repr(self) -> str:
-        """Return sizes, for `print`."""
+        """Return the vocabulary size, the width and the number of trained rows, for `print`."""
         return f"{self.vocab_size}, {self.embed_dim}, learning={len(self.token_ids)}"
 
     def _places(self, ids: Tensor) -> Tensor:
@@ -353,7 +353,7 @@ def _check_identity(expected: object, base: TokenTable, *, source: Path) -> None
 
 
 def _chunks(tensor: Tensor) -> Iterator[memoryview]:
-    """Yield the bytes of a tensor, some megabytes at a time."""
+    """Yield the bytes of a tensor in row-major order, at most `BYTES_AT_ONCE` at a time, from the CPU."""
     flat = tensor.flatten() if tensor.is_contiguous() else tensor.contiguous().flatten()
     for part in flat.split(max(1, BYTES_AT_ONCE // tensor.element_size())):
         yield part.cpu().view(torch.uint8).numpy().data

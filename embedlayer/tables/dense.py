@@ -445,13 +445,17 @@ class TokenEmbedding(TokenTable, nn.Embedding, ComputedBuffers):
 
     def extra_repr(self) -> str:
         """Return sizes and options, for `print`."""
-        parts = [f"{self.vocab_size}, {self.embed_dim}"]
-        parts += [f"num_rows={self.num_rows}"] if self.num_rows != self.vocab_size else []
-        parts += [f"padding_idx={self.padding_idx}"] if self.padding_idx is not None else []
-        parts += [f"scale={self.scale:.6g}"] if self.scale is not None else []
-        parts += ["row_sparse"] if self.row_sparse else []
-        parts += ["rounded"] if self.round_scale else []
-        return ", ".join(parts)
+        spare = f", num_rows={self.num_rows}" if self.num_rows != self.vocab_size else ""
+        return f"{self.vocab_size}, {self.embed_dim}{spare}{describe_options(self)}"
+
+
+def describe_options(table: Any) -> str:
+    """Return the options of a dense or quantised table that are set, for `print`: `", scale=8, rounded"`."""
+    parts = [f"padding_idx={table.padding_idx}"] if table.padding_idx is not None else []
+    parts += [f"scale={table.scale:.6g}"] if table.scale is not None else []
+    parts += ["row_sparse"] if table.row_sparse else []
+    parts += ["rounded"] if table.round_scale else []
+    return "".join(f", {part}" for part in parts)
 
 
 def as_lookup_table(table: LookupTable | nn.Embedding) -> LookupTable:
@@ -464,15 +468,11 @@ def as_lookup_table(table: LookupTable | nn.Embedding) -> LookupTable:
         return table
     if isinstance(table, nn.Embedding):
         return TokenEmbedding.from_embedding(table)
+    found, remedy = type(table).__name__, "a TokenEmbedding or another TokenTable, or a torch.nn.Embedding"
     if isinstance(table, Tensor | np.ndarray):
-        raise SizeError(
-            f"A table is needed here; found {type(table).__name__} of shape {tuple(table.shape)}: "
-            f"pass TokenEmbedding.from_pretrained(rows, freeze=False)."
-        )
-    raise SizeError(
-        f"A table is needed here; found {type(table).__name__}: pass a TokenEmbedding or another TokenTable, or a "
-        f"torch.nn.Embedding."
-    )
+        found += f" of shape {tuple(table.shape)}"
+        remedy = "TokenEmbedding.from_pretrained(rows, freeze=False)"
+    raise SizeError(f"A table is needed here; found {found}: pass {remedy}.")
 
 
 def as_table(table: LookupTable | nn.Embedding, *, registered: bool = True) -> TokenTable:
@@ -518,6 +518,33 @@ def as_rows(table: TableLike) -> LookupTable | Tensor:
             raise ShapeError(f"Rows must be floats, not {table.dtype}: convert them to float32.")
         return torch.from_numpy(table if table.flags.writeable else table.copy())
     return table if isinstance(table, Tensor) else as_lookup_table(table)
+
+
+def source_of_rows(
+    table: TableLike, padding_idx: int | None, scale: float | Literal["sqrt_dim"] | None
+) -> tuple[LookupTable, int | None]:
+    """Return the table to convert, and its padding token. Rows in a tensor or an array become a frozen table.
+
+    Args:
+        table: A table, which keeps its scale and padding, or its rows, `(V, D)`.
+        padding_idx: For plain rows: the padding token. The row is not set to zero here; see `with_zero_padding`.
+        scale: For plain rows: the scale.
+
+    Raises:
+        ShapeError: Plain rows are not `(V, D)`, or are not floats.
+        SizeError: As in `as_lookup_table`.
+    """
+    rows = as_rows(table)
+    if isinstance(rows, Tensor):
+        return TokenEmbedding.from_pretrained(rows, scale=scale), padding_idx
+    return rows, rows.padding_idx
+
+
+def with_zero_padding(rows: Float[Tensor, "N D"], start: int, padding_idx: int | None) -> Float[Tensor, "N D"]:
+    """Return rows `start` on of a table, with the padding row set to zero in a copy if it is one of them."""
+    if padding_idx is None or not start <= padding_idx < start + len(rows):
+        return rows
+    return rows.index_fill(0, torch.tensor([padding_idx - start], device=rows.device), 0)
 
 
 def require_rows(rows: Tensor) -> None:

@@ -12,7 +12,14 @@ from embedlayer.errors import ShapeError, SizeError
 from embedlayer.initialization import NormalLinear
 from embedlayer.io.files import JsonObject
 from embedlayer.shapes import Ids, Vectors
-from embedlayer.tables.dense import TableLike, TokenEmbedding, as_rows, require_rows, resolve_init_std, resolve_scale
+from embedlayer.tables.dense import (
+    TableLike,
+    TokenEmbedding,
+    resolve_init_std,
+    resolve_scale,
+    source_of_rows,
+    with_zero_padding,
+)
 from embedlayer.tables.lookup import check_sizes
 from embedlayer.tables.table import ROWS_AT_ONCE, TokenTable
 
@@ -134,31 +141,23 @@ class FactorizedEmbedding(TokenTable):
 
         Reference: Eckart and Young, The approximation of one matrix by another of lower rank, 1936.
         """
-        table = as_rows(table)
-        if isinstance(table, Tensor):
-            require_rows(table)
-            vocab_size, embed_dim = table.shape
-        else:
-            vocab_size, embed_dim, padding_idx = table.vocab_size, table.embed_dim, table.padding_idx
-            scale = None if table.factor is None else float(table.factor)
-        padding_idx = check_sizes(padding_idx=padding_idx, vocab_size=vocab_size, embed_dim=embed_dim, rank=rank)
+        source, padding_idx = source_of_rows(table, padding_idx, scale)
+        vocab_size, embed_dim = source.vocab_size, source.embed_dim
+        scale = None if source.factor is None else float(source.factor)
 
         def block(start: int) -> Tensor:
-            """Return the block of rows from `start`, with the padding row set to zero."""
-            stop = min(start + ROWS_AT_ONCE, vocab_size)
-            rows = table[start:stop] if isinstance(table, Tensor) else table.rows(start, stop)
-            if padding_idx is not None and start <= padding_idx < stop:
-                rows = rows.index_fill(0, torch.tensor([padding_idx - start], device=rows.device), 0)
-            return rows
+            """Return the block of rows from `start` in float64, with the padding row set to zero."""
+            rows = source.rows(start, min(start + ROWS_AT_ONCE, vocab_size)).double()
+            return with_zero_padding(rows, start, factors.padding_idx)
 
-        kind = table[:1] if isinstance(table, Tensor) else table.rows(0, 1)
+        kind = source.rows(0, 1)
         with torch.device("meta"):
             factors = cls(vocab_size, embed_dim, rank, padding_idx=padding_idx, scale=scale, dtype=kind.dtype)
         factors = factors.to_empty(device=kind.device)
         weights = _weights(counts, vocab_size)
         gram = torch.zeros(embed_dim, embed_dim, dtype=torch.float64, device=kind.device)
         for start in range(0, vocab_size, ROWS_AT_ONCE):
-            rows = block(start).double()
+            rows = block(start)
             weighted = rows if weights is None else rows * weights[start : start + len(rows), None].to(rows.device)
             gram.addmm_(weighted.T, rows)
         if not gram.isfinite().all():
@@ -168,7 +167,7 @@ class FactorizedEmbedding(TokenTable):
         leading = torch.linalg.eigh(gram).eigenvectors[:, embed_dim - rank :].flip(1)
         factors.projection.weight.copy_(leading)
         for start in range(0, vocab_size, ROWS_AT_ONCE):
-            rows = block(start).double()
+            rows = block(start)
             factors.inner.weight[start : start + len(rows)] = (rows @ leading).to(kind.dtype)
         return factors
 

@@ -98,7 +98,7 @@ class PendingUpdates:
             return result
 
         def accept_clipping(parameter: Tensor) -> None:
-            """Turn the accumulated gradient into a `RowSparseGradient`."""
+            """Change the class of the accumulated gradient to `RowSparseGradient`, which torch's clipping accepts."""
             grad = parameter.grad
             if grad is not None and grad.layout is torch.sparse_coo and not hasattr(parameter, "shard_group"):
                 with_torch_functions(grad)
@@ -144,7 +144,7 @@ class PendingUpdates:
         return self.applied_step < self.step
 
     def detach(self) -> None:
-        """Forget the optimizer. Pending updates are lost, so apply them before."""
+        """Remove the optimizer's moments and history. Pending updates are lost, so call `apply_all` before."""
         self.history: StepHistory | None = None
         self.applied_step = 0
         self.version = 0
@@ -300,7 +300,10 @@ class PendingUpdates:
             self.applied_step = self.step
 
     def state(self) -> tuple[dict[str, Tensor], JsonObject]:
-        """Return the state as tensors and JSON, for a checkpoint. Pending updates stay pending."""
+        """Return the state as tensors and JSON, for a checkpoint; both are empty before the first optimizer step.
+
+        No pending update is applied.
+        """
         if self.history is None:
             return {}, {}
         tensors = {
@@ -337,8 +340,8 @@ class PendingUpdates:
         if moments.shape != weight.shape:
             raise ShapeError(
                 f"The table is {tuple(weight.shape)} and the optimizer's state for it {tuple(moments.shape)}: the "
-                f"table was resized behind the optimizer's back, or the state is another table's. Build the optimizer "
-                f"again after resizing."
+                f"table was resized after the optimizer was built, or the state belongs to another table. Build the "
+                f"optimizer again after resizing."
             )
 
     @torch.no_grad()
@@ -438,7 +441,7 @@ READS_NO_ROWS = frozenset(
         *(getattr(torch, name) for name in _FUNCTIONS.split()),
     ]
 )
-"""Functions that read what a tensor is, and not its numbers."""
+"""Functions that read the shape, dtype, device or gradient of a tensor, but none of its values."""
 
 
 def weights_among(values: Any) -> Iterator[RowSparseParameter]:

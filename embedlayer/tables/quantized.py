@@ -18,8 +18,8 @@ from embedlayer.errors import ShapeError, SizeError
 from embedlayer.index_checks import IndexCheck
 from embedlayer.io.files import JsonObject
 from embedlayer.shapes import Ids, Vectors
-from embedlayer.tables.dense import TableLike, as_rows, require_rows, resolve_scale
-from embedlayer.tables.lookup import LookupTable, check_sizes
+from embedlayer.tables.dense import TableLike, describe_options, resolve_scale, source_of_rows, with_zero_padding
+from embedlayer.tables.lookup import check_sizes
 from embedlayer.tables.table import TokenTable, check_width
 from embedlayer.tracing import is_transformed, plain_operators_only
 
@@ -158,6 +158,7 @@ class QuantizedEmbedding(TokenTable, ComputedBuffers):
         self.recompute_buffers(self.packed.device)
 
     @classmethod
+    @torch.no_grad()
     def from_table(
         cls,
         table: TableLike,
@@ -197,33 +198,23 @@ class QuantizedEmbedding(TokenTable, ComputedBuffers):
             >>> [f"{e:.1%}" for e in error]
             ['0.5%', '8.3%']
         """
-        table = as_rows(table)
-        if isinstance(table, Tensor):
-            require_rows(table)
-            (vocab_size, embed_dim), round_scale = table.shape, False
-        else:
-            vocab_size, embed_dim = table.vocab_size, table.embed_dim
-            padding_idx, scale = table.padding_idx, table.scale
-            round_scale = isinstance(table.factor, Tensor)
-        first = _rows(table, 0, min(1, vocab_size))
+        source, padding_idx = source_of_rows(table, padding_idx, scale)
+        first = source.rows(0, 1)
         quantised = cls(
-            vocab_size,
-            embed_dim,
+            source.vocab_size,
+            source.embed_dim,
             bits,
             group_size=group_size,
             padding_idx=padding_idx,
-            scale=scale,
-            round_scale=round_scale,
+            scale=source.scale,
+            round_scale=isinstance(source.factor, Tensor),
             dtype=first.dtype if dtype is None else dtype,
             device=first.device,
         )
-        padding_idx = quantised.padding_idx
-        for start, stop in _blocks(vocab_size, embed_dim, first.device):
-            rows = _rows(table, start, stop).to(torch.float32)
+        for start, stop in _blocks(source.vocab_size, source.embed_dim, first.device):
+            rows = source.rows(start, stop).to(torch.float32)
             _refuse_unsound(rows, start)
-            if padding_idx is not None and start <= padding_idx < stop:
-                rows = rows.clone()
-                rows[padding_idx - start] = 0
+            rows = with_zero_padding(rows, start, quantised.padding_idx)
             packed, row_scale = quantise(rows, quantised.row_format, symmetric=symmetric, clip=clip)
             quantised.packed[start:stop] = packed
             if quantised.row_scale is not None:
@@ -338,12 +329,9 @@ class QuantizedEmbedding(TokenTable, ComputedBuffers):
 
     def extra_repr(self) -> str:
         """Return sizes and options, for `print`."""
-        parts = [f"{self.vocab_size}, {self.embed_dim}, bits={self.row_format.bits}"]
-        parts += [f"group_size={self.group_size}"] if self.group_size is not None else []
-        parts += [f"padding_idx={self.padding_idx}"] if self.padding_idx is not None else []
-        parts += [f"scale={self.scale:.6g}"] if self.scale is not None else []
-        parts += ["rounded"] if self.round_scale else []
-        return ", ".join([*parts, f"dtype={str(self.dtype).removeprefix('torch.')}"])
+        group = "" if self.group_size is None else f", group_size={self.group_size}"
+        options = f"{group}{describe_options(self)}, dtype={str(self.dtype).removeprefix('torch.')}"
+        return f"{self.vocab_size}, {self.embed_dim}, bits={self.row_format.bits}{options}"
 
 
 def dequantise(
@@ -407,12 +395,12 @@ class _Grid(NamedTuple):
     symmetric: bool
 
     def codes(self, x: Tensor) -> Tensor:
-        """Return the codes of the nearest levels, as floats."""
+        """Return the codes of the levels nearest to `x`, `(N, group_size)`, as floats."""
         codes = ((x - self.offset) / self.step.where(self.step > 0, 1.0)).round_()
         return codes.clamp_(1 if self.symmetric else 0, 2**self.bits - 1).masked_fill_(self.step == 0, 0)
 
     def error(self, x: Tensor) -> Tensor:
-        """Return the squared error of each group, `(N, 1)`."""
+        """Return the sum of squared differences between a group's numbers `x` and their nearest levels, `(N, 1)`."""
         return torch.addcmul(self.offset, self.codes(x), self.step).sub_(x).square_().sum(dim=1, keepdim=True)
 
     def where(self, chosen: Tensor, other: "_Grid") -> "_Grid":
@@ -442,7 +430,7 @@ class _Grid(NamedTuple):
 
 
 def _fitted(x: Tensor, bits: int, *, symmetric: bool, clip: bool) -> _Grid:
-    """Fit the levels of each group of numbers, rounded as they are stored."""
+    """Return the levels with the least squared error found for each group (a row of `x`), rounded as stored."""
     if symmetric:
         whole = x.abs().amax(dim=1, keepdim=True) / (2 ** (bits - 1) - 1)
         centre = torch.zeros_like(whole)
@@ -543,13 +531,13 @@ def _(x: Tensor, packed: Tensor, row_scale: Tensor | None, row_format: Sequence[
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    """Save what the backward pass of `times_rows` needs."""
+    """Save the arguments of `times_rows` that `_backward` reads, in the autograd context `ctx`."""
     _, packed, row_scale, ctx.row_format, ctx.transposed = inputs
     ctx.save_for_backward(packed, *([] if row_scale is None else [row_scale]))
 
 
 def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-    """Return the gradient of `x` in `times_rows`: the other product."""
+    """Return the gradient of `x` in `times_rows`, the other product, and `None` for all else."""
     packed, row_scale = (*ctx.saved_tensors, None)[:2]
     return times_rows(gradient, packed, row_scale, ctx.row_format, not ctx.transposed), *[None] * 4
 
@@ -582,16 +570,9 @@ def _dtype_of(dtype: torch.dtype | str | None) -> torch.dtype:
 
 
 def _blocks(count: int, width: int, device: torch.device, *, at_least: int = 1) -> Iterator[tuple[int, int]]:
-    """Return the start and stop of blocks of about `NUMBERS_AT_ONCE` numbers."""
+    """Yield `(start, stop)` of blocks of `count` rows: about `NUMBERS_AT_ONCE` numbers or `at_least` rows each."""
     step = max(1, at_least, NUMBERS_AT_ONCE.get(device.type, NUMBERS_AT_ONCE["cuda"]) // width)
     return ((start, min(start + step, count)) for start in range(0, count, step))
-
-
-@torch.no_grad()
-def _rows(table: LookupTable | Tensor, start: int, stop: int) -> Tensor:
-    """Return rows `start` to `stop - 1` without gradient."""
-    rows = table[start:stop] if isinstance(table, Tensor) else table.rows(start, stop)
-    return rows.detach()
 
 
 def _refuse_unsound(rows: Tensor, start: int) -> None:

@@ -158,5 +158,5 @@ def test_a_resized_table_learns_and_an_old_optimizer_is_told() -> None:
     optimizer.step()
     table.weight = nn.Parameter(torch.randn(60, EMBED_DIM))
     table(torch.tensor([[59]])).sum().backward()
-    with pytest.raises(el.ShapeError, match="replaced behind the optimizer's back"):
+    with pytest.raises(el.ShapeError, match="replaced after the optimizer was built"):
         optimizer.step()
