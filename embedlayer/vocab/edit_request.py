@@ -169,6 +169,8 @@ class EditRequest(VocabularyEdit):
         pad_to_multiple_of: Number of rows that tables are padded to a multiple of; `None` for the multiple of each.
     """
 
+    __repr__ = short_repr
+
     token_map: Callable[[Tokenizer | None, int], TokenMap]
     init: RowInit
     init_head: RowInit
