@@ -278,10 +278,10 @@ class OpenedModel:
         return built
 
     def require_tokenizer(self) -> "Tokenizer":
-        """Return `vocabulary`.
+        """Return the tokenizer, or the one that `vocabulary` builds from the tokens of a file of vectors.
 
         Raises:
-            TokenizerError: There is none, or it has IDs outside the table.
+            TokenizerError: There is no tokenizer, or it has IDs outside the table.
         """
         from embedlayer.data.tokenizer import require_rows
 
@@ -343,7 +343,7 @@ class OpenedModel:
         """Return the model as a whole decoder, which predicts the next token.
 
         Raises:
-            CheckpointError: It has no transformer blocks that this library reads.
+            CheckpointError: The model has no transformer blocks that this library reads.
         """
         from embedlayer.models.decoder import DecoderLM
 
@@ -356,8 +356,10 @@ class OpenedModel:
     def prompt(self, text: str) -> list[int]:
         """Return the token IDs that a continuation of `text` starts from.
 
+        A text without tokens gives the model's token that starts a text.
+
         Raises:
-            TextError: There are none, and the model has no token that starts a text.
+            TextError: The text has no tokens, and the model has no token that starts a text.
         """
         ids = self.encode(text) or list(self.text_limits[0][:1])
         if not ids:

@@ -99,9 +99,10 @@ class AnalogyScores:
 
 
 def whole_words(tokenizer: Tokenizer, vocab_size: int) -> dict[str, int]:
-    """Return the words that are a single token, in lower case and without the leading space, each with its row.
+    """Return the row of each word that is a single token.
 
-    If several tokens give the same word, the lowest ID counts.
+    Words are in lower case and without the leading space. They are the tokens of the kind `"word"` of
+    `token_kinds`, letters at the start of a word. If several tokens give the same word, the lowest ID counts.
     """
     found: dict[str, int] = {}
     for token, kind in enumerate(token_kinds(tokenizer, vocab_size)):

@@ -347,7 +347,11 @@ class TokenVectors:
     def _queries(
         self, queries: Query | Sequence[Query] | None, weight: float
     ) -> Iterator[tuple[Float[Tensor, " D"], float, int | None]]:
-        """Yield for each item its vector in float64, its weight, and the ID if it is a token; rows have length 1."""
+        """Yield vector, weight and ID of each item of a query, the vectors in float64.
+
+        The vector of a token is its row at length 1. A vector is yielded as passed, not normalised, with the ID
+        `None`.
+        """
         for item in _as_list(queries):
             token, its_weight = item if isinstance(item, tuple | list) else (item, weight)
             if isinstance(token, Tensor | np.ndarray):
@@ -380,7 +384,11 @@ class TokenVectors:
         return self._rows.read(index, index + 1)[0].clone()
 
     def _checked(self, vector: Vector) -> Float[Tensor, " D"]:
-        """Return a vector in float64 on the CPU."""
+        """Check the shape of a vector, and return it in float64 on the CPU.
+
+        Raises:
+            ShapeError: The shape is not `(D,)`.
+        """
         if tuple(vector.shape) != (self.embed_dim,):
             raise ShapeError(f"A vector for this table is ({self.embed_dim},); found {tuple(vector.shape)}.")
         return torch.as_tensor(np.array(vector) if isinstance(vector, np.ndarray) else vector.detach()).to(

@@ -80,12 +80,13 @@ class _Hub(CheckpointFolder):
         return Path(found)
 
     def _is_online(self) -> bool:
-        """Return whether the hub can be reached, or `False` if it cannot and the repository is in the cache.
+        """Return whether files are requested from the hub; if not, only its cache on this machine is read.
 
-        Without this check, the hub's client retries each file for half a minute.
+        The result is `False` if `HF_HUB_OFFLINE` is set, or if the hub cannot be reached and the cache has the
+        repository. Without this check, the hub's client would retry each file for half a minute.
 
         Raises:
-            FileError: The hub cannot be reached and the repository is not in the cache.
+            FileError: The hub cannot be reached, and the cache does not have the repository.
         """
         hub = require("huggingface_hub", extra="hf")
         errors = require("huggingface_hub.errors", extra="hf")

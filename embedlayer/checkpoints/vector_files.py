@@ -198,10 +198,12 @@ def write_vectors(
 
 
 def format_of(path: Path, format: str | None = None) -> VectorFormat:
-    """Return the requested format, or the format by the name of a file.
+    """Return the requested format, or without one the format that the suffix of a file implies.
+
+    A folder is in the format `"projector"`.
 
     Raises:
-        SizeError: The format is unknown, or the name does not determine it.
+        SizeError: The requested format is unknown, or none was requested and the suffix implies none.
     """
     names = get_args(VectorFormat)
     if format is not None and format not in names:

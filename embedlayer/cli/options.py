@@ -28,10 +28,10 @@ class InputPath(click.ParamType):  # type: ignore[type-arg]  # generic since cli
         self.standard_input = standard_input
 
     def convert(self, value: str | Path, param: click.Parameter | None, ctx: click.Context | None) -> Path:
-        """Return the path.
+        """Return the path, after a check that it holds what the command reads.
 
         Raises:
-            FileError: It does not exist, cannot be read, or holds what the command does not take.
+            FileError: The path does not exist, cannot be read, or holds what the command does not take.
         """
         path = Path(value)
         if self.standard_input and str(value) == "-":

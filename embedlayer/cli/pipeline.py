@@ -390,10 +390,10 @@ def _neighbors_of(tokens: Sequence[int], model: "DecoderLM", tokenizer: "Tokeniz
 
 
 def _single_token(tokenizer: "Tokenizer", text: str) -> int:
-    """Return the ID of a probe.
+    """Return the ID of a probe, a text whose nearest neighbours are reported.
 
     Raises:
-        SizeError: It is not one token.
+        SizeError: The text is not a single token.
     """
     ids = tokenizer.encode(text, add_special_tokens=False).ids
     if len(ids) != 1:

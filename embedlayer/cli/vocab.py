@@ -131,7 +131,10 @@ def add(
 def remove(
     directory: Path, tokens: tuple[str, ...], file: Path | None, **options: Any
 ) -> "tuple[Receipt, dict[str, Any]]":
-    """Remove tokens from the model in DIRECTORY, named by their text or by their entry in the vocabulary."""
+    """Remove tokens from the model in DIRECTORY: TOKEN..., the lines of a file, or both.
+
+    A token is named by its text (" dog") or as it is written in the vocabulary (Ġdog).
+    """
     from embedlayer.vocab.edit import remove_tokens
 
     wanted = [*tokens, *_lines(file)]

@@ -372,7 +372,7 @@ class CorpusWriter:
         return np.array(self.documents, dtype=np.int64), blocks
 
     def index(self) -> dict[str, Any]:
-        """Return the content of `index.json`."""
+        """Return the writer's entries of `index.json`: dtype, sizes, and the fingerprint of the tokenizer."""
         return {
             "dtype": self.dtype.name,
             "num_tokens": self.num_tokens,

@@ -94,7 +94,7 @@ def plan_digest(plan: JsonObject) -> str:
 
 
 def write_shard_tables(folder: Path, documents: Offsets, blocks: Offsets, index: JsonObject) -> None:
-    """Write `documents.npy`, `blocks.npy` and `index.json` of a shard."""
+    """Write `documents.npy`, `blocks.npy` and `index.json` of a shard; add the format version to `index`."""
     np.save(folder / "documents.npy", documents, allow_pickle=False)
     np.save(folder / "blocks.npy", blocks, allow_pickle=False)
     write_json(folder / "index.json", {"format_version": FORMAT_VERSION, **index})
@@ -192,7 +192,7 @@ def check_version(file: Path, version: int) -> None:
 
     Raises:
         FileError: The file cannot be read.
-        CheckpointError: It has another `format_version`, or is not a JSON object.
+        CheckpointError: The file has another `format_version`, or is not a JSON object.
     """
     found = read_json(file).get("format_version")
     if found != version:

@@ -267,7 +267,10 @@ def _write_shard(folder: Path, plan: JsonObject, number: int, tokenizer: Tokeniz
 
 
 def _planned(sources: Sequence[str | Path], tokenizer: object, path: Path, shards: int) -> Path:
-    """Write the plan of a build into its folder, or compare the plan with the one in the folder; return the folder.
+    """Write plan and tokenizer of a build into its folder, or check that the plan there is the same one.
+
+    Returns:
+        The folder, `path`.
 
     Raises:
         SizeError: `shards` is below 1.
@@ -358,7 +361,7 @@ def _check_unchanged(source: str, planned: list[Any], found: list[Any]) -> None:
         found: Size and digest of the file.
 
     Raises:
-        FileError: They differ.
+        FileError: The size or the digest differs.
     """
     if found != planned:
         (had, _), (has, _) = planned, found

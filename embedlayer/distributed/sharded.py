@@ -124,7 +124,7 @@ class ShardedTable(TokenTable):
         """Check that the rows are still the parameters that `_mark_rows` marked.
 
         Raises:
-            ShapeError: They were replaced.
+            ShapeError: Another parameter has replaced one of them.
         """
         for name, parameter in self.sharded_parameters():
             if not hasattr(parameter, "shard_group"):
@@ -341,7 +341,7 @@ def shard_of(table: TokenTable, partition: RowPartition) -> TokenTable:
 
 
 def _rows_as_dtensors(table: ShardedTable, state: dict[str, Any], prefix: str, _: dict[str, Any]) -> None:
-    """State dict hook: use the names of the whole table, and DTensors for sharded rows."""
+    """Give the entries of a state dict the names of an unsharded table, and return sharded rows as DTensors."""
     inner = f"{prefix}local."
     for key in [key for key in state if key.startswith(inner)]:
         name, value = key.removeprefix(inner), state.pop(key)
@@ -349,7 +349,11 @@ def _rows_as_dtensors(table: ShardedTable, state: dict[str, Any], prefix: str, _
 
 
 def _rows_from_dtensors(table: ShardedTable, state: dict[str, Any], prefix: str, *_: Any) -> None:
-    """Load hook: accept the DTensors of `state_dict()`, or the whole tensors of an unsharded table."""
+    """Replace each tensor of the table in `state` by the rows of this rank, before `load_state_dict` reads it.
+
+    An entry may be a DTensor, as `ShardedTable.state_dict()` returns it, or the whole tensor of an unsharded
+    table.
+    """
     for name in table.local.state_dict():
         value = state.pop(prefix + name, None)
         if isinstance(value, DTensor):

@@ -417,7 +417,10 @@ class _Computation:
     def _head_steps(
         self, head: OutputHead | PredictionHead, tokens: Sequence[ShownToken], tokenizer: Tokenizer
     ) -> Iterator[Step]:
-        """Yield the probabilities of the next tokens, and the gradient of their loss if there is a next token."""
+        """Yield a step with the likeliest next tokens after each token; then the step of the loss's gradient.
+
+        The loss is that of the tokens of the text after the first, so a text of one token has no gradient step.
+        """
         blocks = 0
         hidden = self.x
         if isinstance(self.model, DecoderLM):
@@ -455,7 +458,10 @@ class _Computation:
         tied: bool,
         tokens: Sequence[ShownToken],
     ) -> Step:
-        """Compute the gradient of each row: through the look-up and, with a tied head, through the scores."""
+        """Return the step that shows the norm of the loss's gradient by each row of the table.
+
+        The gradient flows through the look-up and, with a tied head, also through the scores.
+        """
         loss = F.cross_entropy(logits[:-1], self.ids[1:])
         of_rows, of_products = torch.autograd.grad(loss, [self.rows, products])
         if self.table.padding_idx is not None:

@@ -46,12 +46,13 @@ def positions_data(
         model: Model, layer or table.
         tokenizer: Tokenizer of the example text; `None` uses the first rows of the table as tokens.
         trained_length: Longest sequence of the training, for schemes that have no limit themselves.
-        names: Names of the first rows, where there is no tokenizer.
+        names: Texts of the first rows; only read without a tokenizer, and `#0`, `#1`, ... by default.
 
     Returns:
-        `schemes`: each with its `kind` and arguments, the first block's first. `tokens`: tokens in the order of a
-        sentence. `vectors`: their rows with the scale applied, `(N, D)`. `queries`, `keys`: of the same tokens in the
-        first block before positions are applied, `(H, N, K)`, for decoders with schemes inside attention.
+        `schemes`: what `described` returns for each scheme; the scheme of the first block is the first.
+        `embed_dim`: width of the table, D. `tokens`: the example tokens, N of them. `vectors`: their rows with
+        the scale applied, `(N, D)`. For a decoder with a scheme inside attention also `queries` and `keys`:
+        those that the first block computes from `vectors`, before positions are applied, `(H, N, K)`.
     """
     table, position = parts_of(model)
     schemes = [described(position, "", trained_length)]
@@ -80,9 +81,10 @@ def positions_data(
 
 
 def described(position: Position, layers: str = "", trained_length: int | None = None) -> JsonObject:
-    """Describe a scheme as the page computes or draws it.
+    """Describe a scheme as JSON, with all that the page needs to compute or draw it.
 
-    Schemes without a formula on the page are sent as numbers: vectors of positions, or biases by distance.
+    The page computes sinusoidal, rotary and ALiBi positions from their arguments. For learned and relative
+    positions the JSON contains the numbers: vectors of positions, or biases by distance.
 
     Args:
         position: Any scheme.

@@ -67,7 +67,7 @@ def layout_recall(source: OpenedModel, params: Params) -> Any:
 
 
 def _layout(source: OpenedModel) -> Layout:
-    """Return the layout of the rows in the plane, computed once."""
+    """Return the two-dimensional layout that keeps nearest neighbours close; it is computed once per source."""
     return source.once("layout", lambda: compute_layout(source.rows, principal(source).coordinates[:, :2]))
 
 

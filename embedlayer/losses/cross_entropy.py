@@ -196,7 +196,7 @@ def check_shapes(hidden: Tensor, weight: Tensor, targets: Tensor) -> None:
     """Check that the shapes and dtypes of hidden states, rows and targets fit each other.
 
     Raises:
-        ShapeError: They do not; the message names what was found.
+        ShapeError: A shape or dtype does not fit; the message names what was found.
     """
     if weight.dim() != 2 or hidden.dim() < 1 or hidden.shape[-1] != weight.shape[1]:
         raise ShapeError(
@@ -215,10 +215,10 @@ def check_shapes(hidden: Tensor, weight: Tensor, targets: Tensor) -> None:
 
 
 def check_options(options: LossOptions) -> None:
-    """Check that the options are known and do not exclude each other.
+    """Check that `reduction` and `impl` have known values, and that no options exclude each other.
 
     Raises:
-        SizeError: They do; the message names the option.
+        SizeError: A value is unknown, or `label_smoothing` is combined with a masked padding token.
     """
     if options.get("label_smoothing") and options.get("mask_padding") and options.get("padding_idx") is not None:
         raise SizeError(

@@ -63,7 +63,10 @@ def _logits(hidden, weight, bias, tokens, rows, numbers):
 
 @triton.jit
 def _dlogits(logits, lse, factors, targets, tokens, rows, numbers):
-    """Compute the gradient of the losses by the raw logits, `(softmax - one_hot) * factor`, `(BLOCK, BLOCK)`."""
+    """Compute the gradient of the losses by the logits before the soft cap, `(BLOCK, BLOCK)`.
+
+    Without a soft cap it is `(softmax - one_hot) * factor`. The kernels multiply it by the logit scale.
+    """
     num_tokens, num_rows, _width, _scale, softcap, padding_idx, _padding_logit = numbers
     inside = tokens < num_tokens
     token_lse = tl.load(lse + tokens, mask=inside, other=0.0)

@@ -134,7 +134,8 @@ def _check_implemented(checkpoint: Checkpoint) -> None:
     """Check that `DecoderLM` implements a model with this configuration of transformers.
 
     Raises:
-        CheckpointError: It does not; the message names the key.
+        CheckpointError: A key of the configuration has a value that is not implemented; the message names the
+            key.
     """
     config, source = checkpoint.config, f"{checkpoint.name}/config.json"
     decoders = [family for family in FAMILIES if family.decoder is HUGGING_FACE_TENSORS]

@@ -17,12 +17,13 @@ ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 def alibi_slopes(num_heads: int, max_bias: float = 8.0) -> Float[Tensor, " H"]:
     """Compute the slope of each head, `2^(-max_bias i / H)` for i = 1 .. H, in float64.
 
-    For H that is no power of two, take the slopes of the next smaller power of two, then every other slope of the next
-    larger one. BLOOM and MPT write this differently, but with `max_bias` 8 both have these slopes for every H. Only MPT
-    has another `max_bias` (`alibi_bias_max`).
+    If H is no power of two, the slopes are those of the next smaller power of two, then the 1st, 3rd, 5th and
+    so on of the next larger one. BLOOM and MPT compute them in other ways, with the same result if `max_bias`
+    is 8. Only MPT's configuration has a `max_bias` (`alibi_bias_max`), which transformers ignores: it always
+    computes with 8.
 
     Reference: Press et al., Train short, test long, 2022; transformers/models/bloom/modeling_bloom.py and
-    transformers/models/mpt/modeling_mpt.py (which builds the biases for 8 whatever its configuration says).
+    transformers/models/mpt/modeling_mpt.py.
     """
     above = 2 ** (num_heads - 1).bit_length()
     slopes = [2 ** (-max_bias * i / above) for i in range(1, above + 1)]

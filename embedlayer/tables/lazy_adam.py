@@ -142,7 +142,7 @@ class StepHistory:
             self._sums[:, at] = sums_of(nodes[:, :1], nodes, weights).sum(2)
 
     def record(self, lr: float, weight_decay: float) -> int:
-        """Record one step, and return its number.
+        """Record the next step, and return its number; the first one is `start + 1`.
 
         Raises:
             SizeError: `lr` is negative, or `lr * weight_decay` is not below 1.
@@ -182,7 +182,7 @@ class StepHistory:
         return bool(self.size and self._lines[2, self.size - 1])
 
     def decay(self, at: Int[np.ndarray, " G"]) -> Float[np.ndarray, " G"]:
-        """Return the factor of all weight decay since each of these steps."""
+        """Return the product of the weight-decay factors of all steps after each step of `at`."""
         if not self.decays:
             return np.ones(at.shape)
         logs = self._lines[2]
@@ -242,7 +242,10 @@ class StepHistory:
     def terms(
         self, at: Int[np.ndarray, " G"], *, tolerance: float
     ) -> tuple[Float[np.ndarray, "G J"], Float[np.ndarray, "G J"]]:
-        """Return nodes `e_j` and weights `w_j` of the sum above, `(G, J)`; terms past the end have weight 0."""
+        """Return nodes `e_j` and weights `w_j` of the sum in the module's docstring, `(G, J)` each.
+
+        A row of the result belongs to a step of `at`. Terms after the last step have weight 0.
+        """
         nodes, weights, places = self._undecayed_terms(at, tolerance)
         if self.decays:
             weights *= np.exp(self._lines[2, self.size - 1] - self._lines[2][places])
@@ -251,7 +254,7 @@ class StepHistory:
     def _undecayed_terms(
         self, at: Int[np.ndarray, " G"], tolerance: float
     ) -> tuple[Float[np.ndarray, "G J"], Float[np.ndarray, "G J"], Int[np.ndarray, "G J"]]:
-        """Return nodes, weights without weight decay, and the index of each step in the lines, `(G, J)` each."""
+        """Return nodes, weights without weight decay, and the index of each term's step in `_lines`, `(G, J)` each."""
         lags = self.step - at
         most = int(lags.max())
         if self._weak_decay:
@@ -343,7 +346,15 @@ def error_at_samples(
     weights: Float[np.ndarray, "Q G"],
     exact: Float[np.ndarray, "S G"],
 ) -> Float[np.ndarray, " G"]:
-    """Return the largest relative error of a rule at the values `SAMPLES * e_1` of `s`, where the sum is `exact`."""
+    """Return the largest relative error of quadratures of the sum `sum_j w_j / (s + e_j)`, for each of G steps.
+
+    Args:
+        first: The first node `e_1` of each exact sum.
+        nodes: Nodes of the quadratures.
+        weights: Weights of the quadratures.
+        exact: The exact sums, at the values `s = SAMPLES * e_1`, at which the quadratures are compared with
+        them.
+    """
     samples = np.array(SAMPLES)[:, None, None] * first
     found = (weights / (nodes + samples)).sum(1)
     worst: Float[np.ndarray, " G"] = (np.abs(found - exact) / np.maximum(exact, TINY)).max(0)

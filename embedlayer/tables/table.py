@@ -141,7 +141,7 @@ def check_width(hidden: Tensor, embed_dim: int) -> None:
     """Check that the last dimension of hidden states is the width of the rows.
 
     Raises:
-        ShapeError: It is not; the message names both sizes.
+        ShapeError: The last dimension has another size; the message names both sizes.
     """
     if hidden.dim() == 0 or hidden.shape[-1] != embed_dim:
         raise ShapeError(

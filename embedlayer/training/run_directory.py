@@ -340,7 +340,7 @@ class RunDirectory:
         """Check that the model fits into the memory of this machine, before memory is allocated.
 
         Raises:
-            CheckpointError: It does not.
+            CheckpointError: The model is larger than the memory.
         """
         with torch.random.fork_rng(devices=[]), torch.device("meta"):
             needed = sum(tensor.nbytes for tensor in build(description["model"]).parameters())

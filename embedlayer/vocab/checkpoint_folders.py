@@ -50,10 +50,10 @@ def apply_to_checkpoint(folder: Path, partial: Path, edit: VocabularyEdit) -> tu
         The result, by the name "", and the names of the files that changed beside the weights.
 
     Raises:
-        CheckpointError: It is damaged, its rows are not stored as rows (model2vec with a mapping), or it is not what
-            the edit of a receipt wrote.
-        VocabularyError: A configuration names a removed token, or the padding token of a family that counts positions
-            from its ID would get another ID.
+        CheckpointError: The checkpoint is damaged, does not store its rows as rows (model2vec with a mapping),
+            or is not what the edit of a receipt wrote.
+        VocabularyError: A configuration names a removed token, or the padding token of a family that counts
+            positions from its ID would get another ID.
     """
     layer, tensors, aliases = _opened(folder)
     table, tokenizer = next(iter(tensors)), layer.tokenizer
@@ -263,7 +263,7 @@ def _with_ids(content: JsonObject, ids: NewTokenIds, file: str) -> JsonObject:
     """Return a configuration with the new IDs of the tokens that it names.
 
     Raises:
-        VocabularyError: It names a removed token.
+        VocabularyError: The configuration names a removed token.
     """
     moved: JsonObject = {}
     for key, value in content.items():
@@ -296,7 +296,7 @@ def _without_removed_names(content: JsonObject, tokens: TokenMap, file: str) -> 
     """Return a tokenizer's configuration without removed tokens, and with new IDs.
 
     Raises:
-        VocabularyError: It names a removed token in a role.
+        VocabularyError: The configuration names a removed token in a role.
     """
     removed, content = set(tokens.dropped.values()), dict(content)
     for key in USUAL_NAMES:

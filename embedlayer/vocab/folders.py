@@ -36,7 +36,7 @@ def check_folder(folder: Path) -> None:
 
     Raises:
         FileError: There is no such folder.
-        CheckpointError: It is a checkpoint of `torch.distributed.checkpoint`, whose tables may not fit one process.
+        CheckpointError: The folder is such a checkpoint, whose tables may not fit one process.
     """
     if not recover_folder(folder).is_dir():
         raise FileError(f"There is no folder {folder}.")

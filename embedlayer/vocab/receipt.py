@@ -207,7 +207,7 @@ class Receipt:
         """Write the receipt as one safetensors file; a failed write leaves the file as it was.
 
         Raises:
-            FileError: It cannot be written.
+            FileError: The file cannot be written.
         """
         tensors = {
             "sources": self.row_map.sources,
@@ -228,7 +228,7 @@ class Receipt:
 
         Raises:
             FileError: There is no such file.
-            CheckpointError: It is damaged, or not a receipt.
+            CheckpointError: The file is damaged, or not a receipt.
         """
         tensors, metadata = load_tensors(path)
         if "receipt" not in metadata:
@@ -357,7 +357,7 @@ def _tokenizer(packed: Tensor | None) -> Tokenizer | None:
     """Return a tokenizer that a receipt contains, or `None` if it contains none.
 
     Raises:
-        CheckpointError: It is damaged.
+        CheckpointError: The stored tokenizer is damaged.
     """
     try:
         return None if packed is None else parse_tokenizer(_unpacked(packed).decode())
@@ -369,7 +369,7 @@ def _sources(tensor: Tensor) -> Tensor:
     """Return the sources of a row map from a file, after a check of dtype and shape.
 
     Raises:
-        CheckpointError: They are not int64 of one dimension.
+        CheckpointError: The tensor is not int64 of one dimension.
     """
     if tensor.dtype != torch.int64 or tensor.dim() != 1:
         raise CheckpointError(f"The receipt's rows are {tensor.dtype} of shape {list(tensor.shape)}: it is damaged.")

@@ -385,7 +385,7 @@ class LiveRows:
         """Return the number of live rows.
 
         Raises:
-            VocabularyError: There is none.
+            VocabularyError: No row is live.
         """
         return self._count_and_mean[0]
 
@@ -394,7 +394,7 @@ class LiveRows:
         """Return the mean of the live rows.
 
         Raises:
-            VocabularyError: There is none.
+            VocabularyError: No row is live.
         """
         return self._count_and_mean[1]
 

@@ -277,7 +277,7 @@ def _check_restored_rows(tensors: Mapping[str, RowTensor], edit: RowEdit, restor
     """Check that a receipt contains the dropped rows of every tensor, in the right shape.
 
     Raises:
-        CheckpointError: It does not.
+        CheckpointError: Rows are missing or have another shape.
     """
     for name, rows in tensors.items():
         count = len(local_rows(edit.row_map.initialised, edit.row_map.size, rows.collectives))

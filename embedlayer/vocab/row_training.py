@@ -127,10 +127,10 @@ def merge_rows(module: nn.Module) -> None:
 
 
 def _dense(name: str, table: TokenTable) -> TokenEmbedding:
-    """Return the table, if it is dense.
+    """Return the table, if it is dense: only then can a few of its rows be trained without the others.
 
     Raises:
-        SizeError: It is not: a few of its rows cannot be trained without the others.
+        SizeError: The table is of another kind.
     """
     if not isinstance(table, TokenEmbedding):
         raise SizeError(

@@ -107,7 +107,12 @@ class TokenBytes:
 
     @cached_property
     def by_bytes(self) -> dict[bytes, int]:
-        """Return the ID of the token for some bytes; the most likely reading and ordinary tokens have precedence."""
+        """Return the ID of the token for each sequence of bytes that is a reading of some token; see `readings`.
+
+        Where several tokens have the same reading, ordinary tokens that have it as their first reading come first,
+        then the byte tokens of SentencePiece, then added tokens, then second readings; of each kind the lowest ID.
+        Special tokens are left out.
+        """
         found: dict[bytes, int] = {}
         ids = sorted(self.entries.keys() - self.added)
         readings = {token_id: self.readings(token_id) for token_id in ids if not self.is_byte(token_id)}
@@ -125,7 +130,10 @@ class TokenBytes:
 
     @property
     def single_bytes(self) -> frozenset[int]:
-        """Return the IDs of the tokens for single bytes, which encode any text; also those that end a word (CLIP)."""
+        """Return the IDs of the tokens that stand for one byte each; together they encode any text.
+
+        They include the tokens for a byte at the end of a word (CLIP). Conventions without such tokens have none.
+        """
         names = [f"<0x{byte:02X}>" for byte in range(256)] if self.convention == "sentencepiece" else []
         if self.convention == "byte-level":
             names = [
@@ -159,7 +167,10 @@ class TokenBytes:
         return token_id
 
     def encode(self, content: bytes) -> tuple[int, ...]:
-        """Return the IDs that this tokenizer encodes some bytes with; none of them is a special token."""
+        """Return the IDs with which the tokenizer encodes some bytes, without special tokens.
+
+        Bytes that are not UTF-8 are encoded one by one; a byte that is no token is left out.
+        """
         try:
             text = content.decode()
         except UnicodeDecodeError:
@@ -177,7 +188,9 @@ class TokenBytes:
 
 
 def spell(tokenizer: object, tokens: Sequence[str]) -> list[tuple[int, ...]]:
-    """Return for each token the IDs that a tokenizer without it encodes it with.
+    """Return for each text the IDs with which the tokenizer encodes it: for a new token, its present subwords.
+
+    A text that is a token already is usually encoded as that token: the tokenizer is not changed.
 
     Example:
         >>> tokenizer = train_tokenizer("I love dogs, I love cats", vocab_size=270)

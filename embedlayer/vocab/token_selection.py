@@ -27,7 +27,7 @@ class TokenNames(Protocol):
     vocabulary: dict[str, int]
 
     def find(self, token: Token) -> int:
-        """Return the ID of a token.
+        """Return the ID of a token that is named by its ID or, where there is a tokenizer, by its text.
 
         Raises:
             VocabularyError: There is no such token.
@@ -46,10 +46,10 @@ class NumberedTokens:
         self.vocabulary = {name: token_id for token_id, name in self.entries.items()}
 
     def find(self, token: Token) -> int:
-        """Return the ID of a token.
+        """Return a token's ID, which is the token itself: without a tokenizer, a token is named by its ID only.
 
         Raises:
-            VocabularyError: The token is not an ID of this vocabulary.
+            VocabularyError: The token is a text, or the model has no such ID.
         """
         require_ids([token])
         if int(token) not in self.entries:
@@ -168,7 +168,7 @@ def _listed(tokens: Iterable[Token], option: str) -> list[Token]:
 
 
 def _ids(old: TokenNames, tokens: Iterable[Token], option: str) -> dict[int, Token]:
-    """Return the ID of each token, with the token as passed.
+    """Return the tokens as they were passed, by their IDs.
 
     Raises:
         VocabularyError: A token is unknown or is named twice.
@@ -185,7 +185,7 @@ def _ids(old: TokenNames, tokens: Iterable[Token], option: str) -> dict[int, Tok
 
 
 def _new_name(new: Container[str], token: Token) -> str | None:
-    """Return the name of a new token, which SentencePiece writes with "▁" for a space; `None` for an old one."""
+    """Return the entry of `new` that a token names, with "▁" for a space if needed; `None` if it names none."""
     names = (token, token.replace(" ", "▁")) if isinstance(token, str) else ()
     return next((name for name in names if name in new), None)
 

@@ -174,10 +174,10 @@ def _new_tokens(
 
 
 def _check_spelled_out(old: TokenBytes, token: str | AddedToken) -> None:
-    """Check that a new token does not contain the mark with which a tokenizer's file writes a space.
+    """Check that a new token has spaces and not the mark that stands for a space in a tokenizer's file.
 
     Raises:
-        VocabularyError: It does, and no text contains that mark.
+        VocabularyError: The token contains that mark, so it would never be found in a text.
     """
     mark = {"byte-level": "Ġ", "sentencepiece": "▁"}.get(old.convention)
     if isinstance(token, str) and mark is not None and mark in token:
@@ -275,7 +275,11 @@ def _names_in_template(processor: Data) -> set[str]:
 
 
 def with_parts(kept: set[int], old: TokenBytes, data: Data) -> set[int]:
-    """Return some IDs, and those of the tokens that are needed to encode them."""
+    """Return the IDs `kept`, and the IDs of the tokens without which they could not be encoded.
+
+    For BPE these are the tokens from which they are merged. For Unigram it is the token with the lowest score,
+    which determines the score of unknown text.
+    """
     model = data["model"]
     if model["type"] == "BPE":
         merged = (old.entries[token_id] for token_id in kept - old.added)
@@ -286,7 +290,7 @@ def with_parts(kept: set[int], old: TokenBytes, data: Data) -> set[int]:
 
 
 def _unreachable_without(removed: set[int], old: TokenBytes, data: Data) -> set[int]:
-    """Return the IDs of the BPE tokens that no text contains any more without some tokens."""
+    """Return the IDs of the BPE tokens that no text is encoded with any more once `removed` are removed."""
     if data["model"]["type"] != "BPE" or not removed:
         return set()
     merges = BPEMerges(data["model"])
@@ -430,7 +434,11 @@ def _score(entry: str, tokenizer: Tokenizer, scores: Mapping[str, float]) -> flo
 
 
 def _renumber_template(processor: Data | None, new_id_of: Mapping[int, int]) -> None:
-    """Set the new IDs of a post-processor's special tokens; remove those that it never uses and that are removed."""
+    """Replace old token IDs by new ones in a post-processor, in place.
+
+    A template may list special tokens that it never puts around a text. Of these, the ones that the edit
+    removes are deleted from its list.
+    """
     if not processor:
         return
     if processor["type"] == "Sequence":
