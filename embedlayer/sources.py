@@ -384,8 +384,8 @@ def open_model(source: Path | str, tokenizer: Path | str | None = None, *, devic
         device: Where to put the tensors.
 
     Raises:
-        FileError: There is nothing of that name, or it cannot be read. A mistyped path is never sent to the hub.
-        CheckpointError: It is damaged, of an unknown kind, or has no token table.
+        FileError: The path does not exist, or cannot be read. A mistyped path is never sent to the hub.
+        CheckpointError: The source is damaged, of an unknown kind, or has no token table.
         TokenizerError: The tokenizer is damaged; or `tokenizer`, or that of a saved layer, has IDs outside the table.
 
     Warns:

@@ -100,7 +100,7 @@ def measure_use(opened: "OpenedModel", text: Path) -> TokenUse:
 
     Raises:
         FileError: The text cannot be read.
-        TextError: It has fewer than two tokens.
+        TextError: The text has fewer than two tokens.
         TokenizerError: There is no tokenizer, or it has IDs outside the table.
     """
     import torch

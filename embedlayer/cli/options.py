@@ -58,7 +58,7 @@ class NewFolder(click.Path):
         """Return the path.
 
         Raises:
-            FileError: It is a file, or a folder that is not empty.
+            FileError: The path is a file, or a folder that is not empty.
         """
         path = Path(value)
         is_filled = False

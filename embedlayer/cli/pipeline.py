@@ -112,7 +112,7 @@ def start_run(
     Raises:
         FileError: A text cannot be read, or the folder cannot be written.
         SizeError: A probe is not one token, or sizes do not fit together.
-        TextError: There is no text, or a corpus was mixed with texts.
+        TextError: The sources contain no text, or a corpus was passed together with texts.
         TokenizerError: A corpus was built with another tokenizer.
     """
     import torch
@@ -195,7 +195,7 @@ def _find_corpus(sources: Sequence[str | Path]) -> Path | None:
     """Return the source that is a folder of `embedlayer corpus build`, or `None`.
 
     Raises:
-        TextError: There are other sources beside it.
+        TextError: A corpus was passed together with other sources.
     """
     from embedlayer.data.corpus_files import PLAN_FILE
 

@@ -135,7 +135,7 @@ def tokens_kept(texts: Sequence[Path], tokenizer: "Tokenizer | None", rows: int,
     """Return how many tokens `embedlayer vocab trim` keeps for these texts.
 
     Raises:
-        TokenizerError: There is no tokenizer, or it is another model's.
+        TokenizerError: The model has no tokenizer, or one with IDs outside its table.
         FileError: A text cannot be read.
     """
     from embedlayer.data.tokenizer import require_rows

@@ -82,7 +82,7 @@ def load_sharded(
 
     Raises:
         FileError: There is no such file, or it cannot be read.
-        CheckpointError: It is truncated or not a safetensors file.
+        CheckpointError: The file is truncated or not a safetensors file.
     """
     with open_safetensors(path) as file:
         names = list(file.keys())

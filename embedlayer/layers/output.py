@@ -50,8 +50,8 @@ class OutputHead(Pretrained, nn.Linear):
         dtype: Dtype of the rows of an untied head and of the bias.
 
     Raises:
-        SizeError: Neither a table nor both sizes are passed, or both are; or the table is row-sparse, or a plain
-            `nn.Embedding`.
+        SizeError: Pass either a table or both sizes: one and only one of the two. Or the table is row-sparse, or a
+            plain `nn.Embedding`.
 
     Example:
         >>> table = TokenEmbedding(100, 8)
@@ -353,7 +353,7 @@ def _one_of(value: int | None, other: int | None, name: str) -> int | None:
     """Return the size that was passed under one of two names; `None` if neither was.
 
     Raises:
-        SizeError: Both were passed.
+        SizeError: The size was passed under both names.
     """
     if value is not None and other is not None:
         raise SizeError(f"{name} was passed twice: {value} and {other}.")

@@ -376,7 +376,7 @@ def _list_of(count: int, values: object, name: str) -> list[Any]:
     """Check that a value of the configuration is a list with one entry for each layer, and return it.
 
     Raises:
-        CheckpointError: It is no list, or has another length.
+        CheckpointError: `values` is not a list, or its length is not `count`.
     """
     if not isinstance(values, list | tuple) or len(values) != count:
         raise CheckpointError(f"{name} must have one entry for each of {count} layers, not {values!r}.")

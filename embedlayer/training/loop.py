@@ -272,7 +272,7 @@ class Trainer:
         """Restore the result of `state()`, in place.
 
         Raises:
-            CheckpointError: It is the state of another model.
+            CheckpointError: The state belongs to another model.
         """
         try:
             self.model.load_state_dict(_select(tensors, "model."))

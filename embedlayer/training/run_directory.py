@@ -316,7 +316,7 @@ class RunDirectory:
 
         Raises:
             FileError: The folder contains no run.
-            CheckpointError: It is damaged, or describes another kind of model.
+            CheckpointError: A file of the run is damaged, or describes another kind of model.
         """
         with torch.random.fork_rng(devices=[]):
             return self._build_with_seed(self.read(), ParallelContext(), "cpu")

@@ -246,10 +246,10 @@ def _edited(tokenizer: Tokenizer, **options: Any) -> TokenMap:
 
 
 def _required(tokenizer: Tokenizer | None) -> Tokenizer:
-    """Return the tokenizer.
+    """Return the tokenizer, which must not be `None`.
 
     Raises:
-        VocabularyError: It is `None`.
+        VocabularyError: `tokenizer` is `None`.
     """
     if tokenizer is None:
         raise VocabularyError("There is no tokenizer here, and without one tokens have no texts: pass tokenizer=...")

@@ -108,7 +108,8 @@ def vocabulary_modules(module: nn.Module) -> VocabularyModules:
     """Return the tables and heads of a module; a tied head brings its table along.
 
     Raises:
-        SizeError: There are none, they differ in size, or the rows of a table cannot be moved.
+        SizeError: The module has no table and no head, their numbers of tokens differ, or the rows of a table cannot be
+            moved.
     """
     modules = dict(module.named_modules())
     layers = {name: part for name, part in modules.items() if isinstance(part, EmbeddingLayer)}
