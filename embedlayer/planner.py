@@ -161,27 +161,27 @@ class EmbeddingPlan:
 
     @property
     def table_parameters(self) -> int:
-        """Return the parameters of the table alone: `V * D`, or `V * R + R * D`."""
+        """Return the number of parameters of the table alone: `V * D`, or `V * R + R * D` if it is factorised."""
         return sum(rows * columns for rows, columns in self._factors)
 
     @property
     def head_parameters(self) -> int:
-        """Return the parameters that the head adds: 0 when tied, else `V * D`."""
+        """Return the number of parameters that the head adds: 0 if it is tied, else `V * D`."""
         return 0 if self.tied else self._rows * self.embed_dim
 
     @property
     def position_parameters(self) -> int:
-        """Return the parameters of the learned position table."""
+        """Return the number of parameters of the learned position table; 0 if the model has none."""
         return self.positions * self.embed_dim
 
     @property
     def delta_parameters(self) -> int:
-        """Return the parameters of the `delta_rows` trained rows."""
+        """Return the number of parameters in the `delta_rows` trained rows."""
         return self.delta_rows * self.embed_dim
 
     @property
     def parameters(self) -> int:
-        """Return all parameters: table, head, positions and delta rows."""
+        """Return the number of all parameters: table, head, positions and delta rows."""
         return self.table_parameters + self.head_parameters + self.position_parameters + self.delta_parameters
 
     @property

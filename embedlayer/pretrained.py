@@ -227,8 +227,11 @@ def short(error: Exception) -> str:
 def assign(layer: nn.Module, tensors: dict[str, torch.Tensor], *, source: Path) -> None:
     """Assign tensors to a layer by name. If one does not fit, none is assigned.
 
+    A tensor replaces the layer's own and keeps its dtype; floating-point types may differ from the layer's.
+
     Raises:
-        CheckpointError: Names, shapes or dtypes differ; the message lists them.
+        CheckpointError: A name is missing or unknown, or a shape or dtype differs; the message lists the faults
+            and names `source`.
     """
     state = layer.state_dict()
     faults = [f"{name} is missing" for name in state.keys() - tensors.keys()]

@@ -333,7 +333,16 @@ class TokenVectors:
         return nearer
 
     def _answer(self, scores: Float[Tensor, " N"], topn: int | None, start: int, without: list[int]) -> Neighbors:
-        """Return the tokens with the highest scores, equal scores by ID; or all scores if `topn` is `None`."""
+        """Return the `topn` tokens with the highest scores; or the array of all scores if `topn` is `None`.
+
+        Equal scores are sorted by ID.
+
+        Args:
+            scores: Score of rows `start` on. It is overwritten if `topn` is not `None`.
+            topn: Number of tokens.
+            start: ID of the first score.
+            without: IDs that are not in the result. Rows without a token and NaN scores never are.
+        """
         if topn is None:
             return scores.numpy()
         scores[~self._has_token[start : start + len(scores)] | scores.isnan()] = -torch.inf
@@ -347,10 +356,14 @@ class TokenVectors:
     def _queries(
         self, queries: Query | Sequence[Query] | None, weight: float
     ) -> Iterator[tuple[Float[Tensor, " D"], float, int | None]]:
-        """Yield vector, weight and ID of each item of a query, the vectors in float64.
+        """Yield a vector, its weight and its token ID for each item of a query.
 
-        The vector of a token is its row at length 1. A vector is yielded as passed, not normalised, with the ID
-        `None`.
+        A token gives its row at length 1 and its ID; a vector is yielded as it was passed, with `None`. Vectors
+        are float64 on the CPU. The weight is `weight` unless the item is a pair `(token, weight)`.
+
+        Raises:
+            UnknownTokenError: See `id_of`.
+            ShapeError: A vector is not `(D,)`.
         """
         for item in _as_list(queries):
             token, its_weight = item if isinstance(item, tuple | list) else (item, weight)
@@ -361,7 +374,11 @@ class TokenVectors:
                 yield _unit(self._row(index).to("cpu", torch.float64)), float(its_weight), index
 
     def _ends(self, clip_start: int, clip_end: int | None, restrict_vocab: int | None) -> tuple[int, int]:
-        """Return the first ID to search and the one after the last."""
+        """Return the first ID to search and the one after the last; `restrict_vocab` replaces the other two.
+
+        Raises:
+            SizeError: `restrict_vocab` is below 1, or there is no ID in the range.
+        """
         if restrict_vocab is not None:
             if restrict_vocab < 1:
                 raise SizeError(f"restrict_vocab is a number of IDs, at least 1; found {restrict_vocab}.")
@@ -384,10 +401,10 @@ class TokenVectors:
         return self._rows.read(index, index + 1)[0].clone()
 
     def _checked(self, vector: Vector) -> Float[Tensor, " D"]:
-        """Check the shape of a vector, and return it in float64 on the CPU.
+        """Return a vector in float64 on the CPU.
 
         Raises:
-            ShapeError: The shape is not `(D,)`.
+            ShapeError: It is not `(D,)`.
         """
         if tuple(vector.shape) != (self.embed_dim,):
             raise ShapeError(f"A vector for this table is ({self.embed_dim},); found {tuple(vector.shape)}.")

@@ -8,7 +8,11 @@ from embedlayer.cli.options import json_option
 
 
 def carried_text() -> str:
-    """Return the Python language reference, or the docstrings of the standard library if Python lacks it."""
+    """Return a text that is part of every Python installation, for `demo` to train on.
+
+    It is the language reference that `help()` shows; where a distribution leaves that out, the docstrings of
+    the standard library.
+    """
     try:
         from pydoc_data.topics import topics
 

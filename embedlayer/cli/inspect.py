@@ -152,7 +152,7 @@ def as_json_object(opened: "OpenedModel", content: Measurements, topn: int) -> d
 
 
 def show(opened: "OpenedModel", content: Measurements, topn: int) -> None:
-    """Print the measurements of one table for people."""
+    """Print the measurements of one table as a readable report; `topn` limits the list of under-trained tokens."""
     console, found = make_console(), content.health
     print_line(console, _heading(opened))
     print_facts(console, _geometry_lines(content.geometry, found))

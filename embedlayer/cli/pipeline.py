@@ -402,7 +402,7 @@ def _single_token(tokenizer: "Tokenizer", text: str) -> int:
 
 
 def _at_most(size: int, chunks: Iterator[str]) -> Iterator[str]:
-    """Yield text chunks until they have `size` bytes in all."""
+    """Yield whole chunks until they have `size` bytes together; the last chunk may go beyond."""
     for chunk in chunks:
         yield chunk
         size -= len(chunk.encode())

@@ -56,7 +56,11 @@ def page_html(sources: list[OpenedModel]) -> str:
 
 
 def bake(sources: list[OpenedModel]) -> dict[str, Any]:
-    """Return every answer that an exported page holds, by the key under which the page looks it up."""
+    """Return the packed answer to every request that an exported page can make, by the key from `_key`.
+
+    An answer that the server would refuse is left out, and its view says so. The key "manifest" has the facts
+    that the page reads first.
+    """
     check_tokenizers(sources)
     content: dict[str, Any] = {}
 
@@ -130,13 +134,18 @@ def one_script(modules: dict[str, str], entry: str) -> str:
 
 
 def _key(name: str, params: Params) -> str:
-    """Return the key of a request, equal to that of `keyOf` in data.js."""
+    """Return the key under which the page stores the answer to a request; `keyOf` in data.js builds the same key."""
     query = urlencode(sorted(params.items()), quote_via=quote, safe="-_.!~*'()")  # as encodeURIComponent
     return f"{name}?{query}" if query else name
 
 
 def _packed(value: Any) -> dict[str, Any]:
-    """Return an answer as JSON: bytes as gzip in base64."""
+    """Wrap an answer so that it can be stored in JSON.
+
+    Returns:
+        `{"base64": text}` for bytes, which are compressed with gzip first; `{"json": value}` for any other
+        value.
+    """
     if isinstance(value, bytes):
         return {"base64": base64.b64encode(gzip.compress(value, mtime=0)).decode()}
     return {"json": value}

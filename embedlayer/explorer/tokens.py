@@ -87,10 +87,15 @@ def frequencies(source: OpenedModel, params: Params) -> bytes:
 
 
 def neighbors(source: OpenedModel, params: Params) -> Any:
-    """Return the nearest neighbours of the sum of `plus` unit rows less `minus` unit rows: `[[id, cosine], ...]`.
+    """Answer a request for the rows nearest to a query, as `[[id, cosine], ...]`, nearest first.
 
-    The result equals that of `TokenVectors.most_similar`: exact, over all rows, without the tokens of the query and
-    without rows that have no token.
+    The query is the sum of the rows that the parameter `plus` lists, less those in `minus`; each of these
+    rows is normalised to length 1 first. As in `TokenVectors.most_similar` the result is exact, over all
+    rows, without the tokens of the query and without rows that have no token.
+
+    Raises:
+        SizeError: `plus` and `minus` are both empty, or a parameter is no valid number or list.
+        TokenIdError: An ID is outside the table.
     """
     plus, minus = _ids(source, params, "plus"), _ids(source, params, "minus")
     if not plus and not minus:
@@ -103,7 +108,11 @@ def neighbors(source: OpenedModel, params: Params) -> Any:
 
 
 def along(source: OpenedModel, params: Params) -> bytes:
-    """Return the cosine of each row with the sum of `plus` unit rows less `minus` unit rows, float32 `(V,)`."""
+    """Answer a request for the cosine of every row with a query, as the bytes of float32 `(V,)`.
+
+    The query is the sum of the rows that the parameter `plus` lists, less those in `minus`; each of these
+    rows is normalised to length 1 first.
+    """
     query = _query(source, _ids(source, params, "plus"), _ids(source, params, "minus"))
     return _bytes(table_cosines(RowReader(source.rows), query)[0])
 
@@ -169,7 +178,7 @@ def _frequencies(source: OpenedModel) -> bytes:
 
 @torch.no_grad()
 def _query(source: OpenedModel, plus: list[int], minus: list[int]) -> Float[Tensor, "1 D"]:
-    """Return the sum of the unit rows of `plus` less those of `minus`."""
+    """Return the sum of the rows `plus` less the sum of the rows `minus`, each row normalised first, in float64."""
     units = F.normalize(source.rows[[*plus, *minus]].double(), dim=1)
     return units[: len(plus)].sum(0, keepdim=True) - units[len(plus) :].sum(0, keepdim=True)
 

@@ -98,7 +98,11 @@ class FileLock:
             os.close(descriptor)
 
     def __enter__(self) -> "FileLock":
-        """Acquire the lock without waiting and return this object."""
+        """Acquire the lock and return this object.
+
+        Raises:
+            FileError: Another process has the lock; this call does not wait for it. See `acquire`.
+        """
         self.acquire()
         return self
 

@@ -144,7 +144,14 @@ class OutputHead(Pretrained, nn.Linear):
         return self.follow_references([ChildReference(parent, table)], ChildReference(parent, head))
 
     def follow_references(self, tables: list[ChildReference], head: ChildReference) -> "OutputHead":
-        """Read the rows through these references to tables that share one weight; see `follow`."""
+        """Read the table from now on through references that find it anew at each call, and return this head.
+
+        So the head sees modules that PEFT puts in place of the table. `follow` does this for a single table.
+
+        Args:
+            tables: Where the tables are. All share one weight, and their adapters must be equal.
+            head: Where this head is.
+        """
         self.__dict__["table_references"], self.__dict__["head_reference"] = tables, head
         self.__dict__["adapted_rows"] = AdaptedRows(self._adapted_table)
         return self
@@ -186,7 +193,11 @@ class OutputHead(Pretrained, nn.Linear):
         return require_same_adapters(self._resolved())
 
     def _resolved(self) -> list[AdaptedTable]:
-        """Return the referenced tables; for a head with its own weight, those that share this weight."""
+        """Return the tables that the references find now.
+
+        Of a head with its own weight only those tables count whose weight is that weight: transformers may tie
+        them.
+        """
         references: list[ChildReference] = self.__dict__.get("table_references", [])
         found = [resolve_table(each.module, each.name) for each in references if each.module is not None]
         if self.__dict__.get("table") is not None:

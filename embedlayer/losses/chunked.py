@@ -31,7 +31,7 @@ Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]
 
 
 class RequestedGradients(NamedTuple):
-    """Inputs of which gradients are computed."""
+    """Say of which inputs of the loss the gradients are computed."""
 
     hidden: bool
     weight: bool
@@ -145,7 +145,11 @@ class _GradientSums:
     bias: Tensor | None
 
     def add(self, dlogits_VC: Tensor, x_CD: Tensor, factors_C: Tensor, *, first: bool) -> Tensor | None:
-        """Add the gradients of a chunk, `factors * dlogits` by the logits, and return the gradient of `x_CD`."""
+        """Add the gradients of a chunk to the sums of weight and bias, and return the gradient of `x_CD`.
+
+        The gradient of the loss by a logit is `factors * dlogits`. Hidden gradients are returned, not summed:
+        `None` if they are not requested. `first` marks the first chunk, which overwrites the weight's sum.
+        """
         if self.bias is not None:
             self.bias.addmv_(dlogits_VC, factors_C)
         if dlogits_VC.dtype != x_CD.dtype:
@@ -306,7 +310,10 @@ def _scaled(gradients: Gradients, grad_output: Tensor | None, inputs: LossInputs
 
 
 class _Chunked(torch.autograd.Function):
-    """The chunked loss; its gradients are computed in `forward`, and again for a second backward pass."""
+    """Compute the chunked loss, and its gradients already in `forward`; a second backward pass computes them again.
+
+    With `reduction="none"` the gradients wait for `backward`, because they depend on `grad_output`.
+    """
 
     @staticmethod
     def forward(
@@ -364,7 +371,20 @@ def _differentiable(inputs: LossInputs, grad_output: Tensor, chunked: ChunkedSet
 def _operator(
     hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, grad_output: Tensor | None, *rest: Any
 ) -> tuple[Tensor, ...]:
-    """Compute `loss_and_gradients` in compiled graphs; a gradient that is not requested is an empty tensor."""
+    """Compute `loss_and_gradients` as one operator, for compiled graphs of a single process.
+
+    Args:
+        hidden: Hidden states.
+        weight: Rows of the head.
+        bias: Bias of the rows, or `None`.
+        targets: Target IDs.
+        grad_output: Gradient of the loss; 1 if `None`.
+        rest: The settings and requested gradients as flat values, in the order of the operator's schema.
+
+    Returns:
+        The loss, and the gradients of `hidden`, `weight` and `bias`. One that is not requested is an empty
+        tensor.
+    """
     settings, requested = _unpacked(rest)
     chunked = ChunkedSettings(settings, requested, SINGLE_PROCESS, RowPartition(settings.vocab_size))
     result, gradients = loss_and_gradients(LossInputs(hidden, weight, bias, targets), grad_output, chunked)
@@ -401,7 +421,7 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None
 
 
 def _backward(ctx: Any, grad_output: Tensor, *_: Tensor | None) -> tuple[Any, ...]:
-    """Scale the gradients of the forward pass, or compute them with `reduction="none"`."""
+    """Scale the gradients that `_operator` returned in the forward pass; with `reduction="none"`, compute them now."""
     hidden, weight, bias, targets, *gradients = ctx.saved_tensors
     settings, requested = _unpacked(ctx.rest)
     if settings.reduction == "none":

@@ -33,7 +33,10 @@ def _load(matrix, rows, columns, num_rows, width):
 
 @triton.jit
 def _add(matrix, rows, columns, num_rows, width, values):
-    """Add values to a block of a row-major matrix in memory."""
+    """Add values to one block of a row-major matrix, in place; elements outside of the matrix are skipped.
+
+    The addition is not atomic: no other program of the grid may write to the same block.
+    """
     mask = (rows < num_rows) & (columns < width)
     place = matrix + rows * width + columns
     tl.store(place, tl.load(place, mask=mask, other=0.0) + values, mask=mask)
@@ -165,7 +168,7 @@ def triton_cross_entropy(
 
 
 class _Triton(torch.autograd.Function):
-    """Losses of tokens without ignored targets, by the kernels above."""
+    """Compute with the kernels above the loss of each token, for tokens none of which has an ignored target."""
 
     @staticmethod
     def forward(

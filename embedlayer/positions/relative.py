@@ -85,7 +85,11 @@ class RelativePositionBias(Position, ComputedBuffers):
         init_normal_(self.weight, std=self.init_std)
 
     def buffer_values(self) -> dict[str, Tensor]:
-        """Compute the bucket of each distance in one direction."""
+        """Return the buffer `buckets`: the bucket of each distance `0 .. max_distance`.
+
+        It is that of keys before the query. If the bias is bidirectional, `bucket` adds `num_buckets // 2` for
+        keys after the query.
+        """
         side = self.num_buckets // 2 if self.bidirectional else self.num_buckets
         return {"buckets": distance_buckets(side, self.max_distance)}
 

@@ -49,12 +49,15 @@ class RotaryScaling(Described, ABC):
 
     @property
     def attention_scaling(self) -> float:
-        """Factor on cosines and sines, which multiplies attention scores by its square."""
+        """Return the factor by which cosines and sines are multiplied; 1 unless a subclass overrides it.
+
+        Queries and keys both get it, so attention scores are multiplied by its square.
+        """
         return 1.0
 
     @property
     def limit(self) -> int | None:
-        """Length up to which frequencies are constant; `None` where they are constant at every length."""
+        """Return the sequence length up to which frequencies do not change; `None` if no length changes them."""
         return None
 
     @abstractmethod

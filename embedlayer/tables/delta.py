@@ -133,7 +133,7 @@ class DeltaEmbedding(TokenTable, ComputedBuffers):
 
     @property
     def embed_scale(self) -> float | Tensor | None:
-        """Return the factor of the base, which may be rounded; `None` for 1."""
+        """Return the factor on looked-up vectors, which is the base's: rounded if the base rounds it; `None` for 1."""
         return self.base.factor
 
     def buffer_values(self) -> dict[str, Tensor]:
@@ -251,13 +251,13 @@ class DeltaEmbedding(TokenTable, ComputedBuffers):
         return f"{self.vocab_size}, {self.embed_dim}, learning={len(self.token_ids)}"
 
     def _places(self, ids: Tensor) -> Tensor:
-        """Return the number of `token_ids` below each ID: the index at which an ID would be found."""
+        """Return for each ID its index in the sorted `token_ids`, or the index where it would be inserted."""
         if torch.compiler.is_exporting():  # ONNX has no binary search
             return (self.token_tensor < ids.unsqueeze(-1)).sum(-1)
         return torch.searchsorted(self.token_tensor, ids)
 
     def _between(self, start: int, stop: int) -> tuple[int, int]:
-        """Return the first, and the last + 1, index of trained rows among the tokens `start .. stop - 1`."""
+        """Return the range (first index, last index + 1) in `token_ids` of the tokens `start .. stop - 1`."""
         return lower_bound(self.token_ids, start), lower_bound(self.token_ids, stop)
 
 

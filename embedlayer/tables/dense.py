@@ -224,7 +224,15 @@ class TokenEmbedding(TokenTable, nn.Embedding, ComputedBuffers):
         return vectors if outside is None else vectors.masked_fill(outside.unsqueeze(-1), 0)
 
     def stored(self, ids: Ids) -> tuple[Tensor, Tensor] | None:
-        """Return the checked IDs and `weight`; `None` on an accelerator, where bad IDs are not known yet."""
+        """Return the checked IDs and the weight to gather from, without scale, for fused look-ups.
+
+        The rows of `ids` have no pending updates. The result is `None` on an accelerator: there the check of the
+        IDs ends later, and a fused look-up could not wait for it.
+
+        Raises:
+            TokenIdError: As in `look_up`.
+            ShapeError: As in `look_up`.
+        """
         if ids.device.type != "cpu":
             return None
         ids, _ = self._current_check()(ids)

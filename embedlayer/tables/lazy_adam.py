@@ -95,10 +95,10 @@ def replay(
 
 
 class StepHistory:
-    """Learning rates and weight decays of the optimizer steps since `start`.
+    """Record each optimizer step after `start`, as far as it matters for rows without a gradient.
 
     Args:
-        start: Step before the first one that is recorded.
+        start: Number of the step before the first recorded one.
         betas: `beta1`, `beta2` and `eps` of all recorded steps.
 
     Raises:

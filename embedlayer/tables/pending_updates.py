@@ -55,18 +55,22 @@ class CachedRows(NamedTuple):
 
 
 class PendingUpdates:
-    """The last optimizer step that each row of a table has taken, and the steps since.
+    """Track which optimizer steps each row of a row-sparse table has not taken yet, and apply them when needed.
+
+    `RowAdamW` updates only rows with a gradient. The other rows are behind until they are read; what a step
+    did to them (its learning rate and weight decay) is recorded in `history`.
 
     Args:
         padding_idx: Row that gets no gradient, or `None`.
 
     Attributes:
-        value_steps: Last step whose update each row's values include, `(V,)`.
-        moment_steps: Last step whose decay each row's moments include, `(V,)`; 0 for rows that never had a gradient.
-        applied_step: Step up to which the values of all rows are updated.
-        replaced: Whether the table now has another weight.
-        ignored: Whether readers of the weight get rows without their pending updates (`without_applying_updates`).
-        eager_blocks: Number of open `pending_updates_applied` blocks. In these each step updates all rows.
+        value_steps: Last step whose update is included in each row's values, `(V,)`.
+        moment_steps: Last step whose decay is included in each row's moments, `(V,)`; 0 only where they are
+            zero.
+        applied_step: Step up to which the values of all rows are updated; single rows may be ahead.
+        replaced: Whether the table has got another weight since.
+        ignored: Whether reading the weight leaves out pending updates (`without_applying_updates`).
+        eager_blocks: Number of open `pending_updates_applied` blocks, in which each step updates all rows.
         version: Version counter of the weight after the last write that this object knows of.
     """
 
@@ -220,7 +224,7 @@ class PendingUpdates:
         return [each._version for each in (weight, self.exp_avg, self.exp_avg_sq)]
 
     def begin_step(self, rows: Tensor, lr: float, weight_decay: float) -> list[Tensor]:
-        """Record an optimizer step on `rows`, whose pending updates are applied.
+        """Record a new optimizer step on `rows`, whose pending updates must have been applied (`row_values`).
 
         Returns:
             Factors by which the first and second moments of these rows decay up to this step, `(U, 1)` each.
@@ -233,7 +237,10 @@ class PendingUpdates:
         return self._moment_decays(now - moment_steps)
 
     def end_step(self, weight: Tensor, rows: Tensor, values: list[Tensor]) -> None:
-        """Store new values and moments of `rows`, `(U, D)` each. In a `pending_updates_applied` block update all."""
+        """Store the new values and moments of `rows`, `(U, D)` each, that the optimizer computed in this step.
+
+        Inside a `pending_updates_applied` block the pending updates of all other rows are applied too.
+        """
         for whole, new in zip((raw_weight(weight), self.exp_avg, self.exp_avg_sq), values, strict=True):
             whole.index_copy_(0, rows, new.to(whole.dtype))
         self.version = weight._version

@@ -184,7 +184,10 @@ class RunDirectory:
     def start(
         self, trainer: Trainer, tokenizer: Tokenizer, *, validation_fraction: float, notes: JsonObject | None = None
     ) -> None:
-        """Write `run.json` and the tokenizer before the first step, and remove the files of an earlier run.
+        """Begin a new run in this folder: write `run.json` and the tokenizer, and remove the files of an earlier run.
+
+        Call it before the first step. Without asking, it deletes an earlier run: checkpoint, result, metrics and
+        report. It acquires the lock, which `finish` releases.
 
         Args:
             trainer: The trainer at step 0.
@@ -430,7 +433,11 @@ class RunDirectory:
 
 
 def consistency_facts(description: JsonObject, corpus: TokenCorpus, tokenizer: Tokenizer) -> JsonObject:
-    """Return the facts that must be equal on all ranks of a run; of a long text 256 samples of its IDs are compared."""
+    """Return the facts by which the ranks check that they read the same run, tokenizer and text.
+
+    The text is compared by its length and by a hash over up to 256 samples of 4096 IDs each, spread over the
+    text.
+    """
     starts = np.linspace(0, max(0, len(corpus) - IDS_PER_SAMPLE), SAMPLES_OF_A_TEXT).astype(np.int64)
     samples = b"".join(np.asarray(corpus.ids[start : start + IDS_PER_SAMPLE]).tobytes() for start in np.unique(starts))
     return {

@@ -62,14 +62,17 @@ class BPEMerges:
         return found
 
     def without(self, removed: AbstractSet[str]) -> "BPEMerges":
-        """Return the vocabulary and the merges without some tokens."""
+        """Return a copy without some tokens, and without the merges that join or build one of them.
+
+        Longer tokens that can no longer be built stay in the vocabulary; `unreachable_without` lists them.
+        """
         pairs = [pair for pair in self.pairs if removed.isdisjoint((*pair, self.result(pair)))]
         return BPEMerges({**self._model, "vocab": self.vocabulary - removed, "merges": pairs})
 
     def unreachable_without(self, removed: AbstractSet[str]) -> set[str]:
-        """Return the tokens that no text contains any more without some tokens: all ways to build them need those.
+        """Return the tokens that cannot occur in a text once `removed` are gone: every way to build them uses one.
 
-        A tokenizer that looks up whole words before it merges (`ignore_merges`) has none.
+        The result is empty for a tokenizer that looks up whole words before it merges (`ignore_merges`).
         """
         if self.ignores_merges:
             return set()

@@ -82,11 +82,15 @@ def apply_to_checkpoint(folder: Path, partial: Path, edit: VocabularyEdit) -> tu
 
 
 def _opened(folder: Path) -> tuple[EmbeddingLayer, dict[str, RowTensor], dict[str, str]]:
-    """Open a checkpoint.
+    """Open a checkpoint whose rows are to be edited.
 
     Returns:
-        Its layer; its tensors with one row for each token, in their stored dtype, the table first; and each name of
-        such a tensor in the checkpoint with the one that is used here.
+        The layer; the tensors that have one row for each token, in their stored dtype, the table first; and a
+        mapping from each name of such a tensor in the checkpoint to its key in the second value. Tied tensors
+        have several names and one key.
+
+    Raises:
+        CheckpointError: The layer builds a tensor from several stored ones, so no stored rows can be edited.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", EmbedLayerWarning)  # about tensors that are not read, and not needed here
@@ -186,9 +190,11 @@ def _read(file: Path) -> JsonObject:
 
 
 def _with_all_roles(content: JsonObject, ids: NewTokenIds) -> JsonObject:
-    """Return `config.json` with the special token IDs of a new tokenizer, also where it states none.
+    """Return the content of a `config.json` with the special token IDs of the tokenizer that replaces the old one.
 
-    Without these entries transformers would use the default IDs of the model's class.
+    IDs that are missing are added: without them transformers would use the defaults of the model's class. A
+    missing begin or end ID becomes `None` if the new tokenizer has no such token. `tokenizer_class` is removed.
+    If the tokenizer was edited and not replaced by another one, nothing else changes.
     """
     content = {key: value for key, value in content.items() if key != "tokenizer_class"}
     if ids.role_ids is None:
@@ -250,7 +256,7 @@ def _templates_to_remove(folder: Path, tokens: TokenMap, found: dict[str, JsonOb
 
 
 def _with_size(content: JsonObject, old: int, new: int) -> JsonObject:
-    """Return a configuration with the new `vocab_size`, also in its `text_config`."""
+    """Return a configuration whose `vocab_size` is `new` where it was `old`, also in its `text_config`."""
     content = dict(content)
     if content.get("vocab_size") == old:
         content["vocab_size"] = new
@@ -260,7 +266,7 @@ def _with_size(content: JsonObject, old: int, new: int) -> JsonObject:
 
 
 def _with_ids(content: JsonObject, ids: NewTokenIds, file: str) -> JsonObject:
-    """Return a configuration with the new IDs of the tokens that it names.
+    """Return a configuration in which the IDs of tokens, also in nested dictionaries, are the new ones.
 
     Raises:
         VocabularyError: The configuration names a removed token.
@@ -293,10 +299,10 @@ def _new_id_or_none(value: Any, ids: NewTokenIds) -> Any:
 
 
 def _without_removed_names(content: JsonObject, tokens: TokenMap, file: str) -> JsonObject:
-    """Return a tokenizer's configuration without removed tokens, and with new IDs.
+    """Return a tokenizer's configuration without the removed tokens; the kept added tokens have their new IDs.
 
     Raises:
-        VocabularyError: The configuration names a removed token in a role.
+        VocabularyError: The configuration names a removed token in a role, such as `eos_token`.
     """
     removed, content = set(tokens.dropped.values()), dict(content)
     for key in USUAL_NAMES:
@@ -317,7 +323,7 @@ def _without_removed_names(content: JsonObject, tokens: TokenMap, file: str) -> 
 
 
 def _added_tokens(content: JsonObject, tokens: TokenMap) -> JsonObject:
-    """Return `added_tokens.json` with the tokens that it had and that are kept, and the new ones."""
+    """Return the new `added_tokens.json`: tokens of the old file that are kept, and the tokens that the edit adds."""
     new = {*tokens.added.values(), *content}
     return {token["content"]: token["id"] for token in _added_token_records(tokens) if token["content"] in new}
 

@@ -23,14 +23,17 @@ TOKENS_AT_ONCE = 1024
 
 
 class WeightRows:
-    """Read the rows of a weight, such as that of an untied head, like those of a table.
+    """Give a plain weight, such as that of an untied head, the methods by which an initialisation reads a table.
+
+    With several ranks each passes its own rows of the weight, and all must read the same rows in the same
+    order.
 
     Args:
-        weight: `(V, D)`, or the rows of this rank.
+        weight: `(V, D)`; of a sharded weight, the rows of this rank.
         padding_idx: Row that is zero, or `None`.
         vocab_size: Number of rows to read, V; `None` for all rows of `weight`.
-        num_rows: Number of rows of all ranks; needed for sharded rows.
-        collectives: The ranks over which the rows are sharded; all must read the same rows in the same order.
+        num_rows: Number of rows of all ranks together; required if the rows are sharded.
+        collectives: The ranks over which the rows are sharded.
     """
 
     def __init__(
@@ -192,15 +195,16 @@ class MeanInit(RowInit):
 class MeanNoiseInit(RowInit):
     """Draw new rows from the normal distribution of the live rows, `N(mean, scale^2 * covariance)`.
 
-    A draw is `mean + scale / sqrt(n) * sum over live rows of g * (row - mean)` with standard normal numbers g. This has
-    exactly that distribution, and needs no D x D matrix.
+    A draw is `mean + scale / sqrt(n) * sum over live rows of g * (row - mean)`, with standard normal numbers
+    g. This has exactly that distribution, and needs no D x D matrix. See `RowInit` for live rows.
 
     Args:
         scale: Factor of the standard deviation; with 1 new rows are as far from the mean as live rows.
         dead: See `RowInit`.
 
-    Reference: Hewitt, Initializing New Word Embeddings for Pretrained Language Models, 2021. We differ from
-    transformers, which multiplies the covariance by 1e-9, so that all new rows are the mean, and counts padding rows.
+    Reference: Hewitt, Initializing New Word Embeddings for Pretrained Language Models, 2021. This class
+    differs from transformers, which multiplies the covariance by 1e-9, so that all new rows are the mean, and
+    which includes padding rows in the mean and covariance.
     """
 
     scale: float = 1.0
@@ -350,7 +354,7 @@ class LiveRows:
             return self.old.look_up(self._checked(ids).to(self.old.rows(0, 1).device)).double().cpu()
 
     def select(self, ids: Iterable[int]) -> Iterator[tuple[int, Float[Tensor, " D"]]]:
-        """Yield the live ones of some IDs with their rows."""
+        """Yield the ID and row, in float64 on the CPU, of each live row among `ids`, sorted by ID and once each."""
         wanted = sorted(set(ids))
         rows = self.look_up(wanted)
         is_live = _is_trained(rows) & ~self._is_dead[wanted]

@@ -32,17 +32,25 @@ CHANGED = (CONFIG, TOKENIZER, "run.json", "corpus/index.json", "report.html")
 
 
 def apply_to_run(folder: Path, partial: Path, edit: VocabularyEdit) -> tuple[dict[str, ModuleResult], list[str]]:
-    """Write the edited layer, and its run if there is one, into `partial`.
+    """Write the edited copy of a folder, with its layer and its run, into `partial`; `folder` does not change.
 
-    The corpus of a run gets the new token IDs. If it contains removed tokens, only the result of the run is written,
-    with a warning. The report is left out: `embedlayer report` writes it again.
+    A run is a training run that can be resumed. Its corpus gets the new token IDs. If its corpus contains
+    removed tokens, the layer is written without the run, with a warning. The report is left out: `embedlayer
+    report` writes it again. Other files are copied.
+
+    Args:
+        folder: The folder of a saved layer, or of a run.
+        partial: Folder to write to.
+        edit: The edit.
 
     Returns:
-        The results, by "" for the layer and "run/" for the run, and the names of the files that changed.
+        The result of the layer by "" and that of the run by "run/"; and the names of the files that the edit
+        changes or leaves out, without those of weights and corpus IDs.
 
     Raises:
-        VocabularyError: The run is not finished, and its corpus contains a removed token.
-        CheckpointError: The folder is not what the edit of a receipt wrote.
+        VocabularyError: The run is not finished, so there is no layer yet, and its corpus contains a removed
+            token.
+        CheckpointError: `edit` undoes an earlier edit, and the folder is not what that edit wrote.
     """
     tokenizer = load_tokenizer(folder / TOKENIZER) if (folder / TOKENIZER).exists() else None
     random_state = torch.get_rng_state()

@@ -76,9 +76,10 @@ def used_tokens(tokenizer: object, corpus: Corpus, *, min_count: int = 1, keep_s
 
 
 def with_required_tokens(tokenizer: object, ids: Iterable[int], *, keep_special: bool = True) -> set[int]:
-    """Return some IDs, and all that must be kept with them: `used_tokens` for IDs instead of a corpus.
+    """Return the given IDs and all IDs that must be kept with them; `used_tokens` does the same for a corpus.
 
-    The tokens that WordPiece tries in words that it cannot encode are not among them: only a text shows these.
+    The tokens that WordPiece tries in words that it cannot encode are not among them: only a text shows
+    these.
 
     Args:
         tokenizer: A `tokenizers.Tokenizer`, or a fast tokenizer of transformers.
@@ -96,7 +97,10 @@ def _with_required(ids: set[int], old: TokenBytes, data: Data, *, keep_special: 
 
 
 def _letters(old: TokenBytes, data: Data) -> set[int]:
-    """Return the one-character tokens of a model without bytes and unknown token, which needs them for any text."""
+    """Return the IDs of all one-character tokens, if without them some text could not be encoded; else no IDs.
+
+    They are needed by BPE and Unigram models that have neither an unknown token nor tokens of single bytes.
+    """
     if data["model"]["type"] not in ("BPE", "Unigram") or unknown_token(data, old) is not None or old.single_bytes:
         return set()
     return {
@@ -108,6 +112,15 @@ def _letters(old: TokenBytes, data: Data) -> set[int]:
 
 def _counts_of_ids(corpus: TokenCorpus, tokenizer: Tokenizer, data: Data, unknown: int | None) -> IdArray:
     """Return how often each ID occurs in a corpus of token IDs, `(V,)`.
+
+    A WordPiece corpus with the unknown token is refused. Only its text shows which subwords were tried for
+    such words, and these must be kept too.
+
+    Args:
+        corpus: The corpus.
+        tokenizer: The tokenizer that the corpus must have been built with.
+        data: The tokenizer's JSON.
+        unknown: ID of the unknown token, or `None`.
 
     Raises:
         VocabularyError: The corpus is of another tokenizer, or contains words that WordPiece cannot encode.
@@ -171,7 +184,7 @@ def _encoded(
 
 
 def _tried(word: str, model: Data) -> list[str]:
-    """Return the subwords that WordPiece splits from the start of a word, even if it cannot encode the rest."""
+    """Return the subwords that WordPiece finds from the start of a word before it fails to encode the rest."""
     prefix, subwords, start = model["continuing_subword_prefix"], [], 0
     if len(word) > model["max_input_chars_per_word"]:
         return []

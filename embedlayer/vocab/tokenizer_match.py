@@ -57,7 +57,11 @@ def spell_new_tokens(old: object, new: object, ids: Iterable[int]) -> list[NewTo
 
 
 def _equal_names(old: TokenBytes, new: TokenBytes) -> dict[int, int]:
-    """Match tokens of one name, where a name means the same: in one convention, and for special tokens."""
+    """Match tokens with equal names: all where both tokenizers have one convention, else only special tokens.
+
+    Returns:
+        The old ID by the new ID.
+    """
     same = old.convention == new.convention
     return {
         token_id: old.vocabulary[name]
@@ -69,7 +73,16 @@ def _equal_names(old: TokenBytes, new: TokenBytes) -> dict[int, int]:
 
 
 def _equal_roles(old: TokenBytes, new: TokenBytes, taken: set[int]) -> dict[int, int]:
-    """Match special tokens of one role; old tokens that are taken match no other."""
+    """Match special tokens with the same role, such as the end of a text, by their usual names.
+
+    Args:
+        old: The old tokenizer.
+        new: The new tokenizer.
+        taken: Old IDs that are matched already; they are not matched again.
+
+    Returns:
+        The old ID by the new ID.
+    """
     found: dict[int, int] = {}
     for names in _NAMES_BY_ROLE:
         candidates = [old.vocabulary[name] for name in names if old.vocabulary.get(name) in old.added]
