@@ -31,7 +31,7 @@ def corpus() -> None:
     help="Use this tokenizer (a file or folder).  [default: a BPE tokenizer trained on FILE...]",
 )
 @click.option("--vocab-size", type=int, help=f"Number of tokens of a trained tokenizer.  [default: {VOCAB_SIZE}]")
-@click.option("--shards", default=1, show_default=True, help="Number of shards of the corpus.")
+@click.option("--shards", default=1, help="Number of shards of the corpus.")
 @click.option("--workers", type=int, help="Number of processes.  [default: one per core]")
 @click.option("--only", type=int, metavar="K", help="Build shard K only, counted from 0; other hosts build the others.")
 @json_option

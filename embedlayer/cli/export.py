@@ -19,7 +19,6 @@ FORMATS = ("word2vec", "word2vec-binary", "glove", "fasttext", "npy", "projector
     "--neighbors",
     type=click.IntRange(min=0),
     default=15,
-    show_default=True,
     help="Nearest neighbours per token in a parquet file; the search is exact, so slow for large tables.",
 )
 @json_option

@@ -25,8 +25,10 @@ from embedlayer.cli.train import train
 from embedlayer.cli.vocab import vocab
 from embedlayer.errors import EmbedLayerError, EmbedLayerWarning
 
+SETTINGS = {"help_option_names": ["-h", "--help"], "auto_envvar_prefix": "EMBEDLAYER", "show_default": True}
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "auto_envvar_prefix": "EMBEDLAYER"})
+
+@click.group(context_settings=SETTINGS)
 @click.version_option(__version__)
 def cli() -> None:
     """Train, inspect, edit, compress and plan the embedding layer of a language model.

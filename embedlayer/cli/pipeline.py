@@ -76,8 +76,7 @@ def layer_options(command: Command) -> Command:
     for each in reversed(fields(LayerOptions)):
         name, settings = each.name.replace("_", "-"), dict(each.metadata)
         names = f"--{name}/--un{name}" if each.default is True else f"--{name}"
-        shown = each.default is not None and "is_flag" not in settings
-        command = click.option(names, default=each.default, show_default=shown, **settings)(command)
+        command = click.option(names, default=each.default, **settings)(command)
     return command
 
 

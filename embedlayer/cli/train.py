@@ -15,36 +15,28 @@ if TYPE_CHECKING:
     from embedlayer.training.run_directory import RunDirectory
 
 
+PRECISIONS = click.Choice(["auto", "float32", "bfloat16"])
+
+
 @click.command()
 @click.argument("files", nargs=-1, metavar="FILE...", type=TEXTS_OR_CORPUS)
 @click.option("-o", "--output", required=True, type=click.Path(path_type=Path), help="Folder of the run.")
 @click.option("--resume", is_flag=True, help="Continue the run in the folder from its last checkpoint.")
 @click.option("--overwrite", is_flag=True, help="Replace the run in the folder.")
 @layer_options
-@click.option("--length", default=128, show_default=True, help="Tokens per window.")
-@click.option("--batch-size", default=8, show_default=True, help="Windows per forward pass.")
-@click.option("--accumulate", default=1, show_default=True, help="Forward passes per update.")
-@click.option("--learning-rate", default=3e-3, show_default=True, help="Peak learning rate.")
+@click.option("--length", default=128, help="Tokens per window.")
+@click.option("--batch-size", default=8, help="Windows per forward pass.")
+@click.option("--accumulate", default=1, help="Forward passes per update.")
+@click.option("--learning-rate", default=3e-3, help="Peak learning rate.")
 @click.option("--steps", type=int, help="Number of optimizer steps.")
 @click.option("--minutes", type=float, help="Train for this time instead of a number of steps.  [default: 2]")
-@click.option("--log-every", default=10, show_default=True, help="Steps between lines of metrics.")
-@click.option("--validation-fraction", default=0.1, show_default=True, help="Fraction of the text that is held out.")
-@click.option("--seed", default=0, show_default=True, help="Seed of weights, order and dropout.")
-@click.option("--device", default="auto", show_default=True, help="cpu, cuda, ...")
-@click.option(
-    "--precision",
-    type=click.Choice(["auto", "float32", "bfloat16"]),
-    default="auto",
-    show_default=True,
-    help="Precision of matrix products.",
-)
-@click.option("--save-seconds", default=60.0, show_default=True, help="Seconds between checkpoints.")
-@click.option(
-    "--timeout-seconds",
-    default=600.0,
-    show_default=True,
-    help="Time that the processes of a torchrun launch wait for each other.",
-)
+@click.option("--log-every", default=10, help="Steps between lines of metrics.")
+@click.option("--validation-fraction", default=0.1, help="Fraction of the text that is held out.")
+@click.option("--seed", default=0, help="Seed of weights, order and dropout.")
+@click.option("--device", default="auto", help="cpu, cuda, ...")
+@click.option("--precision", type=PRECISIONS, default="auto", help="Precision of matrix products.")
+@click.option("--save-seconds", default=60.0, help="Seconds between checkpoints.")
+@click.option("--timeout-seconds", default=600.0, help="Time that processes of a torchrun launch wait for each other.")
 @click.option(
     "--vocab-parallel-size",
     type=int,
