@@ -38,21 +38,8 @@ def cli() -> None:
     """
 
 
-for _command in (
-    train,
-    corpus,
-    embed,
-    neighbors,
-    inspect,
-    explore,
-    generate,
-    export,
-    report,
-    plan,
-    vocab,
-    compress,
-    demo,
-):
+COMMANDS = [train, corpus, embed, neighbors, inspect, explore, generate, export, report, plan, vocab, compress, demo]
+for _command in COMMANDS:
     cli.add_command(_command)
 
 

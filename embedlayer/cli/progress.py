@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 SECONDS_BETWEEN_LINES = 10
 
-Show = Callable[[float, float, str], None]
+Show = Callable[[int, int, str], None]
 """Function `show(done, total, text)` that shows a stage of the work; an empty text changes no text."""
 
 
@@ -60,10 +60,10 @@ def _progress(*, quiet: bool) -> Iterator[Show]:
 
 def _lines() -> Show:
     """Return a function that prints the first and the last text, and others every few seconds, with the time left."""
-    started = time.monotonic()
-    shown, first = -float("inf"), None
+    started, shown = time.monotonic(), -float("inf")
+    first: int | None = None
 
-    def show(done: float, total: float, text: str) -> None:
+    def show(done: int, total: int, text: str) -> None:
         nonlocal shown, first
         now = time.monotonic()
         first = done if first is None else first
