@@ -44,16 +44,22 @@ def stopping_gently(trainer: "Trainer") -> Iterator[None]:
 
 
 @contextmanager
-def _progress(*, quiet: bool) -> Iterator[Show]:
-    """Yield a function that moves a bar in a terminal, prints lines elsewhere, and does nothing if `quiet`."""
+def _progress(*columns: str, quiet: bool) -> Iterator[Show]:
+    """Yield a function that moves a bar in a terminal, prints lines elsewhere, and does nothing if `quiet`.
+
+    Args:
+        columns: Classes of `rich.progress` whose columns follow the bar; without any the text follows the bar.
+        quiet: Show nothing.
+    """
     if quiet:
         yield lambda done, total, text: None
     elif not sys.stdout.isatty():
         yield _lines()
     else:
-        from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+        from rich import progress
 
-        with Progress(TextColumn("{task.description}"), BarColumn(bar_width=10), TimeRemainingColumn()) as bar:
+        follow = [getattr(progress, name)() for name in columns] or [progress.TextColumn("{task.description}")]
+        with progress.Progress(progress.BarColumn(bar_width=10), *follow, progress.TimeRemainingColumn()) as bar:
             task = bar.add_task("", total=None)
             yield lambda done, total, text: bar.update(task, completed=done, total=total, description=text or None)
 
@@ -79,7 +85,7 @@ def _lines() -> Show:
 @contextmanager
 def reading(*, quiet: bool) -> Iterator[Callable[[int, int], None]]:
     """Yield a function that shows the number of bytes read and the total, unless `quiet`."""
-    with _progress(quiet=quiet) as show:
+    with _progress("DownloadColumn", "TransferSpeedColumn", quiet=quiet) as show:
         yield lambda read, total: show(read, total, f"{read / 1e6:,.1f} of {total / 1e6:,.1f} MB")
 
 

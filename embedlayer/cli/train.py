@@ -2,7 +2,7 @@
 
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from embedlayer.training.parallel import ParallelContext
     from embedlayer.training.run_directory import RunDirectory
 
+
+Options = TypeVar("Options")
 
 PRECISIONS = click.Choice(["auto", "float32", "bfloat16"])
 
@@ -89,9 +91,8 @@ def _train(
     else:
         if not files:
             raise SizeError("There is no text to train on: name a file, a folder, or - for standard input.")
-        if (
-            parallel.collectives.any(directory.contains_run) and not options["overwrite"]
-        ):  # all look before rank 0 writes
+        exists = parallel.collectives.any(directory.contains_run)  # all look before rank 0 writes
+        if exists and not options["overwrite"]:
             raise FileError(
                 f"{directory.path} holds a run already. Continue it with --resume, replace it with --overwrite, "
                 f"or choose another folder."
@@ -99,8 +100,7 @@ def _train(
         if options["steps"] is None and options["minutes"] is None:
             options["minutes"] = 2.0
         options["max_length"] = options["length"]
-        layer = LayerOptions(**_named(options, LayerOptions))
-        training = TrainingOptions(**_named(options, TrainingOptions))
+        layer, training = _named(options, LayerOptions), _named(options, TrainingOptions)
         if parallel.is_first:
             trainer, tokenizer = start_run(
                 directory,
@@ -131,9 +131,9 @@ def _train(
     return 0
 
 
-def _named(options: dict[str, Any], kind: type) -> dict[str, Any]:
-    """Return the options that are fields of a dataclass."""
-    return {field.name: options[field.name] for field in fields(kind) if field.name in options}
+def _named(options: dict[str, Any], kind: type[Options]) -> Options:
+    """Return a dataclass built from the options that are its fields."""
+    return kind(**{field.name: options[field.name] for field in fields(kind) if field.name in options})  # type: ignore[arg-type]
 
 
 def was_started_by(launch: str, directory: "RunDirectory") -> bool:
