@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -66,31 +66,19 @@ def build(
         click.echo("Stopped. The finished shards are kept; the same command builds the others.", err=True)
         return 130
     missing = missing_shards(output)
+    facts: dict[str, Any] = {"directory": str(output), "shards": shards, "missing": missing}
     if missing:
-        if as_json:
-            click.echo(json.dumps({"directory": str(output), "shards": shards, "missing": missing}))
-        else:
-            click.echo(f"Shard {only} is in {output}; {len(missing)} of {shards} are still to be built.")
-        return 0
-    built = TokenCorpus.open(output)
-    if as_json:
-        facts = {
-            "directory": str(output),
-            "shards": shards,
-            "missing": [],
-            "tokens": len(built),
-            "bytes": built.num_bytes,
-            "documents": len(built.documents),
-            "vocab_size": built.vocab_size,
-            "dtype": str(built.ids.dtype),
-        }
-        click.echo(json.dumps(facts))
+        text = f"Shard {only} is in {output}; {len(missing)} of {shards} are still to be built."
     else:
-        click.echo(
+        built = TokenCorpus.open(output)
+        facts |= {"tokens": len(built), "bytes": built.num_bytes, "documents": len(built.documents)}
+        facts |= {"vocab_size": built.vocab_size, "dtype": str(built.ids.dtype)}
+        text = (
             f"{len(built):,} tokens of {built.num_bytes / len(built):.2f} bytes, "
             f"{count_of(len(built.documents), 'document')}, {count_of(shards, 'shard')}, in {output}\n"
             f"Train on them with: embedlayer train {output} -o RUN"
         )
+    click.echo(json.dumps(facts) if as_json else text)
     return 0
 
 
