@@ -319,8 +319,8 @@ def show_summary(summary: dict[str, Any], *, as_json: bool) -> None:
     print_line(console, "\nNearest neighbours by cosine similarity (· is a space)")
     facts = [("token", "before training", "after training")]
     for row in summary["neighbors"]:
-        near = ("  ".join(visible_text(text) for text, _ in row[when][:5]) for when in ("before", "after"))
-        facts.append((visible_text(row["token"]), *near))
+        before, after = ("  ".join(visible_text(text) for text, _ in row[when][:5]) for when in ("before", "after"))
+        facts.append((visible_text(row["token"]), before, after))
     print_facts(console, facts)
     click.echo(f"\nWritten to {summary['directory']}: {', '.join(summary['files'])}")
 
