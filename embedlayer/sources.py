@@ -5,6 +5,7 @@
 torch: the readers are imported inside the functions.
 """
 
+import codecs
 import json
 import os
 import threading
@@ -124,15 +125,11 @@ def _kind_of_file(path: Path) -> PathKind:
 
     if Path(path.name.removesuffix(".gz")).suffix in SUFFIXES and not path.name.startswith("pytorch_model"):
         return PathKind.VECTORS
-    return PathKind.TEXT if _is_text(start) else PathKind.BINARY
-
-
-def _is_text(start: bytes) -> bool:
-    """Return whether the first bytes of a file are UTF-8 text; its last character may be cut off."""
     try:
-        return "\0" not in start.decode("utf-8")
-    except UnicodeDecodeError as error:
-        return error.start > len(start) - 4 and b"\0" not in start
+        codecs.getincrementaldecoder("utf-8")().decode(start)  # the last character may be cut off
+    except UnicodeDecodeError:
+        return PathKind.BINARY
+    return PathKind.BINARY if b"\0" in start else PathKind.TEXT
 
 
 @dataclass(eq=False)

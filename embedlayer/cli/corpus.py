@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -31,7 +31,7 @@ def corpus() -> None:
     help="Use this tokenizer (a file or folder).  [default: a BPE tokenizer trained on FILE...]",
 )
 @click.option("--vocab-size", type=int, help=f"Number of tokens of a trained tokenizer.  [default: {VOCAB_SIZE}]")
-@click.option("--shards", default=1, show_default=True, help="Number of shards of the corpus.")
+@click.option("--shards", default=1, help="Number of shards of the corpus.")
 @click.option("--workers", type=int, help="Number of processes.  [default: one per core]")
 @click.option("--only", type=int, metavar="K", help="Build shard K only, counted from 0; other hosts build the others.")
 @json_option
@@ -66,31 +66,19 @@ def build(
         click.echo("Stopped. The finished shards are kept; the same command builds the others.", err=True)
         return 130
     missing = missing_shards(output)
+    facts: dict[str, Any] = {"directory": str(output), "shards": shards, "missing": missing}
     if missing:
-        if as_json:
-            click.echo(json.dumps({"directory": str(output), "shards": shards, "missing": missing}))
-        else:
-            click.echo(f"Shard {only} is in {output}; {len(missing)} of {shards} are still to be built.")
-        return 0
-    built = TokenCorpus.open(output)
-    if as_json:
-        facts = {
-            "directory": str(output),
-            "shards": shards,
-            "missing": [],
-            "tokens": len(built),
-            "bytes": built.num_bytes,
-            "documents": len(built.documents),
-            "vocab_size": built.vocab_size,
-            "dtype": str(built.ids.dtype),
-        }
-        click.echo(json.dumps(facts))
+        text = f"Shard {only} is in {output}; {len(missing)} of {shards} are still to be built."
     else:
-        click.echo(
+        built = TokenCorpus.open(output)
+        facts |= {"tokens": len(built), "bytes": built.num_bytes, "documents": len(built.documents)}
+        facts |= {"vocab_size": built.vocab_size, "dtype": str(built.ids.dtype)}
+        text = (
             f"{len(built):,} tokens of {built.num_bytes / len(built):.2f} bytes, "
             f"{count_of(len(built.documents), 'document')}, {count_of(shards, 'shard')}, in {output}\n"
             f"Train on them with: embedlayer train {output} -o RUN"
         )
+    click.echo(json.dumps(facts) if as_json else text)
     return 0
 
 

@@ -35,15 +35,8 @@ def _standard_docstrings() -> str:
 
 
 @click.command()
-@click.option(
-    "-o",
-    "--output",
-    type=click.Path(path_type=Path),
-    default=Path("out/demo"),
-    show_default=True,
-    help="Run folder.",
-)
-@click.option("--minutes", default=1.4, show_default=True, help="Minutes to train.")
+@click.option("-o", "--output", type=click.Path(path_type=Path), default=Path("out/demo"), help="Run folder.")
+@click.option("--minutes", default=1.4, help="Minutes to train.")
 @click.option("--steps", type=int, help="Number of steps instead of a time.")
 @json_option
 @click.pass_context

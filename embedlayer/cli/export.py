@@ -19,7 +19,6 @@ FORMATS = ("word2vec", "word2vec-binary", "glove", "fasttext", "npy", "projector
     "--neighbors",
     type=click.IntRange(min=0),
     default=15,
-    show_default=True,
     help="Nearest neighbours per token in a parquet file; the search is exact, so slow for large tables.",
 )
 @json_option
@@ -59,7 +58,6 @@ def export(
             write_vectors(output, tokens, kept, chosen)
         count = len(ids)
     name = chosen or "parquet"
-    if as_json:
-        click.echo(json.dumps({"file": str(output), "format": name, "rows": count, "columns": rows.embed_dim}))
-    else:
-        click.echo(f"Wrote {count:,} rows of {rows.embed_dim} numbers as {name} to {output}")
+    facts = {"file": str(output), "format": name, "rows": count, "columns": rows.embed_dim}
+    text = f"Wrote {count:,} rows of {rows.embed_dim} numbers as {name} to {output}"
+    click.echo(json.dumps(facts) if as_json else text)

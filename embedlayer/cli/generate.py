@@ -27,7 +27,7 @@ SEEDS = 1_000_000
 @click.option("--greedy", is_flag=True, help="Take the most likely token each time instead of sampling.")
 @click.option("--seed", type=int, help="The same seed gives the same text.  [default: a new one each time]")
 @tokenizer_option
-@click.option("--device", default="auto", show_default=True, help="cpu, cuda, ...")
+@click.option("--device", default="auto", help="cpu, cuda, ...")
 @json_option
 def generate(
     source: Path,

@@ -1,7 +1,7 @@
 """`embedlayer inspect`: measure a table, list its broken and under-trained rows, or compare it with a second table."""
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -10,13 +10,13 @@ import click
 
 from embedlayer.cli.options import SOURCE, TEXT, json_option, tokenizer_option
 from embedlayer.cli.printing import LONGEST_TOKEN, make_console, print_facts, print_line, print_table
+from embedlayer.plots.visible import visible_text
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from torch import Tensor
 
     from embedlayer.analysis.evaluate import AnalogyScores, WordPairScores
-    from embedlayer.analysis.geometry import FrequencyBand, TableGeometry
+    from embedlayer.analysis.geometry import FrequencyBand, RowMovement, TableGeometry
     from embedlayer.analysis.health import TableHealth
     from embedlayer.sources import OpenedModel
 
@@ -39,7 +39,7 @@ class Measurements(NamedTuple):
 @click.argument("source", type=SOURCE)
 @click.argument("other", required=False, type=SOURCE)
 @tokenizer_option
-@click.option("-n", "--topn", type=click.IntRange(min=0), default=10, show_default=True, help="Tokens in each list.")
+@click.option("-n", "--topn", type=click.IntRange(min=0), default=10, help="Tokens in each list.")
 @click.option("--word-pairs", type=TEXT, help="Also measure agreement with these judgements (WordSim-353).")
 @click.option("--analogies", type=TEXT, help="Also answer these analogy questions (questions-words.txt).")
 @click.option("--no-align", is_flag=True, help="With OTHER: do not rotate and scale one table to fit the other.")
@@ -121,7 +121,18 @@ def measure(opened: "OpenedModel", word_pairs: Path | None = None, analogies: Pa
 
 def as_json_object(opened: "OpenedModel", content: Measurements, topn: int) -> dict[str, Any]:
     """Return what `--json` prints; lists of tokens have at most `topn` entries."""
-    health, geometry, analogies = content.health.to_json(limit=topn), content.geometry, content.analogies
+    health, geometry, scores = content.health.to_json(limit=topn), content.geometry, content.analogies
+    found: dict[str, Any] = {"geometry": None, "analogies": None}
+    if geometry is not None:
+        names = ("rows", "effective_rank", "isotropy", "mean_cosine", "mean_norm")
+        found["geometry"] = {name: getattr(geometry, name) for name in names} | {
+            "directions_for_half": geometry.directions_for(0.5),
+            "directions_for_nine_tenths": geometry.directions_for(0.9),
+            "explained_variance_ratio": geometry.explained_variance_ratio.tolist(),
+        }
+    if scores is not None:
+        sums = {name: getattr(scores, name) for name in ("accuracy", "correct", "used", "total")}
+        found["analogies"] = {**sums, **asdict(scores)}
     return {
         "source": str(opened.source),
         "kind": opened.kind,
@@ -130,24 +141,10 @@ def as_json_object(opened: "OpenedModel", content: Measurements, topn: int) -> d
         "dtype": opened.dtype,
         "has_tokenizer": opened.vocabulary is not None,
         "under_trained_by": "table" if opened.untied_head is None else "head",
-        "geometry": None
-        if geometry is None
-        else {
-            **{name: getattr(geometry, name) for name in ("rows", "effective_rank", "isotropy")},
-            **{name: getattr(geometry, name) for name in ("mean_cosine", "mean_norm")},
-            "directions_for_half": geometry.directions_for(0.5),
-            "directions_for_nine_tenths": geometry.directions_for(0.9),
-            "explained_variance_ratio": geometry.explained_variance_ratio.tolist(),
-        },
         "norms_by_frequency": None if content.bands is None else [asdict(band) for band in content.bands],
         "health": health,
         "word_pairs": None if content.word_pairs is None else asdict(content.word_pairs),
-        "analogies": None
-        if analogies is None
-        else {
-            **{name: getattr(analogies, name) for name in ("accuracy", "correct", "used", "total")},
-            **asdict(analogies),
-        },
+        **found,
     }
 
 
@@ -210,7 +207,7 @@ def _show_under_trained(console: "Console", found: "TableHealth", topn: int, *, 
         return
     lines = []
     for count in found.by_kind or ():
-        tokens = [_visible(finding.text)[:LONGEST_TOKEN] for finding in found.findings(EXAMPLES, kind=count.kind)]
+        tokens = [visible_text(finding.text)[:LONGEST_TOKEN] for finding in found.findings(EXAMPLES, kind=count.kind)]
         share = f"{count.under_trained / count.rows:.0%}" if count.under_trained else ""
         lines.append([count.kind, f"{count.rows:,}", f"{count.under_trained:,}", share, " ".join(tokens)])
     if lines:
@@ -218,7 +215,7 @@ def _show_under_trained(console: "Console", found: "TableHealth", topn: int, *, 
         print_table(console, columns, lines, long=LEAST_TRAINED)
     if topn:
         lines = [
-            [str(row.id), _visible(row.text), row.kind or "", f"{row.score:.3f}", f"{row.norm:.4g}"]
+            [str(row.id), visible_text(row.text), row.kind or "", f"{row.score:.3f}", f"{row.norm:.4g}"]
             for row in found.findings(topn)
         ]
         print_line(console, "")
@@ -280,28 +277,19 @@ def compare(before: "OpenedModel", after: "OpenedModel", *, topn: int, aligned: 
     alignment = align_tables(one, other, pairs=pairs) if aligned else None
     movement = row_movement(one, other, alignment=alignment, pairs=pairs)
     plain = row_movement(one, other, pairs=pairs) if one.embed_dim == other.embed_dim else None
-    text_of = _namer(before)
+    median = None if plain is None else _median(plain)
+    lists = {"most": movement.most(topn), "least": movement.least(topn)}
+    texts = {row.before: _token(before, row.before) for rows in lists.values() for row in rows}
     if as_json:
-        lists = {"most": movement.most(topn), "least": movement.least(topn)}
-        content = {
-            **{
-                name: {
-                    "source": str(opened.source),
-                    "vocab_size": opened.table.vocab_size,
-                    "embed_dim": opened.table.embed_dim,
-                }
-                for name, opened in (("before", before), ("after", after))
-            },
-            "tokens": len(movement.pairs),
-            "median_cosine_unaligned": None if plain is None else _median(plain.cosines),
-            "aligned": None
-            if alignment is None
-            else {
-                "median_cosine": _median(movement.cosines),
-                "scale": alignment.scale,
-                "residual": alignment.residual,
-            },
-            **{name: [{"token": text_of(row.before), **row._asdict()} for row in rows] for name, rows in lists.items()},
+        content: dict[str, Any] = {"tokens": len(movement.pairs), "median_cosine_unaligned": median, "aligned": None}
+        for name, opened in (("before", before), ("after", after)):
+            sizes = {"vocab_size": opened.table.vocab_size, "embed_dim": opened.table.embed_dim}
+            content[name] = {"source": str(opened.source), **sizes}
+        if alignment is not None:
+            fit = {"scale": alignment.scale, "residual": alignment.residual}
+            content["aligned"] = {"median_cosine": _median(movement), **fit}
+        content |= {
+            name: [{"token": texts[row.before], **row._asdict()} for row in rows] for name, rows in lists.items()
         }
         click.echo(json.dumps(content))
         return
@@ -310,59 +298,43 @@ def compare(before: "OpenedModel", after: "OpenedModel", *, topn: int, aligned: 
         print_line(console, _heading(opened))
     facts = [("compared", f"{len(movement.pairs):,} rows", f"of the same {'ID' if pairs is None else 'token'}")]
     if plain is not None:
-        facts += [("not aligned", f"{_median(plain.cosines) or 0:.3f}", "median cosine of a row with itself")]
+        facts += [("not aligned", f"{median or 0:.3f}", "median cosine of a row with itself")]
     if alignment is not None:
         left = f"median cosine; {alignment.residual:.1%} of the later table is unexplained, scale {alignment.scale:.3g}"
-        facts += [("aligned", f"{_median(movement.cosines) or 0:.3f}", left)]
+        facts += [("aligned", f"{_median(movement) or 0:.3f}", left)]
     print_facts(console, facts)
-    for title, rows in (("Moved most", movement.most(topn)), ("Moved least", movement.least(topn))):
-        print_line(console, f"\n{title}")
-        lines = [
-            [
-                *(str(row.before), _visible(text_of(row.before))),
-                *(f"{row.cosine:.3f}", f"{row.norm_before:.4g}", f"{row.norm_after:.4g}"),
-            ]
-            for row in rows
-        ]
+    for name, rows in lists.items():
+        print_line(console, f"\nMoved {name}")
+        lines = []
+        for row in rows:
+            numbers = (f"{row.cosine:.3f}", f"{row.norm_before:.4g}", f"{row.norm_after:.4g}")
+            lines.append([str(row.before), visible_text(texts[row.before]), *numbers])
         print_table(console, ["id", "token", "cosine", "norm before", "norm after"], lines, left=(1,))
 
 
-def _namer(opened: "OpenedModel") -> Callable[[int], str]:
-    """Return a function from a row to its readable token."""
+def _token(opened: "OpenedModel", row: int) -> str:
+    """Return the readable token of a row, or `row 7` where no tokens are known."""
     from embedlayer.data.tokenizer import token_text
 
-    tokenizer = opened.vocabulary
-    return (lambda row: f"row {row}") if tokenizer is None else (lambda row: token_text(tokenizer, row))
+    return f"row {row}" if opened.vocabulary is None else token_text(opened.vocabulary, row)
 
 
-def _median(values: "Tensor") -> float | None:
-    kept = values[~values.isnan()]
-    return float(kept.median()) if len(kept) else None
+def _median(movement: "RowMovement") -> float | None:
+    """Return the median cosine of the rows that have one, or `None` if no row has one."""
+    cosines = movement.cosines[~movement.cosines.isnan()]
+    return float(cosines.median()) if len(cosines) else None
 
 
 def _named(found: "TableHealth", rows: Sequence[int], limit: int = 12) -> str:
     """Return the tokens of the first rows as text."""
-    named = "  ".join(_visible(found.text_of(row))[:LONGEST_TOKEN] for row in rows[:limit])
+    named = "  ".join(visible_text(found.text_of(row))[:LONGEST_TOKEN] for row in rows[:limit])
     return named + "  ..." * (len(rows) > limit)
-
-
-def _visible(text: str) -> str:
-    from embedlayer.plots import visible_text
-
-    return visible_text(text)
 
 
 def _bars(shares: Sequence[float]) -> str:
     """Return the variance of groups of components as blocks, on a logarithmic scale from 1 to 1/1000."""
-    import math
-    from itertools import pairwise
+    import numpy as np
 
-    blocks = " ▁▂▃▄▅▆▇█"
-    count = min(BARS, len(shares))
-    edges = [round(place * len(shares) / count) for place in range(count + 1)]
-    means = [sum(shares[low:high]) / (high - low) for low, high in pairwise(edges)]
-    highest = max(means)
-    if highest <= 0:
-        return blocks[0] * count
-    heights = [1 + math.log10(max(mean / highest, 1e-9)) / 3 for mean in means]
-    return "".join(blocks[max(0, min(8, round(8 * height)))] for height in heights)
+    means = np.array([group.mean() for group in np.array_split(shares, min(BARS, len(shares)))])
+    heights = 1 + np.log10(np.maximum(means / (means.max() or 1.0), 1e-9)) / 3
+    return "".join(" ▁▂▃▄▅▆▇█"[round(8 * height)] for height in heights.clip(0, 1))

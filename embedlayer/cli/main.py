@@ -25,8 +25,10 @@ from embedlayer.cli.train import train
 from embedlayer.cli.vocab import vocab
 from embedlayer.errors import EmbedLayerError, EmbedLayerWarning
 
+SETTINGS = {"help_option_names": ["-h", "--help"], "auto_envvar_prefix": "EMBEDLAYER", "show_default": True}
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "auto_envvar_prefix": "EMBEDLAYER"})
+
+@click.group(context_settings=SETTINGS)
 @click.version_option(__version__)
 def cli() -> None:
     """Train, inspect, edit, compress and plan the embedding layer of a language model.
@@ -36,21 +38,8 @@ def cli() -> None:
     """
 
 
-for _command in (
-    train,
-    corpus,
-    embed,
-    neighbors,
-    inspect,
-    explore,
-    generate,
-    export,
-    report,
-    plan,
-    vocab,
-    compress,
-    demo,
-):
+COMMANDS = [train, corpus, embed, neighbors, inspect, explore, generate, export, report, plan, vocab, compress, demo]
+for _command in COMMANDS:
     cli.add_command(_command)
 
 

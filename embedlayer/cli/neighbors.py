@@ -11,7 +11,7 @@ from embedlayer.cli.options import SOURCE, json_option, tokenizer_option
 @click.command()
 @click.argument("source", type=SOURCE)
 @click.argument("token")
-@click.option("-n", "--topn", type=click.IntRange(min=1), default=10, show_default=True, help="Number of neighbours.")
+@click.option("-n", "--topn", type=click.IntRange(min=1), default=10, help="Number of neighbours.")
 @tokenizer_option
 @json_option
 def neighbors(source: Path, token: str, topn: int, tokenizer_from: Path | None, as_json: bool) -> None:

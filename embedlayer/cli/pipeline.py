@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import statistics
 import sys
 import time
@@ -76,8 +77,7 @@ def layer_options(command: Command) -> Command:
     for each in reversed(fields(LayerOptions)):
         name, settings = each.name.replace("_", "-"), dict(each.metadata)
         names = f"--{name}/--un{name}" if each.default is True else f"--{name}"
-        shown = each.default is not None and "is_flag" not in settings
-        command = click.option(names, default=each.default, show_default=shown, **settings)(command)
+        command = click.option(names, default=each.default, **settings)(command)
     return command
 
 
@@ -125,10 +125,9 @@ def start_run(
     if directory.corpus.is_symlink():  # an earlier run used a corpus in another folder
         directory.corpus.unlink()
     ready = _find_corpus(sources)
-    if ready is None:
-        corpus, tokenizer = _build_corpus(sources, directory, layer, quiet)
-    else:
-        corpus, tokenizer = _link_corpus(ready, directory, layer)
+    corpus, tokenizer = (
+        _build_corpus(sources, directory, layer, quiet) if ready is None else _link_corpus(ready, directory, layer)
+    )
     mean, size = corpus.num_bytes / len(corpus), tokenizer.get_vocab_size()
     _say(f"  {len(corpus):,} tokens of {mean:.2f} bytes on average, vocabulary of {size:,}", quiet)
 
@@ -220,12 +219,8 @@ def build_model(layer: LayerOptions, vocab_size: int, max_length: int) -> "Decod
         table = TokenEmbedding(vocab_size, layer.dim, scale="sqrt_dim", row_sparse=layer.row_sparse, **shared)
     else:
         table = FactorizedEmbedding(vocab_size, layer.dim, layer.rank, scale="sqrt_dim", **shared)
-    position = as_position(
-        layer.position,  # type: ignore[arg-type]
-        max_seq_len=max_length,
-        embed_dim=layer.dim,
-        num_heads=layer.heads,
-    )
+    sizes = {"max_seq_len": max_length, "embed_dim": layer.dim, "num_heads": layer.heads}
+    position = as_position(layer.position, **sizes)  # type: ignore[arg-type]
     return DecoderLM(
         table,
         position,
@@ -302,42 +297,32 @@ def show_summary(summary: dict[str, Any], *, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(summary))
         return
-    from rich.table import Table
+    from embedlayer.cli.printing import make_console, print_facts, print_line
+    from embedlayer.plots.visible import visible_text
 
-    from embedlayer.cli.printing import make_console
-    from embedlayer.plots import visible_text
-
-    console = make_console()
-    console.print("\n" + _results(summary))
-    title = "\nNearest neighbours by cosine similarity (· is a space)"
-    table = Table(title=title, title_justify="left", box=None, pad_edge=False, title_style="bold")
-    for heading in ("token", "before training", "after training"):
-        table.add_column(heading, overflow="fold")
+    console, loss = make_console(), "{:.3f} nats per token".format
+    speed, guess = f"{summary['tokens_per_second']:,} tokens/s", f"{summary['ln_vocab_size']:.2f}"
+    bits = f"{summary['validation_bits_per_byte']:.3f} bits per byte, at step {summary['best_step']:,}"
+    print_line(console, "\nResult")
+    facts = [
+        ("trained", f"{summary['steps']:,} steps", speed),
+        (
+            "parameters",
+            f"{summary['parameters'] / 1e6:.2f} M",
+            f"{summary['table_parameters'] / 1e6:.2f} M in the table",
+        ),
+        ("first loss", loss(summary["first_loss"]), f"a uniform guess has ln V = {guess}"),
+        ("held-out text", loss(summary["validation_loss"]), f"{bits}; the weights of this step are kept"),
+        ("at the last step", loss(summary["last_validation_loss"]), "on held-out text"),
+    ]
+    print_facts(console, facts)
+    print_line(console, "\nNearest neighbours by cosine similarity (· is a space)")
+    facts = [("token", "before training", "after training")]
     for row in summary["neighbors"]:
-        cells = ["  ".join(visible_text(text) for text, _ in row[when][:5]) for when in ("before", "after")]
-        table.add_row(visible_text(row["token"]), *cells)
-    console.print(table, markup=False)
+        before, after = ("  ".join(visible_text(text) for text, _ in row[when][:5]) for when in ("before", "after"))
+        facts.append((visible_text(row["token"]), before, after))
+    print_facts(console, facts)
     click.echo(f"\nWritten to {summary['directory']}: {', '.join(summary['files'])}")
-
-
-def _results(summary: dict[str, Any]) -> str:
-    """Return the figures of a run as sentences."""
-    parameters, in_table = summary["parameters"] / 1e6, summary["table_parameters"] / 1e6
-    best, last = summary["best_step"], summary["steps"]
-    text = (
-        f"Trained {last:,} steps at {summary['tokens_per_second']:,} tokens/s: {parameters:.2f} M parameters, "
-        f"{in_table:.2f} M of them in the embedding table.\n"
-        f"The first loss was {summary['first_loss']:.2f} nats per token; a uniform guess has ln V = "
-        f"{summary['ln_vocab_size']:.2f}.\n"
-        f"On held-out text it fell to {summary['validation_loss']:.3f} nats per token "
-        f"({summary['validation_bits_per_byte']:.3f} bits per byte)"
-    )
-    if best == last:
-        return f"{text} at the last step: these weights are kept."
-    return (
-        f"{text} at step {best:,}: these weights are kept, because it was {summary['last_validation_loss']:.3f} at the "
-        f"last step."
-    )
 
 
 def neighbor_rows(directory: "RunDirectory", model: "DecoderLM", tokenizer: "Tokenizer") -> list[dict[str, Any]]:
@@ -361,15 +346,10 @@ def frequent_words(counts: Any, tokenizer: "Tokenizer") -> list[int]:
     from embedlayer.data.tokenizer import token_text
 
     words = [int(token) for token in np.argsort(-counts, kind="stable") if counts[token] >= 5]
-    starts_word = any(token_text(tokenizer, token).startswith(" ") for token in words[:200])
-    named = [
-        token
-        for token in words[:1000]
-        if (text := token_text(tokenizer, token)).strip().isalpha()
-        and len(text.strip()) >= SHORTEST_PROBE
-        and text.startswith(" ") == starts_word
-    ]
-    named = named or words
+    texts = {token: token_text(tokenizer, token) for token in words[:1000]}
+    space = " " if any(texts[token].startswith(" ") for token in words[:200]) else ""
+    whole = re.compile(rf"{space}[^\W\d_]{{{SHORTEST_PROBE},}}")
+    named = [token for token, text in texts.items() if whole.fullmatch(text)] or words
     return [named[i * (len(named) - 1) // (PROBES - 1)] for i in range(min(PROBES, len(named)))]
 
 
@@ -379,13 +359,9 @@ def _neighbors_of(tokens: Sequence[int], model: "DecoderLM", tokenizer: "Tokeniz
     from embedlayer.data.tokenizer import token_text
 
     vectors = TokenVectors(model.table, tokenizer)
+    near = [vectors.most_similar(token, topn=min(NEIGHBORS, len(vectors) - 1)) for token in tokens]
     return [
-        {
-            "id": token,
-            "token": token_text(tokenizer, token),
-            "near": vectors.most_similar(token, topn=min(NEIGHBORS, len(vectors) - 1)),
-        }
-        for token in tokens
+        {"id": token, "token": token_text(tokenizer, token), "near": n} for token, n in zip(tokens, near, strict=True)
     ]
 
 

@@ -226,20 +226,10 @@ def _size(row: EmbeddingPlan) -> str:
 
 def _show(title: str, columns: list[str], lines: list[list[str]], note: str) -> None:
     """Print a table; without a terminal as plain text."""
-    from rich.console import Console
-    from rich.table import Table
+    from embedlayer.cli.printing import make_console, print_table
 
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console.width = 200  # nothing is cut in a file
-    console.print(title, soft_wrap=True, markup=False, style="italic")
-    table = Table(box=None, padding=(0, 1), pad_edge=False)
-    for place, column in enumerate(columns):
-        table.add_column(column, justify="left" if place == 0 or column == "trade-off" else "right", no_wrap=True)
-    for line in lines:
-        table.add_row(*line, style="bold" if line[0] in ("peak of a step", "in all", "as it is") else None)
-    with console.capture() as shown:
-        console.print(table)
-    click.echo("\n".join(line.rstrip() for line in shown.get().splitlines()), color=console.is_terminal)
+    click.echo(title)
+    left = [place for place, column in enumerate(columns) if place == 0 or column == "trade-off"]
+    print_table(make_console(), columns, lines, left=left, indent=0, widest=120)
     if note:
-        console.print(note)
+        click.echo(note)

@@ -3,6 +3,8 @@
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
+import click
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -51,7 +53,9 @@ def print_table(
     columns: Sequence[str],
     lines: Sequence[Sequence[str]],
     left: Sequence[int] = (0,),
-    long: str = "",
+    long: str | None = None,
+    indent: int = 2,
+    widest: int = LONGEST_TOKEN,
 ) -> None:
     """Print a table without rules.
 
@@ -61,6 +65,8 @@ def print_table(
         lines: Cells of each line, as many as there are columns.
         left: Columns that are aligned at the left; the others are aligned at the right.
         long: Heading of a last column that takes the rest of the line and is cut there.
+        indent: Spaces before each line.
+        widest: Cells of other columns are cut to this width.
     """
     from rich.cells import cell_len
     from rich.padding import Padding
@@ -68,16 +74,18 @@ def print_table(
     from rich.text import Text
 
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
-    remaining = console.width - 2
+    remaining = console.width - indent
     for place, column in enumerate(columns):
         width = max(cell_len(cell) for cell in (column, *(line[place] for line in lines)))
-        width = min(width, max(len(column), remaining) if column == long else LONGEST_TOKEN)
+        width = min(width, max(len(column), remaining) if column == long else widest)
         remaining -= width + 2
         at_left = place in left or column == long
         table.add_column(column, justify="left" if at_left else "right", no_wrap=True, overflow="ellipsis", width=width)
     for line in lines:
         table.add_row(*map(Text, line))
-    console.print(Padding(table, (0, 0, 0, 2), expand=False))
+    with console.capture() as shown:
+        console.print(Padding(table, (0, 0, 0, indent), expand=False))
+    click.echo("\n".join(line.rstrip() for line in shown.get().splitlines()), color=console.is_terminal)
 
 
 def count_of(number: int, noun: str) -> str:

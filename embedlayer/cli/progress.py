@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
-    from rich.progress import Progress
-
     from embedlayer.training.loop import Trainer
 
 SECONDS_BETWEEN_LINES = 10
+
+Show = Callable[[int, int, str], None]
+"""Function `show(done, total, text)` that shows a stage of the work; an empty text changes no text."""
 
 
 @contextmanager
@@ -43,102 +44,61 @@ def stopping_gently(trainer: "Trainer") -> Iterator[None]:
 
 
 @contextmanager
-def reading(*, quiet: bool) -> Iterator[Callable[[int, int], None]]:
-    """Yield a function that shows bytes read and bytes in all.
+def _progress(*columns: str, quiet: bool) -> Iterator[Show]:
+    """Yield a function that moves a bar in a terminal, prints lines elsewhere, and does nothing if `quiet`.
 
-    It moves a bar in a terminal, prints a line every few seconds elsewhere, and does nothing if `quiet`.
+    Args:
+        columns: Classes of `rich.progress` whose columns follow the bar; without any the text follows the bar.
+        quiet: Show nothing.
     """
     if quiet:
-        yield lambda read, total: None
+        yield lambda done, total, text: None
     elif not sys.stdout.isatty():
-        yield _byte_lines()
+        yield _lines()
     else:
-        from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
+        from rich import progress
 
-        columns = (BarColumn(bar_width=24), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
-        with Progress(*columns) as progress:
-            task = progress.add_task("", total=None)
-            yield lambda read, total: progress.update(task, completed=read, total=total)
+        follow = [getattr(progress, name)() for name in columns] or [progress.TextColumn("{task.description}")]
+        with progress.Progress(progress.BarColumn(bar_width=10), *follow, progress.TimeRemainingColumn()) as bar:
+            task = bar.add_task("", total=None)
+            yield lambda done, total, text: bar.update(task, completed=done, total=total, description=text or None)
 
 
-def _byte_lines() -> Callable[[int, int], None]:
-    started = shown = time.monotonic()
+def _lines() -> Show:
+    """Return a function that prints the first and the last text, and others every few seconds, with the time left."""
+    started, shown = time.monotonic(), -float("inf")
     first: int | None = None
 
-    def show(read: int, total: int) -> None:
-        nonlocal first, shown
+    def show(done: int, total: int, text: str) -> None:
+        nonlocal shown, first
         now = time.monotonic()
-        first = read if first is None else first
-        if now - shown < SECONDS_BETWEEN_LINES:
+        first = done if first is None else first
+        if not text or (done < total and now - shown < SECONDS_BETWEEN_LINES):
             return
         shown = now
-        rate = (read - first) / (now - started)
-        left = f"  {(total - read) / rate:.0f} s left" if rate else ""
-        click.echo(f"{read / 1e6:,.1f} of {total / 1e6:,.1f} MB  {rate / 1e6:.1f} MB/s{left}")
+        left = f"  {(now - started) / (done - first) * (total - done):.0f} s left" if done > first else ""
+        click.echo(text + left)
 
     return show
-
-
-ShowTraining = Callable[..., None]
-"""Function `show(step, line=None)` that shows a step, with the metrics measured at it if there are any."""
 
 
 @contextmanager
-def display(trainer: "Trainer", *, quiet: bool) -> Iterator[ShowTraining]:
-    """Yield a function that shows a training run.
-
-    It moves a bar in a terminal, prints a line every few seconds elsewhere, and does nothing if `quiet`.
-    """
-    if quiet:
-        yield lambda step, line=None: None
-    elif not sys.stdout.isatty():
-        yield _metric_lines(trainer)
-    else:
-        from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-
-        columns = (
-            TextColumn("step {task.completed:,.0f}/{task.total:,.0f}"),
-            BarColumn(bar_width=24),
-            TextColumn("loss [bold]{task.fields[loss]}[/bold]"),
-            TextColumn("validation {task.fields[validation]}"),
-            TextColumn("{task.fields[speed]} tokens/s"),
-            TimeRemainingColumn(),
-        )
-        with Progress(*columns) as progress:
-            yield _metric_bar(trainer, progress)
+def reading(*, quiet: bool) -> Iterator[Callable[[int, int], None]]:
+    """Yield a function that shows the number of bytes read and the total, unless `quiet`."""
+    with _progress("DownloadColumn", "TransferSpeedColumn", quiet=quiet) as show:
+        yield lambda read, total: show(read, total, f"{read / 1e6:,.1f} of {total / 1e6:,.1f} MB")
 
 
-def _metric_lines(trainer: "Trainer") -> ShowTraining:
-    """Return a function that prints the first and the last metrics, and others every few seconds."""
-    started = shown = time.monotonic()
-    first_step = trainer.step
+@contextmanager
+def display(trainer: "Trainer", *, quiet: bool) -> Iterator[Callable[..., None]]:
+    """Yield a function `show(step, line=None)` that shows a step and the metrics measured at it, unless `quiet`."""
+    with _progress(quiet=quiet) as show:
 
-    def show(step: int, line: dict[str, Any] | None = None) -> None:
-        nonlocal shown
-        now, steps = time.monotonic(), trainer.steps or 0
-        if line is None or (0 < step < steps and now - shown < SECONDS_BETWEEN_LINES):
-            return
-        shown = now
-        text = f"step {step}/{steps}  loss {line['loss']:.3f}"
-        text += f"  validation {line['validation_loss']:.3f}" if "validation_loss" in line else ""
-        if done := step - first_step:
-            left = (now - started) / done * (steps - step)
-            text += f"  {line['tokens_per_second']:,} tokens/s  {left:.0f} s left"
-        click.echo(text)
+        def show_step(step: int, line: dict[str, Any] | None = None) -> None:
+            text = "" if line is None else f"step {step}/{trainer.steps}  loss {line['loss']:.3f}"
+            if line is not None:
+                text += f"  validation {line['validation_loss']:.3f}" if "validation_loss" in line else ""
+                text += f"  {line['tokens_per_second']:,} tokens/s" if step else ""
+            show(step, trainer.steps or 0, text)
 
-    return show
-
-
-def _metric_bar(trainer: "Trainer", progress: "Progress") -> ShowTraining:
-    """Return a function that moves a bar and writes the last metrics beside it."""
-    task = progress.add_task("", total=1, loss="...", validation="...", speed="...")
-    forms = {"loss": ("loss", ".3f"), "validation": ("validation_loss", ".3f"), "speed": ("tokens_per_second", ",")}
-
-    def show(step: int, line: dict[str, Any] | None = None) -> None:
-        line = line or {}
-        fields: dict[str, Any] = {
-            field: format(line[name], form) for field, (name, form) in forms.items() if line.get(name)
-        }
-        progress.update(task, completed=step, total=trainer.steps, **fields)
-
-    return show
+        yield show_step

@@ -2,7 +2,7 @@
 
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -15,36 +15,30 @@ if TYPE_CHECKING:
     from embedlayer.training.run_directory import RunDirectory
 
 
+Options = TypeVar("Options")
+
+PRECISIONS = click.Choice(["auto", "float32", "bfloat16"])
+
+
 @click.command()
 @click.argument("files", nargs=-1, metavar="FILE...", type=TEXTS_OR_CORPUS)
 @click.option("-o", "--output", required=True, type=click.Path(path_type=Path), help="Folder of the run.")
 @click.option("--resume", is_flag=True, help="Continue the run in the folder from its last checkpoint.")
 @click.option("--overwrite", is_flag=True, help="Replace the run in the folder.")
 @layer_options
-@click.option("--length", default=128, show_default=True, help="Tokens per window.")
-@click.option("--batch-size", default=8, show_default=True, help="Windows per forward pass.")
-@click.option("--accumulate", default=1, show_default=True, help="Forward passes per update.")
-@click.option("--learning-rate", default=3e-3, show_default=True, help="Peak learning rate.")
+@click.option("--length", default=128, help="Tokens per window.")
+@click.option("--batch-size", default=8, help="Windows per forward pass.")
+@click.option("--accumulate", default=1, help="Forward passes per update.")
+@click.option("--learning-rate", default=3e-3, help="Peak learning rate.")
 @click.option("--steps", type=int, help="Number of optimizer steps.")
 @click.option("--minutes", type=float, help="Train for this time instead of a number of steps.  [default: 2]")
-@click.option("--log-every", default=10, show_default=True, help="Steps between lines of metrics.")
-@click.option("--validation-fraction", default=0.1, show_default=True, help="Fraction of the text that is held out.")
-@click.option("--seed", default=0, show_default=True, help="Seed of weights, order and dropout.")
-@click.option("--device", default="auto", show_default=True, help="cpu, cuda, ...")
-@click.option(
-    "--precision",
-    type=click.Choice(["auto", "float32", "bfloat16"]),
-    default="auto",
-    show_default=True,
-    help="Precision of matrix products.",
-)
-@click.option("--save-seconds", default=60.0, show_default=True, help="Seconds between checkpoints.")
-@click.option(
-    "--timeout-seconds",
-    default=600.0,
-    show_default=True,
-    help="Time that the processes of a torchrun launch wait for each other.",
-)
+@click.option("--log-every", default=10, help="Steps between lines of metrics.")
+@click.option("--validation-fraction", default=0.1, help="Fraction of the text that is held out.")
+@click.option("--seed", default=0, help="Seed of weights, order and dropout.")
+@click.option("--device", default="auto", help="cpu, cuda, ...")
+@click.option("--precision", type=PRECISIONS, default="auto", help="Precision of matrix products.")
+@click.option("--save-seconds", default=60.0, help="Seconds between checkpoints.")
+@click.option("--timeout-seconds", default=600.0, help="Time that processes of a torchrun launch wait for each other.")
 @click.option(
     "--vocab-parallel-size",
     type=int,
@@ -97,9 +91,8 @@ def _train(
     else:
         if not files:
             raise SizeError("There is no text to train on: name a file, a folder, or - for standard input.")
-        if (
-            parallel.collectives.any(directory.contains_run) and not options["overwrite"]
-        ):  # all look before rank 0 writes
+        exists = parallel.collectives.any(directory.contains_run)  # all look before rank 0 writes
+        if exists and not options["overwrite"]:
             raise FileError(
                 f"{directory.path} holds a run already. Continue it with --resume, replace it with --overwrite, "
                 f"or choose another folder."
@@ -107,8 +100,7 @@ def _train(
         if options["steps"] is None and options["minutes"] is None:
             options["minutes"] = 2.0
         options["max_length"] = options["length"]
-        layer = LayerOptions(**_named(options, LayerOptions))
-        training = TrainingOptions(**_named(options, TrainingOptions))
+        layer, training = _named(options, LayerOptions), _named(options, TrainingOptions)
         if parallel.is_first:
             trainer, tokenizer = start_run(
                 directory,
@@ -139,9 +131,9 @@ def _train(
     return 0
 
 
-def _named(options: dict[str, Any], kind: type) -> dict[str, Any]:
-    """Return the options that are fields of a dataclass."""
-    return {field.name: options[field.name] for field in fields(kind) if field.name in options}
+def _named(options: dict[str, Any], kind: type[Options]) -> Options:
+    """Return a dataclass built from the options that are its fields."""
+    return kind(**{field.name: options[field.name] for field in fields(kind) if field.name in options})  # type: ignore[arg-type]
 
 
 def was_started_by(launch: str, directory: "RunDirectory") -> bool:
