@@ -206,10 +206,6 @@ class FactorizedEmbedding(TokenTable):
         )
         return F.linear(hidden, factor), like
 
-    def check(self) -> None:
-        """Wait for the device, and raise the error of a bad ID that was looked up since the last check."""
-        self.inner.check()
-
     def extra_repr(self) -> str:
         """Return sizes, for `print`."""
         return f"{self.vocab_size}, {self.embed_dim}, rank={self.rank}"
