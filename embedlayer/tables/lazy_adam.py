@@ -170,21 +170,13 @@ class StepHistory:
         recent = slice(low - self.size, None)  # steps whose terms are not negligible
         rate, node, log_decay = self._lines[:, now]
         nodes, weights = node * self._spreading[recent], rate * self._fading[recent]
-        if self.decays:
-            logs = self._lines[2, max(low - 1, 0) : now]
-            weights = weights * np.exp((logs if low else np.concatenate([[0.0], logs])) - log_decay)
+        logs = self._lines[2, max(low - 1, 0) : now]
+        weights *= np.exp((logs if low else np.concatenate([[0.0], logs])) - log_decay)
         first = self._lines[1, low : self.size] * self._spreading[-1]
         self._sums[:, low : self.size] += sums_of(first, nodes, weights)
 
-    @property
-    def decays(self) -> bool:
-        """Return whether any recorded step had weight decay."""
-        return bool(self.size and self._lines[2, self.size - 1])
-
     def decay(self, at: Int[np.ndarray, " G"]) -> Float[np.ndarray, " G"]:
         """Return the factor of all weight decay since each of these steps."""
-        if not self.decays:
-            return np.ones(at.shape)
         logs = self._lines[2]
         since = np.where(at > self.start, logs[np.maximum(at - self.start - 1, 0)], 0.0)
         left: Float[np.ndarray, " G"] = np.exp(logs[self.size - 1] - since)
@@ -244,8 +236,7 @@ class StepHistory:
     ) -> tuple[Float[np.ndarray, "G J"], Float[np.ndarray, "G J"]]:
         """Return nodes `e_j` and weights `w_j` of the sum above, `(G, J)`; terms past the end have weight 0."""
         nodes, weights, places = self._undecayed_terms(at, tolerance)
-        if self.decays:
-            weights *= np.exp(self._lines[2, self.size - 1] - self._lines[2][places])
+        weights *= np.exp(self._lines[2, self.size - 1] - self._lines[2][places])
         return nodes, weights
 
     def _undecayed_terms(
