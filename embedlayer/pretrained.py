@@ -15,6 +15,7 @@ from torch import nn
 
 from embedlayer.computed_buffers import recompute_all_buffers
 from embedlayer.errors import CheckpointError, EmbedLayerError
+from embedlayer.index_checks import IndexCheck
 from embedlayer.io.files import JsonObject, create_folder, read_json, recover_folder, write_json
 from embedlayer.io.json_fields import check_arguments, printable
 from embedlayer.io.safetensors_files import load_tensors, save_tensors
@@ -148,6 +149,19 @@ class Pretrained(Described, nn.Module):
         assign(layer, tensors, source=directory / WEIGHTS)
         recompute_all_buffers(layer, device)
         return layer
+
+    def check(self) -> None:
+        """Wait for the device, and raise the error of a bad ID or position that was looked up since the last check.
+
+        On the CPU a look-up raises the error itself.
+
+        Raises:
+            TokenIdError: A token ID was outside its table.
+            PositionError: A position was outside its scheme.
+        """
+        for module in self.modules():
+            if isinstance(module, IndexCheck):
+                module.check()
 
 
 def write_config(directory: Path, description: JsonObject) -> None:

@@ -74,7 +74,7 @@ def write_atlas(path: Path | str, table: TableLike, tokenizer: Tokenizer, *, num
     nearest, distances = torch.searchsorted(ids, found_rows.ids), (1 - found_rows.cosines).clamp_min(0.0)
     columns: dict[str, Any] = {
         "id": ids.numpy(),
-        "token": [_writable(found.text_of(row)) for row in ids.tolist()],
+        "token": [found.text_of(row).encode(errors="backslashreplace").decode() for row in ids.tolist()],
         "kind": [found.kinds[row] for row in ids.tolist()],
         "norm": found.norms[ids].numpy(),
         "under_trained": found.under_trained.scores[ids].numpy(),
@@ -91,8 +91,3 @@ def write_atlas(path: Path | str, table: TableLike, tokenizer: Tokenizer, *, num
     with replace_file(path) as partial:
         parquet.write_table(arrow.table(columns), partial)
     return len(ids)
-
-
-def _writable(text: str) -> str:
-    """Return the text with lone surrogates escaped, so that UTF-8 can encode it."""
-    return text.encode("utf-8", errors="backslashreplace").decode()

@@ -94,7 +94,7 @@ class _Moments(NamedTuple):
 
 def _moments(rows: RowReader, kept: Bool[Tensor, " V"]) -> _Moments:
     """Compute mean and principal variances of the kept rows in two passes: the mean, then the scatter about it."""
-    count, largest, total = int(kept.sum()), 0.0, torch.zeros(())
+    count, largest, total = int(kept.sum()), 0.0, torch.zeros(rows.embed_dim, dtype=torch.float64)
     for chunk in _wide(rows, kept):
         total = total.to(chunk) + chunk.sum(0)
         largest = max(largest, float(chunk.abs().max())) if len(chunk) else largest
@@ -115,6 +115,21 @@ def _wide(rows: RowReader, kept: Bool[Tensor, " V"]) -> Iterator[Float[Tensor, "
     """Yield the kept rows in float64, a chunk at a time."""
     for start, chunk in rows.chunks(CHUNK_ROWS):
         yield chunk[kept[start : start + len(chunk)].to(chunk.device)].double()
+
+
+@torch.no_grad()
+def variance_shares(table: TableLike) -> Float[Tensor, " D"]:
+    """Compute the share of the variance along each principal component, in descending order, in float64 on the CPU.
+
+    Rows are read in chunks; rows that are not finite are left out. All shares are 0 if the rows are equal.
+
+    Args:
+        table: A `LookupTable`, or a plain tensor `(V, D)`.
+    """
+    rows = RowReader(table)
+    variances = _moments(rows, rows.norms().isfinite()).variances
+    shares: Tensor = variances / _positive(variances.sum())
+    return shares.cpu()
 
 
 def _positive(value: Tensor) -> Tensor:

@@ -424,16 +424,6 @@ class EmbeddingLayer(Pretrained):
         except EmbedLayerError as error:
             return str(error)
 
-    def check(self) -> None:
-        """Wait for the device, and raise if an ID or position since the last check was out of range.
-
-        Raises:
-            TokenIdError: An ID was out of range.
-            PositionError: A position was out of range.
-        """
-        self.table.check()
-        self.position.check()
-
 
 def _shown(position: Position) -> str:
     """Return class and sizes of a position scheme in one line."""

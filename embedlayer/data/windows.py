@@ -257,10 +257,6 @@ class WindowSampler:
         # One window is given up to the phase, where there is more than one: every epoch has the same number.
         self.num_windows = max(1, (len(self.ids) - max_length) // max_length)
 
-    def epoch(self, step: int) -> float:
-        """Return the number of epochs before this step, with a fraction."""
-        return step * self.batch_size / self.num_windows
-
     def batch(self, step: int, *, rank: int = 0, ranks: int = 1) -> Batch:
         """Return inputs and targets of one step, `(B, T)` each, or of one rank's slice of the batch.
 

@@ -234,10 +234,6 @@ class ShardedTable(TokenTable):
             self.partition,
         )
 
-    def check(self) -> None:
-        """Wait for the device, and raise `TokenIdError` if a bad ID was looked up since the last check."""
-        self.index_check.check()
-
     def extra_repr(self) -> str:
         """Return the rows of this rank, for `print`."""
         return f"rows {self.partition.start} to {self.partition.stop - 1} of {self.vocab_size}"

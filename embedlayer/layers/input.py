@@ -163,11 +163,6 @@ class InputEmbedding(Pretrained, ABC):
         """
         return trace_embed(ids, *self.parts, **options)
 
-    def check(self) -> None:
-        """Wait for the device and raise the error of a bad ID or position since the last check."""
-        for part in (self.parts.table, self.parts.position):
-            part.check()  # type: ignore[operator]  # tables and positions have it
-
 
 class TransformerEmbedding(InputEmbedding):
     """Input embedding of a transformer: `dropout(position.add(scale * table(ids), positions))`.

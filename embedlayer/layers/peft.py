@@ -249,7 +249,3 @@ class AdaptedRows(TokenTable):
         for adapter in self.adapted_table().adapters:
             products = adapt_products(adapter, products, hidden, start, stop)
         return products
-
-    def check(self) -> None:
-        """Wait for the device and raise the error of a bad ID that the table looked up since the last check."""
-        self.table.check()

@@ -309,11 +309,6 @@ class DecoderLM(Pretrained):
         """Return the head, or the module of PEFT that wraps it."""
         return self.head
 
-    def check(self) -> None:
-        """Wait for the device and raise the error of a bad ID or position since the last check."""
-        self.table.check()
-        self.position.check()
-
 
 class BlockSizes(NamedTuple):
     """Sizes of the blocks of a `DecoderLM`; the fields are arguments of its constructor."""

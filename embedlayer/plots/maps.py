@@ -98,13 +98,11 @@ def table_map(
 
 def _components(rows: Float[Tensor, "V D"]) -> tuple[Float[Tensor, "V 2"], Float[Tensor, " C"]]:
     """Return coordinates along two principal components, NaN for non-finite rows, and shares of the variance."""
-    finite = rows.isfinite().all(1).cpu()
-    coordinates = torch.full((len(rows), 2), torch.nan, dtype=torch.float64)
-    if not finite.any():
-        return coordinates, torch.zeros(2, dtype=torch.float64)
-    found = principal_components(rows if finite.all() else rows[finite.to(rows.device)], min(2, rows.shape[1]))
-    coordinates[finite] = torch.nn.functional.pad(found.coordinates, (0, 2 - found.coordinates.shape[1])).cpu()
-    return coordinates, found.explained_variance_ratio.cpu()
+    if not rows.isfinite().all(1).any():
+        return torch.full((len(rows), 2), torch.nan, dtype=torch.float64), torch.zeros(2, dtype=torch.float64)
+    found = principal_components(rows, min(2, rows.shape[1]), skip_nonfinite=True)
+    coordinates = torch.nn.functional.pad(found.coordinates, (0, 2 - found.coordinates.shape[1]))
+    return coordinates.cpu(), found.explained_variance_ratio.cpu()
 
 
 def _words(table: LookupTable, tokenizer: Tokenizer) -> dict[int, str]:

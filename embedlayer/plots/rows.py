@@ -1,6 +1,6 @@
 """Figures of the rows of a table: norms, variance along principal components, gradients."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import torch
@@ -8,6 +8,7 @@ from jaxtyping import Float, Int
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 
+from embedlayer.analysis.geometry import variance_shares
 from embedlayer.analysis.row_reader import RowReader
 from embedlayer.data.tokenizer import table_size, token_text
 from embedlayer.errors import ShapeError, SizeError
@@ -112,29 +113,6 @@ def spectrum(
             sides = (SIDES[6], SIDES[4], SIDES[7], SIDES[5])
             write_labels(figure, axes, numbers(torch.tensor(marks)), texts, most=len(LINES), sides=sides)
     return figure
-
-
-def variance_shares(table: LookupTable | nn.Embedding | Float[Tensor, "N D"]) -> Float[Tensor, " D"]:
-    """Compute the share of the variance along each principal component, in descending order, in float64.
-
-    Rows are read in chunks; rows that are not finite are left out. All shares are 0 if the rows are equal.
-    """
-    rows = RowReader(table)
-
-    def finite_chunks() -> Iterator[Float[Tensor, "rows D"]]:
-        """Yield the finite rows in float64, chunk by chunk."""
-        for _, chunk in rows.chunks(ROWS_AT_ONCE):
-            yield chunk[chunk.isfinite().all(1)].cpu().double()
-
-    count, total = 0, torch.zeros(rows.embed_dim, dtype=torch.float64)
-    for chunk in finite_chunks():
-        count, total = count + len(chunk), total + chunk.sum(0)
-    mean, scatter = total / max(count, 1), torch.zeros(rows.embed_dim, rows.embed_dim, dtype=torch.float64)
-    for chunk in finite_chunks():
-        scatter += (chunk - mean).T @ (chunk - mean)
-    variances = torch.linalg.eigvalsh(scatter).flip(0).clamp_min(0.0)
-    shares: Tensor = variances / variances.sum().clamp_min(torch.finfo(torch.float64).tiny)
-    return shares
 
 
 def gradient_rows(

@@ -117,7 +117,3 @@ class LearnedPositionalEmbedding(AdditivePosition, nn.Embedding):  # type: ignor
         resized.weight[: len(kept)] = kept
         resized.weight.requires_grad_(self.weight.requires_grad)
         return resized
-
-    def check(self) -> None:
-        """Wait for the device and raise the error of a position that was outside the table since the last check."""
-        self.index_check.check()

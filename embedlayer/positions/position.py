@@ -125,9 +125,6 @@ class Position(Pretrained):
                     f"This {type(self).__name__} has {name} {own}, the model has {size}: build it with {name} {size}."
                 )
 
-    def check(self) -> None:
-        """Wait for the device and raise the error of a position that was outside the scheme since the last check."""
-
 
 class AdditivePosition(Position, ABC):
     """Abstract: a scheme that adds one vector for each position."""

@@ -159,7 +159,3 @@ class SinusoidalPositionalEmbedding(AdditivePosition, ComputedBuffers):
         rows = F.embedding(index, self.waves)
         rows = rows if self.scale is None else self.scale * rows
         return rows if outside is None else rows.masked_fill(outside.unsqueeze(-1), 0)
-
-    def check(self) -> None:
-        """Wait for the device and raise the error of a position that was outside `max_seq_len` since the last check."""
-        self.index_check.check()

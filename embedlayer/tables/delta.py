@@ -174,10 +174,6 @@ class DeltaEmbedding(TokenTable, ComputedBuffers):
             else products.index_copy(-1, columns, ours)
         )
 
-    def check(self) -> None:
-        """Wait for the device, and raise the error of a bad ID that was looked up since the last check."""
-        self.base.check()
-
     def merge(self) -> TokenTable:
         """Write the trained rows into the base in place, and return the base, which stays frozen.
 

@@ -254,10 +254,6 @@ class TokenEmbedding(TokenTable, nn.Embedding, ComputedBuffers):
         """Return `hidden` and the whole `weight`, so that the gradient of spare rows needs no copy."""
         return hidden, self._current_weight()
 
-    def check(self) -> None:
-        """Wait for the device, and raise the error of a bad ID that was looked up since the last check."""
-        self.index_check.check()
-
     def _current_check(self) -> IndexCheck:
         """Return the check of IDs for the current number of tokens."""
         if self.index_check.size != self.vocab_size:

@@ -86,22 +86,14 @@ class FactorizedEmbedding(TokenTable):
         self.projection = NormalLinear(rank, embed_dim, init_std=1 / math.sqrt(rank), device=device, dtype=dtype)
 
     @property
-    def vocab_size(self) -> int:
+    def vocab_size(self) -> int:  # type: ignore[override]
         """Return the number of tokens, V."""
         return self.inner.vocab_size
 
-    @vocab_size.setter
-    def vocab_size(self, size: int) -> None:
-        self.inner.vocab_size = size
-
     @property
-    def num_rows(self) -> int:
+    def num_rows(self) -> int:  # type: ignore[override]
         """Return the number of rows of the inner table, spare rows included."""
         return self.inner.num_rows
-
-    @num_rows.setter
-    def num_rows(self, size: int) -> None:
-        self.inner.num_rows = size
 
     @classmethod
     @torch.no_grad()
@@ -205,10 +197,6 @@ class FactorizedEmbedding(TokenTable):
             else self.projection(torch.eye(self.rank, dtype=like.dtype, device=like.device))
         )
         return F.linear(hidden, factor), like
-
-    def check(self) -> None:
-        """Wait for the device, and raise the error of a bad ID that was looked up since the last check."""
-        self.inner.check()
 
     def extra_repr(self) -> str:
         """Return sizes, for `print`."""

@@ -20,7 +20,7 @@ from embedlayer.shapes import Ids, IdsLike, Vectors
 class LookupTable(Pretrained, ABC):
     """Abstract: a table that maps token IDs to vectors, however it stores them.
 
-    A subclass implements `look_up`, `rows` and `check`. To be saved it also implements `config`.
+    A subclass implements `look_up` and `rows`. To be saved it also implements `config`.
 
     Attributes:
         vocab_size: Number of tokens that can be looked up, V. IDs run from 0 to V - 1.
@@ -41,8 +41,6 @@ class LookupTable(Pretrained, ABC):
         ...         return torch.nn.functional.embedding(ids * 7919 % self.num_rows, self.weight)
         ...     def rows(self, start, stop):
         ...         return self.look_up(torch.arange(start, stop))
-        ...     def check(self):
-        ...         pass
         >>> TransformerEmbedding(1000, 8, 16, table=Hashed(1000, 64, 8))([[1, 2, 3]]).shape
         torch.Size([1, 3, 8])
     """
@@ -104,10 +102,6 @@ class LookupTable(Pretrained, ABC):
     def device(self) -> torch.device:
         """Return the device of the first parameter or buffer."""
         return next(chain(self.parameters(), self.buffers())).device
-
-    @abstractmethod
-    def check(self) -> None:
-        """Wait for the device, and raise the error of a bad ID that was looked up since the last check."""
 
 
 def check_sizes(*, padding_idx: int | None, vocab_size: int, **sizes: int) -> int | None:

@@ -33,9 +33,6 @@ from embedlayer.tables.sparse_gradient import call_plain, coalesced, require_row
 
 ROWS_AT_ONCE = 4096
 
-TOLERANCES = {torch.float64: 1e-12}
-TOLERANCE = 1e-7  # float32 resolves 6e-8
-
 _handles = count()
 _by_handle: WeakValueDictionary[int, "PendingUpdates"] = WeakValueDictionary()  # operators take numbers and tensors
 
@@ -136,11 +133,6 @@ class PendingUpdates:
     def step(self) -> int:
         """Return the number of optimizer steps on this table."""
         return self.history.step if self.history is not None else 0
-
-    @property
-    def attached(self) -> bool:
-        """Return whether an optimizer has stepped on this table."""
-        return self.history is not None
 
     @property
     def has_pending(self) -> bool:
@@ -363,7 +355,7 @@ class PendingUpdates:
         parameter, weight = weight, raw_weight(weight)
         value_steps = self.value_steps.index_select(0, rows).cpu().numpy().astype(np.int64)
         lag = value_steps - self.moment_steps.index_select(0, rows).cpu().numpy()
-        skipped = history.skipped_steps(value_steps, tolerance=TOLERANCES.get(weight.dtype, TOLERANCE))
+        skipped = history.skipped_steps(value_steps, tolerance=1e-12 if weight.dtype == torch.float64 else 1e-7)
         nodes, weights = skipped.nodes, skipped.weights
         if lag.any():  # a reader updated the values; the moments are of an earlier step
             beta1, beta2, _ = history.betas

@@ -301,10 +301,6 @@ class QuantizedEmbedding(TokenTable, ComputedBuffers):
             return vectors
         return dequantised_rows(ids, self.packed, self.row_scale, self.row_format, self.dtype)
 
-    def check(self) -> None:
-        """Wait for the device, and raise the error of a bad ID that was looked up since the last check."""
-        self.index_check.check()
-
     def requires_grad_(self, requires_grad: bool = True) -> "QuantizedEmbedding":
         """Raise an error for `requires_grad=True`: codes have no gradient.
 

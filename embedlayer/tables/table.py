@@ -29,7 +29,7 @@ class TokenTable(LookupTable, ABC):
 
     `table(ids)` looks rows up (`LookupTable`). `logits(hidden)` and `loss(hidden, targets)` compare a hidden state with
     all rows, so the table can also be the weight of an LM head. With `row_sparse` nothing can be learned through them.
-    A subclass implements `look_up`, `rows` and `check`; all else follows from these.
+    A subclass implements `look_up` and `rows`; all else follows from these.
     """
 
     def as_linear(self, hidden: Float[Tensor, "*batch D"]) -> tuple[Tensor, Tensor] | None:

@@ -39,9 +39,6 @@ class HashedTable(LookupTable):
     def rows(self, start: int, stop: int) -> Tensor:
         return self.look_up(torch.arange(start, stop))
 
-    def check(self) -> None:
-        pass
-
 
 def test_a_table_that_is_only_looked_up_has_no_second_direction() -> None:
     assert not {"logits", "loss", "token_log_probs", "raw_logits", "as_linear"} & set(dir(LookupTable))

@@ -24,9 +24,6 @@ class RowsOnly(TokenTable):
     def rows(self, start: int, stop: int) -> torch.Tensor:
         return self.weight[start:stop]
 
-    def check(self) -> None:
-        pass
-
 
 def test_logits_and_loss_follow_from_the_rows_chunk_by_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "ROWS_AT_ONCE", 7)
