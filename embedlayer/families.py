@@ -61,11 +61,11 @@ OWN_MODEL_TYPE = "embedlayer"
 
 @dataclass(frozen=True)
 class LearnedPositions:
-    """Learned positions: the table has one row per position.
+    """Learned positions of a family: a table with one row per position.
 
     Attributes:
-        names: Tensor names.
-        offset: Number of rows before position 0; `"padding"` for the padding ID plus one.
+        names: Tensor names of the table.
+        offset: Number of rows before that of position 0; `"padding"` means the padding ID plus one.
     """
 
     names: Names
@@ -74,17 +74,26 @@ class LearnedPositions:
 
 @dataclass(frozen=True)
 class SinusoidalPositions:
-    """Fixed sinusoids, sines in the first half; position 0 is row padding ID + 1, and padding adds nothing."""
+    """Fixed sinusoids, all sines before all cosines.
+
+    Position 0 has row `padding ID + 1`, and a padding token gets a zero vector.
+    """
 
 
 @dataclass(frozen=True)
 class AlibiPositions:
-    """Linear attention biases; MPT stores their largest slope exponent as `attn_config.alibi_bias_max`."""
+    """Linear attention biases (ALiBi).
+
+    MPT's configuration stores the negative exponent of the smallest slope as `attn_config.alibi_bias_max`.
+    """
 
 
 @dataclass(frozen=True)
 class RelativePositions:
-    """T5's bucketed relative biases: a bidirectional tensor for the encoder and a causal one for the decoder."""
+    """T5's bucketed relative biases.
+
+    Each stack has its own tensor: the encoder's bias is bidirectional, the decoder's causal.
+    """
 
     encoder: Names
     decoder: Names
@@ -92,17 +101,17 @@ class RelativePositions:
 
 @dataclass(frozen=True)
 class RotaryPositions:
-    """Facts about rotary positions that transformers keeps in code and not in configurations.
+    """Rotary settings of a family that transformers keeps in its code and not in `config.json`.
 
     Attributes:
-        base: Base that transformers uses where the configuration states none.
+        base: Base that transformers uses if the configuration states no base.
         fixed_base: Whether the code always uses `base`, so that a configuration without a base is complete.
         interleaved: Whether pairs are channels (2i, 2i + 1); `rope_interleave` in a configuration takes precedence.
         reversed: Whether the code rotates by the negative angle; the reader refuses such a family.
-        default_share: Share of a head's channels that transformers rotates where the configuration states none. The
-            reader refuses such a configuration. `None` where the default is all channels.
-        former_rope_types: Pairs of a former `rope_type` and the type that it means today.
-        scales_full_attention_only: Whether `rope_scaling` applies to layers of full attention only.
+        default_share: Share of a head's channels that transformers rotates if the configuration states no share. The
+            reader refuses such a configuration. `None` means that the default is all channels.
+        former_rope_types: Pairs (old name of a `rope_type`, its present name).
+        scales_full_attention_only: Whether `rope_scaling` applies only to layers of full attention.
         without_positions: Which layers have no positions: `"listed"` in `no_rope_layers` or by
             `no_rope_layer_interval`, or all layers of `"full_attention"` in a model with a sliding window.
         or_alibi: Whether `alibi: true` in a configuration replaces rotation by linear biases, divided by the square
@@ -125,10 +134,12 @@ PositionSpec = LearnedPositions | SinusoidalPositions | AlibiPositions | Relativ
 
 @dataclass(frozen=True)
 class NormSpec:
-    """A LayerNorm in a checkpoint. Checkpoints from TensorFlow name its tensors gamma and beta.
+    """Name and epsilon of a LayerNorm in a checkpoint.
+
+    Its tensors are `weight` and `bias`, or in checkpoints from TensorFlow `gamma` and `beta`.
 
     Attributes:
-        name: Name of the module.
+        name: Name of the module, a suffix as in the docstring of this module.
         eps_key: Configuration key of its epsilon.
         eps: Epsilon if that key is missing.
     """
@@ -140,7 +151,7 @@ class NormSpec:
 
 @dataclass(frozen=True)
 class LinearSpec:
-    """A linear projection in a checkpoint.
+    """Name of a linear projection in a checkpoint, and whether it has a bias.
 
     Attributes:
         name: Name of the module.
@@ -153,20 +164,22 @@ class LinearSpec:
 
 @dataclass(frozen=True)
 class HeadSpec:
-    """The LM head: `logits = softcap(logit_scale * norm(activation(dense(hidden))) @ weight.T + bias)`.
+    """Describe the LM head of a checkpoint.
+
+    The head computes `logits = softcap(logit_scale * norm(activation(dense(hidden))) @ weight.T + bias)`.
 
     Most families have neither dense layer, activation nor norm.
 
     Attributes:
-        weight: Rows of an untied head.
-        bias: One number per token.
-        dense: Projection before the output product. A checkpoint without it has no head.
+        weight: Tensor names of the rows of an untied head.
+        bias: Tensor names of the bias, one number per token.
+        dense: Projection before the output product. A checkpoint without this projection has no head.
         dense_optional: Whether a checkpoint without `dense` has a head nevertheless (OPT).
         activation: Name of the activation, or `"hidden_act"` to read it from that configuration key.
         norm: LayerNorm before the output product.
         logit_scale: Factor on the logits.
         softcap: Configuration key of the cap on the logits.
-        tied: Whether the head is tied where the configuration has no `tie_word_embeddings`; `"always"` ignores that
+        tied: Whether the head is tied if the configuration has no `tie_word_embeddings`; `"always"` ignores that
             key (T5).
     """
 
@@ -183,7 +196,7 @@ class HeadSpec:
 
 @dataclass(frozen=True)
 class Family:
-    """Facts about one model family, from which the loader builds its embedding layer.
+    """Description of one model family, from which the loader builds the embedding layer of its checkpoints.
 
     Attributes:
         name: Name in reports.
@@ -191,17 +204,17 @@ class Family:
         table: Tensor names of the token table. Further names in one checkpoint are copies of the same rows. Empty for a
             family of which only rotary positions are known; `load` treats its checkpoints as unknown.
         width: Configuration keys of the width of the table.
-        aliases: Pairs of a configuration key of this family alone, and the common key that it means (T5, Meta's LLaMA).
+        aliases: Pairs (configuration key of this family alone, common key of the same meaning) (T5, Meta's LLaMA).
         scale: Factor on looked-up rows.
         position: Position scheme.
         numbering: How default positions are counted.
         recipe: Steps of the input embedding.
-        types: Tensor names of the token types; `"table"` if they are rows of the token table (GPT-2).
+        types: Tensor names of the token types; `"table"` if the types are rows of the token table (GPT-2).
         norm: LayerNorm of the step `"norm"`.
-        projection: Projection of the step `"project"`, which is left out where the checkpoint has none.
+        projection: Projection of the step `"project"`; a checkpoint without its tensors has no such step.
         head: LM head, or `None` for a family without one.
-        decoder: Names of all tensors of a decoder that `load_llama` reads, by their names in `DecoderLM`; `{}` is the
-            number of the block.
+        decoder: Tensor names of a whole decoder for `load_llama`: keys are names in `DecoderLM`, values those in the
+            checkpoint; `{}` is the number of the block.
         defaults: Configuration keys that published configurations leave out, with transformers' values for them.
         tokenizer_rules: Whether transformers opens every folder of this family with the family's own tokenizer class,
             which splits text by its own rules and ignores those of `tokenizer.json`.
@@ -268,7 +281,10 @@ def _masked_head(name: str, dense: str, norm: str, activation: str = "hidden_act
 
 
 def _bert(name: str, model_types: Names, **changes: Any) -> Family:
-    """Return a family like BERT: word rows, type rows and position rows are added and normalised."""
+    """Return a family like BERT, which adds word, type and position rows and normalises the sum.
+
+    `changes` replace fields of `Family`.
+    """
     bert = Family(
         name,
         model_types,
@@ -282,7 +298,10 @@ def _bert(name: str, model_types: Names, **changes: Any) -> Family:
 
 
 def _llama(name: str, *model_types: str, **changes: Any) -> Family:
-    """Return a family like LLaMA: unscaled rows, rotary positions, and a head without a bias."""
+    """Return a family like LLaMA: unscaled rows, rotary positions, and a head without a bias.
+
+    `changes` replace fields of `Family`.
+    """
     llama = Family(name, model_types or (name,), table=("embed_tokens.weight",), position=RotaryPositions())
     return replace(llama, **changes)
 
@@ -469,7 +488,7 @@ UNKNOWN = Family(
 
 
 def stated_size(config: Mapping[str, object], key: str) -> object:
-    """Return a size that a configuration stores under one of its names in `CONFIG_KEYS`; `None` if it has none."""
+    """Return the size that a configuration states under any name in `CONFIG_KEYS[key]`; `None` if under none."""
     return next((config[name] for name in CONFIG_KEYS[key] if config.get(name) is not None), None)
 
 
@@ -479,7 +498,10 @@ def family_of(model_type: object) -> Family | None:
 
 
 def rotary_facts(model_type: object) -> RotaryPositions:
-    """Return the rotary facts of the family with this `model_type`; the defaults if it is unknown or not rotary."""
+    """Return the rotary settings of the family with this `model_type`.
+
+    An unknown or non-rotary family has the default `RotaryPositions()`.
+    """
     family = family_of(model_type)
     position = None if family is None else family.position
     return position if isinstance(position, RotaryPositions) else RotaryPositions()

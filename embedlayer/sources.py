@@ -1,8 +1,8 @@
 """Open whatever the user names: a run, a checkpoint, a saved layer, a file of vectors, or a name on the hub.
 
-`path_kind` tells what a path holds from names and first bytes alone. `open_model` reads it and returns one record,
-`OpenedModel`. Every command, the explorer and the analysis use these two functions. Importing this module imports no
-torch: the readers are imported inside the functions.
+`path_kind` tells what a path holds from file names and first bytes alone. `open_model` reads the path and returns one
+record, `OpenedModel`. Every command, the explorer and the analysis use these two functions. Importing this module
+imports no torch: the readers are imported inside the functions.
 """
 
 import codecs
@@ -48,7 +48,7 @@ STRUCTURED_FILES = (".json", ".jsonl", ".safetensors", ".gguf")
 
 
 class PathKind(StrEnum):
-    """What a path holds; the value is a phrase for messages."""
+    """List the kinds of thing that a path can hold; each value is a phrase for messages."""
 
     MISSING = "nothing"
     EMPTY_FOLDER = "an empty folder"
@@ -89,6 +89,7 @@ def path_kind(path: Path) -> PathKind:
 
 
 def _kind_of_folder(path: Path) -> PathKind:
+    """Return the kind of a folder, judged by the names in it and, for `config.json`, by its `kind`."""
     names = set(os.listdir(path))
     if not names:
         return PathKind.EMPTY_FOLDER
@@ -106,7 +107,7 @@ def _kind_of_folder(path: Path) -> PathKind:
 
 
 def _describes_layer(config: Path) -> bool:
-    """Return whether a `config.json` has the `kind` that `save_pretrained` writes; `False` if it is damaged."""
+    """Return whether `config.json` has the key `kind`, which only `save_pretrained` writes; `False` if damaged."""
     try:
         content = json.loads(config.read_bytes())
     except (ValueError, RecursionError):
@@ -115,6 +116,7 @@ def _describes_layer(config: Path) -> bool:
 
 
 def _kind_of_file(path: Path) -> PathKind:
+    """Return the kind of a file, judged by its suffix and its first `FIRST_BYTES` bytes."""
     with path.open("rb") as file:
         start = file.read(FIRST_BYTES)
     if not start:
@@ -137,16 +139,17 @@ class OpenedModel:
     """A token table with everything that was found with it.
 
     Attributes:
-        title: Short name for people, such as the name of the folder.
+        title: Short name for titles and messages, such as the name of the folder.
         table: The token table, `(V, D)`.
         source: The path or hub name that was opened; `""` for a record built in memory.
-        kind: What was opened, for people: `"trained run"`, `"checkpoint of family gpt2"`, `"file of vectors"`.
+        kind: What was opened, as a phrase for messages: `"trained run"`, `"checkpoint of family gpt2"`, `"file of
+            vectors"`.
         model: The decoder, embedding layer or input embedding that contains the table; `None` for a table alone.
-        tokenizer: Its tokenizer, or `None`.
-        tokens: The token of each row, where a file of vectors names them and no tokenizer was passed; else `None`.
-        run: The folder of a decoder that was trained here, or `None`.
-        no_decoder: Why `model` is no whole decoder, as one sentence; `""` if it is one.
-        no_tokenizer: Why a tokenizer beside the table could not be read; `""` if there was none.
+        tokenizer: The tokenizer of the table, or `None`.
+        tokens: The token of each row, if a file of vectors names the rows and no tokenizer was passed; else `None`.
+        run: The folder of a run of `embedlayer train`, or `None`.
+        no_decoder: One sentence that says why `model` is no whole decoder; `""` if `model` is one.
+        no_tokenizer: Why a tokenizer in the same folder could not be read; `""` if there was no such failure.
 
     Raises:
         SizeError: `tokens` and the table differ in length.
@@ -175,7 +178,10 @@ class OpenedModel:
         self._lock = threading.Lock()
 
     def once(self, key: str, compute: Callable[[], Answer]) -> Answer:
-        """Return `compute()`, computed once per `key` and kept with this record; safe for concurrent threads."""
+        """Return `compute()`, which is called once for each `key`; later calls return the stored result.
+
+        Concurrent threads that ask for the same key wait for the first one.
+        """
         with self._lock:
             lock = self._locks.setdefault(key, threading.Lock())
         with lock:
@@ -201,7 +207,10 @@ class OpenedModel:
 
     @cached_property
     def untied_head(self) -> "Tensor | None":
-        """Rows `(V, D)` of an untied head for the tokens of the table; `None` if the head is tied or lacks rows."""
+        """Rows of an untied head, `(V, D)`: the first V, one for each row of the table.
+
+        `None` if there is no head, the head is tied, or the head has fewer than V rows.
+        """
         head = self.head
         if head is None or head.tied or len(head.weight) < self.table.vocab_size:
             return None
@@ -228,7 +237,10 @@ class OpenedModel:
         return torch.from_numpy(TokenCorpus.open(self.run.corpus).counts(self.table.vocab_size))
 
     def before(self) -> "OpenedModel | None":
-        """Return the same table before training, built again from the run's seed; `None` if there is no run."""
+        """Return the table as it was before training, built again from the run's seed; `None` without a run.
+
+        The result has the same tokenizer and no model. It is computed once.
+        """
         run = self.run
         if run is None or not run.contains_run:
             return None
@@ -239,7 +251,10 @@ class OpenedModel:
 
     @cached_property
     def token_texts(self) -> list[str]:
-        """Readable text of each row; `""` for a row without a token, `"#7"` for row 7 where no tokens are known."""
+        """Readable text of each row, a list of V strings.
+
+        A row without a token has `""`. Without tokenizer and tokens, row 7 has `"#7"`.
+        """
         if self.tokens is not None:
             return self.tokens
         tokenizer, rows = self.tokenizer, range(self.table.vocab_size)
@@ -258,9 +273,10 @@ class OpenedModel:
 
     @cached_property
     def vocabulary(self) -> "Tokenizer | None":
-        """The tokenizer, or one built from `tokens`, where the first of equal tokens counts; `None` without both.
+        """The tokenizer, or one that is built from `tokens`; `None` if there is neither.
 
-        The built tokenizer splits text at spaces if no token contains one.
+        The built tokenizer gives a duplicate token the ID of its first row. It splits text at white space, unless a
+        token contains white space.
         """
         if self.tokens is None:
             return self.tokenizer
@@ -289,11 +305,11 @@ class OpenedModel:
         return self.vocabulary
 
     def encode(self, text: str) -> list[int]:
-        """Return the token IDs of `text`, with the special tokens that the model expects.
+        """Return the token IDs of `text`, with the special tokens that the model expects; nothing is truncated.
 
         Raises:
             TokenizerError: There is no tokenizer, or it has IDs outside the table.
-            UnknownTokenError: The rows are named by words, and a word of the text has no row.
+            UnknownTokenError: The tokens come from a file of vectors, and a word of the text has no row.
         """
         from embedlayer.data.tokenizer import without_truncation
 
@@ -308,14 +324,21 @@ class OpenedModel:
 
     @property
     def adds_special_tokens(self) -> bool:
-        """Whether the tokenizer's special tokens belong to a text: for checkpoints, not for models trained here."""
+        """Whether `encode` adds the tokenizer's special tokens to a text.
+
+        They are added for checkpoints, and for runs that contain `generation_config.json`; not for a table alone.
+        """
         return self.model is not None and (self.run is None or (self.run.path / GENERATION).exists())
 
     @cached_property
     def text_limits(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Token IDs that start a text, and token IDs that end one; each may be empty.
+        """Two tuples: the token IDs that start a text, and the token IDs that end a text; each may be empty.
 
-        A checkpoint states them in `config.json` or `generation_config.json`; else the tokenizer's names decide.
+        The IDs come from `config.json` and `generation_config.json` in the folder of a checkpoint. If neither file
+        states them, they are found by the names of the tokenizer's tokens, such as `<s>`.
+
+        Raises:
+            TokenizerError: There is no tokenizer, or it has IDs outside the table.
         """
         from embedlayer.data.tokenizer import end_of_text_id
 
@@ -330,6 +353,7 @@ class OpenedModel:
                 stated |= {key: value for key, value in read_json(file).items() if value is not None}
 
         def ids(key: str, named: int | None) -> tuple[int, ...]:
+            """Return the stated IDs under `key` as a tuple; without them `named`, or an empty tuple."""
             values = stated.get(key, named)
             values = values if isinstance(values, list) else [values]
             return tuple(value for value in values if isinstance(value, int))
@@ -337,10 +361,10 @@ class OpenedModel:
         return ids("bos_token_id", tokenizer.token_to_id("<s>")), ids("eos_token_id", end)
 
     def require_decoder(self) -> "DecoderLM":
-        """Return the model as a whole decoder, which predicts the next token.
+        """Return `model` after a check that it is a `DecoderLM`, which can predict the next token.
 
         Raises:
-            CheckpointError: The model has no transformer blocks that this library reads.
+            CheckpointError: The model is no whole decoder; the message says why.
         """
         from embedlayer.models.decoder import DecoderLM
 
@@ -351,12 +375,14 @@ class OpenedModel:
         )
 
     def prompt(self, text: str) -> list[int]:
-        """Return the token IDs that a continuation of `text` starts from.
+        """Return the token IDs of `text`, to be continued by `generate`.
 
-        A text without tokens gives the model's token that starts a text.
+        If the text has no tokens, the result is the first ID that starts a text, from `text_limits`.
 
         Raises:
             TextError: The text has no tokens, and the model has no token that starts a text.
+            TokenizerError: There is no tokenizer, or it has IDs outside the table.
+            UnknownTokenError: The tokens come from a file of vectors, and a word of the text has no row.
         """
         ids = self.encode(text) or list(self.text_limits[0][:1])
         if not ids:
@@ -373,7 +399,7 @@ def open_model(source: Path | str, tokenizer: Path | str | None = None, *, devic
     | folder that `save_pretrained` wrote | the layer, model or table |
     | checkpoint folder, safetensors file or index | a LLaMA-type decoder, else the embedding layer |
     | word2vec, GloVe, fastText, NumPy or projector file | the table, with a token for each row |
-    | `owner/name` on the hub | the embedding layer; shards without a tensor of it are not downloaded |
+    | `owner/name` on the hub | the embedding layer; only shards with its tensors are downloaded |
 
     Args:
         source: Folder, file, or name on the hub.
@@ -413,6 +439,7 @@ def open_model(source: Path | str, tokenizer: Path | str | None = None, *, devic
 
 
 def _open_vectors(path: Path) -> OpenedModel:
+    """Open a file of word vectors as a table with one token for each row."""
     from embedlayer.checkpoints.vector_files import read_vectors
     from embedlayer.tables.dense import TokenEmbedding
 
@@ -422,7 +449,13 @@ def _open_vectors(path: Path) -> OpenedModel:
 
 
 def _open_saved(path: Path, device: str) -> OpenedModel:
-    """Open what this library wrote: a run, or what `save_pretrained` wrote."""
+    """Open a folder that this library wrote: a training run, or a folder of `save_pretrained`.
+
+    Raises:
+        FileError: The run is not finished, so there is no trained layer.
+        CheckpointError: The saved module has no token table.
+        TokenizerError: The tokenizer has IDs outside the table.
+    """
     from embedlayer.checkpoints.embedding_layer import EmbeddingLayer
     from embedlayer.data.tokenizer import load_tokenizer, require_rows
     from embedlayer.layers.input import TransformerEmbedding
@@ -457,7 +490,10 @@ def _open_saved(path: Path, device: str) -> OpenedModel:
 
 
 def _open_checkpoint(path: Path, device: str) -> OpenedModel:
-    """Open a checkpoint on this machine: a whole decoder if it is of LLaMA type, else its embedding layer."""
+    """Open a local checkpoint: as a whole decoder if `load_llama` reads it, else its embedding layer alone.
+
+    `no_decoder` then holds the error of `load_llama`. Warns if the tokenizer has IDs outside the table.
+    """
     from embedlayer.data.tokenizer import missing_rows_message
     from embedlayer.models.llama import load_llama
 
@@ -481,7 +517,7 @@ def _open_checkpoint(path: Path, device: str) -> OpenedModel:
 
 
 def _open_layer(source: Path | str, device: str) -> OpenedModel:
-    """Open the embedding layer of a checkpoint, here or on the hub."""
+    """Open the embedding layer of a checkpoint, from a local path or from the hub."""
     from embedlayer.checkpoints.embedding_layer import load
 
     is_here = Path(source).exists()
@@ -498,7 +534,10 @@ def _open_layer(source: Path | str, device: str) -> OpenedModel:
 
 
 def _tokenizer_beside(path: Path) -> "tuple[Tokenizer | None, str]":
-    """Return the tokenizer in the same folder, under any name, if there is exactly one; else `None` and why."""
+    """Return the tokenizer in the folder of `path`, and the reason why it could not be read.
+
+    The result is `(tokenizer, "")`, `(None, "")` if there is no tokenizer, or `(None, reason)`.
+    """
     from embedlayer.data.tokenizer import load_tokenizer
 
     try:
@@ -510,10 +549,11 @@ def _tokenizer_beside(path: Path) -> "tuple[Tokenizer | None, str]":
 
 
 def _folder(path: Path) -> Path:
+    """Return `path` if it is a folder, else the folder that contains it."""
     return path if path.is_dir() else path.parent
 
 
 def _title(path: Path) -> str:
-    """Return the name of a folder or file, with its parent's where the name alone says nothing."""
+    """Return the name of a path; `parent/name` if the name is only `model`, `checkpoint` or `run`."""
     place = path.resolve()
     return f"{place.parent.name}/{place.name}" if place.name in {"model", "checkpoint", "run"} else place.name

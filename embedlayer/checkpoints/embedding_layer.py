@@ -53,14 +53,15 @@ class LayerReport(LoadRecord):
         dtype: Dtype of the rows.
         device: Device of the rows.
         scale: Factor on looked-up rows, as the family defines it; `None` for none.
-        embed_scale: The same factor rounded to the dtype of the rows, for families that round it (Gemma), else `None`.
+        embed_scale: `scale` rounded to the dtype of the rows, for families that round the factor (Gemma), else `None`.
         padding_idx: Row that is zero and stays zero, or `None`.
         recipe: Steps of the input embedding after look-up and scale.
         positions: Position schemes by kind of layer; the key `""` has that of the first block.
         head: `"tied"`, `"untied"`, or `None` without a head.
         logit_scale: Factor on the logits, or `None` without a head.
         softcap: Cap on the logits, or `None`.
-        tokenizer: Number of rows that the tokenizer needs, or the reason why it cannot be read, or `None` without one.
+        tokenizer: Number of rows that the tokenizer needs; a sentence if the tokenizer cannot be read; `None` if there
+            is none.
         parameters: Number of trainable parameters of the layer, head included.
     """
 
@@ -124,12 +125,12 @@ class EmbeddingLayer(Pretrained):
         recipe: Steps of the input embedding after look-up and scale: `"types"`, `"project"`, `"position"`, `"norm"`.
         numbering: How default positions are counted; see `families.Numbering`.
         padding_id: Token that `numbering="ids"` does not count.
-        first_position_id: Position ID with which transformers means position 0 (RoBERTa: 2).
+        first_position_id: Position ID that transformers uses for position 0 (RoBERTa: 2).
         types: Table of token types, `"table"` if they are rows of `table` (GPT-2), or `None` for none.
         norm: LayerNorm of the step `"norm"`.
         projection: Projection of the step `"project"`.
         other_positions: Position schemes of other layers by kind: Gemma 3's `"full_attention"`, T5's `"decoder"`.
-        tensor_names: Names in the checkpoint by key of this layer's state; `load` read the first name of each.
+        tensor_names: Key of this layer's state -> names of that tensor in the checkpoint; `load` read the first name.
 
     Raises:
         SizeError: The recipe has a step twice or without its module, or `numbering="ids"` has no `padding_id`.
@@ -193,7 +194,7 @@ class EmbeddingLayer(Pretrained):
 
     @property
     def config(self) -> JsonObject:
-        """Return the constructor's arguments as JSON."""
+        """Return the constructor's arguments as JSON, which `from_config` reads."""
         return {
             "table": describe(self.table),
             "position": describe(self.position),
@@ -245,13 +246,17 @@ class EmbeddingLayer(Pretrained):
     def save_pretrained(self, directory: Path | str, *, tokenizer: Any = None) -> None:
         """Write the layer and its tokenizer to a folder that `embedlayer.load` reads back bit for bit.
 
+        Args:
+            directory: The folder to write.
+            tokenizer: Tokenizer to write; `None` writes the one that this layer was loaded with, if any.
+
         Raises:
             FileError: The folder cannot be written.
         """
         super().save_pretrained(directory, tokenizer=self.tokenizer if tokenizer is None else tokenizer)
 
     def write_into(self, checkpoint_dir: Path | str, out_dir: Path | str) -> WriteReceipt:
-        """Write a copy of the checkpoint in `checkpoint_dir`, with this layer's tensors replaced, to `out_dir`.
+        """Copy the checkpoint in `checkpoint_dir` to `out_dir`, with the tensors of this layer in place of its own.
 
         The other tensors are copied from file to file. Tied names, the index of shards and the stored dtypes stay. A
         table with another number of rows changes `vocab_size`. The new folder appears complete or not at all.
@@ -276,7 +281,7 @@ class EmbeddingLayer(Pretrained):
 
     @property
     def tokenizer(self) -> Tokenizer | None:
-        """Return the checkpoint's tokenizer, or `None` if it has none; it is read at the first access.
+        """Return the checkpoint's tokenizer, or `None` if there is none; the file is read at the first access.
 
         Raises:
             TokenizerError: The tokenizer file is damaged.
@@ -302,10 +307,12 @@ class EmbeddingLayer(Pretrained):
         positions: Positions | None = None,
         token_type_ids: Ids | None = None,
     ) -> Vectors:
-        """Return the vectors that the first block receives, `(T,)` or `(B, T)` to `(..., T, D)`.
+        """Return the vectors that the first block receives, `(T, D)` or `(B, T, D)`.
+
+        Bad IDs or positions on an accelerator are raised later, by `check`.
 
         Args:
-            ids: Token IDs.
+            ids: Token IDs, `(T,)` or `(B, T)`.
             attention_mask: 0 for padding. As in transformers, it changes positions in OPT only; in other families,
                 left-padded text needs `positions=positions_of(ids, attention_mask)`.
             position_ids: Position of each token as transformers counts for this family (from 2 in RoBERTa).
@@ -347,7 +354,7 @@ class EmbeddingLayer(Pretrained):
         positions: Positions | None,
         token_type_ids: Ids | None,
     ) -> tuple[list[EmbeddingStep], TokenBatch]:
-        """Return the steps of this layer in the order of the recipe, and their checked inputs."""
+        """Return `(steps, batch)`: the steps of this layer in the order of the recipe, and their checked inputs."""
         if position_ids is not None and positions is not None:
             raise SizeError("Pass position_ids (as transformers counts) or positions (from 0), not both.")
         if token_type_ids is not None and "types" not in self.recipe:
@@ -371,7 +378,10 @@ class EmbeddingLayer(Pretrained):
         return steps, TokenBatch(ids, positions, token_type_ids)
 
     def default_positions(self, ids: Ids, attention_mask: AttentionMask | None = None) -> Positions:
-        """Return positions by the family's numbering, from 0; -1 for padding where padding is not counted."""
+        """Return the position of each token, counted from 0 by this layer's `numbering`.
+
+        Padding has position -1 in families that do not count padding.
+        """
         if self.numbering == "ids":
             assert self.padding_id is not None
             attention_mask = ids.ne(self.padding_id)
@@ -393,7 +403,7 @@ class EmbeddingLayer(Pretrained):
         return position
 
     def report(self) -> LayerReport:
-        """Return a report of this layer and of what `load` read for it; reads the tokenizer."""
+        """Return a report of this layer and of the tensors that `load` read for it; also reads the tokenizer file."""
         output = self.head.output if isinstance(self.head, PredictionHead) else self.head
         first = next(chain(self.table.parameters(), self.table.buffers()))
         embed_scale = getattr(self.table, "embed_scale", None)
@@ -418,7 +428,7 @@ class EmbeddingLayer(Pretrained):
         )
 
     def _tokenizer_rows(self) -> int | str | None:
-        """Return the number of rows that the tokenizer needs, why it cannot be read, or `None` without one."""
+        """Return the number of rows that the tokenizer needs; the error text if it is damaged; `None` without one."""
         try:
             return None if self.tokenizer is None else table_size(self.tokenizer)
         except EmbedLayerError as error:
@@ -426,7 +436,7 @@ class EmbeddingLayer(Pretrained):
 
 
 def _shown(position: Position) -> str:
-    """Return class and sizes of a position scheme in one line."""
+    """Return the class and the sizes of a position scheme in one line, for the report."""
     return "none" if type(position) is Position else f"{type(position).__name__}({position.extra_repr()})"
 
 
@@ -482,7 +492,7 @@ def load(
 
 
 def _read_layer(checkpoint: Checkpoint, dtype: torch.dtype | None, device: torch.device | str) -> EmbeddingLayer:
-    """Build the layer on the meta device, where nothing is allocated, and give it the tensors of a checkpoint.
+    """Build the layer on the meta device, without allocating weights, then assign the checkpoint's tensors to it.
 
     Raises:
         CheckpointError: A tensor or a key of the configuration is missing or does not fit.
@@ -516,7 +526,7 @@ def _read_saved_layer(checkpoint: Checkpoint, dtype: torch.dtype | None, device:
 
 
 def _tokenizer_file(checkpoint: Checkpoint) -> Path | None:
-    """Return the preferred tokenizer file of a checkpoint, or `None` if it has none."""
+    """Return the path of the tokenizer file that this library prefers among those of a checkpoint, or `None`."""
     for names in TOKENIZERS:
         found = [checkpoint.file(name) for name in names]
         if all(found):

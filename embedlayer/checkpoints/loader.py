@@ -80,7 +80,7 @@ class LoadRecord:
         source: Path or hub name of the checkpoint; empty for a layer that was not loaded.
         tensors: Tensors that were read.
         bytes_read: Bytes of headers and tensors that were read.
-        nonfinite_rows: Number of rows that contain NaN or infinity, for `"table"` and `"head"`; 0 is left out.
+        nonfinite_rows: `"table"` or `"head"` -> number of its rows with NaN or infinity; a key with 0 rows is left out.
         notes: Sentences about what was skipped, guessed or contradictory.
     """
 
@@ -100,8 +100,8 @@ class Loader:
         device: Device of the tensors.
 
     Attributes:
-        tensors: Tensors that were read, by key of the layer's state.
-        names: Names in the checkpoint, by key of the layer's state.
+        tensors: Key of the layer's state -> tensor that was read.
+        names: Key of the layer's state -> names of that tensor in the checkpoint, the name that was read first.
         notes: Sentences for the user about what was skipped, guessed or contradictory.
         width: Width of the vectors that the first block receives, D.
     """
@@ -132,7 +132,7 @@ class Loader:
                 )
 
     def _family(self) -> Family:
-        """Return the family of the checkpoint; for an unknown one, note it and return `UNKNOWN`."""
+        """Return the family of the checkpoint; if it is unknown, add a sentence to `notes` and return `UNKNOWN`."""
         model_type = STATIC_EMBEDDING if self.checkpoint.is_static_embedding else self.config.get("model_type")
         family = family_of(model_type)
         if family is not None and family.table:
@@ -157,7 +157,9 @@ class Loader:
         )
 
     def read_arguments(self) -> dict[str, Any]:
-        """Return the arguments of `EmbeddingLayer`, with modules on the default device; `tensors` has their weights.
+        """Return the constructor arguments of `EmbeddingLayer`, and read its weights into `tensors`.
+
+        The modules among the arguments are on the default device and do not have these weights yet.
 
         Raises:
             CheckpointError: A tensor or a key of the configuration is missing or does not fit.
@@ -198,7 +200,10 @@ class Loader:
     # Reading tensors
 
     def _read(self, key: str, name: str, *, aliases: Names = ()) -> Tensor:
-        """Read a tensor for a key of the layer's state, and record its names."""
+        """Read the tensor `name` and store it in `tensors` under `key`, a key of the layer's state.
+
+        `names[key]` becomes `name` followed by `aliases`, the names of copies of the same tensor.
+        """
         info = self.checkpoint.info(name)
         tensor = self.checkpoint.read(name, dtype=self.dtype, device=self.device)
         self.read.append(LoadedTensor(key, name, info.shape, info.dtype, info.nbytes))
@@ -207,7 +212,9 @@ class Loader:
         return tensor
 
     def _require(self, key: str, names: Names, what: str, shape: tuple[int | None, ...]) -> Tensor:
-        """Read a tensor that the family must have, of this shape; `None` in the shape accepts any size.
+        """Read the tensor that has one of `names` into `tensors[key]`, and check its shape.
+
+        `what` describes the tensor in error messages. `None` in `shape` allows any size.
 
         Raises:
             CheckpointError: The tensor is missing or has another shape.
@@ -225,11 +232,11 @@ class Loader:
         return self._read(key, name)
 
     def _find_matrices(self, names: Names) -> list[str]:
-        """Return the checkpoint's names of two-dimensional tensors among these suffixes."""
+        """Return the full names of the checkpoint's two-dimensional tensors whose names end with one of `names`."""
         return [name for name in self.checkpoint.find(*names) if len(self.checkpoint.info(name).shape) == 2]
 
     def _is_same(self, name: str, other: str) -> bool:
-        """Return whether two tensors of the checkpoint have the same bits, without copying them."""
+        """Return whether two tensors of the checkpoint have the same shape, dtype and bits."""
         one, two = self.checkpoint.info(name), self.checkpoint.info(other)
         if (one.shape, one.dtype) != (two.shape, two.dtype):
             return False
@@ -238,7 +245,7 @@ class Loader:
     # The table
 
     def _table(self) -> Tensor:
-        """Read the rows of the token table, and take their dtype for all other tensors.
+        """Read the rows of the token table; if no dtype was requested, `dtype` becomes that of the rows.
 
         Raises:
             CheckpointError: The table is missing, empty, quantised, or of another size than the configuration says.
@@ -270,7 +277,7 @@ class Loader:
         return weight
 
     def _fold(self, rows: Tensor) -> Tensor:
-        """Compute model2vec's table `rows[mapping] * weights`; a missing `mapping` or `weights` is left out.
+        """Return model2vec's table `rows[mapping] * weights`; a factor that the checkpoint lacks is left out.
 
         A computed table has no tensor of its own in the checkpoint, so `self.names` becomes empty.
 
@@ -298,7 +305,7 @@ class Loader:
         """Check that the configuration states the same number of rows and the same width as the table has.
 
         Raises:
-            CheckpointError: The configuration states another number.
+            CheckpointError: The configuration states another number of rows or another width.
         """
         stated = self.config.get("vocab_size")
         if stated is not None and stated != vocab_size and self.names:
@@ -326,7 +333,10 @@ class Loader:
             self.notes.append(f"{count:,} of {rows.shape[0]:,} rows of the {what} hold NaN or infinity.")
 
     def _padding_idx(self, weight: Tensor, pad: int | None) -> int | None:
-        """Return the padding ID if its row and its bias are zero; else `None`, since a padding row must be zero."""
+        """Return `pad` if its row in `weight` and its head bias are zero; else `None`.
+
+        A padding row of this library is always zero, so a trained one must not become a padding row.
+        """
         if pad is None or not 0 <= pad < weight.shape[0] or weight[pad].any():
             return None
         spec = self.family.head
@@ -334,7 +344,7 @@ class Loader:
         return None if biases and self.checkpoint.read(biases[0]).flatten()[pad : pad + 1].any() else pad
 
     def _scale(self, width: int) -> float | None:
-        """Return the factor on looked-up rows by the rule of the family, or `None` for 1."""
+        """Return the factor that the family applies to looked-up rows of this width, or `None` for no factor."""
         rule = self.family.scale
         if rule is None or (rule == "sqrt_dim_if_scale_embedding" and not self.config.get("scale_embedding")):
             return None
@@ -357,7 +367,7 @@ class Loader:
         return TokenEmbedding(*rows.shape, dtype=rows.dtype)
 
     def _layer_norm(self, key: str, spec: NormSpec | None, width: int) -> nn.LayerNorm | None:
-        """Read the tensors of a LayerNorm and return the module; `None` if the family has none.
+        """Read the tensors of a LayerNorm under `key` and return the module; `None` if `spec` is `None`.
 
         Raises:
             CheckpointError: A tensor is missing or has another width.
@@ -369,7 +379,9 @@ class Loader:
         return nn.LayerNorm(width, eps=self._number(spec.eps_key, spec.eps))
 
     def _linear(self, key: str, spec: LinearSpec, shape: tuple[int | None, int | None]) -> nn.Linear:
-        """Read the tensors of a projection of shape (out, in) and return the module; `None` accepts any size.
+        """Read the tensors of a projection under `key` and return the module.
+
+        `shape` is (out, in); `None` in it allows any size.
 
         Raises:
             CheckpointError: A tensor is missing or has another shape.
@@ -397,10 +409,10 @@ class Loader:
     # Positions
 
     def _first_position(self, pad: int | None) -> int:
-        """Return the number of position rows before position 0, which transformers uses as its first position ID.
+        """Return the number of rows before position 0; transformers uses this number as the ID of position 0.
 
         Raises:
-            CheckpointError: The configuration has no `pad_token_id`.
+            CheckpointError: The number depends on the padding ID, and the configuration has no `pad_token_id`.
         """
         if pad is None:
             raise CheckpointError(f"Positions of {self.family.name} begin after pad_token_id, which is missing.")
@@ -440,7 +452,7 @@ class Loader:
         return {"": Position(), **({} if spec is None else self._relative(spec))}
 
     def _alibi(self, *, divide: bool) -> AlibiBias:
-        """Return linear biases; `divide` divides them by the square root of a head's width (Falcon)."""
+        """Return the linear biases; `divide` multiplies them by `head_dim ** -0.5`, as Falcon does."""
         heads = self._heads()
         attention = self.config.get("attn_config")
         max_bias = attention.get("alibi_bias_max", 8) if isinstance(attention, dict) else 8
@@ -451,7 +463,10 @@ class Loader:
         )
 
     def _relative(self, spec: RelativePositions) -> dict[str, Position]:
-        """Read T5's relative biases: the encoder's under `""` and the decoder's under `"decoder"`, where stored."""
+        """Read T5's relative biases as a dictionary; a tensor that is not stored has no key.
+
+        The key `""` has the bias of the encoder, `"decoder"` that of the decoder.
+        """
         schemes: dict[str, Position] = {}
         for kind, key, names in (
             ("", "position", spec.encoder),
@@ -516,8 +531,8 @@ class Loader:
     def _untied_rows(self, spec: HeadSpec, key: str) -> Tensor | None:
         """Read the rows of an untied head; `None` if the head is tied or the checkpoint has no head.
 
-        If the configuration ties the head and the checkpoint stores other rows for it, it is read as untied, and a
-        sentence is added to `notes`.
+        If the configuration says that the head is tied but the checkpoint stores other rows for the head, the head is
+        read as untied, and a sentence is added to `notes`.
         """
         table, *aliases = self.names.get("table.weight", ("",))
         found = [name for name in self._find_matrices(spec.weight) if name not in (table, *aliases)]
@@ -537,10 +552,10 @@ class Loader:
         return weight
 
     def _logit_scale(self, rule: LogitScaleRule | None, width: int) -> float:
-        """Return the factor on the logits by a rule of `families`; 1 for `None`.
+        """Return the factor on the logits that a rule of `embedlayer.families` describes; 1 if `rule` is `None`.
 
         Raises:
-            CheckpointError: The configuration does not state it, although the family has one.
+            CheckpointError: The rule reads the factor from a configuration key that is missing.
         """
         if rule == "logit_scale":
             return self._number("logit_scale")
@@ -574,13 +589,16 @@ class Loader:
         """Return the number of attention heads.
 
         Raises:
-            CheckpointError: The configuration does not state it.
+            CheckpointError: The configuration does not state the number of heads.
         """
         return as_whole_number(stated_size(self.config, "num_attention_heads"), "num_attention_heads", most=MOST_SIZE)
 
 
 def _text_config(config: JsonObject) -> JsonObject:
-    """Return the configuration of the text model; models with several parts store it under `text_config`."""
+    """Return the configuration of the text model, `config["text_config"]` if there is one, else `config` itself.
+
+    `tie_word_embeddings` and `model_type` are taken from `config` where `text_config` lacks them.
+    """
     text = config.get("text_config")
     if not isinstance(text, dict):
         return config

@@ -38,7 +38,7 @@ def patch(model: Model, *, row_sparse: bool = False) -> Model:
     patched model.
 
     Args:
-        model: A model of transformers, before PEFT. A patched model stays as it is.
+        model: A model of transformers, before PEFT wraps it. Modules that are already patched stay as they are.
         row_sparse: Store gradients of the looked-up rows only, for `RowAdamW`; requires untied heads.
 
     Returns:
@@ -99,10 +99,10 @@ def unpatch(model: Model) -> Model:
 
 
 def _look_ups(model: nn.Module) -> list[nn.Embedding]:
-    """Return all token embeddings of a model that are not patched yet, including those that share a weight.
+    """Return the token embeddings that `patch` must replace: those not patched yet, copies of a weight included.
 
     Raises:
-        CheckpointError: The model has no token embeddings, or they are not an `nn.Embedding`.
+        CheckpointError: The model has no token embeddings, or one of them is not an `nn.Embedding`.
     """
     inputs = _call_getters(model, "get_input_embeddings")
     if not hasattr(model, "get_input_embeddings") or not inputs:
@@ -123,7 +123,10 @@ def _look_ups(model: nn.Module) -> list[nn.Embedding]:
 
 
 def _call_getters(model: nn.Module, getter: str) -> list[nn.Module]:
-    """Return the modules that a getter, such as `get_input_embeddings`, returns in a model and its submodules."""
+    """Call a getter, such as `get_input_embeddings`, on a model and all its submodules; return the modules found.
+
+    A submodule without this getter is skipped. The result may contain a module several times.
+    """
     found = []
     for part in model.modules():
         with suppress(NotImplementedError, AttributeError):  # modules without embeddings raise one of these
@@ -132,7 +135,7 @@ def _call_getters(model: nn.Module, getter: str) -> list[nn.Module]:
 
 
 def _heads(model: nn.Module) -> list[nn.Linear]:
-    """Return the linear layers of a model that are LM heads or share the weight of a token embedding."""
+    """Return the `nn.Linear` modules of a model that are LM heads or share the weight of a token embedding."""
     inputs, outputs = (_call_getters(model, getter) for getter in ("get_input_embeddings", "get_output_embeddings"))
     heads = {id(each) for each in outputs}
     tables = [each for each in (*inputs, *outputs) if isinstance(each, nn.Embedding)]
@@ -142,10 +145,11 @@ def _heads(model: nn.Module) -> list[nn.Linear]:
 
 
 def _refuse_tied(tables: list[nn.Embedding], model: nn.Module) -> None:
-    """Raise if row-sparse gradients are impossible: a module other than a look-up shares the weight of a table.
+    """Raise an error if the tables cannot have row-sparse gradients.
 
     Raises:
-        CheckpointError: The message names that module; or the model is already patched.
+        CheckpointError: A module other than a look-up shares the weight of a table (the message names the module), or
+            `tables` is empty because the model is already patched.
     """
     if not tables:
         raise CheckpointError("The model is patched already: unpatch it first, then patch it with row_sparse=True.")
@@ -159,7 +163,7 @@ def _refuse_tied(tables: list[nn.Embedding], model: nn.Module) -> None:
 
 
 def _table_like(old: nn.Embedding, *, row_sparse: bool) -> TokenEmbedding:
-    """Return a `TokenEmbedding` with the weight and the scale of an embedding of transformers.
+    """Return a `TokenEmbedding` that shares the parameter, the scale and the padding ID of `old`.
 
     Raises:
         CheckpointError: The embedding has an option or a `forward` that `TokenEmbedding` does not have.
@@ -218,7 +222,7 @@ def _is_known(old: object) -> bool:
 
 
 def _scale_of(old: nn.Module) -> tuple[float | None, bool]:
-    """Return the factor on looked-up rows, and whether the model rounds it to the dtype of the rows (Gemma)."""
+    """Return `(factor, rounded)`: the factor on rows, and whether it is rounded to the rows' dtype (Gemma)."""
     if type(old) is nn.Embedding:
         return None, False
     scales = [getattr(old, name) for name in SCALE_ATTRIBUTES if getattr(old, name, None) is not None]
@@ -226,7 +230,7 @@ def _scale_of(old: nn.Module) -> tuple[float | None, bool]:
 
 
 def _head_like(old: nn.Linear) -> OutputHead:
-    """Return an `OutputHead` with the parameters of a linear layer."""
+    """Return an `OutputHead` that shares the parameters of a linear layer."""
     with torch.device("meta"):
         head = OutputHead(vocab_size=old.out_features, embed_dim=old.in_features, bias=old.bias is not None)
     head._parameters.clear()
@@ -235,7 +239,9 @@ def _head_like(old: nn.Linear) -> OutputHead:
 
 
 def _resized(model: Any, *arguments: Any, **options: Any) -> nn.Module:
-    """Resize a patched model as `model.resize_token_embeddings` does, and patch the new head of transformers.
+    """Resize a patched model as `model.resize_token_embeddings` does, then patch the modules that it created.
+
+    `patch` installs this function in place of that method. Pending lazy updates are applied first.
 
     Returns:
         The input embeddings.
@@ -258,7 +264,10 @@ INITIALISED = "_is_hf_initialized"
 
 
 def _swap(model: nn.Module, old: nn.Module, new: nn.Module) -> None:
-    """Replace `old` by `new` in all its parent modules, and give `new` the training mode and all hooks of `old`."""
+    """Replace `old` by `new` in every parent module.
+
+    `new` gets the training mode of `old` and shares its dictionaries of hooks.
+    """
     new.train(old.training)
     if INITIALISED in old.__dict__:
         new.__dict__[INITIALISED] = old.__dict__[INITIALISED]

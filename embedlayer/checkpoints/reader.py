@@ -36,10 +36,10 @@ class _Hub(CheckpointFolder):
     """A repository on the hub, or a folder in it.
 
     Args:
-        repository: Its name, `owner/name`.
+        repository: Name of the repository, `owner/name`.
         revision: Branch, tag or commit; `None` for the main branch.
         folder: Folder in the repository; empty for the repository itself.
-        online: Whether the hub can be reached; `None` to find out at the first file.
+        online: Whether the hub can be reached; `None` to test this at the first file.
     """
 
     def __init__(self, repository: str, revision: str | None, folder: str = "", *, online: bool | None = None) -> None:
@@ -50,7 +50,7 @@ class _Hub(CheckpointFolder):
         self.online = online
 
     def find(self, file: str) -> Path | None:
-        """Download a file, or find it in the cache; return `None` if the repository has no such file.
+        """Download a file or find it in the cache, and return its local path; `None` if there is no such file.
 
         Raises:
             FileError: The hub cannot be reached or refuses the repository, and the cache does not have it.
@@ -107,16 +107,16 @@ class _Hub(CheckpointFolder):
         return True
 
     def list_files(self) -> None:
-        """Return `None`: the files of a repository are not listed."""
+        """Return `None`, which tells the caller that the files of a hub repository cannot be listed."""
         return
 
     def subfolder(self, folder: str) -> "_Hub":
-        """Return a folder of the repository."""
+        """Return the `_Hub` of a folder in this one."""
         return _Hub(self.repository, self.revision, folder, online=self.online)
 
 
 def _hub_error(what: str, error: Exception) -> FileError:
-    """Return the error of a failed access to the hub, with the first line of the client's message."""
+    """Return, without raising, the error of a failed hub access: `what` and the first line of the client's message."""
     reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
     return FileError(f"{what} ({reason}). There is no folder or file of that name here either.")
 
@@ -190,7 +190,10 @@ class Checkpoint(WeightFiles):
         return cls(place.subfolder(folder) if folder else place, is_static_embedding=is_static)
 
     def file(self, name: str) -> Path | None:
-        """Return the path of another file of the checkpoint, such as `tokenizer.json`, or `None` if it is missing."""
+        """Return the local path of another file of the checkpoint, such as `tokenizer.json`; `None` if it is missing.
+
+        From the hub, the file is downloaded first.
+        """
         return self._folder.find(name)
 
 
@@ -212,9 +215,9 @@ def is_hub_name(source: str) -> bool:
 
 
 def _first_module(place: CheckpointFolder) -> tuple[str, bool]:
-    """Return the folder of a sentence-transformers model's first module, and whether it is a StaticEmbedding.
+    """Return `(folder, is_static)` for the first module of a sentence-transformers model.
 
-    Returns `("", False)` for other checkpoints.
+    `is_static` says whether the module is a StaticEmbedding. Other checkpoints give `("", False)`.
 
     Raises:
         CheckpointError: `modules.json` is damaged, or names a folder outside the checkpoint.

@@ -128,7 +128,7 @@ def read_vectors(
 
 
 def _check_finite(path: Path, tokens: list[str], rows: Tensor, places: "Places", nonfinite: NonfiniteRows) -> None:
-    """Raise an error for rows that are not finite, or warn of them.
+    """Check for rows with NaN or infinity: raise an error, or warn.
 
     Args:
         path: The file, for messages.
@@ -215,7 +215,7 @@ def format_of(path: Path, format: str | None = None) -> VectorFormat:
 
 
 def _suffix(path: Path) -> str:
-    """Return the suffix of a file name before `.gz`."""
+    """Return the suffix of a file name; for `x.txt.gz` it is `.txt`."""
     return Path(path.name.removesuffix(".gz")).suffix
 
 
@@ -312,13 +312,13 @@ def _decoded(path: Path, place: str, raw: bytes, errors: DecodeErrors) -> str:
 
 
 def _header(line: bytes) -> tuple[int, int] | None:
-    """Return V and D of a header line; `None` if the line is no header."""
+    """Return `(V, D)` from a header line; `None` if the line is not a header."""
     found = re.fullmatch(rb"\s*(\d{1,15})[ \t]+(\d{1,15})\s*", line)
     return (int(found[1]), int(found[2])) if found else None
 
 
 def _checked_header(path: Path, line: bytes) -> tuple[int, int]:
-    """Return V and D of a header line.
+    """Return `(V, D)` from a header line.
 
     Raises:
         CheckpointError: The line is no header, or D is 0 or above `MOST_COLUMNS`.
@@ -335,7 +335,7 @@ def _checked_header(path: Path, line: bytes) -> tuple[int, int]:
 
 
 def _lines(path: Path, file: BufferedIOBase, first: int) -> Iterator[tuple[int, bytes]]:
-    """Yield line numbers and lines, without white space at the end of a line.
+    """Yield (line number, line) from number `first` on, with white space removed from the end of each line.
 
     Raises:
         CheckpointError: A line is too long, or an empty line is followed by other lines.
@@ -358,7 +358,7 @@ def _lines(path: Path, file: BufferedIOBase, first: int) -> Iterator[tuple[int, 
 
 
 def _text_rows(path: Path, file: BufferedIOBase, *, has_header: bool) -> Iterator[Found]:
-    """Yield the rows of a text file with one token a line.
+    """Yield (line number, token, numbers) for each row of a text file with one token a line.
 
     Raises:
         CheckpointError: A line is not a token and D numbers, or the number of rows differs from the header.
@@ -425,7 +425,7 @@ def _numbers(path: Path, line: int, fields: Sequence[bytes]) -> Row:
 
 
 def _binary_rows(path: Path, file: BufferedIOBase) -> Iterator[Found]:
-    """Yield the rows of a file in word2vec's binary format.
+    """Yield (row number, token, numbers) for each row of a file in word2vec's binary format.
 
     Raises:
         CheckpointError: The header or a row is damaged, or the number of rows differs from the header.
@@ -612,7 +612,7 @@ def _write_projector(folder: Path, tokens: Sequence[str], chunks: Iterator[Row])
 
 @contextmanager
 def _writing(path: Path) -> Iterator[BufferedIOBase]:
-    """Open a file for an atomic write, compressed if its suffix is `.gz`."""
+    """Open a file for an atomic write, compressed if its suffix is `.gz`; the file appears when the block ends."""
     with replace_file(path) as partial, partial.open("wb") as file:
         if path.suffix != ".gz":
             yield file
@@ -671,7 +671,7 @@ def _check_tokens(tokens: Sequence[str]) -> None:
 
 
 def _check_utf8(token: str, row: int) -> str:
-    """Return the token unchanged.
+    """Check that a token can be encoded in UTF-8, and return it unchanged.
 
     Raises:
         CheckpointError: UTF-8 cannot encode the token; the message names the row.
@@ -684,10 +684,10 @@ def _check_utf8(token: str, row: int) -> str:
 
 
 def _folder_of(path: Path) -> Path:
-    """Return the folder of the Embedding Projector's files."""
+    """Return the folder that holds the Embedding Projector's files."""
     return path.parent if path.suffix == ".tsv" else path
 
 
 def _tokens_file(path: Path) -> Path:
-    """Return the path of the tokens of a `.npy` file."""
+    """Return the path of the JSON file that holds the tokens of a `.npy` file."""
     return path.with_name(path.name.removesuffix(".gz").removesuffix(".npy") + ".tokens.json")

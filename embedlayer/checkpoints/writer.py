@@ -93,7 +93,7 @@ def write_tensors(
 
 
 def _is_as_stored(checkpoint: Checkpoint, name: str, tensor: Tensor) -> bool:
-    """Return whether the file already contains the bits of `tensor`, compared one buffer at a time."""
+    """Return whether the file already contains `tensor` bit for bit; both are compared one buffer at a time."""
     stored = checkpoint.read(name)
     if stored.shape != tensor.shape:
         return False
@@ -121,7 +121,11 @@ def _stream(
 
 
 def _copy_bytes(old: BinaryIO, new: BinaryIO, info: TensorInfo) -> None:
-    """Copy the bytes of one tensor from file to file; a file that ends too early is a CheckpointError."""
+    """Copy the bytes of one tensor from file to file.
+
+    Raises:
+        CheckpointError: The old file ends too early.
+    """
     old.seek(info.start)
     left = info.nbytes
     while left:

@@ -18,11 +18,11 @@ LISTED = 200
 
 @dataclass(frozen=True)
 class TableComparison:
-    """Two tables, compared for each token that both have.
+    """Compare two tables for each of the N tokens that both have.
 
     Attributes:
-        moved: Rows of the second table, then of the first, and their cosines after the second table was aligned with
-            the first. Tokens with a zero row or a row with NaN are left out.
+        moved: IDs of each token as pairs (second table, first table), and the cosine of its two rows after the second
+            table was aligned with the first. Tokens with a zero row or a row with NaN are left out.
         places: Coordinates along the first two principal components of the first table, `(N, 2)`.
         other_places: Coordinates of the aligned rows of the second table, `(N, 2)`.
         residual: Share of the first table that the aligned second one does not explain; `None` without an alignment.
@@ -35,9 +35,10 @@ class TableComparison:
 
 
 def summary(source: OpenedModel, other: OpenedModel, params: Params) -> Any:
-    """Return the number of shared tokens, their mean cosine, and those that moved most and least.
+    """Return how far the shared tokens moved, as a JSON object for the page.
 
-    Each entry of the lists is `[ID, other ID, cosine]`.
+    Keys: `title` of the other table; `shared`, the number of tokens; `mean_cosine`; `residual` of the alignment;
+    `moved_most` and `moved_least`, lists of `[ID, other ID, cosine]`; `texts` of the tokens in `moved_most`.
     """
     found = _compared(source, other)
     most, least = found.moved.most(LISTED), found.moved.least(LISTED)
@@ -53,10 +54,10 @@ def summary(source: OpenedModel, other: OpenedModel, params: Params) -> Any:
 
 
 def places(source: OpenedModel, other: OpenedModel, params: Params) -> bytes:
-    """Return the coordinates of both tables as bytes.
+    """Return the coordinates of all shared tokens in both tables, as bytes.
 
-    Five columns of float32 `(N,)`: x and y in the first table, x and y in the second, cosine. Then both IDs as int32
-    `(N,)`.
+    First five columns of float32 `(N,)`: x and y of the first table, x and y of the second, cosine. Then two columns of
+    int32 `(N,)`: ID in the first table, ID in the second.
     """
     found = _compared(source, other)
     columns = torch.stack([*found.places.T, *found.other_places.T, found.moved.cosines]).float()
@@ -65,20 +66,23 @@ def places(source: OpenedModel, other: OpenedModel, params: Params) -> bytes:
 
 
 def other_neighbors(source: OpenedModel, other: OpenedModel, params: Params) -> Any:
-    """Return the nearest neighbours in the other table, with their text: `[[text, cosine], ...]`."""
+    """Return the nearest neighbours of a query in the other table: `[[text, cosine], ...]`, nearest first.
+
+    `params` are those of `tokens.neighbors`, with IDs of the other table.
+    """
     return [[other.token_texts[row], score] for row, score in tokens.neighbors(other, params)]
 
 
 def _compared(source: OpenedModel, other: OpenedModel) -> TableComparison:
-    """Return the comparison of two sources, computed once."""
+    """Return the comparison of two sources; it is computed at the first call and stored in `source`."""
     return source.once(f"compare {id(other)}", lambda: _compare(source, other))
 
 
 @torch.no_grad()
 def _compare(source: OpenedModel, other: OpenedModel) -> TableComparison:
-    """Align the tables of two sources and compare the rows of their shared tokens.
+    """Align the table of `other` with that of `source` and compare the rows of their shared tokens.
 
-    The table before training is compared without an alignment: its directions are those of the trained table.
+    The table of `source` before training needs no alignment, since both have the same directions.
 
     Raises:
         SizeError: The sources have fewer than two tokens in common.

@@ -56,10 +56,10 @@ def page_html(sources: list[OpenedModel]) -> str:
 
 
 def bake(sources: list[OpenedModel]) -> dict[str, Any]:
-    """Return the packed answer to every request that an exported page can make, by the key from `_key`.
+    """Return the answer to every request that an exported page can make: key from `_key` -> packed answer.
 
-    An answer that the server would refuse is left out, and its view says so. The key "manifest" has the facts
-    that the page reads first.
+    An answer that the server would refuse is left out, and the page says so in its place. The key "manifest" has the
+    data that the page reads first.
     """
     check_tokenizers(sources)
     content: dict[str, Any] = {}
@@ -152,5 +152,5 @@ def _packed(value: Any) -> dict[str, Any]:
 
 
 def _hash(text: str) -> str:
-    """Return the SHA-256 hash of a text in the form of a content security policy."""
+    """Return the SHA-256 hash of a script or a style, in the form that allows it in a content security policy."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"

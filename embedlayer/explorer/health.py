@@ -12,7 +12,10 @@ DIRECTIONS = 1024
 
 
 def found(source: OpenedModel, params: Params) -> Any:
-    """Return zero, NaN, duplicate, unchanged and under-trained rows; each list has at most `LISTED` entries."""
+    """Return the report of `table_health` as JSON: zero, NaN, duplicate, unchanged and under-trained rows.
+
+    Each list has at most `LISTED` entries.
+    """
     report = _health(source).to_json(LISTED)
     for finding in report["under_trained"]["tokens"]:
         finding["text"] = source.token_texts[finding["id"]]
@@ -20,14 +23,14 @@ def found(source: OpenedModel, params: Params) -> Any:
 
 
 def scores(source: OpenedModel, params: Params) -> bytes:
-    """Return the under-training score of each row, float32 `(V,)`: above 0 is under-trained."""
+    """Return the under-training score of each row as bytes, float32 `(V,)`: above 0 is under-trained."""
     return _health(source).under_trained.scores.float().numpy().tobytes()
 
 
 def shares(source: OpenedModel, params: Params) -> Any:
-    """Return the share of the variance along each principal direction, effective rank, isotropy and mean cosine.
+    """Return `explained`, `effective_rank`, `isotropy` and `mean_cosine` of the table, as a JSON object.
 
-    At most `DIRECTIONS` shares are returned, largest first.
+    `explained` has the share of the variance along each principal direction, largest first, at most `DIRECTIONS`.
     """
     found = source.once("geometry", lambda: table_geometry(source.table))
     return {
@@ -39,7 +42,7 @@ def shares(source: OpenedModel, params: Params) -> Any:
 
 
 def _health(source: OpenedModel) -> TableHealth:
-    """Return the result of `table_health` for a source, computed once."""
+    """Return `table_health` of a source, computed once; for a run it also compares with the untrained table."""
     before = source.before()
     earlier = None if before is None else before.table
     return source.once("health", lambda: table_health(source.table, source.tokenizer, before=earlier))

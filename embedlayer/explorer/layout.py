@@ -1,4 +1,4 @@
-"""Lay out the rows of a table in the plane so that nearest neighbours stay close: a small version of UMAP.
+"""Compute 2-D coordinates of a table's rows that keep nearest neighbours close: a small version of UMAP.
 
 Principal components show a few percent of the variance of a table. This layout pulls each row towards its nearest
 neighbours by cosine similarity, along the edges of a k-nearest-neighbour graph, and pushes it away from random rows.
@@ -26,7 +26,7 @@ _A, _B = 1.577, 0.895  # the curve 1 / (1 + a d^2b) for a least distance of 0.1
 
 
 class Layout(NamedTuple):
-    """Rows of a table in the plane.
+    """Hold 2-D coordinates of a table's rows.
 
     Attributes:
         places: Coordinates `(V, 2)`.
@@ -39,7 +39,7 @@ class Layout(NamedTuple):
 
 @torch.no_grad()
 def compute_layout(rows: Float[Tensor, "V D"], start: Float[Tensor, "V 2"], *, rounds: int | None = None) -> Layout:
-    """Compute a layout of the rows in the plane. The same rows always get the same layout.
+    """Compute 2-D coordinates of the rows. The same rows always get the same coordinates.
 
     Args:
         rows: Rows of a table. Zero rows and rows with NaN have no direction and stay about where they start.
@@ -67,9 +67,10 @@ def compute_layout(rows: Float[Tensor, "V D"], start: Float[Tensor, "V 2"], *, r
 
 
 def edge_weights(cosines: Float[Tensor, "V K"]) -> Float[Tensor, "V K"]:
-    """Return the probability `(V, K)` that an edge pulls in a round, by bisection over the width of each row.
+    """Return for each row the probability of its K edges, `(V, K)`, that the edge pulls in a round.
 
-    The nearest neighbour has 1. The weights fall with distance so that those of a row sum to `log2 K`, as in UMAP.
+    `cosines` are sorted, nearest first. The nearest neighbour has probability 1. The others fall with distance, at a
+    rate found by bisection for each row, so that the row sums to `log2 K`, as in UMAP.
     """
     distances = 1 - cosines
     beyond = distances - distances[:, :1]
@@ -89,7 +90,10 @@ def _move(
     rate: float,
     random: torch.Generator,
 ) -> None:
-    """Move all rows once, in place: pull both ends of each edge together and push the first away from random rows."""
+    """Move all rows once, in place; edge e joins rows `heads[e]` and `tails[e]`.
+
+    Both ends of an edge are pulled together, and its head is pushed away from random rows. `rate` is the step size.
+    """
     apart = places.index_select(0, heads) - places.index_select(0, tails)
     squared = apart.square().sum(1, keepdim=True)
     pull = -2 * _A * _B * squared.clamp_min(1e-8) ** (_B - 1) / (1 + _A * squared**_B)

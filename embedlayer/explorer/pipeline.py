@@ -158,8 +158,8 @@ class Pipeline:
 
     Attributes:
         text: The text.
-        tokens: Its first tokens, T of them.
-        left_out: Number of tokens after those, which are not shown.
+        tokens: The first T tokens of the text.
+        left_out: Number of later tokens, which are not shown.
         vocab_size: Rows of the table, V.
         embed_dim: Width of a row, D.
         steps: Steps in the order in which the model computes them.
@@ -364,7 +364,10 @@ class _Computation:
             yield from self._position_steps(absent, self.x)
 
     def _position_steps(self, traced: TracedStep, before: Tensor) -> Iterator[Step]:
-        """Yield the position vectors and the sum, or for a scheme that adds nothing, one step that says so."""
+        """Yield the step of the position vectors and the step after adding them.
+
+        A scheme that adds nothing yields a single step that says so.
+        """
         hook = self.position.hook
         facts = {"kind": _POSITION_KINDS[hook], "scheme": type(self.position).__name__}
         if traced.added is None:
@@ -376,7 +379,7 @@ class _Computation:
         yield Step("sum", f"shape {tuple(self.x.shape)}", values, vectors=self.x)
 
     def _dropout(self) -> Step:
-        """Return the dropout step: one mask of a fixed generator, with the model's probability or 0.1."""
+        """Return the dropout step, with one example mask that is the same in every call; p is the model's, or 0.1."""
         layer = getattr(self.model, "dropout", None)
         stated = layer.p if isinstance(layer, nn.Dropout) else None
         shown = stated or SHOWN_DROPOUT

@@ -125,12 +125,15 @@ def described(position: Position, layers: str = "", trained_length: int | None =
 
 
 def _distinct(rows: Float[Tensor, "T D"]) -> JsonObject:
-    """Return the number of position vectors, and the number of different ones."""
+    """Return how many position vectors there are and how many of them differ, as a JSON object."""
     return {"checked": len(rows), "distinct": len(torch.unique(rows, dim=0))}
 
 
 def _biases(position: Position) -> Float[Tensor, "H distances"]:
-    """Return the bias of each distance, for keys `DISTANCES - 1` positions before the query to as many after it."""
+    """Return the bias for each signed distance, `(H, distances)`.
+
+    Keys range from `DISTANCES - 1` positions before the query to as many after it.
+    """
     positions = torch.arange(2 * DISTANCES - 1, device=position.device)
     biases = position.bias(positions[DISTANCES - 1 : DISTANCES], positions)
     assert biases is not None  # the scheme overrides this hook

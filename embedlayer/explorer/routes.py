@@ -19,11 +19,11 @@ Answer = Any
 
 @dataclass(frozen=True)
 class Route:
-    """One kind of data.
+    """Describe one kind of data that the page can request.
 
     Attributes:
-        answer: Function from a source and the request's parameters to the data; it raises `EmbedLayerError` if there is
-            no answer.
+        answer: Function from a source and the request's parameters to the data; the function raises
+            `EmbedLayerError` if there is no answer.
         baked: Function from a source to the parameters for which an exported page holds the answer: by default once,
             without parameters.
         needs: What the source must have, one of `page_facts(source)["has"]`.
@@ -67,7 +67,7 @@ BAKED_PAIRS = ("compare", "compare-places")
 
 
 def others(sources: list[OpenedModel], source: OpenedModel) -> list[str]:
-    """Return what a source can be compared with: `before` (before training), and the numbers of other sources."""
+    """Return the values of the parameter `other` for a source: `before` (before training) and source numbers."""
     numbers = [str(number) for number, other in enumerate(sources) if other is not source]
     return ["before", *numbers] if "before" in page_facts(source)["has"] else numbers
 
@@ -97,7 +97,7 @@ def answer(sources: list[OpenedModel], name: str, params: Params) -> Answer:
 
 
 def _source(sources: list[OpenedModel], number: str) -> OpenedModel:
-    """Return the source with a number.
+    """Return the source with the index `number`, a string of digits from a request.
 
     Raises:
         SizeError: There is no such source.

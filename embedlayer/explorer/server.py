@@ -64,7 +64,7 @@ def serve(sources: list[OpenedModel], *, port: int = 0, on_start: Callable[[str]
 
 
 def make_server(sources: list[OpenedModel], *, port: int = 0) -> ThreadingHTTPServer:
-    """Return a server that listens; it answers after its `serve_forever` is called.
+    """Return a server that listens on 127.0.0.1; it answers requests once `serve_forever` is called.
 
     Raises:
         FileError: The port is in use.
@@ -78,7 +78,7 @@ def make_server(sources: list[OpenedModel], *, port: int = 0) -> ThreadingHTTPSe
 
 
 def address(server: ThreadingHTTPServer) -> str:
-    """Return the address of a server's page."""
+    """Return the URL of a server's page."""
     return f"http://{HOST}:{server.server_address[1]}/"
 
 

@@ -9,7 +9,7 @@ from embedlayer.sources import OpenedModel
 
 
 def check_tokenizers(sources: Sequence[OpenedModel]) -> None:
-    """Refuse tables that the page cannot name.
+    """Check that every tokenizer fits its table, so that the page can show a text for each token.
 
     Raises:
         TokenizerError: A tokenizer has IDs outside its table.
@@ -20,7 +20,7 @@ def check_tokenizers(sources: Sequence[OpenedModel]) -> None:
 
 
 def page_facts(opened: OpenedModel) -> JsonObject:
-    """Return the facts of one source as JSON: sizes, kind, and under `"has"` the data that exist for it."""
+    """Return the description of one source as JSON: title, sizes, kind; `"has"` lists the available data."""
     position, run = opened.position, opened.run
     there = {
         "vectors": True,

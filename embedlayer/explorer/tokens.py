@@ -43,7 +43,7 @@ def axes(source: OpenedModel, params: Params) -> Any:
 
 
 def coordinates(source: OpenedModel, params: Params) -> bytes:
-    """Return coordinates along the first `count` principal components, float32 `(count, V)`.
+    """Return coordinates along the first `count` principal components, as the bytes of float32 `(count, V)`.
 
     A row with NaN has NaN coordinates.
     """
@@ -57,7 +57,10 @@ def baked_coordinates(source: OpenedModel) -> list[Params]:
 
 
 def layout(source: OpenedModel, params: Params) -> bytes:
-    """Return coordinates that keep nearest neighbours close, float32 `(2, V)`; a large table takes minutes."""
+    """Return 2-D coordinates that keep nearest neighbours close, as the bytes of float32 `(2, V)`.
+
+    They are computed once; a large table takes minutes.
+    """
     return _bytes(_layout(source).places.T)
 
 
@@ -82,7 +85,7 @@ def norms(source: OpenedModel, params: Params) -> bytes:
 
 
 def frequencies(source: OpenedModel, params: Params) -> bytes:
-    """Return the number of occurrences of each token in the text of the run, float32 `(V,)`."""
+    """Return how often each token occurs in the training text of the run, as the bytes of float32 `(V,)`."""
     return source.once("frequencies", lambda: _frequencies(source))
 
 
@@ -118,7 +121,10 @@ def along(source: OpenedModel, params: Params) -> bytes:
 
 
 def vectors(source: OpenedModel, params: Params) -> bytes:
-    """Return all rows as int8: float32 `(V,)`, the value that 127 represents in each row, then int8 `(V, D)`."""
+    """Return all rows rounded to int8, as bytes: the scale of each row, then the rows.
+
+    The scales are float32 `(V,)`, the value that 127 represents in each row. The rows are int8 `(V, D)`.
+    """
     largest, parts = [], []
     for _, chunk in RowReader(source.rows).chunks():
         chunk = chunk.float()
@@ -153,7 +159,7 @@ def left_out(source: OpenedModel) -> list[str]:
 
 
 def _is_small(source: OpenedModel) -> bool:
-    """Return whether an exported page holds all vectors of the table."""
+    """Return whether the table is small enough that an exported page holds all its vectors."""
     return source.table.vocab_size * source.table.embed_dim <= BAKED_NUMBERS
 
 
@@ -169,7 +175,7 @@ def _nameless(source: OpenedModel) -> Bool[Tensor, " V"]:
 
 
 def _frequencies(source: OpenedModel) -> bytes:
-    """Return the counts of the tokens in the text of the run, float32 `(V,)` as bytes."""
+    """Return the token counts of the run's training text as the bytes of float32 `(V,)`; requires a run."""
     assert source.run is not None
     counts = source.counts
     assert counts is not None

@@ -38,5 +38,5 @@ def metrics(source: OpenedModel, params: Params) -> Any:
 
 
 def _is_finite(value: Any) -> bool:
-    """Return false for NaN and infinity, and true for everything else."""
+    """Return `False` for a NaN or infinite float, and `True` for any other value."""
     return not isinstance(value, float) or math.isfinite(value)

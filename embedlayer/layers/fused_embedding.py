@@ -155,7 +155,10 @@ def _scale_add_(x: Tensor, addend: Tensor | None, scale: float) -> Tensor:
 
 
 def _masked_gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    """Compute the gradients of `x` and `addend` under the redrawn dropout mask, in one pass over `grad`."""
+    """Return the gradients of `x` and `addend`, then `None` for the other arguments, in one pass over `grad`.
+
+    The dropout mask is drawn again from the saved state of the generator.
+    """
     mask = _DropoutMask(ctx.dropout, grad, ctx.state)
     grad_x = torch.empty_like(grad, memory_format=torch.contiguous_format)
     grad_addend = grad.new_zeros(ctx.addend_shape) if ctx.needs_input_grad[1] else None
@@ -170,14 +173,17 @@ def _masked_gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
 
 
 class _Block(NamedTuple):
-    """Tokens `start .. stop - 1` of the sequence with index `sequence`."""
+    """Identify a block of tokens: `start .. stop - 1` of the sequence with index `sequence`."""
 
     sequence: int
     start: int
     stop: int
 
     def of(self, tensor: Tensor) -> Tensor:
-        """Return this block of a `(B, T, D)` tensor, or of `(1, T, D)` or `(T, D)`, which all sequences share."""
+        """Return the part of a tensor that belongs to this block.
+
+        The tensor is `(B, T, D)`; or `(1, T, D)` or `(T, D)`, which all sequences share.
+        """
         if tensor.dim() == 3:
             tensor = tensor[self.sequence if len(tensor) > 1 else 0]
         return tensor[self.start : self.stop]

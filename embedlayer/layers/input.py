@@ -112,7 +112,7 @@ class InputParts(NamedTuple):
 
 
 class InputEmbedding(Pretrained, ABC):
-    """Abstract: a layer that computes `dropout(position.add(table(ids), positions))`."""
+    """Compute `dropout(position.add(table(ids), positions))`; abstract: subclasses provide `parts`."""
 
     @property
     @abstractmethod
@@ -423,9 +423,9 @@ _DROPOUT: dict[str, Callable[..., Any]] = {"__call__": nn.Module.__call__, "forw
 
 
 def _can_fuse(table: nn.Module, position: Position) -> TypeGuard[LookupTable]:
-    """Return whether the fused computation cannot be told apart from calls of `table` and `position.add`.
+    """Return whether one fused pass gives the same observable result as calling `table` and `position.add`.
 
-    Under `torch.compile` it is never used: the compiler fuses the steps itself.
+    The result is `False` under `torch.compile`, which fuses the steps itself.
     """
     if torch.compiler.is_compiling() or not isinstance(table, LookupTable):
         return False
@@ -435,12 +435,15 @@ def _can_fuse(table: nn.Module, position: Position) -> TypeGuard[LookupTable]:
 
 
 def _has_current_stored(part: LookupTable | AdditivePosition, definition: str) -> bool:
-    """Return whether `part.stored` still agrees with the method `definition`, which nothing overrides or replaces."""
+    """Return whether `part.stored` still belongs to the method `definition`: no subclass or instance replaces it."""
     return definition not in vars(part) and is_current(type(part), "stored", definition)
 
 
 def _fusible_dropout(dropout: nn.Module | None) -> float | None:
-    """Return the current probability of a plain `nn.Dropout`; `None` for modules that must be called."""
+    """Return the probability that a plain `nn.Dropout` applies now, 0 in evaluation.
+
+    `None` means that the module must be called.
+    """
     if not isinstance(dropout, nn.Dropout) or has_hooks(dropout) or not is_unchanged(dropout, **_DROPOUT):
         return None
     return dropout.p if dropout.training else 0.0
@@ -457,7 +460,7 @@ def _fused(
 
     Args:
         ids: Token IDs.
-        table: Table that `_can_fuse` accepts, as `position`.
+        table: Table for which, with `position`, `_can_fuse` returns `True`.
         position: Position scheme.
         positions: Position of each token; `None` for `0 .. T - 1`.
         dropout: Probability of setting an element to 0.

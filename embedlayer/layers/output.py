@@ -50,8 +50,8 @@ class OutputHead(Pretrained, nn.Linear):
         dtype: Dtype of the rows of an untied head and of the bias.
 
     Raises:
-        SizeError: Pass either a table or both sizes: one and only one of the two. Or the table is row-sparse, or a
-            plain `nn.Embedding`.
+        SizeError: Neither or both of a table and two sizes are passed; or the table is row-sparse or a plain
+            `nn.Embedding`.
 
     Example:
         >>> table = TokenEmbedding(100, 8)
@@ -146,7 +146,7 @@ class OutputHead(Pretrained, nn.Linear):
     def follow_references(self, tables: list[ChildReference], head: ChildReference) -> "OutputHead":
         """Read the table from now on through references that find it anew at each call, and return this head.
 
-        So the head sees modules that PEFT puts in place of the table. `follow` does this for a single table.
+        Thus the head uses modules that PEFT puts in place of the table. `follow` does this for a single table.
 
         Args:
             tables: Where the tables are. All share one weight, and their adapters must be equal.
@@ -193,10 +193,9 @@ class OutputHead(Pretrained, nn.Linear):
         return require_same_adapters(self._resolved())
 
     def _resolved(self) -> list[AdaptedTable]:
-        """Return the tables that the references find now.
+        """Return the tables that the references find now, with their adapters.
 
-        Of a head with its own weight only those tables count whose weight is that weight: transformers may tie
-        them.
+        For a head with its own weight, only tables with the same weight count, since transformers may tie the two.
         """
         references: list[ChildReference] = self.__dict__.get("table_references", [])
         found = [resolve_table(each.module, each.name) for each in references if each.module is not None]
@@ -233,7 +232,7 @@ class OutputHead(Pretrained, nn.Linear):
     _stated_sizes = (0, 0)
 
     def _sizes(self) -> tuple[int, int]:
-        """Return V and D: those of the tied table, of a 2-D weight, or those that `nn.Linear` was built with."""
+        """Return `(V, D)` of the tied table or of a 2-D weight; otherwise the sizes passed at construction."""
         if self.__dict__.get("table") is not None:
             table = self._rows_of()
             return table.vocab_size, table.embed_dim

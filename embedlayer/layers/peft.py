@@ -21,7 +21,7 @@ from embedlayer.tables.table import TokenTable
 
 
 class ChildReference:
-    """A reference to a child of a module by its name, which may become another module later.
+    """Refer to a child of a module by name, so that a module that later replaces the child is found.
 
     `copy.deepcopy` of the whole model refers to the copied parent; a copy of the head alone has no parent.
 
@@ -44,7 +44,7 @@ class ChildReference:
 
 
 class LoraAdapter(NamedTuple):
-    """LoRA on a table: `rows + Aᵀ Bᵀ * scaling`."""
+    """Hold LoRA on a table, with A `(r, V)` and B `(D, r)`: the rows become `rows + Aᵀ Bᵀ * scaling`."""
 
     a: Float[Tensor, "R V"]
     b: Float[Tensor, "D R"]
@@ -52,7 +52,7 @@ class LoraAdapter(NamedTuple):
 
 
 class TrainableTokens(NamedTuple):
-    """Trained rows of some tokens, which replace those of the table."""
+    """Hold the trained rows of the tokens `token_ids`, which replace those rows of the table."""
 
     token_ids: list[int]
     values: Float[Tensor, "N D"]
@@ -62,14 +62,14 @@ Adapter = LoraAdapter | TrainableTokens
 
 
 class AdaptedTable(NamedTuple):
-    """The rows of `table`, changed by each of `adapters` in order."""
+    """Pair a table with the adapters that change its rows, in the order of their application."""
 
     table: nn.Module
     adapters: tuple[Adapter, ...] = ()
 
 
 def weight_of(found: AdaptedTable) -> Tensor | None:
-    """Return the weight of a table, or of the base of a `DeltaEmbedding`; `None` for a table without a weight."""
+    """Return the weight of the table in `found`; for a `DeltaEmbedding` that of its base; `None` without a weight."""
     table: Any = found.table
     while isinstance(table, DeltaEmbedding):
         table = table.base
@@ -150,10 +150,12 @@ def require_same_adapters(tables: list[AdaptedTable]) -> AdaptedTable:
 
 
 def head_applies_adapters(head: nn.Linear, reference: ChildReference, adapters: tuple[Adapter, ...]) -> bool:
-    """Return whether PEFT's module on a tied head adds the adapters of the table (`ensure_weight_tying=True`).
+    """Return whether PEFT wraps a tied head and adds the table's adapters to its logits already.
+
+    PEFT does so with `ensure_weight_tying=True`; the head must then not add them again.
 
     Raises:
-        CheckpointError: The module adds other adapters, which merging would write into the table.
+        CheckpointError: The wrapper adds other adapters, which merging would write into the table.
     """
     wrapper: Any = reference.module
     if wrapper is None or wrapper is head or not hasattr(wrapper, "base_layer"):
@@ -172,7 +174,7 @@ def head_applies_adapters(head: nn.Linear, reference: ChildReference, adapters: 
 
 
 def adapt_rows(adapter: Adapter, rows: Tensor, start: int, stop: int) -> Tensor:
-    """Return rows `start .. stop - 1` with an adapter applied."""
+    """Return `rows`, which are rows `start .. stop - 1` of the table, with an adapter applied; no in-place change."""
     if isinstance(adapter, LoraAdapter):
         return rows + (adapter.a[:, start:stop].T @ adapter.b.T * adapter.scaling).to(rows.dtype)
     index, values = _trained_between(adapter, start, stop)
@@ -180,7 +182,10 @@ def adapt_rows(adapter: Adapter, rows: Tensor, start: int, stop: int) -> Tensor:
 
 
 def adapt_products(adapter: Adapter, products: Tensor, hidden: Tensor, start: int, stop: int) -> Tensor:
-    """Apply an adapter to `hidden @ rows.T`: add two narrow products, or replace columns."""
+    """Return `products = hidden @ rows.T` of rows `start .. stop - 1`, changed as if the rows were adapted.
+
+    LoRA adds two narrow products; trained tokens replace columns.
+    """
     if isinstance(adapter, LoraAdapter):
         narrow = hidden.to(adapter.b.dtype) @ adapter.b * adapter.scaling
         return products + (narrow @ adapter.a[:, start:stop]).to(products.dtype)
@@ -189,7 +194,7 @@ def adapt_products(adapter: Adapter, products: Tensor, hidden: Tensor, start: in
 
 
 def _trained_between(adapter: TrainableTokens, start: int, stop: int) -> tuple[Tensor, Tensor]:
-    """Return the indices of the trained tokens among `start .. stop - 1`, relative to `start`, and their rows."""
+    """Return (indices, rows) of the trained tokens among `start .. stop - 1`; indices are relative to `start`."""
     chosen = [number for number, token in enumerate(adapter.token_ids) if start <= token < stop]
     index = [adapter.token_ids[number] - start for number in chosen]
     return torch.tensor(index, dtype=torch.long, device=adapter.values.device), adapter.values[chosen]

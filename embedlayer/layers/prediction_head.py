@@ -62,7 +62,7 @@ class PredictionHead(nn.Module):
 
     @property
     def tied(self) -> bool:
-        """Return whether the head uses the rows of the table."""
+        """Return whether the head uses the rows of the token table."""
         return self.output.tied
 
     @property

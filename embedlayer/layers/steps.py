@@ -18,7 +18,7 @@ TABLE_METHODS: dict[str, Callable[..., Any]] = {"__call__": nn.Module.__call__, 
 
 
 class EmbeddingStep(NamedTuple):
-    """One step and the module that computes it.
+    """Name one step of an input embedding, with the module that computes it.
 
     | name | computes |
     |---|---|
@@ -158,7 +158,7 @@ def _trace(step: EmbeddingStep, x: Tensor, batch: TokenBatch) -> Iterator[Traced
 
 
 def _added_positions(position: Position, x: Tensor, result: Tensor, positions: Positions) -> tuple[str, Tensor | None]:
-    """Return a description of `position.add`, and the vectors that it added; `None` for schemes inside attention."""
+    """Return (description, vectors) of `position.add`; the vectors are `None` for schemes inside attention."""
     kind = type(position).__name__
     if position.hook != "add":
         effects = {"rotate": "it rotates queries and keys", "bias": "it is a bias on attention scores"}

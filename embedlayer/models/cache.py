@@ -14,7 +14,7 @@ from embedlayer.shapes import Positions
 
 
 class BlockCache:
-    """Keys and values of one block, `(B, G, S, K)` each; `None` before the first token."""
+    """Hold the keys and the values of one block, each `(B, G, S, K)`; `None` before the first token."""
 
     def __init__(self) -> None:
         self.keys: Float[Tensor, "B G S K"] | None = None
@@ -23,14 +23,14 @@ class BlockCache:
     def extend(
         self, keys: Float[Tensor, "B G T K"], values: Float[Tensor, "B G T K"]
     ) -> tuple[Float[Tensor, "B G S K"], Float[Tensor, "B G S K"]]:
-        """Append keys and values of new tokens, and return those of all tokens."""
+        """Append keys and values of the new tokens in place, and return (keys, values) of all tokens."""
         self.keys = keys if self.keys is None else torch.cat([self.keys, keys], dim=-2)
         self.values = values if self.values is None else torch.cat([self.values, values], dim=-2)
         return self.keys, self.values
 
 
 class KeyValueCache:
-    """Rotated keys, and values, of the tokens that a `DecoderLM` has read.
+    """Hold the rotated keys and the values of all tokens that a `DecoderLM` has read.
 
     Start with an empty cache and pass it to every call of the model. Each call reads the new tokens only, attends to
     the cached ones, and appends the new ones.
@@ -66,7 +66,9 @@ class KeyValueCache:
     def next_positions(
         self, ids: Int[Tensor, "B T"], positions: Positions | None, attention_mask: AttentionMask | None
     ) -> tuple[Int[Tensor, "B T"], AttentionMask | None]:
-        """Return positions and documents of new tokens; by default they continue the last document of each row.
+        """Return (positions, documents) of new tokens; the cache does not change.
+
+        By default the tokens continue the last document of each row.
 
         Raises:
             ShapeError: The batch size differs from the cached one, or the cache has tokens and the new ones have a mask
@@ -111,7 +113,7 @@ class KeyValueCache:
     def append(
         self, positions: Int[Tensor, "B T"], documents: AttentionMask | None
     ) -> tuple[Int[Tensor, "B S"], Int[Tensor, "B S"] | Bool[Tensor, "B S"] | None]:
-        """Append positions and documents of new tokens, and return those of all tokens."""
+        """Append positions and documents of new tokens in place, and return (positions, documents) of all tokens."""
         if self.positions is None:
             self.positions, self.documents = positions, documents
             return positions, documents

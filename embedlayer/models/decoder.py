@@ -311,7 +311,7 @@ class DecoderLM(Pretrained):
 
 
 class BlockSizes(NamedTuple):
-    """Sizes of the blocks of a `DecoderLM`; the fields are arguments of its constructor."""
+    """Hold the sizes of a block; the fields have the names of the arguments of `DecoderLM`."""
 
     num_layers: int
     num_heads: int
@@ -428,7 +428,10 @@ def inner_linear(in_features: int, out_features: int) -> NormalLinear:
 
 
 def outer_linear(in_features: int, out_features: int, depth: int) -> NormalLinear:
-    """Return a projection into the residual stream; its initial values are smaller by sqrt(2 depth), as in GPT-2."""
+    """Return a projection into the residual stream, initialised smaller by the factor `sqrt(2 * depth)` (GPT-2).
+
+    `depth` is the number of blocks.
+    """
     return NormalLinear(in_features, out_features, init_std=(2 * depth * in_features) ** -0.5)
 
 

@@ -78,7 +78,10 @@ def next_tokens(
     stop_id: int | Collection[int] | None = None,
     **sampling: Unpack[SamplingOptions],
 ) -> Iterator[Int[Tensor, " B"]]:
-    """Yield each new token of `generate` when it is computed; arguments and errors are those of `generate`."""
+    """Yield the new token of each text, `(B,)`, as soon as it is computed.
+
+    The arguments, errors and tokens are those of `generate`.
+    """
     temperature, top_k, top_p = sampling.get("temperature", 0.0), sampling.get("top_k"), sampling.get("top_p")
     if not (math.isfinite(temperature) and temperature >= 0):
         raise SizeError(f"temperature must be 0 or a positive number, not {temperature}.")
@@ -97,7 +100,10 @@ def next_tokens(
 def _decode(
     model: DecoderLM, ids: Int[Tensor, "B T"], max_new_tokens: int, sample: Callable[[Tensor], Tensor], stops: Tensor
 ) -> Iterator[Int[Tensor, " B"]]:
-    """Yield the next token of each text until all texts end or the limit is reached; ended texts repeat a token."""
+    """Yield the next token of each text, until all texts have ended or there are `max_new_tokens`.
+
+    A text that has ended repeats its last token.
+    """
     cache = KeyValueCache()
     ended = torch.zeros(len(ids), dtype=torch.bool, device=ids.device)
     for _ in range(max_new_tokens):
@@ -141,10 +147,11 @@ def sample_tokens(
 def sampling_probabilities(
     logits: Float[Tensor, "B V"], *, temperature: float, top_k: int | None = None, top_p: float | None = None
 ) -> tuple[Float[Tensor, "B K"], Int[Tensor, "B K"]]:
-    """Return the probabilities from which `sample_tokens` samples, most likely token first, and their token IDs.
+    """Return (probabilities, token IDs) from which `sample_tokens` samples, most likely token first.
 
-    `softmax(logits / temperature)` over the K most likely tokens. `top_p` then sets the probability of a token to 0 if
-    the tokens before it already reach `top_p`, and rescales the others. The most likely token always stays.
+    The probabilities are `softmax(logits / temperature)` over the K most likely tokens. `top_p` then sets the
+    probability of a token to 0 if the tokens before it already reach `top_p`, and rescales the others. The most likely
+    token always stays.
 
     Reference: transformers' TemperatureLogitsWarper, TopKLogitsWarper and TopPLogitsWarper, in this order.
     """

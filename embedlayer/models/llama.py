@@ -96,7 +96,8 @@ def _build(loader: Loader) -> DecoderLM:
     """Build the model without weights, and read the tensors of its blocks into `loader.tensors`.
 
     Raises:
-        CheckpointError: A tensor or key is missing, or the numbers of blocks differ.
+        CheckpointError: A tensor or key is missing, or the configuration and the tensors differ in the number of
+            blocks.
         SizeError: The sizes in the configuration do not fit together.
     """
     checkpoint, config, names = loader.checkpoint, loader.config, loader.family.decoder
@@ -195,7 +196,7 @@ def _require_value(source: str, config: Mapping[str, object], key: str, *allowed
 
 
 def _decoder_name(name: str, ours: Mapping[str, str]) -> str:
-    """Return the `DecoderLM` name of a checkpoint's tensor; an unknown name is returned unchanged."""
+    """Return the name in `DecoderLM` of a checkpoint's tensor `name`; an unknown name is returned unchanged."""
     block = re.fullmatch(r"(.*?\.?layers)\.(0|[1-9]\d{0,5})\.(.*)", name)
     pattern = ours.get(name if block is None else f"{block[1]}.{{}}.{block[3]}", name)
     return pattern if block is None or pattern == name else pattern.format(block[2])

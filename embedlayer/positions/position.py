@@ -25,7 +25,7 @@ AttentionMask = Int[Tensor, "*batch T"] | Bool[Tensor, "*batch T"]
 
 
 class Position(Pretrained):
-    """No positions at all (NoPE), and the base class of every scheme.
+    """Base class of every position scheme; itself the scheme without positions (NoPE).
 
     A new scheme is a subclass that overrides one of `add`, `rotate` and `bias`. A scheme that adds one vector for each
     position overrides `vectors` of `AdditivePosition` instead. The constructor stores each argument in an attribute of
@@ -108,7 +108,9 @@ class Position(Pretrained):
     def require_sizes(
         self, *, embed_dim: int | None = None, num_heads: int | None = None, head_dim: int | None = None
     ) -> None:
-        """Check the sizes of a model against those of this scheme; a size that either does not have is not checked.
+        """Check the sizes of a model against those of this scheme.
+
+        A size that is `None`, or that the scheme does not have, is not checked.
 
         Args:
             embed_dim: Width of the vectors that positions are added to, or `None` if unknown.
@@ -138,7 +140,10 @@ class AdditivePosition(Position, ABC):
         """
 
     def stored(self, length: int) -> Float[Tensor, "T D"] | None:
-        """Return the stored vectors of positions `0 .. length - 1` as a read-only view; `None` if none are stored."""
+        """Return a view of the vectors of positions `0 .. length - 1`, which callers must not change, or `None`.
+
+        `None` means that no such vectors are stored.
+        """
         return None
 
     def forward(self, positions: Int[Tensor, "*shape"]) -> Float[Tensor, "*shape D"]:

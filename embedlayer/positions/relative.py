@@ -87,7 +87,7 @@ class RelativePositionBias(Position, ComputedBuffers):
     def buffer_values(self) -> dict[str, Tensor]:
         """Return the buffer `buckets`: the bucket of each distance `0 .. max_distance`.
 
-        It is that of keys before the query. If the bias is bidirectional, `bucket` adds `num_buckets // 2` for
+        These buckets are for keys before the query. If the bias is bidirectional, `bucket` adds `num_buckets // 2` for
         keys after the query.
         """
         side = self.num_buckets // 2 if self.bidirectional else self.num_buckets

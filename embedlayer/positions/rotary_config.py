@@ -31,7 +31,7 @@ MOST_LAYERS = 1 << 16
 
 
 class RopeType(NamedTuple):
-    """The scaling that a `rope_type` means, and the keys of its parameters."""
+    """Map a `rope_type` to its scaling class and to the configuration keys of its parameters."""
 
     scaling: Callable[..., RotaryScaling] | None
     required: frozenset[str] = frozenset()
@@ -116,7 +116,9 @@ def read_rotary(
 
 
 def head_width(config: JsonObject, layer_type: str | None = None) -> int:
-    """Return the channels of a head that can be rotated; layers of full attention have wider heads in Gemma 4.
+    """Return the number of channels of a head that can be rotated.
+
+    In Gemma 4, layers of full attention have wider heads than the others.
 
     Raises:
         CheckpointError: The configuration does not state the width, or layers of one type differ.
@@ -201,10 +203,10 @@ def has_layer_types(config: JsonObject) -> bool:
 
 
 def _check_keys(config: JsonObject) -> None:
-    """Check that a configuration has no unknown rotary key and describes rotary positions.
+    """Check that a configuration has no unknown rotary key, no ALiBi, and no nested configuration of a text model.
 
     Raises:
-        CheckpointError: The message names the key.
+        CheckpointError: The configuration has one of these; the message says which.
     """
     for key in config:
         if ("rope" in key or "rotary" in key) and key not in ROTARY_KEYS and config[key] is not False:
@@ -258,7 +260,7 @@ def _base(
     """Return the base of the rotary frequencies of a layer type.
 
     Raises:
-        CheckpointError: The configuration states none, or two different ones.
+        CheckpointError: The configuration states no base, or two different bases.
     """
     stated: dict[str, Any] = {"rope_theta of the parameters": parameters.get("rope_theta")}
     if not _is_nested(config.get("rope_parameters")):
@@ -384,7 +386,7 @@ def _list_of(count: int, values: object, name: str) -> list[Any]:
 
 
 def _hint(name: object, known: Iterable[str]) -> str:
-    """Return the end of an error message: the known names closest to a wrong one, or all known names."""
+    """Return the end of an error message about a wrong `name`: the closest names in `known`, or all of them."""
     known = sorted(known)
     close = get_close_matches(str(name), known, n=2, cutoff=0.5)
     return f" Did you mean {' or '.join(close)}?" if close else f" Known are: {', '.join(known)}."

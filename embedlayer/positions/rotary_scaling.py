@@ -1,7 +1,7 @@
 """Scalings of rotary frequencies for sequences longer than in training.
 
 A scaling is a frozen dataclass that computes the frequencies of all pairs, in float64, and the factor on cosines and
-sines. Most scalings have the same frequencies at every length; `DynamicNTKScaling` and `LongRopeScaling` have not.
+sines. Most scalings have the same frequencies at every length; `DynamicNTKScaling` and `LongRopeScaling` do not.
 
 The length rule: let `n` be `length`, or if that is `None` the longest position of the call plus one. Frequencies depend
 on `n` alone, never on earlier calls. Up to `original_max_seq_len` they are constant. Beyond it, `LongRopeScaling` has a
@@ -33,10 +33,10 @@ def rotary_frequencies(rotary_dim: int, base: float = 10000.0) -> Float[Tensor, 
 
 
 class RotaryScaling(Described, ABC):
-    """Abstract: a rule that changes the frequencies of `RotaryEmbedding`.
+    """Abstract base class of the scalings, which change the frequencies of `RotaryEmbedding`.
 
     Attributes:
-        length: Sequence length that selects the frequencies in every call; `None` for that of each call.
+        length: Sequence length that selects the frequencies in every call; `None` for the length of each call.
     """
 
     length: int | None = None
@@ -366,7 +366,7 @@ class ProportionalScaling(RotaryScaling):
 
 
 def _require(scaling: RotaryScaling, *names: str, least: int = 0) -> None:
-    """Check some numbers of a scaling; a number that is `None` passes.
+    """Check that the named attributes of a scaling are valid numbers; `None` passes.
 
     Args:
         scaling: The scaling.

@@ -50,7 +50,10 @@ def fused_apply_rotary(
     *,
     interleaved: bool = False,
 ) -> Float[Tensor, "*batch T K"]:
-    """Compute `apply_rotary(x, cos, sin)`, on a CPU in eager mode a few heads at a time; elsewhere by that function."""
+    """Compute `apply_rotary(x, cos, sin)`, faster on a CPU in eager mode, where a few heads are done at a time.
+
+    Elsewhere it calls `apply_rotary`.
+    """
     fits = x.dtype == cos.dtype and x.dim() in (3, 4) and cos.dim() <= x.dim() and x.numel() > 0
     fits = fits and x.device.type == "cpu" and not (interleaved and x.shape[-1] % 2)
     if not fits or not fusible(x, cos, sin):
@@ -96,7 +99,7 @@ def _rotate_interleaved(x: Tensor, rotation: Tensor, out: Tensor) -> None:
 
 
 def _blocks(x: Tensor, out: Tensor, cos: Tensor, sin: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
-    """Yield a few heads of one sequence at a time: input, output, and the cosines and sines of that sequence."""
+    """Yield (input, output, cosines, sines) for a few heads of one sequence at a time, as views."""
     heads = max(1, BLOCK_NUMEL // max(x.shape[-1] * x.shape[-2], 1))
     sequences = [(x, out)] if x.dim() == 3 else list(zip(x, out, strict=True))
     for number, (a, b) in enumerate(sequences):
