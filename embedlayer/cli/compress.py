@@ -37,7 +37,7 @@ class TokenUse(NamedTuple):
 
 @click.command()
 @click.argument("source", type=SOURCE)
-@click.option("--to", help="int8, int4, int4-g32 (groups of 32 columns), or rank=128.")
+@click.option("--to", help="Kind of the smaller table: int8, int4, int4-g32 (groups of 32 columns), or rank=128.")
 @click.option("-o", "--output", type=NewFolder(), help="New folder for the result.")
 @click.option("--compare", is_flag=True, help="Show all choices side by side, with --to among them.")
 @click.option("--text", type=TEXT, help="Text to measure the loss on, and to count tokens in.")
@@ -69,7 +69,7 @@ def compress(
     if to is None and not compare:
         raise click.UsageError("Give --to with -o to compress, or --compare to see the choices.")
     if (to is None and output is not None) or (to is not None and output is None and not compare):
-        raise click.UsageError("--to and -o belong together: what to make, and where.")
+        raise click.UsageError("--to and -o belong together: pass the kind of table and the new folder.")
     if to is not None:
         check_kind(to)
     opened = open_model(source, tokenizer_from)

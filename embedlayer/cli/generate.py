@@ -17,7 +17,9 @@ SEEDS = 1_000_000
 @click.argument("source", type=SOURCE)
 @click.argument("text", default="")
 @click.option("--tokens", type=int, help=f"Maximum number of new tokens.  [default: {TOKENS}, or up to max_seq_len]")
-@click.option("--temperature", type=float, help=f"Higher is more random.  [default: {TEMPERATURE}]")
+@click.option(
+    "--temperature", type=float, help=f"Sampling temperature; higher is more random.  [default: {TEMPERATURE}]"
+)
 @click.option("--top-k", type=int, help="Sample from the K most likely tokens.  [default: all]")
 @click.option(
     "--top-p",
@@ -25,9 +27,11 @@ SEEDS = 1_000_000
     help=f"Sample from the most likely tokens with this total probability.  [default: {TOP_P}]",
 )
 @click.option("--greedy", is_flag=True, help="Take the most likely token each time instead of sampling.")
-@click.option("--seed", type=int, help="The same seed gives the same text.  [default: a new one each time]")
+@click.option(
+    "--seed", type=int, help="Seed of sampling; the same seed repeats a text.  [default: a new one each time]"
+)
 @tokenizer_option
-@click.option("--device", default="auto", help="cpu, cuda, ...")
+@click.option("--device", default="auto", help="Device to run on: cpu, cuda, ...")
 @json_option
 def generate(
     source: Path,
@@ -45,7 +49,7 @@ def generate(
     """Continue TEXT with a decoder.
 
     SOURCE is a run, a saved decoder, or a LLaMA-type checkpoint (a folder or a file). The text goes to standard output.
-    A last sentence on standard error says how it was sampled.
+    A last sentence on standard error says how the text was sampled.
     """
     import torch
 

@@ -40,7 +40,7 @@ class Measurements(NamedTuple):
 @click.argument("other", required=False, type=SOURCE)
 @tokenizer_option
 @click.option("-n", "--topn", type=click.IntRange(min=0), default=10, help="Tokens in each list.")
-@click.option("--word-pairs", type=TEXT, help="Also measure agreement with these judgements (WordSim-353).")
+@click.option("--word-pairs", type=TEXT, help="Also measure correlation with human scores of word pairs (WordSim-353).")
 @click.option("--analogies", type=TEXT, help="Also answer these analogy questions (questions-words.txt).")
 @click.option("--no-align", is_flag=True, help="With OTHER: do not rotate and scale one table to fit the other.")
 @json_option

@@ -58,7 +58,7 @@ def main(arguments: list[str] | None = None) -> None:
     warnings.showwarning = _show_warning
     warnings.simplefilter("always", EmbedLayerWarning)
     try:
-        result = cli.main(arguments, standalone_mode=False)
+        result = cli.main(arguments, prog_name="embedlayer", standalone_mode=False)
     except EmbedLayerError as error:
         click.secho(f"{type(error).__name__}: {error}", fg="red", err=True)
         sys.exit(1 if isinstance(error, OSError) else 2)

@@ -44,7 +44,8 @@ class InputPath(click.ParamType):  # type: ignore[type-arg]  # generic since cli
                 return path
         if found not in self.kinds:
             what = "does not exist" if found is PathKind.MISSING else f"is {found}"
-            raise FileError(f"{path} {what}; {_full_name(param, ctx)} takes {self.takes}.")
+            option = f" {param.opts[-1]}" if isinstance(param, click.Option) else ""
+            raise FileError(f"{path} {what}; {click.get_current_context().command_path}{option} takes {self.takes}.")
         return path
 
 
@@ -67,15 +68,6 @@ class NewFolder(click.Path):
         if is_filled:
             raise FileError(f"{path} is not empty. Choose a folder that does not exist yet.")
         return path
-
-
-def _full_name(param: click.Parameter | None, ctx: click.Context | None) -> str:
-    """Return the command as typed, with the option if the path is one: `embedlayer vocab add --terms`."""
-    names = [param.opts[-1]] if isinstance(param, click.Option) else []
-    while ctx is not None and ctx.parent is not None:
-        names.insert(0, ctx.info_name or "")
-        ctx = ctx.parent
-    return " ".join(["embedlayer", *names])
 
 
 _FOLDERS = (*OWN_FOLDERS, PathKind.CHECKPOINT, PathKind.FOLDER)

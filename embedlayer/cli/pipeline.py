@@ -50,7 +50,7 @@ class LayerOptions:
     """
 
     tokenizer: str = _option("bpe", "Kind of tokenizer to train on the text.", type=TOKENIZER_KINDS)
-    tokenizer_from: Path | None = _option(None, "Use this tokenizer instead.", type=TOKENIZER)  # noqa: RUF009
+    tokenizer_from: Path | None = _option(None, "Use this tokenizer, and train none.", type=TOKENIZER)  # noqa: RUF009
     vocab_size: int = _option(4096, "Number of tokens of a trained tokenizer.")
     dim: int = _option(192, "Width of a table row, D.")
     layers: int = _option(4, "Number of transformer blocks.")
@@ -59,10 +59,10 @@ class LayerOptions:
     rank: int | None = _option(None, "Rank of a factorised table.  [default: a dense table]", type=int)
     position: str = _option("rotary", "Position scheme.", type=POSITIONS)
     tied: bool = _option(True, "Whether the LM head shares the table's weight.")
-    row_sparse: bool = _option(False, "Update only the rows of a batch, exactly; needs --untied.", is_flag=True)
+    row_sparse: bool = _option(False, "Update only the rows that a batch uses; needs --untied.", is_flag=True)
     dropout: float = _option(0.0, "Dropout probability.")
     init_std: float = _option(0.02, "Standard deviation of the initial rows.")
-    pad_to_multiple_of: int | None = _option(None, "Pad the rows to this multiple.", type=int)
+    pad_to_multiple_of: int | None = _option(None, "Round the number of rows up to a multiple of this.", type=int)
 
     def __post_init__(self) -> None:
         if self.row_sparse and (self.tied or self.rank is not None):

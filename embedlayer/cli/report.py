@@ -14,9 +14,10 @@ if TYPE_CHECKING:
 @click.command()
 @click.argument("directory", type=RUN)
 def report(directory: Path) -> None:
-    """Write the report of a run again.
+    """Write the HTML report of a finished run.
 
-    DIRECTORY is the folder of a finished run. The report is one HTML file that opens without a server.
+    DIRECTORY is the folder of the run. "embedlayer train" writes the report too; this command replaces it. The report
+    is one file that opens without a server.
     """
     from embedlayer.training.run_directory import RunDirectory
 

@@ -35,8 +35,8 @@ PRECISIONS = click.Choice(["auto", "float32", "bfloat16"])
 @click.option("--log-every", default=10, help="Steps between lines of metrics.")
 @click.option("--validation-fraction", default=0.1, help="Fraction of the text that is held out.")
 @click.option("--seed", default=0, help="Seed of weights, order and dropout.")
-@click.option("--device", default="auto", help="cpu, cuda, ...")
-@click.option("--precision", type=PRECISIONS, default="auto", help="Precision of matrix products.")
+@click.option("--device", default="auto", help="Device to train on: cpu, cuda, ...")
+@click.option("--precision", default="auto", type=PRECISIONS, help="Precision of matrix products.")
 @click.option("--save-seconds", default=60.0, help="Seconds between checkpoints.")
 @click.option("--timeout-seconds", default=600.0, help="Time that processes of a torchrun launch wait for each other.")
 @click.option(
@@ -50,7 +50,7 @@ def train(files: tuple[Path, ...], **options: Any) -> int:
     """Train an embedding layer on text.
 
     FILE... are text files (.gz too), folders of them, or - for standard input; or one folder that "embedlayer corpus
-    build" wrote, which brings its tokenizer.
+    build" wrote. That folder contains the tokenizer too.
 
     With several processes, or machines that share a file system: torchrun --nproc-per-node N -m embedlayer train ...
     """
