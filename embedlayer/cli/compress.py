@@ -127,6 +127,7 @@ def measure_use(opened: "OpenedModel", text: Path) -> TokenUse:
 
 
 def _side_by_side(opened: "OpenedModel", to: str | None, use: TokenUse) -> "list[CompressionResult]":
+    """Compare the table with all compressed kinds that fit its width, and with `to` unless it is `None`."""
     from embedlayer.compress.report import CHOICES, compare_compression
 
     width = opened.table.embed_dim
@@ -163,6 +164,7 @@ def _write(opened: "OpenedModel", to: str, output: Path, use: TokenUse) -> "list
 
 
 def _show(opened: "OpenedModel", rows: "Sequence[CompressionResult]") -> None:
+    """Print one line per result, and what the lines leave out."""
     from embedlayer.formatting import format_bytes
 
     console, table = make_console(), opened.table
@@ -184,4 +186,5 @@ def _show(opened: "OpenedModel", rows: "Sequence[CompressionResult]") -> None:
 
 
 def _cell(value: float | None, form: str) -> str:
+    """Return a formatted number, or `""` for `None`."""
     return "" if value is None else format(value, form)

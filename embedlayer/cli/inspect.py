@@ -161,11 +161,13 @@ def show(opened: "OpenedModel", content: Measurements, topn: int) -> None:
 
 
 def _heading(opened: "OpenedModel") -> str:
+    """Return one line with the source, its kind, and the size and data type of its table."""
     rows, width = opened.table.vocab_size, opened.table.embed_dim
     return f"{opened.source}: {opened.kind}, {rows:,} rows of {width:,} {opened.dtype}"
 
 
 def _geometry_lines(geometry: "TableGeometry | None", found: "TableHealth") -> Iterator[tuple[str, str, str]]:
+    """Yield name, value and meaning of each geometric measurement; one line if `geometry` is `None`."""
     if geometry is None:
         yield "geometry", "none", "all rows are zero, NaN or infinite"
         return
@@ -183,6 +185,7 @@ def _geometry_lines(geometry: "TableGeometry | None", found: "TableHealth") -> I
 
 
 def _health_lines(opened: "OpenedModel", found: "TableHealth") -> Iterator[tuple[str, str, str]]:
+    """Yield name, number and examples of each kind of broken, repeated, untouched or under-trained row."""
     yield "zero", f"{len(found.zero_rows):,}", _named(found, found.zero_rows)
     yield "NaN or infinity", f"{len(found.nonfinite_rows):,}", _named(found, found.nonfinite_rows)
     equal = sum(map(len, found.duplicates))
@@ -201,6 +204,14 @@ def _health_lines(opened: "OpenedModel", found: "TableHealth") -> Iterator[tuple
 
 
 def _show_under_trained(console: "Console", found: "TableHealth", topn: int, *, by_head: bool) -> None:
+    """Print the under-trained tokens: counts per kind of token, and the `topn` tokens with the highest scores.
+
+    Args:
+        console: Where to print.
+        found: The result of `table_health`.
+        topn: Number of tokens in the list; 0 prints no list.
+        by_head: Whether the scores are those of an untied head.
+    """
     print_line(console, f"\nUnder-trained tokens{', by the rows of the untied head' * by_head}")
     print_line(console, found.under_trained.explain(), indent=2)
     if not found.under_trained.flagged.any():
@@ -223,6 +234,7 @@ def _show_under_trained(console: "Console", found: "TableHealth", topn: int, *, 
 
 
 def _show_bands(console: "Console", bands: "list[FrequencyBand] | None") -> None:
+    """Print the norms of rows per band of token frequency; nothing without bands."""
     if not bands:
         return
     print_line(console, "\nNorms by frequency in the training text")
@@ -234,6 +246,7 @@ def _show_bands(console: "Console", bands: "list[FrequencyBand] | None") -> None
 
 
 def _show_scores(console: "Console", content: Measurements) -> None:
+    """Print the results of word pairs and analogies; nothing for those that were not requested."""
     from embedlayer.analysis.evaluate import FEWEST_PAIRS
 
     pairs, analogies = content.word_pairs, content.analogies

@@ -73,6 +73,18 @@ def _train(
     device: str,
     parallel: "ParallelContext",
 ) -> int:
+    """Start or resume the run in `directory`, train to its last step, and print the summary on rank 0.
+
+    All ranks must call it, with equal files and options.
+
+    Returns:
+        Exit code of the command: 0, or 130 after Ctrl-C.
+
+    Raises:
+        FileError: The folder contains a run, and neither `--resume` nor `--overwrite` was passed.
+        SizeError: There is no text, or there are files together with `--resume`.
+        PeerError: A rank has other files or options than rank 0.
+    """
     from embedlayer.cli.pipeline import show_summary, start_run, train_to_the_end
     from embedlayer.cli.report import make_report
     from embedlayer.training.loop import TrainingOptions
