@@ -49,7 +49,7 @@ CODE = re.compile(r"import |from \S+ import|class |def |(for|with) .*:$|print\(|
 """How a line begins that is no prose."""
 
 OURS = {
-    name: getattr(el, name)
+    name: getattr(el.scratch if name.startswith("Scratch") else el, name)
     for name in (
         "ScratchEmbedding",
         "ScratchEmbeddingWithGrad",
@@ -163,7 +163,7 @@ def test_the_lesson_on_embeddings_runs(seeds, pictures, monkeypatch, unchecked, 
         "TransformerEmbedding",
         "demonstrate_embeddings",
     ):
-        setattr(module, name, getattr(el, name))
+        setattr(module, name, getattr(el.scratch if name == "demonstrate_embeddings" else el, name))
     monkeypatch.setitem(sys.modules, "embeddings", module)
     names: dict[str, object] = {"el": el, "__name__": "lesson"}
     for (first, _), code in zip(BLOCKS[LESSON], blocks_of(seeds, LESSON), strict=True):

@@ -514,7 +514,11 @@ def _read_saved_layer(checkpoint: Checkpoint, dtype: torch.dtype | None, device:
     config = checkpoint.file(CONFIG)
     assert config is not None
     layer = Pretrained.from_pretrained(config.parent, device=device).to(dtype=dtype)
-    assert isinstance(layer, EmbeddingLayer)
+    if not isinstance(layer, EmbeddingLayer):
+        raise CheckpointError(
+            f"{config.parent} holds a {type(layer).__name__}, not an EmbeddingLayer: read it with "
+            f"{type(layer).__name__}.from_pretrained."
+        )
     tensors = tuple(
         LoadedTensor(key, key, tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."), tensor.nbytes)
         for key, tensor in layer.state_dict().items()

@@ -86,14 +86,22 @@ class FactorizedEmbedding(TokenTable):
         self.projection = NormalLinear(rank, embed_dim, init_std=1 / math.sqrt(rank), device=device, dtype=dtype)
 
     @property
-    def vocab_size(self) -> int:  # type: ignore[override]
+    def vocab_size(self) -> int:
         """Return the number of tokens, V."""
         return self.inner.vocab_size
 
+    @vocab_size.setter
+    def vocab_size(self, size: int) -> None:
+        self.inner.vocab_size = size
+
     @property
-    def num_rows(self) -> int:  # type: ignore[override]
+    def num_rows(self) -> int:
         """Return the number of rows of the inner table, spare rows included."""
         return self.inner.num_rows
+
+    @num_rows.setter
+    def num_rows(self, size: int) -> None:
+        self.inner.num_rows = size
 
     @classmethod
     @torch.no_grad()
