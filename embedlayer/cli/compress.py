@@ -22,12 +22,12 @@ WINDOW = 256
 
 
 class TokenUse(NamedTuple):
-    """How a text uses the tokens of a table.
+    """Store how a text uses the tokens of a table.
 
     Attributes:
         counts: Occurrences of each token, `(V,)`, or `None` if unknown.
         kept: Number of tokens that `embedlayer vocab trim` would keep, or `None` if unknown.
-        loss: The loss on the text as a function of the table, or `None` without a decoder or text.
+        loss: Function from a table to the loss on the text, or `None` without a decoder or text.
     """
 
     counts: "Tensor | None" = None
@@ -87,7 +87,10 @@ def compress(
 
 
 def known_use(opened: "OpenedModel") -> TokenUse:
-    """Return how the training text of a run uses its tokens; nothing is known of other sources."""
+    """Return how the training text of a run uses its tokens, without a loss.
+
+    For other sources all fields are `None`; so is `kept` without a tokenizer.
+    """
     from embedlayer.vocab.token_usage import with_required_tokens
 
     if opened.counts is None or opened.tokenizer is None:
@@ -96,7 +99,11 @@ def known_use(opened: "OpenedModel") -> TokenUse:
 
 
 def measure_use(opened: "OpenedModel", text: Path) -> TokenUse:
-    """Count the tokens of a text, and prepare the loss on it where there is a decoder to predict it.
+    """Count the tokens of a text file, and prepare the loss on the text if the model is a decoder.
+
+    Args:
+        opened: The model.
+        text: The text file.
 
     Raises:
         FileError: The text cannot be read.
@@ -127,7 +134,7 @@ def measure_use(opened: "OpenedModel", text: Path) -> TokenUse:
 
 
 def _side_by_side(opened: "OpenedModel", to: str | None, use: TokenUse) -> "list[CompressionResult]":
-    """Compare the table with all compressed kinds that fit its width, and with `to` unless it is `None`."""
+    """Compare the table with all compressed kinds that fit its width, and with the kind `to` unless it is `None`."""
     from embedlayer.compress.report import CHOICES, compare_compression
 
     width = opened.table.embed_dim
@@ -138,7 +145,11 @@ def _side_by_side(opened: "OpenedModel", to: str | None, use: TokenUse) -> "list
 
 
 def _write(opened: "OpenedModel", to: str, output: Path, use: TokenUse) -> "list[CompressionResult]":
-    """Write the model with the compressed table; the folder appears complete or not at all."""
+    """Write the model with the compressed table to the folder `output`, which appears complete or not at all.
+
+    Returns:
+        The comparison of the original and the compressed table.
+    """
     from embedlayer.checkpoints.embedding_layer import EmbeddingLayer
     from embedlayer.compress.convert import compress_table, replace_table
     from embedlayer.compress.report import compare_compression
@@ -164,7 +175,7 @@ def _write(opened: "OpenedModel", to: str, output: Path, use: TokenUse) -> "list
 
 
 def _show(opened: "OpenedModel", rows: "Sequence[CompressionResult]") -> None:
-    """Print one line per result, and what the lines leave out."""
+    """Print a table with one line for each result, and notes on trimming and on an untied head."""
     from embedlayer.formatting import format_bytes
 
     console, table = make_console(), opened.table
@@ -186,5 +197,5 @@ def _show(opened: "OpenedModel", rows: "Sequence[CompressionResult]") -> None:
 
 
 def _cell(value: float | None, form: str) -> str:
-    """Return a formatted number, or `""` for `None`."""
+    """Return `value` in the format `form`, such as `.1%`, or `""` for `None`."""
     return "" if value is None else format(value, form)

@@ -91,10 +91,13 @@ def _tokenizer_of(
     only: int | None,
     quiet: bool,
 ) -> "Tokenizer":
-    """Return the requested tokenizer, or that of an unfinished corpus, or one trained on the texts.
+    """Return the tokenizer for a corpus: the requested one, else that of an unfinished corpus, else a new one.
+
+    A tokenizer is trained on the texts if none was requested, and `vocab_size` is set or the corpus has not begun.
 
     Raises:
-        SizeError: `vocab_size` is combined with a tokenizer that exists, or `only` requires one that does not.
+        SizeError: `vocab_size` was passed together with a requested tokenizer. Or `only` was passed and the tokenizer
+            would have to be trained, although all shards need the same one.
     """
     from embedlayer.cli.pipeline import learn_tokenizer
     from embedlayer.data.corpus import find_text_files

@@ -8,9 +8,9 @@ from embedlayer.cli.options import json_option
 
 
 def carried_text() -> str:
-    """Return a text that is part of every Python installation, for `demo` to train on.
+    """Return a text that every Python installation contains, for `demo` to train on.
 
-    It is the language reference that `help()` shows; where a distribution leaves that out, the docstrings of
+    It is the language reference that `help()` shows. Some distributions leave that out: then it is the docstrings of
     the standard library.
     """
     try:
@@ -22,7 +22,7 @@ def carried_text() -> str:
 
 
 def _standard_docstrings() -> str:
-    """Return all docstrings of the standard library's top-level modules."""
+    """Return all docstrings of the standard library's top-level modules, joined by empty lines."""
     import ast
     import sysconfig
 

@@ -52,7 +52,14 @@ def embed(source: Path, text: str, tokenizer_from: Path | None, as_json: bool) -
 
 
 def _show(step: "Step", names: list[str]) -> None:
-    """Print the first numbers of each vector after a step; nothing for a step that changes no vectors."""
+    """Print what a step shows: the first numbers of each vector, the head's likely next tokens, or gradient norms.
+
+    Nothing is printed for a step without any of these.
+
+    Args:
+        step: The step.
+        names: Texts of the tokens, one for each vector.
+    """
     if step.name == "head":
         for name, likeliest in zip(names, step.facts["likeliest"], strict=True):
             said = "  ".join(f"{token['text']} {token['chance']:.1%}" for token in likeliest[:SHOWN_TOKENS])
@@ -68,7 +75,7 @@ def _show(step: "Step", names: list[str]) -> None:
 
 
 def _as_json(walked: "Pipeline") -> dict[str, Any]:
-    """Return all numbers of the pipeline, for JSON."""
+    """Return all results of the pipeline as a dictionary for JSON, in which vectors are still tensors."""
     steps = {step.name: step for step in walked.steps}
     facts = {name: step.facts for name, step in steps.items()}
     vectors = walked.vectors.unsqueeze(0)

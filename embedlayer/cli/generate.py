@@ -105,7 +105,13 @@ def generate(
 
 
 def _show(text: str, shown: str) -> str:
-    """Print the part of `text` that follows `shown`; return what is on the screen."""
+    """Print what follows `shown` in `text`, without a line end.
+
+    Nothing is printed if `text` does not start with `shown`.
+
+    Returns:
+        The text that is now on the screen: `text`, or `shown` if nothing was printed.
+    """
     if not text.startswith(shown):
         return shown
     click.echo(text[len(shown) :], nl=False)

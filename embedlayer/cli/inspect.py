@@ -26,7 +26,7 @@ LEAST_TRAINED = "least trained first"
 
 
 class Measurements(NamedTuple):
-    """All measurements of one table; `None` for what the table does not allow or nobody requested."""
+    """Store all measurements of a table; a field is `None` if it was not requested or the table does not allow it."""
 
     health: "TableHealth"
     geometry: "TableGeometry | None"
@@ -120,7 +120,7 @@ def measure(opened: "OpenedModel", word_pairs: Path | None = None, analogies: Pa
 
 
 def as_json_object(opened: "OpenedModel", content: Measurements, topn: int) -> dict[str, Any]:
-    """Return what `--json` prints; lists of tokens have at most `topn` entries."""
+    """Return what `--json` prints for one table, as a dictionary; lists of tokens have at most `topn` entries."""
     health, geometry, scores = content.health.to_json(limit=topn), content.geometry, content.analogies
     found: dict[str, Any] = {"geometry": None, "analogies": None}
     if geometry is not None:
@@ -167,7 +167,10 @@ def _heading(opened: "OpenedModel") -> str:
 
 
 def _geometry_lines(geometry: "TableGeometry | None", found: "TableHealth") -> Iterator[tuple[str, str, str]]:
-    """Yield name, value and meaning of each geometric measurement; one line if `geometry` is `None`."""
+    """Yield `(name, value, meaning)` for each geometric measurement.
+
+    If `geometry` is `None`, one line says that no row can be measured.
+    """
     if geometry is None:
         yield "geometry", "none", "all rows are zero, NaN or infinite"
         return
@@ -185,7 +188,7 @@ def _geometry_lines(geometry: "TableGeometry | None", found: "TableHealth") -> I
 
 
 def _health_lines(opened: "OpenedModel", found: "TableHealth") -> Iterator[tuple[str, str, str]]:
-    """Yield name, number and examples of each kind of broken, repeated, untouched or under-trained row."""
+    """Yield `(kind, number, examples)` for each kind of broken, repeated, untouched or under-trained row."""
     yield "zero", f"{len(found.zero_rows):,}", _named(found, found.zero_rows)
     yield "NaN or infinity", f"{len(found.nonfinite_rows):,}", _named(found, found.nonfinite_rows)
     equal = sum(map(len, found.duplicates))
@@ -234,7 +237,7 @@ def _show_under_trained(console: "Console", found: "TableHealth", topn: int, *, 
 
 
 def _show_bands(console: "Console", bands: "list[FrequencyBand] | None") -> None:
-    """Print the norms of rows per band of token frequency; nothing without bands."""
+    """Print the norms of rows for each band of token frequency; print nothing if `bands` is empty or `None`."""
     if not bands:
         return
     print_line(console, "\nNorms by frequency in the training text")
@@ -246,7 +249,7 @@ def _show_bands(console: "Console", bands: "list[FrequencyBand] | None") -> None
 
 
 def _show_scores(console: "Console", content: Measurements) -> None:
-    """Print the results of word pairs and analogies; nothing for those that were not requested."""
+    """Print the results of word pairs and analogies, as far as they were requested."""
     from embedlayer.analysis.evaluate import FEWEST_PAIRS
 
     pairs, analogies = content.word_pairs, content.analogies
@@ -274,6 +277,15 @@ def _show_scores(console: "Console", content: Measurements) -> None:
 
 def compare(before: "OpenedModel", after: "OpenedModel", *, topn: int, aligned: bool, as_json: bool) -> None:
     """Print which tokens moved most and least from one table to another.
+
+    Rows of the same token are compared; without two tokenizers, rows of the same ID.
+
+    Args:
+        before: The first model.
+        after: The second model.
+        topn: Number of tokens in each list.
+        aligned: Whether to align the tables before the comparison; see `align_tables`.
+        as_json: Whether to print JSON.
 
     Raises:
         TokenizerError: The tokenizers have no token in common.
@@ -326,26 +338,29 @@ def compare(before: "OpenedModel", after: "OpenedModel", *, topn: int, aligned: 
 
 
 def _token(opened: "OpenedModel", row: int) -> str:
-    """Return the readable token of a row, or `row 7` where no tokens are known."""
+    """Return the text of the token that a row belongs to, or `row 7` for row 7 of a table without tokens."""
     from embedlayer.data.tokenizer import token_text
 
     return f"row {row}" if opened.vocabulary is None else token_text(opened.vocabulary, row)
 
 
 def _median(movement: "RowMovement") -> float | None:
-    """Return the median cosine of the rows that have one, or `None` if no row has one."""
+    """Return the median cosine of the rows whose cosine is a number, or `None` if there is no such row."""
     cosines = movement.cosines[~movement.cosines.isnan()]
     return float(cosines.median()) if len(cosines) else None
 
 
 def _named(found: "TableHealth", rows: Sequence[int], limit: int = 12) -> str:
-    """Return the tokens of the first rows as text."""
+    """Return the texts of the tokens of the first `limit` rows in one line, with "..." if there are more."""
     named = "  ".join(visible_text(found.text_of(row))[:LONGEST_TOKEN] for row in rows[:limit])
     return named + "  ..." * (len(rows) > limit)
 
 
 def _bars(shares: Sequence[float]) -> str:
-    """Return the variance of groups of components as blocks, on a logarithmic scale from 1 to 1/1000."""
+    """Return a bar chart in one line of text: the mean share of variance of groups of consecutive components.
+
+    The scale is logarithmic, from the largest mean down to 1/1000 of it.
+    """
     import numpy as np
 
     means = np.array([group.mean() for group in np.array_split(shares, min(BARS, len(shares)))])

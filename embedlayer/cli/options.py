@@ -10,12 +10,12 @@ from embedlayer.sources import OWN_FOLDERS, PathKind, path_kind
 
 
 class InputPath(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.2 only
-    """A path that a command reads.
+    """Check and convert the argument of a command that is a path to read.
 
     Args:
         takes: What the command takes, for error messages.
-        kinds: The kinds of paths that it takes.
-        hub: Whether a name that is no path here may be a name on the hub.
+        kinds: The kinds of paths that the command takes.
+        hub: Whether a path that does not exist may be a name on the hub, such as `owner/name`.
         standard_input: Whether `-` means standard input.
     """
 
@@ -28,10 +28,12 @@ class InputPath(click.ParamType):  # type: ignore[type-arg]  # generic since cli
         self.standard_input = standard_input
 
     def convert(self, value: str | Path, param: click.Parameter | None, ctx: click.Context | None) -> Path:
-        """Return the path, after a check that it holds what the command reads.
+        """Check that a path is of a kind that the command takes, and return it.
+
+        A name on the hub and `-` are returned as they are where they are allowed.
 
         Raises:
-            FileError: The path does not exist, cannot be read, or holds what the command does not take.
+            FileError: The path does not exist, cannot be read, or is of another kind.
         """
         path = Path(value)
         if self.standard_input and str(value) == "-":
@@ -50,13 +52,13 @@ class InputPath(click.ParamType):  # type: ignore[type-arg]  # generic since cli
 
 
 class NewFolder(click.Path):
-    """The path of a folder that a command creates: one that does not exist yet, or an empty one."""
+    """Check and convert the path of a folder that a command creates: it must not exist or must be empty."""
 
     def __init__(self) -> None:
         super().__init__(path_type=Path)
 
     def convert(self, value: str | Path, param: click.Parameter | None, ctx: click.Context | None) -> Path:  # type: ignore[override]
-        """Return the path.
+        """Check that a path does not exist or is an empty folder, and return it; nothing is created.
 
         Raises:
             FileError: The path is a file, or a folder that is not empty.

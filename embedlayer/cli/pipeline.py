@@ -37,7 +37,13 @@ POSITIONS = click.Choice(["rotary", "learned", "sinusoidal", "scaled-sinusoidal"
 
 
 def _option(default: Any, help: str, **settings: Any) -> Any:
-    """Return a dataclass field that is an option of `train`; `settings` are those of `click.option`."""
+    """Return a dataclass field that `layer_options` turns into an option of `train`.
+
+    Args:
+        default: Default value.
+        help: Help text of the option.
+        **settings: Further arguments of `click.option`.
+    """
     return field(default=default, metadata={"help": help, **settings})
 
 
@@ -73,7 +79,7 @@ class LayerOptions:
 
 
 def layer_options(command: Command) -> Command:
-    """Add an option for each field of `LayerOptions` to a command."""
+    """Add an option for each field of `LayerOptions` to a click command, and return the command."""
     for each in reversed(fields(LayerOptions)):
         name, settings = each.name.replace("_", "-"), dict(each.metadata)
         names = f"--{name}/--un{name}" if each.default is True else f"--{name}"
@@ -145,7 +151,15 @@ def start_run(
 def _build_corpus(
     sources: Sequence[str | Path], directory: "RunDirectory", layer: LayerOptions, quiet: bool
 ) -> "tuple[TokenCorpus, Tokenizer]":
-    """Train or read a tokenizer, and build the corpus inside the folder of the run."""
+    """Train or read a tokenizer, and build the corpus inside the folder of the run.
+
+    Returns:
+        The corpus and the tokenizer.
+
+    Raises:
+        FileError: A text or the tokenizer cannot be read.
+        TextError: The texts are empty, or not UTF-8.
+    """
     from embedlayer.data.corpus import TokenCorpus, find_text_files
     from embedlayer.data.tokenizer import load_tokenizer
 
@@ -159,7 +173,13 @@ def _build_corpus(
 
 
 def learn_tokenizer(texts: Sequence[str | Path], kind: str, vocab_size: int, *, quiet: bool) -> "Tokenizer":
-    """Train a tokenizer on texts: on their first `TOKENIZER_BYTES` if they are longer.
+    """Train a tokenizer on texts; of long texts, only about the first `TOKENIZER_BYTES` bytes are read.
+
+    Args:
+        texts: Text files.
+        kind: Kind of tokenizer, such as `"bpe"`; see `train_tokenizer`.
+        vocab_size: Number of tokens.
+        quiet: Print nothing.
 
     Raises:
         FileError: A text cannot be read.
@@ -174,7 +194,14 @@ def learn_tokenizer(texts: Sequence[str | Path], kind: str, vocab_size: int, *, 
 
 
 def _link_corpus(ready: Path, directory: "RunDirectory", layer: LayerOptions) -> "tuple[TokenCorpus, Tokenizer]":
-    """Open a corpus in another folder, with its tokenizer, and link to it from the folder of the run."""
+    """Open a corpus in the folder `ready`, and replace the run's own corpus by a symbolic link to it.
+
+    Returns:
+        The corpus and its tokenizer.
+
+    Raises:
+        TokenizerError: The requested tokenizer is not the one that the corpus was built with.
+    """
     import shutil
 
     from embedlayer.data.corpus import TokenCorpus
@@ -191,7 +218,7 @@ def _link_corpus(ready: Path, directory: "RunDirectory", layer: LayerOptions) ->
 
 
 def _find_corpus(sources: Sequence[str | Path]) -> Path | None:
-    """Return the source that is a folder of `embedlayer corpus build`, or `None`.
+    """Return the source that is a folder which `embedlayer corpus build` wrote, or `None` if no source is.
 
     Raises:
         TextError: A corpus was passed together with other sources.
@@ -205,7 +232,13 @@ def _find_corpus(sources: Sequence[str | Path]) -> Path | None:
 
 
 def build_model(layer: LayerOptions, vocab_size: int, max_length: int) -> "DecoderLM":
-    """Return the decoder that the options describe, freshly initialised."""
+    """Return a freshly initialised decoder with the sizes that the options state.
+
+    Args:
+        layer: Options of the decoder.
+        vocab_size: Number of tokens, V.
+        max_length: Longest sequence of the position scheme, in tokens.
+    """
     from embedlayer.layers.input import as_position
     from embedlayer.layers.output import OutputHead
     from embedlayer.models.decoder import DecoderLM
@@ -235,9 +268,17 @@ def build_model(layer: LayerOptions, vocab_size: int, max_length: int) -> "Decod
 def train_to_the_end(
     directory: "RunDirectory", trainer: "Trainer", tokenizer: "Tokenizer", *, quiet: bool, save_seconds: float = 60.0
 ) -> bool:
-    """Train with progress and checkpoints, and keep the weights with the lowest validation loss as the result.
+    """Train up to the last step, write checkpoints, and keep the weights with the lowest validation loss.
 
-    Ctrl-C stops after the current step and saves everything. All ranks must call it; rank 0 writes and prints.
+    Ctrl-C stops after the current step and writes a checkpoint; the result is written only after the last step. All
+    ranks must call this; rank 0 writes and prints.
+
+    Args:
+        directory: The folder of the run.
+        trainer: The trainer, at any step.
+        tokenizer: The tokenizer, which the result contains.
+        quiet: Print nothing.
+        save_seconds: Seconds between two checkpoints.
 
     Returns:
         Whether the last step was reached.
@@ -263,7 +304,12 @@ def train_to_the_end(
 
 
 def summarise(directory: "RunDirectory", model: "DecoderLM", neighbors: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return the figures of a finished run: losses in nats per token, sizes, speed in tokens per second, neighbours.
+    """Return the figures of a finished run: losses in nats per token, sizes, tokens per second, and neighbours.
+
+    Args:
+        directory: The folder of the run, whose metrics are read.
+        model: The trained decoder.
+        neighbors: The result of `neighbor_rows`, returned as the entry `neighbors`.
 
     Raises:
         FileError: The metrics are not those of a finished run.
@@ -293,7 +339,12 @@ def summarise(directory: "RunDirectory", model: "DecoderLM", neighbors: Sequence
 
 
 def show_summary(summary: dict[str, Any], *, as_json: bool) -> None:
-    """Print the figures of a run: for people, or as one line of JSON."""
+    """Print the figures of a run as a readable report, or as one line of JSON.
+
+    Args:
+        summary: The result of `make_report`.
+        as_json: Whether to print JSON.
+    """
     if as_json:
         click.echo(json.dumps(summary))
         return
@@ -340,7 +391,14 @@ def neighbor_rows(directory: "RunDirectory", model: "DecoderLM", tokenizer: "Tok
 
 
 def frequent_words(counts: Any, tokenizer: "Tokenizer") -> list[int]:
-    """Return the IDs of a few frequent whole words, at even steps of frequency rank."""
+    """Return up to `PROBES` IDs of frequent whole words, at even steps of frequency rank, the most frequent first.
+
+    If no token is a whole word, other frequent tokens are returned.
+
+    Args:
+        counts: Occurrences of each token in the corpus, a NumPy array `(V,)`.
+        tokenizer: The tokenizer.
+    """
     import numpy as np
 
     from embedlayer.data.tokenizer import token_text
@@ -354,7 +412,11 @@ def frequent_words(counts: Any, tokenizer: "Tokenizer") -> list[int]:
 
 
 def _neighbors_of(tokens: Sequence[int], model: "DecoderLM", tokenizer: "Tokenizer") -> list[dict[str, Any]]:
-    """Return each token's ID, text and nearest neighbours."""
+    """Return each token with its nearest neighbours in the model's table.
+
+    Returns:
+        Dictionaries with `id`, `token` (its text) and `near`, a list of `(text, cosine)`, nearest first.
+    """
     from embedlayer.analysis.vectors import TokenVectors
     from embedlayer.data.tokenizer import token_text
 
@@ -366,10 +428,10 @@ def _neighbors_of(tokens: Sequence[int], model: "DecoderLM", tokenizer: "Tokeniz
 
 
 def _single_token(tokenizer: "Tokenizer", text: str) -> int:
-    """Return the ID of a probe, a text whose nearest neighbours are reported.
+    """Return the ID of the token that a `--probe` text is.
 
     Raises:
-        SizeError: The text is not a single token.
+        SizeError: The text is not exactly one token.
     """
     ids = tokenizer.encode(text, add_special_tokens=False).ids
     if len(ids) != 1:
@@ -378,7 +440,10 @@ def _single_token(tokenizer: "Tokenizer", text: str) -> int:
 
 
 def _at_most(size: int, chunks: Iterator[str]) -> Iterator[str]:
-    """Yield whole chunks until they have `size` bytes together; the last chunk may go beyond."""
+    """Yield whole chunks until they have at least `size` bytes of UTF-8 together.
+
+    The last chunk is not cut, so the result may be larger than `size`.
+    """
     for chunk in chunks:
         yield chunk
         size -= len(chunk.encode())
@@ -388,7 +453,10 @@ def _at_most(size: int, chunks: Iterator[str]) -> Iterator[str]:
 
 @contextmanager
 def _kept_standard_input(texts: Sequence[str | Path], folder: Path) -> Iterator[Sequence[str | Path]]:
-    """Yield the texts, with standard input (`-`) copied to a temporary file, because the text is read twice."""
+    """Yield the texts, with `-` replaced by a temporary file in `folder` that contains the standard input.
+
+    The texts are read twice, and standard input can be read only once. The file is deleted at the end of the block.
+    """
     if "-" not in map(str, texts):
         yield texts
         return
@@ -408,10 +476,10 @@ def _say(text: str, quiet: bool) -> None:
 
 
 def chosen_device(name: str) -> str:
-    """Return the device to use: for `auto` CUDA where it is available, else the CPU.
+    """Return the device to use for a name: for `auto` it is `cuda` if available, else `cpu`.
 
     Raises:
-        SizeError: CUDA is requested and not available.
+        SizeError: A CUDA device is requested and none is available.
     """
     import torch
 

@@ -29,7 +29,10 @@ Printed = tuple[str, list[str], list[list[str]], str]
 
 
 def planner_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Add one option to a command for each field of `EmbeddingPlan`. An option that is not given is `None`."""
+    """Add one option for each field of `EmbeddingPlan` to a command, and return the command.
+
+    An option that is not on the command line is `None`.
+    """
     for name, option in reversed(OPTIONS.items()):
         choices, text = option.metadata["choices"], option.metadata["help"]
         kind: Any = click.Choice(choices) if choices else bool if isinstance(option.default, bool) else int
@@ -99,10 +102,16 @@ def plan(
 def planned(
     table: "TokenTable", head: "OutputHead | PredictionHead | None", position: "Position | None", *, name: str
 ) -> EmbeddingPlan:
-    """Return the plan of a table, head and position scheme that exist.
+    """Return the plan of an existing table, head and position scheme.
+
+    Args:
+        table: The table.
+        head: The output head; without one the plan is that of a tied head.
+        position: The position scheme, or `None`; only learned positions add parameters.
+        name: Name of the plan.
 
     Raises:
-        CheckpointError: The table has a data type that is not planned.
+        CheckpointError: `plan` does not support the data type of the table.
     """
     from embedlayer.errors import CheckpointError
     from embedlayer.positions.learned import LearnedPositionalEmbedding
@@ -132,7 +141,13 @@ def planned(
 
 
 def tokens_kept(texts: Sequence[Path], tokenizer: "Tokenizer | None", rows: int, source: Path) -> int:
-    """Return how many tokens `embedlayer vocab trim` keeps for these texts.
+    """Return how many tokens `embedlayer vocab trim` would keep for these texts.
+
+    Args:
+        texts: Text files and folders.
+        tokenizer: The tokenizer of the model, or `None`.
+        rows: Number of rows of the table.
+        source: The model's path, for the errors.
 
     Raises:
         TokenizerError: The model has no tokenizer, or one with IDs outside its table.
@@ -149,7 +164,7 @@ def tokens_kept(texts: Sequence[Path], tokenizer: "Tokenizer | None", rows: int,
 
 
 def _show_alternatives(now: EmbeddingPlan, found: list[PlanAlternative], *, as_json: bool) -> None:
-    """Print a plan, and a table of what each change saves; or both as JSON."""
+    """Print a plan, and a table of what each alternative saves; or one JSON list with all of them."""
     if as_json:
         after = [{**each.plan.as_dict(), "saved_bytes": each.saved_bytes, "tradeoff": each.tradeoff} for each in found]
         click.echo(json.dumps([now.as_dict(), *after], indent=2))
@@ -165,7 +180,7 @@ def _show_alternatives(now: EmbeddingPlan, found: list[PlanAlternative], *, as_j
 
 
 def _parts(row: EmbeddingPlan) -> Printed:
-    """Return the table of all parts of one plan."""
+    """Return title, headings, lines and note of the table that shows all parts of one plan."""
     title = f"{row.name or 'plan'}: {_size(row)}, {'tied' if row.tied else 'untied'}, {row.dtype}"
     title += "" if row.rank is None else f", rank {row.rank}"
     title += ", row-sparse" if row.row_sparse else ""
@@ -196,7 +211,7 @@ def _parts(row: EmbeddingPlan) -> Printed:
 
 
 def _comparison(plans: list[EmbeddingPlan]) -> Printed:
-    """Return a table with one line for each plan."""
+    """Return title, headings, lines and note of the table that shows one line for each plan."""
     first = plans[0]
     title = f"{first.dtype}, {first.optimizer}, {first.tokens:,} tokens; parameters in millions, memory in MiB"
     lines = []
@@ -209,7 +224,7 @@ def _comparison(plans: list[EmbeddingPlan]) -> Printed:
 
 
 def _note(plans: list[EmbeddingPlan]) -> str:
-    """Return the note below a table of plans, which may be empty."""
+    """Return the note to print below the table of one or several plans, or "" if there is none."""
     if plans[0].quantised:
         scales = f", {format_bytes(plans[0].scale_bytes)}" if len(plans) == 1 else ""
         kind = "group" if plans[0].group_size else "row"
@@ -220,12 +235,12 @@ def _note(plans: list[EmbeddingPlan]) -> str:
 
 
 def _size(row: EmbeddingPlan) -> str:
-    """Return `V x D` of a plan."""
+    """Return the number of rows and columns of a plan's table as text, such as `50,257 x 768`."""
     return f"{row.vocab_size:,} x {row.embed_dim:,}"
 
 
 def _show(title: str, columns: list[str], lines: list[list[str]], note: str) -> None:
-    """Print a table; without a terminal as plain text."""
+    """Print a title, a table, and the note below it unless the note is empty."""
     from embedlayer.cli.printing import make_console, print_table
 
     click.echo(title)

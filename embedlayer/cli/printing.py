@@ -15,7 +15,7 @@ LONGEST_TOKEN = 30
 
 
 def make_console() -> "Console":
-    """Return a console that is as wide as the terminal, or `WIDTH_IN_FILES` columns elsewhere."""
+    """Return a console that is as wide as the terminal; in files and pipes, `WIDTH_IN_FILES` columns wide."""
     from rich.console import Console
 
     console = Console(highlight=False, soft_wrap=False)
@@ -25,7 +25,7 @@ def make_console() -> "Console":
 
 
 def print_line(console: "Console", text: str, indent: int = 0) -> None:
-    """Print a paragraph, in bold if it is not indented."""
+    """Print a paragraph of text, wrapped and indented by `indent` spaces; without indentation it is bold."""
     from rich.padding import Padding
     from rich.text import Text
 
@@ -34,7 +34,7 @@ def print_line(console: "Console", text: str, indent: int = 0) -> None:
 
 
 def print_facts(console: "Console", facts: Iterable[tuple[str, str, str]]) -> None:
-    """Print one line per fact: its name, its value, and what the value means."""
+    """Print one line for each `(name, value, meaning)`, in aligned columns."""
     from rich.padding import Padding
     from rich.table import Table
     from rich.text import Text
@@ -57,16 +57,16 @@ def print_table(
     indent: int = 2,
     widest: int = LONGEST_TOKEN,
 ) -> None:
-    """Print a table without rules.
+    """Print a table without lines between its cells.
 
     Args:
         console: Where to print.
         columns: Headings.
         lines: Cells of each line, as many as there are columns.
-        left: Columns that are aligned at the left; the others are aligned at the right.
-        long: Heading of a last column that takes the rest of the line and is cut there.
+        left: Numbers of the columns that are aligned at the left; other columns are aligned at the right.
+        long: Heading of a last column that takes the rest of the line's width, and whose cells are cut there.
         indent: Spaces before each line.
-        widest: Cells of other columns are cut to this width.
+        widest: Width to which the cells of all other columns are cut.
     """
     from rich.cells import cell_len
     from rich.padding import Padding
@@ -89,7 +89,7 @@ def print_table(
 
 
 def count_of(number: int, noun: str) -> str:
-    """Return a number with its noun in the singular or plural.
+    """Return a number and a noun, which gets an "s" unless the number is 1.
 
     Example:
         >>> count_of(1, "shard"), count_of(1200, "document")

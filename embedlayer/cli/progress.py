@@ -21,7 +21,11 @@ Show = Callable[[int, int, str], None]
 
 @contextmanager
 def stopping_gently(trainer: "Trainer") -> Iterator[None]:
-    """Make Ctrl-C and SIGTERM stop the trainer after its current step; a second one stops at once."""
+    """Make the first Ctrl-C or SIGTERM in the block stop the trainer after its current step.
+
+    The same signal again has its usual effect at once. The former handlers are restored at the end of the block.
+    Outside the main thread, which alone receives signals, nothing changes.
+    """
 
     def stop(number: int, frame: FrameType | None) -> None:
         trainer.stop()
@@ -45,10 +49,12 @@ def stopping_gently(trainer: "Trainer") -> Iterator[None]:
 
 @contextmanager
 def _progress(*columns: str, quiet: bool) -> Iterator[Show]:
-    """Yield a function that moves a bar in a terminal, prints lines elsewhere, and does nothing if `quiet`.
+    """Yield a function `show(done, total, text)` that shows the progress of a command.
+
+    It moves a bar in a terminal, prints lines elsewhere, and does nothing if `quiet`.
 
     Args:
-        columns: Classes of `rich.progress` whose columns follow the bar; without any the text follows the bar.
+        columns: Names of the classes in `rich.progress` that follow the bar; without any, the text follows the bar.
         quiet: Show nothing.
     """
     if quiet:
@@ -65,7 +71,10 @@ def _progress(*columns: str, quiet: bool) -> Iterator[Show]:
 
 
 def _lines() -> Show:
-    """Return a function that prints the first and the last text, and others every few seconds, with the time left."""
+    """Return a function `show(done, total, text)` that prints `text` and the estimated time left.
+
+    It prints the first and the last text, and others at most every `SECONDS_BETWEEN_LINES` seconds.
+    """
     started, shown = time.monotonic(), -float("inf")
     first: int | None = None
 
@@ -84,14 +93,17 @@ def _lines() -> Show:
 
 @contextmanager
 def reading(*, quiet: bool) -> Iterator[Callable[[int, int], None]]:
-    """Yield a function that shows the number of bytes read and the total, unless `quiet`."""
+    """Yield a function `show(read, total)` that shows how many bytes were read, or nothing if `quiet`."""
     with _progress("DownloadColumn", "TransferSpeedColumn", quiet=quiet) as show:
         yield lambda read, total: show(read, total, f"{read / 1e6:,.1f} of {total / 1e6:,.1f} MB")
 
 
 @contextmanager
 def display(trainer: "Trainer", *, quiet: bool) -> Iterator[Callable[..., None]]:
-    """Yield a function `show(step, line=None)` that shows a step and the metrics measured at it, unless `quiet`."""
+    """Yield a function `show(step, line=None)` that shows the progress of a training, or nothing if `quiet`.
+
+    `line` contains the metrics measured at the step; with `None` only the bar moves.
+    """
     with _progress(quiet=quiet) as show:
 
         def show_step(step: int, line: dict[str, Any] | None = None) -> None:

@@ -27,10 +27,10 @@ def report(directory: Path) -> None:
 
 
 def make_report(run: "RunDirectory") -> dict[str, Any]:
-    """Write `report.html`, the explorer's page about a run.
+    """Write the HTML report of a finished run, `report.html`, into its folder; an old report is replaced.
 
     Returns:
-        The figures of the run, as `summarise` returns them, and the names of its files.
+        The figures of the run, as `summarise` returns them, and the names of the run's files as `files`.
 
     Raises:
         FileError: The run is not finished.

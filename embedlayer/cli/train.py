@@ -73,16 +73,17 @@ def _train(
     device: str,
     parallel: "ParallelContext",
 ) -> int:
-    """Start or resume the run in `directory`, train to its last step, and print the summary on rank 0.
+    """Start or resume the run in `directory`, train to the last step, and print the summary on rank 0.
 
-    All ranks must call it, with equal files and options.
+    A run that the same torchrun launch began is resumed without `--resume`. All ranks must call this, with equal files
+    and options. The caller holds the lock of the folder.
 
     Returns:
         Exit code of the command: 0, or 130 after Ctrl-C.
 
     Raises:
         FileError: The folder contains a run, and neither `--resume` nor `--overwrite` was passed.
-        SizeError: There is no text, or there are files together with `--resume`.
+        SizeError: No text was passed to a new run, or files were passed together with `--resume`.
         PeerError: A rank has other files or options than rank 0.
     """
     from embedlayer.cli.pipeline import show_summary, start_run, train_to_the_end
@@ -144,12 +145,17 @@ def _train(
 
 
 def _named(options: dict[str, Any], kind: type[Options]) -> Options:
-    """Return a dataclass built from the options that are its fields."""
+    """Build a dataclass of type `kind` from those options that are its fields; other options are ignored."""
     return kind(**{field.name: options[field.name] for field in fields(kind) if field.name in options})  # type: ignore[arg-type]
 
 
 def was_started_by(launch: str, directory: "RunDirectory") -> bool:
-    """Return whether an earlier attempt of the same torchrun launch began the run in the folder."""
+    """Return whether an earlier attempt of the same torchrun launch began the run in the folder.
+
+    Args:
+        launch: IDs of the launch, separated by spaces; with `""` the result is `False`.
+        directory: The folder of the run.
+    """
     from embedlayer.errors import CheckpointError
 
     if not launch or not directory.contains_run:

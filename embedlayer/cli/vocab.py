@@ -41,12 +41,13 @@ def vocab() -> None:
 
 
 def _edit_command(edit: "Callable[..., tuple[Receipt, dict[str, Any]]]") -> click.Command:
-    """Register a function that edits a folder as a command, which prints the receipt.
+    """Turn a function that edits a folder into a subcommand of `vocab`, which prints the receipt.
+
+    The subcommand adds the argument `directory` and the options `--output`, `--pad-to-multiple-of` and `--json`.
 
     Args:
-        edit: The function. The command adds the argument `directory` and the options of all edits, which the function
-            gets as `out` and `pad_to_multiple_of`. It returns the receipt, and figures of the training if there was
-            any.
+        edit: Function of `directory`, its own options, `out` and `pad_to_multiple_of`. It returns the receipt and a
+            dictionary of training figures, which is empty if nothing was trained.
     """
 
     @vocab.command()
@@ -189,7 +190,7 @@ def undo(directory: Path, output: Path) -> None:
 
 
 def _lines(file: Path | None) -> list[str]:
-    """Return the lines of a file that are not empty, without line ends; none if `file` is `None`."""
+    """Return the lines of a text file without line ends and blank lines; an empty list if `file` is `None`."""
     from embedlayer.data.corpus import read_text_chunks
 
     text = "" if file is None else "".join(read_text_chunks(file))
@@ -197,9 +198,13 @@ def _lines(file: Path | None) -> list[str]:
 
 
 def _without_known(directory: Path, terms: Sequence[str], *, spaced: bool) -> list[str]:
-    """Return the terms as they occur in running text, without those that are tokens already; warn about these.
+    """Return the terms as they occur in running text; warn of those that are tokens already, and leave them out.
 
-    With `spaced`, a term gets the space that precedes a word, in tokenizers that mark it.
+    Args:
+        directory: The model's folder.
+        terms: The terms, which may be repeated.
+        spaced: Whether to write each term as one space and the stripped term. This applies only to tokenizers that
+            mark spaces.
     """
     import warnings
 
@@ -220,7 +225,10 @@ def _without_known(directory: Path, terms: Sequence[str], *, spaced: bool) -> li
 
 
 def _seeded_init(name: str, seed: int) -> "RowInit":
-    """Return the initialisation of new rows that `--init` names, and seed torch's default generator."""
+    """Return the initialisation of new rows that `--init` names.
+
+    The seed is set in torch's default generator, from which random rows are drawn later.
+    """
     import torch
 
     from embedlayer.vocab import row_init
@@ -241,11 +249,19 @@ def _train_new_rows(
     init: "RowInit",
     training: "TrainingOptions",
 ) -> "tuple[dict[str, Any], Tensor, Tensor]":
-    """Train the rows of new tokens on text, in memory.
+    """Train the rows of new tokens on text, in memory; the folder does not change.
+
+    Args:
+        directory: The model's folder.
+        terms: The new tokens.
+        special: The new special tokens.
+        texts: Text files and folders to train on.
+        init: Initialisation of the new rows before training.
+        training: Options of the training.
 
     Returns:
-        The losses in nats per byte of held-out text, with the number of steps and of occurrences; the new rows of the
-        table, `(N, D)`; and those of the head.
+        The losses in nats per byte of held-out text, with the numbers of steps and of occurrences; the new rows of the
+        table, `(N, D)`; and the new rows of the head, `(N, D)`, which equal them if the head is tied.
 
     Raises:
         VocabularyError: The text contains none of the new tokens.
@@ -348,7 +364,7 @@ def _show(receipt: "Receipt", directory: Path, output: Path, *, as_json: bool, *
 
 
 def _list(title: str, rows: Sequence[tuple[int, str, str]]) -> None:
-    """Print a title with the number of tokens, and the first tokens below it."""
+    """Print a title with the number of `(ID, text, origin)` rows, and the first `SHOWN` below it; nothing if empty."""
     if not rows:
         return
     from embedlayer.plots import visible_text
@@ -361,6 +377,6 @@ def _list(title: str, rows: Sequence[tuple[int, str, str]]) -> None:
 
 
 def _weight_bytes(folder: Path) -> int:
-    """Return the size of the safetensors files of a folder, without training checkpoints."""
+    """Return the bytes of all safetensors files directly in a folder, without `checkpoint.safetensors`."""
     files = (file for file in folder.glob("*.safetensors") if file.name != "checkpoint.safetensors")
     return sum(file.stat().st_size for file in files)

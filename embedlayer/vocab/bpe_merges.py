@@ -32,14 +32,14 @@ class BPEMerges:
         self._model = model
 
     def result(self, pair: Pair) -> str:
-        """Return the token that a merge builds."""
+        """Return the token that results from merging a pair: the right token loses its continuation prefix."""
         return pair[0] + pair[1][len(self.prefix) :]
 
     def parts_of(self, token: str) -> set[str] | None:
-        """Return all tokens that are built on the way from letters to `token`, itself included.
+        """Return `token` and all tokens that the merges pass through on the way to it, from its letters on.
 
         Returns:
-            The tokens, or `None` if merges do not lead to `token`.
+            The tokens, letters included; `None` if a letter is no token or the merges do not lead to `token`.
         """
         symbols = self._letters(token)
         seen = {*symbols}
@@ -55,24 +55,25 @@ class BPEMerges:
         return seen if symbols == [token] else None
 
     def with_parts(self, tokens: Iterable[str]) -> set[str]:
-        """Return the tokens and all tokens that they are built from."""
+        """Return `tokens` and all tokens that each is built from; a token that no merges build stays alone."""
         found = set(tokens)
         for token in list(found):
             found |= self.parts_of(token) or set()
         return found
 
     def without(self, removed: AbstractSet[str]) -> "BPEMerges":
-        """Return a copy without some tokens, and without the merges that join or build one of them.
+        """Return a copy without the tokens `removed`, and without each merge that joins or builds a removed token.
 
-        Longer tokens that can no longer be built stay in the vocabulary; `unreachable_without` lists them.
+        Longer tokens that can no longer be built stay in the copy's vocabulary; `unreachable_without` lists them.
         """
         pairs = [pair for pair in self.pairs if removed.isdisjoint((*pair, self.result(pair)))]
         return BPEMerges({**self._model, "vocab": self.vocabulary - removed, "merges": pairs})
 
     def unreachable_without(self, removed: AbstractSet[str]) -> set[str]:
-        """Return the tokens that cannot occur in a text once `removed` are gone: every way to build them uses one.
+        """Return the kept tokens that merges can no longer build once the tokens `removed` are gone.
 
-        The result is empty for a tokenizer that looks up whole words before it merges (`ignore_merges`).
+        The tokens in `removed` are not in the result. It is empty for a tokenizer that looks up whole words before
+        merging (`ignore_merges`).
         """
         if self.ignores_merges:
             return set()
@@ -88,7 +89,10 @@ class BPEMerges:
             lost |= more
 
     def _letters(self, token: str) -> list[str]:
-        """Return the single-letter tokens of a token, with the prefix and suffix that mark borders of words."""
+        """Split a token into the single-letter tokens that merging starts from, in order.
+
+        The last letter keeps the end-of-word suffix. Letters that continue a word get the continuation prefix.
+        """
         continues = self.prefix != "" and token.startswith(self.prefix)
         ends = self.suffix != "" and token.endswith(self.suffix)
         letters = list(token[len(self.prefix) if continues else 0 : len(token) - (len(self.suffix) if ends else 0)])

@@ -44,16 +44,23 @@ OTHER_FORMS = (
 
 
 def apply_to_checkpoint(folder: Path, partial: Path, edit: VocabularyEdit) -> tuple[dict[str, ModuleResult], list[str]]:
-    """Write the edited checkpoint into `partial`.
+    """Write the weights, tokenizer and configuration files that an edit changes in a checkpoint into `partial`.
+
+    Files that the edit does not change are copied. The old folder stays as it is.
+
+    Args:
+        folder: The checkpoint before the edit.
+        partial: The empty folder to write to.
+        edit: The edit, or the undo of one.
 
     Returns:
-        The result, by the name "", and the names of the files that changed beside the weights.
+        A dictionary with the result under the key "", and the sorted names of the changed files other than weights.
 
     Raises:
-        CheckpointError: The checkpoint is damaged, does not store its rows as rows (model2vec with a mapping),
-            or is not what the edit of a receipt wrote.
-        VocabularyError: A configuration names a removed token, or the padding token of a family that counts
-            positions from its ID would get another ID.
+        CheckpointError: The checkpoint is damaged, builds its table from several tensors (model2vec with a
+            mapping), or, for an undo, is not what the receipt's edit wrote.
+        VocabularyError: A configuration names a removed token. Or the padding token would get another ID in a
+            family that counts positions from that ID.
     """
     layer, tensors, aliases = _opened(folder)
     table, tokenizer = next(iter(tensors)), layer.tokenizer
@@ -82,12 +89,12 @@ def apply_to_checkpoint(folder: Path, partial: Path, edit: VocabularyEdit) -> tu
 
 
 def _opened(folder: Path) -> tuple[EmbeddingLayer, dict[str, RowTensor], dict[str, str]]:
-    """Open a checkpoint whose rows are to be edited.
+    """Open a checkpoint whose rows are to be edited; warn of other tensors with as many rows, which are not edited.
 
     Returns:
         The layer; the tensors that have one row for each token, in their stored dtype, the table first; and a
-        mapping from each name of such a tensor in the checkpoint to its key in the second value. Tied tensors
-        have several names and one key.
+        mapping from each such tensor's name in the checkpoint to the tensor's key in the second value. Tied
+        tensors have several names and one key.
 
     Raises:
         CheckpointError: The layer builds a tensor from several stored ones, so no stored rows can be edited.
@@ -137,7 +144,7 @@ def _warn_of_own_rules(folder: Path) -> None:
 
 
 def _edited_files(folder: Path, tokens: TokenMap, row_map: RowMap) -> dict[str, str | None]:
-    """Return the new text of each file that an edit changes, beside the weights and `tokenizer.json`.
+    """Return the new text of each file that an edit changes, other than the weights and `tokenizer.json`.
 
     Args:
         folder: The checkpoint before the edit; it is not changed.
@@ -145,7 +152,7 @@ def _edited_files(folder: Path, tokens: TokenMap, row_map: RowMap) -> dict[str, 
         row_map: The row map of the edit.
 
     Returns:
-        The text of each changed file by its name, or `None` for a file to remove.
+        A dictionary from file name, relative to `folder`, to the new text, or to `None` for a file to delete.
 
     Raises:
         VocabularyError: A configuration names a removed token.
@@ -190,11 +197,11 @@ def _read(file: Path) -> JsonObject:
 
 
 def _with_all_roles(content: JsonObject, ids: NewTokenIds) -> JsonObject:
-    """Return the content of a `config.json` with the special token IDs of the tokenizer that replaces the old one.
+    """Return the content of a `config.json` without `tokenizer_class`, and with the new special token IDs.
 
-    IDs that are missing are added: without them transformers would use the defaults of the model's class. A
-    missing begin or end ID becomes `None` if the new tokenizer has no such token. `tokenizer_class` is removed.
-    If the tokenizer was edited and not replaced by another one, nothing else changes.
+    Only a tokenizer that replaces another one adds IDs: without them transformers uses the defaults of the model's
+    class. A missing begin or end ID is added, as `None` if the new tokenizer has no such token. A missing padding ID
+    is added only if there is such a token.
     """
     content = {key: value for key, value in content.items() if key != "tokenizer_class"}
     if ids.role_ids is None:
@@ -211,7 +218,10 @@ def _with_all_roles(content: JsonObject, ids: NewTokenIds) -> JsonObject:
 
 
 def _roles_in(folder: Path, tokens: TokenMap) -> Mapping[str, str]:
-    """Return the special token of each role of a checkpoint's own tokenizer, which its files state by name or ID."""
+    """Return the special token of each role of a checkpoint's edited tokenizer.
+
+    The roles come from the tokenizer's files, which name tokens, and then from the configurations, which state IDs.
+    """
     assert tokens.old_tokenizer is not None
     assert tokens.tokenizer is not None
     stated = stated_roles(folder)
@@ -225,9 +235,9 @@ def _roles_in(folder: Path, tokens: TokenMap) -> Mapping[str, str]:
 
 
 def _templates_to_remove(folder: Path, tokens: TokenMap, found: dict[str, JsonObject]) -> list[Path]:
-    """Return the files of chat templates with a token that the new tokenizer lacks.
+    """Return the chat template files that contain an added token which the new tokenizer lacks; warn of them.
 
-    Such a template in `tokenizer_config.json` is removed from its entry in `found`.
+    A template inside `tokenizer_config.json` with such a token is removed too: `found` gets that file's new content.
     """
     old, new = (
         {token.content for token in tokenizer.get_added_tokens_decoder().values()}
@@ -256,7 +266,7 @@ def _templates_to_remove(folder: Path, tokens: TokenMap, found: dict[str, JsonOb
 
 
 def _with_size(content: JsonObject, old: int, new: int) -> JsonObject:
-    """Return a configuration whose `vocab_size` is `new` where it was `old`, also in its `text_config`."""
+    """Return a copy of a configuration in which `vocab_size` is `new` if it was `old`, also in its `text_config`."""
     content = dict(content)
     if content.get("vocab_size") == old:
         content["vocab_size"] = new
@@ -266,10 +276,17 @@ def _with_size(content: JsonObject, old: int, new: int) -> JsonObject:
 
 
 def _with_ids(content: JsonObject, ids: NewTokenIds, file: str) -> JsonObject:
-    """Return a configuration in which the IDs of tokens, also in nested dictionaries, are the new ones.
+    """Return a copy of a configuration with old token IDs replaced by new ones, also in nested dictionaries.
+
+    Removed tokens are left out of lists of suppressed tokens.
+
+    Args:
+        content: The configuration.
+        ids: Converts the IDs.
+        file: Name of the configuration's file, for the error.
 
     Raises:
-        VocabularyError: The configuration names a removed token.
+        VocabularyError: Another entry names a removed token.
     """
     moved: JsonObject = {}
     for key, value in content.items():
@@ -288,7 +305,8 @@ def _new_id_or_none(value: Any, ids: NewTokenIds) -> Any:
     """Return the new ID of a suppressed token, or the new IDs of a list of tokens.
 
     Returns:
-        The new ID or IDs; `None` if one of the tokens is removed. A value that is not an old ID is returned unchanged.
+        The new ID or list of IDs; `None` if the token, or any token of the list, is removed. A value that is not an
+        old ID is returned unchanged.
     """
     if isinstance(value, list):
         inner = [_new_id_or_none(one, ids) for one in value]
@@ -299,10 +317,10 @@ def _new_id_or_none(value: Any, ids: NewTokenIds) -> Any:
 
 
 def _without_removed_names(content: JsonObject, tokens: TokenMap, file: str) -> JsonObject:
-    """Return a tokenizer's configuration without the removed tokens; the kept added tokens have their new IDs.
+    """Return a copy of a tokenizer's configuration without removed tokens, and with the new IDs of added tokens.
 
     Raises:
-        VocabularyError: The configuration names a removed token in a role, such as `eos_token`.
+        VocabularyError: `file` names a removed token in a role, such as `eos_token`.
     """
     removed, content = set(tokens.dropped.values()), dict(content)
     for key in USUAL_NAMES:
@@ -323,13 +341,16 @@ def _without_removed_names(content: JsonObject, tokens: TokenMap, file: str) -> 
 
 
 def _added_tokens(content: JsonObject, tokens: TokenMap) -> JsonObject:
-    """Return the new `added_tokens.json`: tokens of the old file that are kept, and the tokens that the edit adds."""
+    """Return the new content of `added_tokens.json`, from token text to new ID.
+
+    The tokens are those of the old file that are kept, and those that the edit adds.
+    """
     new = {*tokens.added.values(), *content}
     return {token["content"]: token["id"] for token in _added_token_records(tokens) if token["content"] in new}
 
 
 def _added_token_records(tokens: TokenMap) -> list[JsonObject]:
-    """Return the entries of the added tokens in the new `tokenizer.json`, which have their new IDs."""
+    """Return the `added_tokens` list of the new `tokenizer.json`; each entry contains the token's new ID."""
     assert tokens.tokenizer is not None
     records: list[JsonObject] = json.loads(tokens.tokenizer.to_str())["added_tokens"]
     return records

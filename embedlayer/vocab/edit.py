@@ -170,7 +170,19 @@ def add_tokens(
 
 
 def remove_tokens(target: Target, tokens: Iterable[Token], **options: Unpack[EditOptions]) -> Receipt:
-    """Remove tokens: `edit_vocabulary(target, remove=tokens)`."""
+    """Remove tokens: `edit_vocabulary(target, remove=tokens)`.
+
+    Args:
+        target: See `edit_vocabulary`.
+        tokens: The tokens to remove, by text or ID; by ID only without a tokenizer.
+        **options: See `EditOptions`.
+
+    Returns:
+        The receipt of the edit.
+
+    Raises:
+        VocabularyError: A token is unknown, is named twice, or is needed. Else as `edit_vocabulary`.
+    """
     return edit_vocabulary(target, remove=tokens, **options)
 
 
@@ -239,7 +251,7 @@ def transplant(
 
 
 def _edited(tokenizer: Tokenizer, **options: Any) -> TokenMap:
-    """Return the token map of an edit of the tokenizer, with the options of `edit_tokenizer`."""
+    """Edit a copy of the tokenizer with the options of `edit_tokenizer`, and return the edit's token map."""
     edit = edit_tokenizer(tokenizer, **options)
     sources = tuple(NEW if source is None else source for source in edit.sources)
     return TokenMap(sources, table_size(tokenizer), edit.merged, edit.tokenizer, tokenizer)
@@ -257,15 +269,18 @@ def _required(tokenizer: Tokenizer | None) -> Tokenizer:
 
 
 def _edit(target: Target, token_map: Callable[[Tokenizer | None, int], TokenMap], options: EditOptions) -> Receipt:
-    """Apply an edit to a live module in place, or write the edited copy of a folder.
+    """Apply an edit to a live module in place, or write the edited copy of a folder to `options["out"]`.
 
     Args:
         target: The module or the folder.
-        token_map: Computes the token map from the tokenizer, or `None`, and the number of rows.
+        token_map: Function of the tokenizer (or `None`) and the number of rows that returns the token map.
         options: See `EditOptions`.
 
     Returns:
-        The receipt, which a folder contains too.
+        The receipt. The new folder also contains it as a file.
+
+    Raises:
+        SizeError: `pad_to_multiple_of` is below 1, `out` is passed for a module, or `optimizer` for a folder.
     """
     tokenizer, multiple = options.get("tokenizer"), options.get("pad_to_multiple_of")
     if multiple is not None and multiple < 1:

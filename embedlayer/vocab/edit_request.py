@@ -45,22 +45,24 @@ class TokenMap:
 
     @property
     def added(self) -> dict[int, str]:
-        """Return the texts of the new tokens by their new ID."""
+        """Return the new tokens as a dictionary from new ID to text."""
         ids = [token_id for token_id, source in enumerate(self.sources) if source == NEW]
         return {token_id: _text(self.tokenizer, token_id) for token_id in ids}
 
     @property
     def dropped(self) -> dict[int, str]:
-        """Return the texts of the removed tokens by their old ID; merged tokens are not among them."""
+        """Return the removed tokens as a dictionary from old ID to text, without the merged tokens."""
         ids = sorted({*range(self.num_tokens)} - {*self.sources} - self.merged.keys())
         return {token_id: _text(self.old_tokenizer, token_id) for token_id in ids}
 
     def row_map(self, rows: int, multiple: int | None = None) -> RowMap:
-        """Return the map of a tensor with `rows` rows: the rows of the tokens first, then the rows without a token.
+        """Return the row map of a tensor with `rows` rows: the rows of tokens first, then rows without a token.
+
+        Old rows without a token keep their values, at the end of the result, as far as there is room.
 
         Args:
             rows: Number of rows before the edit, at least the number of tokens.
-            multiple: See `rows_after`.
+            multiple: The number of rows is rounded up to a multiple of this; see `rows_after` for `None`.
         """
         size = rows_after(self.num_tokens, rows, len(self.sources), multiple)
         unused, spare = torch.arange(self.num_tokens, rows), torch.full((size - len(self.sources),), NEW)
@@ -69,11 +71,18 @@ class TokenMap:
         return RowMap(torch.cat([torch.tensor(self.sources, dtype=torch.int64), spare]), rows)
 
     def new_token_ids(self, row_map: RowMap) -> NewTokenIds:
-        """Return the new IDs of the tokens that configurations name, under a row map of this token map."""
+        """Return the converter from old to new token IDs for configurations.
+
+        Args:
+            row_map: The row map that `TokenMap.row_map` returned.
+        """
         return NewTokenIds(row_map.token_ids(self.merged).tolist(), self.dropped, self.tokenizer, self.special_tokens)
 
     def new_tokens(self) -> list[NewToken]:
-        """Return the new tokens, each with the IDs that the old tokenizer encodes its text with (none without one)."""
+        """Return the new tokens in the order of their new IDs, each with the old tokenizer's IDs of its text.
+
+        Without a tokenizer before or after the edit, these old IDs are empty.
+        """
         if self.tokenizer is None or self.old_tokenizer is None:
             return [NewToken(text) for text in self.added.values()]
         return spell_new_tokens(self.old_tokenizer, self.tokenizer, self.added)
@@ -85,10 +94,11 @@ def _text(tokenizer: Tokenizer | None, token_id: int) -> str:
 
 
 def rows_after(num_tokens: int, rows: int, new_tokens: int, multiple: int | None = None) -> int:
-    """Return the number of stored rows for `new_tokens` tokens, where `rows` rows were stored for `num_tokens`.
+    """Return the number of rows to store for `new_tokens` tokens after an edit.
 
-    A padded table stays padded: without `multiple` to the largest power of two that explains its rows. If none does,
-    the rows without a token stay as long as no token is removed.
+    Before the edit, `rows` rows were stored for `num_tokens` tokens. With `multiple` the result is rounded up to a
+    multiple of that. Without it, a padded table stays padded to the largest power of two that explains `rows`. If no
+    power does, the rows without a token stay unless the edit has fewer tokens.
 
     Example:
         >>> rows_after(32011, 32064, 32020), rows_after(32011, 32064, 20000), rows_after(32000, 32000, 32001)
@@ -103,21 +113,21 @@ def rows_after(num_tokens: int, rows: int, new_tokens: int, multiple: int | None
 
 
 def round_up(number: int, multiple: int) -> int:
-    """Return the smallest multiple that is not below a number."""
+    """Return the smallest multiple of `multiple` that is at least `number`."""
     return math.ceil(number / multiple) * multiple
 
 
 @dataclass(frozen=True)
 class ResolvedEdit:
-    """Describe an edit of one model, or the undo of one.
+    """Describe an edit of one model, or the undo of an edit.
 
     Attributes:
         rows: The row map, and the values of initialised rows.
-        tokenizer: The tokenizer afterwards, or `None`.
-        tokens: The old token of each new one; `None` for an undo.
-        settings: Of an undo: the sizes and IDs of the modules to restore.
-        pad_to_multiple_of: Number of rows that each table's storage is padded to; `None` to keep the multiple of each.
-        origins: How each initialised row was computed, by its ID; filled in while the edit is applied.
+        tokenizer: The tokenizer after the edit, or `None` if the model has no tokenizer.
+        tokens: The token map of the edit; `None` for an undo.
+        settings: Sizes and IDs of the modules that an undo restores, by name; `None` for an edit.
+        pad_to_multiple_of: Multiple to which each table's storage is padded; `None` to keep each table's multiple.
+        origins: Descriptions of how rows were initialised, by new ID. Filled in while the edit is applied.
     """
 
     __repr__ = short_repr
@@ -131,42 +141,45 @@ class ResolvedEdit:
 
     @property
     def new_ids(self) -> Tensor:
-        """Return the new ID of each old one, or -1; a merged token has the ID of its replacement."""
+        """Return the new ID of each old row, `(old rows,)` int64, or -1 if the row is dropped.
+
+        A merged token has the new ID of its replacement.
+        """
         return self.rows.row_map.token_ids({} if self.tokens is None else self.tokens.merged)
 
 
 class VocabularyEdit(ABC):
-    """Abstract: what live modules and folders apply, an `EditRequest` or an `Undo`."""
+    """Define what live modules and folders can apply: an `EditRequest` or an `Undo`."""
 
     @abstractmethod
     def resolve(
         self, tokenizers: Iterable[Tokenizer | None], num_rows: int, *, part: str = "", all_rows_have_ids: bool = False
     ) -> ResolvedEdit:
-        """Return the edit of one model.
+        """Return the edit of one model, computed from the model's tokenizers and number of rows.
 
         Args:
-            tokenizers: The tokenizers of the model's layers.
+            tokenizers: The tokenizers of the model's layers; `None` for a layer without one.
             num_rows: Number of rows of the model's tables.
-            part: Which model of a folder it is: "" or `"run/"`.
+            part: The model's prefix in a folder: "" for a layer or checkpoint, `"run/"` for the model of a run.
             all_rows_have_ids: Whether rows without a token can be looked up, as in a checkpoint. Padding rows are then
                 part of the row map.
 
         Raises:
-            VocabularyError: The request does not fit the tokenizer.
-            CheckpointError: The receipt belongs to another model.
+            VocabularyError: The request does not fit the tokenizer, or the tokenizer does not fit the model.
+            CheckpointError: The receipt of an undo belongs to another model.
         """
 
 
 @dataclass(frozen=True)
 class EditRequest(VocabularyEdit):
-    """Request an edit, before the model is known: which tokens change, and how new rows are initialised.
+    """Request an edit before the model is known: which tokens change, and how new rows are initialised.
 
     Attributes:
-        token_map: Computes the token map from the old tokenizer and the number of rows.
+        token_map: Function of the old tokenizer (or `None`) and the number of rows that returns the token map.
         init: How rows of new tokens are initialised.
-        init_head: How they are initialised in an untied head.
-        tokenizer: The tokenizer of a model that has none of its own.
-        pad_to_multiple_of: Number of rows that tables are padded to a multiple of; `None` for the multiple of each.
+        init_head: How rows of new tokens are initialised in an untied head.
+        tokenizer: The tokenizer of a model whose layers have none, or `None`.
+        pad_to_multiple_of: Tables are padded to a multiple of this; `None` keeps each table's multiple.
     """
 
     __repr__ = short_repr
@@ -202,11 +215,11 @@ class EditRequest(VocabularyEdit):
     def _values(
         self, tokens: TokenMap, row_map: RowMap, origins: dict[int, str]
     ) -> Callable[[RowTensor], Iterator[Tensor]]:
-        """Return a function that computes the initialised rows of a tensor.
+        """Return a function that yields chunks of the initialised rows of a tensor, and fills in `origins`.
 
-        New tokens are initialised as requested, rows without a token as the mean of the others: such a row adds at most
-        one part in V to a softmax over V tokens, whatever the hidden state. A value of a bias is the mean of the values
-        of the tokens that the new row was computed from, or of all tokens.
+        Rows of new tokens are initialised as requested. Rows without a token get the mean of the others: such a
+        row adds at most one part in V to a softmax over V tokens. A new bias value is the mean over the tokens that
+        the new row was computed from, or over all tokens. So tables and heads must come before biases.
         """
         new_tokens = tokens.new_tokens()
         unused = [NewToken("")] * (len(row_map.initialised) - len(new_tokens))
@@ -235,11 +248,11 @@ class EditRequest(VocabularyEdit):
 
 
 def _bias(old: Tensor, sources: Sequence[Sequence[int]]) -> Tensor:
-    """Compute initial values of a bias for new tokens, `(k,)`.
+    """Return initial values of a bias for new tokens, `(k,)`, in the dtype of `old`.
 
     Args:
         old: The values of the old tokens, `(V,)`.
-        sources: Old IDs whose mean value each new token gets; with none it gets the mean of all old tokens.
+        sources: For each new token, the old IDs whose values are averaged; an empty list averages all old tokens.
     """
     mean = old.double().mean()
     return torch.stack([old[list(ids)].double().mean() if ids else mean for ids in sources]).to(old.dtype)

@@ -22,21 +22,28 @@ METADATA, SHARDS = ".metadata", "shard-*-model-*.safetensors"
 
 
 def apply_to_folder(folder: Path, partial: Path, edit: VocabularyEdit) -> tuple[dict[str, ModuleResult], list[str]]:
-    """Write a folder, edited, into `partial`: a saved layer, a run, or a checkpoint of a known family.
+    """Write the edited copy of a folder into `partial`; `folder` does not change.
+
+    Args:
+        folder: A saved layer, a run, or a checkpoint of a known family.
+        partial: The empty folder to write to.
+        edit: The edit, or the undo of one.
 
     Returns:
-        The result for each model in the folder, and the names of the files that changed beside the weights.
+        The result for each model, by "" and for a run `"run/"`; and the names of the changed files without weights.
     """
     apply = apply_to_run if path_kind(folder) in OWN_FOLDERS else apply_to_checkpoint
     return apply(folder, partial, edit)
 
 
 def check_folder(folder: Path) -> None:
-    """Check that a folder exists and is not a sharded checkpoint of `torch.distributed.checkpoint`.
+    """Check that a folder exists and is no sharded checkpoint of `torch.distributed.checkpoint`.
+
+    If a replacement of the folder was cut off, the folder is recovered first.
 
     Raises:
         FileError: There is no such folder.
-        CheckpointError: The folder is such a checkpoint, whose tables may not fit one process.
+        CheckpointError: The folder is such a sharded checkpoint, whose tables may not fit one process.
     """
     if not recover_folder(folder).is_dir():
         raise FileError(f"There is no folder {folder}.")
@@ -51,7 +58,7 @@ def check_folder(folder: Path) -> None:
 
 
 def receipts_in(folder: Path | str) -> list[Path]:
-    """Return the receipts of a folder, that of the first edit first."""
+    """Return the paths of a folder's receipts, from the first edit to the last; empty if there are none."""
     files = ((file.stem.rpartition("-")[2], file) for file in Path(folder).glob(RECEIPT.format("[0-9]*")))
     found = {int(number): file for number, file in files if re.fullmatch("[0-9]{1,9}", number)}
     return [found[number] for number in sorted(found)]
@@ -59,7 +66,11 @@ def receipts_in(folder: Path | str) -> list[Path]:
 
 @contextmanager
 def new_folder(folder: Path, out: Path | str | None) -> Iterator[Path]:
-    """Yield a temporary folder that is renamed to `out` when the block ends without an error.
+    """Yield a temporary folder, and rename it to `out` when the block ends without an error.
+
+    Args:
+        folder: The folder to edit. It is only read; no process may train in it.
+        out: The result, which must not exist or must be an empty folder. Missing parent folders are created.
 
     Raises:
         FileError: `folder` does not exist or a process trains in it; or `out` is `None`, is not empty, or cannot be

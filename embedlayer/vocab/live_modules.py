@@ -43,10 +43,10 @@ class LocalTable(NamedTuple):
     """Describe the rows of a table that this process stores.
 
     Attributes:
-        local: The rows as a table: the table itself, unless it is sharded.
-        table: The table.
+        local: The rows as a table: `table` itself, or this rank's part of a sharded table.
+        table: The whole table.
         collectives: The ranks over which the rows are sharded.
-        of_head: Whether they are the rows of a sharded untied head.
+        of_head: Whether these are the rows of a sharded untied head.
     """
 
     local: TokenEmbedding | FactorizedEmbedding
@@ -56,23 +56,26 @@ class LocalTable(NamedTuple):
 
     @property
     def stored(self) -> TokenEmbedding:
-        """Return the dense table that stores the rows."""
+        """Return the dense table that stores the rows: the inner table of a factorised one, else `local`."""
         return self.local.inner if isinstance(self.local, FactorizedEmbedding) else self.local
 
     @property
     def padding_idx(self) -> int | None:
-        """Return the row that is zero, counted over all ranks; the padding row of a head is an ordinary row."""
+        """Return the row number of the padding row, which is zero, in the whole table, or `None` if there is none.
+
+        The padding row of a sharded head is an ordinary row, so a head has `None`.
+        """
         return None if self.of_head else self.table.padding_idx
 
 
 class VocabularyModules(NamedTuple):
-    """List the parts of a live module that belong to the vocabulary, by name.
+    """List the parts of a live module that belong to the vocabulary; each dictionary is keyed by module name.
 
     Attributes:
-        tables: Tables.
-        local: For each table the rows that this process stores.
-        heads: Output heads.
-        layers: Layers, which may have a tokenizer.
+        tables: The tables.
+        local: The rows that this process stores, one entry for each table.
+        heads: The output heads.
+        layers: The layers, which may have a tokenizer.
         configs: Modules and configurations of transformers that state the vocabulary size again.
     """
 
@@ -84,7 +87,7 @@ class VocabularyModules(NamedTuple):
 
     @property
     def collectives(self) -> Collectives:
-        """Return the ranks that must edit together."""
+        """Return the ranks that must edit together: those of the first sharded table, or a single process."""
         return next((part.collectives for part in self.local.values() if part.local is not part.table), SINGLE_PROCESS)
 
     @property
@@ -94,22 +97,22 @@ class VocabularyModules(NamedTuple):
 
     @property
     def sizes(self) -> dict[str, int]:
-        """Return the number of rows of each table and head."""
+        """Return the number of tokens of each table and head, by module name."""
         sizes = {name or "the table": table.vocab_size for name, table in self.tables.items()}
         return sizes | {name or "the head": head.out_features for name, head in self.heads.items()}
 
     @property
     def stored(self) -> dict[str, LocalTable]:
-        """Return the rows that this process stores by the name of the dense table that stores them."""
+        """Return the entries of `local` by the name of the dense table that stores the rows."""
         return {name if part.local is part.stored else _join(name, "inner"): part for name, part in self.local.items()}
 
 
 def vocabulary_modules(module: nn.Module) -> VocabularyModules:
-    """Return the tables and heads of a module; a tied head brings its table along.
+    """Return the tables, heads, layers and configurations of a module; the table of a tied head is included.
 
     Raises:
-        SizeError: The module has no table and no head, their numbers of tokens differ, or the rows of a table cannot be
-            moved.
+        SizeError: The module has no table and no head, the tables and heads have different numbers of tokens, or a
+            table's rows cannot be moved.
     """
     modules = dict(module.named_modules())
     layers = {name: part for name, part in modules.items() if isinstance(part, EmbeddingLayer)}
@@ -147,7 +150,11 @@ def _join(name: str, child: str) -> str:
 
 
 def _local_table(name: str, table: TokenTable, of_head: bool) -> tuple[str, LocalTable]:
-    """Return the rows of a table that this process stores, with their name."""
+    """Return the name and the rows of a table's part that this process stores.
+
+    Raises:
+        SizeError: The rows of this kind of table cannot be moved.
+    """
     if isinstance(table, TokenEmbedding | FactorizedEmbedding):
         return name, LocalTable(table, table)
     if isinstance(table, ShardedTable) and isinstance(table.local, TokenEmbedding | FactorizedEmbedding):
@@ -165,19 +172,21 @@ def _local_table(name: str, table: TokenTable, of_head: bool) -> tuple[str, Loca
 def row_tensors(
     module: nn.Module, modules: VocabularyModules, optimizer: Optimizer | None = None, padding: Mapping[str, int] = {}
 ) -> tuple[dict[str, RowTensor], dict[str, Callable[[Tensor], None]]]:
-    """Return every tensor of a module and its optimizer that has a row for each token, and how each is replaced.
+    """Return the tensors of a module and its optimizer with a row for each token, and functions to replace them.
 
     Args:
         module: The module.
-        modules: Its tables and heads.
-        optimizer: Its optimizer.
-        padding: Number of padding rows that each table's storage has after the edit.
+        modules: The tables and heads of the module.
+        optimizer: The optimizer of the module, or `None`.
+        padding: Number of padding rows after the edit, by the name of the dense table that stores the rows.
 
     Returns:
-        The tensors by name, those of tables first; and by name a function that puts another tensor in the place of one.
+        The tensors by name, those of tables first; and by the same names, functions that put a new tensor in the
+        place of the old one.
 
     Raises:
-        SizeError: The optimizer does not train these tensors, or it is not known how its state belongs to rows.
+        SizeError: The optimizer trains none of these tensors, or its state has a shape that does not show which
+            values belong to a row.
     """
     names = {id(parameter): name for name, parameter in module.named_parameters()}
     found: dict[int, tuple[str, RowTensor]] = {}
@@ -209,7 +218,7 @@ def row_tensors(
 
 
 def _replace_data(parameter: Tensor, tensor: Tensor) -> None:
-    """Put values of another size into a parameter, which stays the same object."""
+    """Replace the values of a parameter in place by a tensor of another size; the object stays the same."""
     # A graph that still exists has stored the old shape for this parameter's gradient; torch discards that only when
     # the dtype changes.
     other = torch.float16 if tensor.dtype != torch.float16 else torch.float32
@@ -218,7 +227,16 @@ def _replace_data(parameter: Tensor, tensor: Tensor) -> None:
 
 
 def _state_with_rows(state: Mapping[str, Any], name: str, parameter: Tensor) -> Iterator[tuple[str, Tensor]]:
-    """Yield the optimizer state of a parameter that has one row for each token, for any kind of optimizer."""
+    """Yield the name and tensor of each optimizer state of a parameter that has one row for each token.
+
+    Args:
+        state: The optimizer's state of the parameter.
+        name: Name of the parameter, for the error.
+        parameter: The parameter.
+
+    Raises:
+        SizeError: The shape or dtype of a state does not show which values belong to a row.
+    """
     for key, value in state.items():
         if not isinstance(value, Tensor) or value.dim() == 0 or value.numel() <= 1:
             continue
@@ -235,7 +253,10 @@ def _state_with_rows(state: Mapping[str, Any], name: str, parameter: Tensor) -> 
 
 
 def _moved_gradient(rows: RowTensor, row_map: RowMap) -> Tensor | None:
-    """Return the gradient of a parameter with its rows in their new places, dense or sparse as it was."""
+    """Return a parameter's gradient with its rows in their new places, dense or sparse as before, or `None`.
+
+    The rows of new tokens get no gradient. With sharded rows all ranks must call this.
+    """
     grad, ranks = rows.tensor.grad, rows.collectives
     if grad is None or not grad.is_sparse:
         return None if grad is None else row_map.apply(grad, padding=rows.padding, collectives=ranks)
@@ -256,12 +277,12 @@ def _moved_gradient(rows: RowTensor, row_map: RowMap) -> Tensor | None:
 
 
 class Setting(NamedTuple):
-    """Refer to a size or an ID that an edit changes: an attribute of an object.
+    """Refer to a size or an ID that an edit changes, as an attribute of an object.
 
     Attributes:
         owner: The object.
         attribute: Name of the attribute.
-        part: The rows that it describes; `None` if it describes the rows of all ranks.
+        part: The rows of this rank that the attribute describes; `None` if it describes the rows of all ranks.
     """
 
     owner: Any
@@ -270,12 +291,15 @@ class Setting(NamedTuple):
 
     @property
     def value(self) -> Any:
-        """Return the present value."""
+        """Return the present value of the attribute."""
         return getattr(self.owner, self.attribute)
 
 
 def settings_of(modules: VocabularyModules) -> dict[str, Setting]:
-    """Return every size and ID in the parts of a live module that an edit may change, by name."""
+    """Return the settings of a live module that an edit may change: its sizes, padding IDs and token IDs.
+
+    The keys are dotted names of module and attribute. Attributes that an object lacks are left out.
+    """
     found: dict[str, Setting] = {}
 
     def note(name: str, owner: Any, attributes: str, part: LocalTable | None = None) -> None:
@@ -307,12 +331,13 @@ def settings_of(modules: VocabularyModules) -> dict[str, Setting]:
 
 
 def new_settings(modules: VocabularyModules, edit: ResolvedEdit) -> JsonObject:
-    """Return the values of `settings_of` after an edit.
+    """Return the values of `settings_of` after an edit, by the same names; the modules do not change.
 
     Raises:
         TokenIdError: The padding row would be dropped.
         SizeError: A rank would store no row.
         VocabularyError: A configuration names a token that is removed.
+        CheckpointError: The receipt of an undo has other settings than the module.
     """
     settings = settings_of(modules)
     if edit.settings is not None:
@@ -363,12 +388,12 @@ def _moved_padding(padding: int | None, row_map: RowMap) -> int | None:
 
 
 class ModuleResult(NamedTuple):
-    """Return value of `apply_to_module`: what an edit changed, for its receipt.
+    """Store what an edit changed in one model, for the receipt.
 
     Attributes:
         edit: The edit.
         rows: The new tensors, the dropped rows and the fingerprints.
-        settings: Sizes and IDs before the edit, by name.
+        settings: Sizes and IDs before the edit, by name; empty for a checkpoint.
     """
 
     edit: ResolvedEdit
@@ -449,12 +474,15 @@ def apply_to_module(
 
 
 def _assign(owner: object, name: str, value: object) -> Step:
-    """Return the step that sets an attribute, and that restores its present value if it is reverted."""
+    """Return a step that sets the attribute `name`, and the function that sets it back to its present value."""
     return partial(setattr, owner, name, value), partial(setattr, owner, name, getattr(owner, name))
 
 
 def _do_all(steps: Sequence[Step]) -> None:
-    """Carry out all steps in order. If one raises an error, revert it and those before it, and raise the error."""
+    """Carry out all steps in order.
+
+    If a step raises an error, that step and those before it are reverted, the last first, and the error is raised.
+    """
     with ExitStack() as stack:
         for do, revert in steps:
             stack.callback(revert)

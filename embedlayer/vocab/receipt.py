@@ -95,9 +95,9 @@ class Receipt:
         """Return the receipt of an edit.
 
         Args:
-            results: The result for each model, "" and `"run/"`; these prefixes distinguish the names of their tensors.
-            changed: Names of the files of a folder that changed.
-            folder: The folder before the edit.
+            results: The result for each model, by "" and `"run/"`. These keys become prefixes of the tensors' names.
+            changed: Names of the files of a folder that the edit wrote or removed; empty for a live module.
+            folder: The folder before the edit, from which the old content of these files is read.
         """
         edit = next(iter(results.values())).edit
         tokens = edit.tokens
@@ -131,22 +131,26 @@ class Receipt:
 
     @property
     def new_ids(self) -> Tensor:
-        """Return the new ID of each old one, or -1 where it is removed; a merged token has that of its replacement."""
+        """Return the new ID of each old row, `(old rows,)` int64, or -1 if the row is dropped.
+
+        A merged token has the new ID of its replacement.
+        """
         return self.row_map.token_ids(self.merged)
 
     def remap(self, ids: IdArray, *, replacement: int | None = None) -> IdArray:
-        """Convert stored token IDs of the old vocabulary to those of the new one.
+        """Convert stored token IDs of the old vocabulary to IDs of the new vocabulary; `ids` is not changed.
 
         Args:
-            ids: Old IDs, a tensor or an array of any shape. Negative ones, which losses ignore (-100), are kept.
-            replacement: New ID for removed tokens; `None` raises an error for them.
+            ids: Old IDs, a tensor or an array of any shape. Negative values, which losses ignore (-100), are kept.
+            replacement: New ID for removed tokens; with `None`, a removed token raises an error.
 
         Returns:
             The new IDs, with the type, shape and dtype of `ids`.
 
         Raises:
-            TokenIdError: A token is removed and there is no replacement, or an ID is not in the old vocabulary.
-            ShapeError: `ids` are not integers, or the new IDs do not fit into their dtype.
+            TokenIdError: `ids` contain a removed token without a replacement, or an ID that is not in the old
+                vocabulary; or `replacement` is no new ID.
+            ShapeError: `ids` are not integers, or a new ID does not fit into the dtype of `ids`.
         """
         if isinstance(ids, Tensor):
             if ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool:
@@ -182,15 +186,18 @@ class Receipt:
     def undo(
         self, target: nn.Module | Path | str, *, optimizer: Optimizer | None = None, out: Path | str | None = None
     ) -> None:
-        """Restore every bit from before the edit. With sharded tables all ranks call this, as many as edited.
+        """Restore the state before the edit, bit for bit: in a live module in place, from a folder into a new folder.
+
+        With sharded tables all ranks must call this, and there must be as many ranks as edited.
 
         Args:
             target: What the edit changed or wrote: the same live module, or the edited folder.
-            optimizer: The optimizer whose state was edited too.
-            out: For a folder: where to write; it must not exist.
+            optimizer: The optimizer whose state was edited too; for a live module.
+            out: The new folder for the result; required for a folder. It must not exist or must be empty.
 
         Raises:
             CheckpointError: `target` is not what this edit wrote, or was changed since. Nothing was changed.
+            FileError: `target` does not exist, or `out` is missing, not empty or cannot be written.
         """
         if isinstance(target, nn.Module):
             apply_to_module(target, Undo(self), optimizer)
@@ -288,7 +295,11 @@ class Undo(VocabularyEdit):
     def resolve(
         self, tokenizers: Iterable[Tokenizer | None], num_rows: int, *, part: str = "", all_rows_have_ids: bool = False
     ) -> ResolvedEdit:
-        """Return the undo for one model; see `VocabularyEdit`."""
+        """Return the undo for one model; see `VocabularyEdit.resolve`. Only `num_rows` and `part` are used.
+
+        Raises:
+            CheckpointError: The model has another number of rows than the receipt's edit left.
+        """
         receipt = self.receipt
         if num_rows != receipt.row_map.size:
             raise CheckpointError(
@@ -313,10 +324,10 @@ class Undo(VocabularyEdit):
 
 
 def last_receipt(folder: Path | str) -> Receipt:
-    """Return the receipt of the last edit of a folder.
+    """Read the receipt of the last edit of a folder.
 
     Raises:
-        CheckpointError: The folder has no receipt.
+        CheckpointError: The folder has no receipt, or the receipt is damaged.
     """
     receipts = receipts_in(folder)
     if not receipts:
@@ -325,18 +336,23 @@ def last_receipt(folder: Path | str) -> Receipt:
 
 
 def _first_texts(tokens: dict[int, str], most: int = 6) -> str:
-    """Return the first texts of tokens for a message, after a colon; an empty text if there are none."""
+    """Return ": " and the first `most` texts of `tokens` for a message, with "..." if there are more.
+
+    Args:
+        tokens: Texts of tokens by ID, not empty.
+        most: Number of texts to show.
+    """
     texts = ", ".join(repr(token) for token in list(tokens.values())[:most])
     return f": {texts}{', ...' if len(tokens) > most else ''}"
 
 
 def _without_prefix(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return the tensors with a prefix in their name, by the rest of the name."""
+    """Return the tensors whose names start with `prefix`, keyed by their names without the prefix."""
     return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
 
 
 def _packed(content: bytes) -> Tensor:
-    """Compress bytes, and return them as a uint8 tensor."""
+    """Compress bytes with zlib, and return them as a uint8 tensor of one dimension."""
     return torch.frombuffer(bytearray(zlib.compress(content)), dtype=torch.uint8)
 
 
@@ -354,7 +370,7 @@ def _unpacked(packed: Tensor) -> bytes:
 
 
 def _tokenizer(packed: Tensor | None) -> Tokenizer | None:
-    """Return a tokenizer that a receipt contains, or `None` if it contains none.
+    """Return the tokenizer that `_packed` stored, or `None` if `packed` is `None`.
 
     Raises:
         CheckpointError: The stored tokenizer is damaged.
@@ -366,7 +382,7 @@ def _tokenizer(packed: Tensor | None) -> Tokenizer | None:
 
 
 def _sources(tensor: Tensor) -> Tensor:
-    """Return the sources of a row map from a file, after a check of dtype and shape.
+    """Check the dtype and shape of a row map's sources from a file, and return them unchanged.
 
     Raises:
         CheckpointError: The tensor is not int64 of one dimension.

@@ -23,10 +23,9 @@ TOKENS_AT_ONCE = 1024
 
 
 class WeightRows:
-    """Give a plain weight, such as that of an untied head, the methods by which an initialisation reads a table.
+    """Wrap a plain weight, such as that of an untied head, so that an initialisation can read it like a table.
 
-    With several ranks each passes its own rows of the weight, and all must read the same rows in the same
-    order.
+    If the rows are sharded, each rank passes its own rows, and all ranks must make the same reads in the same order.
 
     Args:
         weight: `(V, D)`; of a sharded weight, the rows of this rank.
@@ -59,7 +58,10 @@ class WeightRows:
         return self.weight[start:stop] if self.collectives.size == 1 else self.look_up(torch.arange(start, stop))
 
     def look_up(self, ids: Int[Tensor, " k"]) -> Float[Tensor, "k D"]:
-        """Return rows by ID. Sharded rows are summed over the ranks as bytes, so that they stay exact."""
+        """Return the rows of `ids`, `(k, D)`; with sharded rows every rank gets all of them.
+
+        The ranks add their rows as bytes, with zeros for the rows of other ranks, so that the values stay exact.
+        """
         places, is_local = self.collectives.partition(self.num_rows).local(ids.to(self.weight.device))
         if self.collectives.size == 1:
             return self.weight.index_select(0, places)
@@ -128,11 +130,12 @@ ComputedRows = tuple[Tensor, Sequence[RowOrigin]]
 
 
 class RowInit(ABC):
-    """Abstract: computes the rows of new tokens.
+    """Define an initialisation, which computes the rows of new tokens from the old rows.
 
     Attributes:
-        dead: Rows that are not read because they were never trained, by ID, or a function that marks them. Padding
-            rows, rows of zeros and rows with a value that is not finite are never read. All other rows are live.
+        dead: IDs of rows that are not read because they were never trained, or a function that marks these rows.
+            Padding rows, rows of zeros and rows with a value that is not finite are never read. All other rows are
+            live.
     """
 
     dead: DeadRows
@@ -142,17 +145,20 @@ class RowInit(ABC):
         """Compute the rows of `tokens[chunk]`.
 
         Args:
-            live: The old rows. With sharded rows every rank calls `compute`, so each must read the same rows.
+            live: The old rows. With sharded rows every rank calls `compute`, so all ranks must read the same rows.
             tokens: All new tokens.
-            chunk: The new tokens to compute rows for.
+            chunk: Slice of `tokens` to compute rows for.
             generator: Generator of random values; `None` for torch's default one.
 
         Returns:
-            The rows, `(k, D)`, of any dtype and on any device, and how each was computed.
+            The rows, `(k, D)`, of any dtype and on any device; and the origin of each row.
         """
 
     def chunks(self, old: RowSource, tokens: Tokens, generator: Generator = None) -> Iterator[NewRows]:
-        """Yield the rows of new tokens in their order, 1024 at a time; the arguments are those of `rows`."""
+        """Yield the rows of new tokens in the order of `tokens`, 1024 at a time.
+
+        The arguments are those of `rows`. Each chunk has the dtype and device of the old rows.
+        """
         live, like = LiveRows(old, self.dead), old.rows(0, 1)
         for first in range(0, len(tokens), TOKENS_AT_ONCE):
             values, origins = self.compute(live, tokens, slice(first, first + TOKENS_AT_ONCE), generator)
@@ -186,7 +192,7 @@ class MeanInit(RowInit):
     dead: DeadRows = ()
 
     def compute(self, live: "LiveRows", tokens: Tokens, chunk: slice, generator: Generator) -> ComputedRows:
-        """Return the mean, once for each token."""
+        """Return the mean of the live rows, repeated for each token of the chunk; see `RowInit.compute`."""
         count = len(tokens[chunk])
         return live.mean.expand(count, -1), [RowOrigin("mean")] * count
 
@@ -211,7 +217,7 @@ class MeanNoiseInit(RowInit):
     dead: DeadRows = ()
 
     def compute(self, live: "LiveRows", tokens: Tokens, chunk: slice, generator: Generator) -> ComputedRows:
-        """Return one draw for each token."""
+        """Return one random draw for each token of the chunk; see `RowInit.compute`."""
         count, mean = len(tokens[chunk]), live.mean.float()
         noise = torch.zeros(count, len(mean))
         for rows in live.chunks():
@@ -238,7 +244,7 @@ class SubwordMeanInit(RowInit):
     dead: DeadRows = ()
 
     def compute(self, live: "LiveRows", tokens: Tokens, chunk: slice, generator: Generator) -> ComputedRows:
-        """Return the mean of the subwords of each token."""
+        """Return the mean of the live subword rows of each token of the chunk, or of all live rows if it has none."""
         rows = dict(live.select({old_id for token in tokens[chunk] for old_id in token.old_ids}))
         old_ids = [tuple(old_id for old_id in token.old_ids if old_id in rows) for token in tokens[chunk]]
         means = [torch.stack([rows[old_id] for old_id in ids]).mean(0) if ids else live.mean for ids in old_ids]
@@ -260,7 +266,12 @@ class CopyInit(RowInit):
     dead: DeadRows = field(default=(), init=False, repr=False)
 
     def compute(self, live: "LiveRows", tokens: Tokens, chunk: slice, generator: Generator) -> ComputedRows:
-        """Return the copies."""
+        """Return copies of the old rows, live or not; see `RowInit.compute`.
+
+        Raises:
+            SizeError: The number of IDs is not the number of new tokens.
+            VocabularyError: There is no such old row.
+        """
         ids = [self.of] * len(tokens) if isinstance(self.of, int) else list(self.of)
         if len(ids) != len(tokens):
             raise SizeError(
@@ -282,7 +293,7 @@ class RandomInit(RowInit):
     dead: DeadRows = ()
 
     def compute(self, live: "LiveRows", tokens: Tokens, chunk: slice, generator: Generator) -> ComputedRows:
-        """Return one draw for each token."""
+        """Return one random draw for each token of the chunk; see `RowInit.compute`."""
         count, std = len(tokens[chunk]), live.std if self.std is None else self.std
         return std * torch.randn(count, live.old.embed_dim, generator=generator), [RowOrigin("random")] * count
 
@@ -302,7 +313,11 @@ class VectorsInit(RowInit):
     dead: DeadRows = field(default=(), init=False, repr=False)
 
     def compute(self, live: "LiveRows", tokens: Tokens, chunk: slice, generator: Generator) -> ComputedRows:
-        """Return the rows of the tensor."""
+        """Return the rows of the tensor for the chunk; see `RowInit.compute`.
+
+        Raises:
+            ShapeError: `values` has another shape than one row of width D for each new token.
+        """
         wanted = (len(tokens), live.old.embed_dim)
         if self.values.shape != wanted:
             raise ShapeError(
@@ -334,10 +349,10 @@ class LiveRows:
             self._is_dead[old.padding_idx] = True
 
     def _checked(self, ids: Sequence[int]) -> Tensor:
-        """Return IDs as an int64 tensor.
+        """Check that each ID is that of an old row, and return the IDs as an int64 tensor.
 
         Raises:
-            VocabularyError: An ID is not one of an old row.
+            VocabularyError: An ID is not that of an old row.
         """
         for token_id in ids:
             if not 0 <= token_id < self.old.vocab_size:
@@ -345,23 +360,29 @@ class LiveRows:
         return torch.tensor(ids, dtype=torch.int64)
 
     def look_up(self, ids: Sequence[int]) -> Float[Tensor, "k D"]:
-        """Return old rows by ID, live or not.
+        """Return old rows by ID, live or not, in float64 on the CPU.
 
         Raises:
-            VocabularyError: There is no such row.
+            VocabularyError: There is no row with one of the IDs.
         """
         with torch.no_grad():
             return self.old.look_up(self._checked(ids).to(self.old.rows(0, 1).device)).double().cpu()
 
     def select(self, ids: Iterable[int]) -> Iterator[tuple[int, Float[Tensor, " D"]]]:
-        """Yield the ID and row, in float64 on the CPU, of each live row among `ids`, sorted by ID and once each."""
+        """Yield `(ID, row)` for each live row among `ids`, sorted by ID and without repetitions.
+
+        The rows are in float64 on the CPU.
+
+        Raises:
+            VocabularyError: There is no old row with one of the IDs.
+        """
         wanted = sorted(set(ids))
         rows = self.look_up(wanted)
         is_live = _is_trained(rows) & ~self._is_dead[wanted]
         return ((token_id, row) for token_id, row, live in zip(wanted, rows, is_live.tolist(), strict=True) if live)
 
     def chunks(self) -> Iterator[Float[Tensor, "n D"]]:
-        """Yield the live rows, some at a time."""
+        """Yield the live rows in order, on the CPU in their own dtype; each chunk reads `ROWS_AT_ONCE` rows."""
         for start in range(0, self.old.vocab_size, ROWS_AT_ONCE):
             rows = self.old.rows(start, min(start + ROWS_AT_ONCE, self.old.vocab_size)).detach().cpu()
             yield rows[_is_trained(rows) & ~self._is_dead[start : start + len(rows)]]
@@ -404,11 +425,15 @@ class LiveRows:
 
     @property
     def std(self) -> float:
-        """Return the root mean square distance of the values of the live rows from the mean row."""
+        """Return the root mean square of the differences between live rows and their mean row, over all values.
+
+        Raises:
+            VocabularyError: No row is live.
+        """
         total = sum(float((rows - self.mean).square().sum()) for rows in self.chunks())
         return math.sqrt(total / self.count / self.old.embed_dim)
 
 
 def _is_trained(rows: Float[Tensor, "n D"]) -> Bool[Tensor, " n"]:
-    """Return which rows are finite and not all zeros."""
+    """Return `True` for each row whose values are finite and not all zero, `(n,)`."""
     return rows.isfinite().all(1) & rows.any(1)

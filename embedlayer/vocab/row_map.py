@@ -36,14 +36,15 @@ ROWS_AT_ONCE = 8192
 
 
 class RowMap:
-    """New row `i` is old row `sources[i]`, or is initialised where that is -1.
+    """Map new rows to old rows: new row `i` is old row `sources[i]`, or is initialised if `sources[i]` is -1.
 
     Args:
-        sources: Old row of each new row, `(N,)` int64.
+        sources: Old row of each new row, `(N,)` int64, or `NEW` (-1).
         old_size: Number of rows before the edit.
 
     Attributes:
-        new_ids: New row of each old row, `(old_size,)` int64, or -1 where the row is dropped.
+        new_ids: New row of each old row, `(old_size,)` int64, or -1 if the old row is dropped. If an old row is
+            copied to several new rows, the first of them.
 
     Raises:
         TokenIdError: A source is not an old row.
@@ -80,19 +81,22 @@ class RowMap:
 
     @property
     def initialised(self) -> Tensor:
-        """Return the new rows that are initialised, ascending."""
+        """Return the numbers of the new rows that are initialised, ascending."""
         return (self.sources == NEW).nonzero().squeeze(1)
 
     @property
     def dropped(self) -> Tensor:
-        """Return the old rows that are not kept, ascending."""
+        """Return the numbers of the old rows that are not kept, ascending."""
         return (self.new_ids == DROPPED).nonzero().squeeze(1)
 
     def token_ids(self, merged: Mapping[int, int]) -> Tensor:
-        """Return `new_ids`, with the ID of its replacement for each merged token.
+        """Return a copy of `new_ids` in which each merged token has the new ID of the token that replaces it.
 
         Args:
             merged: New ID of the replacement, by the old ID of the merged token.
+
+        Returns:
+            The new ID of each old ID, `(old_size,)` int64, or -1 for a removed token.
         """
         ids = self.new_ids.clone()
         ids[list(merged)] = torch.tensor([*merged.values()], dtype=ids.dtype)
@@ -103,17 +107,17 @@ class RowMap:
         return RowMap(self.new_ids, self.size)
 
     def apply(self, tensor: Tensor, *, padding: int = 0, collectives: Collectives = SINGLE_PROCESS) -> Tensor:
-        """Return a new tensor with the rows in their new places; initialised rows are zero.
+        """Return a copy of a tensor with the rows in their new places; initialised and padding rows are zero.
 
-        With sharded rows, each rank requests its new rows from the ranks that store them, some rows at a time.
+        With sharded rows all ranks must call this: each requests its new rows from the ranks that store them.
 
         Args:
-            tensor: `(old_size, ...)`, or the rows of this rank. Rows after these are ignored.
+            tensor: `(old_size, ...)`, or the rows of this rank. Rows beyond these are ignored.
             padding: Number of zero rows to append.
             collectives: The ranks over which the rows are sharded.
 
         Returns:
-            `(N + padding, ...)`, or the rows of this rank, with the dtype and device of `tensor`.
+            `(N + padding, ...)`, or the rows of this rank and `padding` rows, with the dtype and device of `tensor`.
         """
         old, new = collectives.partition(self.old_size), collectives.partition(self.size)
         tensor, device = tensor.detach(), tensor.device
@@ -135,11 +139,11 @@ class RowMap:
 
 
 def local_rows(rows: Tensor, size: int, collectives: Collectives) -> Tensor:
-    """Return those of some rows of a tensor that this rank stores, as row numbers on this rank.
+    """Keep those of `rows` that this rank stores, and return their numbers on this rank.
 
     Args:
-        rows: Row numbers in the tensor of all ranks.
-        size: Number of rows of all ranks.
+        rows: Row numbers in the whole tensor.
+        size: Number of rows of the whole tensor, over all ranks.
         collectives: The ranks over which the tensor is sharded.
     """
     numbers, is_local = collectives.partition(size).local(rows)
@@ -160,7 +164,7 @@ class RowTensor:
 
     Attributes:
         tensor: The tensor, or the rows of this rank; padding rows may follow the rows of the tokens.
-        end: Which `RowInit` initialises its new rows, that of the table or that of the head; `None` for zero rows.
+        end: `"table"` or `"head"`: which of the two initialisations computes new rows. `None` for zero rows.
         padding: Number of zero rows that follow the rows of the tokens after the edit.
         collectives: The ranks over which the rows are sharded.
     """
@@ -177,14 +181,14 @@ RowValues = Callable[[RowTensor], Iterable[Tensor]]
 
 @dataclass(frozen=True)
 class RowEdit:
-    """Describe an edit, or the undo of one, that is ready to be applied to named tensors.
+    """Describe an edit, or the undo of an edit, that is ready to be applied to named tensors.
 
     Attributes:
         row_map: The old row of each new row.
-        values: Computes the initialised rows of the tensors that have an `end`; an undo has none.
-        restored_rows: Of an undo: the initialised rows of each tensor that this rank stores.
-        before: Of an undo: the expected fingerprint of each tensor.
-        after: Of an undo: the expected fingerprint of each result.
+        values: Function that yields the initialised rows of a tensor with an `end`; `None` for an undo.
+        restored_rows: Of an undo: the initialised rows of each tensor that this rank stores, by name.
+        before: Of an undo: the expected fingerprint of each tensor before it, by name.
+        after: Of an undo: the expected fingerprint of each result, by name.
     """
 
     row_map: RowMap
@@ -196,13 +200,13 @@ class RowEdit:
 
 @dataclass(frozen=True)
 class RowResult:
-    """Store the result of an edit of named tensors.
+    """Store the result of an edit of named tensors; each dictionary is keyed by the tensor's name.
 
     Attributes:
-        tensors: New tensor of each name.
-        dropped_rows: Rows of each tensor that the edit dropped, on the CPU.
-        before: Fingerprint of each old tensor.
-        after: Fingerprint of each new tensor.
+        tensors: The new tensors.
+        dropped_rows: The rows that the edit dropped and this rank stored, on the CPU.
+        before: Fingerprints of the old tensors.
+        after: Fingerprints of the new tensors.
     """
 
     tensors: dict[str, Tensor] = field(default_factory=dict)

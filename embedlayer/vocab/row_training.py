@@ -26,11 +26,11 @@ from embedlayer.vocab.row_init import (
 
 @dataclass(frozen=True, eq=False)
 class TrainedInit(RowInit):
-    """Set new rows to rows that were trained in a live module, to edit the folder of the same model.
+    """Set new rows to rows that were trained in a live module, when the folder of the same model is edited.
 
     Args:
         values: The trained rows, `(k, D)`.
-        init: How they were initialised before training.
+        init: The initialisation of these rows before training, which the receipt mentions.
     """
 
     values: Float[Tensor, "k D"]
@@ -38,11 +38,11 @@ class TrainedInit(RowInit):
 
     @property
     def dead(self) -> DeadRows:  # type: ignore[override]
-        """Return the rows that `init` does not read."""
+        """Return the dead rows of `init`; see `RowInit.dead`."""
         return self.init.dead
 
     def compute(self, live: LiveRows, tokens: Tokens, chunk: slice, generator: Generator) -> ComputedRows:
-        """Return the trained rows."""
+        """Return the trained rows of the chunk, with origins such as "trained from mean"; see `RowInit.compute`."""
         values = VectorsInit(self.values).compute(live, tokens, chunk, generator)[0]
         origins = self.init.compute(live, tokens, chunk, generator)[1]
         return values, [RowOrigin(f"trained from {origin.method}", origin.old_ids) for origin in origins]
@@ -104,10 +104,12 @@ def train_only_rows(module: nn.Module, token_ids: Iterable[int]) -> None:
 
 
 def merge_rows(module: nn.Module) -> None:
-    """Write the rows that `train_only_rows` trained into tables and heads, and unfreeze what was trained before it.
+    """Write the rows that `train_only_rows` trained into tables and heads, in place.
+
+    The module then has its own tables again, and the parameters that were trainable before are trainable again.
 
     Raises:
-        SizeError: `train_only_rows` was not called on this module.
+        SizeError: `train_only_rows` was not called on this module, or `merge_rows` was called already.
     """
     trained = module.__dict__.pop(_TRAINED_BEFORE, None)
     if trained is None:
@@ -127,7 +129,11 @@ def merge_rows(module: nn.Module) -> None:
 
 
 def _dense(name: str, table: TokenTable) -> TokenEmbedding:
-    """Return the table, if it is dense: only then can a few of its rows be trained without the others.
+    """Return the table if it is dense, since only a dense table can train a few rows without the others.
+
+    Args:
+        name: Name of the table, for the error.
+        table: The table.
 
     Raises:
         SizeError: The table is of another kind.
@@ -141,7 +147,7 @@ def _dense(name: str, table: TokenTable) -> TokenEmbedding:
 
 
 def _rows_of(head: OutputHead) -> TokenEmbedding:
-    """Return the rows of an untied head as a table, with the same parameter."""
+    """Return a table whose weight is the same parameter as that of the untied head."""
     table = TokenEmbedding(head.out_features, head.in_features, padding_idx=head.padding_idx, device="meta")
     table.weight = head.weight
     table.index_check.move_record(head.weight.device)

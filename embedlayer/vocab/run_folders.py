@@ -84,7 +84,7 @@ def apply_to_run(folder: Path, partial: Path, edit: VocabularyEdit) -> tuple[dic
 
 
 def _keeps_corpus(run: RunDirectory, row_map: RowMap) -> bool:
-    """Return whether an edit keeps every token of the run's corpus; warn if not."""
+    """Return whether the row map keeps every token in the run's corpus; if not, warn and return `False`."""
     kept = row_map.new_ids.numpy() >= 0
     lost = int(TokenCorpus.open(run.corpus).counts(len(kept))[~kept].sum())
     if lost:
@@ -105,7 +105,16 @@ def _write_run(
     new_ids: IdArray,
     tokenizer: Tokenizer,
 ) -> None:
-    """Write the run's own files, with the state of the trainer and the corpus in new token IDs."""
+    """Write the files of an edited run: tokenizer, description, checkpoint, metrics, and corpus in new IDs.
+
+    Args:
+        old: The run before the edit.
+        new: The folder to write to; its corpus folder must not exist.
+        trainer: The trainer with the edited model and optimizer.
+        description: The content of `run.json`, apart from the description of the model.
+        new_ids: New ID of each old ID.
+        tokenizer: The tokenizer after the edit.
+    """
     save_tokenizer(tokenizer, new.path / TOKENIZER)
     write_json(new.run, {**description, "model": describe(trainer.model)})
     new.save_checkpoint(trainer)
@@ -128,6 +137,9 @@ def _write_run(
 
 
 def _moved_notes(notes: Mapping[str, Any], new_ids: IdArray) -> JsonObject:
-    """Return the notes of a run with the new IDs of the tokens whose neighbours a report shows."""
+    """Return a copy of a run's notes in which the tokens of the neighbour report have their new IDs.
+
+    Removed tokens are left out.
+    """
     rows = [{**row, "id": int(new_ids[row["id"]])} for row in notes.get("neighbors_before", [])]
     return {**notes, "neighbors_before": [row for row in rows if row["id"] >= 0]} if rows else dict(notes)

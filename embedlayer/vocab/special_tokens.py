@@ -41,22 +41,22 @@ _OF_FILES = ("auto_map", "tokenizer_file", "vocab_file", "merges_file", "spm_fil
 
 
 class SpecialTokens(dict[str, str]):
-    """Map each role, such as `eos_token`, to the special token of a tokenizer.
+    """Map each role, such as `eos_token`, to the text of the tokenizer's special token.
 
     Attributes:
-        doubt: A sentence that says so if the end-of-text token is a guess, or `None`.
+        doubt: If the end-of-text token is a guess, a sentence that says so; else `None`.
     """
 
     doubt: str | None = None
 
     def warn(self) -> None:
-        """Warn if the end-of-text token is a guess."""
+        """Warn with the sentence `doubt` if the end-of-text token is a guess; else do nothing."""
         if self.doubt is not None:
             warnings.warn(self.doubt, EmbedLayerWarning, stacklevel=5)
 
 
 def tokenizer_with_roles(source: object, special: Mapping[str, str] | None = None) -> tuple[Tokenizer, SpecialTokens]:
-    """Return a tokenizer and the token of each role.
+    """Return a tokenizer and its special tokens, from role to text.
 
     Args:
         source: A `tokenizers.Tokenizer`, a fast tokenizer of transformers, or the path of a file or folder that
@@ -91,7 +91,10 @@ def tokenizer_with_roles(source: object, special: Mapping[str, str] | None = Non
 
 
 def stated_roles(folder: Path) -> dict[str, str]:
-    """Return the token of each role that the tokenizer files of a checkpoint state."""
+    """Return the special tokens that the tokenizer files of a checkpoint state, from role to text.
+
+    Files that are missing or cannot be read are skipped; roles that no file states are left out.
+    """
     stated: dict[str, str] = {}
     for name in _STATED_IN:
         try:
@@ -104,7 +107,11 @@ def stated_roles(folder: Path) -> dict[str, str]:
 
 
 def special_tokens_of(tokenizer: Tokenizer, stated: Mapping[str, str]) -> SpecialTokens:
-    """Return the special token of each role: the stated ones or, if none is stated, those with usual names."""
+    """Return the special tokens of a tokenizer, from role to text.
+
+    These are the stated ones that the tokenizer has. If there are none, they follow from the usual names, and the
+    end-of-text token may be a guess; see `SpecialTokens.doubt`.
+    """
     added = _added(tokenizer)
     known = SpecialTokens({role: stated[role] for role in USUAL_NAMES if stated.get(role) in added})
     if known:
@@ -128,14 +135,14 @@ def _added(tokenizer: Tokenizer) -> set[str]:
 
 
 class NewTokenIds:
-    """Convert the token IDs in configurations to new IDs.
+    """Convert the old token IDs in configurations to new IDs.
 
     Args:
-        new_ids: New ID of each old one, or -1 where it is removed.
+        new_ids: New ID of each old ID, or -1 for a removed token.
         dropped: Texts of removed tokens by their old ID.
         tokenizer: The tokenizer after the edit, or `None`.
-        special_tokens: Of another tokenizer: its token of each role, or `None`. The `eos_token_id` of a configuration
-            becomes the ID of its `eos_token`, and not the new ID of the old one.
+        special_tokens: If another tokenizer replaces the old one, its special tokens by role; else `None`. Then the
+            `eos_token_id` of a configuration becomes the ID of the new `eos_token`, not the new ID of the old token.
     """
 
     def __init__(
@@ -152,12 +159,13 @@ class NewTokenIds:
             self.role_ids = {role: token_id for role, token_id in ids.items() if token_id is not None}
 
     def of(self, key: str, value: Any, config: Mapping[str, Any], where: str) -> Any:
-        """Return the new value of an entry of a configuration.
+        """Return the new value of an entry of a configuration; `config` is not changed.
 
         Args:
             key: Name of the entry, such as `eos_token_id`.
-            value: An ID, a list of IDs, or `None`.
-            config: The configuration that has the entry.
+            value: An old ID, a list of old IDs, or `None`. A value that is no old ID is returned unchanged. If another
+                tokenizer replaces the old one, an entry of a role gets that role's ID whatever the old ID was.
+            config: The configuration that contains the entry.
             where: Name of the configuration, for the error.
 
         Raises:
@@ -208,23 +216,27 @@ class NewTokenIds:
         return type(value)(dict.fromkeys(([] if new is None else [new]) + [one for one in others if one >= 0]))
 
     def id_of(self, role: str) -> int | None:
-        """Return the ID of a role's token in the new tokenizer, or of an equivalent role; `None` if it has neither."""
+        """Return the ID of the new tokenizer's token for a role, else for the equivalent role, else `None`.
+
+        May only be called if another tokenizer replaces the old one.
+        """
         assert self.role_ids is not None
         return self.role_ids.get(role, self.role_ids.get(EQUIVALENT.get(role, "")))
 
 
 def names_in(template: str, names: Sequence[str]) -> list[str]:
-    """Return those tokens that a chat template contains, as text or as a JSON string."""
+    """Return those of `names` that a chat template contains, as plain text or escaped as in JSON."""
     return [name for name in names if name in template or json.dumps(name)[1:-1] in template]
 
 
 def tokenizer_config(old: JsonObject, roles: Mapping[str, str], *, replaced: bool) -> JsonObject:
-    """Return a tokenizer_config.json with which transformers reads tokenizer.json as it is.
+    """Return the content of a `tokenizer_config.json` with which transformers uses `tokenizer.json` unchanged.
 
     Args:
-        old: The old content, empty if there was no file.
-        roles: The token of each role.
-        replaced: Whether the tokenizer is another one. Then only the entries about the model are kept.
+        old: The old content, empty if there was no file; it is not changed.
+        roles: The special token of each role.
+        replaced: Whether another tokenizer replaces the old one. Then of the old entries only those about the model
+            are kept, and `roles` override them.
     """
     kept = {key: value for key, value in old.items() if (key in _OF_THE_MODEL if replaced else key not in _OF_FILES)}
     stated = {role: token for role, token in roles.items() if replaced or kept.get(role) is None}
@@ -233,10 +245,13 @@ def tokenizer_config(old: JsonObject, roles: Mapping[str, str], *, replaced: boo
 
 
 def token_text(token: Any) -> Any:
-    """Return the text of a token that a configuration states as a text, a dictionary or an `AddedToken`."""
+    """Return the text of a token that is stated as a text, a dictionary with `content`, or an `AddedToken`.
+
+    Any other value, such as `None`, is returned unchanged.
+    """
     return token.get("content") if isinstance(token, dict) else getattr(token, "content", token)
 
 
 def first_id(value: Any) -> Any:
-    """Return an ID, or the first one of a list, or `None` for an empty list."""
+    """Return the first ID of a list, `None` for an empty list, and any other value unchanged."""
     return (value[0] if value else None) if isinstance(value, list | tuple) else value

@@ -58,10 +58,12 @@ class TokenBytes:
         self.special = frozenset(i for i, t in self.tokenizer.get_added_tokens_decoder().items() if t.special)
 
     def readings(self, token_id: int) -> tuple[bytes, ...]:
-        """Return the bytes that a token adds to a text, the most likely reading first.
+        """Return the byte strings that a token may add to a text, the most likely first.
 
-        Only tokens of whole words have two readings: with the space before the word, which they do not encode, and
-        without it.
+        Only tokens of whole words have two: with and without a space before the word, which these tokens do not encode.
+
+        Raises:
+            KeyError: There is no such token.
         """
         entry = self.entries[token_id]
         if token_id in self.added:
@@ -82,15 +84,18 @@ class TokenBytes:
         return (after_space, without) if spaced else (without, after_space)
 
     def _continues_word(self, entry: str) -> bool:
-        """Return whether a vocabulary entry has the prefix of tokens that continue a word, such as `##`."""
+        """Return whether a vocabulary entry starts with the prefix that continues a word, such as `##`."""
         return self.prefix != "" and entry.startswith(self.prefix) and entry != self.prefix
 
     def word_position(self, token_id: int) -> WordPosition | None:
-        """Return where in a word a token occurs, or `None` if its convention does not say so.
+        """Return whether a token is at the `"start"`, `"inside"` or at the `"end"` of a word, or `None` if unknown.
 
-        `Ġdog`, `▁dog` and, beside `##dog`, `dog` start a word; `##dog` and, beside `Ġdog`, `dog` continue one;
-        `dog</w>` ends one, and may also be all of it. Punctuation and ideographs occur anywhere, but a convention with
-        `##` distinguishes them too.
+        - Start: `Ġdog`, `▁dog`, and `dog` in a vocabulary with `##dog`.
+        - Inside: `##dog`, and `dog` in a vocabulary with `Ġdog`.
+        - End: `dog</w>`, which may also be the whole word.
+
+        Added tokens, punctuation and ideographs have no position. In a vocabulary with `##`, punctuation and ideographs
+        have one too.
         """
         if token_id in self.added:
             return None
@@ -107,11 +112,11 @@ class TokenBytes:
 
     @cached_property
     def by_bytes(self) -> dict[bytes, int]:
-        """Return the ID of the token for each sequence of bytes that is a reading of some token; see `readings`.
+        """Return a dictionary from bytes to the ID of the token that has these bytes as a reading; see `readings`.
 
-        Where several tokens have the same reading, ordinary tokens that have it as their first reading come first,
-        then the byte tokens of SentencePiece, then added tokens, then second readings; of each kind the lowest ID.
-        Special tokens are left out.
+        Several tokens may have the same reading. Ordinary tokens with it as their first reading win. Then come byte
+        tokens of SentencePiece, added tokens, and second readings; within each kind, the lowest ID wins. Special
+        tokens are left out.
         """
         found: dict[bytes, int] = {}
         ids = sorted(self.entries.keys() - self.added)
@@ -130,9 +135,10 @@ class TokenBytes:
 
     @property
     def single_bytes(self) -> frozenset[int]:
-        """Return the IDs of the tokens that stand for one byte each; together they encode any text.
+        """Return the IDs of the tokens that stand for one byte each; a full set of them can encode any text.
 
-        They include the tokens for a byte at the end of a word (CLIP). Conventions without such tokens have none.
+        The result includes the tokens for a byte at the end of a word (CLIP). It is empty for a tokenizer without
+        such tokens.
         """
         names = [f"<0x{byte:02X}>" for byte in range(256)] if self.convention == "sentencepiece" else []
         if self.convention == "byte-level":
@@ -145,7 +151,7 @@ class TokenBytes:
         return frozenset(self.vocabulary[name] for name in names if name in self.vocabulary)
 
     def find(self, token: Token) -> int:
-        """Return the ID of a token: passed as ID, as written in the vocabulary (`Ġdog`), or as its text (` dog`).
+        """Return the ID of a token, which may be an ID, a vocabulary entry (`Ġdog`), or the token's text (` dog`).
 
         Raises:
             VocabularyError: There is no such token.
@@ -167,9 +173,9 @@ class TokenBytes:
         return token_id
 
     def encode(self, content: bytes) -> tuple[int, ...]:
-        """Return the IDs with which the tokenizer encodes some bytes, without special tokens.
+        """Return the IDs with which the tokenizer encodes `content`, without special tokens.
 
-        Bytes that are not UTF-8 are encoded one by one; a byte that is no token is left out.
+        If `content` is not UTF-8, each byte is encoded alone, and bytes without a token are left out.
         """
         try:
             text = content.decode()
@@ -188,9 +194,11 @@ class TokenBytes:
 
 
 def spell(tokenizer: object, tokens: Sequence[str]) -> list[tuple[int, ...]]:
-    """Return for each text the IDs with which the tokenizer encodes it: for a new token, its present subwords.
+    """Return, for each text, the IDs of the tokens that the tokenizer encodes the text with.
 
-    A text that is a token already is usually encoded as that token: the tokenizer is not changed.
+    For a new token these are its present subwords.
+
+    A text that is a token already usually has the ID of that token. The tokenizer is not changed.
 
     Example:
         >>> tokenizer = train_tokenizer("I love dogs, I love cats", vocab_size=270)
@@ -202,7 +210,7 @@ def spell(tokenizer: object, tokens: Sequence[str]) -> list[tuple[int, ...]]:
 
 
 def _convention(tokenizer: Tokenizer) -> str:
-    """Return how a tokenizer writes spaces and bytes: see `TokenBytes.convention`."""
+    """Return the name of a tokenizer's way to write spaces and bytes; see `TokenBytes.convention`."""
     steps = component_types(tokenizer.decoder) | component_types(tokenizer.pre_tokenizer)
     kind = type(tokenizer.model).__name__
     if "ByteLevel" in steps:

@@ -60,10 +60,10 @@ class NumberedTokens:
 
 
 def require_ids(tokens: Iterable[object]) -> None:
-    """Check that all tokens are IDs.
+    """Check that all tokens are IDs, for a model without a tokenizer.
 
     Raises:
-        VocabularyError: A token is a text, and without a tokenizer its ID is not known.
+        VocabularyError: A token is a text, whose ID is not known without a tokenizer.
     """
     text = next((token for token in tokens if not isinstance(token, int | np.integer)), None)
     if text is not None:
@@ -100,21 +100,23 @@ def select_tokens(
     with_parts: Callable[[set[int]], set[int]] = set,
     unreachable: Callable[[set[int]], set[int]] = lambda removed: set(),
 ) -> TokenSelection:
-    """Return the tokens after an edit: the old ones that are kept, in their order, then the new ones.
+    """Return the tokens after an edit: the kept old ones in the order of their IDs, then the new ones.
 
     Args:
         old: The old vocabulary.
         new: Names of the new tokens.
         remove: Tokens to remove.
         keep: Remove all tokens but these; not together with `remove`.
-        order: All tokens of the result, in the order of their new IDs.
-        merge: Token to remove, to the token, old or new, that replaces it.
+        order: All tokens of the result, in the order of their new IDs; `None` for the order above.
+        merge: From each token to remove, to the old or new token that replaces it.
         required: Old IDs that cannot be removed, each with the reason.
-        with_parts: Return some IDs and those that are kept together with them.
-        unreachable: Return the IDs that no text contains any more without some IDs.
+        with_parts: Function from kept IDs to these IDs and all that must be kept with them; used for `keep`.
+        unreachable: Function from removed IDs to the other IDs that no text is then encoded with. These are removed
+            too, unless they are required.
 
     Raises:
-        VocabularyError: A token is unknown, named twice or required, or the options contradict each other.
+        VocabularyError: A token is unknown or named twice, a required token would be removed, or the options
+            contradict each other.
     """
     new, required = dict.fromkeys(new), required or {}
     merged = _merge_targets(old, merge or {}, new)
@@ -168,10 +170,15 @@ def _listed(tokens: Iterable[Token], option: str) -> list[Token]:
 
 
 def _ids(old: TokenNames, tokens: Iterable[Token], option: str) -> dict[int, Token]:
-    """Return the tokens as they were passed, by their IDs.
+    """Return a dictionary from the ID of each token to the token as it was passed.
+
+    Args:
+        old: The old vocabulary.
+        tokens: The tokens.
+        option: Name of the option that lists the tokens, for the error.
 
     Raises:
-        VocabularyError: A token is unknown or is named twice.
+        VocabularyError: A token is unknown or is named twice, or `tokens` is one text.
     """
     found: dict[int, Token] = {}
     for token in _listed(tokens, option):
@@ -185,13 +192,13 @@ def _ids(old: TokenNames, tokens: Iterable[Token], option: str) -> dict[int, Tok
 
 
 def _new_name(new: Container[str], token: Token) -> str | None:
-    """Return the entry of `new` that a token names, with "▁" for a space if needed; `None` if it names none."""
+    """Return the name in `new` that equals the text `token`, if needed with "▁" for spaces; else `None`."""
     names = (token, token.replace(" ", "▁")) if isinstance(token, str) else ()
     return next((name for name in names if name in new), None)
 
 
 def _merge_targets(old: TokenNames, merge: Mapping[Token, Token], new: Container[str]) -> dict[int, str]:
-    """Return the name of the token that replaces each merged token, by the ID of the merged token.
+    """Return a dictionary from the old ID of each merged token to the name of the token that replaces it.
 
     Raises:
         VocabularyError: A token is unknown, is merged twice, or is merged into itself.
@@ -206,7 +213,7 @@ def _merge_targets(old: TokenNames, merge: Mapping[Token, Token], new: Container
 
 
 def _ordered(names: Sequence[str], wanted: list[str]) -> list[str]:
-    """Return `wanted`, the order of the tokens after an edit.
+    """Check that `wanted`, the order after an edit, names the tokens `names` once each, and return `wanted`.
 
     Raises:
         VocabularyError: `wanted` does not name each of `names` exactly once.
@@ -222,6 +229,9 @@ def _ordered(names: Sequence[str], wanted: list[str]) -> list[str]:
 
 
 def shown_names(what: str, names: Sequence[str]) -> str:
-    """Return the first names of a list for a message, after the words `what`; "" for an empty list."""
+    """Return `what` and the first `SHOWN` of `names` for a message, with the number of further names.
+
+    The result is "" if `names` is empty.
+    """
     more = f" and {len(names) - SHOWN:,} more" if len(names) > SHOWN else ""
     return f"{what} {', '.join(map(repr, names[:SHOWN]))}{more}" if names else ""

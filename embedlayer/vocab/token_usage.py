@@ -31,9 +31,9 @@ _LONGEST_UNCUT = 1 << 14
 def used_tokens(tokenizer: object, corpus: Corpus, *, min_count: int = 1, keep_special: bool = True) -> set[int]:
     """Return all IDs that must be kept so that a corpus is encoded as the same tokens.
 
-    The result is for `edit_tokenizer(tokenizer, keep=...)`. These are the tokens that occur, and:
+    The result can be passed as `edit_tokenizer(tokenizer, keep=...)`. It contains the tokens that occur, and:
 
-    - the tokens that BPE builds them from;
+    - the tokens that BPE builds these tokens from;
     - the tokens that WordPiece tries in words that it cannot encode;
     - the token with the lowest score of a Unigram model, which determines the score of the unknown token;
     - the tokens that the tokenizer needs;
@@ -43,14 +43,15 @@ def used_tokens(tokenizer: object, corpus: Corpus, *, min_count: int = 1, keep_s
 
     Args:
         tokenizer: A `tokenizers.Tokenizer`, or a fast tokenizer of transformers.
-        corpus: A `TokenCorpus`, texts (`str`), files and folders (`Path`), or a mixture of texts and files. It is read
-            once.
-        min_count: How often a token must occur. Above 1, texts with rarer tokens are encoded differently afterwards.
+        corpus: A `TokenCorpus`, texts (`str`), files and folders (`Path`), or a mixture of texts and files. An
+            iterator is consumed: it is read once.
+        min_count: How often a token must occur to be kept for its own sake. Above 1, texts with rarer tokens are
+            encoded differently afterwards.
         keep_special: Keep all special and added tokens, even if they do not occur.
 
     Raises:
-        VocabularyError: The corpus contains none of the tokens; or a `TokenCorpus` is of another tokenizer, or contains
-            words that WordPiece cannot encode: only a text shows the tokens that it tries.
+        VocabularyError: The corpus contains none of the tokens, or a `TokenCorpus` was built with another tokenizer.
+            Or a `TokenCorpus` contains words that WordPiece cannot encode: only a text shows the tokens that it tries.
         TextError: An item is neither a text nor a path, or is a path as a `str`.
         FileError: A file cannot be read.
 
@@ -76,14 +77,13 @@ def used_tokens(tokenizer: object, corpus: Corpus, *, min_count: int = 1, keep_s
 
 
 def with_required_tokens(tokenizer: object, ids: Iterable[int], *, keep_special: bool = True) -> set[int]:
-    """Return the given IDs and all IDs that must be kept with them; `used_tokens` does the same for a corpus.
+    """Return the given IDs and all IDs that must be kept together with them; see `used_tokens` for the reasons.
 
-    The tokens that WordPiece tries in words that it cannot encode are not among them: only a text shows
-    these.
+    The tokens that WordPiece tries in words that it cannot encode are not included: only a text shows these tokens.
 
     Args:
         tokenizer: A `tokenizers.Tokenizer`, or a fast tokenizer of transformers.
-        ids: The IDs that a corpus contains.
+        ids: The IDs to keep, such as those that a corpus contains.
         keep_special: Keep all special and added tokens.
     """
     data = tokenizer_data(as_tokenizer(tokenizer))
@@ -91,15 +91,15 @@ def with_required_tokens(tokenizer: object, ids: Iterable[int], *, keep_special:
 
 
 def _with_required(ids: set[int], old: TokenBytes, data: Data, *, keep_special: bool) -> set[int]:
-    """Return some IDs with all IDs that must be kept together with them; see `used_tokens`."""
+    """Return `ids` and all IDs that must be kept together with them; see `used_tokens`."""
     needed = required_tokens(data, old).keys() | old.single_bytes | _letters(old, data)
     return with_parts(ids | needed | (old.added if keep_special else set()), old, data)
 
 
 def _letters(old: TokenBytes, data: Data) -> set[int]:
-    """Return the IDs of all one-character tokens, if without them some text could not be encoded; else no IDs.
+    """Return the IDs of all one-character tokens if some text could not be encoded without them; else an empty set.
 
-    They are needed by BPE and Unigram models that have neither an unknown token nor tokens of single bytes.
+    That is so for BPE and Unigram models that have neither an unknown token nor tokens of single bytes.
     """
     if data["model"]["type"] not in ("BPE", "Unigram") or unknown_token(data, old) is not None or old.single_bytes:
         return set()
@@ -141,7 +141,10 @@ def _counts_of_ids(corpus: TokenCorpus, tokenizer: Tokenizer, data: Data, unknow
 def _counts_of_texts(
     texts: Path | str | Iterable[str | Path], old: TokenBytes, data: Data, unknown: int | None
 ) -> tuple[IdArray, set[str]]:
-    """Return how often each ID occurs, and the tokens that WordPiece tries in words that it cannot encode."""
+    """Return how often each ID occurs in texts, `(V,)`, and the subwords that WordPiece tries in vain.
+
+    These are the names of the subwords that match the start of a word which WordPiece cannot encode.
+    """
     tokenizer, tried = old.tokenizer, set[str]()
     counts = np.zeros(table_size(tokenizer), dtype=np.int64)
     is_wordpiece = data["model"]["type"] == "WordPiece" and unknown is not None
@@ -158,7 +161,15 @@ def _counts_of_texts(
 def _encoded(
     texts: Path | str | Iterable[str | Path], tokenizer: Tokenizer, counts: IdArray
 ) -> Iterator[tuple[str, IdArray]]:
-    """Yield the chunks of all texts with their IDs; add the separators of the files to `counts`."""
+    """Yield each chunk of the texts with its IDs.
+
+    The consumer must add the IDs to `counts` before asking for the next chunk: that shows which files have tokens. At
+    the end, one end-of-text ID between each two files is added to `counts` in place.
+
+    Raises:
+        TextError: An item is neither a text nor a path, or is a path as a `str`.
+        FileError: A file cannot be read.
+    """
     given: Any = [texts] if isinstance(texts, str | Path | bytes) or not isinstance(texts, Iterable) else texts
     rest, files, first = iter(given), 0, True
     while block := list(islice(rest, _TEXTS_AT_ONCE)):

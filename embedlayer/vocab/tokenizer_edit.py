@@ -132,7 +132,7 @@ def edit_tokenizer(
 def _new_tokens(
     old: TokenBytes, add: Iterable[str | AddedToken], special: Iterable[str | AddedToken]
 ) -> dict[str, AddedToken | None]:
-    """Return the rules by which the tokenizer finds each new token, by the name of the token.
+    """Return, by the name of each new token, the `AddedToken` that says how a tokenizer finds it in a text.
 
     Args:
         old: The old tokenizer.
@@ -140,7 +140,7 @@ def _new_tokens(
         special: New special tokens.
 
     Returns:
-        The rules by name; `None` for a token that becomes an ordinary entry of the model's vocabulary.
+        A dictionary from name to `AddedToken`, or to `None` if the token becomes an entry of the model's vocabulary.
 
     Raises:
         VocabularyError: A token exists already, is empty or is named twice, or `add` or `special` is one text.
@@ -174,10 +174,10 @@ def _new_tokens(
 
 
 def _check_spelled_out(old: TokenBytes, token: str | AddedToken) -> None:
-    """Check that a new token has spaces and not the mark that stands for a space in a tokenizer's file.
+    """Check that a new token is written with spaces, not with the mark for a space in the tokenizer's file.
 
     Raises:
-        VocabularyError: The token contains that mark, so it would never be found in a text.
+        VocabularyError: The token contains that mark ("Ġ" or "▁"), so it would never be found in a text.
     """
     mark = {"byte-level": "Ġ", "sentencepiece": "▁"}.get(old.convention)
     if isinstance(token, str) and mark is not None and mark in token:
@@ -188,7 +188,14 @@ def _check_spelled_out(old: TokenBytes, token: str | AddedToken) -> None:
 
 
 def _rules(old: TokenBytes, token: str | AddedToken, *, word: bool, special: bool) -> AddedToken:
-    """Return the rules by which a new token is found that is not a token of the model."""
+    """Return the `AddedToken` of a new token that is no entry of the model's vocabulary.
+
+    Args:
+        old: The old tokenizer.
+        token: The text; or an `AddedToken`, which keeps its own settings.
+        word: Whether the text is one word, so that it is not found inside longer words.
+        special: Whether the token is special.
+    """
     if isinstance(token, AddedToken):
         return AddedToken(**{**token.__getstate__(), "special": token.special or special})
     normal = old.tokenizer.normalizer is not None and normalized(old.tokenizer, token) == token
@@ -197,9 +204,10 @@ def _rules(old: TokenBytes, token: str | AddedToken, *, word: bool, special: boo
 
 
 def _entry(old: TokenBytes, text: str) -> str | None:
-    """Return the name with which the model itself finds a new token; `None` if it cannot, and for BPE.
+    """Return the vocabulary entry with which the model itself finds a new token, or `None` if it cannot.
 
-    WordPiece and word tokenizers find words, Unigram text that its pre-tokenizer does not split.
+    WordPiece and word tokenizers find words; Unigram finds text that its pre-tokenizer does not split. For BPE the
+    result is always `None`.
     """
     model, steps = old.tokenizer.model, old.tokenizer.pre_tokenizer
     kind = type(model).__name__
@@ -217,10 +225,10 @@ def _entry(old: TokenBytes, text: str) -> str | None:
 
 
 def _by_text(tokens: Iterable[str | AddedToken], option: str) -> dict[str, str | AddedToken]:
-    """Return new tokens by their text.
+    """Return a dictionary from the text of each new token to the token as it was passed.
 
     Raises:
-        VocabularyError: `option` names a text twice.
+        VocabularyError: `tokens`, which the option `option` lists, contain a text twice.
     """
     named: dict[str, str | AddedToken] = {}
     for token in tokens:
@@ -235,7 +243,12 @@ def _by_text(tokens: Iterable[str | AddedToken], option: str) -> dict[str, str |
 
 
 def required_tokens(data: Data, old: TokenBytes) -> dict[int, str]:
-    """Return the IDs of the tokens that the tokenizer needs, each with the reason."""
+    """Return the IDs of the tokens that the tokenizer needs, each with the reason as a clause for a message.
+
+    Args:
+        data: The content of the tokenizer's `tokenizer.json`.
+        old: The same tokenizer.
+    """
     reasons = dict.fromkeys(_template_ids(data.get("post_processor")), "the post-processor puts it around texts")
     if data.get("padding"):
         reasons[data["padding"]["pad_id"]] = "the tokenizer pads with it"
@@ -248,13 +261,13 @@ def required_tokens(data: Data, old: TokenBytes) -> dict[int, str]:
 
 
 def unknown_token(data: Data, old: TokenBytes) -> int | None:
-    """Return the ID of the unknown token, or `None`."""
+    """Return the ID of the token that replaces text which the model cannot encode, or `None`."""
     model = data["model"]
     return model["unk_id"] if model["type"] == "Unigram" else old.vocabulary.get(model.get("unk_token"))
 
 
 def _template_ids(processor: Data | None) -> Iterator[int]:
-    """Yield the IDs that a post-processor puts around a text or a pair of texts."""
+    """Yield the token IDs that a post-processor puts around a text or a pair of texts, some of them repeatedly."""
     kind = processor and processor["type"]
     if not processor:
         return
@@ -275,10 +288,10 @@ def _names_in_template(processor: Data) -> set[str]:
 
 
 def with_parts(kept: set[int], old: TokenBytes, data: Data) -> set[int]:
-    """Return the IDs `kept`, and the IDs of the tokens without which they could not be encoded.
+    """Return the IDs `kept` and the IDs of the tokens without which the kept ones could not be encoded.
 
-    For BPE these are the tokens from which they are merged. For Unigram it is the token with the lowest score,
-    which determines the score of unknown text.
+    For BPE these are the tokens that the kept ones are merged from. For Unigram it is the token with the lowest score,
+    which determines the score of unknown text. `kept` is not changed.
     """
     model = data["model"]
     if model["type"] == "BPE":
@@ -290,7 +303,10 @@ def with_parts(kept: set[int], old: TokenBytes, data: Data) -> set[int]:
 
 
 def _unreachable_without(removed: set[int], old: TokenBytes, data: Data) -> set[int]:
-    """Return the IDs of the BPE tokens that no text is encoded with any more once `removed` are removed."""
+    """Return the IDs of the other BPE tokens that no text is encoded with once the IDs `removed` are gone.
+
+    Added tokens are not in the result. For other models it is empty.
+    """
     if data["model"]["type"] != "BPE" or not removed:
         return set()
     merges = BPEMerges(data["model"])
@@ -307,13 +323,13 @@ def _built(data: Data, names: list[str], new: Mapping[str, AddedToken | None], o
     """Return the tokenizer after an edit, in which the token of ID i is `names[i]`.
 
     Args:
-        data: The content of the old `tokenizer.json`; it is changed.
+        data: The content of the old `tokenizer.json`; it is changed in place.
         names: Name of each token in the order of the new IDs.
         new: The new tokens, as `_new_tokens` returns them.
         old: The old tokenizer.
 
     Raises:
-        TokenizerError: The tokenizers library does not read the result, or numbers its tokens in another order.
+        TokenizerError: The tokenizers library cannot read the result, or numbers its tokens in another order.
     """
     model = data["model"]
     unigram = model["type"] == "Unigram"
@@ -356,17 +372,25 @@ def _built(data: Data, names: list[str], new: Mapping[str, AddedToken | None], o
 
 
 def _puts_space_before_each_part(normalizer: Data | None) -> bool:
-    """Return whether a space is put before a text, and so before each part of it between added tokens (LLaMA-2)."""
+    """Return whether the normalizer puts a space before a text, as in LLaMA-2.
+
+    Such a normalizer also puts one before each part of the text after an added token.
+    """
     steps = [] if normalizer is None else normalizer.get("normalizers", [normalizer])
     return any(step["type"] == "Prepend" for step in steps)
 
 
 def _with_glue(decoder: Data | None, new: Sequence[str], ids: Mapping[str, int]) -> Data | None:
-    """Return a decoder that removes the space which the normalizer puts after an added token.
+    """Return a copy of a decoder that removes the space which the normalizer puts after an added token.
 
-    Two steps before the others mark where these tokens begin and end. The steps after `Fuse` remove the marks, with the
-    space after each token; at the start of a text they insert the space that the decoder strips there. Tokens that the
-    vocabulary no longer has are removed from the steps, and the steps with the last of them.
+    Two steps before the others mark where these tokens begin and end. Steps after `Fuse` remove the marks and the space
+    after each token; at the start of a text they insert the space that the decoder strips there. Earlier edits may have
+    made such steps: tokens that no longer exist are removed from them.
+
+    Args:
+        decoder: The old decoder; returned unchanged if it has no step `Fuse`, or is `None`.
+        new: Texts of the new tokens to treat like this.
+        ids: New ID of each token of the new vocabulary, by name.
     """
     steps = list((decoder or {}).get("decoders", []))
     if decoder is None or not any(step["type"] == "Fuse" for step in steps):
@@ -389,14 +413,19 @@ def _with_glue(decoder: Data | None, new: Sequence[str], ids: Mapping[str, int])
 
 
 def _replace(pattern: str, content: str) -> Data:
-    """Return a decoder step that replaces all matches of a regular expression."""
+    """Return a decoder step that replaces all matches of the regular expression `pattern` by `content`."""
     return {"type": "Replace", "pattern": {"Regex": pattern}, "content": content}
 
 
 def warn_of_other_texts(old: Tokenizer, new: Tokenizer, terms: Sequence[str]) -> None:
-    """Warn if a text with a new token was decoded exactly before and is not any more.
+    """Warn if a text with a new token is no longer decoded exactly, although the old tokenizer did so.
 
-    Each token is tried alone, between words and, if tokens include spaces, between other letters.
+    Each term is tried alone, between words and, if tokens include spaces, between letters without spaces.
+
+    Args:
+        old: The tokenizer before the edit.
+        new: The tokenizer after the edit.
+        terms: Texts of the new tokens.
     """
     spaces = TokenBytes(old).convention in ("byte-level", "sentencepiece")
     old, new = without_truncation(old), without_truncation(new)
@@ -428,16 +457,16 @@ _GLUED = re.compile(r"\(\?<=\\A\(\?:(.+)\)\)\\z", re.DOTALL)
 
 
 def _score(entry: str, tokenizer: Tokenizer, scores: Mapping[str, float]) -> float:
-    """Return a score just above that of a new token's subwords together, so that Unigram chooses it in their place."""
+    """Return a Unigram score just above the sum of the subwords' scores, so that the new token is preferred."""
     subwords = [token.value for token in tokenizer.model.tokenize(entry)]
     return round(sum(scores.get(subword, -math.inf) for subword in subwords) + _ABOVE_ITS_SUBWORDS, 10)
 
 
 def _renumber_template(processor: Data | None, new_id_of: Mapping[int, int]) -> None:
-    """Replace old token IDs by new ones in a post-processor, in place.
+    """Replace old token IDs by new ones in a post-processor, in place; `None` is ignored.
 
-    A template may list special tokens that it never puts around a text. Of these, the ones that the edit
-    removes are deleted from its list.
+    A template may list special tokens that it never puts around a text. Those of them that are removed from the
+    vocabulary are deleted from the list.
     """
     if not processor:
         return
@@ -458,10 +487,10 @@ def _renumber_template(processor: Data | None, new_id_of: Mapping[int, int]) -> 
 
 
 def _check_reached(tokenizer: Tokenizer, new: Mapping[str, AddedToken | None]) -> None:
-    """Check that new tokens can be found in a text.
+    """Check that the edited tokenizer encodes the text of each new added token as that token.
 
     Raises:
-        VocabularyError: Another token always matches a part of a new one first.
+        VocabularyError: Another token always matches a part of a new token first.
     """
     bare = without_truncation(tokenizer)
     for text in [text for text, rules in new.items() if rules is not None]:
@@ -477,10 +506,10 @@ def _check_reached(tokenizer: Tokenizer, new: Mapping[str, AddedToken | None]) -
 
 
 def parse_tokenizer(text: str) -> Tokenizer:
-    """Return the tokenizer of the content of a tokenizer.json.
+    """Build a tokenizer from the text of a `tokenizer.json`.
 
     Raises:
-        TokenizerError: The content is not valid.
+        TokenizerError: The text is not valid.
     """
     try:
         tokenizer: Tokenizer = Tokenizer.from_str(text)
@@ -490,7 +519,7 @@ def parse_tokenizer(text: str) -> Tokenizer:
 
 
 def tokenizer_data(tokenizer: Tokenizer) -> Data:
-    """Return the content of a tokenizer.json.
+    """Return a tokenizer as the parsed content of a `tokenizer.json`: a new dictionary, which may be changed.
 
     Raises:
         TokenizerError: The tokenizer has parts written in Python, which cannot be stored in a file.
@@ -505,10 +534,10 @@ def tokenizer_data(tokenizer: Tokenizer) -> Data:
 
 
 def _has_added_ids(old: TokenBytes) -> bool:
-    """Return whether the tokenizer has added tokens that are no entries of its model's vocabulary."""
+    """Return whether some added token is no entry of the model's own vocabulary."""
     return not old.added <= {*old.tokenizer.get_vocab(with_added_tokens=False).values()}
 
 
 def normalized(tokenizer: Tokenizer, text: str) -> str:
-    """Return a text as the tokenizer's normalizer leaves it."""
+    """Return the text after the tokenizer's normalizer; unchanged if the tokenizer has none."""
     return text if tokenizer.normalizer is None else tokenizer.normalizer.normalize_str(text)

@@ -43,7 +43,14 @@ def match_tokenizers(old: object, new: object) -> tuple[int | None, ...]:
 
 
 def spell_new_tokens(old: object, new: object, ids: Iterable[int]) -> list[NewToken]:
-    """Return tokens of the new tokenizer with the old IDs that the old one encodes them with.
+    """Return the tokens of the new tokenizer with the given IDs, each with the old tokenizer's IDs of its text.
+
+    Special tokens have no old IDs. The order is that of `ids`.
+
+    Args:
+        old: The old tokenizer.
+        new: The new tokenizer.
+        ids: IDs of the new tokenizer.
 
     Example:
         >>> text = "I love dogs, I love cats"
@@ -57,10 +64,12 @@ def spell_new_tokens(old: object, new: object, ids: Iterable[int]) -> list[NewTo
 
 
 def _equal_names(old: TokenBytes, new: TokenBytes) -> dict[int, int]:
-    """Match tokens with equal names: all where both tokenizers have one convention, else only special tokens.
+    """Match tokens with equal names; an added token matches only an added token.
+
+    If the tokenizers have different conventions, only added tokens are matched.
 
     Returns:
-        The old ID by the new ID.
+        A dictionary from new ID to old ID.
     """
     same = old.convention == new.convention
     return {
@@ -73,7 +82,7 @@ def _equal_names(old: TokenBytes, new: TokenBytes) -> dict[int, int]:
 
 
 def _equal_roles(old: TokenBytes, new: TokenBytes, taken: set[int]) -> dict[int, int]:
-    """Match special tokens with the same role, such as the end of a text, by their usual names.
+    """Match special tokens with the same role, such as the end of a text; the role follows from the usual names.
 
     Args:
         old: The old tokenizer.
@@ -81,7 +90,7 @@ def _equal_roles(old: TokenBytes, new: TokenBytes, taken: set[int]) -> dict[int,
         taken: Old IDs that are matched already; they are not matched again.
 
     Returns:
-        The old ID by the new ID.
+        A dictionary from new ID to old ID.
     """
     found: dict[int, int] = {}
     for names in _NAMES_BY_ROLE:
