@@ -21,6 +21,10 @@ def prepare(folder):
     (Path(folder) / f"{os.getpid()}.pid").touch()
     def do(job, report):
         report(1)
+        if job == 15:
+            (Path(folder) / "15.begun").touch()
+        while job in (11, 12, 14) and not (Path(folder) / "15.begun").exists():
+            time.sleep(0.01)  # the other process may still be importing
         if job == 11:
             raise TextError("job 11 has no text")
         if job == 12:
