@@ -62,6 +62,8 @@ def run_jobs(
                 place = waiting.pop()
                 running[executor.submit(_run_job, prepare, argument, place, numbers[place])] = place
             finished, _ = wait(running, _SECONDS_BETWEEN_REPORTS, FIRST_COMPLETED)
+            if not finished and context.has_failed():  # the executor may not notice it while another process works
+                raise BrokenProcessPool
             for place, value in enumerate(progress):
                 if value != _NOT_STARTED:
                     on_progress(numbers[place], value)
@@ -70,6 +72,7 @@ def run_jobs(
                     warnings.warn(message, EmbedLayerWarning, stacklevel=3)
                 del running[future]
     except BrokenProcessPool as error:
+        context.terminate()
         executor.shutdown()  # waits until all exit codes are known
         started = [str(numbers[place]) for place in running.values() if progress[place] != _NOT_STARTED]
         raise FileError(
@@ -97,10 +100,19 @@ class _KillableContext(SpawnContext):
         self.processes.append(SpawnProcess(*args, **options))
         return self.processes[-1]
 
+    def has_failed(self) -> bool:
+        """Return whether a process ended by a signal or with an exit code other than 0."""
+        return any(process.exitcode not in (None, 0) for process in self.processes)
+
+    def terminate(self) -> None:
+        """Send SIGTERM to the processes that have not ended."""
+        for process in self.processes:
+            process.terminate()
+
     def cause_of_death(self) -> str:
         """Return the signal or exit code of the process that ended first, for an error message."""
-        by_executor = (None, 0, -signal.SIGTERM)
-        code = next((process.exitcode for process in self.processes if process.exitcode not in by_executor), None)
+        terminated = (None, 0, -signal.SIGTERM)
+        code = next((process.exitcode for process in self.processes if process.exitcode not in terminated), None)
         if code == -signal.SIGKILL:
             return "SIGKILL, which often means too little memory"
         if code == 1:
