@@ -10,6 +10,18 @@ import pytest
 import torch
 from hypothesis import settings
 
+ROOT = Path(__file__).resolve().parents[1]
+
+# Shapes are checked in the modules that state them. A checked call costs up to 0.1 ms: other modules are left out.
+jaxtyping.install_import_hook(
+    [
+        ".".join(file.relative_to(ROOT).with_suffix("").parts)
+        for file in ROOT.glob("embedlayer/**/*.py")
+        if "from jaxtyping import" in file.read_text(encoding="utf-8")
+    ],
+    "beartype.beartype",
+)
+
 # The same examples in every run, however busy the machine: a failure is a change of ours.
 settings.register_profile("suite", deadline=None, derandomize=True)
 settings.load_profile("suite")
@@ -17,7 +29,7 @@ settings.load_profile("suite")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in what a shell starts in the background
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
+SHARED = ROOT.parent / "shared" / "data"
 
 
 @pytest.fixture(autouse=True)

@@ -1,6 +1,6 @@
 """Byte-pair encoding of single tokens: which shorter tokens a token is built from."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from itertools import pairwise
 from typing import Any
@@ -77,16 +77,24 @@ class BPEMerges:
         """
         if self.ignores_merges:
             return set()
-        parts = {token: self.parts_of(token) for token in self.vocabulary - removed}
+        parts: dict[str, AbstractSet[str]] = {}
         lost: set[str] = set()
         while True:
             missing = removed | lost
-            suspects = [token for token, each in parts.items() if token not in lost and each and each & missing]
+            texts = {self._without_marks(token) for token in missing}
+            for token in self.vocabulary - removed - parts.keys():
+                if not texts.isdisjoint(_substrings(token)):  # a part of a token is a substring of it
+                    parts[token] = self.parts_of(token) or frozenset()
+            suspects = [token for token, each in parts.items() if token not in lost and not missing.isdisjoint(each)]
             left = self.without(missing) if suspects else self
             more = {token for token in suspects if left.parts_of(token) is None}
             if not more:
                 return lost
             lost |= more
+
+    def _without_marks(self, token: str) -> str:
+        """Return a token without continuation prefix and end-of-word suffix, or `token` if nothing would be left."""
+        return token.removeprefix(self.prefix).removesuffix(self.suffix) or token
 
     def _letters(self, token: str) -> list[str]:
         """Split a token into the single-letter tokens that merging starts from, in order.
@@ -99,3 +107,8 @@ class BPEMerges:
         if ends and letters:
             letters[-1] += self.suffix
         return [letter if i == 0 and not continues else self.prefix + letter for i, letter in enumerate(letters)]
+
+
+def _substrings(text: str) -> Iterator[str]:
+    """Yield all substrings of a text that are not empty."""
+    return (text[i:j] for i in range(len(text)) for j in range(i + 1, len(text) + 1))

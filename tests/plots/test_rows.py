@@ -35,7 +35,7 @@ def test_narrow_numbers_are_added_up_in_wide_ones():
     rows = torch.full((2, 4096), 0.01, dtype=torch.bfloat16)
     figure = plots.norm_histogram(el.TokenEmbedding.from_pretrained(rows), bins=1)
     assert texts(figure) == [f"median {rows.float().norm(dim=1)[0]:.3g}"]
-    assert variance_shares(rows).dtype == torch.float64
+    assert variance_shares(rows[:, :64]).dtype == torch.float64
 
 
 def test_shares_of_the_variance_are_those_of_the_principal_components():
