@@ -22,12 +22,13 @@ WINDOW = 256
 
 
 class TokenUse(NamedTuple):
-    """Store how a text uses the tokens of a table.
+    """How a text uses the tokens of a table.
 
     Attributes:
-        counts: Occurrences of each token, `(V,)`, or `None` if unknown.
-        kept: Number of tokens that `embedlayer vocab trim` would keep, or `None` if unknown.
-        loss: Function from a table to the loss on the text, or `None` without a decoder or text.
+        counts: Number of occurrences of each token, `(V,)`, or `None` if unknown.
+        kept: Number of tokens that `embedlayer vocab trim` would keep for the text, or `None` if unknown.
+        loss: Function that returns the model's loss on the text for any table in place of its own; `None` without a
+            decoder or a text.
     """
 
     counts: "Tensor | None" = None
@@ -87,9 +88,9 @@ def compress(
 
 
 def known_use(opened: "OpenedModel") -> TokenUse:
-    """Return how the training text of a run uses its tokens, without a loss.
+    """Return how the training text of a run uses its tokens; `loss` is `None`.
 
-    For other sources all fields are `None`; so is `kept` without a tokenizer.
+    For other sources than runs all fields of the result are `None`. Without a tokenizer, `kept` is `None` too.
     """
     from embedlayer.vocab.token_usage import with_required_tokens
 
@@ -99,7 +100,9 @@ def known_use(opened: "OpenedModel") -> TokenUse:
 
 
 def measure_use(opened: "OpenedModel", text: Path) -> TokenUse:
-    """Count the tokens of a text file, and prepare the loss on the text if the model is a decoder.
+    """Count the tokens of a text file, and prepare the function `loss` if the model is a decoder.
+
+    The loss is measured on windows of at most `WINDOW` tokens, and of at most the model's longest sequence.
 
     Args:
         opened: The model.
@@ -134,7 +137,16 @@ def measure_use(opened: "OpenedModel", text: Path) -> TokenUse:
 
 
 def _side_by_side(opened: "OpenedModel", to: str | None, use: TokenUse) -> "list[CompressionResult]":
-    """Compare the table with all compressed kinds that fit its width, and with the kind `to` unless it is `None`."""
+    """Compare the table with all kinds of compressed tables that suit its width.
+
+    Args:
+        opened: The model.
+        to: Another kind to compare, such as `"int4-g32"`, or `None`.
+        use: How a text uses the tokens.
+
+    Returns:
+        One result for each table, the original one first.
+    """
     from embedlayer.compress.report import CHOICES, compare_compression
 
     width = opened.table.embed_dim
@@ -147,8 +159,14 @@ def _side_by_side(opened: "OpenedModel", to: str | None, use: TokenUse) -> "list
 def _write(opened: "OpenedModel", to: str, output: Path, use: TokenUse) -> "list[CompressionResult]":
     """Write the model with the compressed table to the folder `output`, which appears complete or not at all.
 
+    Args:
+        opened: The model; it does not change.
+        to: Kind of the compressed table, such as `"int4-g32"`.
+        output: The new folder.
+        use: How a text uses the tokens; a low-rank table approximates frequent tokens best.
+
     Returns:
-        The comparison of the original and the compressed table.
+        The results for the original table and for the compressed table.
     """
     from embedlayer.checkpoints.embedding_layer import EmbeddingLayer
     from embedlayer.compress.convert import compress_table, replace_table
@@ -175,7 +193,7 @@ def _write(opened: "OpenedModel", to: str, output: Path, use: TokenUse) -> "list
 
 
 def _show(opened: "OpenedModel", rows: "Sequence[CompressionResult]") -> None:
-    """Print a table with one line for each result, and notes on trimming and on an untied head."""
+    """Print a table with one line for each result, and below it notes on trimming and on an untied head."""
     from embedlayer.formatting import format_bytes
 
     console, table = make_console(), opened.table

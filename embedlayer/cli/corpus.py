@@ -91,13 +91,22 @@ def _tokenizer_of(
     only: int | None,
     quiet: bool,
 ) -> "Tokenizer":
-    """Return the tokenizer for a corpus: the requested one, else that of an unfinished corpus, else a new one.
+    """Return the tokenizer for a corpus: the requested one, else that of an unfinished corpus, else a newly trained
+    one.
 
-    A tokenizer is trained on the texts if none was requested, and `vocab_size` is set or the corpus has not begun.
+    With `vocab_size`, a new one is trained even if there is an unfinished corpus.
+
+    Args:
+        files: Text files and folders, to train on.
+        output: Folder of the corpus, which may be unfinished.
+        tokenizer_from: The requested tokenizer, or `None`.
+        vocab_size: Number of tokens of a newly trained tokenizer, or `None` for the default.
+        only: The one shard to build, or `None` for all.
+        quiet: Whether to print nothing.
 
     Raises:
-        SizeError: `vocab_size` was passed together with a requested tokenizer. Or `only` was passed and the tokenizer
-            would have to be trained, although all shards need the same one.
+        SizeError: Both `tokenizer_from` and `vocab_size` were passed. Or `only` was passed and a tokenizer would have
+            to be trained, although all shards need the same one.
     """
     from embedlayer.cli.pipeline import learn_tokenizer
     from embedlayer.data.corpus import find_text_files

@@ -105,12 +105,16 @@ def generate(
 
 
 def _show(text: str, shown: str) -> str:
-    """Print what follows `shown` in `text`, without a line end.
+    """Print the part of `text` that is not yet on the screen, without a line end.
 
     Nothing is printed if `text` does not start with `shown`.
 
+    Args:
+        text: All text so far.
+        shown: The text that is on the screen.
+
     Returns:
-        The text that is now on the screen: `text`, or `shown` if nothing was printed.
+        The text that is on the screen now: `text`, or `shown` if nothing was printed.
     """
     if not text.startswith(shown):
         return shown

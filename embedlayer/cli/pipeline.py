@@ -37,7 +37,7 @@ POSITIONS = click.Choice(["rotary", "learned", "sinusoidal", "scaled-sinusoidal"
 
 
 def _option(default: Any, help: str, **settings: Any) -> Any:
-    """Return a dataclass field that `layer_options` turns into an option of `train`.
+    """Return a dataclass field that `layer_options` turns into an option of the command `train`.
 
     Args:
         default: Default value.
@@ -151,7 +151,13 @@ def start_run(
 def _build_corpus(
     sources: Sequence[str | Path], directory: "RunDirectory", layer: LayerOptions, quiet: bool
 ) -> "tuple[TokenCorpus, Tokenizer]":
-    """Train or read a tokenizer, and build the corpus inside the folder of the run.
+    """Train or read a tokenizer, and build the corpus of token IDs in the folder of the run.
+
+    Args:
+        sources: Text files, folders of them, or `-` for standard input.
+        directory: The folder of the run.
+        layer: Options, of which those of the tokenizer are used.
+        quiet: Whether to print nothing.
 
     Returns:
         The corpus and the tokenizer.
@@ -194,7 +200,14 @@ def learn_tokenizer(texts: Sequence[str | Path], kind: str, vocab_size: int, *, 
 
 
 def _link_corpus(ready: Path, directory: "RunDirectory", layer: LayerOptions) -> "tuple[TokenCorpus, Tokenizer]":
-    """Open a corpus in the folder `ready`, and replace the run's own corpus by a symbolic link to it.
+    """Open the corpus in the folder `ready`, and let the run use it through a symbolic link.
+
+    The link replaces a corpus that is in the folder of the run.
+
+    Args:
+        ready: Folder that `embedlayer corpus build` wrote.
+        directory: The folder of the run.
+        layer: Options, of which `tokenizer_from` is used: it must be the corpus's own tokenizer or `None`.
 
     Returns:
         The corpus and its tokenizer.
@@ -218,7 +231,7 @@ def _link_corpus(ready: Path, directory: "RunDirectory", layer: LayerOptions) ->
 
 
 def _find_corpus(sources: Sequence[str | Path]) -> Path | None:
-    """Return the source that is a folder which `embedlayer corpus build` wrote, or `None` if no source is.
+    """Return the folder among `sources` that `embedlayer corpus build` wrote, or `None` if there is none.
 
     Raises:
         TextError: A corpus was passed together with other sources.
@@ -232,12 +245,12 @@ def _find_corpus(sources: Sequence[str | Path]) -> Path | None:
 
 
 def build_model(layer: LayerOptions, vocab_size: int, max_length: int) -> "DecoderLM":
-    """Return a freshly initialised decoder with the sizes that the options state.
+    """Return a decoder of the sizes in the options, with freshly initialised weights, on the CPU.
 
     Args:
         layer: Options of the decoder.
         vocab_size: Number of tokens, V.
-        max_length: Longest sequence of the position scheme, in tokens.
+        max_length: Longest sequence that the position scheme must cover, in tokens.
     """
     from embedlayer.layers.input import as_position
     from embedlayer.layers.output import OutputHead
@@ -377,10 +390,13 @@ def show_summary(summary: dict[str, Any], *, as_json: bool) -> None:
 
 
 def neighbor_rows(directory: "RunDirectory", model: "DecoderLM", tokenizer: "Tokenizer") -> list[dict[str, Any]]:
-    """Return the run's probe tokens with their nearest neighbours before and after training.
+    """Return the nearest neighbours of the run's probe tokens, before and after training.
+
+    Those before training are read from the run's notes.
 
     Returns:
-        Dictionaries with `token`, `before` and `after`; the last two are lists of `(text, cosine)`, nearest first.
+        A dictionary for each token: `token` (its text), `before` and `after`. The last two are lists of `(text,
+        cosine)`, nearest first.
     """
     before = directory.read()["notes"].get("neighbors_before", [])
     after = _neighbors_of([row["id"] for row in before], model, tokenizer)
@@ -412,10 +428,15 @@ def frequent_words(counts: Any, tokenizer: "Tokenizer") -> list[int]:
 
 
 def _neighbors_of(tokens: Sequence[int], model: "DecoderLM", tokenizer: "Tokenizer") -> list[dict[str, Any]]:
-    """Return each token with its nearest neighbours in the model's table.
+    """Return the nearest neighbours of some tokens in the model's table, by cosine similarity.
+
+    Args:
+        tokens: Token IDs.
+        model: The model.
+        tokenizer: The tokenizer.
 
     Returns:
-        Dictionaries with `id`, `token` (its text) and `near`, a list of `(text, cosine)`, nearest first.
+        A dictionary for each token: `id`, `token` (its text) and `near`, a list of `(text, cosine)`, nearest first.
     """
     from embedlayer.analysis.vectors import TokenVectors
     from embedlayer.data.tokenizer import token_text
@@ -428,7 +449,7 @@ def _neighbors_of(tokens: Sequence[int], model: "DecoderLM", tokenizer: "Tokeniz
 
 
 def _single_token(tokenizer: "Tokenizer", text: str) -> int:
-    """Return the ID of the token that a `--probe` text is.
+    """Return the ID of the one token that the text of a `--probe` option is.
 
     Raises:
         SizeError: The text is not exactly one token.
@@ -453,9 +474,13 @@ def _at_most(size: int, chunks: Iterator[str]) -> Iterator[str]:
 
 @contextmanager
 def _kept_standard_input(texts: Sequence[str | Path], folder: Path) -> Iterator[Sequence[str | Path]]:
-    """Yield the texts, with `-` replaced by a temporary file in `folder` that contains the standard input.
+    """Yield the texts as paths, with `-` replaced by a temporary file that contains the standard input.
 
     The texts are read twice, and standard input can be read only once. The file is deleted at the end of the block.
+
+    Args:
+        texts: Text files, or `-`.
+        folder: Folder for the temporary file.
     """
     if "-" not in map(str, texts):
         yield texts
@@ -470,7 +495,7 @@ def _kept_standard_input(texts: Sequence[str | Path], folder: Path) -> Iterator[
 
 
 def _say(text: str, quiet: bool) -> None:
-    """Print a line, unless `quiet`."""
+    """Print `text` as a line, unless `quiet`."""
     if not quiet:
         click.echo(text)
 

@@ -29,9 +29,9 @@ Printed = tuple[str, list[str], list[list[str]], str]
 
 
 def planner_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Add one option for each field of `EmbeddingPlan` to a command, and return the command.
+    """Add one click option for each field of `EmbeddingPlan` to a command, and return the command.
 
-    An option that is not on the command line is `None`.
+    An option that the user leaves out is passed to the command as `None`.
     """
     for name, option in reversed(OPTIONS.items()):
         choices, text = option.metadata["choices"], option.metadata["help"]
@@ -141,13 +141,13 @@ def planned(
 
 
 def tokens_kept(texts: Sequence[Path], tokenizer: "Tokenizer | None", rows: int, source: Path) -> int:
-    """Return how many tokens `embedlayer vocab trim` would keep for these texts.
+    """Return the number of tokens that `embedlayer vocab trim` would keep for these texts.
 
     Args:
         texts: Text files and folders.
         tokenizer: The tokenizer of the model, or `None`.
         rows: Number of rows of the table.
-        source: The model's path, for the errors.
+        source: The model's path, for error messages.
 
     Raises:
         TokenizerError: The model has no tokenizer, or one with IDs outside its table.
@@ -164,7 +164,10 @@ def tokens_kept(texts: Sequence[Path], tokenizer: "Tokenizer | None", rows: int,
 
 
 def _show_alternatives(now: EmbeddingPlan, found: list[PlanAlternative], *, as_json: bool) -> None:
-    """Print a plan, and a table of what each alternative saves; or one JSON list with all of them."""
+    """Print a plan, and a table of the bytes that each alternative saves.
+
+    With `as_json`, print a JSON list of the plan and all alternatives instead.
+    """
     if as_json:
         after = [{**each.plan.as_dict(), "saved_bytes": each.saved_bytes, "tradeoff": each.tradeoff} for each in found]
         click.echo(json.dumps([now.as_dict(), *after], indent=2))
@@ -180,7 +183,7 @@ def _show_alternatives(now: EmbeddingPlan, found: list[PlanAlternative], *, as_j
 
 
 def _parts(row: EmbeddingPlan) -> Printed:
-    """Return title, headings, lines and note of the table that shows all parts of one plan."""
+    """Return a table of all parts of one plan, with parameters and bytes: title, headings, lines, and note below."""
     title = f"{row.name or 'plan'}: {_size(row)}, {'tied' if row.tied else 'untied'}, {row.dtype}"
     title += "" if row.rank is None else f", rank {row.rank}"
     title += ", row-sparse" if row.row_sparse else ""
@@ -211,7 +214,10 @@ def _parts(row: EmbeddingPlan) -> Printed:
 
 
 def _comparison(plans: list[EmbeddingPlan]) -> Printed:
-    """Return title, headings, lines and note of the table that shows one line for each plan."""
+    """Return a table with one line for each plan: title, headings, lines, and the note below.
+
+    The title names the data type, optimizer and tokens of the first plan; all plans have the same.
+    """
     first = plans[0]
     title = f"{first.dtype}, {first.optimizer}, {first.tokens:,} tokens; parameters in millions, memory in MiB"
     lines = []
@@ -224,7 +230,7 @@ def _comparison(plans: list[EmbeddingPlan]) -> Printed:
 
 
 def _note(plans: list[EmbeddingPlan]) -> str:
-    """Return the note to print below the table of one or several plans, or "" if there is none."""
+    """Return the note to print below the table of one or several plans, or `""` if there is none."""
     if plans[0].quantised:
         scales = f", {format_bytes(plans[0].scale_bytes)}" if len(plans) == 1 else ""
         kind = "group" if plans[0].group_size else "row"
@@ -235,12 +241,12 @@ def _note(plans: list[EmbeddingPlan]) -> str:
 
 
 def _size(row: EmbeddingPlan) -> str:
-    """Return the number of rows and columns of a plan's table as text, such as `50,257 x 768`."""
+    """Return the size of a plan's table as text, rows by columns, such as `50,257 x 768`."""
     return f"{row.vocab_size:,} x {row.embed_dim:,}"
 
 
 def _show(title: str, columns: list[str], lines: list[list[str]], note: str) -> None:
-    """Print a title, a table, and the note below it unless the note is empty."""
+    """Print a title, a table, and below it the note, if that is not empty."""
     from embedlayer.cli.printing import make_console, print_table
 
     click.echo(title)

@@ -41,13 +41,13 @@ def vocab() -> None:
 
 
 def _edit_command(edit: "Callable[..., tuple[Receipt, dict[str, Any]]]") -> click.Command:
-    """Turn a function that edits a folder into a subcommand of `vocab`, which prints the receipt.
+    """Turn a function that edits a model's folder into a subcommand of `vocab`, which prints the receipt.
 
     The subcommand adds the argument `directory` and the options `--output`, `--pad-to-multiple-of` and `--json`.
 
     Args:
-        edit: Function of `directory`, its own options, `out` and `pad_to_multiple_of`. It returns the receipt and a
-            dictionary of training figures, which is empty if nothing was trained.
+        edit: Function with the arguments `directory`, its own options, `out` and `pad_to_multiple_of`. It returns the
+            receipt, and a dictionary of training figures that is empty if nothing was trained.
     """
 
     @vocab.command()
@@ -190,7 +190,7 @@ def undo(directory: Path, output: Path) -> None:
 
 
 def _lines(file: Path | None) -> list[str]:
-    """Return the lines of a text file without line ends and blank lines; an empty list if `file` is `None`."""
+    """Return the lines of a text file, without line ends and without blank lines; an empty list if `file` is `None`."""
     from embedlayer.data.corpus import read_text_chunks
 
     text = "" if file is None else "".join(read_text_chunks(file))
@@ -198,13 +198,15 @@ def _lines(file: Path | None) -> list[str]:
 
 
 def _without_known(directory: Path, terms: Sequence[str], *, spaced: bool) -> list[str]:
-    """Return the terms as they occur in running text; warn of those that are tokens already, and leave them out.
+    """Return the terms that are not yet tokens, each once, in the form in which they occur in running text.
+
+    A warning names the terms that are tokens already.
 
     Args:
         directory: The model's folder.
         terms: The terms, which may be repeated.
-        spaced: Whether to write each term as one space and the stripped term. This applies only to tokenizers that
-            mark spaces.
+        spaced: Whether to write each term with one space before it, and none after it. Ignored for tokenizers that do
+            not mark spaces.
     """
     import warnings
 
@@ -225,9 +227,13 @@ def _without_known(directory: Path, terms: Sequence[str], *, spaced: bool) -> li
 
 
 def _seeded_init(name: str, seed: int) -> "RowInit":
-    """Return the initialisation of new rows that `--init` names.
+    """Return the initialisation of new rows that the option `--init` names, and seed torch's default generator.
 
-    The seed is set in torch's default generator, from which random rows are drawn later.
+    Random rows are drawn from this generator later.
+
+    Args:
+        name: A key of `STARTS`.
+        seed: The seed.
     """
     import torch
 
@@ -260,8 +266,8 @@ def _train_new_rows(
         training: Options of the training.
 
     Returns:
-        The losses in nats per byte of held-out text, with the numbers of steps and of occurrences; the new rows of the
-        table, `(N, D)`; and the new rows of the head, `(N, D)`, which equal them if the head is tied.
+        A dictionary of losses in nats per byte of held-out text, with the numbers of steps and of occurrences; the new
+        rows of the table, `(N, D)`; and the new rows of the head, `(N, D)`, equal to them if the head is tied.
 
     Raises:
         VocabularyError: The text contains none of the new tokens.
@@ -364,7 +370,13 @@ def _show(receipt: "Receipt", directory: Path, output: Path, *, as_json: bool, *
 
 
 def _list(title: str, rows: Sequence[tuple[int, str, str]]) -> None:
-    """Print a title with the number of `(ID, text, origin)` rows, and the first `SHOWN` below it; nothing if empty."""
+    """Print a title with the number of rows, and one line for each of the first `SHOWN` rows; print nothing for no
+    rows.
+
+    Args:
+        title: The title.
+        rows: `(token ID, text, origin)` of each token; the origin may be `""`.
+    """
     if not rows:
         return
     from embedlayer.plots import visible_text
@@ -377,6 +389,9 @@ def _list(title: str, rows: Sequence[tuple[int, str, str]]) -> None:
 
 
 def _weight_bytes(folder: Path) -> int:
-    """Return the bytes of all safetensors files directly in a folder, without `checkpoint.safetensors`."""
+    """Return the bytes of a model's weights on disk.
+
+    These are all safetensors files directly in the folder except `checkpoint.safetensors`, which is training state.
+    """
     files = (file for file in folder.glob("*.safetensors") if file.name != "checkpoint.safetensors")
     return sum(file.stat().st_size for file in files)
