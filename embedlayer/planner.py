@@ -546,37 +546,23 @@ def plan_alternatives(now: EmbeddingPlan, *, used: int | None = None, delta_rows
     fewer = min(delta_rows, now.vocab_size)
     quarter = max(1, now.embed_dim // 4)
     trained, dense = now.trained, now.rank is None
+    can_be_sparse = trained and dense and not (now.tied or now.row_sparse or now.delta_rows)
+    can_freeze_rows = trained and not now.delta_rows and fewer < now.vocab_size and now.processes == 1
+    can_factorise = dense and not now.quantised and now.embed_dim > quarter
+    kept = used or 0
+    trimmed = {"vocab_size": kept, "delta_rows": min(now.delta_rows, kept)}
+    only_rows, factors = {"delta_rows": fewer, "row_sparse": False}, {"rank": quarter, "row_sparse": False}
     options: list[tuple[bool, str, dict[str, Any], str]] = [
         (trained and not now.chunked_loss, "chunked loss", {"chunked_loss": True}, "none: same results"),
         (not now.tied, "tie the head", {"tied": True, "row_sparse": False}, "another model: train again"),
         (now.tied and dense, "untie the head", {"tied": False}, "same model at the start"),
-        (
-            trained and not now.tied and dense and not now.row_sparse and not now.delta_rows,
-            "row-sparse table",
-            {"row_sparse": True},
-            "none: same results",
-        ),
-        (
-            trained and not now.delta_rows and fewer < now.vocab_size and now.processes == 1,
-            f"train {fewer:,} rows only",
-            {"delta_rows": fewer, "row_sparse": False},
-            "all other rows stay",
-        ),
-        (
-            dense and not now.quantised and now.embed_dim > quarter,
-            f"factorise, rank {quarter:,}",
-            {"rank": quarter, "row_sparse": False},
-            "approximate: train again",
-        ),
+        (can_be_sparse, "row-sparse table", {"row_sparse": True}, "none: same results"),
+        (can_freeze_rows, f"train {fewer:,} rows only", only_rows, "all other rows stay"),
+        (can_factorise, f"factorise, rank {quarter:,}", factors, "approximate: train again"),
         (now.dtype == "fp32", "weights in bf16", {"dtype": "bf16"}, "weights of three digits"),
         (not now.quantised, "int8, nothing trained", {**frozen, "dtype": "int8"}, "rows about 1 % off"),
         (not now.quantised, "int4, nothing trained", {**frozen, "dtype": "int4"}, "rows about 10 % off"),
-        (
-            used is not None and 0 < used < now.vocab_size,
-            f"trim to {used or 0:,} tokens",
-            {"vocab_size": used, "delta_rows": min(now.delta_rows, used or 0)},
-            "other text: more tokens",
-        ),
+        (0 < kept < now.vocab_size, f"trim to {kept:,} tokens", trimmed, "other text: more tokens"),
     ]
     found = []
     for applies, change, values, tradeoff in options:

@@ -155,7 +155,7 @@ class OpenedModel:
         tokens: The token of each row, if a file of vectors names the rows and no tokenizer was passed; else `None`.
         run: The folder of a run of `embedlayer train`, or `None`.
         no_decoder: One sentence that says why `model` is no whole decoder; `""` if there is nothing to say.
-        no_tokenizer: Why a tokenizer in the same folder could not be read; `""` if there was no such failure.
+        no_tokenizer: Why no tokenizer could be read from the folder of a checkpoint; `""` if there was no such failure.
 
     Raises:
         SizeError: `tokens` and the table differ in length.
@@ -567,17 +567,15 @@ def _open_layer(source: Path | str, device: str) -> OpenedModel:
 
 
 def _tokenizer_beside(path: Path) -> "tuple[Tokenizer | None, str]":
-    """Return the tokenizer in the folder of `path`, and the reason if it cannot be read.
+    """Return the tokenizer in the folder of `path`, and the reason if there is none or it cannot be read.
 
-    The result is `(tokenizer, "")`, or `(None, "")` if there is no tokenizer, or `(None, reason)`.
+    The result is `(tokenizer, "")` or `(None, reason)`.
     """
     from embedlayer.data.tokenizer import load_tokenizer
 
     try:
         return load_tokenizer(_folder(path)), ""
-    except FileError:
-        return None, ""
-    except (TokenizerError, CheckpointError) as error:
+    except (FileError, TokenizerError, CheckpointError) as error:
         return None, str(error)
 
 

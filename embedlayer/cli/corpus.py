@@ -2,16 +2,13 @@
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from embedlayer.cli.options import TEXTS, TOKENIZER, json_option
 from embedlayer.cli.printing import count_of
-
-if TYPE_CHECKING:
-    from tokenizers import Tokenizer
-
+from embedlayer.errors import SizeError
 
 VOCAB_SIZE = 4096
 
@@ -50,12 +47,22 @@ def build(
     FILE... are text files (.gz too) and folders of them. The IDs are the same for any number of shards and workers.
     The folder also contains the tokenizer. Train on it with: embedlayer train FOLDER -o RUN
     """
+    from embedlayer.cli.pipeline import learn_tokenizer
     from embedlayer.cli.progress import reading
-    from embedlayer.data.corpus import TokenCorpus
+    from embedlayer.data.corpus import TokenCorpus, find_text_files
     from embedlayer.data.corpus_files import missing_shards
     from embedlayer.data.sharded_build import build_in_shards, build_shard
+    from embedlayer.data.tokenizer import load_tokenizer
 
-    tokenizer = _tokenizer_of(files, output, tokenizer_from, vocab_size, only=only, quiet=as_json)
+    begun = output / "tokenizer.json"
+    if tokenizer_from is not None and vocab_size is not None:
+        raise SizeError("--vocab-size sets the size of a trained tokenizer: leave it out, or leave --tokenizer out.")
+    if tokenizer_from is not None or (vocab_size is None and begun.exists()):
+        tokenizer = load_tokenizer(tokenizer_from or begun)
+    elif only is not None:
+        raise SizeError("--only builds one shard, and all shards need the same tokenizer: name it with --tokenizer.")
+    else:
+        tokenizer = learn_tokenizer(find_text_files(files), "bpe", vocab_size or VOCAB_SIZE, quiet=as_json)
     try:
         with reading(quiet=as_json) as show:
             if only is None:
@@ -80,46 +87,3 @@ def build(
         )
     click.echo(json.dumps(facts) if as_json else text)
     return 0
-
-
-def _tokenizer_of(
-    files: tuple[Path, ...],
-    output: Path,
-    tokenizer_from: Path | None,
-    vocab_size: int | None,
-    *,
-    only: int | None,
-    quiet: bool,
-) -> "Tokenizer":
-    """Return the tokenizer for a corpus: the requested one, else that of an unfinished corpus, else a newly trained
-    one.
-
-    With `vocab_size`, a new one is trained even if there is an unfinished corpus.
-
-    Args:
-        files: Text files and folders, to train on.
-        output: Folder of the corpus, which may be unfinished.
-        tokenizer_from: The requested tokenizer, or `None`.
-        vocab_size: Number of tokens of a newly trained tokenizer, or `None` for the default.
-        only: The one shard to build, or `None` for all.
-        quiet: Whether to print nothing.
-
-    Raises:
-        SizeError: Both `tokenizer_from` and `vocab_size` were passed. Or `only` was passed and a tokenizer would have
-            to be trained, although all shards need the same one.
-    """
-    from embedlayer.cli.pipeline import learn_tokenizer
-    from embedlayer.data.corpus import find_text_files
-    from embedlayer.data.tokenizer import load_tokenizer
-    from embedlayer.errors import SizeError
-
-    begun = output / "tokenizer.json"
-    if tokenizer_from is not None and vocab_size is not None:
-        raise SizeError("--vocab-size sets the size of a trained tokenizer: leave it out, or leave --tokenizer out.")
-    if tokenizer_from is not None:
-        return load_tokenizer(tokenizer_from)
-    if vocab_size is None and begun.exists():
-        return load_tokenizer(begun)
-    if only is not None:
-        raise SizeError("--only builds one shard, and all shards need the same tokenizer: name it with --tokenizer.")
-    return learn_tokenizer(find_text_files(files), "bpe", vocab_size or VOCAB_SIZE, quiet=quiet)

@@ -103,13 +103,12 @@ def measure(opened: "OpenedModel", word_pairs: Path | None = None, analogies: Pa
         analogies: File of analogy questions, or `None`.
 
     Raises:
-        SizeError: The run's corpus was counted with another vocabulary size.
+        TokenIdError: The run's corpus contains IDs outside the table.
         TokenizerError: Word pairs or analogies were requested and there is no tokenizer.
     """
     from embedlayer.analysis.geometry import norms_by_frequency, table_geometry
     from embedlayer.analysis.health import table_health
     from embedlayer.analysis.vectors import TokenVectors
-    from embedlayer.errors import SizeError
 
     before = opened.before()
     found = table_health(
@@ -121,13 +120,10 @@ def measure(opened: "OpenedModel", word_pairs: Path | None = None, analogies: Pa
         vectors = TokenVectors(opened.table, opened.require_tokenizer())
         scores["word_pairs"] = None if word_pairs is None else vectors.evaluate_word_pairs(word_pairs)
         scores["analogies"] = None if analogies is None else vectors.evaluate_word_analogies(analogies)
-    counts = opened.counts
-    if counts is not None and len(counts) != found.vocab_size:
-        raise SizeError(f"{opened.source} has counts of {len(counts)} tokens for {found.vocab_size} rows.")
     return Measurements(
         health=found,
         geometry=None if is_broken else table_geometry(opened.table),
-        bands=None if counts is None else norms_by_frequency(opened.table, counts),
+        bands=None if opened.counts is None else norms_by_frequency(opened.table, opened.counts),
         **scores,
     )
 

@@ -316,13 +316,12 @@ def train_to_the_end(
     return True
 
 
-def summarise(directory: "RunDirectory", model: "DecoderLM", neighbors: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return the figures of a finished run: losses in nats per token, sizes, tokens per second, and neighbours.
+def summarise(directory: "RunDirectory", model: "DecoderLM") -> dict[str, Any]:
+    """Return the figures of a finished run: losses in nats per token, sizes, and tokens per second.
 
     Args:
         directory: The folder of the run, whose metrics are read.
         model: The trained decoder.
-        neighbors: The result of `neighbor_rows`, returned as the entry `neighbors`.
 
     Raises:
         FileError: The metrics are not those of a finished run.
@@ -347,7 +346,6 @@ def summarise(directory: "RunDirectory", model: "DecoderLM", neighbors: Sequence
         "tokens_per_second": round(statistics.median([line["tokens_per_second"] for line in rest])),
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "table_parameters": sum(parameter.numel() for parameter in model.table.parameters()),
-        "neighbors": list(neighbors),
     }
 
 
@@ -366,15 +364,12 @@ def show_summary(summary: dict[str, Any], *, as_json: bool) -> None:
 
     console, loss = make_console(), "{:.3f} nats per token".format
     speed, guess = f"{summary['tokens_per_second']:,} tokens/s", f"{summary['ln_vocab_size']:.2f}"
+    whole, part = (f"{summary[name] / 1e6:.2f} M" for name in ("parameters", "table_parameters"))
     bits = f"{summary['validation_bits_per_byte']:.3f} bits per byte, at step {summary['best_step']:,}"
     print_line(console, "\nResult")
     facts = [
         ("trained", f"{summary['steps']:,} steps", speed),
-        (
-            "parameters",
-            f"{summary['parameters'] / 1e6:.2f} M",
-            f"{summary['table_parameters'] / 1e6:.2f} M in the table",
-        ),
+        ("parameters", whole, f"{part} in the table"),
         ("first loss", loss(summary["first_loss"]), f"a uniform guess has ln V = {guess}"),
         ("held-out text", loss(summary["validation_loss"]), f"{bits}; the weights of this step are kept"),
         ("at the last step", loss(summary["last_validation_loss"]), "on held-out text"),
