@@ -30,8 +30,8 @@ class Measurements(NamedTuple):
 
     Attributes:
         health: Broken, repeated, untouched and under-trained rows.
-        geometry: Measures of the cloud of rows; `None` if all rows are zero, NaN or infinite.
-        bands: Norms of rows by token frequency; `None` without a run.
+        geometry: Measures over all rows, such as effective rank; `None` if all rows are zero, NaN or infinite.
+        bands: Norms of rows by token frequency; `None` without the corpus of a run.
         word_pairs: Correlation with human scores of word pairs; `None` if not requested.
         analogies: Accuracy on analogy questions; `None` if not requested.
     """

@@ -10,7 +10,7 @@ from embedlayer.sources import OWN_FOLDERS, PathKind, path_kind
 
 
 class InputPath(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.2 only
-    """Type of a click parameter: an existing path, which is checked before the command runs.
+    """Type of a click parameter: a path to read, which is checked before the command runs.
 
     Args:
         takes: What the command takes, as words for error messages.

@@ -185,7 +185,7 @@ def learn_tokenizer(texts: Sequence[str | Path], kind: str, vocab_size: int, *, 
         texts: Text files.
         kind: Kind of tokenizer, such as `"bpe"`; see `train_tokenizer`.
         vocab_size: Number of tokens.
-        quiet: Print nothing.
+        quiet: Whether to print nothing.
 
     Raises:
         FileError: A text cannot be read.
@@ -283,14 +283,14 @@ def train_to_the_end(
 ) -> bool:
     """Train up to the last step, write checkpoints, and keep the weights with the lowest validation loss.
 
-    Ctrl-C stops after the current step and writes a checkpoint; the result is written only after the last step. All
-    ranks must call this; rank 0 writes and prints.
+    After the last step these weights and the tokenizer are written as the result of the run. Ctrl-C stops after the
+    current step and writes a checkpoint, but no result. All ranks must call this; rank 0 writes and prints.
 
     Args:
         directory: The folder of the run.
         trainer: The trainer, at any step.
         tokenizer: The tokenizer, which the result contains.
-        quiet: Print nothing.
+        quiet: Whether to print nothing.
         save_seconds: Seconds between two checkpoints.
 
     Returns:
@@ -402,9 +402,10 @@ def neighbor_rows(directory: "RunDirectory", model: "DecoderLM", tokenizer: "Tok
 
 
 def frequent_words(counts: Any, tokenizer: "Tokenizer") -> list[int]:
-    """Return up to `PROBES` IDs of frequent whole words, at even steps of frequency rank, the most frequent first.
+    """Return the IDs of up to `PROBES` frequent words, the most frequent first, to show their nearest neighbours.
 
-    If no token is a whole word, other frequent tokens are returned.
+    They are evenly spaced in a list of whole words, sorted by frequency, from the 1000 most frequent tokens. If no
+    token is a whole word, tokens of any text are listed. A token must occur at least five times.
 
     Args:
         counts: Occurrences of each token in the corpus, a NumPy array `(V,)`.
