@@ -182,7 +182,10 @@ class EmbeddingPlan:
 
     @property
     def delta_parameters(self) -> int:
-        """Return the number of parameters in the `delta_rows` trained rows, `delta_rows * D`."""
+        """Return the number of parameters in the delta rows: `delta_rows * D`.
+
+        Delta rows are the trained rows of a table whose other rows are frozen.
+        """
         return self.delta_rows * self.embed_dim
 
     @property
@@ -194,7 +197,7 @@ class EmbeddingPlan:
     def trained_parameters(self) -> int:
         """Return the number of parameters on one rank that get a gradient.
 
-        With `delta_rows` these are the delta rows only; without them all parameters, or 0 if nothing is trained.
+        With `delta_rows` these are the parameters of the delta rows, else all parameters; 0 if nothing is trained.
         """
         if not self.trained:
             return 0
@@ -217,7 +220,7 @@ class EmbeddingPlan:
 
     @property
     def delta_bytes(self) -> int:
-        """Return the bytes of the `delta_rows` trained rows and of their int64 token IDs."""
+        """Return the bytes of the trained rows of a table whose other rows are frozen, and of their int64 token IDs."""
         return self.delta_rows * (self.embed_dim * self._number_bytes + ID_BYTES)
 
     @property
@@ -227,7 +230,10 @@ class EmbeddingPlan:
 
     @property
     def scale_bytes(self) -> int:
-        """Return the bytes of the steps, offsets and scales of quantised rows; they are included in `weight_bytes`."""
+        """Return the bytes of the quantisation parameters of all rows: steps, offsets and scales.
+
+        They are included in `weight_bytes`. The result is 0 without quantisation.
+        """
         if not self.quantised:
             return 0
         matrices = [*self._factors, *([] if self.tied else [(self._rows, self.embed_dim)])]
@@ -251,7 +257,8 @@ class EmbeddingPlan:
     def optimizer_bytes(self) -> int:
         """Return the bytes of the optimizer state on one rank: the moments of all trained parameters.
 
-        A row-sparse table also has two int32 step numbers for each row.
+        A row-sparse table also has two int32 numbers for each row, from which the optimizer applies its pending
+        updates.
         """
         moments = self.trained_parameters * OPTIMIZER_MOMENTS[self.optimizer] * DTYPE_BITS[self.moment_dtype] // 8
         return moments + (2 * 4 * self._rows if self.row_sparse and moments else 0)
@@ -427,9 +434,10 @@ class EmbeddingPlan:
 
     @property
     def _distinct(self) -> int:
-        """Return the number of distinct tokens in a rank's batch: `distinct_tokens`, at most `min(tokens, vocab_size)`.
+        """Return the number of distinct tokens in a rank's batch.
 
-        If `distinct_tokens` is 0, it is that maximum.
+        It is the option `distinct_tokens`, but at most `min(tokens, vocab_size)`. If the option is 0, it is that
+        maximum.
         """
         most = min(self.tokens, self.vocab_size)
         return min(self.distinct_tokens, most) if self.distinct_tokens else most
@@ -459,7 +467,7 @@ class EmbeddingPlan:
         return self._factors[0][0] * self._factors[0][1] if self.tied else self.head_parameters
 
     def _groups(self, columns: int) -> int:
-        """Return the number of quantisation groups in a row of `columns` numbers."""
+        """Return the number of groups in a quantised row of `columns` numbers; a group shares one step and offset."""
         return -(-columns // (self.group_size or columns))
 
     def _scale_bytes_of(self, columns: int) -> int:

@@ -100,8 +100,8 @@ def add(
 ) -> "tuple[Receipt, dict[str, Any]]":
     """Add tokens to the model in DIRECTORY: TERM..., the lines of a file, or both.
 
-    With --train-on only the new rows are trained, for half a minute; the model's results for its old tokens stay the
-    same bit for bit. A term that is a token already is left out, with a warning.
+    With --train-on only the new rows are trained, by default for half a minute; the model's results for its old tokens
+    stay the same bit for bit. A term that is a token already is left out, with a warning.
     """
     from embedlayer.training.loop import TrainingOptions
     from embedlayer.vocab.edit import add_tokens
@@ -153,7 +153,7 @@ def trim(
 ) -> "tuple[Receipt, dict[str, Any]]":
     """Keep only the tokens that FILE... need, and drop all others.
 
-    FILE... are text files (.gz too) and folders of them. They are still split into the same tokens, with new IDs.
+    FILE... are text files (.gz too) and folders of them. These texts are still split into the same tokens, with new IDs.
     """
     from embedlayer.vocab.edit import trim_vocabulary
 
@@ -167,7 +167,10 @@ def trim(
 def transplant(
     directory: Path, tokenizer: Path, init: str, seed: int, **options: Any
 ) -> "tuple[Receipt, dict[str, Any]]":
-    """Change the model in DIRECTORY to another TOKENIZER (a file or folder); tokens of both keep their rows."""
+    """Replace the tokenizer of the model in DIRECTORY by TOKENIZER (a file or folder).
+
+    Tokens that both tokenizers have keep their rows. The rows of new tokens are initialised as --init says.
+    """
     from embedlayer.vocab import edit
 
     return edit.transplant(directory, tokenizer, init=_seeded_init(init, seed), **options), {}
@@ -177,7 +180,7 @@ def transplant(
 @click.argument("directory", type=EDITED)
 @new_folder_option
 def undo(directory: Path, output: Path) -> None:
-    """Write the folder that DIRECTORY was before its last edit, bit for bit."""
+    """Undo the last edit of the model in DIRECTORY: write the model before that edit to a new folder, bit for bit."""
     from embedlayer.vocab.receipt import last_receipt
 
     receipt = last_receipt(directory)
@@ -328,10 +331,10 @@ def _show(receipt: "Receipt", directory: Path, output: Path, *, as_json: bool, *
 
     Args:
         receipt: The receipt of the edit.
-        directory: The folder before the edit.
+        directory: The folder before the edit, read for the size of its weights.
         output: The folder after the edit.
         as_json: Whether to print JSON.
-        **trained: Figures of the training of the new rows, if there was any.
+        **trained: Losses and counts of the training of the new rows; none if there was no training.
     """
     old, new = (_weight_bytes(folder) for folder in (directory, output))
     if as_json:
@@ -370,8 +373,9 @@ def _show(receipt: "Receipt", directory: Path, output: Path, *, as_json: bool, *
 
 
 def _list(title: str, rows: Sequence[tuple[int, str, str]]) -> None:
-    """Print a title with the number of rows, and one line for each of the first `SHOWN` rows; print nothing for no
-    rows.
+    """Print a title with the number of rows, and one line for each of the first `SHOWN` rows.
+
+    Nothing is printed if there are no rows.
 
     Args:
         title: The title.
