@@ -153,7 +153,8 @@ def trim(
 ) -> "tuple[Receipt, dict[str, Any]]":
     """Keep only the tokens that FILE... need, and drop all others.
 
-    FILE... are text files (.gz too) and folders of them. These texts are still split into the same tokens, with new IDs.
+    FILE... are text files (.gz too) and folders of them. These texts are still split into the same tokens, with new
+    IDs.
     """
     from embedlayer.vocab.edit import trim_vocabulary
 
