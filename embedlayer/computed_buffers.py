@@ -13,17 +13,26 @@ from torch import Tensor, nn
 
 
 class ComputedBuffers(nn.Module, ABC):
-    """Abstract: a module with non-persistent buffers, `buffer_values()`, that stay exact after casts and moves."""
+    """Abstract base of modules whose buffers are computed from constructor arguments and are never saved.
+
+    A subclass defines `buffer_values`, and calls `recompute_buffers` at the end of `__init__`. After each cast or move
+    of the module the buffers are computed again. So `.half()` does not round them, and `to_empty` does not lose them.
+    """
 
     @abstractmethod
     def buffer_values(self) -> dict[str, Tensor]:
-        """Return the buffers by name, computed on the CPU from the constructor's arguments."""
+        """Return the value of each buffer by the buffer's name, computed on the CPU from the constructor's arguments.
+
+        A subclass defines this. The dtypes of the values stay those of the buffers, whatever the module is cast to.
+        """
 
     def recompute_buffers(self, device: torch.device | str | None = None) -> None:
-        """Compute the buffers and register them on `device`. Call this once at the end of `__init__`.
+        """Compute the buffers with `buffer_values`, and register them as non-persistent buffers on `device`.
+
+        A subclass calls this at the end of `__init__`.
 
         Args:
-            device: Device of the buffers; the default device if `None`.
+            device: Device of the buffers; torch's default device if `None`.
         """
         with torch.device("cpu"):
             tensors = self.buffer_values()
@@ -32,13 +41,18 @@ class ComputedBuffers(nn.Module, ABC):
             self.register_buffer(name, tensor.to(device), persistent=False)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "ComputedBuffers":
-        """Move or cast the module as in torch, and compute its buffers again."""
+        """Cast or move the module as torch does, then compute its buffers again on their new device.
+
+        Args:
+            fn: Function that torch applies to each parameter and buffer.
+            recurse: Whether to include submodules.
+        """
         names = self._non_persistent_buffers_set
         unknown = [buffer for name, buffer in self._buffers.items() if name in names and buffer is not None]
         unknown = [buffer for buffer in unknown if buffer.is_meta]
 
         def moved(tensor: Tensor) -> Tensor:
-            """Apply `fn`, also to computed buffers on the meta device."""
+            """Return `fn(tensor)`; for computed buffers on the meta device, call `apply_or_allocate`."""
             return apply_or_allocate(fn, tensor) if any(tensor is each for each in unknown) else fn(tensor)
 
         super()._apply(moved if unknown else fn, recurse)  # type: ignore[no-untyped-call]
@@ -49,13 +63,14 @@ class ComputedBuffers(nn.Module, ABC):
 
 
 def apply_or_allocate(fn: Callable[[Tensor], Tensor], tensor: Tensor) -> Tensor:
-    """Return `fn(tensor)`; for a tensor on the meta device that `fn` cannot copy, `fn` of an uninitialized tensor.
+    """Return `fn(tensor)`, or a tensor with arbitrary values if `fn` cannot copy a tensor on the meta device.
 
-    Use it for tensors that are computed again afterwards.
+    The result then is `fn` of an uninitialised CPU tensor of the same shape and dtype. The caller must overwrite the
+    values.
 
     Args:
-        fn: Function that `Module._apply` was called with.
-        tensor: A computed buffer.
+        fn: Function that torch's `Module._apply` was called with, such as a move to a device.
+        tensor: A tensor that is computed again afterwards.
     """
     try:
         return fn(tensor)
@@ -66,7 +81,10 @@ def apply_or_allocate(fn: Callable[[Tensor], Tensor], tensor: Tensor) -> Tensor:
 
 
 def recompute_all_buffers(module: nn.Module, device: torch.device | str) -> None:
-    """Compute the buffers of a module and its submodules on `device`, after construction on the meta device."""
+    """Call `recompute_buffers(device)` of every `ComputedBuffers` in a module, the module itself included.
+
+    Use it for a module that was built on the meta device. Parameters and other buffers do not change.
+    """
     for part in module.modules():
         if isinstance(part, ComputedBuffers):
             part.recompute_buffers(device)

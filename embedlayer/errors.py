@@ -26,61 +26,65 @@ from types import ModuleType
 
 
 class EmbedLayerError(Exception):
-    """Base of all errors raised by embedlayer. Its text can be printed whatever names and values it quotes."""
+    """Base class of all errors of embedlayer.
+
+    `str(error)` can always be printed: characters that UTF-8 cannot encode are escaped, such as those of odd file
+    names.
+    """
 
     def __str__(self) -> str:
         return super().__str__().encode("utf-8", "backslashreplace").decode()
 
 
 class SizeError(EmbedLayerError, ValueError):
-    """A size or option from which nothing can be built."""
+    """A size or option has a value that is not allowed, or two options exclude each other."""
 
 
 class ShapeError(EmbedLayerError, ValueError):
-    """A tensor whose rank, length or type does not fit."""
+    """A tensor has the wrong number of dimensions, length or dtype."""
 
 
 class TokenIdError(EmbedLayerError, IndexError):
-    """A token ID outside its table."""
+    """A token ID is negative, or not below the number of rows of its table."""
 
 
 class PositionError(EmbedLayerError, IndexError):
-    """A position outside what its scheme covers."""
+    """A position is outside the range that a position scheme covers."""
 
 
 class TextError(EmbedLayerError, ValueError):
-    """Text that is empty, too short, or not UTF-8."""
+    """A text is empty, too short, or not UTF-8."""
 
 
 class TokenizerError(EmbedLayerError, ValueError):
-    """A tokenizer that cannot be trained, read, or matched to its table."""
+    """A tokenizer cannot be trained or read, or does not match its table."""
 
 
 class StaleRowsError(EmbedLayerError, RuntimeError):
-    """A row-sparse weight that was written in place while updates of its rows were pending."""
+    """A row-sparse weight was written in place while the optimizer had not yet applied all updates of its rows."""
 
 
 class UnknownTokenError(TokenizerError, TokenIdError, KeyError):
-    """A key that stands for no single token of a table: what gensim raises `KeyError` for."""
+    """A key, such as a text, is not exactly one token of a table. gensim raises `KeyError` in this case."""
 
     def __str__(self) -> str:
         return Exception.__str__(self)  # KeyError's own would quote the message
 
 
 class VocabularyError(EmbedLayerError, ValueError):
-    """A change to a vocabulary that cannot be made."""
+    """A requested change to a vocabulary cannot be made."""
 
 
 class CheckpointError(EmbedLayerError, ValueError):
-    """A saved file or folder that is damaged, incomplete, or of another make."""
+    """A saved file or folder is damaged, incomplete, or in a format that cannot be read."""
 
 
 class FileError(EmbedLayerError, OSError):
-    """A path that cannot be read or written."""
+    """A path cannot be read or written."""
 
 
 class PeerError(EmbedLayerError, ConnectionError):
-    """Another process of a run differs from this one, hangs, or has ended."""
+    """Another process of a distributed run has other options than this one, does not answer, or has ended."""
 
 
 class MissingExtraError(EmbedLayerError, ImportError):
@@ -88,18 +92,18 @@ class MissingExtraError(EmbedLayerError, ImportError):
 
 
 class EmbedLayerWarning(UserWarning):
-    """Something asked for was skipped, or is likely not what was meant."""
+    """Warning that a requested action was skipped, or that the result is probably not the intended one."""
 
 
 def require(module: str, *, extra: str) -> ModuleType:
-    """Import an optional dependency, or name the line that installs it.
+    """Import an optional dependency and return the module.
 
     Args:
         module: Import name, such as `"matplotlib.pyplot"`.
-        extra: The extra of embedlayer that brings it, such as `"plots"`.
+        extra: The extra of embedlayer that installs the dependency, such as `"plots"`.
 
     Raises:
-        MissingExtraError: The module is not installed.
+        MissingExtraError: The module cannot be imported. The message has the command that installs it.
     """
     from importlib import import_module
 

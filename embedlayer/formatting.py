@@ -2,7 +2,7 @@
 
 
 def format_parameters(count: int) -> str:
-    """Format a number of parameters in decimal units: 1 M is 10^6.
+    """Format a number of parameters as text in decimal units: 1 M is 10^6.
 
     Example:
         >>> format_parameters(38597376)
@@ -15,7 +15,9 @@ def format_parameters(count: int) -> str:
 
 
 def format_bytes(count: int) -> str:
-    """Format a number of bytes in binary units, 1 MiB is 2^20 bytes, with at most three digits before the point.
+    """Format a number of bytes as text in binary units: 1 MiB is 2^20 bytes.
+
+    The unit is chosen so that at most three digits stand before the decimal point.
 
     Example:
         >>> format_bytes(32000 * 4096 * 4), format_bytes(32000 * 8192 * 4)

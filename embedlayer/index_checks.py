@@ -22,15 +22,17 @@ Kind = Literal["token id", "position"]
 
 
 class IndexCheck(nn.Module):
-    """A check that indices are in `0 .. size - 1`, called before a look-up.
+    """Check token IDs or positions before a look-up; a layer calls this submodule in its `forward`.
 
-    Under `torch.func` transforms and in `torch.export` values cannot be read, so an index outside is clamped to the
-    first or the last row there without an error.
+    On the CPU an index outside the table raises an error at once. On an accelerator it is clamped and recorded, and
+    `check` raises the error later. Under `torch.func` transforms and in `torch.export` values cannot be read, so it is
+    clamped to the first or the last row without an error.
 
     Args:
-        size: Number of rows.
-        kind: What the indices are, for the message: `"token id"` or `"position"`.
-        offset: Number of rows before row 0. Indices may go down to `-offset`, and `index + offset` is looked up.
+        size: Number of valid indices, which count from 0.
+        kind: What the indices are, for error messages: `"token id"` or `"position"`.
+        offset: Number that is added to each index before the look-up. The table has `size + offset` rows, and
+            indices from `-offset` on are accepted.
     """
 
     first_bad_index: Tensor
@@ -48,26 +50,39 @@ class IndexCheck(nn.Module):
         self.first_bad_index = torch.full((3,), -1)
 
     def move_record(self, device: torch.device | str) -> None:
-        """Move the record of the first bad index to `device`; from the meta device, start with an empty one."""
+        """Move `first_bad_index`, the record of the first bad index, to `device`.
+
+        A record on the meta device has no values, so it is replaced by an empty one.
+        """
         lost = self.first_bad_index.is_meta
         self.first_bad_index = torch.full((3,), -1, device=device) if lost else self.first_bad_index.to(device)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "IndexCheck":
-        """Move the module as in torch, with its record of the first bad index."""
+        """Cast or move the module as torch does, and move its record of the first bad index to the same device.
+
+        Args:
+            fn: Function that torch applies to each parameter and buffer.
+            recurse: Whether to include submodules.
+        """
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         self.move_record(apply_or_allocate(fn, self.first_bad_index).device)
         return self
 
     def forward(self, indices: IdsLike) -> tuple[Tensor, Tensor | None]:
-        """Return indices that are safe to look up, and a mask of the bad ones.
+        """Return row numbers that are safe to look up, and a mask of the bad indices.
+
+        Args:
+            indices: Token IDs or positions, as a tensor or as anything that `as_ids` converts.
 
         Returns:
-            The indices plus `offset`, and a boolean mask of their shape, or `None` where there are no bad indices.
+            The row numbers, `indices + offset`, and a boolean mask of the same shape that is `True` for bad indices.
+            Only accelerators need the mask: it is `None` on the CPU and meta device, in exports and under `torch.func`
+            transforms.
 
         Raises:
-            ShapeError: `indices` are not integers.
-            TokenIdError: On the CPU, a token ID is outside; the message names row, column, value and size.
-            PositionError: On the CPU, a position is outside.
+            ShapeError: `indices` are not int32 or int64.
+            TokenIdError: A token ID is outside, on the CPU; the message names row, column, value and size.
+            PositionError: A position is outside, on the CPU.
         """
         indices = as_ids(indices, beside=self, kind=self.kind)
         if indices.dtype not in (torch.int64, torch.int32):
@@ -85,10 +100,15 @@ class IndexCheck(nn.Module):
         return rows, None
 
     def clamp_and_record(self, indices: Tensor) -> tuple[Tensor, Tensor]:
-        """Clamp indices on an accelerator and record the first bad one, without waiting for the device.
+        """Clamp row numbers on an accelerator and record the first bad one, without waiting for the device.
+
+        The record changes only if it is empty; `check` reads and clears it.
+
+        Args:
+            indices: Row numbers: token IDs or positions, with the offset added.
 
         Returns:
-            The clamped indices, and a boolean mask of the bad ones.
+            The clamped row numbers, and a boolean mask of the same shape that is `True` for the bad ones.
         """
         if self.first_bad_index.device != indices.device:  # weights may be moved one by one
             self.move_record(indices.device)
@@ -111,6 +131,8 @@ class IndexCheck(nn.Module):
     def check(self) -> None:
         """Wait for the device, and raise the error of the first bad index since the last check, if there was one.
 
+        The record of the bad index is cleared.
+
         Raises:
             TokenIdError: A token ID was outside.
             PositionError: A position was outside.
@@ -129,8 +151,8 @@ def as_ids(ids: IdsLike, *, beside: nn.Module, kind: Kind = "token id") -> Tenso
     Args:
         ids: A tensor, a number, a list of numbers or of lists of one length, a NumPy array of integers, or one or
             several encodings of a tokenizer.
-        beside: Module that looks the IDs up.
-        kind: What the numbers are, for the message.
+        beside: Module that looks the IDs up; the result is on the device of its weights.
+        kind: What the numbers are, for error messages.
 
     Raises:
         ShapeError: The values are not integers, the sequences have different lengths, or `ids` is a mapping, as
@@ -171,7 +193,13 @@ def as_ids(ids: IdsLike, *, beside: nn.Module, kind: Kind = "token id") -> Tenso
 
 
 def _not_integers(kind: Kind, found: str, remedy: str) -> ShapeError:
-    """Return the error for values that are not integers."""
+    """Return the error for indices that are not int64 or int32; the caller raises it.
+
+    Args:
+        kind: What the indices are: `"token id"` or `"position"`.
+        found: Name of the dtype or type that was passed.
+        remedy: Python expression that gives integers, for the message.
+    """
     return ShapeError(
         f"A {kind} must be int64 or int32, not {found}. "
         f"Look-up is by whole numbers: pass the tokenizer's ids, for instance {remedy}."
@@ -179,14 +207,16 @@ def _not_integers(kind: Kind, found: str, remedy: str) -> ShapeError:
 
 
 def raise_if_outside(indices: Tensor, size: int, kind: Kind, *, ignore: int | None = None, offset: int = 0) -> None:
-    """Raise an error for the first index outside `0 .. size - 1`. It reads the values, so call it on the CPU only.
+    """Raise an error for the first index outside `0..size - 1`; return `None` if there is none.
+
+    The values are read, so on an accelerator the call would wait for the device: call it on the CPU only.
 
     Args:
         indices: Integers of any shape.
         size: Number of rows.
         kind: What the indices are, for the message.
         ignore: Value that is accepted although it is outside, or `None`.
-        offset: Number that was added to the indices, for the message.
+        offset: Number that the caller added to the indices; the message shows them without it.
 
     Raises:
         TokenIdError: A token ID is outside.
@@ -207,7 +237,15 @@ def raise_if_outside(indices: Tensor, size: int, kind: Kind, *, ignore: int | No
 
 
 def _outside(kind: Kind, value: int, size: int, *, row: int, column: int) -> EmbedLayerError:
-    """Return the error for an index outside the table, at a row and column of the batch."""
+    """Return the error for an index outside its table; the caller raises it.
+
+    Args:
+        kind: What the index is, which also decides the class of the error.
+        value: The index.
+        size: Number of valid indices.
+        row: Sequence in the batch that contains the index.
+        column: Place of the index in its sequence.
+    """
     place = f"{kind} {value} at row {row}, column {column}"
     if kind == "token id":
         return TokenIdError(
@@ -224,7 +262,16 @@ def _outside(kind: Kind, value: int, size: int, *, row: int, column: int) -> Emb
 
 @torch.library.custom_op("embedlayer::checked_copy", mutates_args=())
 def checked_copy(indices: Tensor, size: int, kind: str, offset: int = 0) -> Tensor:
-    """Check indices with `raise_if_outside` as one node of a compiled graph on the CPU, and return a copy of them."""
+    """Call `raise_if_outside` as a custom operator, and return a copy of `indices`.
+
+    `torch.compile` keeps it as one node on the CPU, without a graph break.
+
+    Args:
+        indices: Row numbers, with `offset` added.
+        size: Number of rows without the first `offset` ones.
+        kind: What the indices are: `"token id"` or `"position"`.
+        offset: Number that was added to the indices.
+    """
     raise_if_outside(indices, size + offset, "position" if kind == "position" else "token id", offset=offset)
     return indices.clone()
 

@@ -9,7 +9,7 @@ NUMBERS_AT_ONCE = 1 << 19
 
 
 def init_normal_(weight: Tensor, *, std: float) -> None:
-    """Fill a weight with numbers from N(0, std^2); without effect on the meta device.
+    """Fill a weight in place with numbers from N(0, std^2); without effect on the meta device.
 
     On the meta device `torch.nn.init.normal_` would import torch's compiler, which takes longer than reading most
     tables.
@@ -20,9 +20,14 @@ def init_normal_(weight: Tensor, *, std: float) -> None:
 
 @torch.no_grad()
 def zero_rows_(weight: Tensor, rows: Sequence[int]) -> None:
-    """Set rows of a weight to zero; of a `DTensor`, those rows that this rank stores.
+    """Set rows of a weight to zero in place; without effect on the meta device.
 
-    On a `DTensor`, `weight[row].fill_(0)` would write to a gathered copy and not change the weight.
+    The weight may be a `DTensor`: then each rank clears those rows that it stores. On a `DTensor`,
+    `weight[row].fill_(0)` would change a gathered copy only.
+
+    Args:
+        weight: The weight, `(V, D)`.
+        rows: Row numbers in the whole weight; may be empty.
     """
     if not rows or weight.is_meta:
         return
@@ -67,17 +72,23 @@ class NormalLinear(nn.Linear):
         super().__init__(in_features, out_features, bias=bias, device=device, dtype=dtype)
 
     def reset_parameters(self) -> None:
-        """Draw the weight from N(0, init_std^2), and set the bias to 0."""
+        """Fill the weight with numbers from N(0, init_std^2), and the bias, if any, with 0."""
         init_normal_(self.weight, std=self.init_std)
         if self.bias is not None:
             nn.init.zeros_(self.bias)
 
 
 def init_normal_rows_(part: Tensor, *, start: int, num_rows: int, std: float) -> None:
-    """Fill `part` with rows `start` on of a table of `num_rows` rows that `normal_(std=std)` would draw.
+    """Fill `part` in place with consecutive rows of the table that `normal_(std=std)` would draw.
 
     The numbers of the other rows are drawn too, a block at a time, and dropped, so the generator ends in the same
     state. On the CPU, in float32 and float64, the rows are the same bit for bit.
+
+    Args:
+        part: Tensor to fill, `(N, D)`: rows `start` to `start + N - 1` of the table.
+        start: Number of the first row.
+        num_rows: Rows of the whole table.
+        std: Standard deviation.
     """
     width = part.shape[1]
     each = max(NUMBERS_AT_ONCE // width // 16, 1) * 16  # torch makes 16 normal numbers at a time

@@ -64,8 +64,10 @@ def kind_of(cls: type) -> str:
 def class_of(kind: str) -> type:
     """Return the class that a kind identifier, or `"module:Class"`, refers to.
 
+    The module of a kind identifier is imported if needed. That of a `"module:Class"` must have been imported before.
+
     Raises:
-        CheckpointError: The identifier is unknown, or its module was not imported before this call.
+        CheckpointError: The identifier or class is unknown, or its module was not imported.
 
     Example:
         >>> class_of("token_embedding") is TokenEmbedding

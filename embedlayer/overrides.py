@@ -12,7 +12,7 @@ from torch.nn.modules import module as torch_module
 
 
 def has_hooks(module: nn.Module) -> bool:
-    """Return whether calling `module` runs more than its `forward`: its own hooks, global hooks or a compiled call.
+    """Return whether calling `module` runs more than its `forward`: its own hooks, global hooks, or `module.compile()`.
 
     Torch has no public function for this, so the private names of torch are here and nowhere else. They are those that
     `nn.Module.__call__` reads to decide whether it can call `forward` directly.
@@ -31,20 +31,29 @@ def has_hooks(module: nn.Module) -> bool:
 
 
 def is_unchanged(module: object, **methods: Callable[..., Any]) -> bool:
-    """Return whether each named method of `module` is the given function.
+    """Return whether the methods of `module` are still the given functions.
 
-    The result is `False` if a subclass overrides a method, if another function was assigned to the class or to the
-    instance (accelerate does so with `forward`), or if `module` has no such method.
+    For example, `is_unchanged(head, forward=OutputHead.forward)` is `False` if a subclass overrides `forward`, or if
+    another function was assigned to it in the class or the instance (accelerate does so). It is also `False` if `head`
+    has no such method.
+
+    Args:
+        module: The module or other object.
+        **methods: The expected function of each method, by the method's name.
     """
     kind, own = type(module), vars(module)
     return all(name not in own and getattr(kind, name, None) is method for name, method in methods.items())
 
 
 def is_current(kind: type, shortcut: str, definition: str) -> bool:
-    """Return whether the method `shortcut` of a class is consistent with its method `definition`.
+    """Return whether a fast method of a class still computes what the plain method computes.
 
-    The two are consistent in the class that defines the shortcut. A subclass that overrides only the definition makes
-    the shortcut wrong.
+    This is `False` for a subclass that overrides the plain method and inherits the fast one.
+
+    Args:
+        kind: The class.
+        shortcut: Name of the fast method.
+        definition: Name of the plain method, which defines the result.
 
     Example:
         >>> class Doubled(TokenEmbedding):
@@ -57,5 +66,5 @@ def is_current(kind: type, shortcut: str, definition: str) -> bool:
 
 
 def _defining(kind: type, name: str) -> type:
-    """Return the class in the method resolution order of `kind` that defines `name`."""
+    """Return the first class in `kind.__mro__` whose own body defines the attribute `name`."""
     return next(part for part in kind.__mro__ if name in vars(part))

@@ -1,7 +1,6 @@
 """Parameters and bytes of the embedding table and the LM head of a model, before anything is built.
 
-A table of V rows of width D has `V * D` parameters; all the rest follows from it. With N tokens in a step, `b` bytes a
-number, and `G` bytes of gradient:
+A table of V rows of width D has `V * D` parameters; all the rest follows from it. With N tokens in a step:
 
 | part | size |
 |---|---|
@@ -54,25 +53,26 @@ ROWS_AT_ONCE = 8192
 def _option(
     default: Any, help: str, *, flag: str = "", least: int | None = None, choices: tuple[str, ...] | None = None
 ) -> Any:
-    """Return a dataclass field with all that the documentation, the checks and the command need.
+    """Return a dataclass field whose `metadata` has what the documentation, the checks and the command need.
 
     Args:
         default: Default value; `MISSING` for a required field.
         help: One sentence about the option.
-        flag: Name of the command-line option, if it is not the name of the field.
-        least: Smallest value.
-        choices: All values, of a string.
+        flag: Name of the command-line option; `""` if it is the name of the field.
+        least: Smallest allowed number, or `None` without a limit.
+        choices: Allowed values of a string, or `None` if the option is not a choice.
     """
     return field(default=default, metadata={"help": help, "flag": flag, "least": least, "choices": choices})
 
 
 @dataclass(frozen=True)
 class EmbeddingPlan:
-    """Parameters and bytes of the table, the head, their training and the loss, on one device.
+    """Compute the parameters and bytes of a table, its head, their training and the loss, on one device (one rank).
 
-    An int8 or int4 table stores a step and an offset for each row or group. It is not trained, so it has gradients and
-    optimizer state only for `delta_rows`; learned positions stay in fp32. Step counters of a few bytes are not counted,
-    nor what an optimizer allocates only while it steps: fused AdamW and `RowAdamW` allocate next to nothing.
+    An int8 or int4 table stores a quantisation step and an offset for each row or group of columns. It is not trained,
+    so only `delta_rows` have gradients and optimizer state. Learned positions beside it stay in fp32. Not counted are
+    the optimizer's step counters of a few bytes, and what it allocates only during its update. Fused AdamW and
+    `RowAdamW` allocate next to nothing.
 
     Args:
         name: Name of the plan in printed tables.
@@ -141,12 +141,15 @@ class EmbeddingPlan:
 
     @property
     def quantised(self) -> bool:
-        """Return whether the weights are integer codes."""
+        """Return whether the weights are stored as integer codes: int8 or int4."""
         return self.dtype not in FLOAT_DTYPES
 
     @property
     def trained(self) -> bool:
-        """Return whether there are gradients: with an optimizer, and floating-point weights or `delta_rows`."""
+        """Return whether anything is trained, so that there are gradients.
+
+        This needs an optimizer, and floating-point weights or `delta_rows`.
+        """
         return self.optimizer != "none" and (self.delta_rows > 0 or not self.quantised)
 
     @property
@@ -156,17 +159,20 @@ class EmbeddingPlan:
 
     @property
     def compute_dtype(self) -> str:
-        """Return the data type of activations and logits: that of the weights, or fp32 for quantised weights."""
+        """Return the data type of activations and logits: that of the weights, or `"fp32"` for quantised weights."""
         return "fp32" if self.quantised else self.dtype
 
     @property
     def table_parameters(self) -> int:
-        """Return the number of parameters of the table alone: `V * D`, or `V * R + R * D` if it is factorised."""
+        """Return the number of parameters of the table on one rank, without head and delta rows.
+
+        It is `V * D`, or `V * R + R * D` if the table is factorised; a sharded table has only its share of the V rows.
+        """
         return sum(rows * columns for rows, columns in self._factors)
 
     @property
     def head_parameters(self) -> int:
-        """Return the number of parameters that the head adds: 0 if it is tied, else `V * D`."""
+        """Return the number of parameters that the head adds on one rank; 0 if it is tied to the table."""
         return 0 if self.tied else self._rows * self.embed_dim
 
     @property
@@ -176,29 +182,35 @@ class EmbeddingPlan:
 
     @property
     def delta_parameters(self) -> int:
-        """Return the number of parameters in the `delta_rows` trained rows."""
+        """Return the number of parameters in the delta rows: `delta_rows * D`.
+
+        Delta rows are the trained rows of a table whose other rows are frozen.
+        """
         return self.delta_rows * self.embed_dim
 
     @property
     def parameters(self) -> int:
-        """Return the number of all parameters: table, head, positions and delta rows."""
+        """Return the number of all parameters on one rank: table, head, positions and delta rows."""
         return self.table_parameters + self.head_parameters + self.position_parameters + self.delta_parameters
 
     @property
     def trained_parameters(self) -> int:
-        """Return the number of parameters that get a gradient."""
+        """Return the number of parameters on one rank that get a gradient.
+
+        With `delta_rows` these are the parameters of the delta rows, else all parameters; 0 if nothing is trained.
+        """
         if not self.trained:
             return 0
         return self.delta_parameters if self.delta_rows else self.parameters
 
     @property
     def table_bytes(self) -> int:
-        """Return the bytes of the table as stored, scales included."""
+        """Return the bytes of the table as stored on one rank, with the steps and offsets of quantised rows."""
         return sum(rows * self._row_bytes(columns) for rows, columns in self._factors)
 
     @property
     def head_bytes(self) -> int:
-        """Return the bytes that the head adds: 0 when tied."""
+        """Return the bytes that the head adds on one rank: 0 if it is tied to the table."""
         return 0 if self.tied else self._rows * self._row_bytes(self.embed_dim)
 
     @property
@@ -208,17 +220,20 @@ class EmbeddingPlan:
 
     @property
     def delta_bytes(self) -> int:
-        """Return the bytes of the delta rows and of their token IDs."""
+        """Return the bytes of the trained rows of a table whose other rows are frozen, and of their int64 token IDs."""
         return self.delta_rows * (self.embed_dim * self._number_bytes + ID_BYTES)
 
     @property
     def weight_bytes(self) -> int:
-        """Return the bytes of all weights: table, head, positions and delta rows."""
+        """Return the bytes of all weights on one rank: table, head, positions and delta rows."""
         return self.table_bytes + self.head_bytes + self.position_bytes + self.delta_bytes
 
     @property
     def scale_bytes(self) -> int:
-        """Return the share of `weight_bytes` that is steps, offsets and scales of quantised rows."""
+        """Return the bytes of the quantisation parameters of all rows: steps, offsets and scales.
+
+        They are included in `weight_bytes`. The result is 0 without quantisation.
+        """
         if not self.quantised:
             return 0
         matrices = [*self._factors, *([] if self.tied else [(self._rows, self.embed_dim)])]
@@ -226,10 +241,11 @@ class EmbeddingPlan:
 
     @property
     def gradient_bytes(self) -> int:
-        """Return the bytes of the gradients: of a row-sparse table one row and one ID a token, else dense.
+        """Return the bytes of all gradients on one rank.
 
-        A rank of a sharded table gets one row for each distinct token of all ranks, on average as many as are in its
-        own batch.
+        A dense gradient has one number for each trained parameter. The gradient of a row-sparse table has one row and
+        one token ID for each token of the step. If that table is sharded, a rank instead gets the rows that it stores,
+        once for each distinct token of all ranks. On average these are as many as the distinct tokens of one rank.
         """
         if not self.row_sparse or not self.trained:
             return self.trained_parameters * self._number_bytes
@@ -239,15 +255,21 @@ class EmbeddingPlan:
 
     @property
     def optimizer_bytes(self) -> int:
-        """Return the bytes of the moments; of a row-sparse table also of two int32 step numbers for each row."""
+        """Return the bytes of the optimizer state on one rank: the moments of all trained parameters.
+
+        A row-sparse table also has two int32 numbers for each row, from which the optimizer applies its pending
+        updates.
+        """
         moments = self.trained_parameters * OPTIMIZER_MOMENTS[self.optimizer] * DTYPE_BITS[self.moment_dtype] // 8
         return moments + (2 * 4 * self._rows if self.row_sparse and moments else 0)
 
     @property
     def activation_bytes(self) -> int:
-        """Return the bytes of the input of the first block, the output of the last one, and the output's gradient.
+        """Return the bytes of the activations that embedding and head keep for one step.
 
-        A trained factorised table also keeps the narrow rows that were looked up, a sharded one the IDs.
+        These are the input of the first block, the output of the last block and, in training, the gradient of that
+        output. A trained factorised table also keeps the looked-up rows of width R. A trained sharded table also keeps
+        the token IDs.
         """
         narrow = self.rank if self.rank and self.trained and not self.delta_rows else 0
         wide = 3 if self.trained else 2
@@ -256,16 +278,18 @@ class EmbeddingPlan:
 
     @property
     def logits_bytes(self) -> int:
-        """Return the bytes of the logits of all tokens at once, in `compute_dtype`."""
+        """Return the bytes of the logits of all tokens at once on one rank, in `compute_dtype`."""
         return self.tokens * self._rows * self._number_bytes
 
     @property
     def loss_bytes(self) -> int:
-        """Return the peak bytes of the loss, without the gradients of the weights; for inference, of the logits.
+        """Return the peak bytes of computing the loss on one rank, without gradients of weights.
 
-        Plain: softmax and two gradients, always in fp32. Chunked: one chunk of logits; with 16-bit weights also the
-        chunk in their type and the gradient of the head in fp32. A head tied to delta rows works on blocks of tokens
-        and rows and takes four times a block of logits.
+        - Without training: the logits of all tokens; of a sharded table, of one chunk of tokens.
+        - Plain loss: the softmax of the logits and two gradients of it, in fp32.
+        - Chunked loss: one chunk of logits in fp32. 16-bit weights add that chunk in 16 bits, and a temporary fp32
+          copy of the head's gradient.
+        - Head tied to delta rows: four fp32 blocks of logits, of some tokens by some rows.
         """
         if not self.trained and self.vocab_parallel_size == 1:
             return self.logits_bytes
@@ -279,20 +303,27 @@ class EmbeddingPlan:
 
     @property
     def loss_in_chunks(self) -> bool:
-        """Return whether the loss takes a chunk of tokens at a time."""
+        """Return whether the loss is computed for one chunk of tokens at a time.
+
+        This is so if `chunked_loss` is set, or if the table is sharded.
+        """
         return self.chunked_loss or self.vocab_parallel_size > 1
 
     @property
     def loss_by_blocks(self) -> bool:
-        """Return whether the loss takes a block of tokens and rows at a time: with a head tied to delta rows."""
+        """Return whether the loss is computed for one block of tokens and rows at a time.
+
+        This is so for a head that is tied to a table with delta rows, which has no single matrix of all rows.
+        """
         return self.tied and self.delta_rows > 0
 
     @property
     def peak_bytes(self) -> int:
-        """Return the peak bytes of one step: forward pass, loss, backward pass and optimizer.
+        """Return the peak bytes of one step on one rank: forward pass, loss, backward pass and optimizer.
 
-        Weights, optimizer state and activations stay allocated. To these come the loss and the head's gradient, where
-        the loss computes it; after that the gradients, of a tied table two until they are added.
+        Weights, optimizer state and activations stay allocated during the step. The rest is the larger of two phases.
+        The first computes the loss, and the head's gradient if the loss computes it. The second holds all gradients. A
+        tied table has two in it until they are added, one from the look-up and one from the head.
         """
         head = self._head_gradient * self._number_bytes
         if not self.trained:
@@ -311,30 +342,33 @@ class EmbeddingPlan:
 
     @property
     def gathered_bytes(self) -> int:
-        """Return the bytes of all ranks' hidden states in a chunk of the loss; in training also of their gradients."""
+        """Return the bytes that one rank needs to all-gather hidden states for a chunk of the loss; 0 for one rank.
+
+        These are two copies of the hidden states of all ranks' tokens in the chunk and, in training, their gradients.
+        """
         if self.vocab_parallel_size == 1:
             return 0
         return self._chunk_tokens * self._head_width * self._number_bytes * (3 if self.trained else 2)
 
     @property
     def lookup_network_bytes(self) -> int:
-        """Return the bytes that a rank sends in a step for the look-up: IDs, rows, and in training their gradients.
+        """Return the bytes that a rank sends in a step for the look-up: IDs, rows and, in training, gradients of rows.
 
-        It is the average over S ranks. Each distinct token is sent once to the rank that stores its row, and (S - 1)/S
-        of them are stored elsewhere. Of a factorised table the narrow rows are sent. Tokenizers give frequent tokens
-        the first IDs, so rank 0 sends more than the average: at most `(S - 1) * min(V / S, distinct_tokens)` rows.
-        `peak_bytes` is that of an average rank.
+        It is the average over the S = `vocab_parallel_size` ranks. A rank requests each distinct token of its batch
+        once, and (S - 1)/S of these rows are stored on other ranks. Of a factorised table the rows of width R are sent.
+        Tokenizers give frequent tokens the first IDs, so rank 0 sends more than the average: at most `(S - 1) * min(V /
+        S, distinct_tokens)` rows. `peak_bytes` is that of an average rank.
         """
         each = ID_BYTES + self._factors[0][1] * self._number_bytes * (2 if self.trained else 1)
         return self._distinct * (self.vocab_parallel_size - 1) * each // self.vocab_parallel_size
 
     @property
     def loss_network_bytes(self) -> int:
-        """Return the bytes that a rank sends in a step for the loss: its hidden states and targets to all others.
+        """Return the bytes that a rank sends in a step for the loss of a sharded table.
 
-        To these come two all-reduces of three numbers for each token of all ranks. In training a rank also sends a
-        factor of each token's gradient, and the gradients of the other ranks' hidden states. Logits and rows are not
-        sent.
+        A rank sends its hidden states and targets to all other ranks, and all-reduces three numbers for each token of
+        all ranks. In training it also sends one factor for each of its tokens, and the gradients of the other ranks'
+        hidden states. Neither logits nor rows of the table are sent.
         """
         hidden = self._head_width * self._number_bytes
         own = ID_BYTES + hidden + (4 + hidden if self.trained else 0)
@@ -342,10 +376,10 @@ class EmbeddingPlan:
 
     @property
     def replicas_network_bytes(self) -> int:
-        """Return the bytes that a rank sends in a step to average the gradients of its rows over the replicas.
+        """Return the bytes that a rank sends in a step to average the gradients of table and head over the replicas.
 
-        Dense gradients are all-reduced. Of a row-sparse table the IDs and rows go to each other replica, on average
-        over the ranks.
+        Dense gradients are all-reduced. Of a row-sparse table, a rank sends the IDs and gradients of its looked-up rows
+        to each other replica; their number is an average over the ranks.
         """
         if not self.trained:
             return 0
@@ -357,10 +391,10 @@ class EmbeddingPlan:
 
     @property
     def replicated_network_bytes(self) -> int:
-        """Return the bytes that a process sends in a step to all-reduce the gradients of parameters not sharded.
+        """Return the bytes that a process sends in a step to all-reduce the gradients of unsharded parameters.
 
-        These are learned positions and the projection of a factorised table, which `DistributedDataParallel` averages
-        over all processes.
+        These parameters are learned positions and the `(R, D)` projection of a factorised table.
+        `DistributedDataParallel` averages their gradients over all processes.
         """
         if not self.trained:
             return 0
@@ -374,48 +408,58 @@ class EmbeddingPlan:
         return rows + self.loss_network_bytes + self.replicated_network_bytes
 
     def as_dict(self) -> dict[str, str | int | bool | None]:
-        """Return every field and every computed size by its name, ready for JSON."""
+        """Return the value of every field and of every public property by its name, ready for JSON."""
         computed = [name for name, value in vars(type(self)).items() if isinstance(value, property) and name[0] != "_"]
         return asdict(self) | {name: getattr(self, name) for name in computed}
 
     @property
     def _rows(self) -> int:
-        """Return the number of rows on one rank, `ceil(V / vocab_parallel_size)`."""
+        """Return the number of rows that one rank stores, `ceil(V / vocab_parallel_size)`."""
         return -(-self.vocab_size // self.vocab_parallel_size)
 
     @property
     def _factors(self) -> list[tuple[int, int]]:
-        """Return the shapes of the matrices of the table on one rank: `(V, D)`, or `(V, R)` and `(R, D)`."""
+        """Return the shapes of the matrices of the table on one rank.
+
+        The list is `[(rows, D)]`, or `[(rows, R), (R, D)]` for a factorised table.
+        """
         if self.rank is None:
             return [(self._rows, self.embed_dim)]
         return [(self._rows, self.rank), (self.rank, self.embed_dim)]
 
     @property
     def _number_bytes(self) -> int:
-        """Return the bytes of a number in `compute_dtype`."""
+        """Return the bytes of one number of type `compute_dtype`."""
         return DTYPE_BITS[self.compute_dtype] // 8
 
     @property
     def _distinct(self) -> int:
-        """Return the number of distinct tokens of a rank."""
+        """Return the number of distinct tokens in a rank's batch.
+
+        It is the option `distinct_tokens`, but at most `min(tokens, vocab_size)`. If the option is 0, it is that
+        maximum.
+        """
         most = min(self.tokens, self.vocab_size)
         return min(self.distinct_tokens, most) if self.distinct_tokens else most
 
     @property
     def _head_width(self) -> int:
-        """Return the width of the product of a hidden state and a row: R for a tied factorised table, else D."""
+        """Return the width of the vectors that the head multiplies with rows: R for a tied factorised table, else D."""
         return self.embed_dim if self.rank is None or not self.tied else self.rank
 
     @property
     def _chunk_tokens(self) -> int:
-        """Return the tokens of all ranks in a chunk of the loss."""
+        """Return the number of tokens in one chunk of the loss, counted over the ranks that share the table."""
         ranks = self.vocab_parallel_size
         length = tokens_per_chunk(self.tokens * ranks, self._rows, self._head_width, self.device, 4)
         return min(-(-length // ranks), self.tokens) * ranks
 
     @property
     def _head_gradient(self) -> int:
-        """Return the number of values in the gradient that the loss computes for the rows of the head."""
+        """Return the number of values in the gradient that the loss computes for the head; 0 if the head is frozen.
+
+        For a head tied to a table, these are the rows of the table: `(V, D)`, `(V, R)`, or the delta rows.
+        """
         if not self.trained or (self.delta_rows and not self.tied):
             return 0
         if self.delta_rows:
@@ -423,15 +467,15 @@ class EmbeddingPlan:
         return self._factors[0][0] * self._factors[0][1] if self.tied else self.head_parameters
 
     def _groups(self, columns: int) -> int:
-        """Return the number of groups in a quantised row."""
+        """Return the number of groups in a quantised row of `columns` numbers; a group shares one step and offset."""
         return -(-columns // (self.group_size or columns))
 
     def _scale_bytes_of(self, columns: int) -> int:
-        """Return the bytes of the steps, offsets and scale of a quantised row."""
+        """Return the bytes of the steps, offsets and scale of one quantised row of `columns` numbers."""
         return self._groups(columns) * SCALE_BYTES[self.dtype] + ROW_SCALE_BYTES[self.dtype]
 
     def _row_bytes(self, columns: int) -> int:
-        """Return the bytes of a stored row of `columns` numbers, with the steps and offsets of a quantised row."""
+        """Return the bytes of one stored row of `columns` numbers; of a quantised row also its steps and offsets."""
         if not self.quantised:
             return columns * self._number_bytes
         codes = -(-(self.group_size or columns) * DTYPE_BITS[self.dtype] // 8)
@@ -448,6 +492,9 @@ EmbeddingPlan.__doc__ = (EmbeddingPlan.__doc__ or "").replace("        name: ", 
 def command_flag(name: str) -> str:
     """Return the command-line option of a field of `EmbeddingPlan`.
 
+    Args:
+        name: Name of the field.
+
     Example:
         >>> command_flag("vocab_size"), command_flag("chunked_loss"), command_flag("tied")
         ('--vocab', '--chunked-loss', '--tied/--untied')
@@ -457,7 +504,10 @@ def command_flag(name: str) -> str:
 
 
 def options_table() -> str:
-    """Return the Markdown table of all options, as it is in the documentation."""
+    """Return a Markdown table of all options of a plan: command-line option, field, default and meaning.
+
+    The documentation contains this table.
+    """
     lines = ["| command | Python | default | meaning |", "|---|---|---|---|"]
     for name, option in OPTIONS.items():
         default = "required" if option.default is MISSING else f"`{option.default}`"
@@ -469,13 +519,13 @@ def options_table() -> str:
 
 @dataclass(frozen=True)
 class PlanAlternative:
-    """One change to a plan, and what it saves.
+    """One change to a plan, with the bytes that it saves.
 
     Args:
         change: Name of the change.
         plan: The plan after the change.
         saved_bytes: Bytes by which `peak_bytes` falls; negative if it grows.
-        tradeoff: What the change costs otherwise, in words.
+        tradeoff: What else the change costs, in words.
     """
 
     change: str
@@ -489,8 +539,11 @@ def plan_alternatives(now: EmbeddingPlan, *, used: int | None = None, delta_rows
 
     Args:
         now: The plan to start from.
-        used: Number of tokens that the available texts use; `None` leaves trimming out.
-        delta_rows: Number of rows that are trained in the alternative that trains only some.
+        used: Number of tokens that would be kept in a trimmed vocabulary; `None` leaves trimming out.
+        delta_rows: Number of trained rows in the alternative that trains only some rows.
+
+    Returns:
+        The alternatives, the one that saves most first.
 
     Example:
         >>> now = plan("gpt2", tokens=4096)
@@ -501,37 +554,23 @@ def plan_alternatives(now: EmbeddingPlan, *, used: int | None = None, delta_rows
     fewer = min(delta_rows, now.vocab_size)
     quarter = max(1, now.embed_dim // 4)
     trained, dense = now.trained, now.rank is None
+    can_be_sparse = trained and dense and not (now.tied or now.row_sparse or now.delta_rows)
+    can_freeze_rows = trained and not now.delta_rows and fewer < now.vocab_size and now.processes == 1
+    can_factorise = dense and not now.quantised and now.embed_dim > quarter
+    kept = used or 0
+    trimmed = {"vocab_size": kept, "delta_rows": min(now.delta_rows, kept)}
+    only_rows, factors = {"delta_rows": fewer, "row_sparse": False}, {"rank": quarter, "row_sparse": False}
     options: list[tuple[bool, str, dict[str, Any], str]] = [
         (trained and not now.chunked_loss, "chunked loss", {"chunked_loss": True}, "none: same results"),
         (not now.tied, "tie the head", {"tied": True, "row_sparse": False}, "another model: train again"),
         (now.tied and dense, "untie the head", {"tied": False}, "same model at the start"),
-        (
-            trained and not now.tied and dense and not now.row_sparse and not now.delta_rows,
-            "row-sparse table",
-            {"row_sparse": True},
-            "none: same results",
-        ),
-        (
-            trained and not now.delta_rows and fewer < now.vocab_size and now.processes == 1,
-            f"train {fewer:,} rows only",
-            {"delta_rows": fewer, "row_sparse": False},
-            "all other rows stay",
-        ),
-        (
-            dense and not now.quantised and now.embed_dim > quarter,
-            f"factorise, rank {quarter:,}",
-            {"rank": quarter, "row_sparse": False},
-            "approximate: train again",
-        ),
+        (can_be_sparse, "row-sparse table", {"row_sparse": True}, "none: same results"),
+        (can_freeze_rows, f"train {fewer:,} rows only", only_rows, "all other rows stay"),
+        (can_factorise, f"factorise, rank {quarter:,}", factors, "approximate: train again"),
         (now.dtype == "fp32", "weights in bf16", {"dtype": "bf16"}, "weights of three digits"),
         (not now.quantised, "int8, nothing trained", {**frozen, "dtype": "int8"}, "rows about 1 % off"),
         (not now.quantised, "int4, nothing trained", {**frozen, "dtype": "int4"}, "rows about 10 % off"),
-        (
-            used is not None and 0 < used < now.vocab_size,
-            f"trim to {used or 0:,} tokens",
-            {"vocab_size": used, "delta_rows": min(now.delta_rows, used or 0)},
-            "other text: more tokens",
-        ),
+        (0 < kept < now.vocab_size, f"trim to {kept:,} tokens", trimmed, "other text: more tokens"),
     ]
     found = []
     for applies, change, values, tradeoff in options:

@@ -45,14 +45,16 @@ CONFIG, WEIGHTS, TOKENIZER = "config.json", "model.safetensors", "tokenizer.json
 
 
 class Described:
-    """Abstract: an object that returns its constructor's arguments as JSON and can be built from them."""
+    """Abstract base of objects that can be described in JSON by their constructor's arguments, and built from that."""
 
     @property
     def config(self) -> JsonObject:
-        """Return the constructor's arguments as JSON; those that are savable objects through `describe`.
+        """Return the constructor's arguments by name, as JSON values. A subclass must define this property.
+
+        An argument that is itself a `Described` object is stored as its description; see `describe`.
 
         Raises:
-            CheckpointError: The class does not define `config`.
+            CheckpointError: The subclass does not define `config`.
         """
         raise CheckpointError(
             f"A {type(self).__name__} cannot be saved: define its property config, which returns the constructor's "
@@ -61,7 +63,9 @@ class Described:
 
     @classmethod
     def from_config(cls: type[Thing], config: JsonObject) -> Thing:
-        """Build an object from `config`, freshly initialised.
+        """Build a new object from what `config` returned. Its weights are freshly initialised.
+
+        Descriptions of inner objects in `config` are built first.
 
         Raises:
             CheckpointError: An argument is unknown or missing.
@@ -74,6 +78,9 @@ class Described:
     def construct(cls: type[Thing], **arguments: Any) -> Thing:
         """Check values from a file by type and size, and call the constructor with them.
 
+        Args:
+            **arguments: Values of the constructor's arguments.
+
         Raises:
             CheckpointError: An argument is unknown or missing, has another type, or is larger than in any model.
         """
@@ -85,8 +92,9 @@ class Described:
 
     @classmethod
     def from_description(cls: type[Thing], arguments: JsonObject) -> Thing:
-        """Build an object from a description without its kind. A class overrides it if its `from_config` also reads
-        configurations of other libraries.
+        """Build an object from a description without its key `kind`, as `from_config` does.
+
+        A class overrides this method if its `from_config` also reads configurations of other libraries.
         """
         return cls.from_config(arguments)
 
@@ -165,22 +173,32 @@ class Pretrained(Described, nn.Module):
 
 
 def write_config(directory: Path, description: JsonObject) -> None:
-    """Write `config.json`. Write it after all other files of a layer: a folder with it is complete."""
+    """Write `config.json` atomically: the description of a layer and the format version.
+
+    Write it after all other files of a layer, because a folder with `config.json` counts as complete.
+
+    Args:
+        directory: Folder of the layer, which must exist.
+        description: The result of `describe`.
+    """
     write_json(directory / CONFIG, {"format_version": FORMAT_VERSION, **description})
 
 
 def describe(layer: Described) -> JsonObject:
-    """Return `{"kind": kind identifier, **config}`, from which `build` constructs an equal layer."""
+    """Return the description of an object: `{"kind": kind identifier, **layer.config}`.
+
+    `build` constructs an object with the same arguments from it.
+    """
     return {"kind": kind_of(type(layer)), **layer.config}
 
 
 def is_description(value: object) -> bool:
-    """Return whether `value` is a description, as `describe` returns."""
+    """Return whether `value` is a dictionary with a string `kind`, as `describe` returns."""
     return isinstance(value, dict) and isinstance(value.get("kind"), str)
 
 
 def build(description: JsonObject) -> Any:
-    """Build an object from its description, freshly initialised.
+    """Build an object from its description, as `describe` returns. Its weights are freshly initialised.
 
     Raises:
         CheckpointError: The kind is unknown, or the arguments do not fit.
@@ -214,6 +232,12 @@ def build(description: JsonObject) -> Any:
 def check_saved(function: Callable[..., Any], arguments: Mapping[str, Any]) -> None:
     """Check the types and sizes of values from a file before they are passed to a function.
 
+    Names that are not in the signature are not reported.
+
+    Args:
+        function: Function or class that the values are for.
+        arguments: Values by the names of the arguments.
+
     Raises:
         CheckpointError: A value has another type than the signature, or is larger than in any model.
     """
@@ -232,20 +256,30 @@ def check_saved(function: Callable[..., Any], arguments: Mapping[str, Any]) -> N
 
 
 def short(error: Exception) -> str:
-    """Return the first line of the message of an error; the whole message of an error of this library."""
+    """Return the message of an error as text for another message.
+
+    An error of this library keeps its whole message. Of any other, only the start of the first line is returned, in
+    ASCII.
+    """
     if isinstance(error, EmbedLayerError):
         return str(error)
     return printable((str(error).splitlines() or [""])[0])[1:-1]
 
 
 def assign(layer: nn.Module, tensors: dict[str, torch.Tensor], *, source: Path) -> None:
-    """Assign tensors to a layer by name. If one does not fit, none is assigned.
+    """Replace a layer's parameters and saved buffers by tensors from a file; on an error the layer does not change.
 
-    A tensor replaces the layer's own and keeps its dtype; floating-point types may differ from the layer's.
+    The layer refers to the passed tensors, without copies. A tensor keeps its dtype: floating-point types may differ
+    from the layer's, other dtypes must be equal.
+
+    Args:
+        layer: The layer, which may be on the meta device.
+        tensors: Tensors by their names in the layer's state dict.
+        source: The file, for the error message.
 
     Raises:
-        CheckpointError: A name is missing or unknown, or a shape or dtype differs; the message lists the faults
-            and names `source`.
+        CheckpointError: A name is missing or unknown, or a shape or dtype differs; the message lists up to eight
+            faults.
     """
     state = layer.state_dict()
     faults = [f"{name} is missing" for name in state.keys() - tensors.keys()]

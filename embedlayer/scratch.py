@@ -38,7 +38,7 @@ def one_hot(ids: Integer[np.ndarray, "*batch T"], vocab_size: int) -> Float[np.n
 
     Raises:
         TokenIdError: An ID is not an integer or is outside the table.
-        ShapeError: `ids` is a scalar or has no columns.
+        ShapeError: `ids` is a scalar, or its last dimension has length 0.
 
     Example:
         >>> one_hot(np.array([2, 0]), 3)
@@ -57,8 +57,8 @@ class ScratchEmbedding:
         vocab_size: Rows of the table, V.
         embed_dim: Width of a row, D.
         padding_idx: Row that is zero and gets no gradient; `None` for no such row.
-        scale: Factor on every looked-up row: a number, `"sqrt_dim"`, or `None` for 1.
-        W: The table, copied; by default drawn from N(0, 0.02).
+        scale: Factor on every looked-up row: a number, `"sqrt_dim"` for sqrt(D), or `None` for 1.
+        W: The table, `(V, D)`, which is copied; by default drawn from N(0, 0.02^2).
 
     Raises:
         SizeError: A size is below 1, `padding_idx` is not a row, or `W` has another shape.
@@ -87,7 +87,12 @@ class ScratchEmbedding:
         self._last_one_hot: Float[np.ndarray, "*batch T V"] | None = None
 
     def __call__(self, token_ids: Integer[np.ndarray, "*batch T"]) -> Float[np.ndarray, "*batch T D"]:
-        """Look up `token_ids`: `scale * one_hot @ W`."""
+        """Return the scaled rows of `token_ids`, `scale * one_hot @ W`, and keep the one-hot rows for a backward pass.
+
+        Raises:
+            TokenIdError: An ID is not an integer or is outside the table.
+            ShapeError: `token_ids` is a scalar, or its last dimension has length 0.
+        """
         self._last_one_hot = one_hot(token_ids, self.vocab_size).astype(self.W.dtype)
         out: np.ndarray = self.scale * (self._last_one_hot @ self.W)
         return out
@@ -96,7 +101,8 @@ class ScratchEmbedding:
 class ScratchEmbeddingWithGrad(ScratchEmbedding):
     """`ScratchEmbedding` with its backward pass: `dL/dW = scale * one_hot^T @ dL/dout`.
 
-    The arguments are those of `ScratchEmbedding`. `grad_W` is the gradient of the last `backward`, `None` before it.
+    The arguments are those of `ScratchEmbedding`. The attribute `grad_W` is the gradient that the last call of
+    `backward` computed, and `None` before the first call.
 
     Example:
         >>> emb = ScratchEmbeddingWithGrad(10, 4)
@@ -108,11 +114,20 @@ class ScratchEmbeddingWithGrad(ScratchEmbedding):
     grad_W: Float[np.ndarray, "V D"] | None = None
 
     def forward(self, token_ids: Integer[np.ndarray, "*batch T"]) -> Float[np.ndarray, "*batch T D"]:
-        """Look up `token_ids`, and keep their one-hot rows for `backward`."""
+        """Return the scaled rows of `token_ids`, and keep their one-hot rows for `backward`."""
         return self(token_ids)
 
     def backward(self, grad_output: Float[np.ndarray, "*batch T D"]) -> Float[np.ndarray, "V D"]:
-        """Return the gradient of W from that of the last output, and store it as `grad_W`."""
+        """Return the gradient of the table W for the last `forward`, and store it as `grad_W`.
+
+        The row of `padding_idx` is zero. An earlier gradient is replaced, not added to.
+
+        Args:
+            grad_output: Gradient of the loss with respect to the output of `forward`.
+
+        Raises:
+            ShapeError: `forward` was not called, or `grad_output` does not fit its output.
+        """
         self.grad_W = self.scale * _table_gradient(self._last_one_hot, grad_output)
         _clear_padding(self.grad_W, self.padding_idx)
         return self.grad_W
@@ -129,10 +144,11 @@ class ScratchFactorizedEmbedding:
         vocab_size: Rows of E1, V.
         embed_dim: Columns of E2, D.
         rank: Columns of E1 and rows of E2, R.
-        padding_idx: Row of E1 that is zero and gets no gradient.
-        scale: As in `ScratchEmbedding`.
-        E1: First factor, copied; by default from N(0, 0.02).
-        E2: Second factor, copied; by default from N(0, R^-1/2), so that W has standard deviation 0.02.
+        padding_idx: Row of E1 that is zero and gets no gradient; `None` for no such row.
+        scale: Factor on every looked-up row: a number, `"sqrt_dim"` for sqrt(D), or `None` for 1.
+        E1: First factor, `(V, R)`, which is copied; by default drawn from N(0, 0.02^2).
+        E2: Second factor, `(R, D)`, which is copied; by default drawn from N(0, 1/R), so that the entries of W have
+            standard deviation 0.02.
 
     Raises:
         SizeError: A size is below 1, `padding_idx` is not a row, or a factor has another shape.
@@ -163,12 +179,15 @@ class ScratchFactorizedEmbedding:
 
     @property
     def W(self) -> Float[np.ndarray, "V D"]:
-        """Return the whole table, `E1 @ E2`."""
+        """Return the whole table, the product `E1 @ E2`, computed at each access."""
         table: np.ndarray = self.E1 @ self.E2
         return table
 
     def forward(self, token_ids: Integer[np.ndarray, "*batch T"]) -> Float[np.ndarray, "*batch T D"]:
-        """Look up `token_ids`: `scale * one_hot @ E1 @ E2`."""
+        """Return the scaled rows of `token_ids`, `scale * one_hot @ E1 @ E2`.
+
+        The one-hot rows are kept for `backward`.
+        """
         self._last_one_hot = one_hot(token_ids, self.vocab_size).astype(self.E1.dtype)
         out: np.ndarray = self.scale * (self._last_one_hot @ self.E1 @ self.E2)
         return out
@@ -178,25 +197,41 @@ class ScratchFactorizedEmbedding:
     def backward(
         self, grad_output: Float[np.ndarray, "*batch T D"]
     ) -> tuple[Float[np.ndarray, "V R"], Float[np.ndarray, "R D"]]:
-        """Return the gradients of E1 and E2 from that of the last output."""
+        """Return the gradients of the factors E1 and E2 for the last `forward`, in this order.
+
+        They are also stored as `grad_E1` and `grad_E2`.
+
+        Args:
+            grad_output: Gradient of the loss with respect to the output of `forward`.
+
+        Raises:
+            ShapeError: `forward` was not called, or `grad_output` does not fit its output.
+        """
         return self.split_gradient(self.scale * _table_gradient(self._last_one_hot, grad_output))
 
     def split_gradient(
         self, grad_W: Float[np.ndarray, "V D"]
     ) -> tuple[Float[np.ndarray, "V R"], Float[np.ndarray, "R D"]]:
-        """Return the gradients of E1 and E2 from that of W, which a tied head computes."""
+        """Return the gradients of the factors E1 and E2, in this order, from the gradient of their product W.
+
+        They are also stored as `grad_E1` and `grad_E2`. `backward` calls this method; call it yourself with the
+        gradient of W that a tied head computed.
+
+        Args:
+            grad_W: Gradient of the loss with respect to W.
+        """
         self.grad_E1, self.grad_E2 = grad_W @ self.E2.T, self.E1.T @ grad_W
         _clear_padding(self.grad_E1, self.padding_idx)
         return self.grad_E1, self.grad_E2
 
 
 class ScratchPositionEmbedding:
-    """A table with one row of W per position: like that of tokens, indexed by position.
+    """A table with one row of W per position, looked up like a table of tokens.
 
     Args:
-        max_seq_len: Rows of the table: the longest sequence.
+        max_seq_len: Rows of the table, T_max: the longest sequence.
         embed_dim: Width of a row, D.
-        W: The table, copied; by default drawn from N(0, 0.02). `scratch_sinusoidal` returns a fixed one.
+        W: The table, which is copied; by default drawn from N(0, 0.02^2). `scratch_sinusoidal` returns a fixed one.
 
     Raises:
         SizeError: A size is below 1, or `W` has another shape.
@@ -215,7 +250,9 @@ class ScratchPositionEmbedding:
         self._last_one_hot: Float[np.ndarray, "*rows T T_max"] | None = None
 
     def __call__(self, seq_len: int | Integer[np.ndarray, "*rows T"]) -> Float[np.ndarray, "*rows T D"]:
-        """Return the rows of positions `0..seq_len - 1`, or of the positions passed.
+        """Return the rows of positions `0..seq_len - 1`, or of the positions in `seq_len` if it is an array.
+
+        The one-hot rows are kept for `backward`.
 
         Raises:
             PositionError: A position is outside the table.
@@ -232,7 +269,15 @@ class ScratchPositionEmbedding:
         return rows
 
     def backward(self, grad_output: Float[np.ndarray, "*batch T D"]) -> Float[np.ndarray, "T_max D"]:
-        """Return the gradient of W from that of the last output, summed over the batch, and store it as `grad_W`."""
+        """Return the gradient of the table W for the last call, summed over the batch, and store it as `grad_W`.
+
+        Args:
+            grad_output: Gradient of the loss with respect to the rows that the last call returned. It may have further
+                batch dimensions in front if the rows were added to a batch.
+
+        Raises:
+            ShapeError: There was no call, or `grad_output` does not fit its result.
+        """
         self.grad_W = _table_gradient(self._last_one_hot, grad_output)
         return self.grad_W
 
@@ -244,12 +289,15 @@ class ScratchCombinedEmbedding:
 
     Args:
         vocab_size: Rows of the token table, V.
-        embed_dim: Width, D.
-        max_seq_len: Rows of the position table.
+        embed_dim: Width of both tables, D.
+        max_seq_len: Rows of the position table, T_max.
         padding_idx: As in `ScratchEmbedding`.
         scale: As in `ScratchEmbedding`; positions are not scaled.
-        token_W: The token table.
-        position_W: The position table.
+        token_W: The token table, which is copied; drawn at random if `None`.
+        position_W: The position table, which is copied; drawn at random if `None`.
+
+    Raises:
+        SizeError: A size is below 1, `padding_idx` is not a row, or a table has another shape.
 
     Example:
         >>> combined = ScratchCombinedEmbedding(100, 8, 32)
@@ -278,7 +326,11 @@ class ScratchCombinedEmbedding:
         token_ids: Integer[np.ndarray, "*batch T"],
         positions: Integer[np.ndarray, "*rows T"] | None = None,
     ) -> Float[np.ndarray, "*batch T D"]:
-        """Return the sum of both look-ups. `positions` are `0..T - 1` by default.
+        """Return the sum of the token rows and the position rows.
+
+        Args:
+            token_ids: Token IDs.
+            positions: Position of each token; `0..T - 1` in each sequence if `None`.
 
         Raises:
             TokenIdError: An ID is outside the token table.
@@ -293,21 +345,29 @@ class ScratchCombinedEmbedding:
     def backward(
         self, grad_output: Float[np.ndarray, "*batch T D"]
     ) -> tuple[Float[np.ndarray, "V D"], Float[np.ndarray, "T_max D"]]:
-        """Return the gradients of the token table and of the position table."""
+        """Return the gradients of the token table and of the position table for the last `forward`, in this order.
+
+        Args:
+            grad_output: Gradient of the loss with respect to the output of `forward`.
+
+        Raises:
+            ShapeError: `forward` was not called, or `grad_output` does not fit its output.
+        """
         return self.token_emb.backward(grad_output), self.pos_emb.backward(grad_output)
 
 
 class ScratchTiedHead:
     """A tied LM head: `logits = hidden @ W^T`, and the cross entropy of the next token.
 
-    With p = softmax(logits) and N targets that count, in nats per token:
+    With p = softmax(logits) and N targets other than -100, in nats per token:
 
         L = -mean(log p[target])
         dL/dlogits = (p - one_hot(target)) / N
         dL/dhidden = dL/dlogits @ W
         dL/dW      = dL/dlogits^T @ hidden
 
-    The scale of the table is not applied. The logit of a padding row is 0, like the row, and has no gradient.
+    The scale of the table is not applied. The logit of a padding row is 0, because the row is 0; the row gets no
+    gradient.
 
     Args:
         table: The table, kept by reference, so the head uses its current rows.
@@ -320,14 +380,20 @@ class ScratchTiedHead:
         self._last_grad_logits: Float[np.ndarray, "*batch T V"] | None = None
 
     def logits(self, hidden: Float[np.ndarray, "*batch T D"]) -> Float[np.ndarray, "*batch T V"]:
-        """Return the score of each token: `hidden @ W^T`."""
+        """Return the logit of each token of the vocabulary: `hidden @ W^T`."""
         logits: np.ndarray = hidden @ self.table.W.T
         return logits
 
     __call__ = logits
 
     def loss(self, hidden: Float[np.ndarray, "*batch T D"], targets: Integer[np.ndarray, "*batch T"]) -> float:
-        """Return the mean cross entropy in nats over the targets that are not -100; 0 if there are none.
+        """Return the mean cross entropy in nats over the targets that are not -100; 0 if all are.
+
+        What `backward` needs is kept.
+
+        Args:
+            hidden: Hidden states.
+            targets: ID of the correct token for each hidden state; -100 leaves a hidden state out.
 
         Raises:
             TokenIdError: A target is outside the table.
@@ -341,9 +407,13 @@ class ScratchTiedHead:
         return float(-(log_p * picked).sum() / total)
 
     def backward(self) -> tuple[Float[np.ndarray, "*batch T D"], Float[np.ndarray, "V D"]]:
-        """Return the gradients of `hidden` and of W for the last `loss`, and store the second as `grad_W`.
+        """Return the gradients of the last `loss` with respect to `hidden` and to the table W, in this order.
 
-        For a factorised table, `split_gradient` computes the gradients of the factors from that of W.
+        The second is also stored as `grad_W`. For a factorised table, pass it to `split_gradient` of the table to get
+        the gradients of the factors.
+
+        Raises:
+            ShapeError: `loss` was not called before.
         """
         if self._last_grad_logits is None or self._last_hidden is None:
             raise ShapeError("backward needs the result of a forward pass: call loss first.")
@@ -353,14 +423,14 @@ class ScratchTiedHead:
 
 
 def scratch_sinusoidal(max_seq_len: int, embed_dim: int, *, base: float = 10000.0) -> Float[np.ndarray, "T D"]:
-    """Return sinusoids: `PE[t, 2i] = sin(t / base^(2i/D))`, `PE[t, 2i + 1] = cos(t / base^(2i/D))`.
+    """Return sinusoidal positions: `PE[t, 2i] = sin(t / base^(2i/D))`, `PE[t, 2i + 1] = cos(t / base^(2i/D))`.
 
     With an odd width the last column is a sine without a cosine.
 
     Args:
-        max_seq_len: Number of rows.
+        max_seq_len: Number of rows, one for each position.
         embed_dim: Width, D.
-        base: The longest wavelength is nearly `2 pi base` positions.
+        base: Sets the longest wavelength, which is nearly `2 pi base` positions.
 
     Raises:
         SizeError: A size is below 1.
@@ -375,7 +445,10 @@ def scratch_sinusoidal(max_seq_len: int, embed_dim: int, *, base: float = 10000.
 
 
 def log_softmax(logits: Float[np.ndarray, "*batch V"]) -> Float[np.ndarray, "*batch V"]:
-    """Return `logits - log(sum(exp(logits)))`; the largest logit is subtracted first, so nothing overflows."""
+    """Return the logarithm of the softmax over the last dimension: `logits - log(sum(exp(logits)))`.
+
+    The largest logit is subtracted first, so nothing overflows.
+    """
     shifted = logits - logits.max(axis=-1, keepdims=True)
     log_p: np.ndarray = shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
     return log_p
@@ -395,20 +468,20 @@ class EmbeddingTour:
 
     Args:
         token_ids: Token IDs, `(T,)`; the last one equals the first.
-        looked_up: Their rows, read by index.
-        product: The same rows as `one_hot @ W`.
+        looked_up: The rows of these tokens, read by index.
+        product: The same rows, computed as `one_hot @ W`.
         grad_rows: Whether each row of the table got a gradient, `(V,)`.
-        repeated: Vectors of one token at every position, with learned positions added; all differ.
-        similarity: Cosines between sinusoidal positions.
-        order: A new order of the tokens.
-        scores: Attention scores without positions.
+        repeated: Vectors of one token at T positions, with learned positions added; they all differ.
+        similarity: Cosine similarity of every two sinusoidal positions.
+        order: A new order of the tokens: element i is the old place of the token that is now at place i.
+        scores: Attention scores of every two tokens, without positions.
         reordered_scores: Scores of the tokens in the new order: the same numbers, permuted.
         uniform_loss: Loss of a uniform prediction, ln V, in nats.
-        first_loss: Loss of an untrained tied head over rows from N(0, 0.02): near ln V.
-        wide_first_loss: The same over rows from N(0, 1), the initialisation of `nn.Embedding`: far larger, because each
-            token predicts itself.
-        tied_parameters: Parameters of table and tied head.
-        untied_parameters: Parameters of table and untied head, twice as many.
+        first_loss: Loss of an untrained tied head with rows from N(0, 0.02^2): near ln V.
+        wide_first_loss: The same loss with rows from N(0, 1), the initialisation of `nn.Embedding`. It is far larger,
+            because the head predicts that each token repeats itself.
+        tied_parameters: Number of parameters of a table with a tied head.
+        untied_parameters: Number of parameters of a table with an untied head, twice as many.
         table_bytes: Bytes of one table in fp32.
     """
 
@@ -454,7 +527,7 @@ def demonstrate_embeddings(
 
     Args:
         vocab_size: Rows of the table, V.
-        embed_dim: Width, D.
+        embed_dim: Width of a row, D.
         seq_len: Number of tokens, T.
         verbose: Whether to print the results, one line each.
 
@@ -497,7 +570,17 @@ def demonstrate_embeddings(
 
 
 def _first_loss(token_ids: Integer[np.ndarray, "T"], vocab_size: int, embed_dim: int, std: float) -> float:
-    """Return the loss of a tied head for the next token, on each token's own vector divided by `std`."""
+    """Return the loss in nats of an untrained tied head that predicts the next token.
+
+    The table is drawn from N(0, std^2). The hidden state of each token is its own row, divided by `std`. The first
+    token is the target of the last one.
+
+    Args:
+        token_ids: Token IDs of one sequence.
+        vocab_size: Rows of the table, V.
+        embed_dim: Width of a row, D.
+        std: Standard deviation of the table.
+    """
     table = ScratchEmbedding(vocab_size, embed_dim, W=np.random.standard_normal((vocab_size, embed_dim)) * std)
     return ScratchTiedHead(table).loss(table(token_ids) / std, np.roll(token_ids, -1))
 
@@ -505,7 +588,16 @@ def _first_loss(token_ids: Integer[np.ndarray, "T"], vocab_size: int, embed_dim:
 def _table_gradient(
     one_hot: Float[np.ndarray, "*rows T V"] | None, grad_output: Float[np.ndarray, "*batch T D"]
 ) -> Float[np.ndarray, "V D"]:
-    """Return `one_hot^T @ grad_output`, summed over all tokens. Rows shared by a batch are repeated for it."""
+    """Return the gradient of a table, `one_hot^T @ grad_output`, summed over all tokens.
+
+    Args:
+        one_hot: One-hot rows of the last look-up, or `None` if there was none. If `grad_output` has further batch
+            dimensions in front, the same one-hot rows apply to each element of the batch.
+        grad_output: Gradient of the rows that were looked up.
+
+    Raises:
+        ShapeError: There was no look-up, or `grad_output` has another shape than its result.
+    """
     if one_hot is None:
         raise ShapeError("backward needs the result of a forward pass: call the layer first.")
     *tokens, embed_dim = grad_output.shape
@@ -521,7 +613,16 @@ def _table_gradient(
 
 
 def _weights(given: Float[np.ndarray, "..."] | None, std: float, **sizes: int) -> Float[np.ndarray, "..."]:
-    """Return a copy of the passed weights, or weights drawn from N(0, std). Raise `SizeError` for another shape."""
+    """Return a copy of the given weights, or new weights drawn from N(0, std^2).
+
+    Args:
+        given: The weights, or `None` to draw them.
+        std: Standard deviation of new weights.
+        **sizes: Name and length of each dimension, in order.
+
+    Raises:
+        SizeError: A size is below 1, or `given` has another shape.
+    """
     _at_least_one(**sizes)
     shape = tuple(sizes.values())
     if given is None:
@@ -546,7 +647,11 @@ def _scale(scale: float | Literal["sqrt_dim"] | None, embed_dim: int) -> float:
 
 
 def _clear_padding(rows: Float[np.ndarray, "V D"], padding_idx: int | None) -> None:
-    """Set the padding row to zero in place; without effect for `None`. Raise `SizeError` if it is not a row."""
+    """Set the padding row of `rows` to zero in place; without effect if `padding_idx` is `None`.
+
+    Raises:
+        SizeError: `padding_idx` is not a row.
+    """
     if padding_idx is None:
         return
     if not 0 <= padding_idx < len(rows):
@@ -555,7 +660,12 @@ def _clear_padding(rows: Float[np.ndarray, "V D"], padding_idx: int | None) -> N
 
 
 def _checked(ids: Integer[np.ndarray, "*batch T"], vocab_size: int) -> Integer[np.ndarray, "*batch T"]:
-    """Return IDs unchanged, or raise an error if they are not integers of the table in a sequence."""
+    """Return `ids` unchanged after a check.
+
+    Raises:
+        TokenIdError: An ID is not an integer, or is outside `0..vocab_size - 1`.
+        ShapeError: `ids` is a scalar, or its last dimension has length 0.
+    """
     if ids.ndim == 0:
         raise ShapeError(f"IDs must have a sequence dimension; found the scalar {ids}. Write np.array([{ids}]).")
     if ids.shape[-1] == 0:
@@ -574,5 +684,5 @@ def _checked(ids: Integer[np.ndarray, "*batch T"], vocab_size: int) -> Integer[n
 
 
 def _few(numbers: Integer[np.ndarray, "N"]) -> str:
-    """Return the first four numbers as text."""
+    """Return the first four numbers as text, separated by spaces, with "..." if there are more."""
     return " ".join(map(str, numbers[:4])) + (" ..." if len(numbers) > 4 else "")

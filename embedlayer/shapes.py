@@ -1,4 +1,4 @@
-"""The one legend of shape letters, and the tensors that have names.
+"""Shape letters of all signatures, and type aliases for tensors of IDs, positions and vectors.
 
 | letter | means | also called |
 |---|---|---|
@@ -32,11 +32,11 @@ Vectors = Float[Tensor, "*ids D"]
 
 @runtime_checkable
 class Encoded(Protocol):
-    """A text with its token IDs: `tokenizers.Encoding`."""
+    """Protocol of a text that a tokenizer has encoded: any object with a list `ids`, such as `tokenizers.Encoding`."""
 
     @property
     def ids(self) -> list[int]:
-        """The token IDs."""
+        """Return the token IDs of the text, in order."""
         ...
 
 

@@ -9,7 +9,9 @@ LONGEST = 80
 
 
 def short_repr(record: Any) -> str:
-    """Return a one-line description of a dataclass or named tuple. Assign it to `__repr__` in the class.
+    """Return a one-line description of a dataclass or named tuple, with sizes instead of the contents of large fields.
+
+    Assign this function to `__repr__` in the class.
 
     Example:
         >>> from typing import NamedTuple
@@ -26,7 +28,11 @@ def short_repr(record: Any) -> str:
 
 
 def _described(value: Any) -> str:
-    """Return a short description of one field."""
+    """Return a short text for the value of a field.
+
+    It is type and size for a module, tensor, tokenizer, or collection of more than three items. For other values it is
+    the `repr`, or only the type if the `repr` is long.
+    """
     from tokenizers import Tokenizer
     from torch import Tensor, nn
 

@@ -48,7 +48,7 @@ STRUCTURED_FILES = (".json", ".jsonl", ".safetensors", ".gguf")
 
 
 class PathKind(StrEnum):
-    """List the kinds of thing that a path can hold; each value is a phrase for messages."""
+    """List the kinds of things that a path can contain; the value of each is a phrase for messages."""
 
     MISSING = "nothing"
     EMPTY_FOLDER = "an empty folder"
@@ -89,7 +89,10 @@ def path_kind(path: Path) -> PathKind:
 
 
 def _kind_of_folder(path: Path) -> PathKind:
-    """Return the kind of a folder, judged by the names in it and, for `config.json`, by its `kind`."""
+    """Return the kind of a folder from the names of its files.
+
+    Only a `config.json` is read, to see whether this library wrote it.
+    """
     names = set(os.listdir(path))
     if not names:
         return PathKind.EMPTY_FOLDER
@@ -107,7 +110,10 @@ def _kind_of_folder(path: Path) -> PathKind:
 
 
 def _describes_layer(config: Path) -> bool:
-    """Return whether `config.json` has the key `kind`, which only `save_pretrained` writes; `False` if damaged."""
+    """Return whether a `config.json` has the key `kind`, which only `save_pretrained` of this library writes.
+
+    The result is `False` for a damaged file.
+    """
     try:
         content = json.loads(config.read_bytes())
     except (ValueError, RecursionError):
@@ -136,7 +142,7 @@ def _kind_of_file(path: Path) -> PathKind:
 
 @dataclass(eq=False)
 class OpenedModel:
-    """A token table with everything that was found with it.
+    """A token table, with the model, tokenizer and run that were found with it.
 
     Attributes:
         title: Short name for titles and messages, such as the name of the folder.
@@ -148,8 +154,8 @@ class OpenedModel:
         tokenizer: The tokenizer of the table, or `None`.
         tokens: The token of each row, if a file of vectors names the rows and no tokenizer was passed; else `None`.
         run: The folder of a run of `embedlayer train`, or `None`.
-        no_decoder: One sentence that says why `model` is no whole decoder; `""` if `model` is one.
-        no_tokenizer: Why a tokenizer in the same folder could not be read; `""` if there was no such failure.
+        no_decoder: One sentence that says why `model` is no whole decoder; `""` if there is nothing to say.
+        no_tokenizer: Why no tokenizer could be read from the folder of a checkpoint; `""` if there was no such failure.
 
     Raises:
         SizeError: `tokens` and the table differ in length.
@@ -178,9 +184,13 @@ class OpenedModel:
         self._lock = threading.Lock()
 
     def once(self, key: str, compute: Callable[[], Answer]) -> Answer:
-        """Return `compute()`, which is called once for each `key`; later calls return the stored result.
+        """Return the result of `compute()`, which is called only the first time for each `key`.
 
-        Concurrent threads that ask for the same key wait for the first one.
+        Later calls return the stored result. Concurrent threads that ask for the same key wait for the first one.
+
+        Args:
+            key: Name of the result.
+            compute: Function without arguments.
         """
         with self._lock:
             lock = self._locks.setdefault(key, threading.Lock())
@@ -192,24 +202,24 @@ class OpenedModel:
 
     @property
     def dtype(self) -> str:
-        """Data type of the rows, such as `"float32"`."""
+        """Return the data type of the rows, such as `"float32"`."""
         return str(self.table.rows(0, 1).dtype).removeprefix("torch.")
 
     @property
     def position(self) -> "Position | None":
-        """Position scheme of the model, or `None` if there is no model."""
+        """Return the position scheme of the model, or `None` if there is no model."""
         return None if self.model is None else self.model.position
 
     @property
     def head(self) -> Any:
-        """LM head of the model, or `None`."""
+        """Return the LM head of the model, or `None` if there is no model or no head."""
         return getattr(self.model, "head", None)
 
     @cached_property
     def untied_head(self) -> "Tensor | None":
-        """Rows of an untied head, `(V, D)`: the first V, one for each row of the table.
+        """Return the rows of an untied head, `(V, D)`: the first V, one for each row of the table.
 
-        `None` if there is no head, the head is tied, or the head has fewer than V rows.
+        The result is `None` if there is no head, the head is tied, or the head has fewer than V rows.
         """
         head = self.head
         if head is None or head.tied or len(head.weight) < self.table.vocab_size:
@@ -219,7 +229,10 @@ class OpenedModel:
 
     @cached_property
     def rows(self) -> "Tensor":
-        """All rows as stored, `(V, D)`, without the scale; a view where the table stores them densely."""
+        """Return all rows of the table as stored, `(V, D)`, without the scale.
+
+        The result is a view of the weight if the table stores its rows densely, else a new tensor.
+        """
         import torch
 
         with torch.no_grad():
@@ -227,7 +240,10 @@ class OpenedModel:
 
     @cached_property
     def counts(self) -> "Tensor | None":
-        """How often each token occurs in the training text, `(V,)`; `None` without a run or its corpus."""
+        """Return how often each token occurs in the training text of a run, `(V,)`.
+
+        The result is `None` if there is no run or its corpus was deleted.
+        """
         if self.run is None or not recover_folder(self.run.corpus).exists():
             return None
         import torch
@@ -237,9 +253,10 @@ class OpenedModel:
         return torch.from_numpy(TokenCorpus.open(self.run.corpus).counts(self.table.vocab_size))
 
     def before(self) -> "OpenedModel | None":
-        """Return the table as it was before training, built again from the run's seed; `None` without a run.
+        """Return a record of the table as it was before training, which is built again from the run's seed.
 
-        The result has the same tokenizer and no model. It is computed once.
+        The record has the same tokenizer and no model; it is computed once. The result is `None` if the table does not
+        come from a training run.
         """
         run = self.run
         if run is None or not run.contains_run:
@@ -251,9 +268,10 @@ class OpenedModel:
 
     @cached_property
     def token_texts(self) -> list[str]:
-        """Readable text of each row, a list of V strings.
+        """Return a readable text for each row, as a list of V strings.
 
-        A row without a token has `""`. Without tokenizer and tokens, row 7 has `"#7"`.
+        A row that has no token has the text `""`. If there is neither a tokenizer nor `tokens`, row 7 has the text
+        `"#7"`.
         """
         if self.tokens is not None:
             return self.tokens
@@ -267,13 +285,13 @@ class OpenedModel:
 
     @property
     def special_ids(self) -> list[int]:
-        """IDs of the tokenizer's special tokens, sorted."""
+        """Return the sorted IDs of the tokenizer's special tokens; an empty list without a tokenizer."""
         added = {} if self.tokenizer is None else self.tokenizer.get_added_tokens_decoder()
         return sorted(token for token, content in added.items() if content.special)
 
     @cached_property
     def vocabulary(self) -> "Tokenizer | None":
-        """The tokenizer, or one that is built from `tokens`; `None` if there is neither.
+        """Return the tokenizer, or one that is built from `tokens`; `None` if there is neither.
 
         The built tokenizer gives a duplicate token the ID of its first row. It splits text at white space, unless a
         token contains white space.
@@ -324,7 +342,7 @@ class OpenedModel:
 
     @property
     def adds_special_tokens(self) -> bool:
-        """Whether `encode` adds the tokenizer's special tokens to a text.
+        """Return whether `encode` adds the tokenizer's special tokens to a text.
 
         They are added for checkpoints, and for runs that contain `generation_config.json`; not for a table alone.
         """
@@ -332,7 +350,7 @@ class OpenedModel:
 
     @cached_property
     def text_limits(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Two tuples: the token IDs that start a text, and the token IDs that end a text; each may be empty.
+        """Return two tuples: the token IDs that start a text, and the token IDs that end a text; each may be empty.
 
         The IDs come from `config.json` and `generation_config.json` in the folder of a checkpoint. If neither file
         states them, they are found by the names of the tokenizer's tokens, such as `<s>`.
@@ -353,7 +371,12 @@ class OpenedModel:
                 stated |= {key: value for key, value in read_json(file).items() if value is not None}
 
         def ids(key: str, named: int | None) -> tuple[int, ...]:
-            """Return the stated IDs under `key` as a tuple; without them `named`, or an empty tuple."""
+            """Return the token IDs that the files state, as a tuple.
+
+            Args:
+                key: Name in the JSON files, such as `"eos_token_id"`.
+                named: ID to use if the files state none; `None` gives an empty tuple.
+            """
             values = stated.get(key, named)
             values = values if isinstance(values, list) else [values]
             return tuple(value for value in values if isinstance(value, int))
@@ -361,7 +384,7 @@ class OpenedModel:
         return ids("bos_token_id", tokenizer.token_to_id("<s>")), ids("eos_token_id", end)
 
     def require_decoder(self) -> "DecoderLM":
-        """Return `model` after a check that it is a `DecoderLM`, which can predict the next token.
+        """Return `model`, which must be a whole decoder (`DecoderLM`) that can predict the next token.
 
         Raises:
             CheckpointError: The model is no whole decoder; the message says why.
@@ -375,7 +398,7 @@ class OpenedModel:
         )
 
     def prompt(self, text: str) -> list[int]:
-        """Return the token IDs of `text`, to be continued by `generate`.
+        """Return the token IDs of `text` as a prompt that `generate` continues; the list is never empty.
 
         If the text has no tokens, the result is the first ID that starts a text, from `text_limits`.
 
@@ -439,7 +462,7 @@ def open_model(source: Path | str, tokenizer: Path | str | None = None, *, devic
 
 
 def _open_vectors(path: Path) -> OpenedModel:
-    """Open a file of word vectors as a table with one token for each row."""
+    """Open a file of word vectors as a table on the CPU, with one token for each row and no tokenizer."""
     from embedlayer.checkpoints.vector_files import read_vectors
     from embedlayer.tables.dense import TokenEmbedding
 
@@ -490,9 +513,14 @@ def _open_saved(path: Path, device: str) -> OpenedModel:
 
 
 def _open_checkpoint(path: Path, device: str) -> OpenedModel:
-    """Open a local checkpoint: as a whole decoder if `load_llama` reads it, else its embedding layer alone.
+    """Open a local checkpoint: as a whole decoder if `load_llama` can read it, else its embedding layer alone.
 
-    `no_decoder` then holds the error of `load_llama`. Warns if the tokenizer has IDs outside the table.
+    In the second case, `no_decoder` of the result is the message of the error of `load_llama`. A tokenizer with IDs
+    outside the table causes a warning.
+
+    Raises:
+        CheckpointError: The embedding layer cannot be read either.
+        FileError: A file is missing or cannot be read.
     """
     from embedlayer.data.tokenizer import missing_rows_message
     from embedlayer.models.llama import load_llama
@@ -517,7 +545,12 @@ def _open_checkpoint(path: Path, device: str) -> OpenedModel:
 
 
 def _open_layer(source: Path | str, device: str) -> OpenedModel:
-    """Open the embedding layer of a checkpoint, from a local path or from the hub."""
+    """Open the embedding layer of a checkpoint, and no transformer blocks, from a local path or from the hub.
+
+    Raises:
+        FileError: The source does not exist, or cannot be read.
+        CheckpointError: The source is damaged or of an unknown kind.
+    """
     from embedlayer.checkpoints.embedding_layer import load
 
     is_here = Path(source).exists()
@@ -534,17 +567,15 @@ def _open_layer(source: Path | str, device: str) -> OpenedModel:
 
 
 def _tokenizer_beside(path: Path) -> "tuple[Tokenizer | None, str]":
-    """Return the tokenizer in the folder of `path`, and the reason why it could not be read.
+    """Return the tokenizer in the folder of `path`, and the reason if there is none or it cannot be read.
 
-    The result is `(tokenizer, "")`, `(None, "")` if there is no tokenizer, or `(None, reason)`.
+    The result is `(tokenizer, "")` or `(None, reason)`.
     """
     from embedlayer.data.tokenizer import load_tokenizer
 
     try:
         return load_tokenizer(_folder(path)), ""
-    except FileError:
-        return None, ""
-    except (TokenizerError, CheckpointError) as error:
+    except (FileError, TokenizerError, CheckpointError) as error:
         return None, str(error)
 
 

@@ -22,16 +22,19 @@ def transforms_active() -> bool:
 def plain_operators_only() -> bool:
     """Return whether custom operators must not be used: in `torch.export`, and under a `torch.func` transform.
 
-    Values cannot be read there, so no error can depend on them.
+    Values of tensors cannot be read there, so a check of values cannot raise an error.
     """
     return torch.compiler.is_exporting() or transforms_active()
 
 
 def is_transformed(*tensors: Tensor | None) -> bool:
-    """Return whether a transform is running, or one of the tensors has a tangent or a batch of gradients.
+    """Return whether a `torch.func` transform is running, or a tensor takes part in an older form of one.
 
-    Tangents come from `torch.autograd.forward_ad`, batches from `torch.autograd.grad(..., is_grads_batched=True)`.
-    `None` among `tensors` is skipped.
+    These forms are tensors with a tangent (`torch.autograd.forward_ad`), and batched gradients
+    (`torch.autograd.grad(..., is_grads_batched=True)`). Under `torch.compile` only `torch.func` is checked.
+
+    Args:
+        *tensors: Tensors to check; `None` is skipped.
     """
     if torch.compiler.is_compiling():
         return transforms_active()
@@ -44,6 +47,9 @@ def is_transformed(*tensors: Tensor | None) -> bool:
 
 def fusible(*tensors: Tensor | None) -> bool:
     """Return whether a fused function may compute with `tensors`: in eager mode and without transforms.
+
+    Args:
+        *tensors: Inputs of the function; `None` is skipped.
 
     Example:
         >>> fusible(torch.ones(3))

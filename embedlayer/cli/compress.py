@@ -4,7 +4,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -12,27 +12,12 @@ from embedlayer.cli.options import SOURCE, TEXT, NewFolder, json_option, tokeniz
 from embedlayer.cli.printing import make_console, print_line, print_table
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
-    from embedlayer.compress.report import CompressionResult, Loss
+    from embedlayer.compress.report import CompressionResult
     from embedlayer.sources import OpenedModel
+    from embedlayer.tables.table import TokenTable
 
 WINDOW = 256
 """Longest window in tokens on which the loss is measured."""
-
-
-class TokenUse(NamedTuple):
-    """Store how a text uses the tokens of a table.
-
-    Attributes:
-        counts: Occurrences of each token, `(V,)`, or `None` if unknown.
-        kept: Number of tokens that `embedlayer vocab trim` would keep, or `None` if unknown.
-        loss: Function from a table to the loss on the text, or `None` without a decoder or text.
-    """
-
-    counts: "Tensor | None" = None
-    kept: int | None = None
-    loss: "Loss | None" = None
 
 
 @click.command()
@@ -63,7 +48,8 @@ def compress(
     embedlayer compress run --compare --text book.txt
     embedlayer compress run --to int4-g32 -o smaller
     """  # noqa: D301 (click needs the backspace)
-    from embedlayer.compress.convert import check_kind
+    from embedlayer.compress.convert import check_kind, compress_table
+    from embedlayer.compress.report import compare_compression
     from embedlayer.sources import open_model
 
     if to is None and not compare:
@@ -74,10 +60,11 @@ def compress(
         check_kind(to)
     opened = open_model(source, tokenizer_from)
     use = known_use(opened) if text is None else measure_use(opened, text)
-    rows = _side_by_side(opened, to, use) if compare else []
+    rows = compare_compression(opened.table, _choices(opened.table.embed_dim, to), **use) if compare else []
     if to is not None and output is not None:
-        written = _write(opened, to, output, use)
-        rows = rows or written
+        table = compress_table(opened.table, to, counts=use["counts"])
+        rows = rows or compare_compression(opened.table, {to: table}, **use)[:2]
+        _write(opened, table, output)
     if as_json:
         click.echo(json.dumps({"output": None if output is None else str(output), "rows": [asdict(r) for r in rows]}))
         return
@@ -86,20 +73,26 @@ def compress(
         click.echo(f"\nWritten to {output}: {', '.join(sorted(file.name for file in output.iterdir()))}")
 
 
-def known_use(opened: "OpenedModel") -> TokenUse:
-    """Return how the training text of a run uses its tokens, without a loss.
+def known_use(opened: "OpenedModel") -> dict[str, Any]:
+    """Return how the training text of a run uses its tokens, as keyword arguments of `compare_compression`.
 
-    For other sources all fields are `None`; so is `kept` without a tokenizer.
+    These are `counts`, the occurrences of each token, and `kept`, the number of tokens that `embedlayer vocab trim`
+    would keep. `counts` is `None` for other sources than runs; `kept` needs counts and a tokenizer, or is left out.
     """
     from embedlayer.vocab.token_usage import with_required_tokens
 
-    if opened.counts is None or opened.tokenizer is None:
-        return TokenUse(opened.counts)
-    return TokenUse(opened.counts, len(with_required_tokens(opened.tokenizer, opened.counts.nonzero()[:, 0].tolist())))
+    counts = opened.counts
+    if counts is None or opened.tokenizer is None:
+        return {"counts": counts}
+    return {"counts": counts, "kept": len(with_required_tokens(opened.tokenizer, counts.nonzero()[:, 0].tolist()))}
 
 
-def measure_use(opened: "OpenedModel", text: Path) -> TokenUse:
-    """Count the tokens of a text file, and prepare the loss on the text if the model is a decoder.
+def measure_use(opened: "OpenedModel", text: Path) -> dict[str, Any]:
+    """Return how a text file uses the tokens of a model, as keyword arguments of `compare_compression`.
+
+    These are `counts`, the occurrences of each token, and `kept`, the number of tokens that `embedlayer vocab trim`
+    would keep. For a decoder there is also `loss`, a function from a table to the decoder's loss on the text with this
+    table. It reads windows of at most `WINDOW` tokens, which are no longer than the model's longest sequence.
 
     Args:
         opened: The model.
@@ -123,43 +116,49 @@ def measure_use(opened: "OpenedModel", text: Path) -> TokenUse:
     ids = torch.tensor(found if tuple(found[:1]) == starts else [*starts, *found])
     if len(ids) < 2:
         raise TextError(f"{text} is {len(ids)} tokens long: too short to measure on.")
-    counts = torch.bincount(ids, minlength=opened.table.vocab_size)
-    kept = len(used_tokens(opened.require_tokenizer(), text))
+    use = {
+        "counts": torch.bincount(ids, minlength=opened.table.vocab_size),
+        "kept": len(used_tokens(opened.require_tokenizer(), text)),
+    }
     if not isinstance(opened.model, DecoderLM):
-        return TokenUse(counts, kept)
+        return use
     limits = [WINDOW, opened.model.position.max_seq_len or WINDOW]
     if opened.run is not None and opened.run.contains_run:
         limits.append(opened.run.options().max_length)
-    return TokenUse(counts, kept, loss_on_text(opened.model, ids, length=min(limits)))
+    return {**use, "loss": loss_on_text(opened.model, ids, length=min(limits))}
 
 
-def _side_by_side(opened: "OpenedModel", to: str | None, use: TokenUse) -> "list[CompressionResult]":
-    """Compare the table with all compressed kinds that fit its width, and with the kind `to` unless it is `None`."""
-    from embedlayer.compress.report import CHOICES, compare_compression
+def _choices(width: int, to: str | None) -> list[str]:
+    """Return the kinds of compressed tables to compare, as `compress_table` names them.
 
-    width = opened.table.embed_dim
+    Args:
+        width: Width of the table, D. Kinds that do not suit it are left out.
+        to: A kind that is included in any case, or `None`.
+    """
+    from embedlayer.compress.report import CHOICES
+
     choices = [choice for choice in CHOICES if width > 32 or "-g" not in choice]
     choices += [f"rank={rank}" for rank in (width // 2, width // 4) if rank]
-    choices += [to] if to is not None and to not in choices else []
-    return compare_compression(opened.table, choices, counts=use.counts, kept=use.kept, loss=use.loss)
+    if to is not None and to not in choices:
+        choices.append(to)
+    return choices
 
 
-def _write(opened: "OpenedModel", to: str, output: Path, use: TokenUse) -> "list[CompressionResult]":
-    """Write the model with the compressed table to the folder `output`, which appears complete or not at all.
+def _write(opened: "OpenedModel", table: "TokenTable", output: Path) -> None:
+    """Write the model with a compressed table to the folder `output`, which appears complete or not at all.
 
-    Returns:
-        The comparison of the original and the compressed table.
+    Args:
+        opened: The model; it does not change.
+        table: The compressed table.
+        output: The new folder; folders above it are created.
     """
     from embedlayer.checkpoints.embedding_layer import EmbeddingLayer
-    from embedlayer.compress.convert import compress_table, replace_table
-    from embedlayer.compress.report import compare_compression
+    from embedlayer.compress.convert import replace_table
     from embedlayer.io.files import create_folder, replace_folder, write_json
     from embedlayer.models.decoder import DecoderLM
     from embedlayer.pretrained import Pretrained
     from embedlayer.sources import GENERATION
 
-    table = compress_table(opened.table, to, counts=use.counts)
-    rows = compare_compression(opened.table, {to: table}, counts=use.counts, loss=use.loss)[:2]
     layer: Pretrained = table
     if opened.model is not None:
         layer = replace_table(opened.model, table)
@@ -171,11 +170,10 @@ def _write(opened: "OpenedModel", to: str, output: Path, use: TokenUse) -> "list
         if isinstance(layer, DecoderLM) and opened.adds_special_tokens and opened.vocabulary is not None:
             starts, ends = opened.text_limits
             write_json(partial / GENERATION, {"bos_token_id": [*starts], "eos_token_id": [*ends]})
-    return rows
 
 
 def _show(opened: "OpenedModel", rows: "Sequence[CompressionResult]") -> None:
-    """Print a table with one line for each result, and notes on trimming and on an untied head."""
+    """Print a table with one line for each result, and below it notes on trimming and on an untied head."""
     from embedlayer.formatting import format_bytes
 
     console, table = make_console(), opened.table

@@ -2,16 +2,13 @@
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from embedlayer.cli.options import TEXTS, TOKENIZER, json_option
 from embedlayer.cli.printing import count_of
-
-if TYPE_CHECKING:
-    from tokenizers import Tokenizer
-
+from embedlayer.errors import SizeError
 
 VOCAB_SIZE = 4096
 
@@ -50,12 +47,22 @@ def build(
     FILE... are text files (.gz too) and folders of them. The IDs are the same for any number of shards and workers.
     The folder also contains the tokenizer. Train on it with: embedlayer train FOLDER -o RUN
     """
+    from embedlayer.cli.pipeline import learn_tokenizer
     from embedlayer.cli.progress import reading
-    from embedlayer.data.corpus import TokenCorpus
+    from embedlayer.data.corpus import TokenCorpus, find_text_files
     from embedlayer.data.corpus_files import missing_shards
     from embedlayer.data.sharded_build import build_in_shards, build_shard
+    from embedlayer.data.tokenizer import load_tokenizer
 
-    tokenizer = _tokenizer_of(files, output, tokenizer_from, vocab_size, only=only, quiet=as_json)
+    begun = output / "tokenizer.json"
+    if tokenizer_from is not None and vocab_size is not None:
+        raise SizeError("--vocab-size sets the size of a trained tokenizer: leave it out, or leave --tokenizer out.")
+    if tokenizer_from is not None or (vocab_size is None and begun.exists()):
+        tokenizer = load_tokenizer(tokenizer_from or begun)
+    elif only is not None:
+        raise SizeError("--only builds one shard, and all shards need the same tokenizer: name it with --tokenizer.")
+    else:
+        tokenizer = learn_tokenizer(find_text_files(files), "bpe", vocab_size or VOCAB_SIZE, quiet=as_json)
     try:
         with reading(quiet=as_json) as show:
             if only is None:
@@ -80,37 +87,3 @@ def build(
         )
     click.echo(json.dumps(facts) if as_json else text)
     return 0
-
-
-def _tokenizer_of(
-    files: tuple[Path, ...],
-    output: Path,
-    tokenizer_from: Path | None,
-    vocab_size: int | None,
-    *,
-    only: int | None,
-    quiet: bool,
-) -> "Tokenizer":
-    """Return the tokenizer for a corpus: the requested one, else that of an unfinished corpus, else a new one.
-
-    A tokenizer is trained on the texts if none was requested, and `vocab_size` is set or the corpus has not begun.
-
-    Raises:
-        SizeError: `vocab_size` was passed together with a requested tokenizer. Or `only` was passed and the tokenizer
-            would have to be trained, although all shards need the same one.
-    """
-    from embedlayer.cli.pipeline import learn_tokenizer
-    from embedlayer.data.corpus import find_text_files
-    from embedlayer.data.tokenizer import load_tokenizer
-    from embedlayer.errors import SizeError
-
-    begun = output / "tokenizer.json"
-    if tokenizer_from is not None and vocab_size is not None:
-        raise SizeError("--vocab-size sets the size of a trained tokenizer: leave it out, or leave --tokenizer out.")
-    if tokenizer_from is not None:
-        return load_tokenizer(tokenizer_from)
-    if vocab_size is None and begun.exists():
-        return load_tokenizer(begun)
-    if only is not None:
-        raise SizeError("--only builds one shard, and all shards need the same tokenizer: name it with --tokenizer.")
-    return learn_tokenizer(find_text_files(files), "bpe", vocab_size or VOCAB_SIZE, quiet=quiet)

@@ -8,10 +8,10 @@ from embedlayer.cli.options import json_option
 
 
 def carried_text() -> str:
-    """Return a text that every Python installation contains, for `demo` to train on.
+    """Return a text that every Python installation contains, for the command `demo` to train on.
 
-    It is the language reference that `help()` shows. Some distributions leave that out: then it is the docstrings of
-    the standard library.
+    It is the language reference that `help()` shows. If a distribution leaves that out, it is the docstrings of the
+    standard library.
     """
     try:
         from pydoc_data.topics import topics

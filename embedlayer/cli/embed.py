@@ -52,9 +52,11 @@ def embed(source: Path, text: str, tokenizer_from: Path | None, as_json: bool) -
 
 
 def _show(step: "Step", names: list[str]) -> None:
-    """Print what a step shows: the first numbers of each vector, the head's likely next tokens, or gradient norms.
+    """Print what a step computed; nothing if it is none of the following.
 
-    Nothing is printed for a step without any of these.
+    - Vectors: the first numbers of each.
+    - Step `head`: the most likely next tokens after each token.
+    - Step `gradient`: the norm of the gradient of each row.
 
     Args:
         step: The step.
@@ -75,7 +77,7 @@ def _show(step: "Step", names: list[str]) -> None:
 
 
 def _as_json(walked: "Pipeline") -> dict[str, Any]:
-    """Return all results of the pipeline as a dictionary for JSON, in which vectors are still tensors."""
+    """Return all results of the pipeline as a dictionary for JSON; vectors in it are tensors, to be converted."""
     steps = {step.name: step for step in walked.steps}
     facts = {name: step.facts for name, step in steps.items()}
     vectors = walked.vectors.unsqueeze(0)

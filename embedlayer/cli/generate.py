@@ -82,8 +82,12 @@ def generate(
     shown = ""
     for token in following:
         new.append(int(token))
-        if not as_json:
-            shown = _show(tokenizer.decode([*ids, *new]).rstrip("\ufffd"), shown)
+        if as_json:
+            continue
+        text = tokenizer.decode([*ids, *new]).rstrip("\ufffd")
+        if text.startswith(shown):
+            click.echo(text[len(shown) :], nl=False)
+            shown = text
     whole = tokenizer.decode([*ids, *new])
     stopped = bool(new) and new[-1] in stops
     if as_json:
@@ -102,17 +106,3 @@ def generate(
     else:
         how = "the most likely token each time (--greedy)"
     click.echo(f"\n{source} added {len(new):,} tokens to the {len(ids):,} of the prompt{end}: {how}.", err=True)
-
-
-def _show(text: str, shown: str) -> str:
-    """Print what follows `shown` in `text`, without a line end.
-
-    Nothing is printed if `text` does not start with `shown`.
-
-    Returns:
-        The text that is now on the screen: `text`, or `shown` if nothing was printed.
-    """
-    if not text.startswith(shown):
-        return shown
-    click.echo(text[len(shown) :], nl=False)
-    return text

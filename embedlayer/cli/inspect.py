@@ -26,7 +26,15 @@ LEAST_TRAINED = "least trained first"
 
 
 class Measurements(NamedTuple):
-    """Store all measurements of a table; a field is `None` if it was not requested or the table does not allow it."""
+    """All measurements of one table.
+
+    Attributes:
+        health: Broken, repeated, untouched and under-trained rows.
+        geometry: Measures over all rows, such as effective rank; `None` if all rows are zero, NaN or infinite.
+        bands: Norms of rows by token frequency; `None` without the corpus of a run.
+        word_pairs: Correlation with human scores of word pairs; `None` if not requested.
+        analogies: Accuracy on analogy questions; `None` if not requested.
+    """
 
     health: "TableHealth"
     geometry: "TableGeometry | None"
@@ -89,14 +97,18 @@ def inspect(
 def measure(opened: "OpenedModel", word_pairs: Path | None = None, analogies: Path | None = None) -> Measurements:
     """Compute all measurements of a table.
 
+    Args:
+        opened: The model that contains the table.
+        word_pairs: File of word pairs with human scores, or `None`.
+        analogies: File of analogy questions, or `None`.
+
     Raises:
-        SizeError: The run's corpus was counted with another vocabulary size.
+        TokenIdError: The run's corpus contains IDs outside the table.
         TokenizerError: Word pairs or analogies were requested and there is no tokenizer.
     """
     from embedlayer.analysis.geometry import norms_by_frequency, table_geometry
     from embedlayer.analysis.health import table_health
     from embedlayer.analysis.vectors import TokenVectors
-    from embedlayer.errors import SizeError
 
     before = opened.before()
     found = table_health(
@@ -108,13 +120,10 @@ def measure(opened: "OpenedModel", word_pairs: Path | None = None, analogies: Pa
         vectors = TokenVectors(opened.table, opened.require_tokenizer())
         scores["word_pairs"] = None if word_pairs is None else vectors.evaluate_word_pairs(word_pairs)
         scores["analogies"] = None if analogies is None else vectors.evaluate_word_analogies(analogies)
-    counts = opened.counts
-    if counts is not None and len(counts) != found.vocab_size:
-        raise SizeError(f"{opened.source} has counts of {len(counts)} tokens for {found.vocab_size} rows.")
     return Measurements(
         health=found,
         geometry=None if is_broken else table_geometry(opened.table),
-        bands=None if counts is None else norms_by_frequency(opened.table, counts),
+        bands=None if opened.counts is None else norms_by_frequency(opened.table, opened.counts),
         **scores,
     )
 
@@ -167,7 +176,7 @@ def _heading(opened: "OpenedModel") -> str:
 
 
 def _geometry_lines(geometry: "TableGeometry | None", found: "TableHealth") -> Iterator[tuple[str, str, str]]:
-    """Yield `(name, value, meaning)` for each geometric measurement.
+    """Yield `(name, value, meaning)` for each geometric measurement, for `print_facts`.
 
     If `geometry` is `None`, one line says that no row can be measured.
     """
@@ -188,7 +197,10 @@ def _geometry_lines(geometry: "TableGeometry | None", found: "TableHealth") -> I
 
 
 def _health_lines(opened: "OpenedModel", found: "TableHealth") -> Iterator[tuple[str, str, str]]:
-    """Yield `(kind, number, examples)` for each kind of broken, repeated, untouched or under-trained row."""
+    """Yield `(kind, number of rows, examples)` for each kind of bad row, for `print_facts`.
+
+    The kinds are broken, equal to another row, never touched in training, not in the text, and under-trained.
+    """
     yield "zero", f"{len(found.zero_rows):,}", _named(found, found.zero_rows)
     yield "NaN or infinity", f"{len(found.nonfinite_rows):,}", _named(found, found.nonfinite_rows)
     equal = sum(map(len, found.duplicates))
@@ -249,7 +261,7 @@ def _show_bands(console: "Console", bands: "list[FrequencyBand] | None") -> None
 
 
 def _show_scores(console: "Console", content: Measurements) -> None:
-    """Print the results of word pairs and analogies, as far as they were requested."""
+    """Print the results of word pairs and analogies; print nothing for those that were not requested."""
     from embedlayer.analysis.evaluate import FEWEST_PAIRS
 
     pairs, analogies = content.word_pairs, content.analogies
@@ -276,15 +288,15 @@ def _show_scores(console: "Console", content: Measurements) -> None:
 
 
 def compare(before: "OpenedModel", after: "OpenedModel", *, topn: int, aligned: bool, as_json: bool) -> None:
-    """Print which tokens moved most and least from one table to another.
+    """Print which tokens moved most and which moved least from one table to another.
 
-    Rows of the same token are compared; without two tokenizers, rows of the same ID.
+    The two rows of each token are compared. If one of the models has no tokenizer, rows of the same ID are compared.
 
     Args:
         before: The first model.
         after: The second model.
         topn: Number of tokens in each list.
-        aligned: Whether to align the tables before the comparison; see `align_tables`.
+        aligned: Whether to rotate and scale one table to fit the other first; see `align_tables`.
         as_json: Whether to print JSON.
 
     Raises:
@@ -338,28 +350,32 @@ def compare(before: "OpenedModel", after: "OpenedModel", *, topn: int, aligned: 
 
 
 def _token(opened: "OpenedModel", row: int) -> str:
-    """Return the text of the token that a row belongs to, or `row 7` for row 7 of a table without tokens."""
+    """Return the text of the token of a row; `"row 7"` for row 7 of a table without tokens."""
     from embedlayer.data.tokenizer import token_text
 
     return f"row {row}" if opened.vocabulary is None else token_text(opened.vocabulary, row)
 
 
 def _median(movement: "RowMovement") -> float | None:
-    """Return the median cosine of the rows whose cosine is a number, or `None` if there is no such row."""
+    """Return the median cosine of all rows whose cosine is not NaN, or `None` if there is no such row."""
     cosines = movement.cosines[~movement.cosines.isnan()]
     return float(cosines.median()) if len(cosines) else None
 
 
 def _named(found: "TableHealth", rows: Sequence[int], limit: int = 12) -> str:
-    """Return the texts of the tokens of the first `limit` rows in one line, with "..." if there are more."""
+    """Return the token texts of the first `limit` rows in one line, with "..." at the end if there are more rows."""
     named = "  ".join(visible_text(found.text_of(row))[:LONGEST_TOKEN] for row in rows[:limit])
     return named + "  ..." * (len(rows) > limit)
 
 
 def _bars(shares: Sequence[float]) -> str:
-    """Return a bar chart in one line of text: the mean share of variance of groups of consecutive components.
+    """Return a bar chart in one line of text, of at most `BARS` bars.
 
-    The scale is logarithmic, from the largest mean down to 1/1000 of it.
+    Each bar shows the mean of a group of consecutive values. The scale is logarithmic, from the largest mean down to
+    1/1000 of it.
+
+    Args:
+        shares: Share of variance of each principal component, largest first.
     """
     import numpy as np
 

@@ -75,5 +75,8 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def _show_warning(message: Warning | str, category: type[Warning], *place: Any, **_: Any) -> None:
-    """Print a warning in yellow on standard error, without its place in the code."""
+    """Print a warning in yellow on standard error, without file name and line number.
+
+    It replaces `warnings.showwarning`, which passes the warning, its class and its place in the code.
+    """
     click.secho(f"Warning: {message}", fg="yellow", err=True)

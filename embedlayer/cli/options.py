@@ -10,13 +10,13 @@ from embedlayer.sources import OWN_FOLDERS, PathKind, path_kind
 
 
 class InputPath(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.2 only
-    """Check and convert the argument of a command that is a path to read.
+    """Type of a click parameter: a path to read, which is checked before the command runs.
 
     Args:
-        takes: What the command takes, for error messages.
+        takes: What the command takes, as words for error messages.
         kinds: The kinds of paths that the command takes.
         hub: Whether a path that does not exist may be a name on the hub, such as `owner/name`.
-        standard_input: Whether `-` means standard input.
+        standard_input: Whether `-` is allowed, which means standard input.
     """
 
     name = "path"
@@ -28,9 +28,14 @@ class InputPath(click.ParamType):  # type: ignore[type-arg]  # generic since cli
         self.standard_input = standard_input
 
     def convert(self, value: str | Path, param: click.Parameter | None, ctx: click.Context | None) -> Path:
-        """Check that a path is of a kind that the command takes, and return it.
+        """Return the value of a parameter as a path, after a check that the command takes this kind of path.
 
-        A name on the hub and `-` are returned as they are where they are allowed.
+        A name on the hub and `-` are returned unchanged where they are allowed. click calls this method.
+
+        Args:
+            value: What the user passed.
+            param: The parameter, whose name is shown in the error; `None` if unknown.
+            ctx: click's context of the command; not used.
 
         Raises:
             FileError: The path does not exist, cannot be read, or is of another kind.
@@ -52,13 +57,20 @@ class InputPath(click.ParamType):  # type: ignore[type-arg]  # generic since cli
 
 
 class NewFolder(click.Path):
-    """Check and convert the path of a folder that a command creates: it must not exist or must be empty."""
+    """Type of a click parameter: a folder that the command creates, which must not exist or must be empty."""
 
     def __init__(self) -> None:
         super().__init__(path_type=Path)
 
     def convert(self, value: str | Path, param: click.Parameter | None, ctx: click.Context | None) -> Path:  # type: ignore[override]
-        """Check that a path does not exist or is an empty folder, and return it; nothing is created.
+        """Return the value of a parameter as a path, after a check that it does not exist or is an empty folder.
+
+        Nothing is created. click calls this method.
+
+        Args:
+            value: What the user passed.
+            param: The parameter; not used.
+            ctx: click's context of the command; not used.
 
         Raises:
             FileError: The path is a file, or a folder that is not empty.

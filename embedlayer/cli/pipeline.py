@@ -37,7 +37,7 @@ POSITIONS = click.Choice(["rotary", "learned", "sinusoidal", "scaled-sinusoidal"
 
 
 def _option(default: Any, help: str, **settings: Any) -> Any:
-    """Return a dataclass field that `layer_options` turns into an option of `train`.
+    """Return a dataclass field that `layer_options` turns into an option of the command `train`.
 
     Args:
         default: Default value.
@@ -151,7 +151,13 @@ def start_run(
 def _build_corpus(
     sources: Sequence[str | Path], directory: "RunDirectory", layer: LayerOptions, quiet: bool
 ) -> "tuple[TokenCorpus, Tokenizer]":
-    """Train or read a tokenizer, and build the corpus inside the folder of the run.
+    """Train or read a tokenizer, and build the corpus of token IDs in the folder of the run.
+
+    Args:
+        sources: Text files, folders of them, or `-` for standard input.
+        directory: The folder of the run.
+        layer: Options, of which those of the tokenizer are used.
+        quiet: Whether to print nothing.
 
     Returns:
         The corpus and the tokenizer.
@@ -179,7 +185,7 @@ def learn_tokenizer(texts: Sequence[str | Path], kind: str, vocab_size: int, *, 
         texts: Text files.
         kind: Kind of tokenizer, such as `"bpe"`; see `train_tokenizer`.
         vocab_size: Number of tokens.
-        quiet: Print nothing.
+        quiet: Whether to print nothing.
 
     Raises:
         FileError: A text cannot be read.
@@ -194,7 +200,14 @@ def learn_tokenizer(texts: Sequence[str | Path], kind: str, vocab_size: int, *, 
 
 
 def _link_corpus(ready: Path, directory: "RunDirectory", layer: LayerOptions) -> "tuple[TokenCorpus, Tokenizer]":
-    """Open a corpus in the folder `ready`, and replace the run's own corpus by a symbolic link to it.
+    """Open the corpus in the folder `ready`, and let the run use it through a symbolic link.
+
+    The link replaces a corpus that is in the folder of the run.
+
+    Args:
+        ready: Folder that `embedlayer corpus build` wrote.
+        directory: The folder of the run.
+        layer: Options, of which `tokenizer_from` is used: it must be the corpus's own tokenizer or `None`.
 
     Returns:
         The corpus and its tokenizer.
@@ -218,7 +231,7 @@ def _link_corpus(ready: Path, directory: "RunDirectory", layer: LayerOptions) ->
 
 
 def _find_corpus(sources: Sequence[str | Path]) -> Path | None:
-    """Return the source that is a folder which `embedlayer corpus build` wrote, or `None` if no source is.
+    """Return the folder among `sources` that `embedlayer corpus build` wrote, or `None` if there is none.
 
     Raises:
         TextError: A corpus was passed together with other sources.
@@ -232,12 +245,12 @@ def _find_corpus(sources: Sequence[str | Path]) -> Path | None:
 
 
 def build_model(layer: LayerOptions, vocab_size: int, max_length: int) -> "DecoderLM":
-    """Return a freshly initialised decoder with the sizes that the options state.
+    """Return a decoder of the sizes in the options, with freshly initialised weights, on the CPU.
 
     Args:
         layer: Options of the decoder.
         vocab_size: Number of tokens, V.
-        max_length: Longest sequence of the position scheme, in tokens.
+        max_length: Longest sequence that the position scheme must cover, in tokens.
     """
     from embedlayer.layers.input import as_position
     from embedlayer.layers.output import OutputHead
@@ -270,14 +283,14 @@ def train_to_the_end(
 ) -> bool:
     """Train up to the last step, write checkpoints, and keep the weights with the lowest validation loss.
 
-    Ctrl-C stops after the current step and writes a checkpoint; the result is written only after the last step. All
-    ranks must call this; rank 0 writes and prints.
+    After the last step these weights and the tokenizer are written as the result of the run. Ctrl-C stops after the
+    current step and writes a checkpoint, but no result. All ranks must call this; rank 0 writes and prints.
 
     Args:
         directory: The folder of the run.
         trainer: The trainer, at any step.
         tokenizer: The tokenizer, which the result contains.
-        quiet: Print nothing.
+        quiet: Whether to print nothing.
         save_seconds: Seconds between two checkpoints.
 
     Returns:
@@ -303,13 +316,12 @@ def train_to_the_end(
     return True
 
 
-def summarise(directory: "RunDirectory", model: "DecoderLM", neighbors: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return the figures of a finished run: losses in nats per token, sizes, tokens per second, and neighbours.
+def summarise(directory: "RunDirectory", model: "DecoderLM") -> dict[str, Any]:
+    """Return the figures of a finished run: losses in nats per token, sizes, and tokens per second.
 
     Args:
         directory: The folder of the run, whose metrics are read.
         model: The trained decoder.
-        neighbors: The result of `neighbor_rows`, returned as the entry `neighbors`.
 
     Raises:
         FileError: The metrics are not those of a finished run.
@@ -334,7 +346,6 @@ def summarise(directory: "RunDirectory", model: "DecoderLM", neighbors: Sequence
         "tokens_per_second": round(statistics.median([line["tokens_per_second"] for line in rest])),
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "table_parameters": sum(parameter.numel() for parameter in model.table.parameters()),
-        "neighbors": list(neighbors),
     }
 
 
@@ -353,15 +364,12 @@ def show_summary(summary: dict[str, Any], *, as_json: bool) -> None:
 
     console, loss = make_console(), "{:.3f} nats per token".format
     speed, guess = f"{summary['tokens_per_second']:,} tokens/s", f"{summary['ln_vocab_size']:.2f}"
+    whole, part = (f"{summary[name] / 1e6:.2f} M" for name in ("parameters", "table_parameters"))
     bits = f"{summary['validation_bits_per_byte']:.3f} bits per byte, at step {summary['best_step']:,}"
     print_line(console, "\nResult")
     facts = [
         ("trained", f"{summary['steps']:,} steps", speed),
-        (
-            "parameters",
-            f"{summary['parameters'] / 1e6:.2f} M",
-            f"{summary['table_parameters'] / 1e6:.2f} M in the table",
-        ),
+        ("parameters", whole, f"{part} in the table"),
         ("first loss", loss(summary["first_loss"]), f"a uniform guess has ln V = {guess}"),
         ("held-out text", loss(summary["validation_loss"]), f"{bits}; the weights of this step are kept"),
         ("at the last step", loss(summary["last_validation_loss"]), "on held-out text"),
@@ -377,10 +385,13 @@ def show_summary(summary: dict[str, Any], *, as_json: bool) -> None:
 
 
 def neighbor_rows(directory: "RunDirectory", model: "DecoderLM", tokenizer: "Tokenizer") -> list[dict[str, Any]]:
-    """Return the run's probe tokens with their nearest neighbours before and after training.
+    """Return the nearest neighbours of the run's probe tokens, before and after training.
+
+    Those before training are read from the run's notes.
 
     Returns:
-        Dictionaries with `token`, `before` and `after`; the last two are lists of `(text, cosine)`, nearest first.
+        A dictionary for each token: `token` (its text), `before` and `after`. The last two are lists of `(text,
+        cosine)`, nearest first.
     """
     before = directory.read()["notes"].get("neighbors_before", [])
     after = _neighbors_of([row["id"] for row in before], model, tokenizer)
@@ -391,9 +402,10 @@ def neighbor_rows(directory: "RunDirectory", model: "DecoderLM", tokenizer: "Tok
 
 
 def frequent_words(counts: Any, tokenizer: "Tokenizer") -> list[int]:
-    """Return up to `PROBES` IDs of frequent whole words, at even steps of frequency rank, the most frequent first.
+    """Return the IDs of up to `PROBES` frequent words, the most frequent first, to show their nearest neighbours.
 
-    If no token is a whole word, other frequent tokens are returned.
+    They are evenly spaced in a list of whole words, sorted by frequency, from the 1000 most frequent tokens. If no
+    token is a whole word, tokens of any text are listed. A token must occur at least five times.
 
     Args:
         counts: Occurrences of each token in the corpus, a NumPy array `(V,)`.
@@ -412,10 +424,15 @@ def frequent_words(counts: Any, tokenizer: "Tokenizer") -> list[int]:
 
 
 def _neighbors_of(tokens: Sequence[int], model: "DecoderLM", tokenizer: "Tokenizer") -> list[dict[str, Any]]:
-    """Return each token with its nearest neighbours in the model's table.
+    """Return the nearest neighbours of some tokens in the model's table, by cosine similarity.
+
+    Args:
+        tokens: Token IDs.
+        model: The model.
+        tokenizer: The tokenizer.
 
     Returns:
-        Dictionaries with `id`, `token` (its text) and `near`, a list of `(text, cosine)`, nearest first.
+        A dictionary for each token: `id`, `token` (its text) and `near`, a list of `(text, cosine)`, nearest first.
     """
     from embedlayer.analysis.vectors import TokenVectors
     from embedlayer.data.tokenizer import token_text
@@ -428,7 +445,7 @@ def _neighbors_of(tokens: Sequence[int], model: "DecoderLM", tokenizer: "Tokeniz
 
 
 def _single_token(tokenizer: "Tokenizer", text: str) -> int:
-    """Return the ID of the token that a `--probe` text is.
+    """Return the ID of the one token that the text of a `--probe` option is.
 
     Raises:
         SizeError: The text is not exactly one token.
@@ -453,9 +470,13 @@ def _at_most(size: int, chunks: Iterator[str]) -> Iterator[str]:
 
 @contextmanager
 def _kept_standard_input(texts: Sequence[str | Path], folder: Path) -> Iterator[Sequence[str | Path]]:
-    """Yield the texts, with `-` replaced by a temporary file in `folder` that contains the standard input.
+    """Yield the texts as paths, with `-` replaced by a temporary file that contains the standard input.
 
     The texts are read twice, and standard input can be read only once. The file is deleted at the end of the block.
+
+    Args:
+        texts: Text files, or `-`.
+        folder: Folder for the temporary file.
     """
     if "-" not in map(str, texts):
         yield texts
@@ -470,7 +491,7 @@ def _kept_standard_input(texts: Sequence[str | Path], folder: Path) -> Iterator[
 
 
 def _say(text: str, quiet: bool) -> None:
-    """Print a line, unless `quiet`."""
+    """Print `text` as a line, unless `quiet`."""
     if not quiet:
         click.echo(text)
 

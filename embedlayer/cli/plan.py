@@ -8,14 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from embedlayer.cli.options import SOURCE, TEXTS
+from embedlayer.cli.options import SOURCE, TEXTS, tokenizer_option
 from embedlayer.formatting import format_bytes, format_parameters
 from embedlayer.planner import OPTIONS, PRESETS, EmbeddingPlan, PlanAlternative, command_flag, plan_alternatives
 from embedlayer.planner import plan as plan_sizes
 
 if TYPE_CHECKING:
-    from tokenizers import Tokenizer
-
     from embedlayer.layers.output import OutputHead
     from embedlayer.layers.prediction_head import PredictionHead
     from embedlayer.positions.position import Position
@@ -29,18 +27,17 @@ Printed = tuple[str, list[str], list[list[str]], str]
 
 
 def planner_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Add one option for each field of `EmbeddingPlan` to a command, and return the command.
+    """Add one click option for each field of `EmbeddingPlan` to a command, and return the command.
 
-    An option that is not on the command line is `None`.
+    An option that the user leaves out is passed to the command as `None`.
     """
     for name, option in reversed(OPTIONS.items()):
-        choices, text = option.metadata["choices"], option.metadata["help"]
-        kind: Any = click.Choice(choices) if choices else bool if isinstance(option.default, bool) else int
+        choices, text, is_flag = option.metadata["choices"], option.metadata["help"], isinstance(option.default, bool)
         default = TOKENS if name == "tokens" else option.default
-        if default is not None and not isinstance(default, bool) and option.default is not MISSING:
+        if default is not None and default is not MISSING and not is_flag:
             text += f"  [default: {default}]"
-        is_flag = {"is_flag": True} if isinstance(option.default, bool) else {"type": kind}
-        command = click.option(command_flag(name), name, default=None, help=text, **is_flag)(command)
+        kind = None if is_flag else click.Choice(choices) if choices else int
+        command = click.option(command_flag(name), name, default=None, help=text, is_flag=is_flag, type=kind)(command)
     return command
 
 
@@ -61,9 +58,15 @@ def planner_options(command: Callable[..., None]) -> Callable[..., None]:
     metavar="FILE",
     help="With --checkpoint: also plan a vocabulary trimmed to the tokens of FILE. May be given again.",
 )
+@tokenizer_option
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON list with every size, in bytes.")
 def plan(
-    presets: tuple[str, ...], checkpoint: Path | None, texts: tuple[Path, ...], as_json: bool, **options: Any
+    presets: tuple[str, ...],
+    checkpoint: Path | None,
+    texts: tuple[Path, ...],
+    tokenizer_from: Path | None,
+    as_json: bool,
+    **options: Any,
 ) -> None:
     """Print the parameters and bytes of an embedding table, its head, their training and the loss.
 
@@ -79,16 +82,17 @@ def plan(
     given = {name: value for name, value in options.items() if value is not None}
     sized = "vocab_size" in given or "embed_dim" in given
     given.setdefault("tokens", TOKENS)
-    if texts and checkpoint is None:
+    if (texts or tokenizer_from is not None) and checkpoint is None:
         raise click.UsageError("--text is read with the tokenizer of a checkpoint: give --checkpoint.")
     if checkpoint is not None:
         if presets or given.keys() & {"vocab_size", "embed_dim", "tied", "rank", "positions", "dtype"}:
             raise click.UsageError("--checkpoint has its own sizes: leave out models and sizes.")
         from embedlayer.sources import open_model
+        from embedlayer.vocab.token_usage import used_tokens
 
-        opened = open_model(checkpoint)
+        opened = open_model(checkpoint, tokenizer_from)
         now = replace(planned(opened.table, opened.head, opened.position, name=checkpoint.name), **given)
-        used = tokens_kept(texts, opened.vocabulary, now.vocab_size, checkpoint) if texts else None
+        used = len(used_tokens(opened.require_tokenizer(), texts)) if texts else None
         _show_alternatives(now, plan_alternatives(now, used=used), as_json=as_json)
         return
     names: Sequence[str | None] = presets or ([None] if sized else list(PRESETS))
@@ -140,31 +144,11 @@ def planned(
     )
 
 
-def tokens_kept(texts: Sequence[Path], tokenizer: "Tokenizer | None", rows: int, source: Path) -> int:
-    """Return how many tokens `embedlayer vocab trim` would keep for these texts.
-
-    Args:
-        texts: Text files and folders.
-        tokenizer: The tokenizer of the model, or `None`.
-        rows: Number of rows of the table.
-        source: The model's path, for the errors.
-
-    Raises:
-        TokenizerError: The model has no tokenizer, or one with IDs outside its table.
-        FileError: A text cannot be read.
-    """
-    from embedlayer.data.tokenizer import require_rows
-    from embedlayer.errors import TokenizerError
-    from embedlayer.vocab.token_usage import used_tokens
-
-    if tokenizer is None:
-        raise TokenizerError(f"{source} has no tokenizer, so texts cannot be counted: leave out --text.")
-    require_rows(tokenizer, rows, source)
-    return len(used_tokens(tokenizer, texts))
-
-
 def _show_alternatives(now: EmbeddingPlan, found: list[PlanAlternative], *, as_json: bool) -> None:
-    """Print a plan, and a table of what each alternative saves; or one JSON list with all of them."""
+    """Print a plan, and a table of the bytes that each alternative saves.
+
+    With `as_json`, print a JSON list of the plan and all alternatives instead.
+    """
     if as_json:
         after = [{**each.plan.as_dict(), "saved_bytes": each.saved_bytes, "tradeoff": each.tradeoff} for each in found]
         click.echo(json.dumps([now.as_dict(), *after], indent=2))
@@ -180,7 +164,7 @@ def _show_alternatives(now: EmbeddingPlan, found: list[PlanAlternative], *, as_j
 
 
 def _parts(row: EmbeddingPlan) -> Printed:
-    """Return title, headings, lines and note of the table that shows all parts of one plan."""
+    """Return a table of all parts of one plan, with parameters and bytes: title, headings, lines, and note below."""
     title = f"{row.name or 'plan'}: {_size(row)}, {'tied' if row.tied else 'untied'}, {row.dtype}"
     title += "" if row.rank is None else f", rank {row.rank}"
     title += ", row-sparse" if row.row_sparse else ""
@@ -211,7 +195,10 @@ def _parts(row: EmbeddingPlan) -> Printed:
 
 
 def _comparison(plans: list[EmbeddingPlan]) -> Printed:
-    """Return title, headings, lines and note of the table that shows one line for each plan."""
+    """Return a table with one line for each plan: title, headings, lines, and the note below.
+
+    The title names the data type, optimizer and tokens of the first plan; all plans have the same.
+    """
     first = plans[0]
     title = f"{first.dtype}, {first.optimizer}, {first.tokens:,} tokens; parameters in millions, memory in MiB"
     lines = []
@@ -224,7 +211,7 @@ def _comparison(plans: list[EmbeddingPlan]) -> Printed:
 
 
 def _note(plans: list[EmbeddingPlan]) -> str:
-    """Return the note to print below the table of one or several plans, or "" if there is none."""
+    """Return the note to print below the table of one or several plans, or `""` if there is none."""
     if plans[0].quantised:
         scales = f", {format_bytes(plans[0].scale_bytes)}" if len(plans) == 1 else ""
         kind = "group" if plans[0].group_size else "row"
@@ -235,12 +222,12 @@ def _note(plans: list[EmbeddingPlan]) -> str:
 
 
 def _size(row: EmbeddingPlan) -> str:
-    """Return the number of rows and columns of a plan's table as text, such as `50,257 x 768`."""
+    """Return the size of a plan's table as text, rows by columns, such as `50,257 x 768`."""
     return f"{row.vocab_size:,} x {row.embed_dim:,}"
 
 
 def _show(title: str, columns: list[str], lines: list[list[str]], note: str) -> None:
-    """Print a title, a table, and the note below it unless the note is empty."""
+    """Print a title, a table, and below it the note, if that is not empty."""
     from embedlayer.cli.printing import make_console, print_table
 
     click.echo(title)

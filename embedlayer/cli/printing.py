@@ -25,7 +25,13 @@ def make_console() -> "Console":
 
 
 def print_line(console: "Console", text: str, indent: int = 0) -> None:
-    """Print a paragraph of text, wrapped and indented by `indent` spaces; without indentation it is bold."""
+    """Print a paragraph of text, wrapped at the console's width.
+
+    Args:
+        console: Where to print.
+        text: The paragraph; a line break in it is kept.
+        indent: Spaces before each line; with 0 the text is bold, as a heading.
+    """
     from rich.padding import Padding
     from rich.text import Text
 
@@ -34,7 +40,7 @@ def print_line(console: "Console", text: str, indent: int = 0) -> None:
 
 
 def print_facts(console: "Console", facts: Iterable[tuple[str, str, str]]) -> None:
-    """Print one line for each `(name, value, meaning)`, in aligned columns."""
+    """Print one line for each `(name, value, meaning)`, in three aligned columns, indented by two spaces."""
     from rich.padding import Padding
     from rich.table import Table
     from rich.text import Text
@@ -57,16 +63,16 @@ def print_table(
     indent: int = 2,
     widest: int = LONGEST_TOKEN,
 ) -> None:
-    """Print a table without lines between its cells.
+    """Print a table with a line of headings and without rules between its cells.
 
     Args:
         console: Where to print.
         columns: Headings.
         lines: Cells of each line, as many as there are columns.
-        left: Numbers of the columns that are aligned at the left; other columns are aligned at the right.
-        long: Heading of a last column that takes the rest of the line's width, and whose cells are cut there.
+        left: Indices of the columns that are aligned at the left; other columns are aligned at the right.
+        long: Heading of the last column if that may take the rest of the console's width; longer cells are cut.
         indent: Spaces before each line.
-        widest: Width to which the cells of all other columns are cut.
+        widest: Largest width of every other column, in characters; longer cells are cut.
     """
     from rich.cells import cell_len
     from rich.padding import Padding

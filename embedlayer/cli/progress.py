@@ -21,10 +21,10 @@ Show = Callable[[int, int, str], None]
 
 @contextmanager
 def stopping_gently(trainer: "Trainer") -> Iterator[None]:
-    """Make the first Ctrl-C or SIGTERM in the block stop the trainer after its current step.
+    """Make the first Ctrl-C or SIGTERM in the `with` block stop the trainer after its current step.
 
     The same signal again has its usual effect at once. The former handlers are restored at the end of the block.
-    Outside the main thread, which alone receives signals, nothing changes.
+    Outside the main thread, which alone can receive signals, the block runs without this.
     """
 
     def stop(number: int, frame: FrameType | None) -> None:
@@ -51,11 +51,11 @@ def stopping_gently(trainer: "Trainer") -> Iterator[None]:
 def _progress(*columns: str, quiet: bool) -> Iterator[Show]:
     """Yield a function `show(done, total, text)` that shows the progress of a command.
 
-    It moves a bar in a terminal, prints lines elsewhere, and does nothing if `quiet`.
+    In a terminal it moves a bar, elsewhere it prints lines, and with `quiet` it does nothing.
 
     Args:
-        columns: Names of the classes in `rich.progress` that follow the bar; without any, the text follows the bar.
-        quiet: Show nothing.
+        columns: What follows the bar, as names of classes in `rich.progress`; if there are none, `text` follows it.
+        quiet: Whether to show nothing.
     """
     if quiet:
         yield lambda done, total, text: None
@@ -93,16 +93,19 @@ def _lines() -> Show:
 
 @contextmanager
 def reading(*, quiet: bool) -> Iterator[Callable[[int, int], None]]:
-    """Yield a function `show(read, total)` that shows how many bytes were read, or nothing if `quiet`."""
+    """Yield a function `show(read, total)` that shows how many bytes of text were read.
+
+    With `quiet` the function does nothing.
+    """
     with _progress("DownloadColumn", "TransferSpeedColumn", quiet=quiet) as show:
         yield lambda read, total: show(read, total, f"{read / 1e6:,.1f} of {total / 1e6:,.1f} MB")
 
 
 @contextmanager
 def display(trainer: "Trainer", *, quiet: bool) -> Iterator[Callable[..., None]]:
-    """Yield a function `show(step, line=None)` that shows the progress of a training, or nothing if `quiet`.
+    """Yield a function `show(step, line=None)` that shows the progress of a training; with `quiet` it does nothing.
 
-    `line` contains the metrics measured at the step; with `None` only the bar moves.
+    `line` is a dictionary of the metrics that were measured at the step; with `None` only the bar moves.
     """
     with _progress(quiet=quiet) as show:
 

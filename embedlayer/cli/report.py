@@ -30,7 +30,8 @@ def make_report(run: "RunDirectory") -> dict[str, Any]:
     """Write the HTML report of a finished run, `report.html`, into its folder; an old report is replaced.
 
     Returns:
-        The figures of the run, as `summarise` returns them, and the names of the run's files as `files`.
+        The figures of the run, as `summarise` returns them; also the result of `neighbor_rows` as `neighbors`, and the
+        names of the run's files as `files`.
 
     Raises:
         FileError: The run is not finished.
@@ -42,6 +43,6 @@ def make_report(run: "RunDirectory") -> dict[str, Any]:
 
     opened = open_model(run.path)
     model, tokenizer = opened.require_decoder(), opened.require_tokenizer()
-    summary = summarise(run, model, neighbor_rows(run, model, tokenizer))
+    summary = {**summarise(run, model), "neighbors": neighbor_rows(run, model, tokenizer)}
     write_page(run.report, [opened])
     return {**summary, "files": run.files()}

@@ -78,6 +78,13 @@ def _train(
     A run that the same torchrun launch began is resumed without `--resume`. All ranks must call this, with equal files
     and options. The caller holds the lock of the folder.
 
+    Args:
+        directory: The folder of the run.
+        files: Texts or a corpus to train on; empty with `--resume`.
+        options: All options of the command by parameter name. Defaults that depend on others are filled in, in place.
+        device: Where to train.
+        parallel: The processes that train together.
+
     Returns:
         Exit code of the command: 0, or 130 after Ctrl-C.
 
@@ -145,7 +152,7 @@ def _train(
 
 
 def _named(options: dict[str, Any], kind: type[Options]) -> Options:
-    """Build a dataclass of type `kind` from those options that are its fields; other options are ignored."""
+    """Return a dataclass of type `kind`, built from those options that are its fields; other options are ignored."""
     return kind(**{field.name: options[field.name] for field in fields(kind) if field.name in options})  # type: ignore[arg-type]
 
 
@@ -153,8 +160,8 @@ def was_started_by(launch: str, directory: "RunDirectory") -> bool:
     """Return whether an earlier attempt of the same torchrun launch began the run in the folder.
 
     Args:
-        launch: IDs of the launch, separated by spaces; with `""` the result is `False`.
-        directory: The folder of the run.
+        launch: IDs of the launch, separated by spaces. One common ID is enough; with `""` the result is `False`.
+        directory: The folder of the run, whose notes contain the IDs of the launch that began it.
     """
     from embedlayer.errors import CheckpointError
 

@@ -41,13 +41,13 @@ def vocab() -> None:
 
 
 def _edit_command(edit: "Callable[..., tuple[Receipt, dict[str, Any]]]") -> click.Command:
-    """Turn a function that edits a folder into a subcommand of `vocab`, which prints the receipt.
+    """Turn a function that edits a model's folder into a subcommand of `vocab`, which prints the receipt.
 
     The subcommand adds the argument `directory` and the options `--output`, `--pad-to-multiple-of` and `--json`.
 
     Args:
-        edit: Function of `directory`, its own options, `out` and `pad_to_multiple_of`. It returns the receipt and a
-            dictionary of training figures, which is empty if nothing was trained.
+        edit: Function with the arguments `directory`, its own options, `out` and `pad_to_multiple_of`. It returns the
+            receipt, and a dictionary of training figures that is empty if nothing was trained.
     """
 
     @vocab.command()
@@ -100,8 +100,8 @@ def add(
 ) -> "tuple[Receipt, dict[str, Any]]":
     """Add tokens to the model in DIRECTORY: TERM..., the lines of a file, or both.
 
-    With --train-on only the new rows are trained, for half a minute; the model's results for its old tokens stay the
-    same bit for bit. A term that is a token already is left out, with a warning.
+    With --train-on only the new rows are trained, by default for half a minute; the model's results for its old tokens
+    stay the same bit for bit. A term that is a token already is left out, with a warning.
     """
     from embedlayer.training.loop import TrainingOptions
     from embedlayer.vocab.edit import add_tokens
@@ -153,7 +153,8 @@ def trim(
 ) -> "tuple[Receipt, dict[str, Any]]":
     """Keep only the tokens that FILE... need, and drop all others.
 
-    FILE... are text files (.gz too) and folders of them. They are still split into the same tokens, with new IDs.
+    FILE... are text files (.gz too) and folders of them. These texts are still split into the same tokens, with new
+    IDs.
     """
     from embedlayer.vocab.edit import trim_vocabulary
 
@@ -167,7 +168,10 @@ def trim(
 def transplant(
     directory: Path, tokenizer: Path, init: str, seed: int, **options: Any
 ) -> "tuple[Receipt, dict[str, Any]]":
-    """Change the model in DIRECTORY to another TOKENIZER (a file or folder); tokens of both keep their rows."""
+    """Replace the tokenizer of the model in DIRECTORY by TOKENIZER (a file or folder).
+
+    Tokens that both tokenizers have keep their rows. The rows of new tokens are initialised as --init says.
+    """
     from embedlayer.vocab import edit
 
     return edit.transplant(directory, tokenizer, init=_seeded_init(init, seed), **options), {}
@@ -177,7 +181,7 @@ def transplant(
 @click.argument("directory", type=EDITED)
 @new_folder_option
 def undo(directory: Path, output: Path) -> None:
-    """Write the folder that DIRECTORY was before its last edit, bit for bit."""
+    """Undo the last edit of the model in DIRECTORY: write the model before that edit to a new folder, bit for bit."""
     from embedlayer.vocab.receipt import last_receipt
 
     receipt = last_receipt(directory)
@@ -190,7 +194,7 @@ def undo(directory: Path, output: Path) -> None:
 
 
 def _lines(file: Path | None) -> list[str]:
-    """Return the lines of a text file without line ends and blank lines; an empty list if `file` is `None`."""
+    """Return the lines of a text file, without line ends and without blank lines; an empty list if `file` is `None`."""
     from embedlayer.data.corpus import read_text_chunks
 
     text = "" if file is None else "".join(read_text_chunks(file))
@@ -198,13 +202,15 @@ def _lines(file: Path | None) -> list[str]:
 
 
 def _without_known(directory: Path, terms: Sequence[str], *, spaced: bool) -> list[str]:
-    """Return the terms as they occur in running text; warn of those that are tokens already, and leave them out.
+    """Return the terms that are not yet tokens, each once, in the form in which they occur in running text.
+
+    A warning names the terms that are tokens already.
 
     Args:
         directory: The model's folder.
         terms: The terms, which may be repeated.
-        spaced: Whether to write each term as one space and the stripped term. This applies only to tokenizers that
-            mark spaces.
+        spaced: Whether to write each term with one space before it, and none after it. Ignored for tokenizers that do
+            not mark spaces.
     """
     import warnings
 
@@ -225,9 +231,13 @@ def _without_known(directory: Path, terms: Sequence[str], *, spaced: bool) -> li
 
 
 def _seeded_init(name: str, seed: int) -> "RowInit":
-    """Return the initialisation of new rows that `--init` names.
+    """Return the initialisation of new rows that the option `--init` names, and seed torch's default generator.
 
-    The seed is set in torch's default generator, from which random rows are drawn later.
+    Random rows are drawn from this generator later.
+
+    Args:
+        name: A key of `STARTS`.
+        seed: The seed.
     """
     import torch
 
@@ -260,8 +270,8 @@ def _train_new_rows(
         training: Options of the training.
 
     Returns:
-        The losses in nats per byte of held-out text, with the numbers of steps and of occurrences; the new rows of the
-        table, `(N, D)`; and the new rows of the head, `(N, D)`, which equal them if the head is tied.
+        A dictionary of losses in nats per byte of held-out text, with the numbers of steps and of occurrences; the new
+        rows of the table, `(N, D)`; and the new rows of the head, `(N, D)`, equal to them if the head is tied.
 
     Raises:
         VocabularyError: The text contains none of the new tokens.
@@ -322,10 +332,10 @@ def _show(receipt: "Receipt", directory: Path, output: Path, *, as_json: bool, *
 
     Args:
         receipt: The receipt of the edit.
-        directory: The folder before the edit.
+        directory: The folder before the edit, read for the size of its weights.
         output: The folder after the edit.
         as_json: Whether to print JSON.
-        **trained: Figures of the training of the new rows, if there was any.
+        **trained: Losses and counts of the training of the new rows; none if there was no training.
     """
     old, new = (_weight_bytes(folder) for folder in (directory, output))
     if as_json:
@@ -364,7 +374,14 @@ def _show(receipt: "Receipt", directory: Path, output: Path, *, as_json: bool, *
 
 
 def _list(title: str, rows: Sequence[tuple[int, str, str]]) -> None:
-    """Print a title with the number of `(ID, text, origin)` rows, and the first `SHOWN` below it; nothing if empty."""
+    """Print a title with the number of rows, and one line for each of the first `SHOWN` rows.
+
+    Nothing is printed if there are no rows.
+
+    Args:
+        title: The title.
+        rows: `(token ID, text, origin)` of each token; the origin may be `""`.
+    """
     if not rows:
         return
     from embedlayer.plots import visible_text
@@ -377,6 +394,9 @@ def _list(title: str, rows: Sequence[tuple[int, str, str]]) -> None:
 
 
 def _weight_bytes(folder: Path) -> int:
-    """Return the bytes of all safetensors files directly in a folder, without `checkpoint.safetensors`."""
+    """Return the bytes of a model's weights on disk.
+
+    These are all safetensors files directly in the folder except `checkpoint.safetensors`, which is training state.
+    """
     files = (file for file in folder.glob("*.safetensors") if file.name != "checkpoint.safetensors")
     return sum(file.stat().st_size for file in files)

@@ -31,7 +31,7 @@ COMMANDS = {
     "inspect OTHER": "{source} {other}",
     "export": "{source} -o {out}.vec --tokenizer {tokenizer_from}",
     "report": "{directory}",
-    "plan": "--checkpoint {checkpoint} --text {texts}",
+    "plan": "--checkpoint {checkpoint} --text {texts} --tokenizer {tokenizer_from}",
     "compress": "{source} --to int8 -o {out} --text {text} --tokenizer {tokenizer_from}",
     "vocab add": "{directory} -o {out} --terms {file} --train-on {train_on} --steps 1",
     "vocab remove": "{directory} -o {out} --tokens {file}",

@@ -187,6 +187,7 @@ def test_a_saved_quantised_table_is_planned_by_its_bits_and_groups(tmp_path):
         (("--checkpoint", "DIR", "gpt2"), "leave out models and sizes"),
         (("--checkpoint", "DIR", "--dtype", "bf16"), "leave out models and sizes"),
         (("--text", "DIR/config.json"), "give --checkpoint"),
+        (("gpt2", "--tokenizer", "DIR/config.json"), "give --checkpoint"),
     ],
 )
 def test_what_does_not_go_together_is_a_usage_error(checkpoint, args, words):
@@ -200,8 +201,10 @@ def test_a_checkpoint_that_is_not_there_or_has_no_tokenizer_is_an_error(checkpoi
         run("--checkpoint", str(tmp_path / "nothing-here"))
     for name in ("config.json", "model.safetensors"):
         (tmp_path / name).write_bytes((checkpoint / name).read_bytes())
-    with pytest.raises(TokenizerError, match="has no tokenizer"):
-        run("--checkpoint", str(tmp_path), "--text", str(checkpoint / "config.json"))
+    without = ("--checkpoint", str(tmp_path), "--text", str(checkpoint / "config.json"))
+    with pytest.raises(TokenizerError, match="has no tokenizer.*Name one with --tokenizer"):
+        run(*without)
+    assert "trim to" in run(*without, "--tokenizer", str(checkpoint)).output
 
 
 def test_an_unknown_model_is_an_error_with_close_names():

@@ -7,7 +7,6 @@ from kinds import EMBED_DIM, TABLES, VOCAB_SIZE
 
 import embedlayer as el
 from embedlayer.analysis.atlas import write_atlas
-from embedlayer.cli.plan import tokens_kept
 from embedlayer.data.tokenizer import save_tokenizer, train_tokenizer
 from embedlayer.explorer.export import page_html
 from embedlayer.sources import OpenedModel, open_model
@@ -22,7 +21,7 @@ MEETINGS = {
     "add_tokens": lambda table, _: el.vocab.add_tokens(table, ["zebra"], tokenizer=LARGE),
     "trim_vocabulary": lambda table, _: el.vocab.trim_vocabulary(table, "dogs", tokenizer=LARGE),
     "transplant": lambda table, _: el.vocab.transplant(table, train_tokenizer((), "byte"), tokenizer=LARGE),
-    "plan": lambda table, folder: tokens_kept([folder / "text.txt"], LARGE, table.vocab_size, folder),
+    "OpenedModel": lambda table, _: OpenedModel("a table", table, tokenizer=LARGE).require_tokenizer(),
     "open_model": lambda table, folder: open_model(saved(table, folder), folder / "large.json"),
     "a saved table": lambda table, folder: open_model(saved(table, folder, tokenizer=LARGE)),
 }

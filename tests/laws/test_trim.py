@@ -7,7 +7,6 @@ import pytest
 from tokenizer_kinds import BUILDERS, ENGLISH, LANGUAGES, WRITE_ANY_TEXT, tokenizer_of
 
 import embedlayer as el
-from embedlayer.cli.plan import tokens_kept
 from embedlayer.data.tokenizer import fingerprint, table_size
 from embedlayer.vocab.token_usage import with_required_tokens
 
@@ -41,7 +40,7 @@ def test_texts_files_ids_and_the_plan_keep_the_same_tokens(kind, keep_special, t
         if keep_special:
             assert kept == set_kept(tokenizer, texts)
             assert kept == set_kept(tokenizer, [texts[0], *paths[1:]])
-            assert len(kept) == tokens_kept(paths, tokenizer, table_size(tokenizer), tmp_path)
+            assert len(kept) == len(el.vocab.used_tokens(tokenizer, paths))
         if whole is not None:
             assert kept == set_kept(tokenizer, whole, **options)
             assert kept == set_kept(tokenizer, el.TokenCorpus.from_text(whole, tokenizer), **options)
