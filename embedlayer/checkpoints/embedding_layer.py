@@ -45,6 +45,8 @@ TOKENIZERS = (
 class LayerReport(LoadRecord):
     """Description of a layer and of the tensors that were read to load it; `print` shows it as text.
 
+    The attributes of `LoadRecord` come first.
+
     Attributes:
         family: Name of the model family, or `"unknown"`.
         vocab_size: Number of rows of the table, V.
@@ -60,8 +62,8 @@ class LayerReport(LoadRecord):
         head: `"tied"`, `"untied"`, or `None` without a head.
         logit_scale: Factor on the logits, or `None` without a head.
         softcap: Cap on the logits, or `None`.
-        tokenizer: Number of rows that the tokenizer needs; a sentence if the tokenizer cannot be read; `None` if there
-            is none.
+        tokenizer: Number of rows that the tokenizer's IDs need; the error message if the tokenizer cannot be read;
+            `None` if there is no tokenizer.
         parameters: Number of trainable parameters of the layer, head included.
     """
 
@@ -83,7 +85,7 @@ class LayerReport(LoadRecord):
     parameters: int
 
     def to_json(self) -> JsonObject:
-        """Return all fields as JSON values."""
+        """Return all fields, with those of `LoadRecord`, as a dictionary of JSON values."""
         content: JsonObject = json.loads(json.dumps(asdict(self)))
         return content
 
@@ -213,7 +215,7 @@ class EmbeddingLayer(Pretrained):
 
     @classmethod
     def from_config(cls: type["EmbeddingLayer"], config: JsonObject) -> "EmbeddingLayer":
-        """Build the layer that `config` describes, freshly initialised; a tied head gets the new table.
+        """Build the layer that `config` describes, with initial weights; a tied head is tied to the new table.
 
         Raises:
             CheckpointError: An argument is missing, unknown or of another type.
@@ -256,10 +258,14 @@ class EmbeddingLayer(Pretrained):
         super().save_pretrained(directory, tokenizer=self.tokenizer if tokenizer is None else tokenizer)
 
     def write_into(self, checkpoint_dir: Path | str, out_dir: Path | str) -> WriteReceipt:
-        """Copy the checkpoint in `checkpoint_dir` to `out_dir`, with the tensors of this layer in place of its own.
+        """Write a copy of a checkpoint to `out_dir`, in which the tensors of this layer replace those that `load` read.
 
-        The other tensors are copied from file to file. Tied names, the index of shards and the stored dtypes stay. A
+        All other tensors are copied from file to file. Tied names, the index of shards and the stored dtypes stay. A
         table with another number of rows changes `vocab_size`. The new folder appears complete or not at all.
+
+        Args:
+            checkpoint_dir: Folder of the checkpoint from which this layer was loaded; it does not change.
+            out_dir: A folder that does not exist or is empty.
 
         Returns:
             The changed tensors and files.
@@ -354,7 +360,14 @@ class EmbeddingLayer(Pretrained):
         positions: Positions | None,
         token_type_ids: Ids | None,
     ) -> tuple[list[EmbeddingStep], TokenBatch]:
-        """Return `(steps, batch)`: the steps of this layer in the order of the recipe, and their checked inputs."""
+        """Check the arguments of `input`, and return the two arguments of `run_steps`.
+
+        Returns:
+            The steps of this layer in order, look-up first, and their inputs.
+
+        Raises:
+            SizeError: Both kinds of positions are passed, or token types to a family without them.
+        """
         if position_ids is not None and positions is not None:
             raise SizeError("Pass position_ids (as transformers counts) or positions (from 0), not both.")
         if token_type_ids is not None and "types" not in self.recipe:
@@ -378,9 +391,10 @@ class EmbeddingLayer(Pretrained):
         return steps, TokenBatch(ids, positions, token_type_ids)
 
     def default_positions(self, ids: Ids, attention_mask: AttentionMask | None = None) -> Positions:
-        """Return the position of each token, counted from 0 by this layer's `numbering`.
+        """Return the position that `input` gives each token by default, counted from 0.
 
-        Padding has position -1 in families that do not count padding.
+        `numbering` says which tokens count: all, those in `attention_mask`, or those other than the padding token. A
+        token that does not count has position -1.
         """
         if self.numbering == "ids":
             assert self.padding_id is not None
@@ -388,7 +402,10 @@ class EmbeddingLayer(Pretrained):
         return positions_of(ids, None if self.numbering == "all" else attention_mask, padding_position=-1)
 
     def position_of(self, kind: str | None = None) -> Position:
-        """Return the position scheme of a kind of layer, such as `"full_attention"`; `None` for the first block's.
+        """Return the position scheme of a kind of layer; for `None`, that of the first block.
+
+        Args:
+            kind: A key of `other_positions`, such as `"full_attention"`, or `None`.
 
         Raises:
             SizeError: No layers of that kind have their own position scheme.
@@ -436,7 +453,7 @@ class EmbeddingLayer(Pretrained):
 
 
 def _shown(position: Position) -> str:
-    """Return the class and the sizes of a position scheme in one line, for the report."""
+    """Return one line for the report: class and sizes of a position scheme, or `"none"` for no positions."""
     return "none" if type(position) is Position else f"{type(position).__name__}({position.extra_repr()})"
 
 
@@ -492,7 +509,15 @@ def load(
 
 
 def _read_layer(checkpoint: Checkpoint, dtype: torch.dtype | None, device: torch.device | str) -> EmbeddingLayer:
-    """Build the layer on the meta device, without allocating weights, then assign the checkpoint's tensors to it.
+    """Read the embedding layer of a model's checkpoint.
+
+    The layer is built on the meta device, without memory for weights; the tensors of the checkpoint then become its
+    parameters.
+
+    Args:
+        checkpoint: The open checkpoint.
+        dtype: Dtype of all tensors; `None` for that of the table in the checkpoint.
+        device: Device of the tensors.
 
     Raises:
         CheckpointError: A tensor or a key of the configuration is missing or does not fit.
@@ -510,7 +535,16 @@ def _read_layer(checkpoint: Checkpoint, dtype: torch.dtype | None, device: torch
 
 
 def _read_saved_layer(checkpoint: Checkpoint, dtype: torch.dtype | None, device: torch.device | str) -> EmbeddingLayer:
-    """Read a folder that `EmbeddingLayer.save_pretrained` wrote."""
+    """Read a folder that `EmbeddingLayer.save_pretrained` wrote.
+
+    Args:
+        checkpoint: The open folder.
+        dtype: Dtype of the layer; `None` for that of the file.
+        device: Device of the layer.
+
+    Raises:
+        CheckpointError: The folder is damaged, or contains a layer of another class.
+    """
     config = checkpoint.file(CONFIG)
     assert config is not None
     layer = Pretrained.from_pretrained(config.parent, device=device).to(dtype=dtype)

@@ -24,9 +24,10 @@ class WriteReceipt:
     """Result of `EmbeddingLayer.write_into`.
 
     Attributes:
-        changed: Names of the tensors that changed.
-        rewritten: Names of the files that contain a changed tensor.
-        copied: Names of the other files, which were copied byte for byte.
+        changed: Names of the tensors that changed, sorted.
+        rewritten: Names of the safetensors files that contain a changed tensor.
+        copied: Names of the other files. They are copied; sizes in `config.json` and the index are updated if they
+            changed.
         vocab_size: Number of rows of the table in the new checkpoint.
     """
 
@@ -39,7 +40,7 @@ class WriteReceipt:
 def write_tensors(
     tensors: Mapping[str, Tensor], checkpoint_dir: Path | str, out_dir: Path | str, *, table: str
 ) -> WriteReceipt:
-    """Write a copy of the checkpoint in `checkpoint_dir`, with these tensors replaced, to `out_dir`.
+    """Write a copy of the checkpoint in `checkpoint_dir` to `out_dir`, in which some tensors are replaced.
 
     If the table has another number of rows than before, every tensor with as many rows as the old table must have as
     many rows as the new one. `vocab_size` then changes in `config.json` and in the metadata of the files (llama2.c).
@@ -48,13 +49,13 @@ def write_tensors(
         tensors: New tensors by their names in the checkpoint; each is stored in the dtype of the old one.
         checkpoint_dir: A folder in Hugging Face's layout, with one safetensors file or several and an index.
         out_dir: A folder that does not exist or is empty.
-        table: The name of the table.
+        table: Name of the token table, which must be a key of `tensors`.
 
     Returns:
         The changed tensors and files.
 
     Raises:
-        CheckpointError: The checkpoint has no such tensor, or one of another shape.
+        CheckpointError: The checkpoint has no tensor of such a name, or it has another shape than the new one.
         FileError: `out_dir` is not empty or cannot be written.
     """
     source, target = Path(checkpoint_dir), Path(out_dir)
@@ -93,7 +94,10 @@ def write_tensors(
 
 
 def _is_as_stored(checkpoint: Checkpoint, name: str, tensor: Tensor) -> bool:
-    """Return whether the file already contains `tensor` bit for bit; both are compared one buffer at a time."""
+    """Return whether the checkpoint stores these numbers already, bit for bit, under the name `name`.
+
+    `tensor` is converted to the stored dtype for this, one buffer at a time.
+    """
     stored = checkpoint.read(name)
     if stored.shape != tensor.shape:
         return False
@@ -104,7 +108,15 @@ def _is_as_stored(checkpoint: Checkpoint, name: str, tensor: Tensor) -> bool:
 def _stream(
     source: Path, target: Path, header: Header, changed: Mapping[str, Tensor], metadata: Mapping[str, str]
 ) -> None:
-    """Write a copy of one safetensors file with some tensors replaced, in the same order."""
+    """Write a copy of one safetensors file, with the tensors in the order of the old file.
+
+    Args:
+        source: The old file.
+        target: The file to write, which is created or truncated.
+        header: Header of the old file.
+        changed: New tensors by name; they may have other shapes, and names of other files are ignored.
+        metadata: Metadata of the new file.
+    """
     entries: dict[str, tuple[str, tuple[int, ...], int]] = {}
     for name, info in header.tensors.items():
         tensor = changed.get(name)
@@ -121,10 +133,15 @@ def _stream(
 
 
 def _copy_bytes(old: BinaryIO, new: BinaryIO, info: TensorInfo) -> None:
-    """Copy the bytes of one tensor from file to file.
+    """Copy the bytes of one tensor to the present position of another file, in buffers.
+
+    Args:
+        old: File that contains the tensor.
+        new: File to write to.
+        info: Byte range of the tensor in `old`.
 
     Raises:
-        CheckpointError: The old file ends too early.
+        CheckpointError: The old file ends before the range does.
     """
     old.seek(info.start)
     left = info.nbytes
@@ -137,7 +154,16 @@ def _copy_bytes(old: BinaryIO, new: BinaryIO, info: TensorInfo) -> None:
 
 
 def _rewrite_json(folder: Path, checkpoint: Checkpoint, vocab_size: int, changed: Mapping[str, Tensor]) -> None:
-    """Update `vocab_size` in the configuration and the total sizes in the index of shards, where they changed."""
+    """Update `vocab_size` in `config.json` and the total sizes in the shard index of the new checkpoint.
+
+    A file that is missing stays missing, and a file that states no such sizes stays as it is.
+
+    Args:
+        folder: Folder of the new checkpoint.
+        checkpoint: The old checkpoint.
+        vocab_size: Number of rows of the new table.
+        changed: New tensors by name.
+    """
     config = folder / CONFIG
     if config.is_file():
         content = read_json(config)
@@ -161,5 +187,5 @@ def _rewrite_json(folder: Path, checkpoint: Checkpoint, vocab_size: int, changed
 
 
 def _bytes(shape: tuple[int, ...], info: TensorInfo) -> int:
-    """Return the number of bytes of a tensor of this shape in the dtype of `info`."""
+    """Return the size in bytes of a tensor of this shape in the dtype of `info`."""
     return torch.Size(shape).numel() * info.torch_dtype.itemsize

@@ -14,7 +14,7 @@ from embedlayer.shapes import Positions
 
 
 class BlockCache:
-    """Hold the keys and the values of one block, each `(B, G, S, K)`; `None` before the first token."""
+    """Hold the keys and the values of one block, each `(B, G, S, K)`; both are `None` before the first token."""
 
     def __init__(self) -> None:
         self.keys: Float[Tensor, "B G S K"] | None = None
@@ -23,7 +23,7 @@ class BlockCache:
     def extend(
         self, keys: Float[Tensor, "B G T K"], values: Float[Tensor, "B G T K"]
     ) -> tuple[Float[Tensor, "B G S K"], Float[Tensor, "B G S K"]]:
-        """Append keys and values of the new tokens in place, and return (keys, values) of all tokens."""
+        """Append keys and values of the new tokens in place, and return (keys, values) of all tokens so far."""
         self.keys = keys if self.keys is None else torch.cat([self.keys, keys], dim=-2)
         self.values = values if self.values is None else torch.cat([self.values, values], dim=-2)
         return self.keys, self.values
@@ -68,7 +68,11 @@ class KeyValueCache:
     ) -> tuple[Int[Tensor, "B T"], AttentionMask | None]:
         """Return (positions, documents) of new tokens; the cache does not change.
 
-        By default the tokens continue the last document of each row.
+        Args:
+            ids: IDs of the new tokens; only their shape and device are used.
+            positions: Position of each new token; `None` to continue from the last cached token of each row.
+            attention_mask: 0 for padding, else the number of the document; `None` to continue the last document of each
+                row.
 
         Raises:
             ShapeError: The batch size differs from the cached one, or the cache has tokens and the new ones have a mask
@@ -95,9 +99,13 @@ class KeyValueCache:
         return positions.expand(ids.shape), attention_mask
 
     def rerotate(self, position: Position, positions: Int[Tensor, "B T"]) -> None:
-        """Rotate the cached keys to the angles of a longer sequence that reaches `positions`.
+        """Rotate the cached keys in place to the angles of the longer sequence that the new tokens make.
 
-        This changes nothing for schemes with angles that are independent of the length.
+        This changes nothing for schemes whose angles do not depend on the length of the sequence.
+
+        Args:
+            position: Position scheme of the model.
+            positions: Positions of the new tokens.
         """
         scaling = position.scaling if isinstance(position, RotaryEmbedding) else None
         if not isinstance(scaling, DynamicNTKScaling | LongRopeScaling) or scaling.length is not None:
@@ -113,7 +121,12 @@ class KeyValueCache:
     def append(
         self, positions: Int[Tensor, "B T"], documents: AttentionMask | None
     ) -> tuple[Int[Tensor, "B S"], Int[Tensor, "B S"] | Bool[Tensor, "B S"] | None]:
-        """Append positions and documents of new tokens in place, and return (positions, documents) of all tokens."""
+        """Append positions and documents of new tokens in place, and return (positions, documents) of all tokens.
+
+        Args:
+            positions: Position of each new token.
+            documents: 0 for padding, else the number of the token's document; `None` if all belong to one document.
+        """
         if self.positions is None:
             self.positions, self.documents = positions, documents
             return positions, documents
@@ -124,7 +137,7 @@ class KeyValueCache:
         return self.positions, self.documents
 
     def _last_text(self) -> Int[Tensor, "B 1"]:
-        """Return the index of the last token of each row that is not padding."""
+        """Return for each row the index of its last cached token that is not padding; 0 if there is none."""
         assert self.positions is not None
         index = torch.arange(len(self), device=self.positions.device).expand_as(self.positions)
         is_text = index if self.documents is None else torch.where(self.documents != 0, index, 0)

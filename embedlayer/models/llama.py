@@ -93,7 +93,9 @@ def load_llama(
 
 
 def _build(loader: Loader) -> DecoderLM:
-    """Build the model without weights, and read the tensors of its blocks into `loader.tensors`.
+    """Build the model, and read all its tensors into `loader.tensors`; the caller assigns them to the model.
+
+    It is called with the meta device as torch's default, so that the model takes no memory for weights.
 
     Raises:
         CheckpointError: A tensor or key is missing, or the configuration and the tensors differ in the number of
@@ -147,7 +149,9 @@ def _check_implemented(checkpoint: Checkpoint) -> None:
 
 
 def _meta_config(checkpoint: Checkpoint) -> JsonObject:
-    """Return the configuration of a model in Meta's layout, from the metadata of its files or from `params.json`.
+    """Return a configuration for the model of a checkpoint in Meta's layout, in the form that `Loader` reads.
+
+    The sizes come from the metadata of the weight files, or else from `params.json`.
 
     Raises:
         CheckpointError: The number of heads is missing, or a value is not implemented.
@@ -177,7 +181,7 @@ def _meta_config(checkpoint: Checkpoint) -> JsonObject:
 
 
 def _parse(text: str) -> object:
-    """Return the JSON value that a string of the metadata states, or the string itself if it is not JSON."""
+    """Return the JSON value that a metadata string contains, such as the number 8 for `"8"`; else the string itself."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
@@ -185,10 +189,16 @@ def _parse(text: str) -> object:
 
 
 def _require_value(source: str, config: Mapping[str, object], key: str, *allowed: object) -> None:
-    """Check that the value of a configuration key is one of those that `DecoderLM` implements.
+    """Check that the value of a configuration key is one that `DecoderLM` implements.
+
+    Args:
+        source: Name of the configuration, for the message.
+        config: The configuration.
+        key: The key to check; a missing key counts as `None`.
+        *allowed: Values that are implemented.
 
     Raises:
-        CheckpointError: The value is another one; the message names it and the allowed values.
+        CheckpointError: The value is none of `allowed`; the message names both.
     """
     if config.get(key) not in allowed:
         known = ", ".join(str(value) for value in allowed if value is not None)
@@ -196,7 +206,12 @@ def _require_value(source: str, config: Mapping[str, object], key: str, *allowed
 
 
 def _decoder_name(name: str, ours: Mapping[str, str]) -> str:
-    """Return the name in `DecoderLM` of a checkpoint's tensor `name`; an unknown name is returned unchanged."""
+    """Return the name that a tensor of the checkpoint has in `DecoderLM`; an unknown name is returned unchanged.
+
+    Args:
+        name: Name in the checkpoint, such as `"model.layers.3.mlp.up_proj.weight"`.
+        ours: Name in the checkpoint -> name in `DecoderLM`, with `{}` for the number of the block in both.
+    """
     block = re.fullmatch(r"(.*?\.?layers)\.(0|[1-9]\d{0,5})\.(.*)", name)
     pattern = ours.get(name if block is None else f"{block[1]}.{{}}.{block[3]}", name)
     return pattern if block is None or pattern == name else pattern.format(block[2])
