@@ -404,10 +404,12 @@ def _text_rows(path: Path, file: BufferedIOBase, *, has_header: bool) -> Iterato
 
 
 def _width_of(path: Path, line: bytes) -> int:
-    """Return the number of columns of a file without a header: the number of fields at the end of a line that are numbers.
+    """Return the number of columns of a file without a header.
+
+    It is the number of fields at the end of the first line that are numbers; the fields before them are the token.
 
     Args:
-        path: The file, for the message.
+        path: The file, for the error message.
         line: Its first line.
 
     Raises:
