@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from embedlayer.checkpoints.loader import LoadedTensor, Loader, LoadRecord
 from embedlayer.checkpoints.reader import CONFIG, Checkpoint
 from embedlayer.checkpoints.writer import WriteReceipt, write_tensors
-from embedlayer.computed_buffers import recompute_all_buffers
 from embedlayer.data.tokenizer import load_tokenizer, missing_rows_message, table_size
 from embedlayer.errors import CheckpointError, EmbedLayerError, EmbedLayerWarning, SizeError
 from embedlayer.families import Numbering, Step
@@ -26,7 +25,7 @@ from embedlayer.layers.peft import ChildReference
 from embedlayer.layers.prediction_head import PredictionHead, build_head, build_part, part_config
 from embedlayer.layers.steps import EmbeddingStep, StepName, TokenBatch, TracedStep, run_steps, trace_steps
 from embedlayer.positions.position import AttentionMask, Position, positions_of
-from embedlayer.pretrained import FLOATS, Pretrained, assign, build, describe, is_description
+from embedlayer.pretrained import FLOATS, Pretrained, build, describe, is_description
 from embedlayer.shapes import Ids, IdsLike, Positions, Vectors
 from embedlayer.tables.dense import TokenEmbedding, as_table
 from embedlayer.tables.table import TokenTable
@@ -180,7 +179,6 @@ class EmbeddingLayer(Pretrained):
         self.padding_id = padding_id
         self.first_position_id = first_position_id
         self.types = types if isinstance(types, TokenEmbedding) else None
-        self.types_from_table = types == "table" if isinstance(types, str) else False
         self.norm = norm
         self.projection = projection
         self.other_positions = nn.ModuleDict(dict(other_positions or {}))
@@ -206,7 +204,7 @@ class EmbeddingLayer(Pretrained):
             "numbering": self.numbering,
             "padding_id": self.padding_id,
             "first_position_id": self.first_position_id,
-            "types": "table" if self.types_from_table else None if self.types is None else describe(self.types),
+            "types": describe(self.types) if self.types is not None else "table" if "types" in self.recipe else None,
             "norm": part_config(self.norm),
             "projection": part_config(self.projection),
             "other_positions": {kind: describe(self.position_of(kind)) for kind in self.other_positions},
@@ -220,21 +218,15 @@ class EmbeddingLayer(Pretrained):
         Raises:
             CheckpointError: An argument is missing, unknown or of another type.
         """
-        options = dict(config)
+        parts = dict(config)
         try:
-            table, position = build(options.pop("table")), build(options.pop("position"))
-            types = options.pop("types")
-            head = options.pop("head")
-            return cls.construct(
-                table=table,
-                position=position,
-                head=None if head is None else build_head(head, table),
-                types=build(types) if isinstance(types, dict) else types,
-                norm=build_part(nn.LayerNorm, options.pop("norm")),
-                projection=build_part(nn.Linear, options.pop("projection")),
-                other_positions={kind: build(value) for kind, value in options.pop("other_positions").items()},
-                **options,
-            )
+            parts["table"], parts["position"] = build(parts["table"]), build(parts["position"])
+            parts["head"] = None if parts["head"] is None else build_head(parts["head"], parts["table"])
+            parts["types"] = build(parts["types"]) if isinstance(parts["types"], dict) else parts["types"]
+            parts["norm"] = build_part(nn.LayerNorm, parts["norm"])
+            parts["projection"] = build_part(nn.Linear, parts["projection"])
+            parts["other_positions"] = {kind: build(value) for kind, value in parts["other_positions"].items()}
+            return cls.construct(**parts)
         except (KeyError, TypeError, AttributeError) as error:
             raise CheckpointError(f"The saved configuration does not fit an EmbeddingLayer: {error!r}.") from error
 
@@ -377,16 +369,13 @@ class EmbeddingLayer(Pretrained):
         ids = sequence_of(ids, None, self.table)
         if token_type_ids is None and self.types is not None:
             token_type_ids = torch.zeros_like(ids)
-        modules: dict[Step, tuple[StepName, nn.Module | None]] = {
+        modules: dict[Step, tuple[StepName, Any]] = {  # those of the recipe are not None: the constructor checks it
             "types": ("token_types", self.table if self.types is None else self.types),
             "position": ("positions", self.position),
             "norm": ("norm", self.norm),
             "project": ("projection", self.projection),
         }
-        steps = [EmbeddingStep("look_up", self.table)]
-        for name, module in (modules[step] for step in self.recipe):
-            assert module is not None  # the constructor checks the recipe
-            steps.append(EmbeddingStep(name, module))
+        steps = [EmbeddingStep("look_up", self.table), *(EmbeddingStep(*modules[step]) for step in self.recipe)]
         positions = self.default_positions(ids, attention_mask) if positions is None else positions
         return steps, TokenBatch(ids, positions, token_type_ids)
 
@@ -523,13 +512,7 @@ def _read_layer(checkpoint: Checkpoint, dtype: torch.dtype | None, device: torch
         CheckpointError: A tensor or a key of the configuration is missing or does not fit.
     """
     loader = Loader(checkpoint, dtype, device)
-    try:
-        with torch.device("meta"):
-            layer = EmbeddingLayer(**loader.read_arguments())
-    except SizeError as error:
-        raise CheckpointError(f"{checkpoint.name}: the configuration cannot be built. {error}") from error
-    assign(layer, loader.tensors, source=Path(checkpoint.name))
-    recompute_all_buffers(layer, device)
+    layer = loader.build(lambda: EmbeddingLayer(**loader.read_arguments()))
     layer.load_record = loader.load_record()
     return layer
 
@@ -547,16 +530,9 @@ def _read_saved_layer(checkpoint: Checkpoint, dtype: torch.dtype | None, device:
     """
     config = checkpoint.file(CONFIG)
     assert config is not None
-    layer = Pretrained.from_pretrained(config.parent, device=device).to(dtype=dtype)
-    if not isinstance(layer, EmbeddingLayer):
-        raise CheckpointError(
-            f"{config.parent} holds a {type(layer).__name__}, not an EmbeddingLayer: read it with "
-            f"{type(layer).__name__}.from_pretrained."
-        )
-    tensors = tuple(
-        LoadedTensor(key, key, tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."), tensor.nbytes)
-        for key, tensor in layer.state_dict().items()
-    )
+    layer = super(EmbeddingLayer, EmbeddingLayer).from_pretrained(config.parent, device=device).to(dtype=dtype)
+    stored = {key: checkpoint.info(key) for key in layer.state_dict()}
+    tensors = tuple(LoadedTensor(key, key, info.shape, info.dtype, info.nbytes) for key, info in stored.items())
     layer.load_record = LoadRecord(
         source=checkpoint.name, tensors=tensors, bytes_read=sum(tensor.nbytes for tensor in tensors)
     )

@@ -1,16 +1,18 @@
 """Read tensors and sizes of a checkpoint's embedding layer by the record of its model family."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import NoneType
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from embedlayer.checkpoints.reader import Checkpoint
-from embedlayer.errors import CheckpointError
+from embedlayer.computed_buffers import recompute_all_buffers
+from embedlayer.errors import CheckpointError, SizeError
 from embedlayer.families import (
     CONFIG_KEYS,
     STATIC_EMBEDDING,
@@ -40,8 +42,10 @@ from embedlayer.positions.relative import RelativePositionBias
 from embedlayer.positions.rotary import RotaryEmbedding
 from embedlayer.positions.rotary_config import has_layer_types, layer_types
 from embedlayer.positions.sinusoidal import SinusoidalPositionalEmbedding
-from embedlayer.pretrained import FLOATS
+from embedlayer.pretrained import FLOATS, assign
 from embedlayer.tables.dense import TokenEmbedding
+
+Model = TypeVar("Model", bound=nn.Module)
 
 ROWS_AT_ONCE = 8192
 MOST_SIZE, MOST_POSITIONS = 1 << 16, 1 << 20
@@ -207,6 +211,24 @@ class Loader:
             "tensor_names": self.names,
         }
 
+    def build(self, make: Callable[[], Model]) -> Model:
+        """Build a layer or a model on the meta device, without memory for weights, and assign `tensors` to it.
+
+        Args:
+            make: Function that fills `tensors`, by `read_arguments` for example, and returns the module.
+
+        Raises:
+            CheckpointError: A tensor or a key of the configuration is missing or does not fit.
+        """
+        try:
+            with torch.device("meta"):
+                model = make()
+        except SizeError as error:
+            raise CheckpointError(f"{self.checkpoint.name}: the configuration cannot be built. {error}") from error
+        assign(model, self.tensors, source=Path(self.checkpoint.name))
+        recompute_all_buffers(model, self.device)
+        return model
+
     # Reading tensors
 
     def _read(self, key: str, name: str, *, aliases: Names = ()) -> Tensor:
@@ -257,10 +279,8 @@ class Loader:
 
     def _is_same(self, name: str, other: str) -> bool:
         """Return whether two tensors of the checkpoint have the same shape, dtype and bits."""
-        one, two = self.checkpoint.info(name), self.checkpoint.info(other)
-        if (one.shape, one.dtype) != (two.shape, two.dtype):
-            return False
-        return torch.equal(self.checkpoint.read(name).view(torch.uint8), self.checkpoint.read(other).view(torch.uint8))
+        has_same_dtype = self.checkpoint.info(name).dtype == self.checkpoint.info(other).dtype
+        return has_same_dtype and self.checkpoint.stores(name, self.checkpoint.read(other))
 
     # The table
 
@@ -609,11 +629,11 @@ class Loader:
         token table count as tied, and `names` lists them as a copy of the table. Other rows are read as an untied head,
         with a sentence in `notes` unless the family always ties.
         """
-        table, *aliases = self.names.get("table.weight", ("",))
-        found = [name for name in self._find_matrices(spec.weight) if name not in (table, *aliases)]
+        found = [name for name in self._find_matrices(spec.weight) if name not in self.names["table.weight"]]
         if not found:
             return None
         if self._is_tied(spec):
+            table = self.names["table.weight"][0]
             if self._is_same(table, found[0]):
                 self.names["table.weight"] += (found[0],)
                 return None

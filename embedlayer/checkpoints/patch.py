@@ -87,8 +87,7 @@ def unpatch(model: Model) -> Model:
             original.num_embeddings, original.padding_idx = ours.num_embeddings, ours.padding_idx
         elif isinstance(ours, OutputHead):
             original.out_features = ours.out_features
-        for name, parameter in ours._parameters.items():
-            original._parameters[name] = parameter
+        original._parameters.update(ours._parameters)
         for name, buffer in original._buffers.items():  # the modules that are replaced have no buffer but a scale
             known = torch.full_like(buffer, cast(float, ours.scale), device="cpu") if buffer.is_meta else buffer
             original._buffers[name] = known.to(next(ours.parameters()).device)
@@ -121,8 +120,7 @@ def _look_ups(model: nn.Module) -> list[nn.Embedding]:
     tables = [root, *(each for each in candidates if isinstance(each, nn.Embedding) and _is_known(each))]
     weights = {id(each.weight) for each in tables}
     sharing = [each for each in model.modules() if isinstance(each, nn.Embedding) and id(each.weight) in weights]
-    unique = {id(each): each for each in (*tables, *sharing)}
-    return [each for each in unique.values() if not isinstance(each, TokenEmbedding)]
+    return [each for each in dict.fromkeys((*tables, *sharing)) if not isinstance(each, TokenEmbedding)]
 
 
 def _call_getters(model: nn.Module, getter: str) -> list[nn.Module]:

@@ -4,18 +4,22 @@ A checkpoint is a folder in Hugging Face's layout, a safetensors file, an index 
 hub. From the hub, only the shards that contain a requested tensor are downloaded.
 """
 
-import json
 import re
 import socket
 from pathlib import Path
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
+import torch
+from torch import Tensor
+
 from embedlayer.errors import CheckpointError, FileError, MissingExtraError, require
-from embedlayer.io.files import JsonObject, read_json
+from embedlayer.io.files import JsonObject, read_bytes, read_json
+from embedlayer.io.json_fields import parse_json
 from embedlayer.io.safetensors_files import (
     CheckpointFolder,
     WeightFiles,
+    byte_chunks,
     choose_weight_files,
     find_folder,
     is_plain_name,
@@ -206,6 +210,15 @@ class Checkpoint(WeightFiles):
         """
         return self._folder.find(name)
 
+    def stores(self, name: str, tensor: Tensor) -> bool:
+        """Return whether the tensor `name` of the checkpoint equals `tensor` in shape and, bit for bit, in its numbers.
+
+        `tensor` is converted to the stored dtype for this, one buffer at a time.
+        """
+        stored = self.read(name)
+        pairs = zip(byte_chunks(stored), byte_chunks(tensor, stored.dtype), strict=True)
+        return stored.shape == tensor.shape and all(torch.equal(old, new) for old, new in pairs)
+
 
 def is_hub_name(source: str) -> bool:
     """Return whether a string is a hub name: `owner/name`, and nothing that looks like a path.
@@ -238,11 +251,9 @@ def _first_module(place: CheckpointFolder) -> tuple[str, bool]:
     if path is None:
         return "", False
     try:
-        first = json.loads(path.read_text(encoding="utf-8"))[0]
+        first = parse_json(read_bytes(path), path)[0]
         folder, kind = first["path"], first["type"]
-    except OSError as error:
-        raise FileError(f"Cannot read {path}: {error.strerror or error}.") from error
-    except (ValueError, RecursionError, LookupError, TypeError) as error:
+    except (LookupError, TypeError) as error:
         raise CheckpointError(f"{path} is no list of modules ({error!r}): it is damaged.") from error
     if not (isinstance(folder, str) and isinstance(kind, str) and (not folder or is_plain_name(folder))):
         raise CheckpointError(

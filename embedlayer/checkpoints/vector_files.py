@@ -118,11 +118,9 @@ def read_vectors(
         tokens, rows, places = _read_projector(path, errors)
     else:
         with _reading(path) as file:
-            if chosen == "word2vec-binary":
-                tokens, rows, places = _collected(path, _binary_rows(path, file), errors, place="row")
-            else:
-                found = _text_rows(path, file, has_header=chosen != "glove")
-                tokens, rows, places = _collected(path, found, errors, place="line")
+            is_text = chosen != "word2vec-binary"
+            found = _text_rows(path, file, has_header=chosen != "glove") if is_text else _binary_rows(path, file)
+            tokens, rows, places = _collected(path, found, errors, place="line" if is_text else "row")
     _check_finite(path, tokens, rows, places, nonfinite)
     return tokens, rows
 
@@ -140,9 +138,8 @@ def _check_finite(path: Path, tokens: list[str], rows: Tensor, places: "Places",
     Raises:
         CheckpointError: A row is not finite and `nonfinite` is `"refuse"`.
     """
-    step = max(1, NUMBERS_AT_ONCE // rows.shape[1])
-    starts = range(0, len(rows), step)
-    broken = [start + int(row) for start in starts for row in (~rows[start : start + step].isfinite().all(1)).nonzero()]
+    chunks = rows.split(max(1, NUMBERS_AT_ONCE // rows.shape[1]))
+    broken = torch.cat([~chunk.isfinite().all(1) for chunk in chunks]).nonzero().flatten().tolist()
     if not broken:
         return
     shown = "; ".join(f"{places(row)} ({tokens[row]!r})" for row in broken[:ROWS_SHOWN])

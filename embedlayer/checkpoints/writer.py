@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-import torch
 from torch import Tensor
 
 from embedlayer.checkpoints.reader import CONFIG, Checkpoint
@@ -73,7 +72,7 @@ def write_tensors(
                 f"{name} has shape {list(stored)} in {checkpoint.name}, so that with a table of {rows:,} rows "
                 f"{list(expected)} is expected, but the new tensor has {list(tensor.shape)}."
             )
-    changed = {name: tensor for name, tensor in tensors.items() if not _is_as_stored(checkpoint, name, tensor)}
+    changed = {name: tensor for name, tensor in tensors.items() if not checkpoint.stores(name, tensor)}
     rewritten = {file: header for file, header in checkpoint.headers.items() if header.tensors.keys() & changed.keys()}
     target.parent.mkdir(parents=True, exist_ok=True)
     copied: list[str] = []
@@ -93,18 +92,6 @@ def write_tensors(
     return WriteReceipt(tuple(sorted(changed)), tuple(rewritten), tuple(copied), rows)
 
 
-def _is_as_stored(checkpoint: Checkpoint, name: str, tensor: Tensor) -> bool:
-    """Return whether the checkpoint stores these numbers already, bit for bit, under the name `name`.
-
-    `tensor` is converted to the stored dtype for this, one buffer at a time.
-    """
-    stored = checkpoint.read(name)
-    if stored.shape != tensor.shape:
-        return False
-    pairs = zip(byte_chunks(stored, stored.dtype), byte_chunks(tensor, stored.dtype), strict=True)
-    return all(torch.equal(old, new) for old, new in pairs)
-
-
 def _stream(
     source: Path, target: Path, header: Header, changed: Mapping[str, Tensor], metadata: Mapping[str, str]
 ) -> None:
@@ -117,11 +104,10 @@ def _stream(
         changed: New tensors by name; they may have other shapes, and names of other files are ignored.
         metadata: Metadata of the new file.
     """
-    entries: dict[str, tuple[str, tuple[int, ...], int]] = {}
-    for name, info in header.tensors.items():
-        tensor = changed.get(name)
-        shape = info.shape if tensor is None else tuple(tensor.shape)
-        entries[name] = info.dtype, shape, info.nbytes if tensor is None else _bytes(shape, info)
+    entries = {name: (info.dtype, info.shape, info.nbytes) for name, info in header.tensors.items()}
+    for name in entries.keys() & changed.keys():
+        dtype, shape = header.tensors[name].dtype, tuple(changed[name].shape)
+        entries[name] = dtype, shape, _stored_bytes(changed[name], header.tensors[name])
     with source.open("rb") as old, target.open("wb") as new:
         new.write(encode_header(entries, metadata))
         for name, info in header.tensors.items():
@@ -179,13 +165,13 @@ def _rewrite_json(folder: Path, checkpoint: Checkpoint, vocab_size: int, changed
         if isinstance(metadata, dict):
             for name, tensor in changed.items():
                 info = checkpoint.info(name)
-                added = _bytes(tuple(tensor.shape), info) - info.nbytes
+                added = _stored_bytes(tensor, info) - info.nbytes
                 for key, size in (("total_size", 1), ("total_parameters", info.torch_dtype.itemsize)):
                     if isinstance(metadata.get(key), int | float):
                         metadata[key] += added // size
         write_json(index, content)
 
 
-def _bytes(shape: tuple[int, ...], info: TensorInfo) -> int:
-    """Return the size in bytes of a tensor of this shape in the dtype of `info`."""
-    return torch.Size(shape).numel() * info.torch_dtype.itemsize
+def _stored_bytes(tensor: Tensor, info: TensorInfo) -> int:
+    """Return the size in bytes of `tensor` in the dtype of `info`."""
+    return tensor.numel() * info.torch_dtype.itemsize

@@ -91,7 +91,9 @@ class KeyValueCache:
                 "New tokens continue the last document of a cached text. To start another one with an attention_mask, "
                 "pass their positions too."
             )
-        last = self._last_text()
+        index = torch.arange(len(self), device=ids.device).expand_as(self.positions)
+        text = index if self.documents is None else torch.where(self.documents != 0, index, 0)
+        last = text.amax(-1, keepdim=True)  # of each row, the last token that is not padding
         if positions is None:
             positions = self.positions.gather(-1, last) + torch.arange(1, ids.shape[-1] + 1, device=ids.device)
         if attention_mask is None and self.documents is not None:
@@ -135,10 +137,3 @@ class KeyValueCache:
             self.documents = torch.cat([before, documents], dim=-1)
         self.positions = torch.cat([self.positions, positions], dim=-1)
         return self.positions, self.documents
-
-    def _last_text(self) -> Int[Tensor, "B 1"]:
-        """Return for each row the index of its last cached token that is not padding; 0 if there is none."""
-        assert self.positions is not None
-        index = torch.arange(len(self), device=self.positions.device).expand_as(self.positions)
-        is_text = index if self.documents is None else torch.where(self.documents != 0, index, 0)
-        return is_text.amax(-1, keepdim=True)

@@ -387,38 +387,21 @@ class Attention(nn.Module):
         )
         q_BHTK, k_BGTK = position.rotate(q_BHTK, k_BGTK, positions)
         k_BGSK, v_BGSK = (k_BGTK, v_BGTK) if past is None else past.extend(k_BGTK, v_BGTK)
-        y_BHTK = attend(
-            q_BHTK,
-            k_BGSK,
-            v_BGSK,
-            attn_mask=None if scores is None else scores.to(q_BHTK.dtype),
-            # a single new token sees all; sizes of a traced graph may be symbolic, these two must be plain booleans
-            is_causal=scores is None and (past is None or bool(q_BHTK.shape[-2] == k_BGSK.shape[-2])),
-            enable_gqa=bool(q_BHTK.shape[-3] != k_BGTK.shape[-3]),
-        )
+        mask = None if scores is None else scores.to(q_BHTK.dtype)
+        # the fused kernels have no forward-mode derivative, no second derivative and no vmap rule
+        is_fused = not is_transformed(q_BHTK, k_BGSK, v_BGSK, mask)
+        with nullcontext() if is_fused else sdpa_kernel(SDPBackend.MATH):
+            y_BHTK = F.scaled_dot_product_attention(
+                q_BHTK,
+                k_BGSK,
+                v_BGSK,
+                attn_mask=mask,
+                # a single new token sees all; sizes of a traced graph may be symbolic, these two must be plain booleans
+                is_causal=scores is None and (past is None or bool(q_BHTK.shape[-2] == k_BGSK.shape[-2])),
+                enable_gqa=bool(q_BHTK.shape[-3] != k_BGTK.shape[-3]),
+            )
         result: Tensor = self.out(y_BHTK.transpose(-2, -3).flatten(-2))
         return result
-
-
-def attend(
-    q_BHTK: Float[Tensor, "*batch H T K"],
-    k_BGSK: Float[Tensor, "*batch G S K"],
-    v_BGSK: Float[Tensor, "*batch G S K"],
-    *,
-    attn_mask: Float[Tensor, "*mask T S"] | None,
-    is_causal: bool,
-    enable_gqa: bool,
-) -> Float[Tensor, "*batch H T K"]:
-    """Compute `F.scaled_dot_product_attention`, with the same arguments, in a way that `torch.func` transforms support.
-
-    The fused kernels have no forward-mode derivative, no second derivative and no `vmap` rule. Under these transforms
-    torch's unfused implementation runs instead, which needs memory for the whole `(T, S)` matrix of scores.
-    """
-    is_fused = not is_transformed(q_BHTK, k_BGSK, v_BGSK, attn_mask)
-    with nullcontext() if is_fused else sdpa_kernel(SDPBackend.MATH):
-        return F.scaled_dot_product_attention(
-            q_BHTK, k_BGSK, v_BGSK, attn_mask=attn_mask, is_causal=is_causal, enable_gqa=enable_gqa
-        )
 
 
 class SwiGLU(nn.Module):

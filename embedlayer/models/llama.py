@@ -15,13 +15,11 @@ import torch
 
 from embedlayer.checkpoints.loader import Loader
 from embedlayer.checkpoints.reader import Checkpoint
-from embedlayer.computed_buffers import recompute_all_buffers
-from embedlayer.errors import CheckpointError, EmbedLayerWarning, SizeError
+from embedlayer.errors import CheckpointError, EmbedLayerWarning
 from embedlayer.families import FAMILIES, HUGGING_FACE_TENSORS, META_LLAMA, META_TENSORS, family_of
 from embedlayer.io.config_values import as_number, as_whole_number
 from embedlayer.io.files import JsonObject, read_json
 from embedlayer.models.decoder import DecoderLM
-from embedlayer.pretrained import assign
 
 QUERY = "blocks.{}.attention.query.weight"
 
@@ -80,13 +78,7 @@ def load_llama(
             f"(Hugging Face's layout) nor {META_TENSORS['table.weight']} (Meta's)."
         )
     loader = Loader(checkpoint, None, device)
-    try:
-        with torch.device("meta"):
-            model = _build(loader)
-    except SizeError as error:
-        raise CheckpointError(f"{checkpoint.name}: the configuration cannot be built. {error}") from error
-    assign(model, loader.tensors, source=Path(checkpoint.name))
-    recompute_all_buffers(model, device)
+    model = loader.build(lambda: _build(loader))
     for note in loader.notes:
         warnings.warn(f"{checkpoint.name}: {note}", EmbedLayerWarning, stacklevel=2)
     return (model if dtype is None else model.to(dtype)).eval()
@@ -95,7 +87,7 @@ def load_llama(
 def _build(loader: Loader) -> DecoderLM:
     """Build the model, and read all its tensors into `loader.tensors`; the caller assigns them to the model.
 
-    It is called with the meta device as torch's default, so that the model takes no memory for weights.
+    `Loader.build` calls it with the meta device as torch's default, so that the model takes no memory for weights.
 
     Raises:
         CheckpointError: A tensor or key is missing, or the configuration and the tensors differ in the number of
