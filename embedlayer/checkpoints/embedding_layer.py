@@ -131,7 +131,7 @@ class EmbeddingLayer(Pretrained):
         norm: LayerNorm of the step `"norm"`.
         projection: Projection of the step `"project"`.
         other_positions: Position schemes of other layers by kind: Gemma 3's `"full_attention"`, T5's `"decoder"`.
-        tensor_names: Key of this layer's state -> names of that tensor in the checkpoint; `load` read the first name.
+        tensor_names: Key in `state_dict()` -> names of that tensor in the checkpoint; `load` read the first name.
 
     Raises:
         SizeError: The recipe has a step twice or without its module, or `numbering="ids"` has no `padding_id`.
@@ -434,7 +434,10 @@ class EmbeddingLayer(Pretrained):
         )
 
     def _tokenizer_rows(self) -> int | str | None:
-        """Return the number of rows that the tokenizer needs; the error text if it is damaged; `None` without one."""
+        """Return the number of rows that the tokenizer's IDs need, for the report.
+
+        The result is the message of the error if the tokenizer cannot be read, and `None` without a tokenizer.
+        """
         try:
             return None if self.tokenizer is None else table_size(self.tokenizer)
         except EmbedLayerError as error:

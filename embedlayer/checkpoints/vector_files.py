@@ -321,7 +321,7 @@ def _header(line: bytes) -> tuple[int, int] | None:
 
 
 def _checked_header(path: Path, line: bytes) -> tuple[int, int]:
-    """Return `(V, D)` from the first line of a file in a format with a header.
+    """Return `(V, D)`, the numbers of rows and columns, from the first line of a file in a format with a header.
 
     Raises:
         CheckpointError: The line is no header, or D is 0 or above `MOST_COLUMNS`.
@@ -422,7 +422,7 @@ def _width_of(path: Path, line: bytes) -> int:
 
 
 def _is_number(field: bytes) -> bool:
-    """Return whether Python's `float` reads a field as a number; underscores, which it allows, are not."""
+    """Return whether a field is a number for Python's `float`, without the underscores that `float` allows (`1_0`)."""
     try:
         float(field)
     except ValueError:
@@ -677,6 +677,9 @@ def _writing(path: Path) -> Iterator[BufferedIOBase]:
     """Open a file for writing in a `with` block; a file with the suffix `.gz` is compressed.
 
     The file is replaced atomically at the end of the block. If the block fails, the old file stays.
+
+    Raises:
+        FileError: The file cannot be written.
     """
     with replace_file(path) as partial, partial.open("wb") as file:
         if path.suffix != ".gz":

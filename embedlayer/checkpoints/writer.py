@@ -54,7 +54,7 @@ def write_tensors(
         The changed tensors and files.
 
     Raises:
-        CheckpointError: The checkpoint has no tensor of such a name, or it has another shape than the new one.
+        CheckpointError: A name in `tensors` is not in the checkpoint, or a new tensor has another shape than expected.
         FileError: `out_dir` is not empty or cannot be written.
     """
     source, target = Path(checkpoint_dir), Path(out_dir)
@@ -95,14 +95,17 @@ def write_tensors(
 def _stream(
     source: Path, target: Path, header: Header, changed: Mapping[str, Tensor], metadata: Mapping[str, str]
 ) -> None:
-    """Write a copy of one safetensors file, with the tensors in the order of the old file.
+    """Write a copy of one safetensors file in which some tensors are replaced; the order of the tensors stays.
 
     Args:
         source: The old file.
-        target: The file to write, which is created or truncated.
+        target: The file to write, which is created or overwritten.
         header: Header of the old file.
-        changed: New tensors by name; they may have other shapes, and names of other files are ignored.
+        changed: New tensors by name, which may have other shapes. Those that the old file lacks are ignored.
         metadata: Metadata of the new file.
+
+    Raises:
+        CheckpointError: The old file is shorter than its header states.
     """
     entries = {name: (info.dtype, info.shape, info.nbytes) for name, info in header.tensors.items()}
     for name in entries.keys() & changed.keys():
