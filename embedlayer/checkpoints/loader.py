@@ -278,7 +278,12 @@ class Loader:
         return [name for name in self.checkpoint.find(*names) if len(self.checkpoint.info(name).shape) == 2]
 
     def _is_same(self, name: str, other: str) -> bool:
-        """Return whether two tensors of the checkpoint, given by their full names, have the same shape, dtype and bits."""
+        """Return whether two tensors of the checkpoint have the same shape, dtype and bits.
+
+        Args:
+            name: Full name of a tensor.
+            other: Full name of the other tensor.
+        """
         has_same_dtype = self.checkpoint.info(name).dtype == self.checkpoint.info(other).dtype
         return has_same_dtype and self.checkpoint.stores(name, self.checkpoint.read(other))
 
@@ -322,8 +327,8 @@ class Loader:
     def _fold(self, rows: Tensor) -> Tensor:
         """Compute model2vec's token table `rows[mapping] * weights[:, None]`, store it in `tensors` and return it.
 
-        Without a tensor `mapping`, the rows are used in their order; without a tensor `weights`, they are not multiplied.
-        With either, the table cannot be written back to the checkpoint, so `names` is cleared.
+        Without a tensor `mapping`, the rows keep their order; without a tensor `weights`, they are not multiplied. With
+        either, the table cannot be written back to the checkpoint, so `names` is cleared.
 
         Args:
             rows: The stored rows.
@@ -404,7 +409,10 @@ class Loader:
         return None if biases and self.checkpoint.read(biases[0]).flatten()[pad : pad + 1].any() else pad
 
     def _scale(self, width: int) -> float | None:
-        """Return the factor that the family applies to looked-up rows of this width, before any rounding; `None` for none."""
+        """Return the factor that the family applies to looked-up rows of this width; `None` for no factor.
+
+        A factor that the family rounds to the dtype of the rows (Gemma) is not rounded here.
+        """
         rule = self.family.scale
         if rule is None or (rule == "sqrt_dim_if_scale_embedding" and not self.config.get("scale_embedding")):
             return None

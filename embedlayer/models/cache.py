@@ -42,9 +42,10 @@ class KeyValueCache:
 
     Attributes:
         positions: Position of each cached token, `(B, S)`; `None` for an empty cache.
-        documents: 0 for padding, else the document of each token, as in `positions_of`; `None` for one document.
+        documents: For each cached token 0 for padding, else the number of its document, `(B, S)`, as in the mask of
+            `positions_of`; `None` if each row is one document without padding.
         length: Largest position so far plus one, where frequencies depend on the length; else 0.
-        blocks: Keys and values by number of the block.
+        blocks: Number of the block -> its keys and values.
 
     Example:
         >>> cache, ids = KeyValueCache(), torch.tensor([1, 2, 3, 4])

@@ -162,9 +162,9 @@ def sampling_probabilities(
 ) -> tuple[Float[Tensor, "B K"], Int[Tensor, "B K"]]:
     """Return (probabilities, token IDs) from which `sample_tokens` samples, most likely token first.
 
-    The probabilities are `softmax(logits / temperature)` over the K most likely tokens. `top_p` then sets the
-    probability of a token to 0 if the tokens before it already reach `top_p`, and rescales the others. The most likely
-    token always stays.
+    The probabilities are `softmax(logits / temperature)` over the K most likely tokens; K is `top_k`, or V for `None`.
+    `top_p` then sets the probability of a token to 0 if the tokens before it already reach `top_p`, and rescales the
+    others. The most likely token always stays.
 
     Reference: transformers' TemperatureLogitsWarper, TopKLogitsWarper and TopPLogitsWarper, in this order.
     """

@@ -126,11 +126,10 @@ def _build(loader: Loader) -> DecoderLM:
 
 
 def _check_implemented(checkpoint: Checkpoint) -> None:
-    """Check that `DecoderLM` implements a model with this configuration of transformers.
+    """Check that `DecoderLM` implements the model that the checkpoint's `config.json` of transformers describes.
 
     Raises:
-        CheckpointError: A key of the configuration has a value that is not implemented; the message names the
-            key.
+        CheckpointError: A key of the configuration has a value that is not implemented; the message names the key.
     """
     config, source = checkpoint.config, f"{checkpoint.name}/config.json"
     decoders = [family for family in FAMILIES if family.decoder is HUGGING_FACE_TENSORS]
