@@ -192,7 +192,7 @@ class HeadSpec:
         logit_scale: Rule for the factor on the logits; `None` for the factor 1.
         softcap: Configuration key of the cap c of `softcap(x) = c * tanh(x / c)`; `None` for no cap.
         tied: Whether the head is tied to the token table if the configuration has no `tie_word_embeddings`. `"always"`
-            means that the head is tied whatever that key says (T5).
+            ties the head whatever that key says, unless the checkpoint stores other rows for the head (T5).
     """
 
     weight: Names = ("lm_head.weight",)
