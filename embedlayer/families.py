@@ -61,11 +61,11 @@ OWN_MODEL_TYPE = "embedlayer"
 
 @dataclass(frozen=True)
 class LearnedPositions:
-    """Learned positions of a family: a table with one row per position.
+    """Learned position embeddings of a family: a table with one row per position.
 
     Attributes:
-        names: Tensor names of the table.
-        offset: Number of rows before that of position 0; `"padding"` means the padding ID plus one.
+        names: Names under which checkpoints store the table; the loader reads the first one that the checkpoint has.
+        offset: Number of rows of the table before the row of position 0. `"padding"` means `pad_token_id + 1`.
     """
 
     names: Names
@@ -74,25 +74,31 @@ class LearnedPositions:
 
 @dataclass(frozen=True)
 class SinusoidalPositions:
-    """Fixed sinusoids, all sines before all cosines.
+    """Fixed sinusoidal positions of a family: a vector holds all sines, then all cosines (M2M-100).
 
-    Position 0 has row `padding ID + 1`, and a padding token gets a zero vector.
+    The vectors are computed, not stored. As in transformers, the first token gets the vector of position
+    `pad_token_id + 1`, and a padding token gets a zero vector.
     """
 
 
 @dataclass(frozen=True)
 class AlibiPositions:
-    """Linear attention biases (ALiBi).
+    """Linear attention biases (ALiBi) of a family, which are computed from the number of heads.
 
-    MPT's configuration stores the negative exponent of the smallest slope as `attn_config.alibi_bias_max`.
+    `max_bias` of `AlibiBias` is 8; MPT's configuration may state another value as `attn_config.alibi_bias_max`.
     """
 
 
 @dataclass(frozen=True)
 class RelativePositions:
-    """T5's bucketed relative biases.
+    """T5's learned relative attention biases, one number for each head and bucket of distances.
 
-    Each stack has its own tensor: the encoder's bias is bidirectional, the decoder's causal.
+    The encoder and the decoder have one table each. A checkpoint may have only one of the two.
+
+    Attributes:
+        encoder: Names under which checkpoints store the encoder's table; it tells keys before and after the query
+            apart.
+        decoder: Names under which checkpoints store the decoder's table; it is for causal attention.
     """
 
     encoder: Names
@@ -101,21 +107,27 @@ class RelativePositions:
 
 @dataclass(frozen=True)
 class RotaryPositions:
-    """Rotary settings of a family that transformers keeps in its code and not in `config.json`.
+    """Rotary settings of a family that transformers has in its code and not in `config.json`.
+
+    "The reader" below is `RotaryEmbedding.from_config`.
 
     Attributes:
-        base: Base that transformers uses if the configuration states no base.
-        fixed_base: Whether the code always uses `base`, so that a configuration without a base is complete.
-        interleaved: Whether pairs are channels (2i, 2i + 1); `rope_interleave` in a configuration takes precedence.
-        reversed: Whether the code rotates by the negative angle; the reader refuses such a family.
-        default_share: Share of a head's channels that transformers rotates if the configuration states no share. The
-            reader refuses such a configuration. `None` means that the default is all channels.
-        former_rope_types: Pairs (old name of a `rope_type`, its present name).
-        scales_full_attention_only: Whether `rope_scaling` applies only to layers of full attention.
-        without_positions: Which layers have no positions: `"listed"` in `no_rope_layers` or by
-            `no_rope_layer_interval`, or all layers of `"full_attention"` in a model with a sliding window.
-        or_alibi: Whether `alibi: true` in a configuration replaces rotation by linear biases, divided by the square
-            root of a head's width (Falcon).
+        base: Base of the frequencies (theta) that transformers uses if a configuration states none.
+        fixed_base: Whether the family's code has no other base than `base`. The reader then accepts a configuration
+            without a base. For other families the reader refuses it, unless its caller passes a default.
+        interleaved: Whether the channels (2i, 2i + 1) form a rotated pair, not (i, i + half). `rope_interleave` in a
+            configuration takes precedence.
+        reversed: Whether the family's code rotates by the negative angle; the reader refuses such a family.
+        default_share: Share of a head's channels that transformers rotates if a configuration states no share. The
+            reader refuses a configuration without a share. `None`: the default is all channels, and the reader uses it.
+        former_rope_types: Pairs (old name, present name) of a `rope_type`; the reader understands both.
+        scales_full_attention_only: Whether `rope_scaling` applies only to layers of full attention, not to layers of
+            sliding attention.
+        without_positions: Which layers have no positions. `"listed"`: the configuration states them in `no_rope_layers`
+            or `no_rope_layer_interval`. `"full_attention"`: all layers of full attention, in a model that also has
+            sliding attention. `None`: none.
+        or_alibi: Whether `alibi: true` in a configuration replaces the rotation by linear biases (ALiBi), divided by
+            the square root of a head's width (Falcon).
     """
 
     base: float = 10000.0
@@ -136,11 +148,11 @@ PositionSpec = LearnedPositions | SinusoidalPositions | AlibiPositions | Relativ
 class NormSpec:
     """Name and epsilon of a LayerNorm in a checkpoint.
 
-    Its tensors are `weight` and `bias`, or in checkpoints from TensorFlow `gamma` and `beta`.
+    Its two tensors are called `weight` and `bias`, or in checkpoints from TensorFlow `gamma` and `beta`.
 
     Attributes:
-        name: Name of the module, a suffix as in the docstring of this module.
-        eps_key: Configuration key of its epsilon.
+        name: End of the module's name in the checkpoint: `"norm"` finds `norm` and `encoder.norm`.
+        eps_key: Key of its epsilon in `config.json`.
         eps: Epsilon if that key is missing.
     """
 
@@ -154,8 +166,8 @@ class LinearSpec:
     """Name of a linear projection in a checkpoint, and whether it has a bias.
 
     Attributes:
-        name: Name of the module.
-        bias: Whether it has a bias.
+        name: End of the module's name in the checkpoint: `"project_in"` finds `model.decoder.project_in`.
+        bias: Whether the projection has a bias vector.
     """
 
     name: str
@@ -164,23 +176,23 @@ class LinearSpec:
 
 @dataclass(frozen=True)
 class HeadSpec:
-    """Describe the LM head of a checkpoint.
+    """Describe the LM head of a family: the names of its tensors, and the steps that it computes.
 
-    The head computes `logits = softcap(logit_scale * norm(activation(dense(hidden))) @ weight.T + bias)`.
-
-    Most families have neither dense layer, activation nor norm.
+    The head computes `logits = softcap(logit_scale * norm(activation(dense(hidden))) @ weight.T + bias)`. Most families
+    have neither dense layer, activation nor norm.
 
     Attributes:
         weight: Tensor names of the rows of an untied head.
-        bias: Tensor names of the bias, one number per token.
-        dense: Projection before the output product. A checkpoint without this projection has no head.
-        dense_optional: Whether a checkpoint without `dense` has a head nevertheless (OPT).
-        activation: Name of the activation, or `"hidden_act"` to read it from that configuration key.
-        norm: LayerNorm before the output product.
-        logit_scale: Factor on the logits.
-        softcap: Configuration key of the cap on the logits.
-        tied: Whether the head is tied if the configuration has no `tie_word_embeddings`; `"always"` ignores that
-            key (T5).
+        bias: Tensor names of the bias, one number per token; empty for a head without a bias.
+        dense: Projection before the product with `weight`. A checkpoint without its tensors has no head, unless
+            `dense_optional` is true.
+        dense_optional: Whether a checkpoint without the tensors of `dense` has a head without that step (OPT).
+        activation: Name of the activation, or `"hidden_act"` to read the name from that configuration key.
+        norm: LayerNorm before the product with `weight`.
+        logit_scale: Rule for the factor on the logits; `None` for the factor 1.
+        softcap: Configuration key of the cap c of `softcap(x) = c * tanh(x / c)`; `None` for no cap.
+        tied: Whether the head is tied to the token table if the configuration has no `tie_word_embeddings`. `"always"`
+            ties the head whatever that key says, unless the checkpoint stores other rows for the head (T5).
     """
 
     weight: Names = ("lm_head.weight",)
@@ -198,28 +210,31 @@ class HeadSpec:
 class Family:
     """Description of one model family, from which the loader builds the embedding layer of its checkpoints.
 
+    Tensor names are suffixes, as the docstring of this module says.
+
     Attributes:
         name: Name in reports.
         model_types: Values of `model_type` in its configurations.
-        table: Tensor names of the token table. Further names in one checkpoint are copies of the same rows. Empty for a
-            family of which only rotary positions are known; `load` treats its checkpoints as unknown.
-        width: Configuration keys of the width of the table.
-        aliases: Pairs (configuration key of this family alone, common key of the same meaning) (T5, Meta's LLaMA).
-        scale: Factor on looked-up rows.
-        position: Position scheme.
-        numbering: How default positions are counted.
-        recipe: Steps of the input embedding.
-        types: Tensor names of the token types; `"table"` if the types are rows of the token table (GPT-2).
+        table: Names of the token table in a checkpoint, the preferred one first. A checkpoint with several of them
+            stores the same rows several times. Empty for a family of which only rotary positions are known; `load`
+            treats its checkpoints as unknown.
+        width: Configuration keys that may state the width of the table; the first one that is present is used.
+        aliases: Pairs (key in the configurations of this family, common key of the same meaning) (T5, Meta's LLaMA).
+        scale: Rule for the factor on looked-up rows; `None` for no factor.
+        position: Position scheme; `None` for no positions.
+        numbering: How default positions are counted; see `Numbering`.
+        recipe: Steps of the input embedding after look-up and scale, in order.
+        types: Tensor names of the token types (segments); `"table"` if segments are rows of the token table (GPT-2).
         norm: LayerNorm of the step `"norm"`.
         projection: Projection of the step `"project"`; a checkpoint without its tensors has no such step.
         head: LM head, or `None` for a family without one.
-        decoder: Tensor names of a whole decoder for `load_llama`: keys are names in `DecoderLM`, values those in the
-            checkpoint; `{}` is the number of the block.
-        defaults: Configuration keys that published configurations leave out, with transformers' values for them.
+        decoder: Name of each tensor in `DecoderLM` -> its name in the checkpoint, for `load_llama`; `{}` stands for the
+            number of the block. `None` for a family that `load_llama` does not read.
+        defaults: Pairs (configuration key, transformers' default) of keys that published configurations leave out.
         tokenizer_rules: Whether transformers opens every folder of this family with the family's own tokenizer class,
             which splits text by its own rules and ignores those of `tokenizer.json`.
-        folds_rows: Whether the checkpoint may store `mapping` and `weights` from which the table is computed
-            (model2vec).
+        folds_rows: Whether a checkpoint may store the tensors `mapping` and `weights`; the token table is then
+            `rows[mapping] * weights` (model2vec).
     """
 
     name: str
@@ -269,7 +284,14 @@ META_TENSORS: Mapping[str, str] = {
 
 
 def _masked_head(name: str, dense: str, norm: str, activation: str = "hidden_act") -> HeadSpec:
-    """Return the spec of the masked LM head `name`: dense layer, activation, LayerNorm, tied rows, bias."""
+    """Return the spec of a masked LM head (BERT), which is tied to the token table by default.
+
+    Args:
+        name: Module that stores the bias of the head, and in some checkpoints its rows.
+        dense: Name of the projection, which is followed by the activation.
+        norm: Name of the LayerNorm after the activation.
+        activation: Name of the activation, or `"hidden_act"` to read the name from that configuration key.
+    """
     return HeadSpec(
         weight=(f"{name}.decoder.weight",),
         bias=(f"{name}.bias", f"{name}.decoder.bias"),
@@ -281,9 +303,12 @@ def _masked_head(name: str, dense: str, norm: str, activation: str = "hidden_act
 
 
 def _bert(name: str, model_types: Names, **changes: Any) -> Family:
-    """Return a family like BERT, which adds word, type and position rows and normalises the sum.
+    """Return a family like BERT, which adds up token, type and position embeddings and normalises the sum.
 
-    `changes` replace fields of `Family`.
+    Args:
+        name: Name of the family in reports.
+        model_types: Values of `model_type` in its configurations.
+        **changes: Fields of `Family` in which the family differs from BERT.
     """
     bert = Family(
         name,
@@ -300,14 +325,22 @@ def _bert(name: str, model_types: Names, **changes: Any) -> Family:
 def _llama(name: str, *model_types: str, **changes: Any) -> Family:
     """Return a family like LLaMA: unscaled rows, rotary positions, and a head without a bias.
 
-    `changes` replace fields of `Family`.
+    Args:
+        name: Name of the family in reports.
+        *model_types: Values of `model_type` in its configurations; none if `name` is the only one.
+        **changes: Fields of `Family` in which the family differs from LLaMA.
     """
     llama = Family(name, model_types or (name,), table=("embed_tokens.weight",), position=RotaryPositions())
     return replace(llama, **changes)
 
 
 def _rotary_only(*model_types: str, **facts: Any) -> Family:
-    """Return a family of which only rotary positions are known; `facts` are fields of `RotaryPositions`."""
+    """Return a family of which only the rotary positions are known; `load` treats its checkpoints as unknown.
+
+    Args:
+        *model_types: Values of `model_type`; the first one is also the name of the family.
+        **facts: Fields of `RotaryPositions` that differ from their defaults.
+    """
     return Family(model_types[0], model_types, position=RotaryPositions(**facts), head=None)
 
 
@@ -488,7 +521,10 @@ UNKNOWN = Family(
 
 
 def stated_size(config: Mapping[str, object], key: str) -> object:
-    """Return the size that a configuration states under any name in `CONFIG_KEYS[key]`; `None` if under none."""
+    """Return the size that a configuration states under one of the names in `CONFIG_KEYS[key]`; `None` if under none.
+
+    The value is returned as the configuration has it, without a check of its type.
+    """
     return next((config[name] for name in CONFIG_KEYS[key] if config.get(name) is not None), None)
 
 
@@ -500,7 +536,7 @@ def family_of(model_type: object) -> Family | None:
 def rotary_facts(model_type: object) -> RotaryPositions:
     """Return the rotary settings of the family with this `model_type`.
 
-    An unknown or non-rotary family has the default `RotaryPositions()`.
+    For an unknown family, or one without rotary positions, this is `RotaryPositions()` with its defaults.
     """
     family = family_of(model_type)
     position = None if family is None else family.position

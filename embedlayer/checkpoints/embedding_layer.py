@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from embedlayer.checkpoints.loader import LoadedTensor, Loader, LoadRecord
 from embedlayer.checkpoints.reader import CONFIG, Checkpoint
 from embedlayer.checkpoints.writer import WriteReceipt, write_tensors
-from embedlayer.computed_buffers import recompute_all_buffers
 from embedlayer.data.tokenizer import load_tokenizer, missing_rows_message, table_size
 from embedlayer.errors import CheckpointError, EmbedLayerError, EmbedLayerWarning, SizeError
 from embedlayer.families import Numbering, Step
@@ -26,7 +25,7 @@ from embedlayer.layers.peft import ChildReference
 from embedlayer.layers.prediction_head import PredictionHead, build_head, build_part, part_config
 from embedlayer.layers.steps import EmbeddingStep, StepName, TokenBatch, TracedStep, run_steps, trace_steps
 from embedlayer.positions.position import AttentionMask, Position, positions_of
-from embedlayer.pretrained import FLOATS, Pretrained, assign, build, describe, is_description
+from embedlayer.pretrained import FLOATS, Pretrained, build, describe, is_description
 from embedlayer.shapes import Ids, IdsLike, Positions, Vectors
 from embedlayer.tables.dense import TokenEmbedding, as_table
 from embedlayer.tables.table import TokenTable
@@ -45,6 +44,8 @@ TOKENIZERS = (
 class LayerReport(LoadRecord):
     """Description of a layer and of the tensors that were read to load it; `print` shows it as text.
 
+    The attributes of `LoadRecord` come first.
+
     Attributes:
         family: Name of the model family, or `"unknown"`.
         vocab_size: Number of rows of the table, V.
@@ -60,8 +61,8 @@ class LayerReport(LoadRecord):
         head: `"tied"`, `"untied"`, or `None` without a head.
         logit_scale: Factor on the logits, or `None` without a head.
         softcap: Cap on the logits, or `None`.
-        tokenizer: Number of rows that the tokenizer needs; a sentence if the tokenizer cannot be read; `None` if there
-            is none.
+        tokenizer: Number of rows that the tokenizer's IDs need; the error message if the tokenizer cannot be read;
+            `None` if there is no tokenizer.
         parameters: Number of trainable parameters of the layer, head included.
     """
 
@@ -83,7 +84,7 @@ class LayerReport(LoadRecord):
     parameters: int
 
     def to_json(self) -> JsonObject:
-        """Return all fields as JSON values."""
+        """Return all fields, with those of `LoadRecord`, as a dictionary of JSON values."""
         content: JsonObject = json.loads(json.dumps(asdict(self)))
         return content
 
@@ -130,7 +131,7 @@ class EmbeddingLayer(Pretrained):
         norm: LayerNorm of the step `"norm"`.
         projection: Projection of the step `"project"`.
         other_positions: Position schemes of other layers by kind: Gemma 3's `"full_attention"`, T5's `"decoder"`.
-        tensor_names: Key of this layer's state -> names of that tensor in the checkpoint; `load` read the first name.
+        tensor_names: Key in `state_dict()` -> names of that tensor in the checkpoint; `load` read the first name.
 
     Raises:
         SizeError: The recipe has a step twice or without its module, or `numbering="ids"` has no `padding_id`.
@@ -178,7 +179,6 @@ class EmbeddingLayer(Pretrained):
         self.padding_id = padding_id
         self.first_position_id = first_position_id
         self.types = types if isinstance(types, TokenEmbedding) else None
-        self.types_from_table = types == "table" if isinstance(types, str) else False
         self.norm = norm
         self.projection = projection
         self.other_positions = nn.ModuleDict(dict(other_positions or {}))
@@ -204,7 +204,7 @@ class EmbeddingLayer(Pretrained):
             "numbering": self.numbering,
             "padding_id": self.padding_id,
             "first_position_id": self.first_position_id,
-            "types": "table" if self.types_from_table else None if self.types is None else describe(self.types),
+            "types": describe(self.types) if self.types is not None else "table" if "types" in self.recipe else None,
             "norm": part_config(self.norm),
             "projection": part_config(self.projection),
             "other_positions": {kind: describe(self.position_of(kind)) for kind in self.other_positions},
@@ -213,26 +213,20 @@ class EmbeddingLayer(Pretrained):
 
     @classmethod
     def from_config(cls: type["EmbeddingLayer"], config: JsonObject) -> "EmbeddingLayer":
-        """Build the layer that `config` describes, freshly initialised; a tied head gets the new table.
+        """Build the layer that `config` describes, with initial weights; a tied head is tied to the new table.
 
         Raises:
             CheckpointError: An argument is missing, unknown or of another type.
         """
-        options = dict(config)
+        parts = dict(config)
         try:
-            table, position = build(options.pop("table")), build(options.pop("position"))
-            types = options.pop("types")
-            head = options.pop("head")
-            return cls.construct(
-                table=table,
-                position=position,
-                head=None if head is None else build_head(head, table),
-                types=build(types) if isinstance(types, dict) else types,
-                norm=build_part(nn.LayerNorm, options.pop("norm")),
-                projection=build_part(nn.Linear, options.pop("projection")),
-                other_positions={kind: build(value) for kind, value in options.pop("other_positions").items()},
-                **options,
-            )
+            parts["table"], parts["position"] = build(parts["table"]), build(parts["position"])
+            parts["head"] = None if parts["head"] is None else build_head(parts["head"], parts["table"])
+            parts["types"] = build(parts["types"]) if isinstance(parts["types"], dict) else parts["types"]
+            parts["norm"] = build_part(nn.LayerNorm, parts["norm"])
+            parts["projection"] = build_part(nn.Linear, parts["projection"])
+            parts["other_positions"] = {kind: build(value) for kind, value in parts["other_positions"].items()}
+            return cls.construct(**parts)
         except (KeyError, TypeError, AttributeError) as error:
             raise CheckpointError(f"The saved configuration does not fit an EmbeddingLayer: {error!r}.") from error
 
@@ -256,10 +250,14 @@ class EmbeddingLayer(Pretrained):
         super().save_pretrained(directory, tokenizer=self.tokenizer if tokenizer is None else tokenizer)
 
     def write_into(self, checkpoint_dir: Path | str, out_dir: Path | str) -> WriteReceipt:
-        """Copy the checkpoint in `checkpoint_dir` to `out_dir`, with the tensors of this layer in place of its own.
+        """Write a copy of a checkpoint to `out_dir`, in which the tensors of this layer replace those that `load` read.
 
-        The other tensors are copied from file to file. Tied names, the index of shards and the stored dtypes stay. A
+        All other tensors are copied from file to file. Tied names, the index of shards and the stored dtypes stay. A
         table with another number of rows changes `vocab_size`. The new folder appears complete or not at all.
+
+        Args:
+            checkpoint_dir: Folder of the checkpoint from which this layer was loaded; it does not change.
+            out_dir: A folder that does not exist or is empty.
 
         Returns:
             The changed tensors and files.
@@ -354,7 +352,14 @@ class EmbeddingLayer(Pretrained):
         positions: Positions | None,
         token_type_ids: Ids | None,
     ) -> tuple[list[EmbeddingStep], TokenBatch]:
-        """Return `(steps, batch)`: the steps of this layer in the order of the recipe, and their checked inputs."""
+        """Check the arguments of `input`, and return the two arguments of `run_steps`.
+
+        Returns:
+            The steps of this layer in order, look-up first, and their inputs.
+
+        Raises:
+            SizeError: Both kinds of positions are passed, or token types to a family without them.
+        """
         if position_ids is not None and positions is not None:
             raise SizeError("Pass position_ids (as transformers counts) or positions (from 0), not both.")
         if token_type_ids is not None and "types" not in self.recipe:
@@ -364,23 +369,21 @@ class EmbeddingLayer(Pretrained):
         ids = sequence_of(ids, None, self.table)
         if token_type_ids is None and self.types is not None:
             token_type_ids = torch.zeros_like(ids)
-        modules: dict[Step, tuple[StepName, nn.Module | None]] = {
+        modules: dict[Step, tuple[StepName, Any]] = {  # those of the recipe are not None: the constructor checks it
             "types": ("token_types", self.table if self.types is None else self.types),
             "position": ("positions", self.position),
             "norm": ("norm", self.norm),
             "project": ("projection", self.projection),
         }
-        steps = [EmbeddingStep("look_up", self.table)]
-        for name, module in (modules[step] for step in self.recipe):
-            assert module is not None  # the constructor checks the recipe
-            steps.append(EmbeddingStep(name, module))
+        steps = [EmbeddingStep("look_up", self.table), *(EmbeddingStep(*modules[step]) for step in self.recipe)]
         positions = self.default_positions(ids, attention_mask) if positions is None else positions
         return steps, TokenBatch(ids, positions, token_type_ids)
 
     def default_positions(self, ids: Ids, attention_mask: AttentionMask | None = None) -> Positions:
-        """Return the position of each token, counted from 0 by this layer's `numbering`.
+        """Return the position that `input` gives each token by default, counted from 0.
 
-        Padding has position -1 in families that do not count padding.
+        `numbering` says which tokens count: all, those in `attention_mask`, or those other than the padding token. A
+        token that does not count has position -1.
         """
         if self.numbering == "ids":
             assert self.padding_id is not None
@@ -388,7 +391,10 @@ class EmbeddingLayer(Pretrained):
         return positions_of(ids, None if self.numbering == "all" else attention_mask, padding_position=-1)
 
     def position_of(self, kind: str | None = None) -> Position:
-        """Return the position scheme of a kind of layer, such as `"full_attention"`; `None` for the first block's.
+        """Return the position scheme of a kind of layer; for `None`, that of the first block.
+
+        Args:
+            kind: A key of `other_positions`, such as `"full_attention"`, or `None`.
 
         Raises:
             SizeError: No layers of that kind have their own position scheme.
@@ -428,7 +434,10 @@ class EmbeddingLayer(Pretrained):
         )
 
     def _tokenizer_rows(self) -> int | str | None:
-        """Return the number of rows that the tokenizer needs; the error text if it is damaged; `None` without one."""
+        """Return the number of rows that the tokenizer's IDs need, for the report.
+
+        The result is the message of the error if the tokenizer cannot be read, and `None` without a tokenizer.
+        """
         try:
             return None if self.tokenizer is None else table_size(self.tokenizer)
         except EmbedLayerError as error:
@@ -436,7 +445,7 @@ class EmbeddingLayer(Pretrained):
 
 
 def _shown(position: Position) -> str:
-    """Return the class and the sizes of a position scheme in one line, for the report."""
+    """Return one line for the report: class and sizes of a position scheme, or `"none"` for no positions."""
     return "none" if type(position) is Position else f"{type(position).__name__}({position.extra_repr()})"
 
 
@@ -492,37 +501,41 @@ def load(
 
 
 def _read_layer(checkpoint: Checkpoint, dtype: torch.dtype | None, device: torch.device | str) -> EmbeddingLayer:
-    """Build the layer on the meta device, without allocating weights, then assign the checkpoint's tensors to it.
+    """Read the embedding layer of a model's checkpoint.
+
+    The layer is built on the meta device, without memory for weights; the tensors of the checkpoint then become its
+    parameters.
+
+    Args:
+        checkpoint: The open checkpoint.
+        dtype: Dtype of all tensors; `None` for that of the table in the checkpoint.
+        device: Device of the tensors.
 
     Raises:
         CheckpointError: A tensor or a key of the configuration is missing or does not fit.
     """
     loader = Loader(checkpoint, dtype, device)
-    try:
-        with torch.device("meta"):
-            layer = EmbeddingLayer(**loader.read_arguments())
-    except SizeError as error:
-        raise CheckpointError(f"{checkpoint.name}: the configuration cannot be built. {error}") from error
-    assign(layer, loader.tensors, source=Path(checkpoint.name))
-    recompute_all_buffers(layer, device)
+    layer = loader.build(lambda: EmbeddingLayer(**loader.read_arguments()))
     layer.load_record = loader.load_record()
     return layer
 
 
 def _read_saved_layer(checkpoint: Checkpoint, dtype: torch.dtype | None, device: torch.device | str) -> EmbeddingLayer:
-    """Read a folder that `EmbeddingLayer.save_pretrained` wrote."""
+    """Read a folder that `EmbeddingLayer.save_pretrained` wrote.
+
+    Args:
+        checkpoint: The open folder.
+        dtype: Dtype of the layer; `None` for that of the file.
+        device: Device of the layer.
+
+    Raises:
+        CheckpointError: The folder is damaged, or contains a layer of another class.
+    """
     config = checkpoint.file(CONFIG)
     assert config is not None
-    layer = Pretrained.from_pretrained(config.parent, device=device).to(dtype=dtype)
-    if not isinstance(layer, EmbeddingLayer):
-        raise CheckpointError(
-            f"{config.parent} holds a {type(layer).__name__}, not an EmbeddingLayer: read it with "
-            f"{type(layer).__name__}.from_pretrained."
-        )
-    tensors = tuple(
-        LoadedTensor(key, key, tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."), tensor.nbytes)
-        for key, tensor in layer.state_dict().items()
-    )
+    layer = super(EmbeddingLayer, EmbeddingLayer).from_pretrained(config.parent, device=device).to(dtype=dtype)
+    stored = {key: checkpoint.info(key) for key in layer.state_dict()}
+    tensors = tuple(LoadedTensor(key, key, info.shape, info.dtype, info.nbytes) for key, info in stored.items())
     layer.load_record = LoadRecord(
         source=checkpoint.name, tensors=tensors, bytes_read=sum(tensor.nbytes for tensor in tensors)
     )

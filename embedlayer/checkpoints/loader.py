@@ -1,16 +1,18 @@
 """Read tensors and sizes of a checkpoint's embedding layer by the record of its model family."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import NoneType
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from embedlayer.checkpoints.reader import Checkpoint
-from embedlayer.errors import CheckpointError
+from embedlayer.computed_buffers import recompute_all_buffers
+from embedlayer.errors import CheckpointError, SizeError
 from embedlayer.families import (
     CONFIG_KEYS,
     STATIC_EMBEDDING,
@@ -40,8 +42,10 @@ from embedlayer.positions.relative import RelativePositionBias
 from embedlayer.positions.rotary import RotaryEmbedding
 from embedlayer.positions.rotary_config import has_layer_types, layer_types
 from embedlayer.positions.sinusoidal import SinusoidalPositionalEmbedding
-from embedlayer.pretrained import FLOATS
+from embedlayer.pretrained import FLOATS, assign
 from embedlayer.tables.dense import TokenEmbedding
+
+Model = TypeVar("Model", bound=nn.Module)
 
 ROWS_AT_ONCE = 8192
 MOST_SIZE, MOST_POSITIONS = 1 << 16, 1 << 20
@@ -58,11 +62,11 @@ class LoadedTensor:
     """Name and sizes of a tensor that was read from a checkpoint.
 
     Attributes:
-        key: Key of the tensor in the layer's state.
-        name: Name in the checkpoint.
-        shape: Sizes.
-        dtype: Dtype in the checkpoint, as safetensors names it.
-        nbytes: Bytes in the checkpoint.
+        key: Key of the tensor in the `state_dict` of the layer.
+        name: Name of the tensor in the checkpoint.
+        shape: Shape in the checkpoint.
+        dtype: Dtype in the checkpoint, as safetensors names it, such as `"BF16"`.
+        nbytes: Number of bytes in the checkpoint.
     """
 
     key: str
@@ -92,18 +96,24 @@ class LoadRecord:
 
 
 class Loader:
-    """Reads the tensors of one checkpoint and the arguments of its `EmbeddingLayer`, by the record of its family.
+    """Reads the embedding layer of one checkpoint, as the `Family` of the checkpoint describes it.
+
+    `read_arguments` reads the tensors and returns the arguments of `EmbeddingLayer`.
 
     Args:
         checkpoint: The open checkpoint.
-        dtype: Dtype of all tensors; `None` for that of the table.
+        dtype: Dtype to which all tensors are converted; `None` for that of the token table.
         device: Device of the tensors.
 
     Attributes:
-        tensors: Key of the layer's state -> tensor that was read.
-        names: Key of the layer's state -> names of that tensor in the checkpoint, the name that was read first.
+        tensors: Key in the `state_dict` of the layer -> tensor that was read.
+        names: Key in the `state_dict` of the layer -> names of that tensor in the checkpoint: first the name that was
+            read, then those of equal copies.
         notes: Sentences for the user about what was skipped, guessed or contradictory.
-        width: Width of the vectors that the first block receives, D.
+        width: Width of the vectors that the first block receives, D; 0 before `read_arguments`.
+
+    Raises:
+        CheckpointError: A size in the configuration is not a whole number in its range.
     """
 
     def __init__(self, checkpoint: Checkpoint, dtype: torch.dtype | None, device: torch.device | str) -> None:
@@ -132,7 +142,10 @@ class Loader:
                 )
 
     def _family(self) -> Family:
-        """Return the family of the checkpoint; if it is unknown, add a sentence to `notes` and return `UNKNOWN`."""
+        """Return the family that the configuration names.
+
+        For a family whose token table is not known here, add a sentence to `notes` and return `UNKNOWN`.
+        """
         model_type = STATIC_EMBEDDING if self.checkpoint.is_static_embedding else self.config.get("model_type")
         family = family_of(model_type)
         if family is not None and family.table:
@@ -157,9 +170,10 @@ class Loader:
         )
 
     def read_arguments(self) -> dict[str, Any]:
-        """Return the constructor arguments of `EmbeddingLayer`, and read its weights into `tensors`.
+        """Read the weights of the embedding layer into `tensors`, and return the arguments of `EmbeddingLayer`.
 
-        The modules among the arguments are on the default device and do not have these weights yet.
+        The arguments contain new modules with initial weights, on torch's default device. The caller builds the layer
+        from them and then assigns `tensors` to it.
 
         Raises:
             CheckpointError: A tensor or a key of the configuration is missing or does not fit.
@@ -197,12 +211,33 @@ class Loader:
             "tensor_names": self.names,
         }
 
+    def build(self, make: Callable[[], Model]) -> Model:
+        """Build a layer or a model on the meta device, without memory for weights, and assign `tensors` to it.
+
+        Args:
+            make: Function that fills `tensors`, by `read_arguments` for example, and returns the module.
+
+        Raises:
+            CheckpointError: A tensor or a key of the configuration is missing or does not fit.
+        """
+        try:
+            with torch.device("meta"):
+                model = make()
+        except SizeError as error:
+            raise CheckpointError(f"{self.checkpoint.name}: the configuration cannot be built. {error}") from error
+        assign(model, self.tensors, source=Path(self.checkpoint.name))
+        recompute_all_buffers(model, self.device)
+        return model
+
     # Reading tensors
 
     def _read(self, key: str, name: str, *, aliases: Names = ()) -> Tensor:
-        """Read the tensor `name` and store it in `tensors` under `key`, a key of the layer's state.
+        """Read a tensor of the checkpoint, and store it in `tensors` and a line about it in the record.
 
-        `names[key]` becomes `name` followed by `aliases`, the names of copies of the same tensor.
+        Args:
+            key: Key of the tensor in the `state_dict` of the layer, under which `tensors` and `names` store it.
+            name: Full name in the checkpoint.
+            aliases: Names of equal copies in the checkpoint; `names[key]` becomes `(name, *aliases)`.
         """
         info = self.checkpoint.info(name)
         tensor = self.checkpoint.read(name, dtype=self.dtype, device=self.device)
@@ -212,9 +247,13 @@ class Loader:
         return tensor
 
     def _require(self, key: str, names: Names, what: str, shape: tuple[int | None, ...]) -> Tensor:
-        """Read the tensor that has one of `names` into `tensors[key]`, and check its shape.
+        """Read a tensor of the checkpoint into `tensors`, and check its shape.
 
-        `what` describes the tensor in error messages. `None` in `shape` allows any size.
+        Args:
+            key: Key of the tensor in the `state_dict` of the layer.
+            names: Suffixes of its name in the checkpoint; the first one that is found is read.
+            what: Description of the tensor for error messages.
+            shape: Expected shape; `None` in it allows any size.
 
         Raises:
             CheckpointError: The tensor is missing or has another shape.
@@ -232,23 +271,32 @@ class Loader:
         return self._read(key, name)
 
     def _find_matrices(self, names: Names) -> list[str]:
-        """Return the full names of the checkpoint's two-dimensional tensors whose names end with one of `names`."""
+        """Return the full names of the checkpoint's two-dimensional tensors whose names end in one of `names`.
+
+        The order is that of `names`, so the preferred tensor is first.
+        """
         return [name for name in self.checkpoint.find(*names) if len(self.checkpoint.info(name).shape) == 2]
 
     def _is_same(self, name: str, other: str) -> bool:
-        """Return whether two tensors of the checkpoint have the same shape, dtype and bits."""
-        one, two = self.checkpoint.info(name), self.checkpoint.info(other)
-        if (one.shape, one.dtype) != (two.shape, two.dtype):
-            return False
-        return torch.equal(self.checkpoint.read(name).view(torch.uint8), self.checkpoint.read(other).view(torch.uint8))
+        """Return whether two tensors of the checkpoint have the same shape, dtype and bits.
+
+        Args:
+            name: Full name of a tensor.
+            other: Full name of the other tensor.
+        """
+        has_same_dtype = self.checkpoint.info(name).dtype == self.checkpoint.info(other).dtype
+        return has_same_dtype and self.checkpoint.stores(name, self.checkpoint.read(other))
 
     # The table
 
     def _table(self) -> Tensor:
-        """Read the rows of the token table; if no dtype was requested, `dtype` becomes that of the rows.
+        """Read the token table and return its rows, `(V, D)`.
+
+        If no dtype was requested, `self.dtype` becomes the dtype of the rows, so that all later tensors are read in it.
 
         Raises:
-            CheckpointError: The table is missing, empty, quantised, or of another size than the configuration says.
+            CheckpointError: The table is missing, empty or quantised, or has another size than the configuration
+                states.
         """
         spec = self.family.head
         candidates = self._find_matrices(self.family.table)
@@ -277,9 +325,13 @@ class Loader:
         return weight
 
     def _fold(self, rows: Tensor) -> Tensor:
-        """Return model2vec's table `rows[mapping] * weights`; a factor that the checkpoint lacks is left out.
+        """Compute model2vec's token table `rows[mapping] * weights[:, None]`, store it in `tensors` and return it.
 
-        A computed table has no tensor of its own in the checkpoint, so `self.names` becomes empty.
+        Without a tensor `mapping`, the rows keep their order; without a tensor `weights`, they are not multiplied. With
+        either, the table cannot be written back to the checkpoint, so `names` is cleared.
+
+        Args:
+            rows: The stored rows.
 
         Raises:
             CheckpointError: `mapping` or `weights` does not fit the rows.
@@ -302,7 +354,14 @@ class Loader:
         return rows
 
     def _check_sizes(self, name: str, vocab_size: int, width: int) -> None:
-        """Check that the configuration states the same number of rows and the same width as the table has.
+        """Check that the token table has the sizes that the configuration states.
+
+        A size that is not stated is not checked, nor is the number of rows of a table that `_fold` computed.
+
+        Args:
+            name: Name of the table, for error messages.
+            vocab_size: Number of rows of the table.
+            width: Width of its rows.
 
         Raises:
             CheckpointError: The configuration states another number of rows or another width.
@@ -321,11 +380,13 @@ class Loader:
             )
 
     def _count_nonfinite(self, what: str, rows: Tensor) -> None:
-        """Count the rows that contain NaN or infinity; record a number above 0 and add a sentence to `notes`.
+        """Count the rows that contain NaN or infinity.
+
+        If there are any, store their number in `self.nonfinite[what]` and add a sentence to `notes`.
 
         Args:
             what: `"table"` or `"head"`.
-            rows: The rows, `(V, D)`.
+            rows: Rows of the table or the head, `(V, D)`.
         """
         count = sum(int((~chunk.isfinite().all(-1)).sum()) for chunk in rows.split(ROWS_AT_ONCE))
         if count:
@@ -333,9 +394,13 @@ class Loader:
             self.notes.append(f"{count:,} of {rows.shape[0]:,} rows of the {what} hold NaN or infinity.")
 
     def _padding_idx(self, weight: Tensor, pad: int | None) -> int | None:
-        """Return `pad` if its row in `weight` and its head bias are zero; else `None`.
+        """Return `pad` if the padding token's row is zero, and its bias in the head too; else `None`.
 
-        A padding row of this library is always zero, so a trained one must not become a padding row.
+        `TokenEmbedding(padding_idx=...)` keeps the padding row at zero, which would destroy a trained row.
+
+        Args:
+            weight: Rows of the token table, `(V, D)`.
+            pad: The configuration's `pad_token_id`, which may be outside the table, or `None`.
         """
         if pad is None or not 0 <= pad < weight.shape[0] or weight[pad].any():
             return None
@@ -344,7 +409,10 @@ class Loader:
         return None if biases and self.checkpoint.read(biases[0]).flatten()[pad : pad + 1].any() else pad
 
     def _scale(self, width: int) -> float | None:
-        """Return the factor that the family applies to looked-up rows of this width, or `None` for no factor."""
+        """Return the factor that the family applies to looked-up rows of this width; `None` for no factor.
+
+        A factor that the family rounds to the dtype of the rows (Gemma) is not rounded here.
+        """
         rule = self.family.scale
         if rule is None or (rule == "sqrt_dim_if_scale_embedding" and not self.config.get("scale_embedding")):
             return None
@@ -353,7 +421,11 @@ class Loader:
     # Token types, norms, projections
 
     def _types(self) -> TokenEmbedding | Literal["table"] | None:
-        """Return the table of token types, `"table"` if they are rows of the token table, or `None` for none.
+        """Read the table of token types (segments).
+
+        Returns:
+            A new table for the rows in `tensors`. `"table"` if segments are rows of the token table; `None` for a
+            family without token types.
 
         Raises:
             CheckpointError: The tensor is missing or has another width.
@@ -367,7 +439,12 @@ class Loader:
         return TokenEmbedding(*rows.shape, dtype=rows.dtype)
 
     def _layer_norm(self, key: str, spec: NormSpec | None, width: int) -> nn.LayerNorm | None:
-        """Read the tensors of a LayerNorm under `key` and return the module; `None` if `spec` is `None`.
+        """Read weight and bias of a LayerNorm into `tensors`, and return a new module for them.
+
+        Args:
+            key: Name of the module in the layer, the prefix of the keys in `tensors`.
+            spec: Name and epsilon in the checkpoint; for `None`, nothing is read and the result is `None`.
+            width: Width of the vectors that are normalised.
 
         Raises:
             CheckpointError: A tensor is missing or has another width.
@@ -379,9 +456,12 @@ class Loader:
         return nn.LayerNorm(width, eps=self._number(spec.eps_key, spec.eps))
 
     def _linear(self, key: str, spec: LinearSpec, shape: tuple[int | None, int | None]) -> nn.Linear:
-        """Read the tensors of a projection under `key` and return the module.
+        """Read the tensors of a projection into `tensors`, and return a new module for them.
 
-        `shape` is (out, in); `None` in it allows any size.
+        Args:
+            key: Name of the module in the layer, the prefix of the keys in `tensors`.
+            spec: Name in the checkpoint, and whether the projection has a bias.
+            shape: Expected shape of the weight, (out, in); `None` in it allows any size.
 
         Raises:
             CheckpointError: A tensor is missing or has another shape.
@@ -392,10 +472,14 @@ class Loader:
         return nn.Linear(weight.shape[1], weight.shape[0], bias=spec.bias)
 
     def _projection(self) -> nn.Linear | None:
-        """Read the projection of the input embedding; `None` if the family or the checkpoint has none.
+        """Read the projection from the width of the token table to the width of the model.
+
+        Returns:
+            A new module for the tensors. `None` if the family has none, or if both widths are equal and the checkpoint
+            stores none.
 
         Raises:
-            CheckpointError: The checkpoint needs a projection, since its widths differ, and has none.
+            CheckpointError: The widths differ, and the checkpoint has no projection.
         """
         spec = self.family.projection
         if spec is None:
@@ -409,17 +493,26 @@ class Loader:
     # Positions
 
     def _first_position(self, pad: int | None) -> int:
-        """Return the number of rows before position 0; transformers uses this number as the ID of position 0.
+        """Return `pad + 1`, the position ID of the first token in families that count from behind the padding ID.
+
+        It is also the number of rows of their position table before the row of the first token.
 
         Raises:
-            CheckpointError: The number depends on the padding ID, and the configuration has no `pad_token_id`.
+            CheckpointError: `pad` is `None`, because the configuration has no `pad_token_id`.
         """
         if pad is None:
             raise CheckpointError(f"Positions of {self.family.name} begin after pad_token_id, which is missing.")
         return pad + 1
 
     def _positions(self, pad: int | None) -> dict[str, Position]:
-        """Return the position schemes by kind of layer; the key `""` is for the first block.
+        """Read the position schemes of the model.
+
+        Args:
+            pad: The configuration's `pad_token_id`, or `None`.
+
+        Returns:
+            Kind of layer -> scheme. The key `""` has the scheme of the first block. Other keys, such as
+            `"full_attention"` or T5's `"decoder"`, are there only for models whose layers differ.
 
         Raises:
             CheckpointError: A tensor or key of the positions is missing or does not fit.
@@ -452,7 +545,11 @@ class Loader:
         return {"": Position(), **({} if spec is None else self._relative(spec))}
 
     def _alibi(self, *, divide: bool) -> AlibiBias:
-        """Return the linear biases; `divide` multiplies them by `head_dim ** -0.5`, as Falcon does."""
+        """Return linear attention biases (ALiBi) for the number of heads that the configuration states.
+
+        Args:
+            divide: Whether to multiply the biases by `head_dim ** -0.5`, as Falcon does.
+        """
         heads = self._heads()
         attention = self.config.get("attn_config")
         max_bias = attention.get("alibi_bias_max", 8) if isinstance(attention, dict) else 8
@@ -463,9 +560,12 @@ class Loader:
         )
 
     def _relative(self, spec: RelativePositions) -> dict[str, Position]:
-        """Read T5's relative biases as a dictionary; a tensor that is not stored has no key.
+        """Read T5's relative biases; the result has the key `""` for the encoder's and `"decoder"` for the decoder's.
 
-        The key `""` has the bias of the encoder, `"decoder"` that of the decoder.
+        A key whose tensor the checkpoint lacks is left out. The weights are in `tensors`, not yet in the new modules.
+
+        Raises:
+            CheckpointError: A tensor or a key of the configuration does not fit.
         """
         schemes: dict[str, Position] = {}
         for kind, key, names in (
@@ -486,11 +586,16 @@ class Loader:
     # The head
 
     def _is_tied(self, spec: HeadSpec) -> bool:
-        """Return whether the configuration or the family ties the head to the table."""
+        """Return whether the LM head is tied to the token table.
+
+        `tie_word_embeddings` of the configuration decides; without that key, or for `"always"`, `spec.tied` decides.
+        """
         return spec.tied == "always" or bool(self.config.get("tie_word_embeddings", spec.tied))
 
     def _head(self, table: TokenEmbedding) -> OutputHead | PredictionHead | None:
         """Read the LM head, tied to `table` or untied; `None` if the checkpoint has none.
+
+        The weights of the new module, except those of the table, are in `tensors` for the caller to assign.
 
         Raises:
             CheckpointError: A tensor or key of the head is missing or does not fit.
@@ -529,16 +634,17 @@ class Loader:
         )
 
     def _untied_rows(self, spec: HeadSpec, key: str) -> Tensor | None:
-        """Read the rows of an untied head; `None` if the head is tied or the checkpoint has no head.
+        """Read the rows of an untied head into `tensors[key]` and return them; `None` if there are no such rows.
 
-        If the configuration says that the head is tied but the checkpoint stores other rows for the head, the head is
-        read as untied, and a sentence is added to `notes`.
+        The configuration may say that the head is tied while the checkpoint stores rows for it. Rows that equal the
+        token table count as tied, and `names` lists them as a copy of the table. Other rows are read as an untied head,
+        with a sentence in `notes` unless the family always ties.
         """
-        table, *aliases = self.names.get("table.weight", ("",))
-        found = [name for name in self._find_matrices(spec.weight) if name not in (table, *aliases)]
+        found = [name for name in self._find_matrices(spec.weight) if name not in self.names["table.weight"]]
         if not found:
             return None
         if self._is_tied(spec):
+            table = self.names["table.weight"][0]
             if self._is_same(table, found[0]):
                 self.names["table.weight"] += (found[0],)
                 return None
@@ -552,7 +658,11 @@ class Loader:
         return weight
 
     def _logit_scale(self, rule: LogitScaleRule | None, width: int) -> float:
-        """Return the factor on the logits that a rule of `embedlayer.families` describes; 1 if `rule` is `None`.
+        """Return the factor on the logits.
+
+        Args:
+            rule: A rule of `embedlayer.families.LogitScaleRule`; `None` for the factor 1.
+            width: Width of the token table, D.
 
         Raises:
             CheckpointError: The rule reads the factor from a configuration key that is missing.
@@ -572,7 +682,7 @@ class Loader:
         """Return a positive number of the configuration, or `default` if the key is missing.
 
         Raises:
-            CheckpointError: The value is not a positive number, or is missing without a default.
+            CheckpointError: The value is not a positive number, or the key is missing and there is no default.
         """
         return as_number(self.config.get(key, default), key, above=0.0)
 
@@ -580,7 +690,7 @@ class Loader:
         """Return a whole number of the configuration, from 1 to `most`; `default` if the key is missing or null.
 
         Raises:
-            CheckpointError: The number is missing without a default, or out of range.
+            CheckpointError: The value is not such a number, or the key is missing and there is no default.
         """
         value = self.config.get(key)
         return as_whole_number(default if value is None else value, key, most=most)
@@ -595,9 +705,9 @@ class Loader:
 
 
 def _text_config(config: JsonObject) -> JsonObject:
-    """Return the configuration of the text model, `config["text_config"]` if there is one, else `config` itself.
+    """Return the configuration of the language model: `config["text_config"]` in a multimodal model, else `config`.
 
-    `tie_word_embeddings` and `model_type` are taken from `config` where `text_config` lacks them.
+    A `tie_word_embeddings` or `model_type` that `text_config` lacks is taken from `config`.
     """
     text = config.get("text_config")
     if not isinstance(text, dict):

@@ -87,8 +87,7 @@ def unpatch(model: Model) -> Model:
             original.num_embeddings, original.padding_idx = ours.num_embeddings, ours.padding_idx
         elif isinstance(ours, OutputHead):
             original.out_features = ours.out_features
-        for name, parameter in ours._parameters.items():
-            original._parameters[name] = parameter
+        original._parameters.update(ours._parameters)
         for name, buffer in original._buffers.items():  # the modules that are replaced have no buffer but a scale
             known = torch.full_like(buffer, cast(float, ours.scale), device="cpu") if buffer.is_meta else buffer
             original._buffers[name] = known.to(next(ours.parameters()).device)
@@ -99,10 +98,13 @@ def unpatch(model: Model) -> Model:
 
 
 def _look_ups(model: nn.Module) -> list[nn.Embedding]:
-    """Return the token embeddings that `patch` must replace: those not patched yet, copies of a weight included.
+    """Return the token embeddings that `patch` must replace.
+
+    These are the model's input embeddings, its output module if that is an embedding (FSMT), and all other embeddings
+    that share a weight with one of them. Modules that are already patched are left out.
 
     Raises:
-        CheckpointError: The model has no token embeddings, or one of them is not an `nn.Embedding`.
+        CheckpointError: The model has no token embeddings, or its input embeddings are not an `nn.Embedding`.
     """
     inputs = _call_getters(model, "get_input_embeddings")
     if not hasattr(model, "get_input_embeddings") or not inputs:
@@ -118,8 +120,7 @@ def _look_ups(model: nn.Module) -> list[nn.Embedding]:
     tables = [root, *(each for each in candidates if isinstance(each, nn.Embedding) and _is_known(each))]
     weights = {id(each.weight) for each in tables}
     sharing = [each for each in model.modules() if isinstance(each, nn.Embedding) and id(each.weight) in weights]
-    unique = {id(each): each for each in (*tables, *sharing)}
-    return [each for each in unique.values() if not isinstance(each, TokenEmbedding)]
+    return [each for each in dict.fromkeys((*tables, *sharing)) if not isinstance(each, TokenEmbedding)]
 
 
 def _call_getters(model: nn.Module, getter: str) -> list[nn.Module]:
@@ -145,11 +146,15 @@ def _heads(model: nn.Module) -> list[nn.Linear]:
 
 
 def _refuse_tied(tables: list[nn.Embedding], model: nn.Module) -> None:
-    """Raise an error if the tables cannot have row-sparse gradients.
+    """Raise an error if row-sparse gradients are impossible: they need tables whose weight is only looked up.
+
+    Args:
+        tables: Token embeddings that will be replaced.
+        model: The model, of which every module is searched for a weight of these tables.
 
     Raises:
-        CheckpointError: A module other than a look-up shares the weight of a table (the message names the module), or
-            `tables` is empty because the model is already patched.
+        CheckpointError: A module other than an embedding shares the weight of a table (the message names the module),
+            or `tables` is empty because the model is already patched.
     """
     if not tables:
         raise CheckpointError("The model is patched already: unpatch it first, then patch it with row_sparse=True.")
@@ -164,6 +169,10 @@ def _refuse_tied(tables: list[nn.Embedding], model: nn.Module) -> None:
 
 def _table_like(old: nn.Embedding, *, row_sparse: bool) -> TokenEmbedding:
     """Return a `TokenEmbedding` that shares the parameter, the scale and the padding ID of `old`.
+
+    Args:
+        old: The embedding of the model, which does not change.
+        row_sparse: Whether the gradient has only the looked-up rows.
 
     Raises:
         CheckpointError: The embedding has an option or a `forward` that `TokenEmbedding` does not have.
@@ -222,7 +231,10 @@ def _is_known(old: object) -> bool:
 
 
 def _scale_of(old: nn.Module) -> tuple[float | None, bool]:
-    """Return `(factor, rounded)`: the factor on rows, and whether it is rounded to the rows' dtype (Gemma)."""
+    """Return `(factor, is_rounded)` for an embedding of transformers that scales its rows.
+
+    The factor is `None` for no scale. `is_rounded` says whether it is rounded to the dtype of the rows (Gemma).
+    """
     if type(old) is nn.Embedding:
         return None, False
     scales = [getattr(old, name) for name in SCALE_ATTRIBUTES if getattr(old, name, None) is not None]
@@ -230,7 +242,7 @@ def _scale_of(old: nn.Module) -> tuple[float | None, bool]:
 
 
 def _head_like(old: nn.Linear) -> OutputHead:
-    """Return an `OutputHead` that shares the parameters of a linear layer."""
+    """Return an `OutputHead` whose weight and bias are the parameters of a linear layer."""
     with torch.device("meta"):
         head = OutputHead(vocab_size=old.out_features, embed_dim=old.in_features, bias=old.bias is not None)
     head._parameters.clear()
@@ -239,9 +251,14 @@ def _head_like(old: nn.Linear) -> OutputHead:
 
 
 def _resized(model: Any, *arguments: Any, **options: Any) -> nn.Module:
-    """Resize a patched model as `model.resize_token_embeddings` does, then patch the modules that it created.
+    """Resize the vocabulary of a patched model with transformers' own method, then patch the modules that it created.
 
-    `patch` installs this function in place of that method. Pending lazy updates are applied first.
+    `patch` installs this function as the model's `resize_token_embeddings`. Pending lazy updates are applied first.
+
+    Args:
+        model: The patched model.
+        *arguments: Arguments of transformers' method.
+        **options: Keyword arguments of transformers' method.
 
     Returns:
         The input embeddings.
@@ -264,9 +281,10 @@ INITIALISED = "_is_hf_initialized"
 
 
 def _swap(model: nn.Module, old: nn.Module, new: nn.Module) -> None:
-    """Replace `old` by `new` in every parent module.
+    """Replace the module `old` by `new` in every module of `model` that has it as a child.
 
-    `new` gets the training mode of `old` and shares its dictionaries of hooks.
+    `new` gets the training mode of `old`. It also gets its dictionaries of hooks, the same objects, so that hooks are
+    still called and can still be removed.
     """
     new.train(old.training)
     if INITIALISED in old.__dict__:

@@ -4,18 +4,22 @@ A checkpoint is a folder in Hugging Face's layout, a safetensors file, an index 
 hub. From the hub, only the shards that contain a requested tensor are downloaded.
 """
 
-import json
 import re
 import socket
 from pathlib import Path
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
+import torch
+from torch import Tensor
+
 from embedlayer.errors import CheckpointError, FileError, MissingExtraError, require
-from embedlayer.io.files import JsonObject, read_json
+from embedlayer.io.files import JsonObject, read_bytes, read_json
+from embedlayer.io.json_fields import parse_json
 from embedlayer.io.safetensors_files import (
     CheckpointFolder,
     WeightFiles,
+    byte_chunks,
     choose_weight_files,
     find_folder,
     is_plain_name,
@@ -33,13 +37,13 @@ ENDINGS = (
 
 
 class _Hub(CheckpointFolder):
-    """A repository on the hub, or a folder in it.
+    """The files of a repository on the hub, or of a folder in it; each is downloaded when it is requested.
 
     Args:
         repository: Name of the repository, `owner/name`.
         revision: Branch, tag or commit; `None` for the main branch.
         folder: Folder in the repository; empty for the repository itself.
-        online: Whether the hub can be reached; `None` to test this at the first file.
+        online: Whether the hub can be reached; `None` to test this at the first call of `find`.
     """
 
     def __init__(self, repository: str, revision: str | None, folder: str = "", *, online: bool | None = None) -> None:
@@ -50,10 +54,12 @@ class _Hub(CheckpointFolder):
         self.online = online
 
     def find(self, file: str) -> Path | None:
-        """Download a file or find it in the cache, and return its local path; `None` if there is no such file.
+        """Return the local path of a file, downloaded unless the cache has it; `None` if there is no such file.
+
+        If the hub cannot be reached, the result is also `None` for a file that the cache does not have.
 
         Raises:
-            FileError: The hub cannot be reached or refuses the repository, and the cache does not have it.
+            FileError: The hub refuses the repository, or cannot be reached and the cache does not have the repository.
             MissingExtraError: The `hf` extra is not installed.
         """
         try:
@@ -107,25 +113,33 @@ class _Hub(CheckpointFolder):
         return True
 
     def list_files(self) -> None:
-        """Return `None`, which tells the caller that the files of a hub repository cannot be listed."""
+        """Return `None`: the files of a repository are not listed, they can only be requested by name."""
         return
 
     def subfolder(self, folder: str) -> "_Hub":
-        """Return the `_Hub` of a folder in this one."""
+        """Return a folder inside this one, in the same repository and revision."""
         return _Hub(self.repository, self.revision, folder, online=self.online)
 
 
 def _hub_error(what: str, error: Exception) -> FileError:
-    """Return, without raising, the error of a failed hub access: `what` and the first line of the client's message."""
+    """Return, without raising it, the error of a failed access to the hub.
+
+    Args:
+        what: What failed, a sentence without its full stop.
+        error: Error of the hub's client; the first line of its message is added in parentheses.
+    """
     reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
     return FileError(f"{what} ({reason}). There is no folder or file of that name here either.")
 
 
 def _connect_to(url: str) -> None:
-    """Open and close a connection to the host of a URL, or to the proxy for that host.
+    """Test whether a host answers: open and close a connection to it, or to the proxy that is set for it.
+
+    Args:
+        url: Any URL on the host.
 
     Raises:
-        OSError: The host does not answer within `SECONDS_TO_CONNECT`.
+        OSError: The connection fails, or takes longer than `SECONDS_TO_CONNECT`.
     """
     target = urlsplit(url)
     proxies = {} if proxy_bypass(target.hostname or "") else getproxies()
@@ -139,8 +153,8 @@ class Checkpoint(WeightFiles):
     """An open checkpoint: its configuration and its tensors, which are read on request.
 
     Args:
-        place: Folder or repository of the files.
-        file: The safetensors file or index to read; `None` to search `place`.
+        place: Folder or hub repository that has the files.
+        file: Name of the safetensors file or index in `place` to read; `None` to find it by the usual names.
         is_static_embedding: Whether it is sentence-transformers' StaticEmbedding, a table without a model.
 
     Attributes:
@@ -196,6 +210,15 @@ class Checkpoint(WeightFiles):
         """
         return self._folder.find(name)
 
+    def stores(self, name: str, tensor: Tensor) -> bool:
+        """Return whether the tensor `name` of the checkpoint equals `tensor` in shape and, bit for bit, in its numbers.
+
+        `tensor` is converted to the stored dtype for this, one buffer at a time.
+        """
+        stored = self.read(name)
+        pairs = zip(byte_chunks(stored), byte_chunks(tensor, stored.dtype), strict=True)
+        return stored.shape == tensor.shape and all(torch.equal(old, new) for old, new in pairs)
+
 
 def is_hub_name(source: str) -> bool:
     """Return whether a string is a hub name: `owner/name`, and nothing that looks like a path.
@@ -215,22 +238,22 @@ def is_hub_name(source: str) -> bool:
 
 
 def _first_module(place: CheckpointFolder) -> tuple[str, bool]:
-    """Return `(folder, is_static)` for the first module of a sentence-transformers model.
+    """Return `(folder, is_static)` of the first module that a sentence-transformers model lists in `modules.json`.
 
-    `is_static` says whether the module is a StaticEmbedding. Other checkpoints give `("", False)`.
+    `folder` is the module's folder in the checkpoint, empty for the checkpoint itself. `is_static` says whether the
+    module is a StaticEmbedding. A checkpoint without `modules.json` gives `("", False)`.
 
     Raises:
+        FileError: `modules.json` cannot be read.
         CheckpointError: `modules.json` is damaged, or names a folder outside the checkpoint.
     """
     path = place.find("modules.json")
     if path is None:
         return "", False
     try:
-        first = json.loads(path.read_text(encoding="utf-8"))[0]
+        first = parse_json(read_bytes(path), path)[0]
         folder, kind = first["path"], first["type"]
-    except OSError as error:
-        raise FileError(f"Cannot read {path}: {error.strerror or error}.") from error
-    except (ValueError, RecursionError, LookupError, TypeError) as error:
+    except (LookupError, TypeError) as error:
         raise CheckpointError(f"{path} is no list of modules ({error!r}): it is damaged.") from error
     if not (isinstance(folder, str) and isinstance(kind, str) and (not folder or is_plain_name(folder))):
         raise CheckpointError(

@@ -77,8 +77,8 @@ def read_vectors(
 ) -> tuple[list[str], Float[Tensor, "V D"]]:
     """Read a table and its tokens from a file of word vectors.
 
-    In the word2vec family the first row of a duplicate token is kept, as in gensim, with a warning. A token may have
-    spaces, as in GloVe's 840B file: the last D fields of a line are the numbers.
+    In the formats of word2vec, GloVe and fastText, the first row of a duplicate token is kept, as in gensim, with a
+    warning. A token may have spaces, as in GloVe's 840B file: the last D fields of a line are the numbers.
 
     Args:
         path: The file, or for `projector` its folder.
@@ -118,31 +118,28 @@ def read_vectors(
         tokens, rows, places = _read_projector(path, errors)
     else:
         with _reading(path) as file:
-            if chosen == "word2vec-binary":
-                tokens, rows, places = _collected(path, _binary_rows(path, file), errors, place="row")
-            else:
-                found = _text_rows(path, file, has_header=chosen != "glove")
-                tokens, rows, places = _collected(path, found, errors, place="line")
+            is_text = chosen != "word2vec-binary"
+            found = _text_rows(path, file, has_header=chosen != "glove") if is_text else _binary_rows(path, file)
+            tokens, rows, places = _collected(path, found, errors, place="line" if is_text else "row")
     _check_finite(path, tokens, rows, places, nonfinite)
     return tokens, rows
 
 
 def _check_finite(path: Path, tokens: list[str], rows: Tensor, places: "Places", nonfinite: NonfiniteRows) -> None:
-    """Check for rows with NaN or infinity: raise an error, or warn.
+    """Raise an error or warn if rows contain NaN or infinity.
 
     Args:
-        path: The file, for messages.
+        path: The file that was read, for the message.
         tokens: Token of each row.
         rows: The rows, `(V, D)`.
-        places: Function from a row number to its line or row in the file.
+        places: Function from a row number to its line or row in the file, for the message.
         nonfinite: `"refuse"` raises the error; `"keep"` warns.
 
     Raises:
         CheckpointError: A row is not finite and `nonfinite` is `"refuse"`.
     """
-    step = max(1, NUMBERS_AT_ONCE // rows.shape[1])
-    starts = range(0, len(rows), step)
-    broken = [start + int(row) for start in starts for row in (~rows[start : start + step].isfinite().all(1)).nonzero()]
+    chunks = rows.split(max(1, NUMBERS_AT_ONCE // rows.shape[1]))
+    broken = torch.cat([~chunk.isfinite().all(1) for chunk in chunks]).nonzero().flatten().tolist()
     if not broken:
         return
     shown = "; ".join(f"{places(row)} ({tokens[row]!r})" for row in broken[:ROWS_SHOWN])
@@ -165,8 +162,8 @@ def write_vectors(
 
     Args:
         path: The file, or for `projector` a folder. A file with the suffix `.gz` is compressed.
-        tokens: One for each row. The word2vec family refuses tokens that are empty, duplicate or have white space. In
-            `projector` tabs and line breaks become `\t`, `\n`, `\r`, and backslashes `\\`.
+        tokens: One for each row. The formats of word2vec, GloVe and fastText refuse tokens that are empty, duplicate or
+            have white space. In `projector` tabs and line breaks become `\t`, `\n`, `\r`, and backslashes `\\`.
         rows: A tensor `(V, D)`, or a table; a table is read in chunks of rows, without its scale.
         format: Name of the format; by default by the suffix of the file.
 
@@ -198,12 +195,12 @@ def write_vectors(
 
 
 def format_of(path: Path, format: str | None = None) -> VectorFormat:
-    """Return the requested format, or without one the format that the suffix of a file implies.
+    """Return the format of a file: `format` if it is passed, else the one that the suffix of `path` implies.
 
-    A folder is in the format `"projector"`.
+    For an existing folder this is `"projector"`.
 
     Raises:
-        SizeError: The requested format is unknown, or none was requested and the suffix implies none.
+        SizeError: `format` is unknown, or it is `None` and the suffix implies no format.
     """
     names = get_args(VectorFormat)
     if format is not None and format not in names:
@@ -215,7 +212,7 @@ def format_of(path: Path, format: str | None = None) -> VectorFormat:
 
 
 def _suffix(path: Path) -> str:
-    """Return the suffix of a file name; for `x.txt.gz` it is `.txt`."""
+    """Return the suffix of a file name without `.gz`: for `x.txt` and `x.txt.gz` it is `.txt`."""
     return Path(path.name.removesuffix(".gz")).suffix
 
 
@@ -224,10 +221,10 @@ def _suffix(path: Path) -> str:
 
 @contextmanager
 def _reading(path: Path) -> Iterator[BufferedIOBase]:
-    """Open a file for reading, decompressed if its suffix is `.gz`.
+    """Open a file for reading in a `with` block; a file with the suffix `.gz` is decompressed.
 
     Raises:
-        FileError: The file cannot be read, at the start or inside the block.
+        FileError: The file cannot be opened, or reading it in the block fails.
         CheckpointError: The compressed data are damaged or truncated.
     """
     try:
@@ -255,18 +252,18 @@ Places = Callable[[int], str]
 def _collected(
     path: Path, found: Iterator[Found], errors: DecodeErrors, *, place: str
 ) -> tuple[list[str], Float[Tensor, "V D"], Places]:
-    """Collect tokens and rows; only the first row of a duplicate token is kept, with a warning.
+    """Collect the rows of a file in one tensor; only the first row of a duplicate token is kept, with a warning.
 
     Memory grows with the bytes that were read, not with the sizes that a header states.
 
     Args:
         path: The file, for messages.
-        found: Line or row number, token and numbers of each row.
-        errors: Handling of tokens that are not UTF-8.
+        found: For each row: its line or row number in the file, its token, and its numbers.
+        errors: Handling of tokens that are not UTF-8, as in `read_vectors`.
         place: `"line"` or `"row"`: what the numbers in `found` count.
 
     Returns:
-        Tokens, rows, and the function from a row number to its line or row in the file.
+        Tokens, rows, and a function from a row number of the tensor to its line or row in the file, for messages.
 
     Raises:
         CheckpointError: There are no rows, or a token is not UTF-8.
@@ -299,8 +296,14 @@ def _collected(
 def _decoded(path: Path, place: str, raw: bytes, errors: DecodeErrors) -> str:
     """Decode a token as UTF-8.
 
+    Args:
+        path: The file, for the message.
+        place: Line or row of the token, for the message.
+        raw: Bytes of the token.
+        errors: Handling of tokens that are not UTF-8, as in `read_vectors`.
+
     Raises:
-        CheckpointError: `errors` is `"strict"` and the token is not UTF-8; the message names `place` in the file.
+        CheckpointError: `errors` is `"strict"` and the token is not UTF-8.
     """
     try:
         return raw.decode("utf-8", errors=errors)
@@ -312,13 +315,13 @@ def _decoded(path: Path, place: str, raw: bytes, errors: DecodeErrors) -> str:
 
 
 def _header(line: bytes) -> tuple[int, int] | None:
-    """Return `(V, D)` from a header line; `None` if the line is not a header."""
+    """Return `(V, D)` if a line consists of two whole numbers, as word2vec's header does; else `None`."""
     found = re.fullmatch(rb"\s*(\d{1,15})[ \t]+(\d{1,15})\s*", line)
     return (int(found[1]), int(found[2])) if found else None
 
 
 def _checked_header(path: Path, line: bytes) -> tuple[int, int]:
-    """Return `(V, D)` from a header line.
+    """Return `(V, D)`, the numbers of rows and columns, from the first line of a file in a format with a header.
 
     Raises:
         CheckpointError: The line is no header, or D is 0 or above `MOST_COLUMNS`.
@@ -335,7 +338,14 @@ def _checked_header(path: Path, line: bytes) -> tuple[int, int]:
 
 
 def _lines(path: Path, file: BufferedIOBase, first: int) -> Iterator[tuple[int, bytes]]:
-    """Yield (line number, line) from number `first` on, with white space removed from the end of each line.
+    """Yield (line number, line) for the rest of a file, without the white space at the end of each line.
+
+    Empty lines at the end of the file are skipped.
+
+    Args:
+        path: The file, for messages.
+        file: The open file.
+        first: Number of the line that is read first.
 
     Raises:
         CheckpointError: A line is too long, or an empty line is followed by other lines.
@@ -359,6 +369,13 @@ def _lines(path: Path, file: BufferedIOBase, first: int) -> Iterator[tuple[int, 
 
 def _text_rows(path: Path, file: BufferedIOBase, *, has_header: bool) -> Iterator[Found]:
     """Yield (line number, token, numbers) for each row of a text file with one token a line.
+
+    Without a header, the first line determines the number of columns, D.
+
+    Args:
+        path: The file, for messages.
+        file: The open file, at its start.
+        has_header: Whether the first line is a header `V D`.
 
     Raises:
         CheckpointError: A line is not a token and D numbers, or the number of rows differs from the header.
@@ -384,7 +401,13 @@ def _text_rows(path: Path, file: BufferedIOBase, *, has_header: bool) -> Iterato
 
 
 def _width_of(path: Path, line: bytes) -> int:
-    """Return the number of columns: how many fields at the end of a file's first line are numbers.
+    """Return the number of columns of a file without a header.
+
+    It is the number of fields at the end of the first line that are numbers; the fields before them are the token.
+
+    Args:
+        path: The file, for the error message.
+        line: Its first line.
 
     Raises:
         CheckpointError: The line is not a token and its numbers.
@@ -399,7 +422,7 @@ def _width_of(path: Path, line: bytes) -> int:
 
 
 def _is_number(field: bytes) -> bool:
-    """Return whether a field is a decimal number."""
+    """Return whether a field is a number for Python's `float`, without the underscores that `float` allows (`1_0`)."""
     try:
         float(field)
     except ValueError:
@@ -408,7 +431,12 @@ def _is_number(field: bytes) -> bool:
 
 
 def _numbers(path: Path, line: int, fields: Sequence[bytes]) -> Row:
-    """Parse the numbers of a line as float32; numbers too large for float32 become infinity.
+    """Convert the fields of a line to float32; numbers too large for float32 become infinity.
+
+    Args:
+        path: The file, for the message.
+        line: Number of the line, for the message.
+        fields: The numbers as text, without the token.
 
     Raises:
         CheckpointError: A field is not a number.
@@ -425,7 +453,7 @@ def _numbers(path: Path, line: int, fields: Sequence[bytes]) -> Row:
 
 
 def _binary_rows(path: Path, file: BufferedIOBase) -> Iterator[Found]:
-    """Yield (row number, token, numbers) for each row of a file in word2vec's binary format.
+    """Yield (row number from 1, token, numbers) for each row of a file in word2vec's binary format.
 
     Raises:
         CheckpointError: The header or a row is damaged, or the number of rows differs from the header.
@@ -435,7 +463,7 @@ def _binary_rows(path: Path, file: BufferedIOBase) -> Iterator[Found]:
     buffer, at = b"", 0
 
     def more() -> bool:
-        """Read more bytes into the buffer; return whether there were any."""
+        """Drop the bytes of the buffer that were used and append more from the file; return `False` at its end."""
         nonlocal buffer, at
         read = file.read(max(1 << 18, size))
         buffer, at = buffer[at:] + read, 0
@@ -465,7 +493,7 @@ def _read_npy(path: Path) -> tuple[list[str], Float[Tensor, "V D"], Places]:
     """Read a NumPy array, and its tokens from the JSON file in the same folder if there is one.
 
     Returns:
-        Tokens, rows, and the function from a row number to its place in the file.
+        Tokens, rows, and a function from a row number to its place in the file, for messages.
 
     Raises:
         FileError: A file cannot be read.
@@ -506,8 +534,12 @@ def _read_npy(path: Path) -> tuple[list[str], Float[Tensor, "V D"], Places]:
 def _read_projector(path: Path, errors: DecodeErrors) -> tuple[list[str], Float[Tensor, "V D"], Places]:
     """Read vectors and labels of the Embedding Projector.
 
+    Args:
+        path: Folder of the files, or a `.tsv` file in it.
+        errors: Handling of labels that are not UTF-8, as in `read_vectors`.
+
     Returns:
-        Labels, rows, and the function from a row number to its place in the file.
+        Labels, rows, and a function from a row number to its place in the file, for messages.
 
     Raises:
         FileError: A file cannot be read.
@@ -534,12 +566,15 @@ def _read_projector(path: Path, errors: DecodeErrors) -> tuple[list[str], Float[
 
 
 def _metadata(path: Path, count: int, errors: DecodeErrors) -> list[str]:
-    """Read the labels of the Embedding Projector: the first column, where several columns have a header line.
+    """Read the labels of the Embedding Projector, one for each vector, from its file `metadata.tsv`.
+
+    The labels are the first column. A file with several columns starts with a line of column names, which is skipped;
+    a file with one column does not.
 
     Args:
         path: The file.
         count: Number of vectors.
-        errors: Handling of labels that are not UTF-8.
+        errors: Handling of labels that are not UTF-8, as in `read_vectors`.
 
     Raises:
         CheckpointError: The number of labels is not `count`, or a line has another number of columns.
@@ -570,7 +605,18 @@ def _metadata(path: Path, count: int, errors: DecodeErrors) -> list[str]:
 
 
 def _write_words(path: Path, tokens: Sequence[str], chunks: Iterator[Row], width: int, format: VectorFormat) -> None:
-    """Write a file of the word2vec family."""
+    """Write a file in a format of word2vec, GloVe or fastText.
+
+    Args:
+        path: The file; with the suffix `.gz` it is compressed.
+        tokens: Token of each row.
+        chunks: The rows in order, several at a time.
+        width: Number of columns, D.
+        format: Name of the format.
+
+    Raises:
+        CheckpointError: A token is empty, duplicate, has white space, or cannot be encoded in UTF-8.
+    """
     _check_tokens(tokens)
     words = iter(tokens)
     with _writing(path) as file:
@@ -584,7 +630,14 @@ def _write_words(path: Path, tokens: Sequence[str], chunks: Iterator[Row], width
 
 
 def _write_npy(path: Path, tokens: Sequence[str], chunks: Iterator[Row], width: int) -> None:
-    """Write an array and the JSON file of its tokens; neither file is replaced before both are complete."""
+    """Write a NumPy array and the JSON file of its tokens; neither file is replaced before both are complete.
+
+    Args:
+        path: File of the array; with the suffix `.gz` it is compressed.
+        tokens: Token of each row.
+        chunks: The rows in order, several at a time.
+        width: Number of columns, D.
+    """
     with replace_file(_tokens_file(path)) as partial, _writing(path) as file:
         partial.write_text(json.dumps(list(tokens)) + "\n")
         header = {"descr": "<f4", "fortran_order": False, "shape": (len(tokens), width)}
@@ -593,7 +646,16 @@ def _write_npy(path: Path, tokens: Sequence[str], chunks: Iterator[Row], width: 
 
 
 def _write_projector(folder: Path, tokens: Sequence[str], chunks: Iterator[Row]) -> None:
-    """Write the three files of the Embedding Projector; none is replaced before all are complete."""
+    """Write the three files of the Embedding Projector; none is replaced before all are complete.
+
+    Args:
+        folder: Folder of the files, created if missing.
+        tokens: Token of each row.
+        chunks: The rows in order, several at a time.
+
+    Raises:
+        CheckpointError: A token cannot be encoded in UTF-8.
+    """
     labels = [re.sub(r"[\\\t\n\r]", lambda found: _ESCAPES[found[0]], token) for token in tokens]
     metadata = "".join(f"{_check_utf8(label, row)}\n" for row, label in enumerate(labels))
     fields = {"tensor_name": "table", "tensor_path": TENSORS, "metadata_path": METADATA}
@@ -612,7 +674,13 @@ def _write_projector(folder: Path, tokens: Sequence[str], chunks: Iterator[Row])
 
 @contextmanager
 def _writing(path: Path) -> Iterator[BufferedIOBase]:
-    """Open a file for an atomic write, compressed if its suffix is `.gz`; the file appears when the block ends."""
+    """Open a file for writing in a `with` block; a file with the suffix `.gz` is compressed.
+
+    The file is replaced atomically at the end of the block. If the block fails, the old file stays.
+
+    Raises:
+        FileError: The file cannot be written.
+    """
     with replace_file(path) as partial, partial.open("wb") as file:
         if path.suffix != ".gz":
             yield file
@@ -622,7 +690,7 @@ def _writing(path: Path) -> Iterator[BufferedIOBase]:
 
 
 def _chunks(rows: Tensor | LookupTable, count: int, width: int) -> Iterator[Row]:
-    """Yield the rows in chunks, as float32 on the CPU.
+    """Yield the rows in order as float32 on the CPU, `(N, D)`, at most `NUMBERS_AT_ONCE` numbers at a time.
 
     Args:
         rows: The table, or its rows.
@@ -630,7 +698,7 @@ def _chunks(rows: Tensor | LookupTable, count: int, width: int) -> Iterator[Row]
         width: Number of columns, D.
 
     Raises:
-        CheckpointError: A row is not finite.
+        CheckpointError: A row contains NaN or infinity.
     """
     step = max(1, NUMBERS_AT_ONCE // width)
     for start in range(0, count, step):
@@ -646,12 +714,12 @@ def _chunks(rows: Tensor | LookupTable, count: int, width: int) -> Iterator[Row]
 
 
 def _decimals(chunk: Row, separator: str) -> Iterator[str]:
-    """Yield each row as text, with the shortest decimals that read back as the same float32."""
+    """Yield each row as text, with `separator` between the shortest decimals that read back as the same float32."""
     return (separator.join(row) for row in chunk.astype(np.str_).tolist())
 
 
 def _check_tokens(tokens: Sequence[str]) -> None:
-    """Check that the word2vec formats can represent all tokens.
+    """Check that the formats of word2vec, GloVe and fastText can represent all tokens.
 
     Raises:
         CheckpointError: A token is empty, duplicate, has white space, or cannot be encoded in UTF-8.
@@ -673,8 +741,12 @@ def _check_tokens(tokens: Sequence[str]) -> None:
 def _check_utf8(token: str, row: int) -> str:
     """Check that a token can be encoded in UTF-8, and return it unchanged.
 
+    Args:
+        token: The token, which may contain lone surrogates.
+        row: Number of its row, for the message.
+
     Raises:
-        CheckpointError: UTF-8 cannot encode the token; the message names the row.
+        CheckpointError: UTF-8 cannot encode the token.
     """
     try:
         token.encode()
@@ -684,10 +756,10 @@ def _check_utf8(token: str, row: int) -> str:
 
 
 def _folder_of(path: Path) -> Path:
-    """Return the folder that holds the Embedding Projector's files."""
+    """Return the folder of the Embedding Projector's files; `path` is this folder or a `.tsv` file in it."""
     return path.parent if path.suffix == ".tsv" else path
 
 
 def _tokens_file(path: Path) -> Path:
-    """Return the path of the JSON file that holds the tokens of a `.npy` file."""
+    """Return the path of the JSON file with the tokens of a `.npy` file: `x.tokens.json` for `x.npy` and `x.npy.gz`."""
     return path.with_name(path.name.removesuffix(".gz").removesuffix(".npy") + ".tokens.json")

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-import torch
 from torch import Tensor
 
 from embedlayer.checkpoints.reader import CONFIG, Checkpoint
@@ -24,9 +23,10 @@ class WriteReceipt:
     """Result of `EmbeddingLayer.write_into`.
 
     Attributes:
-        changed: Names of the tensors that changed.
-        rewritten: Names of the files that contain a changed tensor.
-        copied: Names of the other files, which were copied byte for byte.
+        changed: Names of the tensors that changed, sorted.
+        rewritten: Names of the safetensors files that contain a changed tensor.
+        copied: Names of the other files. They are copied; sizes in `config.json` and the index are updated if they
+            changed.
         vocab_size: Number of rows of the table in the new checkpoint.
     """
 
@@ -39,7 +39,7 @@ class WriteReceipt:
 def write_tensors(
     tensors: Mapping[str, Tensor], checkpoint_dir: Path | str, out_dir: Path | str, *, table: str
 ) -> WriteReceipt:
-    """Write a copy of the checkpoint in `checkpoint_dir`, with these tensors replaced, to `out_dir`.
+    """Write a copy of the checkpoint in `checkpoint_dir` to `out_dir`, in which some tensors are replaced.
 
     If the table has another number of rows than before, every tensor with as many rows as the old table must have as
     many rows as the new one. `vocab_size` then changes in `config.json` and in the metadata of the files (llama2.c).
@@ -48,13 +48,13 @@ def write_tensors(
         tensors: New tensors by their names in the checkpoint; each is stored in the dtype of the old one.
         checkpoint_dir: A folder in Hugging Face's layout, with one safetensors file or several and an index.
         out_dir: A folder that does not exist or is empty.
-        table: The name of the table.
+        table: Name of the token table, which must be a key of `tensors`.
 
     Returns:
         The changed tensors and files.
 
     Raises:
-        CheckpointError: The checkpoint has no such tensor, or one of another shape.
+        CheckpointError: A name in `tensors` is not in the checkpoint, or a new tensor has another shape than expected.
         FileError: `out_dir` is not empty or cannot be written.
     """
     source, target = Path(checkpoint_dir), Path(out_dir)
@@ -72,7 +72,7 @@ def write_tensors(
                 f"{name} has shape {list(stored)} in {checkpoint.name}, so that with a table of {rows:,} rows "
                 f"{list(expected)} is expected, but the new tensor has {list(tensor.shape)}."
             )
-    changed = {name: tensor for name, tensor in tensors.items() if not _is_as_stored(checkpoint, name, tensor)}
+    changed = {name: tensor for name, tensor in tensors.items() if not checkpoint.stores(name, tensor)}
     rewritten = {file: header for file, header in checkpoint.headers.items() if header.tensors.keys() & changed.keys()}
     target.parent.mkdir(parents=True, exist_ok=True)
     copied: list[str] = []
@@ -92,24 +92,25 @@ def write_tensors(
     return WriteReceipt(tuple(sorted(changed)), tuple(rewritten), tuple(copied), rows)
 
 
-def _is_as_stored(checkpoint: Checkpoint, name: str, tensor: Tensor) -> bool:
-    """Return whether the file already contains `tensor` bit for bit; both are compared one buffer at a time."""
-    stored = checkpoint.read(name)
-    if stored.shape != tensor.shape:
-        return False
-    pairs = zip(byte_chunks(stored, stored.dtype), byte_chunks(tensor, stored.dtype), strict=True)
-    return all(torch.equal(old, new) for old, new in pairs)
-
-
 def _stream(
     source: Path, target: Path, header: Header, changed: Mapping[str, Tensor], metadata: Mapping[str, str]
 ) -> None:
-    """Write a copy of one safetensors file with some tensors replaced, in the same order."""
-    entries: dict[str, tuple[str, tuple[int, ...], int]] = {}
-    for name, info in header.tensors.items():
-        tensor = changed.get(name)
-        shape = info.shape if tensor is None else tuple(tensor.shape)
-        entries[name] = info.dtype, shape, info.nbytes if tensor is None else _bytes(shape, info)
+    """Write a copy of one safetensors file in which some tensors are replaced; the order of the tensors stays.
+
+    Args:
+        source: The old file.
+        target: The file to write, which is created or overwritten.
+        header: Header of the old file.
+        changed: New tensors by name, which may have other shapes. Those that the old file lacks are ignored.
+        metadata: Metadata of the new file.
+
+    Raises:
+        CheckpointError: The old file is shorter than its header states.
+    """
+    entries = {name: (info.dtype, info.shape, info.nbytes) for name, info in header.tensors.items()}
+    for name in entries.keys() & changed.keys():
+        dtype, shape = header.tensors[name].dtype, tuple(changed[name].shape)
+        entries[name] = dtype, shape, _stored_bytes(changed[name], header.tensors[name])
     with source.open("rb") as old, target.open("wb") as new:
         new.write(encode_header(entries, metadata))
         for name, info in header.tensors.items():
@@ -121,10 +122,15 @@ def _stream(
 
 
 def _copy_bytes(old: BinaryIO, new: BinaryIO, info: TensorInfo) -> None:
-    """Copy the bytes of one tensor from file to file.
+    """Copy the bytes of one tensor to the present position of another file, in buffers.
+
+    Args:
+        old: File that contains the tensor.
+        new: File to write to.
+        info: Byte range of the tensor in `old`.
 
     Raises:
-        CheckpointError: The old file ends too early.
+        CheckpointError: The old file ends before the range does.
     """
     old.seek(info.start)
     left = info.nbytes
@@ -137,7 +143,16 @@ def _copy_bytes(old: BinaryIO, new: BinaryIO, info: TensorInfo) -> None:
 
 
 def _rewrite_json(folder: Path, checkpoint: Checkpoint, vocab_size: int, changed: Mapping[str, Tensor]) -> None:
-    """Update `vocab_size` in the configuration and the total sizes in the index of shards, where they changed."""
+    """Update `vocab_size` in `config.json` and the total sizes in the shard index of the new checkpoint.
+
+    A file that is missing stays missing, and a file that states no such sizes stays as it is.
+
+    Args:
+        folder: Folder of the new checkpoint.
+        checkpoint: The old checkpoint.
+        vocab_size: Number of rows of the new table.
+        changed: New tensors by name.
+    """
     config = folder / CONFIG
     if config.is_file():
         content = read_json(config)
@@ -153,13 +168,13 @@ def _rewrite_json(folder: Path, checkpoint: Checkpoint, vocab_size: int, changed
         if isinstance(metadata, dict):
             for name, tensor in changed.items():
                 info = checkpoint.info(name)
-                added = _bytes(tuple(tensor.shape), info) - info.nbytes
+                added = _stored_bytes(tensor, info) - info.nbytes
                 for key, size in (("total_size", 1), ("total_parameters", info.torch_dtype.itemsize)):
                     if isinstance(metadata.get(key), int | float):
                         metadata[key] += added // size
         write_json(index, content)
 
 
-def _bytes(shape: tuple[int, ...], info: TensorInfo) -> int:
-    """Return the number of bytes of a tensor of this shape in the dtype of `info`."""
-    return torch.Size(shape).numel() * info.torch_dtype.itemsize
+def _stored_bytes(tensor: Tensor, info: TensorInfo) -> int:
+    """Return the size in bytes of `tensor` in the dtype of `info`."""
+    return tensor.numel() * info.torch_dtype.itemsize

@@ -14,7 +14,7 @@ from embedlayer.shapes import Positions
 
 
 class BlockCache:
-    """Hold the keys and the values of one block, each `(B, G, S, K)`; `None` before the first token."""
+    """Hold the keys and the values of one block, each `(B, G, S, K)`; both are `None` before the first token."""
 
     def __init__(self) -> None:
         self.keys: Float[Tensor, "B G S K"] | None = None
@@ -23,7 +23,7 @@ class BlockCache:
     def extend(
         self, keys: Float[Tensor, "B G T K"], values: Float[Tensor, "B G T K"]
     ) -> tuple[Float[Tensor, "B G S K"], Float[Tensor, "B G S K"]]:
-        """Append keys and values of the new tokens in place, and return (keys, values) of all tokens."""
+        """Append keys and values of the new tokens in place, and return (keys, values) of all tokens so far."""
         self.keys = keys if self.keys is None else torch.cat([self.keys, keys], dim=-2)
         self.values = values if self.values is None else torch.cat([self.values, values], dim=-2)
         return self.keys, self.values
@@ -42,9 +42,10 @@ class KeyValueCache:
 
     Attributes:
         positions: Position of each cached token, `(B, S)`; `None` for an empty cache.
-        documents: 0 for padding, else the document of each token, as in `positions_of`; `None` for one document.
+        documents: For each cached token 0 for padding, else the number of its document, `(B, S)`, as in the mask of
+            `positions_of`; `None` if each row is one document without padding.
         length: Largest position so far plus one, where frequencies depend on the length; else 0.
-        blocks: Keys and values by number of the block.
+        blocks: Number of the block -> its keys and values.
 
     Example:
         >>> cache, ids = KeyValueCache(), torch.tensor([1, 2, 3, 4])
@@ -68,7 +69,11 @@ class KeyValueCache:
     ) -> tuple[Int[Tensor, "B T"], AttentionMask | None]:
         """Return (positions, documents) of new tokens; the cache does not change.
 
-        By default the tokens continue the last document of each row.
+        Args:
+            ids: IDs of the new tokens; only their shape and device are used.
+            positions: Position of each new token; `None` to continue from the last cached token of each row.
+            attention_mask: 0 for padding, else the number of the document; `None` to continue the last document of each
+                row.
 
         Raises:
             ShapeError: The batch size differs from the cached one, or the cache has tokens and the new ones have a mask
@@ -87,7 +92,9 @@ class KeyValueCache:
                 "New tokens continue the last document of a cached text. To start another one with an attention_mask, "
                 "pass their positions too."
             )
-        last = self._last_text()
+        index = torch.arange(len(self), device=ids.device).expand_as(self.positions)
+        text = index if self.documents is None else torch.where(self.documents != 0, index, 0)
+        last = text.amax(-1, keepdim=True)  # of each row, the last token that is not padding
         if positions is None:
             positions = self.positions.gather(-1, last) + torch.arange(1, ids.shape[-1] + 1, device=ids.device)
         if attention_mask is None and self.documents is not None:
@@ -95,9 +102,13 @@ class KeyValueCache:
         return positions.expand(ids.shape), attention_mask
 
     def rerotate(self, position: Position, positions: Int[Tensor, "B T"]) -> None:
-        """Rotate the cached keys to the angles of a longer sequence that reaches `positions`.
+        """Rotate the cached keys in place to the angles of the longer sequence that the new tokens make.
 
-        This changes nothing for schemes with angles that are independent of the length.
+        This changes nothing for schemes whose angles do not depend on the length of the sequence.
+
+        Args:
+            position: Position scheme of the model.
+            positions: Positions of the new tokens.
         """
         scaling = position.scaling if isinstance(position, RotaryEmbedding) else None
         if not isinstance(scaling, DynamicNTKScaling | LongRopeScaling) or scaling.length is not None:
@@ -113,7 +124,12 @@ class KeyValueCache:
     def append(
         self, positions: Int[Tensor, "B T"], documents: AttentionMask | None
     ) -> tuple[Int[Tensor, "B S"], Int[Tensor, "B S"] | Bool[Tensor, "B S"] | None]:
-        """Append positions and documents of new tokens in place, and return (positions, documents) of all tokens."""
+        """Append positions and documents of new tokens in place, and return (positions, documents) of all tokens.
+
+        Args:
+            positions: Position of each new token.
+            documents: 0 for padding, else the number of the token's document; `None` if all belong to one document.
+        """
         if self.positions is None:
             self.positions, self.documents = positions, documents
             return positions, documents
@@ -122,10 +138,3 @@ class KeyValueCache:
             self.documents = torch.cat([before, documents], dim=-1)
         self.positions = torch.cat([self.positions, positions], dim=-1)
         return self.positions, self.documents
-
-    def _last_text(self) -> Int[Tensor, "B 1"]:
-        """Return the index of the last token of each row that is not padding."""
-        assert self.positions is not None
-        index = torch.arange(len(self), device=self.positions.device).expand_as(self.positions)
-        is_text = index if self.documents is None else torch.where(self.documents != 0, index, 0)
-        return is_text.amax(-1, keepdim=True)

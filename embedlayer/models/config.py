@@ -42,5 +42,8 @@ class ModelConfig(dict[str, Any]):
         return json.dumps(self.to_dict(), indent=2, sort_keys=True, default=repr) + "\n"
 
     def get_text_config(self, decoder: bool | None = None, encoder: bool | None = None) -> "ModelConfig":
-        """Return this configuration: the model has no other submodel than the one for text."""
+        """Return this configuration: transformers asks multimodal models for that of their text model.
+
+        The arguments of transformers have no effect.
+        """
         return self

@@ -30,12 +30,12 @@ from embedlayer.tracing import is_transformed
 
 
 class CausalLMOutput(NamedTuple):
-    """Result of a call with transformers' argument names.
+    """Result of a `DecoderLM` that was called with transformers' argument names.
 
     Attributes:
         loss: Cross entropy of the labels, in nats per token; `None` without labels.
-        logits: Logits of the next token, `(..., T, V)`; `None` for a model in training mode with labels, which needs
-            no logits.
+        logits: Logits of the next token, `(..., T, V)`; `None` in training mode with labels, where the loss is computed
+            without them.
     """
 
     loss: Float[Tensor, ""] | None
@@ -160,12 +160,13 @@ class DecoderLM(Pretrained):
         make_table: Callable[[JsonObject], TokenTable] = build,
         make_head: Callable[..., OutputHead] = OutputHead,
     ) -> "DecoderLM":
-        """Build the model that `config` describes, freshly initialised; a tied head gets the new table.
+        """Build the model that `config` describes, with initial weights; a tied head is tied to the new table.
 
         Args:
             config: Value of the property `config`.
             make_table: Function that builds a table from its description.
-            make_head: Function that builds a head from the table that it is tied to, or `None`, and its options.
+            make_head: Function that builds a head. It is called with the table that the head is tied to, or `None`, and
+                the options of `OutputHead`.
 
         Raises:
             CheckpointError: The configuration describes no table or no position, or an argument does not fit.
@@ -298,20 +299,25 @@ class DecoderLM(Pretrained):
         return normalised
 
     def trace(self, ids: IdsLike | None = None, **options: Unpack[InputOptions]) -> Iterator[TracedStep]:
-        """Yield the vectors after each step of the input embedding, as `TransformerEmbedding.trace` does."""
+        """Yield the vectors after each step of the input embedding, as `TransformerEmbedding.trace` does.
+
+        Args:
+            ids: Token IDs `(T,)` or `(B, T)`; `None` with `inputs_embeds`.
+            **options: `inputs_embeds`, `positions` and `attention_mask` of `hidden`.
+        """
         return trace_embed(ids, self.table, self.position, self.dropout, **options)
 
     def get_input_embeddings(self) -> nn.Module:
-        """Return the table, or the module of PEFT that wraps it."""
+        """Return the table, or the module that PEFT has put in its place; tools of transformers call this."""
         return self.table
 
     def get_output_embeddings(self) -> nn.Module:
-        """Return the head, or the module of PEFT that wraps it."""
+        """Return the head, or the module that PEFT has put in its place; tools of transformers call this."""
         return self.head
 
 
 class BlockSizes(NamedTuple):
-    """Hold the sizes of a block; the fields have the names of the arguments of `DecoderLM`."""
+    """Hold the arguments of `DecoderLM` that its blocks need, under the same names."""
 
     num_layers: int
     num_heads: int
@@ -341,7 +347,7 @@ class Block(nn.Module):
         scores: Float[Tensor, "*mask T S"] | None,
         past: BlockCache | None = None,
     ) -> Float[Tensor, "*batch T D"]:
-        """Return the output of the block; `past` gains the keys and values of the new tokens."""
+        """Return the output of the block; the arguments after `x` are passed to `Attention.forward`."""
         x = x + self.dropout(self.attention(self.attention_norm(x), position, positions, scores, past))
         y: Tensor = x + self.dropout(self.mlp(self.mlp_norm(x)))
         return y
@@ -366,45 +372,36 @@ class Attention(nn.Module):
         scores: Float[Tensor, "*mask T S"] | None,
         past: BlockCache | None = None,
     ) -> Float[Tensor, "*batch T D"]:
-        """Compute `softmax(q k^T / sqrt(K) + scores) v` over past and new tokens; causal if `scores` is `None`."""
+        """Compute `softmax(q k^T / sqrt(K) + scores) v` over past and new tokens.
+
+        Args:
+            x: Normalised vectors of the new tokens.
+            position: Position scheme; its `rotate` is applied here, its bias is already in `scores`.
+            positions: Position of each new token.
+            scores: Attention bias and mask together, from `attention_scores_bias`; `None` for a plain causal mask.
+            past: Cache of this block, to which keys and values of the new tokens are appended; `None` for no cache.
+        """
         q_BHTK, k_BGTK, v_BGTK = (
             project(x).unflatten(-1, (-1, self.head_dim)).transpose(-2, -3)
             for project in (self.query, self.key, self.value)
         )
         q_BHTK, k_BGTK = position.rotate(q_BHTK, k_BGTK, positions)
         k_BGSK, v_BGSK = (k_BGTK, v_BGTK) if past is None else past.extend(k_BGTK, v_BGTK)
-        y_BHTK = attend(
-            q_BHTK,
-            k_BGSK,
-            v_BGSK,
-            attn_mask=None if scores is None else scores.to(q_BHTK.dtype),
-            # a single new token sees all; sizes of a traced graph may be symbolic, these two must be plain booleans
-            is_causal=scores is None and (past is None or bool(q_BHTK.shape[-2] == k_BGSK.shape[-2])),
-            enable_gqa=bool(q_BHTK.shape[-3] != k_BGTK.shape[-3]),
-        )
+        mask = None if scores is None else scores.to(q_BHTK.dtype)
+        # the fused kernels have no forward-mode derivative, no second derivative and no vmap rule
+        is_fused = not is_transformed(q_BHTK, k_BGSK, v_BGSK, mask)
+        with nullcontext() if is_fused else sdpa_kernel(SDPBackend.MATH):
+            y_BHTK = F.scaled_dot_product_attention(
+                q_BHTK,
+                k_BGSK,
+                v_BGSK,
+                attn_mask=mask,
+                # a single new token sees all; sizes of a traced graph may be symbolic, these two must be plain booleans
+                is_causal=scores is None and (past is None or bool(q_BHTK.shape[-2] == k_BGSK.shape[-2])),
+                enable_gqa=bool(q_BHTK.shape[-3] != k_BGTK.shape[-3]),
+            )
         result: Tensor = self.out(y_BHTK.transpose(-2, -3).flatten(-2))
         return result
-
-
-def attend(
-    q_BHTK: Float[Tensor, "*batch H T K"],
-    k_BGSK: Float[Tensor, "*batch G S K"],
-    v_BGSK: Float[Tensor, "*batch G S K"],
-    *,
-    attn_mask: Float[Tensor, "*mask T S"] | None,
-    is_causal: bool,
-    enable_gqa: bool,
-) -> Float[Tensor, "*batch H T K"]:
-    """Compute `torch.nn.functional.scaled_dot_product_attention`, also under `torch.func` transforms.
-
-    The fused kernels have no forward-mode derivative, no second derivative and no `vmap` rule. Under these transforms
-    torch's unfused implementation computes the whole matrix of scores.
-    """
-    is_fused = not is_transformed(q_BHTK, k_BGSK, v_BGSK, attn_mask)
-    with nullcontext() if is_fused else sdpa_kernel(SDPBackend.MATH):
-        return F.scaled_dot_product_attention(
-            q_BHTK, k_BGSK, v_BGSK, attn_mask=attn_mask, is_causal=is_causal, enable_gqa=enable_gqa
-        )
 
 
 class SwiGLU(nn.Module):
@@ -417,20 +414,25 @@ class SwiGLU(nn.Module):
         self.down = outer_linear(mlp_dim, width, depth)
 
     def forward(self, x: Float[Tensor, "*batch D"]) -> Float[Tensor, "*batch D"]:
-        """Apply the layer to each token independently."""
+        """Return `down(silu(gate(x)) * up(x))`, which is computed for each token separately."""
         result: Tensor = self.down(F.silu(self.gate(x)) * self.up(x))
         return result
 
 
 def inner_linear(in_features: int, out_features: int) -> NormalLinear:
-    """Return a projection without bias, initialised from N(0, 1 / fan_in)."""
+    """Return a projection without bias, with weights from N(0, 1 / in_features)."""
     return NormalLinear(in_features, out_features, init_std=in_features**-0.5)
 
 
 def outer_linear(in_features: int, out_features: int, depth: int) -> NormalLinear:
-    """Return a projection into the residual stream, initialised smaller by the factor `sqrt(2 * depth)` (GPT-2).
+    """Return a projection without bias whose output is added to the residual stream.
 
-    `depth` is the number of blocks.
+    Its weights are from N(0, 1 / (2 * depth * in_features)), so that the sum over all blocks stays small (GPT-2).
+
+    Args:
+        in_features: Width of the input.
+        out_features: Width of the output.
+        depth: Number of blocks; each adds two such outputs.
     """
     return NormalLinear(in_features, out_features, init_std=(2 * depth * in_features) ** -0.5)
 
@@ -443,7 +445,7 @@ def attention_scores_bias(
     *,
     device: torch.device,
 ) -> Float[Tensor, "*rows T S"] | None:
-    """Combine the position's attention bias with the mask: -inf for each key that a query must not attend to.
+    """Return the sum of the position's bias and the mask, which is -inf for each key that a query must not attend to.
 
     A token attends to itself and to earlier tokens of its document. Padding attends to itself only, so that no row of
     the softmax is empty.
@@ -456,7 +458,8 @@ def attention_scores_bias(
         device: Device of the result.
 
     Returns:
-        The bias, or `None` where a causal mask is enough, or a single new token attends to all keys.
+        A tensor that broadcasts to `(B, H, T, S)`. `None` if a causal mask is enough: no bias, one document, and either
+        no earlier keys or a single query.
     """
     if bias is None and documents is None and queries in (keys, 1):
         return None

@@ -100,9 +100,16 @@ def next_tokens(
 def _decode(
     model: DecoderLM, ids: Int[Tensor, "B T"], max_new_tokens: int, sample: Callable[[Tensor], Tensor], stops: Tensor
 ) -> Iterator[Int[Tensor, " B"]]:
-    """Yield the next token of each text, until all texts have ended or there are `max_new_tokens`.
+    """Yield the next token of each text, `(B,)`, until all texts have ended or there are `max_new_tokens` new ones.
 
     A text that has ended repeats its last token.
+
+    Args:
+        model: The model that computes the logits.
+        ids: First tokens of the texts, at least one each.
+        max_new_tokens: Largest number of new tokens.
+        sample: Function from logits `(B, V)` to one token ID per row.
+        stops: IDs of the tokens that end a text; empty for none.
     """
     cache = KeyValueCache()
     ended = torch.zeros(len(ids), dtype=torch.bool, device=ids.device)
@@ -117,7 +124,10 @@ def _decode(
 
 @torch.no_grad()
 def _last_logits(model: DecoderLM, ids: Int[Tensor, "B T"], cache: KeyValueCache) -> Float[Tensor, "B V"]:
-    """Return the logits after the last token, computed in evaluation mode; the cache gains the tokens `ids`."""
+    """Return the logits of the token that follows `ids`, computed in evaluation mode without gradients.
+
+    The model is back in its mode afterwards. `cache` gains the keys and values of `ids`.
+    """
     training = model.training
     model.eval()
     try:
@@ -136,7 +146,10 @@ def sample_tokens(
     top_p: float | None = None,
     generator: torch.Generator | None = None,
 ) -> Int[Tensor, " B"]:
-    """Return one token ID per row: the most likely one at temperature 0, else a sample."""
+    """Return one token ID per row of `logits`: the most likely one at temperature 0, else a random sample.
+
+    The arguments are those of `SamplingOptions`.
+    """
     if temperature == 0:
         return logits.argmax(dim=-1)
     probabilities, tokens = sampling_probabilities(logits, temperature=temperature, top_k=top_k, top_p=top_p)
@@ -149,9 +162,9 @@ def sampling_probabilities(
 ) -> tuple[Float[Tensor, "B K"], Int[Tensor, "B K"]]:
     """Return (probabilities, token IDs) from which `sample_tokens` samples, most likely token first.
 
-    The probabilities are `softmax(logits / temperature)` over the K most likely tokens. `top_p` then sets the
-    probability of a token to 0 if the tokens before it already reach `top_p`, and rescales the others. The most likely
-    token always stays.
+    The probabilities are `softmax(logits / temperature)` over the K most likely tokens; K is `top_k`, or V for `None`.
+    `top_p` then sets the probability of a token to 0 if the tokens before it already reach `top_p`, and rescales the
+    others. The most likely token always stays.
 
     Reference: transformers' TemperatureLogitsWarper, TopKLogitsWarper and TopPLogitsWarper, in this order.
     """

@@ -15,13 +15,11 @@ import torch
 
 from embedlayer.checkpoints.loader import Loader
 from embedlayer.checkpoints.reader import Checkpoint
-from embedlayer.computed_buffers import recompute_all_buffers
-from embedlayer.errors import CheckpointError, EmbedLayerWarning, SizeError
+from embedlayer.errors import CheckpointError, EmbedLayerWarning
 from embedlayer.families import FAMILIES, HUGGING_FACE_TENSORS, META_LLAMA, META_TENSORS, family_of
 from embedlayer.io.config_values import as_number, as_whole_number
 from embedlayer.io.files import JsonObject, read_json
 from embedlayer.models.decoder import DecoderLM
-from embedlayer.pretrained import assign
 
 QUERY = "blocks.{}.attention.query.weight"
 
@@ -80,20 +78,16 @@ def load_llama(
             f"(Hugging Face's layout) nor {META_TENSORS['table.weight']} (Meta's)."
         )
     loader = Loader(checkpoint, None, device)
-    try:
-        with torch.device("meta"):
-            model = _build(loader)
-    except SizeError as error:
-        raise CheckpointError(f"{checkpoint.name}: the configuration cannot be built. {error}") from error
-    assign(model, loader.tensors, source=Path(checkpoint.name))
-    recompute_all_buffers(model, device)
+    model = loader.build(lambda: _build(loader))
     for note in loader.notes:
         warnings.warn(f"{checkpoint.name}: {note}", EmbedLayerWarning, stacklevel=2)
     return (model if dtype is None else model.to(dtype)).eval()
 
 
 def _build(loader: Loader) -> DecoderLM:
-    """Build the model without weights, and read the tensors of its blocks into `loader.tensors`.
+    """Build the model, and read all its tensors into `loader.tensors`; the caller assigns them to the model.
+
+    `Loader.build` calls it with the meta device as torch's default, so that the model takes no memory for weights.
 
     Raises:
         CheckpointError: A tensor or key is missing, or the configuration and the tensors differ in the number of
@@ -132,11 +126,10 @@ def _build(loader: Loader) -> DecoderLM:
 
 
 def _check_implemented(checkpoint: Checkpoint) -> None:
-    """Check that `DecoderLM` implements a model with this configuration of transformers.
+    """Check that `DecoderLM` implements the model that the checkpoint's `config.json` of transformers describes.
 
     Raises:
-        CheckpointError: A key of the configuration has a value that is not implemented; the message names the
-            key.
+        CheckpointError: A key of the configuration has a value that is not implemented; the message names the key.
     """
     config, source = checkpoint.config, f"{checkpoint.name}/config.json"
     decoders = [family for family in FAMILIES if family.decoder is HUGGING_FACE_TENSORS]
@@ -147,7 +140,9 @@ def _check_implemented(checkpoint: Checkpoint) -> None:
 
 
 def _meta_config(checkpoint: Checkpoint) -> JsonObject:
-    """Return the configuration of a model in Meta's layout, from the metadata of its files or from `params.json`.
+    """Return a configuration for the model of a checkpoint in Meta's layout, in the form that `Loader` reads.
+
+    The sizes come from the metadata of the weight files, or else from `params.json`.
 
     Raises:
         CheckpointError: The number of heads is missing, or a value is not implemented.
@@ -177,7 +172,7 @@ def _meta_config(checkpoint: Checkpoint) -> JsonObject:
 
 
 def _parse(text: str) -> object:
-    """Return the JSON value that a string of the metadata states, or the string itself if it is not JSON."""
+    """Return the JSON value that a metadata string contains, such as the number 8 for `"8"`; else the string itself."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
@@ -185,10 +180,16 @@ def _parse(text: str) -> object:
 
 
 def _require_value(source: str, config: Mapping[str, object], key: str, *allowed: object) -> None:
-    """Check that the value of a configuration key is one of those that `DecoderLM` implements.
+    """Check that the value of a configuration key is one that `DecoderLM` implements.
+
+    Args:
+        source: Name of the configuration, for the message.
+        config: The configuration.
+        key: The key to check; a missing key counts as `None`.
+        *allowed: Values that are implemented.
 
     Raises:
-        CheckpointError: The value is another one; the message names it and the allowed values.
+        CheckpointError: The value is none of `allowed`; the message names both.
     """
     if config.get(key) not in allowed:
         known = ", ".join(str(value) for value in allowed if value is not None)
@@ -196,7 +197,12 @@ def _require_value(source: str, config: Mapping[str, object], key: str, *allowed
 
 
 def _decoder_name(name: str, ours: Mapping[str, str]) -> str:
-    """Return the name in `DecoderLM` of a checkpoint's tensor `name`; an unknown name is returned unchanged."""
+    """Return the name that a tensor of the checkpoint has in `DecoderLM`; an unknown name is returned unchanged.
+
+    Args:
+        name: Name in the checkpoint, such as `"model.layers.3.mlp.up_proj.weight"`.
+        ours: Name in the checkpoint -> name in `DecoderLM`, with `{}` for the number of the block in both.
+    """
     block = re.fullmatch(r"(.*?\.?layers)\.(0|[1-9]\d{0,5})\.(.*)", name)
     pattern = ours.get(name if block is None else f"{block[1]}.{{}}.{block[3]}", name)
     return pattern if block is None or pattern == name else pattern.format(block[2])
