@@ -101,7 +101,7 @@ def _dlogits(logits, lse, factors, targets, tokens, rows, numbers):
 
 @triton.jit
 def _forward(hidden, weight, bias, targets, lse, target_logits, rows_each, numbers):
-    """Write logsumexp and target logit of a block of tokens, over one share of the vocabulary, for the backward pass.
+    """Store the logsumexp and the target logit of each token of a block, over one share of the vocabulary.
 
     The outputs `lse` and `target_logits` are `(SHARES, num_tokens)`. A target logit is 0 if the target is in another
     share. `rows_each` is the number of rows in a share.
