@@ -380,7 +380,7 @@ class ProcessGroup(Collectives):
 
 
 class _AllToAll(torch.autograd.Function):
-    """Autograd function of `ProcessGroup.all_to_all`: the backward pass sends each gradient back to the sender of its row."""
+    """Autograd function of `ProcessGroup.all_to_all`; `backward` sends the gradient of each row back to its sender."""
 
     @staticmethod
     def forward(rows: Tensor, send_counts: list[int], receive_counts: list[int], group: ProcessGroup) -> Tensor:

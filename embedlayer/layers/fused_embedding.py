@@ -1,8 +1,8 @@
 """Scale, position addition and dropout of looked-up vectors in one pass over memory.
 
 As separate operations, `dropout(scale * x + positions)` reads and writes all vectors four times, and dropout spends
-most of the time on one random number for each element. Here each block of vectors fits the CPU cache and is scaled,
-added to and masked in place. Dropout draws 16 random bits for each element, so its probability is rounded to a
+most of its time on drawing one random number for each element. Here each block of vectors fits the CPU cache and is
+scaled, added to and masked in place. Dropout draws 16 random bits for each element, so its probability is rounded to a
 multiple of 1/65536. The mask is not stored: the backward pass draws it again from the saved state of the generator.
 """
 
@@ -29,16 +29,17 @@ def scale_add_drop(
 ) -> Float[Tensor, "*batch T D"]:
     """Compute `dropout(scale * x + addend)`; may overwrite `x`.
 
-    On a CPU in eager mode this is one pass in place. Elsewhere it calls `plain_scale_add_drop`, which compilers fuse.
+    On a CPU in eager mode this is one pass over `x` in place. Elsewhere `plain_scale_add_drop` computes it.
 
     Args:
-        x: Freshly looked-up vectors that no other code reads.
+        x: Freshly looked-up vectors `(T, D)` or `(B, T, D)` that no other code reads.
         scale: Factor, or `None` for 1.
         addend: One vector for each position, or `None`.
         dropout: Probability of setting an element to 0; other elements are multiplied by `1 / (1 - dropout)`.
 
     Returns:
-        `(..., T, D)`. Without dropout it differs from the plain version by one rounding: multiply and add are fused.
+        A tensor of the shape of `x`. Without dropout it differs from `plain_scale_add_drop` by one rounding at most,
+        because multiplication and addition are one operation.
     """
     fits = x.dim() in (2, 3) and (addend is None or addend.dim() <= x.dim()) and not isinstance(scale, Tensor)
     if x.device.type != "cpu" or not fits or not fusible(x, addend):
@@ -57,13 +58,16 @@ def gather_scale_add(
     scale: float | Tensor | None,
     addend: Float[Tensor, "*rows T D"],
 ) -> Float[Tensor, "*batch T D"]:
-    """Compute `scale * rows[ids] + addend` without gradients, on a CPU in eager mode in one pass over the result.
+    """Compute `scale * rows[ids] + addend` without gradients; on a CPU in eager mode in one pass over the result.
 
     Args:
-        ids: Token IDs, already checked against N.
-        rows: Rows to read.
+        ids: Token IDs, already checked to be in `0 .. N - 1`.
+        rows: The rows of the table, `(N, D)`.
         scale: Factor, or `None` for 1.
         addend: One vector for each position.
+
+    Returns:
+        A new tensor, `(..., T, D)`.
     """
     fits = ids.dim() in (1, 2) and addend.dim() <= ids.dim() + 1
     if isinstance(scale, Tensor) or not fits or ids.device.type != "cpu" or not fusible(rows, addend):
@@ -83,7 +87,10 @@ def plain_scale_add_drop(
     addend: Float[Tensor, "*rows T D"] | None,
     dropout: float,
 ) -> Float[Tensor, "*batch T D"]:
-    """Compute `dropout(scale * x + addend)` operation by operation: the definition of `scale_add_drop`."""
+    """Compute `dropout(scale * x + addend)` by separate PyTorch operations: the definition of `scale_add_drop`.
+
+    Its arguments are those of `scale_add_drop`; `x` is not changed.
+    """
     x = x if scale is None else scale * x
     x = x if addend is None else x + addend.to(x.dtype)
     return F.dropout(x, dropout) if dropout else x
@@ -94,8 +101,11 @@ class _DropoutMask:
 
     Args:
         dropout: Probability of a 0, rounded to a multiple of 1/65536.
-        like: Tensor whose blocks get masks; gives dtype and the size of the largest block.
-        state: Generator state to draw from; `None` for the default generator.
+        like: Tensor that is masked in blocks. Masks have its dtype, and buffers the size of its largest block.
+        state: State of a CPU generator to draw from; `None` to draw from the default generator.
+
+    Attributes:
+        growth: Factor of the elements that are kept, `1 / (1 - dropout)`; 0 if `dropout` is 1.
     """
 
     def __init__(self, dropout: float, like: Tensor, state: Tensor | None = None) -> None:
@@ -108,7 +118,7 @@ class _DropoutMask:
         self.ones = torch.empty(size, dtype=like.dtype, device=like.device)
 
     def draw(self, values: Tensor) -> Tensor:
-        """Return a mask of the shape of `values`; the next call overwrites it."""
+        """Draw a mask of the shape of `values`, and return it; it is overwritten by the next call."""
         count = values.numel()
         words = self.bits[: math.ceil(count / 4)].random_(-(1 << 63), None, generator=self.generator)
         ones = self.ones[:count]
@@ -117,7 +127,10 @@ class _DropoutMask:
 
 
 class _ScaleAddDrop(torch.autograd.Function):
-    """Compute `dropout(scale * x + addend)` in place of `x`, and save the generator's state for the backward pass."""
+    """Autograd function that overwrites `x` with `dropout(scale * x + addend)`.
+
+    It saves the state of the default generator instead of the dropout mask.
+    """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, addend: Tensor | None, scale: float, dropout: float) -> Tensor:
@@ -150,14 +163,19 @@ class _ScaleAddDrop(torch.autograd.Function):
 
 
 def _scale_add_(x: Tensor, addend: Tensor | None, scale: float) -> Tensor:
-    """Overwrite `x` with `scale * x + addend` and return it."""
+    """Overwrite `x` with `scale * x + addend`, and return `x`; `None` as `addend` adds nothing."""
     return x.mul_(scale) if addend is None else torch.add(addend, x, alpha=scale, out=x)
 
 
 def _masked_gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    """Return the gradients of `x` and `addend`, then `None` for the other arguments, in one pass over `grad`.
+    """Compute what `_ScaleAddDrop.backward` returns, in one pass over `grad`, with the dropout mask drawn again.
 
-    The dropout mask is drawn again from the saved state of the generator.
+    Args:
+        ctx: Context of `_ScaleAddDrop`.
+        grad: Gradient of the result.
+
+    Returns:
+        The gradients of `x` and `addend`, each `None` if it is not needed, and `None` for the other two arguments.
     """
     mask = _DropoutMask(ctx.dropout, grad, ctx.state)
     grad_x = torch.empty_like(grad, memory_format=torch.contiguous_format)
@@ -173,16 +191,17 @@ def _masked_gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
 
 
 class _Block(NamedTuple):
-    """Identify a block of tokens: `start .. stop - 1` of the sequence with index `sequence`."""
+    """Identify tokens `start` to `stop - 1` of one sequence of a batch, whose index is `sequence`."""
 
     sequence: int
     start: int
     stop: int
 
     def of(self, tensor: Tensor) -> Tensor:
-        """Return the part of a tensor that belongs to this block.
+        """Return the vectors of these tokens in a tensor, as a view.
 
-        The tensor is `(B, T, D)`; or `(1, T, D)` or `(T, D)`, which all sequences share.
+        Args:
+            tensor: `(B, T, D)`, or `(T, D)` or `(1, T, D)`, which all sequences share.
         """
         if tensor.dim() == 3:
             tensor = tensor[self.sequence if len(tensor) > 1 else 0]
@@ -190,7 +209,10 @@ class _Block(NamedTuple):
 
 
 def _blocks(x: Tensor) -> Iterator[_Block]:
-    """Yield the blocks of a `(B, T, D)` or `(T, D)` tensor, each of about `BLOCK_NUMEL` elements."""
+    """Yield blocks that cover all tokens of a `(B, T, D)` or `(T, D)` tensor.
+
+    A block has at most `BLOCK_NUMEL` elements, but at least one token, and never spans two sequences.
+    """
     *batch, length, width = x.shape
     tokens = max(1, BLOCK_NUMEL // max(width, 1))
     for sequence in range(batch[0] if batch else 1):
