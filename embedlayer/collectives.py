@@ -8,7 +8,7 @@ import json
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -120,6 +120,7 @@ class Collectives(ABC):
 
     rank: int
     size: int
+    global_ranks: list[int]
     device: torch.device
 
     @abstractmethod
@@ -158,6 +159,8 @@ class Collectives(ABC):
     def reduce_scatter(self, rows: Rows, counts: Sequence[int]) -> Rows:
         """Sum `rows` over all ranks, in the order of the ranks, and return this rank's consecutive part of the sum.
 
+        Differentiable, as `all_to_all` is.
+
         Args:
             rows: One row for each row of the result on rank 0, then for rank 1, and so on.
             counts: Number of rows that each rank gets.
@@ -178,11 +181,6 @@ class Collectives(ABC):
     def is_first(self) -> bool:
         """Return whether this is rank 0, which writes files and prints."""
         return self.rank == 0
-
-    @property
-    def global_ranks(self) -> list[int]:
-        """Return the rank of each process in the default group, for messages."""
-        return list(range(self.size))
 
     def broadcast_object(self, value: Any, src: int = 0) -> Any:
         """Return the `value` of rank `src` on every rank. It is sent as JSON."""
@@ -267,7 +265,7 @@ class Collectives(ABC):
 class SingleProcess(Collectives):
     """Single-process version of `Collectives`: each operation returns its input, and nothing is sent."""
 
-    rank, size, device = 0, 1, torch.device("cpu")
+    rank, size, global_ranks, device = 0, 1, [0], torch.device("cpu")
 
     def all_reduce(self, tensor: Tensor, op: ReduceOp = "sum") -> Tensor:
         """Single-process version: return `tensor` unchanged."""
@@ -293,10 +291,9 @@ class SingleProcess(Collectives):
         """Single-process version: return `[value]`."""
         return [value]
 
-    @contextmanager
-    def peer_errors(self) -> Iterator[None]:
-        """Single-process version: run the block, and convert no error."""
-        yield
+    def peer_errors(self) -> AbstractContextManager[None]:
+        """Single-process version: return a context manager that converts no error."""
+        return nullcontext()
 
 
 SINGLE_PROCESS = SingleProcess()
@@ -305,8 +302,8 @@ SINGLE_PROCESS = SingleProcess()
 class ProcessGroup(Collectives):
     """The collective operations of a `torch.distributed` process group.
 
-    `reduce_scatter` and the gradients of `all_gather` are summed in the order of the ranks, so each run gives the same
-    sums.
+    Its `reduce_scatter` and the gradients of `all_gather` are summed in the order of the ranks, so each run gives the
+    same sums.
 
     Args:
         group: The group; `None` is the default group, which must be initialised.
@@ -323,11 +320,7 @@ class ProcessGroup(Collectives):
     ) -> None:
         self.group, self.device, self.timeout_seconds = group, torch.device(device), timeout_seconds
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
-
-    @property
-    def global_ranks(self) -> list[int]:
-        """Return the rank of each process of the group in the default group."""
-        return dist.get_process_group_ranks(self.group)
+        self.global_ranks = dist.get_process_group_ranks(group)
 
     def all_reduce(self, tensor: Tensor, op: ReduceOp = "sum") -> Tensor:
         """Reduce `tensor` elementwise over all ranks, in place on every rank, and return it. It has no gradient."""
@@ -349,13 +342,13 @@ class ProcessGroup(Collectives):
     def all_gather(self, rows: Rows, counts: Sequence[int] | None = None) -> Rows:
         """Concatenate the rows of all ranks, in the order of the ranks."""
         known = self.exchange_counts([len(rows)] * self.size) if counts is None else list(counts)
-        gathered: Tensor = _AllGather.apply(rows, known, self)  # type: ignore[no-untyped-call]
-        return gathered
+        repeated = rows.expand(self.size, *rows.shape).flatten(0, 1)
+        return self.all_to_all(repeated, [len(rows)] * self.size, known)
 
     def reduce_scatter(self, rows: Rows, counts: Sequence[int]) -> Rows:
         """Sum `rows` over all ranks, in the order of the ranks, and return this rank's consecutive part of the sum."""
         own = counts[self.rank]
-        parts = self._sent(rows, counts, [own] * self.size)
+        parts = self.all_to_all(rows, counts, [own] * self.size)
         return parts.view(self.size, own, *rows.shape[1:]).sum(0)
 
     def all_gather_object(self, value: Any) -> list[Any]:
@@ -369,22 +362,16 @@ class ProcessGroup(Collectives):
         """Return a context manager that converts an error of torch.distributed in its block to a `PeerError`."""
         return peer_errors(self.rank, self.size, self.timeout_seconds)
 
-    def _sent(self, rows: Tensor, send_counts: Sequence[int], receive_counts: Sequence[int]) -> Tensor:
-        """All-to-all without gradients."""
-        received = rows.new_empty((sum(receive_counts), *rows.shape[1:]))
-        with self.peer_errors():
-            dist.all_to_all_single(
-                received, rows.contiguous(), list(receive_counts), list(send_counts), group=self.group
-            )
-        return received
-
 
 class _AllToAll(torch.autograd.Function):
     """Autograd function of `ProcessGroup.all_to_all`; `backward` sends the gradient of each row back to its sender."""
 
     @staticmethod
     def forward(rows: Tensor, send_counts: list[int], receive_counts: list[int], group: ProcessGroup) -> Tensor:
-        return group._sent(rows, send_counts, receive_counts)
+        received = rows.new_empty((sum(receive_counts), *rows.shape[1:]))
+        with group.peer_errors():
+            dist.all_to_all_single(received, rows.contiguous(), receive_counts, send_counts, group=group.group)
+        return received
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -392,24 +379,7 @@ class _AllToAll(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
-        return ctx.group._sent(grad_output, ctx.receive_counts, ctx.send_counts), None, None, None
-
-
-class _AllGather(torch.autograd.Function):
-    """`ProcessGroup.all_gather`; its gradient is `reduce_scatter`."""
-
-    @staticmethod
-    def forward(rows: Tensor, counts: list[int], group: ProcessGroup) -> Tensor:
-        repeated = rows.expand(group.size, *rows.shape).flatten(0, 1)
-        return group._sent(repeated, [len(rows)] * group.size, counts)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        _, ctx.counts, ctx.group = inputs
-
-    @staticmethod
-    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
-        return ctx.group.reduce_scatter(grad_output, ctx.counts), None, None
+        return ctx.group.all_to_all(grad_output, ctx.receive_counts, ctx.send_counts), None, None, None
 
 
 @contextmanager

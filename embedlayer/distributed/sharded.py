@@ -112,11 +112,10 @@ class ShardedTable(TokenTable):
         return self.collectives.partition(self.vocab_size)
 
     def _mark_rows(self) -> None:
-        """Prepare the parameters with this rank's rows: register a gradient hook, and set their attribute
-        `shard_group`.
+        """Prepare the parameters with this rank's rows: divide their gradients, and mark them as sharded.
 
-        The hook divides gradients, which are sums over the ranks, by the number of ranks. `shard_group` marks the
-        parameters as sharded for `sharded_parameters`, `_check_rows` and the optimizer.
+        A hook divides each gradient, which is a sum over the ranks, by the number of ranks. The attribute `shard_group`
+        is the mark that `sharded_parameters`, `_check_rows` and the optimizer read.
         """
         ranks = self.mesh.size()
         for _, parameter in self.sharded_parameters():
@@ -239,17 +238,10 @@ class ShardedTable(TokenTable):
         linear = self.local.as_linear(hidden)
         states, rows = (hidden, self.local.rows(0, self.local.vocab_size)) if linear is None else linear
         check_shapes(states, rows, targets)
-        bias = options.get("bias")
-        settings = fill_in_defaults(states, rows, {**options, "vocab_size": self.vocab_size})
-        return chunked_cross_entropy(
-            states,
-            rows,
-            None if bias is None else bias[self.partition.start : self.partition.stop],
-            targets,
-            settings._replace(padding_idx=self.partition.local_or_none(settings.padding_idx)),
-            self.collectives,
-            self.partition,
-        )
+        partition = self.partition
+        options |= {**options_of_rows(options, partition.start, partition.stop), "vocab_size": self.vocab_size}
+        settings, bias = fill_in_defaults(states, rows, options), options.get("bias")
+        return chunked_cross_entropy(states, rows, bias, targets, settings, self.collectives, partition)
 
     def extra_repr(self) -> str:
         """Return which rows this rank stores, for `print`: `"rows 0 to 49 of 100"`."""

@@ -8,7 +8,7 @@ multiple of 1/65536. The mask is not stored: the backward pass draws it again fr
 
 import math
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -74,10 +74,9 @@ def gather_scale_add(
         return plain_scale_add_drop(F.embedding(ids, rows), scale, addend, 0.0)
     result = rows.new_empty((*ids.shape, rows.shape[-1]))
     columns, addend = ids.unsqueeze(-1), addend.to(rows.dtype)
-    for block in _blocks(result):
-        target = block.of(result)
-        torch.index_select(rows, 0, block.of(columns).squeeze(-1), out=target)
-        _scale_add_(target, block.of(addend), 1.0 if scale is None else scale)
+    for target, block_ids, block_addend in _blocks(result, columns, addend):
+        torch.index_select(rows, 0, block_ids.squeeze(-1), out=target)
+        _scale_add_(target, block_addend, 1.0 if scale is None else scale)
     return result
 
 
@@ -109,7 +108,7 @@ class _DropoutMask:
     """
 
     def __init__(self, dropout: float, like: Tensor, state: Tensor | None = None) -> None:
-        size = max((block.of(like).numel() for block in _blocks(like)), default=0)
+        size = max((block.numel() for (block,) in _blocks(like)), default=0)
         self.threshold = round(dropout * (1 << 16))
         kept = (1 << 16) - self.threshold
         self.growth = (1 << 16) / kept if kept else 0.0
@@ -142,9 +141,8 @@ class _ScaleAddDrop(torch.autograd.Function):
             return _scale_add_(x, addend, scale)
         mask = _DropoutMask(dropout, x)
         grown = None if addend is None else addend * mask.growth
-        for block in _blocks(x):
-            values = _scale_add_(block.of(x), None if grown is None else block.of(grown), scale * mask.growth)
-            values.mul_(mask.draw(values))
+        for values, block_addend in _blocks(x, grown):
+            _scale_add_(values, block_addend, scale * mask.growth).mul_(mask.draw(values))
         return x
 
     @staticmethod
@@ -155,8 +153,8 @@ class _ScaleAddDrop(torch.autograd.Function):
         if ctx.dropout:  # create_graph=True or batched gradients: use operations that can be differentiated again
             ones = torch.empty(grad.shape, dtype=grad.dtype)
             mask = _DropoutMask(ctx.dropout, ones, ctx.state)
-            for block in _blocks(ones):
-                block.of(ones).copy_(mask.draw(block.of(ones)))
+            for (block,) in _blocks(ones):
+                block.copy_(mask.draw(block))
             grad = grad * (ones * mask.growth)
         grad_addend = grad.sum_to_size(ctx.addend_shape) if needs_addend else None
         return grad * ctx.scale if needs_x else None, grad_addend, None, None
@@ -180,41 +178,28 @@ def _masked_gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     mask = _DropoutMask(ctx.dropout, grad, ctx.state)
     grad_x = torch.empty_like(grad, memory_format=torch.contiguous_format)
     grad_addend = grad.new_zeros(ctx.addend_shape) if ctx.needs_input_grad[1] else None
-    for block in _blocks(grad):
-        values, target = block.of(grad), block.of(grad_x)
+    for values, target, block_addend in _blocks(grad, grad_x, grad_addend):
         torch.mul(values, mask.draw(values).mul_(mask.growth), out=target)
-        if grad_addend is not None:
-            block.of(grad_addend).add_(target)
+        if block_addend is not None:
+            block_addend.add_(target)
         if ctx.scale != 1:
             target.mul_(ctx.scale)
     return grad_x if ctx.needs_input_grad[0] else None, grad_addend, None, None
 
 
-class _Block(NamedTuple):
-    """Identify tokens `start` to `stop - 1` of one sequence of a batch, whose index is `sequence`."""
+def _blocks(x: Tensor, *others: Tensor | None) -> Iterator[list[Any]]:
+    """Divide the tokens of `x` into blocks, and yield the views of each block in `x` and in the other tensors.
 
-    sequence: int
-    start: int
-    stop: int
+    A block of `x` has at most `BLOCK_NUMEL` elements, but at least one token, and never spans two sequences.
 
-    def of(self, tensor: Tensor) -> Tensor:
-        """Return the vectors of these tokens in a tensor, as a view.
-
-        Args:
-            tensor: `(B, T, D)`, or `(T, D)` or `(1, T, D)`, which all sequences share.
-        """
-        if tensor.dim() == 3:
-            tensor = tensor[self.sequence if len(tensor) > 1 else 0]
-        return tensor[self.start : self.stop]
-
-
-def _blocks(x: Tensor) -> Iterator[_Block]:
-    """Yield blocks that cover all tokens of a `(B, T, D)` or `(T, D)` tensor.
-
-    A block has at most `BLOCK_NUMEL` elements, but at least one token, and never spans two sequences.
+    Args:
+        x: Vectors, `(B, T, D)` or `(T, D)`.
+        others: Tensors with the same tokens, `(B, T, ...)`. `(T, ...)` or `(1, T, ...)` is for tokens that are the same
+            in all sequences. `None` is yielded as `None`.
     """
     *batch, length, width = x.shape
     tokens = max(1, BLOCK_NUMEL // max(width, 1))
     for sequence in range(batch[0] if batch else 1):
+        of_sequence = [y[sequence % len(y)] if y is not None and y.dim() == 3 else y for y in (x, *others)]
         for start in range(0, length, tokens):
-            yield _Block(sequence, start, min(start + tokens, length))
+            yield [None if y is None else y[start : start + tokens] for y in of_sequence]

@@ -172,9 +172,7 @@ class OutputHead(Pretrained, nn.Linear):
         if not self._resolved():
             return own
         found = self._adapted_table()
-        if self.__dict__["head_reference"].module is not self and head_applies_adapters(
-            self, self.__dict__["head_reference"], found.adapters
-        ):
+        if head_applies_adapters(self, self.__dict__["head_reference"], found.adapters):
             return own
         table = found.table
         if not isinstance(table, TokenTable):

@@ -181,9 +181,7 @@ def head_applies_adapters(head: nn.Linear, reference: ChildReference, adapters: 
         CheckpointError: PEFT has put other adapters on the head. Merging them would change the table too.
     """
     wrapper: Any = reference.module
-    if wrapper is None or wrapper is head or not hasattr(wrapper, "base_layer"):
-        return False
-    if wrapper.disable_adapters or wrapper.merged:
+    if wrapper is head or not hasattr(wrapper, "base_layer") or wrapper.disable_adapters or wrapper.merged:
         return False
     active = [each for each in wrapper.active_adapters if each in getattr(wrapper, "lora_A", ())]
     shared = {each.b.data_ptr() for each in adapters if isinstance(each, LoraAdapter)}
