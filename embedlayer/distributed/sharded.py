@@ -199,8 +199,8 @@ class ShardedTable(TokenTable):
 
         It has shape `(tokens of all ranks, V)`, in the order of the ranks, as torch's `loss_parallel` needs it. Under
         `loss_parallel`, `F.cross_entropy(logits, targets)` with the targets of all ranks is the mean loss over all
-        tokens, the same on each rank. Parameters that every rank has get the right gradients from it by a mean over the
-        ranks, as `DistributedDataParallel` computes. Every rank must call this method.
+        tokens, the same on each rank. For parameters that every rank has, the mean of their gradients over the ranks is
+        the right gradient, as `DistributedDataParallel` computes it. Every rank must call this method.
         """
         check_width(hidden, self.embed_dim)
         size = self.collectives.size

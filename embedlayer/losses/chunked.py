@@ -124,7 +124,7 @@ def loss_and_gradients(
 
     Args:
         inputs: The input tensors; targets may be `ignore_index`.
-        grad_output: Gradient with respect to the loss, of the shape of the loss; `None` for 1.
+        grad_output: Gradient of the final scalar with respect to the loss, of the shape of the loss; `None` for 1.
         chunked: The options, the requested gradients, and the ranks.
 
     Returns:
@@ -464,7 +464,7 @@ def _operator(
         weight: Rows of the head, `(V, D)`.
         bias: Bias of the rows, or `None`.
         targets: Target token IDs, `(...)`.
-        grad_output: Gradient with respect to the loss; `None` for 1.
+        grad_output: Gradient of the final scalar with respect to the loss; `None` for 1.
         rest: The fields of `LossSettings`, then those of `RequestedGradients`, in the order of the operator's schema.
 
     Returns:

@@ -20,13 +20,12 @@ Reduction = Literal["mean", "sum", "none"]
 
 
 class LogitOptions(TypedDict):
-    """Options of `finish_logits`, which computes logits from raw logits `hidden @ weight.T`, applied in this order.
+    """Options that `finish_logits` applies, in this order, to raw logits `hidden @ weight.T`.
 
     Attributes:
         logit_scale: Factor of the raw logits; 1 by default.
         bias: Bias of each token `(V,)`, added after the scale; `None` by default.
-        softcap: Replace each logit by `softcap * tanh(logit / softcap)` (Gemma 2); `None`, the default, for no soft
-            cap.
+        softcap: Replace each logit by `softcap * tanh(logit / softcap)` (Gemma 2). `None`, the default, is no soft cap.
         padding_idx: Token whose logit is 0 and whose row gets no gradient; `None` by default.
         mask_padding: Whether that logit is -inf instead, so that padding is never predicted; `False` by default.
     """
@@ -209,6 +208,11 @@ def checked_targets(targets: Tensor, vocab_size: int, ignore_index: int) -> Tens
 def check_shapes(hidden: Tensor, weight: Tensor, targets: Tensor) -> None:
     """Check that the shapes and dtypes of hidden states, rows and targets fit each other.
 
+    Args:
+        hidden: Must be `(..., D)`.
+        weight: Must be `(V, D)`, and of the dtype of `hidden` unless autocast is active.
+        targets: Must be `(...)`, int64 or int32.
+
     Raises:
         ShapeError: A shape or dtype does not fit; the message names what was found.
     """
@@ -245,13 +249,11 @@ def check_options(options: LossOptions) -> None:
 
 
 class LossSettings(NamedTuple):
-    """Hold the options of a loss with all defaults filled in; the tensor `bias` and `impl` are left out.
+    """Hold the options of a loss, `LossOptions`, with all defaults filled in, but without `bias` and `impl`.
 
     Attributes:
         vocab_size: Number of tokens, V.
         compute: Dtype of the matrix products.
-
-    The other fields are those of `LossOptions`.
     """
 
     vocab_size: int

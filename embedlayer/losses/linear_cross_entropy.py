@@ -69,9 +69,8 @@ def linear_cross_entropy(
         >>> linear_cross_entropy(hidden, table, torch.randint(0, 100, (2, 5)), softcap=30.0).shape
         torch.Size([])
 
-    Reference: Wijmans et al., Cut your losses in large-vocabulary language models, 2024. The paper leaves small values
-        of
-    the softmax out of the gradient; this function does not.
+    Reference: Wijmans et al., Cut your losses in large-vocabulary language models, 2024. Unlike the paper, this
+    function leaves no small values of the softmax out of the gradient.
     """
     check_shapes(hidden, weight, targets)
     impl = choose_impl(hidden, targets, len(weight), options)
