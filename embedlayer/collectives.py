@@ -343,7 +343,8 @@ class ProcessGroup(Collectives):
         """Concatenate the rows of all ranks, in the order of the ranks."""
         known = self.exchange_counts([len(rows)] * self.size) if counts is None else list(counts)
         repeated = rows.expand(self.size, *rows.shape).flatten(0, 1)
-        return self.all_to_all(repeated, [len(rows)] * self.size, known)
+        gathered: Tensor = _AllToAll.apply(repeated, [len(rows)] * self.size, known, self)  # type: ignore[no-untyped-call]
+        return gathered
 
     def reduce_scatter(self, rows: Rows, counts: Sequence[int]) -> Rows:
         """Sum `rows` over all ranks, in the order of the ranks, and return this rank's consecutive part of the sum."""

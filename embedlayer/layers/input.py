@@ -169,7 +169,7 @@ class InputEmbedding(Pretrained, ABC):
 
 
 class TransformerEmbedding(InputEmbedding):
-    """Input embedding of a transformer: `dropout(position.add(scale * table(ids), positions))`.
+    """Input embedding of a transformer: `dropout(position.add(scale * weight[ids], positions))`.
 
     Args:
         vocab_size: Number of tokens, V.
