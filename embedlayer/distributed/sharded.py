@@ -239,9 +239,9 @@ class ShardedTable(TokenTable):
         states, rows = (hidden, self.local.rows(0, self.local.vocab_size)) if linear is None else linear
         check_shapes(states, rows, targets)
         partition = self.partition
-        options |= {**options_of_rows(options, partition.start, partition.stop), "vocab_size": self.vocab_size}
-        settings, bias = fill_in_defaults(states, rows, options), options.get("bias")
-        return chunked_cross_entropy(states, rows, bias, targets, settings, self.collectives, partition)
+        options = {**options, **options_of_rows(options, partition.start, partition.stop)}
+        settings = fill_in_defaults(states, rows, {**options, "vocab_size": self.vocab_size})
+        return chunked_cross_entropy(states, rows, options["bias"], targets, settings, self.collectives, partition)
 
     def extra_repr(self) -> str:
         """Return which rows this rank stores, for `print`: `"rows 0 to 49 of 100"`."""
