@@ -1,7 +1,7 @@
 """Data parallelism with sharded tables: `DistributedDataParallel`, and the mean of gradients over replicas of a shard.
 
-With N processes and a table sharded over S of them (vocabulary parallelism) there are N / S data-parallel replicas of
-each shard. The network traffic of the loss grows with S, the memory of a process shrinks with S. Once per step the
+N processes may shard a table over S of them (vocabulary parallelism). Then there are N / S data-parallel replicas of
+each shard. A larger S means more network traffic for the loss, and less memory per process. Once per step the
 gradients of the rows are averaged over the replicas.
 """
 
@@ -22,17 +22,17 @@ DATA_PARALLEL, VOCAB_PARALLEL = "data_parallel", "vocab_parallel"
 
 
 def data_parallel_mesh(device: str, ranks: int, vocab_parallel_size: int | None) -> DeviceMesh:
-    """Create the device mesh `(data_parallel, vocab_parallel)` over all processes.
+    """Create the device mesh with the dimensions `data_parallel` and `vocab_parallel`, over all processes.
 
-    With S = `vocab_parallel_size`, rank r stores shard `r % S` of replica `r // S`.
+    Every rank must call it. With S = `vocab_parallel_size`, rank r stores shard `r % S` of replica `r // S`.
 
     Args:
         device: `"cpu"` or `"cuda"`.
         ranks: Number of processes, N.
-        vocab_parallel_size: Number of processes that share one table, S; `None` for all.
+        vocab_parallel_size: Number of processes that share one table, S; `None` for N.
 
     Raises:
-        SizeError: N is not a multiple of S.
+        SizeError: N is not a multiple of S, or S is below 1.
     """
     size = ranks if vocab_parallel_size is None else vocab_parallel_size
     if size < 1 or ranks % size:
@@ -43,9 +43,14 @@ def data_parallel_mesh(device: str, ranks: int, vocab_parallel_size: int | None)
 
 
 def average_over_replicas(parameter: nn.Parameter, mesh: DeviceMesh) -> None:
-    """Replace the gradient of a shard's rows by its mean over the replicas of the shard.
+    """Replace the gradient of this rank's rows by its mean over all replicas of the same rows.
 
-    Of a row-sparse gradient only the IDs and rows are sent. Without a gradient, or with one replica, nothing happens.
+    Every rank must call it, for the same parameters in the same order. Of a row-sparse gradient only the looked-up rows
+    and their IDs are sent. Nothing happens if there is one replica, or if the parameter has no gradient.
+
+    Args:
+        parameter: Rows of a sharded table; its `grad` is changed in place, or replaced if it is sparse.
+        mesh: The result of `data_parallel_mesh`.
     """
     replicas, grad = ProcessGroup(mesh.get_group(DATA_PARALLEL), mesh.device_type), parameter.grad
     if replicas.size == 1 or grad is None:
@@ -63,14 +68,14 @@ def average_over_replicas(parameter: nn.Parameter, mesh: DeviceMesh) -> None:
 def distributed_data_parallel(
     model: nn.Module, *, forward_sync_buffers: bool = True, **options: Any
 ) -> DistributedDataParallel:
-    """Wrap `model` in `DistributedDataParallel`, which leaves the rows and buffers of its sharded tables alone.
+    """Wrap `model` in `DistributedDataParallel`, which then leaves the rows and buffers of sharded tables alone.
 
-    Without this, `DistributedDataParallel` would overwrite the rows of every rank by those of rank 0. The gradients of
-    sharded rows are averaged by `ShardedTable`, those of all other parameters by `DistributedDataParallel`.
+    Wrapped directly, a model with sharded tables would get the rows of rank 0 on every rank. The gradients of sharded
+    rows are averaged by `ShardedTable`, those of all other parameters by `DistributedDataParallel`.
 
     Args:
-        model: The module on its device, on every rank.
-        forward_sync_buffers: Broadcast the other buffers of the model from rank 0 in each forward pass.
+        model: The module, on its device. Every rank must pass it.
+        forward_sync_buffers: Whether each forward pass broadcasts the other buffers of the model from rank 0.
         **options: Further arguments of `DistributedDataParallel`.
 
     Example:

@@ -1,4 +1,4 @@
-"""FSDP2 for modules whose parameters are used by other methods than `forward`."""
+"""FSDP2 for modules with methods other than `forward` that read parameters, such as `loss` and `logits`."""
 
 import inspect
 
@@ -16,16 +16,16 @@ METHODS = (
 
 
 def register_fsdp_methods(model: nn.Module) -> nn.Module:
-    """Make FSDP gather parameters for `loss`, `logits`, `rows` and the other `METHODS`, as it does for `forward`.
+    """Make FSDP2 gather parameters for `loss`, `logits`, `rows` and the other `METHODS`, as it does for `forward`.
 
-    These methods call each other, so a module keeps its gathered parameters from its first call until its backward
-    pass (`set_reshard_after_forward(False)`). After a pass without gradients, `module.reshard()` frees them.
+    These methods call each other. So a module keeps its gathered parameters from its first call until its backward pass
+    (`set_reshard_after_forward(False)`). After a call without a backward pass, `module.reshard()` frees them.
 
     Args:
-        model: The model after `fully_shard` was called on it, on its parts or on both.
+        model: The model, after `fully_shard` was called on it, on some of its submodules, or on both.
 
     Returns:
-        The same model.
+        The same model, changed in place.
 
     Reference: `torch.distributed.fsdp.register_fsdp_forward_method`.
     """

@@ -1,8 +1,8 @@
 """Start the process group of the processes that `torchrun` started, also after a restart.
 
-torchrun stops every worker before it starts new ones, and starts the new ones when all machines have joined. It lends
-the new workers the key-value store of the old ones, and counts restarts on each machine separately. So each attempt
-needs a part of the store with a new name that all its ranks agree on: `attempt_store`.
+torchrun stops every worker before it starts new ones, and starts the new ones when all machines have joined. The new
+workers get the key-value store of the old ones, and each machine counts restarts separately. So each attempt needs a
+part of the store with a new name that all its ranks agree on: `attempt_store`.
 """
 
 import os
@@ -25,14 +25,14 @@ from embedlayer.errors import PeerError, SizeError
 
 
 class Launch(NamedTuple):
-    """The processes that were started together.
+    """Describe the processes that were started together; by default the single process.
 
     Attributes:
-        collectives: Their collective operations; `SINGLE_PROCESS` without torchrun.
+        collectives: Collective operations of the processes; `SINGLE_PROCESS` without torchrun.
         device: Device of this process.
-        store: Key-value store of this attempt; `None` without torchrun.
-        launch_id: Names of the launchers of all ranks, separated by spaces: equal after a restart. Empty without
-            torchrun.
+        store: Key-value store that only these processes use; `None` without torchrun.
+        launch_id: Sorted results of `launcher_id()` on all ranks, separated by spaces. It stays the same when torchrun
+            restarts the processes. Empty without torchrun.
     """
 
     collectives: Collectives = SINGLE_PROCESS
@@ -43,13 +43,13 @@ class Launch(NamedTuple):
 
 @contextmanager
 def launched_processes(device: str, timeout_seconds: float) -> Iterator[Launch]:
-    """Initialise the default process group by torchrun's environment, and destroy it after the block.
+    """Initialise the default process group from torchrun's environment variables, and destroy it after the block.
 
-    Without torchrun, yield the single process.
+    Without torchrun, the block gets the single process, and nothing is initialised.
 
     Args:
         device: `"cpu"`, or `"cuda"` for the GPU with the local rank of the process.
-        timeout_seconds: Time that the ranks wait for each other in a collective operation.
+        timeout_seconds: Longest time that the ranks wait for each other in a collective operation.
 
     Raises:
         PeerError: Another process hangs or has ended.
@@ -82,7 +82,7 @@ def launched_processes(device: str, timeout_seconds: float) -> Iterator[Launch]:
 
 
 def device_of_process(kind: str) -> torch.device:
-    """Return the device of this process: with several GPUs the one with its local rank.
+    """Return the device of this process: for `kind` `"cuda"`, the GPU with the number `LOCAL_RANK`.
 
     Raises:
         SizeError: There are fewer GPUs than processes on this machine.
@@ -99,10 +99,17 @@ def device_of_process(kind: str) -> torch.device:
 
 
 def attempt_store(store: Store, rank: int, size: int, timeout: timedelta) -> Store:
-    """Return the part of `store` that only the ranks of this attempt use, whatever earlier attempts left in it.
+    """Return a part of `store` that only the ranks of this attempt use, whatever earlier attempts left in `store`.
 
-    Rank 0 publishes the name of a new part. Every other rank writes a request there and reads the name again until
-    rank 0 accepts the request, since the name that it read may be that of an earlier attempt.
+    An attempt is one start of all ranks by torchrun. Rank 0 publishes the name of a new part. Every other rank reads
+    the name and writes a request to that part. The name may be that of an earlier attempt, so the rank repeats both
+    until rank 0 accepts its request.
+
+    Args:
+        store: The key-value store that torchrun's workers share, also after restarts.
+        rank: Number of this process.
+        size: Number of ranks.
+        timeout: Longest time to wait for rank 0.
 
     Raises:
         PeerError: Rank 0 does not answer within `timeout`.
@@ -128,9 +135,9 @@ def attempt_store(store: Store, rank: int, size: int, timeout: timedelta) -> Sto
 
 
 def launcher_id() -> str:
-    """Return an identifier of the torchrun that started this process, the same after each restart by it.
+    """Return a text that identifies the torchrun process that started this one; it is the same after each restart.
 
-    It holds host, process number, run ID and start time of torchrun; without torchrun it is random.
+    It contains the host name, and torchrun's process number, run ID and start time. Without torchrun it is random.
     """
     host = socket.gethostname()
     if "TORCHELASTIC_RUN_ID" not in os.environ:

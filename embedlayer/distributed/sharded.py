@@ -43,12 +43,12 @@ ROW_TENSORS: dict[type[TokenTable], tuple[str, ...]] = {
 class ShardedTable(TokenTable):
     """A table with its rows sharded over the ranks of a mesh; each rank passes its own IDs and hidden states.
 
-    A look-up sends each ID of this rank's batch once, to the rank that stores its row, and receives the row. The loss
-    multiplies the hidden states of all ranks, a chunk at a time, with the rows of this rank, and reduces three numbers
-    per token over the ranks. Only `logits` gathers logits.
+    In a look-up a rank sends each distinct ID of its batch to the rank that stores the row, and receives the row. In
+    the loss each rank multiplies the hidden states of all ranks, a chunk at a time, with its own rows, and three
+    numbers per token are reduced over the ranks. Only `logits` sends logits.
 
-    Gradients of the rows are means over the ranks, as in `DistributedDataParallel` and FSDP: a batch split evenly over
-    N ranks, with a mean loss on each, trains like one process.
+    Gradients of the rows are means over the ranks, as in `DistributedDataParallel` and FSDP. So a batch that is split
+    evenly over N ranks, with a mean loss on each, trains like one process.
 
     Every rank must take part in each look-up, loss and backward pass. `shard_table` creates a `ShardedTable` from a
     whole table; `distributed_data_parallel` wraps a model that contains one.
@@ -86,14 +86,14 @@ class ShardedTable(TokenTable):
         self.register_load_state_dict_pre_hook(_rows_from_dtensors)  # type: ignore[no-untyped-call]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "ShardedTable":
-        """Copy the table on every rank; the gradients of the copy are means over the ranks too."""
+        """Copy the table with this rank's rows. As in the original, gradients of the rows are means over the ranks."""
         local = deepcopy(self.local, memo)
         copy = ShardedTable(local, self.mesh, vocab_size=self.vocab_size, padding_idx=self.padding_idx)
         return copy.train(self.training)
 
     @property
     def config(self) -> JsonObject:
-        """Return the constructor arguments of the whole table."""
+        """Return the constructor arguments of the whole, unsharded table."""
         return {**self.local.config, "vocab_size": self.vocab_size, "padding_idx": self.padding_idx}
 
     @property
@@ -103,16 +103,20 @@ class ShardedTable(TokenTable):
 
     @property
     def weight(self) -> Tensor:
-        """Return the rows of this rank."""
+        """Return this rank's rows: of a factorised table the inner rows, of a quantised table the packed ones."""
         return self.local.get_parameter(next(iter(ROW_TENSORS[type(self.local)])))
 
     @property
     def partition(self) -> RowPartition:
-        """Return which rows this rank stores."""
+        """Return the `RowPartition` that says which rows this rank stores."""
         return self.collectives.partition(self.vocab_size)
 
     def _mark_rows(self) -> None:
-        """Turn gradients of the rows into means over the ranks, and mark the rows as sharded by `shard_group`."""
+        """Prepare the parameters with this rank's rows: divide their gradients, and mark them as sharded.
+
+        A hook divides each gradient, which is a sum over the ranks, by the number of ranks. The attribute `shard_group`
+        is the mark that `sharded_parameters`, `_check_rows` and the optimizer read.
+        """
         ranks = self.mesh.size()
         for _, parameter in self.sharded_parameters():
             wanted = parameter.requires_grad
@@ -121,7 +125,7 @@ class ShardedTable(TokenTable):
             parameter.shard_group = self.collectives.group  # type: ignore[attr-defined]
 
     def _check_rows(self) -> None:
-        """Check that the rows are still the parameters that `_mark_rows` marked.
+        """Check that the parameters with this rank's rows are still those that `_mark_rows` prepared.
 
         Raises:
             ShapeError: Another parameter has replaced one of them.
@@ -136,18 +140,25 @@ class ShardedTable(TokenTable):
                 )
 
     def sharded_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """Yield the parameters with sharded rows, and their names in the whole table."""
+        """Yield (name in the unsharded table, parameter) for each parameter with one row per token."""
         for name, parameter in self.local.named_parameters():
             if name in ROW_TENSORS[type(self.local)]:
                 yield name, parameter
 
     def as_dtensor(self, part: Tensor) -> DTensor:
-        """Wrap this rank's rows of a per-token tensor as a DTensor of the rows of all ranks, without a copy."""
+        """Return a DTensor with the rows of all ranks, whose shard on this rank is `part`, without a copy.
+
+        Args:
+            part: A tensor with one row for each row that this rank stores.
+        """
         shape, stride = torch.Size((self.vocab_size, *part.shape[1:])), part.stride()
         return DTensor.from_local(part, self.mesh, [Shard(0)], run_check=False, shape=shape, stride=stride)
 
     def look_up(self, ids: Ids) -> Vectors:
-        """Return `rows[ids]` from the ranks that store them: each ID and row of the batch is sent once."""
+        """Return the vectors of `ids` without `scale`, `(...)` to `(..., D)`; every rank must call it.
+
+        Each distinct ID is sent once, to the rank that stores its row, and that rank sends the row back.
+        """
         self._check_rows()
         group = self.collectives
         ids, outside = self.index_check(ids)
@@ -164,12 +175,15 @@ class ShardedTable(TokenTable):
         return vectors if outside is None else vectors.masked_fill(outside.unsqueeze(-1), 0)
 
     def rows(self, start: int, stop: int) -> Float[Tensor, "N D"]:
-        """All-gather rows `start` to `stop - 1`, without gradients; every rank must call it."""
+        """Gather rows `start` to `stop - 1` from all ranks, without gradients.
+
+        Every rank must call it with the same range.
+        """
         with torch.no_grad():
             return self.collectives.all_gather(self.local.rows(*self.partition.overlap(start, stop)))
 
     def logits(self, hidden: Float[Tensor, "*batch D"], **options: Unpack[LogitOptions]) -> Float[Tensor, "*batch V"]:
-        """Return the logits of this rank's hidden states over all tokens, gathered from all ranks."""
+        """Return the logits of this rank's hidden states over the tokens of all ranks; every rank must call it."""
         check_width(hidden, self.embed_dim)
         group, partition = self.collectives, self.partition
         counts = group.exchange_counts([hidden.shape[:-1].numel()] * group.size)
@@ -181,11 +195,12 @@ class ShardedTable(TokenTable):
         return logits
 
     def sharded_logits(self, hidden: Float[Tensor, "*batch D"], **options: Unpack[LogitOptions]) -> DTensor:
-        """Return the logits of all ranks' hidden states, `(tokens of all, V)`, sharded over V as `loss_parallel` wants.
+        """Return the logits of the hidden states of all ranks, as a DTensor sharded over the vocabulary.
 
-        Under `loss_parallel`, `F.cross_entropy(logits, targets)` with the targets of all ranks, in order, is the mean
-        over all tokens, the same on each rank, for any V. It is the mean over the ranks of `loss`, with the same
-        gradients; what each rank computes from them becomes right as a mean too.
+        It has shape `(tokens of all ranks, V)`, in the order of the ranks, as torch's `loss_parallel` needs it. Under
+        `loss_parallel`, `F.cross_entropy(logits, targets)` with the targets of all ranks is the mean loss over all
+        tokens, the same on each rank. For parameters that every rank has, the mean of their gradients over the ranks is
+        the right gradient, as `DistributedDataParallel` computes it. Every rank must call this method.
         """
         check_width(hidden, self.embed_dim)
         size = self.collectives.size
@@ -200,8 +215,9 @@ class ShardedTable(TokenTable):
     ) -> Float[Tensor, "*result"]:
         """Compute `linear_cross_entropy` of this rank's hidden states and targets over the rows of all ranks, in nats.
 
-        The loss is always computed in chunks. Its gradients are computed in the forward pass, and again in the backward
-        pass if the ranks multiply their losses by different numbers. Quantised rows of this rank are decoded at once.
+        Every rank must call it. The loss is always computed in chunks of tokens, with its gradients, in the forward
+        pass. The backward pass computes the gradients again if the ranks multiply their losses by different numbers. Of
+        a quantised table all rows of this rank are decoded at once.
 
         Args:
             hidden: Hidden states of the last block, `(..., D)`.
@@ -222,24 +238,23 @@ class ShardedTable(TokenTable):
         linear = self.local.as_linear(hidden)
         states, rows = (hidden, self.local.rows(0, self.local.vocab_size)) if linear is None else linear
         check_shapes(states, rows, targets)
-        bias = options.get("bias")
+        partition = self.partition
+        options = {**options, **options_of_rows(options, partition.start, partition.stop)}
         settings = fill_in_defaults(states, rows, {**options, "vocab_size": self.vocab_size})
-        return chunked_cross_entropy(
-            states,
-            rows,
-            None if bias is None else bias[self.partition.start : self.partition.stop],
-            targets,
-            settings._replace(padding_idx=self.partition.local_or_none(settings.padding_idx)),
-            self.collectives,
-            self.partition,
-        )
+        return chunked_cross_entropy(states, rows, options["bias"], targets, settings, self.collectives, partition)
 
     def extra_repr(self) -> str:
-        """Return the rows of this rank, for `print`."""
+        """Return which rows this rank stores, for `print`: `"rows 0 to 49 of 100"`."""
         return f"rows {self.partition.start} to {self.partition.stop - 1} of {self.vocab_size}"
 
     def _local_logits(self, hidden: Tensor, counts: list[int] | None, options: LogitOptions) -> Tensor:
-        """Return the logits of all ranks' hidden states over this rank's rows, `(tokens of all, rows)`."""
+        """Return the logits of the hidden states of all ranks over this rank's rows, `(tokens of all ranks, rows)`.
+
+        Args:
+            hidden: Hidden states of this rank, `(..., D)`.
+            counts: Number of hidden states of each rank; `None` to gather these numbers first.
+            options: Options of the logits, for the tokens of all ranks.
+        """
         self._check_rows()
         options.setdefault("padding_idx", self.padding_idx)
         everyones = self.collectives.all_gather(hidden.reshape(-1, self.embed_dim), counts)
@@ -248,7 +263,7 @@ class ShardedTable(TokenTable):
 
 
 def collectives_of(mesh: DeviceMesh) -> ProcessGroup:
-    """Return the collective operations of a one-dimensional mesh.
+    """Return the collective operations of the ranks of a one-dimensional device mesh.
 
     Raises:
         SizeError: The mesh has several dimensions.
@@ -292,7 +307,7 @@ def shard_table(table: TokenTable | nn.Embedding, mesh: DeviceMesh) -> ShardedTa
 
 
 def sharded_parameters(model: nn.Module) -> set[nn.Parameter]:
-    """Return the parameters of `model` of which each rank stores its own rows.
+    """Return the parameters of `model` that are sharded rows: each rank stores different rows in them.
 
     `fully_shard(model, ignored_params=sharded_parameters(model))` leaves them alone.
     """
@@ -301,9 +316,9 @@ def sharded_parameters(model: nn.Module) -> set[nn.Parameter]:
 
 @torch.no_grad()
 def shard_of(table: TokenTable, partition: RowPartition) -> TokenTable:
-    """Return a table of the same kind with the rows of a partition, copied, or drawn for a table on the meta device.
+    """Return a new table of the same kind that contains only the rows of `partition`, with the dtype of `table`.
 
-    The dtype and the device are those of `table`; rows are drawn on the CPU.
+    The rows are copied, on the device of `table`. For a table on the meta device they are drawn instead, on the CPU.
 
     Raises:
         TypeError: This kind of table cannot be sharded, or it is a quantised table on the meta device.
@@ -337,7 +352,13 @@ def shard_of(table: TokenTable, partition: RowPartition) -> TokenTable:
 
 
 def _rows_as_dtensors(table: ShardedTable, state: dict[str, Any], prefix: str, _: dict[str, Any]) -> None:
-    """Give the entries of a state dict the names of an unsharded table, and return sharded rows as DTensors."""
+    """State dict hook: rename the entries of `table` to those of an unsharded table, and convert its rows to DTensors.
+
+    Args:
+        table: The table that is saved.
+        state: State dict, changed in place.
+        prefix: Start of the names of the table's entries.
+    """
     inner = f"{prefix}local."
     for key in [key for key in state if key.startswith(inner)]:
         name, value = key.removeprefix(inner), state.pop(key)
@@ -345,10 +366,14 @@ def _rows_as_dtensors(table: ShardedTable, state: dict[str, Any], prefix: str, _
 
 
 def _rows_from_dtensors(table: ShardedTable, state: dict[str, Any], prefix: str, *_: Any) -> None:
-    """Replace each tensor of the table in `state` by the rows of this rank, before `load_state_dict` reads it.
+    """Load hook: replace the entries of an unsharded table in `state` by those of `table`, with this rank's rows.
 
-    An entry may be a DTensor, as `ShardedTable.state_dict()` returns it, or the whole tensor of an unsharded
-    table.
+    An entry may be a DTensor, as `ShardedTable.state_dict()` returns it, or the whole tensor of an unsharded table.
+
+    Args:
+        table: The table that is loaded.
+        state: State dict, changed in place.
+        prefix: Start of the names of the table's entries.
     """
     for name in table.local.state_dict():
         value = state.pop(prefix + name, None)

@@ -19,11 +19,11 @@ from embedlayer.io.safetensors_files import byte_chunks, encode_header, open_saf
 
 
 class ShardedRows(NamedTuple):
-    """A tensor with sharded rows in a file.
+    """Describe a tensor in a file whose rows are sharded over ranks.
 
     Attributes:
-        table: The table, which says which rows this rank stores.
-        stored: Number of rows in the file: those of the vocabulary, and spare rows of zeros.
+        table: The sharded table, which says which rows this rank stores.
+        stored: Number of rows in the file: those of the vocabulary, then spare rows.
     """
 
     table: ShardedTable
@@ -37,13 +37,13 @@ def save_sharded(
     collectives: Collectives,
     metadata: Mapping[str, str] | None = None,
 ) -> None:
-    """Write one safetensors file on rank 0, atomically; every rank must call it.
+    """Write one safetensors file with whole tensors on rank 0, atomically. Every rank must call it.
 
     Args:
         path: The file.
         tensors: Tensors under the same names, in the same order, on every rank; DTensors where rows are sharded.
-        sharded: The tensors with sharded rows, by name.
-        collectives: All ranks. Rank 0 receives rows from those that store the first replica of a table.
+        sharded: By name, the tensors with sharded rows.
+        collectives: All ranks. Rank 0 receives the rows from the ranks of the first replica of a table.
         metadata: Strings for the header of the file, besides `{"format": "pt"}`.
 
     Raises:
@@ -73,12 +73,15 @@ def save_sharded(
 def load_sharded(
     path: Path, sharded_among: Callable[[Iterable[str]], Mapping[str, ShardedRows]]
 ) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Read the tensors of a safetensors file by name, and its metadata; of sharded tensors only this rank's rows.
+    """Read a safetensors file; of tensors with sharded rows, read only this rank's rows.
 
     Args:
         path: The file.
-        sharded_among: Function that returns the tensors with sharded rows among the names in the file. They are read
-            as DTensors.
+        sharded_among: Function that gets the names in the file, and returns those of tensors with sharded rows, each
+            with its `ShardedRows`.
+
+    Returns:
+        The tensors by name, DTensors where rows are sharded, and the metadata of the file.
 
     Raises:
         FileError: There is no such file, or it cannot be read.
@@ -98,7 +101,17 @@ def load_sharded(
 
 
 def _write_rows(file: BinaryIO, own: Tensor, rows: ShardedRows, collectives: Collectives) -> None:
-    """Write the rows of rank 0, those of the other ranks as they arrive, and spare rows."""
+    """Write one sharded tensor on rank 0: its own rows, those of the other ranks as they arrive, and spare rows.
+
+    Spare rows are zeros. In an int32 tensor, which contains step numbers of pending updates, they are the largest
+    number in `own`.
+
+    Args:
+        file: The file, open for writing.
+        own: The rows of rank 0.
+        rows: The sharded table, and the number of rows to write.
+        collectives: All ranks.
+    """
     _write(file, own)
     table = rows.table
     buffer = own.new_empty((rows_per_chunk(own), *own.shape[1:]), device="cpu")
@@ -116,6 +129,6 @@ def _write_rows(file: BinaryIO, own: Tensor, rows: ShardedRows, collectives: Col
 
 
 def _write(file: BinaryIO, tensor: Tensor) -> None:
-    """Write the bytes of a tensor, a block of rows at a time."""
+    """Append the bytes of a tensor to `file`, a block of rows at a time."""
     for block in byte_chunks(tensor):
         file.write(block.numpy().data)

@@ -9,9 +9,9 @@ With torch's writer of safetensors no file is a pickle:
     dcp.load(state, storage_reader=HuggingFaceStorageReader(folder))
     load_distributed_state(model, optimizer, state)
 
-Both are in `torch.distributed.checkpoint`. Use a new folder for each save: torch reads the shards of an earlier save in
-the folder as parts of this one. (torch's default storage works as well; its `.metadata` is a pickle.)
-Between loading and saving, `edit_vocabulary(model, ..., optimizer=optimizer)` changes the vocabulary.
+Writer and reader are in `torch.distributed.checkpoint`. Use a new folder for each save: torch would read the shards of
+an earlier save in the folder as parts of this one. (torch's default storage works as well; its `.metadata` is a
+pickle.) Between loading and saving, `edit_vocabulary(model, ..., optimizer=optimizer)` may change the vocabulary.
 """
 
 from collections.abc import Iterator
@@ -27,9 +27,10 @@ MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 def distributed_state(model: nn.Module, optimizer: RowAdamW) -> dict[str, dict[str, Any]]:
-    """Return `{"model": ..., "optimizer": ...}` by the names of the unsharded model; DTensors where rows are sharded.
+    """Return the state of model and optimizer as `{"model": {...}, "optimizer": {...}}`, for `dcp.save` and `dcp.load`.
 
-    Pending updates of rows are applied first, as in `state_dict()`. Moments that do not exist yet are created as zeros.
+    The names of the tensors are those of the unsharded model. Tensors with sharded rows are DTensors. Pending updates
+    of rows are applied first, which changes the model. Moments that do not exist yet are created as zeros.
     """
     optimizer.apply_pending_updates()
     moments: dict[str, Tensor] = {}
@@ -42,7 +43,12 @@ def distributed_state(model: nn.Module, optimizer: RowAdamW) -> dict[str, dict[s
 
 
 def load_distributed_state(model: nn.Module, optimizer: RowAdamW, state: dict[str, dict[str, Any]]) -> None:
-    """Load a `distributed_state` into which a checkpoint was read, in place.
+    """Copy `state`, into which `dcp.load` read a checkpoint, to the model and the optimizer, in place.
+
+    Args:
+        model: The model, sharded as when `distributed_state` created `state`.
+        optimizer: The optimizer of its parameters.
+        state: The result of `distributed_state`, after `dcp.load`.
 
     Raises:
         KeyError: A moment of a parameter is missing in `state`.
@@ -57,7 +63,11 @@ def load_distributed_state(model: nn.Module, optimizer: RowAdamW, state: dict[st
 
 
 def trained_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter, ShardedTable | None]]:
-    """Yield each trained parameter with its name in the unsharded model, and its `ShardedTable` or `None`."""
+    """Yield (name, parameter, table) for each parameter of `model` with `requires_grad`.
+
+    The name is that in the unsharded model. The table is the `ShardedTable` whose rows the parameter contains, or
+    `None`.
+    """
     tables = list(sharded_tables(model))
     named = {
         parameter: ".".join(filter(None, (prefix, name)))
@@ -71,12 +81,15 @@ def trained_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter, Sh
 
 
 def sharded_tables(model: nn.Module) -> Iterator[tuple[str, ShardedTable]]:
-    """Yield each sharded table with its name in the unsharded model: that of the head for an untied head."""
+    """Yield (name, table) for each `ShardedTable` in `model`.
+
+    The name is that of the module in the unsharded model: for the rows of an untied head, the name of the head.
+    """
     for name, module in model.named_modules():
         if isinstance(module, ShardedTable):
             yield name.removesuffix(".rows"), module
 
 
 def to_local(tensor: Tensor) -> Tensor:
-    """Return the shard of this rank if `tensor` is a DTensor, else `tensor`."""
+    """Return the shard of this rank if `tensor` is a DTensor, and `tensor` itself if it is not."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor

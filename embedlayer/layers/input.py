@@ -48,12 +48,12 @@ def as_position(
     num_heads: int | None = None,
     head_dim: int | None = None,
 ) -> Position:
-    """Return `position` after a check against the sizes of the model, or a new position scheme of that name.
+    """Return a position scheme: `position` itself if it is an object, or a new scheme of that name.
 
-    `"relative"` is T5's bias for decoders; `"scaled-sinusoidal"` has one learned factor, which starts at `1/sqrt(D)`.
+    `"relative"` is T5's bias for decoders. `"scaled-sinusoidal"` has one learned factor, which starts at `1/sqrt(D)`.
 
     Args:
-        position: A position scheme, or the name of one.
+        position: A position scheme, which is checked against the sizes below, or the name of one.
         max_seq_len: Longest sequence.
         embed_dim: Width of the vectors that positions are added to, D.
         num_heads: Query heads; required for `"rotary"`, `"alibi"` and `"relative"`.
@@ -96,7 +96,7 @@ def as_position(
 
 
 class InputOptions(TypedDict, total=False):
-    """Options of an input embedding besides the token IDs; `InputEmbedding.forward` describes them."""
+    """Keyword arguments of `InputEmbedding.forward` and `trace`; `InputEmbedding.forward` describes them."""
 
     inputs_embeds: Float[Tensor, "*batch T D"] | None
     positions: Positions | None
@@ -104,7 +104,7 @@ class InputOptions(TypedDict, total=False):
 
 
 class InputParts(NamedTuple):
-    """The modules of an input embedding; `dropout` is `None` for a layer without dropout."""
+    """Hold the modules that an input embedding calls; `dropout` is `None` for a layer without dropout."""
 
     table: nn.Module
     position: Position
@@ -112,12 +112,15 @@ class InputParts(NamedTuple):
 
 
 class InputEmbedding(Pretrained, ABC):
-    """Compute `dropout(position.add(table(ids), positions))`; abstract: subclasses provide `parts`."""
+    """Abstract input embedding: it computes `dropout(position.add(table(ids), positions))` with the modules in `parts`.
+
+    A subclass implements `parts`. To be saved it also implements `config`.
+    """
 
     @property
     @abstractmethod
     def parts(self) -> InputParts:
-        """The table, the position and the dropout of this layer."""
+        """Return the table, the position scheme and the dropout of this layer."""
 
     def forward(
         self,
@@ -130,27 +133,28 @@ class InputEmbedding(Pretrained, ABC):
         """Compute vectors `(T, D)` or `(B, T, D)` from token IDs `(T,)` or `(B, T)`.
 
         Args:
-            ids: Token IDs.
-            inputs_embeds: Vectors in place of `table(ids)`, scale included, as in transformers. Positions and dropout
-                are applied to them.
+            ids: Token IDs; a list or NumPy array is converted.
+            inputs_embeds: Vectors to use instead of `table(ids)`, already scaled, as in transformers. Positions are
+                added to them, and dropout is applied.
             positions: Position of each token, `(T,)` or the shape of `ids`; by default `positions_of(ids,
                 attention_mask)`.
-            attention_mask: Padding and packed documents, as in `positions_of`.
+            attention_mask: Mask of padding and packed documents, as in `positions_of`. It only determines the
+                positions.
 
         Raises:
             TokenIdError: An ID is outside the table.
-            PositionError: The sequence is longer than the scheme covers.
+            PositionError: The sequence is longer than the position scheme covers.
             SizeError: Both or neither of `ids` and `inputs_embeds` are passed.
-            ShapeError: `ids` are no integers, or `inputs_embeds` have another width.
+            ShapeError: `ids` are not integers, or `inputs_embeds` have another width than the table.
         """
         table, position, dropout = self.parts
         return embed(ids, table, position, positions, attention_mask, inputs_embeds=inputs_embeds, dropout=dropout)
 
     def trace(self, ids: IdsLike | None = None, **options: Unpack[InputOptions]) -> Iterator[TracedStep]:
-        """Yield the vectors after each step of `forward`, with the name and a description of the step.
+        """Run `forward` step by step, and yield a `TracedStep` after each step: its name, vectors and a description.
 
-        Arguments and errors are those of `forward`. The last vectors equal its result, up to one rounding where
-        `forward` fuses multiplication and addition; dropout in training draws a new mask.
+        Arguments and errors are those of `forward`. The last vectors equal the result of `forward`, up to one rounding
+        where `forward` fuses multiplication and addition. Dropout in training draws a new mask.
 
         Example:
             >>> layer = TransformerEmbedding(100, 16, max_seq_len=8).eval()
@@ -165,7 +169,7 @@ class InputEmbedding(Pretrained, ABC):
 
 
 class TransformerEmbedding(InputEmbedding):
-    """Input embedding of a transformer: `dropout(position.add(scale * table(ids), positions))`.
+    """Input embedding of a transformer: `dropout(position.add(scale * weight[ids], positions))`.
 
     Args:
         vocab_size: Number of tokens, V.
@@ -229,23 +233,29 @@ class TransformerEmbedding(InputEmbedding):
 
     @property
     def token_embedding(self) -> "UnscaledLookup":
-        """The look-up without the scale: `layer(ids)` is `dropout(token_embedding(ids) * scale + position vectors)`."""
+        """Return an object that looks up rows without the scale, and otherwise has the attributes of the table.
+
+        `layer(ids)` equals `dropout(scale * token_embedding(ids) + position vectors)`.
+        """
         return UnscaledLookup(self.table)
 
     @property
     def position_embedding(self) -> Position:
-        """The same object as `position`; an additive scheme that is called with positions returns their vectors."""
+        """Return `position` under another name.
+
+        A scheme that adds vectors to the input returns these vectors if it is called with positions.
+        """
         return self.position
 
     @property
     def scale(self) -> float | Tensor:
-        """Factor that the table applies to looked-up rows; 1 for a table without one."""
+        """Return the factor that the table applies to looked-up rows; 1 for a table without one."""
         factor = self.table.factor
         return 1.0 if factor is None else factor
 
     @property
     def config(self) -> JsonObject:
-        """The constructor's arguments as JSON."""
+        """Return the constructor's arguments as JSON, with those of the table and of the position scheme."""
         return {
             "vocab_size": self.table.vocab_size,
             "embed_dim": self.table.embed_dim,
@@ -257,12 +267,14 @@ class TransformerEmbedding(InputEmbedding):
 
     @property
     def parts(self) -> InputParts:
-        """The table, the position and the dropout."""
+        """Return the table, the position scheme and the dropout of this layer."""
         return InputParts(self.table, self.position, self.dropout)
 
 
 class UnscaledLookup:
-    """A view of a table: `view(ids)` looks rows up without the scale; all attributes are those of the table.
+    """A view of a table: `view(ids)` looks up rows without the scale.
+
+    Its attributes are read from the table, and set on the table.
 
     Example:
         >>> layer = TransformerEmbedding(100, 16, 12, dropout=0.0, scale=4.0)
@@ -319,7 +331,7 @@ class GPTEmbedding(InputEmbedding):
 
     @property
     def config(self) -> JsonObject:
-        """The constructor's arguments as JSON."""
+        """Return the constructor's arguments as JSON."""
         return {
             "vocab_size": self.tok_emb.vocab_size,
             "emb_dim": self.tok_emb.embed_dim,
@@ -329,7 +341,7 @@ class GPTEmbedding(InputEmbedding):
 
     @property
     def parts(self) -> InputParts:
-        """The token table and the position table."""
+        """Return the token table and the position table; the layer has no dropout."""
         return InputParts(self.tok_emb, self.pos_emb)
 
 
@@ -345,21 +357,24 @@ def embed(
 ) -> Float[Tensor, "*batch T D"]:
     """Compute `dropout(position.add(table(ids), positions))`.
 
-    The steps of `input_steps` compute it. Where all methods are those of embedlayer and there are no hooks, so that
-    the difference cannot be observed, one pass over the vectors computes the same.
+    This calls the modules one after another (`run_steps`). One fused pass over the vectors replaces the calls where
+    nobody could observe the difference: all methods are those of embedlayer, and there are no hooks.
 
     Args:
         ids: Token IDs, or `None` with `inputs_embeds`.
         table: A `LookupTable`, or a module that wraps one.
         position: Position scheme.
         positions: Position of each token; by default `positions_of(ids, attention_mask)`.
-        attention_mask: Padding and packed documents, as in `positions_of`.
-        inputs_embeds: Vectors in place of `table(ids)`.
-        dropout: Called last; `None` for no dropout.
+        attention_mask: Mask of padding and packed documents, as in `positions_of`; unused if `positions` are passed.
+        inputs_embeds: Vectors to use instead of `table(ids)`, already scaled.
+        dropout: Module that is called last; `None` for no dropout.
+
+    Returns:
+        Vectors, `(..., T, D)`.
 
     Raises:
         SizeError: Both or neither of `ids` and `inputs_embeds` are passed.
-        ShapeError: `ids` are no sequence, or `inputs_embeds` have another width than the table.
+        ShapeError: `ids` are a single number, or `inputs_embeds` have another width than the table.
     """
     ids = sequence_of(ids, inputs_embeds, table)
     probability = _fusible_dropout(dropout)
@@ -379,7 +394,19 @@ def trace_embed(
     dropout: nn.Module | None = None,
     **options: Unpack[InputOptions],
 ) -> Iterator[TracedStep]:
-    """Yield the steps of `embed(...)` with the vectors after each; arguments and errors are those of `embed`."""
+    """Run the steps of `embed` one after another, and yield a `TracedStep` with the vectors after each.
+
+    Args:
+        ids: Token IDs, or `None` with `inputs_embeds`.
+        table: A `LookupTable`, or a module that wraps one.
+        position: Position scheme.
+        dropout: Module that is called last; `None` for no dropout.
+        **options: `inputs_embeds`, `positions` and `attention_mask`, as in `embed`.
+
+    Raises:
+        SizeError: Both or neither of `ids` and `inputs_embeds` are passed.
+        ShapeError: `ids` are a single number, or `inputs_embeds` have another width than the table.
+    """
     inputs_embeds, positions = options.get("inputs_embeds"), options.get("positions")
     ids = sequence_of(ids, inputs_embeds, table)
     positions = positions_of(ids, options.get("attention_mask")) if positions is None else positions
@@ -389,11 +416,19 @@ def trace_embed(
 def sequence_of(
     ids: IdsLike | None, inputs_embeds: Float[Tensor, "*batch T D"] | None, table: nn.Module
 ) -> Int[Tensor, "*batch T"]:
-    """Return the token IDs as a checked tensor; with `inputs_embeds`, zeros of the shape that the IDs would have.
+    """Return the token IDs as a tensor, or zeros in their place if `inputs_embeds` are passed.
+
+    Args:
+        ids: Token IDs, or `None`. They are not checked against the size of the table.
+        inputs_embeds: Vectors `(..., T, D)`, or `None`.
+        table: Table for the IDs; lists are converted to a tensor on its device.
+
+    Returns:
+        A tensor `(..., T)`.
 
     Raises:
         SizeError: Both or neither of `ids` and `inputs_embeds` are passed.
-        ShapeError: The IDs are no sequence, or the vectors have another width than the table.
+        ShapeError: `ids` are a single number, or `inputs_embeds` have another width than the table.
     """
     if (ids is None) == (inputs_embeds is None):
         raise SizeError("Give token IDs or inputs_embeds, exactly one of them.")
@@ -425,7 +460,8 @@ _DROPOUT: dict[str, Callable[..., Any]] = {"__call__": nn.Module.__call__, "forw
 def _can_fuse(table: nn.Module, position: Position) -> TypeGuard[LookupTable]:
     """Return whether one fused pass gives the same observable result as calling `table` and `position.add`.
 
-    The result is `False` under `torch.compile`, which fuses the steps itself.
+    This is so if neither has hooks or replaced methods. The result is `False` under `torch.compile`, which fuses by
+    itself.
     """
     if torch.compiler.is_compiling() or not isinstance(table, LookupTable):
         return False
@@ -435,14 +471,17 @@ def _can_fuse(table: nn.Module, position: Position) -> TypeGuard[LookupTable]:
 
 
 def _has_current_stored(part: LookupTable | AdditivePosition, definition: str) -> bool:
-    """Return whether `part.stored` still belongs to the method `definition`: no subclass or instance replaces it."""
+    """Return whether `part.stored`, the shortcut for its method `definition`, may be used in place of that method.
+
+    It may not if a subclass overrides only `definition`, or if `definition` was replaced on the instance.
+    """
     return definition not in vars(part) and is_current(type(part), "stored", definition)
 
 
 def _fusible_dropout(dropout: nn.Module | None) -> float | None:
-    """Return the probability that a plain `nn.Dropout` applies now, 0 in evaluation.
+    """Return the probability with which `dropout` sets elements to 0 now; it is 0 in evaluation.
 
-    `None` means that the module must be called.
+    The result is `None` if the module must be called: it is no plain `nn.Dropout`, or it has hooks or replaced methods.
     """
     if not isinstance(dropout, nn.Dropout) or has_hooks(dropout) or not is_unchanged(dropout, **_DROPOUT):
         return None
@@ -456,7 +495,7 @@ def _fused(
     positions: Positions | None,
     dropout: float,
 ) -> Float[Tensor, "*batch T D"]:
-    """Compute `embed` in one pass over the looked-up vectors.
+    """Compute `dropout(position.add(table(ids), positions))` in one pass over the looked-up vectors.
 
     Args:
         ids: Token IDs.

@@ -1,4 +1,4 @@
-"""The LM head: hidden states to logits and loss, through the input table (tied) or its own weight (untied)."""
+"""The LM head: hidden states to logits and loss, with the rows of the input table (tied) or its own weight (untied)."""
 
 from typing import Any, Unpack
 
@@ -120,11 +120,11 @@ class OutputHead(Pretrained, nn.Linear):
         self.__dict__["table"] = table  # past Module.__setattr__: referred to, not registered
 
     def follow(self, parent: nn.Module, table: str = "table", head: str = "head") -> "OutputHead":
-        """Read the table as the child `table` of `parent` from now on, so that the head sees PEFT's replacements.
+        """From now on read the table as the child `table` of `parent`, so that the head sees PEFT's replacements.
 
         `DecoderLM`, `EmbeddingLayer` and `patch` call it; your own module with a table and a tied head calls it once.
-        LoRA on the table, trainable tokens and a trained copy (`modules_to_save`) are supported. Any other module in
-        the place of the table, and LoRA on the head itself, is an error at the next call.
+        Supported are LoRA on the table, trainable tokens and a trained copy (`modules_to_save`). Any other module in
+        the place of the table is an error at the next call of the head, and so is LoRA on the head itself.
 
         Args:
             parent: The module that has the table and this head as children.
@@ -144,13 +144,16 @@ class OutputHead(Pretrained, nn.Linear):
         return self.follow_references([ChildReference(parent, table)], ChildReference(parent, head))
 
     def follow_references(self, tables: list[ChildReference], head: ChildReference) -> "OutputHead":
-        """Read the table from now on through references that find it anew at each call, and return this head.
+        """From now on find the table anew at each call, so that the head sees modules that PEFT puts in its place.
 
-        Thus the head uses modules that PEFT puts in place of the table. `follow` does this for a single table.
+        `follow` does this for a single table.
 
         Args:
-            tables: Where the tables are. All share one weight, and their adapters must be equal.
-            head: Where this head is.
+            tables: Parent and name of each table. All share one weight, and their adapters must be equal.
+            head: Parent and name of this head.
+
+        Returns:
+            This head.
         """
         self.__dict__["table_references"], self.__dict__["head_reference"] = tables, head
         self.__dict__["adapted_rows"] = AdaptedRows(self._adapted_table)
@@ -158,7 +161,9 @@ class OutputHead(Pretrained, nn.Linear):
 
     @property
     def table(self) -> TokenTable | None:
-        """The table that the head reads now, adapters included; `None` for an untied head.
+        """Return the table that the head reads now, with PEFT's adapters; `None` for an untied head.
+
+        If PEFT wraps this head and adds the adapters to its logits itself, the table is returned without adapters.
 
         Raises:
             CheckpointError: PEFT has replaced the table or the head by a module that a tied head cannot read.
@@ -167,9 +172,7 @@ class OutputHead(Pretrained, nn.Linear):
         if not self._resolved():
             return own
         found = self._adapted_table()
-        if self.__dict__["head_reference"].module is not self and head_applies_adapters(
-            self, self.__dict__["head_reference"], found.adapters
-        ):
+        if head_applies_adapters(self, self.__dict__["head_reference"], found.adapters):
             return own
         table = found.table
         if not isinstance(table, TokenTable):
@@ -185,17 +188,18 @@ class OutputHead(Pretrained, nn.Linear):
         return None if own is None and isinstance(table, TokenEmbedding) else table
 
     def _adapted_table(self) -> AdaptedTable:
-        """Return the referenced table with its adapters.
+        """Return the table that the references of `follow` find now, with the PEFT adapters on it.
 
         Raises:
-            CheckpointError: Several tables are referenced and their adapters differ.
+            CheckpointError: There are several tables, and their adapters differ.
         """
         return require_same_adapters(self._resolved())
 
     def _resolved(self) -> list[AdaptedTable]:
-        """Return the tables that the references find now, with their adapters.
+        """Return the tables that the references of `follow` find now, each with the PEFT adapters on it.
 
-        For a head with its own weight, only tables with the same weight count, since transformers may tie the two.
+        A head that was built untied returns only tables that share its weight, since transformers may tie the two
+        later. The list is empty for an untied head, and for a head on which `follow` was never called.
         """
         references: list[ChildReference] = self.__dict__.get("table_references", [])
         found = [resolve_table(each.module, each.name) for each in references if each.module is not None]
@@ -206,14 +210,14 @@ class OutputHead(Pretrained, nn.Linear):
 
     @property
     def tied(self) -> bool:
-        """Whether the head uses the rows of a table."""
+        """Return whether the head uses the rows of a table."""
         return self.__dict__.get("table") is not None or bool(self._resolved())
 
     # The weight gives the sizes, as in TokenEmbedding, so that an assigned weight of another size is right.
 
     @property
     def out_features(self) -> int:
-        """Number of tokens, V, under the name of `nn.Linear`."""
+        """Return the number of tokens, V, under the name that `nn.Linear` has for it."""
         return self._sizes()[0]
 
     @out_features.setter
@@ -222,7 +226,7 @@ class OutputHead(Pretrained, nn.Linear):
 
     @property
     def in_features(self) -> int:
-        """Width of the hidden state, D, under the name of `nn.Linear`."""
+        """Return the width of the hidden states, D, under the name that `nn.Linear` has for it."""
         return self._sizes()[1]
 
     @in_features.setter
@@ -232,7 +236,10 @@ class OutputHead(Pretrained, nn.Linear):
     _stated_sizes = (0, 0)
 
     def _sizes(self) -> tuple[int, int]:
-        """Return `(V, D)` of the tied table or of a 2-D weight; otherwise the sizes passed at construction."""
+        """Return `(V, D)` of the tied table, or of the head's own weight.
+
+        If that weight is missing or not 2-D, return the sizes passed at construction.
+        """
         if self.__dict__.get("table") is not None:
             table = self._rows_of()
             return table.vocab_size, table.embed_dim
@@ -241,13 +248,13 @@ class OutputHead(Pretrained, nn.Linear):
         return vocab_size, embed_dim
 
     def _rows_of(self) -> Any:
-        """Return the table of a tied head, without adapters."""
+        """Return the table of a tied head, without PEFT's adapters."""
         found = self._resolved()
         return found[0].table if found else self.__dict__["table"]
 
     @property
     def config(self) -> JsonObject:
-        """The constructor's arguments as JSON, without the table of a tied head."""
+        """Return the constructor's arguments as JSON; for a tied head without the table and its sizes."""
         options: JsonObject = {
             "bias": self.bias is not None,
             "softcap": self.softcap,
@@ -260,7 +267,10 @@ class OutputHead(Pretrained, nn.Linear):
         return {**sizes, **options, "padding_idx": self.padding_idx, "init_std": self.init_std}
 
     def reset_parameters(self) -> None:
-        """Draw the weight of an untied head from N(0, init_std²) and set the bias to 0; a tied table stays."""
+        """Draw the weight of an untied head from N(0, init_std²), and set the bias to 0.
+
+        The table of a tied head is not changed.
+        """
         if not self.tied:
             init_normal_(self.weight, std=self.init_std)
         if self.bias is not None:
@@ -310,12 +320,16 @@ class OutputHead(Pretrained, nn.Linear):
     ) -> Float[Tensor, "*result"]:
         """Return the cross entropy of `targets` under `softmax(head(hidden))`, in nats per token.
 
-        Where `forward` is overridden or replaced, the loss uses its logits and ignores the logit options of this head.
+        If `forward` is overridden or replaced, the loss is that of the logits it returns; the logit options of this
+        head, such as `softcap`, are then not applied again.
 
         Args:
-            hidden: Output of the last block, normalised.
-            targets: Token IDs, or `ignore_index`.
+            hidden: Output of the last block, after its final norm, `(..., D)`.
+            targets: Token IDs, or `ignore_index`, `(...)`.
             **options: See `LossOptions`.
+
+        Returns:
+            A scalar, or `(...)` with `reduction="none"`.
         """
         if not is_unchanged(self, **_FORWARD):
             return loss_of_logits(self.forward, hidden, targets, self.out_features, options)
@@ -329,14 +343,23 @@ class OutputHead(Pretrained, nn.Linear):
     def token_log_probs(
         self, hidden: Float[Tensor, "*batch D"], tokens: Int[Tensor, "*batch"], **options: Unpack[ScoreOptions]
     ) -> Float[Tensor, "*batch"]:
-        """Return the log-probability of each token under `softmax(head(hidden))`, in nats, without building logits."""
+        """Return the log-probability of each token under `softmax(head(hidden))`, in nats, without storing all logits.
+
+        Args:
+            hidden: Output of the last block, after its final norm, `(..., D)`.
+            tokens: Token IDs, or `ignore_index`, whose result is 0, `(...)`.
+            **options: See `ScoreOptions`.
+
+        Returns:
+            Log-probabilities, `(...)`.
+        """
         return -self.loss(hidden, tokens, **options, reduction="none")
 
     def logit_options(self) -> LogitOptions:
-        """Return the options of `finish_logits` for this head: scale, bias, softcap and padding.
+        """Return this head's arguments for `finish_logits`: logit scale, bias, soft cap and padding.
 
         Raises:
-            SizeError: The bias has another size than the rows, which may have been resized.
+            SizeError: The bias has another size than the number of rows, because only one of the two was resized.
         """
         if self.bias is not None and self.bias.shape[0] != self.out_features:
             raise SizeError(
@@ -352,7 +375,7 @@ class OutputHead(Pretrained, nn.Linear):
         }
 
     def extra_repr(self) -> str:
-        """Return sizes and options, for `print`."""
+        """Return the sizes, whether the head is tied, and options that differ from their defaults, for `print`."""
         parts = [f"{self.in_features}, {self.out_features}", "tied" if self.tied else "untied"]
         parts += [f"softcap={self.softcap:g}"] if self.softcap is not None else []
         parts += [f"logit_scale={self.logit_scale:g}"] if self.logit_scale != 1.0 else []
@@ -360,7 +383,12 @@ class OutputHead(Pretrained, nn.Linear):
 
 
 def _one_of(value: int | None, other: int | None, name: str) -> int | None:
-    """Return the size that was passed under one of two names; `None` if neither was.
+    """Return the size that was passed under one of two names, as `value` or as `other`; `None` if neither was.
+
+    Args:
+        value: Size under one name, or `None`.
+        other: Size under the other name, or `None`.
+        name: Names for the error message.
 
     Raises:
         SizeError: The size was passed under both names.

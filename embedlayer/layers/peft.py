@@ -2,8 +2,8 @@
 
 PEFT replaces the table inside its parent, `parent.table = lora.Embedding(base_layer=table)`. A reference to the table
 would not see this. So a tied head refers to the parent and the name of the child, and reads the rows that the module
-found there looks up: the table, its trained copy, or the table with LoRA or trained tokens. Any other module is an
-error. PEFT is not imported; its modules are recognised by their attributes.
+found there looks up. These are the rows of the table, of its trained copy, or of the table with LoRA or trained tokens.
+Any other module is an error. PEFT is not imported; its modules are recognised by their attributes.
 """
 
 from collections.abc import Callable, Iterator
@@ -21,9 +21,9 @@ from embedlayer.tables.table import TokenTable
 
 
 class ChildReference:
-    """Refer to a child of a module by name, so that a module that later replaces the child is found.
+    """Refer to a child of a module by its name, so that a module that later replaces the child is found.
 
-    `copy.deepcopy` of the whole model refers to the copied parent; a copy of the head alone has no parent.
+    `copy.deepcopy` of the whole model refers to the copied parent. In a copy of the head alone, `parent` is `None`.
 
     Args:
         parent: The module that has the child, or `None`.
@@ -36,7 +36,7 @@ class ChildReference:
 
     @property
     def module(self) -> nn.Module | None:
-        """The child; `None` if there is no parent or no child of this name."""
+        """Return the module that is the child now; `None` if there is no parent or no child of this name."""
         return None if self.parent is None else self.parent._modules.get(self.name)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "ChildReference":
@@ -44,7 +44,13 @@ class ChildReference:
 
 
 class LoraAdapter(NamedTuple):
-    """Hold LoRA on a table, with A `(r, V)` and B `(D, r)`: the rows become `rows + Aᵀ Bᵀ * scaling`."""
+    """Hold LoRA matrices of a table of V rows of width D, with which the rows become `rows + (b @ a).T * scaling`.
+
+    Attributes:
+        a: Matrix `(r, V)`, where r is the rank of the adapter.
+        b: Matrix `(D, r)`.
+        scaling: Factor of the product.
+    """
 
     a: Float[Tensor, "R V"]
     b: Float[Tensor, "D R"]
@@ -52,7 +58,12 @@ class LoraAdapter(NamedTuple):
 
 
 class TrainableTokens(NamedTuple):
-    """Hold the trained rows of the tokens `token_ids`, which replace those rows of the table."""
+    """Hold trained rows, which replace the rows of the same tokens in a table.
+
+    Attributes:
+        token_ids: IDs of the N tokens.
+        values: Their trained rows, `(N, D)`, in the same order.
+    """
 
     token_ids: list[int]
     values: Float[Tensor, "N D"]
@@ -62,14 +73,17 @@ Adapter = LoraAdapter | TrainableTokens
 
 
 class AdaptedTable(NamedTuple):
-    """Pair a table with the adapters that change its rows, in the order of their application."""
+    """Hold a table, and the active PEFT adapters that change its rows, in the order in which they are applied."""
 
     table: nn.Module
     adapters: tuple[Adapter, ...] = ()
 
 
 def weight_of(found: AdaptedTable) -> Tensor | None:
-    """Return the weight of the table in `found`; for a `DeltaEmbedding` that of its base; `None` without a weight."""
+    """Return the weight of `found.table`, or `None` if it has no weight.
+
+    The weight of a `DeltaEmbedding` is that of its base.
+    """
     table: Any = found.table
     while isinstance(table, DeltaEmbedding):
         table = table.base
@@ -78,14 +92,14 @@ def weight_of(found: AdaptedTable) -> Tensor | None:
 
 
 def resolve_table(module: nn.Module, name: str) -> AdaptedTable:
-    """Return the table and the active adapters of a module that looks up rows.
+    """Return the table inside a module that looks up rows, and the active adapters that PEFT has put on it.
 
     Args:
         module: A table, or the module by which PEFT replaced it.
         name: Name of the module in its parent, for the error.
 
     Raises:
-        CheckpointError: The module is of an unknown class.
+        CheckpointError: The module is of an unknown class, or an adapter is of an unknown kind.
     """
     here: Any = module
     if isinstance(module, TokenTable | nn.Embedding | nn.Linear):
@@ -108,7 +122,11 @@ def resolve_table(module: nn.Module, name: str) -> AdaptedTable:
 
 
 def _active_adapters(wrapper: Any, name: str) -> Iterator[Adapter]:
-    """Yield the active adapters of one PEFT module.
+    """Yield the active adapters of one PEFT module that wraps a table.
+
+    Args:
+        wrapper: The module of PEFT.
+        name: Name of the table in its parent, for the error.
 
     Raises:
         CheckpointError: An adapter is neither LoRA nor trainable tokens, or is a variant of LoRA (DoRA).
@@ -134,7 +152,7 @@ def _active_adapters(wrapper: Any, name: str) -> Iterator[Adapter]:
 
 
 def require_same_adapters(tables: list[AdaptedTable]) -> AdaptedTable:
-    """Check that tables that share one weight have the same adapters, and return the first table.
+    """Check that all `tables`, which share one weight, have the same adapters, and return the first of them.
 
     Raises:
         CheckpointError: The adapters differ.
@@ -150,17 +168,20 @@ def require_same_adapters(tables: list[AdaptedTable]) -> AdaptedTable:
 
 
 def head_applies_adapters(head: nn.Linear, reference: ChildReference, adapters: tuple[Adapter, ...]) -> bool:
-    """Return whether PEFT wraps a tied head and adds the table's adapters to its logits already.
+    """Return whether PEFT wraps a tied head and already adds the table's adapters to its logits.
 
-    PEFT does so with `ensure_weight_tying=True`; the head must then not add them again.
+    PEFT does so with `ensure_weight_tying=True`. The head must then not add them a second time.
+
+    Args:
+        head: The tied head.
+        reference: Parent and name of the head, by which PEFT's wrapper is found.
+        adapters: The active adapters of the table.
 
     Raises:
-        CheckpointError: The wrapper adds other adapters, which merging would write into the table.
+        CheckpointError: PEFT has put other adapters on the head. Merging them would change the table too.
     """
     wrapper: Any = reference.module
-    if wrapper is None or wrapper is head or not hasattr(wrapper, "base_layer"):
-        return False
-    if wrapper.disable_adapters or wrapper.merged:
+    if wrapper is head or not hasattr(wrapper, "base_layer") or wrapper.disable_adapters or wrapper.merged:
         return False
     active = [each for each in wrapper.active_adapters if each in getattr(wrapper, "lora_A", ())]
     shared = {each.b.data_ptr() for each in adapters if isinstance(each, LoraAdapter)}
@@ -174,7 +195,14 @@ def head_applies_adapters(head: nn.Linear, reference: ChildReference, adapters: 
 
 
 def adapt_rows(adapter: Adapter, rows: Tensor, start: int, stop: int) -> Tensor:
-    """Return `rows`, which are rows `start .. stop - 1` of the table, with an adapter applied; no in-place change."""
+    """Return rows of a table with an adapter applied, as a new tensor.
+
+    Args:
+        adapter: LoRA or trained tokens of the whole table.
+        rows: Rows `start` to `stop - 1` of the table, `(stop - start, D)`.
+        start: First row.
+        stop: Last row + 1.
+    """
     if isinstance(adapter, LoraAdapter):
         return rows + (adapter.a[:, start:stop].T @ adapter.b.T * adapter.scaling).to(rows.dtype)
     index, values = _trained_between(adapter, start, stop)
@@ -182,9 +210,16 @@ def adapt_rows(adapter: Adapter, rows: Tensor, start: int, stop: int) -> Tensor:
 
 
 def adapt_products(adapter: Adapter, products: Tensor, hidden: Tensor, start: int, stop: int) -> Tensor:
-    """Return `products = hidden @ rows.T` of rows `start .. stop - 1`, changed as if the rows were adapted.
+    """Return `hidden @ adapted_rows.T`, computed from the products with the unadapted rows, as a new tensor.
 
-    LoRA adds two narrow products; trained tokens replace columns.
+    For LoRA two products with the narrow matrices are added. For trained tokens their columns are replaced.
+
+    Args:
+        adapter: LoRA or trained tokens of the whole table.
+        products: `hidden @ rows.T` for the unadapted rows `start` to `stop - 1`.
+        hidden: Hidden states, `(..., D)`.
+        start: First row.
+        stop: Last row + 1.
     """
     if isinstance(adapter, LoraAdapter):
         narrow = hidden.to(adapter.b.dtype) @ adapter.b * adapter.scaling
@@ -194,17 +229,21 @@ def adapt_products(adapter: Adapter, products: Tensor, hidden: Tensor, start: in
 
 
 def _trained_between(adapter: TrainableTokens, start: int, stop: int) -> tuple[Tensor, Tensor]:
-    """Return (indices, rows) of the trained tokens among `start .. stop - 1`; indices are relative to `start`."""
+    """Return the trained tokens among `start` to `stop - 1`.
+
+    Returns:
+        Their IDs minus `start`, `(N,)`, and their trained rows, `(N, D)`.
+    """
     chosen = [number for number, token in enumerate(adapter.token_ids) if start <= token < stop]
     index = [adapter.token_ids[number] - start for number in chosen]
     return torch.tensor(index, dtype=torch.long, device=adapter.values.device), adapter.values[chosen]
 
 
 class AdaptedRows(TokenTable):
-    """The rows of a table with the adapters that are active now, for a tied head. It has no parameters.
+    """A table without parameters, for a tied head: the rows of another table with its active PEFT adapters applied.
 
     Args:
-        adapted_table: Function that returns the table and its adapters.
+        adapted_table: Function that returns the other table and its adapters; it is called at each use.
     """
 
     padding_idx = None
@@ -216,30 +255,30 @@ class AdaptedRows(TokenTable):
 
     @property
     def table(self) -> TokenTable:
-        """The table without adapters."""
+        """Return the table without its adapters."""
         return cast(TokenTable, self.adapted_table().table)
 
     @property
     def vocab_size(self) -> int:  # type: ignore[override]
-        """Number of tokens, V."""
+        """Return the number of tokens, V."""
         return self.table.vocab_size
 
     @property
     def num_rows(self) -> int:  # type: ignore[override]
-        """Number of rows of the table, spare rows included."""
+        """Return the number of rows of the table, spare rows included."""
         return self.table.num_rows
 
     @property
     def embed_dim(self) -> int:  # type: ignore[override]
-        """Width of a row, D."""
+        """Return the width of a row, D."""
         return self.table.embed_dim
 
     def look_up(self, ids: Ids) -> Vectors:
-        """Return the rows of `ids` with adapters applied."""
+        """Return the rows of `ids` with adapters applied, `(...)` to `(..., D)`. It computes all rows of the table."""
         return F.embedding(ids, self.rows(0, self.num_rows))
 
     def rows(self, start: int, stop: int) -> Float[Tensor, "N D"]:
-        """Return rows `start .. stop - 1` with adapters applied."""
+        """Return rows `start` to `stop - 1` with adapters applied."""
         rows = self.table.rows(start, stop)
         for adapter in self.adapted_table().adapters:
             rows = adapt_rows(adapter, rows, start, stop)
@@ -248,7 +287,7 @@ class AdaptedRows(TokenTable):
     def raw_logits(
         self, hidden: Float[Tensor, "*batch D"], start: int = 0, stop: int | None = None
     ) -> Float[Tensor, "*batch N"]:
-        """Compute `hidden @ rows(start, stop).T` without building the rows."""
+        """Compute `hidden @ rows(start, stop).T` without computing the adapted rows."""
         stop = self.vocab_size if stop is None else stop
         products = self.table.raw_logits(hidden, start, stop)
         for adapter in self.adapted_table().adapters:

@@ -67,13 +67,13 @@ class PredictionHead(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """Return the rows of the head, `(V, R)`."""
+        """Return the rows that the transformed hidden states are multiplied with, `(V, R)`."""
         weight: Tensor = self.output.weight
         return weight
 
     @property
     def config(self) -> JsonObject:
-        """Return the constructor's arguments as JSON, without the table of a tied head."""
+        """Return the constructor's arguments as JSON; for a tied head without the table and its sizes."""
         return {
             **self.output.config,
             "dense": part_config(self.dense),
@@ -82,7 +82,7 @@ class PredictionHead(nn.Module):
         }
 
     def transform(self, hidden: Float[Tensor, "*batch D"]) -> Float[Tensor, "*batch R"]:
-        """Compute `norm(activation(dense(hidden)))`."""
+        """Compute `norm(activation(dense(hidden)))`, `(..., D)` to `(..., R)`."""
         projected = self.dense(hidden)
         activated = projected if self.activation is None else ACTIVATIONS[self.activation](projected)
         result: Tensor = activated if self.norm is None else self.norm(activated)
@@ -96,11 +96,14 @@ class PredictionHead(nn.Module):
     def loss(
         self, hidden: Float[Tensor, "*batch D"], targets: Int[Tensor, "*batch"], **options: Unpack[LossOptions]
     ) -> Float[Tensor, "*result"]:
-        """Return the cross entropy of `targets` under `softmax(head(hidden))`; see `OutputHead.loss`."""
+        """Return the cross entropy of `targets` under `softmax(head(hidden))`, in nats per token.
+
+        Arguments, result and errors are those of `OutputHead.loss`.
+        """
         return self.output.loss(self.transform(hidden), targets, **options)
 
     def extra_repr(self) -> str:
-        """Return the activation, for `print`."""
+        """Return the name of the activation, for `print`; "" if there is none."""
         return "" if self.activation is None else f"activation={self.activation}"
 
 
@@ -112,7 +115,11 @@ def part_config(part: nn.Linear | nn.LayerNorm | None) -> JsonObject | None:
 
 
 def build_part(kind: type[Part], config: JsonObject | None) -> Part | None:
-    """Build the projection or LayerNorm that `part_config` described, freshly initialised; `None` for `None`.
+    """Build a projection (`nn.Linear`) or an `nn.LayerNorm` from a result of `part_config`, with fresh weights.
+
+    Args:
+        kind: `nn.Linear` or `nn.LayerNorm`.
+        config: The constructor's arguments; `None` returns `None`.
 
     Raises:
         CheckpointError: An argument has another type.
@@ -125,7 +132,11 @@ def build_part(kind: type[Part], config: JsonObject | None) -> Part | None:
 
 
 def build_head(config: JsonObject, table: TokenTable) -> OutputHead | PredictionHead:
-    """Build the head that `{"tied": head.tied, **head.config}` describes, tied to `table` if it was tied.
+    """Build a head from a description, with fresh weights.
+
+    Args:
+        config: `{"tied": head.tied, **head.config}` of an `OutputHead` or a `PredictionHead`.
+        table: Table that the new head is tied to if `config["tied"]` is true.
 
     Raises:
         CheckpointError: A field is missing or has another type.

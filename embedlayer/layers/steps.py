@@ -18,12 +18,12 @@ TABLE_METHODS: dict[str, Callable[..., Any]] = {"__call__": nn.Module.__call__, 
 
 
 class EmbeddingStep(NamedTuple):
-    """Name one step of an input embedding, with the module that computes it.
+    """Describe one step of an input embedding by its name, which says what it computes, and by its module.
 
     | name | computes |
     |---|---|
-    | `look_up` | `module(ids)`, scale included; vectors that are passed in place of IDs stay as they are |
-    | `token_types` | `x + module(token_type_ids)`; `x` where no segments are passed |
+    | `look_up` | `module(ids)`, scale included; the first step, skipped where vectors are passed instead of IDs |
+    | `token_types` | `x + module(token_type_ids)`; `x` if there are no `token_type_ids` |
     | `positions` | `module.add(x, positions)` |
     | `norm`, `projection`, `dropout` | `module(x)` |
     """
@@ -33,12 +33,12 @@ class EmbeddingStep(NamedTuple):
 
 
 class TokenBatch(NamedTuple):
-    """Inputs of all steps.
+    """Hold the inputs of all steps of an input embedding.
 
     Attributes:
-        ids: Token IDs, `(..., T)`; zeros of that shape where vectors are passed in their place.
+        ids: Token IDs, `(..., T)`; zeros of that shape if vectors are passed instead.
         positions: Position of each token, `(T,)` or `(..., T)`.
-        token_type_ids: Segment of each token, or `None` to add no segments.
+        token_type_ids: Segment of each token (BERT), `(..., T)`; `None` to add no segment vectors.
     """
 
     ids: Int[Tensor, "*batch T"]
@@ -47,12 +47,12 @@ class TokenBatch(NamedTuple):
 
 
 class TracedStep(NamedTuple):
-    """The result of one step.
+    """Hold the result of one step of an input embedding.
 
     Attributes:
         name: Name of the step.
         vectors: Vectors after the step, `(..., T, D)`.
-        description: Sizes and factors of this layer, in one line.
+        description: What the step did, with its sizes and factors, in one line.
         added: Vectors that the step added, `(..., T, D)` or `(T, D)`; `None` for a step that added nothing.
     """
 
@@ -63,7 +63,7 @@ class TracedStep(NamedTuple):
 
 
 def input_steps(table: nn.Module, position: Position, dropout: nn.Module | None = None) -> tuple[EmbeddingStep, ...]:
-    """Return the steps of `dropout(position.add(table(ids), positions))`; `None` for no dropout."""
+    """Return the steps of `dropout(position.add(table(ids), positions))` in order, without dropout if it is `None`."""
     steps = (EmbeddingStep("look_up", table), EmbeddingStep("positions", position))
     return steps if dropout is None else (*steps, EmbeddingStep("dropout", dropout))
 
@@ -71,12 +71,12 @@ def input_steps(table: nn.Module, position: Position, dropout: nn.Module | None 
 def run_steps(
     steps: Sequence[EmbeddingStep], batch: TokenBatch, inputs_embeds: Float[Tensor, "*batch T D"] | None = None
 ) -> Float[Tensor, "*batch T E"]:
-    """Compute the input embedding step by step.
+    """Run the steps of an input embedding one after another, and return the vectors after the last.
 
     Args:
         steps: Steps in order; the first one is the look-up.
         batch: Inputs of the steps.
-        inputs_embeds: Vectors in place of the look-up, scale included, or `None`.
+        inputs_embeds: Vectors to use instead of the look-up, already scaled; `None` to look up `batch.ids`.
     """
     x = inputs_embeds
     for step in steps:
@@ -88,11 +88,16 @@ def run_steps(
 def trace_steps(
     steps: Sequence[EmbeddingStep], batch: TokenBatch, inputs_embeds: Float[Tensor, "*batch T D"] | None = None
 ) -> Iterator[TracedStep]:
-    """Compute the same as `run_steps` and yield the vectors after each step.
+    """Run the steps as `run_steps` does, and yield a `TracedStep` with the vectors after each.
 
-    The look-up yields two steps, rows and scale. It yields one where a hook or an override may change `table(ids)`.
-    Each step reads the tensor that was yielded before it, so `vectors.requires_grad_()` on a yielded tensor gives the
+    For the look-up two steps are yielded, rows and scale; only one if a hook or an override may change `table(ids)`.
+    Each step reads the tensor that was yielded before it. So `vectors.requires_grad_()` on a yielded tensor gives the
     gradient of a later loss at that step.
+
+    Args:
+        steps: Steps in order; the first one is the look-up.
+        batch: Inputs of the steps.
+        inputs_embeds: Vectors to use instead of the look-up, already scaled, for which no step is yielded; or `None`.
 
     Example:
         >>> table, position = TokenEmbedding(100, 8, scale=2.0), SinusoidalPositionalEmbedding(16, 8)
@@ -108,7 +113,13 @@ def trace_steps(
 
 
 def _run(step: EmbeddingStep, x: Tensor | None, batch: TokenBatch) -> Tensor:
-    """Return the vectors after one step; `x` is `None` before the look-up."""
+    """Return the vectors after one step.
+
+    Args:
+        step: The step.
+        x: Vectors after the step before; `None` before the look-up.
+        batch: Inputs of the steps.
+    """
     name, module = step
     if x is None:
         x = module(batch.ids)
@@ -124,7 +135,10 @@ def _run(step: EmbeddingStep, x: Tensor | None, batch: TokenBatch) -> Tensor:
 
 
 def _trace_look_up(table: nn.Module, ids: Ids) -> Iterator[TracedStep]:
-    """Yield the rows and, for a table with a scale, the scaled rows; their last vectors equal `table(ids)`."""
+    """Look up `ids`, and yield the rows and, if the table has a scale, the scaled rows, which equal `table(ids)`.
+
+    Only `table(ids)` is yielded if a hook or an override may change it.
+    """
     if not isinstance(table, LookupTable) or has_hooks(table) or not is_unchanged(table, **TABLE_METHODS):
         yield TracedStep("look_up", table(ids), f"{type(table).__name__}: rows, with any scale applied")
         return
@@ -137,7 +151,13 @@ def _trace_look_up(table: nn.Module, ids: Ids) -> Iterator[TracedStep]:
 
 
 def _trace(step: EmbeddingStep, x: Tensor, batch: TokenBatch) -> Iterator[TracedStep]:
-    """Yield one step after the look-up; its vectors equal `_run(step, x, batch)`."""
+    """Run one step after the look-up, and yield its vectors with a description; nothing for the look-up itself.
+
+    Args:
+        step: The step.
+        x: Vectors after the step before.
+        batch: Inputs of the steps.
+    """
     name, module = step
     if name == "look_up":
         return
@@ -158,7 +178,16 @@ def _trace(step: EmbeddingStep, x: Tensor, batch: TokenBatch) -> Iterator[Traced
 
 
 def _added_positions(position: Position, x: Tensor, result: Tensor, positions: Positions) -> tuple[str, Tensor | None]:
-    """Return (description, vectors) of `position.add`; the vectors are `None` for schemes inside attention."""
+    """Return a description of what `position.add` did, and the vectors that it added.
+
+    The vectors are `None` for a scheme that is applied in attention.
+
+    Args:
+        position: The position scheme.
+        x: Vectors before the step.
+        result: Vectors after the step.
+        positions: Position of each token.
+    """
     kind = type(position).__name__
     if position.hook != "add":
         effects = {"rotate": "it rotates queries and keys", "bias": "it is a bias on attention scores"}

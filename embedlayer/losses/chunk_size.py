@@ -1,4 +1,7 @@
-"""Number of tokens per chunk of a chunked loss. Imports no torch, since the planner computes with it too."""
+"""Choose the number of tokens per chunk of a chunked loss.
+
+The module imports no torch, so that the planner can use it without loading torch.
+"""
 
 import math
 
@@ -7,16 +10,18 @@ MAX_CHUNK_TOKENS = {"cpu": 512, "cuda": 8192}
 
 
 def tokens_per_chunk(tokens: int, vocab_size: int, embed_dim: int, device: str, itemsize: int) -> int:
-    """Return the number of tokens in each chunk: as many as fit into the logits buffer, in chunks of equal size.
+    """Return the number of tokens per chunk, chosen so that the logits of one chunk fit into a buffer.
 
-    Where the table is much larger than the buffer, a chunk has at least `embed_dim / 4` tokens.
+    The buffer has 64 MiB on a CPU and 512 MiB on CUDA (`BUFFER_BYTES`). A chunk never has more than `MAX_CHUNK_TOKENS`
+    tokens. Up to `max(embed_dim // 4, 16)` tokens are allowed even where their logits need more than the buffer. The
+    tokens are divided evenly over the chunks; only the last chunk may be shorter.
 
     Args:
-        tokens: Tokens in all.
-        vocab_size: Rows that each token is multiplied with, V.
+        tokens: Number of tokens in all chunks together.
+        vocab_size: Number of logits per token, V.
         embed_dim: Width of a row, D.
         device: `"cuda"`, or any other device type, which is treated like a CPU.
-        itemsize: Bytes of a logit.
+        itemsize: Bytes per logit.
 
     Example:
         >>> tokens_per_chunk(2048, 50257, 768, "cpu", 4)

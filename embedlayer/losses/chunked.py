@@ -31,7 +31,7 @@ Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]
 
 
 class RequestedGradients(NamedTuple):
-    """Say of which inputs of the loss the gradients are computed."""
+    """Record for which of the three differentiable inputs of the loss a gradient must be computed."""
 
     hidden: bool
     weight: bool
@@ -39,7 +39,14 @@ class RequestedGradients(NamedTuple):
 
 
 class LossInputs(NamedTuple):
-    """The tensors of a loss: hidden states, rows, their bias, and targets."""
+    """Hold the input tensors of a loss.
+
+    Attributes:
+        hidden: Hidden states, `(..., D)`.
+        weight: One row per token, `(rows, D)`.
+        bias: Bias of the rows, `(rows,)`, or `None`.
+        targets: Target token IDs, `(...)`.
+    """
 
     hidden: Tensor
     weight: Tensor
@@ -48,7 +55,14 @@ class LossInputs(NamedTuple):
 
 
 class ChunkedSettings(NamedTuple):
-    """The options of a chunked loss, the requested gradients, and which rows this process and the other ranks store."""
+    """Hold everything that a chunked loss needs besides its input tensors.
+
+    Attributes:
+        loss: The options, such as `label_smoothing` and `reduction`.
+        requested: For which inputs a gradient is computed.
+        collectives: Collective operations of the ranks over which the rows are sharded.
+        partition: Which rows this rank stores.
+    """
 
     loss: LossSettings
     requested: RequestedGradients
@@ -67,26 +81,26 @@ def chunked_cross_entropy(
 ) -> Tensor:
     """Compute the loss over chunks of tokens, differentiable in `hidden`, `weight` and `bias`.
 
-    With several ranks each passes its own hidden states, targets and rows. Of a chunk of tokens each rank gathers the
-    hidden states of all ranks and computes the logits of its own rows. Three numbers per token are reduced over the
-    ranks: the maximum, the sum of exponentials and the target logit; with `label_smoothing` also the sum of logits.
-    All ranks must call this function, and `backward` through it.
+    With several ranks each passes its own hidden states, targets and rows. For each chunk of tokens, every rank gathers
+    the hidden states of all ranks and computes the logits of its own rows. Three numbers per token are then reduced
+    over the ranks: the maximum, the sum of exponentials and the target logit; with `label_smoothing` also the sum of
+    logits. All ranks must call this function, and `backward` through it.
 
     Args:
-        hidden: Hidden states of this process, `(..., D)`.
-        weight: The rows that this process stores, `(rows, D)`.
-        bias: Their bias `(rows,)`, or `None`.
-        targets: Token IDs of the whole vocabulary, `(...)`, or `ignore_index`.
-        settings: The options; `padding_idx` is a row number of this process.
+        hidden: Hidden states of this rank's tokens, `(..., D)`.
+        weight: The rows that this rank stores, `(rows, D)`.
+        bias: The bias of these rows, `(rows,)`, or `None`.
+        targets: Token IDs `(...)`, or `ignore_index`. An ID counts from the first row of the whole vocabulary.
+        settings: The options. Here `padding_idx` counts from the first row of this rank.
         collectives: The ranks over which the rows are sharded.
-        partition: The rows of this rank; `None` for all rows.
+        partition: Which rows this rank stores; `None` for all rows.
 
     Returns:
-        The loss of this process's tokens in nats: a scalar, or `(...)` with `reduction="none"`.
+        The loss of this rank's tokens in nats: a scalar, or `(...)` with `reduction="none"`.
 
     Raises:
         TokenIdError: A target is neither a token nor `ignore_index`.
-        SizeError: A `torch.func` transform is active, or gradients of gradients of a sharded table are requested.
+        SizeError: A `torch.func` transform is active. `backward` raises it if `create_graph=True` and rows are sharded.
     """
     if transforms_active():
         raise SizeError(
@@ -106,9 +120,20 @@ def chunked_cross_entropy(
 def loss_and_gradients(
     inputs: LossInputs, grad_output: Tensor | None, chunked: ChunkedSettings
 ) -> tuple[Tensor, Gradients]:
-    """Return the loss, and its gradients times `grad_output` (1 if `None`), in float32 or float64.
+    """Compute the loss and its gradients in one pass over chunks of tokens; all ranks must call it.
 
-    With `reduction="none"` and without `grad_output` no gradients are computed, and they are `None`.
+    Args:
+        inputs: The input tensors; targets may be `ignore_index`.
+        grad_output: Gradient of the final scalar with respect to the loss, of the shape of the loss; `None` for 1.
+        chunked: The options, the requested gradients, and the ranks.
+
+    Returns:
+        The loss, and the gradients of hidden states, weight and bias times `grad_output`. All are float32, or float64
+        for float64 products. A gradient that is not requested is `None`. With `reduction="none"` and without
+        `grad_output` all gradients are `None`.
+
+    Raises:
+        TokenIdError: A target is neither a token nor `ignore_index`.
     """
     settings, (hidden, weight, bias, targets) = chunked.loss, inputs
     raise_if_outside(targets, settings.vocab_size, "token id", ignore=settings.ignore_index)
@@ -137,7 +162,14 @@ def loss_and_gradients(
 
 @dataclass
 class _GradientSums:
-    """Sums of the gradients over chunks; `None` where no gradient is requested."""
+    """Sum the gradients of weight and bias over chunks of tokens.
+
+    Attributes:
+        rows_VD: The rows, in the dtype of the matrix products.
+        hidden: Buffer `(N, D)` that the caller fills with the gradients of the hidden states; `None` if not requested.
+        weight: Sum of the gradients of the rows; `None` if not requested.
+        bias: Sum of the gradients of the bias; `None` if not requested.
+    """
 
     rows_VD: Tensor
     hidden: Tensor | None
@@ -145,10 +177,18 @@ class _GradientSums:
     bias: Tensor | None
 
     def add(self, dlogits_VC: Tensor, x_CD: Tensor, factors_C: Tensor, *, first: bool) -> Tensor | None:
-        """Add the gradients of a chunk to the sums of weight and bias, and return the gradient of `x_CD`.
+        """Add the gradients of one chunk to `weight` and `bias` in place, and return those of its hidden states.
 
-        The gradient of the loss by a logit is `factors * dlogits`. Hidden gradients are returned, not summed:
-        `None` if they are not requested. `first` marks the first chunk, which overwrites the weight's sum.
+        The gradient of the loss with respect to the raw logits is `dlogits_VC * factors_C`.
+
+        Args:
+            dlogits_VC: Result of `_softmax_to_dlogits_`; overwritten if the hidden states are 16-bit numbers.
+            x_CD: Hidden states of the chunk.
+            factors_C: One factor per token.
+            first: Whether this is the first chunk, whose gradient overwrites the uninitialised `weight`.
+
+        Returns:
+            The gradient of `x_CD`, or `None` if it is not requested.
         """
         if self.bias is not None:
             self.bias.addmv_(dlogits_VC, factors_C)
@@ -161,7 +201,10 @@ class _GradientSums:
         return grad_CD
 
     def _add_16_bit(self, dlogits_VC: Tensor, x_CD: Tensor, *, first: bool) -> Tensor | None:
-        """Add products of 16-bit numbers in 32 bits, a block of rows at a time."""
+        """Do the work of `add` for 16-bit hidden states and rows; here `dlogits_VC` already contains the factors.
+
+        Each matrix product is computed in 16 bits, for `ROWS_AT_ONCE` rows at a time, and added to the 32-bit `weight`.
+        """
         if self.weight is not None:
             for start in range(0, len(dlogits_VC), ROWS_AT_ONCE):
                 part = dlogits_VC[start : start + ROWS_AT_ONCE] @ x_CD
@@ -174,7 +217,16 @@ class _GradientSums:
 
 
 def _all_chunks(inputs: LossInputs, factors_N: Tensor | None, chunked: ChunkedSettings) -> tuple[Tensor, Gradients]:
-    """Return the losses of tokens without ignored targets, and the gradients of `sum(factors * losses)`."""
+    """Compute the token losses, and the gradients of `sum(factors * losses)`, one chunk of tokens after another.
+
+    Args:
+        inputs: Hidden states `(N, D)` and targets `(N,)` without ignored targets, and the rows and bias of this rank.
+        factors_N: Factor of each token's loss; `None` to compute no gradients.
+        chunked: The options, the requested gradients, and the ranks.
+
+    Returns:
+        The losses of this rank's tokens, `(N,)`, and the gradients of hidden states, weight and bias.
+    """
     hidden_ND, weight, bias, targets_N = inputs
     settings, requested, ranks, _ = chunked
     dtype = loss_dtype(settings.compute)
@@ -220,14 +272,20 @@ def _all_chunks(inputs: LossInputs, factors_N: Tensor | None, chunked: ChunkedSe
 
 
 def _chunk_size(counts: list[int], vocab_size: int, rows_VD: Tensor) -> int:
-    """Return the number of tokens per rank and chunk, which is the same on all ranks."""
+    """Return how many tokens of each rank form a chunk; the number is the same on all ranks.
+
+    Args:
+        counts: Number of tokens of each rank.
+        vocab_size: Number of tokens of the whole vocabulary, V.
+        rows_VD: The rows of this rank.
+    """
     most_rows, itemsize = math.ceil(vocab_size / len(counts)), loss_dtype(rows_VD.dtype).itemsize
     size = tokens_per_chunk(sum(counts), most_rows, rows_VD.shape[1], rows_VD.device.type, itemsize)
     return max(math.ceil(size / len(counts)), 1)
 
 
 def _multiply(a: Tensor, b: Tensor, *, out: Tensor) -> None:
-    """Write `a @ b` to `out`, converted to its dtype."""
+    """Write `a @ b` to `out`. The product has the dtype of `a`, and is converted to that of `out`."""
     if a.dtype == out.dtype:
         torch.mm(a, b, out=out)
     else:
@@ -237,7 +295,11 @@ def _multiply(a: Tensor, b: Tensor, *, out: Tensor) -> None:
 def _finish_logits_(
     scores_VC: Tensor, bias: Tensor | None, settings: LossSettings, *, keep_grad: bool
 ) -> Tensor | None:
-    """Apply `finish_logits` in place, but for its scale; return the derivative of the soft cap, or `None`."""
+    """Apply bias, soft cap and padding to raw logits in place, as `finish_logits` does; they are already scaled.
+
+    Returns:
+        The derivative of the soft cap at each logit, or `None` without a soft cap or without `keep_grad`.
+    """
     softcap_grad_VC = None
     if bias is not None:
         scores_VC.add_(bias.unsqueeze(1))
@@ -251,7 +313,16 @@ def _finish_logits_(
 
 
 def _softmax_(scores_VC: Tensor, targets_C: Tensor, chunked: ChunkedSettings) -> tuple[Tensor, Tensor, Tensor]:
-    """Replace logits by softmax times its denominator, in place; return losses, denominators and logsumexp."""
+    """Replace logits by `exp(logit - maximum)` in place, and compute the loss of each token of the chunk.
+
+    Args:
+        scores_VC: Logits of this rank's rows for the tokens of all ranks.
+        targets_C: Target token IDs of the whole vocabulary.
+        chunked: The options and the ranks.
+
+    Returns:
+        Three numbers per token, over the rows of all ranks: loss, sum of the exponentials, and logsumexp.
+    """
     settings, ranks = chunked.loss, chunked.collectives
     highest_C = ranks.all_reduce(scores_VC.amax(0), "max")
     scores_VC.sub_(highest_C)
@@ -276,7 +347,18 @@ def _softmax_to_dlogits_(
     softcap_grad_VC: Tensor | None,
     chunked: ChunkedSettings,
 ) -> None:
-    """Replace the result of `_softmax_` by the gradients of the losses by the raw logits times `sums_C`, in place."""
+    """Replace the exponentials of `_softmax_` in place by gradients of the token losses by the raw logits.
+
+    The written gradients still have to be divided by `sums_C`.
+
+    Args:
+        scores_VC: Exponentials that `_softmax_` wrote; overwritten.
+        sums_C: Sum of the exponentials of each token, over all ranks.
+        lse_C: Logsumexp of each token.
+        targets_C: Target token IDs of the whole vocabulary.
+        softcap_grad_VC: Derivative of the soft cap, or `None`.
+        chunked: The options, and which rows this rank stores.
+    """
     settings = chunked.loss
     if settings.z_loss:
         scores_VC.mul_(1 + 2 * settings.z_loss * lse_C)
@@ -293,12 +375,15 @@ def _softmax_to_dlogits_(
 
 
 def _scatter_kept(values: Tensor, kept: Tensor, tokens: int) -> Tensor:
-    """Return zeros for all tokens, with `values` at the tokens that are kept."""
+    """Return a tensor with one entry per token: `values` at the indices `kept`, and 0 at all others."""
     return values.new_zeros(tokens, *values.shape[1:]).index_copy_(0, kept, values)
 
 
 def _scaled(gradients: Gradients, grad_output: Tensor | None, inputs: LossInputs) -> Gradients:
-    """Multiply gradients by `grad_output` in place, and convert each to the dtype of its input."""
+    """Multiply each gradient by the scalar `grad_output` in place, and convert it to the dtype of its input.
+
+    `None` among the gradients stays `None`; `None` as `grad_output` means 1.
+    """
     if grad_output is not None and grad_output.device.type == "cpu" and grad_output.item() == 1:
         grad_output = None
     return tuple(  # type: ignore[return-value]
@@ -310,9 +395,10 @@ def _scaled(gradients: Gradients, grad_output: Tensor | None, inputs: LossInputs
 
 
 class _Chunked(torch.autograd.Function):
-    """Compute the chunked loss, and its gradients already in `forward`; a second backward pass computes them again.
+    """Autograd function of the chunked loss, whose `forward` computes the gradients too.
 
-    With `reduction="none"` the gradients wait for `backward`, because they depend on `grad_output`.
+    `backward` multiplies them in place by `grad_output`; a second `backward` of the same graph computes them again.
+    `backward` also computes them with `reduction="none"`, and where the ranks have different `grad_output`.
     """
 
     @staticmethod
@@ -340,9 +426,9 @@ class _Chunked(torch.autograd.Function):
 
 
 def _differentiable(inputs: LossInputs, grad_output: Tensor, chunked: ChunkedSettings) -> Gradients:
-    """Compute gradients by the plain definition, so that they are differentiable themselves (`create_graph=True`).
+    """Compute gradients by the plain definition, so that they can be differentiated again (`create_graph=True`).
 
-    It also computes batched gradients (`is_grads_batched=True`), since the chunks cannot take a batch of `grad_output`.
+    It is also used for batched gradients (`is_grads_batched=True`), as the chunks cannot take a batch of `grad_output`.
 
     Raises:
         SizeError: The rows are sharded.
@@ -371,18 +457,18 @@ def _differentiable(inputs: LossInputs, grad_output: Tensor, chunked: ChunkedSet
 def _operator(
     hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, grad_output: Tensor | None, *rest: Any
 ) -> tuple[Tensor, ...]:
-    """Compute `loss_and_gradients` as one operator, for compiled graphs of a single process.
+    """Compute `loss_and_gradients` in a single process, as one custom operator that compiled graphs can contain.
 
     Args:
-        hidden: Hidden states.
-        weight: Rows of the head.
+        hidden: Hidden states, `(..., D)`.
+        weight: Rows of the head, `(V, D)`.
         bias: Bias of the rows, or `None`.
-        targets: Target IDs.
-        grad_output: Gradient of the loss; 1 if `None`.
-        rest: The settings and requested gradients as flat values, in the order of the operator's schema.
+        targets: Target token IDs, `(...)`.
+        grad_output: Gradient of the final scalar with respect to the loss; `None` for 1.
+        rest: The fields of `LossSettings`, then those of `RequestedGradients`, in the order of the operator's schema.
 
     Returns:
-        The loss, and the gradients of `hidden`, `weight` and `bias`. One that is not requested is an empty
+        The loss, and the gradients of `hidden`, `weight` and `bias`. A gradient that is not requested is an empty
         tensor.
     """
     settings, requested = _unpacked(rest)
@@ -392,7 +478,7 @@ def _operator(
 
 
 def _unpacked(rest: tuple[Any, ...]) -> tuple[LossSettings, RequestedGradients]:
-    """Rebuild the settings from the flat arguments of the operator."""
+    """Rebuild the settings and the requested gradients from the flat arguments `rest` of `_operator`."""
     count = len(LossSettings._fields)
     return LossSettings(*rest[:count]), RequestedGradients(*rest[count:])
 
@@ -413,7 +499,7 @@ def _(
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    """Keep inputs and gradients for `_backward`."""
+    """Save in `ctx` what `_backward` needs: the inputs of `_operator`, and the gradients among its outputs."""
     hidden, weight, bias, targets, _, *rest = inputs
     ctx.set_materialize_grads(False)
     ctx.rest = rest
@@ -421,7 +507,11 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None
 
 
 def _backward(ctx: Any, grad_output: Tensor, *_: Tensor | None) -> tuple[Any, ...]:
-    """Scale the gradients that `_operator` returned in the forward pass; with `reduction="none"`, compute them now."""
+    """Return the gradients of the arguments of `_operator`; `None` for those that are no differentiable tensor.
+
+    The gradients that `_operator` returned are multiplied by `grad_output`. With `reduction="none"` they are computed
+    now.
+    """
     hidden, weight, bias, targets, *gradients = ctx.saved_tensors
     settings, requested = _unpacked(ctx.rest)
     if settings.reduction == "none":

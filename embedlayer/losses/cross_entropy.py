@@ -1,7 +1,7 @@
-"""The plain definition of the loss of an LM head, and the options that all ways to compute it share.
+"""The plain definition of the loss of an LM head, and the options that all implementations of it share.
 
-`cross_entropy(hidden @ weight.T, targets)` is a few lines of PyTorch, and `losses.chunked`, `losses.row_blocks` and
-`losses.triton_kernels` must equal it.
+`cross_entropy(hidden @ weight.T, targets)` is a few lines of PyTorch. `losses.chunked`, `losses.row_blocks` and
+`losses.triton_kernels` compute the same loss with less memory, and are tested against it.
 """
 
 from typing import Any, Literal, NamedTuple, NotRequired, TypedDict, Unpack, get_args
@@ -20,12 +20,12 @@ Reduction = Literal["mean", "sum", "none"]
 
 
 class LogitOptions(TypedDict):
-    """Options of `finish_logits`: operations between the raw logits `hidden @ weight.T` and the logits, in this order.
+    """Options that `finish_logits` applies, in this order, to raw logits `hidden @ weight.T`.
 
     Attributes:
         logit_scale: Factor of the raw logits; 1 by default.
         bias: Bias of each token `(V,)`, added after the scale; `None` by default.
-        softcap: Bound of the logits by `softcap * tanh(x / softcap)` (Gemma 2); `None` by default.
+        softcap: Replace each logit by `softcap * tanh(logit / softcap)` (Gemma 2). `None`, the default, is no soft cap.
         padding_idx: Token whose logit is 0 and whose row gets no gradient; `None` by default.
         mask_padding: Whether that logit is -inf instead, so that padding is never predicted; `False` by default.
     """
@@ -105,7 +105,11 @@ def finish_logits(
 
 
 def options_of_rows(options: LogitOptions, start: int, stop: int) -> LogitOptions:
-    """Return the options for the logits of rows `start` to `stop - 1` alone, without any other options."""
+    """Return the `LogitOptions` among `options`, changed to apply to the logits of rows `start` to `stop - 1`.
+
+    The bias is sliced. `padding_idx` counts from row `start`, and is `None` if the padding token is another row.
+    Defaults are filled in, and options of the loss are left out.
+    """
     bias, padding_idx = options.get("bias"), options.get("padding_idx")
     return {
         "logit_scale": options.get("logit_scale", 1.0),
@@ -164,22 +168,31 @@ def cross_entropy(
 
 
 def loss_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype in which losses and gradients are summed: float64 for float64, float32 for all others."""
+    """Return the dtype in which losses and gradients are summed: float64 for `dtype` float64, else float32."""
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 def reduce_losses(losses: Tensor, kept: Tensor, reduction: Reduction) -> Tensor:
-    """Reduce the losses of tokens to their mean over `kept` tokens, to their sum, or not at all."""
+    """Reduce the losses of tokens to a mean (`"mean"`), to a sum (`"sum"`), or return them unchanged (`"none"`).
+
+    Args:
+        losses: One loss per token, 0 for ignored targets.
+        kept: Mask of the tokens with a target that is not ignored; the mean is over these, and 0 if there are none.
+        reduction: `"mean"`, `"sum"` or `"none"`.
+    """
     if reduction == "none":
         return losses
     return losses.sum() if reduction == "sum" else losses.sum() / kept.sum().clamp(min=1)
 
 
 def checked_targets(targets: Tensor, vocab_size: int, ignore_index: int) -> Tensor:
-    """Return the targets after a check that each is a token or `ignore_index`; accelerators are not checked.
+    """Check on the CPU that each target is a token or `ignore_index`, and return the targets.
+
+    On an accelerator nothing is checked. Under `torch.func` transforms and in `torch.export` a target outside the
+    vocabulary is clamped to the first or last token.
 
     Raises:
-        TokenIdError: A target is neither; the message names the first, its row and its column.
+        TokenIdError: On the CPU, a target is neither; the message names the first such target, its row and its column.
     """
     if plain_operators_only():
         return torch.where(targets == ignore_index, targets, targets.clamp(0, vocab_size - 1))
@@ -194,6 +207,11 @@ def checked_targets(targets: Tensor, vocab_size: int, ignore_index: int) -> Tens
 
 def check_shapes(hidden: Tensor, weight: Tensor, targets: Tensor) -> None:
     """Check that the shapes and dtypes of hidden states, rows and targets fit each other.
+
+    Args:
+        hidden: Must be `(..., D)`.
+        weight: Must be `(V, D)`, and of the dtype of `hidden` unless autocast is active.
+        targets: Must be `(...)`, int64 or int32.
 
     Raises:
         ShapeError: A shape or dtype does not fit; the message names what was found.
@@ -231,7 +249,12 @@ def check_options(options: LossOptions) -> None:
 
 
 class LossSettings(NamedTuple):
-    """`LossOptions` with their defaults, and `compute`, the dtype of the matrix products."""
+    """Hold the options of a loss, `LossOptions`, with all defaults filled in, but without `bias` and `impl`.
+
+    Attributes:
+        vocab_size: Number of tokens, V.
+        compute: Dtype of the matrix products.
+    """
 
     vocab_size: int
     logit_scale: float = 1.0
@@ -246,7 +269,16 @@ class LossSettings(NamedTuple):
 
 
 def fill_in_defaults(hidden: Tensor, weight: Tensor, options: LossOptions) -> LossSettings:
-    """Fill in the defaults of the options; the dtype of the matrix products is that of autocast, if active."""
+    """Return the options with all defaults filled in, and with the dtype of the matrix products.
+
+    That dtype is the one of autocast if autocast is active and neither tensor is float64. Otherwise it is the common
+    dtype of `hidden` and `weight`.
+
+    Args:
+        hidden: Hidden states, `(..., D)`.
+        weight: One row per token; their number is the default of `vocab_size`.
+        options: The options that the caller passed.
+    """
     device, vocab_size = hidden.device.type, options.get("vocab_size")
     narrow = torch.is_autocast_enabled(device) and torch.float64 not in (hidden.dtype, weight.dtype)
     known: dict[str, Any] = {name: value for name, value in options.items() if name in LossSettings._fields}

@@ -1,7 +1,7 @@
 """The loss of an LM head: `cross_entropy(finish_logits(hidden @ weight.T), targets)`, in nats per token.
 
-Three implementations compute the same number and the same gradients: plain PyTorch, chunks of tokens, and Triton. The
-last two never store `tokens x V` logits.
+Three implementations compute the same loss and the same gradients: plain PyTorch, chunks of tokens, and Triton. The
+last two never store the logits of all tokens, which are `tokens x V` numbers.
 """
 
 import os
@@ -44,9 +44,10 @@ def linear_cross_entropy(
     dtype of `hidden` and `weight`, or of autocast; sums use the dtype of the loss. Ignored targets are dropped first.
     An empty batch, and a batch with ignored targets only, has loss 0 and zero gradients.
 
-    Unless `impl` is `"plain"`, the gradients are computed in the forward pass, a chunk of tokens at a time, so no
-    memory grows with tokens times V. With `reduction="none"` the backward pass computes the logits of each chunk again.
-    On CUDA the chunked implementation waits for the device once, to check targets and drop the ignored ones.
+    With `impl="chunked"` the gradients are computed in the forward pass, a chunk of tokens at a time. With
+    `reduction="none"` the backward pass computes the logits of each chunk again. `impl="triton"` computes blocks of
+    logits in both passes. Neither needs memory that grows with tokens times V. On CUDA both wait for the device once,
+    to check targets and drop the ignored ones.
 
     Args:
         hidden: Hidden states of the last block, `(..., D)`.
@@ -68,8 +69,8 @@ def linear_cross_entropy(
         >>> linear_cross_entropy(hidden, table, torch.randint(0, 100, (2, 5)), softcap=30.0).shape
         torch.Size([])
 
-    Reference: Wijmans et al., Cut your losses in large-vocabulary language models, 2024. Unlike the paper, no small
-    part of the softmax is left out of the gradient.
+    Reference: Wijmans et al., Cut your losses in large-vocabulary language models, 2024. Unlike the paper, this
+    function leaves no small values of the softmax out of the gradient.
     """
     check_shapes(hidden, weight, targets)
     impl = choose_impl(hidden, targets, len(weight), options)
@@ -94,8 +95,8 @@ def token_log_probs(
 ) -> Float[Tensor, "*batch"]:
     """Compute the log-probability of each token, `log_softmax(finish_logits(hidden @ weight.T))[token]`, in nats.
 
-    Policy gradients, preference losses and distillation from samples need it. It has gradients, and needs the memory of
-    `linear_cross_entropy`. A temperature T is `logit_scale=1 / T`.
+    Policy gradients, preference losses and distillation from samples use it. The result is differentiable and needs as
+    much memory as `linear_cross_entropy`. To use a temperature T, pass `logit_scale=1 / T`.
 
     Args:
         hidden: Hidden states that predict the tokens, `(..., D)`.
@@ -119,11 +120,20 @@ def token_log_probs(
 
 
 def choose_impl(hidden: Tensor, targets: Tensor, vocab_size: int, options: LossOptions) -> Impl:
-    """Return the implementation that `impl` names, or the fastest that runs on this device and has the options.
+    """Check the options, and return the implementation of the loss that will run: never `"auto"`.
+
+    `"auto"` becomes `"plain"` for at most `FEW_LOGITS` logits, then `"triton"` on CUDA, else `"chunked"`. `"triton"`
+    becomes `"chunked"` for float64, in compiled graphs, and with options that the kernels do not have.
+
+    Args:
+        hidden: Hidden states, for their device and dtype.
+        targets: Target token IDs, for their number.
+        vocab_size: Number of tokens, V.
+        options: The options that the caller passed.
 
     Raises:
         MissingExtraError: `impl="triton"` without Triton or without a CUDA device.
-        SizeError: The options are not valid.
+        SizeError: An option has an unknown value, or two options exclude each other.
     """
     check_options(options)
     requested = options.get("impl", "auto")
@@ -144,6 +154,6 @@ def choose_impl(hidden: Tensor, targets: Tensor, vocab_size: int, options: LossO
 
 
 def triton_runs(device: torch.device) -> bool:
-    """Return whether Triton is installed and supports the device, or its interpreter is switched on."""
+    """Return whether Triton is installed, and `device` is CUDA or `TRITON_INTERPRET=1` is set."""
     on_device = device.type == "cuda" or os.environ.get("TRITON_INTERPRET") == "1"
     return on_device and find_spec("triton") is not None

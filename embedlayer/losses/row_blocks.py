@@ -1,4 +1,4 @@
-"""`linear_cross_entropy` over blocks of rows, for tables that compute their rows: no `tokens x V` logits are kept."""
+"""`linear_cross_entropy` for tables that compute their rows, over blocks of rows: it never stores all logits."""
 
 from collections.abc import Callable
 
@@ -33,22 +33,25 @@ def cross_entropy_over_rows(
     rows_at_once: int,
     options: LossOptions,
 ) -> Float[Tensor, "*result"]:
-    """Compute `linear_cross_entropy` where `raw_logits(hidden, start, stop)` returns `hidden @ rows[start:stop].T`.
+    """Compute the loss of `linear_cross_entropy` from a function that computes the raw logits of a block of rows.
 
-    Of each block of tokens and rows only logsumexp, target logits and sums of logits are kept; the backward pass calls
-    `raw_logits` again. All that `raw_logits` computes from gets its gradient. The option `impl` has no effect.
+    For each block of tokens and rows, three numbers per token are kept: logsumexp, target logit and sum of logits. The
+    backward pass calls `raw_logits` again. Every tensor that `raw_logits` depends on gets its gradient.
 
     Args:
         hidden: Hidden states, `(..., D)`.
-        raw_logits: Function of hidden states and a range of rows.
+        raw_logits: Function whose result `raw_logits(hidden, start, stop)` is `hidden @ rows[start:stop].T`.
         targets: Token IDs `(...)`, or `ignore_index`.
         vocab_size: Number of rows, V.
-        rows_at_once: Rows in a block.
-        options: See `LossOptions`.
+        rows_at_once: Number of rows in a block.
+        options: See `LossOptions`; `impl` has no effect.
+
+    Returns:
+        A scalar in nats, or `(...)` with `reduction="none"`.
 
     Raises:
         TokenIdError: A target is neither a token nor `ignore_index` (on the CPU only).
-        SizeError: Two options exclude each other.
+        SizeError: An option has an unknown value, or two options exclude each other.
     """
     check_options(options)
     ignore_index, smoothing = options.get("ignore_index", -100), options.get("label_smoothing", 0.0)
@@ -69,7 +72,16 @@ def cross_entropy_over_rows(
 def _scores(
     hidden: Tensor, raw_logits: RawLogits, targets: Tensor, vocab_size: int, rows_at_once: int, options: LossOptions
 ) -> Scores:
-    """Compute the scores of one chunk of tokens over all rows, a block of rows at a time."""
+    """Compute three numbers per token over all rows: logsumexp, target logit and sum of logits.
+
+    Args:
+        hidden: Hidden states of one chunk of tokens, `(C, D)`.
+        raw_logits: As in `cross_entropy_over_rows`.
+        targets: Target token IDs, `(C,)`.
+        vocab_size: Number of rows, V.
+        rows_at_once: Number of rows in a block; the backward pass computes each block again.
+        options: Options of the logits.
+    """
     blocks = []
     for start in range(0, vocab_size, rows_at_once):
         block = (hidden, raw_logits, targets, start, min(start + rows_at_once, vocab_size), options)
@@ -87,7 +99,10 @@ def _scores(
 def _block_scores(
     hidden: Tensor, raw_logits: RawLogits, targets: Tensor, start: int, stop: int, options: LossOptions
 ) -> Scores:
-    """Compute the scores of one chunk of tokens over rows `start` to `stop - 1`."""
+    """Compute three numbers per token over rows `start` to `stop - 1`: logsumexp, target logit and sum of logits.
+
+    The target logit is 0 if the target is another row. The other arguments are those of `_scores`.
+    """
     logits = finish_logits(raw_logits(hidden, start, stop), **options_of_rows(options, start, stop))
     logits = logits.to(loss_dtype(logits.dtype))
     is_inside = (targets >= start) & (targets < stop)

@@ -1,11 +1,13 @@
 """`linear_cross_entropy` in Triton, for CUDA: logits exist in registers only, one block of tokens by rows at a time.
 
-Forward: each program computes its share of the vocabulary for one block of tokens, and keeps a running logsumexp and
-the target logit. Backward: from the logsumexp each block of the softmax is computed again, once by programs for blocks
-of tokens (gradient of `hidden`) and once by programs for blocks of rows (gradients of `weight` and `bias`). No two
-programs write to the same memory, so the results do not depend on their order.
+Forward: each program computes one share of the vocabulary for one block of tokens, and keeps a running logsumexp and
+the target logit. Backward: the softmax of each block is computed again from the logsumexp. Programs for blocks of
+tokens compute the gradient of `hidden`, and programs for blocks of rows those of `weight` and `bias`. No two programs
+write to the same memory, so the results do not depend on their order.
 
-`TRITON_INTERPRET=1`, set before Triton is imported, runs the same kernels slowly on the CPU, for tests.
+The kernels share some arguments: `tokens` and `rows` are the indices of a block, and `numbers` are sizes and options
+as `_numbers` returns them. `TRITON_INTERPRET=1`, set before Triton is imported, runs the same kernels slowly on the
+CPU, for tests.
 """
 
 from typing import Any
@@ -26,14 +28,18 @@ SHARES = 16
 
 @triton.jit
 def _load(matrix, rows, columns, num_rows, width):
-    """Load a block of a row-major matrix, with 0 outside of it; the indices broadcast to the shape of the block."""
+    """Load a block of a row-major matrix `(num_rows, width)`, with 0 for elements outside of it.
+
+    `rows` and `columns` are index tensors, such as `(BLOCK, 1)` and `(1, BLOCK)`; they broadcast to the shape of the
+    block.
+    """
     mask = (rows < num_rows) & (columns < width)
     return tl.load(matrix + rows * width + columns, mask=mask, other=0.0)
 
 
 @triton.jit
 def _add(matrix, rows, columns, num_rows, width, values):
-    """Add values to one block of a row-major matrix, in place; elements outside of the matrix are skipped.
+    """Add `values` in place to one block of a row-major matrix `(num_rows, width)`; elements outside of it are skipped.
 
     The addition is not atomic: no other program of the grid may write to the same block.
     """
@@ -44,7 +50,7 @@ def _add(matrix, rows, columns, num_rows, width, values):
 
 @triton.jit
 def _logits(hidden, weight, bias, tokens, rows, numbers):
-    """Compute the logits of one block, `(BLOCK, BLOCK)`; -inf beyond the vocabulary."""
+    """Compute float32 logits of a block of tokens by a block of rows, `(BLOCK, BLOCK)`; -inf beyond the vocabulary."""
     num_tokens, num_rows, width, scale, softcap, padding_idx, padding_logit = numbers
     raw_logits = tl.zeros((BLOCK, BLOCK), tl.float32)
     for start in range(0, width, BLOCK):
@@ -66,9 +72,19 @@ def _logits(hidden, weight, bias, tokens, rows, numbers):
 
 @triton.jit
 def _dlogits(logits, lse, factors, targets, tokens, rows, numbers):
-    """Compute the gradient of the losses by the logits before the soft cap, `(BLOCK, BLOCK)`.
+    """Compute the gradient of the losses with respect to the logits before the soft cap, `(BLOCK, BLOCK)`.
 
-    Without a soft cap it is `(softmax - one_hot) * factor`. The kernels multiply it by the logit scale.
+    Without a soft cap it is `(softmax - one_hot) * factor`. The logit scale is not included: the kernels multiply by
+    it.
+
+    Args:
+        logits: Result of `_logits`.
+        lse: Pointer to the logsumexp of each token.
+        factors: Pointer to the gradient with respect to each token's loss.
+        targets: Pointer to the target token IDs.
+        tokens: Indices of the tokens of the block.
+        rows: Indices of the rows of the block.
+        numbers: Sizes and options.
     """
     num_tokens, num_rows, _width, _scale, softcap, padding_idx, _padding_logit = numbers
     inside = tokens < num_tokens
@@ -85,7 +101,11 @@ def _dlogits(logits, lse, factors, targets, tokens, rows, numbers):
 
 @triton.jit
 def _forward(hidden, weight, bias, targets, lse, target_logits, rows_each, numbers):
-    """Compute logsumexp over one share of the vocabulary, and the target logit, 0 if the target is in another share."""
+    """Store the logsumexp and the target logit of each token of a block, over one share of the vocabulary.
+
+    The outputs `lse` and `target_logits` are `(SHARES, num_tokens)`. A target logit is 0 if the target is in another
+    share. `rows_each` is the number of rows in a share.
+    """
     num_tokens, _num_rows, _width, _scale, _softcap, _padding_idx, _padding_logit = numbers
     tokens = (tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)).to(tl.int64)
     share = tl.program_id(1)
@@ -108,7 +128,7 @@ def _forward(hidden, weight, bias, targets, lse, target_logits, rows_each, numbe
 
 @triton.jit
 def _backward_hidden(hidden, weight, bias, targets, lse, factors, grad_hidden, numbers):
-    """Compute `dlogits @ weight` for one block of tokens, summed in float32 over the vocabulary."""
+    """Add `dlogits @ weight`, summed in float32 over the vocabulary, to one block of tokens of `grad_hidden`."""
     num_tokens, num_rows, width, scale, _softcap, _padding_idx, _padding_logit = numbers
     tokens = (tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)).to(tl.int64)
     for first in range(0, num_rows, BLOCK):
@@ -126,7 +146,10 @@ def _backward_hidden(hidden, weight, bias, targets, lse, factors, grad_hidden, n
 
 @triton.jit
 def _backward_weight(hidden, weight, bias, targets, lse, factors, grad_weight, grad_bias, numbers):
-    """Compute `dlogits.T @ hidden` and the sums of `dlogits` for one block of rows, in float32 over the tokens."""
+    """Add `dlogits.T @ hidden`, summed in float32 over the tokens, to one block of rows of `grad_weight`.
+
+    The sums of `dlogits` over the tokens are written to `grad_bias`, unless `bias` is `None`.
+    """
     num_tokens, num_rows, width, scale, _softcap, _padding_idx, _padding_logit = numbers
     rows = (tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)).to(tl.int64)
     bias_sums = tl.zeros((BLOCK,), tl.float32)
@@ -149,7 +172,19 @@ def _backward_weight(hidden, weight, bias, targets, lse, factors, grad_weight, g
 def triton_cross_entropy(
     hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, settings: LossSettings
 ) -> Tensor:
-    """Compute the loss without `label_smoothing` and `z_loss`, once differentiable in `hidden`, `weight` and `bias`.
+    """Compute the loss of `linear_cross_entropy` by Triton kernels, on CUDA or in Triton's interpreter.
+
+    It is differentiable once in `hidden`, `weight` and `bias`. `label_smoothing` and `z_loss` must be 0.
+
+    Args:
+        hidden: Hidden states, `(..., D)`.
+        weight: One row per token; rows after the first `settings.vocab_size` are not used.
+        bias: Bias of the tokens, `(V,)`, or `None`.
+        targets: Token IDs `(...)`, or `ignore_index`.
+        settings: The options and the dtype of the matrix products.
+
+    Returns:
+        A scalar in nats, or `(...)` with `reduction="none"`.
 
     Raises:
         TokenIdError: A target is neither a token nor `ignore_index`.
@@ -168,7 +203,7 @@ def triton_cross_entropy(
 
 
 class _Triton(torch.autograd.Function):
-    """Compute with the kernels above the loss of each token, for tokens none of which has an ignored target."""
+    """Autograd function that runs the kernels: from hidden states `(N, D)` and token IDs `(N,)` to losses `(N,)`."""
 
     @staticmethod
     def forward(
@@ -212,7 +247,11 @@ class _Triton(torch.autograd.Function):
 
 
 def _numbers(hidden: Tensor, weight: Tensor, settings: LossSettings) -> tuple[int | float | None, ...]:
-    """Return the argument `numbers` of all kernels: sizes and options. Triton compiles `None` in it as a constant."""
+    """Return the argument `numbers` of all kernels, a tuple that Triton compiles `None` in as a constant.
+
+    Its entries are number of tokens, number of rows, width, logit scale, soft cap or `None`, padding row or -1, and the
+    logit of the padding row.
+    """
     padding = -1 if settings.padding_idx is None else settings.padding_idx
     padding_logit = float("-inf") if settings.mask_padding else 0.0
     return len(hidden), len(weight), weight.shape[1], settings.logit_scale, settings.softcap, padding, padding_logit
