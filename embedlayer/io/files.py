@@ -30,7 +30,10 @@ PARTIAL, OLD = ".partial", ".old"
 
 @contextmanager
 def replace_file(path: Path | str) -> Iterator[Path]:
-    """Yield a temporary path; at the end of the block it is renamed to `path`, or removed after an error.
+    """Context manager: yield a temporary path to write to, and rename that file to `path` when the block ends.
+
+    If the block raises an error, the temporary file is removed and `path` is unchanged. The file is flushed to the
+    disk before it is renamed.
 
     Raises:
         FileError: The folder cannot be written, or the disk is full. An old file at `path` is unchanged.
@@ -63,11 +66,12 @@ def replace_file(path: Path | str) -> Iterator[Path]:
 
 @contextmanager
 def replace_folder(path: Path | str) -> Iterator[Path]:
-    """Yield a temporary folder; at the end of the block it is renamed to `path`, or removed after an error.
+    """Context manager: yield a temporary folder to write to, and rename it to `path` when the block ends.
 
-    An existing folder at `path` is replaced atomically where the system can exchange two names (Linux and macOS, on
-    most file systems). Elsewhere `path` is missing for a moment; if the process is killed in this moment, the next
-    `recover_folder(path)` restores the old folder.
+    If the block raises an error, the temporary folder is removed and `path` is unchanged. An existing folder at `path`
+    is replaced atomically where the system can exchange two names (Linux and macOS, on most file systems). Elsewhere
+    `path` is missing for a moment; if the process is killed in this moment, the next `recover_folder(path)` restores
+    the old folder.
 
     Raises:
         FileError: The parent folder cannot be written, or the disk is full.
@@ -94,7 +98,14 @@ def replace_folder(path: Path | str) -> Iterator[Path]:
 
 
 def _replace_folder(new: Path, path: Path) -> None:
-    """Rename the folder `new` to `path`, and remove the folder that was there."""
+    """Rename the folder `new` to `path`, and delete the folder that was at `path`.
+
+    The two names are exchanged atomically if the system supports it. Otherwise the old folder is renamed first and
+    deleted last, so that `recover_folder` can restore it.
+
+    Raises:
+        OSError: A folder cannot be renamed.
+    """
     if _exchange(new, path):
         _remove(new)
         return
@@ -109,12 +120,13 @@ def _replace_folder(new: Path, path: Path) -> None:
 
 
 def recover_folder(path: Path | str) -> Path:
-    """Return `path`, and restore the folder if a process was killed while it replaced the folder.
+    """Restore the old folder at `path` if a process was killed while `replace_folder` replaced it; return `Path(path)`.
 
-    Readers and writers of a folder by `replace_folder` call this function first.
+    Without such an interrupted replacement nothing changes, and `path` need not exist. Every reader and writer of a
+    folder that `replace_folder` writes calls this function first.
 
     Raises:
-        FileError: The folder cannot be read, or the old folder cannot be renamed to `path`.
+        FileError: The folder at `path` cannot be read, or the old folder cannot be renamed to `path`.
 
     Example:
         >>> recover_folder("corpus")
@@ -146,9 +158,13 @@ def recover_folder(path: Path | str) -> Path:
 
 
 def remove_partials(path: Path | str) -> None:
-    """Remove the temporary files and folders that a killed writer of `path` has left.
+    """Delete the temporary files and folders that `replace_file(path)` or `replace_folder(path)` left when killed.
 
-    A missing folder is restored first. No other process may be writing `path`.
+    If `path` itself is missing because its replacement was interrupted, the old folder is restored first. The caller
+    makes sure that no other process is writing to `path`.
+
+    Raises:
+        FileError: The folder at `path` cannot be read or restored.
     """
     recover_folder(path)
     for suffix in (PARTIAL, OLD):
@@ -157,14 +173,19 @@ def remove_partials(path: Path | str) -> None:
 
 
 def _temporary_path(path: Path) -> Path:
-    """Return a new hidden path in the folder of `path`, with the suffix of partial files; nothing is created."""
+    """Return a new hidden path beside `path`, with a random part and the ending `.partial`; nothing is created."""
     return path.parent / f".{path.name}.{secrets.token_hex(4)}{PARTIAL}"
 
 
 def _temporary_paths(path: Path, suffix: str) -> list[Path]:
-    """Return the existing temporary paths of `path` that end in `suffix`, sorted.
+    """List the temporary files and folders of `path` on disk, with paths as from `_temporary_path`, sorted.
 
-    The result is empty if the folder does not exist or cannot be listed.
+    Args:
+        path: The file or folder that the temporary ones were to replace.
+        suffix: Ending of the temporary names: `PARTIAL` or `OLD`.
+
+    Returns:
+        The paths; none if the folder of `path` does not exist or cannot be listed.
     """
     names = re.compile(rf"\.{re.escape(path.name)}\.[^.]+{re.escape(suffix)}")
     try:
@@ -174,7 +195,7 @@ def _temporary_paths(path: Path, suffix: str) -> list[Path]:
 
 
 def _remove(path: Path) -> None:
-    """Remove a file, a link or a folder with its content; errors are ignored."""
+    """Delete a file, a symbolic link, or a folder with its content; all errors are ignored."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
     else:
@@ -183,7 +204,10 @@ def _remove(path: Path) -> None:
 
 
 def _exchange(one: Path, other: Path) -> bool:
-    """Exchange two names atomically; return `False` where the system or the file system does not support it.
+    """Exchange two existing files or folders atomically, so that each has the other's name afterwards.
+
+    Returns:
+        Whether they were exchanged. `False`: nothing changed, as the system or the file system cannot exchange names.
 
     Raises:
         OSError: The exchange failed for another reason.
@@ -208,10 +232,10 @@ def _exchange(one: Path, other: Path) -> bool:
 
 
 def create_folder(path: Path | str) -> Path:
-    """Create a folder unless it exists, and check that it can be written; return its path.
+    """Create a folder and its parents unless it exists, check that files can be written in it, and return its path.
 
     Raises:
-        FileError: `path` is a file, or cannot be created or written.
+        FileError: `path` is a file, or the folder cannot be created or written.
     """
     path = Path(path)
     try:
@@ -225,7 +249,7 @@ def create_folder(path: Path | str) -> Path:
 
 
 def write_text(path: Path | str, text: str) -> None:
-    """Write a UTF-8 text file, atomically.
+    """Write `text` to a UTF-8 file, atomically; an existing file is replaced.
 
     Raises:
         FileError: The file cannot be written.
@@ -235,7 +259,7 @@ def write_text(path: Path | str, text: str) -> None:
 
 
 def write_json(path: Path | str, value: JsonObject) -> None:
-    """Write a JSON object, atomically.
+    """Write an object to a JSON file, atomically and indented; an existing file is replaced.
 
     Raises:
         FileError: The file cannot be written.
@@ -244,7 +268,7 @@ def write_json(path: Path | str, value: JsonObject) -> None:
 
 
 def read_bytes(path: Path | str) -> bytes:
-    """Read a file.
+    """Return the content of a file.
 
     Raises:
         FileError: There is no such file, or it cannot be read.
@@ -256,11 +280,11 @@ def read_bytes(path: Path | str) -> bytes:
 
 
 def read_json(path: Path | str) -> JsonObject:
-    """Read a JSON object.
+    """Read a JSON file and return the object in it as a dictionary.
 
     Raises:
         FileError: There is no such file, or it cannot be read.
-        CheckpointError: The file is not a JSON object.
+        CheckpointError: The file is not JSON, or its top level is not an object.
     """
     value = parse_json(read_bytes(path), path)
     if not isinstance(value, dict):
@@ -269,11 +293,15 @@ def read_json(path: Path | str) -> JsonObject:
 
 
 def read_fields(path: Path | str, kind: type) -> JsonObject:
-    """Read a JSON object and check its fields against a `TypedDict`; more fields are allowed.
+    """Read a JSON file, check the object in it against a `TypedDict`, and return the object as a dictionary.
+
+    Args:
+        path: The file.
+        kind: The `TypedDict`. Fields that it does not name are allowed, and are returned too.
 
     Raises:
         FileError: There is no such file, or it cannot be read.
-        CheckpointError: The file is not a JSON object, or a field is missing or has another type.
+        CheckpointError: The file is not a JSON object, or a field is missing or has another type or range.
     """
     value = read_json(path)
     check_fields(value, kind, path)
@@ -281,7 +309,11 @@ def read_fields(path: Path | str, kind: type) -> JsonObject:
 
 
 def _flush_to_disk(path: Path) -> None:
-    """Flush a file or a folder to the disk."""
+    """Call `fsync` on a file or a folder, so that it survives a power failure; for a folder, its list of names.
+
+    Raises:
+        OSError: It cannot be opened or flushed.
+    """
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
