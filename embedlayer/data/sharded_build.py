@@ -62,7 +62,7 @@ def build_in_shards(
     workers: int | None = None,
     on_progress: Progress | None = None,
 ) -> TokenCorpus:
-    """Encode texts in parallel processes into `shards` shards in the folder `path`, which are read as one array.
+    """Encode texts in parallel processes into `shards` shards in the folder `path`, and open them as one corpus.
 
     IDs and documents equal those of `TokenCorpus.build` for the same sources, for any number of shards and workers.
     They may differ only where a text has no safe position for a cut in a million characters; both functions warn
@@ -116,13 +116,13 @@ def build_in_shards(
 
 
 def _build_missing(folder: Path, shards: int, workers: int, on_progress: Progress | None) -> None:
-    """Build the shards that are not built yet, in at most `workers` processes.
+    """Build the shards of a plan that are not built yet, in at most `workers` processes.
 
     Args:
-        folder: Folder with a plan.
+        folder: Folder with the plan; the caller holds its lock.
         shards: Number of all shards.
         workers: Largest number of processes; with 1 this process builds the shards.
-        on_progress: Called with the number of bytes read so far and the total.
+        on_progress: Called with the number of bytes read so far and the total over all shards.
     """
     plan = read_plan(folder)
     total = sum(size for _, size, _ in plan["sources"])
@@ -131,7 +131,7 @@ def _build_missing(folder: Path, shards: int, workers: int, on_progress: Progres
     done = {number: read_index(shard_folder(folder, number)).get("bytes_read", 0) for number in built}
 
     def progress(number: int, read: int) -> None:
-        """Record the bytes read for one shard and report the sum over all shards."""
+        """Record how many bytes of shard `number` are read, and report the sum over all shards."""
         done[number] = read
         if on_progress is not None:
             on_progress(min(sum(done.values()), total), total)
@@ -162,10 +162,11 @@ def build_shard(
     only: int,
     on_progress: Progress | None = None,
 ) -> None:
-    """Build one shard of `build_in_shards` in this process, such that each of several hosts can build its own shard.
+    """Build one shard of `build_in_shards` in this process, so that several hosts can each build some of the shards.
 
-    The hosts need the same sources and the same folder, for instance on a shared disk. `TokenCorpus.open(path)` reads
-    the corpus when all shards are built, and names the missing ones before. An existing shard is not built again.
+    The hosts need the same sources and the same folder, for instance on a shared disk. When all shards are built,
+    `TokenCorpus.open(path)` reads the corpus; before, it raises an error with the missing shards. An existing shard is
+    not built again.
 
     Args:
         sources: As for `build_in_shards`. All hosts pass the same `sources`, `tokenizer`, `path` and `shards`.
@@ -187,7 +188,7 @@ def build_shard(
     total = sum(size for _, size, _ in read_plan(folder)["sources"]) // shards
 
     def report(read: int) -> None:
-        """Report the bytes read so far and the approximate total of the shard."""
+        """Report the number of bytes read, cut off at the approximate total, and this total."""
         if on_progress is not None:
             on_progress(min(read, total), total)
 
@@ -197,7 +198,10 @@ def build_shard(
 
 
 def shard_builder(folder: str) -> Callable[[int, Report], None]:
-    """Return the function that builds a shard of the plan in `folder`. Arguments: its number, and a report function.
+    """Read the plan and the tokenizer in a corpus folder, and return a function that builds one shard of the plan.
+
+    The function is `build(number, report)`: the number of the shard, and a function that is called with the number of
+    bytes read so far. Worker processes call this, each once.
 
     Raises:
         FileError: There is no plan or tokenizer in the folder.
@@ -209,7 +213,12 @@ def shard_builder(folder: str) -> Callable[[int, Report], None]:
         raise CheckpointError(f"{path / TOKENIZER} is not the tokenizer of {path / PLAN_FILE}. Build in a new folder.")
 
     def build(number: int, report: Report) -> None:
-        """Build shard `number` atomically, with its lock held; `report` receives the number of bytes read so far."""
+        """Build shard `number` atomically, while holding its lock.
+
+        Args:
+            number: Number of the shard, from 0.
+            report: Called with the number of bytes read so far.
+        """
         target = shard_folder(path, number)
         with _shard_lock(path, number):
             remove_partials(target)  # of a build that was killed
@@ -220,26 +229,33 @@ def shard_builder(folder: str) -> Callable[[int, Report], None]:
 
 
 def _shard_lock(path: Path, number: int) -> FileLock:
-    """Return the lock that the process which builds a shard acquires."""
+    """Return the lock, not yet acquired, for building shard `number` of the corpus in folder `path`."""
     folder = shard_folder(path, number)
     return FileLock(folder.with_name(f".{folder.name}{LOCK}"), f"Shard {number} of the corpus {path}")
 
 
 def _remove_partials_of(path: Path, number: int) -> None:
-    """Remove the partial files of a killed worker, unless another process is building this shard."""
+    """Delete the temporary files that a killed worker left of shard `number` of the corpus in folder `path`.
+
+    Nothing is deleted if another process has the lock of the shard: it is building the shard now.
+    """
     with suppress(FileError), _shard_lock(path, number):
         remove_partials(shard_folder(path, number))
 
 
 def _write_shard(folder: Path, plan: JsonObject, number: int, tokenizer: Tokenizer, report: Report) -> None:
-    """Encode the byte ranges of one shard and write its files into `folder`.
+    """Encode the byte ranges of the sources that belong to one shard, and write the files of the shard.
 
     Args:
-        folder: Existing empty folder.
+        folder: Existing empty folder for the files.
         plan: Plan of the corpus.
         number: Number of the shard.
         tokenizer: Tokenizer of the plan.
         report: Called with the number of source bytes read so far.
+
+    Raises:
+        FileError: A source cannot be read, or was changed since the plan was written.
+        TextError: A source is not UTF-8.
     """
     found: list[int] = []
     read_before = 0
@@ -267,14 +283,20 @@ def _write_shard(folder: Path, plan: JsonObject, number: int, tokenizer: Tokeniz
 
 
 def _planned(sources: Sequence[str | Path], tokenizer: object, path: Path, shards: int) -> Path:
-    """Write plan and tokenizer of a build into its folder, or check that the plan there is the same one.
+    """Create the corpus folder with the plan and tokenizer of a build, or check that the plan there is the same one.
+
+    Args:
+        sources: Files and folders with the texts.
+        tokenizer: A `tokenizers.Tokenizer`, or a fast tokenizer of transformers.
+        path: The corpus folder.
+        shards: Number of shards.
 
     Returns:
         The folder, `path`.
 
     Raises:
         SizeError: `shards` is below 1.
-        FileError: The folder has other files or another plan, or a source cannot be read several times.
+        FileError: The folder has other files or another plan, or a source is no regular file (standard input).
     """
     if shards < 1:
         raise SizeError(f"shards is {shards}; it must be 1 or more.")
@@ -305,7 +327,12 @@ def _planned(sources: Sequence[str | Path], tokenizer: object, path: Path, shard
 
 
 def _check_same(path: Path, started: JsonObject, requested: JsonObject) -> None:
-    """Raise an error if the plan in a folder differs from the requested plan.
+    """Raise an error if the plan of a build in a folder differs from the plan for the arguments of this call.
+
+    Args:
+        path: The folder, for the error message.
+        started: The plan in the folder.
+        requested: The plan for the arguments of this call.
 
     Raises:
         FileError: The plans differ; the message names the first difference.
@@ -334,7 +361,9 @@ def _check_same(path: Path, started: JsonObject, requested: JsonObject) -> None:
 
 
 def _size_and_digest(source: str) -> list[Any]:
-    """Return the size of a file and a digest of its bytes; of a file above 1 MiB, a digest of 64 blocks.
+    """Return `[size, digest]` of a file: its size in bytes, and 16 hexadecimal digits of a SHA-256 of its content.
+
+    Of a file above 1 MiB, only 64 blocks of 16 KiB, evenly spread, are read.
 
     Raises:
         FileError: The file cannot be read.
@@ -353,12 +382,12 @@ def _size_and_digest(source: str) -> list[Any]:
 
 
 def _check_unchanged(source: str, planned: list[Any], found: list[Any]) -> None:
-    """Raise an error if size or digest of a source differ from the plan.
+    """Raise an error if the size or the digest of a source differs from those in the plan.
 
     Args:
-        source: Path of the source.
-        planned: Size and digest in the plan.
-        found: Size and digest of the file.
+        source: Path of the source, for the error message.
+        planned: `[size, digest]` in the plan.
+        found: `[size, digest]` of the file now.
 
     Raises:
         FileError: The size or the digest differs.
@@ -375,14 +404,14 @@ def _check_unchanged(source: str, planned: list[Any], found: list[Any]) -> None:
 
 
 class _SourceRange(NamedTuple):
-    """Byte range of one source that a shard encodes, and the characters before it.
+    """Byte range of one source that belongs to a shard.
 
     Attributes:
         number: Number of the source in the plan.
-        source: Its path.
-        begin: First byte.
-        end: The byte after the last one.
-        before: The last characters before `begin`.
+        source: Path of the source.
+        begin: Offset of the first byte.
+        end: Offset of the byte after the last one.
+        before: The last characters before `begin`, which encoding the range needs; empty at the start of the source.
     """
 
     number: int
@@ -393,7 +422,20 @@ class _SourceRange(NamedTuple):
 
 
 def _source_ranges(plan: JsonObject, part: int, tokenizer: Tokenizer) -> Iterator[_SourceRange]:
-    """Yield the byte ranges of a shard. A compressed source belongs to the shard of its first byte."""
+    """Yield the byte ranges of the sources that belong to shard `part`, in order.
+
+    A range starts and ends where cutting the text changes no ID. A gzipped source is not split: it belongs to the shard
+    in which its first byte is.
+
+    Args:
+        plan: Plan of the corpus.
+        part: Number of the shard.
+        tokenizer: Tokenizer of the plan.
+
+    Raises:
+        FileError: A source cannot be read, or was changed since the plan was written.
+        TextError: A source is not UTF-8.
+    """
     total = sum(size for _, size, _ in plan["sources"])
     low, high = (total * number // plan["shards"] for number in (part, part + 1))
     start = 0
@@ -410,9 +452,16 @@ def _source_ranges(plan: JsonObject, part: int, tokenizer: Tokenizer) -> Iterato
 
 
 def first_cut(source: str, place: int, size: int, tokenizer: Tokenizer) -> int:
-    """Return the first byte at or after `place` where a cut changes no ID; `size`, the end of the file, if none does.
+    """Return the offset of the first byte at or after `place` where cutting a file's text changes no ID.
 
-    Whether a cut is safe depends on the characters around it alone, so the result never decreases with `place`.
+    Two shards that share a boundary find the same offset, since it depends only on the characters around it. For a
+    larger `place` the result is the same or larger.
+
+    Args:
+        source: The file, UTF-8 and not compressed.
+        place: Offset of the first byte to consider. 0 and `size` are returned unchanged.
+        size: Size of the file, which is the result if no cut is safe.
+        tokenizer: Tokenizer with which cuts are checked.
     """
     if place in (0, size):
         return place
@@ -437,7 +486,7 @@ def first_cut(source: str, place: int, size: int, tokenizer: Tokenizer) -> int:
 
 
 def _text_before(source: str, place: int, count: int) -> str:
-    """Return the last `count` characters before byte `place` of a file, or fewer near the start of the file.
+    """Return the last `count` characters before byte `place` of a file, fewer near the start; no byte-order mark.
 
     Raises:
         FileError: The file cannot be read.
@@ -453,12 +502,16 @@ def _text_before(source: str, place: int, count: int) -> str:
 
 
 def _next_character(source: str, place: int) -> int:
-    """Return the offset of the first UTF-8 character that starts at byte `place` of a file or after it."""
+    """Return the offset of the first byte at or after `place` at which a UTF-8 character of the file starts."""
     following = _bytes_of(source, place, place + _MAX_CHAR_BYTES - 1)
     return place + next((n for n, byte in enumerate(following) if byte & 0xC0 != 0x80), len(following))
 
 
 def _bytes_of(source: str, begin: int, end: int) -> bytes:
-    """Read a byte range of a file."""
+    """Read the bytes of a file from offset `begin` up to, but without, offset `end`.
+
+    Raises:
+        FileError: The file cannot be read.
+    """
     with opened(source, begin, end) as (read, _):
         return checked(source, read, end - begin)

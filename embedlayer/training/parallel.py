@@ -274,12 +274,15 @@ class ParallelContext:
         return load_sharded(path, self._sharded_among)
 
     def _sharded_among(self, names: Iterable[str]) -> dict[str, ShardedRows]:
-        """Select the names of tensors with sharded rows, and say which rows of each this rank stores.
+        """Select the names of tensors with sharded rows.
 
         Args:
             names: Names of tensors in a model file or in a training checkpoint. In a checkpoint the rows are
                 `model.NAME`, their AdamW moments `optimizer.NAME.KEY`, and their pending updates
                 `pending_updates.NAME.KEY`.
+
+        Returns:
+            By selected name, the table that says which rows this rank stores, and the number of rows in the file.
         """
         found: dict[str, ShardedRows] = {}
         for name, rows in self._sharded.items():

@@ -123,7 +123,10 @@ class PendingUpdatesState(TypedDict):
 
 
 class TrainerState(TypedDict):
-    """Type of the JSON values in the metadata of `checkpoint.safetensors`, as `Trainer.state` returns them."""
+    """Type of the JSON values that every `checkpoint.safetensors` has in its metadata.
+
+    `Trainer.state` returns them and others.
+    """
 
     step: Count
     steps: Count | None
@@ -152,7 +155,7 @@ class RunDirectory:
 
     @property
     def contains_run(self) -> bool:
-        """Whether the folder contains a run: whether it has a `run.json`.
+        """Whether the folder contains a run, that is, a `run.json`.
 
         Raises:
             FileError: The folder cannot be read.
