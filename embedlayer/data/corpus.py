@@ -35,7 +35,7 @@ from embedlayer.data.memmap import ConcatenatedArray
 from embedlayer.data.memmap import IdArray as IdArray
 from embedlayer.data.tokenizer import as_tokenizer, end_of_text_id, fingerprint, table_size, without_truncation
 from embedlayer.errors import EmbedLayerWarning, FileError, SizeError, TextError, TokenIdError
-from embedlayer.io.files import create_folder, recover_folder, replace_folder
+from embedlayer.io.files import create_folder, file_errors, recover_folder, replace_folder
 
 Progress = Callable[[int, int], None]
 _Read = Callable[[int], bytes]
@@ -170,17 +170,11 @@ class TokenCorpus:
             with (folder / "ids.bin").open("wb") as file:
                 writer = CorpusWriter(tokenizer, lambda ids: file.write(ids.tobytes()))
                 total = 0 if "-" in found else sum(Path(source).stat().st_size for source in found)
-                earlier = 0
+                report = on_progress or ignore_progress
                 for source in found:
-                    with opened(source) as (read, position):
-                        found_text = writer.add_document(
-                            decoded(source, read),
-                            lambda: on_progress(earlier + position(), total) if on_progress else None,  # noqa: B023
-                        )
-                        earlier += position()
-                    if not found_text:
+                    if not writer.add_source(source, lambda read: report(read, total)):
                         warn_left_out(source)
-            writer.check_not_empty(sources)
+            require_text(writer.num_tokens, sources)
             write_shard_tables(folder, *writer.tables(), writer.index())
         return cls.open(path)
 
@@ -207,9 +201,7 @@ class TokenCorpus:
         kept: list[IdArray] = []
         writer = CorpusWriter(as_tokenizer(tokenizer), kept.append)
         slices = (text[at : at + _READ_BYTES] for at in range(0, len(text), _READ_BYTES))
-        if not writer.add_document(slices, lambda: None):
-            warn_left_out("the text")
-        writer.check_not_empty(["the text"])
+        require_text(writer.add_document(slices), ["the text"])
         digest = fingerprint(writer.tokenizer)
         return cls(np.concatenate(kept), *writer.tables(), vocab_size=writer.vocab_size, tokenizer_fingerprint=digest)
 
@@ -326,9 +318,42 @@ class CorpusWriter:
         self.dtype = np.dtype("<u2" if self.vocab_size <= 1 << 16 else "<u4")
         self.separator = end_of_text_id(tokenizer)
         self.documents, self.token_ends, self.byte_ends = array("q"), array("q"), array("q")
-        self.num_tokens = self.num_bytes = 0
+        self.num_tokens = self.num_bytes = self.bytes_read = 0
 
-    def add_document(self, texts: Iterable[str], after_chunk: Callable[[], object], *, before: str = "") -> bool:
+    def add_source(
+        self,
+        source: str | Path,
+        report: Callable[[int], object],
+        *,
+        begin: int = 0,
+        end: int | None = None,
+        before: str = "",
+    ) -> bool:
+        """Read a text file, or the rest of a text file, encode it as a document, and pass its IDs to `write`.
+
+        Args:
+            source: A file, or `"-"` for standard input.
+            report: Called after each encoded text chunk with the number of bytes read so far of all sources.
+            begin: Offset of the first byte to read.
+            end: Offset of the byte before which reading stops; `None` for the end of the file.
+            before: The last characters before `begin`.
+
+        Returns:
+            Whether the text has any token. A document without tokens is not recorded.
+
+        Raises:
+            FileError: The source cannot be read or decompressed.
+            TextError: The text is not UTF-8.
+        """
+        with opened(source, begin, end) as (read, position):
+            texts = decoded(source, read, offset=begin)
+            has_text = self.add_document(texts, lambda: report(self.bytes_read + position()), before=before)
+            self.bytes_read += position()
+        return has_text
+
+    def add_document(
+        self, texts: Iterable[str], after_chunk: Callable[[], object] = lambda: None, *, before: str = ""
+    ) -> bool:
         """Encode a document, or the rest of a document, and pass its IDs to `write`.
 
         Args:
@@ -363,18 +388,6 @@ class CorpusWriter:
             self.token_ends[-1] += 1
         self.documents.append(self.num_tokens)
 
-    def check_not_empty(self, sources: Sequence[str | Path]) -> None:
-        """Raise an error if no ID was written so far.
-
-        Args:
-            sources: Names of the sources, for the error message.
-
-        Raises:
-            TextError: No ID was written.
-        """
-        if not self.num_tokens:
-            raise TextError(f"There is no text in {', '.join(map(str, sources))}. Pass a file with at least one word.")
-
     def tables(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """Return the arrays `documents` and `blocks` of a `TokenCorpus` for the documents so far.
 
@@ -393,6 +406,24 @@ class CorpusWriter:
             "vocab_size": self.vocab_size,
             "tokenizer": fingerprint(self.tokenizer),
         }
+
+
+def ignore_progress(read: int, total: int) -> None:
+    """Do nothing; stands for `on_progress=None`."""
+
+
+def require_text(has_text: bool | int, sources: Sequence[str | Path]) -> None:
+    """Raise an error unless a corpus has text.
+
+    Args:
+        has_text: Whether it has, or its number of tokens.
+        sources: Names of the sources, for the error message.
+
+    Raises:
+        TextError: It has no text.
+    """
+    if not has_text:
+        raise TextError(f"There is no text in {', '.join(map(str, sources))}. Pass a file with at least one word.")
 
 
 def warn_left_out(source: str | Path) -> None:
@@ -521,11 +552,9 @@ def opened(source: str | Path, begin: int = 0, end: int | None = None) -> Iterat
     if str(source) == "-":
         yield sys.stdin.buffer.read, lambda: 0
         return
-    try:
+    with file_errors(f"read {source}"):
         file = open(source, "rb")  # noqa: SIM115  closed below; errors of the block inside are not ours to explain
         file.seek(begin)
-    except OSError as error:
-        raise FileError(f"Cannot read {source}: {error.strerror or error}.") from error
     with file:
         if str(source).endswith(".gz"):
             with gzip.GzipFile(fileobj=file) as unzipped:

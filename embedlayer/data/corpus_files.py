@@ -28,8 +28,8 @@ import numpy.typing as npt
 from embedlayer.data.memmap import ConcatenatedArray, IdArray, MemmapSlice, cannot_map
 from embedlayer.data.tokenizer import MAX_TOKEN_IDS
 from embedlayer.errors import CheckpointError
-from embedlayer.io.files import JsonObject, read_fields, read_json, recover_folder, write_json
-from embedlayer.io.json_fields import Count, Range, printable
+from embedlayer.io.files import JsonObject, read_fields, recover_folder, write_json
+from embedlayer.io.json_fields import Count, Range
 
 Offsets = npt.NDArray[np.int64]
 
@@ -200,8 +200,7 @@ def read_plan(path: Path) -> JsonObject:
         FileError: There is no plan.
         CheckpointError: The file is damaged or has another format version.
     """
-    check_version(path / PLAN_FILE, PLAN_VERSION)
-    return read_fields(path / PLAN_FILE, ShardPlan)
+    return read_fields(path / PLAN_FILE, ShardPlan, version=PLAN_VERSION)
 
 
 def read_index(path: Path) -> JsonObject:
@@ -211,22 +210,7 @@ def read_index(path: Path) -> JsonObject:
         FileError: There is no such file.
         CheckpointError: The file is damaged or has another format version.
     """
-    check_version(path / "index.json", FORMAT_VERSION)
-    return read_fields(path / "index.json", ShardIndex)
-
-
-def check_version(file: Path, version: int) -> None:
-    """Raise an error unless `format_version` in a JSON file is `version`.
-
-    Raises:
-        FileError: The file cannot be read.
-        CheckpointError: The file has another `format_version` or none, or is not a JSON object.
-    """
-    found = read_json(file).get("format_version")
-    if found != version:
-        raise CheckpointError(
-            f"{file} has corpus format {printable(found)}; this version of embedlayer reads {version}. Build it again."
-        )
+    return read_fields(path / "index.json", ShardIndex, version=FORMAT_VERSION)
 
 
 def _read_shard(path: Path) -> CorpusShard:

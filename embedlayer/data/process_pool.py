@@ -63,7 +63,8 @@ def run_jobs(
                 place = waiting.pop()
                 running[executor.submit(_run_job, prepare, argument, place, numbers[place])] = place
             finished, _ = wait(running, _SECONDS_BETWEEN_REPORTS, FIRST_COMPLETED)
-            if not finished and context.has_failed():  # the executor may not notice it while another process works
+            failed = any(process.exitcode not in (None, 0) for process in context.processes)
+            if failed and not finished:  # the executor may not notice it while another process works
                 raise BrokenProcessPool
             for place, value in enumerate(progress):
                 if value != _NOT_STARTED:
@@ -73,7 +74,8 @@ def run_jobs(
                     warnings.warn(message, EmbedLayerWarning, stacklevel=3)
                 del running[future]
     except BrokenProcessPool as error:
-        context.terminate()
+        for process in context.processes:
+            process.terminate()
         executor.shutdown()  # waits until all exit codes are known
         started = [str(numbers[place]) for place in running.values() if progress[place] != _NOT_STARTED]
         raise FileError(
@@ -103,15 +105,6 @@ class _KillableContext(SpawnContext):
         """Create a process as `SpawnProcess(...)` does, and add it to the list."""
         self.processes.append(SpawnProcess(*args, **options))
         return self.processes[-1]
-
-    def has_failed(self) -> bool:
-        """Return whether any process has ended by a signal or with an exit code other than 0."""
-        return any(process.exitcode not in (None, 0) for process in self.processes)
-
-    def terminate(self) -> None:
-        """Send SIGTERM to all processes that have not ended; do not wait for them."""
-        for process in self.processes:
-            process.terminate()
 
     def cause_of_death(self) -> str:
         """Describe the signal or exit code of the first process in the list that failed, for an error message.

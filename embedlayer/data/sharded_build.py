@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from tokenizers import Tokenizer
@@ -26,9 +26,11 @@ from embedlayer.data.corpus import (
     checked,
     decoded,
     find_text_files,
+    ignore_progress,
     is_safe_cut,
     not_utf8,
     opened,
+    require_text,
     warn_left_out,
 )
 from embedlayer.data.corpus_files import (
@@ -45,7 +47,7 @@ from embedlayer.data.corpus_files import (
 from embedlayer.data.process_pool import Report, run_jobs
 from embedlayer.data.tokenizer import as_tokenizer, fingerprint, load_tokenizer, save_tokenizer
 from embedlayer.errors import CheckpointError, FileError, SizeError, TextError
-from embedlayer.io.files import JsonObject, create_folder, remove_partials, replace_folder, write_json
+from embedlayer.io.files import JsonObject, create_folder, file_errors, remove_partials, replace_folder, write_json
 from embedlayer.io.locks import LOCK, FileLock
 
 TOKENIZER = "tokenizer.json"
@@ -105,17 +107,16 @@ def build_in_shards(
         raise SizeError(f"workers is {workers}; it must be 1 or more.")
     folder = _planned(sources, tokenizer, Path(path), shards)
     with FileLock(folder / LOCK, f"The corpus folder {folder}"):
-        _build_missing(folder, shards, workers, on_progress)
+        _build_missing(folder, shards, workers, on_progress or ignore_progress)
     names = [name for name, _, _ in read_plan(folder)["sources"]]
     found = np.concatenate([read_offsets(shard_folder(folder, number) / "sources.npy") for number in range(shards)])
-    if not len(found):
-        raise TextError(f"There is no text in {', '.join(map(str, sources))}. Pass a file with at least one word.")
+    require_text(len(found), sources)
     for number in np.setdiff1d(np.arange(len(names)), found):
         warn_left_out(names[number])
     return TokenCorpus.open(folder)
 
 
-def _build_missing(folder: Path, shards: int, workers: int, on_progress: Progress | None) -> None:
+def _build_missing(folder: Path, shards: int, workers: int, on_progress: Progress) -> None:
     """Build the shards of a plan that are not built yet, in at most `workers` processes.
 
     Args:
@@ -133,8 +134,7 @@ def _build_missing(folder: Path, shards: int, workers: int, on_progress: Progres
     def progress(number: int, read: int) -> None:
         """Record how many bytes of shard `number` are read, and report the sum over all shards."""
         done[number] = read
-        if on_progress is not None:
-            on_progress(min(sum(done.values()), total), total)
+        on_progress(min(sum(done.values()), total), total)
 
     if workers == 1 or len(missing) < 2:
         build = shard_builder(str(folder))
@@ -149,8 +149,7 @@ def _build_missing(folder: Path, shards: int, workers: int, on_progress: Progres
             on_progress=progress,
             on_interrupted=lambda number: _remove_partials_of(folder, number),
         )
-    if on_progress is not None:
-        on_progress(total, total)
+    on_progress(total, total)
 
 
 def build_shard(
@@ -186,15 +185,10 @@ def build_shard(
         raise SizeError(f"Shard {only} of {shards} does not exist: shards are counted from 0 to {shards - 1}.")
     folder = _planned(sources, tokenizer, Path(path), shards)
     total = sum(size for _, size, _ in read_plan(folder)["sources"]) // shards
-
-    def report(read: int) -> None:
-        """Report the number of bytes read, cut off at the approximate total, and this total."""
-        if on_progress is not None:
-            on_progress(min(read, total), total)
-
+    report = on_progress or ignore_progress
     if not shard_folder(folder, only).exists():
-        shard_builder(str(folder))(only, report)
-    report(total)
+        shard_builder(str(folder))(only, lambda read: report(min(read, total), total))
+    report(total, total)
 
 
 def shard_builder(folder: str) -> Callable[[int, Report], None]:
@@ -258,25 +252,18 @@ def _write_shard(folder: Path, plan: JsonObject, number: int, tokenizer: Tokeniz
         TextError: A source is not UTF-8.
     """
     found: list[int] = []
-    read_before = 0
     with (folder / "ids.bin").open("wb") as file:
         writer = CorpusWriter(tokenizer, lambda ids: file.write(ids.tobytes()))
         separators = [] if writer.separator is None else [writer.separator]
         file.write(np.array(separators, writer.dtype).tobytes())
-        for part in _source_ranges(plan, number, tokenizer):
-            with opened(part.source, part.begin, part.end) as (read, position):
-                text = decoded(part.source, read, offset=part.begin)
-                if writer.add_document(
-                    text,
-                    lambda: report(read_before + position()),  # noqa: B023
-                    before=part.before,
-                ):
-                    found.append(part.number)
-                read_before += position()
-    index = {**writer.index(), "separators": len(separators), "bytes_read": read_before, "plan": plan_digest(plan)}
+        for place, source, begin, end in _source_ranges(plan, number, tokenizer):
+            before = _text_before(source, begin, ANCHOR_CHARS)
+            if writer.add_source(source, report, begin=begin, end=end, before=before):
+                found.append(place)
+    more = {"separators": len(separators), "bytes_read": writer.bytes_read, "plan": plan_digest(plan)}
     np.save(folder / "sources.npy", np.array(found, dtype=np.int64), allow_pickle=False)
-    write_shard_tables(folder, *writer.tables(), index)
-    report(read_before)
+    write_shard_tables(folder, *writer.tables(), {**writer.index(), **more})
+    report(writer.bytes_read)
 
 
 # Planning
@@ -345,15 +332,11 @@ def _check_same(path: Path, started: JsonObject, requested: JsonObject) -> None:
             break
     else:
         old, new = ({name: facts for name, *facts in plan["sources"]} for plan in (started, requested))
-        what = "the same sources in another order"
-        for name in {**old, **new}:
-            if name not in new:
-                what = f"{name}, which was not passed"
-                break
-            if name not in old:
-                what = f"no {name}"
-                break
+        for name in [name for name in old if name in new]:
             _check_unchanged(name, old[name], new[name])
+        surplus = [f"{name}, which was not passed" for name in old if name not in new]
+        absent = [f"no {name}" for name in new if name not in old]
+        what = [*surplus, *absent, "the same sources in another order"][0]
     raise FileError(
         f"The corpus in {path} was started with other arguments: it has {what}. Pass the arguments of the start, or "
         f"choose a new folder."
@@ -368,16 +351,13 @@ def _size_and_digest(source: str) -> list[Any]:
     Raises:
         FileError: The file cannot be read.
     """
-    try:
-        with open(source, "rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            count = min(-(-size // _BLOCK_BYTES), _DIGEST_BLOCKS)
-            digest = hashlib.sha256()
-            for number in range(count):
-                file.seek((size - _BLOCK_BYTES) * number // max(count - 1, 1))
-                digest.update(file.read(_BLOCK_BYTES))
-    except OSError as error:
-        raise FileError(f"Cannot read {source}: {error.strerror or error}.") from error
+    digest = hashlib.sha256()
+    with file_errors(f"read {source}"), open(source, "rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        count = min(-(-size // _BLOCK_BYTES), _DIGEST_BLOCKS)
+        for number in range(count):
+            file.seek((size - _BLOCK_BYTES) * number // max(count - 1, 1))
+            digest.update(file.read(_BLOCK_BYTES))
     return [size, digest.hexdigest()[:16]]
 
 
@@ -403,26 +383,11 @@ def _check_unchanged(source: str, planned: list[Any], found: list[Any]) -> None:
 # Byte ranges
 
 
-class _SourceRange(NamedTuple):
-    """Byte range of one source that belongs to a shard.
-
-    Attributes:
-        number: Number of the source in the plan.
-        source: Path of the source.
-        begin: Offset of the first byte.
-        end: Offset of the byte after the last one.
-        before: The last characters before `begin`, which encoding the range needs; empty at the start of the source.
-    """
-
-    number: int
-    source: str
-    begin: int
-    end: int
-    before: str
-
-
-def _source_ranges(plan: JsonObject, part: int, tokenizer: Tokenizer) -> Iterator[_SourceRange]:
+def _source_ranges(plan: JsonObject, part: int, tokenizer: Tokenizer) -> Iterator[tuple[int, str, int, int]]:
     """Yield the byte ranges of the sources that belong to shard `part`, in order.
+
+    A range is `(number, path, begin, end)`: the number of the source in the plan, its path, the offset of the first
+    byte, and the offset of the byte after the last one.
 
     A range starts and ends where cutting the text changes no ID. A gzipped source is not split: it belongs to the shard
     in which its first byte is.
@@ -447,7 +412,7 @@ def _source_ranges(plan: JsonObject, part: int, tokenizer: Tokenizer) -> Iterato
             _check_unchanged(source, [size, digest], _size_and_digest(source))
             begin, end = (first_cut(source, place, size, tokenizer) for place in (begin, end))
         if begin < end:
-            yield _SourceRange(number, source, begin, end, _text_before(source, begin, ANCHOR_CHARS))
+            yield number, source, begin, end
         start += size
 
 

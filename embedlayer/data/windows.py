@@ -441,10 +441,8 @@ def _check_sizes(**sizes: int) -> None:
         SizeError: A size is not.
     """
     for name, size in sizes.items():
-        if isinstance(size, bool) or not isinstance(size, int | np.integer):
+        if isinstance(size, bool) or not isinstance(size, int | np.integer) or size < 1:
             raise SizeError(f"{name} is {size!r}, {type(size).__name__}; it must be an integer, 1 or more.")
-        if size < 1:
-            raise SizeError(f"{name} is {size}; it must be 1 or more.")
 
 
 def _check_windows(ids: IdArray | ConcatenatedArray, max_length: int, **sizes: int) -> None:

@@ -20,12 +20,33 @@ from pathlib import Path
 from typing import Any
 
 from embedlayer.errors import CheckpointError, FileError
-from embedlayer.io.json_fields import check_fields, parse_json
+from embedlayer.io.json_fields import check_fields, parse_json, printable
 
 JsonObject = dict[str, Any]
 
 PARTIAL, OLD = ".partial", ".old"
 """Suffixes of hidden temporary names: of what is being written, and of an old folder that is being replaced."""
+
+
+@contextmanager
+def file_errors(action: str, advice: str = "") -> Iterator[None]:
+    """Context manager: turn an `OSError` in the block into a `FileError` with the reason.
+
+    A `FileError` in the block is not changed: its message is more precise.
+
+    Args:
+        action: What the block does, after "Cannot" in the message, such as `"read config.json"`.
+        advice: End of the message, after the reason; it starts with white space.
+
+    Raises:
+        FileError: "Cannot ACTION: REASON.ADVICE"
+    """
+    try:
+        yield
+    except FileError:
+        raise
+    except OSError as error:
+        raise FileError(f"Cannot {action}: {error.strerror or error}.{advice}") from error
 
 
 @contextmanager
@@ -43,23 +64,18 @@ def replace_file(path: Path | str) -> Iterator[Path]:
         path
     )  # of its own: safetensors writes to another temporary file beside the one it is given
     partial = folder / path.name
+    advice = "\nThe old file, if any, is unchanged. Free some space or choose a folder that can be written."
     try:
-        folder.mkdir()
-        os.close(os.open(partial, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))  # the kernel applies the umask
-        mode = partial.stat().st_mode
-        yield partial
-        if partial.stat().st_mode != mode:  # safetensors' own file is private
-            partial.chmod(stat.S_IMODE(mode))
-        _flush_to_disk(partial)
-        partial.replace(path)
-        _flush_to_disk(path.parent)
-    except FileError:  # of another file that is written inside the block
-        raise
-    except OSError as error:
-        raise FileError(
-            f"Cannot write {path}: {error.strerror or error}.\n"
-            f"The old file, if any, is unchanged. Free some space or choose a folder that can be written."
-        ) from error
+        with file_errors(f"write {path}", advice):
+            folder.mkdir()
+            os.close(os.open(partial, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))  # the kernel applies the umask
+            mode = partial.stat().st_mode
+            yield partial
+            if partial.stat().st_mode != mode:  # safetensors' own file is private
+                partial.chmod(stat.S_IMODE(mode))
+            _flush_to_disk(partial)
+            partial.replace(path)
+            _flush_to_disk(path.parent)
     finally:
         _remove(folder)
 
@@ -79,20 +95,17 @@ def replace_folder(path: Path | str) -> Iterator[Path]:
     path = Path(path)
     partial = _temporary_path(path)
     try:
-        partial.mkdir()
-        yield partial
-        for file in (*partial.rglob("*"), partial):
-            _flush_to_disk(file)
-        recover_folder(path)
-        if os.path.lexists(path):
-            _replace_folder(partial, path)
-        else:
-            partial.rename(path)
-        _flush_to_disk(path.parent)
-    except FileError:  # raised inside the block; its message is more precise
-        raise
-    except OSError as error:
-        raise FileError(f"Cannot write the folder {path}: {error.strerror or error}.") from error
+        with file_errors(f"write the folder {path}"):
+            partial.mkdir()
+            yield partial
+            for file in (*partial.rglob("*"), partial):
+                _flush_to_disk(file)
+            recover_folder(path)
+            if os.path.lexists(path):
+                _replace_folder(partial, path)
+            else:
+                partial.rename(path)
+            _flush_to_disk(path.parent)
     finally:
         _remove(partial)
 
@@ -238,14 +251,10 @@ def create_folder(path: Path | str) -> Path:
         FileError: `path` is a file, or the folder cannot be created or written.
     """
     path = Path(path)
-    try:
+    with file_errors(f"write into the folder {path}", " Choose another folder."):
         path.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=path, prefix="."):  # on NFS others see it
             return path
-    except OSError as error:
-        raise FileError(
-            f"Cannot write into the folder {path}: {error.strerror or error}. Choose another folder."
-        ) from error
 
 
 def write_text(path: Path | str, text: str) -> None:
@@ -273,10 +282,8 @@ def read_bytes(path: Path | str) -> bytes:
     Raises:
         FileError: There is no such file, or it cannot be read.
     """
-    try:
+    with file_errors(f"read {path}"):
         return Path(path).read_bytes()
-    except OSError as error:
-        raise FileError(f"Cannot read {path}: {error.strerror or error}.") from error
 
 
 def read_json(path: Path | str) -> JsonObject:
@@ -292,18 +299,25 @@ def read_json(path: Path | str) -> JsonObject:
     return value
 
 
-def read_fields(path: Path | str, kind: type) -> JsonObject:
+def read_fields(path: Path | str, kind: type, *, version: int | None = None) -> JsonObject:
     """Read a JSON file, check the object in it against a `TypedDict`, and return the object as a dictionary.
 
     Args:
         path: The file.
         kind: The `TypedDict`. Fields that it does not name are allowed, and are returned too.
+        version: Number that the field `format_version` must have; `None` if the file has no such field.
 
     Raises:
         FileError: There is no such file, or it cannot be read.
-        CheckpointError: The file is not a JSON object, or a field is missing or has another type or range.
+        CheckpointError: The file is not a JSON object, has another format version, or a field is missing or has
+            another type or range.
     """
     value = read_json(path)
+    if version not in (None, value.get("format_version")):
+        raise CheckpointError(
+            f"{path} has format version {printable(value.get('format_version'))}, and this embedlayer reads version "
+            f"{version}. Use the version that wrote it, or create it again."
+        )
     check_fields(value, kind, path)
     return value
 

@@ -17,6 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from embedlayer.errors import EmbedLayerWarning, FileError
+from embedlayer.io.files import file_errors
 
 try:
     import fcntl
@@ -171,10 +172,8 @@ def _lock_file(path: str, what: str, timeout_seconds: float) -> int:
     """
     until = time.monotonic() + timeout_seconds
     while True:
-        try:
+        with file_errors(f"write the lock file {path}"):
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
-        except OSError as error:
-            raise FileError(f"Cannot write the lock file {path}: {error.strerror or error}.") from error
         try:
             if _try_to_lock(descriptor, what) and _is_still_at(descriptor, path):
                 os.ftruncate(descriptor, 0)

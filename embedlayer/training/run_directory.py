@@ -34,14 +34,15 @@ from embedlayer.errors import CheckpointError, FileError, SizeError
 from embedlayer.io.files import (
     JsonObject,
     create_folder,
+    file_errors,
+    read_bytes,
     read_fields,
-    read_json,
     recover_folder,
     remove_partials,
     write_json,
     write_text,
 )
-from embedlayer.io.json_fields import Count, Range, check_arguments, check_fields, parse_json, printable
+from embedlayer.io.json_fields import Count, Range, check_arguments, check_fields, parse_json
 from embedlayer.io.locks import LOCK, FileLock
 from embedlayer.models.decoder import DecoderLM
 from embedlayer.pretrained import CANNOT_BE_BUILT, CONFIG, TOKENIZER, WEIGHTS, build, short, write_config
@@ -239,14 +240,7 @@ class RunDirectory:
             raise FileError(f"{self.path} does not exist.")
         if not self.contains_run:
             raise FileError(f"{self.path} holds no run: there is no {self.run.name} in it.")
-        description = read_json(self.run)
-        if description.get("format_version") != FORMAT_VERSION:
-            raise CheckpointError(
-                f"{self.run} has format version {printable(description.get('format_version'))}; "
-                f"this embedlayer reads version {FORMAT_VERSION}."
-            )
-        check_fields(description, RunDescription, self.run)
-        return description
+        return read_fields(self.run, RunDescription, version=FORMAT_VERSION)
 
     def options(self) -> TrainingOptions:
         """Return the training options of the run.
@@ -453,11 +447,8 @@ class RunDirectory:
         Raises:
             FileError: The file cannot be written.
         """
-        try:
-            with self.metrics.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(line) + "\n")
-        except OSError as error:
-            raise FileError(f"Cannot write {self.metrics}: {error.strerror or error}.") from error
+        with file_errors(f"write {self.metrics}"), self.metrics.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
 
     def read_metrics(self) -> list[dict[str, Any]]:
         """Read `metrics.jsonl` and return its lines as dictionaries, in order; the list is empty if there is no file.
@@ -468,12 +459,7 @@ class RunDirectory:
             FileError: The file cannot be read.
             CheckpointError: A line is damaged.
         """
-        try:
-            content = self.metrics.read_bytes()
-        except FileNotFoundError:
-            return []
-        except OSError as error:
-            raise FileError(f"Cannot read {self.metrics}: {error.strerror or error}.") from error
+        content = read_bytes(self.metrics) if self.metrics.exists() else b""
         lines = []
         for number, raw in enumerate(content.split(b"\n")[:-1], start=1):
             source = f"{self.metrics}, line {number},"
