@@ -261,8 +261,7 @@ def require_rows(tokenizer: Tokenizer, rows: int, where: object = None) -> None:
     Example:
         >>> require_rows(train_tokenizer((), kind="byte"), 257, "run")
     """
-    mismatch = missing_rows_message(tokenizer, rows, where)
-    if mismatch is not None:
+    if mismatch := missing_rows_message(tokenizer, rows, where):
         raise TokenizerError(mismatch)
 
 
@@ -387,6 +386,19 @@ def _require_words(texts: Iterable[str]) -> Iterator[str]:
         raise TextError("There is no text to train a tokenizer on: all of it is empty. Pass at least a few words.")
 
 
+def _byte_level(model: models.BPE, *, use_regex: bool = True) -> Tokenizer:
+    """Return a tokenizer around a BPE model of which the entries are written in `byte_level_alphabet`.
+
+    Args:
+        model: The model.
+        use_regex: Whether text is split into words as in GPT-2 before the model is applied.
+    """
+    tokenizer = Tokenizer(model)
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=use_regex)
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
+
+
 def _byte_tokenizer(specials: list[str]) -> Tokenizer:
     """Return a tokenizer with one token per byte, of which the ID is the value of the byte.
 
@@ -394,9 +406,8 @@ def _byte_tokenizer(specials: list[str]) -> Tokenizer:
         specials: Special tokens, which get the IDs from 256 on.
     """
     letters = sorted(byte_level_alphabet(), key=byte_level_alphabet().__getitem__)
-    tokenizer = Tokenizer(models.BPE(vocab={letter: byte for byte, letter in enumerate(letters)}, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    tokenizer.decoder = decoders.ByteLevel()
+    bytes_alone = models.BPE(vocab={letter: byte for byte, letter in enumerate(letters)}, merges=[])
+    tokenizer = _byte_level(bytes_alone, use_regex=False)
     tokenizer.add_special_tokens(specials)
     return tokenizer
 
@@ -410,9 +421,7 @@ def _train_bpe(texts: Iterable[str], vocab_size: int, specials: list[str], min_f
         specials: Special tokens, which get the first IDs.
         min_frequency: Fewest occurrences of a pair that is merged.
     """
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer = _byte_level(models.BPE())
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,
         min_frequency=min_frequency,
@@ -605,9 +614,7 @@ def _load_bpe(vocabulary: Path, merges: Path) -> Tokenizer:
 
     def build() -> Tokenizer:
         """Build the tokenizer; the `tokenizers` library raises its own errors for damaged files."""
-        tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=pairs))
-        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-        tokenizer.decoder = decoders.ByteLevel()
+        tokenizer = _byte_level(models.BPE(vocab=vocab, merges=pairs))
         tokenizer.post_processor = processors.ByteLevel(trim_offsets=False)
         tokenizer.add_special_tokens([token for token in _KNOWN_SPECIALS if token in vocab])
         return tokenizer

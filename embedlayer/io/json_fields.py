@@ -165,10 +165,6 @@ def _has_type(value: object, kind: Any, origin: Any, inner: tuple[Any, ...]) -> 
         return any(type(value) is type(choice) and value == choice for choice in inner)
     if origin in (Union, types.UnionType):
         return any(not any(_faults(value, choice, "")) for choice in inner)
-    if kind is None or kind is types.NoneType:
-        return value is None
-    if kind is bool or kind is str:
-        return type(value) is kind
     if kind is int:
         return type(value) is int and -MAX_INT64 <= value <= MAX_INT64
     if kind is float:
@@ -176,7 +172,7 @@ def _has_type(value: object, kind: Any, origin: Any, inner: tuple[Any, ...]) -> 
     if origin in (list, tuple, Sequence):
         fixed = origin is tuple and inner[-1] is not Ellipsis
         return isinstance(value, list | tuple) and (not fixed or len(value) == len(inner))
-    if origin in (dict, Mapping) or kind is dict:
+    if origin in (dict, Mapping):
         return isinstance(value, dict)
     return isinstance(value, kind) if isinstance(kind, type) else True
 
