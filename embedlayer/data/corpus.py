@@ -150,7 +150,9 @@ class TokenCorpus:
         *,
         on_progress: Progress | None = None,
     ) -> "TokenCorpus":
-        """Encode text files of any size into the folder `path`, atomically and in constant memory.
+        """Encode text files into a corpus in the folder `path`, and open it.
+
+        The folder is written atomically. Memory use does not depend on the size of the files.
 
         Args:
             sources: Files, folders, and `"-"` for standard input, as for `find_text_files`. Each file is a document.
@@ -333,7 +335,7 @@ class CorpusWriter:
 
         Args:
             source: A file, or `"-"` for standard input.
-            report: Called after each encoded text chunk with the number of bytes read so far of all sources.
+            report: Called after each encoded text chunk with the number of bytes read so far, earlier sources included.
             begin: Offset of the first byte to read.
             end: Offset of the byte before which reading stops; `None` for the end of the file.
             before: The last characters before `begin`.
@@ -409,18 +411,18 @@ class CorpusWriter:
 
 
 def ignore_progress(read: int, total: int) -> None:
-    """Do nothing; stands for `on_progress=None`."""
+    """Do nothing with a report of progress; it takes the place of an `on_progress` that is `None`."""
 
 
 def require_text(has_text: bool | int, sources: Sequence[str | Path]) -> None:
-    """Raise an error unless a corpus has text.
+    """Raise an error if the sources of a corpus gave no token.
 
     Args:
-        has_text: Whether it has, or its number of tokens.
+        has_text: Whether there is any token, or the number of tokens.
         sources: Names of the sources, for the error message.
 
     Raises:
-        TextError: It has no text.
+        TextError: There is no token.
     """
     if not has_text:
         raise TextError(f"There is no text in {', '.join(map(str, sources))}. Pass a file with at least one word.")

@@ -216,7 +216,7 @@ def read_index(path: Path) -> JsonObject:
 def _read_shard(path: Path) -> CorpusShard:
     """Read one shard in the folder `path`, or a corpus without shards, and check that its files fit each other.
 
-    Without a plan, `sources` numbers the documents: each is a source of its own. The token IDs are memory-mapped.
+    The token IDs are memory-mapped. In a corpus without a plan, each document counts as a source of its own.
 
     Raises:
         FileError: There is no `index.json`, or a file cannot be mapped.

@@ -13,7 +13,7 @@ IdArray = npt.NDArray[np.integer[Any]]
 
 
 class MemmapSlice(NamedTuple):
-    """Where a memory-mapped array is in its file, so that another process can map it again instead of receiving a copy.
+    """Location of a memory-mapped array in its file, with which another process can map the same array.
 
     `offset` is in bytes from the start of the file, `length` is the number of elements.
     """

@@ -195,7 +195,7 @@ def shard_builder(folder: str) -> Callable[[int, Report], None]:
     """Read the plan and the tokenizer in a corpus folder, and return a function that builds one shard of the plan.
 
     The function is `build(number, report)`: the number of the shard, and a function that is called with the number of
-    bytes read so far. Worker processes call this, each once.
+    bytes read so far. Each worker process calls `shard_builder` once.
 
     Raises:
         FileError: There is no plan or tokenizer in the folder.

@@ -69,7 +69,7 @@ def train_tokenizer(
     Raises:
         SizeError: `vocab_size` is too small for the special tokens and the smallest alphabet.
         TextError: The texts are empty, are not strings, or are a path.
-        TokenizerError: `kind` is unknown, or has no `min_frequency`.
+        TokenizerError: `kind` is unknown, or `min_frequency` is passed for a kind without one.
         MissingExtraError: `"unigram"` needs `pip install 'embedlayer[spm]'`.
 
     Example:
@@ -139,7 +139,7 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
 
 
 def _read_tokenizer(path: Path) -> Tokenizer:
-    """Read a tokenizer from one file, which the name and content show to be of one of the formats of `load_tokenizer`.
+    """Read a tokenizer from one file. Its name and content show which format of `load_tokenizer` it has.
 
     Raises:
         FileError: The file cannot be read.
@@ -613,7 +613,10 @@ def _load_bpe(vocabulary: Path, merges: Path) -> Tokenizer:
             )
 
     def build() -> Tokenizer:
-        """Build the tokenizer; the `tokenizers` library raises its own errors for damaged files."""
+        """Build the BPE tokenizer from the vocabulary and the merges that were read.
+
+        The `tokenizers` library raises its own errors for damaged ones.
+        """
         tokenizer = _byte_level(models.BPE(vocab=vocab, merges=pairs))
         tokenizer.post_processor = processors.ByteLevel(trim_offsets=False)
         tokenizer.add_special_tokens([token for token in _KNOWN_SPECIALS if token in vocab])
@@ -713,7 +716,7 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def _build_checked(path: Path, build: Callable[[], Tokenizer]) -> Tokenizer:
-    """Call `build()`, return the tokenizer that it builds, and turn errors of the `tokenizers` library.
+    """Return `build()`, a tokenizer; replace an error of the `tokenizers` library by a `TokenizerError`.
 
     Args:
         path: File from which the tokenizer is built, for the error message.

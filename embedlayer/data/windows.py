@@ -232,9 +232,9 @@ class WindowSampler:
     """Sampler of training windows that is a pure function of the step, so that a resumed run gets the same batches.
 
     An epoch splits the text into windows of `max_length` tokens and takes each once, in random order. The offset of
-    the first window is drawn for each epoch, so that a token has other positions in other epochs. `(seed, epoch)`
-    determines order and offset. A batch may continue into the next epoch. The order is computed for each batch: memory
-    and start-up time do not depend on the length of the text.
+    the first window is drawn for each epoch, so that a token has another position in its window in each epoch. Seed
+    and epoch determine order and offset. A batch may continue into the next epoch. The order is computed for each
+    batch: memory and start-up time do not depend on the length of the text.
 
     Args:
         ids_or_corpus: A `TokenCorpus`, or token IDs as `TokenWindows` takes them.
@@ -438,7 +438,7 @@ def _check_sizes(**sizes: int) -> None:
     """Raise an error unless every size is an integer of at least 1; sizes are passed by name, for the message.
 
     Raises:
-        SizeError: A size is not.
+        SizeError: A size is not an integer or is below 1.
     """
     for name, size in sizes.items():
         if isinstance(size, bool) or not isinstance(size, int | np.integer) or size < 1:
