@@ -170,11 +170,12 @@ class Trainer:
         self._stopping = True
 
     def run(self, on_step: Callable[[int], None] | None = None) -> Iterator[dict[str, Any]]:
-        """Train to the last step. Yield a line of metrics before the first update and after every `log_every` updates.
+        """Train to the last step, and yield lines of metrics: before the first update, and after every `log_every`
+        updates.
 
         A line is a dictionary with `step`, `loss` (nats per token, mean since the last line), `lr`, `tokens_per_second`
         and `rows_touched` (number of distinct rows that the update looked up). Some lines, the last included, also have
-        `validation_loss` (nats per token) and `validation_bits_per_byte`.
+        `validation_loss` (nats per token) and `validation_bits_per_byte`. There is a line after the last update too.
 
         Args:
             on_step: Function that is called with the number of each finished step, or `None`.
@@ -265,7 +266,7 @@ class Trainer:
 
         Returns:
             Tensors by name (weights, moments, pending updates, random generators), and the other values as JSON.
-            Tensors with sharded rows are DTensors. The tensors are not copied: training on changes them.
+            Tensors with sharded rows are DTensors. Weights and moments are not copied: further training changes them.
         """
         with without_applying_updates(self.model):
             tensors = {f"model.{name}": tensor for name, tensor in self.model.state_dict().items()}
@@ -321,7 +322,8 @@ class Trainer:
             raise CheckpointError(f"The checkpoint does not fit this run: {error}") from error
 
     def _first_line(self) -> dict[str, Any]:
-        """Measure validation loss and training loss before the first update, and return them as a line of metrics.
+        """Measure the loss of the validation part and of the first batch before any update, as the line of metrics of
+        step 0.
 
         Warns:
             EmbedLayerWarning: The loss is far from `ln V`, that of a uniform distribution over the vocabulary.
@@ -344,7 +346,7 @@ class Trainer:
         return {"step": 0, "loss": loss, "lr": 0.0, "tokens_per_second": 0, "rows_touched": 0, **measured}
 
     def _update(self, step: int, learning_rate: float) -> Tensor:
-        """Train on one batch, split into `accumulate` forward passes, and update the weights.
+        """Run `accumulate` forward and backward passes, on one batch each, and update the weights.
 
         The device is not waited for. All ranks must call it.
 

@@ -217,7 +217,7 @@ class ParallelContext:
         """Return the function `(ids, targets) -> loss` to train with: the mean loss over this rank's tokens.
 
         With several processes it is a `DistributedDataParallel` module: `backward` averages the gradients over the
-        ranks. `no_sync` belongs to the function of the last call.
+        ranks. `no_sync` applies to the module that the last call returned.
         """
         if self._mesh is None:
             return model.loss

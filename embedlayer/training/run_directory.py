@@ -77,7 +77,7 @@ class Notes(TypedDict):
 
 
 class ModelDescription(TypedDict):
-    """Those keys of the result of `describe(model)` that other code reads without building the model."""
+    """Type of those fields of a model's description, `describe(model)`, that are read without building the model."""
 
     kind: str
     position: NotRequired[JsonObject]
