@@ -170,12 +170,12 @@ class Trainer:
         self._stopping = True
 
     def run(self, on_step: Callable[[int], None] | None = None) -> Iterator[dict[str, Any]]:
-        """Train to the last step, and yield lines of metrics: before the first update, and after every `log_every`
-        updates.
+        """Train to the last step, and yield a line of metrics every `log_every` updates.
 
-        A line is a dictionary with `step`, `loss` (nats per token, mean since the last line), `lr`, `tokens_per_second`
-        and `rows_touched` (number of distinct rows that the update looked up). Some lines, the last included, also have
-        `validation_loss` (nats per token) and `validation_bits_per_byte`. There is a line after the last update too.
+        The first line comes before any update, the last one after the last update. A line is a dictionary with `step`,
+        `loss` (nats per token, mean since the last line), `lr`, `tokens_per_second` and `rows_touched` (number of
+        distinct rows that the update looked up). Some lines, the last included, also have `validation_loss` (nats per
+        token) and `validation_bits_per_byte`.
 
         Args:
             on_step: Function that is called with the number of each finished step, or `None`.
@@ -322,8 +322,10 @@ class Trainer:
             raise CheckpointError(f"The checkpoint does not fit this run: {error}") from error
 
     def _first_line(self) -> dict[str, Any]:
-        """Measure the loss of the validation part and of the first batch before any update, as the line of metrics of
-        step 0.
+        """Measure the losses before any update, on the validation part and on the first batch.
+
+        Returns:
+            The line of metrics of step 0, as `run` yields it.
 
         Warns:
             EmbedLayerWarning: The loss is far from `ln V`, that of a uniform distribution over the vocabulary.
