@@ -323,7 +323,9 @@ def read_fields(path: Path | str, kind: type, *, version: int | None = None) -> 
 
 
 def _flush_to_disk(path: Path) -> None:
-    """Call `fsync` on a file or a folder, so that it survives a power failure; for a folder, its list of names.
+    """Call `fsync` on a file or a folder, so that its content survives a power failure.
+
+    The content of a folder is its list of names; its files are not flushed.
 
     Raises:
         OSError: It cannot be opened or flushed.

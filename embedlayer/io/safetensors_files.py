@@ -131,9 +131,9 @@ class Header:
 
 @contextmanager
 def open_safetensors(path: Path | str, device: str = "cpu", framework: str = "pt") -> Iterator[Any]:
-    """Context manager: yield `safetensors.safe_open(path)`, and turn its errors into those of embedlayer.
+    """Context manager: yield `safetensors.safe_open(path)`, and replace errors of safetensors by those of embedlayer.
 
-    Errors that safetensors raises inside the block are turned too.
+    This applies to errors inside the block too.
 
     Args:
         path: The file.
