@@ -81,7 +81,7 @@ class FileLock:
             self._release = None
 
     def check_unlocked(self) -> None:
-        """Raise an error if another process has the lock; the lock is not acquired for this object, and nothing is written.
+        """Raise an error if another process has the lock. Nothing is written, and this object does not acquire it.
 
         A reader calls it before and after it reads, to notice a process that was writing meanwhile.
 
