@@ -206,7 +206,7 @@ class Trainer:
         clock, tokens = time.perf_counter(), 0
         while self.step < self.steps and not self.parallel.collectives.any(self._stopping):
             learning_rate = self._learning_rate()
-            self._losses += self._update(self.step, learning_rate)
+            self._losses += self._update(self.optimizer, self.step, learning_rate)
             self.step += 1
             if on_step is not None:
                 on_step(self.step)
@@ -347,12 +347,13 @@ class Trainer:
             )
         return {"step": 0, "loss": loss, "lr": 0.0, "tokens_per_second": 0, "rows_touched": 0, **measured}
 
-    def _update(self, step: int, learning_rate: float) -> Tensor:
+    def _update(self, optimizer: torch.optim.Optimizer, step: int, learning_rate: float) -> Tensor:
         """Run `accumulate` forward and backward passes, on one batch each, and update the weights.
 
         The device is not waited for. All ranks must call it.
 
         Args:
+            optimizer: The optimizer of the model.
             step: Number of the update, from 0.
             learning_rate: Learning rate of this update.
 
@@ -361,7 +362,7 @@ class Trainer:
             over all ranks they are the mean loss and 1.
         """
         self.parallel.seed(self.options.seed, step)
-        for group in self.optimizer.param_groups:
+        for group in optimizer.param_groups:
             group["lr"] = learning_rate
         result = torch.tensor([0.0, float(self.parallel.is_first)], device=self.device)
         last = self.options.accumulate - 1
@@ -376,8 +377,8 @@ class Trainer:
         self.parallel.average_replicas(self.model)
         with self.parallel.collectives.peer_errors():
             clip_grad_norm_(self.model.parameters(), self.options.max_grad_norm)
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
         return result
 
     def _rows_touched(self, step: int) -> int:
