@@ -133,13 +133,10 @@ def _copy_bytes(old: BinaryIO, new: BinaryIO, info: TensorInfo) -> None:
         CheckpointError: The old file ends before the range does.
     """
     old.seek(info.start)
-    left = info.nbytes
-    while left:
-        buffer = old.read(min(left, CHUNK_BYTES))
-        if not buffer:
-            raise CheckpointError(f"{info.file} ends inside {info.name}: it was cut short while it was copied.")
-        new.write(buffer)
-        left -= len(buffer)
+    for left in range(info.nbytes, 0, -CHUNK_BYTES):
+        new.write(old.read(min(left, CHUNK_BYTES)))
+    if old.tell() != info.stop:
+        raise CheckpointError(f"{info.file} ends inside {info.name}: it was cut short while it was copied.")
 
 
 def _rewrite_json(folder: Path, checkpoint: Checkpoint, vocab_size: int, changed: Mapping[str, Tensor]) -> None:

@@ -35,7 +35,7 @@ from embedlayer.data.memmap import ConcatenatedArray
 from embedlayer.data.memmap import IdArray as IdArray
 from embedlayer.data.tokenizer import as_tokenizer, end_of_text_id, fingerprint, table_size, without_truncation
 from embedlayer.errors import EmbedLayerWarning, FileError, SizeError, TextError, TokenIdError
-from embedlayer.io.files import create_folder, recover_folder, replace_folder
+from embedlayer.io.files import create_folder, file_errors, recover_folder, replace_folder
 
 Progress = Callable[[int, int], None]
 _Read = Callable[[int], bytes]
@@ -55,10 +55,10 @@ CUT = re.compile("|".join(pattern.pattern for pattern in _CUTS))
 
 
 def find_text_files(paths: Sequence[str | Path]) -> list[str | Path]:
-    """Return the text files at some paths: files, all text files below folders, and `"-"` for standard input.
+    """Return the text files that `paths` name: files themselves, and all text files in folders and their subfolders.
 
-    The files of a folder are sorted. Hidden files are left out, and so are binary files: those with a zero byte in
-    their first 8 KiB (decompressed, for a `.gz`).
+    `"-"`, for standard input, is returned as it is. The files of a folder are sorted. Hidden files in folders are left
+    out, and so are binary files: those with a zero byte in their first 8 KiB (decompressed, for a `.gz`).
 
     Raises:
         FileError: A path does not exist or cannot be read.
@@ -98,9 +98,9 @@ def read_text_chunks(source: str | Path, *, tokenizer: object = None) -> Iterato
 
 
 def encode_chunks(chunks: Iterable[str], tokenizer: object, *, before: str = "") -> Iterator[tuple[str, IdArray]]:
-    """Yield each text chunk with its token IDs; the concatenated IDs are those of the whole text.
+    """Encode a text chunk by chunk, and yield each chunk with its token IDs, `(N,)` int64.
 
-    No special tokens are added at the start or the end of the text.
+    The concatenated IDs are those of the whole text. No special tokens are added at the start or the end of the text.
 
     Args:
         chunks: Chunks from `read_text_chunks` for this tokenizer.
@@ -150,7 +150,9 @@ class TokenCorpus:
         *,
         on_progress: Progress | None = None,
     ) -> "TokenCorpus":
-        """Encode text files of any size into the folder `path`, atomically and in constant memory.
+        """Encode text files into a corpus in the folder `path`, and open it.
+
+        The folder is written atomically. Memory use does not depend on the size of the files.
 
         Args:
             sources: Files, folders, and `"-"` for standard input, as for `find_text_files`. Each file is a document.
@@ -170,17 +172,11 @@ class TokenCorpus:
             with (folder / "ids.bin").open("wb") as file:
                 writer = CorpusWriter(tokenizer, lambda ids: file.write(ids.tobytes()))
                 total = 0 if "-" in found else sum(Path(source).stat().st_size for source in found)
-                earlier = 0
+                report = on_progress or ignore_progress
                 for source in found:
-                    with opened(source) as (read, position):
-                        found_text = writer.add_document(
-                            decoded(source, read),
-                            lambda: on_progress(earlier + position(), total) if on_progress else None,  # noqa: B023
-                        )
-                        earlier += position()
-                    if not found_text:
+                    if not writer.add_source(source, lambda read: report(read, total)):
                         warn_left_out(source)
-            writer.check_not_empty(sources)
+            require_text(writer.num_tokens, sources)
             write_shard_tables(folder, *writer.tables(), writer.index())
         return cls.open(path)
 
@@ -207,15 +203,13 @@ class TokenCorpus:
         kept: list[IdArray] = []
         writer = CorpusWriter(as_tokenizer(tokenizer), kept.append)
         slices = (text[at : at + _READ_BYTES] for at in range(0, len(text), _READ_BYTES))
-        if not writer.add_document(slices, lambda: None):
-            warn_left_out("the text")
-        writer.check_not_empty(["the text"])
+        require_text(writer.add_document(slices), ["the text"])
         digest = fingerprint(writer.tokenizer)
         return cls(np.concatenate(kept), *writer.tables(), vocab_size=writer.vocab_size, tokenizer_fingerprint=digest)
 
     @classmethod
     def open(cls, path: str | Path) -> "TokenCorpus":
-        """Memory-map a corpus from `build` or `build_in_shards`.
+        """Open the corpus in a folder that `build` or `build_in_shards` wrote; its token IDs are memory-mapped.
 
         Raises:
             FileError: There is no corpus at `path`.
@@ -244,10 +238,13 @@ class TokenCorpus:
         return f"TokenCorpus({self.num_tokens} tokens, {self.num_bytes} bytes, {len(self.documents)} documents)"
 
     def counts(self, size: int) -> npt.NDArray[np.int64]:
-        """Count how often each ID from 0 to `size - 1` occurs, `(size,)`, in blocks of constant size.
+        """Count how often each ID from 0 to `size - 1` occurs in the corpus; memory use does not depend on its length.
 
         Args:
             size: Number of rows of the table, V. `vocab_size` is large enough for every ID.
+
+        Returns:
+            The counts by ID, `(size,)` int64.
 
         Raises:
             TokenIdError: The corpus holds an ID that is not below `size`.
@@ -273,12 +270,15 @@ class TokenCorpus:
         return counts
 
     def split(self, validation_fraction: float) -> tuple["TokenCorpus", "TokenCorpus"]:
-        """Return the first part of the corpus for training and the last part for validation, as views.
+        """Split the corpus into its first part, for training, and its last part, for validation; no ID is copied.
 
-        The boundary is the end of the text chunk nearest to the requested fraction, so `num_bytes` is exact.
+        The split is at the end of the text chunk nearest to the requested fraction, so `num_bytes` of both is exact.
 
         Args:
             validation_fraction: Requested share of the tokens in the validation part, above 0 and below 1.
+
+        Returns:
+            The training part and the validation part.
 
         Raises:
             SizeError: `validation_fraction` is not between 0 and 1.
@@ -303,11 +303,14 @@ class TokenCorpus:
 
 
 class CorpusWriter:
-    """Encoder of documents that passes IDs to a function and counts tokens and bytes.
+    """Encode documents one after another, pass their IDs to a function, and record what a `TokenCorpus` needs.
+
+    Recorded are the start of each document and the numbers of tokens and bytes; see `tables` and `index`.
 
     Args:
         tokenizer: The tokenizer.
-        write: Called with the IDs of each chunk and with each separator.
+        write: Called with the IDs of each text chunk, and with the ID that separates two documents. The arrays are
+            uint16 or uint32.
     """
 
     def __init__(self, tokenizer: Tokenizer, write: Callable[[IdArray], object]) -> None:
@@ -317,18 +320,51 @@ class CorpusWriter:
         self.dtype = np.dtype("<u2" if self.vocab_size <= 1 << 16 else "<u4")
         self.separator = end_of_text_id(tokenizer)
         self.documents, self.token_ends, self.byte_ends = array("q"), array("q"), array("q")
-        self.num_tokens = self.num_bytes = 0
+        self.num_tokens = self.num_bytes = self.bytes_read = 0
 
-    def add_document(self, texts: Iterable[str], after_chunk: Callable[[], object], *, before: str = "") -> bool:
-        """Encode a document, or the rest of a document, and write its IDs.
+    def add_source(
+        self,
+        source: str | Path,
+        report: Callable[[int], object],
+        *,
+        begin: int = 0,
+        end: int | None = None,
+        before: str = "",
+    ) -> bool:
+        """Read a text file, or the rest of a text file, encode it as a document, and pass its IDs to `write`.
+
+        Args:
+            source: A file, or `"-"` for standard input.
+            report: Called after each encoded text chunk with the number of bytes read so far, earlier sources included.
+            begin: Offset of the first byte to read.
+            end: Offset of the byte before which reading stops; `None` for the end of the file.
+            before: The last characters before `begin`.
+
+        Returns:
+            Whether the text has any token. A document without tokens is not recorded.
+
+        Raises:
+            FileError: The source cannot be read or decompressed.
+            TextError: The text is not UTF-8.
+        """
+        with opened(source, begin, end) as (read, position):
+            texts = decoded(source, read, offset=begin)
+            has_text = self.add_document(texts, lambda: report(self.bytes_read + position()), before=before)
+            self.bytes_read += position()
+        return has_text
+
+    def add_document(
+        self, texts: Iterable[str], after_chunk: Callable[[], object] = lambda: None, *, before: str = ""
+    ) -> bool:
+        """Encode a document, or the rest of a document, and pass its IDs to `write`.
 
         Args:
             texts: The text, in strings of any length.
             after_chunk: Called without arguments after each encoded text chunk, to report progress.
-            before: The characters before `texts` if they are the rest of a document.
+            before: The last characters before `texts` if they are the rest of a document.
 
         Returns:
-            Whether the document has any token. A document without tokens is left out.
+            Whether the text has any token. A document without tokens is not recorded.
         """
         started = False
         for chunk, ids in encode_chunks(split_text(texts, self.tokenizer), self.tokenizer, before=before):
@@ -347,32 +383,24 @@ class CorpusWriter:
         return started
 
     def _start_document(self) -> None:
-        """Write the separator, except before the first document, and record the start of a document."""
+        """Record that a document starts here. If there is an earlier document, write the separator first."""
         if self.num_tokens and self.separator is not None:
             self.write(np.array([self.separator], dtype=self.dtype))
             self.num_tokens += 1
             self.token_ends[-1] += 1
         self.documents.append(self.num_tokens)
 
-    def check_not_empty(self, sources: Sequence[str | Path]) -> None:
-        """Raise an error if no token was written.
-
-        Args:
-            sources: Names of the sources, for the error message.
-
-        Raises:
-            TextError: No token was written.
-        """
-        if not self.num_tokens:
-            raise TextError(f"There is no text in {', '.join(map(str, sources))}. Pass a file with at least one word.")
-
     def tables(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """Return `documents` and `blocks` of the `TokenCorpus`."""
+        """Return the arrays `documents` and `blocks` of a `TokenCorpus` for the documents so far.
+
+        `documents`, `(documents,)` int64, has the index of each document's first token. `blocks`, `(chunks, 2)` int64,
+        has the numbers of tokens and of UTF-8 bytes up to the end of each text chunk.
+        """
         blocks = np.stack([np.array(ends, dtype=np.int64) for ends in (self.token_ends, self.byte_ends)], axis=1)
         return np.array(self.documents, dtype=np.int64), blocks
 
     def index(self) -> dict[str, Any]:
-        """Return the writer's entries of `index.json`: dtype, sizes, and the fingerprint of the tokenizer."""
+        """Return the fields of `index.json` that the writer knows: dtype, sizes, and the tokenizer's fingerprint."""
         return {
             "dtype": self.dtype.name,
             "num_tokens": self.num_tokens,
@@ -382,8 +410,26 @@ class CorpusWriter:
         }
 
 
+def ignore_progress(read: int, total: int) -> None:
+    """Do nothing with a report of progress; it takes the place of an `on_progress` that is `None`."""
+
+
+def require_text(has_text: bool | int, sources: Sequence[str | Path]) -> None:
+    """Raise an error if the sources of a corpus gave no token.
+
+    Args:
+        has_text: Whether there is any token, or the number of tokens.
+        sources: Names of the sources, for the error message.
+
+    Raises:
+        TextError: There is no token.
+    """
+    if not has_text:
+        raise TextError(f"There is no text in {', '.join(map(str, sources))}. Pass a file with at least one word.")
+
+
 def warn_left_out(source: str | Path) -> None:
-    """Warn that a source without text is left out of the corpus."""
+    """Warn that a source is left out of the corpus because it has no text."""
     warnings.warn(f"{source} is left out: it has no text.", EmbedLayerWarning, stacklevel=3)
 
 
@@ -391,13 +437,14 @@ def warn_left_out(source: str | Path) -> None:
 
 
 def split_text(texts: Iterable[str], tokenizer: Tokenizer | None) -> Iterator[str]:
-    """Yield a text in chunks with safe cuts between them.
+    """Split a text into chunks, such that the IDs of the chunks, concatenated, are the IDs of the whole text.
 
-    Chunks start small and grow with the text, so that a short text has several chunks too.
+    The first chunks have up to 512 characters, later ones up to 16384, so that a short text has several chunks too.
+    Where no cut is safe within a million characters, the text is cut anyway, with a warning.
 
     Args:
         texts: The text, in strings of any length.
-        tokenizer: Tokenizer for which cuts are checked. `None`: cuts are not checked.
+        tokenizer: Tokenizer with which each cut is checked. `None`: cuts are not checked, and IDs may change.
     """
     rest, done, wanted = "", 0, _FEWEST_CHARS
     for text in texts:
@@ -423,7 +470,15 @@ def split_text(texts: Iterable[str], tokenizer: Tokenizer | None) -> Iterator[st
 
 
 def _find_cut(text: str, end: int, tokenizer: Tokenizer | None) -> int | None:
-    """Return the position of the last safe cut between `end / 2` and `end`; `None` if there is none."""
+    """Return an index between `end / 2` and `end` at which a text can be cut safely; `None` if none is found.
+
+    Cuts between two words are tried first, then those at white space and at punctuation; of each kind, the last ones.
+
+    Args:
+        text: The text, with at least 128 characters after `end`.
+        end: Largest index.
+        tokenizer: Tokenizer with which a cut is checked; `None`: the first one tried is returned.
+    """
     for pattern in _CUTS:
         places = [match.start() for match in pattern.finditer(text, end // 2, end + 1)]
         for place in reversed(places[-_TRIES:]):
@@ -433,7 +488,9 @@ def _find_cut(text: str, end: int, tokenizer: Tokenizer | None) -> int | None:
 
 
 def is_safe_cut(text: str, place: int, tokenizer: Tokenizer) -> bool:
-    """Return whether cutting a text keeps the token IDs of the characters around the cut.
+    """Return whether the IDs of a text stay the same if it is cut in two at `place`.
+
+    Only the 128 characters on either side of the cut are encoded and compared.
 
     Args:
         text: The text.
@@ -442,7 +499,7 @@ def is_safe_cut(text: str, place: int, tokenizer: Tokenizer) -> bool:
     """
 
     def encode(part: str) -> list[int]:
-        """Return the token IDs of a text, without special tokens."""
+        """Return the token IDs of a string, without special tokens."""
         return tokenizer.encode(part, add_special_tokens=False).ids
 
     left, right = text[max(0, place - CONTEXT_CHARS) : place], text[place : place + CONTEXT_CHARS]
@@ -454,7 +511,7 @@ def is_safe_cut(text: str, place: int, tokenizer: Tokenizer) -> bool:
 
 
 def _texts_below(folder: Path) -> list[Path]:
-    """Return the text files below a folder, sorted; hidden and binary files are left out.
+    """Return the text files in a folder and its subfolders, sorted; hidden and binary files are left out.
 
     Raises:
         TextError: There is no text file.
@@ -468,7 +525,10 @@ def _texts_below(folder: Path) -> list[Path]:
 
 
 def _is_binary(file: Path) -> bool:
-    """Return whether the first 8 KiB of a file have a zero byte; `False` for a file that cannot be read."""
+    """Return whether the first 8 KiB of a file, decompressed if it is gzipped, have a zero byte.
+
+    It is `False` for a file that cannot be read: reading its text raises the error later.
+    """
     try:
         with opened(file) as (read, _):
             return b"\0" in checked(file, read, 8192)
@@ -478,24 +538,25 @@ def _is_binary(file: Path) -> bool:
 
 @contextmanager
 def opened(source: str | Path, begin: int = 0, end: int | None = None) -> Iterator[tuple[_Read, Callable[[], int]]]:
-    """Open a text; yield a function that reads decompressed bytes, and one that returns the source bytes read so far.
+    """Context manager: open a source of text and yield two functions, `read` and `position`.
+
+    `read(size)` returns at most `size` bytes of the text, decompressed if the name ends in `.gz`; empty bytes mean the
+    end. `position()` returns how many bytes of the file were read, counted from `begin`; 0 for standard input.
 
     Args:
         source: A file, or `"-"` for standard input.
-        begin: First byte of the file. Only for uncompressed files, and so is `end`.
-        end: Byte at which to stop; `None` for the end of the file.
+        begin: Offset of the first byte to read. Other values than 0, like `end`, need an uncompressed file.
+        end: Offset of the byte before which reading stops; `None` for the end of the file.
 
     Raises:
-        FileError: The file cannot be read.
+        FileError: The file cannot be opened.
     """
     if str(source) == "-":
         yield sys.stdin.buffer.read, lambda: 0
         return
-    try:
+    with file_errors(f"read {source}"):
         file = open(source, "rb")  # noqa: SIM115  closed below; errors of the block inside are not ours to explain
         file.seek(begin)
-    except OSError as error:
-        raise FileError(f"Cannot read {source}: {error.strerror or error}.") from error
     with file:
         if str(source).endswith(".gz"):
             with gzip.GzipFile(fileobj=file) as unzipped:
@@ -507,10 +568,15 @@ def opened(source: str | Path, begin: int = 0, end: int | None = None) -> Iterat
 
 
 def checked(source: str | Path, read: _Read, size: int = _READ_BYTES) -> bytes:
-    """Return `read(size)`, at most `size` bytes; an empty result means the end of the text.
+    """Return `read(size)`, and turn an error in it into a `FileError`.
+
+    Args:
+        source: Path of the text, for the error message.
+        read: Function of `opened` that returns at most `size` bytes; empty bytes mean the end of the text.
+        size: Largest number of bytes to read.
 
     Raises:
-        FileError: The source cannot be read or decompressed; the message names `source`.
+        FileError: The source cannot be read or decompressed.
     """
     try:
         return read(size)
@@ -521,14 +587,15 @@ def checked(source: str | Path, read: _Read, size: int = _READ_BYTES) -> bytes:
 
 
 def decoded(source: str | Path, read: _Read, *, offset: int = 0) -> Iterator[str]:
-    """Decode UTF-8 while it is read. Line ends are kept; a byte-order mark at the start is left out.
+    """Read UTF-8 text block by block and yield it as strings. Line ends are kept; a byte-order mark is left out.
 
     Args:
         source: Path, for error messages.
-        read: Function that reads bytes.
-        offset: Offset of the first byte in the file.
+        read: Function of `opened` that returns at most as many bytes as its argument says.
+        offset: Offset of the first byte in the file. At 0 the text may start with a byte-order mark.
 
     Raises:
+        FileError: The source cannot be read or decompressed.
         TextError: The text is not UTF-8.
     """
     rest, block = b"", checked(source, read)
@@ -545,13 +612,13 @@ def decoded(source: str | Path, read: _Read, *, offset: int = 0) -> Iterator[str
 
 
 def not_utf8(source: str | Path, offset: int, byte: int, raw: bytes) -> str:
-    """Return the error message for a byte that is not UTF-8.
+    """Return the error message for a byte that is not UTF-8, with a command that converts the file.
 
     Args:
         source: Path of the text, or `"-"`.
         offset: Offset of the byte in the text.
         byte: The byte.
-        raw: The bytes at the start of the block with this byte; a byte-order mark of UTF-16 in them is recognised.
+        raw: The block of bytes that was decoded. If it starts with a byte-order mark of UTF-16, the message says so.
     """
     name = "Standard input" if str(source) == "-" else str(source)
     encoding = "UTF-16" if raw.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) else "ISO-8859-1"
@@ -562,7 +629,7 @@ def not_utf8(source: str | Path, offset: int, byte: int, raw: bytes) -> str:
 
 
 def _check_replaceable(path: Path) -> None:
-    """Raise an error unless `path` is a corpus, an empty folder, or missing.
+    """Raise an error unless a corpus may be written to `path`: nothing, an empty folder or a corpus is there.
 
     Raises:
         FileError: `path` is a file, or a folder with other files.

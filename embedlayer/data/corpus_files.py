@@ -28,8 +28,8 @@ import numpy.typing as npt
 from embedlayer.data.memmap import ConcatenatedArray, IdArray, MemmapSlice, cannot_map
 from embedlayer.data.tokenizer import MAX_TOKEN_IDS
 from embedlayer.errors import CheckpointError
-from embedlayer.io.files import JsonObject, read_fields, read_json, recover_folder, write_json
-from embedlayer.io.json_fields import Count, Range, printable
+from embedlayer.io.files import JsonObject, read_fields, recover_folder, write_json
+from embedlayer.io.json_fields import Count, Range
 
 Offsets = npt.NDArray[np.int64]
 
@@ -39,7 +39,11 @@ PLAN_VERSION = 2
 
 
 class ShardIndex(TypedDict):
-    """Fields of `index.json`: sizes, tokenizer and plan of a shard."""
+    """Type of the content of `index.json`: sizes, tokenizer and plan of one shard, or of a corpus without shards.
+
+    `separators` is 1 if the IDs of the shard start with a document separator. `tokenizer` is the tokenizer's
+    fingerprint, `plan` the digest of the plan.
+    """
 
     dtype: Literal["uint16", "uint32"]
     num_tokens: Count
@@ -52,7 +56,10 @@ class ShardIndex(TypedDict):
 
 
 class ShardPlan(TypedDict):
-    """Fields of `corpus.json`: the plan of a corpus in shards. A source is a name, a size in bytes and a digest."""
+    """Type of the content of `corpus.json`, the plan of a corpus in shards.
+
+    Each source has a name, a size in bytes and a digest. `tokenizer` is the tokenizer's fingerprint.
+    """
 
     shards: Annotated[int, Range(1, 10**6)]
     tokenizer: str
@@ -66,13 +73,13 @@ _NPY_HEADER = re.compile(
 
 
 class CorpusShard(NamedTuple):
-    """One shard of a corpus, or a corpus that is a single shard.
+    """Content of one shard of a corpus, or of a corpus without shards.
 
     Attributes:
-        ids: Memory-mapped token IDs, including the separator before the first document.
-        documents: Start of each document, counted after that separator.
+        ids: Memory-mapped token IDs. Those of a shard start with a document separator, if the tokenizer has one.
+        documents: Index of the first token of each document, not counting that separator.
         blocks: Number of tokens and of UTF-8 bytes up to the end of each text chunk, `(chunks, 2)`.
-        sources: Number of the source of each document.
+        sources: For each document, the number of its source in the plan.
         metadata: Content of `index.json`.
     """
 
@@ -84,28 +91,40 @@ class CorpusShard(NamedTuple):
 
 
 def shard_folder(path: Path, number: int) -> Path:
-    """Return the folder of shard `number`, counted from 0."""
+    """Return the path of the folder of shard `number`, counted from 0, in the corpus folder `path`."""
     return path / f"shard-{number:05d}"
 
 
 def plan_digest(plan: JsonObject) -> str:
-    """Return a digest of a plan, which each shard of this plan stores."""
+    """Return a digest of a plan, 16 hexadecimal digits.
+
+    Each shard stores the digest of the plan that it was built for.
+    """
     return hashlib.sha256(json.dumps(plan, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def write_shard_tables(folder: Path, documents: Offsets, blocks: Offsets, index: JsonObject) -> None:
-    """Write `documents.npy`, `blocks.npy` and `index.json` of a shard; add the format version to `index`."""
+    """Write `documents.npy`, `blocks.npy` and `index.json` into the folder of a shard or corpus.
+
+    Args:
+        folder: Existing folder.
+        documents: Index of the first token of each document.
+        blocks: Number of tokens and of UTF-8 bytes up to the end of each text chunk, `(chunks, 2)`.
+        index: Fields of `index.json`; the format version is added.
+    """
     np.save(folder / "documents.npy", documents, allow_pickle=False)
     np.save(folder / "blocks.npy", blocks, allow_pickle=False)
     write_json(folder / "index.json", {"format_version": FORMAT_VERSION, **index})
 
 
 def read_shards(path: Path) -> list[CorpusShard]:
-    """Read and check all shards of a corpus; the token IDs are memory-mapped.
+    """Read and check all shards of the corpus in folder `path`, in order; their token IDs are memory-mapped.
+
+    A corpus without shards is returned as a single one.
 
     Raises:
         FileError: There is no corpus at `path`.
-        CheckpointError: A shard is damaged, not built yet, or belongs to another plan.
+        CheckpointError: A shard is damaged, not built yet, or was built for another plan.
     """
     if not (recover_folder(path) / PLAN_FILE).exists():
         return [_read_shard(path)]
@@ -130,7 +149,16 @@ def read_shards(path: Path) -> list[CorpusShard]:
 
 
 def concatenate_shards(shards: Sequence[CorpusShard]) -> tuple[IdArray | ConcatenatedArray, Offsets, Offsets]:
-    """Return IDs, documents and blocks of all shards as one corpus, with the separators of an unsharded build."""
+    """Join the shards of a corpus, without copying IDs, into what `TokenCorpus.build` would give without shards.
+
+    A separator at the start of a shard is kept only if a new document starts there.
+
+    Args:
+        shards: All shards of the corpus, in order.
+
+    Returns:
+        `ids`, `documents` and `blocks` of the `TokenCorpus`.
+    """
     ids: list[IdArray] = []
     documents: list[Offsets] = []
     blocks: list[Offsets] = []
@@ -155,10 +183,10 @@ def concatenate_shards(shards: Sequence[CorpusShard]) -> tuple[IdArray | Concate
 
 
 def missing_shards(path: Path) -> list[int]:
-    """Return the numbers of the shards in the plan of a folder that are not built yet.
+    """Return the numbers of the shards of a corpus that are planned but have no folder yet.
 
     Raises:
-        FileError: There is no plan.
+        FileError: There is no plan in the folder `path`.
         CheckpointError: The plan is damaged.
     """
     shards = read_plan(path)["shards"]
@@ -166,45 +194,29 @@ def missing_shards(path: Path) -> list[int]:
 
 
 def read_plan(path: Path) -> JsonObject:
-    """Read the plan of a corpus in shards.
+    """Read and check the plan of a corpus in shards, `corpus.json` in the folder `path`.
 
     Raises:
         FileError: There is no plan.
         CheckpointError: The file is damaged or has another format version.
     """
-    check_version(path / PLAN_FILE, PLAN_VERSION)
-    return read_fields(path / PLAN_FILE, ShardPlan)
+    return read_fields(path / PLAN_FILE, ShardPlan, version=PLAN_VERSION)
 
 
 def read_index(path: Path) -> JsonObject:
-    """Read `index.json` of a shard.
+    """Read and check `index.json` in the folder `path` of a shard, or of a corpus without shards.
 
     Raises:
         FileError: There is no such file.
         CheckpointError: The file is damaged or has another format version.
     """
-    check_version(path / "index.json", FORMAT_VERSION)
-    return read_fields(path / "index.json", ShardIndex)
-
-
-def check_version(file: Path, version: int) -> None:
-    """Raise an error if a JSON file has another format version.
-
-    Raises:
-        FileError: The file cannot be read.
-        CheckpointError: The file has another `format_version`, or is not a JSON object.
-    """
-    found = read_json(file).get("format_version")
-    if found != version:
-        raise CheckpointError(
-            f"{file} has corpus format {printable(found)}; this version of embedlayer reads {version}. Build it again."
-        )
+    return read_fields(path / "index.json", ShardIndex, version=FORMAT_VERSION)
 
 
 def _read_shard(path: Path) -> CorpusShard:
-    """Memory-map the token IDs of one shard and check all its files.
+    """Read one shard in the folder `path`, or a corpus without shards, and check that its files fit each other.
 
-    A folder without a plan is a corpus in a single shard; each of its documents is numbered as a source of its own.
+    The token IDs are memory-mapped. In a corpus without a plan, each document counts as a source of its own.
 
     Raises:
         FileError: There is no `index.json`, or a file cannot be mapped.
@@ -247,9 +259,9 @@ def _read_shard(path: Path) -> CorpusShard:
 
 
 def read_offsets(path: Path) -> Offsets:
-    """Read an int64 array, `(N,)` or `(N, K)`, from a file by `write_shard_tables`.
+    """Read an int64 array, `(N,)` or `(N, K)`, from an `.npy` file of a corpus.
 
-    The size of the file is compared with its header before memory is allocated.
+    The size of the file is compared with its header before memory is allocated for the array.
 
     Raises:
         FileNotFoundError: There is no such file.

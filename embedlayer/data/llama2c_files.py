@@ -19,12 +19,12 @@ BYTES = tuple(f"<0x{byte:02X}>" for byte in range(256))
 
 
 def read(path: Path) -> Tokenizer:
-    """Read llama2.c's tokenizer and return a tokenizer with the same IDs.
+    """Read llama2.c's `tokenizer.bin` and return a tokenizer that gives the same IDs.
 
-    The first token of a text is `<s>`, and a space is added before the text. Characters without a token become bytes.
-    Then the two neighbours whose merged token has the best score are merged, until no merge is left. Decoding removes
-    the added space. The special tokens are named `<unk>`, `<s>` and `</s>`; llama2.c stores the last two between line
-    breaks.
+    Like llama2.c, it starts a text with `<s>` and puts a space before the text. Characters without a token become
+    bytes. Then the two neighbours whose merged token has the best score are merged, until no merge is left. Decoding
+    removes the added space. The special tokens are named `<unk>`, `<s>` and `</s>`; llama2.c stores the last two
+    between line breaks.
 
     Raises:
         FileError: The file cannot be read.
@@ -43,7 +43,11 @@ def read(path: Path) -> Tokenizer:
 
 
 def _entries(path: Path, raw: bytes) -> list[tuple[str, float]]:
-    """Return token and score of each ID.
+    """Parse the content of a `tokenizer.bin`, and return the token and the score of each ID, in order.
+
+    Args:
+        path: Path of the file, for error messages.
+        raw: Its content.
 
     Raises:
         TokenizerError: The file is damaged, or its special tokens or byte tokens are not those of llama2.c.

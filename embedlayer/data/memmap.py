@@ -13,7 +13,10 @@ IdArray = npt.NDArray[np.integer[Any]]
 
 
 class MemmapSlice(NamedTuple):
-    """File, data type, offset and length of a memory-mapped array, so that another process can map it again."""
+    """Location of a memory-mapped array in its file, with which another process can map the same array.
+
+    `offset` is in bytes from the start of the file, `length` is the number of elements.
+    """
 
     filename: str
     dtype: np.dtype[Any]
@@ -22,7 +25,10 @@ class MemmapSlice(NamedTuple):
 
     @classmethod
     def of(cls, ids: IdArray) -> "MemmapSlice | None":
-        """Return the file slice that `ids` maps; `None` if `ids` is no slice of a memory-mapped array."""
+        """Return the file and byte range that the array `ids` maps.
+
+        `None` if `ids` is not memory-mapped, or is no contiguous part of a memory-mapped array.
+        """
         root: Any = ids
         while isinstance(root.base, np.ndarray):
             root = root.base
@@ -32,7 +38,7 @@ class MemmapSlice(NamedTuple):
         return cls(str(root.filename), ids.dtype, offset, len(ids))
 
     def open(self) -> IdArray:
-        """Map the array again, read-only.
+        """Map this part of the file into memory, read-only, and return it as an array.
 
         Raises:
             FileError: The file cannot be read, or this process has too many files open.
@@ -44,7 +50,7 @@ class MemmapSlice(NamedTuple):
 
 
 def cannot_map(path: str | Path, error: OSError) -> FileError:
-    """Return the error for a file that cannot be opened or mapped."""
+    """Create, but do not raise, the error for a file that cannot be opened or mapped into memory."""
     return FileError(
         f"Cannot map {path}: {error.strerror or error}. If too many files are open, one for each shard of a corpus, "
         f"raise the limit (ulimit -n) or build the corpus in fewer shards."
@@ -52,13 +58,13 @@ def cannot_map(path: str | Path, error: OSError) -> FileError:
 
 
 class ConcatenatedArray:
-    """Concatenation of one-dimensional arrays of one dtype, without a copy.
+    """Several one-dimensional arrays of one dtype that are read as one array, without a copy.
 
-    It has a length, elements, slices without steps (views), and `windows` over array boundaries. For everything else
-    `np.asarray` copies. Memory-mapped arrays are pickled as file names.
+    It has a length, elements, slices without steps (views), and `windows` over array boundaries. For everything else,
+    convert it with `np.asarray`, which copies. Memory-mapped arrays are pickled as file names.
 
     Args:
-        arrays: At least one array; none is empty.
+        arrays: The arrays, in order: at least one, and none is empty.
 
     Example:
         >>> ids = ConcatenatedArray([np.array([1, 2, 3]), np.array([4, 5])])
@@ -91,7 +97,14 @@ class ConcatenatedArray:
         return int(self._ends[-1])
 
     def __getitem__(self, index: SupportsIndex | slice) -> Any:
-        """Return an element, or the view of a slice: an array if one array holds it, else a `ConcatenatedArray`."""
+        """Return an element, or a view of a slice without a step.
+
+        The view is a NumPy array if the slice is inside one of the arrays, else a `ConcatenatedArray`.
+
+        Raises:
+            SizeError: The slice has a step.
+            IndexError: The index is out of range.
+        """
         if not isinstance(index, slice):
             at = range(len(self))[index]
             array = int(np.searchsorted(self._ends, at, side="right"))
@@ -113,11 +126,19 @@ class ConcatenatedArray:
         return whole if dtype is None else whole.astype(dtype, copy=False)
 
     def tolist(self) -> list[int]:
-        """Return all elements as Python numbers."""
+        """Return all elements as a list of Python integers."""
         return [token for array in self.arrays for token in array.tolist()]
 
     def windows(self, starts: npt.NDArray[np.int64], length: int) -> IdArray:
-        """Return `self[s : s + length]` for each start `s`, as an array `(len(starts), length)`."""
+        """Return copies of windows, `self[s : s + length]` for each start `s`; a window may span several arrays.
+
+        Args:
+            starts: Index of the first element of each window. Every window must end within the concatenation.
+            length: Number of elements in a window.
+
+        Returns:
+            The windows, `(len(starts), length)`.
+        """
         rows = np.empty((len(starts), length), self.dtype)
         first = np.searchsorted(self._ends, starts, side="right")
         inside = starts + length <= self._ends[first]

@@ -10,7 +10,7 @@ Indices = npt.NDArray[np.int64]
 
 
 class RandomPermutation:
-    """Random permutation of `0..count - 1`: `permutation(indices)` returns the elements at these indices.
+    """Random permutation of `0..count - 1` that is never stored: `permutation(indices)` computes its elements there.
 
     An index is written with two digits, `left * width + right`, where `width` is about the square root of `count`.
     Each round adds a hash of one digit to the other digit. A round can be inverted, so different indices have
@@ -36,14 +36,17 @@ class RandomPermutation:
         self.keys = torch.randint(2**62, (ROUNDS,), generator=generator).numpy().astype(np.uint64)
 
     def __call__(self, indices: Indices) -> Indices:
-        """Return the element of the permutation at each index."""
+        """Return the elements of the permutation at `indices`, as an int64 array of the shape of `indices`."""
         found = self._permute_once(indices)
         while (beyond := found >= self.count).any():
             found[beyond] = self._permute_once(found[beyond])
         return found
 
     def _permute_once(self, indices: Indices) -> Indices:
-        """Apply all rounds once; results are in `0..width * height - 1`."""
+        """Apply all rounds of the Feistel network once to each index.
+
+        The results are different numbers in `0..width * height - 1`, so some may be `count` or more.
+        """
         left, right = np.divmod(indices.astype(np.uint64), np.uint64(self.width))
         for number, key in enumerate(self.keys):
             if number % 2:
@@ -54,7 +57,7 @@ class RandomPermutation:
 
 
 def _hash(numbers: npt.NDArray[np.uint64], key: np.uint64) -> npt.NDArray[np.uint64]:
-    """Return SplitMix64 of each number, started at `key`; the products are meant to overflow."""
+    """Hash each number to 64 bits with SplitMix64, starting at `key`; its products are meant to overflow."""
     mixed = numbers * np.uint64(0x9E3779B97F4A7C15) + key
     mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

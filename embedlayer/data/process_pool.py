@@ -33,17 +33,18 @@ def run_jobs(
     on_progress: Callable[[int, int], None],
     on_interrupted: Callable[[int], None],
 ) -> None:
-    """Call `prepare(argument)(number, report)` for each number, in at most `workers` processes.
+    """Run a numbered job for each number in worker processes: `prepare(argument)(number, report)`.
 
-    The processes are spawned: a script that calls this outside of an `if __name__ == "__main__":` block fails. Their
-    warnings are repeated here. Where the call ends by an error or by Ctrl-C, the processes are killed.
+    The processes are spawned: a script that calls this outside of an `if __name__ == "__main__":` block fails. Warnings
+    of the jobs are repeated in this process. If the call ends by an error or by Ctrl-C, the processes are killed.
 
     Args:
-        prepare: A function of a module, called once in each process; it returns the function that does a job.
+        prepare: Function at the top level of a module. Each process calls it once, with `argument`; it returns the
+            function that does a job.
         argument: Argument of `prepare`.
         numbers: Numbers of the jobs, which are started in this order.
         workers: Largest number of processes at a time, at least 1.
-        on_progress: Called in this process with the number of a job and what it last passed to `report`.
+        on_progress: Called in this process with the number of a job and what the job last passed to `report`.
         on_interrupted: Called in this process with the number of each job that was started and did not end, after
             all processes have ended.
 
@@ -62,7 +63,8 @@ def run_jobs(
                 place = waiting.pop()
                 running[executor.submit(_run_job, prepare, argument, place, numbers[place])] = place
             finished, _ = wait(running, _SECONDS_BETWEEN_REPORTS, FIRST_COMPLETED)
-            if not finished and context.has_failed():  # the executor may not notice it while another process works
+            failed = any(process.exitcode not in (None, 0) for process in context.processes)
+            if failed and not finished:  # the executor may not notice it while another process works
                 raise BrokenProcessPool
             for place, value in enumerate(progress):
                 if value != _NOT_STARTED:
@@ -72,7 +74,8 @@ def run_jobs(
                     warnings.warn(message, EmbedLayerWarning, stacklevel=3)
                 del running[future]
     except BrokenProcessPool as error:
-        context.terminate()
+        for process in context.processes:
+            process.terminate()
         executor.shutdown()  # waits until all exit codes are known
         started = [str(numbers[place]) for place in running.values() if progress[place] != _NOT_STARTED]
         raise FileError(
@@ -90,27 +93,24 @@ def run_jobs(
 
 
 class _KillableContext(SpawnContext):
-    """A `multiprocessing` context that lists its processes, which `ProcessPoolExecutor` cannot kill."""
+    """`multiprocessing` context that starts processes by spawning and keeps a list of them in `processes`.
+
+    With this list they can be killed, which `ProcessPoolExecutor` cannot do.
+    """
 
     def __init__(self) -> None:
         self.processes: list[SpawnProcess] = []
 
     def Process(self, *args: Any, **options: Any) -> SpawnProcess:  # type: ignore[override]
-        """Create a process and list it."""
+        """Create a process as `SpawnProcess(...)` does, and add it to the list."""
         self.processes.append(SpawnProcess(*args, **options))
         return self.processes[-1]
 
-    def has_failed(self) -> bool:
-        """Return whether a process ended by a signal or with an exit code other than 0."""
-        return any(process.exitcode not in (None, 0) for process in self.processes)
-
-    def terminate(self) -> None:
-        """Send SIGTERM to the processes that have not ended."""
-        for process in self.processes:
-            process.terminate()
-
     def cause_of_death(self) -> str:
-        """Return the signal or exit code of the process that ended first, for an error message."""
+        """Describe the signal or exit code of the first process in the list that failed, for an error message.
+
+        Processes that `terminate` ended are left out.
+        """
         terminated = (None, 0, -signal.SIGTERM)
         code = next((process.exitcode for process in self.processes if process.exitcode not in terminated), None)
         if code == -signal.SIGKILL:
@@ -125,12 +125,12 @@ _progress: Any = None
 
 
 def _start_worker(progress: Any) -> None:
-    """Initialise a worker process.
+    """Initialise a worker process; it runs once in each, before the first job.
 
     The process ignores Ctrl-C, turns the threads of the `tokenizers` library off, and exits when its parent has ended.
 
     Args:
-        progress: Shared array with the progress of each job.
+        progress: Array in shared memory with one integer for each job: its progress, or -1 before it is started.
     """
     global _progress
     _progress = progress
@@ -140,7 +140,10 @@ def _start_worker(progress: Any) -> None:
 
 
 def _exit_with_parent() -> None:
-    """Wait until the calling process has ended, give the job a moment to remove its files, and end this process."""
+    """Wait in a thread of a worker process until its parent has ended; two seconds later, end the process.
+
+    In these seconds a running job notices it too, and can remove its temporary files.
+    """
     parent = multiprocessing.parent_process()
     assert parent is not None
     parent.join()
@@ -149,19 +152,19 @@ def _exit_with_parent() -> None:
 
 
 def _run_job(prepare: Callable[[str], Job], argument: str, place: int, number: int) -> list[str]:
-    """Do one job in a worker process and return the texts of its warnings.
+    """Do one job in a worker process, and return the messages of the embedlayer warnings in it.
 
     Args:
         prepare: Function that returns the function which does a job.
         argument: Argument of `prepare`.
-        place: Index of the job in the shared progress array.
+        place: Index of the job in the shared array of `_start_worker`.
         number: Number of the job.
     """
     parent = multiprocessing.parent_process()
     assert parent is not None
 
     def report(value: int) -> None:
-        """Store the progress of the job in shared memory; exit if the calling process has ended."""
+        """Store the progress `value` of this job in the shared array; exit if the parent process has ended."""
         if not parent.is_alive():
             sys.exit(1)
         _progress[place] = value
@@ -175,5 +178,5 @@ def _run_job(prepare: Callable[[str], Job], argument: str, place: int, number: i
 
 @cache
 def _prepared(prepare: Callable[[str], Job], argument: str) -> Job:
-    """Return `prepare(argument)`, called once in a process."""
+    """Return `prepare(argument)`, which is called for the first job of a process and kept for the others."""
     return prepare(argument)

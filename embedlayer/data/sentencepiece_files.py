@@ -28,7 +28,9 @@ _PROBE = (
 
 
 def convert(path: Path) -> Tokenizer:
-    """Read a `.model` and return a tokenizer with the same IDs.
+    """Read a SentencePiece `.model` file and return a tokenizer that gives the same IDs.
+
+    The IDs of some sample texts are compared with those by SentencePiece.
 
     Raises:
         FileError: The file cannot be read.
@@ -49,12 +51,12 @@ def convert(path: Path) -> Tokenizer:
 
 
 def _tokenizer(processor: Any, raw: bytes, symbols: Sequence[str]) -> Tokenizer:
-    """Build a tokenizer.
+    """Build the tokenizer for a SentencePiece model.
 
     Args:
         processor: The loaded model, a `SentencePieceProcessor`.
-        raw: Bytes of the model's file.
-        symbols: User-defined symbols of the model.
+        raw: Bytes of the model's file, for the fields that `processor` does not return.
+        symbols: User-defined symbols of the model, which are never split.
 
     Raises:
         TokenizerError: The model is neither BPE nor Unigram.
@@ -89,7 +91,14 @@ def _tokenizer(processor: Any, raw: bytes, symbols: Sequence[str]) -> Tokenizer:
 
 
 def _normalizer(charsmap: bytes, *, adds_space: bool, trims: bool, space: str) -> normalizers.Normalizer:
-    """Return the normaliser: character map, white space, and the space before the text."""
+    """Return the normaliser that changes a text as SentencePiece does before it splits the text.
+
+    Args:
+        charsmap: Compiled character map of the model, such as NFKC; may be empty.
+        adds_space: Whether a space is put before the text.
+        trims: Whether spaces at both ends are removed, and runs of spaces become one.
+        space: Character that replaces each space: `▁`, or a space to keep them.
+    """
     steps: list[normalizers.Normalizer] = [normalizers.Precompiled(charsmap)] if charsmap else []
     if trims:
         steps += [normalizers.Replace(Regex(r"\A +| +\z"), ""), normalizers.Replace(Regex(" {2,}"), " ")]
@@ -101,10 +110,10 @@ def _normalizer(charsmap: bytes, *, adds_space: bool, trims: bool, space: str) -
 def bpe_of_scores(
     entries: Sequence[tuple[str, float]], merged: Iterable[int], unknown: str, *, byte_fallback: bool
 ) -> models.BPE:
-    """Return the BPE model of a vocabulary with scores.
+    """Return a BPE model that merges like SentencePiece, which has scores of subwords instead of a list of merges.
 
-    SentencePiece merges the two neighbours whose merged subword has the best score. A list of all merges of two entries
-    into one, in the order of the merged subwords' scores, is equivalent.
+    SentencePiece merges the two neighbours whose merged subword has the best score. A list of all merges of two
+    entries into one, in the order of the merged subwords' scores, is equivalent.
 
     Args:
         entries: Subword and score of each ID.
@@ -123,7 +132,7 @@ def bpe_of_scores(
 
 
 def _check_same_ids(path: Path, tokenizer: Tokenizer, processor: Any, texts: Sequence[str]) -> None:
-    """Compare the IDs of sample texts with those by SentencePiece.
+    """Raise an error unless a converted tokenizer gives sample texts the same IDs as SentencePiece.
 
     Args:
         path: File of the model, for the error message.
@@ -144,10 +153,12 @@ def _check_same_ids(path: Path, tokenizer: Tokenizer, processor: Any, texts: Seq
 
 
 def _fields(message: bytes) -> Iterator[tuple[int, Any]]:
-    """Yield number and value of each field of a protocol buffer; a value is an integer or bytes.
+    """Parse a protocol buffer message, and yield the number and the value of each of its fields.
+
+    A value is an integer, or bytes for strings, nested messages and fixed-size numbers.
 
     Raises:
-        struct.error, IndexError: The buffer is damaged.
+        struct.error, IndexError: The message is damaged.
     """
     at = 0
     while at < len(message):
@@ -165,7 +176,14 @@ def _fields(message: bytes) -> Iterator[tuple[int, Any]]:
 
 
 def _varint(message: bytes, at: int) -> tuple[int, int]:
-    """Decode a variable-length integer at an offset; return the integer and the offset after it."""
+    """Decode the variable-length integer of a protocol buffer that starts at offset `at`.
+
+    Returns:
+        The integer, and the offset after it.
+
+    Raises:
+        IndexError: The message ends inside the integer.
+    """
     value = shift = 0
     while True:
         byte = message[at]

@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from tokenizers import Tokenizer
@@ -26,9 +26,11 @@ from embedlayer.data.corpus import (
     checked,
     decoded,
     find_text_files,
+    ignore_progress,
     is_safe_cut,
     not_utf8,
     opened,
+    require_text,
     warn_left_out,
 )
 from embedlayer.data.corpus_files import (
@@ -45,7 +47,7 @@ from embedlayer.data.corpus_files import (
 from embedlayer.data.process_pool import Report, run_jobs
 from embedlayer.data.tokenizer import as_tokenizer, fingerprint, load_tokenizer, save_tokenizer
 from embedlayer.errors import CheckpointError, FileError, SizeError, TextError
-from embedlayer.io.files import JsonObject, create_folder, remove_partials, replace_folder, write_json
+from embedlayer.io.files import JsonObject, create_folder, file_errors, remove_partials, replace_folder, write_json
 from embedlayer.io.locks import LOCK, FileLock
 
 TOKENIZER = "tokenizer.json"
@@ -62,7 +64,7 @@ def build_in_shards(
     workers: int | None = None,
     on_progress: Progress | None = None,
 ) -> TokenCorpus:
-    """Encode texts in parallel processes into `shards` shards in the folder `path`, which are read as one array.
+    """Encode texts in parallel processes into `shards` shards in the folder `path`, and open them as one corpus.
 
     IDs and documents equal those of `TokenCorpus.build` for the same sources, for any number of shards and workers.
     They may differ only where a text has no safe position for a cut in a million characters; both functions warn
@@ -105,24 +107,23 @@ def build_in_shards(
         raise SizeError(f"workers is {workers}; it must be 1 or more.")
     folder = _planned(sources, tokenizer, Path(path), shards)
     with FileLock(folder / LOCK, f"The corpus folder {folder}"):
-        _build_missing(folder, shards, workers, on_progress)
+        _build_missing(folder, shards, workers, on_progress or ignore_progress)
     names = [name for name, _, _ in read_plan(folder)["sources"]]
     found = np.concatenate([read_offsets(shard_folder(folder, number) / "sources.npy") for number in range(shards)])
-    if not len(found):
-        raise TextError(f"There is no text in {', '.join(map(str, sources))}. Pass a file with at least one word.")
+    require_text(len(found), sources)
     for number in np.setdiff1d(np.arange(len(names)), found):
         warn_left_out(names[number])
     return TokenCorpus.open(folder)
 
 
-def _build_missing(folder: Path, shards: int, workers: int, on_progress: Progress | None) -> None:
-    """Build the shards that are not built yet, in at most `workers` processes.
+def _build_missing(folder: Path, shards: int, workers: int, on_progress: Progress) -> None:
+    """Build the shards of a plan that are not built yet, in at most `workers` processes.
 
     Args:
-        folder: Folder with a plan.
+        folder: Folder with the plan; the caller holds its lock.
         shards: Number of all shards.
         workers: Largest number of processes; with 1 this process builds the shards.
-        on_progress: Called with the number of bytes read so far and the total.
+        on_progress: Called with the number of bytes read so far and the total over all shards.
     """
     plan = read_plan(folder)
     total = sum(size for _, size, _ in plan["sources"])
@@ -131,10 +132,9 @@ def _build_missing(folder: Path, shards: int, workers: int, on_progress: Progres
     done = {number: read_index(shard_folder(folder, number)).get("bytes_read", 0) for number in built}
 
     def progress(number: int, read: int) -> None:
-        """Record the bytes read for one shard and report the sum over all shards."""
+        """Record how many bytes of shard `number` are read, and report the sum over all shards."""
         done[number] = read
-        if on_progress is not None:
-            on_progress(min(sum(done.values()), total), total)
+        on_progress(min(sum(done.values()), total), total)
 
     if workers == 1 or len(missing) < 2:
         build = shard_builder(str(folder))
@@ -149,8 +149,7 @@ def _build_missing(folder: Path, shards: int, workers: int, on_progress: Progres
             on_progress=progress,
             on_interrupted=lambda number: _remove_partials_of(folder, number),
         )
-    if on_progress is not None:
-        on_progress(total, total)
+    on_progress(total, total)
 
 
 def build_shard(
@@ -162,10 +161,11 @@ def build_shard(
     only: int,
     on_progress: Progress | None = None,
 ) -> None:
-    """Build one shard of `build_in_shards` in this process, such that each of several hosts can build its own shard.
+    """Build one shard of `build_in_shards` in this process, so that several hosts can each build some of the shards.
 
-    The hosts need the same sources and the same folder, for instance on a shared disk. `TokenCorpus.open(path)` reads
-    the corpus when all shards are built, and names the missing ones before. An existing shard is not built again.
+    The hosts need the same sources and the same folder, for instance on a shared disk. When all shards are built,
+    `TokenCorpus.open(path)` reads the corpus; before, it raises an error with the missing shards. An existing shard is
+    not built again.
 
     Args:
         sources: As for `build_in_shards`. All hosts pass the same `sources`, `tokenizer`, `path` and `shards`.
@@ -185,19 +185,17 @@ def build_shard(
         raise SizeError(f"Shard {only} of {shards} does not exist: shards are counted from 0 to {shards - 1}.")
     folder = _planned(sources, tokenizer, Path(path), shards)
     total = sum(size for _, size, _ in read_plan(folder)["sources"]) // shards
-
-    def report(read: int) -> None:
-        """Report the bytes read so far and the approximate total of the shard."""
-        if on_progress is not None:
-            on_progress(min(read, total), total)
-
+    report = on_progress or ignore_progress
     if not shard_folder(folder, only).exists():
-        shard_builder(str(folder))(only, report)
-    report(total)
+        shard_builder(str(folder))(only, lambda read: report(min(read, total), total))
+    report(total, total)
 
 
 def shard_builder(folder: str) -> Callable[[int, Report], None]:
-    """Return the function that builds a shard of the plan in `folder`. Arguments: its number, and a report function.
+    """Read the plan and the tokenizer in a corpus folder, and return a function that builds one shard of the plan.
+
+    The function is `build(number, report)`: the number of the shard, and a function that is called with the number of
+    bytes read so far. Each worker process calls `shard_builder` once.
 
     Raises:
         FileError: There is no plan or tokenizer in the folder.
@@ -209,7 +207,12 @@ def shard_builder(folder: str) -> Callable[[int, Report], None]:
         raise CheckpointError(f"{path / TOKENIZER} is not the tokenizer of {path / PLAN_FILE}. Build in a new folder.")
 
     def build(number: int, report: Report) -> None:
-        """Build shard `number` atomically, with its lock held; `report` receives the number of bytes read so far."""
+        """Build shard `number` atomically, while holding its lock.
+
+        Args:
+            number: Number of the shard, from 0.
+            report: Called with the number of bytes read so far.
+        """
         target = shard_folder(path, number)
         with _shard_lock(path, number):
             remove_partials(target)  # of a build that was killed
@@ -220,61 +223,67 @@ def shard_builder(folder: str) -> Callable[[int, Report], None]:
 
 
 def _shard_lock(path: Path, number: int) -> FileLock:
-    """Return the lock that the process which builds a shard acquires."""
+    """Return the lock, not yet acquired, for building shard `number` of the corpus in folder `path`."""
     folder = shard_folder(path, number)
     return FileLock(folder.with_name(f".{folder.name}{LOCK}"), f"Shard {number} of the corpus {path}")
 
 
 def _remove_partials_of(path: Path, number: int) -> None:
-    """Remove the partial files of a killed worker, unless another process is building this shard."""
+    """Delete the temporary files that a killed worker left of shard `number` of the corpus in folder `path`.
+
+    Nothing is deleted if another process has the lock of the shard: it is building the shard now.
+    """
     with suppress(FileError), _shard_lock(path, number):
         remove_partials(shard_folder(path, number))
 
 
 def _write_shard(folder: Path, plan: JsonObject, number: int, tokenizer: Tokenizer, report: Report) -> None:
-    """Encode the byte ranges of one shard and write its files into `folder`.
+    """Encode the byte ranges of the sources that belong to one shard, and write the files of the shard.
 
     Args:
-        folder: Existing empty folder.
+        folder: Existing empty folder for the files.
         plan: Plan of the corpus.
         number: Number of the shard.
         tokenizer: Tokenizer of the plan.
         report: Called with the number of source bytes read so far.
+
+    Raises:
+        FileError: A source cannot be read, or was changed since the plan was written.
+        TextError: A source is not UTF-8.
     """
     found: list[int] = []
-    read_before = 0
     with (folder / "ids.bin").open("wb") as file:
         writer = CorpusWriter(tokenizer, lambda ids: file.write(ids.tobytes()))
         separators = [] if writer.separator is None else [writer.separator]
         file.write(np.array(separators, writer.dtype).tobytes())
-        for part in _source_ranges(plan, number, tokenizer):
-            with opened(part.source, part.begin, part.end) as (read, position):
-                text = decoded(part.source, read, offset=part.begin)
-                if writer.add_document(
-                    text,
-                    lambda: report(read_before + position()),  # noqa: B023
-                    before=part.before,
-                ):
-                    found.append(part.number)
-                read_before += position()
-    index = {**writer.index(), "separators": len(separators), "bytes_read": read_before, "plan": plan_digest(plan)}
+        for place, source, begin, end in _source_ranges(plan, number, tokenizer):
+            before = _text_before(source, begin, ANCHOR_CHARS)
+            if writer.add_source(source, report, begin=begin, end=end, before=before):
+                found.append(place)
+    more = {"separators": len(separators), "bytes_read": writer.bytes_read, "plan": plan_digest(plan)}
     np.save(folder / "sources.npy", np.array(found, dtype=np.int64), allow_pickle=False)
-    write_shard_tables(folder, *writer.tables(), index)
-    report(read_before)
+    write_shard_tables(folder, *writer.tables(), {**writer.index(), **more})
+    report(writer.bytes_read)
 
 
 # Planning
 
 
 def _planned(sources: Sequence[str | Path], tokenizer: object, path: Path, shards: int) -> Path:
-    """Write plan and tokenizer of a build into its folder, or check that the plan there is the same one.
+    """Create the corpus folder with the plan and tokenizer of a build, or check that the plan there is the same one.
+
+    Args:
+        sources: Files and folders with the texts.
+        tokenizer: A `tokenizers.Tokenizer`, or a fast tokenizer of transformers.
+        path: The corpus folder.
+        shards: Number of shards.
 
     Returns:
         The folder, `path`.
 
     Raises:
         SizeError: `shards` is below 1.
-        FileError: The folder has other files or another plan, or a source cannot be read several times.
+        FileError: The folder has other files or another plan, or a source is no regular file (standard input).
     """
     if shards < 1:
         raise SizeError(f"shards is {shards}; it must be 1 or more.")
@@ -305,7 +314,12 @@ def _planned(sources: Sequence[str | Path], tokenizer: object, path: Path, shard
 
 
 def _check_same(path: Path, started: JsonObject, requested: JsonObject) -> None:
-    """Raise an error if the plan in a folder differs from the requested plan.
+    """Raise an error if the plan of a build in a folder differs from the plan for the arguments of this call.
+
+    Args:
+        path: The folder, for the error message.
+        started: The plan in the folder.
+        requested: The plan for the arguments of this call.
 
     Raises:
         FileError: The plans differ; the message names the first difference.
@@ -318,15 +332,11 @@ def _check_same(path: Path, started: JsonObject, requested: JsonObject) -> None:
             break
     else:
         old, new = ({name: facts for name, *facts in plan["sources"]} for plan in (started, requested))
-        what = "the same sources in another order"
-        for name in {**old, **new}:
-            if name not in new:
-                what = f"{name}, which was not passed"
-                break
-            if name not in old:
-                what = f"no {name}"
-                break
+        for name in [name for name in old if name in new]:
             _check_unchanged(name, old[name], new[name])
+        surplus = [f"{name}, which was not passed" for name in old if name not in new]
+        absent = [f"no {name}" for name in new if name not in old]
+        what = [*surplus, *absent, "the same sources in another order"][0]
     raise FileError(
         f"The corpus in {path} was started with other arguments: it has {what}. Pass the arguments of the start, or "
         f"choose a new folder."
@@ -334,31 +344,30 @@ def _check_same(path: Path, started: JsonObject, requested: JsonObject) -> None:
 
 
 def _size_and_digest(source: str) -> list[Any]:
-    """Return the size of a file and a digest of its bytes; of a file above 1 MiB, a digest of 64 blocks.
+    """Return `[size, digest]` of a file: its size in bytes, and 16 hexadecimal digits of a SHA-256 of its content.
+
+    Of a file above 1 MiB, only 64 blocks of 16 KiB, evenly spread, are read.
 
     Raises:
         FileError: The file cannot be read.
     """
-    try:
-        with open(source, "rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            count = min(-(-size // _BLOCK_BYTES), _DIGEST_BLOCKS)
-            digest = hashlib.sha256()
-            for number in range(count):
-                file.seek((size - _BLOCK_BYTES) * number // max(count - 1, 1))
-                digest.update(file.read(_BLOCK_BYTES))
-    except OSError as error:
-        raise FileError(f"Cannot read {source}: {error.strerror or error}.") from error
+    digest = hashlib.sha256()
+    with file_errors(f"read {source}"), open(source, "rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        count = min(-(-size // _BLOCK_BYTES), _DIGEST_BLOCKS)
+        for number in range(count):
+            file.seek((size - _BLOCK_BYTES) * number // max(count - 1, 1))
+            digest.update(file.read(_BLOCK_BYTES))
     return [size, digest.hexdigest()[:16]]
 
 
 def _check_unchanged(source: str, planned: list[Any], found: list[Any]) -> None:
-    """Raise an error if size or digest of a source differ from the plan.
+    """Raise an error if the size or the digest of a source differs from those in the plan.
 
     Args:
-        source: Path of the source.
-        planned: Size and digest in the plan.
-        found: Size and digest of the file.
+        source: Path of the source, for the error message.
+        planned: `[size, digest]` in the plan.
+        found: `[size, digest]` of the file now.
 
     Raises:
         FileError: The size or the digest differs.
@@ -374,26 +383,24 @@ def _check_unchanged(source: str, planned: list[Any], found: list[Any]) -> None:
 # Byte ranges
 
 
-class _SourceRange(NamedTuple):
-    """Byte range of one source that a shard encodes, and the characters before it.
+def _source_ranges(plan: JsonObject, part: int, tokenizer: Tokenizer) -> Iterator[tuple[int, str, int, int]]:
+    """Yield the byte ranges of the sources that belong to shard `part`, in order.
 
-    Attributes:
-        number: Number of the source in the plan.
-        source: Its path.
-        begin: First byte.
-        end: The byte after the last one.
-        before: The last characters before `begin`.
+    A range is `(number, path, begin, end)`: the number of the source in the plan, its path, the offset of the first
+    byte, and the offset of the byte after the last one.
+
+    A range starts and ends where cutting the text changes no ID. A gzipped source is not split: it belongs to the shard
+    in which its first byte is.
+
+    Args:
+        plan: Plan of the corpus.
+        part: Number of the shard.
+        tokenizer: Tokenizer of the plan.
+
+    Raises:
+        FileError: A source cannot be read, or was changed since the plan was written.
+        TextError: A source is not UTF-8.
     """
-
-    number: int
-    source: str
-    begin: int
-    end: int
-    before: str
-
-
-def _source_ranges(plan: JsonObject, part: int, tokenizer: Tokenizer) -> Iterator[_SourceRange]:
-    """Yield the byte ranges of a shard. A compressed source belongs to the shard of its first byte."""
     total = sum(size for _, size, _ in plan["sources"])
     low, high = (total * number // plan["shards"] for number in (part, part + 1))
     start = 0
@@ -405,14 +412,21 @@ def _source_ranges(plan: JsonObject, part: int, tokenizer: Tokenizer) -> Iterato
             _check_unchanged(source, [size, digest], _size_and_digest(source))
             begin, end = (first_cut(source, place, size, tokenizer) for place in (begin, end))
         if begin < end:
-            yield _SourceRange(number, source, begin, end, _text_before(source, begin, ANCHOR_CHARS))
+            yield number, source, begin, end
         start += size
 
 
 def first_cut(source: str, place: int, size: int, tokenizer: Tokenizer) -> int:
-    """Return the first byte at or after `place` where a cut changes no ID; `size`, the end of the file, if none does.
+    """Return the offset of the first byte at or after `place` where cutting a file's text changes no ID.
 
-    Whether a cut is safe depends on the characters around it alone, so the result never decreases with `place`.
+    Two shards that share a boundary find the same offset, since it depends only on the characters around it. For a
+    larger `place` the result is the same or larger.
+
+    Args:
+        source: The file, UTF-8 and not compressed.
+        place: Offset of the first byte to consider. 0 and `size` are returned unchanged.
+        size: Size of the file, which is the result if no cut is safe.
+        tokenizer: Tokenizer with which cuts are checked.
     """
     if place in (0, size):
         return place
@@ -437,7 +451,7 @@ def first_cut(source: str, place: int, size: int, tokenizer: Tokenizer) -> int:
 
 
 def _text_before(source: str, place: int, count: int) -> str:
-    """Return the last `count` characters before byte `place` of a file, or fewer near the start of the file.
+    """Return the last `count` characters before byte `place` of a file, fewer near the start; no byte-order mark.
 
     Raises:
         FileError: The file cannot be read.
@@ -453,12 +467,16 @@ def _text_before(source: str, place: int, count: int) -> str:
 
 
 def _next_character(source: str, place: int) -> int:
-    """Return the offset of the first UTF-8 character that starts at byte `place` of a file or after it."""
+    """Return the offset of the first byte at or after `place` at which a UTF-8 character of the file starts."""
     following = _bytes_of(source, place, place + _MAX_CHAR_BYTES - 1)
     return place + next((n for n, byte in enumerate(following) if byte & 0xC0 != 0x80), len(following))
 
 
 def _bytes_of(source: str, begin: int, end: int) -> bytes:
-    """Read a byte range of a file."""
+    """Read the bytes of a file from offset `begin` up to, but without, offset `end`.
+
+    Raises:
+        FileError: The file cannot be read.
+    """
     with opened(source, begin, end) as (read, _):
         return checked(source, read, end - begin)

@@ -69,7 +69,7 @@ def train_tokenizer(
     Raises:
         SizeError: `vocab_size` is too small for the special tokens and the smallest alphabet.
         TextError: The texts are empty, are not strings, or are a path.
-        TokenizerError: `kind` is unknown, or has no `min_frequency`.
+        TokenizerError: `kind` is unknown, or `min_frequency` is passed for a kind without one.
         MissingExtraError: `"unigram"` needs `pip install 'embedlayer[spm]'`.
 
     Example:
@@ -139,11 +139,12 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
 
 
 def _read_tokenizer(path: Path) -> Tokenizer:
-    """Read a tokenizer from one file; its name and content determine the format.
+    """Read a tokenizer from one file. Its name and content show which format of `load_tokenizer` it has.
 
     Raises:
         FileError: The file cannot be read.
         TokenizerError: The format is unknown, or the file is damaged.
+        MissingExtraError: The file needs the `spm` extra.
     """
     if path.suffix == ".model":
         return _add_tokens_beside(path, _build_checked(path, lambda: read_sentencepiece(path)))
@@ -166,7 +167,7 @@ def _read_tokenizer(path: Path) -> Tokenizer:
 
 
 def save_tokenizer(tokenizer: Tokenizer, path: str | Path) -> None:
-    """Write a `tokenizer.json`, atomically.
+    """Write a tokenizer to the file `path` in the format of `tokenizer.json`, atomically.
 
     Raises:
         FileError: The file cannot be written.
@@ -224,12 +225,12 @@ def table_size(tokenizer: Tokenizer) -> int:
 
 
 def missing_rows_message(tokenizer: Tokenizer, rows: int, where: object = None) -> str | None:
-    """Return an error message if a tokenizer has IDs without a row in a table, else `None`.
+    """Return an error message if the IDs of a tokenizer exceed the rows of a table, else `None`. Nothing is raised.
 
     Args:
         tokenizer: The tokenizer; it may have fewer IDs than the table has rows.
         rows: Number of rows of the table.
-        where: Path or name for the message, or `None`.
+        where: Path or name of the tokenizer for the message, or `None`.
 
     Example:
         >>> print(missing_rows_message(train_tokenizer((), kind="byte"), 200, "run"))
@@ -247,12 +248,12 @@ together: use the tokenizer that the model was trained with, or add rows with em
 
 
 def require_rows(tokenizer: Tokenizer, rows: int, where: object = None) -> None:
-    """Raise an error if a tokenizer has IDs without a row in a table.
+    """Raise an error if the IDs of a tokenizer exceed the rows of a table.
 
     Args:
         tokenizer: The tokenizer; it may have fewer IDs than the table has rows.
         rows: Number of rows of the table.
-        where: Path or name for the message, or `None`.
+        where: Path or name of the tokenizer for the message, or `None`.
 
     Raises:
         TokenizerError: The tokenizer has an ID of `rows` or more.
@@ -260,13 +261,12 @@ def require_rows(tokenizer: Tokenizer, rows: int, where: object = None) -> None:
     Example:
         >>> require_rows(train_tokenizer((), kind="byte"), 257, "run")
     """
-    mismatch = missing_rows_message(tokenizer, rows, where)
-    if mismatch is not None:
+    if mismatch := missing_rows_message(tokenizer, rows, where):
         raise TokenizerError(mismatch)
 
 
 def token_text(tokenizer: Tokenizer, token_id: int) -> str:
-    """Return a token as readable text.
+    """Return the text of one token as a person would write it.
 
     Byte-level letters and `▁` become the characters that they encode. Bytes of an incomplete character become
     `<0xE2>`. Special tokens and WordPiece's `##` are unchanged.
@@ -294,7 +294,7 @@ def token_text(tokenizer: Tokenizer, token_id: int) -> str:
 
 
 def fingerprint(tokenizer: Tokenizer) -> str:
-    """Return a digest of a tokenizer; two tokenizers with the same vocabulary and rules have the same digest.
+    """Return a digest of a tokenizer, 16 hexadecimal digits, which is equal for equal `tokenizer.json` content.
 
     Truncation and padding are ignored.
 
@@ -306,10 +306,10 @@ def fingerprint(tokenizer: Tokenizer) -> str:
 
 
 def without_truncation(tokenizer: Tokenizer) -> Tokenizer:
-    """Return a tokenizer without truncation and padding, which some `tokenizer.json` files switch on.
+    """Return a tokenizer that neither truncates nor pads, which some `tokenizer.json` files ask for.
 
     Returns:
-        The tokenizer itself if it has neither, else a copy.
+        The tokenizer itself if it does neither, else a changed copy.
     """
     if tokenizer.truncation is None and tokenizer.padding is None:
         return tokenizer
@@ -320,12 +320,13 @@ def without_truncation(tokenizer: Tokenizer) -> Tokenizer:
 
 
 def raise_if_path(text: str) -> None:
-    """Raise an error if a text is probably a path: the name of an existing file, or a string that looks like a path.
+    """Raise an error if a string that should be a text is probably a path.
 
-    A text with a line break at its end is never refused.
+    It is if a file of that name exists, or if it looks like a path, such as `corpus.txt`. A text with a line break is
+    never refused.
 
     Raises:
-        TextError: The text is probably a path.
+        TextError: The string is probably a path.
 
     Example:
         >>> raise_if_path("I love dogs. and/or cats")
@@ -345,10 +346,13 @@ def raise_if_path(text: str) -> None:
 
 
 def _checked_texts(texts: object) -> Iterator[str]:
-    """Yield the texts, each after a check.
+    """Yield the strings of `texts`, the training text of `train_tokenizer`, and check each of them.
+
+    Args:
+        texts: A string, or an iterable of strings; anything else is an error.
 
     Raises:
-        TextError: A text is not a string, the first text is probably a path, or `texts` is no iterable of strings.
+        TextError: `texts` or an element has another type, or the first string is probably a path.
     """
     if isinstance(texts, str):
         texts = [texts]
@@ -369,7 +373,7 @@ def _checked_texts(texts: object) -> Iterator[str]:
 
 
 def _require_words(texts: Iterable[str]) -> Iterator[str]:
-    """Yield the texts, and raise an error after the last one if all of them are empty or white space.
+    """Yield `texts` unchanged; raise an error after the last one if all of them are empty or white space.
 
     Raises:
         TextError: No text has a word.
@@ -382,21 +386,42 @@ def _require_words(texts: Iterable[str]) -> Iterator[str]:
         raise TextError("There is no text to train a tokenizer on: all of it is empty. Pass at least a few words.")
 
 
-def _byte_tokenizer(specials: list[str]) -> Tokenizer:
-    """Return a tokenizer with one token per byte."""
-    letters = sorted(byte_level_alphabet(), key=byte_level_alphabet().__getitem__)
-    tokenizer = Tokenizer(models.BPE(vocab={letter: byte for byte, letter in enumerate(letters)}, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+def _byte_level(model: models.BPE, *, use_regex: bool = True) -> Tokenizer:
+    """Return a tokenizer around a BPE model of which the entries are written in `byte_level_alphabet`.
+
+    Args:
+        model: The model.
+        use_regex: Whether text is split into words as in GPT-2 before the model is applied.
+    """
+    tokenizer = Tokenizer(model)
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=use_regex)
     tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
+
+
+def _byte_tokenizer(specials: list[str]) -> Tokenizer:
+    """Return a tokenizer with one token per byte, of which the ID is the value of the byte.
+
+    Args:
+        specials: Special tokens, which get the IDs from 256 on.
+    """
+    letters = sorted(byte_level_alphabet(), key=byte_level_alphabet().__getitem__)
+    bytes_alone = models.BPE(vocab={letter: byte for byte, letter in enumerate(letters)}, merges=[])
+    tokenizer = _byte_level(bytes_alone, use_regex=False)
     tokenizer.add_special_tokens(specials)
     return tokenizer
 
 
 def _train_bpe(texts: Iterable[str], vocab_size: int, specials: list[str], min_frequency: int) -> Tokenizer:
-    """Train byte-level BPE as in GPT-2."""
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
+    """Train a byte-level BPE tokenizer as in GPT-2.
+
+    Args:
+        texts: The training text.
+        vocab_size: Largest number of entries, including special tokens and the 256 bytes.
+        specials: Special tokens, which get the first IDs.
+        min_frequency: Fewest occurrences of a pair that is merged.
+    """
+    tokenizer = _byte_level(models.BPE())
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,
         min_frequency=min_frequency,
@@ -409,7 +434,14 @@ def _train_bpe(texts: Iterable[str], vocab_size: int, specials: list[str], min_f
 
 
 def _train_wordpiece(texts: Iterable[str], vocab_size: int, specials: list[str], min_frequency: int) -> Tokenizer:
-    """Train WordPiece as in cased BERT."""
+    """Train a WordPiece tokenizer as in cased BERT.
+
+    Args:
+        texts: The training text, which is kept in memory.
+        vocab_size: Largest number of entries, including special tokens.
+        specials: Special tokens, `[UNK]` among them, which get the first IDs.
+        min_frequency: Fewest occurrences of a pair that is merged.
+    """
     texts = list(texts)
     # The trainer numbers the letters that continue a word in the order of a randomly seeded hash table, and ties
     # between pairs are broken by these numbers. So learn the letters first, and hand them back sorted.
@@ -422,7 +454,14 @@ def _train_wordpiece(texts: Iterable[str], vocab_size: int, specials: list[str],
 
 
 def _wordpiece_vocabulary(texts: list[str], vocab_size: int, first: list[str], min_frequency: int) -> dict[str, int]:
-    """Train WordPiece once and return the vocabulary, with the entries of `first` at its start."""
+    """Run the WordPiece trainer of the `tokenizers` library once, and return the ID of each entry of the vocabulary.
+
+    Args:
+        texts: The training text.
+        vocab_size: Largest number of entries; single characters are kept beyond it.
+        first: Entries that get the first IDs, in this order.
+        min_frequency: Fewest occurrences of a pair that is merged.
+    """
     tokenizer = _bert_tokenizer({"[UNK]": 0}, lowercase=False)
     trainer = trainers.WordPieceTrainer(
         vocab_size=vocab_size, min_frequency=min_frequency, special_tokens=first, show_progress=False
@@ -432,7 +471,12 @@ def _wordpiece_vocabulary(texts: list[str], vocab_size: int, first: list[str], m
 
 
 def _bert_tokenizer(vocabulary: dict[str, int], *, lowercase: bool) -> Tokenizer:
-    """Return a WordPiece tokenizer with BERT's normalisation."""
+    """Return a WordPiece tokenizer that normalises and splits text as BERT does.
+
+    Args:
+        vocabulary: ID of each entry, `[UNK]` among them.
+        lowercase: Whether text is lower-cased and accents are removed.
+    """
     tokenizer = Tokenizer(models.WordPiece(vocab=vocabulary, unk_token="[UNK]", max_input_chars_per_word=100))
     tokenizer.normalizer = normalizers.BertNormalizer(lowercase=lowercase)
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
@@ -441,7 +485,14 @@ def _bert_tokenizer(vocabulary: dict[str, int], *, lowercase: bool) -> Tokenizer
 
 
 def _train_unigram(texts: Iterable[str], vocab_size: int, specials: list[str], _: int) -> Tokenizer:
-    """Train Unigram as in SentencePiece; text is NFKC-normalised."""
+    """Train a Unigram tokenizer as in SentencePiece; text is NFKC-normalised.
+
+    Args:
+        texts: The training text.
+        vocab_size: Largest number of entries, including special tokens.
+        specials: Special tokens, `<unk>` among them, which get the first IDs.
+        _: `min_frequency` of the other kinds; not used.
+    """
     normalizer = normalizers.Sequence([normalizers.Nmt(), normalizers.NFKC(), normalizers.Replace(Regex(" {2,}"), " ")])
     words: Counter[str] = Counter()
     for text in texts:
@@ -458,7 +509,14 @@ def _train_unigram(texts: Iterable[str], vocab_size: int, specials: list[str], _
 
 
 def _train_word(texts: Iterable[str], vocab_size: int, specials: list[str], min_frequency: int) -> Tokenizer:
-    """Train a vocabulary of whole words and punctuation marks."""
+    """Train a tokenizer of which the tokens are whole words and punctuation marks.
+
+    Args:
+        texts: The training text.
+        vocab_size: Largest number of entries, including special tokens.
+        specials: Special tokens, `<unk>` among them, which get the first IDs.
+        min_frequency: Fewest occurrences of a word in the vocabulary.
+    """
     tokenizer = Tokenizer(models.WordLevel(vocab={"<unk>": 0}, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(_WORDS), behavior="removed", invert=True)
     tokenizer.decoder = decoders.Sequence(
@@ -480,7 +538,7 @@ def _train_word(texts: Iterable[str], vocab_size: int, specials: list[str], min_
 
 
 def _find_tokenizer(folder: Path) -> Path:
-    """Return the path of the tokenizer file in a folder, searched for in the order of `load_tokenizer`.
+    """Return the path of the tokenizer file in a folder; formats are tried in the order of `load_tokenizer`.
 
     A plain name such as `vocab.json` is found before a name with a prefix such as `gpt2-vocab.json`. Hidden files are
     ignored.
@@ -503,7 +561,11 @@ def _find_tokenizer(folder: Path) -> Path:
 
 
 def _bpe_pair(path: Path) -> tuple[Path, Path] | None:
-    """Return the paths of vocabulary and merges from either of them; `None` if the name belongs to no such pair."""
+    """Return the paths of the two files of a BPE tokenizer, `(vocabulary, merges)`, from the path of either.
+
+    The names are `encoder.json` and `vocab.bpe`, or `vocab.json` and `merges.txt`, with any common prefix; it is not
+    checked whether the files exist. `None` if `path` has none of these names.
+    """
     for vocabulary, merges in (("encoder.json", "vocab.bpe"), ("vocab.json", "merges.txt")):
         for ending in (vocabulary, merges):
             if path.name.endswith(ending):
@@ -513,10 +575,10 @@ def _bpe_pair(path: Path) -> tuple[Path, Path] | None:
 
 
 def _find_merges(path: Path) -> Path:
-    """Return the path of the only merges file in the folder of a vocabulary file.
+    """Return the path of the only file with BPE merges in the folder of the vocabulary file `path`.
 
     Raises:
-        TokenizerError: The folder has no merges file or several.
+        TokenizerError: The folder has no file `*.bpe` or `*merges.txt`, or several.
     """
     merges = [file for pattern in ("*.bpe", "*merges.txt") for file in sorted(path.parent.glob(pattern))]
     if len(merges) != 1:
@@ -528,7 +590,11 @@ def _find_merges(path: Path) -> Path:
 
 
 def _load_bpe(vocabulary: Path, merges: Path) -> Tokenizer:
-    """Read a byte-level BPE tokenizer from GPT-2's vocabulary file and merges file.
+    """Read a byte-level BPE tokenizer as in GPT-2 from its two files.
+
+    Args:
+        vocabulary: JSON file with the ID of each subword.
+        merges: Text file with one merge, two subwords, in each line.
 
     Raises:
         FileError: A file cannot be read.
@@ -547,10 +613,11 @@ def _load_bpe(vocabulary: Path, merges: Path) -> Tokenizer:
             )
 
     def build() -> Tokenizer:
-        """Build the tokenizer; the `tokenizers` library raises an error for damaged files."""
-        tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=pairs))
-        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-        tokenizer.decoder = decoders.ByteLevel()
+        """Build the BPE tokenizer from the vocabulary and the merges that were read.
+
+        The `tokenizers` library raises its own errors for damaged ones.
+        """
+        tokenizer = _byte_level(models.BPE(vocab=vocab, merges=pairs))
         tokenizer.post_processor = processors.ByteLevel(trim_offsets=False)
         tokenizer.add_special_tokens([token for token in _KNOWN_SPECIALS if token in vocab])
         return tokenizer
@@ -559,11 +626,11 @@ def _load_bpe(vocabulary: Path, merges: Path) -> Tokenizer:
 
 
 def _add_tokens_beside(path: Path, tokenizer: Tokenizer) -> Tokenizer:
-    """Add the tokens of `added_tokens.json` to a tokenizer and return the tokenizer.
+    """Add the tokens of an `added_tokens.json` to a tokenizer in place, and return the tokenizer.
 
     Args:
-        path: File of the tokenizer. If its folder has no `added_tokens.json`, nothing is added.
-        tokenizer: Tokenizer to which the tokens are added in place.
+        path: File from which the tokenizer was read. If its folder has no `added_tokens.json`, nothing is added.
+        tokenizer: The tokenizer.
 
     Raises:
         TokenizerError: The file does not map tokens to IDs, or an ID differs from the next free ID of the tokenizer.
@@ -623,7 +690,7 @@ def _is_lowercased(path: Path, vocabulary: Iterable[str]) -> bool:
 
 
 def _read_text(path: Path) -> str:
-    """Read a UTF-8 text file.
+    """Return the content of a UTF-8 text file.
 
     Raises:
         FileError: The file cannot be read.
@@ -636,7 +703,7 @@ def _read_text(path: Path) -> str:
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON object.
+    """Read a JSON file and return the object in it as a dictionary.
 
     Raises:
         FileError: The file cannot be read.
@@ -649,11 +716,15 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def _build_checked(path: Path, build: Callable[[], Tokenizer]) -> Tokenizer:
-    """Call `build()` and return the tokenizer.
+    """Return `build()`, a tokenizer; replace an error of the `tokenizers` library by a `TokenizerError`.
+
+    Args:
+        path: File from which the tokenizer is built, for the error message.
+        build: Function without arguments that returns the tokenizer.
 
     Raises:
-        TokenizerError: The `tokenizers` library raised an error; the message names the file `path`.
-        FileError, MissingExtraError: `build` raised one; it is raised unchanged.
+        TokenizerError: `build` raised an error of the `tokenizers` library.
+        FileError, MissingExtraError: `build` raised this error; it is not changed.
     """
     try:
         return build()
@@ -667,9 +738,10 @@ def _build_checked(path: Path, build: Callable[[], Tokenizer]) -> Tokenizer:
 
 
 def component_types(component: Any) -> set[str]:
-    """Return the type names of a decoder or pre-tokenizer and of its nested components.
+    """Return the class names of a component of a tokenizer and of the components nested in it.
 
-    Only the component is serialised, not the whole tokenizer.
+    Args:
+        component: A decoder or pre-tokenizer, or `None`, which gives an empty set.
     """
     if component is None:
         return set()
@@ -677,7 +749,7 @@ def component_types(component: Any) -> set[str]:
 
 
 def _decode_readable(raw: bytes) -> str:
-    """Decode UTF-8; each byte of an incomplete character becomes `<0xE2>`."""
+    """Decode UTF-8; a byte that is not part of a whole character is shown as `<0xE2>`."""
     return re.sub(
         "[\udc80-\udcff]",
         lambda lone: f"<0x{ord(lone[0]) - 0xDC00:02X}>",
@@ -687,9 +759,11 @@ def _decode_readable(raw: bytes) -> str:
 
 @cache
 def byte_level_alphabet() -> dict[str, int]:
-    """Return the byte of each letter in GPT-2's alphabet.
+    """Return the alphabet in which byte-level BPE writes bytes, as in GPT-2.
 
-    A printable byte has its own character; the other bytes have the letters from U+0100 on.
+    Returns:
+        The byte of each of the 256 letters. A printable byte is its own letter; the other bytes have the letters from
+        U+0100 on.
     """
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]

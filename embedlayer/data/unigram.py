@@ -76,7 +76,16 @@ def train_subwords(words: Mapping[str, int], size: int) -> list[tuple[str, float
 
 
 def _candidates(words: Mapping[str, int], size: int) -> list[tuple[str, int]]:
-    """Return all characters and the frequent substrings of words, with their numbers of occurrences."""
+    """Return the candidates among which SentencePiece chooses subwords: all characters and frequent substrings.
+
+    Args:
+        words: Number of occurrences of each word.
+        size: Number of subwords to train; at most 20 times as many substrings are returned.
+
+    Returns:
+        Pairs of a candidate and its number of occurrences: first the characters, then the substrings, sorted by the
+        product of length and occurrences, the largest first.
+    """
     letters: Counter[str] = Counter()
     longer: Counter[str] = Counter()
     for word, count in words.items():

@@ -70,7 +70,11 @@ class TokenWindows(Dataset[Window]):
         return list(zip(*self.batch(indices), strict=True))
 
     def batch(self, indices: Sequence[int] | npt.NDArray[np.int64]) -> Batch:
-        """Return inputs and targets of several windows, `(B, T)` each, in one gather."""
+        """Return the inputs and the targets of the windows with these indices, `(B, T)` int64 each.
+
+        Args:
+            indices: Numbers of the windows, from 0 to `len(self) - 1`.
+        """
         return _gather(self.ids, np.asarray(indices, dtype=np.int64) * self.stride, self.max_length)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -94,7 +98,9 @@ def create_dataloader(
     num_workers: int = 0,
     generator: torch.Generator | None = None,
 ) -> DataLoader[Any]:
-    """Return a `DataLoader` of sliding windows: batches `(inputs, targets)`, `(B, T)` int64, targets one token later.
+    """Return a `DataLoader` of sliding windows, which yields batches `(inputs, targets)`, `(B, T)` int64 each.
+
+    The targets of a window are its inputs one token later.
 
     Args:
         text_or_corpus: A text itself as `str`, the `Path` of a UTF-8 text file, a `TokenCorpus`, or token IDs as
@@ -194,10 +200,10 @@ def create_dataloader_v1(
 
 
 def _gpt2_tokenizer() -> Tokenizer:
-    """Return GPT-2's tokenizer from its files in the current directory or in Hugging Face's cache.
+    """Read GPT-2's tokenizer from `encoder.json` in the current directory, or else from Hugging Face's cache.
 
     Raises:
-        TokenizerError: The files are in neither place, or belong to another tokenizer.
+        TokenizerError: It is in neither place, or the file there belongs to another tokenizer.
     """
     found = next((path for path in sorted(Path().glob("*encoder.json")) if path.is_file()), None) or _cached_gpt2()
     if found is None:
@@ -226,9 +232,9 @@ class WindowSampler:
     """Sampler of training windows that is a pure function of the step, so that a resumed run gets the same batches.
 
     An epoch splits the text into windows of `max_length` tokens and takes each once, in random order. The offset of
-    the first window is drawn for each epoch, so that a token has other positions in other epochs. `(seed, epoch)`
-    determines order and offset. A batch may continue into the next epoch. The order is computed for each batch: memory
-    and start-up time do not depend on the length of the text.
+    the first window is drawn for each epoch, so that a token has another position in its window in each epoch. Seed
+    and epoch determine order and offset. A batch may continue into the next epoch. The order is computed for each
+    batch: memory and start-up time do not depend on the length of the text.
 
     Args:
         ids_or_corpus: A `TokenCorpus`, or token IDs as `TokenWindows` takes them.
@@ -258,7 +264,7 @@ class WindowSampler:
         self.num_windows = max(1, (len(self.ids) - max_length) // max_length)
 
     def batch(self, step: int, *, rank: int = 0, ranks: int = 1) -> Batch:
-        """Return inputs and targets of one step, `(B, T)` each, or of one rank's slice of the batch.
+        """Return the inputs and the targets of a step, `(B, T)` int64 each, or one rank's windows of them.
 
         Rank `r` has windows `r * B // ranks` up to `(r + 1) * B // ranks`. The concatenation over all ranks is the
         batch, for any number of ranks.
@@ -278,7 +284,11 @@ class WindowSampler:
         return _gather(self.ids, self._starts(np.arange(first + share.start, first + share.stop)), self.max_length)
 
     def _starts(self, numbers: Indices) -> Indices:
-        """Return the first token of windows by their numbers, counted over all epochs."""
+        """Return the index of the first token of each window.
+
+        Args:
+            numbers: Numbers of the windows in the order of training, counted from 0 over all epochs.
+        """
         epochs, places = np.divmod(numbers, self.num_windows)
         starts = np.empty_like(numbers)
         for epoch in np.unique(epochs):
@@ -288,7 +298,11 @@ class WindowSampler:
         return starts
 
     def _offset_and_order(self, epoch: int) -> tuple[int, RandomPermutation]:
-        """Return the offset of the first window of an epoch, and the order of its windows."""
+        """Draw how the epoch `epoch` cuts and orders its windows; equal for equal seeds and epochs.
+
+        Returns:
+            Index of the token at which the first window starts, and the permutation of the windows.
+        """
         generator = torch.Generator().manual_seed(derive_seed(self.seed, epoch))
         spare = len(self.ids) - 1 - self.num_windows * self.max_length
         phase = int(torch.randint(min(spare + 1, self.max_length), (), generator=generator))
@@ -296,7 +310,9 @@ class WindowSampler:
 
 
 def share_of(count: int, rank: int, ranks: int) -> range:
-    """Return the consecutive indices of `count` items that a rank has; the sizes of two ranks differ by at most 1.
+    """Return which of the items `0..count - 1` a rank gets if they are split evenly over the ranks, in order.
+
+    The numbers of items of two ranks differ by at most 1.
 
     Example:
         >>> [list(share_of(5, rank, 2)) for rank in range(2)]
@@ -306,7 +322,7 @@ def share_of(count: int, rank: int, ranks: int) -> range:
 
 
 class _WindowLoader(DataLoader[Any]):
-    """`DataLoader` of `TokenWindows` that, without workers, cuts several batches in one gather."""
+    """`DataLoader` of a `TokenWindows` that is faster without worker processes: it cuts several batches at a time."""
 
     def __init__(self, windows: TokenWindows, **options: Any) -> None:
         super().__init__(windows, collate_fn=_stack, **options)
@@ -319,7 +335,7 @@ class _WindowLoader(DataLoader[Any]):
         return self._cut_here()
 
     def _cut_here(self) -> Iterator[Batch]:
-        """Yield the batches, cut in this process."""
+        """Yield the batches `(inputs, targets)` of one pass; they are cut in this process."""
         windows, per_batch = self.dataset, self.batch_size
         assert isinstance(windows, TokenWindows)
         assert per_batch is not None
@@ -331,13 +347,22 @@ class _WindowLoader(DataLoader[Any]):
 
 
 def _stack(windows: list[Window]) -> Batch:
-    """Stack windows into a batch."""
+    """Stack pairs of inputs and targets, `(T,)` each, into a batch of inputs and targets, `(B, T)` each."""
     inputs, targets = zip(*windows, strict=True)
     return torch.stack(inputs), torch.stack(targets)
 
 
 def _gather(ids: IdArray | ConcatenatedArray, starts: npt.NDArray[np.int64], length: int) -> Batch:
-    """Return `ids[s : s + length]` and `ids[s + 1 : s + length + 1]` for each start `s`."""
+    """Copy windows of token IDs and return them as a batch, `(starts, length)` int64 each.
+
+    Args:
+        ids: Token IDs, `(N,)`.
+        starts: Index of the first token of each window.
+        length: Tokens in a window.
+
+    Returns:
+        Inputs, `ids[s : s + length]` for each start `s`, and targets, `ids[s + 1 : s + length + 1]`.
+    """
     if isinstance(ids, ConcatenatedArray):
         rows = ids.windows(starts, length + 1)
     else:
@@ -349,16 +374,21 @@ def _gather(ids: IdArray | ConcatenatedArray, starts: npt.NDArray[np.int64], len
 
 
 def derive_seed(seed: int, *numbers: int) -> int:
-    """Return a 63-bit seed derived from a seed and some numbers; near inputs give unrelated results."""
+    """Hash a seed and other numbers, such as step and rank, to a new seed from 0 to `2**63 - 1`.
+
+    Seeds for neighbouring numbers are unrelated.
+    """
     return int(np.random.SeedSequence([seed % 2**64, *numbers]).generate_state(1, np.uint64)[0] >> np.uint64(1))
 
 
 def _as_array(ids: TokenIds) -> IdArray | ConcatenatedArray:
-    """Return token IDs as an array; arrays and CPU tensors are not copied.
+    """Return token IDs of any accepted kind as a NumPy array or `ConcatenatedArray`.
+
+    Arrays and CPU tensors are not copied.
 
     Raises:
         ShapeError: The IDs are not integers.
-        TextError: The IDs are text.
+        TextError: Text was passed instead of IDs.
     """
     if isinstance(ids, TokenCorpus):
         return ids.ids
@@ -383,7 +413,11 @@ def _as_array(ids: TokenIds) -> IdArray | ConcatenatedArray:
 
 
 def _ids_of(text_or_corpus: str | Path | TokenIds, tokenizer: object) -> TokenIds:
-    """Return the corpus of a text or of a text file; return anything else unchanged.
+    """Encode a text or a text file into a `TokenCorpus`; return token IDs of any other kind unchanged.
+
+    Args:
+        text_or_corpus: A text as `str`, the `Path` of a text file, or token IDs.
+        tokenizer: Tokenizer for a text; may be `None` for token IDs.
 
     Raises:
         TokenizerError: A text is passed without a tokenizer.
@@ -401,16 +435,28 @@ def _ids_of(text_or_corpus: str | Path | TokenIds, tokenizer: object) -> TokenId
 
 
 def _check_sizes(**sizes: int) -> None:
-    """Raise a `SizeError` for a size that is not an integer of at least 1."""
+    """Raise an error unless every size is an integer of at least 1; sizes are passed by name, for the message.
+
+    Raises:
+        SizeError: A size is not an integer or is below 1.
+    """
     for name, size in sizes.items():
-        if isinstance(size, bool) or not isinstance(size, int | np.integer):
+        if isinstance(size, bool) or not isinstance(size, int | np.integer) or size < 1:
             raise SizeError(f"{name} is {size!r}, {type(size).__name__}; it must be an integer, 1 or more.")
-        if size < 1:
-            raise SizeError(f"{name} is {size}; it must be 1 or more.")
 
 
 def _check_windows(ids: IdArray | ConcatenatedArray, max_length: int, **sizes: int) -> None:
-    """Raise an error for wrong sizes, and for IDs that are too few or have several dimensions."""
+    """Raise an error unless windows of `max_length` tokens can be cut from token IDs.
+
+    Args:
+        ids: The token IDs.
+        max_length: Tokens in a window.
+        sizes: Further sizes by name, such as `stride`, that must be integers of at least 1.
+
+    Raises:
+        SizeError: A size is not an integer or is below 1, or the IDs have several dimensions.
+        TextError: The IDs are too few for one window and its target.
+    """
     _check_sizes(max_length=max_length, **sizes)
     if ids.ndim != 1:
         raise SizeError(

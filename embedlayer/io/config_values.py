@@ -7,10 +7,15 @@ from embedlayer.errors import CheckpointError
 
 
 def as_number(value: object, key: str, *, above: float = -math.inf) -> float:
-    """Return the value of a configuration key as a finite number greater than `above`.
+    """Check that the value of a configuration key is a finite number greater than `above`, and return it as a `float`.
+
+    Args:
+        value: The value as it was parsed from `config.json`.
+        key: Name of the key, for the error message.
+        above: Bound that the number must exceed.
 
     Raises:
-        CheckpointError: The value is not such a number; the message names the key.
+        CheckpointError: The value is a boolean, not a number, not finite, or at most `above`.
 
     Example:
         >>> as_number(1, "rms_norm_eps", above=0.0)
@@ -23,10 +28,17 @@ def as_number(value: object, key: str, *, above: float = -math.inf) -> float:
 
 
 def as_whole_number(value: object, key: str, *, most: int = 2**31 - 1) -> int:
-    """Return the value of a configuration key as a whole number from 1 to `most`; `4.0` is one.
+    """Check that the value of a configuration key is a whole number from 1 to `most`, and return it as an `int`.
+
+    A float without a fraction, such as `4.0`, is accepted.
+
+    Args:
+        value: The value as it was parsed from `config.json`.
+        key: Name of the key, for the error message.
+        most: Largest number that is accepted.
 
     Raises:
-        CheckpointError: The value is not such a number; the message names the key.
+        CheckpointError: The value is not a whole number, or is outside 1 to `most`.
 
     Example:
         >>> as_whole_number(12, "num_attention_heads")

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from embedlayer.errors import CheckpointError, FileError
-from embedlayer.io.json_fields import check_fields, parse_json
+from embedlayer.io.json_fields import check_fields, parse_json, printable
 
 JsonObject = dict[str, Any]
 
@@ -29,8 +29,32 @@ PARTIAL, OLD = ".partial", ".old"
 
 
 @contextmanager
+def file_errors(action: str, advice: str = "") -> Iterator[None]:
+    """Context manager: turn an `OSError` in the block into a `FileError` with the reason.
+
+    A `FileError` in the block is not changed: its message is more precise.
+
+    Args:
+        action: What the block does, after "Cannot" in the message, such as `"read config.json"`.
+        advice: End of the message, after the reason; it starts with white space.
+
+    Raises:
+        FileError: "Cannot ACTION: REASON.ADVICE"
+    """
+    try:
+        yield
+    except FileError:
+        raise
+    except OSError as error:
+        raise FileError(f"Cannot {action}: {error.strerror or error}.{advice}") from error
+
+
+@contextmanager
 def replace_file(path: Path | str) -> Iterator[Path]:
-    """Yield a temporary path; at the end of the block it is renamed to `path`, or removed after an error.
+    """Context manager: yield a temporary path to write to, and rename that file to `path` when the block ends.
+
+    If the block raises an error, the temporary file is removed and `path` is unchanged. The file is flushed to the
+    disk before it is renamed.
 
     Raises:
         FileError: The folder cannot be written, or the disk is full. An old file at `path` is unchanged.
@@ -40,34 +64,30 @@ def replace_file(path: Path | str) -> Iterator[Path]:
         path
     )  # of its own: safetensors writes to another temporary file beside the one it is given
     partial = folder / path.name
+    advice = "\nThe old file, if any, is unchanged. Free some space or choose a folder that can be written."
     try:
-        folder.mkdir()
-        os.close(os.open(partial, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))  # the kernel applies the umask
-        mode = partial.stat().st_mode
-        yield partial
-        if partial.stat().st_mode != mode:  # safetensors' own file is private
-            partial.chmod(stat.S_IMODE(mode))
-        _flush_to_disk(partial)
-        partial.replace(path)
-        _flush_to_disk(path.parent)
-    except FileError:  # of another file that is written inside the block
-        raise
-    except OSError as error:
-        raise FileError(
-            f"Cannot write {path}: {error.strerror or error}.\n"
-            f"The old file, if any, is unchanged. Free some space or choose a folder that can be written."
-        ) from error
+        with file_errors(f"write {path}", advice):
+            folder.mkdir()
+            os.close(os.open(partial, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))  # the kernel applies the umask
+            mode = partial.stat().st_mode
+            yield partial
+            if partial.stat().st_mode != mode:  # safetensors' own file is private
+                partial.chmod(stat.S_IMODE(mode))
+            _flush_to_disk(partial)
+            partial.replace(path)
+            _flush_to_disk(path.parent)
     finally:
         _remove(folder)
 
 
 @contextmanager
 def replace_folder(path: Path | str) -> Iterator[Path]:
-    """Yield a temporary folder; at the end of the block it is renamed to `path`, or removed after an error.
+    """Context manager: yield a temporary folder to write to, and rename it to `path` when the block ends.
 
-    An existing folder at `path` is replaced atomically where the system can exchange two names (Linux and macOS, on
-    most file systems). Elsewhere `path` is missing for a moment; if the process is killed in this moment, the next
-    `recover_folder(path)` restores the old folder.
+    If the block raises an error, the temporary folder is removed and `path` is unchanged. An existing folder at `path`
+    is replaced atomically where the system can exchange two names (Linux and macOS, on most file systems). Elsewhere
+    `path` is missing for a moment; if the process is killed in this moment, the next `recover_folder(path)` restores
+    the old folder.
 
     Raises:
         FileError: The parent folder cannot be written, or the disk is full.
@@ -75,26 +95,30 @@ def replace_folder(path: Path | str) -> Iterator[Path]:
     path = Path(path)
     partial = _temporary_path(path)
     try:
-        partial.mkdir()
-        yield partial
-        for file in (*partial.rglob("*"), partial):
-            _flush_to_disk(file)
-        recover_folder(path)
-        if os.path.lexists(path):
-            _replace_folder(partial, path)
-        else:
-            partial.rename(path)
-        _flush_to_disk(path.parent)
-    except FileError:  # raised inside the block; its message is more precise
-        raise
-    except OSError as error:
-        raise FileError(f"Cannot write the folder {path}: {error.strerror or error}.") from error
+        with file_errors(f"write the folder {path}"):
+            partial.mkdir()
+            yield partial
+            for file in (*partial.rglob("*"), partial):
+                _flush_to_disk(file)
+            recover_folder(path)
+            if os.path.lexists(path):
+                _replace_folder(partial, path)
+            else:
+                partial.rename(path)
+            _flush_to_disk(path.parent)
     finally:
         _remove(partial)
 
 
 def _replace_folder(new: Path, path: Path) -> None:
-    """Rename the folder `new` to `path`, and remove the folder that was there."""
+    """Rename the folder `new` to `path`, and delete the folder that was at `path`.
+
+    The two names are exchanged atomically if the system supports it. Otherwise the old folder is renamed first and
+    deleted last, so that `recover_folder` can restore it.
+
+    Raises:
+        OSError: A folder cannot be renamed.
+    """
     if _exchange(new, path):
         _remove(new)
         return
@@ -109,12 +133,13 @@ def _replace_folder(new: Path, path: Path) -> None:
 
 
 def recover_folder(path: Path | str) -> Path:
-    """Return `path`, and restore the folder if a process was killed while it replaced the folder.
+    """Restore the old folder at `path` if a process was killed while `replace_folder` replaced it; return `Path(path)`.
 
-    Readers and writers of a folder by `replace_folder` call this function first.
+    Without such an interrupted replacement nothing changes, and `path` need not exist. Every reader and writer of a
+    folder that `replace_folder` writes calls this function first.
 
     Raises:
-        FileError: The folder cannot be read, or the old folder cannot be renamed to `path`.
+        FileError: The folder at `path` cannot be read, or the old folder cannot be renamed to `path`.
 
     Example:
         >>> recover_folder("corpus")
@@ -146,9 +171,13 @@ def recover_folder(path: Path | str) -> Path:
 
 
 def remove_partials(path: Path | str) -> None:
-    """Remove the temporary files and folders that a killed writer of `path` has left.
+    """Delete the temporary files and folders that `replace_file(path)` or `replace_folder(path)` left when killed.
 
-    A missing folder is restored first. No other process may be writing `path`.
+    If `path` itself is missing because its replacement was interrupted, the old folder is restored first. The caller
+    makes sure that no other process is writing to `path`.
+
+    Raises:
+        FileError: The folder at `path` cannot be read or restored.
     """
     recover_folder(path)
     for suffix in (PARTIAL, OLD):
@@ -157,14 +186,19 @@ def remove_partials(path: Path | str) -> None:
 
 
 def _temporary_path(path: Path) -> Path:
-    """Return a new hidden path in the folder of `path`, with the suffix of partial files; nothing is created."""
+    """Return a new hidden path beside `path`, with a random part and the ending `.partial`; nothing is created."""
     return path.parent / f".{path.name}.{secrets.token_hex(4)}{PARTIAL}"
 
 
 def _temporary_paths(path: Path, suffix: str) -> list[Path]:
-    """Return the existing temporary paths of `path` that end in `suffix`, sorted.
+    """List the temporary files and folders of `path` on disk, with paths as from `_temporary_path`, sorted.
 
-    The result is empty if the folder does not exist or cannot be listed.
+    Args:
+        path: The file or folder that the temporary ones were to replace.
+        suffix: Ending of the temporary names: `PARTIAL` or `OLD`.
+
+    Returns:
+        The paths; none if the folder of `path` does not exist or cannot be listed.
     """
     names = re.compile(rf"\.{re.escape(path.name)}\.[^.]+{re.escape(suffix)}")
     try:
@@ -174,7 +208,7 @@ def _temporary_paths(path: Path, suffix: str) -> list[Path]:
 
 
 def _remove(path: Path) -> None:
-    """Remove a file, a link or a folder with its content; errors are ignored."""
+    """Delete a file, a symbolic link, or a folder with its content; all errors are ignored."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
     else:
@@ -183,7 +217,10 @@ def _remove(path: Path) -> None:
 
 
 def _exchange(one: Path, other: Path) -> bool:
-    """Exchange two names atomically; return `False` where the system or the file system does not support it.
+    """Exchange two existing files or folders atomically, so that each has the other's name afterwards.
+
+    Returns:
+        Whether they were exchanged. `False`: nothing changed, as the system or the file system cannot exchange names.
 
     Raises:
         OSError: The exchange failed for another reason.
@@ -208,24 +245,20 @@ def _exchange(one: Path, other: Path) -> bool:
 
 
 def create_folder(path: Path | str) -> Path:
-    """Create a folder unless it exists, and check that it can be written; return its path.
+    """Create a folder and its parents unless it exists, check that files can be written in it, and return its path.
 
     Raises:
-        FileError: `path` is a file, or cannot be created or written.
+        FileError: `path` is a file, or the folder cannot be created or written.
     """
     path = Path(path)
-    try:
+    with file_errors(f"write into the folder {path}", " Choose another folder."):
         path.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=path, prefix="."):  # on NFS others see it
             return path
-    except OSError as error:
-        raise FileError(
-            f"Cannot write into the folder {path}: {error.strerror or error}. Choose another folder."
-        ) from error
 
 
 def write_text(path: Path | str, text: str) -> None:
-    """Write a UTF-8 text file, atomically.
+    """Write `text` to a UTF-8 file, atomically; an existing file is replaced.
 
     Raises:
         FileError: The file cannot be written.
@@ -235,7 +268,7 @@ def write_text(path: Path | str, text: str) -> None:
 
 
 def write_json(path: Path | str, value: JsonObject) -> None:
-    """Write a JSON object, atomically.
+    """Write an object to a JSON file, atomically and indented; an existing file is replaced.
 
     Raises:
         FileError: The file cannot be written.
@@ -244,23 +277,21 @@ def write_json(path: Path | str, value: JsonObject) -> None:
 
 
 def read_bytes(path: Path | str) -> bytes:
-    """Read a file.
+    """Return the content of a file.
 
     Raises:
         FileError: There is no such file, or it cannot be read.
     """
-    try:
+    with file_errors(f"read {path}"):
         return Path(path).read_bytes()
-    except OSError as error:
-        raise FileError(f"Cannot read {path}: {error.strerror or error}.") from error
 
 
 def read_json(path: Path | str) -> JsonObject:
-    """Read a JSON object.
+    """Read a JSON file and return the object in it as a dictionary.
 
     Raises:
         FileError: There is no such file, or it cannot be read.
-        CheckpointError: The file is not a JSON object.
+        CheckpointError: The file is not JSON, or its top level is not an object.
     """
     value = parse_json(read_bytes(path), path)
     if not isinstance(value, dict):
@@ -268,20 +299,37 @@ def read_json(path: Path | str) -> JsonObject:
     return value
 
 
-def read_fields(path: Path | str, kind: type) -> JsonObject:
-    """Read a JSON object and check its fields against a `TypedDict`; more fields are allowed.
+def read_fields(path: Path | str, kind: type, *, version: int | None = None) -> JsonObject:
+    """Read a JSON file, check the object in it against a `TypedDict`, and return the object as a dictionary.
+
+    Args:
+        path: The file.
+        kind: The `TypedDict`. Fields that it does not name are allowed, and are returned too.
+        version: Number that the field `format_version` must have; `None` if the file has no such field.
 
     Raises:
         FileError: There is no such file, or it cannot be read.
-        CheckpointError: The file is not a JSON object, or a field is missing or has another type.
+        CheckpointError: The file is not a JSON object, has another format version, or a field is missing or has
+            another type or range.
     """
     value = read_json(path)
+    if version not in (None, value.get("format_version")):
+        raise CheckpointError(
+            f"{path} has format version {printable(value.get('format_version'))}, and this embedlayer reads version "
+            f"{version}. Use the version that wrote it, or create it again."
+        )
     check_fields(value, kind, path)
     return value
 
 
 def _flush_to_disk(path: Path) -> None:
-    """Flush a file or a folder to the disk."""
+    """Call `fsync` on a file or a folder, so that its content survives a power failure.
+
+    The content of a folder is its list of names; its files are not flushed.
+
+    Raises:
+        OSError: It cannot be opened or flushed.
+    """
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

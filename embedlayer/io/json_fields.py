@@ -19,7 +19,10 @@ MAX_PRINTED = 60
 
 
 class Range(NamedTuple):
-    """Bounds of a number, both included, as in `Annotated[int, Range(1, 8)]`; NaN is outside every range."""
+    """Bounds of a number, both included, for the annotation of a field: `Annotated[int, Range(1, 8)]`.
+
+    NaN is outside every range.
+    """
 
     least: float = -math.inf
     most: float = math.inf
@@ -30,14 +33,14 @@ Count = Annotated[int, Range(0, MAX_INT64)]
 
 
 def parse_json(text: str | bytes, source: object) -> Any:
-    """Parse JSON in UTF-8.
+    """Parse JSON text and return the value: a dictionary, a list, a string, a number, a boolean or `None`.
 
     Args:
-        text: The JSON.
+        text: The JSON; bytes are decoded as UTF-8.
         source: Path or name of the JSON, for error messages.
 
     Raises:
-        CheckpointError: `text` is not JSON, or a string has a lone surrogate, which UTF-8 cannot encode.
+        CheckpointError: `text` is not JSON or not UTF-8, or a string has a lone surrogate, which UTF-8 cannot encode.
     """
     try:
         text = text if isinstance(text, str) else text.decode()
@@ -55,7 +58,9 @@ def parse_json(text: str | bytes, source: object) -> Any:
 
 
 def check_fields(value: object, kind: type, source: object) -> None:
-    """Raise an error unless `value` is a JSON object with the fields of a `TypedDict`; more fields are allowed.
+    """Raise an error unless `value` is a JSON object with the fields of a `TypedDict`.
+
+    Fields that the `TypedDict` does not name are allowed. The error names the first faulty field.
 
     Args:
         value: Parsed JSON.
@@ -63,7 +68,7 @@ def check_fields(value: object, kind: type, source: object) -> None:
         source: Path or name of the JSON, for error messages.
 
     Raises:
-        CheckpointError: A field is missing, or has another type or range.
+        CheckpointError: `value` is not an object, or a field is missing or has another type or range.
 
     Example:
         >>> class Sizes(typing.TypedDict):
@@ -75,12 +80,14 @@ def check_fields(value: object, kind: type, source: object) -> None:
 
 
 def check_arguments(function: Callable[..., Any], values: Mapping[str, object], source: object) -> None:
-    """Raise an error unless `values` have the types of the arguments with these names in a signature.
+    """Raise an error unless each value has the type that a function's signature states for the argument of that name.
+
+    The function is not called. Missing arguments are no error.
 
     Args:
         function: A function, or a class with a constructor.
         values: Values by argument name. Names that the signature lacks are not checked.
-        source: Path or name of the JSON, for error messages.
+        source: Path or name of the JSON from which the values come, for error messages.
 
     Raises:
         CheckpointError: A value has another type.
@@ -92,7 +99,13 @@ def check_arguments(function: Callable[..., Any], values: Mapping[str, object], 
 
 
 def _faults(value: object, kind: Any, path: str) -> Iterator[str]:
-    """Yield a message for each fault of a value, where `path` names the value."""
+    """Check a parsed JSON value against a type, and yield an error message for each difference.
+
+    Args:
+        value: The value; its elements and fields are checked too.
+        kind: The type: a class, a `TypedDict`, or an annotation such as `list[int]` or `Count`.
+        path: Where the value is in the JSON, such as `sources[2]`, for the messages; empty for the whole.
+    """
     origin, inner = get_origin(kind), get_args(kind)
     if origin in (NotRequired, Required):
         yield from _faults(value, inner[0], path)
@@ -119,7 +132,13 @@ def _faults(value: object, kind: Any, path: str) -> Iterator[str]:
 
 
 def _faults_of_object(value: object, kind: Any, path: str) -> Iterator[str]:
-    """Yield a message for each fault of a JSON object that should be a `TypedDict`."""
+    """Check that a parsed JSON value is an object with the fields of a `TypedDict`; yield a message for each fault.
+
+    Args:
+        value: The value.
+        kind: The `TypedDict`.
+        path: Where the value is in the JSON, for the messages; empty for the whole.
+    """
     if not isinstance(value, dict):
         yield f"{path or 'the whole'} is {printable(value)}, where an object is expected"
         return
@@ -132,17 +151,20 @@ def _faults_of_object(value: object, kind: Any, path: str) -> Iterator[str]:
 
 
 def _has_type(value: object, kind: Any, origin: Any, inner: tuple[Any, ...]) -> bool:
-    """Return whether a value has a type; the elements of lists and objects are not checked."""
+    """Return whether a value has a type; the elements of a list and the fields of an object are not checked.
+
+    Args:
+        value: A parsed JSON value.
+        kind: The type, such as `list[int]`.
+        origin: `get_origin(kind)`, such as `list`.
+        inner: `get_args(kind)`, such as `(int,)`.
+    """
     if kind is Any or isinstance(kind, typing.TypeVar):
         return True
     if origin is Literal:
         return any(type(value) is type(choice) and value == choice for choice in inner)
     if origin in (Union, types.UnionType):
         return any(not any(_faults(value, choice, "")) for choice in inner)
-    if kind is None or kind is types.NoneType:
-        return value is None
-    if kind is bool or kind is str:
-        return type(value) is kind
     if kind is int:
         return type(value) is int and -MAX_INT64 <= value <= MAX_INT64
     if kind is float:
@@ -150,13 +172,16 @@ def _has_type(value: object, kind: Any, origin: Any, inner: tuple[Any, ...]) -> 
     if origin in (list, tuple, Sequence):
         fixed = origin is tuple and inner[-1] is not Ellipsis
         return isinstance(value, list | tuple) and (not fixed or len(value) == len(inner))
-    if origin in (dict, Mapping) or kind is dict:
+    if origin in (dict, Mapping):
         return isinstance(value, dict)
     return isinstance(value, kind) if isinstance(kind, type) else True
 
 
 def _name(kind: Any) -> str:
-    """Return the name of a type for an error message, such as `"a whole number"`."""
+    """Describe a type in words for an error message.
+
+    `int` gives `"a whole number"`, and `list[str]` gives `"a list of a string"`.
+    """
     origin, inner = get_origin(kind), get_args(kind)
     if origin is Literal:
         return " or ".join(map(repr, inner))
@@ -177,6 +202,6 @@ def _name(kind: Any) -> str:
 
 
 def printable(value: object) -> str:
-    """Return a value as short ASCII text for an error message."""
+    """Return `ascii(value)`, cut to 60 characters, for an error message; a dictionary gives `"an object"`."""
     text = ascii(value) if not isinstance(value, dict) else "an object"
     return text if len(text) <= MAX_PRINTED else f"{text[:MAX_PRINTED]}..."

@@ -17,6 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from embedlayer.errors import EmbedLayerWarning, FileError
+from embedlayer.io.files import file_errors
 
 try:
     import fcntl
@@ -28,14 +29,15 @@ LOCK = ".lock"
 
 
 class FileLock:
-    """Exclusive lock of a process on a file.
+    """Lock file that lets one process at a time write to a folder or file.
 
     All objects of a process with the same path share the lock. It is released when the last of them is released: by
     `release`, at the end of a `with` block, or by garbage collection. Child processes by `fork` do not have the lock.
+    Where the system has no `flock`, acquiring the lock warns and protects nothing.
 
     Args:
         path: The lock file. It is created, and removed on release. A file that a killed process left is harmless.
-        what: What the lock protects, for error messages.
+        what: What the lock protects, as the subject of error messages, such as "The run folder DIR".
 
     Example:
         >>> with FileLock(".lock", "This folder"):
@@ -51,14 +53,16 @@ class FileLock:
         self._release: weakref.finalize[[str], FileLock] | None = None
 
     def acquire(self, *, timeout_seconds: float = 0.0) -> None:
-        """Acquire the lock; do nothing if this object has it.
+        """Acquire the lock for this process; do nothing if this object has acquired it before.
+
+        If another object of this process has the lock, both share it from now on.
 
         Args:
             timeout_seconds: How long to wait for another process to release the lock.
 
         Raises:
-            FileError: Another process has the lock (the message names the process), or the lock file cannot be
-                written.
+            FileError: Another process still has the lock after this time (the message names the process), or the lock
+                file cannot be written.
         """
         if self._release is None:
             key = os.path.realpath(self.path)
@@ -68,15 +72,18 @@ class FileLock:
             self._release = weakref.finalize(self, _release_share, key)
 
     def release(self) -> None:
-        """Release the lock; do nothing if this object does not have it."""
+        """Release this object's share of the lock; do nothing if this object does not have the lock.
+
+        The file is unlocked and removed when no other object of this process shares the lock.
+        """
         if self._release is not None:
             self._release()
             self._release = None
 
     def check_unlocked(self) -> None:
-        """Raise an error if another process has the lock; nothing is written.
+        """Raise an error if another process has the lock. Nothing is written, and this object does not acquire it.
 
-        Readers call this before and after they read.
+        A reader calls it before and after it reads, to notice a process that was writing meanwhile.
 
         Raises:
             FileError: Another process has the lock.
@@ -107,7 +114,7 @@ class FileLock:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Release the lock."""
+        """Release the lock, also after an error in the block; see `release`."""
         self.release()
 
 
@@ -118,7 +125,7 @@ _guard = threading.RLock()  # a garbage collection inside a block with this guar
 
 
 def _release_share(key: str) -> None:
-    """Release one object's share of a lock of this process; the last share unlocks and removes the file.
+    """Give up one object's share of a lock of this process; after the last share, unlock and remove the lock file.
 
     Args:
         key: Real path of the lock file. Nothing happens if this process has no lock there, as in a child by `fork`.
@@ -134,7 +141,10 @@ def _release_share(key: str) -> None:
 
 
 def _close_copies() -> None:
-    """Close the copies of the descriptors in a child by `fork`, so that the lock ends with the parent process."""
+    """Forget all locks in a child process after `fork`, and close its copies of the lock files' descriptors.
+
+    Otherwise the child would keep the lock after the parent process ends.
+    """
     global _guard
     _guard = threading.RLock()
     for descriptor, _ in _locks.values():
@@ -147,17 +157,23 @@ if hasattr(os, "register_at_fork"):
 
 
 def _lock_file(path: str, what: str, timeout_seconds: float) -> int:
-    """Create and lock a file, write the process ID and host name into it, and return its descriptor.
+    """Create a lock file unless it exists, lock it, and write the ID and host name of this process into it.
+
+    Args:
+        path: The lock file.
+        what: What the lock protects, for error messages.
+        timeout_seconds: How long to wait for another process to release the lock.
+
+    Returns:
+        The open descriptor of the file; closing it releases the lock.
 
     Raises:
         FileError: Another process still has the lock after `timeout_seconds`, or the file cannot be written.
     """
     until = time.monotonic() + timeout_seconds
     while True:
-        try:
+        with file_errors(f"write the lock file {path}"):
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
-        except OSError as error:
-            raise FileError(f"Cannot write the lock file {path}: {error.strerror or error}.") from error
         try:
             if _try_to_lock(descriptor, what) and _is_still_at(descriptor, path):
                 os.ftruncate(descriptor, 0)
@@ -173,7 +189,14 @@ def _lock_file(path: str, what: str, timeout_seconds: float) -> int:
 
 
 def _try_to_lock(descriptor: int, what: str) -> bool:
-    """Return whether the file could be locked; where locks are not supported, warn and return `True`."""
+    """Try to lock an open file without waiting; return `False` if another process has locked it.
+
+    Where locks are not supported, warn that nothing is protected and return `True`.
+
+    Args:
+        descriptor: Descriptor of the lock file.
+        what: What the lock protects, for the warning.
+    """
     reason = "this system has no flock"
     if fcntl is not None:
         try:
@@ -192,7 +215,10 @@ def _try_to_lock(descriptor: int, what: str) -> bool:
 
 
 def _is_still_at(descriptor: int, path: str) -> bool:
-    """Return whether an open file is still the one at `path`; the process that had the lock may have removed it."""
+    """Return whether an open file is the file that `path` names now.
+
+    It is not if the process that had the lock removed the file after this process opened it.
+    """
     try:
         return os.path.samestat(os.fstat(descriptor), os.stat(path))
     except FileNotFoundError:
@@ -200,11 +226,11 @@ def _is_still_at(descriptor: int, path: str) -> bool:
 
 
 def _in_use(what: str, descriptor: int) -> FileError:
-    """Return the error for a lock of another process.
+    """Return the error which says that another process has a lock, with the name of that process.
 
     Args:
         what: What the lock protects.
-        descriptor: Descriptor of the lock file, which names the process.
+        descriptor: Descriptor of the lock file; the process that has the lock wrote its ID and host into it.
     """
     holder = os.pread(descriptor, 300, 0).decode(errors="replace").strip() or "another process"
     return FileError(

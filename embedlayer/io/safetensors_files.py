@@ -52,15 +52,15 @@ _PICKLE_STARTS = (b"PK", b"\x80")  # a zip file by torch.save, or a bare pickle
 
 @dataclass(frozen=True)
 class TensorInfo:
-    """Data type, shape and byte range of one stored tensor.
+    """Data type, shape and byte range of one tensor in a safetensors file.
 
     Attributes:
         name: Name of the tensor in the file.
         dtype: safetensors' name of the data type, such as `"BF16"`.
         shape: Sizes of the tensor.
         file: Path of the safetensors file.
-        start: Offset of the first byte in the file.
-        stop: Offset behind the last byte.
+        start: Offset of the tensor's first byte, counted from the start of the file.
+        stop: Offset of the byte after its last one.
     """
 
     name: str
@@ -72,12 +72,12 @@ class TensorInfo:
 
     @property
     def nbytes(self) -> int:
-        """Number of bytes in the file."""
+        """Size of the tensor in the file, in bytes."""
         return self.stop - self.start
 
     @property
     def torch_dtype(self) -> torch.dtype:
-        """Data type in PyTorch.
+        """Data type of the tensor as a `torch.dtype`.
 
         Raises:
             CheckpointError: The data type is not in `DTYPES`.
@@ -89,18 +89,18 @@ class TensorInfo:
         return DTYPES[self.dtype]
 
     def read_rows(self, rows: slice | Int[Tensor, " N"]) -> Shaped[Tensor, "N ..."]:
-        """Return a copy of some rows, read through a read-only memory map of this tensor alone.
+        """Read some rows of the tensor from the file and return a copy of them.
 
-        The file and the tensor may be larger than the memory of the machine: only the pages of the rows are read.
+        Only the memory pages of these rows are read, so the file and the tensor may be larger than memory.
 
         Args:
-            rows: A slice of the first dimension, or indices into it. A scalar has one row.
+            rows: A slice of the first dimension, or indices into it. A scalar tensor has one row.
 
         Returns:
             The rows on the CPU, in the data type of the file.
 
         Raises:
-            FileError: The file cannot be mapped.
+            FileError: The file cannot be mapped into memory.
             CheckpointError: The data type is not in `DTYPES`.
         """
         dtype, (count, *width) = self.torch_dtype, self.shape or (1,)
@@ -116,10 +116,10 @@ class TensorInfo:
 
 @dataclass(frozen=True)
 class Header:
-    """Header of a safetensors file.
+    """Header of a safetensors file: what it says about each tensor, and the metadata.
 
     Attributes:
-        tensors: Every tensor of the file by name, in the order of the bytes.
+        tensors: Every tensor of the file by name, sorted by offset.
         metadata: Strings that the file stores under `__metadata__`.
         size: Number of bytes before the data, including the 8 bytes of the header's length.
     """
@@ -131,7 +131,9 @@ class Header:
 
 @contextmanager
 def open_safetensors(path: Path | str, device: str = "cpu", framework: str = "pt") -> Iterator[Any]:
-    """Yield `safetensors.safe_open(path)`; its errors become errors of embedlayer, inside the block too.
+    """Context manager: yield `safetensors.safe_open(path)`, and replace errors of safetensors by those of embedlayer.
+
+    This applies to errors inside the block too.
 
     Args:
         path: The file.
@@ -142,7 +144,7 @@ def open_safetensors(path: Path | str, device: str = "cpu", framework: str = "pt
     Raises:
         FileError: The file is missing or cannot be read.
         CheckpointError: The file is a pickle, truncated, or not a safetensors file.
-        RuntimeError: `"pt"` and a file larger than memory.
+        RuntimeError: `framework` is `"pt"` and the file is larger than memory.
     """
     path = Path(path)
     try:
@@ -161,7 +163,7 @@ def open_safetensors(path: Path | str, device: str = "cpu", framework: str = "pt
 
 
 def read_header(path: Path | str) -> Header:
-    """Read the header of a safetensors file of any size, checked by `safe_open`; no tensor is read.
+    """Read and check the header of a safetensors file; no tensor is read, so the file may have any size.
 
     Raises:
         FileError: The file is missing or cannot be read.
@@ -183,23 +185,26 @@ def read_header(path: Path | str) -> Header:
 
 
 def load_tensors(path: Path | str, device: str = "cpu") -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Read a safetensors file and return its tensors by name, and its metadata.
+    """Read all tensors of a safetensors file.
+
+    Returns:
+        The tensors by name, and the metadata of the file: strings by name, empty if it has none.
 
     Raises:
         FileError: The file is missing or cannot be read.
-        CheckpointError: The file is truncated or not a safetensors file.
+        CheckpointError: The file is a pickle, truncated, or not a safetensors file.
     """
     with open_safetensors(path, device) as file:
         return {name: file.get_tensor(name) for name in file.keys()}, dict(file.metadata() or {})  # noqa: SIM118
 
 
 def save_tensors(path: Path | str, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:
-    """Write named tensors as one safetensors file, atomically.
+    """Write named tensors to one safetensors file, atomically; an existing file is replaced.
 
     Args:
         path: The file.
         tensors: Tensors by name; no two of them may share memory.
-        metadata: Strings for the file's header, beside `{"format": "pt"}`.
+        metadata: Strings for the file's header, in addition to `{"format": "pt"}`.
 
     Raises:
         FileError: The folder cannot be written, or the disk is full.
@@ -222,10 +227,12 @@ def save_tensors(path: Path | str, tensors: Mapping[str, Tensor], metadata: Mapp
 def encode_header(
     tensors: Mapping[str, tuple[str | torch.dtype, Sequence[int], int]], metadata: Mapping[str, str]
 ) -> bytes:
-    """Return the bytes of a safetensors file before its data, for tensors that are written in this order.
+    """Return the first bytes of a safetensors file: everything before the data of the tensors.
+
+    The caller writes the data after it, without gaps, in the order of `tensors`.
 
     Args:
-        tensors: Data type (safetensors' name or torch's), shape and number of bytes of each tensor.
+        tensors: By name, the data type (safetensors' name or torch's), shape and number of bytes of each tensor.
         metadata: Strings for the file's header; may be empty.
 
     Example:
@@ -245,14 +252,13 @@ def encode_header(
 
 
 def byte_chunks(tensor: Tensor, dtype: torch.dtype | None = None) -> Iterator[Shaped[Tensor, " N"]]:
-    """Yield the bytes of a tensor in chunks of at most `CHUNK_BYTES`, or of one row where a row is larger.
+    """Yield the bytes of a tensor as uint8 tensors on the CPU, some rows at a time, for writing or sending them.
+
+    A chunk has at most `CHUNK_BYTES` (16 MiB), or one row if a row is larger. An empty tensor has no chunks.
 
     Args:
-        tensor: On any device.
-        dtype: Data type to which each chunk is converted; by default the tensor's own.
-
-    Returns:
-        uint8 tensors on the CPU. There are none for an empty tensor.
+        tensor: A tensor of any shape, on any device.
+        dtype: Data type to which each chunk is converted first; by default the tensor's own.
     """
     dtype = dtype or tensor.dtype
     rows = tensor.detach().reshape(1) if tensor.dim() == 0 else tensor.detach()
@@ -262,41 +268,49 @@ def byte_chunks(tensor: Tensor, dtype: torch.dtype | None = None) -> Iterator[Sh
 
 
 def rows_per_chunk(rows: Tensor, dtype: torch.dtype | None = None) -> int:
-    """Return how many rows of a tensor `byte_chunks` takes at a time, at least 1."""
+    """Return how many rows of a tensor fit into one chunk of `byte_chunks`; at least 1.
+
+    Args:
+        rows: The tensor, with at least one dimension.
+        dtype: Data type of the chunk; by default the tensor's own.
+    """
     return max(CHUNK_BYTES // max(rows[:1].numel() * (dtype or rows.dtype).itemsize, 1), 1)
 
 
 class CheckpointFolder(ABC):
-    """A folder with the files of a checkpoint, on this machine or on the hub.
+    """Abstract base class: a folder with the files of a checkpoint, on this machine or on the hub.
 
     Attributes:
-        name: Path or name, for error messages.
+        name: Path of the folder or name of the repository, for error messages.
     """
 
     name: str
 
     @abstractmethod
     def find(self, file: str) -> Path | None:
-        """Return the path of a file on this machine; `None` if the checkpoint has no such file."""
+        """Return the local path of a file in the folder; `None` if there is no such file.
+
+        A folder on the hub downloads the file first, unless it is in the cache.
+        """
 
     @abstractmethod
     def list_files(self) -> Sequence[Path] | None:
-        """Return the paths of all files directly in the folder; `None` if they cannot be listed."""
+        """Return the local paths of all files directly in the folder; `None` for a folder on the hub."""
 
     @abstractmethod
     def subfolder(self, folder: str) -> "CheckpointFolder":
-        """Return a folder inside this one."""
+        """Return the folder with the name `folder` inside this one. It is not checked whether it exists."""
 
 
 class _LocalFolder(CheckpointFolder):
-    """A folder on this machine."""
+    """A checkpoint folder on this machine."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.name = str(folder)
 
     def find(self, file: str) -> Path | None:
-        """Return the path of a file; `None` if it does not exist."""
+        """Return the path of a file in the folder; `None` if it does not exist."""
         path = self.folder / file
         return path if path.is_file() else None
 
@@ -305,16 +319,16 @@ class _LocalFolder(CheckpointFolder):
         return sorted(path for path in self.folder.iterdir() if path.is_file())
 
     def subfolder(self, folder: str) -> "_LocalFolder":
-        """Return a folder inside this one, which need not exist."""
+        """Return the folder with the name `folder` inside this one, which need not exist."""
         return _LocalFolder(self.folder / folder)
 
 
 class WeightFiles:
-    """Named tensors in one safetensors file or in several, each read when it is requested.
+    """The tensors of a checkpoint in one or several safetensors files, read one by one on request.
 
     Args:
         folder: Folder with the files.
-        files: Name of the one file, or for each tensor the name of its file.
+        files: Name of the only file, or a mapping from the name of each tensor to the name of its file.
 
     Attributes:
         name: Path or name of the checkpoint, for error messages.
@@ -330,17 +344,28 @@ class WeightFiles:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of all tensors."""
+        """Names of all tensors.
+
+        Raises:
+            FileError, CheckpointError: The only file cannot be read or is damaged.
+        """
         return tuple(self._header(self._files).tensors if isinstance(self._files, str) else self._files)
 
     @property
     def headers(self) -> dict[str, Header]:
-        """Headers of all files, by the name of the file."""
+        """Headers of all files, by file name. Headers that were not read before are read now.
+
+        Raises:
+            FileError, CheckpointError: A file is missing, cannot be read or is damaged.
+        """
         files = [self._files] if isinstance(self._files, str) else dict.fromkeys(self._files.values())
         return {file: self._header(file) for file in files}
 
     def find(self, *suffixes: str) -> list[str]:
-        """Return the names that equal a suffix or end in `"." + suffix`: by suffix, then the shortest first."""
+        """Return the names of the tensors that equal one of `suffixes` or end in a dot and the suffix.
+
+        The names for the first suffix come first; among the names for one suffix, the shortest.
+        """
         return [
             name
             for suffix in suffixes
@@ -349,10 +374,10 @@ class WeightFiles:
         ]
 
     def info(self, name: str) -> TensorInfo:
-        """Return data type, shape and byte range of a tensor.
+        """Return the data type, shape and byte range of a tensor; only the header of its file is read.
 
         Raises:
-            CheckpointError: There is no such tensor, or its shard is missing or damaged.
+            CheckpointError: There is no such tensor, or its file is missing or damaged.
         """
         file = self._files if isinstance(self._files, str) else self._files.get(name)
         tensor = None if file is None else self._header(file).tensors.get(name)
@@ -361,10 +386,10 @@ class WeightFiles:
         return tensor
 
     def read(self, name: str, *, dtype: torch.dtype | None = None, device: torch.device | str = "cpu") -> Tensor:
-        """Read a tensor.
+        """Read one tensor and return it.
 
-        On the CPU and in the data type of the file the tensor is memory-mapped, not copied. Writing to the tensor
-        does not change the file. From a file larger than memory the tensor is copied.
+        On the CPU and in the data type of the file, the result is memory-mapped, not copied: writing to it does not
+        change the file. If the file is larger than memory, the tensor is copied.
 
         Args:
             name: Name of the tensor.
@@ -372,7 +397,7 @@ class WeightFiles:
             device: Device of the result.
 
         Raises:
-            CheckpointError: There is no such tensor, its shard is missing or damaged, or its data type is not in
+            CheckpointError: There is no such tensor, its file is missing or damaged, or its data type is not in
                 `DTYPES`.
         """
         info = self.info(name)
@@ -388,7 +413,11 @@ class WeightFiles:
         return tensor.to(device=device, dtype=dtype or stored)
 
     def _header(self, file: str) -> Header:
-        """Return the header of a file, which is read at the first call."""
+        """Return the header of a file of this checkpoint; it is read at the first call and kept.
+
+        Raises:
+            CheckpointError: The file is missing or damaged.
+        """
         if file not in self._headers:
             path = self._folder.find(file)
             if path is None:
@@ -399,10 +428,13 @@ class WeightFiles:
 
 
 def find_folder(path: Path) -> tuple[CheckpointFolder, str | None] | None:
-    """Return the folder at `path` and `None`, or for a file its folder and its name; `None` if nothing exists there.
+    """Find the checkpoint folder that a local path names.
+
+    Returns:
+        For a folder, this folder and `None`; for a file, its folder and its name; `None` if nothing exists at `path`.
 
     Raises:
-        FileError: The path is not a valid file name.
+        FileError: The path cannot be read, or is not a valid file name.
     """
     try:
         if recover_folder(path).is_dir():
@@ -413,17 +445,20 @@ def find_folder(path: Path) -> tuple[CheckpointFolder, str | None] | None:
 
 
 def no_such_path(path: Path | str) -> FileError:
-    """Return the error for a path at which nothing exists."""
+    """Create, but do not raise, the error for a path at which no folder or file exists."""
     return FileError(f"There is no folder or file {str(path)!r}.")
 
 
 def choose_weight_files(folder: CheckpointFolder, file: str | None = None) -> str | Mapping[str, str]:
-    """Return which files of a folder hold its tensors, as the second argument of `WeightFiles`.
+    """Choose the safetensors files from which the tensors of a folder are read.
 
     Args:
         folder: Folder of the checkpoint.
-        file: Name of the weights or the index in it; by default `model.safetensors.index.json`, `model.safetensors`,
-            or the only safetensors file.
+        file: Name of an existing safetensors file or index in the folder. By default, the first that exists of
+            `model.safetensors.index.json`, `model.safetensors`, and the only safetensors file.
+
+    Returns:
+        The second argument of `WeightFiles`: the name of the only file, or the file name of each tensor by its name.
 
     Raises:
         FileError: There is no safetensors file.
@@ -464,7 +499,9 @@ def choose_weight_files(folder: CheckpointFolder, file: str | None = None) -> st
 
 
 def is_plain_name(name: str) -> bool:
-    """Return whether a name is that of a file directly in a folder: no path, not empty, no dots alone.
+    """Return whether a string is a safe name of a file directly in a folder.
+
+    It is not if it is empty, `.` or `..`, or contains a slash, a backslash or a zero byte.
 
     Example:
         >>> [is_plain_name(name) for name in ("one.safetensors", "../one.safetensors", "")]
@@ -474,11 +511,11 @@ def is_plain_name(name: str) -> bool:
 
 
 def _read_weight_map(index: Path) -> dict[str, str]:
-    """Read the file name of each tensor from an index.
+    """Read an index of shards (`model.safetensors.index.json`) and return the file name of each tensor by its name.
 
     Raises:
         FileError: The index cannot be read.
-        CheckpointError: The index is damaged, or names a file outside its folder or of another kind.
+        CheckpointError: The index is damaged, names a file outside its folder, or a file that is not safetensors.
     """
     shards = read_json(index).get("weight_map")
     if not isinstance(shards, dict) or not all(isinstance(file, str) for file in shards.values()):
@@ -494,7 +531,10 @@ def _read_weight_map(index: Path) -> dict[str, str]:
 
 
 def _pickle_error(path: Path) -> CheckpointError:
-    """Return the error for a pickle, with a command that converts it."""
+    """Create, but do not raise, the error for a pickle.
+
+    Its message has a command that converts the file to safetensors.
+    """
     return CheckpointError(
         f"{path} is a pickle, which can run any code when it is loaded: embedlayer reads safetensors only. "
         f"Convert it once, with torch and safetensors:\n"

@@ -92,7 +92,12 @@ class TrainingOptions:
                 raise SizeError(f"{name} must be positive, not {value}.")
 
     def learning_rate_at(self, step: int | float, steps: int) -> float:
-        """Return the learning rate of update `step` (1 to `steps`), which may be a fraction between two updates."""
+        """Return the learning rate of an update: linear warm-up, then cosine decay.
+
+        Args:
+            step: Number of the update, from 1 to `steps`; a fraction is interpolated.
+            steps: Number of updates in the whole run.
+        """
         warmup = max(1, round(self.warmup_fraction * steps))
         if step <= warmup:
             return self.learning_rate * step / warmup
@@ -104,16 +109,19 @@ class TrainingOptions:
 class Trainer:
     """Train a `DecoderLM`, and with it its embedding layer, on a corpus of token IDs.
 
+    With several processes, the model is sharded in place, and `run`, `validate`, `state` and `load_state` must be
+    called on all ranks.
+
     Args:
         model: The model, on its device.
         training: Token IDs for training.
         validation: Token IDs for validation.
         options: See `TrainingOptions`.
         parallel: The processes that train the model together, each with an equal `Trainer`; `None` for one process.
-            Each process takes its share of every batch. The result equals that of one process but for dropout.
+            Each process takes its share of every batch. The result equals that of one process, except for dropout.
 
     Raises:
-        TextError: A part is shorter than one window.
+        TextError: `training` or `validation` is shorter than one window.
 
     Example:
         >>> trainer = Trainer(model, *corpus.split(0.1), TrainingOptions(steps=2, max_length=8, batch_size=2))
@@ -158,15 +166,16 @@ class Trainer:
         self._losses = torch.zeros(2, device=self.device)  # sum and count since the last line
 
     def stop(self) -> None:
-        """Make `run()` end after its current step. A later call of `run()` continues."""
+        """Make the running `run()` end after the current step, also on the other ranks. A later `run()` continues."""
         self._stopping = True
 
     def run(self, on_step: Callable[[int], None] | None = None) -> Iterator[dict[str, Any]]:
-        """Train to the last step, and yield a line of metrics every `log_every` steps, the first before any update.
+        """Train to the last step, and yield a line of metrics every `log_every` updates.
 
-        A line has `step`, `loss` (nats per token, mean since the last line), `lr`, `tokens_per_second` and
-        `rows_touched` (number of distinct rows that the step looked up). Some lines, the last included, have
-        `validation_loss` (nats per token) and `validation_bits_per_byte`.
+        The first line comes before any update, the last one after the last update. A line is a dictionary with `step`,
+        `loss` (nats per token, mean since the last line), `lr`, `tokens_per_second` and `rows_touched` (number of
+        distinct rows that the update looked up). Some lines, the last included, also have `validation_loss` (nats per
+        token) and `validation_bits_per_byte`.
 
         Args:
             on_step: Function that is called with the number of each finished step, or `None`.
@@ -184,7 +193,11 @@ class Trainer:
             self._running_since = None
 
     def _lines(self, on_step: Callable[[int], None] | None) -> Iterator[dict[str, Any]]:
-        """Run the steps that are left, and yield lines of metrics."""
+        """Run the remaining steps and yield the lines of metrics; `run` calls it and measures the time.
+
+        Args:
+            on_step: Function that is called with the number of each finished step, or `None`.
+        """
         if self.step == 0:
             line = self._first_line()
             self._measure_speed()
@@ -218,7 +231,12 @@ class Trainer:
             clock, tokens = time.perf_counter(), 0
 
     def validate(self) -> dict[str, float]:
-        """Measure the validation loss: nats per token, and bits per byte, which is comparable across tokenizers."""
+        """Measure the loss on up to `validation_tokens` tokens of the validation part, without dropout.
+
+        Returns:
+            `validation_loss`, in nats per token, and `validation_bits_per_byte`, which is comparable between models
+            with different tokenizers.
+        """
         length, batch_size = self.options.max_length, self.options.batch_size
         windows, count = self._validation_windows()
         total, started = 0.0, time.perf_counter()
@@ -238,13 +256,18 @@ class Trainer:
         return {"validation_loss": nats, "validation_bits_per_byte": nats / math.log(2) / bytes_per_token}
 
     def _validation_windows(self) -> tuple[TokenWindows, int]:
-        """Return the windows of the validation part, and how many of them are read each time."""
+        """Return all windows of the validation part, and how many of them, from the first, one validation reads."""
         length = self.options.max_length
         windows = TokenWindows(self.validation, length, length)
         return windows, max(1, min(len(windows), self.options.validation_tokens // length))
 
     def state(self) -> tuple[dict[str, Tensor], JsonObject]:
-        """Return all that the rest of the run depends on: tensors by name, and other values as JSON."""
+        """Return everything that the rest of the run depends on, for `load_state`.
+
+        Returns:
+            Tensors by name (weights, moments, pending updates, random generators), and the other values as JSON.
+            Tensors with sharded rows are DTensors. Weights and moments are not copied: further training changes them.
+        """
         with without_applying_updates(self.model):
             tensors = {f"model.{name}": tensor for name, tensor in self.model.state_dict().items()}
         all_pending: JsonObject = {}
@@ -269,10 +292,14 @@ class Trainer:
         }
 
     def load_state(self, tensors: dict[str, Tensor], rest: JsonObject) -> None:
-        """Restore the result of `state()`, in place.
+        """Restore a result of `state()` into this trainer and its model, in place.
+
+        Args:
+            tensors: The tensors by name.
+            rest: The other values.
 
         Raises:
-            CheckpointError: The state belongs to another model.
+            CheckpointError: A tensor or value is missing, or the state belongs to another model.
         """
         try:
             self.model.load_state_dict(_select(tensors, "model."))
@@ -295,7 +322,14 @@ class Trainer:
             raise CheckpointError(f"The checkpoint does not fit this run: {error}") from error
 
     def _first_line(self) -> dict[str, Any]:
-        """Measure the loss before training; warn if it is far from that of a uniform distribution."""
+        """Measure the losses before any update, on the validation part and on the first batch.
+
+        Returns:
+            The line of metrics of step 0, as `run` yields it.
+
+        Warns:
+            EmbedLayerWarning: The loss is far from `ln V`, that of a uniform distribution over the vocabulary.
+        """
         measured = self.validate()
         inputs, targets, share = self._batch(0)
         self.model.eval()
@@ -314,10 +348,18 @@ class Trainer:
         return {"step": 0, "loss": loss, "lr": 0.0, "tokens_per_second": 0, "rows_touched": 0, **measured}
 
     def _update(self, optimizer: torch.optim.Optimizer, step: int, learning_rate: float) -> Tensor:
-        """Run update `step`, counted from 0, without waiting for the device.
+        """Run `accumulate` forward and backward passes, on one batch each, and update the weights.
+
+        The device is not waited for. All ranks must call it.
+
+        Args:
+            optimizer: The optimizer of the model.
+            step: Number of the update, from 0.
+            learning_rate: Learning rate of this update.
 
         Returns:
-            This rank's part of the mean loss, and of the number 1: summed over the ranks they are loss and count.
+            `[loss, count]` on the device: this rank's term of the mean loss, and 1 on rank 0 or 0 elsewhere. Summed
+            over all ranks they are the mean loss and 1.
         """
         self.parallel.seed(self.options.seed, step)
         for group in optimizer.param_groups:
@@ -340,14 +382,26 @@ class Trainer:
         return result
 
     def _rows_touched(self, step: int) -> int:
-        """Count the distinct tokens of update `step`, on rank 0; other ranks return 0."""
+        """Count the distinct token IDs in the inputs of an update, on rank 0. Other ranks return 0.
+
+        Args:
+            step: Number of the update, from 0.
+        """
         if not self.parallel.is_first:
             return 0
         parts = range(step * self.options.accumulate, (step + 1) * self.options.accumulate)
         return len(torch.cat([self.sampler.batch(part)[0].flatten() for part in parts]).unique())
 
     def _batch(self, index: int) -> tuple[Tensor, Tensor, float]:
-        """Return this rank's inputs, targets and share of a batch; a rank without windows gets one with share 0."""
+        """Return this rank's windows of a batch.
+
+        Args:
+            index: Number of the batch, from 0; an update has `accumulate` batches.
+
+        Returns:
+            Inputs and targets on the device, `(windows, T)` each, and this rank's windows as a fraction of the batch. A
+            rank without windows gets one window and the fraction 0, so that it can take part in collective operations.
+        """
         size = self.options.batch_size
         share = len(self.parallel.share(size)) / size
         rank, ranks = (self.parallel.rank, self.parallel.size) if share else (0, size)
@@ -355,14 +409,14 @@ class Trainer:
         return inputs.to(self.device), targets.to(self.device), share
 
     def _autocast(self) -> AbstractContextManager[Any]:
-        """Return the autocast context of `precision`."""
+        """Return a context manager: bfloat16 autocast if `precision` asks for it, else one that does nothing."""
         precision = self.options.precision
         if precision == "auto":
             precision = "bfloat16" if self.device.type == "cuda" and torch.cuda.is_bf16_supported() else "float32"
         return torch.autocast(self.device.type, torch.bfloat16) if precision == "bfloat16" else nullcontext()
 
     def _learning_rate(self) -> float:
-        """Return the learning rate of the next update."""
+        """Return the learning rate of the next update. With `minutes`, it depends on the time used so far."""
         assert self.steps is not None
         step: int | float = self.step + 1
         if self.budget is not None:
@@ -370,7 +424,10 @@ class Trainer:
         return self.options.learning_rate_at(step, self.steps)
 
     def _measure_speed(self) -> None:
-        """Estimate again how many steps fit into `minutes`, at least one. With fixed `steps` nothing happens."""
+        """Estimate how many steps fit into `minutes` at the measured speed, and set `steps` to it on all ranks.
+
+        With a fixed number of steps nothing happens. All ranks must call it.
+        """
         if self.budget is None:
             return
         used = self.parallel.collectives.broadcast_object(round(self._seconds_used(), 3))
@@ -383,18 +440,26 @@ class Trainer:
         self.steps = self.parallel.collectives.broadcast_object(max(1, last))
 
     def _seconds_used(self) -> float:
-        """Return the seconds that the run has taken, over all calls of `run()`."""
+        """Return the seconds that the run has taken so far, in the current `run()` and before it."""
         before = 0.0 if self.budget is None else self.budget.used
         return before + (0.0 if self._running_since is None else time.perf_counter() - self._running_since)
 
 
 def _select(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    """Return the tensors with names that start with `prefix`, without the prefix."""
+    """Return the entries with names that start with `prefix`, and remove the prefix from these names."""
     return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
 
 
 def _as_saved(tensors: Mapping[str, Tensor], table: ShardedTable | None) -> dict[str, Tensor]:
-    """Return tensors with one row per token as DTensors of all rows, if they are those of a sharded table."""
+    """Wrap this rank's rows of each tensor as a DTensor of the rows of all ranks, as a checkpoint stores them.
+
+    Args:
+        tensors: Moments or pending updates of one parameter, by name.
+        table: The sharded table of the parameter; `None` if its rows are not sharded, and nothing is wrapped.
+
+    Returns:
+        The tensors by the same names. `step` and `history`, which are not per row, are unchanged.
+    """
     return {
         name: tensor if table is None or name in ("step", "history") else table.as_dtensor(tensor)
         for name, tensor in tensors.items()

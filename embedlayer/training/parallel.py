@@ -42,15 +42,16 @@ HEAD_OPTIONS = ("softcap", "logit_scale", "mask_padding")
 
 
 class ParallelContext:
-    """The processes that train one model together; by default the single process.
+    """The processes that train one model together, and the operations between them; by default a single process.
 
     Args:
-        launch: The processes. Their group must accept CPU tensors: gloo, or `"cpu:gloo,cuda:nccl"`.
-        vocab_parallel_size: Number of ranks that share one table; `None` for all.
+        launch: The processes that torchrun started, from `launched_processes`; `None` for a single process. Their
+            process group must accept CPU tensors: gloo, or `"cpu:gloo,cuda:nccl"`.
+        vocab_parallel_size: Number of ranks over which the rows of a table are sharded; `None` for all.
 
     Attributes:
         collectives: Collective operations of the processes.
-        rank: This process, from 0.
+        rank: Number of this process, from 0.
         size: Number of processes.
         is_first: Whether this is rank 0, which writes files and prints.
         launch_id: Names of the launchers of all ranks, separated by spaces; empty for the single process.
@@ -76,7 +77,9 @@ class ParallelContext:
             )
 
     def share(self, count: int) -> range:
-        """Return this rank's consecutive part of `count` items; the parts of two ranks differ by one item at most.
+        """Return which of the items `0..count - 1` this rank processes.
+
+        Consecutive items go to the same rank. The numbers of items of two ranks differ by at most one.
 
         Example:
             >>> ParallelContext().share(3)
@@ -85,14 +88,20 @@ class ParallelContext:
         return share_of(count, self.rank, self.size)
 
     def sum(self, numbers: Tensor) -> Tensor:
-        """Return the sum of `numbers` over the ranks, as a new tensor."""
+        """Return the sum of a tensor over the ranks (all-reduce), as a new tensor. All ranks must call it.
+
+        Args:
+            numbers: This rank's summand, with the same shape on every rank.
+        """
         return self.collectives.all_reduce(numbers.clone())
 
     def wait_for_first(self) -> None:
-        """Wait until rank 0 calls this, without a time limit: torchrun ends the others if rank 0 or its machine dies.
+        """Wait until rank 0 calls this method too, for any length of time. All ranks must call it, once.
+
+        torchrun ends the waiting processes if rank 0 or its machine dies. A single process does not wait.
 
         Raises:
-            PeerError: The store of the ranks cannot be reached.
+            PeerError: The key-value store of the ranks cannot be reached.
         """
         if self._store is None:
             return
@@ -103,16 +112,21 @@ class ParallelContext:
                 time.sleep(0.2)
 
     def seed(self, seed: int, step: int) -> None:
-        """Seed the random numbers of this rank from `seed`, `step` and rank; a single process keeps its generator."""
+        """Seed torch's random generator from `seed`, `step` and this rank, so that the ranks' dropout masks differ.
+
+        A single process keeps its generator unchanged.
+        """
         if self._mesh is not None:
             torch.manual_seed(derive_seed(seed, step, self.rank))
 
     def build(self, config: JsonObject, device: torch.device | str) -> DecoderLM:
-        """Build the model of a description with fresh weights on the device; each rank draws only its own rows.
+        """Build a model with freshly drawn weights.
+
+        With several processes, the model is sharded: each rank draws and stores only its own rows.
 
         Args:
-            config: The result of `describe(model)`.
-            device: Device of the model of a single process; many processes use their own device.
+            config: Description of the model, from `describe(model)`.
+            device: Device of the model. It is ignored with several processes, which use the device of their launch.
 
         Raises:
             CheckpointError: The description is damaged.
@@ -125,9 +139,13 @@ class ParallelContext:
         return DecoderLM.from_config(arguments, make_table=self._draw_table, make_head=self._draw_head).to(self.device)
 
     def shard(self, model: DecoderLM) -> None:
-        """Shard the rows of the model's table, and of an untied head, in place, and move the model to the device.
+        """Shard the rows of a model's table, and of an untied head, over the ranks, in place.
 
-        A single process leaves the model unchanged.
+        Afterwards each rank stores its own rows only, and the model is on the device of this rank. A single process
+        leaves the model unchanged.
+
+        Args:
+            model: The whole model, with equal weights on every rank, or a model from `build`.
         """
         if self._mesh is None:
             return
@@ -148,13 +166,18 @@ class ParallelContext:
         model.to(self.device)
 
     def _draw_table(self, config: JsonObject) -> ShardedTable:
-        """Build the table of a description, of which each rank draws its own rows."""
+        """Build a sharded table from its description; each rank allocates and draws only its own rows."""
         with torch.device("meta"):
             table = build(config)
         return self._shard_table(table)
 
     def _draw_head(self, table: TokenTable | None, **config: Any) -> OutputHead:
-        """Build a tied head, or an untied head of which each rank draws its own rows."""
+        """Build an output head for `build`.
+
+        Args:
+            table: Table to which the head is tied. `None`: an untied head, of which each rank draws its own rows.
+            config: The other constructor arguments of `OutputHead`.
+        """
         if table is not None:
             return OutputHead(table, **config)
         with torch.device("meta"):
@@ -162,12 +185,20 @@ class ParallelContext:
         return self._shard_head(head, head.weight, _head_options(head))
 
     def _shard_table(self, table: TokenTable) -> ShardedTable:
-        """Shard a table over the vocabulary-parallel ranks."""
+        """Return a `ShardedTable` with this rank's rows of `table`; rows on the meta device are drawn."""
         assert self._mesh is not None
         return shard_table(table, self._mesh[VOCAB_PARALLEL])
 
     def _shard_head(self, head: OutputHead, weight: Tensor, options: JsonObject) -> OutputHead:
-        """Return an untied head that owns its sharded rows, as the submodule `rows`."""
+        """Return an untied head with sharded rows. A `ShardedTable` in its submodule `rows` owns this rank's rows.
+
+        In its state dict the rows are named `weight`, as in a head without shards.
+
+        Args:
+            head: Untied head whose sizes and padding are taken over.
+            weight: All rows of the head, or a meta tensor to draw them.
+            options: Constructor arguments of the new head, from `_head_options`.
+        """
         rows = TokenEmbedding(head.out_features, head.in_features, init_std=head.init_std, device="meta")
         rows.weight = nn.Parameter(weight, requires_grad=head.weight.requires_grad)
         table = self._shard_table(rows)
@@ -179,29 +210,47 @@ class ParallelContext:
         return sharded
 
     def describe(self, model: DecoderLM) -> JsonObject:
-        """Return `describe(model)` of the model without shards."""
+        """Return the description of a model before it was sharded, as `describe(model)` gives it for one process."""
         return describe(model) if self._mesh is None else self._config
 
     def loss_function(self, model: DecoderLM) -> Callable[[Tensor, Tensor], Tensor]:
-        """Return the model's loss as a function of IDs and targets; after `backward` gradients are means over ranks."""
+        """Return the function `(ids, targets) -> loss` to train with: the mean loss over this rank's tokens.
+
+        With several processes it is a `DistributedDataParallel` module: `backward` averages the gradients over the
+        ranks. `no_sync` applies to the module that the last call returned.
+        """
         if self._mesh is None:
             return model.loss
         self._ddp = distributed_data_parallel(_LossModule(model), forward_sync_buffers=False)
         return self._ddp
 
     def no_sync(self) -> AbstractContextManager[Any]:
-        """Return a context manager in which gradients are summed per rank, to be averaged by a later backward pass."""
+        """Return a context manager for all but the last forward and backward pass of an update.
+
+        Inside it, gradients are added up on each rank without communication. The next backward pass outside of it
+        averages them over the ranks. A single process gets a context manager that does nothing.
+        """
         return nullcontext() if self._ddp is None else self._ddp.no_sync()
 
     def average_replicas(self, model: nn.Module) -> None:
-        """Average the gradients of sharded rows over their replicas, after the last backward pass of a step."""
+        """Average the gradients of sharded rows over the ranks that store the same rows, in place.
+
+        Call it on all ranks, after the last backward pass of an update. A single process does nothing.
+        """
         if self._mesh is not None:
             for _, parameter, table in trained_parameters(model):
                 if table is not None:
                     average_over_replicas(parameter, self._mesh)
 
     def save(self, path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:
-        """Write whole tensors to a safetensors file on rank 0, which receives sharded rows in small buffers.
+        """Write tensors to one safetensors file, atomically; rank 0 writes it. All ranks must call it.
+
+        Rank 0 receives sharded rows in small buffers, so that it needs no memory for whole tables.
+
+        Args:
+            path: The file.
+            tensors: Tensors under the names of the model or of a checkpoint; DTensors where rows are sharded.
+            metadata: Strings for the file's header, or `None`.
 
         Raises:
             FileError: The file cannot be written.
@@ -212,7 +261,11 @@ class ParallelContext:
             save_tensors(path, tensors, metadata)
 
     def load(self, path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-        """Read the tensors and the metadata of a safetensors file; of sharded tensors only this rank's rows.
+        """Read a safetensors file that `save` wrote, also with another number of ranks.
+
+        Returns:
+            The tensors by name, and the metadata of the file. A tensor with sharded rows is a DTensor for which only
+            this rank's rows were read.
 
         Raises:
             FileError: The file cannot be read.
@@ -221,7 +274,16 @@ class ParallelContext:
         return load_sharded(path, self._sharded_among)
 
     def _sharded_among(self, names: Iterable[str]) -> dict[str, ShardedRows]:
-        """Return the names in model and checkpoint files that have sharded rows: rows, moments, pending updates."""
+        """Select the names of tensors with sharded rows.
+
+        Args:
+            names: Names of tensors in a model file or in a training checkpoint. In a checkpoint the rows are
+                `model.NAME`, their AdamW moments `optimizer.NAME.KEY`, and their pending updates
+                `pending_updates.NAME.KEY`.
+
+        Returns:
+            By selected name, the table that says which rows this rank stores, and the number of rows in the file.
+        """
         found: dict[str, ShardedRows] = {}
         for name, rows in self._sharded.items():
             keys = [
@@ -236,12 +298,14 @@ class ParallelContext:
 def parallel_context(
     device: str, timeout_seconds: float, vocab_parallel_size: int | None = None
 ) -> Iterator[ParallelContext]:
-    """Join the processes that torchrun started, and yield their `ParallelContext`; without torchrun the single process.
+    """Context manager: join the processes that torchrun started, and yield their `ParallelContext`.
+
+    Without torchrun, it yields that of a single process. The process group is destroyed after the block.
 
     Args:
         device: `"cpu"`, or `"cuda"` for the GPU with the local rank of the process.
-        timeout_seconds: Time that the ranks wait for each other.
-        vocab_parallel_size: Number of ranks that share one table; `None` for all.
+        timeout_seconds: Seconds for which a rank waits for the others in a collective operation.
+        vocab_parallel_size: Number of ranks over which the rows of a table are sharded; `None` for all.
 
     Raises:
         PeerError: Another process hangs or has ended.
@@ -252,29 +316,48 @@ def parallel_context(
 
 
 class _LossModule(nn.Module):
-    """A module whose `forward` is the loss of a model, as `DistributedDataParallel` needs it."""
+    """Module with `forward(ids, targets) -> loss` around a model: `DistributedDataParallel` calls only `forward`."""
 
     def __init__(self, model: DecoderLM) -> None:
         super().__init__()
         self.model = model
 
     def forward(self, ids: Tensor, targets: Tensor) -> Tensor:
-        """Return the mean loss over the tokens."""
+        """Return the model's mean loss in nats per token."""
         return self.model.loss(ids, targets)
 
 
 def _head_options(head: OutputHead) -> JsonObject:
-    """Return the constructor arguments of a head, without its rows."""
+    """Return the options of a head (bias, softcap, scale, padding mask) as arguments for another `OutputHead`.
+
+    Sizes, rows and table are not among them.
+    """
     return {"bias": head.bias is not None, **{name: head.config[name] for name in HEAD_OPTIONS}}
 
 
 def _rename_rows_to_weight(head: nn.Module, state: dict[str, Any], prefix: str, _: Any) -> None:
-    """State dict hook: save the rows of a sharded untied head as `weight`."""
+    """Rename `rows.weight` to `weight` in the state dict of a sharded untied head, in place.
+
+    A head without shards has the same name. This is a post-hook of `state_dict()`.
+
+    Args:
+        head: The head; not used.
+        state: The state dict of the whole model.
+        prefix: Prefix of the head's names in it, such as `head.`.
+    """
     for key in [key for key in state if key.startswith(f"{prefix}rows.")]:
         state[prefix + key.removeprefix(f"{prefix}rows.")] = state.pop(key)
 
 
 def _rename_weight_to_rows(head: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
-    """Load hook: read `weight` as the rows of a sharded untied head."""
+    """Rename `weight` to `rows.weight` in a state dict that a sharded untied head is about to load, in place.
+
+    It is a pre-hook of `load_state_dict()`, and undoes `_rename_rows_to_weight`.
+
+    Args:
+        head: The head; not used.
+        state: The state dict of the whole model.
+        prefix: Prefix of the head's names in it, such as `head.`.
+    """
     if f"{prefix}weight" in state:
         state[f"{prefix}rows.weight"] = state.pop(f"{prefix}weight")

@@ -34,14 +34,15 @@ from embedlayer.errors import CheckpointError, FileError, SizeError
 from embedlayer.io.files import (
     JsonObject,
     create_folder,
+    file_errors,
+    read_bytes,
     read_fields,
-    read_json,
     recover_folder,
     remove_partials,
     write_json,
     write_text,
 )
-from embedlayer.io.json_fields import Count, Range, check_arguments, check_fields, parse_json, printable
+from embedlayer.io.json_fields import Count, Range, check_arguments, check_fields, parse_json
 from embedlayer.io.locks import LOCK, FileLock
 from embedlayer.models.decoder import DecoderLM
 from embedlayer.pretrained import CANNOT_BE_BUILT, CONFIG, TOKENIZER, WEIGHTS, build, short, write_config
@@ -55,7 +56,10 @@ PATIENCE_SECONDS = 10.0
 
 
 class NeighborsBefore(TypedDict):
-    """A token and its nearest neighbours before training: texts and cosine similarities."""
+    """Nearest neighbours of a token before training, as a note in `run.json`.
+
+    `near` has pairs of a token's text and its cosine similarity, the nearest first.
+    """
 
     id: Count
     token: str
@@ -63,14 +67,17 @@ class NeighborsBefore(TypedDict):
 
 
 class Notes(TypedDict):
-    """Notes of the command `train` about a run; a program may add keys."""
+    """Type of `notes` in `run.json`, which the command `train` writes; other programs may add keys.
+
+    `launch` is the `launch_id` of the torchrun launch that started the run.
+    """
 
     neighbors_before: NotRequired[list[NeighborsBefore]]
     launch: NotRequired[str]
 
 
 class ModelDescription(TypedDict):
-    """Keys of a model description that are read without building the model."""
+    """Type of those fields of a model's description, `describe(model)`, that are read without building the model."""
 
     kind: str
     position: NotRequired[JsonObject]
@@ -78,7 +85,7 @@ class ModelDescription(TypedDict):
 
 
 class RunDescription(TypedDict):
-    """Content of `run.json`."""
+    """Type of the content of `run.json`: training options, model, validation fraction and notes of a run."""
 
     options: JsonObject
     model: ModelDescription
@@ -87,7 +94,7 @@ class RunDescription(TypedDict):
 
 
 class MetricsLine(TypedDict):
-    """A line of `metrics.jsonl`, as `Trainer.run` yields it: nats per token, tokens per second."""
+    """Type of a line of `metrics.jsonl`, which `Trainer.run` yields. Losses are in nats per token."""
 
     step: Count
     loss: NotRequired[float]
@@ -99,7 +106,7 @@ class MetricsLine(TypedDict):
 
 
 class BestFacts(TypedDict):
-    """Content of `best.json`: step and validation results of the saved weights."""
+    """Type of the content of `best.json`: number of the step and validation results of the saved weights."""
 
     step: Count
     validation_loss: float
@@ -107,14 +114,20 @@ class BestFacts(TypedDict):
 
 
 class PendingUpdatesState(TypedDict):
-    """Values of the pending updates of a row-sparse table that are not tensors."""
+    """Type of the JSON values that a checkpoint stores for the pending updates of one row-sparse table.
+
+    The tensors of the pending updates are stored separately.
+    """
 
     start: NotRequired[Count]
     betas: NotRequired[list[Annotated[float, Range(0, 1)]]]
 
 
 class TrainerState(TypedDict):
-    """Values in the metadata of `checkpoint.safetensors`."""
+    """Type of the JSON values that every `checkpoint.safetensors` has in its metadata.
+
+    `Trainer.state` returns them and others.
+    """
 
     step: Count
     steps: Count | None
@@ -125,7 +138,7 @@ class RunDirectory:
     """The folder of a training run: read, start, resume, save and finish the run.
 
     One process at a time writes to the folder. `start` and `resume` acquire a lock, on rank 0, and `finish` releases
-    it; the lock also ends with this object and with the process. Reading needs no lock.
+    it. The lock also ends when this object is deleted or the process ends. Reading needs no lock.
 
     Args:
         path: The folder, which need not exist.
@@ -143,7 +156,7 @@ class RunDirectory:
 
     @property
     def contains_run(self) -> bool:
-        """Return whether the folder contains a run.
+        """Whether the folder contains a run, that is, a `run.json`.
 
         Raises:
             FileError: The folder cannot be read.
@@ -152,14 +165,14 @@ class RunDirectory:
 
     @contextmanager
     def hold_lock(self, parallel: ParallelContext, *, create: bool) -> Iterator[None]:
-        """Hold the lock on rank 0 during the block, also after `finish` in it.
+        """Context manager: keep the lock of the folder on rank 0 during the block, even if `finish` is called in it.
 
         Args:
-            parallel: The processes that write to the folder together.
-            create: Whether to create a missing folder; it is removed again if the block leaves it empty.
+            parallel: The processes that write to the folder together. Each of them may call this; only rank 0 locks.
+            create: Whether rank 0 creates a missing folder. It is removed again if the block leaves it empty.
 
         Raises:
-            FileError: Another process writes to the folder, or it cannot be created.
+            FileError: Another process writes to the folder, or the folder cannot be created.
         """
         created = parallel.is_first and create and not self.path.exists()
         if created:
@@ -177,17 +190,20 @@ class RunDirectory:
                     self.path.rmdir()
 
     def files(self) -> list[str]:
-        """Return the sorted names of files and folders, without hidden ones; names of folders end with a slash."""
+        """List the names of the files and folders in the run folder, sorted; a folder's name ends with a slash.
+
+        Hidden files are left out.
+        """
         found = (file for file in self.path.iterdir() if not file.name.startswith("."))
         return sorted(file.name + "/" * file.is_dir() for file in found)
 
     def start(
         self, trainer: Trainer, tokenizer: Tokenizer, *, validation_fraction: float, notes: JsonObject | None = None
     ) -> None:
-        """Begin a new run in this folder: write `run.json` and the tokenizer, and remove the files of an earlier run.
+        """Begin a new run in this folder: write `run.json` and the tokenizer. Call it before the first step, on rank 0.
 
-        Call it before the first step. Without asking, it deletes an earlier run: checkpoint, result, metrics and
-        report. It acquires the lock, which `finish` releases.
+        An earlier run in the folder is deleted without asking: its checkpoint, result, metrics and report. The lock is
+        acquired, which `finish` releases. The corpus is not written: the caller puts it into the subfolder `corpus`.
 
         Args:
             trainer: The trainer at step 0.
@@ -214,7 +230,7 @@ class RunDirectory:
         write_json(self.run, description)
 
     def read(self) -> JsonObject:
-        """Return the content of `run.json`.
+        """Return the content of `run.json` as a dictionary.
 
         Raises:
             FileError: The folder contains no run.
@@ -224,14 +240,7 @@ class RunDirectory:
             raise FileError(f"{self.path} does not exist.")
         if not self.contains_run:
             raise FileError(f"{self.path} holds no run: there is no {self.run.name} in it.")
-        description = read_json(self.run)
-        if description.get("format_version") != FORMAT_VERSION:
-            raise CheckpointError(
-                f"{self.run} has format version {printable(description.get('format_version'))}; "
-                f"this embedlayer reads version {FORMAT_VERSION}."
-            )
-        check_fields(description, RunDescription, self.run)
-        return description
+        return read_fields(self.run, RunDescription, version=FORMAT_VERSION)
 
     def options(self) -> TrainingOptions:
         """Return the training options of the run.
@@ -250,11 +259,14 @@ class RunDirectory:
     def resume(
         self, device: torch.device | str = "cpu", parallel: ParallelContext | None = None
     ) -> tuple[Trainer, Tokenizer, JsonObject]:
-        """Open the run for writing, at its last checkpoint, or at step 0 if it has none.
+        """Open the run for writing, at its last checkpoint, or at step 0 if it has none. All ranks must call it.
+
+        The lock is acquired, which `finish` releases. Metrics after the checkpoint are deleted.
 
         Args:
             device: Device to train on.
-            parallel: The processes that train it together, any number of them. All must see this folder.
+            parallel: The processes that continue the run, any number of them; by default a single process. All must see
+                this folder.
 
         Returns:
             The trainer, the tokenizer, and the notes that were passed to `start`.
@@ -282,11 +294,14 @@ class RunDirectory:
     def open(
         self, device: torch.device | str = "cpu", parallel: ParallelContext | None = None
     ) -> tuple[Trainer, JsonObject]:
-        """Return a trainer at the last checkpoint, and the content of `run.json`; nothing in the folder changes.
+        """Read the run without changing its folder.
 
         Args:
             device: Device to train on.
-            parallel: The processes that open the run together.
+            parallel: The processes that open the run together, each of which must call it; by default a single process.
+
+        Returns:
+            A trainer at the last checkpoint, or at step 0 if there is none, and the content of `run.json`.
 
         Raises:
             FileError: The folder contains no run, or a file of it cannot be read.
@@ -315,7 +330,9 @@ class RunDirectory:
         return trainer, description
 
     def initial_model(self) -> DecoderLM:
-        """Return the model before training, drawn again from the seed of the run.
+        """Return the model as it was before training, on the CPU: its weights are drawn again from the seed of the run.
+
+        Torch's random generator is unchanged afterwards.
 
         Raises:
             FileError: The folder contains no run.
@@ -327,10 +344,15 @@ class RunDirectory:
     def _build_with_seed(
         self, description: JsonObject, parallel: ParallelContext, device: torch.device | str
     ) -> DecoderLM:
-        """Build the model of a run with the weights that the seed of the run draws.
+        """Seed torch's generator with the seed of the run, and build the model of the run with weights drawn from it.
+
+        Args:
+            description: Content of `run.json`.
+            parallel: The processes over which the model is sharded.
+            device: Device of the model of a single process.
 
         Raises:
-            CheckpointError: The model is of another kind, or too large for this machine.
+            CheckpointError: The model is not a `DecoderLM`, or too large for this machine.
         """
         kind = description["model"].get("kind")
         if kind != "decoder_lm":
@@ -340,7 +362,10 @@ class RunDirectory:
         return parallel.build(description["model"], device)
 
     def _check_size(self, description: JsonObject) -> None:
-        """Check that the model fits into the memory of this machine, before memory is allocated.
+        """Raise an error if the parameters of the model need more bytes than this machine has memory; allocate nothing.
+
+        Args:
+            description: Content of `run.json`.
 
         Raises:
             CheckpointError: The model is larger than the memory.
@@ -355,12 +380,19 @@ class RunDirectory:
             )
 
     def save_checkpoint(self, trainer: Trainer) -> None:
-        """Write a checkpoint that replaces the last one atomically. All ranks must call it."""
+        """Write the state of the trainer to `checkpoint.safetensors`, atomically. All ranks must call it.
+
+        Raises:
+            FileError: The file cannot be written.
+        """
         tensors, rest = trainer.state()
         trainer.parallel.save(self.checkpoint, tensors, {"state": json.dumps(rest)})
 
     def best(self) -> JsonObject | None:
-        """Return step and validation results of the weights that `keep_best` wrote; `None` if it wrote none.
+        """Return the content of `best.json`: step and validation results of the weights that `keep_best` wrote.
+
+        Returns:
+            The dictionary; `None` if `keep_best` has written no weights.
 
         Raises:
             CheckpointError: `best.json` is damaged.
@@ -369,10 +401,17 @@ class RunDirectory:
         return read_fields(self.best_facts, BestFacts) if whole else None
 
     def keep_best(self, trainer: Trainer, line: JsonObject) -> bool:
-        """Write the weights if the validation loss of the line is the lowest so far; return whether it is.
+        """Write `model.safetensors` and `best.json` if this validation loss is the lowest of the run so far.
 
-        Until `finish` the folder has no `config.json`, so these weights are not read as a finished result. All ranks
-        must call it.
+        All ranks must call it. Until `finish` the folder has no `config.json`, so these weights are not read as a
+        finished result.
+
+        Args:
+            trainer: The trainer, with the weights to write.
+            line: Line of metrics of its current step, with `validation_loss`.
+
+        Returns:
+            Whether the weights were written, equal on all ranks.
         """
         loss, best = line["validation_loss"], self.best() if trainer.parallel.is_first else None
         is_better = math.isfinite(loss) and (best is None or loss < best["validation_loss"])
@@ -387,9 +426,13 @@ class RunDirectory:
         return is_better
 
     def finish(self, trainer: Trainer, tokenizer: Tokenizer) -> None:
-        """Write configuration and tokenizer, and the current weights if `keep_best` wrote none. All ranks must call it.
+        """Complete the result of the run, and release the lock. All ranks must call it.
 
-        The lock is released.
+        Rank 0 writes `config.json` and the tokenizer. The current weights are written only if `keep_best` wrote none.
+
+        Args:
+            trainer: The trainer after its last step.
+            tokenizer: The tokenizer of the corpus.
         """
         if not trainer.parallel.collectives.any(trainer.parallel.is_first and self.best() is not None):
             trainer.parallel.save(self.path / WEIGHTS, trainer.model.state_dict())
@@ -399,26 +442,24 @@ class RunDirectory:
             self.lock.release()
 
     def add_metrics(self, line: JsonObject) -> None:
-        """Append one line to the metrics."""
-        try:
-            with self.metrics.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(line) + "\n")
-        except OSError as error:
-            raise FileError(f"Cannot write {self.metrics}: {error.strerror or error}.") from error
+        """Append a line of metrics to `metrics.jsonl`. Only rank 0 calls it.
+
+        Raises:
+            FileError: The file cannot be written.
+        """
+        with file_errors(f"write {self.metrics}"), self.metrics.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
 
     def read_metrics(self) -> list[dict[str, Any]]:
-        """Return all lines of the metrics, without a last line that a killed process left incomplete.
+        """Read `metrics.jsonl` and return its lines as dictionaries, in order; the list is empty if there is no file.
+
+        A last line without a line break is left out: a process was killed while it wrote the line.
 
         Raises:
             FileError: The file cannot be read.
             CheckpointError: A line is damaged.
         """
-        try:
-            content = self.metrics.read_bytes()
-        except FileNotFoundError:
-            return []
-        except OSError as error:
-            raise FileError(f"Cannot read {self.metrics}: {error.strerror or error}.") from error
+        content = read_bytes(self.metrics) if self.metrics.exists() else b""
         lines = []
         for number, raw in enumerate(content.split(b"\n")[:-1], start=1):
             source = f"{self.metrics}, line {number},"
@@ -427,16 +468,24 @@ class RunDirectory:
         return lines
 
     def _keep_metrics_up_to(self, step: int) -> None:
-        """Remove the lines of metrics after `step`."""
+        """Delete the lines of metrics after step `step` from `metrics.jsonl`; with -1, all lines."""
         lines: Sequence[dict[str, Any]] = [line for line in self.read_metrics() if line["step"] <= step]
         write_text(self.metrics, "".join(json.dumps(line) + "\n" for line in lines))
 
 
 def consistency_facts(description: JsonObject, corpus: TokenCorpus, tokenizer: Tokenizer) -> JsonObject:
-    """Return the facts by which the ranks check that they read the same run, tokenizer and text.
+    """Return what must be equal on all ranks before they train together: run, tokenizer, text and torch version.
 
     The text is compared by its length and by a hash over up to 256 samples of 4096 IDs each, spread over the
     text.
+
+    Args:
+        description: Content of `run.json`; its notes are left out.
+        corpus: Token IDs of the run.
+        tokenizer: Tokenizer of the run.
+
+    Returns:
+        JSON values by name, for `Collectives.require_equal`.
     """
     starts = np.linspace(0, max(0, len(corpus) - IDS_PER_SAMPLE), SAMPLES_OF_A_TEXT).astype(np.int64)
     samples = b"".join(np.asarray(corpus.ids[start : start + IDS_PER_SAMPLE]).tobytes() for start in np.unique(starts))

@@ -11,13 +11,13 @@ READINGS = 6
 
 @dataclass
 class TimeBudget:
-    """Wall-clock time of a run, with the latest readings of the clock.
+    """Estimate of how many training steps fit into a wall-clock time, from measurements during the run.
 
     Attributes:
-        seconds: Time to fill, in seconds.
-        used: Seconds that the run used before its last stop.
-        reserve: Seconds for the validation after the last step.
-        readings: The last `READINGS` pairs of a step and the seconds used; they determine the speed.
+        seconds: Time for the whole run, in seconds.
+        used: Seconds that the run took until it was last interrupted; 0 for a new run.
+        reserve: Seconds to keep for the validation after the last step.
+        readings: The last `READINGS` measurements, as pairs (finished steps, seconds used); they give the speed.
 
     Example:
         >>> budget = TimeBudget(100.0)
@@ -35,12 +35,12 @@ class TimeBudget:
     readings: list[list[int | float]] = field(default_factory=list)
 
     def last_step(self, step: int, *, used: float, guess: float = 1.0) -> int:
-        """Record that `step` steps took `used` seconds, and estimate the step at which the time is used up.
+        """Add a measurement to `readings`, and return the number of the step at which the time will be used up.
 
         Args:
-            step: Number of finished steps.
-            used: Seconds since the start of the run.
-            guess: Seconds per step, until there are two readings.
+            step: Number of steps finished so far.
+            used: Seconds that they took.
+            guess: Seconds per step to assume as long as there is only one measurement.
         """
         self.readings = [*self.readings, [step, used]][-READINGS:]
         (first, since), (last, now) = self.readings[0], self.readings[-1]
@@ -48,7 +48,12 @@ class TimeBudget:
         return step + max(0, int((self.seconds - self.reserve - used) / max(per_step, 1e-9)))
 
     def progress(self, step: int, *, last_step: int) -> float:
-        """Return the estimated fraction of the time that `step` steps use, 1 at `last_step`."""
+        """Estimate which fraction of the time will be used when step `step` ends, from 0 to 1.
+
+        Args:
+            step: Number of the step, at or after the last measurement.
+            last_step: Number of the last step, for which the result is 1.
+        """
         read, used = self.readings[-1] if self.readings else (0, 0.0)
         share = min(1.0, used / self.seconds)
         return share + (1 - share) * (step - read) / max(1, last_step - read)
