@@ -125,8 +125,9 @@ def rotary_angles(
     length: int = 12,
     title: str = "Angles of rotary positions",
 ) -> "matplotlib.figure.Figure":
-    """Draw the angle of some pairs at positions 0, 1, 2, ...: fast pairs separate neighbours, slow pairs separate
-    distant positions.
+    """Draw the rotation angle of some channel pairs at positions 0, 1, 2, ..., each pair as the hands of a clock.
+
+    Fast pairs have different angles at neighbouring positions; slow pairs only at distant ones.
 
     Args:
         position: Rotary positions.
@@ -170,7 +171,7 @@ def rotary_angles(
 
 
 def _count(value: float) -> str:
-    """Return a number of positions with three digits."""
+    """Return a number of positions as text, such as "12.6", "4,710" or, for infinity, "infinitely many"."""
     return (
         "infinitely many" if math.isinf(value) else f"{value:.1f}" if value < 100 else f"{float(f'{value:.3g}'):,.0f}"
     )

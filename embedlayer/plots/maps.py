@@ -97,7 +97,10 @@ def table_map(
 
 
 def _components(rows: Float[Tensor, "V D"]) -> tuple[Float[Tensor, "V 2"], Float[Tensor, " C"]]:
-    """Return coordinates along two principal components, NaN for non-finite rows, and shares of the variance."""
+    """Return the coordinates of rows along their first two principal components, and the shares of the variance.
+
+    Coordinates are NaN for rows that are not finite. A table of width 1 has the second coordinate 0.
+    """
     if not rows.isfinite().all(1).any():
         return torch.full((len(rows), 2), torch.nan, dtype=torch.float64), torch.zeros(2, dtype=torch.float64)
     found = principal_components(rows, min(2, rows.shape[1]), skip_nonfinite=True)
@@ -106,7 +109,10 @@ def _components(rows: Float[Tensor, "V D"]) -> tuple[Float[Tensor, "V 2"], Float
 
 
 def _words(table: LookupTable, tokenizer: Tokenizer) -> dict[int, str]:
-    """Return up to `NAMED_ROWS` whole words by ID, hubs first; they are spread over all IDs to include rare words."""
+    """Return up to `NAMED_ROWS` whole words of a tokenizer as ID -> text, hubs first (see `labels.hubs`).
+
+    If there are more words, they are taken at equal intervals of the IDs, so that rare words are among them.
+    """
     require_rows(tokenizer, table.vocab_size)
     ids = [index for index in range(table_size(tokenizer)) if tokenizer.id_to_token(index) is not None]
     texts = {index: token_text(tokenizer, index) for index in ids}
@@ -119,7 +125,11 @@ def _words(table: LookupTable, tokenizer: Tokenizer) -> dict[int, str]:
 
 
 def _height_for(points: Any) -> float:
-    """Return a height in inches that fits the extent of the points, because both axes have one scale."""
+    """Return the height of a figure in inches, from 3.8 to 6.2, for points that have the same scale on both axes.
+
+    Args:
+        points: Coordinates `(N, 2)`; rows that are not finite are ignored.
+    """
     points = points[np.isfinite(points).all(1)]
     if not len(points):
         return 5.0

@@ -162,6 +162,9 @@ def used_rows(
 ) -> tuple[int, Int[Tensor, " N"], Float[Tensor, " N"]]:
     """Return the number of rows, the IDs of the rows with a nonzero gradient, and the L2 norms of these gradients.
 
+    Args:
+        gradient: A table after `backward()`, or a dense or sparse gradient.
+
     Raises:
         ShapeError: The table has no gradient.
     """
@@ -190,7 +193,7 @@ def _row_norms(rows: Float[Tensor, "N D"]) -> Float[Tensor, " N"]:
 
 
 def _named(tokenizer: Tokenizer | None, index: int) -> str:
-    """Return the text and ID of a token; `row ID` where the tokenizer has no such token."""
+    """Return the label of a row in a figure: the text and ID of its token, or `row ID` without a token."""
     if tokenizer is None or index >= table_size(tokenizer):
         return f"row {index}"
     return f"{visible_text(token_text(tokenizer, index))}   {index}"

@@ -79,7 +79,7 @@ def similarity_matrix(
 def token_similarity(
     table: TableLike, tokenizer: Tokenizer, tokens: Sequence[Token], *, title: str = "Cosines of tokens"
 ) -> "matplotlib.figure.Figure":
-    """Draw the cosine of each pair of the rows of some tokens.
+    """Draw the cosine of each pair of some tokens' rows as a heat map.
 
     Args:
         table: A table, or a plain tensor `(V, D)`; only the rows of `tokens` are read.
@@ -88,8 +88,8 @@ def token_similarity(
         title: Title of the figure.
 
     Raises:
-        TokenizerError: The text of a token is not in the vocabulary.
-        TokenIdError: An ID is not in the vocabulary.
+        UnknownTokenError: A text is not a single token of the vocabulary, or an ID is outside the table.
+        TokenizerError: The tokenizer has IDs outside the table.
         SizeError: There are no tokens, or more than 2,048.
 
     Example:
@@ -189,7 +189,7 @@ def attention_orders(
 
 
 def _square(axes: "matplotlib.axes.Axes", values: Float[Tensor, "N N"], *, limit: float) -> object:
-    """Draw a square matrix with equal axes and return the image."""
+    """Draw a square matrix as a heat map with square cells, and return matplotlib's image; see `draw_matrix`."""
     image = draw_matrix(axes, values, limit=limit)
     axes.set_aspect("equal")
     axes.tick_params(length=0)
@@ -198,7 +198,7 @@ def _square(axes: "matplotlib.axes.Axes", values: Float[Tensor, "N N"], *, limit
 
 
 def _name(axes: "matplotlib.axes.Axes", labels: Sequence[str]) -> None:
-    """Write the labels along both axes if there are few enough to read."""
+    """Write the labels beside rows and columns of a square matrix, if there are at most `3 * MOST_NUMBERS` of them."""
     if not labels or len(labels) > 3 * MOST_NUMBERS:
         return
     names, size = [visible_text(label) for label in labels], 9.5 if len(labels) <= 2 * MOST_NUMBERS else 7.5
@@ -208,7 +208,13 @@ def _name(axes: "matplotlib.axes.Axes", labels: Sequence[str]) -> None:
 
 
 def _write_numbers(axes: "matplotlib.axes.Axes", values: Float[Tensor, "N N"], limit: float) -> None:
-    """Write the number of each cell into it."""
+    """Write the value of each cell of a heat map into the cell, as text.
+
+    Args:
+        axes: Axes with the heat map.
+        values: The values.
+        limit: End of the colour range; the text is light on cells with a dark colour.
+    """
     for i, row in enumerate(values.tolist()):
         for j, value in enumerate(row):
             colour = PAPER if abs(value) > 0.65 * limit else INK
