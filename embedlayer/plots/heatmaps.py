@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,14 +14,10 @@ from embedlayer.checkpoints.embedding_layer import EmbeddingLayer
 from embedlayer.errors import ShapeError, SizeError, require
 from embedlayer.layers.input import GPTEmbedding, TransformerEmbedding
 from embedlayer.models.decoder import DecoderLM
-from embedlayer.plots.style import HOLE, MUTED, PAPER, colorbar, new_figure, numbers
+from embedlayer.plots.style import HOLE, MUTED, PAPER, Axes, Figure, colorbar, new_figure, numbers
 from embedlayer.plots.visible import visible_text
 from embedlayer.positions.position import Position
 from embedlayer.shapes import Ids
-
-if TYPE_CHECKING:
-    import matplotlib.axes
-    import matplotlib.figure
 
 Layer = TransformerEmbedding | GPTEmbedding | DecoderLM | EmbeddingLayer
 MOST_TOKENS = 64
@@ -35,7 +31,7 @@ def position_heatmap(
     value_label: str | None = None,
     row_label: str | None = None,
     column_label: str | None = None,
-) -> "matplotlib.figure.Figure":
+) -> Figure:
     """Draw a matrix as colours: white is 0, red positive, blue negative, grey not finite.
 
     The colour range is symmetric. A few outliers (at most 1 % of the numbers) may lie outside the range; the colour bar
@@ -70,7 +66,7 @@ def compare_positions(
     *,
     length: int = 64,
     title: str = "Schemes side by side",
-) -> "matplotlib.figure.Figure":
+) -> Figure:
     """Draw one heat map for each of several schemes, each with its own range of colours.
 
     Args:
@@ -104,7 +100,7 @@ def token_path(
     *,
     dimensions: int = 24,
     title: str = "From the table to the first block",
-) -> "matplotlib.figure.Figure":
+) -> Figure:
     """Draw the vector of each token after each step of the input embedding, one heat map for each step.
 
     Each heat map has its own colour range, whose end is written below it.
@@ -226,7 +222,7 @@ def limit_of(values: Float[Tensor, "..."]) -> float:
     return (most if 0 < 2 * most < largest else largest) or 1.0
 
 
-def draw_matrix(axes: "matplotlib.axes.Axes", values: Float[Tensor, "N C"], *, limit: float | None = None) -> Any:
+def draw_matrix(axes: Axes, values: Float[Tensor, "N C"], *, limit: float | None = None) -> Any:
     """Draw a matrix as a heat map, one cell for each number, and return matplotlib's image.
 
     Args:

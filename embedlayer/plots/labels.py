@@ -1,7 +1,7 @@
 """Labels of points without overlap: a label is written on a free side of its point, or left out."""
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
@@ -9,11 +9,7 @@ from torch import Tensor
 
 from embedlayer.analysis.nearest import nearest_rows
 from embedlayer.errors import require
-from embedlayer.plots.style import INK, backing, font_families
-
-if TYPE_CHECKING:
-    import matplotlib.axes
-    import matplotlib.figure
+from embedlayer.plots.style import INK, Axes, Figure, backing, font_families
 
 FONT_SIZE = 8.5
 
@@ -104,8 +100,8 @@ def place_labels(
 
 
 def write_labels(
-    figure: "matplotlib.figure.Figure",
-    axes: "matplotlib.axes.Axes",
+    figure: Figure,
+    axes: Axes,
     points: Any,
     labels: Mapping[int, str],
     *,

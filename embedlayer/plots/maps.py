@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,13 +14,10 @@ from embedlayer.analysis.geometry import principal_components
 from embedlayer.data.tokenizer import require_rows, table_size, token_text
 from embedlayer.errors import ShapeError
 from embedlayer.plots.labels import hubs, write_labels
-from embedlayer.plots.style import BLUE, colorbar, new_figure, numbers, point_colours
+from embedlayer.plots.style import BLUE, Figure, colorbar, new_figure, numbers, point_colours
 from embedlayer.plots.visible import visible_text
 from embedlayer.tables.dense import as_rows
 from embedlayer.tables.lookup import LookupTable
-
-if TYPE_CHECKING:
-    import matplotlib.figure
 
 NAMED_ROWS = 2048
 """Largest number of whole words among which hubs are searched."""
@@ -37,7 +34,7 @@ def table_map(
     value_label: str = "",
     max_labels: int = 40,
     title: str = "The rows along their first two principal components",
-) -> "matplotlib.figure.Figure":
+) -> Figure:
     """Draw all rows of a table as points, and label some of them.
 
     Args:

@@ -1,7 +1,6 @@
 """Figures of the rows of a table: norms, variance along principal components, gradients."""
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 import torch
 from jaxtyping import Float, Int
@@ -13,16 +12,12 @@ from embedlayer.analysis.row_reader import RowReader
 from embedlayer.data.tokenizer import table_size, token_text
 from embedlayer.errors import ShapeError, SizeError
 from embedlayer.plots.labels import SIDES, write_labels
-from embedlayer.plots.style import BLUE, LINES, MUTED, ORANGE, PAPER, backing, new_figure, numbers
+from embedlayer.plots.style import BLUE, LINES, MUTED, ORANGE, PAPER, Figure, backing, new_figure, numbers
 from embedlayer.plots.training import DASHES
 from embedlayer.plots.visible import visible_text
 from embedlayer.tables.dense import as_rows
 from embedlayer.tables.lookup import LookupTable
 from embedlayer.tables.table import ROWS_AT_ONCE
-
-if TYPE_CHECKING:
-    import matplotlib.figure
-
 
 ROUNDING = 1e-6
 """Tolerance for rounding in sums of shares."""
@@ -31,7 +26,7 @@ ROUNDING = 1e-6
 @torch.no_grad()
 def norm_histogram(
     norms: LookupTable | nn.Embedding | Float[Tensor, " N"], *, title: str = "Norms of the rows", bins: int = 60
-) -> "matplotlib.figure.Figure":
+) -> Figure:
     """Draw a histogram of the L2 norms of the rows, with the median.
 
     Args:
@@ -76,7 +71,7 @@ def spectrum(
     *,
     share: float = 0.5,
     title: str = "Variance along the principal components",
-) -> "matplotlib.figure.Figure":
+) -> Figure:
     """Draw the cumulative variance of the principal components, and mark how many components have `share` of it.
 
     Args:
@@ -121,7 +116,7 @@ def gradient_rows(
     *,
     most: int = 24,
     title: str | None = None,
-) -> "matplotlib.figure.Figure":
+) -> Figure:
     """Draw the norm of each row's gradient after one backward pass, for the rows with the largest gradients.
 
     Args:

@@ -1,7 +1,6 @@
 """Similarity matrices: cosines of tokens, cosines of positions, and scores without positions."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import torch
 from jaxtyping import Float
@@ -13,14 +12,10 @@ from embedlayer.analysis.vectors import Token, TokenVectors
 from embedlayer.data.tokenizer import token_text
 from embedlayer.errors import ShapeError, SizeError
 from embedlayer.plots.heatmaps import draw_matrix, limit_of, picture_of, with_hole
-from embedlayer.plots.style import BLUE, INK, MUTED, PAPER, colorbar, new_figure, numbers
+from embedlayer.plots.style import BLUE, INK, MUTED, PAPER, Axes, Figure, colorbar, new_figure, numbers
 from embedlayer.plots.visible import visible_text
 from embedlayer.positions.position import AdditivePosition, Position
 from embedlayer.tables.dense import TableLike
-
-if TYPE_CHECKING:
-    import matplotlib.axes
-    import matplotlib.figure
 
 MOST_ROWS = 2048
 """Largest number of rows in a matrix of all pairs; a figure has no pixels for more."""
@@ -47,7 +42,7 @@ def similarity_matrix(
     *,
     row_label: str = "row",
     title: str = "Cosine of each pair",
-) -> "matplotlib.figure.Figure":
+) -> Figure:
     """Draw the cosine of each pair of rows, from -1 (blue) over 0 (white) to 1 (red), for few rows also as numbers.
 
     Args:
@@ -78,7 +73,7 @@ def similarity_matrix(
 
 def token_similarity(
     table: TableLike, tokenizer: Tokenizer, tokens: Sequence[Token], *, title: str = "Cosines of tokens"
-) -> "matplotlib.figure.Figure":
+) -> Figure:
     """Draw the cosine of each pair of some tokens' rows as a heat map.
 
     Args:
@@ -105,7 +100,7 @@ def token_similarity(
 
 def position_similarity(
     positions: Position | Float[Tensor, "T D"], *, length: int = 64, title: str = "Cosines of positions"
-) -> "matplotlib.figure.Figure":
+) -> Figure:
     """Draw the cosine of each pair of positions, and the mean cosine at each distance.
 
     The figure states the mean cosine of neighbours: 0.966 for sinusoids of width 64, 0.884 for width 8.
@@ -152,7 +147,7 @@ def attention_orders(
     labels: Sequence[str],
     *,
     title: str = "Scores without positions move with their tokens",
-) -> "matplotlib.figure.Figure":
+) -> Figure:
     """Draw the scores `x_i · x_j` of the same vectors in two orders: the same numbers at permuted places.
 
     Args:
@@ -188,7 +183,7 @@ def attention_orders(
     return figure
 
 
-def _square(axes: "matplotlib.axes.Axes", values: Float[Tensor, "N N"], *, limit: float) -> object:
+def _square(axes: Axes, values: Float[Tensor, "N N"], *, limit: float) -> object:
     """Draw a square matrix as a heat map with square cells, and return matplotlib's image; see `draw_matrix`."""
     image = draw_matrix(axes, values, limit=limit)
     axes.set_aspect("equal")
@@ -197,7 +192,7 @@ def _square(axes: "matplotlib.axes.Axes", values: Float[Tensor, "N N"], *, limit
     return image
 
 
-def _name(axes: "matplotlib.axes.Axes", labels: Sequence[str]) -> None:
+def _name(axes: Axes, labels: Sequence[str]) -> None:
     """Write the labels beside rows and columns of a square matrix, if there are at most `3 * MOST_NUMBERS` of them."""
     if not labels or len(labels) > 3 * MOST_NUMBERS:
         return
@@ -207,7 +202,7 @@ def _name(axes: "matplotlib.axes.Axes", labels: Sequence[str]) -> None:
     axes.set_yticks(range(len(names)), names, fontsize=size)
 
 
-def _write_numbers(axes: "matplotlib.axes.Axes", values: Float[Tensor, "N N"], limit: float) -> None:
+def _write_numbers(axes: Axes, values: Float[Tensor, "N N"], limit: float) -> None:
     """Write the value of each cell of a heat map into the cell, as text.
 
     Args:

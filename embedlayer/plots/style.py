@@ -4,7 +4,7 @@ import io
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -14,6 +14,10 @@ from embedlayer.errors import require
 if TYPE_CHECKING:
     import matplotlib.axes
     import matplotlib.figure
+
+Axes: TypeAlias = "matplotlib.axes.Axes"
+Figure: TypeAlias = "matplotlib.figure.Figure"
+"""Types of matplotlib, which is imported only when a figure is drawn."""
 
 INK, MUTED, GRID, PAPER = "#1f2a37", "#5f6b7a", "#e3e7ec", "#fefefe"
 BLUE, ORANGE, GREEN, PURPLE = "#2867b2", "#d9700f", "#304818", "#a878f0"
@@ -56,12 +60,6 @@ STYLE: dict[str, Any] = {
     "axes.spines.right": False,
     "axes.axisbelow": True,
     "axes.grid": True,
-    "grid.color": GRID,
-    "grid.linewidth": 0.8,
-    "xtick.color": GRID,
-    "ytick.color": GRID,
-    "xtick.labelcolor": MUTED,
-    "ytick.labelcolor": MUTED,
     "lines.linewidth": 1.8,
     "lines.solid_capstyle": "round",
     "legend.frameon": False,
@@ -107,7 +105,7 @@ def new_figure(
         yield figure, grid[0] if panels is None else grid
 
 
-def keep_ticks(axes: "matplotlib.axes.Axes") -> None:
+def keep_ticks(axes: Axes) -> None:
     """Set the tick style of the axes now, so that ticks that matplotlib adds when it draws have it too."""
     axes.tick_params(labelsize=9, labelcolor=MUTED, color=GRID, grid_color=GRID, grid_linewidth=0.8)
 
@@ -130,9 +128,7 @@ def point_colours() -> Any:
     return colours.LinearSegmentedColormap.from_list("points", POINT_COLOURS).with_extremes(bad=HOLE)
 
 
-def colorbar(
-    figure: "matplotlib.figure.Figure", artist: Any, axes: Any, *, label: str, shrink: float = 1.0
-) -> "matplotlib.axes.Axes":
+def colorbar(figure: Figure, artist: Any, axes: Any, *, label: str, shrink: float = 1.0) -> Axes:
     """Add a colour bar with a label to a figure, and return the axes of the bar.
 
     Args:
@@ -156,7 +152,7 @@ def backing() -> dict[str, Any]:
     return {"facecolor": PAPER, "edgecolor": "none", "alpha": 0.72, "boxstyle": "square,pad=0.1"}
 
 
-def svg(figure: "matplotlib.figure.Figure", *, prefix: str) -> str:
+def svg(figure: Figure, *, prefix: str) -> str:
     """Return a figure as an SVG element for an HTML page.
 
     Texts remain text, rasterised parts remain pixels, and the colours of `THEME` become `var(--name, colour)`.

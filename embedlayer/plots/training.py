@@ -3,22 +3,16 @@
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from embedlayer.errors import FileError, SizeError
-from embedlayer.plots.style import BLUE, INK, LINES, MUTED, ORANGE, new_figure
-
-if TYPE_CHECKING:
-    import matplotlib.axes
-    import matplotlib.figure
+from embedlayer.plots.style import BLUE, INK, LINES, MUTED, ORANGE, Axes, Figure, new_figure
 
 Metrics = Sequence[Mapping[str, Any]]
 """Lines of a run's `metrics.jsonl`: `step`, `loss` and, in some lines, `validation_loss`, in nats per token."""
 
 
-def loss_curve(
-    run: Metrics | Path | str, *, baseline: float | None = None, title: str = "Loss"
-) -> "matplotlib.figure.Figure":
+def loss_curve(run: Metrics | Path | str, *, baseline: float | None = None, title: str = "Loss") -> Figure:
     """Draw training and validation loss over steps.
 
     Args:
@@ -47,7 +41,7 @@ def loss_curves(
     key: Literal["loss", "validation_loss"] = "validation_loss",
     baseline: float | None = None,
     title: str | None = None,
-) -> "matplotlib.figure.Figure":
+) -> Figure:
     """Draw one loss of several runs over steps, to compare them.
 
     Args:
@@ -102,7 +96,7 @@ def read_metrics(run: Metrics | Path | str) -> Metrics:
     return directory.read_metrics()
 
 
-def _draw(axes: "matplotlib.axes.Axes", metrics: Metrics, key: str, **style: Any) -> None:
+def _draw(axes: Axes, metrics: Metrics, key: str, **style: Any) -> None:
     """Draw one value of a run over its steps; values that are missing or not finite are left out.
 
     A value with only one point is drawn as a dot. Nothing is drawn if there is no value.
@@ -120,7 +114,7 @@ def _draw(axes: "matplotlib.axes.Axes", metrics: Metrics, key: str, **style: Any
         axes.plot([step for step, _ in found], [loss for _, loss in found], **style)
 
 
-def _finish(axes: "matplotlib.axes.Axes", loss: str, baseline: float | None) -> None:
+def _finish(axes: Axes, loss: str, baseline: float | None) -> None:
     """Add axis labels, an optional line for the baseline, and a legend to a figure of losses.
 
     Args:
@@ -150,7 +144,7 @@ def _finish(axes: "matplotlib.axes.Axes", loss: str, baseline: float | None) -> 
 
 def optimizer_paths(
     values: Mapping[str, Sequence[float]], *, touched: Sequence[int] = (), title: str = "One number of a rare row"
-) -> "matplotlib.figure.Figure":
+) -> Figure:
     """Draw one number of a table over the training steps of several optimizers, to compare them with the first.
 
     Args:
