@@ -11,7 +11,9 @@ from tokenizers import Tokenizer
 from torch import Tensor, nn
 
 from embedlayer.analysis.geometry import principal_components
-from embedlayer.data.tokenizer import require_rows, table_size, token_text
+from embedlayer.analysis.kinds import token_texts
+from embedlayer.analysis.row_reader import RowReader
+from embedlayer.data.tokenizer import require_rows
 from embedlayer.errors import ShapeError
 from embedlayer.plots.labels import hubs, write_labels
 from embedlayer.plots.style import BLUE, Figure, colorbar, new_figure, numbers, point_colours
@@ -111,14 +113,13 @@ def _words(table: LookupTable, tokenizer: Tokenizer) -> dict[int, str]:
     If there are more words, they are taken at equal intervals of the IDs, so that rare words are among them.
     """
     require_rows(tokenizer, table.vocab_size)
-    ids = [index for index in range(table_size(tokenizer)) if tokenizer.id_to_token(index) is not None]
-    texts = {index: token_text(tokenizer, index) for index in ids}
+    texts = token_texts(tokenizer)
     begin = " " if any(len(text) > 3 and text.startswith(" ") for text in texts.values()) else ""
     named = {index: text.strip() for index, text in texts.items() if text.startswith(begin)}
     whole = [(index, text) for index, text in named.items() if text.isalpha() and len(text) > 2]
     words = whole[:: math.ceil(len(whole) / NAMED_ROWS) or 1]
-    rows = [table.rows(index, index + 1) for index, _ in words]
-    return dict(words[place] for place in hubs(torch.cat(rows)).tolist()) if words else {}
+    rows = RowReader(table).take(torch.tensor([index for index, _ in words], dtype=torch.int64))
+    return dict(words[place] for place in hubs(rows).tolist())
 
 
 def _height_for(points: Any) -> float:

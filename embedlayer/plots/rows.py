@@ -17,7 +17,6 @@ from embedlayer.plots.training import DASHES
 from embedlayer.plots.visible import visible_text
 from embedlayer.tables.dense import as_rows
 from embedlayer.tables.lookup import LookupTable
-from embedlayer.tables.table import ROWS_AT_ONCE
 
 ROUNDING = 1e-6
 """Tolerance for rounding in sums of shares."""
@@ -39,7 +38,7 @@ def norm_histogram(
     """
     norms = as_rows(norms)
     if isinstance(norms, LookupTable):
-        norms = torch.cat([_row_norms(rows) for _, rows in RowReader(norms).chunks(ROWS_AT_ONCE)])
+        norms = RowReader(norms).norms()
     finite = norms.detach().double().cpu()
     finite = finite[finite.isfinite()]
     with new_figure(7.2, 3.6, title=title) as (figure, axes):
@@ -173,18 +172,12 @@ def used_rows(
     gradient = gradient.detach()
     if gradient.is_sparse:
         gradient = gradient.coalesce()
-        ids, norms = gradient.indices()[0], _row_norms(gradient.values())
+        ids, rows = gradient.indices()[0].cpu(), gradient.values()
     else:
-        norms = _row_norms(gradient)
-        ids = torch.arange(len(norms), device=norms.device)
+        ids, rows = torch.arange(len(gradient)), gradient
+    norms = RowReader(rows).norms()
     used = norms != 0
-    return gradient.shape[0], ids[used].cpu(), norms[used].double().cpu()
-
-
-def _row_norms(rows: Float[Tensor, "N D"]) -> Float[Tensor, " N"]:
-    """Compute the L2 norm of each row, in float32 or wider."""
-    norms: Tensor = torch.linalg.vector_norm(rows, dim=1, dtype=torch.promote_types(rows.dtype, torch.float32))
-    return norms
+    return len(gradient), ids[used], norms[used]
 
 
 def _named(tokenizer: Tokenizer | None, index: int) -> str:

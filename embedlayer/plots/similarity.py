@@ -62,11 +62,8 @@ def similarity_matrix(
         raise ShapeError(f"Labels must be one for each of the {len(rows)} rows, not {len(labels)}.")
     values = cosines(rows)
     with new_figure(7.2, 5.6, title=title) as (figure, axes):
-        image = _square(axes, values, limit=1.0)
+        image = _labelled(axes, values, labels, limit=1.0)
         axes.set(xlabel="" if labels else row_label, ylabel="" if labels else row_label)
-        _name(axes, labels)
-        if len(values) <= MOST_NUMBERS:
-            _write_numbers(axes, values, 1.0)
         colorbar(figure, image, axes, label=with_hole("cosine", values))
     return figure
 
@@ -172,13 +169,10 @@ def attention_orders(
     limit = limit_of(scores[0])
     with new_figure(7.2, 3.7, title=title, panels=(1, 2)) as (figure, pair):
         for axes, values, places in zip(pair, scores, (range(len(x)), order), strict=True):
-            image = _square(axes, values, limit=limit)
             names = [labels[place] for place in places]
+            image = _labelled(axes, values, names, limit=limit)
             axes.set_title(" ".join(visible_text(name.strip()) for name in names), fontweight="normal", fontsize=10)
             axes.set(xlabel="key", ylabel="query")
-            _name(axes, names)
-            if len(values) <= MOST_NUMBERS:
-                _write_numbers(axes, values, limit)
         colorbar(figure, image, list(pair), label=with_hole("score (q · k)", *scores), shrink=0.9)
     return figure
 
@@ -192,26 +186,25 @@ def _square(axes: Axes, values: Float[Tensor, "N N"], *, limit: float) -> object
     return image
 
 
-def _name(axes: Axes, labels: Sequence[str]) -> None:
-    """Write the labels beside rows and columns of a square matrix, if there are at most `3 * MOST_NUMBERS` of them."""
-    if not labels or len(labels) > 3 * MOST_NUMBERS:
-        return
-    names, size = [visible_text(label) for label in labels], 9.5 if len(labels) <= 2 * MOST_NUMBERS else 7.5
-    upright = max(map(len, names)) * len(names) > 60
-    axes.set_xticks(range(len(names)), names, rotation=90 if upright else 0, fontsize=size)
-    axes.set_yticks(range(len(names)), names, fontsize=size)
-
-
-def _write_numbers(axes: Axes, values: Float[Tensor, "N N"], limit: float) -> None:
-    """Write the value of each cell of a heat map into the cell, as text.
+def _labelled(axes: Axes, values: Float[Tensor, "N N"], labels: Sequence[str], *, limit: float) -> object:
+    """Draw a square matrix as `_square` does, with labels and numbers where they can be read.
 
     Args:
-        axes: Axes with the heat map.
-        values: The values.
-        limit: End of the colour range; the text is light on cells with a dark colour.
+        axes: Axes to draw on.
+        values: The matrix; up to `MOST_NUMBERS` rows have the value of each cell as text.
+        labels: Label of each row and column, or none; up to three times as many rows have theirs.
+        limit: End of the colour range; numbers are light on dark cells.
     """
-    for i, row in enumerate(values.tolist()):
-        for j, value in enumerate(row):
-            colour = PAPER if abs(value) > 0.65 * limit else INK
-            text = f"{value:.3g}" if limit > 10 else f"{value:.2f}"
-            axes.text(j, i, text.replace("-", "−"), ha="center", va="center", fontsize=7.5, color=colour)
+    image = _square(axes, values, limit=limit)
+    if 0 < len(labels) <= 3 * MOST_NUMBERS:
+        names, size = [visible_text(label) for label in labels], 9.5 if len(labels) <= 2 * MOST_NUMBERS else 7.5
+        upright = max(map(len, names)) * len(names) > 60
+        axes.set_xticks(range(len(names)), names, rotation=90 if upright else 0, fontsize=size)
+        axes.set_yticks(range(len(names)), names, fontsize=size)
+    if len(values) <= MOST_NUMBERS:
+        for i, row in enumerate(values.tolist()):
+            for j, value in enumerate(row):
+                colour = PAPER if abs(value) > 0.65 * limit else INK
+                text = f"{value:.3g}" if limit > 10 else f"{value:.2f}"
+                axes.text(j, i, text.replace("-", "−"), ha="center", va="center", fontsize=7.5, color=colour)
+    return image
