@@ -79,7 +79,7 @@ def principal_components(
     return PrincipalComponents(
         coordinates=coordinates * (moments.variances[:num_components] > 0),
         components=components,
-        explained_variance_ratio=moments.variances[:num_components] / _positive(moments.variances.sum()),
+        explained_variance_ratio=_shares(moments.variances)[:num_components],
         mean=moments.mean,
     )
 
@@ -138,14 +138,12 @@ def variance_shares(table: TableLike) -> Float[Tensor, " D"]:
         table: A `LookupTable`, or a plain tensor `(V, D)`.
     """
     rows = RowReader(table)
-    variances = _moments(rows, rows.norms().isfinite()).variances
-    shares: Tensor = variances / _positive(variances.sum())
-    return shares.cpu()
+    return _shares(_moments(rows, rows.norms().isfinite()).variances).cpu()
 
 
-def _positive(value: Tensor) -> Tensor:
-    """Return the values with zeros replaced by the smallest positive float64, so that nothing is divided by 0."""
-    return value.clamp_min(torch.finfo(torch.float64).tiny)
+def _shares(values: Float[Tensor, " D"]) -> Float[Tensor, " D"]:
+    """Return float64 values divided by their sum; zeros if all values are 0."""
+    return values / values.sum().clamp_min(torch.finfo(torch.float64).tiny)
 
 
 @dataclass(frozen=True)
@@ -178,7 +176,7 @@ class TableGeometry:
     @property
     def explained_variance_ratio(self) -> Float[Tensor, " D"]:
         """Return the share of the total variance along each principal direction, `(D,)`."""
-        return self.spectrum / _positive(self.spectrum.sum())
+        return _shares(self.spectrum)
 
     def directions_for(self, share: float) -> int:
         """Return how many principal directions, largest variance first, together hold a share of the variance.
@@ -216,8 +214,7 @@ def table_geometry(table: TableLike) -> TableGeometry:
     if not kept.any():
         raise SizeError(f"All {len(rows)} rows of this table are zero or hold NaN, so it has no geometry.")
     moments = _moments(rows, kept)
-    widths = moments.variances.sqrt()
-    shares = widths / _positive(widths.sum())
+    shares = _shares(moments.variances.sqrt())
     units = torch.zeros_like(moments.mean)
     for chunk in _wide(rows, kept):
         units += F.normalize(chunk, dim=1, eps=0.0).sum(0)
@@ -578,16 +575,11 @@ def position_values(position: Position, length: int) -> PositionPicture | None:
         raise SizeError(f"position_values needs a length of at least 1; found {length}.")
     length = min(length, getattr(position, "max_seq_len", None) or length)
     if isinstance(position, AdditivePosition):
-        return _added_vectors(position, length)
+        values = position.vectors(torch.arange(length, device=position.device))
+        return PositionPicture(values.float().cpu(), "Position vectors", "position", "dimension", "added to the token")
     if position.hook == "rotate":
         return _rotation_cosines(position, length)
     return _bias_by_distance(position, length) if position.hook == "bias" else None
-
-
-def _added_vectors(position: AdditivePosition, length: int) -> PositionPicture:
-    """Return the vectors that an additive scheme adds at positions `0 .. length - 1`, one row per position."""
-    values = position.vectors(torch.arange(length, device=position.device))
-    return PositionPicture(values.float().cpu(), "Position vectors", "position", "dimension", "added to the token")
 
 
 def _rotation_cosines(position: Position, length: int) -> PositionPicture:

@@ -7,7 +7,7 @@ each row with autograd's.
 import base64
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from functools import cache
 from typing import Any, cast
 
@@ -115,44 +115,49 @@ class ShownToken:
     kind: str
 
 
+@dataclass
 class Step:
     """One step of the computation, from text to gradient, as the page shows it.
 
     Args:
-        name: Identifier of the step, which selects its `title` and its `formula` on the page.
+        name: Identifier of the step, a key of `_TITLES`, which has its title and formula on the page.
         note: The sizes and factors of this model, in one line of text.
-        values: Tensors to draw, by name: `(T, C)`, or `(H, T, C)` for the first heads; `None` for none.
-        facts: All other data of the step as JSON, or `None`.
-        sentence: Key of the explanation in `_SENTENCES`; `None` for the name of the step.
-        vectors: Vectors after the step, `(T, D)`; `None` for a step that changes no vectors.
+        values: Tensors to draw, by name: `(T, C)`, or `(H, T, C)` for the first heads.
+        facts: All other data of the step, as JSON.
+        sentence: Key of the explanation in `_SENTENCES`; `""` for the name of the step.
+        vectors: Vectors after the step, `(T, D)`, which are detached; `None` for a step that changes no vectors.
     """
 
-    def __init__(
-        self,
-        name: str,
-        note: str,
-        values: Mapping[str, Tensor] | None = None,
-        facts: JsonObject | None = None,
-        *,
-        sentence: str | None = None,
-        vectors: Tensor | None = None,
-    ) -> None:
-        self.name = name
-        self.title, self.formula = _TITLES[name]
-        self.sentence = _SENTENCES[sentence or name]
-        self.note = note
-        self.values = values or {}
-        self.facts = facts or {}
-        self.vectors = None if vectors is None else vectors.detach()
+    name: str
+    note: str
+    values: Mapping[str, Tensor] = field(default_factory=dict)
+    facts: JsonObject = field(default_factory=dict)
+    _: KW_ONLY
+    sentence: str = ""
+    vectors: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        self.vectors = None if self.vectors is None else self.vectors.detach()
+
+    @property
+    def title(self) -> str:
+        """Return the title of the step on the page."""
+        return _TITLES[self.name][0]
 
     def to_json(self) -> JsonObject:
-        """Return the step as a JSON object of its attributes, with packed tensors; see `packed`.
+        """Return the step as a JSON object, with its title, formula and explanation, and with packed tensors.
 
         `vectors` are left out, because they are among the `values`.
         """
-        content = {**vars(self), "values": {name: packed(value) for name, value in self.values.items()}}
-        del content["vectors"]
-        return content
+        return {
+            "name": self.name,
+            "title": self.title,
+            "formula": _TITLES[self.name][1],
+            "sentence": _SENTENCES[self.sentence or self.name],
+            "note": self.note,
+            "values": {name: packed(value) for name, value in self.values.items()},
+            "facts": self.facts,
+        }
 
 
 @dataclass(frozen=True)
@@ -468,10 +473,8 @@ class _Computation:
             tokens: The tokens of the text, as the page shows them.
             tokenizer: Tokenizer that gives the texts of the most likely tokens.
         """
-        blocks = 0
         hidden = self.x
         if isinstance(self.model, DecoderLM):
-            blocks = len(self.model.blocks)
             hidden = self.model.hidden(inputs_embeds=self.embedded, positions=self.positions)
         output = head.output if isinstance(head, PredictionHead) else head
         if isinstance(head, PredictionHead):
@@ -489,7 +492,6 @@ class _Computation:
             "likeliest": likeliest,
             "next": chances[:-1].gather(-1, following.unsqueeze(-1)).squeeze(-1).tolist(),
             "tied": output.tied,
-            "blocks": blocks,
         }
         sentence = "head" if isinstance(self.model, DecoderLM) else "head only"
         note = f"{rows}; {self.table.vocab_size:,} scores for each token"
@@ -527,8 +529,7 @@ class _Computation:
         if tied:
             scores, states = of_products.to(hidden.dtype), hidden.detach()
             by_head = scores[:, used].T @ states
-            for start in range(0, len(total), ROWS_AT_ONCE):
-                total[start : start + ROWS_AT_ONCE] = _norms(scores[:, start : start + ROWS_AT_ONCE].T @ states)
+            total = torch.cat([_norms(some.T @ states) for some in scores.split(ROWS_AT_ONCE, dim=1)])
         total[used] = _norms(by_head + by_rows)
         touched = int(total.count_nonzero())
         by_id = {token.id: vars(token) for token in tokens}

@@ -37,7 +37,7 @@ class Route:
 ROUTES: dict[str, Route] = {
     "tokens": Route(tokens.texts),
     "axes": Route(tokens.axes),
-    "coordinates": Route(tokens.coordinates, tokens.baked_coordinates),
+    "coordinates": Route(tokens.coordinates, lambda source: ({"count": str(tokens.BAKED_COMPONENTS)},)),
     "layout": Route(tokens.layout, tokens.baked_layout),
     "layout-recall": Route(tokens.layout_recall, tokens.baked_layout),
     "norms": Route(tokens.norms),

@@ -22,6 +22,7 @@ COMPONENTS = 6
 """Number of principal components that can be axes of the map."""
 
 BAKED_COMPONENTS = 3
+"""Number of principal components of which an exported page stores the coordinates."""
 BAKED_NUMBERS = 6_000_000
 """An exported page holds all vectors, as int8, of a table with at most so many numbers."""
 
@@ -52,11 +53,6 @@ def coordinates(source: OpenedModel, params: Params) -> bytes:
     """
     count = _number(params, "count", COMPONENTS, most=COMPONENTS)
     return _bytes(principal(source).coordinates[:, :count].T)
-
-
-def baked_coordinates(source: OpenedModel) -> list[Params]:
-    """Return the requests for coordinates that an exported page stores: one, for the first components."""
-    return [{"count": str(BAKED_COMPONENTS)}]
 
 
 def layout(source: OpenedModel, params: Params) -> bytes:
@@ -92,7 +88,8 @@ def frequencies(source: OpenedModel, params: Params) -> bytes:
 
     The source must be a run.
     """
-    return source.once("frequencies", lambda: _frequencies(source))
+    assert source.counts is not None
+    return _bytes(source.counts)
 
 
 def neighbors(source: OpenedModel, params: Params) -> Any:
@@ -193,17 +190,6 @@ def principal(source: OpenedModel) -> PrincipalComponents:
 def _nameless(source: OpenedModel) -> Bool[Tensor, " V"]:
     """Return a mask of the rows without a token, `(V,)`; it is stored in the source."""
     return source.once("nameless", lambda: torch.tensor([text == "" for text in source.token_texts]))
-
-
-def _frequencies(source: OpenedModel) -> bytes:
-    """Compute how often each token occurs in the training text of the run, as the bytes of float32 `(V,)`.
-
-    The source must be a run.
-    """
-    assert source.run is not None
-    counts = source.counts
-    assert counts is not None
-    return _bytes(counts)
 
 
 @torch.no_grad()

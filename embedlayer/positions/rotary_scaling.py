@@ -13,7 +13,7 @@ keys with `RotaryEmbedding.rerotate`, or prevent the change with `RotaryEmbeddin
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float, Int
@@ -47,8 +47,7 @@ class RotaryScaling(Described, ABC):
     @property
     def config(self) -> JsonObject:
         """Return the constructor's arguments as JSON, by name."""
-        values = {field.name: getattr(self, field.name) for field in fields(self)}  # type: ignore[arg-type]
-        return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in vars(self).items()}
 
     @property
     def attention_scaling(self) -> float:
