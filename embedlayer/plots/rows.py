@@ -17,6 +17,7 @@ from embedlayer.plots.training import DASHES
 from embedlayer.plots.visible import visible_text
 from embedlayer.tables.dense import as_rows
 from embedlayer.tables.lookup import LookupTable
+from embedlayer.tables.table import ROWS_AT_ONCE
 
 ROUNDING = 1e-6
 """Tolerance for rounding in sums of shares."""
@@ -38,7 +39,7 @@ def norm_histogram(
     """
     norms = as_rows(norms)
     if isinstance(norms, LookupTable):
-        norms = RowReader(norms).norms()
+        norms = torch.cat([rows.float().norm(dim=1) for _, rows in RowReader(norms).chunks(ROWS_AT_ONCE)])
     finite = norms.detach().double().cpu()
     finite = finite[finite.isfinite()]
     with new_figure(7.2, 3.6, title=title) as (figure, axes):
