@@ -26,7 +26,7 @@ class UnderTrainedRow:
     Attributes:
         id: Row ID.
         text: Readable text of its token, see `TableHealth.text_of`.
-        kind: One of `token_kinds.KINDS`; `None` without a tokenizer.
+        kind: One of `analysis.kinds.KINDS`; `None` without a tokenizer.
         score: Under-training score, see `UnderTrained.scores`.
         norm: Euclidean norm of the row.
     """

@@ -177,7 +177,7 @@ class TokenVectors:
             out.
 
         Raises:
-            SizeError: The query is empty, a bound is outside the table, or `indexer` is not `None`.
+            SizeError: The query is empty, no ID is in the range to search, or `indexer` is not `None`.
             UnknownTokenError: An item is not a token of the table, see `id_of`.
         """
         if indexer is not None:

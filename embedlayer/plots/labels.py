@@ -165,8 +165,8 @@ def write_labels(
 def hubs(rows: Float[Tensor, "N D"], neighbors: int = 10) -> Int[Tensor, " N"]:
     """Return the indices of all rows in descending order of k-occurrence, hubs first.
 
-    The k-occurrence of a row is the number of other rows that have it among their `neighbors` nearest rows by cosine
-    (at most half of the rows).
+    The k-occurrence of a row is the number of other rows that have it among their `neighbors` nearest rows by cosine.
+    In a small table `neighbors` is reduced to half of the other rows.
 
     Example:
         >>> star = torch.tensor([[0.0, 1.0], [1.0, 1.0], [1.0, 0.0]])

@@ -169,7 +169,7 @@ class AdditivePosition(Position, ABC):
         return vectors.reshape(*positions.shape, vectors.shape[-1])
 
     def add(self, x: Float[Tensor, "*batch T D"], positions: Positions) -> Float[Tensor, "*batch T D"]:
-        """Return `x[..., t, :] + self(positions)[..., t, :]`.
+        """Return `x` plus the vector of each token's position, `x[..., t, :] + self(positions)[..., t, :]`.
 
         The module itself is called, so hooks and a replaced `forward` take effect. If there are hooks, `positions` are
         expanded to one for each token of each sequence, so that hooks can compute per-sample gradients.

@@ -230,10 +230,9 @@ class RotaryEmbedding(Position, ComputedBuffers):
     ) -> Float[Tensor, "*batch G T K"]:
         """Return cached keys rotated by the frequencies for `to_length` instead of those for `from_length`.
 
-        It is needed for scalings whose frequencies change with the length of the sequence.
-
-        The keys are rotated once, by the difference of two integer phases, so the angle is exact at any position. Where
-        both lengths have the same frequencies, the keys do not change by a bit.
+        This is needed for scalings whose frequencies change with the length of the sequence. The keys are rotated once,
+        by the difference of two integer phases, so the angle is exact at any position. Where both lengths have the same
+        frequencies, the keys do not change by a bit.
 
         Args:
             cached_keys: Keys that `rotate` returned.

@@ -119,7 +119,8 @@ class LinearScaling(RotaryScaling):
 class DynamicNTKScaling(RotaryScaling):
     """Dynamic NTK: beyond the trained length L, the base grows with the sequence length n.
 
-    `base(n) = base * (factor * n / L - (factor - 1))^(d / (d - 2))` for n > L, and `base` up to L.
+    `base(n) = base * (factor * n / L - (factor - 1))^(d / (d - 2))` for n > L, and `base` up to L, with d =
+    `rotary_dim`.
 
     Args:
         factor: How fast the base grows, at least 1.
@@ -177,7 +178,7 @@ class YarnScaling(RotaryScaling):
 
     Pair i keeps the share `1 - clamp((i - low) / (high - low), 0, 1)` of its own frequency. `low` and `high` are the
     (fractional) pairs that rotate `beta_fast` and `beta_slow` times over the trained length L:
-    `pair(beta) = d ln(L / (2 pi beta)) / (2 ln base)`.
+    `pair(beta) = d ln(L / (2 pi beta)) / (2 ln base)`, with d = `rotary_dim`.
 
     Args:
         factor: Length divided by the trained length, at least 1.
@@ -373,8 +374,8 @@ class Llama3Scaling(RotaryScaling):
 class ProportionalScaling(RotaryScaling):
     """Partial rotation: the first `proportion` of the pairs rotate by `base^(-2i / d) / factor`, the others not at all.
 
-    Unlike with a smaller `rotary_dim`, the exponents are those of the whole head, and pairs span the whole head: in the
-    half-split layout pair i is channels `(i, i + d/2)`.
+    i is the pair, and d is `rotary_dim`. Unlike with a smaller `rotary_dim`, the exponents are those of the whole head,
+    and pairs span the whole head: in the half-split layout pair i is channels `(i, i + d/2)`.
 
     Args:
         proportion: Share of the pairs that rotate, from 0 to 1.
