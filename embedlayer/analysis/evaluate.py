@@ -48,13 +48,13 @@ class WordPairScores:
 
 @dataclass(frozen=True)
 class AnalogySection:
-    """The result for the questions under one heading.
+    """The result for the questions under one heading of an analogy file.
 
     Attributes:
         name: The heading; `"questions"` for questions above the first heading.
         correct: Number of questions with the right answer.
         used: Number of questions whose four words are a single token each.
-        total: Number of questions in the file.
+        total: Number of questions under this heading.
     """
 
     name: str
@@ -94,15 +94,15 @@ class AnalogyScores:
 
     @property
     def accuracy(self) -> float:
-        """Return `correct / used`."""
+        """Return `correct / used`: the share of right answers among the questions that could be asked."""
         return self.correct / self.used
 
 
 def whole_words(tokenizer: Tokenizer, vocab_size: int) -> dict[str, int]:
-    """Return the row of each word that is a single token.
+    """Return the words that are a single token each: word -> row ID.
 
-    Words are in lower case and without the leading space. They are the tokens of the kind `"word"` of
-    `token_kinds`, letters at the start of a word. If several tokens give the same word, the lowest ID counts.
+    Words are in lower case and without the leading space. They are the tokens that `token_kinds` calls `"word"`:
+    letters at the start of a word. If several tokens give the same word, the lowest ID counts.
     """
     found: dict[str, int] = {}
     for token, kind in enumerate(token_kinds(tokenizer, vocab_size)):
@@ -118,7 +118,7 @@ def evaluate_word_pairs(table: TableLike, words: Mapping[str, int], file: Path |
 
     Args:
         table: A `LookupTable`, or a plain tensor `(V, D)`.
-        words: The row of each word, see `whole_words`.
+        words: Word -> row ID, see `whole_words`. Pairs with a word that is not a key are skipped.
         file: The file of pairs.
 
     Raises:
@@ -163,14 +163,14 @@ def evaluate_word_analogies(
 
     Args:
         table: A `LookupTable`, or a plain tensor `(V, D)`.
-        words: The row of each word, see `whole_words`; these words are the candidates.
+        words: Word -> row ID, see `whole_words`; these words are the candidates for an answer.
         file: Four words per line, under headings that start with `:`.
         restrict_vocab: Use only IDs below this number, in questions and answers; `None` for all.
 
     Raises:
         FileError: The file cannot be read.
         TextError: A line has another format; the error names it.
-        SizeError: No question can be used.
+        SizeError: No question has four words that are all in `words`.
     """
     rows = RowReader(table)
     words = {word: row for word, row in words.items() if row < (restrict_vocab or len(rows))}
@@ -193,7 +193,9 @@ def evaluate_word_analogies(
 
 
 def _questions(file: Path | str) -> list[tuple[str, list[str]]]:
-    """Return the questions in lower case, each with the heading above it.
+    """Return the questions of an analogy file as `(heading, four words)`, in order and in lower case.
+
+    The heading is `"questions"` for questions above the first heading.
 
     Raises:
         FileError: The file cannot be read.
@@ -214,7 +216,7 @@ def _questions(file: Path | str) -> list[tuple[str, list[str]]]:
 
 
 def _lines(file: Path | str) -> list[tuple[int, str]]:
-    """Return the non-empty lines of a text file with their numbers, from 1.
+    """Return the non-empty lines of a text file as `(line number from 1, line)`.
 
     Raises:
         FileError: The file cannot be read.
@@ -230,7 +232,7 @@ def _lines(file: Path | str) -> list[tuple[int, str]]:
 
 
 def _missing(found: Iterable[str], words: Mapping[str, int]) -> tuple[str, ...]:
-    """Return the words that are not keys of `words`, each once, in their order."""
+    """Return the words in `found` that are not keys of `words`, each once, in the order of `found`."""
     return tuple(dict.fromkeys(word for word in found if word not in words))
 
 

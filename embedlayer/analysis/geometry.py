@@ -79,13 +79,16 @@ def principal_components(
     return PrincipalComponents(
         coordinates=coordinates * (moments.variances[:num_components] > 0),
         components=components,
-        explained_variance_ratio=moments.variances[:num_components] / _positive(moments.variances.sum()),
+        explained_variance_ratio=_shares(moments.variances)[:num_components],
         mean=moments.mean,
     )
 
 
 class _Moments(NamedTuple):
-    """Mean and variance of rows: variances `(D,)` in descending order, and their directions `(D, D)`, one per row."""
+    """The mean of rows `(D,)`, their principal directions `(D, D)`, and the variance along each of these `(D,)`.
+
+    Directions are unit vectors, one per row, and the largest variance is first.
+    """
 
     mean: Tensor
     variances: Tensor
@@ -93,7 +96,15 @@ class _Moments(NamedTuple):
 
 
 def _moments(rows: RowReader, kept: Bool[Tensor, " V"]) -> _Moments:
-    """Compute mean and principal variances of the kept rows in two passes: the mean, then the scatter about it."""
+    """Compute the mean of the kept rows and their variance along each principal direction, in float64.
+
+    The table is read twice: once for the mean, then for the scatter about it. Variances that rounding alone explains
+    are 0.
+
+    Args:
+        rows: The table.
+        kept: Mask of the rows to measure, `(V,)`.
+    """
     count, largest, total = int(kept.sum()), 0.0, torch.zeros(rows.embed_dim, dtype=torch.float64)
     for chunk in _wide(rows, kept):
         total = total.to(chunk) + chunk.sum(0)
@@ -112,7 +123,7 @@ def _moments(rows: RowReader, kept: Bool[Tensor, " V"]) -> _Moments:
 
 
 def _wide(rows: RowReader, kept: Bool[Tensor, " V"]) -> Iterator[Float[Tensor, "rows D"]]:
-    """Yield the kept rows in float64, a chunk at a time."""
+    """Yield the rows whose entry in the mask `kept` is true, in order, as float64 chunks."""
     for start, chunk in rows.chunks(CHUNK_ROWS):
         yield chunk[kept[start : start + len(chunk)].to(chunk.device)].double()
 
@@ -127,19 +138,19 @@ def variance_shares(table: TableLike) -> Float[Tensor, " D"]:
         table: A `LookupTable`, or a plain tensor `(V, D)`.
     """
     rows = RowReader(table)
-    variances = _moments(rows, rows.norms().isfinite()).variances
-    shares: Tensor = variances / _positive(variances.sum())
-    return shares.cpu()
+    return _shares(_moments(rows, rows.norms().isfinite()).variances).cpu()
 
 
-def _positive(value: Tensor) -> Tensor:
-    """Return the values, with zeros replaced by the smallest positive float64, so that they can be divisors."""
-    return value.clamp_min(torch.finfo(torch.float64).tiny)
+def _shares(values: Float[Tensor, " D"]) -> Float[Tensor, " D"]:
+    """Return float64 values divided by their sum; zeros if all values are 0."""
+    return values / values.sum().clamp_min(torch.finfo(torch.float64).tiny)
 
 
 @dataclass(frozen=True)
 class TableGeometry:
-    """How the rows of a table use the dimensions of their space. Zero rows and rows with NaN are left out.
+    """Measures of how the rows of a table are spread over their D dimensions.
+
+    Zero rows and rows with NaN are left out.
 
     Attributes:
         rows: Number of rows measured, N.
@@ -165,10 +176,10 @@ class TableGeometry:
     @property
     def explained_variance_ratio(self) -> Float[Tensor, " D"]:
         """Return the share of the total variance along each principal direction, `(D,)`."""
-        return self.spectrum / _positive(self.spectrum.sum())
+        return _shares(self.spectrum)
 
     def directions_for(self, share: float) -> int:
-        """Return the number of principal directions that together hold a share of the variance.
+        """Return how many principal directions, largest variance first, together hold a share of the variance.
 
         Example:
             >>> measured = table_geometry(torch.diag(torch.tensor([3.0, 1.0, 1.0])) - 1 / 3)
@@ -203,8 +214,7 @@ def table_geometry(table: TableLike) -> TableGeometry:
     if not kept.any():
         raise SizeError(f"All {len(rows)} rows of this table are zero or hold NaN, so it has no geometry.")
     moments = _moments(rows, kept)
-    widths = moments.variances.sqrt()
-    shares = widths / _positive(widths.sum())
+    shares = _shares(moments.variances.sqrt())
     units = torch.zeros_like(moments.mean)
     for chunk in _wide(rows, kept):
         units += F.normalize(chunk, dim=1, eps=0.0).sum(0)
@@ -222,7 +232,15 @@ def table_geometry(table: TableLike) -> TableGeometry:
 
 
 def _isotropy(rows: RowReader, kept: Bool[Tensor, " V"], moments: _Moments) -> float:
-    """Return `min Z(c) / max Z(c)` over both signs of the eigenvectors of the rows' second moments."""
+    """Return the isotropy of the kept rows: `min Z(c) / max Z(c)` with `Z(c)` the sum of `exp(c . row)` over the rows.
+
+    `c` runs over the unit eigenvectors of `rows.T @ rows` and over their negatives.
+
+    Args:
+        rows: The table.
+        kept: Mask of the rows to measure.
+        moments: The `_moments` of these rows, from which the eigenvectors are computed.
+    """
     second = moments.directions.T @ (moments.variances[:, None] * moments.directions)
     second += moments.mean[:, None] * moments.mean
     directions = torch.linalg.eigh(second).eigenvectors
@@ -237,12 +255,12 @@ def _isotropy(rows: RowReader, kept: Bool[Tensor, " V"], moments: _Moments) -> f
 
 @dataclass(frozen=True)
 class FrequencyBand:
-    """The norms of rows whose tokens are about equally frequent.
+    """A band of tokens that are about equally frequent, and the distribution of the norms of their rows.
 
     Attributes:
-        low: Fewest occurrences of a token of the band.
-        high: Most occurrences.
-        rows: Number of tokens.
+        low: Smallest number of occurrences of a token of the band.
+        high: Largest number of occurrences of a token of the band.
+        rows: Number of tokens in the band.
         p10: 10th percentile of the norms.
         median: Median of the norms.
         p90: 90th percentile of the norms.
@@ -257,7 +275,10 @@ class FrequencyBand:
 
 
 def norms_by_frequency(table: TableLike, counts: Int[Tensor, " V"]) -> list[FrequencyBand]:
-    """Return the norms of rows in bands of token frequency: 0, 1, then bands that grow by a factor of four.
+    """Return the distribution of row norms in each band of token frequency, rarest tokens first.
+
+    The bands are 0, 1, 2 to 7, 8 to 31 occurrences and so on, by a factor of four. Bands without tokens and rows with
+    NaN or infinity are left out.
 
     Args:
         table: A `LookupTable`, or a plain tensor `(V, D)`.
@@ -294,8 +315,8 @@ class TableAlignment:
 
     Attributes:
         rotation: `(D, E)`, from the width of the first table to that of the second; its shorter side is orthonormal.
-        scale: Scalar factor.
-        residual: `|scale before rotation - after|^2 / |after|^2`: 0 if the second table is the first one rotated.
+        scale: Factor on the rotated rows, one number for the whole table.
+        residual: `|scale before rotation - after|^2 / |after|^2`: 0 if `after` is `before` rotated and scaled.
     """
 
     rotation: Float[Tensor, "D E"]
@@ -314,12 +335,12 @@ def align_tables(before: TableLike, after: TableLike, *, pairs: Int[Tensor, "N 2
     Args:
         before: The table to rotate.
         after: The table to align it with; its width may differ.
-        pairs: Row of `before` and row of `after` for each shared token, `(N, 2)`, see `shared_tokens`; `None` pairs
-            equal IDs, and then both tables need equally many rows.
+        pairs: ID in `before` and ID in `after` of each shared token, `(N, 2)`, see `shared_tokens`; `None` pairs equal
+            IDs, and then both tables need equally many rows.
 
     Raises:
-        ShapeError: The tables differ in length without `pairs`, or pairs are outside them.
-        SizeError: No pair has two usable rows.
+        ShapeError: The tables differ in length and `pairs` is `None`, or an ID in `pairs` is outside its table.
+        SizeError: Every pair has a row that is zero or holds NaN.
 
     Reference: Schonemann, 1966: `U V^T` of the singular value decomposition of `before^T after`.
 
@@ -350,14 +371,14 @@ def align_tables(before: TableLike, after: TableLike, *, pairs: Int[Tensor, "N 2
 
 
 class MovedRow(NamedTuple):
-    """The row of one token in two tables.
+    """The rows of one token in two tables.
 
     Attributes:
-        before: Its ID in the first table.
-        after: Its ID in the second table.
-        cosine: Cosine of its two rows, the first one rotated by the alignment: 1 if the direction is unchanged.
-        norm_before: Norm of its first row.
-        norm_after: Norm of its second row.
+        before: ID of the token in the first table.
+        after: ID of the token in the second table.
+        cosine: Cosine of the two rows, after the alignment if there is one: 1 if the direction is unchanged.
+        norm_before: Norm of the row in the first table.
+        norm_after: Norm of the row in the second table.
     """
 
     before: int
@@ -369,12 +390,12 @@ class MovedRow(NamedTuple):
 
 @dataclass(frozen=True)
 class RowMovement:
-    """The change of each row from one table to another.
+    """How the direction of each row differs between two tables.
 
     Attributes:
-        pairs: Row of the first and row of the second table, `(N, 2)`.
-        cosines: Cosine of the two rows, `(N,)`; NaN if one is zero or holds NaN.
-        norms: Norms of the two rows, `(N, 2)`.
+        pairs: IDs of each pair of rows: in the first and in the second table, `(N, 2)`.
+        cosines: Cosine of the two rows, `(N,)`, after the alignment if there is one; NaN if one is zero or holds NaN.
+        norms: Norm of the row in the first and in the second table, `(N, 2)`.
     """
 
     pairs: Int[Tensor, "N 2"]
@@ -382,11 +403,17 @@ class RowMovement:
     norms: Float[Tensor, "N 2"]
 
     def most(self, count: int = 10) -> list[MovedRow]:
-        """Return the rows whose direction changed most: lowest cosine first, equal cosines by ID, without NaN."""
+        """Return the `count` rows whose direction changed most, lowest cosine first.
+
+        Equal cosines are in the order of `pairs`. Rows with a NaN cosine are left out.
+        """
         return self._listed(self.cosines.nan_to_num(nan=math.inf).argsort(stable=True), count)
 
     def least(self, count: int = 10) -> list[MovedRow]:
-        """Return the rows whose direction changed least: highest cosine first, equal cosines by ID, without NaN."""
+        """Return the `count` rows whose direction changed least, highest cosine first.
+
+        Equal cosines are in the order of `pairs`. Rows with a NaN cosine are left out.
+        """
         return self._listed(self.cosines.nan_to_num(nan=-math.inf).argsort(descending=True, stable=True), count)
 
     def _listed(self, order: Int[Tensor, " N"], count: int) -> list[MovedRow]:
@@ -409,11 +436,11 @@ def row_movement(
         before: The earlier table.
         after: The later table.
         alignment: The result of `align_tables` for tables of two trainings; `None` compares rows as they are.
-        pairs: Row of `before` and row of `after` for each shared token, `(N, 2)`; `None` pairs equal IDs.
+        pairs: ID in `before` and ID in `after` of each shared token, `(N, 2)`; `None` pairs equal IDs.
 
     Raises:
-        ShapeError: The tables differ in length without `pairs`, or in width without an alignment, or pairs are outside
-            them.
+        ShapeError: The tables differ in length and `pairs` is `None`, or in width and `alignment` is `None`; or an ID
+            in `pairs` is outside its table.
 
     Example:
         >>> row_movement(torch.eye(3), torch.tensor([[2.0, 0, 0], [0, 1, 0], [0, 1, 1]])).most(1)
@@ -438,7 +465,7 @@ def row_movement(
 def shared_tokens(
     before: Tokenizer | Sequence[str], after: Tokenizer | Sequence[str], *, ignore_space: bool = False
 ) -> Int[Tensor, "N 2"]:
-    """Return the tokens that two vocabularies share, by their readable text: pairs of IDs `(N, 2)`.
+    """Return the tokens with the same readable text in two vocabularies: ID in `before` and in `after`, `(N, 2)`.
 
     A text that several tokens of one vocabulary have is left out. If the vocabularies are equal, every token pairs with
     itself.
@@ -469,10 +496,15 @@ def shared_tokens(
 def _paired(
     before: TableLike, after: TableLike, pairs: Int[Tensor, "N 2"] | None
 ) -> tuple[tuple[RowReader, RowReader], Int[Tensor, "N 2"]]:
-    """Return readers of both tables and the pairs of rows to compare: equal IDs if `pairs` is `None`.
+    """Return readers of both tables, and the pairs of row IDs to compare, `(N, 2)`.
+
+    Args:
+        before: The first table.
+        after: The second table.
+        pairs: ID in the first and ID in the second table of each pair; `None` pairs equal IDs.
 
     Raises:
-        ShapeError: The tables differ in length without `pairs`, or a pair is outside a table.
+        ShapeError: The tables differ in length and `pairs` is `None`, or an ID in `pairs` is outside its table.
     """
     tables = RowReader(before), RowReader(after)
     sizes = torch.tensor([len(table) for table in tables])
@@ -491,7 +523,12 @@ def _paired(
 def _pair_chunks(
     tables: tuple[RowReader, RowReader], pairs: Int[Tensor, "N 2"]
 ) -> Iterator[tuple[Float[Tensor, "rows D"], Float[Tensor, "rows E"]]]:
-    """Yield the paired rows of both tables in float64, a chunk at a time."""
+    """Yield the rows of both tables for consecutive pairs, in float64 on the CPU, a chunk of pairs at a time.
+
+    Args:
+        tables: The two tables.
+        pairs: ID in the first and ID in the second table, one line per pair.
+    """
     for part in pairs.split(CHUNK_ROWS):
         yield tables[0].take(part[:, 0]).double(), tables[1].take(part[:, 1]).double()
 
@@ -525,8 +562,8 @@ def position_values(position: Position, length: int) -> PositionPicture | None:
     | `bias` | distances to the key | heads | the number added to the attention score |
 
     Args:
-        position: Any scheme. One with a `max_seq_len` is evaluated up to it.
-        length: Number of positions, T.
+        position: Any scheme.
+        length: Number of positions, T; fewer if the scheme has a smaller `max_seq_len`.
 
     Returns:
         The values, or `None` for a scheme without an effect.
@@ -538,22 +575,18 @@ def position_values(position: Position, length: int) -> PositionPicture | None:
         raise SizeError(f"position_values needs a length of at least 1; found {length}.")
     length = min(length, getattr(position, "max_seq_len", None) or length)
     if isinstance(position, AdditivePosition):
-        return _added_vectors(position, length)
+        values = position.vectors(torch.arange(length, device=position.device))
+        return PositionPicture(values.float().cpu(), "Position vectors", "position", "dimension", "added to the token")
     if position.hook == "rotate":
         return _rotation_cosines(position, length)
     return _bias_by_distance(position, length) if position.hook == "bias" else None
 
 
-def _added_vectors(position: AdditivePosition, length: int) -> PositionPicture:
-    """Return the vectors that an additive scheme adds at positions `0 .. length - 1`."""
-    values = position.vectors(torch.arange(length, device=position.device))
-    return PositionPicture(values.float().cpu(), "Position vectors", "position", "dimension", "added to the token")
-
-
 def _rotation_cosines(position: Position, length: int) -> PositionPicture:
     """Return the cosine of each channel pair's rotation angle at positions `0 .. length - 1`.
 
-    Each unit vector is rotated: its own channel then holds the cosine, and the other nonzero channel is its partner.
+    The angles are measured, so any scheme that rotates works. Each unit vector of a head is rotated as a query. The
+    channel that was 1 then holds the cosine, and the other nonzero channel is its partner in the pair.
     """
     device, width = position.device, cast(int, position.head_dim)
     places = torch.arange(max(length, 2), device=device)  # at position 0 alone nothing moves, so no pair shows
@@ -573,7 +606,7 @@ def _rotation_cosines(position: Position, length: int) -> PositionPicture:
 
 
 def _bias_by_distance(position: Position, length: int) -> PositionPicture:
-    """Return the bias of each head on a key `0 .. length - 1` positions before the query."""
+    """Return the bias of each head on keys `0 .. length - 1` positions before the query, one row per distance."""
     keys = torch.arange(length, device=position.device)[None]
     bias_BHQK = position.bias(keys[:, -1:], keys)
     assert bias_BHQK is not None  # its scheme overrides this hook

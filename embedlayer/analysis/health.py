@@ -26,7 +26,7 @@ class UnderTrainedRow:
     Attributes:
         id: Row ID.
         text: Readable text of its token, see `TableHealth.text_of`.
-        kind: One of `token_kinds.KINDS`; `None` without a tokenizer.
+        kind: One of `analysis.kinds.KINDS`; `None` without a tokenizer.
         score: Under-training score, see `UnderTrained.scores`.
         norm: Euclidean norm of the row.
     """
@@ -40,7 +40,7 @@ class UnderTrainedRow:
 
 @dataclass(frozen=True)
 class KindCount:
-    """The number of rows of one kind, and how many of them are under-trained."""
+    """The number of rows of one kind (see `token_kinds`), and how many of them are under-trained."""
 
     kind: str
     rows: int
@@ -80,7 +80,7 @@ class TableHealth:
 
     @property
     def by_kind(self) -> tuple[KindCount, ...]:
-        """Return the number of rows and of under-trained rows per kind; empty without a tokenizer."""
+        """Return for each kind of token its number of rows and of under-trained rows; empty without a tokenizer."""
         kinds = self.kinds or ()
         rows, flagged = Counter(kinds), Counter(compress(kinds, self.under_trained.flagged.tolist()))
         return tuple(KindCount(kind, rows[kind], flagged[kind]) for kind in KINDS if kind in rows)
@@ -112,7 +112,11 @@ class TableHealth:
         return piece if BYTE_PIECE.fullmatch(piece) else token_text(self.tokenizer, row)
 
     def to_json(self, limit: int = 100) -> JsonObject:
-        """Return counts, and at most `limit` IDs of each list, as a JSON object."""
+        """Return the report as a JSON object: numbers of rows, norms, and cones.
+
+        Args:
+            limit: Largest number of IDs, groups or under-trained rows in each list; the numbers count all rows.
+        """
         norms = self.norms[self.norms.isfinite()].double()
         return {
             "vocab_size": self.vocab_size,
@@ -152,13 +156,13 @@ def table_health(
 
     Args:
         table: A `LookupTable`, or a plain tensor `(V, D)`.
-        tokenizer: The tokenizer, which gives the kinds of tokens; `None` leaves them out.
-        before: The same table before training, for `never_touched`; `None` leaves it out.
+        tokenizer: The tokenizer, from which `kinds` is computed; without one `kinds` is `None`.
+        before: The same table before training, for `never_touched`, which is `None` without it.
         head: Rows of an untied head `(V, E)`. The softmax moves unused rows of the head, not of the input table, so
-            under-trained tokens are searched there; `None` searches the table.
+            under-trained tokens are then searched in the head; `None` searches the table.
 
     Raises:
-        ShapeError: A plain tensor is not `(V, D)`, or two tables differ in size.
+        ShapeError: A plain tensor is not `(V, D)`, `before` differs in size, or `head` in its number of rows.
 
     Example:
         >>> found = table_health(torch.tensor([[0.0, 0.0], [1.0, 2.0], [1.0, 2.0], [3.0, torch.nan]]))
@@ -184,7 +188,14 @@ def table_health(
 
 
 def _duplicates(rows: RowReader, norms: Float[Tensor, " V"]) -> tuple[tuple[int, ...], ...]:
-    """Return groups of equal rows, found by a random linear 64-bit hash of their bits."""
+    """Return groups of IDs whose rows are equal, ordered by their first ID, without zero rows and rows with NaN.
+
+    Rows count as equal if a random linear 64-bit hash of their bits is equal.
+
+    Args:
+        rows: The table.
+        norms: Norm of each row; only rows with a positive norm are compared.
+    """
     generator = torch.Generator().manual_seed(0)
     weights = torch.randint(-(1 << 62), 1 << 62, (2 * rows.embed_dim,), generator=generator) * 2 + 1
     hashes = []
@@ -204,7 +215,13 @@ def _duplicates(rows: RowReader, norms: Float[Tensor, " V"]) -> tuple[tuple[int,
 
 
 def _untouched(rows: RowReader, before: RowReader) -> Tensor:
-    """Return a mask of the rows that are a positive multiple of the earlier row, up to the rounding of weight decay."""
+    """Return a mask `(V,)` of the rows that differ from the earlier table by a positive factor only.
+
+    Weight decay causes such a factor in rows without gradients. Small differences by rounding are allowed.
+
+    Raises:
+        ShapeError: The two tables differ in size.
+    """
     if (rows.vocab_size, rows.embed_dim) != (before.vocab_size, before.embed_dim):
         raise ShapeError(
             f"The table is {rows.vocab_size} x {rows.embed_dim} and the one before training is "
@@ -222,17 +239,20 @@ def _untouched(rows: RowReader, before: RowReader) -> Tensor:
 
 
 def _ids(mask: Tensor) -> tuple[int, ...]:
-    """Return the IDs of the rows in a mask."""
+    """Return the IDs of the rows whose entry in the mask is true, in ascending order."""
     return tuple(torch.nonzero(mask)[:, 0].tolist())
 
 
 def _listed(ids: tuple[int, ...], limit: int) -> JsonObject:
-    """Return the number of rows and at most `limit` of their IDs, for JSON."""
+    """Return the JSON object `{"rows": number of IDs, "ids": the first IDs}` with at most `limit` IDs."""
     return {"rows": len(ids), "ids": list(ids[:limit])}
 
 
 def _spread(values: Float[Tensor, " N"]) -> dict[str, float] | None:
-    """Return minimum, percentiles 10, 50 and 90, maximum and mean of the values; `None` without values."""
+    """Return the distribution of the values as a dictionary, or `None` without values.
+
+    Its keys are `min`, `p10`, `median`, `p90` and `max` (percentiles), and `mean`.
+    """
     if not len(values):
         return None
     places = values.quantile(torch.tensor([0.0, 0.1, 0.5, 0.9, 1.0]).to(values), interpolation="nearest").tolist()

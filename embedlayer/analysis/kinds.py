@@ -36,13 +36,13 @@ ENCODED_AT_ONCE = 4096
 
 
 def token_texts(tokenizer: Tokenizer) -> dict[int, str]:
-    """Return the readable text of each token, by ID and in the order of IDs."""
+    """Return ID -> readable text for every token of the tokenizer, added tokens included, in the order of IDs."""
     ids = sorted(set(tokenizer.get_vocab(with_added_tokens=True).values()))
     return {token: token_text(tokenizer, token) for token in ids}
 
 
 def ids_by_text(texts: Mapping[int, str]) -> dict[str, int]:
-    """Return the ID of each text that exactly one token has.
+    """Return text -> ID for the texts that exactly one token has; `texts` is ID -> text.
 
     Example:
         >>> ids_by_text({0: "dog", 1: "cat", 2: "dog"})
@@ -53,10 +53,10 @@ def ids_by_text(texts: Mapping[int, str]) -> dict[str, int]:
 
 
 def token_kinds(tokenizer: Tokenizer, vocab_size: int) -> list[str]:
-    """Return the kind of each of the `vocab_size` rows.
+    """Return the kind of each of the `vocab_size` rows, by ID: one of `KINDS`, which this module's docstring explains.
 
-    An entry is unreachable if the tokenizer produces it for none of twenty texts that end with it. The test can miss a
-    rare context, so an entry may be called unreachable by mistake, but never reachable by mistake.
+    An entry is `"unreachable"` if the tokenizer produces it for none of twenty texts that end with it. The test can
+    miss a rare context, so an entry may be called unreachable by mistake, but never reachable by mistake.
 
     Example:
         >>> from embedlayer.data.tokenizer import train_tokenizer
@@ -90,7 +90,15 @@ def token_kinds(tokenizer: Tokenizer, vocab_size: int) -> list[str]:
 
 
 def reachable(tokenizer: Tokenizer, tokens: Sequence[int], texts: Sequence[str]) -> set[int]:
-    """Return the tokens that the tokenizer produces for their own text after one of `CONTEXTS` or a letter or two."""
+    """Return the IDs that the tokenizer produces when it encodes the tokens' own texts.
+
+    Each text is encoded in about twenty contexts: after each of `CONTEXTS`, and after one or two letters.
+
+    Args:
+        tokenizer: The tokenizer.
+        tokens: IDs to test.
+        texts: Text of each of these tokens.
+    """
     left = list(zip(tokens, texts, strict=True))
     found: set[int] = set()
     letters = sorted({text for text in texts if len(text) == 1 and text.isalnum() and text.isascii()}, reverse=True)
@@ -106,7 +114,13 @@ def reachable(tokenizer: Tokenizer, tokens: Sequence[int], texts: Sequence[str])
 
 
 def _kind(piece: str, text: str, *, is_part: bool) -> str:
-    """Return the kind of an entry by its characters: "byte", "space", "punctuation", "number", "part" or "word"."""
+    """Return the kind of a vocabulary entry by its characters, one of the kinds in the table of this module.
+
+    Args:
+        piece: The entry as the vocabulary stores it.
+        text: Its readable text.
+        is_part: Whether the entry is marked as the inside of a word; then letters are `"part"`, not `"word"`.
+    """
     if BYTE_PIECE.search(text) or BYTE_PIECE.fullmatch(piece):
         return "byte"
     if not text.strip():
@@ -119,9 +133,14 @@ def _kind(piece: str, text: str, *, is_part: bool) -> str:
 
 
 def _mark_parts_of_words(kinds: list[str], texts: dict[int, str]) -> None:
-    """Change the kind of words without a leading space to "part", in place, if the tokenizer marks words by a space.
+    """Change the kind of words that begin without a space from `"word"` to `"part"`, in place.
 
-    If no word starts with a space, all of them stay words.
+    This happens only if the tokenizer writes the space before a word into its tokens, that is, if some word begins with
+    one. Otherwise nothing changes.
+
+    Args:
+        kinds: Kind of each row, by ID.
+        texts: ID -> readable text.
     """
     words = [token for token, kind in enumerate(kinds) if kind == "word"]
     begin = [token for token in words if not texts[token][0].isalpha()]

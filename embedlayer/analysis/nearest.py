@@ -42,11 +42,11 @@ class Nearest(NamedTuple):
 
 
 class NeighborGraph(NamedTuple):
-    """For each of V rows about K of its nearest rows.
+    """For each of V rows about K of its nearest rows by cosine.
 
     Attributes:
-        ids: Row IDs `(V, K)`.
-        cosines: Their cosines `(V, K)`.
+        ids: Row IDs `(V, K)`, nearest first.
+        cosines: Cosines of these rows with their row, `(V, K)`; -1, with ID 0, where fewer neighbours were found.
         recall: Share of the true K nearest rows that the graph contains, measured on a sample of rows; 1 if exact.
     """
 
@@ -59,8 +59,8 @@ class NeighborGraph(NamedTuple):
 def cosines_with(rows: Float[Tensor, "rows D"], queries: Float[Tensor, "Q D"]) -> Float[Tensor, "Q rows"]:
     """Return the cosine of each query with each row, in float32 or wider, between -1 and 1; 0 for a zero row.
 
-    For at most `EXACT_TIES` queries the sums are taken row by row, so that equal rows get equal cosines. A matrix
-    product may round equal rows differently.
+    For at most `EXACT_TIES` queries each cosine is a sum of its own, so equal rows get equal cosines. For more queries
+    a matrix product is used, which may round equal rows differently.
 
     Args:
         rows: Rows of a table.
@@ -82,7 +82,14 @@ def cosines_with(rows: Float[Tensor, "rows D"], queries: Float[Tensor, "Q D"]) -
 def table_cosines(
     rows: RowReader, queries: Float[Tensor, "Q D"], start: int = 0, stop: int | None = None
 ) -> Float[Tensor, "Q N"]:
-    """Return the cosines of queries with rows `start` to `stop - 1` of a table, on the CPU; `None` for its end."""
+    """Return the cosine of each query with each of the rows `start` to `stop - 1` of a table, on the CPU.
+
+    Args:
+        rows: The table, which is read in chunks.
+        queries: Vectors of the table's width.
+        start: ID of the first row.
+        stop: ID after the last row; `None` for the end of the table.
+    """
     step = max(1, CHUNK_NUMBERS // max(1, rows.embed_dim))
     return torch.cat([cosines_with(chunk, queries).cpu() for _, chunk in rows.chunks(step, start, stop)], dim=1)
 
@@ -102,7 +109,7 @@ def nearest_rows(
 
     Args:
         table: A `LookupTable`, an `nn.Embedding`, or a plain tensor `(V, D)`.
-        queries: Vectors `(Q, D)`; or IDs `(Q,)`, whose rows are the queries and are not their own neighbours.
+        queries: Vectors `(Q, D)`; or IDs `(Q,)`: their rows are the queries, and no row is its own neighbour.
         count: Neighbours per query, K; fewer if the table has fewer candidates.
         candidates: Which rows may be neighbours; `None` for all.
         exclude: IDs that are not neighbours of their query; an ID outside the table excludes nothing.
@@ -136,7 +143,16 @@ def nearest_rows(
 def _nearest_of_block(
     rows: RowReader, queries: Tensor, count: int, allowed: Tensor, exclude: Tensor | None, step: int
 ) -> Nearest:
-    """Return the nearest rows of one block of queries: read the table in chunks and keep the best rows so far."""
+    """Return the nearest rows of a few queries: read the table in chunks and keep the best rows so far.
+
+    Args:
+        rows: The table.
+        queries: Vectors `(Q, D)`.
+        count: Neighbours per query, K.
+        allowed: Mask of the rows that may be neighbours.
+        exclude: IDs `(Q, X)` that are not neighbours of their query, or `None`.
+        step: Rows read at a time.
+    """
     best = torch.full((len(queries), count), -math.inf)
     ids = torch.full((len(queries), count), -1)
     for start, chunk in rows.chunks(step):
@@ -153,9 +169,14 @@ def _nearest_of_block(
 def largest(
     scores: Float[Tensor, "Q N"], ids: Int[Tensor, "Q N"], count: int
 ) -> tuple[Float[Tensor, "Q K"], Int[Tensor, "Q K"]]:
-    """Return the `count` largest scores of each row and their IDs; equal scores in the order of their columns.
+    """Return the `count` largest scores of each query, largest first, and their IDs.
 
-    `topk` alone leaves the order of equal scores open.
+    Equal scores are in the order of their columns, which `topk` alone does not guarantee.
+
+    Args:
+        scores: Score of each candidate, one line per query.
+        ids: ID of each candidate.
+        count: Number of scores to keep, K.
     """
     values, columns = scores.topk(count, dim=1)
     columns = columns.sort(dim=1).values
@@ -197,7 +218,12 @@ def neighbor_graph(rows: Float[Tensor, "V D"], count: int, generator: torch.Gene
 def _blocks(
     units: Float[Tensor, "V D"], generator: torch.Generator
 ) -> list[tuple[Int[Tensor, " M"], Int[Tensor, " N"]]]:
-    """Return the cells in blocks: the rows of a block, and the rows among which their neighbours are searched."""
+    """Cluster unit rows by k-means, and return blocks of rows together with the rows to search for their neighbours.
+
+    Returns:
+        Pairs `(members, nearby)` of row IDs. `members` are rows of one cell (cluster), and each row is in one block.
+        `nearby` are all rows of the `CELLS_SEARCHED` cells nearest to it.
+    """
     centres = units[torch.randperm(len(units), generator=generator)[: max(1, int(len(units) ** 0.5))]]
     step = max(1, SCORES_AT_ONCE // len(centres))
     for _ in range(CLUSTERING_ROUNDS):

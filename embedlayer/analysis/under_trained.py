@@ -51,14 +51,14 @@ TRIES = 12
 
 @dataclass(frozen=True)
 class Cone:
-    """A set of rows with nearly the same direction.
+    """A set of rows with nearly the same direction; unused rows form one, as the docstring of this module explains.
 
     Attributes:
-        axis: Unit vector `(D,)`, the mean direction of the inner half.
-        rows: Number of rows inside the edge.
-        median_angle: Median angle of these rows to the axis, in degrees.
-        edge_angle: Angle at which the cone ends, in degrees.
-        mean_cosine: Mean cosine of two different rows inside.
+        axis: Unit vector `(D,)`: the mean direction of the half of the cone's rows that are nearest to it.
+        rows: Number of rows in the cone.
+        median_angle: Median angle between the axis and these rows, in degrees.
+        edge_angle: Angle to the axis at which the cone ends, in degrees; rows at smaller angles are in the cone.
+        mean_cosine: Mean cosine of two different rows of the cone.
     """
 
     axis: Float[Tensor, " D"]
@@ -70,13 +70,13 @@ class Cone:
 
 @dataclass(frozen=True)
 class UnderTrained:
-    """The under-training score of each row.
+    """The under-training score of each row, and the cones (narrow sets of directions) that unused rows form.
 
     Attributes:
-        scores: `(V,)`, from -1 to 1: 1 on the axis of the nearest cone, 0 at its edge, -1 opposite to it. Without a
-            cone, rows nearest to the densest direction score highest, but never above 0. Zero rows and rows with NaN
-            score -1; `table_health` lists them separately.
-        cones: The cones found, largest first; empty if the table has none.
+        scores: One score per row, `(V,)`, from -1 to 1: 1 on the axis of the nearest cone, 0 at its edge, -1 opposite
+            to it. If no cone was found, rows nearest to the direction with most rows score highest, but never above 0.
+            Zero rows and rows with NaN score -1; `table_health` lists them separately.
+        cones: The cones that were found, largest first; empty if the table has none.
     """
 
     scores: Float[Tensor, " V"]
@@ -84,16 +84,16 @@ class UnderTrained:
 
     @property
     def threshold(self) -> float:
-        """Return the score above which a row is inside a cone: 0, the score at the edge of a cone."""
+        """Return 0: rows with a higher score are inside a cone, because the edge of a cone scores 0."""
         return 0.0
 
     @property
     def flagged(self) -> Bool[Tensor, " V"]:
-        """Return a mask of the rows inside a cone, `(V,)`."""
+        """Return a mask `(V,)` of the under-trained rows: those with a score above `threshold`."""
         return self.scores > self.threshold
 
     def explain(self) -> str:
-        """Return sentences that say why rows are flagged, or why none are."""
+        """Return the reason why rows are flagged, one line of text per cone, or why no row is flagged."""
         if not self.cones:
             return (
                 f"No rows form a narrow cone around one direction with a gap to the other rows, so no row is flagged. "
@@ -111,6 +111,8 @@ class UnderTrained:
 def under_trained_scores(table: TableLike) -> UnderTrained:
     """Score each row by its angle to the cones of unused rows: above 0 the row is under-trained.
 
+    Training pushes the rows of tokens that never occur in one direction, so that they form a narrow cone (see the
+    docstring of this module).
     The method works for tied tables and for output heads. The table is read a few times in chunks, and a sample of
     16,384 rows is kept in memory. The sample is the same in every call.
 
@@ -159,17 +161,28 @@ def under_trained_scores(table: TableLike) -> UnderTrained:
 
 
 def _sample(rows: RowReader, usable: Bool[Tensor, " V"]) -> Float[Tensor, "M D"]:
-    """Return at most `SAMPLE` usable rows at length 1, in a fixed random order."""
+    """Return at most `SAMPLE` usable rows of a table, each normalised to length 1, as float32 on the CPU.
+
+    The rows and their random order are the same in every call.
+
+    Args:
+        rows: The table.
+        usable: Mask of the rows to sample from.
+    """
     ids = torch.nonzero(usable)[:, 0]
     order = torch.randperm(len(ids), generator=torch.Generator().manual_seed(0))[:SAMPLE]
     return F.normalize(rows.take(ids[order]).float(), dim=1)
 
 
 def _densities(sample: Float[Tensor, "M D"]) -> Float[Tensor, "S K"]:
-    """Return the density of rows around the first rows of the sample.
+    """Measure how dense the sample is around each of its first `SEEDS` rows.
+
+    Args:
+        sample: Unit rows `(M, D)`.
 
     Returns:
-        The cosines of the 8th and 64th nearest rows, `(S, 2)`; fewer columns in a small sample.
+        One line per seed row: its cosines with its 8th and with its 64th nearest row, `(S, 2)`. A larger cosine means
+        more rows nearby. A sample of 64 rows or fewer has one column, one of 8 rows or fewer none.
     """
     places = torch.tensor([count for count in NEIGHBOURS if count < len(sample)], dtype=torch.int64)
     if not len(places):
@@ -181,7 +194,15 @@ def _densities(sample: Float[Tensor, "M D"]) -> Float[Tensor, "S K"]:
 
 
 def _candidates(sample: Float[Tensor, "M D"], densities: Float[Tensor, "S K"]) -> Iterator[Float[Tensor, " D"]]:
-    """Yield directions with a high density of rows, densest first, each moved to the mean of its nearest rows."""
+    """Yield unit vectors in whose direction many rows of the sample point, the densest direction first.
+
+    A candidate starts at the seed row with the highest density. It is then moved to the mean of its nearest rows, three
+    times. Seeds near a candidate give no further ones.
+
+    Args:
+        sample: Unit rows `(M, D)`.
+        densities: Densities around the first S rows of the sample, from `_densities`.
+    """
     seeds = sample[: len(densities)]
     for column in range(densities.shape[1]):
         left = densities[:, column].clone()
@@ -200,11 +221,13 @@ def _candidates(sample: Float[Tensor, "M D"], densities: Float[Tensor, "S K"]) -
 def _refined_axis(
     sample: Float[Tensor, "M D"], present: Bool[Tensor, " M"], axis: Float[Tensor, " D"], fewest: int
 ) -> Float[Tensor, " D"] | None:
-    """Return the axis of the cone around a direction, refined over the sample, or `None` if there is no cone.
+    """Return the axis of the cone around a direction, or `None` if the sample shows no cone there.
+
+    The axis is moved to the mean direction of the cone's inner half until it settles, at most eight times.
 
     Args:
-        sample: Unit rows `(M, D)`.
-        present: Mask of the sample's rows that are not yet in another cone.
+        sample: Unit rows `(M, D)`; rows of earlier cones are zero.
+        present: Mask of the sample's rows that are not in an earlier cone.
         axis: First direction `(D,)`.
         fewest: Least number of rows in a cone.
     """
@@ -229,7 +252,7 @@ def _measure_cone(
 
     Args:
         rows: The table.
-        axis: Direction `(D,)`, refined here to the mean direction of the inner half of the cone.
+        axis: Estimate of the axis, `(D,)`. The returned cone has a new axis: the mean direction of its inner half.
         free: Mask of the usable rows that are not in an earlier cone.
 
     Returns:
@@ -274,7 +297,16 @@ def _overlap(cone: Cone, earlier: Cone) -> bool:
 
 
 def _edge(cosines: Float[Tensor, " N"], fewest: int) -> float | None:
-    """Return the angle in degrees at which the cone around an axis ends, or `None` if the cosines show no cone."""
+    """Return the angle in degrees at which the cone around an axis ends, or `None` if there is no cone.
+
+    Rows are counted for each degree of their angle to the axis. The cone ends where this count falls to a tenth of its
+    peak. There is no cone if the peak is at `WIDEST` degrees or more, or if the count does not rise again beyond the
+    end.
+
+    Args:
+        cosines: Cosine of each row with the axis.
+        fewest: Least number of rows in a cone.
+    """
     degrees = torch.rad2deg(cosines.double().clamp(-1.0, 1.0).arccos()).long().clamp_max(179)
     counts = torch.bincount(degrees, minlength=180).double()
     density = _smoothed(counts, torch.tensor([0.25, 0.5, 0.25]))
@@ -289,14 +321,26 @@ def _edge(cosines: Float[Tensor, " N"], fewest: int) -> float | None:
 
 
 def _smoothed(counts: Float[Tensor, " N"], weights: Float[Tensor, " K"]) -> Float[Tensor, " N"]:
-    """Return the counts convolved with the weights, with the end values repeated."""
+    """Return the counts smoothed by a convolution with `weights`, an odd number of them that sum to 1.
+
+    The result is as long as `counts`, because the first and the last count are repeated beyond the ends.
+    """
     padded = F.pad(counts[None, None], (len(weights) // 2,) * 2, mode="replicate")
     smooth: Tensor = F.conv1d(padded, weights.to(counts)[None, None])[0, 0]
     return smooth
 
 
 def _scores(rows: RowReader, edges: list[tuple[Tensor, float]]) -> Float[Tensor, " V"]:
-    """Return for each row the largest score over the cones: `(cos - edge) / (1 -+ edge)`, by the cosine of the edge."""
+    """Return the under-training score of each row: its largest score over the cones, -1 without a cone.
+
+    Let `edge` be the cosine of the cone's edge angle, and `cos` the row's cosine with the cone's axis. The score is
+    `(cos - edge) / (1 - edge)` inside the cone and `(cos - edge) / (1 + edge)` outside. Zero rows and rows with NaN
+    score -1.
+
+    Args:
+        rows: The table.
+        edges: Axis and `edge` of each cone. An `edge` of 1 is a cone without width: no score is above 0.
+    """
     scores = torch.full((len(rows),), -1.0, dtype=torch.float64)
     for axis, edge in edges:
         excess = _cosines(rows, axis) - edge
@@ -331,7 +375,7 @@ def _sum_of_units(rows: RowReader, chosen: Bool[Tensor, " V"]) -> Float[Tensor, 
 
 
 def _mean_direction(units: Float[Tensor, "N D"]) -> Float[Tensor, " D"]:
-    """Return the direction of the mean of unit rows, as a unit vector."""
+    """Return the unit vector in the direction of the mean of some unit rows."""
     return F.normalize(units.sum(0), dim=0)
 
 

@@ -53,9 +53,9 @@ LISTED = 8
 class TokenVectors:
     """Look up rows by token, and find the nearest neighbours of tokens and vectors.
 
-    Rows are read again at each call, so the results follow a table that is being trained. Rows without a token (a table
-    padded to a multiple) are never in a result. Results show readable text: with leading spaces, bytes that are not a
-    whole character as `<0xE2>`, and special tokens as written.
+    Rows are read again at each call, so the results follow a table that is being trained. Rows without a token (tables
+    are often padded to a multiple of 64 rows) are never in a list of results. Results show readable text: with leading
+    spaces, with `<0xE2>` for bytes that are not a whole character, and with special tokens as written.
 
     Methods, arguments and results are those of gensim's `KeyedVectors`, and an unknown word is a `KeyError`. There are
     three differences. `vectors[word]` is a tensor. A word that is several tokens, or unknown, is an error everywhere,
@@ -138,11 +138,11 @@ class TokenVectors:
         return index
 
     def similarity(self, w1: Token, w2: Token) -> float:
-        """Return `cos(w1, w2)`, from -1 to 1; 0 where one of the rows is zero."""
+        """Return the cosine of the rows of two tokens, from -1 to 1; 0 where one of the rows is zero."""
         return float(cosines_with(self[w1][None], self[w2][None]))
 
     def distance(self, w1: Token, w2: Token) -> float:
-        """Return `1 - cos(w1, w2)`, from 0 to 2."""
+        """Return the cosine distance of the rows of two tokens, `1 - similarity(w1, w2)`, from 0 to 2."""
         return 1.0 - self.similarity(w1, w2)
 
     def most_similar(
@@ -155,16 +155,17 @@ class TokenVectors:
         restrict_vocab: int | None = None,
         indexer: object = None,
     ) -> Neighbors:
-        """Return the tokens nearest to the query `sum of w_i v_i`: unit rows with weight 1 (positive) and -1
-        (negative).
+        """Return the tokens whose rows have the largest cosine to a query: a weighted sum of tokens and vectors.
+
+        A token adds its row at length 1 to the sum, with the weight 1 if it is positive and -1 if it is negative.
 
         Args:
             positive: Tokens or vectors `(D,)` to add, one or a list. A pair `(token, weight)` replaces the weight 1.
                 Vectors are not normalised.
             negative: Tokens or vectors to subtract: `most_similar(["king", "woman"], ["man"])`. As in gensim, the
                 weight of a pair replaces -1: `("man", -0.5)` subtracts half.
-            topn: Number of results, fewer in a smaller table; `None` returns the cosines of all rows, by ID, as a NumPy
-                array.
+            topn: Number of results, fewer in a smaller table; `None` returns the cosines of all rows searched, by ID,
+                as a NumPy array.
             clip_start: First ID to search.
             clip_end: ID after the last one to search; `None` for the end of the table.
             restrict_vocab: Search only IDs below this number, where tokenizers keep frequent tokens; it overrides
@@ -172,11 +173,12 @@ class TokenVectors:
             indexer: Must be `None`: the search is exact.
 
         Returns:
-            `(readable text, cosine)`, nearest first; equal cosines by ID. The tokens of the query are left out.
+            A list of `(readable text, cosine)`, nearest first; equal cosines by ID. The tokens of the query are left
+            out.
 
         Raises:
-            SizeError: The query is empty, a bound is outside the table, or `indexer` is not `None`.
-            UnknownTokenError: See `id_of`.
+            SizeError: The query is empty, no ID is in the range to search, or `indexer` is not `None`.
+            UnknownTokenError: An item is not a token of the table, see `id_of`.
         """
         if indexer is not None:
             raise SizeError("The search here is exact and takes no indexer: leave indexer out.")
@@ -197,10 +199,11 @@ class TokenVectors:
         topn: int | None = 10,
         restrict_vocab: int | None = None,
     ) -> Neighbors:
-        """Return the tokens with the largest product of `(1 + cos(p)) / 2` over the product of `(1 + cos(n)) / 2`.
+        """Return the tokens with the best multiplicative score (3CosMul) for positive and negative items.
 
-        A single distant word cannot dominate the product as it can the sum of `most_similar`. Arguments and errors are
-        those of `most_similar`, except that weights are an error.
+        A row's score is the product of `(1 + cos(row, p)) / 2` over the positive items p, divided by the same product
+        over the negative items. A single distant word cannot dominate this product as it can the sum of `most_similar`.
+        Arguments, result and errors are those of `most_similar`, except that weights are an error (`SizeError`).
 
         Reference: Levy and Goldberg, 2014; gensim's 3CosMul, with its 1e-6 in the denominator.
         """
@@ -218,23 +221,23 @@ class TokenVectors:
         return self._answer(above / (below + 1e-6), topn, start, without=without)
 
     def similar_by_key(self, key: Token, topn: int | None = 10, restrict_vocab: int | None = None) -> Neighbors:
-        """Return the tokens nearest to one token; see `most_similar`."""
+        """Return the `topn` tokens nearest to a token as `(readable text, cosine)`; see `most_similar`."""
         return self.most_similar(key, topn=topn, restrict_vocab=restrict_vocab)
 
     def similar_by_word(self, word: Token, topn: int | None = 10, restrict_vocab: int | None = None) -> Neighbors:
-        """Return the tokens nearest to one token; see `most_similar`."""
+        """Return the `topn` tokens nearest to a token as `(readable text, cosine)`; see `most_similar`."""
         return self.most_similar(word, topn=topn, restrict_vocab=restrict_vocab)
 
     def similar_by_vector(self, vector: Vector, topn: int | None = 10, restrict_vocab: int | None = None) -> Neighbors:
-        """Return the tokens nearest to a vector `(D,)`, nearest first; see `most_similar`."""
+        """Return the `topn` tokens nearest to a vector `(D,)` as `(readable text, cosine)`; see `most_similar`."""
         return self.most_similar(self._checked(vector), topn=topn, restrict_vocab=restrict_vocab)
 
     def doesnt_match(self, words: Sequence[Token]) -> str:
-        """Return the token that is furthest from the mean of the unit rows of all the words.
+        """Return the readable text of the token that is furthest, by cosine, from the mean of all the words' unit rows.
 
         Raises:
             SizeError: There are no words.
-            UnknownTokenError: See `id_of`.
+            UnknownTokenError: A word is not a token of the table, see `id_of`.
         """
         if not words:
             raise SizeError("doesnt_match needs at least one token; found none.")
@@ -243,22 +246,25 @@ class TokenVectors:
         return token_text(self.tokenizer, ids[int((units @ _unit(units.mean(0))).argmin())])
 
     def most_similar_to_given(self, key1: Token, keys_list: Sequence[Key]) -> Key:
-        """Return the key of `keys_list` nearest to `key1`; the first one of equal keys.
+        """Return the key of `keys_list` whose row has the largest cosine to that of `key1`; of equals, the first.
 
         Raises:
             SizeError: The list is empty.
-            UnknownTokenError: See `id_of`.
+            UnknownTokenError: A key is not a token of the table, see `id_of`.
         """
         if not keys_list:
             raise SizeError("most_similar_to_given chooses from a list of keys; found none.")
         return max(keys_list, key=lambda key: self.similarity(key1, key))
 
     def closer_than(self, key1: Token, key2: Token) -> list[str]:
-        """Return all tokens that are nearer to `key1` than `key2` is, by ID."""
+        """Return the readable texts of all tokens that are nearer to `key1`, by cosine, than `key2` is.
+
+        The texts are in the order of the token IDs, not of the cosines.
+        """
         return [token_text(self.tokenizer, index) for index in self._nearer(key1, key2).nonzero().flatten().tolist()]
 
     def rank(self, key1: Token, key2: Token) -> int:
-        """Return the rank of `key2` among the neighbours of `key1`: 1 if no other token is nearer."""
+        """Return the rank of `key2` among the neighbours of `key1` by cosine: 1 if no other token is nearer."""
         return int(self._nearer(key1, key2).sum()) + 1
 
     def get_mean_vector(
@@ -269,17 +275,19 @@ class TokenVectors:
         post_normalize: bool = False,
         ignore_missing: bool = True,
     ) -> Float32[np.ndarray, " D"]:
-        """Return the weighted mean `sum of w_i v_i / sum of |w_i|` of rows and vectors, as a NumPy array.
+        """Return the weighted mean of rows and vectors, `sum of w_i v_i / sum of |w_i|`, as a NumPy array.
+
+        The result is a zero vector if every key is skipped.
 
         Args:
-            keys: Tokens, and vectors `(D,)`; vectors are not normalised.
+            keys: Tokens, whose rows are averaged, and vectors `(D,)`, which are not normalised.
             weights: One weight per key; `None` for 1.
-            pre_normalize: Normalise rows to length 1.
+            pre_normalize: Normalise the rows of tokens to length 1 first.
             post_normalize: Normalise the mean to length 1.
-            ignore_missing: Skip keys that are not tokens, and their weights.
+            ignore_missing: Skip keys that are not tokens of the table, and their weights.
 
         Raises:
-            SizeError: There are no keys, or the number of weights differs.
+            SizeError: There are no keys, or the number of weights is not the number of keys.
             UnknownTokenError: A key is not a token, and `ignore_missing` is false.
         """
         if len(keys) == 0:
@@ -301,9 +309,10 @@ class TokenVectors:
         return (_unit(mean) if post_normalize else mean).float().numpy()
 
     def relative_cosine_similarity(self, wa: Token, wb: Token, topn: int = 10) -> float:
-        """Return `cos(wa, wb)` over the sum of the cosines of the `topn` tokens nearest to `wa`.
+        """Return `cos(wa, wb)` divided by the sum of the cosines of the `topn` tokens nearest to `wa`.
 
-        A value above 0.1 with `topn=10` means that the two are nearer than an average pair of neighbours.
+        A value above `1 / topn`, 0.1 by default, means that `wb` is nearer to `wa` than the average of these
+        neighbours.
 
         Raises:
             SizeError: `topn` is below 1, or the table has no neighbours.
@@ -317,15 +326,18 @@ class TokenVectors:
         return self.similarity(wa, wb) / sum(cosine for _, cosine in neighbors)
 
     def evaluate_word_pairs(self, file: Path | str) -> WordPairScores:
-        """Correlate similarities of word pairs with human scores; see `evaluate.evaluate_word_pairs`."""
+        """Correlate the cosines of the word pairs in a file with human scores; see `evaluate.evaluate_word_pairs`."""
         return evaluate_word_pairs(self.table, self._words, file)
 
     def evaluate_word_analogies(self, file: Path | str, restrict_vocab: int | None = None) -> AnalogyScores:
-        """Answer analogy questions; see `evaluate.evaluate_word_analogies`."""
+        """Answer the analogy questions in a file and count right answers; see `evaluate.evaluate_word_analogies`."""
         return evaluate_word_analogies(self.table, self._words, file, restrict_vocab=restrict_vocab)
 
     def _nearer(self, key1: Token, key2: Token) -> Bool[Tensor, " V"]:
-        """Return a mask of the tokens that are nearer to `key1` than `key2` is."""
+        """Return a mask `(V,)` of the tokens whose rows have a larger cosine to `key1` than `key2` has.
+
+        `key1` itself and rows without a token are not in the mask.
+        """
         first, second = self.id_of(key1), self.id_of(key2)
         cosines = self._cosines_to(self._row(first), 0, self.vocab_size)
         nearer = (cosines > cosines[second]) & self._has_token
@@ -333,15 +345,16 @@ class TokenVectors:
         return nearer
 
     def _answer(self, scores: Float[Tensor, " N"], topn: int | None, start: int, without: list[int]) -> Neighbors:
-        """Return the `topn` tokens with the highest scores; or the array of all scores if `topn` is `None`.
+        """Return the `topn` tokens with the highest scores as `(readable text, score)`, highest first.
 
-        Equal scores are sorted by ID.
+        Equal scores are sorted by ID. If `topn` is `None`, all scores are returned as a NumPy array instead, by ID.
 
         Args:
-            scores: Score of rows `start` on. It is overwritten if `topn` is not `None`.
-            topn: Number of tokens.
-            start: ID of the first score.
-            without: IDs that are not in the result. Rows without a token and NaN scores never are.
+            scores: Scores of consecutive rows, the first of which has the ID `start`. They are overwritten if `topn` is
+                not `None`.
+            topn: Number of tokens, fewer if there are fewer scores.
+            start: ID of the row that the first score belongs to.
+            without: IDs to leave out of the list. Rows without a token and NaN scores are always left out.
         """
         if topn is None:
             return scores.numpy()
@@ -356,14 +369,14 @@ class TokenVectors:
     def _queries(
         self, queries: Query | Sequence[Query] | None, weight: float
     ) -> Iterator[tuple[Float[Tensor, " D"], float, int | None]]:
-        """Yield a vector, its weight and its token ID for each item of a query.
+        """Yield `(vector, weight, token ID)` for each item of a query.
 
-        A token gives its row at length 1 and its ID; a vector is yielded as it was passed, with `None`. Vectors
-        are float64 on the CPU. The weight is `weight` unless the item is a pair `(token, weight)`.
+        The vector of a token is its row at length 1. A vector is yielded as it was passed, with the ID `None`. All
+        vectors are float64 on the CPU. The weight is the argument `weight` unless the item is a pair `(token, weight)`.
 
         Raises:
-            UnknownTokenError: See `id_of`.
-            ShapeError: A vector is not `(D,)`.
+            UnknownTokenError: An item is not a token of the table, see `id_of`.
+            ShapeError: A vector does not have the shape `(D,)`.
         """
         for item in _as_list(queries):
             token, its_weight = item if isinstance(item, tuple | list) else (item, weight)
@@ -374,10 +387,13 @@ class TokenVectors:
                 yield _unit(self._row(index).to("cpu", torch.float64)), float(its_weight), index
 
     def _ends(self, clip_start: int, clip_end: int | None, restrict_vocab: int | None) -> tuple[int, int]:
-        """Return the first ID to search and the one after the last; `restrict_vocab` replaces the other two.
+        """Return the range of IDs to search: the first ID, and the ID after the last one.
+
+        A `restrict_vocab` other than `None` overrides both clips: the range is then `0 .. restrict_vocab - 1`. Clips
+        have the meaning of a Python slice. Bounds beyond the end of the table are reduced to it.
 
         Raises:
-            SizeError: `restrict_vocab` is below 1, or there is no ID in the range.
+            SizeError: `restrict_vocab` is below 1, or no ID is in the range.
         """
         if restrict_vocab is not None:
             if restrict_vocab < 1:
@@ -392,7 +408,7 @@ class TokenVectors:
 
     @torch.no_grad()
     def _cosines_to(self, query: Float[Tensor, " D"], start: int, stop: int) -> Float[Tensor, " N"]:
-        """Return the cosines of rows `start` to `stop - 1` with a vector, on the CPU."""
+        """Return the cosine of a vector with each of the rows `start` to `stop - 1`, on the CPU."""
         return table_cosines(self._rows, query[None], start, stop)[0]
 
     @torch.no_grad()
@@ -401,10 +417,10 @@ class TokenVectors:
         return self._rows.read(index, index + 1)[0].clone()
 
     def _checked(self, vector: Vector) -> Float[Tensor, " D"]:
-        """Return a vector in float64 on the CPU.
+        """Return a vector as a float64 tensor on the CPU, after a check of its shape.
 
         Raises:
-            ShapeError: It is not `(D,)`.
+            ShapeError: The vector does not have the shape `(D,)`.
         """
         if tuple(vector.shape) != (self.embed_dim,):
             raise ShapeError(f"A vector for this table is ({self.embed_dim},); found {tuple(vector.shape)}.")
@@ -413,10 +429,10 @@ class TokenVectors:
         )
 
     def _id_of_text(self, text: str) -> int:
-        """Return the ID of a text; see `id_of`.
+        """Return the ID of the token with a text, by the rules of `id_of`.
 
         Raises:
-            UnknownTokenError: The text is several tokens, none, or unknown.
+            UnknownTokenError: The text is several tokens, no token, or not in the vocabulary; the message says which.
         """
         encoding = self._encoder.encode(text, add_special_tokens=False)
         if len(encoding.ids) == 1 and not self._is_unknown(encoding.ids[0], encoding.tokens[0]):
@@ -441,24 +457,35 @@ class TokenVectors:
         )
 
     def _id_of_bytes(self, raw: bytes) -> int:
-        """Return the ID of a byte string: by its UTF-8 text, or as `<0xE2>` for bytes that are not a character."""
+        """Return the ID of the token with these bytes.
+
+        The bytes are decoded as UTF-8, with `<0xE2>` for each byte that is not valid UTF-8. The text is looked up as in
+        `id_of`.
+
+        Raises:
+            UnknownTokenError: There is no single token with this text.
+        """
         text = raw.decode("utf-8", errors="surrogateescape")
         lone = {code: f"<0x{code - 0xDC00:02X}>" for code in range(0xDC80, 0xDD00)}
         return self._id_of_text(text.translate(lone))
 
     def _is_unknown(self, token_id: int, piece: str) -> bool:
-        """Return whether a token of an encoding replaces text that is not in the vocabulary.
+        """Return whether a token of an encoded text replaces a word that is not in the vocabulary.
 
-        A Unigram tokenizer then returns the unknown text itself as the token.
+        Args:
+            token_id: ID of the token in the encoding.
+            piece: Text of the token in the encoding. A Unigram tokenizer writes the unknown word itself there, so the
+                text then differs from the vocabulary's entry for this ID.
         """
         entry = self.tokenizer.id_to_token(token_id)
         return entry != piece or entry == getattr(self.tokenizer.model, "unk_token", None)
 
     @cached_property
     def _encoder(self) -> Tokenizer:
-        """Return the tokenizer, or a copy with an unknown token.
+        """Return the tokenizer that encodes the texts passed to `id_of`.
 
-        The copy is for tokenizers that cannot encode some texts because they lack an unknown token.
+        It is `self.tokenizer`, or a copy with an unknown token added. The copy is needed where encoding an unknown word
+        would fail: for WordLevel, WordPiece and Unigram models that have no unknown token.
         """
         if isinstance(self.tokenizer.model, models.BPE):  # leaves out what it does not know
             return self.tokenizer
@@ -475,17 +502,21 @@ class TokenVectors:
 
     @cached_property
     def _words(self) -> dict[str, int]:
-        """Return the words that are a single token; see `evaluate.whole_words`."""
+        """Return the words that are a single token each, as word -> row ID; see `evaluate.whole_words`."""
         return whole_words(self.tokenizer, self.vocab_size)
 
     @cached_property
     def _id_by_readable_text(self) -> dict[str, int]:
-        """Return IDs by readable text, for the texts of exactly one token."""
+        """Return text -> ID for each readable text that exactly one token has."""
         return ids_by_text(token_texts(self.tokenizer))
 
 
 def _as_list(queries: Query | Sequence[Query] | None) -> list[Query]:
-    """Return a single query as a list, rows `(N, D)` as a list of vectors, and a list unchanged."""
+    """Return the items of a query as a list.
+
+    The list is empty for `None`, and has one item for a single token or vector `(D,)`. Rows `(N, D)` give N vectors,
+    and a list gives its items.
+    """
     if queries is None:
         return []
     if isinstance(queries, str | int | bytes | np.integer) or (
@@ -496,12 +527,12 @@ def _as_list(queries: Query | Sequence[Query] | None) -> list[Query]:
 
 
 def _unit(vector: Float[Tensor, "D"]) -> Float[Tensor, "D"]:
-    """Return the vector at length 1; a zero vector unchanged."""
+    """Return the vector scaled to length 1; a zero vector is returned unchanged."""
     norm = torch.linalg.vector_norm(vector)
     return vector / norm if norm > 0 else vector
 
 
 def _listing(values: Sequence[object]) -> str:
-    """Return the first `LISTED` values as text for an error."""
+    """Return the first `LISTED` values as text for an error message, with `...` if there are more."""
     shown = ", ".join(repr(value) for value in values[:LISTED])
     return f"{shown}, ..." if len(values) > LISTED else shown

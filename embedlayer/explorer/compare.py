@@ -18,13 +18,13 @@ LISTED = 200
 
 @dataclass(frozen=True)
 class TableComparison:
-    """Compare two tables for each of the N tokens that both have.
+    """The rows of two tables for each of the N tokens that both have.
 
     Attributes:
-        moved: IDs of each token as pairs (second table, first table), and the cosine of its two rows after the second
+        moved: For each token its IDs, (second table, first table), and the cosine of its two rows after the second
             table was aligned with the first. Tokens with a zero row or a row with NaN are left out.
-        places: Coordinates along the first two principal components of the first table, `(N, 2)`.
-        other_places: Coordinates of the aligned rows of the second table, `(N, 2)`.
+        places: Coordinates of the first table's rows along its first two principal components, `(N, 2)`.
+        other_places: Coordinates of the second table's aligned rows along the same components, `(N, 2)`.
         residual: Share of the first table that the aligned second one does not explain; `None` without an alignment.
     """
 
@@ -35,10 +35,11 @@ class TableComparison:
 
 
 def summary(source: OpenedModel, other: OpenedModel, params: Params) -> Any:
-    """Return how far the shared tokens moved, as a JSON object for the page.
+    """Return how far the tokens that two tables share moved, as a JSON object for the page.
 
-    Keys: `title` of the other table; `shared`, the number of tokens; `mean_cosine`; `residual` of the alignment;
-    `moved_most` and `moved_least`, lists of `[ID, other ID, cosine]`; `texts` of the tokens in `moved_most`.
+    Its keys are `title`, of the other source; `shared`, the number of these tokens; `mean_cosine`; `residual`, of the
+    alignment, or `None`; `moved_most` and `moved_least`, lists of `[ID, ID in the other table, cosine]`; and `texts`,
+    of the tokens in `moved_most`.
     """
     found = _compared(source, other)
     most, least = found.moved.most(LISTED), found.moved.least(LISTED)
@@ -54,10 +55,10 @@ def summary(source: OpenedModel, other: OpenedModel, params: Params) -> Any:
 
 
 def places(source: OpenedModel, other: OpenedModel, params: Params) -> bytes:
-    """Return the coordinates of all shared tokens in both tables, as bytes.
+    """Return the coordinates of the tokens that two tables share, for both tables, as bytes.
 
-    First five columns of float32 `(N,)`: x and y of the first table, x and y of the second, cosine. Then two columns of
-    int32 `(N,)`: ID in the first table, ID in the second.
+    There are first five columns of float32 `(N,)`: x and y of the first table's rows, x and y of the second's, and the
+    cosine of both rows. Two columns of int32 `(N,)` follow: ID in the first table, ID in the second.
     """
     found = _compared(source, other)
     columns = torch.stack([*found.places.T, *found.other_places.T, found.moved.cosines]).float()
@@ -66,23 +67,26 @@ def places(source: OpenedModel, other: OpenedModel, params: Params) -> bytes:
 
 
 def other_neighbors(source: OpenedModel, other: OpenedModel, params: Params) -> Any:
-    """Return the nearest neighbours of a query in the other table: `[[text, cosine], ...]`, nearest first.
+    """Return the tokens of the other table nearest to a query in that table: `[[text, cosine], ...]`, nearest first.
 
-    `params` are those of `tokens.neighbors`, with IDs of the other table.
+    Args:
+        source: The first source, which is not used.
+        other: The source to search.
+        params: The parameters of `tokens.neighbors`, with IDs of the other table.
     """
     return [[other.token_texts[row], score] for row, score in tokens.neighbors(other, params)]
 
 
 def _compared(source: OpenedModel, other: OpenedModel) -> TableComparison:
-    """Return the comparison of two sources; it is computed at the first call and stored in `source`."""
+    """Return the comparison of two sources; the first call computes it and stores it in `source`."""
     return source.once(f"compare {id(other)}", lambda: _compare(source, other))
 
 
 @torch.no_grad()
 def _compare(source: OpenedModel, other: OpenedModel) -> TableComparison:
-    """Align the table of `other` with that of `source` and compare the rows of their shared tokens.
+    """Align the table of `other` with that of `source`, and compare the rows of the tokens that both have.
 
-    The table of `source` before training needs no alignment, since both have the same directions.
+    If `other` is `source` before training, there is no alignment: both tables then have the same directions.
 
     Raises:
         SizeError: The sources have fewer than two tokens in common.

@@ -37,7 +37,7 @@ def write_page(path: Path | str, sources: list[OpenedModel]) -> None:
 
 
 def page_html(sources: list[OpenedModel]) -> str:
-    """Return the text of the exported page, with its styles, its script and its data."""
+    """Return the HTML text of the exported page: one document with its styles, its script and its data."""
     static = page_files()
     page = static["index.html"].decode()
     baked = to_json(bake(sources)).decode().replace("<", "\\u003c")
@@ -56,10 +56,13 @@ def page_html(sources: list[OpenedModel]) -> str:
 
 
 def bake(sources: list[OpenedModel]) -> dict[str, Any]:
-    """Return the answer to every request that an exported page can make: key from `_key` -> packed answer.
+    """Return the answers to all requests that an exported page can make: key from `_key` -> answer from `_packed`.
 
-    An answer that the server would refuse is left out, and the page says so in its place. The key "manifest" has the
-    data that the page reads first.
+    An answer that the server would refuse is left out, and the page says so in its place. The key `"manifest"` has what
+    the page reads first.
+
+    Raises:
+        TokenizerError: A tokenizer has IDs outside its table.
     """
     check_tokenizers(sources)
     content: dict[str, Any] = {}
@@ -134,17 +137,19 @@ def one_script(modules: dict[str, str], entry: str) -> str:
 
 
 def _key(name: str, params: Params) -> str:
-    """Return the key under which the page stores the answer to a request; `keyOf` in data.js builds the same key."""
+    """Return the key under which an exported page stores the answer to a request: the name and the sorted parameters.
+
+    It must be the same as that of `keyOf` in the page's data.js.
+    """
     query = urlencode(sorted(params.items()), quote_via=quote, safe="-_.!~*'()")  # as encodeURIComponent
     return f"{name}?{query}" if query else name
 
 
 def _packed(value: Any) -> dict[str, Any]:
-    """Wrap an answer so that it can be stored in JSON.
+    """Return an answer in a form that JSON can store.
 
     Returns:
-        `{"base64": text}` for bytes, which are compressed with gzip first; `{"json": value}` for any other
-        value.
+        `{"base64": text}` for bytes, which are compressed with gzip first; `{"json": value}` for any other value.
     """
     if isinstance(value, bytes):
         return {"base64": base64.b64encode(gzip.compress(value, mtime=0)).decode()}
@@ -152,5 +157,5 @@ def _packed(value: Any) -> dict[str, Any]:
 
 
 def _hash(text: str) -> str:
-    """Return the SHA-256 hash of a script or a style, in the form that allows it in a content security policy."""
+    """Return the SHA-256 hash of an inline script or style, as a content security policy lists it."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"

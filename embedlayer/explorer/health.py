@@ -23,14 +23,15 @@ def found(source: OpenedModel, params: Params) -> Any:
 
 
 def scores(source: OpenedModel, params: Params) -> bytes:
-    """Return the under-training score of each row as bytes, float32 `(V,)`: above 0 is under-trained."""
+    """Return the under-training score of each row as float32 bytes, `(V,)`; above 0 the row is under-trained."""
     return _health(source).under_trained.scores.float().numpy().tobytes()
 
 
 def shares(source: OpenedModel, params: Params) -> Any:
-    """Return `explained`, `effective_rank`, `isotropy` and `mean_cosine` of the table, as a JSON object.
+    """Return measures of the table's geometry as a JSON object; see `TableGeometry`.
 
-    `explained` has the share of the variance along each principal direction, largest first, at most `DIRECTIONS`.
+    Its keys are `effective_rank`, `isotropy`, `mean_cosine` and `explained`: the share of the variance along each
+    principal direction, largest first, at most `DIRECTIONS` of them.
     """
     found = source.once("geometry", lambda: table_geometry(source.table))
     return {
@@ -42,7 +43,10 @@ def shares(source: OpenedModel, params: Params) -> Any:
 
 
 def _health(source: OpenedModel) -> TableHealth:
-    """Return `table_health` of a source, computed once; for a run it also compares with the untrained table."""
+    """Return `table_health` of a source; the first call computes it and stores it in the source.
+
+    For a run, the rows are also compared with those before training.
+    """
     before = source.before()
     earlier = None if before is None else before.table
     return source.once("health", lambda: table_health(source.table, source.tokenizer, before=earlier))

@@ -26,7 +26,7 @@ _A, _B = 1.577, 0.895  # the curve 1 / (1 + a d^2b) for a least distance of 0.1
 
 
 class Layout(NamedTuple):
-    """Hold 2-D coordinates of a table's rows.
+    """The 2-D coordinates of a table's rows, and how exact the neighbours behind them were.
 
     Attributes:
         places: Coordinates `(V, 2)`.
@@ -39,12 +39,14 @@ class Layout(NamedTuple):
 
 @torch.no_grad()
 def compute_layout(rows: Float[Tensor, "V D"], start: Float[Tensor, "V 2"], *, rounds: int | None = None) -> Layout:
-    """Compute 2-D coordinates of the rows. The same rows always get the same coordinates.
+    """Compute 2-D coordinates of rows in which nearest neighbours by cosine are close.
+
+    The same rows always get the same coordinates.
 
     Args:
         rows: Rows of a table. Zero rows and rows with NaN have no direction and stay about where they start.
         start: First coordinates, `principal_components(rows).coordinates`.
-        rounds: Number of moves of all rows; `None` for 200, and fewer for large tables.
+        rounds: How many times all rows are moved; `None` for 200 times, and fewer for large tables.
     """
     start = start.float().nan_to_num()
     start = start / start.abs().max().clamp_min(1e-30) * 10
@@ -67,10 +69,13 @@ def compute_layout(rows: Float[Tensor, "V D"], start: Float[Tensor, "V 2"], *, r
 
 
 def edge_weights(cosines: Float[Tensor, "V K"]) -> Float[Tensor, "V K"]:
-    """Return for each row the probability of its K edges, `(V, K)`, that the edge pulls in a round.
+    """Return the probability that an edge of the neighbour graph pulls its two rows together in a round, `(V, K)`.
 
-    `cosines` are sorted, nearest first. The nearest neighbour has probability 1. The others fall with distance, at a
-    rate found by bisection for each row, so that the row sums to `log2 K`, as in UMAP.
+    The edge to the nearest neighbour has probability 1. For further neighbours the probability falls with the distance,
+    at a rate of each row such that its K probabilities sum to `log2 K`, as in UMAP.
+
+    Args:
+        cosines: Cosines of each row with its K nearest rows, nearest first.
     """
     distances = 1 - cosines
     beyond = distances - distances[:, :1]
@@ -90,9 +95,16 @@ def _move(
     rate: float,
     random: torch.Generator,
 ) -> None:
-    """Move all rows once, in place; edge e joins rows `heads[e]` and `tails[e]`.
+    """Move all rows once, in place: one round of the layout.
 
-    Both ends of an edge are pulled together, and its head is pushed away from random rows. `rate` is the step size.
+    The two ends of each edge are pulled together, and its head is pushed away from random rows.
+
+    Args:
+        places: Coordinates of all rows, which are changed.
+        heads: ID of the first row of each edge.
+        tails: ID of the second row of each edge.
+        rate: Factor on all movements.
+        random: Generator that draws the random rows.
     """
     apart = places.index_select(0, heads) - places.index_select(0, tails)
     squared = apart.square().sum(1, keepdim=True)

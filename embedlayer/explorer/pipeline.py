@@ -7,7 +7,7 @@ each row with autograd's.
 import base64
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from functools import cache
 from typing import Any, cast
 
@@ -100,12 +100,12 @@ _POSITION_KINDS = {"add": "added", "rotate": "rotation", "bias": "bias", None: "
 
 @dataclass(frozen=True)
 class ShownToken:
-    """A token of the text.
+    """A token as the page shows it.
 
     Attributes:
         id: Token ID.
-        piece: The text of the token.
-        text: The text with spaces and invisible characters in visible form.
+        piece: Readable text of the token; empty if the tokenizer does not know the ID.
+        text: The readable text with spaces and invisible characters in visible form, or `row ID`.
         kind: `"special"`, `"byte"` for one byte of a character, or `"text"`.
     """
 
@@ -115,41 +115,49 @@ class ShownToken:
     kind: str
 
 
+@dataclass
 class Step:
-    """One step as the page shows it.
+    """One step of the computation, from text to gradient, as the page shows it.
 
     Args:
-        name: Identifier of the step, which selects its `title` on the page and its `formula`.
-        note: The sizes and factors of this model, in one line.
-        values: Numbers to draw, by name: `(T, C)`, or `(H, T, C)` for each of the first heads; `None` for no numbers.
-        facts: All other data, or `None`.
-        sentence: Key of the explanation for readers; `None` for the name of the step.
-        vectors: Vectors after the step, `(T, D)`; `None` for a step that changes no vectors.
+        name: Identifier of the step, a key of `_TITLES`, which has its title and formula on the page.
+        note: The sizes and factors of this model, in one line of text.
+        values: Tensors to draw, by name: `(T, C)`, or `(H, T, C)` for the first heads.
+        facts: All other data of the step, as JSON.
+        sentence: Key of the explanation in `_SENTENCES`; `""` for the name of the step.
+        vectors: Vectors after the step, `(T, D)`, which are detached; `None` for a step that changes no vectors.
     """
 
-    def __init__(
-        self,
-        name: str,
-        note: str,
-        values: Mapping[str, Tensor] | None = None,
-        facts: JsonObject | None = None,
-        *,
-        sentence: str | None = None,
-        vectors: Tensor | None = None,
-    ) -> None:
-        self.name = name
-        self.title, self.formula = _TITLES[name]
-        self.sentence = _SENTENCES[sentence or name]
-        self.note = note
-        self.values = values or {}
-        self.facts = facts or {}
-        self.vectors = None if vectors is None else vectors.detach()
+    name: str
+    note: str
+    values: Mapping[str, Tensor] = field(default_factory=dict)
+    facts: JsonObject = field(default_factory=dict)
+    _: KW_ONLY
+    sentence: str = ""
+    vectors: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        self.vectors = None if self.vectors is None else self.vectors.detach()
+
+    @property
+    def title(self) -> str:
+        """Return the title of the step on the page."""
+        return _TITLES[self.name][0]
 
     def to_json(self) -> JsonObject:
-        """Return all attributes but the vectors, which are among the values; tensors are packed."""
-        content = {**vars(self), "values": {name: packed(value) for name, value in self.values.items()}}
-        del content["vectors"]
-        return content
+        """Return the step as a JSON object, with its title, formula and explanation, and with packed tensors.
+
+        `vectors` are left out, because they are among the `values`.
+        """
+        return {
+            "name": self.name,
+            "title": self.title,
+            "formula": _TITLES[self.name][1],
+            "sentence": _SENTENCES[self.sentence or self.name],
+            "note": self.note,
+            "values": {name: packed(value) for name, value in self.values.items()},
+            "facts": self.facts,
+        }
 
 
 @dataclass(frozen=True)
@@ -175,11 +183,14 @@ class Pipeline:
     vectors: Float[Tensor, "T D"]
 
     def step(self, name: str) -> Step | None:
-        """Return the step of that name; `None` if this model does not have it."""
+        """Return the step with a name; `None` if this model does not have it."""
         return next((step for step in self.steps if step.name == name), None)
 
     def to_json(self) -> JsonObject:
-        """Return all fields but the vectors as JSON; tensors are packed, NaN and infinity become `None`."""
+        """Return the pipeline as a JSON object of its attributes, with packed tensors; see `packed`.
+
+        `vectors` are left out. NaN and infinity outside of tensors become `None`.
+        """
         tokens, steps = [vars(token) for token in self.tokens], [step.to_json() for step in self.steps]
         content = {**vars(self), "tokens": tokens, "steps": steps}
         del content["vectors"]
@@ -198,12 +209,15 @@ def packed(values: Tensor) -> JsonObject:
 
 
 def shown_tokens(tokenizer: Tokenizer, ids: Sequence[int]) -> tuple[ShownToken, ...]:
-    """Return tokens as readable text; an ID that the tokenizer does not know is named `row N`."""
+    """Return tokens in the form that the page shows, one for each ID.
+
+    An ID that the tokenizer does not know has the text `row ID`.
+    """
     specials = {number for number, token in tokenizer.get_added_tokens_decoder().items() if token.special}
 
     @cache
     def shown(number: int) -> ShownToken:
-        """Return one token as readable text."""
+        """Return one token in the form that the page shows."""
         if tokenizer.id_to_token(number) is None:
             return ShownToken(number, "", f"row {number}", "special")
         text = token_text(tokenizer, number)
@@ -215,10 +229,10 @@ def shown_tokens(tokenizer: Tokenizer, ids: Sequence[int]) -> tuple[ShownToken, 
 
 
 def answer(source: OpenedModel, params: Mapping[str, str]) -> JsonObject:
-    """Answer a request of the page: the pipeline of `params["text"]`, or without a text, example texts.
+    """Answer a request of the page, for JSON: the pipeline of the parameter `text`, or without it, example texts.
 
     Raises:
-        TokenizerError: The source has no tokenizer.
+        TokenizerError: There is a text, but the source has no tokenizer.
         TextError: The text has no tokens.
     """
     if "text" not in params:
@@ -229,12 +243,15 @@ def answer(source: OpenedModel, params: Mapping[str, str]) -> JsonObject:
 
 
 def baked(source: OpenedModel) -> list[dict[str, str]]:
-    """Return the requests whose answers an exported page contains: the example texts, and each of their pipelines."""
+    """Return the parameters of the requests whose answers an exported page stores.
+
+    The first has no parameters, for the list of example texts; the others are the example texts themselves.
+    """
     return [{}, *({"text": text} for text in example_texts(source.tokenizer))]
 
 
 def example_texts(tokenizer: Tokenizer | None) -> list[str]:
-    """Return the example texts that have tokens; none without a tokenizer."""
+    """Return those of the example `TEXTS` that have tokens in this tokenizer; none without a tokenizer."""
     if tokenizer is None:
         return []
     unlimited = without_truncation(tokenizer)
@@ -284,14 +301,19 @@ def pipeline(
 
 
 def parts_of(model: Model) -> tuple[LookupTable, Position]:
-    """Return the table and the position scheme of a model; a bare table has no positions."""
+    """Return the table and the position scheme of a model; a table alone has the scheme without positions."""
     return (model, Position()) if isinstance(model, TokenTable) else (model.table, model.position)
 
 
 def queries_and_keys(
     model: DecoderLM, x: Float[Tensor, "T D"]
 ) -> tuple[Float[Tensor, "H T K"], Float[Tensor, "G T K"]]:
-    """Compute queries and keys of the first block for its input `x`, before positions are applied."""
+    """Compute queries and keys of a decoder's first block, before rotary positions are applied.
+
+    Args:
+        model: The decoder, which must have a block.
+        x: Input of the first block.
+    """
     block = model.blocks[0]
     attention = cast(Attention, block.attention)
     normed = cast(nn.RMSNorm, block.attention_norm)(x)
@@ -303,13 +325,14 @@ def queries_and_keys(
 
 
 class _Computation:
-    """Compute all steps of one text in one model.
+    """Compute all steps of one text in one model, one after the other.
 
-    All steps share one autograd graph, from which the last step computes its gradients.
+    All steps share one autograd graph, from which the last step computes its gradients. The look-up is computed at
+    construction; `steps` computes the rest and must be read once, in order.
 
     Args:
         model: Model, layer or table.
-        ids: Token IDs, `(T,)`.
+        ids: Token IDs of the text, `(T,)`.
     """
 
     def __init__(self, model: Model, ids: Int[Tensor, " T"]) -> None:
@@ -325,7 +348,12 @@ class _Computation:
         self.rows = self.embedded = self.x = self.look_up.vectors.requires_grad_()
 
     def steps(self, tokens: Sequence[ShownToken], tokenizer: Tokenizer) -> Iterator[Step]:
-        """Yield all steps, from the one-hot vectors to the gradient of the loss."""
+        """Yield all steps in order, from the one-hot vectors to the gradient of the loss.
+
+        Args:
+            tokens: The tokens of the text, as the page shows them.
+            tokenizer: Tokenizer that gives the texts of the most likely next tokens.
+        """
         yield Step("one_hot", f"{len(self.ids)} times {self.table.vocab_size:,} places")
         yield Step("rows", self.look_up.description, {"rows": self.rows}, vectors=self.rows)
         yield from self._input_steps()
@@ -336,7 +364,10 @@ class _Computation:
             yield from self._head_steps(head, tokens, tokenizer)
 
     def _input_steps(self) -> Iterator[Step]:
-        """Yield the steps that the model traces after the look-up; a model without scale or positions says so."""
+        """Yield the steps of the input embedding after the look-up, without dropout.
+
+        A model without a scale or without positions in the input has a step that says so.
+        """
         traced = [step for step in self.trace if step.name != "dropout"]
         if traced and traced[0].name == "scale":
             scale = traced.pop(0)
@@ -364,9 +395,13 @@ class _Computation:
             yield from self._position_steps(absent, self.x)
 
     def _position_steps(self, traced: TracedStep, before: Tensor) -> Iterator[Step]:
-        """Yield the step of the position vectors and the step after adding them.
+        """Yield one step with the position vectors and one with the sum of both.
 
-        A scheme that adds nothing yields a single step that says so.
+        A scheme that adds nothing to the input yields a single step that says so.
+
+        Args:
+            traced: The position step as the model traced it.
+            before: Vectors before this step.
         """
         hook = self.position.hook
         facts = {"kind": _POSITION_KINDS[hook], "scheme": type(self.position).__name__}
@@ -379,7 +414,10 @@ class _Computation:
         yield Step("sum", f"shape {tuple(self.x.shape)}", values, vectors=self.x)
 
     def _dropout(self) -> Step:
-        """Return the dropout step, with one example mask that is the same in every call; p is the model's, or 0.1."""
+        """Return the dropout step: the vectors before and after an example mask, which is the same in every call.
+
+        The probability is the model's, or `SHOWN_DROPOUT` if the model has none or 0.
+        """
         layer = getattr(self.model, "dropout", None)
         stated = layer.p if isinstance(layer, nn.Dropout) else None
         shown = stated or SHOWN_DROPOUT
@@ -390,7 +428,10 @@ class _Computation:
         return Step("dropout", note, values, {"p": stated, "shown_p": shown})
 
     def _attention_step(self) -> Iterator[Step]:
-        """Yield the rotation or bias of the first block's attention; nothing for other schemes."""
+        """Yield one step for a scheme applied inside attention: the rotation, or the bias of the heads.
+
+        Nothing is yielded for other schemes.
+        """
         if isinstance(self.position, RotaryEmbedding):
             yield self._rotation(self.position)
         elif self.position.hook == "bias":
@@ -400,7 +441,10 @@ class _Computation:
             yield Step("bias", f"{bias.shape[1]} heads", {"bias": bias[0, :MOST_HEADS]}, facts)
 
     def _rotation(self, position: RotaryEmbedding) -> Step:
-        """Return the angles and, for a decoder, the first block's queries and keys before and after rotation."""
+        """Return the step with the rotation angles of each position.
+
+        For a decoder it also has the queries and keys of the first block before and after rotation.
+        """
         cos, sin = position.cos_sin(self.positions)
         values = {"angles": torch.atan2(sin, cos)}
         note = f"{cos.shape[-1]} pairs of dimensions rotate"
@@ -420,14 +464,17 @@ class _Computation:
     def _head_steps(
         self, head: OutputHead | PredictionHead, tokens: Sequence[ShownToken], tokenizer: Tokenizer
     ) -> Iterator[Step]:
-        """Yield a step with the likeliest next tokens after each token; then the step of the loss's gradient.
+        """Yield the step with the most likely next tokens after each token, and the step with the gradient of the loss.
 
-        The loss is that of the tokens of the text after the first, so a text of one token has no gradient step.
+        The loss predicts each token from those before it, so a text of one token has no gradient step.
+
+        Args:
+            head: Output head of the model.
+            tokens: The tokens of the text, as the page shows them.
+            tokenizer: Tokenizer that gives the texts of the most likely tokens.
         """
-        blocks = 0
         hidden = self.x
         if isinstance(self.model, DecoderLM):
-            blocks = len(self.model.blocks)
             hidden = self.model.hidden(inputs_embeds=self.embedded, positions=self.positions)
         output = head.output if isinstance(head, PredictionHead) else head
         if isinstance(head, PredictionHead):
@@ -445,7 +492,6 @@ class _Computation:
             "likeliest": likeliest,
             "next": chances[:-1].gather(-1, following.unsqueeze(-1)).squeeze(-1).tolist(),
             "tied": output.tied,
-            "blocks": blocks,
         }
         sentence = "head" if isinstance(self.model, DecoderLM) else "head only"
         note = f"{rows}; {self.table.vocab_size:,} scores for each token"
@@ -461,9 +507,16 @@ class _Computation:
         tied: bool,
         tokens: Sequence[ShownToken],
     ) -> Step:
-        """Return the step that shows the norm of the loss's gradient by each row of the table.
+        """Return the step that shows the norm of the loss's gradient for each row of the table.
 
         The gradient flows through the look-up and, with a tied head, also through the scores.
+
+        Args:
+            hidden: Input of the head.
+            products: Raw logits, `hidden` times the rows.
+            logits: The final logits, after scale, bias and softcap.
+            tied: Whether the head uses the rows of the table.
+            tokens: The tokens of the text, as the page shows them.
         """
         loss = F.cross_entropy(logits[:-1], self.ids[1:])
         of_rows, of_products = torch.autograd.grad(loss, [self.rows, products])
@@ -476,8 +529,7 @@ class _Computation:
         if tied:
             scores, states = of_products.to(hidden.dtype), hidden.detach()
             by_head = scores[:, used].T @ states
-            for start in range(0, len(total), ROWS_AT_ONCE):
-                total[start : start + ROWS_AT_ONCE] = _norms(scores[:, start : start + ROWS_AT_ONCE].T @ states)
+            total = torch.cat([_norms(some.T @ states) for some in scores.split(ROWS_AT_ONCE, dim=1)])
         total[used] = _norms(by_head + by_rows)
         touched = int(total.count_nonzero())
         by_id = {token.id: vars(token) for token in tokens}
@@ -504,13 +556,13 @@ class _Computation:
 
 
 def _norms(rows: Float[Tensor, "N D"]) -> Float[Tensor, " N"]:
-    """Return the L2 norm of each row in float32."""
+    """Return the L2 norm of each row, computed in float32."""
     norms: Tensor = rows.float().norm(dim=-1)
     return norms
 
 
 def _finite(value: Any) -> Any:
-    """Replace NaN and infinity, which JSON does not have, by `None`."""
+    """Return a JSON value with each NaN and infinity in it, which JSON does not have, replaced by `None`."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):

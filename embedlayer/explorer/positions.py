@@ -29,7 +29,10 @@ TEXT = "The cat sat on the mat and the dog sat on the cat."
 
 
 def answer(source: OpenedModel, params: Mapping[str, str]) -> JsonObject:
-    """Return `positions_data` of a source; for a run, with the sequence length of its training."""
+    """Return the position schemes of a source and some example tokens, for JSON; see `positions_data`.
+
+    For a run, the trained length is the sequence length of its training.
+    """
     model = source.table if source.model is None else source.model
     run = source.run
     trained = run.read()["options"]["max_length"] if run is not None and run.contains_run else None
@@ -81,15 +84,15 @@ def positions_data(
 
 
 def described(position: Position, layers: str = "", trained_length: int | None = None) -> JsonObject:
-    """Describe a scheme as JSON, with all that the page needs to compute or draw it.
+    """Describe a position scheme as a JSON object, with all that the page needs to compute or draw it.
 
-    The page computes sinusoidal, rotary and ALiBi positions from their arguments. For learned and relative
-    positions the JSON contains the numbers: vectors of positions, or biases by distance.
+    The page computes sinusoidal, rotary and ALiBi positions from their arguments. For learned and relative positions
+    the object contains the numbers: vectors of positions, or biases by distance.
 
     Args:
         position: Any scheme.
-        layers: Kind of layers that use it, in a model with several schemes.
-        trained_length: Trained length of a scheme that has no limit itself.
+        layers: Type of the layers that use it, in a model with several schemes.
+        trained_length: Longest sequence of the training, for a scheme that has no limit itself.
 
     Example:
         >>> described(AlibiBias(8))["kind"]
@@ -125,14 +128,14 @@ def described(position: Position, layers: str = "", trained_length: int | None =
 
 
 def _distinct(rows: Float[Tensor, "T D"]) -> JsonObject:
-    """Return how many position vectors there are and how many of them differ, as a JSON object."""
+    """Return `{"checked": number of position vectors, "distinct": number of different ones}`."""
     return {"checked": len(rows), "distinct": len(torch.unique(rows, dim=0))}
 
 
 def _biases(position: Position) -> Float[Tensor, "H distances"]:
-    """Return the bias for each signed distance, `(H, distances)`.
+    """Return the bias of each head for each distance between query and key, `(H, 2 * DISTANCES - 1)`.
 
-    Keys range from `DISTANCES - 1` positions before the query to as many after it.
+    Column 0 is a key `DISTANCES - 1` positions before the query; the last column is a key as far after it.
     """
     positions = torch.arange(2 * DISTANCES - 1, device=position.device)
     biases = position.bias(positions[DISTANCES - 1 : DISTANCES], positions)

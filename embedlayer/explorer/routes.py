@@ -19,14 +19,14 @@ Answer = Any
 
 @dataclass(frozen=True)
 class Route:
-    """Describe one kind of data that the page can request.
+    """One kind of data that the page can request.
 
     Attributes:
-        answer: Function from a source and the request's parameters to the data; the function raises
-            `EmbedLayerError` if there is no answer.
-        baked: Function from a source to the parameters for which an exported page holds the answer: by default once,
-            without parameters.
-        needs: What the source must have, one of `page_facts(source)["has"]`.
+        answer: Function from a source and the request's parameters to the data: bytes, or a value for JSON. It raises
+            an `EmbedLayerError` if there is no answer.
+        baked: Function from a source to the list of parameters for which an exported page stores the answer. By default
+            it is stored once, for no parameters.
+        needs: What the source must have, one of the strings in `page_facts(source)["has"]`.
     """
 
     answer: Callable[[OpenedModel, Params], Answer]
@@ -37,7 +37,7 @@ class Route:
 ROUTES: dict[str, Route] = {
     "tokens": Route(tokens.texts),
     "axes": Route(tokens.axes),
-    "coordinates": Route(tokens.coordinates, tokens.baked_coordinates),
+    "coordinates": Route(tokens.coordinates, lambda source: ({"count": str(tokens.BAKED_COMPONENTS)},)),
     "layout": Route(tokens.layout, tokens.baked_layout),
     "layout-recall": Route(tokens.layout_recall, tokens.baked_layout),
     "norms": Route(tokens.norms),
@@ -67,13 +67,21 @@ BAKED_PAIRS = ("compare", "compare-places")
 
 
 def others(sources: list[OpenedModel], source: OpenedModel) -> list[str]:
-    """Return the values of the parameter `other` for a source: `before` (before training) and source numbers."""
+    """Return the sources that a source can be compared with, as values of the request parameter `other`.
+
+    They are `"before"`, if its table before training is known, and the numbers of the other sources.
+    """
     numbers = [str(number) for number, other in enumerate(sources) if other is not source]
     return ["before", *numbers] if "before" in page_facts(source)["has"] else numbers
 
 
 def answer(sources: list[OpenedModel], name: str, params: Params) -> Answer:
-    """Return the data of `/data/NAME?params`. The parameter `source` is the number of a source.
+    """Return the data of the request `/data/NAME?params`: bytes, or a value for JSON.
+
+    Args:
+        sources: The sources of the page.
+        name: Name of the data, a key of `ROUTES` or `PAIRS`, or `"manifest"`.
+        params: Parameters of the request; `source` is the number of a source, 0 by default.
 
     Raises:
         EmbedLayerError: There is no such data, or the parameters are not valid.
@@ -108,7 +116,7 @@ def _source(sources: list[OpenedModel], number: str) -> OpenedModel:
 
 
 def manifest(sources: list[OpenedModel]) -> Answer:
-    """Return what the page requests first: the version, and a description of each source."""
+    """Return what the page requests first, for JSON: the library's version and a description of each source."""
     from embedlayer import __version__
 
     return {"version": __version__, "exported": False, "sources": [page_facts(source) for source in sources]}

@@ -41,21 +41,22 @@ HEADERS = {
 
 
 def page_files() -> dict[str, bytes]:
-    """Read the files of the page: content by path, such as `views/map.js`."""
+    """Read the files of the page from the package, and return path -> content; a path is like `views/map.js`."""
     page = Path(__file__).parent / "page"
     return {path.relative_to(page).as_posix(): path.read_bytes() for path in page.rglob("*") if path.suffix in TYPES}
 
 
 def serve(sources: list[OpenedModel], *, port: int = 0, on_start: Callable[[str], None]) -> None:
-    """Serve the page until Ctrl-C.
+    """Serve the page on 127.0.0.1 until Ctrl-C, and then return.
 
     Args:
         sources: The sources to show.
         port: The port; 0 chooses a free one.
-        on_start: Function called with the address of the page when the server listens.
+        on_start: Function that is called with the page's URL when the server listens.
 
     Raises:
-        FileError: The port is in use.
+        FileError: The port cannot be used.
+        TokenizerError: A tokenizer has IDs outside its table.
     """
     with make_server(sources, port=port) as server:
         on_start(address(server))
@@ -66,8 +67,12 @@ def serve(sources: list[OpenedModel], *, port: int = 0, on_start: Callable[[str]
 def make_server(sources: list[OpenedModel], *, port: int = 0) -> ThreadingHTTPServer:
     """Return a server that listens on 127.0.0.1; it answers requests once `serve_forever` is called.
 
+    Args:
+        sources: The sources to show.
+        port: The port; 0 chooses a free one.
+
     Raises:
-        FileError: The port is in use.
+        FileError: The port cannot be used.
         TokenizerError: A tokenizer has IDs outside its table.
     """
     check_tokenizers(sources)
@@ -78,7 +83,7 @@ def make_server(sources: list[OpenedModel], *, port: int = 0) -> ThreadingHTTPSe
 
 
 def address(server: ThreadingHTTPServer) -> str:
-    """Return the URL of a server's page."""
+    """Return the URL of the page that a server shows, such as `http://127.0.0.1:8000/`."""
     return f"http://{HOST}:{server.server_address[1]}/"
 
 
@@ -86,7 +91,7 @@ class _Server(ThreadingHTTPServer):
     """HTTP server whose `server_close` ends all connections and waits for their threads.
 
     A thread that is inside torch while Python exits would abort the process. `http.server` closes no connection by
-    itself, so an idle one would keep its thread for `_Handler.timeout` seconds.
+    itself, so an idle connection would keep its thread for `_Handler.timeout` seconds.
     """
 
     daemon_threads = False  # so that server_close waits for them
@@ -108,7 +113,10 @@ class _Server(ThreadingHTTPServer):
 
 
 class _Handler(BaseHTTPRequestHandler):
-    """Answer one connection's GET requests with files of the page or data of the sources."""
+    """Answer the HTTP GET requests of one connection, with files of the page or data of the sources.
+
+    Requests for another host name than 127.0.0.1 and localhost are refused.
+    """
 
     server_version = "embedlayer"
     sys_version = ""
@@ -136,7 +144,15 @@ class _Handler(BaseHTTPRequestHandler):
         """Print nothing, so that requests do not fill the terminal."""
 
     def _data(self, name: str, params: dict[str, str]) -> None:
-        """Send the data of a route, or the error as a sentence in JSON."""
+        """Send the data of a route, as bytes or as JSON.
+
+        An error of the request is sent as JSON, with status 400. Any other exception is sent with status 500 and raised
+        again.
+
+        Args:
+            name: Name of the data, see `routes.answer`.
+            params: Parameters of the request.
+        """
         try:
             found = answer(self.sources, name, params)
         except EmbedLayerError as error:
@@ -149,11 +165,17 @@ class _Handler(BaseHTTPRequestHandler):
         return self._send(HTTPStatus.OK, "application/json", to_json(found))
 
     def _say(self, status: HTTPStatus, sentence: str) -> None:
-        """Send an error as a sentence in JSON."""
+        """Send an error to the page, as the JSON object `{"error": sentence}`."""
         self._send(status, "application/json", to_json({"error": sentence}))
 
     def _send(self, status: HTTPStatus, kind: str, content: bytes) -> None:
-        """Send a response; a connection that the browser has closed is no error."""
+        """Send a response with the common headers. If the browser has closed the connection, nothing is raised.
+
+        Args:
+            status: HTTP status.
+            kind: Media type of the content.
+            content: Body of the response.
+        """
         try:
             self.send_response(status)
             for name, value in {**HEADERS, "Content-Type": kind, "Content-Length": str(len(content))}.items():
@@ -165,7 +187,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def to_json(value: Any) -> bytes:
-    """Return a value as JSON that browsers parse, with lone surrogates escaped.
+    """Return a value as JSON text in bytes, with all characters outside ASCII escaped, lone surrogates included.
 
     Raises:
         ValueError: The value contains NaN or infinity.

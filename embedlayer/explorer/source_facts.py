@@ -20,7 +20,11 @@ def check_tokenizers(sources: Sequence[OpenedModel]) -> None:
 
 
 def page_facts(opened: OpenedModel) -> JsonObject:
-    """Return the description of one source as JSON: title, sizes, kind; `"has"` lists the available data."""
+    """Return the description of a source for the page, as a JSON object: title, sizes and kind.
+
+    Its key `"has"` lists the available data: some of `vectors`, `tokens`, `tokenizer`, `position`, `head`, `metrics`,
+    `before` (the table before training) and `frequency`.
+    """
     position, run = opened.position, opened.run
     there = {
         "vectors": True,
@@ -46,5 +50,5 @@ def page_facts(opened: OpenedModel) -> JsonObject:
 
 
 def _plain(config: JsonObject) -> JsonObject:
-    """Return the entries of a configuration that are numbers, strings or lists."""
+    """Return those entries of a configuration whose values are numbers, strings, bools, lists or `None`."""
     return {key: value for key, value in config.items() if isinstance(value, str | int | float | bool | None | list)}

@@ -22,6 +22,7 @@ COMPONENTS = 6
 """Number of principal components that can be axes of the map."""
 
 BAKED_COMPONENTS = 3
+"""Number of principal components of which an exported page stores the coordinates."""
 BAKED_NUMBERS = 6_000_000
 """An exported page holds all vectors, as int8, of a table with at most so many numbers."""
 
@@ -33,68 +34,70 @@ MOST = 500
 
 
 def texts(source: OpenedModel, params: Params) -> Any:
-    """Return the readable text of each row, and the IDs of the special tokens."""
+    """Return the readable text of each row and the IDs of the special tokens: `{"texts": ..., "special": ...}`."""
     return {"texts": source.token_texts, "special": source.special_ids}
 
 
 def axes(source: OpenedModel, params: Params) -> Any:
-    """Return the share of the variance along each principal component, largest first."""
+    """Return `{"explained": shares}`: the share of the variance along each principal component, largest first."""
     return {"explained": principal(source).explained_variance_ratio.tolist()}
 
 
 def coordinates(source: OpenedModel, params: Params) -> bytes:
-    """Return coordinates along the first `count` principal components, as the bytes of float32 `(count, V)`.
+    """Return the coordinates of all rows along the first principal components, as the bytes of float32 `(count, V)`.
 
-    A row with NaN has NaN coordinates.
+    The parameter `count` is the number of components, `COMPONENTS` by default. A row with NaN has NaN coordinates.
+
+    Raises:
+        SizeError: `count` is not a number from 1 to `COMPONENTS`.
     """
     count = _number(params, "count", COMPONENTS, most=COMPONENTS)
     return _bytes(principal(source).coordinates[:, :count].T)
 
 
-def baked_coordinates(source: OpenedModel) -> list[Params]:
-    """Return the parameters of the coordinates that an exported page holds: the first components only."""
-    return [{"count": str(BAKED_COMPONENTS)}]
-
-
 def layout(source: OpenedModel, params: Params) -> bytes:
-    """Return 2-D coordinates that keep nearest neighbours close, as the bytes of float32 `(2, V)`.
+    """Return 2-D coordinates of the rows that keep nearest neighbours close, as the bytes of float32 `(2, V)`.
 
-    They are computed once; a large table takes minutes.
+    The first call computes them and stores them in the source; this takes minutes for a large table.
     """
     return _bytes(_layout(source).places.T)
 
 
 def layout_recall(source: OpenedModel, params: Params) -> Any:
-    """Return the share of true nearest neighbours in the graph of the layout: 1 if the graph is exact."""
+    """Return `{"recall": share}`: the share of true nearest neighbours that the layout used; 1 if it was exact."""
     return {"recall": round(_layout(source).recall, 4)}
 
 
 def _layout(source: OpenedModel) -> Layout:
-    """Return the two-dimensional layout that keeps nearest neighbours close; it is computed once per source."""
+    """Return the 2-D layout of a source's rows; the first call computes it and stores it in the source."""
     return source.once("layout", lambda: compute_layout(source.rows, principal(source).coordinates[:, :2]))
 
 
 def baked_layout(source: OpenedModel) -> list[Params]:
-    """Return the parameters of the layouts that an exported page holds: none for a large table."""
+    """Return the requests for the layout that an exported page stores: one, or none for a large table."""
     return [{}] if source.table.vocab_size <= BAKED_ROWS and source.table.embed_dim > 1 else []
 
 
 def norms(source: OpenedModel, params: Params) -> bytes:
-    """Return the Euclidean norm of each row, float32 `(V,)`; NaN for a row with NaN or infinity."""
+    """Return the Euclidean norm of each row as float32 bytes, `(V,)`; NaN for a row with NaN or infinity."""
     return _bytes(source.once("norms", lambda: RowReader(source.rows).norms()))
 
 
 def frequencies(source: OpenedModel, params: Params) -> bytes:
-    """Return how often each token occurs in the training text of the run, as the bytes of float32 `(V,)`."""
-    return source.once("frequencies", lambda: _frequencies(source))
+    """Return how often each token occurs in the training text of the run, as the bytes of float32 `(V,)`.
+
+    The source must be a run.
+    """
+    assert source.counts is not None
+    return _bytes(source.counts)
 
 
 def neighbors(source: OpenedModel, params: Params) -> Any:
-    """Answer a request for the rows nearest to a query, as `[[id, cosine], ...]`, nearest first.
+    """Return the rows nearest to a query as `[[ID, cosine], ...]`, nearest first; the result is exact, over all rows.
 
-    The query is the sum of the rows that the parameter `plus` lists, less those in `minus`; each of these
-    rows is normalised to length 1 first. As in `TokenVectors.most_similar` the result is exact, over all
-    rows, without the tokens of the query and without rows that have no token.
+    The query is the sum of the rows with the IDs in the parameter `plus`, minus the sum of those in `minus`. Each row
+    is normalised to length 1 first. Tokens of the query and rows without a token are left out. The parameter `topn` is
+    the number of results, 20 by default.
 
     Raises:
         SizeError: `plus` and `minus` are both empty, or a parameter is no valid number or list.
@@ -111,19 +114,24 @@ def neighbors(source: OpenedModel, params: Params) -> Any:
 
 
 def along(source: OpenedModel, params: Params) -> bytes:
-    """Answer a request for the cosine of every row with a query, as the bytes of float32 `(V,)`.
+    """Return the cosine of every row with a query, as the bytes of float32 `(V,)`.
 
-    The query is the sum of the rows that the parameter `plus` lists, less those in `minus`; each of these
-    rows is normalised to length 1 first.
+    The query is the sum of the rows with the IDs in the parameter `plus`, minus the sum of those in `minus`. Each row
+    is normalised to length 1 first.
+
+    Raises:
+        SizeError: A parameter is no valid list.
+        TokenIdError: An ID is outside the table.
     """
     query = _query(source, _ids(source, params, "plus"), _ids(source, params, "minus"))
     return _bytes(table_cosines(RowReader(source.rows), query)[0])
 
 
 def vectors(source: OpenedModel, params: Params) -> bytes:
-    """Return all rows rounded to int8, as bytes: the scale of each row, then the rows.
+    """Return all rows rounded to int8, as bytes: first the scale of each row, then the rows.
 
-    The scales are float32 `(V,)`, the value that 127 represents in each row. The rows are int8 `(V, D)`.
+    The scales are float32 `(V,)`: the largest absolute value of each row, which the integer 127 stands for. The rows
+    are int8 `(V, D)`.
     """
     largest, parts = [], []
     for _, chunk in RowReader(source.rows).chunks():
@@ -135,22 +143,29 @@ def vectors(source: OpenedModel, params: Params) -> bytes:
 
 
 def baked_vectors(source: OpenedModel) -> list[Params]:
-    """Return the parameters of the vectors that an exported page holds: none for a large table."""
+    """Return the requests for vectors that an exported page stores: one, or none for a large table."""
     return [{}] if _is_small(source) else []
 
 
 def nearest(source: OpenedModel, params: Params) -> bytes:
-    """Return the `NEAREST` nearest rows of each row: uint32 `(V, NEAREST)`, then float32 cosines of that shape."""
+    """Return the `NEAREST` nearest rows of every row, as bytes: IDs, int32 `(V, NEAREST)`, then cosines, float32.
+
+    The first call computes them and stores them in the source. A missing neighbour has ID 0 and cosine -2.
+    """
     return source.once("nearest", lambda: _nearest(source))
 
 
 def baked_nearest(source: OpenedModel) -> list[Params]:
-    """Return the parameters of the neighbour lists that an exported page holds: only for tables of medium size."""
+    """Return the requests for lists of nearest rows that an exported page stores: one or none.
+
+    They are stored for tables of medium size only. From the vectors of a small table the page computes its neighbours
+    itself, and the lists of a large table are too long.
+    """
     return [{}] if not _is_small(source) and source.table.vocab_size <= BAKED_ROWS else []
 
 
 def left_out(source: OpenedModel) -> list[str]:
-    """Return sentences that say which data an exported page lacks."""
+    """Return a list with the sentence that says what an exported page of this source lacks."""
     if _is_small(source):
         return ["Neighbours are computed from vectors rounded to 8 bits: cosines are exact to about 0.01."]
     if source.table.vocab_size <= BAKED_ROWS:
@@ -159,38 +174,39 @@ def left_out(source: OpenedModel) -> list[str]:
 
 
 def _is_small(source: OpenedModel) -> bool:
-    """Return whether the table is small enough that an exported page holds all its vectors."""
+    """Return whether the table is so small that an exported page stores all its vectors."""
     return source.table.vocab_size * source.table.embed_dim <= BAKED_NUMBERS
 
 
 def principal(source: OpenedModel) -> PrincipalComponents:
-    """Return the principal components of the table and the coordinates of its rows; NaN for rows with NaN."""
+    """Return the principal components of a source's table, and the coordinates of its rows along them.
+
+    Rows with NaN have NaN coordinates. The first call computes the result and stores it in the source.
+    """
     count = min(COMPONENTS, source.table.embed_dim)
     return source.once("principal_components", lambda: principal_components(source.rows, count, skip_nonfinite=True))
 
 
 def _nameless(source: OpenedModel) -> Bool[Tensor, " V"]:
-    """Return a mask of the rows without a token, `(V,)`."""
+    """Return a mask of the rows without a token, `(V,)`; it is stored in the source."""
     return source.once("nameless", lambda: torch.tensor([text == "" for text in source.token_texts]))
-
-
-def _frequencies(source: OpenedModel) -> bytes:
-    """Return the token counts of the run's training text as the bytes of float32 `(V,)`; requires a run."""
-    assert source.run is not None
-    counts = source.counts
-    assert counts is not None
-    return _bytes(counts)
 
 
 @torch.no_grad()
 def _query(source: OpenedModel, plus: list[int], minus: list[int]) -> Float[Tensor, "1 D"]:
-    """Return the sum of the rows `plus` less the sum of the rows `minus`, each row normalised first, in float64."""
+    """Return the sum of some rows minus the sum of others, each normalised to length 1 first, in float64.
+
+    Args:
+        source: The source of the rows.
+        plus: IDs of the rows to add.
+        minus: IDs of the rows to subtract.
+    """
     units = F.normalize(source.rows[[*plus, *minus]].double(), dim=1)
     return units[: len(plus)].sum(0, keepdim=True) - units[len(plus) :].sum(0, keepdim=True)
 
 
 def _nearest(source: OpenedModel) -> bytes:
-    """Compute the `NEAREST` nearest rows of every row; a missing neighbour has ID 0 and cosine -2."""
+    """Compute the bytes that `nearest` returns."""
     V = source.table.vocab_size
     found = nearest_rows(source.rows, torch.arange(V), NEAREST, candidates=~_nameless(source))
     missing = (0, NEAREST - found.ids.shape[1])
@@ -199,7 +215,12 @@ def _nearest(source: OpenedModel) -> bytes:
 
 
 def _ids(source: OpenedModel, params: Params, name: str) -> list[int]:
-    """Return the token IDs in a parameter, such as `17,4`; an empty list without it.
+    """Read token IDs such as `17,4` from a parameter of a request; a missing parameter gives an empty list.
+
+    Args:
+        source: The source whose table has the IDs.
+        params: Parameters of the request.
+        name: Name of the parameter.
 
     Raises:
         SizeError: The parameter is not a list of at most 100 IDs.
@@ -219,7 +240,7 @@ def _ids(source: OpenedModel, params: Params, name: str) -> list[int]:
 
 
 def _number(params: Params, name: str, default: int, *, most: int) -> int:
-    """Return the whole number in a parameter, or `default` without it.
+    """Read a whole number from a parameter of a request; a missing parameter gives `default`.
 
     Raises:
         SizeError: The parameter is not a number from 1 to `most`.
@@ -231,5 +252,5 @@ def _number(params: Params, name: str, default: int, *, most: int) -> int:
 
 
 def _bytes(values: Tensor) -> bytes:
-    """Return the values as float32 bytes."""
+    """Return the numbers of a tensor as the bytes of float32, row by row."""
     return values.detach().cpu().float().contiguous().numpy().tobytes()

@@ -10,10 +10,11 @@ LINES = 2000
 
 
 def metrics(source: OpenedModel, params: Params) -> Any:
-    """Return steps, losses and touched rows of a run, and its options. At most `LINES` lines, evenly spaced, with the
-    last one.
+    """Return the training progress of a run and its options, as a JSON object; the source must be a run.
 
-    `uniform_loss` is `ln V`, the loss in nats per token of a uniform distribution.
+    `lines` are those of `metrics.jsonl` (steps, losses, touched rows): at most `LINES` of them, evenly spaced, with the
+    last one. `uniform_loss` is `ln V`, the loss in nats per token of a uniform distribution. `options` and `made_of`
+    describe the run and its model.
     """
     assert source.run is not None
     lines = source.run.read_metrics()

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -12,18 +11,15 @@ from torch import Tensor
 from embedlayer.analysis.geometry import position_values
 from embedlayer.errors import ShapeError, SizeError
 from embedlayer.plots.labels import SIDES, write_labels
-from embedlayer.plots.style import BLUE, GRID, MUTED, ORANGE, colorbar, new_figure, numbers, point_colours
+from embedlayer.plots.style import BLUE, GRID, MUTED, ORANGE, Figure, colorbar, new_figure, numbers, point_colours
 from embedlayer.positions.position import Position
 from embedlayer.positions.rotary import RotaryEmbedding
-
-if TYPE_CHECKING:
-    import matplotlib.figure
 
 
 @torch.no_grad()
 def attention_bias(
     position: Position, *, length: int = 64, title: str = "Bias on attention scores, head by head"
-) -> "matplotlib.figure.Figure":
+) -> Figure:
     """Draw the bias on attention scores over the distance to the key, for each head (ALiBi, T5).
 
     Left, the bias b of each head; right, `e^b`, the factor on an attention weight before normalisation.
@@ -72,7 +68,7 @@ def rotary_scores(
     k: Float[Tensor, " K"] | None = None,
     starts: Sequence[int] = (0, 1000),
     title: str = "Rotated scores depend on the distance only",
-) -> "matplotlib.figure.Figure":
+) -> Figure:
     """Draw the score of one query and one key over their distance, for several positions of the key.
 
     The curves coincide, because rotated scores depend only on the distance.
@@ -124,9 +120,10 @@ def rotary_angles(
     pairs: Sequence[int] | None = None,
     length: int = 12,
     title: str = "Angles of rotary positions",
-) -> "matplotlib.figure.Figure":
-    """Draw the angle of some pairs at positions 0, 1, 2, ...: fast pairs separate neighbours, slow pairs separate
-    distant positions.
+) -> Figure:
+    """Draw the rotation angle of some channel pairs at positions 0, 1, 2, ..., each pair as the hands of a clock.
+
+    Fast pairs have different angles at neighbouring positions; slow pairs only at distant ones.
 
     Args:
         position: Rotary positions.
@@ -170,7 +167,7 @@ def rotary_angles(
 
 
 def _count(value: float) -> str:
-    """Return a number of positions with three digits."""
+    """Return a number of positions as text, such as "12.6", "4,710" or, for infinity, "infinitely many"."""
     return (
         "infinitely many" if math.isinf(value) else f"{value:.1f}" if value < 100 else f"{float(f'{value:.3g}'):,.0f}"
     )

@@ -1,19 +1,15 @@
 """Curves of single dimensions over positions."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from jaxtyping import Float
 from torch import Tensor
 
 from embedlayer.errors import SizeError
 from embedlayer.plots.heatmaps import picture_of
-from embedlayer.plots.style import LINES, MUTED, new_figure, numbers
+from embedlayer.plots.style import LINES, MUTED, Figure, new_figure, numbers
 from embedlayer.plots.training import DASHES
 from embedlayer.positions.position import Position
-
-if TYPE_CHECKING:
-    import matplotlib.figure
 
 
 def dimension_curves(
@@ -22,7 +18,7 @@ def dimension_curves(
     *,
     length: int = 50,
     title: str = "Single dimensions over positions",
-) -> "matplotlib.figure.Figure":
+) -> Figure:
     """Draw columns of a scheme as curves over positions, one panel for each group of columns.
 
     Args:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,14 +14,10 @@ from embedlayer.checkpoints.embedding_layer import EmbeddingLayer
 from embedlayer.errors import ShapeError, SizeError, require
 from embedlayer.layers.input import GPTEmbedding, TransformerEmbedding
 from embedlayer.models.decoder import DecoderLM
-from embedlayer.plots.style import HOLE, MUTED, PAPER, colorbar, new_figure, numbers
+from embedlayer.plots.style import HOLE, MUTED, PAPER, Axes, Figure, colorbar, new_figure, numbers
 from embedlayer.plots.visible import visible_text
 from embedlayer.positions.position import Position
 from embedlayer.shapes import Ids
-
-if TYPE_CHECKING:
-    import matplotlib.axes
-    import matplotlib.figure
 
 Layer = TransformerEmbedding | GPTEmbedding | DecoderLM | EmbeddingLayer
 MOST_TOKENS = 64
@@ -35,11 +31,11 @@ def position_heatmap(
     value_label: str | None = None,
     row_label: str | None = None,
     column_label: str | None = None,
-) -> "matplotlib.figure.Figure":
+) -> Figure:
     """Draw a matrix as colours: white is 0, red positive, blue negative, grey not finite.
 
-    The range is symmetric. If less than 1 % of the numbers are outliers, they are outside the range, and the colour bar
-    has arrows.
+    The colour range is symmetric. A few outliers (at most 1 % of the numbers) may lie outside the range; the colour bar
+    then has arrows.
 
     Args:
         positions: A scheme, drawn by its effect (`analysis.geometry.position_values`: added vectors, cosines of angles,
@@ -70,7 +66,7 @@ def compare_positions(
     *,
     length: int = 64,
     title: str = "Schemes side by side",
-) -> "matplotlib.figure.Figure":
+) -> Figure:
     """Draw one heat map for each of several schemes, each with its own range of colours.
 
     Args:
@@ -104,8 +100,10 @@ def token_path(
     *,
     dimensions: int = 24,
     title: str = "From the table to the first block",
-) -> "matplotlib.figure.Figure":
-    """Draw each token's vector after each step of the input embedding; the label of a step is the end of its range.
+) -> Figure:
+    """Draw the vector of each token after each step of the input embedding, one heat map for each step.
+
+    Each heat map has its own colour range, whose end is written below it.
 
     Args:
         steps: Vectors after each step, by name: `path_steps(layer, ids)`.
@@ -191,10 +189,14 @@ STEP_NAMES = {"token_types": "+ type", "positions": "+ position", "projection": 
 
 
 def picture_of(positions: Position | Float[Tensor, "T C"], length: int) -> PositionPicture:
-    """Return the matrix and labels that show a scheme; a tensor is shown as it is.
+    """Return the matrix to draw for a scheme, with its labels; a tensor is returned as it is, with general labels.
+
+    Args:
+        positions: A scheme, or a matrix.
+        length: Number of positions of a scheme; it does not cut a tensor.
 
     Raises:
-        SizeError: The scheme has no effect.
+        SizeError: The scheme has no effect (NoPE).
     """
     if isinstance(positions, Tensor):
         return PositionPicture(positions, "Positions", "position", "dimension", "value")
@@ -208,10 +210,10 @@ def picture_of(positions: Position | Float[Tensor, "T C"], length: int) -> Posit
 
 
 def limit_of(values: Float[Tensor, "..."]) -> float:
-    """Return the end of the colour range: the largest finite absolute value, or 1 if there is none or all are 0.
+    """Return the end of a colour range for the values: the largest finite absolute value, or 1 without a nonzero one.
 
-    A few outliers would make all other numbers pale. If the largest value is more than twice the 99th percentile, the
-    range ends at that percentile.
+    A few outliers would make all other numbers pale. Therefore, if the largest value is more than twice the 99th
+    percentile, the range ends at that percentile.
     """
     sizes = values.detach()[values.isfinite()].abs().double().cpu()
     if not sizes.numel():
@@ -220,8 +222,15 @@ def limit_of(values: Float[Tensor, "..."]) -> float:
     return (most if 0 < 2 * most < largest else largest) or 1.0
 
 
-def draw_matrix(axes: "matplotlib.axes.Axes", values: Float[Tensor, "N C"], *, limit: float | None = None) -> Any:
-    """Draw a matrix, one cell for each number, and return the image; its colour bar gets arrows for outliers."""
+def draw_matrix(axes: Axes, values: Float[Tensor, "N C"], *, limit: float | None = None) -> Any:
+    """Draw a matrix as a heat map, one cell for each number, and return matplotlib's image.
+
+    Args:
+        axes: Axes to draw on; their grid and frame are removed.
+        values: The matrix; cells that are not finite are grey.
+        limit: End of the colour range, which is symmetric about 0; `limit_of(values)` if `None`. If a value is outside
+            the range, a colour bar of the image has arrows.
+    """
     limit = limit_of(values) if limit is None else limit
     colours = require("matplotlib", extra="plots").colormaps["RdBu_r"].with_extremes(bad=HOLE)
     matrix = numbers(values)
@@ -238,6 +247,6 @@ def draw_matrix(axes: "matplotlib.axes.Axes", values: Float[Tensor, "N C"], *, l
 
 
 def with_hole(label: str, *values: Float[Tensor, "..."]) -> str:
-    """Return the label, with a note about grey cells if a value is not finite."""
+    """Return the label of a colour bar, with the note "(grey: not finite)" if one of the values is not finite."""
     whole = all(bool(matrix.isfinite().all()) for matrix in values)
     return label if whole else f"{label} (grey: not finite)"

@@ -1,7 +1,7 @@
 """Labels of points without overlap: a label is written on a free side of its point, or left out."""
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
@@ -9,17 +9,13 @@ from torch import Tensor
 
 from embedlayer.analysis.nearest import nearest_rows
 from embedlayer.errors import require
-from embedlayer.plots.style import INK, backing, font_families
-
-if TYPE_CHECKING:
-    import matplotlib.axes
-    import matplotlib.figure
+from embedlayer.plots.style import INK, Axes, Figure, backing, font_families
 
 FONT_SIZE = 8.5
 
 
 class Box(NamedTuple):
-    """A rectangle with its sides along the axes, in any unit."""
+    """A rectangle in a figure, in any unit; its sides are parallel to the axes."""
 
     left: float
     bottom: float
@@ -27,24 +23,35 @@ class Box(NamedTuple):
     top: float
 
     def overlaps(self, other: "Box") -> bool:
-        """Return whether the two rectangles share more than an edge."""
+        """Return whether this rectangle and `other` overlap; a common edge is no overlap."""
         beside = self.right <= other.left or other.right <= self.left
         return not (beside or self.top <= other.bottom or other.top <= self.bottom)
 
     def contains(self, other: "Box") -> bool:
-        """Return whether `other` is completely inside."""
+        """Return whether `other` is completely inside this rectangle."""
         across = self.left <= other.left and other.right <= self.right
         return across and self.bottom <= other.bottom and other.top <= self.top
 
 
 class Side(NamedTuple):
-    """Side of a point for a label: -1, 0 or 1 to the right, and -1, 0 or 1 upwards."""
+    """The side of a point on which its label is written.
+
+    Attributes:
+        across: 1 for right of the point, -1 for left, 0 for centred.
+        along: 1 for above the point, -1 for below, 0 for centred.
+    """
 
     across: int
     along: int
 
     def box(self, point: tuple[float, float], size: tuple[float, float], gap: float) -> Box:
-        """Return the rectangle of a label."""
+        """Return the rectangle that a label covers on this side of a point.
+
+        Args:
+            point: Coordinates of the point.
+            size: Width and height of the label.
+            gap: Distance between the point and the label.
+        """
         left = point[0] + self.across * gap + (self.across - 1) / 2 * size[0]
         bottom = point[1] + self.along * gap + (self.along - 1) / 2 * size[1]
         return Box(left, bottom, left + size[0], bottom + size[1])
@@ -93,8 +100,8 @@ def place_labels(
 
 
 def write_labels(
-    figure: "matplotlib.figure.Figure",
-    axes: "matplotlib.axes.Axes",
+    figure: Figure,
+    axes: Axes,
     points: Any,
     labels: Mapping[int, str],
     *,
@@ -109,7 +116,7 @@ def write_labels(
         figure: The figure, complete except for these labels: its layout is computed here.
         axes: Axes of the points.
         points: Coordinates `(N, 2)` in the units of the axes.
-        labels: Text by point index, in order of priority. Texts that no installed font can write are left out.
+        labels: Point index -> text, in order of priority. Texts that no installed font can write are left out.
         most: Largest number of labels.
         mark: Whether to draw the labelled points again in a dark colour.
         sides: Sides to try, in order.
@@ -125,7 +132,7 @@ def write_labels(
     pixels = axes.transData.transform(points).tolist()
 
     def sizes() -> Iterator[tuple[tuple[float, float], tuple[float, float]]]:
-        """Yield the point and the size of each label, in pixels."""
+        """Yield the coordinates of the point and the `(width, height)` of each label, in pixels."""
         for index in wanted:
             width, height, _ = renderer.get_text_width_height_descent(labels[index], font, False)
             yield (pixels[index][0], pixels[index][1]), (width + 4, height + 4)
@@ -158,8 +165,8 @@ def write_labels(
 def hubs(rows: Float[Tensor, "N D"], neighbors: int = 10) -> Int[Tensor, " N"]:
     """Return the indices of all rows in descending order of k-occurrence, hubs first.
 
-    The k-occurrence of a row is the number of other rows that have it among their `neighbors` nearest rows by cosine
-    (at most half of the rows).
+    The k-occurrence of a row is the number of other rows that have it among their `neighbors` nearest rows by cosine.
+    In a small table `neighbors` is reduced to half of the other rows.
 
     Example:
         >>> star = torch.tensor([[0.0, 1.0], [1.0, 1.0], [1.0, 0.0]])

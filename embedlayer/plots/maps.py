@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,16 +11,15 @@ from tokenizers import Tokenizer
 from torch import Tensor, nn
 
 from embedlayer.analysis.geometry import principal_components
-from embedlayer.data.tokenizer import require_rows, table_size, token_text
+from embedlayer.analysis.kinds import token_texts
+from embedlayer.analysis.row_reader import RowReader
+from embedlayer.data.tokenizer import require_rows
 from embedlayer.errors import ShapeError
 from embedlayer.plots.labels import hubs, write_labels
-from embedlayer.plots.style import BLUE, colorbar, new_figure, numbers, point_colours
+from embedlayer.plots.style import BLUE, Figure, colorbar, new_figure, numbers, point_colours
 from embedlayer.plots.visible import visible_text
 from embedlayer.tables.dense import as_rows
 from embedlayer.tables.lookup import LookupTable
-
-if TYPE_CHECKING:
-    import matplotlib.figure
 
 NAMED_ROWS = 2048
 """Largest number of whole words among which hubs are searched."""
@@ -37,7 +36,7 @@ def table_map(
     value_label: str = "",
     max_labels: int = 40,
     title: str = "The rows along their first two principal components",
-) -> "matplotlib.figure.Figure":
+) -> Figure:
     """Draw all rows of a table as points, and label some of them.
 
     Args:
@@ -97,7 +96,10 @@ def table_map(
 
 
 def _components(rows: Float[Tensor, "V D"]) -> tuple[Float[Tensor, "V 2"], Float[Tensor, " C"]]:
-    """Return coordinates along two principal components, NaN for non-finite rows, and shares of the variance."""
+    """Return the coordinates of rows along their first two principal components, and the shares of the variance.
+
+    Coordinates are NaN for rows that are not finite. A table of width 1 has the second coordinate 0.
+    """
     if not rows.isfinite().all(1).any():
         return torch.full((len(rows), 2), torch.nan, dtype=torch.float64), torch.zeros(2, dtype=torch.float64)
     found = principal_components(rows, min(2, rows.shape[1]), skip_nonfinite=True)
@@ -106,20 +108,26 @@ def _components(rows: Float[Tensor, "V D"]) -> tuple[Float[Tensor, "V 2"], Float
 
 
 def _words(table: LookupTable, tokenizer: Tokenizer) -> dict[int, str]:
-    """Return up to `NAMED_ROWS` whole words by ID, hubs first; they are spread over all IDs to include rare words."""
+    """Return up to `NAMED_ROWS` whole words of a tokenizer as ID -> text, hubs first (see `labels.hubs`).
+
+    If there are more words, they are taken at equal intervals of the IDs, so that rare words are among them.
+    """
     require_rows(tokenizer, table.vocab_size)
-    ids = [index for index in range(table_size(tokenizer)) if tokenizer.id_to_token(index) is not None]
-    texts = {index: token_text(tokenizer, index) for index in ids}
+    texts = token_texts(tokenizer)
     begin = " " if any(len(text) > 3 and text.startswith(" ") for text in texts.values()) else ""
     named = {index: text.strip() for index, text in texts.items() if text.startswith(begin)}
     whole = [(index, text) for index, text in named.items() if text.isalpha() and len(text) > 2]
     words = whole[:: math.ceil(len(whole) / NAMED_ROWS) or 1]
-    rows = [table.rows(index, index + 1) for index, _ in words]
-    return dict(words[place] for place in hubs(torch.cat(rows)).tolist()) if words else {}
+    rows = RowReader(table).take(torch.tensor([index for index, _ in words], dtype=torch.int64))
+    return dict(words[place] for place in hubs(rows).tolist())
 
 
 def _height_for(points: Any) -> float:
-    """Return a height in inches that fits the extent of the points, because both axes have one scale."""
+    """Return the height of a figure in inches, from 3.8 to 6.2, for points that have the same scale on both axes.
+
+    Args:
+        points: Coordinates `(N, 2)`; rows that are not finite are ignored.
+    """
     points = points[np.isfinite(points).all(1)]
     if not len(points):
         return 5.0

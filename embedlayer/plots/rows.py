@@ -1,7 +1,6 @@
 """Figures of the rows of a table: norms, variance along principal components, gradients."""
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 import torch
 from jaxtyping import Float, Int
@@ -13,16 +12,12 @@ from embedlayer.analysis.row_reader import RowReader
 from embedlayer.data.tokenizer import table_size, token_text
 from embedlayer.errors import ShapeError, SizeError
 from embedlayer.plots.labels import SIDES, write_labels
-from embedlayer.plots.style import BLUE, LINES, MUTED, ORANGE, PAPER, backing, new_figure, numbers
+from embedlayer.plots.style import BLUE, LINES, MUTED, ORANGE, PAPER, Figure, backing, new_figure, numbers
 from embedlayer.plots.training import DASHES
 from embedlayer.plots.visible import visible_text
 from embedlayer.tables.dense import as_rows
 from embedlayer.tables.lookup import LookupTable
 from embedlayer.tables.table import ROWS_AT_ONCE
-
-if TYPE_CHECKING:
-    import matplotlib.figure
-
 
 ROUNDING = 1e-6
 """Tolerance for rounding in sums of shares."""
@@ -31,7 +26,7 @@ ROUNDING = 1e-6
 @torch.no_grad()
 def norm_histogram(
     norms: LookupTable | nn.Embedding | Float[Tensor, " N"], *, title: str = "Norms of the rows", bins: int = 60
-) -> "matplotlib.figure.Figure":
+) -> Figure:
     """Draw a histogram of the L2 norms of the rows, with the median.
 
     Args:
@@ -44,7 +39,7 @@ def norm_histogram(
     """
     norms = as_rows(norms)
     if isinstance(norms, LookupTable):
-        norms = torch.cat([_row_norms(rows) for _, rows in RowReader(norms).chunks(ROWS_AT_ONCE)])
+        norms = torch.cat([rows.float().norm(dim=1) for _, rows in RowReader(norms).chunks(ROWS_AT_ONCE)])
     finite = norms.detach().double().cpu()
     finite = finite[finite.isfinite()]
     with new_figure(7.2, 3.6, title=title) as (figure, axes):
@@ -76,7 +71,7 @@ def spectrum(
     *,
     share: float = 0.5,
     title: str = "Variance along the principal components",
-) -> "matplotlib.figure.Figure":
+) -> Figure:
     """Draw the cumulative variance of the principal components, and mark how many components have `share` of it.
 
     Args:
@@ -121,7 +116,7 @@ def gradient_rows(
     *,
     most: int = 24,
     title: str | None = None,
-) -> "matplotlib.figure.Figure":
+) -> Figure:
     """Draw the norm of each row's gradient after one backward pass, for the rows with the largest gradients.
 
     Args:
@@ -162,6 +157,9 @@ def used_rows(
 ) -> tuple[int, Int[Tensor, " N"], Float[Tensor, " N"]]:
     """Return the number of rows, the IDs of the rows with a nonzero gradient, and the L2 norms of these gradients.
 
+    Args:
+        gradient: A table after `backward()`, or a dense or sparse gradient.
+
     Raises:
         ShapeError: The table has no gradient.
     """
@@ -175,22 +173,16 @@ def used_rows(
     gradient = gradient.detach()
     if gradient.is_sparse:
         gradient = gradient.coalesce()
-        ids, norms = gradient.indices()[0], _row_norms(gradient.values())
+        ids, rows = gradient.indices()[0].cpu(), gradient.values()
     else:
-        norms = _row_norms(gradient)
-        ids = torch.arange(len(norms), device=norms.device)
+        ids, rows = torch.arange(len(gradient)), gradient
+    norms = RowReader(rows).norms()
     used = norms != 0
-    return gradient.shape[0], ids[used].cpu(), norms[used].double().cpu()
-
-
-def _row_norms(rows: Float[Tensor, "N D"]) -> Float[Tensor, " N"]:
-    """Compute the L2 norm of each row, in float32 or wider."""
-    norms: Tensor = torch.linalg.vector_norm(rows, dim=1, dtype=torch.promote_types(rows.dtype, torch.float32))
-    return norms
+    return len(gradient), ids[used], norms[used]
 
 
 def _named(tokenizer: Tokenizer | None, index: int) -> str:
-    """Return the text and ID of a token; `row ID` where the tokenizer has no such token."""
+    """Return the label of a row in a figure: the text and ID of its token, or `row ID` without a token."""
     if tokenizer is None or index >= table_size(tokenizer):
         return f"row {index}"
     return f"{visible_text(token_text(tokenizer, index))}   {index}"

@@ -1,7 +1,6 @@
 """Similarity matrices: cosines of tokens, cosines of positions, and scores without positions."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import torch
 from jaxtyping import Float
@@ -13,14 +12,10 @@ from embedlayer.analysis.vectors import Token, TokenVectors
 from embedlayer.data.tokenizer import token_text
 from embedlayer.errors import ShapeError, SizeError
 from embedlayer.plots.heatmaps import draw_matrix, limit_of, picture_of, with_hole
-from embedlayer.plots.style import BLUE, INK, MUTED, PAPER, colorbar, new_figure, numbers
+from embedlayer.plots.style import BLUE, INK, MUTED, PAPER, Axes, Figure, colorbar, new_figure, numbers
 from embedlayer.plots.visible import visible_text
 from embedlayer.positions.position import AdditivePosition, Position
 from embedlayer.tables.dense import TableLike
-
-if TYPE_CHECKING:
-    import matplotlib.axes
-    import matplotlib.figure
 
 MOST_ROWS = 2048
 """Largest number of rows in a matrix of all pairs; a figure has no pixels for more."""
@@ -47,7 +42,7 @@ def similarity_matrix(
     *,
     row_label: str = "row",
     title: str = "Cosine of each pair",
-) -> "matplotlib.figure.Figure":
+) -> Figure:
     """Draw the cosine of each pair of rows, from -1 (blue) over 0 (white) to 1 (red), for few rows also as numbers.
 
     Args:
@@ -67,19 +62,16 @@ def similarity_matrix(
         raise ShapeError(f"Labels must be one for each of the {len(rows)} rows, not {len(labels)}.")
     values = cosines(rows)
     with new_figure(7.2, 5.6, title=title) as (figure, axes):
-        image = _square(axes, values, limit=1.0)
+        image = _labelled(axes, values, labels, limit=1.0)
         axes.set(xlabel="" if labels else row_label, ylabel="" if labels else row_label)
-        _name(axes, labels)
-        if len(values) <= MOST_NUMBERS:
-            _write_numbers(axes, values, 1.0)
         colorbar(figure, image, axes, label=with_hole("cosine", values))
     return figure
 
 
 def token_similarity(
     table: TableLike, tokenizer: Tokenizer, tokens: Sequence[Token], *, title: str = "Cosines of tokens"
-) -> "matplotlib.figure.Figure":
-    """Draw the cosine of each pair of the rows of some tokens.
+) -> Figure:
+    """Draw the cosine of each pair of some tokens' rows as a heat map.
 
     Args:
         table: A table, or a plain tensor `(V, D)`; only the rows of `tokens` are read.
@@ -88,8 +80,8 @@ def token_similarity(
         title: Title of the figure.
 
     Raises:
-        TokenizerError: The text of a token is not in the vocabulary.
-        TokenIdError: An ID is not in the vocabulary.
+        UnknownTokenError: A text is not a single token of the vocabulary, or an ID is outside the table.
+        TokenizerError: The tokenizer has IDs outside the table.
         SizeError: There are no tokens, or more than 2,048.
 
     Example:
@@ -105,7 +97,7 @@ def token_similarity(
 
 def position_similarity(
     positions: Position | Float[Tensor, "T D"], *, length: int = 64, title: str = "Cosines of positions"
-) -> "matplotlib.figure.Figure":
+) -> Figure:
     """Draw the cosine of each pair of positions, and the mean cosine at each distance.
 
     The figure states the mean cosine of neighbours: 0.966 for sinusoids of width 64, 0.884 for width 8.
@@ -152,7 +144,7 @@ def attention_orders(
     labels: Sequence[str],
     *,
     title: str = "Scores without positions move with their tokens",
-) -> "matplotlib.figure.Figure":
+) -> Figure:
     """Draw the scores `x_i · x_j` of the same vectors in two orders: the same numbers at permuted places.
 
     Args:
@@ -177,19 +169,16 @@ def attention_orders(
     limit = limit_of(scores[0])
     with new_figure(7.2, 3.7, title=title, panels=(1, 2)) as (figure, pair):
         for axes, values, places in zip(pair, scores, (range(len(x)), order), strict=True):
-            image = _square(axes, values, limit=limit)
             names = [labels[place] for place in places]
+            image = _labelled(axes, values, names, limit=limit)
             axes.set_title(" ".join(visible_text(name.strip()) for name in names), fontweight="normal", fontsize=10)
             axes.set(xlabel="key", ylabel="query")
-            _name(axes, names)
-            if len(values) <= MOST_NUMBERS:
-                _write_numbers(axes, values, limit)
         colorbar(figure, image, list(pair), label=with_hole("score (q · k)", *scores), shrink=0.9)
     return figure
 
 
-def _square(axes: "matplotlib.axes.Axes", values: Float[Tensor, "N N"], *, limit: float) -> object:
-    """Draw a square matrix with equal axes and return the image."""
+def _square(axes: Axes, values: Float[Tensor, "N N"], *, limit: float) -> object:
+    """Draw a square matrix as a heat map with square cells, and return matplotlib's image; see `draw_matrix`."""
     image = draw_matrix(axes, values, limit=limit)
     axes.set_aspect("equal")
     axes.tick_params(length=0)
@@ -197,20 +186,25 @@ def _square(axes: "matplotlib.axes.Axes", values: Float[Tensor, "N N"], *, limit
     return image
 
 
-def _name(axes: "matplotlib.axes.Axes", labels: Sequence[str]) -> None:
-    """Write the labels along both axes if there are few enough to read."""
-    if not labels or len(labels) > 3 * MOST_NUMBERS:
-        return
-    names, size = [visible_text(label) for label in labels], 9.5 if len(labels) <= 2 * MOST_NUMBERS else 7.5
-    upright = max(map(len, names)) * len(names) > 60
-    axes.set_xticks(range(len(names)), names, rotation=90 if upright else 0, fontsize=size)
-    axes.set_yticks(range(len(names)), names, fontsize=size)
+def _labelled(axes: Axes, values: Float[Tensor, "N N"], labels: Sequence[str], *, limit: float) -> object:
+    """Draw a square matrix as `_square` does, with labels and numbers where they can be read.
 
-
-def _write_numbers(axes: "matplotlib.axes.Axes", values: Float[Tensor, "N N"], limit: float) -> None:
-    """Write the number of each cell into it."""
-    for i, row in enumerate(values.tolist()):
-        for j, value in enumerate(row):
-            colour = PAPER if abs(value) > 0.65 * limit else INK
-            text = f"{value:.3g}" if limit > 10 else f"{value:.2f}"
-            axes.text(j, i, text.replace("-", "−"), ha="center", va="center", fontsize=7.5, color=colour)
+    Args:
+        axes: Axes to draw on.
+        values: The matrix; up to `MOST_NUMBERS` rows have the value of each cell as text.
+        labels: Label of each row and column, or none; up to three times as many rows have theirs.
+        limit: End of the colour range; numbers are light on dark cells.
+    """
+    image = _square(axes, values, limit=limit)
+    if 0 < len(labels) <= 3 * MOST_NUMBERS:
+        names, size = [visible_text(label) for label in labels], 9.5 if len(labels) <= 2 * MOST_NUMBERS else 7.5
+        upright = max(map(len, names)) * len(names) > 60
+        axes.set_xticks(range(len(names)), names, rotation=90 if upright else 0, fontsize=size)
+        axes.set_yticks(range(len(names)), names, fontsize=size)
+    if len(values) <= MOST_NUMBERS:
+        for i, row in enumerate(values.tolist()):
+            for j, value in enumerate(row):
+                colour = PAPER if abs(value) > 0.65 * limit else INK
+                text = f"{value:.3g}" if limit > 10 else f"{value:.2f}"
+                axes.text(j, i, text.replace("-", "−"), ha="center", va="center", fontsize=7.5, color=colour)
+    return image

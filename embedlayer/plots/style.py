@@ -4,7 +4,7 @@ import io
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -14,6 +14,10 @@ from embedlayer.errors import require
 if TYPE_CHECKING:
     import matplotlib.axes
     import matplotlib.figure
+
+Axes: TypeAlias = "matplotlib.axes.Axes"
+Figure: TypeAlias = "matplotlib.figure.Figure"
+"""Types of matplotlib, which is imported only when a figure is drawn."""
 
 INK, MUTED, GRID, PAPER = "#1f2a37", "#5f6b7a", "#e3e7ec", "#fefefe"
 BLUE, ORANGE, GREEN, PURPLE = "#2867b2", "#d9700f", "#304818", "#a878f0"
@@ -56,12 +60,6 @@ STYLE: dict[str, Any] = {
     "axes.spines.right": False,
     "axes.axisbelow": True,
     "axes.grid": True,
-    "grid.color": GRID,
-    "grid.linewidth": 0.8,
-    "xtick.color": GRID,
-    "ytick.color": GRID,
-    "xtick.labelcolor": MUTED,
-    "ytick.labelcolor": MUTED,
     "lines.linewidth": 1.8,
     "lines.solid_capstyle": "round",
     "legend.frameon": False,
@@ -107,13 +105,13 @@ def new_figure(
         yield figure, grid[0] if panels is None else grid
 
 
-def keep_ticks(axes: "matplotlib.axes.Axes") -> None:
-    """Set the tick style of the axes, so that ticks that matplotlib adds at drawing have it too."""
+def keep_ticks(axes: Axes) -> None:
+    """Set the tick style of the axes now, so that ticks that matplotlib adds when it draws have it too."""
     axes.tick_params(labelsize=9, labelcolor=MUTED, color=GRID, grid_color=GRID, grid_linewidth=0.8)
 
 
 def font_families() -> list[str]:
-    """Return DejaVu Sans, which matplotlib contains, and the installed fonts of `WIDE_FONTS`."""
+    """Return names of font families: DejaVu Sans, which matplotlib contains, and the installed ones of `WIDE_FONTS`."""
     manager = require("matplotlib.font_manager", extra="plots").fontManager
     installed = {font.name for font in manager.ttflist}
     return ["DejaVu Sans", *(name for name in WIDE_FONTS if name in installed)]
@@ -125,15 +123,21 @@ def numbers(values: Tensor) -> Any:
 
 
 def point_colours() -> Any:
-    """Return `POINT_COLOURS` as a colour map."""
+    """Return matplotlib's colour map from `POINT_COLOURS`, with grey for values that are not finite."""
     colours = require("matplotlib.colors", extra="plots")
     return colours.LinearSegmentedColormap.from_list("points", POINT_COLOURS).with_extremes(bad=HOLE)
 
 
-def colorbar(
-    figure: "matplotlib.figure.Figure", artist: Any, axes: Any, *, label: str, shrink: float = 1.0
-) -> "matplotlib.axes.Axes":
-    """Add a colour bar with a label, and return its axes."""
+def colorbar(figure: Figure, artist: Any, axes: Any, *, label: str, shrink: float = 1.0) -> Axes:
+    """Add a colour bar with a label to a figure, and return the axes of the bar.
+
+    Args:
+        figure: The figure.
+        artist: Image or points whose colours the bar explains.
+        axes: Axes, or a list of axes, beside which the bar is placed.
+        label: Label of the bar.
+        shrink: Length of the bar as a share of the axes' height.
+    """
     bar = figure.colorbar(artist, ax=axes, shrink=shrink, aspect=28, pad=0.02, label=label)
     bar.ax.yaxis.labelpad = 8
     keep_ticks(bar.ax)
@@ -144,11 +148,11 @@ def colorbar(
 
 
 def backing() -> dict[str, Any]:
-    """Return the box style of a background for text over points and bars."""
+    """Return matplotlib options for the light box behind a text, which keeps it readable over points and bars."""
     return {"facecolor": PAPER, "edgecolor": "none", "alpha": 0.72, "boxstyle": "square,pad=0.1"}
 
 
-def svg(figure: "matplotlib.figure.Figure", *, prefix: str) -> str:
+def svg(figure: Figure, *, prefix: str) -> str:
     """Return a figure as an SVG element for an HTML page.
 
     Texts remain text, rasterised parts remain pixels, and the colours of `THEME` become `var(--name, colour)`.
@@ -177,7 +181,10 @@ def svg(figure: "matplotlib.figure.Figure", *, prefix: str) -> str:
 
 
 def _themed(tag: str, prefix: str) -> str:
-    """Return one SVG tag with prefixed ids and with CSS variables for colours."""
+    """Return an SVG tag with `prefix-` before each id and reference to an id, and with CSS variables for colours.
+
+    A colour of `THEME`, such as `#1f2a37`, becomes `var(--ink, #1f2a37)`.
+    """
     tag = re.sub(r'(\bid="|url\(#|href="#)', rf"\g<1>{prefix}-", tag)
     for colour, name in THEME.items():
         tag = tag.replace(colour, f"var({name}, {colour})")

@@ -3,22 +3,16 @@
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from embedlayer.errors import FileError, SizeError
-from embedlayer.plots.style import BLUE, INK, LINES, MUTED, ORANGE, new_figure
-
-if TYPE_CHECKING:
-    import matplotlib.axes
-    import matplotlib.figure
+from embedlayer.plots.style import BLUE, INK, LINES, MUTED, ORANGE, Axes, Figure, new_figure
 
 Metrics = Sequence[Mapping[str, Any]]
 """Lines of a run's `metrics.jsonl`: `step`, `loss` and, in some lines, `validation_loss`, in nats per token."""
 
 
-def loss_curve(
-    run: Metrics | Path | str, *, baseline: float | None = None, title: str = "Loss"
-) -> "matplotlib.figure.Figure":
+def loss_curve(run: Metrics | Path | str, *, baseline: float | None = None, title: str = "Loss") -> Figure:
     """Draw training and validation loss over steps.
 
     Args:
@@ -47,7 +41,7 @@ def loss_curves(
     key: Literal["loss", "validation_loss"] = "validation_loss",
     baseline: float | None = None,
     title: str | None = None,
-) -> "matplotlib.figure.Figure":
+) -> Figure:
     """Draw one loss of several runs over steps, to compare them.
 
     Args:
@@ -82,7 +76,10 @@ DASHES = ("-", (0, (4, 1.5)), (0, (1, 1.4)), (0, (6, 1.5, 1, 1.5)))
 
 
 def read_metrics(run: Metrics | Path | str) -> Metrics:
-    """Return the lines of a run, which is passed as lines, as its `metrics.jsonl`, or as its folder.
+    """Return the lines of a run's `metrics.jsonl`.
+
+    Args:
+        run: The lines themselves, which are returned unchanged; the path of the file; or the folder of the run.
 
     Raises:
         FileError: The file or folder does not exist.
@@ -99,8 +96,17 @@ def read_metrics(run: Metrics | Path | str) -> Metrics:
     return directory.read_metrics()
 
 
-def _draw(axes: "matplotlib.axes.Axes", metrics: Metrics, key: str, **style: Any) -> None:
-    """Draw one value over steps; leave out values that are missing or not finite, and mark a single point."""
+def _draw(axes: Axes, metrics: Metrics, key: str, **style: Any) -> None:
+    """Draw one value of a run over its steps; values that are missing or not finite are left out.
+
+    A value with only one point is drawn as a dot. Nothing is drawn if there is no value.
+
+    Args:
+        axes: Axes to draw on.
+        metrics: Lines of the run.
+        key: Name of the value in each line, such as `"loss"`.
+        **style: Options of `axes.plot`.
+    """
     found = [(line["step"], line[key]) for line in metrics if line.get(key) is not None and math.isfinite(line[key])]
     if len(found) == 1:
         style |= {"marker": "o", "markersize": 5}
@@ -108,13 +114,13 @@ def _draw(axes: "matplotlib.axes.Axes", metrics: Metrics, key: str, **style: Any
         axes.plot([step for step, _ in found], [loss for _, loss in found], **style)
 
 
-def _finish(axes: "matplotlib.axes.Axes", loss: str, baseline: float | None) -> None:
-    """Add labels, the line of the baseline and a legend.
+def _finish(axes: Axes, loss: str, baseline: float | None) -> None:
+    """Add axis labels, an optional line for the baseline, and a legend to a figure of losses.
 
     Args:
         axes: Axes with the curves.
         loss: Label of the vertical axis.
-        baseline: Loss of the labelled line, or `None` for no line.
+        baseline: Loss of the line that is labelled as uniform; `None` for no line.
     """
     axes.set(xlabel="step", ylabel=loss)
     axes.grid(visible=False, axis="x")
@@ -138,11 +144,11 @@ def _finish(axes: "matplotlib.axes.Axes", loss: str, baseline: float | None) -> 
 
 def optimizer_paths(
     values: Mapping[str, Sequence[float]], *, touched: Sequence[int] = (), title: str = "One number of a rare row"
-) -> "matplotlib.figure.Figure":
-    """Draw one number of a table over steps, under a reference optimizer and others.
+) -> Figure:
+    """Draw one number of a table over the training steps of several optimizers, to compare them with the first.
 
     Args:
-        values: The number after each step, by optimizer; the first one is the reference, drawn as a broad line.
+        values: The number after each step, by name of the optimizer: up to three, the first drawn as a broad line.
         touched: Steps at which the row had a gradient, marked at the lower edge.
         title: Title of the figure.
 

@@ -7,7 +7,7 @@ VISIBLE = {" ": "·", "\n": "⏎", "\t": "⇥"}
 
 
 def visible_text(text: str) -> str:
-    """Return a token in visible form: space as `·`, newline as `⏎`, tab as `⇥`, other invisible characters escaped.
+    """Return a text with invisible characters replaced: space by `·`, newline by `⏎`, tab by `⇥`, others by escapes.
 
     Example:
         >>> visible_text(" first")
@@ -17,7 +17,7 @@ def visible_text(text: str) -> str:
 
 
 def visible_characters(text: str) -> Iterator[tuple[str, str | None]]:
-    """Yield each character with its visible form; `None` for a character that is visible itself."""
+    """Yield `(character, visible form)` for each character; the form is `None` if the character is visible itself."""
     for character in text:
         category = unicodedata.category(character)
         if character in VISIBLE:

@@ -68,13 +68,13 @@ class AlibiBias(Position, ComputedBuffers):
         self.recompute_buffers()
 
     def buffer_values(self) -> dict[str, Tensor]:
-        """Compute the slopes, times the scale."""
+        """Return the buffer `slopes`: the slope of each head, `alibi_slopes(num_heads, max_bias)`, times `scale`."""
         return {"slopes": (alibi_slopes(self.num_heads, self.max_bias) * self.scale).float()}
 
     def bias(
         self, query_positions: Int[Tensor, "*rows Tq"], key_positions: Int[Tensor, "*rows Tk"]
     ) -> Float[Tensor, "rows H Tq Tk"]:
-        """Compute `-slope_h * |query position - key position|` in float32."""
+        """Return `-slope_h * |query position - key position|` in float32, `(1 or B, H, Tq, Tk)`."""
         query, key = torch.atleast_2d(query_positions), torch.atleast_2d(key_positions)
         distance: Tensor = (query.unsqueeze(-1) - key.unsqueeze(-2)).abs().unsqueeze(1)
         return distance * -self.slopes.view(-1, 1, 1)
@@ -88,7 +88,7 @@ class AlibiBias(Position, ComputedBuffers):
 
         Args:
             query_positions: Position of each query, `(Tq,)`, `(1, Tq)` or `(B, Tq)`; its index if `None`.
-            key_positions: Position of each key; its index if `None`.
+            key_positions: Position of each key, likewise; its index if `None`.
 
         Example:
             >>> from torch.nn.attention.flex_attention import flex_attention
@@ -105,5 +105,5 @@ class AlibiBias(Position, ComputedBuffers):
         return add_bias
 
     def extra_repr(self) -> str:
-        """Return the size and factors, for `print`."""
+        """Return the number of heads and the two factors, which `print` shows."""
         return f"{self.num_heads}, max_bias={self.max_bias:g}, scale={self.scale:g}"

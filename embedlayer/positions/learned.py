@@ -62,11 +62,11 @@ class LearnedPositionalEmbedding(AdditivePosition, nn.Embedding):  # type: ignor
 
     @property
     def embed_dim(self) -> int:
-        """Width of a row, D."""
+        """Return the width of a row, D."""
         return self.embedding_dim
 
     def reset_parameters(self) -> None:
-        """Draw the rows from N(0, init_std²)."""
+        """Draw all rows again, in place, from N(0, init_std²)."""
         init_normal_(self.weight, std=self.init_std)
 
     def stored(self, length: int) -> Float[Tensor, "T D"] | None:
@@ -74,7 +74,7 @@ class LearnedPositionalEmbedding(AdditivePosition, nn.Embedding):  # type: ignor
         return self.weight[self.offset : self.offset + length] if length <= (self.max_seq_len or 0) else None
 
     def vectors(self, positions: Positions) -> Float[Tensor, "*rows T D"]:
-        """Return `weight[positions + offset]`.
+        """Return the row of each position, `weight[positions + offset]`.
 
         Raises:
             PositionError: A position is outside `-offset .. max_seq_len - 1`.

@@ -57,7 +57,10 @@ class Position(Pretrained):
 
     @property
     def config(self) -> JsonObject:
-        """The constructor's arguments as JSON, read from the attributes of the same names, without device and dtype."""
+        """Return the constructor's arguments as JSON, without device and dtype.
+
+        They are read from the attributes with the arguments' names.
+        """
         parameters = inspect.signature(type(self)).parameters.values()
         names = [each.name for each in parameters if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)]
         values = {name: getattr(self, name) for name in names if name not in ("device", "dtype")}
@@ -65,7 +68,7 @@ class Position(Pretrained):
 
     @property
     def hook(self) -> Literal["add", "rotate", "bias"] | None:
-        """The hook that this scheme overrides, where it is applied; `None` for no positions."""
+        """Return which method this scheme overrides: `"add"`, `"rotate"` or `"bias"`; `None` without positions."""
         if not is_unchanged(self, add=Position.add):
             return "add"
         if not is_unchanged(self, rotate=Position.rotate):
@@ -74,7 +77,7 @@ class Position(Pretrained):
 
     @property
     def device(self) -> torch.device:
-        """Device of the first parameter or buffer; the CPU for a scheme that has none."""
+        """Return the device of the first parameter or buffer; the CPU for a scheme that has none."""
         tensor = next(chain(self.parameters(), self.buffers()), None)
         return torch.device("cpu") if tensor is None else tensor.device
 
@@ -87,14 +90,17 @@ class Position(Pretrained):
     ) -> tuple[Float[Tensor, "*batch H T K"], Float[Tensor, "*batch G T K"]]:
         """Return rotated queries and keys; schemes that do not rotate return `q` and `k` unchanged.
 
-        There may be fewer key heads (G) than query heads (H).
+        In grouped-query attention there are fewer key heads (G) than query heads (H).
         """
         return q, k
 
     def bias(
         self, query_positions: Int[Tensor, "*rows Tq"], key_positions: Int[Tensor, "*rows Tk"]
     ) -> Float[Tensor, "rows H Tq Tk"] | None:
-        """Return the bias on attention scores, `(1 or B, H, Tq, Tk)`, without the causal mask; `None` for no bias."""
+        """Return the numbers to add to attention scores, `(1 or B, H, Tq, Tk)`; `None` for a scheme without a bias.
+
+        The causal mask is not part of them.
+        """
         return None
 
     def forward(self, positions: Int[Tensor, "*shape"]) -> Float[Tensor, "*shape D"]:
@@ -129,20 +135,20 @@ class Position(Pretrained):
 
 
 class AdditivePosition(Position, ABC):
-    """Abstract: a scheme that adds one vector for each position."""
+    """Abstract: a scheme that adds one vector for each position to the input. A subclass defines `vectors`."""
 
     @abstractmethod
     def vectors(self, positions: Positions) -> Float[Tensor, "*rows T D"]:
         """Return the vector of each position.
 
         Raises:
-            PositionError: A position is outside `0 .. max_seq_len - 1`.
+            PositionError: A position is outside the range that the scheme covers, in general `0 .. max_seq_len - 1`.
         """
 
     def stored(self, length: int) -> Float[Tensor, "T D"] | None:
-        """Return a view of the vectors of positions `0 .. length - 1`, which callers must not change, or `None`.
+        """Return the vectors of positions `0 .. length - 1` without copying them, or `None` if they are not stored.
 
-        `None` means that no such vectors are stored.
+        The result is a view of a parameter or buffer, so callers must not change it.
         """
         return None
 
@@ -151,7 +157,7 @@ class AdditivePosition(Position, ABC):
 
         Raises:
             ShapeError: `positions` holds floats, such as hidden states.
-            PositionError: A position is outside `0 .. max_seq_len - 1`.
+            PositionError: A position is outside the range that the scheme covers.
         """
         if torch.is_floating_point(positions):
             raise ShapeError(
@@ -163,9 +169,10 @@ class AdditivePosition(Position, ABC):
         return vectors.reshape(*positions.shape, vectors.shape[-1])
 
     def add(self, x: Float[Tensor, "*batch T D"], positions: Positions) -> Float[Tensor, "*batch T D"]:
-        """Return `x[..., t, :] + self(positions)[..., t, :]`; hooks and a replaced `forward` take part in the call.
+        """Return `x` plus the vector of each token's position, `x[..., t, :] + self(positions)[..., t, :]`.
 
-        Hooks receive one position for each token of each sequence, so that they can compute per-sample gradients.
+        The module itself is called, so hooks and a replaced `forward` take effect. If there are hooks, `positions` are
+        expanded to one for each token of each sequence, so that hooks can compute per-sample gradients.
 
         Raises:
             ShapeError: `x` and the position vectors differ in width.

@@ -81,20 +81,23 @@ class RelativePositionBias(Position, ComputedBuffers):
         self.recompute_buffers()
 
     def reset_parameters(self) -> None:
-        """Draw the biases from N(0, init_std²)."""
+        """Draw all biases again, in place, from N(0, init_std²)."""
         init_normal_(self.weight, std=self.init_std)
 
     def buffer_values(self) -> dict[str, Tensor]:
-        """Return the buffer `buckets`: the bucket of each distance `0 .. max_distance`.
+        """Return the buffer `buckets`: the bucket of each distance `0 .. max_distance` from the query back to a key.
 
-        These buckets are for keys before the query. If the bias is bidirectional, `bucket` adds `num_buckets // 2` for
-        keys after the query.
+        If the bias is bidirectional, the method `bucket` adds `num_buckets // 2` for keys after the query.
         """
         side = self.num_buckets // 2 if self.bidirectional else self.num_buckets
         return {"buckets": distance_buckets(side, self.max_distance)}
 
     def bucket(self, relative_positions: Int[Tensor, "*any"]) -> Int[Tensor, "*any"]:
-        """Return the row of `weight` for each `key position - query position`."""
+        """Return the bucket of each relative position, which is the row of `weight` with its biases.
+
+        Args:
+            relative_positions: `key position - query position`, of any shape; negative for keys before the query.
+        """
         relative = relative_positions.long()
         distance = relative.abs() if self.bidirectional else (-relative).clamp_min(0)
         rows = F.embedding(distance.clamp_max(self.max_distance), self.buckets.unsqueeze(-1)).squeeze(-1)
@@ -103,12 +106,15 @@ class RelativePositionBias(Position, ComputedBuffers):
     def bias(
         self, query_positions: Int[Tensor, "*rows Tq"], key_positions: Int[Tensor, "*rows Tk"]
     ) -> Float[Tensor, "rows H Tq Tk"]:
-        """Return `weight[bucket(key position - query position), h]`, `(1 or B, H, Tq, Tk)`."""
+        """Return the bias of each head h for each query and key, `(1 or B, H, Tq, Tk)`.
+
+        It is `weight[bucket(key position - query position), h]`.
+        """
         query, key = torch.atleast_2d(query_positions), torch.atleast_2d(key_positions)
         rows = self.bucket(key.unsqueeze(-2) - query.unsqueeze(-1))
         return F.embedding(rows, self.weight).movedim(-1, -3)
 
     def extra_repr(self) -> str:
-        """Return the sizes, for `print`."""
+        """Return the sizes and the direction, which `print` shows."""
         direction = "bidirectional" if self.bidirectional else "causal"
         return f"{self.num_heads}, num_buckets={self.num_buckets}, max_distance={self.max_distance}, {direction}"

@@ -31,7 +31,12 @@ def to_phase_increments(frequencies: Float[Tensor, " half"]) -> Int[Tensor, " ha
 
 
 def rotary_angles(positions: Positions, phase_increments: Int[Tensor, " half"]) -> Float[Tensor, "*rows T half"]:
-    """Compute `positions * frequencies` in radians, reduced to -pi .. pi, in float32."""
+    """Return the rotation angle of each pair at each position, in radians from -pi to pi, in float32.
+
+    Args:
+        positions: Position of each token.
+        phase_increments: Frequency of each pair in units of 2^-53 rotations per position, see `to_phase_increments`.
+    """
     half_rotation = UNITS_PER_ROTATION // 2  # angles around 0, where float32 has the finest steps
     phase = (
         (positions.long().unsqueeze(-1) * phase_increments + half_rotation) & (UNITS_PER_ROTATION - 1)
@@ -135,16 +140,26 @@ class RotaryEmbedding(Position, ComputedBuffers):
 
     @classmethod
     def from_description(cls, arguments: JsonObject) -> "RotaryEmbedding":
-        """Build the scheme from its own `config`, without reading it as a transformers configuration."""
+        """Build the scheme from the arguments in its own `config`.
+
+        Unlike `from_config`, it never reads them as a transformers configuration.
+        """
         return super().from_config(arguments)
 
     @property
     def attention_scaling(self) -> float:
-        """Factor on cosines and sines, which multiplies attention scores by its square."""
+        """Return the factor on cosines and sines; 1 without a scaling.
+
+        Queries and keys both get it, so attention scores are multiplied by its square.
+        """
         return 1.0 if self.scaling is None else self.scaling.attention_scaling
 
     def buffer_values(self) -> dict[str, Tensor]:
-        """Compute the phase increments and, if they depend on the length, the frequency sets in float64."""
+        """Return the buffers `phase_increments` and, if frequencies depend on the sequence length, `frequency_sets`.
+
+        `phase_increments` are those up to the trained length. `frequency_sets` are what `RotaryScaling.frequency_sets`
+        returns.
+        """
         if self.scaling is None:
             return {"phase_increments": to_phase_increments(rotary_frequencies(self.rotary_dim, self.base))}
         sets = self.scaling.frequency_sets(self.rotary_dim, self.base)
@@ -152,24 +167,27 @@ class RotaryEmbedding(Position, ComputedBuffers):
         return tensors if self.scaling.limit is None else {**tensors, "frequency_sets": sets}
 
     def phase_increments_at(self, length: Length) -> Int[Tensor, " half"]:
-        """Return the phase increments for sequences of `length`, in units of 2^-53 rotations per position."""
+        """Return the frequency of each pair for sequences of `length`, in units of 2^-53 rotations per position.
+
+        These integers are the buffer `phase_increments`, unless the scaling depends on the length.
+        """
         if self.scaling is None or self.scaling.limit is None:
             return self.phase_increments
         return to_phase_increments(self.scaling.select(self.frequency_sets, length))
 
     def frequencies(self, length: Length = 0) -> Float[Tensor, " half"]:
-        """Return the frequency of each pair for sequences of `length`, in radians per position, in float64."""
+        """Return the frequency of each pair for sequences of `length` tokens, in radians per position, in float64."""
         return self.phase_increments_at(length).double() * (2 * math.pi / UNITS_PER_ROTATION)
 
     def cos_sin(
         self, positions: Positions, length: Length | None = None
     ) -> tuple[Float[Tensor, "*rows T half"], Float[Tensor, "*rows T half"]]:
-        """Compute cosine and sine of each pair's angle, times `attention_scaling`, in float32.
+        """Return the cosine and the sine of each pair's angle at each position, times `attention_scaling`, in float32.
 
         Args:
             positions: Position of each token.
-            length: Sequence length that selects the frequencies; `None` for the length of the scaling, or the longest
-                position plus one.
+            length: Sequence length that selects the frequencies; `None` for the fixed length of the scaling, or if that
+                is `None` too, the longest position plus one.
         """
         length = self._length(positions) if length is None else length
         angles, scaling = rotary_angles(positions, self.phase_increments_at(length)), self.attention_scaling
@@ -177,7 +195,11 @@ class RotaryEmbedding(Position, ComputedBuffers):
         return (cos, sin) if scaling == 1 else (cos * scaling, sin * scaling)
 
     def _length(self, positions: Positions) -> Length:
-        """Return the sequence length that selects the frequencies of a call; 0 where they do not depend on it."""
+        """Return the sequence length that selects the frequencies of a call with these positions.
+
+        It is the fixed `length` of the scaling, else the longest position plus one; 0 if frequencies do not depend on
+        it.
+        """
         if self.scaling is None or self.scaling.limit is None:
             return 0
         if self.scaling.length is not None or positions.numel() == 0:
@@ -206,10 +228,11 @@ class RotaryEmbedding(Position, ComputedBuffers):
     def rerotate(
         self, cached_keys: Float[Tensor, "*batch G T K"], positions: Positions, *, from_length: int, to_length: int
     ) -> Float[Tensor, "*batch G T K"]:
-        """Change cached keys from the frequencies of `from_length` to those of `to_length`.
+        """Return cached keys rotated by the frequencies for `to_length` instead of those for `from_length`.
 
-        The keys are rotated once, by the difference of two integer phases, so the angle is exact at any position. Where
-        both lengths have the same frequencies, the keys do not change by a bit.
+        This is needed for scalings whose frequencies change with the length of the sequence. The keys are rotated once,
+        by the difference of two integer phases, so the angle is exact at any position. Where both lengths have the same
+        frequencies, the keys do not change by a bit.
 
         Args:
             cached_keys: Keys that `rotate` returned.
@@ -227,9 +250,10 @@ class RotaryEmbedding(Position, ComputedBuffers):
         return fused_apply_rotary(cached_keys, angles.cos(), angles.sin(), interleaved=self.interleaved)
 
     def at_length(self, length: int) -> "RotaryEmbedding":
-        """Return a copy that uses the frequencies of `length` in every call, so that cached keys stay valid up to it.
+        """Return a copy that uses the frequencies for sequences of `length` in every call.
 
-        Schemes that do not depend on the length keep their frequencies.
+        Cached keys of the copy stay valid until a sequence is longer than `length`. A scheme that does not depend on
+        the length keeps its frequencies.
         """
         scaling: Any = self.scaling
         if scaling is not None and scaling.limit is not None:
@@ -241,7 +265,7 @@ class RotaryEmbedding(Position, ComputedBuffers):
         return fixed
 
     def extra_repr(self) -> str:
-        """Return sizes and options, for `print`."""
+        """Return sizes, layout and scaling, which `print` shows."""
         layout = "interleaved" if self.interleaved else "half-split"
         scaling = "" if self.scaling is None else f", {self.scaling}"
         return f"{self.head_dim}, base={self.base:g}, rotary_dim={self.rotary_dim}, {layout}{scaling}"

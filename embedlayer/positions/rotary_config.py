@@ -31,7 +31,13 @@ MOST_LAYERS = 1 << 16
 
 
 class RopeType(NamedTuple):
-    """Map a `rope_type` to its scaling class and to the configuration keys of its parameters."""
+    """A `rope_type` of transformers: its scaling class, and the configuration keys of its parameters.
+
+    Attributes:
+        scaling: Class of the scaling; `None` for the default type, which has none.
+        required: Keys that must be present.
+        optional: Keys that may be present.
+    """
 
     scaling: Callable[..., RotaryScaling] | None
     required: frozenset[str] = frozenset()
@@ -193,7 +199,7 @@ def rotated_layers(config: JsonObject) -> list[bool]:
 
 
 def has_layer_types(config: JsonObject) -> bool:
-    """Return whether layers of different types have different rotary positions."""
+    """Return whether a configuration has different rotary positions for different types of layers."""
     return (
         _is_nested(config.get("rope_parameters"))
         or "rope_local_base_freq" in config
@@ -218,17 +224,23 @@ def _check_keys(config: JsonObject) -> None:
 
 
 def _is_nested(parameters: object) -> bool:
-    """Return whether `rope_parameters` has a dictionary, or `None`, for each layer type."""
+    """Return whether `rope_parameters` of a configuration hold one dictionary, or `None`, for each type of layer.
+
+    If not, they are themselves the parameters of all layers.
+    """
     return isinstance(parameters, Mapping) and any(
         isinstance(value, Mapping) or (value is None and key.endswith("attention")) for key, value in parameters.items()
     )
 
 
 def _parameters(config: JsonObject, layer_type: str | None) -> Mapping[str, Any] | None:
-    """Return the rotary parameters of a layer type; `None` for layers without positions.
+    """Return the rotary parameters of one type of layers; `None` for layers without positions.
+
+    They are in `rope_parameters` of the configuration, or in the older `rope_scaling`; an empty dictionary if both are
+    missing.
 
     Raises:
-        CheckpointError: The layer type is unknown, or is missing where types differ.
+        CheckpointError: The layer type is unknown, or is `None` where types have different parameters.
     """
     parameters = _only_value({key: config.get(key) or None for key in ("rope_parameters", "rope_scaling")}) or {}
     if not isinstance(parameters, Mapping):
@@ -257,7 +269,13 @@ def _parameters(config: JsonObject, layer_type: str | None) -> Mapping[str, Any]
 def _base(
     config: JsonObject, parameters: Mapping[str, Any], layer_type: str | None, default_base: float | None
 ) -> float:
-    """Return the base of the rotary frequencies of a layer type.
+    """Return the base of the rotary frequencies of one type of layers.
+
+    Args:
+        config: The configuration.
+        parameters: Rotary parameters of these layers, from `_parameters`.
+        layer_type: Type of the layers, or `None`.
+        default_base: Base if the configuration states none; `None` makes that an error.
 
     Raises:
         CheckpointError: The configuration states no base, or two different bases.
@@ -278,7 +296,10 @@ def _base(
 
 
 def _base_keys(config: JsonObject, layer_type: str | None) -> tuple[str, ...]:
-    """Return the keys under which a configuration without nested `rope_parameters` stores the base of a layer type."""
+    """Return the keys under which a configuration may store the base of the frequencies of a layer type.
+
+    It is for configurations whose `rope_parameters` are missing, or the same for all layers.
+    """
     for local, full in (("rope_local_base_freq", "rope_theta"), ("local_rope_theta", "global_rope_theta")):
         if local in config:
             return (local if layer_type == SLIDING else full,)
@@ -287,6 +308,11 @@ def _base_keys(config: JsonObject, layer_type: str | None) -> tuple[str, ...]:
 
 def _rotated_share(config: JsonObject, parameters: Mapping[str, Any], width: int) -> float:
     """Return the share of a head's channels that is rotated, from 0 to 1.
+
+    Args:
+        config: The configuration.
+        parameters: Rotary parameters of the layers, from `_parameters`.
+        width: Number of channels of a head.
 
     Raises:
         CheckpointError: The configuration states two different shares, or none although the family's default is not 1.
@@ -309,7 +335,13 @@ def _rotated_share(config: JsonObject, parameters: Mapping[str, Any], width: int
 
 
 def _scaling(kind: str, config: JsonObject, parameters: Mapping[str, Any], share: float) -> RotaryScaling | None:
-    """Build the scaling of the frequencies; `None` for the default type.
+    """Build the scaling of the frequencies of a `rope_type`; `None` for the default type.
+
+    Args:
+        kind: The `rope_type`, a key of `ROPE_TYPES`.
+        config: The configuration.
+        parameters: Rotary parameters of the layers, from `_parameters`.
+        share: Share of a head's channels that is rotated.
 
     Raises:
         CheckpointError: A required value is missing or has another type, or two keys state different lengths.
@@ -349,7 +381,9 @@ def _scaling(kind: str, config: JsonObject, parameters: Mapping[str, Any], share
 
 
 def _argument(value: object, key: str) -> Any:
-    """Return the value of a rotary parameter as an argument of its scaling: a number, a list of them, or a bool.
+    """Check the value of a rotary parameter in a configuration, and return it as an argument of the scaling class.
+
+    A list becomes a tuple. `truncate` must be a bool, every other key a number or a list of numbers.
 
     Raises:
         CheckpointError: The value has another type.
@@ -362,7 +396,10 @@ def _argument(value: object, key: str) -> Any:
 
 
 def _only_value(values: Mapping[str, Any]) -> Any:
-    """Return the value of several keys with the same meaning; `None` if all are missing.
+    """Return the value of several configuration keys that mean the same; `None` if all of them are missing.
+
+    Args:
+        values: Key -> value; `None` for a missing key.
 
     Raises:
         CheckpointError: Two keys have different values.
@@ -375,7 +412,12 @@ def _only_value(values: Mapping[str, Any]) -> Any:
 
 
 def _list_of(count: int, values: object, name: str) -> list[Any]:
-    """Check that a value of the configuration is a list with one entry for each layer, and return it.
+    """Check that a value of the configuration is a list with one entry for each layer, and return it as a list.
+
+    Args:
+        count: Number of layers.
+        values: The value.
+        name: Its key, for the error.
 
     Raises:
         CheckpointError: `values` is not a list, or its length is not `count`.
@@ -386,7 +428,10 @@ def _list_of(count: int, values: object, name: str) -> list[Any]:
 
 
 def _hint(name: object, known: Iterable[str]) -> str:
-    """Return the end of an error message about a wrong `name`: the closest names in `known`, or all of them."""
+    """Return the end of an error message about an unknown name.
+
+    It is " Did you mean ...?" with the names in `known` closest to `name`; without a close one, a list of all of them.
+    """
     known = sorted(known)
     close = get_close_matches(str(name), known, n=2, cutoff=0.5)
     return f" Did you mean {' or '.join(close)}?" if close else f" Known are: {', '.join(known)}."

@@ -13,7 +13,7 @@ keys with `RotaryEmbedding.rerotate`, or prevent the change with `RotaryEmbeddin
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float, Int
@@ -28,7 +28,10 @@ Length = int | Int[Tensor, ""]
 
 
 def rotary_frequencies(rotary_dim: int, base: float = 10000.0) -> Float[Tensor, " half"]:
-    """Compute the frequency of each pair, `base^(-2i / rotary_dim)` radians per position, in float64."""
+    """Compute the frequency of each pair i, `base^(-2i / rotary_dim)` radians per position, in float64.
+
+    There are `rotary_dim / 2` pairs, from fast to slow.
+    """
     return base ** -(torch.arange(0, rotary_dim, 2, dtype=torch.float64) / rotary_dim)
 
 
@@ -43,9 +46,8 @@ class RotaryScaling(Described, ABC):
 
     @property
     def config(self) -> JsonObject:
-        """The constructor's arguments as JSON."""
-        values = {field.name: getattr(self, field.name) for field in fields(self)}  # type: ignore[arg-type]
-        return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
+        """Return the constructor's arguments as JSON, by name."""
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in vars(self).items()}
 
     @property
     def attention_scaling(self) -> float:
@@ -57,19 +59,31 @@ class RotaryScaling(Described, ABC):
 
     @property
     def limit(self) -> int | None:
-        """Return the sequence length up to which frequencies do not change; `None` if no length changes them."""
+        """Return the sequence length up to which frequencies do not change; `None` if they never change."""
         return None
 
     @abstractmethod
     def frequency_sets(self, rotary_dim: int, base: float) -> Float[Tensor, "sets half"]:
-        """Compute the sets of frequencies that `select` reads, in radians per position, in float64.
+        """Compute the sets of frequencies from which `select` computes those of a sequence length.
+
+        Args:
+            rotary_dim: Number of rotated channels of a head, d; it has d / 2 pairs.
+            base: Base of the frequencies.
+
+        Returns:
+            One set per row, in radians per position, in float64.
 
         Raises:
             SizeError: The scaling does not fit these sizes.
         """
 
     def select(self, frequency_sets: Float[Tensor, "sets half"], length: Length) -> Float[Tensor, " half"]:
-        """Return the frequencies for sequences of `length`."""
+        """Return the frequencies for sequences of `length`; here the first set at every length.
+
+        Args:
+            frequency_sets: The result of the method `frequency_sets`.
+            length: Sequence length.
+        """
         return frequency_sets[0]
 
     def frequencies(self, rotary_dim: int, base: float = 10000.0, length: Length = 0) -> Float[Tensor, " half"]:
@@ -97,7 +111,7 @@ class LinearScaling(RotaryScaling):
         _require(self, "factor")
 
     def frequency_sets(self, rotary_dim: int, base: float) -> Float[Tensor, "1 half"]:
-        """Compute `base^(-2i / d) / factor`."""
+        """Compute `base^(-2i / rotary_dim) / factor` for each pair i, as the only set."""
         return rotary_frequencies(rotary_dim, base).unsqueeze(0) / self.factor
 
 
@@ -105,7 +119,8 @@ class LinearScaling(RotaryScaling):
 class DynamicNTKScaling(RotaryScaling):
     """Dynamic NTK: beyond the trained length L, the base grows with the sequence length n.
 
-    `base(n) = base * (factor * n / L - (factor - 1))^(d / (d - 2))` for n > L, and `base` up to L.
+    `base(n) = base * (factor * n / L - (factor - 1))^(d / (d - 2))` for n > L, and `base` up to L, with d =
+    `rotary_dim`.
 
     Args:
         factor: How fast the base grows, at least 1.
@@ -129,11 +144,15 @@ class DynamicNTKScaling(RotaryScaling):
 
     @property
     def limit(self) -> int | None:
-        """The trained length, up to which the frequencies are constant."""
+        """Return the trained length, up to which the frequencies are constant."""
         return self.original_max_seq_len
 
     def frequency_sets(self, rotary_dim: int, base: float) -> Float[Tensor, "1 half"]:
-        """Compute the frequencies up to the trained length."""
+        """Compute `base^(-2i / d)` for each pair i as the only set: the frequencies up to the trained length.
+
+        Raises:
+            SizeError: `rotary_dim`, d, is 2.
+        """
         if rotary_dim == 2:
             raise SizeError(
                 "DynamicNTKScaling needs a rotary_dim of at least 4: its exponent is rotary_dim / (rotary_dim - 2)."
@@ -141,9 +160,10 @@ class DynamicNTKScaling(RotaryScaling):
         return rotary_frequencies(rotary_dim, base).unsqueeze(0)
 
     def select(self, frequency_sets: Float[Tensor, "1 half"], length: Length) -> Float[Tensor, " half"]:
-        """Compute the frequencies `base(n)^(-2i / d)` for sequences of `length` n.
+        """Compute the frequencies for sequences of n tokens, with n = `length`, from those up to the trained length L.
 
-        With `growth = max(1, factor * n / L - (factor - 1))` they are `base^(-2i / d) * growth^(-2i / (d - 2))`.
+        Pair i is multiplied by `growth^(-2i / (d - 2))` with `growth = max(1, factor * n / L - (factor - 1))` and d =
+        `rotary_dim`. This is the same as replacing the base by the `base(n)` of the class.
         """
         n = torch.as_tensor(length, device=frequency_sets.device).clamp_min(self.original_max_seq_len).double()
         growth = self.factor * n / self.original_max_seq_len - (self.factor - 1)
@@ -158,7 +178,7 @@ class YarnScaling(RotaryScaling):
 
     Pair i keeps the share `1 - clamp((i - low) / (high - low), 0, 1)` of its own frequency. `low` and `high` are the
     (fractional) pairs that rotate `beta_fast` and `beta_slow` times over the trained length L:
-    `pair(beta) = d ln(L / (2 pi beta)) / (2 ln base)`.
+    `pair(beta) = d ln(L / (2 pi beta)) / (2 ln base)`, with d = `rotary_dim`.
 
     Args:
         factor: Length divided by the trained length, at least 1.
@@ -195,7 +215,7 @@ class YarnScaling(RotaryScaling):
 
     @property
     def attention_scaling(self) -> float:
-        """Factor on cosines and sines: `attention_factor`, or if it is `None` the formula of `mscale`."""
+        """Return the factor on cosines and sines: `attention_factor`, or without one the formula under `mscale`."""
         if self.attention_factor is not None:
             return self.attention_factor
         per_unit = 0.1 * math.log(self.factor)
@@ -204,7 +224,13 @@ class YarnScaling(RotaryScaling):
         return per_unit + 1.0
 
     def frequency_sets(self, rotary_dim: int, base: float) -> Float[Tensor, "1 half"]:
-        """Compute the blended frequencies: the kept share as it is, the rest divided by `factor`."""
+        """Compute for each pair the mean of its frequency and that frequency divided by `factor`, as the only set.
+
+        The weight of the first is the share that the pair keeps, see the docstring of the class.
+
+        Raises:
+            SizeError: `base` is not above 1.
+        """
         if base <= 1:
             raise SizeError(f"YarnScaling needs a base above 1, not {base}: it divides by its logarithm.")
         low, high = (
@@ -263,7 +289,10 @@ class LongRopeScaling(RotaryScaling):
 
     @property
     def attention_scaling(self) -> float:
-        """Factor on cosines and sines: `attention_factor`, or if it is `None` `sqrt(1 + ln(factor) / ln(L))`."""
+        """Return the factor on cosines and sines: `attention_factor`, or without one `sqrt(1 + ln(factor) / ln(L))`.
+
+        L is the trained length. For a `factor` up to 1 it is 1 in place of the formula.
+        """
         if self.attention_factor is not None:
             return self.attention_factor
         if self.factor <= 1:
@@ -272,11 +301,15 @@ class LongRopeScaling(RotaryScaling):
 
     @property
     def limit(self) -> int | None:
-        """The trained length, up to which the frequencies are constant."""
+        """Return the trained length, up to which the short frequencies are used."""
         return self.original_max_seq_len
 
     def frequency_sets(self, rotary_dim: int, base: float) -> Float[Tensor, "2 half"]:
-        """Compute the short frequencies (up to the trained length) and the long ones (beyond it)."""
+        """Compute two sets: the frequencies divided by `short_factor` (row 0) and by `long_factor` (row 1).
+
+        Raises:
+            SizeError: There is not one divisor for each pair.
+        """
         counts = (len(self.short_factor), len(self.long_factor))
         if counts != (rotary_dim // 2,) * 2:
             raise SizeError(
@@ -287,7 +320,7 @@ class LongRopeScaling(RotaryScaling):
         return rotary_frequencies(rotary_dim, base) / divisors
 
     def select(self, frequency_sets: Float[Tensor, "2 half"], length: Length) -> Float[Tensor, " half"]:
-        """Return the long frequencies if `length` exceeds the trained length, else the short ones."""
+        """Return row 1, the long frequencies, if `length` exceeds the trained length; else row 0, the short ones."""
         is_long = torch.as_tensor(length, device=frequency_sets.device) > self.original_max_seq_len
         return torch.where(is_long, frequency_sets[1], frequency_sets[0])
 
@@ -326,7 +359,11 @@ class Llama3Scaling(RotaryScaling):
             )
 
     def frequency_sets(self, rotary_dim: int, base: float) -> Float[Tensor, "1 half"]:
-        """Compute `own * s + own / factor * (1 - s)` with `s = clamp((rotations - low) / (high - low), 0, 1)`."""
+        """Compute for each pair `f * s + f / factor * (1 - s)`, as the only set; f is its frequency without scaling.
+
+        With r, the rotations of the pair over the trained length, the share is `s = clamp((r - low_freq_factor) /
+        (high_freq_factor - low_freq_factor), 0, 1)`.
+        """
         own = rotary_frequencies(rotary_dim, base)
         rotations = own * self.original_max_seq_len / (2 * math.pi)
         share = ((rotations - self.low_freq_factor) / (self.high_freq_factor - self.low_freq_factor)).clamp(0, 1)
@@ -337,8 +374,8 @@ class Llama3Scaling(RotaryScaling):
 class ProportionalScaling(RotaryScaling):
     """Partial rotation: the first `proportion` of the pairs rotate by `base^(-2i / d) / factor`, the others not at all.
 
-    Unlike with a smaller `rotary_dim`, the exponents are those of the whole head, and pairs span the whole head: in the
-    half-split layout pair i is channels `(i, i + d/2)`.
+    i is the pair, and d is `rotary_dim`. Unlike with a smaller `rotary_dim`, the exponents are those of the whole head,
+    and pairs span the whole head: in the half-split layout pair i is channels `(i, i + d/2)`.
 
     Args:
         proportion: Share of the pairs that rotate, from 0 to 1.
@@ -359,19 +396,19 @@ class ProportionalScaling(RotaryScaling):
             raise SizeError(f"ProportionalScaling: proportion must be from 0 to 1, not {self.proportion}.")
 
     def frequency_sets(self, rotary_dim: int, base: float) -> Float[Tensor, "1 half"]:
-        """Compute the frequencies of the rotating pairs, and zeros for the others."""
+        """Compute the frequencies of the rotating pairs, and 0 for the pairs that do not rotate, as the only set."""
         rotating = int(self.proportion * rotary_dim // 2)
         own = rotary_frequencies(rotary_dim, base) / self.factor
         return torch.where(torch.arange(rotary_dim // 2) < rotating, own, 0.0).unsqueeze(0)
 
 
 def _require(scaling: RotaryScaling, *names: str, least: int = 0) -> None:
-    """Check that the named attributes of a scaling are valid numbers; `None` passes.
+    """Check that the named attributes of a scaling are finite numbers of the required size; `None` is accepted.
 
     Args:
         scaling: The scaling.
-        names: Attributes to check.
-        least: Smallest value; 0 for any positive number.
+        names: Names of the attributes.
+        least: Smallest value; with 0 any positive number is accepted, but not 0.
 
     Raises:
         SizeError: A number is not positive, below `least`, or not finite.

@@ -50,9 +50,9 @@ def fused_apply_rotary(
     *,
     interleaved: bool = False,
 ) -> Float[Tensor, "*batch T K"]:
-    """Compute `apply_rotary(x, cos, sin)`, faster on a CPU in eager mode, where a few heads are done at a time.
+    """Compute `apply_rotary(x, cos, sin)`, faster on a CPU in eager mode.
 
-    Elsewhere it calls `apply_rotary`.
+    There it rotates a few heads at a time, which stay in the CPU cache. In all other cases it calls `apply_rotary`.
     """
     fits = x.dtype == cos.dtype and x.dim() in (3, 4) and cos.dim() <= x.dim() and x.numel() > 0
     fits = fits and x.device.type == "cpu" and not (interleaved and x.shape[-1] % 2)
@@ -63,7 +63,10 @@ def fused_apply_rotary(
 
 
 class _ApplyRotary(torch.autograd.Function):
-    """Rotate `x` by the angles; the backward pass rotates the gradient by the negative angles."""
+    """Rotate the pairs of `x` by angles given as cosines and sines; see `apply_rotary`.
+
+    The backward pass rotates the gradient by the negative angles.
+    """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
@@ -89,7 +92,15 @@ class _ApplyRotary(torch.autograd.Function):
 
 
 def _rotate_interleaved(x: Tensor, rotation: Tensor, out: Tensor) -> None:
-    """Write `x` times `rotation` to `out`, with neighbouring channels read as one complex number."""
+    """Write `x`, with each pair of channels (2i, 2i + 1) rotated, to `out`.
+
+    A pair is read as one complex number and multiplied by `rotation`.
+
+    Args:
+        x: Channels to rotate, `(..., 2 * half)`.
+        rotation: `cos + i sin` of each pair's angle, complex, `(..., half)`.
+        out: Tensor of the shape of `x`; it is overwritten.
+    """
     # a complex view needs unit stride within a pair and even strides and offset elsewhere
     viewable = x.stride(-1) == 1 and all(stride % 2 == 0 for stride in x.stride()[:-1]) and x.storage_offset() % 2 == 0
     pairs, rotated = (
@@ -99,7 +110,16 @@ def _rotate_interleaved(x: Tensor, rotation: Tensor, out: Tensor) -> None:
 
 
 def _blocks(x: Tensor, out: Tensor, cos: Tensor, sin: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
-    """Yield (input, output, cosines, sines) for a few heads of one sequence at a time, as views."""
+    """Yield blocks of a few heads of one sequence: (input, output, cosines, sines).
+
+    All four are views, so writing to the second one writes to `out`.
+
+    Args:
+        x: Queries or keys, with or without a batch dimension.
+        out: Output of the shape of `x`.
+        cos: Cosines, of one sequence or of each.
+        sin: Sines, likewise.
+    """
     heads = max(1, BLOCK_NUMEL // max(x.shape[-1] * x.shape[-2], 1))
     sequences = [(x, out)] if x.dim() == 3 else list(zip(x, out, strict=True))
     for number, (a, b) in enumerate(sequences):

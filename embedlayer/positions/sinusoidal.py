@@ -56,10 +56,10 @@ def sinusoids(
 
 
 class SinusoidalPositionalEmbedding(AdditivePosition, ComputedBuffers):
-    """Fixed sinusoids: `add(x, positions) = x + scale * sinusoids(positions + offset)`, with 1 or a learned `scale`.
+    """Fixed sinusoids: `add(x, positions) = x + scale * sinusoids(positions + offset)`.
 
-    The rows are computed in float64 and stored in float32, also in a bfloat16 model. Without `init_scale` there are no
-    parameters.
+    `scale` is a learned parameter if `init_scale` is passed; otherwise it is 1 and there are no parameters. The rows
+    are computed in float64 and stored in float32, also in a bfloat16 model.
 
     | rows of | layout | endpoint | offset | padding_idx |
     |---|---|---|---|---|
@@ -69,7 +69,7 @@ class SinusoidalPositionalEmbedding(AdditivePosition, ComputedBuffers):
     | x-transformers, scaled (`init_scale=D**-0.5`) | `"concatenated"` | `False` | 0 | `None` |
 
     Args:
-        max_seq_len: Longest sequence; it does not change the rows.
+        max_seq_len: Longest sequence, which is the number of stored rows without the offset; it does not change them.
         embed_dim: Width of a row, D; it may be odd.
         base: The longest wavelength is `2 pi base` positions.
         layout: Order of sines and cosines; see `sinusoids`.
@@ -131,12 +131,12 @@ class SinusoidalPositionalEmbedding(AdditivePosition, ComputedBuffers):
         self.recompute_buffers()
 
     def reset_parameters(self) -> None:
-        """Set a learned factor to `init_scale`."""
+        """Set the learned factor `scale` to `init_scale`, in place; without such a factor nothing changes."""
         if self.scale is not None:
             nn.init.constant_(self.scale, self.init_scale or 0.0)
 
     def buffer_values(self) -> dict[str, Tensor]:
-        """Compute the rows of all positions."""
+        """Return the buffer `waves`: the sinusoids of all rows, `(max_seq_len + offset, D)`, in float32."""
         numbers = torch.arange((self.max_seq_len or 0) + self.offset, dtype=torch.float64)
         waves = sinusoids(numbers, self.embed_dim, self.base, layout=self.layout, endpoint=self.endpoint)
         if self.padding_idx is not None:
@@ -150,7 +150,7 @@ class SinusoidalPositionalEmbedding(AdditivePosition, ComputedBuffers):
         return self.waves[self.offset : self.offset + length] if length <= (self.max_seq_len or 0) else None
 
     def vectors(self, positions: Positions) -> Float[Tensor, "*rows T D"]:
-        """Return `scale * sinusoids(positions + offset)`.
+        """Return the row of each position, `scale * sinusoids(positions + offset)`, with 1 for a missing `scale`.
 
         Raises:
             PositionError: A position is outside `-offset .. max_seq_len - 1`.
