@@ -103,7 +103,7 @@ class RowMap:
         return ids
 
     def inverse(self) -> "RowMap":
-        """Return the map from the old rows back to the new ones; it initialises the rows that this map drops."""
+        """Return the row map that undoes this one; it initialises the rows that this map drops."""
         return RowMap(self.new_ids, self.size)
 
     def apply(self, tensor: Tensor, *, padding: int = 0, collectives: Collectives = SINGLE_PROCESS) -> Tensor:
