@@ -40,7 +40,7 @@ def apply_to_folder(folder: Path, partial: Path, edit: VocabularyEdit) -> tuple[
 def check_folder(folder: Path) -> None:
     """Check that a folder exists and is not a sharded checkpoint of `torch.distributed.checkpoint`.
 
-    If the program was stopped while it replaced this folder, the replacement is first completed or reverted on disk.
+    If a process was killed while it replaced this folder, the old folder is restored first.
 
     Raises:
         FileError: There is no such folder.
