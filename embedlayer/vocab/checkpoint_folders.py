@@ -5,9 +5,11 @@ Tensors keep the dtype in which they are stored. All other tensors are copied fr
 
 import json
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from tokenizers import Tokenizer
 
 from embedlayer.checkpoints.embedding_layer import EmbeddingLayer, load
 from embedlayer.checkpoints.reader import CONFIG, Checkpoint
@@ -23,6 +25,7 @@ from embedlayer.vocab.row_map import RowMap, RowTensor, apply_row_map
 from embedlayer.vocab.special_tokens import (
     USUAL_NAMES,
     NewTokenIds,
+    added_texts,
     first_id,
     names_in,
     special_tokens_of,
@@ -30,6 +33,7 @@ from embedlayer.vocab.special_tokens import (
     token_text,
     tokenizer_config,
 )
+from embedlayer.vocab.tokenizer_edit import tokenizer_data
 
 LISTS_OF_NAMES = ("additional_special_tokens", "extra_special_tokens")
 LISTS_OF_IDS = ("suppress_tokens", "begin_suppress_tokens", "bad_words_ids")
@@ -76,8 +80,6 @@ def apply_to_checkpoint(folder: Path, partial: Path, edit: VocabularyEdit) -> tu
             f"ID. Keep the tokens before it, or place it there with reorder."
         )
     files = {} if resolved.tokens is None else _edited_files(folder, resolved.tokens, row_map)
-    if resolved.tokens is not None and resolved.tokens.special_tokens is not None:
-        _warn_of_own_rules(folder)
     write_tensors({alias: result.tensors[name] for alias, name in aliases.items()}, folder, partial, table=table)
     if resolved.tokenizer is not None:
         save_tokenizer(resolved.tokenizer, partial / TOKENIZER)
@@ -116,11 +118,9 @@ def _opened(folder: Path) -> tuple[EmbeddingLayer, dict[str, RowTensor], dict[st
             f"it to edit. Save the layer by itself first: embedlayer.load(...).save_pretrained(...)."
         )
     checkpoint = Checkpoint.open(folder)
-    aliases = {name: layer.tensor_names[key][0] for key in ends for name in layer.tensor_names[key]}
-    tensors = {
-        name: RowTensor(checkpoint.read(name), rows.end)
-        for name, rows in ((layer.tensor_names[key][0], rows) for key, rows in ends.items())
-    }
+    names = {key: layer.tensor_names[key] for key in ends}
+    aliases = {name: stored[0] for stored in names.values() for name in stored}
+    tensors = {names[key][0]: RowTensor(checkpoint.read(names[key][0]), rows.end) for key, rows in ends.items()}
     num_rows = len(next(iter(tensors.values())).tensor)
     others = [n for n in checkpoint.names if checkpoint.info(n).shape[:1] == (num_rows,) and n not in aliases]
     if others:
@@ -177,18 +177,20 @@ def _edited_files(folder: Path, tokens: TokenMap, row_map: RowMap) -> dict[str, 
         "params.json": lambda content: _with_size(content, old_size, size),
     }
     removed: list[Path] = []
-    if tokens.tokenizer is not None and special is not None:
+    old_tokenizer, tokenizer = tokens.old_tokenizer, tokens.tokenizer
+    if special is not None:
         special.warn()
+        _warn_of_own_rules(folder)
         edits[TOKENIZER_CONFIG] = lambda content: tokenizer_config(content, special, replaced=True)
         edits[SPECIALS] = lambda _: dict(special)
         removed = list(folder.glob(ADDED))
-    elif tokens.tokenizer is not None:
-        roles = _roles_in(folder, tokens)
+    elif old_tokenizer is not None and tokenizer is not None:
+        roles = _roles_in(folder, old_tokenizer, tokenizer)
         edits[TOKENIZER_CONFIG] = lambda content: _without_removed_names(
-            tokenizer_config(content, roles, replaced=False), tokens, TOKENIZER_CONFIG
+            tokenizer_config(content, roles, replaced=False), tokens, tokenizer, TOKENIZER_CONFIG
         )
-        edits[SPECIALS] = lambda content: _without_removed_names(content, tokens, SPECIALS)
-        edits[ADDED] = lambda content: _added_tokens(content, tokens)
+        edits[SPECIALS] = lambda content: _without_removed_names(content, tokens, tokenizer, SPECIALS)
+        edits[ADDED] = lambda content: _added_tokens(content, tokens, tokenizer)
     found: dict[str, JsonObject] = {}
     for name, edit in edits.items():
         if (folder / name).is_file() or (name == TOKENIZER_CONFIG and (folder / CONFIG).is_file()):
@@ -196,9 +198,9 @@ def _edited_files(folder: Path, tokens: TokenMap, row_map: RowMap) -> dict[str, 
             new = edit(old)
             if new != old:
                 found[name] = new
-    if tokens.tokenizer is not None:
+    if old_tokenizer is not None and tokenizer is not None:
         removed += [file for pattern in OTHER_FORMS for file in folder.glob(pattern)]
-        removed += _templates_to_remove(folder, tokens, found)
+        removed += _templates_to_remove(folder, sorted(added_texts(old_tokenizer) - added_texts(tokenizer)), found)
     texts = {name: json.dumps(content, indent=2, ensure_ascii=False) + "\n" for name, content in found.items()}
     return {**texts, **{file.relative_to(folder).as_posix(): None for file in removed}}
 
@@ -235,7 +237,7 @@ def _with_all_roles(content: JsonObject, ids: NewTokenIds) -> JsonObject:
     return content
 
 
-def _roles_in(folder: Path, tokens: TokenMap) -> Mapping[str, str]:
+def _roles_in(folder: Path, old: Tokenizer, new: Tokenizer) -> Mapping[str, str]:
     """Return a dictionary from each role, such as `eos_token`, to the special token of a checkpoint's edited tokenizer.
 
     The roles are those that the tokenizer's files state as texts. Others follow from the IDs in `config.json` and
@@ -243,36 +245,29 @@ def _roles_in(folder: Path, tokens: TokenMap) -> Mapping[str, str]:
 
     Args:
         folder: The checkpoint before the edit.
-        tokens: The token map of the edit.
+        old: The tokenizer before the edit.
+        new: The tokenizer after the edit.
     """
-    assert tokens.old_tokenizer is not None
-    assert tokens.tokenizer is not None
     stated = stated_roles(folder)
     for name in (CONFIG, GENERATION):
         content = _read(folder / name)
         for role in USUAL_NAMES:
             token_id = first_id(content.get(f"{role}_id"))
             if type(token_id) is int and token_id >= 0 and role not in stated:
-                stated[role] = tokens.old_tokenizer.id_to_token(token_id) or ""
-    return special_tokens_of(tokens.tokenizer, stated)
+                stated[role] = old.id_to_token(token_id) or ""
+    return special_tokens_of(new, stated)
 
 
-def _templates_to_remove(folder: Path, tokens: TokenMap, found: dict[str, JsonObject]) -> list[Path]:
-    """Return the chat template files that contain an added token which the new tokenizer lacks; warn of them.
+def _templates_to_remove(folder: Path, lost: Sequence[str], found: dict[str, JsonObject]) -> list[Path]:
+    """Return the files of chat templates that contain a token of `lost`; warn of these tokens.
 
     A template inside `tokenizer_config.json` that contains such a token is removed from that file's new content.
 
     Args:
         folder: The checkpoint before the edit.
-        tokens: The token map of the edit.
+        lost: Texts of the added tokens that the new tokenizer lacks.
         found: From file name to the new content of each changed JSON file; changed in place.
     """
-    old, new = (
-        {token.content for token in tokenizer.get_added_tokens_decoder().values()}
-        for tokenizer in (tokens.old_tokenizer, tokens.tokenizer)
-        if tokenizer is not None
-    )
-    lost = sorted(old - new)
     files = {
         file: file.read_text(encoding="utf-8", errors="replace") for glob in TEMPLATES for file in folder.glob(glob)
     }
@@ -349,7 +344,7 @@ def _new_id_or_none(value: Any, ids: NewTokenIds) -> Any:
     return ids.new_ids[value] if ids.new_ids[value] >= 0 else None
 
 
-def _without_removed_names(content: JsonObject, tokens: TokenMap, file: str) -> JsonObject:
+def _without_removed_names(content: JsonObject, tokens: TokenMap, new: Tokenizer, file: str) -> JsonObject:
     """Return a copy of the content of a tokenizer's configuration file, changed to match the edited tokenizer.
 
     Removed tokens are left out of lists of special tokens, and `added_tokens_decoder` gets the new IDs.
@@ -357,6 +352,7 @@ def _without_removed_names(content: JsonObject, tokens: TokenMap, file: str) -> 
     Args:
         content: The content of the file.
         tokens: The token map of the edit.
+        new: The tokenizer after the edit.
         file: Name of the file, for the error.
 
     Raises:
@@ -375,12 +371,12 @@ def _without_removed_names(content: JsonObject, tokens: TokenMap, file: str) -> 
     if "added_tokens_decoder" in content:
         content["added_tokens_decoder"] = {
             str(token["id"]): {key: value for key, value in token.items() if key != "id"}
-            for token in _added_token_records(tokens)
+            for token in tokenizer_data(new)["added_tokens"]
         }
     return content
 
 
-def _added_tokens(content: JsonObject, tokens: TokenMap) -> JsonObject:
+def _added_tokens(content: JsonObject, tokens: TokenMap, new: Tokenizer) -> JsonObject:
     """Return the new content of `added_tokens.json`: a dictionary from the text of each added token to its new ID.
 
     The added tokens are those of the old file that are kept, and those that the edit adds.
@@ -388,13 +384,8 @@ def _added_tokens(content: JsonObject, tokens: TokenMap) -> JsonObject:
     Args:
         content: The old content, in the same form.
         tokens: The token map of the edit.
+        new: The tokenizer after the edit.
     """
-    new = {*tokens.added.values(), *content}
-    return {token["content"]: token["id"] for token in _added_token_records(tokens) if token["content"] in new}
-
-
-def _added_token_records(tokens: TokenMap) -> list[JsonObject]:
-    """Return the `added_tokens` of the new `tokenizer.json`: dictionaries with `id` (new), `content` and rules."""
-    assert tokens.tokenizer is not None
-    records: list[JsonObject] = json.loads(tokens.tokenizer.to_str())["added_tokens"]
-    return records
+    names = {*tokens.added.values(), *content}
+    records = tokenizer_data(new)["added_tokens"]
+    return {token["content"]: token["id"] for token in records if token["content"] in names}

@@ -22,7 +22,8 @@ from embedlayer.vocab.row_init import RowInit, SubwordMeanInit
 from embedlayer.vocab.row_map import NEW
 from embedlayer.vocab.row_training import train_only_rows
 from embedlayer.vocab.special_tokens import tokenizer_with_roles
-from embedlayer.vocab.token_selection import NumberedTokens, Token, require_ids, select_tokens
+from embedlayer.vocab.token_bytes import Token
+from embedlayer.vocab.token_selection import NumberedTokens, require_ids, select_tokens
 from embedlayer.vocab.token_usage import Corpus, used_tokens
 from embedlayer.vocab.tokenizer_edit import edit_tokenizer
 from embedlayer.vocab.tokenizer_match import match_tokenizers
@@ -126,8 +127,8 @@ def edit_vocabulary(
         count = add if isinstance(add, int) else 0
         if count < 0:
             raise VocabularyError(f"{count} new tokens cannot be added: pass a number from 0.")
-        selected = select_tokens(NumberedTokens(rows), remove=remove, keep=keep, order=reorder, merge=merge)
-        return TokenMap((*selected.sources, *[NEW] * count), rows, selected.merged)
+        _, sources, merged = select_tokens(NumberedTokens(rows), remove=remove, keep=keep, order=reorder, merge=merge)
+        return TokenMap((*sources, *[NEW] * count), rows, merged)
 
     return _edit(target, token_map, options)
 

@@ -306,11 +306,6 @@ class Setting(NamedTuple):
     attribute: str
     part: LocalTable | None = None
 
-    @property
-    def value(self) -> Any:
-        """Return the present value of the attribute."""
-        return getattr(self.owner, self.attribute)
-
 
 def settings_of(modules: VocabularyModules) -> dict[str, Setting]:
     """Return all sizes, padding IDs and token IDs of a live module that an edit may change.
@@ -468,7 +463,7 @@ def apply_to_module(
             raise SizeError("Sharded tables have no padding rows: leave out pad_to_multiple_of.")
         row_map = resolved.rows.row_map
         settings, old_settings = new_settings(modules, resolved), settings_of(modules)
-        before = {name: setting.value for name, setting in old_settings.items()}
+        before = {name: getattr(setting.owner, setting.attribute) for name, setting in old_settings.items()}
         for updates, weight in pending:  # rows and moments become those of dense AdamW
             updates.apply_all(weight, moments=True)
         padding = {n: settings[_join(n, "num_rows")] - settings[_join(n, "vocab_size")] for n in modules.stored}

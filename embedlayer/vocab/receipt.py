@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from embedlayer.errors import CheckpointError, ShapeError, TokenIdError, TokenizerError
+from embedlayer.errors import CheckpointError, ShapeError, TokenIdError
 from embedlayer.io.files import JsonObject
 from embedlayer.io.json_fields import Count, Range, check_fields, parse_json, printable
 from embedlayer.io.safetensors_files import load_tensors, save_tensors
@@ -28,6 +28,7 @@ from embedlayer.vocab.tokenizer_edit import parse_tokenizer
 
 KIND, FORMAT_VERSION = "embedlayer/vocabulary-receipt", 1
 MAX_UNPACKED_BYTES = 1 << 30
+TOKENIZERS = ("tokenizer", "old_tokenizer")
 SIZES = ("vocab_size", "num_rows")
 """Settings that are used in computations."""
 
@@ -227,7 +228,7 @@ class Receipt:
             **{f"rows/{name}": rows for name, rows in self.dropped_rows.items()},
         }
         tensors |= {f"files/{name}": _packed(content) for name, content in self.files.items()}
-        for name in ("tokenizer", "old_tokenizer"):
+        for name in TOKENIZERS:
             tokenizer = getattr(self, name)
             if tokenizer is not None:
                 tensors[name] = _packed(tokenizer.to_str().encode())
@@ -257,14 +258,21 @@ class Receipt:
             if name.rpartition(".")[2] in SIZES and type(value) is not int:
                 raise CheckpointError(f"The receipt in {path} states {printable(value)} as {name}: it is damaged.")
         try:
+            sources = tensors["sources"]
+            if sources.dtype != torch.int64 or sources.dim() != 1:
+                raise CheckpointError(
+                    f"{path}: its rows are {sources.dtype} of shape {list(sources.shape)}: it is damaged."
+                )
+            texts = {name: _unpacked(tensors[name]).decode() for name in TOKENIZERS if name in tensors}
+            tokenizers = {name: parse_tokenizer(text) for name, text in texts.items()}
             return cls(
-                row_map=RowMap(_sources(tensors["sources"]), fields["old_size"]),
+                row_map=RowMap(sources, fields["old_size"]),
                 num_tokens=(fields["num_tokens"][0], fields["num_tokens"][1]),
                 dropped_rows=_without_prefix("rows/", tensors),
                 created=tuple(fields["created"]),
                 files={name: _unpacked(packed) for name, packed in _without_prefix("files/", tensors).items()},
-                tokenizer=_tokenizer(tensors.get("tokenizer")),
-                old_tokenizer=_tokenizer(tensors.get("old_tokenizer")),
+                tokenizer=tokenizers.get("tokenizer"),
+                old_tokenizer=tokenizers.get("old_tokenizer"),
                 before=fields["before"],
                 after=fields["after"],
                 settings=fields["settings"],
@@ -373,26 +381,3 @@ def _unpacked(packed: Tensor) -> bytes:
     if not stream.eof:
         raise CheckpointError(f"A file in the receipt is cut short or larger than {MAX_UNPACKED_BYTES:,} bytes.")
     return content
-
-
-def _tokenizer(packed: Tensor | None) -> Tokenizer | None:
-    """Return the tokenizer whose `tokenizer.json` `_packed` compressed, or `None` if `packed` is `None`.
-
-    Raises:
-        CheckpointError: The stored tokenizer is damaged.
-    """
-    try:
-        return None if packed is None else parse_tokenizer(_unpacked(packed).decode())
-    except TokenizerError as error:
-        raise CheckpointError(f"The tokenizer in the receipt is damaged: {error}") from error
-
-
-def _sources(tensor: Tensor) -> Tensor:
-    """Check the tensor of a receipt that becomes `RowMap.sources`, and return it unchanged.
-
-    Raises:
-        CheckpointError: The tensor is not int64 of one dimension.
-    """
-    if tensor.dtype != torch.int64 or tensor.dim() != 1:
-        raise CheckpointError(f"The receipt's rows are {tensor.dtype} of shape {list(tensor.shape)}: it is damaged.")
-    return tensor

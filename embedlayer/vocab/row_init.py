@@ -47,11 +47,7 @@ class WeightRows:
         self.weight, self.padding_idx, self.collectives = weight, padding_idx, collectives
         self.vocab_size = len(weight) if vocab_size is None else vocab_size
         self.num_rows = len(weight) if num_rows is None else num_rows
-
-    @property
-    def embed_dim(self) -> int:
-        """Return the width of a row, D."""
-        return self.weight.shape[1]
+        self.embed_dim = weight.shape[1]
 
     def rows(self, start: int, stop: int) -> Float[Tensor, "N D"]:
         """Return rows `start` to `stop - 1`; a view if the rows are not sharded."""

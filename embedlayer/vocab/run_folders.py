@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from tokenizers import Tokenizer
 
-from embedlayer.data.corpus import IdArray, TokenCorpus
+from embedlayer.data.corpus import CorpusWriter, IdArray, TokenCorpus
 from embedlayer.data.corpus_files import write_shard_tables
-from embedlayer.data.tokenizer import fingerprint, load_tokenizer, save_tokenizer, table_size
+from embedlayer.data.tokenizer import load_tokenizer, save_tokenizer
 from embedlayer.errors import EmbedLayerWarning, VocabularyError
 from embedlayer.io.files import PARTIAL, JsonObject, write_json
 from embedlayer.io.locks import LOCK
@@ -120,19 +120,13 @@ def _write_run(
     if old.metrics.exists():
         shutil.copyfile(old.metrics, new.metrics)
     new.corpus.mkdir()
-    corpus, size = TokenCorpus.open(old.corpus), table_size(tokenizer)
-    dtype = np.dtype("<u2" if size <= 1 << 16 else "<u4")
+    corpus = TokenCorpus.open(old.corpus)
     with (new.corpus / "ids.bin").open("wb") as file:
+        writer = CorpusWriter(tokenizer, lambda ids: file.write(ids.tobytes()))
         for start in range(0, len(corpus), IDS_AT_ONCE):
-            file.write(new_ids[np.asarray(corpus.ids[start : start + IDS_AT_ONCE])].astype(dtype).tobytes())
-    facts = {
-        "dtype": dtype.name,
-        "num_tokens": len(corpus),
-        "num_bytes": corpus.num_bytes,
-        "vocab_size": size,
-        "tokenizer": fingerprint(tokenizer),
-    }
-    write_shard_tables(new.corpus, corpus.documents, corpus.blocks, facts)
+            writer.write(new_ids[np.asarray(corpus.ids[start : start + IDS_AT_ONCE])].astype(writer.dtype))
+    index = {**writer.index(), "num_tokens": len(corpus), "num_bytes": corpus.num_bytes}
+    write_shard_tables(new.corpus, corpus.documents, corpus.blocks, index)
 
 
 def _moved_notes(notes: Mapping[str, Any], new_ids: IdArray) -> JsonObject:

@@ -7,6 +7,7 @@ they follow from the usual names.
 import json
 import warnings
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -82,7 +83,7 @@ def tokenizer_with_roles(source: object, special: Mapping[str, str] | None = Non
         tokenizer = as_tokenizer(source)
         roles = getattr(source, "special_tokens_map", None)
         stated = {role: token_text(token) for role, token in roles.items()} if isinstance(roles, Mapping) else {}
-    added = _added(tokenizer)
+    added = added_texts(tokenizer)
     for role, token in (special or {}).items():
         if role not in USUAL_NAMES or token not in added:
             raise TokenizerError(
@@ -100,12 +101,10 @@ def stated_roles(folder: Path) -> dict[str, str]:
     """
     stated: dict[str, str] = {}
     for name in _STATED_IN:
-        try:
-            content = read_json(folder / name) if (folder / name).is_file() else {}
-        except FileError:
-            content = {}
-        found = {role: token_text(content.get(role)) for role in USUAL_NAMES}
-        stated = {role: token for role, token in found.items() if isinstance(token, str)} | stated
+        with suppress(FileError):
+            content = read_json(folder / name)
+            found = {role: token_text(content.get(role)) for role in USUAL_NAMES}
+            stated = {role: token for role, token in found.items() if isinstance(token, str)} | stated
     return stated
 
 
@@ -119,7 +118,7 @@ def special_tokens_of(tokenizer: Tokenizer, stated: Mapping[str, str]) -> Specia
         tokenizer: The tokenizer.
         stated: From role to text, as files or callers state it; may name tokens that the tokenizer lacks.
     """
-    added = _added(tokenizer)
+    added = added_texts(tokenizer)
     known = SpecialTokens({role: stated[role] for role in USUAL_NAMES if stated.get(role) in added})
     if known:
         return known
@@ -136,7 +135,7 @@ def special_tokens_of(tokenizer: Tokenizer, stated: Mapping[str, str]) -> Specia
     return known
 
 
-def _added(tokenizer: Tokenizer) -> set[str]:
+def added_texts(tokenizer: Tokenizer) -> set[str]:
     """Return the texts of the added tokens of a tokenizer."""
     return {token.content for token in tokenizer.get_added_tokens_decoder().values()}
 

@@ -17,7 +17,9 @@ from tokenizers import Tokenizer
 
 from embedlayer.data.tokenizer import as_tokenizer, byte_level_alphabet, component_types, table_size, without_truncation
 from embedlayer.errors import VocabularyError
-from embedlayer.vocab.token_selection import Token
+
+Token = str | int
+"""A token, by its text or its ID."""
 
 WordPosition = Literal["start", "inside", "end"]
 """Where in a word a token occurs."""

@@ -1,37 +1,13 @@
 """Which tokens a vocabulary has after an edit, and in which order; with and without a tokenizer."""
 
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
 
 import numpy as np
 
 from embedlayer.errors import VocabularyError
-
-Token = str | int
-"""A token, by its text or its ID."""
+from embedlayer.vocab.token_bytes import Token, TokenBytes
 
 SHOWN = 5
-
-
-@runtime_checkable
-class TokenNames(Protocol):
-    """Interface of a vocabulary that finds tokens by ID or text; `TokenBytes` and `NumberedTokens` implement it.
-
-    Attributes:
-        entries: Name of each token, by ID.
-        vocabulary: ID of each token, by name.
-    """
-
-    entries: dict[int, str]
-    vocabulary: dict[str, int]
-
-    def find(self, token: Token) -> int:
-        """Return the ID of a token that is named by its ID or, where there is a tokenizer, by its text.
-
-        Raises:
-            VocabularyError: There is no such token.
-        """
 
 
 class NumberedTokens:
@@ -73,23 +49,8 @@ def require_ids(tokens: Iterable[object]) -> None:
         )
 
 
-@dataclass(frozen=True)
-class TokenSelection:
-    """List the tokens of an edited vocabulary in the order of their new IDs.
-
-    Attributes:
-        names: Name of each token after the edit.
-        sources: Old ID of each token after the edit; -1 for a new token.
-        merged: From the old ID of each merged token to the new ID of the token that replaces it.
-    """
-
-    names: list[str]
-    sources: list[int]
-    merged: dict[int, int]
-
-
 def select_tokens(
-    old: TokenNames,
+    old: TokenBytes | NumberedTokens,
     new: Iterable[str] = (),
     *,
     remove: Iterable[Token] = (),
@@ -99,7 +60,7 @@ def select_tokens(
     required: Mapping[int, str] | None = None,
     with_parts: Callable[[set[int]], set[int]] = set,
     unreachable: Callable[[set[int]], set[int]] = lambda removed: set(),
-) -> TokenSelection:
+) -> tuple[list[str], list[int], dict[int, int]]:
     """Return the tokens after an edit: the kept old ones in the order of their IDs, then the new ones.
 
     Args:
@@ -116,7 +77,9 @@ def select_tokens(
             These are removed too, unless they are required.
 
     Returns:
-        The names and old IDs of the tokens, and the replacements of merged tokens.
+        1. The name of each token, in the order of the new IDs.
+        2. The old ID of each token in the same order; -1 for a new token.
+        3. A dictionary from the old ID of each merged token to the new ID of the token that replaces it.
 
     Raises:
         VocabularyError: A token is unknown or named twice, a required token would be removed, or the options
@@ -151,11 +114,8 @@ def select_tokens(
     if order is not None:
         names = _ordered(names, [_new_name(new, token) or old.entries[old.find(token)] for token in order])
     ids = {name: new_id for new_id, name in enumerate(names)}
-    return TokenSelection(
-        names=names,
-        sources=[old.vocabulary.get(name, -1) for name in names],
-        merged={token_id: ids[name] for token_id, name in merged.items()},
-    )
+    sources = [old.vocabulary.get(name, -1) for name in names]
+    return names, sources, {token_id: ids[name] for token_id, name in merged.items()}
 
 
 def _listed(tokens: Iterable[Token], option: str) -> list[Token]:
@@ -173,7 +133,7 @@ def _listed(tokens: Iterable[Token], option: str) -> list[Token]:
     return list(tokens)
 
 
-def _ids(old: TokenNames, tokens: Iterable[Token], option: str) -> dict[int, Token]:
+def _ids(old: TokenBytes | NumberedTokens, tokens: Iterable[Token], option: str) -> dict[int, Token]:
     """Return a dictionary from the ID of each token to the token as it was passed.
 
     Args:
@@ -205,7 +165,9 @@ def _new_name(new: Container[str], token: Token) -> str | None:
     return next((name for name in names if name in new), None)
 
 
-def _merge_targets(old: TokenNames, merge: Mapping[Token, Token], new: Container[str]) -> dict[int, str]:
+def _merge_targets(
+    old: TokenBytes | NumberedTokens, merge: Mapping[Token, Token], new: Container[str]
+) -> dict[int, str]:
     """Return a dictionary from the old ID of each merged token to the name of the token that replaces it.
 
     Args:

@@ -18,8 +18,8 @@ from embedlayer.data.tokenizer import as_tokenizer, table_size, without_truncati
 from embedlayer.errors import EmbedLayerWarning, TokenizerError, VocabularyError
 from embedlayer.short_repr import short_repr
 from embedlayer.vocab.bpe_merges import BPEMerges
-from embedlayer.vocab.token_bytes import TokenBytes
-from embedlayer.vocab.token_selection import Token, select_tokens, shown_names
+from embedlayer.vocab.token_bytes import Token, TokenBytes
+from embedlayer.vocab.token_selection import select_tokens, shown_names
 
 Data = dict[str, Any]
 
@@ -109,7 +109,7 @@ def edit_tokenizer(
     data = tokenizer_data(tokenizer)
     old = TokenBytes(tokenizer)
     new = _new_tokens(old, add, special)
-    selected = select_tokens(
+    names, sources, merged = select_tokens(
         old,
         new,
         remove=remove,
@@ -120,14 +120,14 @@ def edit_tokenizer(
         with_parts=lambda kept: with_parts(kept, old, data),
         unreachable=lambda removed: _unreachable_without(removed, old, data),
     )
-    edited = _built(data, selected.names, new, old)
+    edited = _built(data, names, new, old)
     _check_reached(edited, new)
     warn_of_other_texts(tokenizer, edited, [text for text in add if isinstance(text, str) and text not in special])
     return TokenizerEdit(
         tokenizer=edited,
-        sources=tuple(None if source < 0 else source for source in selected.sources),
-        dropped=tuple(sorted({*range(table_size(tokenizer))} - {*selected.sources} - selected.merged.keys())),
-        merged=selected.merged,
+        sources=tuple(None if source < 0 else source for source in sources),
+        dropped=tuple(sorted({*range(table_size(tokenizer))} - {*sources} - merged.keys())),
+        merged=merged,
     )
 
 
