@@ -309,13 +309,8 @@ def _edit(target: Target, token_map: Callable[[Tokenizer | None, int], TokenMap]
     if multiple is not None and multiple < 1:
         raise SizeError(f"pad_to_multiple_of must be at least 1, not {multiple}.")
     init = options.get("init", SubwordMeanInit())
-    request = EditRequest(
-        token_map,
-        init,
-        options.get("init_head", init),
-        None if tokenizer is None else as_tokenizer(tokenizer),
-        multiple,
-    )
+    tokenizer = None if tokenizer is None else as_tokenizer(tokenizer)
+    request = EditRequest(token_map, init, options.get("init_head", init), tokenizer, multiple)
     optimizer, out = options.get("optimizer"), options.get("out")
     if isinstance(target, nn.Module):
         if out is not None:

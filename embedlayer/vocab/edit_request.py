@@ -18,7 +18,7 @@ from embedlayer.vocab.row_map import NEW, RowEdit, RowMap, RowTensor
 from embedlayer.vocab.special_tokens import NewTokenIds, SpecialTokens
 from embedlayer.vocab.tokenizer_match import spell_new_tokens
 
-LARGEST_MULTIPLE = 1024
+POWERS_OF_TWO = (1024, 512, 256, 128, 64, 32, 16, 8, 4, 2)
 
 
 @dataclass(frozen=True)
@@ -122,8 +122,7 @@ def rows_after(num_tokens: int, rows: int, new_tokens: int, multiple: int | None
         (32064, 20032, 32001)
     """
     if multiple is None and rows > num_tokens:
-        powers = (2**k for k in range(LARGEST_MULTIPLE.bit_length() - 1, 0, -1))
-        multiple = next((power for power in powers if round_up(num_tokens, power) == rows), None)
+        multiple = next((power for power in POWERS_OF_TWO if round_up(num_tokens, power) == rows), None)
         if multiple is None:
             return max(new_tokens, rows) if new_tokens >= num_tokens else new_tokens
     return round_up(new_tokens, multiple or 1)

@@ -24,6 +24,7 @@ from embedlayer.vocab.folders import RECEIPT, apply_to_folder, new_folder, recei
 from embedlayer.vocab.live_modules import ModuleResult, apply_to_module
 from embedlayer.vocab.row_map import DROPPED, RowEdit, RowMap
 from embedlayer.vocab.run_folders import RUN
+from embedlayer.vocab.token_selection import shown_names
 from embedlayer.vocab.tokenizer_edit import parse_tokenizer
 
 KIND, FORMAT_VERSION = "embedlayer/vocabulary-receipt", 1
@@ -260,9 +261,7 @@ class Receipt:
         try:
             sources = tensors["sources"]
             if sources.dtype != torch.int64 or sources.dim() != 1:
-                raise CheckpointError(
-                    f"{path}: its rows are {sources.dtype} of shape {list(sources.shape)}: it is damaged."
-                )
+                raise CheckpointError(f"{path} is damaged: its rows are {sources.dtype} of {list(sources.shape)}.")
             texts = {name: _unpacked(tensors[name]).decode() for name in TOKENIZERS if name in tensors}
             tokenizers = {name: parse_tokenizer(text) for name, text in texts.items()}
             return cls(
@@ -290,8 +289,8 @@ class Receipt:
         old, new = self.num_tokens
         lines = [f"{old:,} tokens -> {new:,} tokens, {self.row_map.old_size:,} rows -> {self.row_map.size:,} rows"]
         lines += [f"  kept     {self.kept:,}"]
-        lines += [f"  new      {len(self.added):,}{_first_texts(self.added)}"] * bool(self.added)
-        lines += [f"  dropped  {len(self.dropped):,}{_first_texts(self.dropped)}"] * bool(self.dropped)
+        lines += [f"  new      {len(self.added):,}{shown_names(':', [*self.added.values()])}"] * bool(self.added)
+        lines += [f"  dropped  {len(self.dropped):,}{shown_names(':', [*self.dropped.values()])}"] * bool(self.dropped)
         lines += [f"  merged   {len(self.merged):,}"] * bool(self.merged)
         return "\n".join(lines)
 
@@ -347,17 +346,6 @@ def last_receipt(folder: Path | str) -> Receipt:
     if not receipts:
         raise CheckpointError(f"{folder} has no receipt ({RECEIPT.format('N')}): no edit wrote it.")
     return Receipt.load(receipts[-1])
-
-
-def _first_texts(tokens: dict[int, str], most: int = 6) -> str:
-    """Return ": 'a', 'b'" with the first texts of `tokens` for a message, and "..." if there are more.
-
-    Args:
-        tokens: From ID to text, not empty.
-        most: Largest number of texts to show.
-    """
-    texts = ", ".join(repr(token) for token in list(tokens.values())[:most])
-    return f": {texts}{', ...' if len(tokens) > most else ''}"
 
 
 def _without_prefix(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
