@@ -16,7 +16,7 @@ class BPEMerges:
     alone, because a merge across the token's border would have prevented the token. So the shorter tokens that a token
     is built from do not depend on the text around it.
 
-    Therefore all tokens can be removed that no token of a text is built from. The text is still encoded as the same
+    Therefore a token can be removed if no token of a text is built from it: the text is still encoded as the same
     tokens.
 
     Args:

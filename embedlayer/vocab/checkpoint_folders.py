@@ -160,8 +160,8 @@ def _edited_files(folder: Path, tokens: TokenMap, row_map: RowMap) -> dict[str, 
 
     Args:
         folder: The checkpoint before the edit; it is not changed.
-        tokens: The token map of the edit.
-        row_map: The row map of the edit.
+        tokens: The old token of each new token, and both tokenizers.
+        row_map: The old row of each new row.
 
     Returns:
         A dictionary from file name, relative to `folder`, to the new text, or to `None` for a file to delete.
@@ -351,7 +351,7 @@ def _without_removed_names(content: JsonObject, tokens: TokenMap, new: Tokenizer
 
     Args:
         content: The content of the file.
-        tokens: The token map of the edit.
+        tokens: The old token of each new token, and both tokenizers.
         new: The tokenizer after the edit.
         file: Name of the file, for the error.
 
@@ -383,7 +383,7 @@ def _added_tokens(content: JsonObject, tokens: TokenMap, new: Tokenizer) -> Json
 
     Args:
         content: The old content, in the same form.
-        tokens: The token map of the edit.
+        tokens: The old token of each new token, and both tokenizers.
         new: The tokenizer after the edit.
     """
     names = {*tokens.added.values(), *content}

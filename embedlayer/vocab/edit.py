@@ -267,7 +267,7 @@ def transplant(
 
 
 def _edited(tokenizer: Tokenizer, **options: Any) -> TokenMap:
-    """Edit a copy of a tokenizer, and return the token map: the old ID of each token, with both tokenizers.
+    """Edit a copy of a tokenizer, and return the old ID of each token after the edit, with both tokenizers.
 
     Args:
         tokenizer: The old tokenizer; it is not changed.
@@ -294,8 +294,8 @@ def _edit(target: Target, token_map: Callable[[Tokenizer | None, int], TokenMap]
 
     Args:
         target: The module or the folder.
-        token_map: Function that returns the token map of the edit. Its arguments are the old tokenizer, or `None`, and
-            the number of old rows.
+        token_map: Function that returns the old token of each new token. Its arguments are the old tokenizer, or
+            `None`, and the number of old rows.
         options: See `EditOptions`.
 
     Returns:

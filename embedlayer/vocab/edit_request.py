@@ -60,7 +60,7 @@ class TokenMap:
         return {token_id: _text(self.old_tokenizer, token_id) for token_id in ids}
 
     def row_map(self, rows: int, multiple: int | None = None) -> RowMap:
-        """Return the row map of a table: the rows of the tokens after the edit, then rows without a token.
+        """Return the old row of each new row of a table: first the rows of tokens, then rows without a token.
 
         A table may store more rows than there are tokens. Old rows without a token come last in the result and keep
         their values. If there is room for fewer of them, the first ones are dropped; if there is room for more, the
@@ -81,7 +81,7 @@ class TokenMap:
         """Return an object that converts the old token IDs in configurations to new IDs.
 
         Args:
-            row_map: The row map that `TokenMap.row_map` returned.
+            row_map: The old row of each new row, as `TokenMap.row_map` returned it.
         """
         return NewTokenIds(row_map.token_ids(self.merged).tolist(), self.dropped, self.tokenizer, self.special_tokens)
 
@@ -138,9 +138,9 @@ class ResolvedEdit:
     """Describe an edit of one model, or the undo of an edit, ready to be applied to that model.
 
     Attributes:
-        rows: The row map, and the values of initialised rows.
+        rows: The old row of each new row, and the values of initialised rows.
         tokenizer: The tokenizer after the edit, or `None` if the model has none.
-        tokens: The token map of the edit; `None` for an undo.
+        tokens: The old token of each new token; `None` for an undo.
         settings: For an undo: the sizes and IDs of the modules to restore, by name. `None` for an edit.
         pad_to_multiple_of: Multiple to which the number of stored rows of each table is rounded up; `None` to keep each
             table's multiple.
@@ -167,7 +167,10 @@ class ResolvedEdit:
 
 
 class VocabularyEdit(ABC):
-    """Base class of an edit (`EditRequest`) and of the undo of an edit (`Undo`), before the model is known."""
+    """Base class of an edit (`EditRequest`) and of the undo of an edit (`Undo`).
+
+    It does not depend on a model: `resolve` computes what changes in one model.
+    """
 
     @abstractmethod
     def resolve(
@@ -193,12 +196,12 @@ class EditRequest(VocabularyEdit):
     """Request an edit before the model is known: which tokens change, and how new rows are initialised.
 
     Attributes:
-        token_map: Function that returns the token map of the edit. Its arguments are the old tokenizer, or `None`, and
-            the number of old rows.
+        token_map: Function that returns the old token of each new token. Its arguments are the old tokenizer, or `None`,
+            and the number of old rows.
         init: How rows of new tokens are initialised.
         init_head: How rows of new tokens are initialised in an untied head.
         tokenizer: The tokenizer of a model whose layers have none, or `None`.
-        pad_to_multiple_of: Number of stored rows of each table is rounded up to a multiple of this; `None` keeps each
+        pad_to_multiple_of: The number of stored rows of each table is rounded up to a multiple of this; `None` keeps each
             table's multiple.
     """
 
@@ -250,8 +253,8 @@ class EditRequest(VocabularyEdit):
           the function must be called for tables and heads before their biases.
 
         Args:
-            tokens: The token map of the edit.
-            row_map: The row map of the edit.
+            tokens: The old token of each new token.
+            row_map: The old row of each new row.
             origins: From new ID to a description of how the row was computed; changed in place.
         """
         new_tokens = tokens.new_tokens()

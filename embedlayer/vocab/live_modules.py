@@ -268,7 +268,7 @@ def _state_with_rows(state: Mapping[str, Any], name: str, parameter: Tensor) -> 
 
 
 def _moved_gradient(rows: RowTensor, row_map: RowMap) -> Tensor | None:
-    """Return a parameter's gradient with its rows in their new places; `None` if it has no gradient.
+    """Return a parameter's gradient with its rows moved as a row map says; `None` if it has no gradient.
 
     The result is dense or sparse as before. The rows of new tokens get no gradient. If the rows are sharded, all ranks
     must call this.
@@ -391,7 +391,7 @@ def _moved_padding(padding: int | None, row_map: RowMap) -> int | None:
 
     Args:
         padding: The old ID of the padding token, or `None`.
-        row_map: The row map of the edit.
+        row_map: The old row of each new row.
 
     Raises:
         TokenIdError: The padding token is removed.
@@ -502,10 +502,12 @@ def _assign(owner: object, name: str, value: object) -> Step:
 
 
 def _do_all(steps: Sequence[Step]) -> None:
-    """Call the first function of each step in order, so that either all steps or none take effect.
+    """Carry out steps in order, so that either all of them or none take effect.
 
-    If one raises an error, the second functions of that step and of all steps before it are called, the last step
-    first. The error is then raised.
+    A step is a pair of functions: one makes a change, the other reverts it.
+
+    If a change raises an error, that step and all steps before it are reverted, the last step first. The error is
+    then raised.
     """
     with ExitStack() as stack:
         for do, revert in steps:

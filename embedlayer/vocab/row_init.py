@@ -178,7 +178,7 @@ class RowInit(ABC):
 
 @dataclass(frozen=True)
 class MeanInit(RowInit):
-    """Set every new row to the mean of the live rows, which `RowInit` defines.
+    """Set every new row to the mean of the live rows, which are the trained ones; see `RowInit`.
 
     Args:
         dead: IDs of old rows that are not read; see `RowInit`.
@@ -192,7 +192,7 @@ class MeanInit(RowInit):
     dead: DeadRows = ()
 
     def compute(self, live: "LiveRows", tokens: Tokens, chunk: slice, generator: Generator) -> ComputedRows:
-        """Return the mean of the live rows, repeated for each token of the chunk; see `RowInit.compute`."""
+        """Return the mean of the live rows (`LiveRows`), once for each token of the chunk; see `RowInit.compute`."""
         count = len(tokens[chunk])
         return live.mean.expand(count, -1), [RowOrigin("mean")] * count
 
@@ -377,7 +377,7 @@ class LiveRows:
             return self.old.look_up(self._checked(ids).to(self.old.rows(0, 1).device)).double().cpu()
 
     def select(self, ids: Iterable[int]) -> Iterator[tuple[int, Float[Tensor, " D"]]]:
-        """Return an iterator of `(ID, row)` for each live row among `ids`, by ascending ID and without repetitions.
+        """Return an iterator of `(ID, row)` for each live row (`LiveRows`) among `ids`, by ascending ID, each once.
 
         The rows are in float64 on the CPU.
 
@@ -390,7 +390,7 @@ class LiveRows:
         return ((token_id, row) for token_id, row, live in zip(wanted, rows, is_live.tolist(), strict=True) if live)
 
     def chunks(self) -> Iterator[Float[Tensor, "n D"]]:
-        """Yield all live rows by ascending ID, in chunks, on the CPU in their own dtype.
+        """Yield all live rows (`LiveRows`) by ascending ID, in chunks, on the CPU in their own dtype.
 
         Each chunk has the live ones among `ROWS_AT_ONCE` rows of the table; it may be empty.
         """
@@ -400,7 +400,7 @@ class LiveRows:
 
     @cached_property
     def _count_and_mean(self) -> tuple[int, Tensor]:
-        """Return the number of live rows and their mean row, `(D,)`; both are computed at the first use only.
+        """Return the number of live rows (`LiveRows`) and their mean row, `(D,)`, computed at the first use only.
 
         Raises:
             VocabularyError: No row is live.
@@ -418,7 +418,7 @@ class LiveRows:
 
     @property
     def count(self) -> int:
-        """Return the number of live rows.
+        """Return the number of live rows; `LiveRows` defines these.
 
         Raises:
             VocabularyError: No row is live.
@@ -427,7 +427,7 @@ class LiveRows:
 
     @property
     def mean(self) -> Float[Tensor, " D"]:
-        """Return the mean of the live rows, `(D,)`, in float64 on the CPU.
+        """Return the mean of the live rows (`LiveRows`), `(D,)`, in float64 on the CPU.
 
         Raises:
             VocabularyError: No row is live.

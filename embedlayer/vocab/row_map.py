@@ -81,12 +81,12 @@ class RowMap:
 
     @property
     def initialised(self) -> Tensor:
-        """Return the numbers of the new rows that are initialised, ascending."""
+        """Return the row numbers of the new rows that have no old row, `(initialised rows,)` int64, ascending."""
         return (self.sources == NEW).nonzero().squeeze(1)
 
     @property
     def dropped(self) -> Tensor:
-        """Return the numbers of the old rows that are not kept, ascending."""
+        """Return the row numbers of the old rows that no new row is taken from, `(dropped rows,)` int64, ascending."""
         return (self.new_ids == DROPPED).nonzero().squeeze(1)
 
     def token_ids(self, merged: Mapping[int, int]) -> Tensor:
@@ -107,7 +107,7 @@ class RowMap:
         return RowMap(self.new_ids, self.size)
 
     def apply(self, tensor: Tensor, *, padding: int = 0, collectives: Collectives = SINGLE_PROCESS) -> Tensor:
-        """Return a copy of a tensor with the rows in their new places; initialised and padding rows are zero.
+        """Return a copy of a tensor with new row `i` from old row `sources[i]`; initialised and padding rows are zero.
 
         If the rows are sharded, all ranks must call this: each rank requests its new rows from the ranks that store
         them.
@@ -223,13 +223,13 @@ class RowResult:
 def apply_row_map(
     tensors: Mapping[str, RowTensor], edit: RowEdit, collectives: Collectives = SINGLE_PROCESS
 ) -> RowResult:
-    """Return new tensors with the rows in their new places; the old tensors are not changed.
+    """Return new tensors whose rows are moved and initialised as an edit says; the old tensors are not changed.
 
     If rows are sharded, all ranks must call this.
 
     Args:
         tensors: The tensors by name.
-        edit: The row map, and the values of initialised rows.
+        edit: The old row of each new row, and the values of initialised rows.
         collectives: All ranks that apply the edit. Initialised rows get the values that rank 0 computes.
 
     Raises:

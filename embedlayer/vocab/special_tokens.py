@@ -154,8 +154,6 @@ class NewTokenIds:
             Else `None`.
 
     Attributes:
-        new_ids: See above.
-        dropped: See above.
         role_ids: If another tokenizer replaces the old one: from each role to the ID of its special token. Else `None`.
     """
 

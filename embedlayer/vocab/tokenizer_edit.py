@@ -35,7 +35,7 @@ class TokenizerEdit:
         sources: Old ID of each token, in the order of the new IDs; `None` for a new token.
         dropped: Old IDs that were removed and not merged, ascending. If the old IDs had gaps, the IDs in the gaps are
             included.
-        merged: From the old ID of each merged token to the new ID of the token that replaces it.
+        merged: From the old ID of each merged token, which is removed too, to the new ID of the token that replaces it.
     """
 
     __repr__ = short_repr
@@ -338,8 +338,8 @@ def with_parts(kept: set[int], old: TokenBytes, data: Data) -> set[int]:
 def _unreachable_without(removed: set[int], old: TokenBytes, data: Data) -> set[int]:
     """Return the IDs of the other BPE tokens that no text is encoded with after the tokens `removed` are removed.
 
-    These are the tokens that merges build from a removed token. Added tokens are not in the result. For models other
-    than BPE the result is empty.
+    These are the tokens that merges can build only from a removed token. Added tokens are not in the result. For models
+    other than BPE the result is empty.
 
     Args:
         removed: IDs of the removed tokens.
