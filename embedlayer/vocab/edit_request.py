@@ -25,6 +25,8 @@ POWERS_OF_TWO = (1024, 512, 256, 128, 64, 32, 16, 8, 4, 2)
 class TokenMap:
     """Map each token after an edit to its old token.
 
+    A merged token is removed, and another token replaces its ID in stored IDs.
+
     Attributes:
         sources: Old ID of each token in the order of the new IDs, or -1 for a new token.
         num_tokens: Number of tokens before the edit.
@@ -106,7 +108,7 @@ def rows_after(num_tokens: int, rows: int, new_tokens: int, multiple: int | None
     With `multiple` it is the number of tokens, rounded up to a multiple of that. Without it, the padding of the old
     table decides:
 
-    - Without rows that have no token, there are none after the edit either.
+    - If every row has a token before the edit, the result is `new_tokens`.
     - If `rows` is `num_tokens` rounded up to a multiple of a power of two (at most 1024), the result is `new_tokens`
       rounded up to a multiple of the largest such power.
     - Otherwise the result is `new_tokens`, but not less than `rows` if the edit does not reduce the number of tokens.
@@ -159,9 +161,9 @@ class ResolvedEdit:
 
     @property
     def new_ids(self) -> Tensor:
-        """Return the new ID of each old row, `(old rows,)` int64, or -1 if the row is dropped.
+        """Return the new ID of each old ID, `(old rows,)` int64, or -1 for a removed token.
 
-        A merged token has the new ID of its replacement.
+        A merged token has the new ID of the token that replaces it.
         """
         return self.rows.row_map.token_ids({} if self.tokens is None else self.tokens.merged)
 
@@ -196,13 +198,13 @@ class EditRequest(VocabularyEdit):
     """Request an edit before the model is known: which tokens change, and how new rows are initialised.
 
     Attributes:
-        token_map: Function that returns the old token of each new token. Its arguments are the old tokenizer, or `None`,
-            and the number of old rows.
+        token_map: Function that returns the old token of each new token. Its arguments are the old tokenizer, or
+            `None`, and the number of old rows.
         init: How rows of new tokens are initialised.
         init_head: How rows of new tokens are initialised in an untied head.
         tokenizer: The tokenizer of a model whose layers have none, or `None`.
-        pad_to_multiple_of: The number of stored rows of each table is rounded up to a multiple of this; `None` keeps each
-            table's multiple.
+        pad_to_multiple_of: The number of stored rows of a table is rounded up to a multiple of this; `None` keeps
+            each table's multiple.
     """
 
     __repr__ = short_repr
@@ -249,8 +251,7 @@ class EditRequest(VocabularyEdit):
         - A row without a token gets the mean of the old rows, so that it adds at most one part in V to a softmax over V
           tokens.
         - A value of a bias is the mean of the bias values of the tokens from which the row was computed, or of all
-        tokens. So
-          the function must be called for tables and heads before their biases.
+          tokens. So the function must be called for tables and heads before their biases.
 
         Args:
             tokens: The old token of each new token.

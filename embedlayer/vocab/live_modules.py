@@ -106,7 +106,9 @@ class VocabularyModules(NamedTuple):
 
     @property
     def stored(self) -> dict[str, LocalTable]:
-        """Return a dictionary from the name of each dense table that stores rows to its entry of `local`."""
+        """Return the values of `local` by the name of the dense table that stores the rows.
+
+        For a factorised table that is the name of its inner table."""
         return {name if part.local is part.stored else _join(name, "inner"): part for name, part in self.local.items()}
 
 

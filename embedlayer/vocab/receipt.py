@@ -38,9 +38,10 @@ IdArray = TypeVar("IdArray", Tensor, npt.NDArray[np.integer[Any]])
 
 
 class ReceiptFields(TypedDict):
-    """Define the JSON fields of a saved receipt, which has tensors too; `Receipt` explains most of them.
+    """Define the JSON fields of a saved receipt; its tensors are stored beside them.
 
-    Token IDs that are keys are strings here, because keys in JSON are.
+    `kind` and `format_version` identify the file format, and `old_size` is the number of rows before the edit. The
+    other fields are those of `Receipt`. Token IDs that are keys are strings, as all keys in JSON.
     """
 
     kind: str

@@ -286,12 +286,12 @@ def _fill(new: Tensor, row_map: RowMap, shards: Collectives, chunks: Iterable[Te
 
 
 def _check_restored_rows(tensors: Mapping[str, RowTensor], edit: RowEdit, restored: Mapping[str, Tensor]) -> None:
-    """Check for an undo that there are rows to restore for every tensor, in the right shape.
+    """Check for an undo that the receipt has the dropped rows of every tensor, in the right shape.
 
     Args:
         tensors: The tensors by name, before the undo.
         edit: The undo, whose row map initialises the rows that the edit dropped.
-        restored: From each tensor's name to the rows to restore.
+        restored: From each tensor's name to the dropped rows of the receipt.
 
     Raises:
         CheckpointError: Rows of a tensor are missing or have another shape.

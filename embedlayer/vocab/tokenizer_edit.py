@@ -596,7 +596,7 @@ def tokenizer_data(tokenizer: Tokenizer) -> Data:
 
 
 def _has_added_ids(old: TokenBytes) -> bool:
-    """Return whether at least one added token has an ID of its own, outside the model's vocabulary."""
+    """Return whether at least one added token has an ID that is not in the model's own vocabulary."""
     return not old.added <= {*old.tokenizer.get_vocab(with_added_tokens=False).values()}
 
 
