@@ -108,7 +108,8 @@ class VocabularyModules(NamedTuple):
     def stored(self) -> dict[str, LocalTable]:
         """Return the values of `local` by the name of the dense table that stores the rows.
 
-        For a factorised table that is the name of its inner table."""
+        For a factorised table that is the name of its inner table.
+        """
         return {name if part.local is part.stored else _join(name, "inner"): part for name, part in self.local.items()}
 
 

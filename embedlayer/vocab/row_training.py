@@ -58,9 +58,9 @@ def train_only_rows(module: nn.Module, token_ids: Iterable[int]) -> None:
     """Prepare a module, in place, so that only the rows of the given tokens are trained.
 
     Each table is replaced by a `DeltaEmbedding`, which reads the rows of these tokens from a small trainable tensor
-    and all others from the frozen table. All other parameters are frozen. A tied head reads the rows of its table; an untied head gets trainable rows of its
-    own. The outputs for all other tokens keep every bit. Build the optimizer afterwards. After training, `merge_rows`
-    writes the trained rows into the tables and restores the module.
+    and all others from the frozen table. All other parameters are frozen. A tied head reads the rows of its table; an
+    untied head gets trainable rows of its own. The outputs for all other tokens keep every bit. Build the optimizer
+    afterwards. After training, `merge_rows` writes the trained rows into the tables and restores the module.
 
     Args:
         module: A layer or model with dense tables.
