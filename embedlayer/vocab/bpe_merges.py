@@ -9,17 +9,25 @@ Pair = tuple[str, str]
 
 
 class BPEMerges:
-    """Apply the merges of byte-pair encoding to single tokens.
+    """Find the shorter tokens from which byte-pair encoding (BPE) builds each token, by applying its merges.
 
-    Encoding merges the neighbouring pair that is first in the list of merges, as long as there is one. A token in a
-    text was built inside its own letters, by the same merges in the same order as if it were the whole text: a merge
-    across its border would have prevented it. So the tokens that it is built from do not depend on the text.
+    To encode a word, BPE starts from its letters. It repeatedly merges the neighbouring pair that comes first in the
+    list of merges. Inside a longer text a token is built by the same merges in the same order as from its own letters
+    alone, because a merge across the token's border would have prevented the token. So the shorter tokens that a token
+    is built from do not depend on the text around it.
 
-    A vocabulary may therefore lose every token that no token of a text was built from, and the text is still encoded in
-    the same way: each merge that was applied is still the first one.
+    Therefore a token can be removed if no token of a text is built from it: the text is still encoded as the same
+    tokens.
 
     Args:
-        model: The `model` of a `tokenizer.json`.
+        model: The `model` of a `tokenizer.json`; it is not changed.
+
+    Attributes:
+        vocabulary: Names of the model's tokens.
+        prefix: Prefix of tokens that continue a word, or "".
+        suffix: Suffix of tokens that end a word, or "".
+        ignores_merges: Whether a word that is a token is encoded as that token without merging.
+        pairs: The merges in order, each a pair of the left and the right token.
     """
 
     def __init__(self, model: Mapping[str, Any]) -> None:
@@ -32,14 +40,14 @@ class BPEMerges:
         self._model = model
 
     def result(self, pair: Pair) -> str:
-        """Return the token that results from merging a pair: the right token loses its continuation prefix."""
+        """Return the token that merging a pair gives: the left name, and the right one without its `prefix`."""
         return pair[0] + pair[1][len(self.prefix) :]
 
     def parts_of(self, token: str) -> set[str] | None:
-        """Return `token` and all tokens that the merges pass through on the way to it, from its letters on.
+        """Return `token` and all shorter tokens from which the merges build it, single letters included.
 
         Returns:
-            The tokens, letters included; `None` if a letter is no token or the merges do not lead to `token`.
+            The names of the tokens; `None` if a letter is no token, or if the merges do not lead to `token`.
         """
         symbols = self._letters(token)
         seen = {*symbols}
@@ -55,7 +63,10 @@ class BPEMerges:
         return seen if symbols == [token] else None
 
     def with_parts(self, tokens: Iterable[str]) -> set[str]:
-        """Return `tokens` and all tokens that each is built from; a token that no merges build stays alone."""
+        """Return `tokens` and all shorter tokens that these are built from; see `parts_of`.
+
+        A token that the merges do not build is returned without others.
+        """
         found = set(tokens)
         for token in list(found):
             found |= self.parts_of(token) or set()
@@ -64,16 +75,17 @@ class BPEMerges:
     def without(self, removed: AbstractSet[str]) -> "BPEMerges":
         """Return a copy without the tokens `removed`, and without each merge that joins or builds a removed token.
 
-        Longer tokens that can no longer be built stay in the copy's vocabulary; `unreachable_without` lists them.
+        Longer tokens that the merges can no longer build stay in the copy's vocabulary; `unreachable_without` returns
+        them.
         """
         pairs = [pair for pair in self.pairs if removed.isdisjoint((*pair, self.result(pair)))]
         return BPEMerges({**self._model, "vocab": self.vocabulary - removed, "merges": pairs})
 
     def unreachable_without(self, removed: AbstractSet[str]) -> set[str]:
-        """Return the kept tokens that merges can no longer build once the tokens `removed` are gone.
+        """Return the other tokens that the merges build now, but not after the tokens `removed` are removed.
 
-        The tokens in `removed` are not in the result. It is empty for a tokenizer that looks up whole words before
-        merging (`ignore_merges`).
+        The tokens in `removed` are not in the result. The result is empty for a tokenizer with `ignore_merges`, which
+        encodes a word that is a token without merging.
         """
         if self.ignores_merges:
             return set()
@@ -97,7 +109,7 @@ class BPEMerges:
         return token.removeprefix(self.prefix).removesuffix(self.suffix) or token
 
     def _letters(self, token: str) -> list[str]:
-        """Split a token into the single-letter tokens that merging starts from, in order.
+        """Split a token into the single-letter tokens that merging starts from, in the order of the text.
 
         The last letter keeps the end-of-word suffix. Letters that continue a word get the continuation prefix.
         """

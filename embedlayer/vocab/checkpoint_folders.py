@@ -5,9 +5,11 @@ Tensors keep the dtype in which they are stored. All other tensors are copied fr
 
 import json
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from tokenizers import Tokenizer
 
 from embedlayer.checkpoints.embedding_layer import EmbeddingLayer, load
 from embedlayer.checkpoints.reader import CONFIG, Checkpoint
@@ -23,6 +25,7 @@ from embedlayer.vocab.row_map import RowMap, RowTensor, apply_row_map
 from embedlayer.vocab.special_tokens import (
     USUAL_NAMES,
     NewTokenIds,
+    added_texts,
     first_id,
     names_in,
     special_tokens_of,
@@ -30,6 +33,7 @@ from embedlayer.vocab.special_tokens import (
     token_text,
     tokenizer_config,
 )
+from embedlayer.vocab.tokenizer_edit import tokenizer_data
 
 LISTS_OF_NAMES = ("additional_special_tokens", "extra_special_tokens")
 LISTS_OF_IDS = ("suppress_tokens", "begin_suppress_tokens", "bad_words_ids")
@@ -44,9 +48,10 @@ OTHER_FORMS = (
 
 
 def apply_to_checkpoint(folder: Path, partial: Path, edit: VocabularyEdit) -> tuple[dict[str, ModuleResult], list[str]]:
-    """Write the weights, tokenizer and configuration files that an edit changes in a checkpoint into `partial`.
+    """Write the edited copy of a checkpoint folder into `partial`; `folder` does not change.
 
-    Files that the edit does not change are copied. The old folder stays as it is.
+    Weights, tokenizer and configuration files are edited. Files that the edit does not change are copied, and files
+    that state the old vocabulary in another form, such as `vocab.json`, are left out.
 
     Args:
         folder: The checkpoint before the edit.
@@ -54,11 +59,12 @@ def apply_to_checkpoint(folder: Path, partial: Path, edit: VocabularyEdit) -> tu
         edit: The edit, or the undo of one.
 
     Returns:
-        A dictionary with the result under the key "", and the sorted names of the changed files other than weights.
+        A dictionary with the result under the key "", and the sorted names of the files that the edit changes, adds or
+        removes, without weights.
 
     Raises:
-        CheckpointError: The checkpoint is damaged, builds its table from several tensors (model2vec with a
-            mapping), or, for an undo, is not what the receipt's edit wrote.
+        CheckpointError: The checkpoint is damaged, or builds its table from several tensors (model2vec with a mapping);
+            or, for an undo, the folder is not what the edit of the receipt wrote.
         VocabularyError: A configuration names a removed token. Or the padding token would get another ID in a
             family that counts positions from that ID.
     """
@@ -74,8 +80,6 @@ def apply_to_checkpoint(folder: Path, partial: Path, edit: VocabularyEdit) -> tu
             f"ID. Keep the tokens before it, or place it there with reorder."
         )
     files = {} if resolved.tokens is None else _edited_files(folder, resolved.tokens, row_map)
-    if resolved.tokens is not None and resolved.tokens.special_tokens is not None:
-        _warn_of_own_rules(folder)
     write_tensors({alias: result.tensors[name] for alias, name in aliases.items()}, folder, partial, table=table)
     if resolved.tokenizer is not None:
         save_tokenizer(resolved.tokenizer, partial / TOKENIZER)
@@ -89,12 +93,16 @@ def apply_to_checkpoint(folder: Path, partial: Path, edit: VocabularyEdit) -> tu
 
 
 def _opened(folder: Path) -> tuple[EmbeddingLayer, dict[str, RowTensor], dict[str, str]]:
-    """Open a checkpoint whose rows are to be edited; warn of other tensors with as many rows, which are not edited.
+    """Open a checkpoint for an edit of its rows.
+
+    It warns of other tensors with the same number of rows: they are not known to belong to tokens and are not edited.
 
     Returns:
-        The layer; the tensors that have one row for each token, in their stored dtype, the table first; and a
-        mapping from each such tensor's name in the checkpoint to the tensor's key in the second value. Tied
-        tensors have several names and one key.
+        1. The layer.
+        2. The tensors that have one row for each token, in their stored dtype, by the name under which each is read;
+           the table is the first.
+        3. A dictionary from every name of such a tensor in the checkpoint to its key in 2. A tied tensor may be stored
+           under several names.
 
     Raises:
         CheckpointError: The layer builds a tensor from several stored ones, so no stored rows can be edited.
@@ -110,11 +118,9 @@ def _opened(folder: Path) -> tuple[EmbeddingLayer, dict[str, RowTensor], dict[st
             f"it to edit. Save the layer by itself first: embedlayer.load(...).save_pretrained(...)."
         )
     checkpoint = Checkpoint.open(folder)
-    aliases = {name: layer.tensor_names[key][0] for key in ends for name in layer.tensor_names[key]}
-    tensors = {
-        name: RowTensor(checkpoint.read(name), rows.end)
-        for name, rows in ((layer.tensor_names[key][0], rows) for key, rows in ends.items())
-    }
+    names = {key: layer.tensor_names[key] for key in ends}
+    aliases = {name: stored[0] for stored in names.values() for name in stored}
+    tensors = {names[key][0]: RowTensor(checkpoint.read(names[key][0]), rows.end) for key, rows in ends.items()}
     num_rows = len(next(iter(tensors.values())).tensor)
     others = [n for n in checkpoint.names if checkpoint.info(n).shape[:1] == (num_rows,) and n not in aliases]
     if others:
@@ -131,7 +137,11 @@ def _opened(folder: Path) -> tuple[EmbeddingLayer, dict[str, RowTensor], dict[st
 
 
 def _warn_of_own_rules(folder: Path) -> None:
-    """Warn if transformers opens checkpoints of this family with a tokenizer class that returns other IDs."""
+    """Warn if transformers' `AutoTokenizer` would not use the new tokenizer as it is.
+
+    Such a model family has a tokenizer class with rules of its own, which returns other IDs whatever `tokenizer.json`
+    contains.
+    """
     family = family_of(read_json(folder / CONFIG).get("model_type")) if (folder / CONFIG).is_file() else None
     if family is not None and family.tokenizer_rules:
         warnings.warn(
@@ -146,10 +156,12 @@ def _warn_of_own_rules(folder: Path) -> None:
 def _edited_files(folder: Path, tokens: TokenMap, row_map: RowMap) -> dict[str, str | None]:
     """Return the new text of each file that an edit changes, other than the weights and `tokenizer.json`.
 
+    It warns of chat templates that are left out, and of a guessed end-of-text token.
+
     Args:
         folder: The checkpoint before the edit; it is not changed.
-        tokens: The token map of the edit.
-        row_map: The row map of the edit.
+        tokens: The old token of each new token, and both tokenizers.
+        row_map: The old row of each new row.
 
     Returns:
         A dictionary from file name, relative to `folder`, to the new text, or to `None` for a file to delete.
@@ -165,18 +177,20 @@ def _edited_files(folder: Path, tokens: TokenMap, row_map: RowMap) -> dict[str, 
         "params.json": lambda content: _with_size(content, old_size, size),
     }
     removed: list[Path] = []
-    if tokens.tokenizer is not None and special is not None:
+    old_tokenizer, tokenizer = tokens.old_tokenizer, tokens.tokenizer
+    if special is not None:
         special.warn()
+        _warn_of_own_rules(folder)
         edits[TOKENIZER_CONFIG] = lambda content: tokenizer_config(content, special, replaced=True)
         edits[SPECIALS] = lambda _: dict(special)
         removed = list(folder.glob(ADDED))
-    elif tokens.tokenizer is not None:
-        roles = _roles_in(folder, tokens)
+    elif old_tokenizer is not None and tokenizer is not None:
+        roles = _roles_in(folder, old_tokenizer, tokenizer)
         edits[TOKENIZER_CONFIG] = lambda content: _without_removed_names(
-            tokenizer_config(content, roles, replaced=False), tokens, TOKENIZER_CONFIG
+            tokenizer_config(content, roles, replaced=False), tokens, tokenizer, TOKENIZER_CONFIG
         )
-        edits[SPECIALS] = lambda content: _without_removed_names(content, tokens, SPECIALS)
-        edits[ADDED] = lambda content: _added_tokens(content, tokens)
+        edits[SPECIALS] = lambda content: _without_removed_names(content, tokens, tokenizer, SPECIALS)
+        edits[ADDED] = lambda content: _added_tokens(content, tokens, tokenizer)
     found: dict[str, JsonObject] = {}
     for name, edit in edits.items():
         if (folder / name).is_file() or (name == TOKENIZER_CONFIG and (folder / CONFIG).is_file()):
@@ -184,9 +198,9 @@ def _edited_files(folder: Path, tokens: TokenMap, row_map: RowMap) -> dict[str, 
             new = edit(old)
             if new != old:
                 found[name] = new
-    if tokens.tokenizer is not None:
+    if old_tokenizer is not None and tokenizer is not None:
         removed += [file for pattern in OTHER_FORMS for file in folder.glob(pattern)]
-        removed += _templates_to_remove(folder, tokens, found)
+        removed += _templates_to_remove(folder, sorted(added_texts(old_tokenizer) - added_texts(tokenizer)), found)
     texts = {name: json.dumps(content, indent=2, ensure_ascii=False) + "\n" for name, content in found.items()}
     return {**texts, **{file.relative_to(folder).as_posix(): None for file in removed}}
 
@@ -197,11 +211,17 @@ def _read(file: Path) -> JsonObject:
 
 
 def _with_all_roles(content: JsonObject, ids: NewTokenIds) -> JsonObject:
-    """Return the content of a `config.json` without `tokenizer_class`, and with the new special token IDs.
+    """Return a copy of the content of a `config.json` in which the IDs of special tokens are complete.
 
-    Only a tokenizer that replaces another one adds IDs: without them transformers uses the defaults of the model's
-    class. A missing begin or end ID is added, as `None` if the new tokenizer has no such token. A missing padding ID
-    is added only if there is such a token.
+    `tokenizer_class` is removed from the copy. Only if another tokenizer replaces the old one, IDs are added, because
+    transformers uses the defaults of the model's class for missing ones:
+
+    - `bos_token_id` and `eos_token_id`, as `None` if the new tokenizer has no such token;
+    - `pad_token_id`, only if the new tokenizer has a padding token.
+
+    Args:
+        content: The content, in which the IDs that are present are new ones. IDs may be in its `text_config` instead.
+        ids: Has the IDs of the new tokenizer's special tokens.
     """
     content = {key: value for key, value in content.items() if key != "tokenizer_class"}
     if ids.role_ids is None:
@@ -217,34 +237,37 @@ def _with_all_roles(content: JsonObject, ids: NewTokenIds) -> JsonObject:
     return content
 
 
-def _roles_in(folder: Path, tokens: TokenMap) -> Mapping[str, str]:
-    """Return the special token of each role of a checkpoint's edited tokenizer.
+def _roles_in(folder: Path, old: Tokenizer, new: Tokenizer) -> Mapping[str, str]:
+    """Return a dictionary from each role, such as `eos_token`, to the special token of a checkpoint's edited tokenizer.
 
-    The roles come from the tokenizer's files, which name tokens, and then from the configurations, which state IDs.
+    The roles are those that the tokenizer's files state as texts. Others follow from the IDs in `config.json` and
+    `generation_config.json`.
+
+    Args:
+        folder: The checkpoint before the edit.
+        old: The tokenizer before the edit.
+        new: The tokenizer after the edit.
     """
-    assert tokens.old_tokenizer is not None
-    assert tokens.tokenizer is not None
     stated = stated_roles(folder)
     for name in (CONFIG, GENERATION):
         content = _read(folder / name)
         for role in USUAL_NAMES:
             token_id = first_id(content.get(f"{role}_id"))
             if type(token_id) is int and token_id >= 0 and role not in stated:
-                stated[role] = tokens.old_tokenizer.id_to_token(token_id) or ""
-    return special_tokens_of(tokens.tokenizer, stated)
+                stated[role] = old.id_to_token(token_id) or ""
+    return special_tokens_of(new, stated)
 
 
-def _templates_to_remove(folder: Path, tokens: TokenMap, found: dict[str, JsonObject]) -> list[Path]:
-    """Return the chat template files that contain an added token which the new tokenizer lacks; warn of them.
+def _templates_to_remove(folder: Path, lost: Sequence[str], found: dict[str, JsonObject]) -> list[Path]:
+    """Return the files of chat templates that contain a token of `lost`; warn of these tokens.
 
-    A template inside `tokenizer_config.json` with such a token is removed too: `found` gets that file's new content.
+    A template inside `tokenizer_config.json` that contains such a token is removed from that file's new content.
+
+    Args:
+        folder: The checkpoint before the edit.
+        lost: Texts of the added tokens that the new tokenizer lacks.
+        found: From file name to the new content of each changed JSON file; changed in place.
     """
-    old, new = (
-        {token.content for token in tokenizer.get_added_tokens_decoder().values()}
-        for tokenizer in (tokens.old_tokenizer, tokens.tokenizer)
-        if tokenizer is not None
-    )
-    lost = sorted(old - new)
     files = {
         file: file.read_text(encoding="utf-8", errors="replace") for glob in TEMPLATES for file in folder.glob(glob)
     }
@@ -276,9 +299,10 @@ def _with_size(content: JsonObject, old: int, new: int) -> JsonObject:
 
 
 def _with_ids(content: JsonObject, ids: NewTokenIds, file: str) -> JsonObject:
-    """Return a copy of a configuration with old token IDs replaced by new ones, also in nested dictionaries.
+    """Return a copy of a configuration with new token IDs in place of the old ones, also in nested dictionaries.
 
-    Removed tokens are left out of lists of suppressed tokens.
+    These are the entries whose names end in `_token_id` or `_token_ids`, and the lists in `LISTS_OF_IDS`, such as
+    `suppress_tokens`. Removed tokens are left out of these lists.
 
     Args:
         content: The configuration.
@@ -286,7 +310,7 @@ def _with_ids(content: JsonObject, ids: NewTokenIds, file: str) -> JsonObject:
         file: Name of the configuration's file, for the error.
 
     Raises:
-        VocabularyError: Another entry names a removed token.
+        VocabularyError: An entry outside these lists names a removed token.
     """
     moved: JsonObject = {}
     for key, value in content.items():
@@ -302,11 +326,15 @@ def _with_ids(content: JsonObject, ids: NewTokenIds, file: str) -> JsonObject:
 
 
 def _new_id_or_none(value: Any, ids: NewTokenIds) -> Any:
-    """Return the new ID of a suppressed token, or the new IDs of a list of tokens.
+    """Return the new ID of a token in a list such as `suppress_tokens`, or the new IDs of a sequence of tokens.
+
+    Args:
+        value: An old ID, or a list of old IDs, as in `bad_words_ids`.
+        ids: Converts the IDs.
 
     Returns:
-        The new ID or list of IDs; `None` if the token, or any token of the list, is removed. A value that is not an
-        old ID is returned unchanged.
+        The new ID, or the list of new IDs; `None` if the token, or any token of the list, is removed. A value that is
+        not an old ID is returned unchanged.
     """
     if isinstance(value, list):
         inner = [_new_id_or_none(one, ids) for one in value]
@@ -316,11 +344,19 @@ def _new_id_or_none(value: Any, ids: NewTokenIds) -> Any:
     return ids.new_ids[value] if ids.new_ids[value] >= 0 else None
 
 
-def _without_removed_names(content: JsonObject, tokens: TokenMap, file: str) -> JsonObject:
-    """Return a copy of a tokenizer's configuration without removed tokens, and with the new IDs of added tokens.
+def _without_removed_names(content: JsonObject, tokens: TokenMap, new: Tokenizer, file: str) -> JsonObject:
+    """Return a copy of the content of a tokenizer's configuration file, changed to match the edited tokenizer.
+
+    Removed tokens are left out of lists of special tokens, and `added_tokens_decoder` gets the new IDs.
+
+    Args:
+        content: The content of the file.
+        tokens: The old token of each new token, and both tokenizers.
+        new: The tokenizer after the edit.
+        file: Name of the file, for the error.
 
     Raises:
-        VocabularyError: `file` names a removed token in a role, such as `eos_token`.
+        VocabularyError: The file names a removed token in a role, such as `eos_token`.
     """
     removed, content = set(tokens.dropped.values()), dict(content)
     for key in USUAL_NAMES:
@@ -335,22 +371,21 @@ def _without_removed_names(content: JsonObject, tokens: TokenMap, file: str) -> 
     if "added_tokens_decoder" in content:
         content["added_tokens_decoder"] = {
             str(token["id"]): {key: value for key, value in token.items() if key != "id"}
-            for token in _added_token_records(tokens)
+            for token in tokenizer_data(new)["added_tokens"]
         }
     return content
 
 
-def _added_tokens(content: JsonObject, tokens: TokenMap) -> JsonObject:
-    """Return the new content of `added_tokens.json`, from token text to new ID.
+def _added_tokens(content: JsonObject, tokens: TokenMap, new: Tokenizer) -> JsonObject:
+    """Return the new content of `added_tokens.json`: a dictionary from the text of each added token to its new ID.
 
-    The tokens are those of the old file that are kept, and those that the edit adds.
+    The added tokens are those of the old file that are kept, and those that the edit adds.
+
+    Args:
+        content: The old content, in the same form.
+        tokens: The old token of each new token, and both tokenizers.
+        new: The tokenizer after the edit.
     """
-    new = {*tokens.added.values(), *content}
-    return {token["content"]: token["id"] for token in _added_token_records(tokens) if token["content"] in new}
-
-
-def _added_token_records(tokens: TokenMap) -> list[JsonObject]:
-    """Return the `added_tokens` list of the new `tokenizer.json`; each entry contains the token's new ID."""
-    assert tokens.tokenizer is not None
-    records: list[JsonObject] = json.loads(tokens.tokenizer.to_str())["added_tokens"]
-    return records
+    names = {*tokens.added.values(), *content}
+    records = tokenizer_data(new)["added_tokens"]
+    return {token["content"]: token["id"] for token in records if token["content"] in names}

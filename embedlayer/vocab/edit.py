@@ -22,7 +22,8 @@ from embedlayer.vocab.row_init import RowInit, SubwordMeanInit
 from embedlayer.vocab.row_map import NEW
 from embedlayer.vocab.row_training import train_only_rows
 from embedlayer.vocab.special_tokens import tokenizer_with_roles
-from embedlayer.vocab.token_selection import NumberedTokens, Token, require_ids, select_tokens
+from embedlayer.vocab.token_bytes import Token
+from embedlayer.vocab.token_selection import NumberedTokens, require_ids, select_tokens
 from embedlayer.vocab.token_usage import Corpus, used_tokens
 from embedlayer.vocab.tokenizer_edit import edit_tokenizer
 from embedlayer.vocab.tokenizer_match import match_tokenizers
@@ -35,14 +36,14 @@ class EditOptions(TypedDict, total=False):
     """Keyword options that all edits accept.
 
     Attributes:
-        init: How new rows are initialised; by default `SubwordMeanInit()`, the mean of the subwords that the text of a
-            new token was encoded with before. Without a tokenizer that is the mean of all rows.
-        init_head: How they are initialised in an untied head; by default as `init` says, from the head's rows.
-        tokenizer: The tokenizer of a live module; layers of `load` and folders have their own.
+        init: How new rows are initialised. The default is `SubwordMeanInit()`: the mean of the rows of the subwords
+            that encoded the new token's text before. Without a tokenizer that is the mean of all rows.
+        init_head: How new rows of an untied head are initialised, from the head's own rows; the default is `init`.
+        tokenizer: The tokenizer of a live module. Layers that `load` returned and folders have their own.
         optimizer: The optimizer of a live module, whose state is edited too.
-        pad_to_multiple_of: Stored rows are padded to a multiple of this, as in `TokenEmbedding`; by default to the same
-            multiple as before. Sharded tables have no padding rows.
-        out: For a folder: where to write the edited one; it must not exist.
+        pad_to_multiple_of: The number of stored rows is rounded up to a multiple of this, as in `TokenEmbedding`; the
+            default is the same multiple as before. Sharded tables have no padding rows.
+        out: For a folder: path of the edited folder, which must not exist or must be empty.
     """
 
     init: RowInit
@@ -66,14 +67,14 @@ def edit_vocabulary(
 ) -> Receipt:
     """Edit the vocabulary of a live module in place, or of a folder into a new one; if anything fails, nothing changes.
 
-    The rows of all tensors move together: those of the input table (dense, factorised, row-sparse), of the output head
-    (tied stays tied), of its bias, and of the optimizer's state. Sizes, the padding token, the tokenizer and token IDs
-    in configurations follow. Kept rows and their moments keep every bit; the moments of new rows are zero. Parameters
-    stay the same objects.
+    All tensors with a row for each token are edited together: the input table (dense, factorised, row-sparse), the
+    output head (tied stays tied), its bias, and the optimizer's state. Sizes, the padding token, the tokenizer and the
+    token IDs in configurations are changed to match. Kept rows and their moments keep every bit; the moments of new
+    rows are zero. Parameters stay the same objects.
 
-    Of tables that are sharded over ranks (`embedlayer.distributed.sharded`), each rank edits its own rows. All ranks
-    must make the same call. Random rows get the values of rank 0. Each rank has a receipt with its own dropped rows,
-    and all ranks call `receipt.undo`.
+    If tables are sharded over ranks (`embedlayer.distributed.sharded`), each rank edits its own rows. All ranks must
+    make the same call. Random rows get the values of rank 0. Each rank has a receipt with its own dropped rows, and all
+    ranks must call `receipt.undo`.
 
     Args:
         target: A table, a head, a layer, a model or any module that contains these; or a folder. A folder is one that
@@ -81,15 +82,16 @@ def edit_vocabulary(
             checkpoint of a family that `load` reads, in one file or in shards (all other tensors keep every bit).
         add: New tokens, which get the last IDs; without a tokenizer, the number of new tokens.
         remove: Tokens to remove, by text or ID.
-        keep: Remove all tokens but these.
+        keep: Remove all tokens but these; not together with `remove`.
         reorder: All tokens of the result, in the order of their new IDs; without a tokenizer, the old ones only.
-        merge: Token to remove, to the token that replaces it in stored IDs.
+        merge: From each token to remove to the token that replaces it in stored IDs.
         special: New special tokens.
         **options: See `EditOptions`.
 
     Returns:
         The receipt: `receipt.remap(ids)` converts stored IDs, `receipt.undo(target)` undoes the edit, and
-        `receipt.tokenizer` is the new tokenizer. A folder contains it as the file `vocabulary-1.receipt`.
+        `receipt.tokenizer` is the new tokenizer. The new folder contains the receipt as `vocabulary-1.receipt`, or with
+        the next number.
 
     Raises:
         VocabularyError: A token is unknown, is named twice, exists already, or is needed by the tokenizer or a
@@ -125,8 +127,8 @@ def edit_vocabulary(
         count = add if isinstance(add, int) else 0
         if count < 0:
             raise VocabularyError(f"{count} new tokens cannot be added: pass a number from 0.")
-        selected = select_tokens(NumberedTokens(rows), remove=remove, keep=keep, order=reorder, merge=merge)
-        return TokenMap((*selected.sources, *[NEW] * count), rows, selected.merged)
+        _, sources, merged = select_tokens(NumberedTokens(rows), remove=remove, keep=keep, order=reorder, merge=merge)
+        return TokenMap((*sources, *[NEW] * count), rows, merged)
 
     return _edit(target, token_map, options)
 
@@ -139,19 +141,22 @@ def add_tokens(
     train_only_new: bool = False,
     **options: Unpack[EditOptions],
 ) -> Receipt:
-    """Add tokens: `edit_vocabulary(target, add=tokens)`.
+    """Add tokens to a vocabulary: `edit_vocabulary(target, add=tokens)`.
 
     Args:
-        target: See `edit_vocabulary`.
+        target: A live module, which is changed in place, or a folder; see `edit_vocabulary`.
         tokens: The new tokens; without a tokenizer, their number.
         special: New special tokens.
         train_only_new: For a live module: train only the new rows, with `train_only_rows`. Build the optimizer
             afterwards, and call `merge_rows(target)` after training.
         **options: See `EditOptions`.
 
+    Returns:
+        The receipt of the edit.
+
     Raises:
-        SizeError: `train_only_new` is set for a folder, with an optimizer, or for a table that cannot do it. Else as
-            `edit_vocabulary`.
+        SizeError: `train_only_new` is set for a folder, together with an optimizer, or for a table whose rows cannot be
+            trained separately; nothing was changed. All other errors are those of `edit_vocabulary`.
     """
     if not train_only_new:
         return edit_vocabulary(target, add=tokens, special=special, **options)
@@ -170,10 +175,10 @@ def add_tokens(
 
 
 def remove_tokens(target: Target, tokens: Iterable[Token], **options: Unpack[EditOptions]) -> Receipt:
-    """Remove tokens: `edit_vocabulary(target, remove=tokens)`.
+    """Remove tokens from a vocabulary: `edit_vocabulary(target, remove=tokens)`.
 
     Args:
-        target: See `edit_vocabulary`.
+        target: A live module, which is changed in place, or a folder; see `edit_vocabulary`.
         tokens: The tokens to remove, by text or ID; by ID only without a tokenizer.
         **options: See `EditOptions`.
 
@@ -181,7 +186,8 @@ def remove_tokens(target: Target, tokens: Iterable[Token], **options: Unpack[Edi
         The receipt of the edit.
 
     Raises:
-        VocabularyError: A token is unknown, is named twice, or is needed. Else as `edit_vocabulary`.
+        VocabularyError: A token is unknown, is named twice, or is needed by the tokenizer or a configuration. All other
+            errors are those of `edit_vocabulary`.
     """
     return edit_vocabulary(target, remove=tokens, **options)
 
@@ -194,18 +200,23 @@ def trim_vocabulary(
     min_count: int = 1,
     **options: Unpack[EditOptions],
 ) -> Receipt:
-    """Remove every token that a corpus does not need; the corpus is still encoded as the same tokens, by new IDs.
+    """Remove every token that a corpus does not need; the corpus is still encoded as the same tokens, with new IDs.
 
     Args:
-        target: See `edit_vocabulary`.
-        corpus: A `TokenCorpus`, texts (`str`), files and folders (`Path`), or a mixture of texts and files. All of
-            these keep the same tokens, `used_tokens(tokenizer, corpus)`.
+        target: A live module, which is changed in place, or a folder; see `edit_vocabulary`.
+        corpus: A `TokenCorpus`, texts (`str`), files and folders (`Path`), or a mixture of texts and paths.
+            `used_tokens(tokenizer, corpus)` returns the old IDs that are kept.
         keep_special: Keep all special and added tokens.
-        min_count: How often a token must occur to be kept. Above 1, rarer tokens are encoded as other tokens.
-        **options: See `EditOptions`; a tokenizer is needed.
+        min_count: How often a token must occur to be kept. Above 1, rarer tokens are encoded as other tokens
+            afterwards.
+        **options: See `EditOptions`; the model must have a tokenizer, or it is passed as `tokenizer`.
+
+    Returns:
+        The receipt of the edit.
 
     Raises:
-        VocabularyError: There is no tokenizer, or see `used_tokens`. Else as `edit_vocabulary`.
+        VocabularyError: There is no tokenizer, or `used_tokens` raises it. All other errors are those of `used_tokens`
+            and `edit_vocabulary`.
     """
 
     def token_map(tokenizer: Tokenizer | None, rows: int) -> TokenMap:
@@ -222,22 +233,27 @@ def transplant(
     special: Mapping[str, str] | None = None,
     **options: Unpack[EditOptions],
 ) -> Receipt:
-    """Change to another tokenizer: tokens that both have keep their rows, and the rows of the others are initialised.
+    """Change a model to another tokenizer: tokens of both keep their rows, and the other rows are initialised.
 
-    IDs in configurations follow by role: `eos_token_id` becomes that of the new tokenizer's own end-of-text token. The
-    roles are read from the tokenizer's folder or from a tokenizer of transformers; else they follow from the usual
-    names. In a checkpoint, the files of the old tokenizer are removed. So is a chat template that contains tokens which
-    the new tokenizer lacks. `AutoTokenizer` of the new folder returns the new tokenizer's IDs.
+    Token IDs in configurations follow by role: `eos_token_id` becomes the ID of the new tokenizer's own end-of-text
+    token. The roles are read from the new tokenizer's folder, or from a tokenizer of transformers; else they follow
+    from the usual names. In a checkpoint, the files of the old tokenizer are removed. So is a chat template that
+    contains tokens which the new tokenizer lacks. `AutoTokenizer` of the new folder returns the new tokenizer's IDs,
+    except for families whose class has rules of its own; these give a warning.
 
     Args:
-        target: See `edit_vocabulary`.
+        target: A live module, which is changed in place, or a folder; see `edit_vocabulary`.
         new_tokenizer: A `tokenizers.Tokenizer`, a fast tokenizer of transformers, or the path of its file or folder.
-        special: Its special tokens by role, such as `{"eos_token": "<|end|>"}`, to override the stated ones.
-        **options: See `EditOptions`; the old tokenizer is needed.
+        special: Special tokens of the new tokenizer by role, such as `{"eos_token": "<|end|>"}`. They override the
+            roles that were read.
+        **options: See `EditOptions`; the model must have its old tokenizer, or it is passed as `tokenizer`.
+
+    Returns:
+        The receipt of the edit.
 
     Raises:
         VocabularyError: There is no old tokenizer, or a configuration names a padding token and the new tokenizer has
-            none. Else as `edit_vocabulary`.
+            none. All other errors are those of `edit_vocabulary`.
         TokenizerError: The new tokenizer cannot be read, or `special` names no special token of it.
     """
     new, roles = tokenizer_with_roles(new_tokenizer, special)
@@ -251,14 +267,19 @@ def transplant(
 
 
 def _edited(tokenizer: Tokenizer, **options: Any) -> TokenMap:
-    """Edit a copy of the tokenizer with the options of `edit_tokenizer`, and return the edit's token map."""
+    """Edit a copy of a tokenizer, and return the old ID of each token after the edit, with both tokenizers.
+
+    Args:
+        tokenizer: The old tokenizer; it is not changed.
+        **options: The options of `edit_tokenizer`.
+    """
     edit = edit_tokenizer(tokenizer, **options)
     sources = tuple(NEW if source is None else source for source in edit.sources)
     return TokenMap(sources, table_size(tokenizer), edit.merged, edit.tokenizer, tokenizer)
 
 
 def _required(tokenizer: Tokenizer | None) -> Tokenizer:
-    """Return the tokenizer, which must not be `None`.
+    """Return `tokenizer` unchanged, after a check that there is one.
 
     Raises:
         VocabularyError: `tokenizer` is `None`.
@@ -273,26 +294,23 @@ def _edit(target: Target, token_map: Callable[[Tokenizer | None, int], TokenMap]
 
     Args:
         target: The module or the folder.
-        token_map: Function of the tokenizer (or `None`) and the number of rows that returns the token map.
+        token_map: Function that returns the old token of each new token. Its arguments are the old tokenizer, or
+            `None`, and the number of old rows.
         options: See `EditOptions`.
 
     Returns:
-        The receipt. The new folder also contains it as a file.
+        The receipt of the edit. A new folder also contains it as a file.
 
     Raises:
-        SizeError: `pad_to_multiple_of` is below 1, `out` is passed for a module, or `optimizer` for a folder.
+        SizeError: `pad_to_multiple_of` is below 1, `out` is passed for a module, or `optimizer` for a folder. All other
+            errors are those of `edit_vocabulary`.
     """
     tokenizer, multiple = options.get("tokenizer"), options.get("pad_to_multiple_of")
     if multiple is not None and multiple < 1:
         raise SizeError(f"pad_to_multiple_of must be at least 1, not {multiple}.")
     init = options.get("init", SubwordMeanInit())
-    request = EditRequest(
-        token_map,
-        init,
-        options.get("init_head", init),
-        None if tokenizer is None else as_tokenizer(tokenizer),
-        multiple,
-    )
+    tokenizer = None if tokenizer is None else as_tokenizer(tokenizer)
+    request = EditRequest(token_map, init, options.get("init_head", init), tokenizer, multiple)
     optimizer, out = options.get("optimizer"), options.get("out")
     if isinstance(target, nn.Module):
         if out is not None:

@@ -18,20 +18,23 @@ from embedlayer.vocab.row_map import NEW, RowEdit, RowMap, RowTensor
 from embedlayer.vocab.special_tokens import NewTokenIds, SpecialTokens
 from embedlayer.vocab.tokenizer_match import spell_new_tokens
 
-LARGEST_MULTIPLE = 1024
+POWERS_OF_TWO = (1024, 512, 256, 128, 64, 32, 16, 8, 4, 2)
 
 
 @dataclass(frozen=True)
 class TokenMap:
     """Map each token after an edit to its old token.
 
+    A merged token is removed, and another token replaces its ID in stored IDs.
+
     Attributes:
-        sources: Old ID of each token after the edit, or -1 for a new token.
+        sources: Old ID of each token in the order of the new IDs, or -1 for a new token.
         num_tokens: Number of tokens before the edit.
-        merged: New ID of the token that replaces each merged token, by the old ID of the merged token.
+        merged: From the old ID of each merged token to the new ID of the token that replaces it.
         tokenizer: The tokenizer after the edit, or `None`.
         old_tokenizer: The tokenizer before the edit, or `None`.
-        special_tokens: After a change to another tokenizer: its special tokens by role, such as `eos_token`.
+        special_tokens: If the edit changes to another tokenizer: from each role, such as `eos_token`, to the text of
+            the new tokenizer's special token. Else `None`.
     """
 
     __repr__ = short_repr
@@ -45,24 +48,30 @@ class TokenMap:
 
     @property
     def added(self) -> dict[int, str]:
-        """Return the new tokens as a dictionary from new ID to text."""
+        """Return a dictionary from the new ID of each new token to its text; `#7` for ID 7 if there is no tokenizer."""
         ids = [token_id for token_id, source in enumerate(self.sources) if source == NEW]
         return {token_id: _text(self.tokenizer, token_id) for token_id in ids}
 
     @property
     def dropped(self) -> dict[int, str]:
-        """Return the removed tokens as a dictionary from old ID to text, without the merged tokens."""
+        """Return a dictionary from the old ID of each removed token to its text, without the merged tokens.
+
+        The text is `#7` for ID 7 if there is no tokenizer.
+        """
         ids = sorted({*range(self.num_tokens)} - {*self.sources} - self.merged.keys())
         return {token_id: _text(self.old_tokenizer, token_id) for token_id in ids}
 
     def row_map(self, rows: int, multiple: int | None = None) -> RowMap:
-        """Return the row map of a tensor with `rows` rows: the rows of tokens first, then rows without a token.
+        """Return the old row of each new row of a table: first the rows of tokens, then rows without a token.
 
-        Old rows without a token keep their values, at the end of the result, as far as there is room.
+        A table may store more rows than there are tokens. Old rows without a token come last in the result and keep
+        their values. If there is room for fewer of them, the first ones are dropped; if there is room for more, the
+        additional rows before them are initialised.
 
         Args:
             rows: Number of rows before the edit, at least the number of tokens.
-            multiple: The number of rows is rounded up to a multiple of this; see `rows_after` for `None`.
+            multiple: The number of rows after the edit is rounded up to a multiple of this; see `rows_after` for
+                `None`.
         """
         size = rows_after(self.num_tokens, rows, len(self.sources), multiple)
         unused, spare = torch.arange(self.num_tokens, rows), torch.full((size - len(self.sources),), NEW)
@@ -71,17 +80,17 @@ class TokenMap:
         return RowMap(torch.cat([torch.tensor(self.sources, dtype=torch.int64), spare]), rows)
 
     def new_token_ids(self, row_map: RowMap) -> NewTokenIds:
-        """Return the converter from old to new token IDs for configurations.
+        """Return an object that converts the old token IDs in configurations to new IDs.
 
         Args:
-            row_map: The row map that `TokenMap.row_map` returned.
+            row_map: The old row of each new row, as `TokenMap.row_map` returned it.
         """
         return NewTokenIds(row_map.token_ids(self.merged).tolist(), self.dropped, self.tokenizer, self.special_tokens)
 
     def new_tokens(self) -> list[NewToken]:
-        """Return the new tokens in the order of their new IDs, each with the old tokenizer's IDs of its text.
+        """Return the new tokens by ascending new ID, each with the IDs by which the old tokenizer encodes its text.
 
-        Without a tokenizer before or after the edit, these old IDs are empty.
+        If there is no tokenizer, these old IDs are empty.
         """
         if self.tokenizer is None or self.old_tokenizer is None:
             return [NewToken(text) for text in self.added.values()]
@@ -89,24 +98,33 @@ class TokenMap:
 
 
 def _text(tokenizer: Tokenizer | None, token_id: int) -> str:
-    """Return the name of a token in the vocabulary, or `#7` for ID 7 if there is no tokenizer or no such entry."""
+    """Return the vocabulary entry of a token ID; `#7` for ID 7 if there is no tokenizer, or if it has no such token."""
     return f"#{token_id}" if tokenizer is None else tokenizer.id_to_token(token_id) or f"#{token_id}"
 
 
 def rows_after(num_tokens: int, rows: int, new_tokens: int, multiple: int | None = None) -> int:
-    """Return the number of rows to store for `new_tokens` tokens after an edit.
+    """Return the number of rows that a table stores after an edit.
 
-    Before the edit, `rows` rows were stored for `num_tokens` tokens. With `multiple` the result is rounded up to a
-    multiple of that. Without it, a padded table stays padded to the largest power of two that explains `rows`. If no
-    power does, the rows without a token stay unless the edit has fewer tokens.
+    With `multiple` it is the number of tokens, rounded up to a multiple of that. Without it, the padding of the old
+    table decides:
+
+    - If every row has a token before the edit, the result is `new_tokens`.
+    - If `rows` is `num_tokens` rounded up to a multiple of a power of two (at most 1024), the result is `new_tokens`
+      rounded up to a multiple of the largest such power.
+    - Otherwise the result is `new_tokens`, but not less than `rows` if the edit does not reduce the number of tokens.
+
+    Args:
+        num_tokens: Number of tokens before the edit.
+        rows: Number of rows before the edit, with those that have no token.
+        new_tokens: Number of tokens after the edit, new and kept.
+        multiple: Multiple to round up to, or `None`.
 
     Example:
         >>> rows_after(32011, 32064, 32020), rows_after(32011, 32064, 20000), rows_after(32000, 32000, 32001)
         (32064, 20032, 32001)
     """
     if multiple is None and rows > num_tokens:
-        powers = (2**k for k in range(LARGEST_MULTIPLE.bit_length() - 1, 0, -1))
-        multiple = next((power for power in powers if round_up(num_tokens, power) == rows), None)
+        multiple = next((power for power in POWERS_OF_TWO if round_up(num_tokens, power) == rows), None)
         if multiple is None:
             return max(new_tokens, rows) if new_tokens >= num_tokens else new_tokens
     return round_up(new_tokens, multiple or 1)
@@ -119,15 +137,17 @@ def round_up(number: int, multiple: int) -> int:
 
 @dataclass(frozen=True)
 class ResolvedEdit:
-    """Describe an edit of one model, or the undo of an edit.
+    """Describe an edit of one model, or the undo of an edit, ready to be applied to that model.
 
     Attributes:
-        rows: The row map, and the values of initialised rows.
-        tokenizer: The tokenizer after the edit, or `None` if the model has no tokenizer.
-        tokens: The token map of the edit; `None` for an undo.
-        settings: Sizes and IDs of the modules that an undo restores, by name; `None` for an edit.
-        pad_to_multiple_of: Multiple to which each table's storage is padded; `None` to keep each table's multiple.
-        origins: Descriptions of how rows were initialised, by new ID. Filled in while the edit is applied.
+        rows: The old row of each new row, and the values of initialised rows.
+        tokenizer: The tokenizer after the edit, or `None` if the model has none.
+        tokens: The old token of each new token; `None` for an undo.
+        settings: For an undo: the sizes and IDs of the modules to restore, by name. `None` for an edit.
+        pad_to_multiple_of: Multiple to which the number of stored rows of each table is rounded up; `None` to keep each
+            table's multiple.
+        origins: From the new ID of each initialised row to a description of how it was computed. Empty at first; filled
+            in while the edit is applied.
     """
 
     __repr__ = short_repr
@@ -141,15 +161,18 @@ class ResolvedEdit:
 
     @property
     def new_ids(self) -> Tensor:
-        """Return the new ID of each old row, `(old rows,)` int64, or -1 if the row is dropped.
+        """Return the new ID of each old ID, `(old rows,)` int64, or -1 for a removed token.
 
-        A merged token has the new ID of its replacement.
+        A merged token has the new ID of the token that replaces it.
         """
         return self.rows.row_map.token_ids({} if self.tokens is None else self.tokens.merged)
 
 
 class VocabularyEdit(ABC):
-    """Define what live modules and folders can apply: an `EditRequest` or an `Undo`."""
+    """Base class of an edit (`EditRequest`) and of the undo of an edit (`Undo`).
+
+    It does not depend on a model: `resolve` computes what changes in one model.
+    """
 
     @abstractmethod
     def resolve(
@@ -158,14 +181,14 @@ class VocabularyEdit(ABC):
         """Return the edit of one model, computed from the model's tokenizers and number of rows.
 
         Args:
-            tokenizers: The tokenizers of the model's layers; `None` for a layer without one.
+            tokenizers: The tokenizer of each layer of the model, or `None` for a layer without one.
             num_rows: Number of rows of the model's tables.
-            part: The model's prefix in a folder: "" for a layer or checkpoint, `"run/"` for the model of a run.
-            all_rows_have_ids: Whether rows without a token can be looked up, as in a checkpoint. Padding rows are then
-                part of the row map.
+            part: Which model of a folder it is: "" for a layer or checkpoint, `"run/"` for the model of a training run.
+            all_rows_have_ids: Whether rows without a token are part of the row map, as in a checkpoint, whose table has
+                `num_rows` IDs. If not, the table adds padding rows itself.
 
         Raises:
-            VocabularyError: The request does not fit the tokenizer, or the tokenizer does not fit the model.
+            VocabularyError: The requested edit does not fit the tokenizer, or the tokenizer does not fit the model.
             CheckpointError: The receipt of an undo belongs to another model.
         """
 
@@ -175,11 +198,13 @@ class EditRequest(VocabularyEdit):
     """Request an edit before the model is known: which tokens change, and how new rows are initialised.
 
     Attributes:
-        token_map: Function of the old tokenizer (or `None`) and the number of rows that returns the token map.
+        token_map: Function that returns the old token of each new token. Its arguments are the old tokenizer, or
+            `None`, and the number of old rows.
         init: How rows of new tokens are initialised.
         init_head: How rows of new tokens are initialised in an untied head.
         tokenizer: The tokenizer of a model whose layers have none, or `None`.
-        pad_to_multiple_of: Tables are padded to a multiple of this; `None` keeps each table's multiple.
+        pad_to_multiple_of: The number of stored rows of a table is rounded up to a multiple of this; `None` keeps
+            each table's multiple.
     """
 
     __repr__ = short_repr
@@ -193,7 +218,12 @@ class EditRequest(VocabularyEdit):
     def resolve(
         self, tokenizers: Iterable[Tokenizer | None], num_rows: int, *, part: str = "", all_rows_have_ids: bool = False
     ) -> ResolvedEdit:
-        """Return the edit of one model; see `VocabularyEdit`."""
+        """Return the edit of one model; see `VocabularyEdit.resolve` for the arguments. `part` is not used.
+
+        Raises:
+            VocabularyError: The model's tokenizers differ from the passed one or have more tokens than the table has
+                rows, or the edit does not fit the tokenizer.
+        """
         tokenizer = self.tokenizer
         for own in tokenizers:
             if own is not None and tokenizer is not None and fingerprint(own) != fingerprint(tokenizer):
@@ -215,11 +245,18 @@ class EditRequest(VocabularyEdit):
     def _values(
         self, tokens: TokenMap, row_map: RowMap, origins: dict[int, str]
     ) -> Callable[[RowTensor], Iterator[Tensor]]:
-        """Return a function that yields chunks of the initialised rows of a tensor, and fills in `origins`.
+        """Return a function that yields the initialised rows of a tensor, in chunks; each call also fills in `origins`.
 
-        Rows of new tokens are initialised as requested. Rows without a token get the mean of the others: such a
-        row adds at most one part in V to a softmax over V tokens. A new bias value is the mean over the tokens that
-        the new row was computed from, or over all tokens. So tables and heads must come before biases.
+        - A row of a new token is computed by `init`, or in an untied head by `init_head`.
+        - A row without a token gets the mean of the old rows, so that it adds at most one part in V to a softmax over V
+          tokens.
+        - A value of a bias is the mean of the bias values of the tokens from which the row was computed, or of all
+          tokens. So the function must be called for tables and heads before their biases.
+
+        Args:
+            tokens: The old token of each new token.
+            row_map: The old row of each new row.
+            origins: From new ID to a description of how the row was computed; changed in place.
         """
         new_tokens = tokens.new_tokens()
         unused = [NewToken("")] * (len(row_map.initialised) - len(new_tokens))
@@ -252,7 +289,7 @@ def _bias(old: Tensor, sources: Sequence[Sequence[int]]) -> Tensor:
 
     Args:
         old: The values of the old tokens, `(V,)`.
-        sources: For each new token, the old IDs whose values are averaged; an empty list averages all old tokens.
+        sources: For each new token, the old IDs whose values are averaged; an empty tuple averages all old tokens.
     """
     mean = old.double().mean()
     return torch.stack([old[list(ids)].double().mean() if ids else mean for ids in sources]).to(old.dtype)

@@ -25,25 +25,26 @@ def apply_to_folder(folder: Path, partial: Path, edit: VocabularyEdit) -> tuple[
     """Write the edited copy of a folder into `partial`; `folder` does not change.
 
     Args:
-        folder: A saved layer, a run, or a checkpoint of a known family.
+        folder: A saved layer, a training run, or a checkpoint of a known model family.
         partial: The empty folder to write to.
         edit: The edit, or the undo of one.
 
     Returns:
-        The result for each model, by "" and for a run `"run/"`; and the names of the changed files without weights.
+        The result for each model in the folder: the key is "" for a layer or checkpoint, and `"run/"` for the model of
+        a run. Then the names of the files that the edit changes, adds or removes, without weights.
     """
     apply = apply_to_run if path_kind(folder) in OWN_FOLDERS else apply_to_checkpoint
     return apply(folder, partial, edit)
 
 
 def check_folder(folder: Path) -> None:
-    """Check that a folder exists and is no sharded checkpoint of `torch.distributed.checkpoint`.
+    """Check that a folder exists and is not a sharded checkpoint of `torch.distributed.checkpoint`.
 
-    If a replacement of the folder was cut off, the folder is recovered first.
+    If a process was killed while it replaced this folder, the old folder is restored first.
 
     Raises:
         FileError: There is no such folder.
-        CheckpointError: The folder is such a sharded checkpoint, whose tables may not fit one process.
+        CheckpointError: The folder is such a sharded checkpoint, whose tables may not fit into one process.
     """
     if not recover_folder(folder).is_dir():
         raise FileError(f"There is no folder {folder}.")
@@ -58,7 +59,7 @@ def check_folder(folder: Path) -> None:
 
 
 def receipts_in(folder: Path | str) -> list[Path]:
-    """Return the paths of a folder's receipts, from the first edit to the last; empty if there are none."""
+    """Return the paths of the receipts in a folder, from the first edit to the last; empty if there are none."""
     files = ((file.stem.rpartition("-")[2], file) for file in Path(folder).glob(RECEIPT.format("[0-9]*")))
     found = {int(number): file for number, file in files if re.fullmatch("[0-9]{1,9}", number)}
     return [found[number] for number in sorted(found)]
@@ -66,11 +67,13 @@ def receipts_in(folder: Path | str) -> list[Path]:
 
 @contextmanager
 def new_folder(folder: Path, out: Path | str | None) -> Iterator[Path]:
-    """Yield a temporary folder, and rename it to `out` when the block ends without an error.
+    """Yield the path of an empty temporary folder, which becomes `out` when the `with` block ends.
+
+    If the block raises an error, nothing is written at `out`.
 
     Args:
-        folder: The folder to edit. It is only read; no process may train in it.
-        out: The result, which must not exist or must be an empty folder. Missing parent folders are created.
+        folder: The folder to edit. It is only read. No process may train in it, neither before nor after the block.
+        out: Path of the result, which must not exist or must be an empty folder. Missing parent folders are created.
 
     Raises:
         FileError: `folder` does not exist or a process trains in it; or `out` is `None`, is not empty, or cannot be

@@ -43,10 +43,10 @@ class LocalTable(NamedTuple):
     """Describe the rows of a table that this process stores.
 
     Attributes:
-        local: The rows as a table: `table` itself, or this rank's part of a sharded table.
+        local: The stored rows as a table: `table` itself, or this rank's part of a sharded table.
         table: The whole table.
-        collectives: The ranks over which the rows are sharded.
-        of_head: Whether these are the rows of a sharded untied head.
+        collectives: The ranks over which the rows are sharded; a single process if they are not.
+        of_head: Whether the table is the weight of a sharded untied head.
     """
 
     local: TokenEmbedding | FactorizedEmbedding
@@ -61,22 +61,22 @@ class LocalTable(NamedTuple):
 
     @property
     def padding_idx(self) -> int | None:
-        """Return the row number of the padding row, which is zero, in the whole table, or `None` if there is none.
+        """Return the row number, in the whole table, of the padding row, which stays zero; `None` if there is none.
 
-        The padding row of a sharded head is an ordinary row, so a head has `None`.
+        For a sharded head it is `None`, because the padding row of such a head is an ordinary row.
         """
         return None if self.of_head else self.table.padding_idx
 
 
 class VocabularyModules(NamedTuple):
-    """List the parts of a live module that belong to the vocabulary; each dictionary is keyed by module name.
+    """List the parts of a live module that belong to the vocabulary, each in a dictionary by dotted name in the module.
 
     Attributes:
-        tables: The tables.
-        local: The rows that this process stores, one entry for each table.
+        tables: The tables with one row for each token, those of tied heads included.
+        local: For each table, the rows that this process stores.
         heads: The output heads.
         layers: The layers, which may have a tokenizer.
-        configs: Modules and configurations of transformers that state the vocabulary size again.
+        configs: Other modules, and configurations of transformers, with the same `vocab_size`.
     """
 
     tables: dict[str, TokenTable]
@@ -92,27 +92,33 @@ class VocabularyModules(NamedTuple):
 
     @property
     def vocab_size(self) -> int:
-        """Return the number of tokens that have a row, V."""
+        """Return the number of tokens, V, which all tables and heads share."""
         return next(iter(self.sizes.values()))
 
     @property
     def sizes(self) -> dict[str, int]:
-        """Return the number of tokens of each table and head, by module name."""
+        """Return a dictionary from the name of each table and head to its number of tokens.
+
+        If the module itself is the table or the head, its name is `the table` or `the head`.
+        """
         sizes = {name or "the table": table.vocab_size for name, table in self.tables.items()}
         return sizes | {name or "the head": head.out_features for name, head in self.heads.items()}
 
     @property
     def stored(self) -> dict[str, LocalTable]:
-        """Return the entries of `local` by the name of the dense table that stores the rows."""
+        """Return the values of `local` by the name of the dense table that stores the rows.
+
+        For a factorised table that is the name of its inner table.
+        """
         return {name if part.local is part.stored else _join(name, "inner"): part for name, part in self.local.items()}
 
 
 def vocabulary_modules(module: nn.Module) -> VocabularyModules:
-    """Return the tables, heads, layers and configurations of a module; the table of a tied head is included.
+    """Return the tables, heads, layers and configurations of a live module; the table of a tied head is included.
 
     Raises:
-        SizeError: The module has no table and no head, the tables and heads have different numbers of tokens, or a
-            table's rows cannot be moved.
+        SizeError: The module has no table and no head, the tables and heads have different numbers of tokens, or the
+            rows of a table cannot be moved.
     """
     modules = dict(module.named_modules())
     layers = {name: part for name, part in modules.items() if isinstance(part, EmbeddingLayer)}
@@ -145,12 +151,17 @@ def vocabulary_modules(module: nn.Module) -> VocabularyModules:
 
 
 def _join(name: str, child: str) -> str:
-    """Return the name of a child of a module; `name` is empty for the root module."""
+    """Return the dotted name of a submodule or attribute; `name` is "" for the root module."""
     return f"{name}.{child}".lstrip(".")
 
 
 def _local_table(name: str, table: TokenTable, of_head: bool) -> tuple[str, LocalTable]:
-    """Return the name and the rows of a table's part that this process stores.
+    """Return the rows of a table that this process stores, after the dotted name of the module that stores them.
+
+    Args:
+        name: Dotted name of the table in the module.
+        table: The whole table; may be sharded.
+        of_head: Whether the table is the weight of a sharded untied head.
 
     Raises:
         SizeError: The rows of this kind of table cannot be moved.
@@ -172,17 +183,18 @@ def _local_table(name: str, table: TokenTable, of_head: bool) -> tuple[str, Loca
 def row_tensors(
     module: nn.Module, modules: VocabularyModules, optimizer: Optimizer | None = None, padding: Mapping[str, int] = {}
 ) -> tuple[dict[str, RowTensor], dict[str, Callable[[Tensor], None]]]:
-    """Return the tensors of a module and its optimizer with a row for each token, and functions to replace them.
+    """Return all tensors of a module and its optimizer with a row for each token, and functions that replace them.
 
     Args:
         module: The module.
         modules: The tables and heads of the module.
         optimizer: The optimizer of the module, or `None`.
-        padding: Number of padding rows after the edit, by the name of the dense table that stores the rows.
+        padding: From the name of each dense table that stores rows (`VocabularyModules.stored`) to the number of its
+            padding rows after the edit.
 
     Returns:
-        The tensors by name, those of tables first; and by the same names, functions that put a new tensor in the
-        place of the old one.
+        The tensors by name: tables, then heads and their biases, then the optimizer's state as
+        `optimizer.PARAMETER.KEY`. By the same names, functions that put a new tensor in the place of the old one.
 
     Raises:
         SizeError: The optimizer trains none of these tensors, or its state has a shape that does not show which
@@ -218,7 +230,10 @@ def row_tensors(
 
 
 def _replace_data(parameter: Tensor, tensor: Tensor) -> None:
-    """Replace the values of a parameter in place by a tensor of another size; the object stays the same."""
+    """Replace the values of a parameter in place by those of a tensor with another number of rows.
+
+    The parameter stays the same object, so that heads and optimizers keep their references to it.
+    """
     # A graph that still exists has stored the old shape for this parameter's gradient; torch discards that only when
     # the dtype changes.
     other = torch.float16 if tensor.dtype != torch.float16 else torch.float32
@@ -227,12 +242,15 @@ def _replace_data(parameter: Tensor, tensor: Tensor) -> None:
 
 
 def _state_with_rows(state: Mapping[str, Any], name: str, parameter: Tensor) -> Iterator[tuple[str, Tensor]]:
-    """Yield the name and tensor of each optimizer state of a parameter that has one row for each token.
+    """Yield `(key, tensor)` for each state of an optimizer for one parameter that has one row for each token.
+
+    States that are not tensors, single numbers, and tensors without rows, such as Adafactor's column statistics, are
+    left out.
 
     Args:
-        state: The optimizer's state of the parameter.
+        state: The optimizer's state of the parameter, by key.
         name: Name of the parameter, for the error.
-        parameter: The parameter.
+        parameter: The parameter, with one row for each token.
 
     Raises:
         SizeError: The shape or dtype of a state does not show which values belong to a row.
@@ -253,9 +271,10 @@ def _state_with_rows(state: Mapping[str, Any], name: str, parameter: Tensor) -> 
 
 
 def _moved_gradient(rows: RowTensor, row_map: RowMap) -> Tensor | None:
-    """Return a parameter's gradient with its rows in their new places, dense or sparse as before, or `None`.
+    """Return a parameter's gradient with its rows moved as a row map says; `None` if it has no gradient.
 
-    The rows of new tokens get no gradient. With sharded rows all ranks must call this.
+    The result is dense or sparse as before. The rows of new tokens get no gradient. If the rows are sharded, all ranks
+    must call this.
     """
     grad, ranks = rows.tensor.grad, rows.collectives
     if grad is None or not grad.is_sparse:
@@ -277,26 +296,22 @@ def _moved_gradient(rows: RowTensor, row_map: RowMap) -> Tensor | None:
 
 
 class Setting(NamedTuple):
-    """Refer to a size or an ID that an edit changes, as an attribute of an object.
+    """Refer to a size or an ID that an edit changes: an attribute of a module or configuration.
 
     Attributes:
-        owner: The object.
+        owner: The module or configuration.
         attribute: Name of the attribute.
-        part: The rows of this rank that the attribute describes; `None` if it describes the rows of all ranks.
+        part: If the attribute describes only the rows that this process stores, these rows; `None` if it describes the
+            whole table.
     """
 
     owner: Any
     attribute: str
     part: LocalTable | None = None
 
-    @property
-    def value(self) -> Any:
-        """Return the present value of the attribute."""
-        return getattr(self.owner, self.attribute)
-
 
 def settings_of(modules: VocabularyModules) -> dict[str, Setting]:
-    """Return the settings of a live module that an edit may change: its sizes, padding IDs and token IDs.
+    """Return all sizes, padding IDs and token IDs of a live module that an edit may change.
 
     The keys are dotted names of module and attribute. Attributes that an object lacks are left out.
     """
@@ -331,7 +346,9 @@ def settings_of(modules: VocabularyModules) -> dict[str, Setting]:
 
 
 def new_settings(modules: VocabularyModules, edit: ResolvedEdit) -> JsonObject:
-    """Return the values of `settings_of` after an edit, by the same names; the modules do not change.
+    """Return the value after an edit of each setting that `settings_of` returns; nothing is changed.
+
+    The keys are the same names.
 
     Raises:
         TokenIdError: The padding row would be dropped.
@@ -375,6 +392,10 @@ def new_settings(modules: VocabularyModules, edit: ResolvedEdit) -> JsonObject:
 def _moved_padding(padding: int | None, row_map: RowMap) -> int | None:
     """Return the new ID of the padding token, or `None` if there is no padding token.
 
+    Args:
+        padding: The old ID of the padding token, or `None`.
+        row_map: The old row of each new row.
+
     Raises:
         TokenIdError: The padding token is removed.
     """
@@ -388,12 +409,12 @@ def _moved_padding(padding: int | None, row_map: RowMap) -> int | None:
 
 
 class ModuleResult(NamedTuple):
-    """Store what an edit changed in one model, for the receipt.
+    """Store what an edit changed in one model, from which the receipt is built.
 
     Attributes:
-        edit: The edit.
+        edit: The edit that was applied.
         rows: The new tensors, the dropped rows and the fingerprints.
-        settings: Sizes and IDs before the edit, by name; empty for a checkpoint.
+        settings: Sizes and IDs of the modules before the edit, by name; empty for a checkpoint.
     """
 
     edit: ResolvedEdit
@@ -409,20 +430,25 @@ def apply_to_module(
     part: str = "",
     tokenizer: Tokenizer | None = None,
 ) -> ModuleResult:
-    """Edit a live module in place, or undo an edit; if anything fails, nothing is changed.
+    """Apply an edit, or the undo of one, to a live module in place; if anything fails, nothing is changed.
+
+    If tables are sharded, all ranks must call this.
 
     Args:
         module: The module.
-        edit: A request or an undo.
-        optimizer: The optimizer of the module, whose state is edited too.
-        part: Which model of a folder the module is: "" or `"run/"`.
-        tokenizer: The tokenizer of a module whose layers have none.
+        edit: The edit, or the undo of one.
+        optimizer: The optimizer of the module, whose state is edited too, or `None`.
+        part: Which model of a folder the module is: "" for a layer, `"run/"` for the model of a run.
+        tokenizer: The tokenizer of a module whose layers have none, or `None`.
+
+    Returns:
+        What was changed; the new tensors are those that the module now has.
 
     Raises:
-        VocabularyError: The tokenizer is that of another model, or the request does not fit.
+        VocabularyError: The tokenizer is that of another model, or the requested edit does not fit it.
         SizeError: The module has no vocabulary, the optimizer trains other parameters, or a rank would store no row.
         TokenIdError: The padding row would be dropped.
-        CheckpointError: The module is not what the edit of the receipt returned.
+        CheckpointError: For an undo: the module is not as the edit of the receipt left it.
         PeerError: Another rank raised an error, or applies another edit.
     """
     modules = vocabulary_modules(module)
@@ -440,7 +466,7 @@ def apply_to_module(
             raise SizeError("Sharded tables have no padding rows: leave out pad_to_multiple_of.")
         row_map = resolved.rows.row_map
         settings, old_settings = new_settings(modules, resolved), settings_of(modules)
-        before = {name: setting.value for name, setting in old_settings.items()}
+        before = {name: getattr(setting.owner, setting.attribute) for name, setting in old_settings.items()}
         for updates, weight in pending:  # rows and moments become those of dense AdamW
             updates.apply_all(weight, moments=True)
         padding = {n: settings[_join(n, "num_rows")] - settings[_join(n, "vocab_size")] for n in modules.stored}
@@ -474,14 +500,17 @@ def apply_to_module(
 
 
 def _assign(owner: object, name: str, value: object) -> Step:
-    """Return a step that sets the attribute `name`, and the function that sets it back to its present value."""
+    """Return a pair of functions: one sets an attribute to `value`, the other sets it back to its present value."""
     return partial(setattr, owner, name, value), partial(setattr, owner, name, getattr(owner, name))
 
 
 def _do_all(steps: Sequence[Step]) -> None:
-    """Carry out all steps in order.
+    """Carry out steps in order, so that either all of them or none take effect.
 
-    If a step raises an error, that step and those before it are reverted, the last first, and the error is raised.
+    A step is a pair of functions: one makes a change, the other reverts it.
+
+    If a change raises an error, that step and all steps before it are reverted, the last step first. The error is
+    then raised.
     """
     with ExitStack() as stack:
         for do, revert in steps:

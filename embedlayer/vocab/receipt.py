@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from embedlayer.errors import CheckpointError, ShapeError, TokenIdError, TokenizerError
+from embedlayer.errors import CheckpointError, ShapeError, TokenIdError
 from embedlayer.io.files import JsonObject
 from embedlayer.io.json_fields import Count, Range, check_fields, parse_json, printable
 from embedlayer.io.safetensors_files import load_tensors, save_tensors
@@ -24,10 +24,12 @@ from embedlayer.vocab.folders import RECEIPT, apply_to_folder, new_folder, recei
 from embedlayer.vocab.live_modules import ModuleResult, apply_to_module
 from embedlayer.vocab.row_map import DROPPED, RowEdit, RowMap
 from embedlayer.vocab.run_folders import RUN
+from embedlayer.vocab.token_selection import shown_names
 from embedlayer.vocab.tokenizer_edit import parse_tokenizer
 
 KIND, FORMAT_VERSION = "embedlayer/vocabulary-receipt", 1
 MAX_UNPACKED_BYTES = 1 << 30
+TOKENIZERS = ("tokenizer", "old_tokenizer")
 SIZES = ("vocab_size", "num_rows")
 """Settings that are used in computations."""
 
@@ -36,7 +38,11 @@ IdArray = TypeVar("IdArray", Tensor, npt.NDArray[np.integer[Any]])
 
 
 class ReceiptFields(TypedDict):
-    """Define the fields of a saved receipt that are not tensors; IDs are strings in JSON."""
+    """Define the JSON fields of a saved receipt; its tensors are stored beside them.
+
+    `kind` and `format_version` identify the file format, and `old_size` is the number of rows before the edit. The
+    other fields are those of `Receipt`. Token IDs that are keys are strings, as all keys in JSON.
+    """
 
     kind: str
     format_version: int
@@ -56,21 +62,23 @@ class ReceiptFields(TypedDict):
 class Receipt:
     """Record what one edit of a vocabulary did; convert stored token IDs with it, undo the edit, and save it.
 
+    A fingerprint is a hash of a tensor's values, dtype and shape.
+
     Attributes:
         row_map: The old row of each new row.
-        num_tokens: Number of tokens before and after; rows beyond them have no token.
-        added: Texts of the new tokens by their new ID.
-        dropped: Texts of the removed tokens by their old ID.
-        merged: New ID of the token that replaces each merged token, by the old ID of the merged token.
-        origins: How each initialised row was computed, such as "subword mean of 5, 7", by its new ID.
-        dropped_rows: The dropped rows of each tensor; with sharded tables those of this rank.
-        before: Fingerprint of each edited tensor before the edit.
-        after: Fingerprint of each edited tensor after it.
-        settings: Sizes and IDs of the modules before the edit.
+        num_tokens: Number of tokens before and after the edit; rows beyond these have no token.
+        added: From the new ID of each new token to its text.
+        dropped: From the old ID of each removed token to its text.
+        merged: From the old ID of each merged token to the new ID of the token that replaces it.
+        origins: From the new ID of each initialised row to how it was computed, such as "subword mean of 5, 7".
+        dropped_rows: From each tensor's name to the rows that were dropped; with sharded tables those of this rank.
+        before: From the name of each edited tensor to its fingerprint before the edit.
+        after: From the name of each edited tensor to its fingerprint after the edit.
+        settings: Sizes and IDs of the modules before the edit, by dotted name.
         tokenizer: The tokenizer after the edit, or `None`.
         old_tokenizer: The tokenizer before the edit, or `None`.
-        files: Content of each changed file of a folder before the edit.
-        created: Files of a folder that did not exist before the edit.
+        files: From the name of each changed file of a folder to its content before the edit.
+        created: Names of the files of a folder that did not exist before the edit.
     """
 
     __repr__ = short_repr
@@ -92,11 +100,12 @@ class Receipt:
 
     @classmethod
     def of(cls, results: Mapping[str, ModuleResult], changed: Iterable[str] = (), folder: Path = Path()) -> "Receipt":
-        """Return the receipt of an edit.
+        """Build the receipt of an edit that was applied.
 
         Args:
-            results: The result for each model, by "" and `"run/"`. These keys become prefixes of the tensors' names.
-            changed: Names of the files of a folder that the edit wrote or removed; empty for a live module.
+            results: The result for each model of the target: "" for a module, layer or checkpoint, `"run/"` for the
+                model of a run. In the receipt these keys become prefixes of the tensors' names.
+            changed: Names of the files of a folder that the edit changed, added or removed; empty for a live module.
             folder: The folder before the edit, from which the old content of these files is read.
         """
         edit = next(iter(results.values())).edit
@@ -126,14 +135,14 @@ class Receipt:
 
     @property
     def kept(self) -> int:
-        """Return the number of tokens that keep their row."""
+        """Return the number of tokens after the edit that have kept their row."""
         return int((self.row_map.sources[: self.num_tokens[1]] >= 0).sum())
 
     @property
     def new_ids(self) -> Tensor:
-        """Return the new ID of each old row, `(old rows,)` int64, or -1 if the row is dropped.
+        """Return the new ID of each old ID, `(old rows,)` int64, or -1 for a removed token.
 
-        A merged token has the new ID of its replacement.
+        A merged token has the new ID of the token that replaces it.
         """
         return self.row_map.token_ids(self.merged)
 
@@ -148,9 +157,9 @@ class Receipt:
             The new IDs, with the type, shape and dtype of `ids`.
 
         Raises:
-            TokenIdError: `ids` contain a removed token without a replacement, or an ID that is not in the old
-                vocabulary; or `replacement` is no new ID.
-            ShapeError: `ids` are not integers, or a new ID does not fit into the dtype of `ids`.
+            TokenIdError: `ids` contains a removed token and there is no replacement, or contains an ID that is not in
+                the old vocabulary; or `replacement` is not a new ID.
+            ShapeError: `ids` has no integer dtype, or a new ID does not fit into the dtype of `ids`.
         """
         if isinstance(ids, Tensor):
             if ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool:
@@ -188,11 +197,11 @@ class Receipt:
     ) -> None:
         """Restore the state before the edit, bit for bit: in a live module in place, from a folder into a new folder.
 
-        With sharded tables all ranks must call this, and there must be as many ranks as edited.
+        With sharded tables all ranks must call this, and the number of ranks must be that of the edit.
 
         Args:
-            target: What the edit changed or wrote: the same live module, or the edited folder.
-            optimizer: The optimizer whose state was edited too; for a live module.
+            target: What the edit changed or wrote: the same live module, or the edited folder, which is only read.
+            optimizer: The optimizer whose state was edited too; for a live module only.
             out: The new folder for the result; required for a folder. It must not exist or must be empty.
 
         Raises:
@@ -211,7 +220,7 @@ class Receipt:
                 (partial / name).unlink(missing_ok=True)
 
     def save(self, path: Path | str) -> None:
-        """Write the receipt as one safetensors file; a failed write leaves the file as it was.
+        """Write the receipt to a safetensors file; an existing file is replaced only if the write succeeds.
 
         Raises:
             FileError: The file cannot be written.
@@ -221,7 +230,7 @@ class Receipt:
             **{f"rows/{name}": rows for name, rows in self.dropped_rows.items()},
         }
         tensors |= {f"files/{name}": _packed(content) for name, content in self.files.items()}
-        for name in ("tokenizer", "old_tokenizer"):
+        for name in TOKENIZERS:
             tokenizer = getattr(self, name)
             if tokenizer is not None:
                 tensors[name] = _packed(tokenizer.to_str().encode())
@@ -231,7 +240,7 @@ class Receipt:
 
     @classmethod
     def load(cls, path: Path | str) -> "Receipt":
-        """Read a receipt that `save` wrote.
+        """Read a receipt from a file that `save` wrote.
 
         Raises:
             FileError: There is no such file.
@@ -251,14 +260,19 @@ class Receipt:
             if name.rpartition(".")[2] in SIZES and type(value) is not int:
                 raise CheckpointError(f"The receipt in {path} states {printable(value)} as {name}: it is damaged.")
         try:
+            sources = tensors["sources"]
+            if sources.dtype != torch.int64 or sources.dim() != 1:
+                raise CheckpointError(f"{path} is damaged: its rows are {sources.dtype} of {list(sources.shape)}.")
+            texts = {name: _unpacked(tensors[name]).decode() for name in TOKENIZERS if name in tensors}
+            tokenizers = {name: parse_tokenizer(text) for name, text in texts.items()}
             return cls(
-                row_map=RowMap(_sources(tensors["sources"]), fields["old_size"]),
+                row_map=RowMap(sources, fields["old_size"]),
                 num_tokens=(fields["num_tokens"][0], fields["num_tokens"][1]),
                 dropped_rows=_without_prefix("rows/", tensors),
                 created=tuple(fields["created"]),
                 files={name: _unpacked(packed) for name, packed in _without_prefix("files/", tensors).items()},
-                tokenizer=_tokenizer(tensors.get("tokenizer")),
-                old_tokenizer=_tokenizer(tensors.get("old_tokenizer")),
+                tokenizer=tokenizers.get("tokenizer"),
+                old_tokenizer=tokenizers.get("old_tokenizer"),
                 before=fields["before"],
                 after=fields["after"],
                 settings=fields["settings"],
@@ -276,18 +290,18 @@ class Receipt:
         old, new = self.num_tokens
         lines = [f"{old:,} tokens -> {new:,} tokens, {self.row_map.old_size:,} rows -> {self.row_map.size:,} rows"]
         lines += [f"  kept     {self.kept:,}"]
-        lines += [f"  new      {len(self.added):,}{_first_texts(self.added)}"] * bool(self.added)
-        lines += [f"  dropped  {len(self.dropped):,}{_first_texts(self.dropped)}"] * bool(self.dropped)
+        lines += [f"  new      {len(self.added):,}{shown_names(':', [*self.added.values()])}"] * bool(self.added)
+        lines += [f"  dropped  {len(self.dropped):,}{shown_names(':', [*self.dropped.values()])}"] * bool(self.dropped)
         lines += [f"  merged   {len(self.merged):,}"] * bool(self.merged)
         return "\n".join(lines)
 
 
 @dataclass(frozen=True)
 class Undo(VocabularyEdit):
-    """Undo an edit: apply the inverse row map, with the dropped rows of the receipt.
+    """The undo of an edit: it applies the inverse row map, and initialises rows with the dropped rows of the receipt.
 
     Args:
-        receipt: The receipt of the edit.
+        receipt: The receipt of the edit to undo.
     """
 
     receipt: Receipt
@@ -298,7 +312,7 @@ class Undo(VocabularyEdit):
         """Return the undo for one model; see `VocabularyEdit.resolve`. Only `num_rows` and `part` are used.
 
         Raises:
-            CheckpointError: The model has another number of rows than the receipt's edit left.
+            CheckpointError: The model does not have the number of rows that the receipt's edit left.
         """
         receipt = self.receipt
         if num_rows != receipt.row_map.size:
@@ -324,7 +338,7 @@ class Undo(VocabularyEdit):
 
 
 def last_receipt(folder: Path | str) -> Receipt:
-    """Read the receipt of the last edit of a folder.
+    """Read the receipt of the last edit that led to a folder.
 
     Raises:
         CheckpointError: The folder has no receipt, or the receipt is damaged.
@@ -335,19 +349,8 @@ def last_receipt(folder: Path | str) -> Receipt:
     return Receipt.load(receipts[-1])
 
 
-def _first_texts(tokens: dict[int, str], most: int = 6) -> str:
-    """Return ": " and the first `most` texts of `tokens` for a message, with "..." if there are more.
-
-    Args:
-        tokens: Texts of tokens by ID, not empty.
-        most: Number of texts to show.
-    """
-    texts = ", ".join(repr(token) for token in list(tokens.values())[:most])
-    return f": {texts}{', ...' if len(tokens) > most else ''}"
-
-
 def _without_prefix(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return the tensors whose names start with `prefix`, keyed by their names without the prefix."""
+    """Return the tensors whose names start with `prefix`, in a dictionary by their names without the prefix."""
     return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
 
 
@@ -357,7 +360,7 @@ def _packed(content: bytes) -> Tensor:
 
 
 def _unpacked(packed: Tensor) -> bytes:
-    """Return the bytes that `_packed` compressed.
+    """Return the bytes that `_packed` compressed into a tensor.
 
     Raises:
         CheckpointError: The tensor is cut short, or contains more than `MAX_UNPACKED_BYTES`.
@@ -367,26 +370,3 @@ def _unpacked(packed: Tensor) -> bytes:
     if not stream.eof:
         raise CheckpointError(f"A file in the receipt is cut short or larger than {MAX_UNPACKED_BYTES:,} bytes.")
     return content
-
-
-def _tokenizer(packed: Tensor | None) -> Tokenizer | None:
-    """Return the tokenizer that `_packed` stored, or `None` if `packed` is `None`.
-
-    Raises:
-        CheckpointError: The stored tokenizer is damaged.
-    """
-    try:
-        return None if packed is None else parse_tokenizer(_unpacked(packed).decode())
-    except TokenizerError as error:
-        raise CheckpointError(f"The tokenizer in the receipt is damaged: {error}") from error
-
-
-def _sources(tensor: Tensor) -> Tensor:
-    """Check the dtype and shape of a row map's sources from a file, and return them unchanged.
-
-    Raises:
-        CheckpointError: The tensor is not int64 of one dimension.
-    """
-    if tensor.dtype != torch.int64 or tensor.dim() != 1:
-        raise CheckpointError(f"The receipt's rows are {tensor.dtype} of shape {list(tensor.shape)}: it is damaged.")
-    return tensor

@@ -23,12 +23,12 @@ TOKENS_AT_ONCE = 1024
 
 
 class WeightRows:
-    """Wrap a plain weight, such as that of an untied head, so that an initialisation can read it like a table.
+    """Wrap a plain weight, such as that of an untied head, so that a `RowInit` can read its rows like those of a table.
 
     If the rows are sharded, each rank passes its own rows, and all ranks must make the same reads in the same order.
 
     Args:
-        weight: `(V, D)`; of a sharded weight, the rows of this rank.
+        weight: `(V, D)`; if the rows are sharded, the rows of this rank.
         padding_idx: Row that is zero, or `None`.
         vocab_size: Number of rows to read, V; `None` for all rows of `weight`.
         num_rows: Number of rows of all ranks together; required if the rows are sharded.
@@ -47,20 +47,17 @@ class WeightRows:
         self.weight, self.padding_idx, self.collectives = weight, padding_idx, collectives
         self.vocab_size = len(weight) if vocab_size is None else vocab_size
         self.num_rows = len(weight) if num_rows is None else num_rows
-
-    @property
-    def embed_dim(self) -> int:
-        """Return the width of a row, D."""
-        return self.weight.shape[1]
+        self.embed_dim = weight.shape[1]
 
     def rows(self, start: int, stop: int) -> Float[Tensor, "N D"]:
         """Return rows `start` to `stop - 1`; a view if the rows are not sharded."""
         return self.weight[start:stop] if self.collectives.size == 1 else self.look_up(torch.arange(start, stop))
 
     def look_up(self, ids: Int[Tensor, " k"]) -> Float[Tensor, "k D"]:
-        """Return the rows of `ids`, `(k, D)`; with sharded rows every rank gets all of them.
+        """Return the rows of `ids`, `(k, D)`; if the rows are sharded, every rank gets all of them.
 
-        The ranks add their rows as bytes, with zeros for the rows of other ranks, so that the values stay exact.
+        Each rank fills in the rows that it stores and zeros for the others. The ranks then add these tensors as bytes
+        (all-reduce), so that the values stay exact.
         """
         places, is_local = self.collectives.partition(self.num_rows).local(ids.to(self.weight.device))
         if self.collectives.size == 1:
@@ -85,7 +82,7 @@ class NewToken:
 
     Attributes:
         text: The token as written in the new tokenizer's vocabulary.
-        old_ids: The old token IDs that the old tokenizer encodes its text with.
+        old_ids: The IDs with which the old tokenizer encodes the token's text; empty if unknown.
     """
 
     text: str
@@ -94,11 +91,12 @@ class NewToken:
 
 @dataclass(frozen=True)
 class RowOrigin:
-    """Describe how one new row was computed; `str` returns, for example, `subword mean of 5, 7`.
+    """Describe how one new row was computed; `str` of it is, for example, `subword mean of 5, 7`.
 
     Attributes:
-        method: `"mean"`, `"mean+noise"`, `"subword mean"`, `"copy"`, `"random"` or `"given"`.
-        old_ids: The old rows that it was computed from; empty for a mean over all live rows.
+        method: `"mean"`, `"mean+noise"`, `"subword mean"`, `"copy"`, `"random"`, `"given"`, or `"trained from "` and
+            one of these.
+        old_ids: The old rows that the row was computed from; empty if these are all live rows, or none.
     """
 
     method: str
@@ -110,11 +108,11 @@ class RowOrigin:
 
 @dataclass(frozen=True)
 class NewRows:
-    """Store the rows of some new tokens, and how each was computed.
+    """Store the rows of new tokens, and how each row was computed.
 
     Attributes:
         values: `(k, D)`, with the dtype and device of the old rows.
-        origins: How each row was computed.
+        origins: How each row was computed, in the order of the rows.
     """
 
     values: Float[Tensor, "k D"]
@@ -130,34 +128,36 @@ ComputedRows = tuple[Tensor, Sequence[RowOrigin]]
 
 
 class RowInit(ABC):
-    """Define an initialisation, which computes the rows of new tokens from the old rows.
+    """Base class of initialisations, which compute the rows of new tokens from the old rows of the same table or head.
+
+    An old row is live if it is not dead (see below), is not the padding row, is not all zero, and has only finite
+    values. Means and standard deviations are those of the live rows.
 
     Attributes:
-        dead: IDs of rows that are not read because they were never trained, or a function that marks these rows.
-            Padding rows, rows of zeros and rows with a value that is not finite are never read. All other rows are
-            live.
+        dead: IDs of old rows that were never trained and therefore are not read, or a function that marks these rows.
     """
 
     dead: DeadRows
 
     @abstractmethod
     def compute(self, live: "LiveRows", tokens: Tokens, chunk: slice, generator: Generator) -> ComputedRows:
-        """Compute the rows of `tokens[chunk]`.
+        """Compute the rows of the new tokens `tokens[chunk]`.
 
         Args:
-            live: The old rows. With sharded rows every rank calls `compute`, so all ranks must read the same rows.
+            live: Reader of the old rows. If the rows are sharded, every rank calls `compute`, and all ranks must read
+                the same rows.
             tokens: All new tokens.
             chunk: Slice of `tokens` to compute rows for.
             generator: Generator of random values; `None` for torch's default one.
 
         Returns:
-            The rows, `(k, D)`, of any dtype and on any device; and the origin of each row.
+            The rows, `(k, D)`, of any dtype and on any device; and how each row was computed.
         """
 
     def chunks(self, old: RowSource, tokens: Tokens, generator: Generator = None) -> Iterator[NewRows]:
-        """Yield the rows of new tokens in the order of `tokens`, 1024 at a time.
+        """Yield the rows of new tokens in the order of `tokens`, `TOKENS_AT_ONCE` (1024) tokens at a time.
 
-        The arguments are those of `rows`. Each chunk has the dtype and device of the old rows.
+        The arguments are those of `rows`. The rows have the dtype and device of the old rows.
         """
         live, like = LiveRows(old, self.dead), old.rows(0, 1)
         for first in range(0, len(tokens), TOKENS_AT_ONCE):
@@ -165,10 +165,10 @@ class RowInit(ABC):
             yield NewRows(values.detach().to(like.device, like.dtype, copy=True), tuple(origins))
 
     def rows(self, old: RowSource, tokens: Tokens, generator: Generator = None) -> NewRows:
-        """Return the rows of new tokens in their order.
+        """Return the rows of new tokens, in the order of `tokens`.
 
         Args:
-            old: The old rows; padding rows after `vocab_size` are not read.
+            old: The old rows, those of `vocab_size` tokens; padding rows after these are not read.
             tokens: The new tokens.
             generator: Generator of random values; `None` for torch's default one.
         """
@@ -178,10 +178,10 @@ class RowInit(ABC):
 
 @dataclass(frozen=True)
 class MeanInit(RowInit):
-    """Set every new row to the mean of the live rows.
+    """Set every new row to the mean of the live rows, which are the trained ones; see `RowInit`.
 
     Args:
-        dead: See `RowInit`.
+        dead: IDs of old rows that are not read; see `RowInit`.
 
     Example:
         >>> old = WeightRows(torch.tensor([[1.0, 3.0], [3.0, 5.0], [0.0, 0.0]]))
@@ -192,21 +192,21 @@ class MeanInit(RowInit):
     dead: DeadRows = ()
 
     def compute(self, live: "LiveRows", tokens: Tokens, chunk: slice, generator: Generator) -> ComputedRows:
-        """Return the mean of the live rows, repeated for each token of the chunk; see `RowInit.compute`."""
+        """Return the mean of the live rows (`LiveRows`), once for each token of the chunk; see `RowInit.compute`."""
         count = len(tokens[chunk])
         return live.mean.expand(count, -1), [RowOrigin("mean")] * count
 
 
 @dataclass(frozen=True)
 class MeanNoiseInit(RowInit):
-    """Draw new rows from the normal distribution of the live rows, `N(mean, scale^2 * covariance)`.
+    """Draw new rows from `N(mean, scale^2 * covariance)`, with the mean and covariance of the live rows.
 
-    A draw is `mean + scale / sqrt(n) * sum over live rows of g * (row - mean)`, with standard normal numbers
-    g. This has exactly that distribution, and needs no D x D matrix. See `RowInit` for live rows.
+    A draw is `mean + scale / sqrt(n) * sum over the n live rows of g * (row - mean)`, with a standard normal number
+    g for each live row. It has exactly that distribution, and no D x D matrix is computed. `RowInit` defines live rows.
 
     Args:
-        scale: Factor of the standard deviation; with 1 new rows are as far from the mean as live rows.
-        dead: See `RowInit`.
+        scale: Factor of the standard deviation. With 1 new rows are as far from the mean as live rows.
+        dead: IDs of old rows that are not read; see `RowInit`.
 
     Reference: Hewitt, Initializing New Word Embeddings for Pretrained Language Models, 2021. This class
     differs from transformers, which multiplies the covariance by 1e-9, so that all new rows are the mean, and
@@ -217,7 +217,7 @@ class MeanNoiseInit(RowInit):
     dead: DeadRows = ()
 
     def compute(self, live: "LiveRows", tokens: Tokens, chunk: slice, generator: Generator) -> ComputedRows:
-        """Return one random draw for each token of the chunk; see `RowInit.compute`."""
+        """Return a row drawn from the normal distribution for each token of the chunk; see `RowInit.compute`."""
         count, mean = len(tokens[chunk]), live.mean.float()
         noise = torch.zeros(count, len(mean))
         for rows in live.chunks():
@@ -227,12 +227,13 @@ class MeanNoiseInit(RowInit):
 
 @dataclass(frozen=True)
 class SubwordMeanInit(RowInit):
-    """Set each new row to the mean of the live rows of the subwords that its text was encoded with before.
+    """Set each new row to the mean of the old rows of the subwords that encoded the token's text before the edit.
 
-    Without a live subword the new row is the mean of all live rows. So is the row of a special token.
+    Only live rows, which `RowInit` defines, count. A token without a live subword, such as a new special token, gets
+    the mean of all live rows.
 
     Args:
-        dead: See `RowInit`.
+        dead: IDs of old rows that are not read; see `RowInit`.
 
     Example:
         >>> old = WeightRows(torch.tensor([[1.0, 3.0], [3.0, 5.0], [9.0, 9.0]]))
@@ -244,7 +245,10 @@ class SubwordMeanInit(RowInit):
     dead: DeadRows = ()
 
     def compute(self, live: "LiveRows", tokens: Tokens, chunk: slice, generator: Generator) -> ComputedRows:
-        """Return the mean of the live subword rows of each token of the chunk, or of all live rows if it has none."""
+        """Return for each token of the chunk the mean of its live subword rows, or of all live rows if it has none.
+
+        See `RowInit.compute` for the arguments.
+        """
         rows = dict(live.select({old_id for token in tokens[chunk] for old_id in token.old_ids}))
         old_ids = [tuple(old_id for old_id in token.old_ids if old_id in rows) for token in tokens[chunk]]
         means = [torch.stack([rows[old_id] for old_id in ids]).mean(0) if ids else live.mean for ids in old_ids]
@@ -256,17 +260,18 @@ class CopyInit(RowInit):
     """Set each new row to a copy of an old row.
 
     Args:
-        of: The ID of one old row, or one ID for each new token.
+        of: The ID of one old row for all new tokens, or one ID for each new token.
 
     Raises:
         SizeError: When rows are computed: the number of IDs is not the number of new tokens.
+        VocabularyError: When rows are computed: there is no old row with that ID.
     """
 
     of: int | Sequence[int]
     dead: DeadRows = field(default=(), init=False, repr=False)
 
     def compute(self, live: "LiveRows", tokens: Tokens, chunk: slice, generator: Generator) -> ComputedRows:
-        """Return copies of the old rows, live or not; see `RowInit.compute`.
+        """Return a copy of an old row, live or not, for each token of the chunk; see `RowInit.compute`.
 
         Raises:
             SizeError: The number of IDs is not the number of new tokens.
@@ -282,41 +287,42 @@ class CopyInit(RowInit):
 
 @dataclass(frozen=True)
 class RandomInit(RowInit):
-    """Draw new rows from `N(0, std^2)`.
+    """Draw each value of the new rows from a normal distribution with mean zero, `N(0, std^2)`.
 
     Args:
-        std: Standard deviation; `None` for the root mean square distance of the live rows' values from their mean.
-        dead: See `RowInit`.
+        std: Standard deviation; `None` for that of the live rows: the root mean square of the differences between their
+            values and their mean row. `RowInit` defines live rows.
+        dead: IDs of old rows that are not read; see `RowInit`.
     """
 
     std: float | None = None
     dead: DeadRows = ()
 
     def compute(self, live: "LiveRows", tokens: Tokens, chunk: slice, generator: Generator) -> ComputedRows:
-        """Return one random draw for each token of the chunk; see `RowInit.compute`."""
+        """Return a random row from `N(0, std^2)` for each token of the chunk; see `RowInit.compute`."""
         count, std = len(tokens[chunk]), live.std if self.std is None else self.std
         return std * torch.randn(count, live.old.embed_dim, generator=generator), [RowOrigin("random")] * count
 
 
 @dataclass(frozen=True, eq=False)
 class VectorsInit(RowInit):
-    """Set the new rows to the rows of a tensor.
+    """Set the new rows to the rows of a tensor that the caller passes.
 
     Args:
-        values: `(k, D)`, one row for each new token.
+        values: `(k, D)`, one row for each new token in the order of the new IDs.
 
     Raises:
-        ShapeError: When rows are computed: `values` has another shape.
+        ShapeError: When rows are computed: `values` does not have one row of width D for each new token.
     """
 
     values: Float[Tensor, "k D"]
     dead: DeadRows = field(default=(), init=False, repr=False)
 
     def compute(self, live: "LiveRows", tokens: Tokens, chunk: slice, generator: Generator) -> ComputedRows:
-        """Return the rows of the tensor for the chunk; see `RowInit.compute`.
+        """Return the rows of `values` for the tokens of the chunk; see `RowInit.compute`.
 
         Raises:
-            ShapeError: `values` has another shape than one row of width D for each new token.
+            ShapeError: `values` does not have one row of width D for each new token.
         """
         wanted = (len(tokens), live.old.embed_dim)
         if self.values.shape != wanted:
@@ -330,9 +336,11 @@ class VectorsInit(RowInit):
 class LiveRows:
     """Read the live rows of a table, and compute their count, mean and standard deviation in float64 on the CPU.
 
+    A row is live if it is not dead, is not the padding row, is not all zero, and has only finite values.
+
     Args:
         old: The rows of the table.
-        dead: Rows that are not live, by ID, or a function that marks them.
+        dead: IDs of rows that were never trained, or a function that marks these rows; `RowInit.dead`.
 
     Raises:
         VocabularyError: `dead` names a row that does not exist.
@@ -369,7 +377,7 @@ class LiveRows:
             return self.old.look_up(self._checked(ids).to(self.old.rows(0, 1).device)).double().cpu()
 
     def select(self, ids: Iterable[int]) -> Iterator[tuple[int, Float[Tensor, " D"]]]:
-        """Yield `(ID, row)` for each live row among `ids`, sorted by ID and without repetitions.
+        """Return an iterator of `(ID, row)` for each live row (`LiveRows`) among `ids`, by ascending ID, each once.
 
         The rows are in float64 on the CPU.
 
@@ -382,14 +390,17 @@ class LiveRows:
         return ((token_id, row) for token_id, row, live in zip(wanted, rows, is_live.tolist(), strict=True) if live)
 
     def chunks(self) -> Iterator[Float[Tensor, "n D"]]:
-        """Yield the live rows in order, on the CPU in their own dtype; each chunk reads `ROWS_AT_ONCE` rows."""
+        """Yield all live rows (`LiveRows`) by ascending ID, in chunks, on the CPU in their own dtype.
+
+        Each chunk has the live ones among `ROWS_AT_ONCE` rows of the table; it may be empty.
+        """
         for start in range(0, self.old.vocab_size, ROWS_AT_ONCE):
             rows = self.old.rows(start, min(start + ROWS_AT_ONCE, self.old.vocab_size)).detach().cpu()
             yield rows[_is_trained(rows) & ~self._is_dead[start : start + len(rows)]]
 
     @cached_property
     def _count_and_mean(self) -> tuple[int, Tensor]:
-        """Compute the number of live rows and their mean row, `(D,)`, once.
+        """Return the number of live rows (`LiveRows`) and their mean row, `(D,)`, computed at the first use only.
 
         Raises:
             VocabularyError: No row is live.
@@ -407,7 +418,7 @@ class LiveRows:
 
     @property
     def count(self) -> int:
-        """Return the number of live rows.
+        """Return the number of live rows; `LiveRows` defines these.
 
         Raises:
             VocabularyError: No row is live.
@@ -416,7 +427,7 @@ class LiveRows:
 
     @property
     def mean(self) -> Float[Tensor, " D"]:
-        """Return the mean of the live rows.
+        """Return the mean of the live rows (`LiveRows`), `(D,)`, in float64 on the CPU.
 
         Raises:
             VocabularyError: No row is live.
@@ -425,7 +436,7 @@ class LiveRows:
 
     @property
     def std(self) -> float:
-        """Return the root mean square of the differences between live rows and their mean row, over all values.
+        """Return the standard deviation of the live rows: the root mean square of all values of `row - mean`.
 
         Raises:
             VocabularyError: No row is live.
@@ -435,5 +446,5 @@ class LiveRows:
 
 
 def _is_trained(rows: Float[Tensor, "n D"]) -> Bool[Tensor, " n"]:
-    """Return `True` for each row whose values are finite and not all zero, `(n,)`."""
+    """Return for each row whether its values are all finite and not all zero, `(n,)`."""
     return rows.isfinite().all(1) & rows.any(1)

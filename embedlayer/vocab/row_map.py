@@ -36,7 +36,7 @@ ROWS_AT_ONCE = 8192
 
 
 class RowMap:
-    """Map new rows to old rows: new row `i` is old row `sources[i]`, or is initialised if `sources[i]` is -1.
+    """Map new rows to old rows: new row `i` is old row `sources[i]`, or is initialised if that is -1.
 
     Args:
         sources: Old row of each new row, `(N,)` int64, or `NEW` (-1).
@@ -44,7 +44,7 @@ class RowMap:
 
     Attributes:
         new_ids: New row of each old row, `(old_size,)` int64, or -1 if the old row is dropped. If an old row is
-            copied to several new rows, the first of them.
+            copied to several new rows, the first of these.
 
     Raises:
         TokenIdError: A source is not an old row.
@@ -81,19 +81,19 @@ class RowMap:
 
     @property
     def initialised(self) -> Tensor:
-        """Return the numbers of the new rows that are initialised, ascending."""
+        """Return the row numbers of the new rows that have no old row, `(initialised rows,)` int64, ascending."""
         return (self.sources == NEW).nonzero().squeeze(1)
 
     @property
     def dropped(self) -> Tensor:
-        """Return the numbers of the old rows that are not kept, ascending."""
+        """Return the row numbers of the old rows that no new row is taken from, `(dropped rows,)` int64, ascending."""
         return (self.new_ids == DROPPED).nonzero().squeeze(1)
 
     def token_ids(self, merged: Mapping[int, int]) -> Tensor:
         """Return a copy of `new_ids` in which each merged token has the new ID of the token that replaces it.
 
         Args:
-            merged: New ID of the replacement, by the old ID of the merged token.
+            merged: From the old ID of each merged token to the new ID of its replacement.
 
         Returns:
             The new ID of each old ID, `(old_size,)` int64, or -1 for a removed token.
@@ -103,21 +103,23 @@ class RowMap:
         return ids
 
     def inverse(self) -> "RowMap":
-        """Return the map from the new rows back to the old ones; it initialises the rows that this map drops."""
+        """Return the row map that undoes this one; it initialises the rows that this map drops."""
         return RowMap(self.new_ids, self.size)
 
     def apply(self, tensor: Tensor, *, padding: int = 0, collectives: Collectives = SINGLE_PROCESS) -> Tensor:
-        """Return a copy of a tensor with the rows in their new places; initialised and padding rows are zero.
+        """Return a copy of a tensor with new row `i` from old row `sources[i]`; initialised and padding rows are zero.
 
-        With sharded rows all ranks must call this: each requests its new rows from the ranks that store them.
+        If the rows are sharded, all ranks must call this: each rank requests its new rows from the ranks that store
+        them.
 
         Args:
-            tensor: `(old_size, ...)`, or the rows of this rank. Rows beyond these are ignored.
+            tensor: `(old_size, ...)`, or the rows of this rank. Further rows, which are padding, are ignored.
             padding: Number of zero rows to append.
             collectives: The ranks over which the rows are sharded.
 
         Returns:
-            `(N + padding, ...)`, or the rows of this rank and `padding` rows, with the dtype and device of `tensor`.
+            `(N + padding, ...)`, or the new rows of this rank and `padding` rows, with the dtype and device of
+            `tensor`.
         """
         old, new = collectives.partition(self.old_size), collectives.partition(self.size)
         tensor, device = tensor.detach(), tensor.device
@@ -139,7 +141,7 @@ class RowMap:
 
 
 def local_rows(rows: Tensor, size: int, collectives: Collectives) -> Tensor:
-    """Keep those of `rows` that this rank stores, and return their numbers on this rank.
+    """Return the position on this rank of each of `rows` that this rank stores; the others are left out.
 
     Args:
         rows: Row numbers in the whole tensor.
@@ -151,7 +153,7 @@ def local_rows(rows: Tensor, size: int, collectives: Collectives) -> Tensor:
 
 
 def row_fingerprint(tensor: Tensor) -> str:
-    """Return a hash of the values, dtype and shape of a tensor; the tensor is read in chunks."""
+    """Return a hash of a tensor's values, dtype and shape, as hexadecimal text; the tensor is read in chunks."""
     digest = hashlib.blake2b(f"{tensor.dtype} {tuple(tensor.shape)}".encode(), digest_size=16)
     for chunk in byte_chunks(tensor):
         digest.update(chunk.numpy().data)
@@ -160,11 +162,12 @@ def row_fingerprint(tensor: Tensor) -> str:
 
 @dataclass(frozen=True)
 class RowTensor:
-    """Describe a tensor with one row for each token.
+    """Describe a tensor that has one row for each token.
 
     Attributes:
-        tensor: The tensor, or the rows of this rank; padding rows may follow the rows of the tokens.
-        end: `"table"` or `"head"`: which of the two initialisations computes new rows. `None` for zero rows.
+        tensor: The tensor, or the rows of this rank. Padding rows may follow the rows of the tokens.
+        end: Which initialisation computes new rows: `"table"` for the input table's, `"head"` for the output head's, or
+            `None` for zeros, as in the optimizer's state.
         padding: Number of zero rows that follow the rows of the tokens after the edit.
         collectives: The ranks over which the rows are sharded.
     """
@@ -181,14 +184,16 @@ RowValues = Callable[[RowTensor], Iterable[Tensor]]
 
 @dataclass(frozen=True)
 class RowEdit:
-    """Describe an edit, or the undo of an edit, that is ready to be applied to named tensors.
+    """Describe an edit, or the undo of an edit, that `apply_row_map` can apply to named tensors.
+
+    A fingerprint is the hash that `row_fingerprint` returns.
 
     Attributes:
         row_map: The old row of each new row.
-        values: Function that yields the initialised rows of a tensor with an `end`; `None` for an undo.
-        restored_rows: Of an undo: the initialised rows of each tensor that this rank stores, by name.
-        before: Of an undo: the expected fingerprint of each tensor before it, by name.
-        after: Of an undo: the expected fingerprint of each result, by name.
+        values: For an edit: function that yields the initialised rows of a tensor whose `end` is not `None`.
+        restored_rows: For an undo: from each tensor's name to the initialised rows that this rank stores.
+        before: For an undo: from each tensor's name to the expected fingerprint before the undo.
+        after: For an undo: from each tensor's name to the expected fingerprint of the result.
     """
 
     row_map: RowMap
@@ -200,12 +205,12 @@ class RowEdit:
 
 @dataclass(frozen=True)
 class RowResult:
-    """Store the result of an edit of named tensors; each dictionary is keyed by the tensor's name.
+    """Store the result of an edit of named tensors; the keys of each dictionary are the tensors' names.
 
     Attributes:
         tensors: The new tensors.
-        dropped_rows: The rows that the edit dropped and this rank stored, on the CPU.
-        before: Fingerprints of the old tensors.
+        dropped_rows: The rows that the edit dropped and that this rank stored, on the CPU.
+        before: Fingerprints of the old tensors, as `row_fingerprint` returns them.
         after: Fingerprints of the new tensors.
     """
 
@@ -218,15 +223,18 @@ class RowResult:
 def apply_row_map(
     tensors: Mapping[str, RowTensor], edit: RowEdit, collectives: Collectives = SINGLE_PROCESS
 ) -> RowResult:
-    """Return new tensors with their rows in their new places; the old tensors are not changed.
+    """Return new tensors whose rows are moved and initialised as an edit says; the old tensors are not changed.
+
+    If rows are sharded, all ranks must call this.
 
     Args:
-        tensors: Tensors by name.
-        edit: The row map and the values of initialised rows.
+        tensors: The tensors by name.
+        edit: The old row of each new row, and the values of initialised rows.
         collectives: All ranks that apply the edit. Initialised rows get the values that rank 0 computes.
 
     Raises:
-        CheckpointError: Tensors or result do not have the fingerprints that an undo expects, or the receipt is damaged.
+        CheckpointError: For an undo: the tensors or the result do not have the expected fingerprints, or the rows to
+            restore are missing or have another shape.
         ShapeError: `edit.values` computes too few or too many rows.
         PeerError: Another rank raised an error.
     """
@@ -253,10 +261,10 @@ def apply_row_map(
 
 
 def _fill(new: Tensor, row_map: RowMap, shards: Collectives, chunks: Iterable[Tensor], everyone: Collectives) -> None:
-    """Write the initialised rows that this rank stores into `new`, with the values that rank 0 computed.
+    """Write initialised rows into `new` in place, with the values of rank 0; all ranks must call this.
 
     Args:
-        new: The tensor to write to, or the rows of this rank.
+        new: The tensor to write to, or the rows of this rank. Each rank writes only the rows that it stores.
         row_map: The row map, which says which rows are initialised.
         shards: The ranks over which the rows are sharded.
         chunks: The values of all initialised rows, in chunks of consecutive rows.
@@ -278,10 +286,15 @@ def _fill(new: Tensor, row_map: RowMap, shards: Collectives, chunks: Iterable[Te
 
 
 def _check_restored_rows(tensors: Mapping[str, RowTensor], edit: RowEdit, restored: Mapping[str, Tensor]) -> None:
-    """Check that a receipt contains the dropped rows of every tensor, in the right shape.
+    """Check for an undo that the receipt has the dropped rows of every tensor, in the right shape.
+
+    Args:
+        tensors: The tensors by name, before the undo.
+        edit: The undo, whose row map initialises the rows that the edit dropped.
+        restored: From each tensor's name to the dropped rows of the receipt.
 
     Raises:
-        CheckpointError: Rows are missing or have another shape.
+        CheckpointError: Rows of a tensor are missing or have another shape.
     """
     for name, rows in tensors.items():
         count = len(local_rows(edit.row_map.initialised, edit.row_map.size, rows.collectives))
@@ -294,11 +307,11 @@ def _check_restored_rows(tensors: Mapping[str, RowTensor], edit: RowEdit, restor
 
 
 def _check_fingerprints(expected: Mapping[str, str] | None, found: Mapping[str, str]) -> None:
-    """Check that tensors have the expected fingerprints.
+    """Check that tensors have the expected fingerprints, which are hashes by `row_fingerprint`.
 
     Args:
-        expected: Fingerprint of each tensor by name; `None` skips the check.
-        found: Fingerprint of each tensor that is edited, by name.
+        expected: From each tensor's name to the expected fingerprint; `None` skips the check.
+        found: From each edited tensor's name to its fingerprint.
 
     Raises:
         CheckpointError: A tensor is missing, unexpected, or has other values.

@@ -26,11 +26,14 @@ from embedlayer.vocab.row_init import (
 
 @dataclass(frozen=True, eq=False)
 class TrainedInit(RowInit):
-    """Set new rows to rows that were trained in a live module, when the folder of the same model is edited.
+    """Set new rows to rows that were trained before, in a live copy of the model whose folder is edited.
+
+    `embedlayer vocab add --train-on` uses it: it adds the tokens to a live model, trains their rows, and then edits the
+    folder with the trained rows.
 
     Args:
         values: The trained rows, `(k, D)`.
-        init: The initialisation of these rows before training, which the receipt mentions.
+        init: The initialisation of the rows before training, which the receipt of the edit mentions.
     """
 
     values: Float[Tensor, "k D"]
@@ -38,7 +41,7 @@ class TrainedInit(RowInit):
 
     @property
     def dead(self) -> DeadRows:  # type: ignore[override]
-        """Return the dead rows of `init`; see `RowInit.dead`."""
+        """Return `init.dead`: the old rows that are not read because they were never trained; see `RowInit`."""
         return self.init.dead
 
     def compute(self, live: LiveRows, tokens: Tokens, chunk: slice, generator: Generator) -> ComputedRows:
@@ -52,10 +55,12 @@ _TRAINED_BEFORE = "_trained_before_its_rows"
 
 
 def train_only_rows(module: nn.Module, token_ids: Iterable[int]) -> None:
-    """Train only the rows of some tokens: replace each table by a `DeltaEmbedding`, and freeze everything else.
+    """Prepare a module, in place, so that only the rows of the given tokens are trained.
 
-    A tied head reads the rows of its table; an untied head gets trainable rows of its own. Build the optimizer
-    afterwards. The outputs for all other tokens keep every bit. `merge_rows` writes the trained rows back.
+    Each table is replaced by a `DeltaEmbedding`, which reads the rows of these tokens from a small trainable tensor
+    and all others from the frozen table. All other parameters are frozen. A tied head reads the rows of its table; an
+    untied head gets trainable rows of its own. The outputs for all other tokens keep every bit. Build the optimizer
+    afterwards. After training, `merge_rows` writes the trained rows into the tables and restores the module.
 
     Args:
         module: A layer or model with dense tables.
@@ -63,7 +68,7 @@ def train_only_rows(module: nn.Module, token_ids: Iterable[int]) -> None:
 
     Raises:
         SizeError: The module is a table itself, has a table that does not store its rows separately, or has tables that
-            share one weight; or see `DeltaEmbedding`. Nothing was changed.
+            share one weight; or `DeltaEmbedding` raises it. Nothing was changed.
 
     Example:
         >>> train_only_rows(model, [7, 9])
@@ -104,9 +109,10 @@ def train_only_rows(module: nn.Module, token_ids: Iterable[int]) -> None:
 
 
 def merge_rows(module: nn.Module) -> None:
-    """Write the rows that `train_only_rows` trained into tables and heads, in place.
+    """Write the rows that were trained after `train_only_rows` into the module's tables and heads, in place.
 
-    The module then has its own tables again, and the parameters that were trainable before are trainable again.
+    The module then has its own tables again. The parameters that were trainable before `train_only_rows` are trainable
+    again.
 
     Raises:
         SizeError: `train_only_rows` was not called on this module, or `merge_rows` was called already.
@@ -129,14 +135,14 @@ def merge_rows(module: nn.Module) -> None:
 
 
 def _dense(name: str, table: TokenTable) -> TokenEmbedding:
-    """Return the table if it is dense, since only a dense table can train a few rows without the others.
+    """Return `table` unchanged if it is dense: other tables cannot train a few rows without the others.
 
     Args:
         name: Name of the table, for the error.
         table: The table.
 
     Raises:
-        SizeError: The table is of another kind.
+        SizeError: The table is not a `TokenEmbedding`.
     """
     if not isinstance(table, TokenEmbedding):
         raise SizeError(
@@ -147,7 +153,7 @@ def _dense(name: str, table: TokenTable) -> TokenEmbedding:
 
 
 def _rows_of(head: OutputHead) -> TokenEmbedding:
-    """Return a table whose weight is the same parameter as that of the untied head."""
+    """Return a dense table whose weight is the same parameter object as the weight of an untied head."""
     table = TokenEmbedding(head.out_features, head.in_features, padding_idx=head.padding_idx, device="meta")
     table.weight = head.weight
     table.index_check.move_record(head.weight.device)

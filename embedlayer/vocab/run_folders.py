@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from tokenizers import Tokenizer
 
-from embedlayer.data.corpus import IdArray, TokenCorpus
+from embedlayer.data.corpus import CorpusWriter, IdArray, TokenCorpus
 from embedlayer.data.corpus_files import write_shard_tables
-from embedlayer.data.tokenizer import fingerprint, load_tokenizer, save_tokenizer, table_size
+from embedlayer.data.tokenizer import load_tokenizer, save_tokenizer
 from embedlayer.errors import EmbedLayerWarning, VocabularyError
 from embedlayer.io.files import PARTIAL, JsonObject, write_json
 from embedlayer.io.locks import LOCK
@@ -32,24 +32,23 @@ CHANGED = (CONFIG, TOKENIZER, "run.json", "corpus/index.json", "report.html")
 
 
 def apply_to_run(folder: Path, partial: Path, edit: VocabularyEdit) -> tuple[dict[str, ModuleResult], list[str]]:
-    """Write the edited copy of a folder, with its layer and its run, into `partial`; `folder` does not change.
+    """Write the edited copy of a folder of this library into `partial`; `folder` does not change.
 
-    A run is a training run that can be resumed. Its corpus gets the new token IDs. If its corpus contains
-    removed tokens, the layer is written without the run, with a warning. The report is left out: `embedlayer
-    report` writes it again. Other files are copied.
+    The folder contains a saved layer, a training run, or both. The copy of a run can be resumed: its model, optimizer
+    and corpus are edited. If its corpus contains removed tokens, only the layer is written, with a warning. The report
+    of a run is left out: `embedlayer report` writes it again. Other files are copied.
 
     Args:
-        folder: The folder of a saved layer, or of a run.
-        partial: Folder to write to.
-        edit: The edit.
+        folder: The folder before the edit.
+        partial: The empty folder to write to.
+        edit: The edit, or the undo of one.
 
     Returns:
-        The result of the layer by "" and that of the run by "run/"; and the names of the files that the edit
-        changes or leaves out, without those of weights and corpus IDs.
+        The results by model: "" for the layer, `"run/"` for the model of the run. Then the names of the files that the
+        edit changes or leaves out, without weights and the IDs of the corpus.
 
     Raises:
-        VocabularyError: The run is not finished, so there is no layer yet, and its corpus contains a removed
-            token.
+        VocabularyError: The corpus of an unfinished run, which has no layer yet, contains a removed token.
         CheckpointError: `edit` undoes an earlier edit, and the folder is not what that edit wrote.
     """
     tokenizer = load_tokenizer(folder / TOKENIZER) if (folder / TOKENIZER).exists() else None
@@ -84,7 +83,7 @@ def apply_to_run(folder: Path, partial: Path, edit: VocabularyEdit) -> tuple[dic
 
 
 def _keeps_corpus(run: RunDirectory, row_map: RowMap) -> bool:
-    """Return whether the row map keeps every token in the run's corpus; if not, warn and return `False`."""
+    """Return whether the edit keeps every token that occurs in the corpus of a run; if not, warn."""
     kept = row_map.new_ids.numpy() >= 0
     lost = int(TokenCorpus.open(run.corpus).counts(len(kept))[~kept].sum())
     if lost:
@@ -105,14 +104,14 @@ def _write_run(
     new_ids: IdArray,
     tokenizer: Tokenizer,
 ) -> None:
-    """Write the files of an edited run: tokenizer, description, checkpoint, metrics, and corpus in new IDs.
+    """Write the files of an edited run: tokenizer, `run.json`, checkpoint, metrics, and the corpus with new token IDs.
 
     Args:
-        old: The run before the edit.
-        new: The folder to write to; its corpus folder must not exist.
+        old: The run before the edit; its metrics are copied, and its corpus is read.
+        new: The folder to write to; it must not contain a corpus.
         trainer: The trainer with the edited model and optimizer.
-        description: The content of `run.json`, apart from the description of the model.
-        new_ids: New ID of each old ID.
+        description: The content of `run.json`, except for `model`.
+        new_ids: New ID of each old ID, `(V,)`.
         tokenizer: The tokenizer after the edit.
     """
     save_tokenizer(tokenizer, new.path / TOKENIZER)
@@ -121,25 +120,23 @@ def _write_run(
     if old.metrics.exists():
         shutil.copyfile(old.metrics, new.metrics)
     new.corpus.mkdir()
-    corpus, size = TokenCorpus.open(old.corpus), table_size(tokenizer)
-    dtype = np.dtype("<u2" if size <= 1 << 16 else "<u4")
+    corpus = TokenCorpus.open(old.corpus)
     with (new.corpus / "ids.bin").open("wb") as file:
+        writer = CorpusWriter(tokenizer, lambda ids: file.write(ids.tobytes()))
         for start in range(0, len(corpus), IDS_AT_ONCE):
-            file.write(new_ids[np.asarray(corpus.ids[start : start + IDS_AT_ONCE])].astype(dtype).tobytes())
-    facts = {
-        "dtype": dtype.name,
-        "num_tokens": len(corpus),
-        "num_bytes": corpus.num_bytes,
-        "vocab_size": size,
-        "tokenizer": fingerprint(tokenizer),
-    }
-    write_shard_tables(new.corpus, corpus.documents, corpus.blocks, facts)
+            writer.write(new_ids[np.asarray(corpus.ids[start : start + IDS_AT_ONCE])].astype(writer.dtype))
+    index = {**writer.index(), "num_tokens": len(corpus), "num_bytes": corpus.num_bytes}
+    write_shard_tables(new.corpus, corpus.documents, corpus.blocks, index)
 
 
 def _moved_notes(notes: Mapping[str, Any], new_ids: IdArray) -> JsonObject:
-    """Return a copy of a run's notes in which the tokens of the neighbour report have their new IDs.
+    """Return a copy of the `notes` of a run in which the tokens of the neighbour report have their new IDs.
 
-    Removed tokens are left out.
+    Removed tokens are left out of that report, which lists the nearest neighbours before training.
+
+    Args:
+        notes: The notes of `run.json`.
+        new_ids: New ID of each old ID, `(V,)`; negative for a removed token.
     """
     rows = [{**row, "id": int(new_ids[row["id"]])} for row in notes.get("neighbors_before", [])]
     return {**notes, "neighbors_before": [row for row in rows if row["id"] >= 0]} if rows else dict(notes)

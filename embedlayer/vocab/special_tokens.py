@@ -7,6 +7,7 @@ they follow from the usual names.
 import json
 import warnings
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +42,7 @@ _OF_FILES = ("auto_map", "tokenizer_file", "vocab_file", "merges_file", "spm_fil
 
 
 class SpecialTokens(dict[str, str]):
-    """Map each role, such as `eos_token`, to the text of the tokenizer's special token.
+    """Dictionary from each role, such as `eos_token`, to the text of the tokenizer's special token with that role.
 
     Attributes:
         doubt: If the end-of-text token is a guess, a sentence that says so; else `None`.
@@ -50,18 +51,20 @@ class SpecialTokens(dict[str, str]):
     doubt: str | None = None
 
     def warn(self) -> None:
-        """Warn with the sentence `doubt` if the end-of-text token is a guess; else do nothing."""
+        """Warn with the sentence `doubt` if the end-of-text token is a guess; otherwise do nothing."""
         if self.doubt is not None:
             warnings.warn(self.doubt, EmbedLayerWarning, stacklevel=5)
 
 
 def tokenizer_with_roles(source: object, special: Mapping[str, str] | None = None) -> tuple[Tokenizer, SpecialTokens]:
-    """Return a tokenizer and its special tokens, from role to text.
+    """Return a tokenizer, and a dictionary from each role to the text of its special token.
+
+    A role is one that transformers knows, such as `eos_token`.
 
     Args:
         source: A `tokenizers.Tokenizer`, a fast tokenizer of transformers, or the path of a file or folder that
             `load_tokenizer` reads.
-        special: Tokens by role, such as `{"eos_token": "<|end|>"}`; they override what the tokenizer states.
+        special: From role to text, such as `{"eos_token": "<|end|>"}`; overrides what the tokenizer states.
 
     Raises:
         TokenizerError: `source` is not a tokenizer, or `special` names an unknown role or token.
@@ -80,7 +83,7 @@ def tokenizer_with_roles(source: object, special: Mapping[str, str] | None = Non
         tokenizer = as_tokenizer(source)
         roles = getattr(source, "special_tokens_map", None)
         stated = {role: token_text(token) for role, token in roles.items()} if isinstance(roles, Mapping) else {}
-    added = _added(tokenizer)
+    added = added_texts(tokenizer)
     for role, token in (special or {}).items():
         if role not in USUAL_NAMES or token not in added:
             raise TokenizerError(
@@ -91,28 +94,31 @@ def tokenizer_with_roles(source: object, special: Mapping[str, str] | None = Non
 
 
 def stated_roles(folder: Path) -> dict[str, str]:
-    """Return the special tokens that the tokenizer files of a checkpoint state, from role to text.
+    """Return the special tokens that a checkpoint's tokenizer files state, as a dictionary from role to text.
 
-    Files that are missing or cannot be read are skipped; roles that no file states are left out.
+    A role is, for example, `eos_token`. Files that are missing or cannot be read are skipped. Roles that no file states
+    are left out.
     """
     stated: dict[str, str] = {}
     for name in _STATED_IN:
-        try:
-            content = read_json(folder / name) if (folder / name).is_file() else {}
-        except FileError:
-            content = {}
-        found = {role: token_text(content.get(role)) for role in USUAL_NAMES}
-        stated = {role: token for role, token in found.items() if isinstance(token, str)} | stated
+        with suppress(FileError):
+            content = read_json(folder / name)
+            found = {role: token_text(content.get(role)) for role in USUAL_NAMES}
+            stated = {role: token for role, token in found.items() if isinstance(token, str)} | stated
     return stated
 
 
 def special_tokens_of(tokenizer: Tokenizer, stated: Mapping[str, str]) -> SpecialTokens:
-    """Return the special tokens of a tokenizer, from role to text.
+    """Return a dictionary from each role, such as `eos_token`, to the text of the tokenizer's special token.
 
-    These are the stated ones that the tokenizer has. If there are none, they follow from the usual names, and the
-    end-of-text token may be a guess; see `SpecialTokens.doubt`.
+    The roles in `stated` whose token the tokenizer has are returned. If there are none, the roles follow from the usual
+    names, such as `</s>`. The end-of-text token may then be a guess, and `SpecialTokens.doubt` says so.
+
+    Args:
+        tokenizer: The tokenizer.
+        stated: From role to text, as files or callers state it; may name tokens that the tokenizer lacks.
     """
-    added = _added(tokenizer)
+    added = added_texts(tokenizer)
     known = SpecialTokens({role: stated[role] for role in USUAL_NAMES if stated.get(role) in added})
     if known:
         return known
@@ -129,20 +135,26 @@ def special_tokens_of(tokenizer: Tokenizer, stated: Mapping[str, str]) -> Specia
     return known
 
 
-def _added(tokenizer: Tokenizer) -> set[str]:
+def added_texts(tokenizer: Tokenizer) -> set[str]:
     """Return the texts of the added tokens of a tokenizer."""
     return {token.content for token in tokenizer.get_added_tokens_decoder().values()}
 
 
 class NewTokenIds:
-    """Convert the old token IDs in configurations to new IDs.
+    """Convert the token IDs in configurations, such as `eos_token_id`, after an edit of the vocabulary.
+
+    If another tokenizer replaces the old one, an entry gets the ID of the new token with the same role: the
+    `eos_token_id` becomes the ID of the new `eos_token`, not the new ID of the old token.
 
     Args:
         new_ids: New ID of each old ID, or -1 for a removed token.
-        dropped: Texts of removed tokens by their old ID.
+        dropped: From the old ID of each removed token to its text.
         tokenizer: The tokenizer after the edit, or `None`.
-        special_tokens: If another tokenizer replaces the old one, its special tokens by role; else `None`. Then the
-            `eos_token_id` of a configuration becomes the ID of the new `eos_token`, not the new ID of the old token.
+        special_tokens: If another tokenizer replaces the old one: from each role to the text of its special token.
+            Else `None`.
+
+    Attributes:
+        role_ids: If another tokenizer replaces the old one: from each role to the ID of its special token. Else `None`.
     """
 
     def __init__(
@@ -159,12 +171,16 @@ class NewTokenIds:
             self.role_ids = {role: token_id for role, token_id in ids.items() if token_id is not None}
 
     def of(self, key: str, value: Any, config: Mapping[str, Any], where: str) -> Any:
-        """Return the new value of an entry of a configuration; `config` is not changed.
+        """Return the new value of one entry of a configuration; `config` is not changed.
+
+        If another tokenizer replaces the old one, an entry for a role, such as `eos_token_id`, gets that role's new ID.
+        Any other entry whose old ID the configuration also states for a role gets that role's new ID too. Else the
+        result is the new ID of the old token.
 
         Args:
             key: Name of the entry, such as `eos_token_id`.
-            value: An old ID, a list of old IDs, or `None`. A value that is no old ID is returned unchanged. If another
-                tokenizer replaces the old one, an entry of a role gets that role's ID whatever the old ID was.
+            value: The old ID, a list of old IDs, or `None`. Any other value, and a number that is no old ID, is
+                returned unchanged.
             config: The configuration that contains the entry.
             where: Name of the configuration, for the error.
 
@@ -190,14 +206,18 @@ class NewTokenIds:
         return self.new_ids[value]
 
     def _by_role(self, role: str, value: Any, key: str, where: str) -> Any:
-        """Return the new tokenizer's ID for the role of an entry, such as `eos_token`.
+        """Return the new value of a configuration's entry for a role, if another tokenizer replaces the old one.
 
         Args:
-            role: The role.
-            value: The old ID, a list of old IDs, or `None`, which stays `None`. Of a list, the first ID is that of the
-                role; the others are converted one by one, and removed tokens are left out.
-            key: Name of the entry, for the error.
+            role: The role of the entry, such as `eos_token`.
+            value: The old ID, a list of old IDs, or `None`, which stays `None`. In a list, the first ID becomes that of
+                the role. The others become the new IDs of the same tokens, and removed tokens are left out.
+            key: Name of the entry, such as `eos_token_id`, for the error.
             where: Name of the configuration, for the error.
+
+        Returns:
+            The ID of the new tokenizer's token for the role, or a list that starts with it; `None` if it has no such
+            token.
 
         Raises:
             VocabularyError: The role is the padding token, and the new tokenizer has none.
@@ -216,27 +236,28 @@ class NewTokenIds:
         return type(value)(dict.fromkeys(([] if new is None else [new]) + [one for one in others if one >= 0]))
 
     def id_of(self, role: str) -> int | None:
-        """Return the ID of the new tokenizer's token for a role, else for the equivalent role, else `None`.
+        """Return the ID of the new tokenizer's special token for a role, such as `eos_token`, or `None` if it has none.
 
-        May only be called if another tokenizer replaces the old one.
+        If only the equivalent role has a token (`sep_token` for `eos_token`), its ID is returned. May be called only if
+        another tokenizer replaces the old one.
         """
         assert self.role_ids is not None
         return self.role_ids.get(role, self.role_ids.get(EQUIVALENT.get(role, "")))
 
 
 def names_in(template: str, names: Sequence[str]) -> list[str]:
-    """Return those of `names` that a chat template contains, as plain text or escaped as in JSON."""
+    """Return those of `names` that occur in a chat template, as plain text or with the escapes of JSON."""
     return [name for name in names if name in template or json.dumps(name)[1:-1] in template]
 
 
 def tokenizer_config(old: JsonObject, roles: Mapping[str, str], *, replaced: bool) -> JsonObject:
-    """Return the content of a `tokenizer_config.json` with which transformers uses `tokenizer.json` unchanged.
+    """Return the content of a `tokenizer_config.json` with which transformers uses `tokenizer.json` as it is.
 
     Args:
         old: The old content, empty if there was no file; it is not changed.
-        roles: The special token of each role.
-        replaced: Whether another tokenizer replaces the old one. Then of the old entries only those about the model
-            are kept, and `roles` override them.
+        roles: From each role, such as `eos_token`, to the text of its special token.
+        replaced: Whether another tokenizer replaces the old one. If so, only the old entries about the model, such as
+            `model_max_length`, are kept, and `roles` override old roles. If not, old roles override `roles`.
     """
     kept = {key: value for key, value in old.items() if (key in _OF_THE_MODEL if replaced else key not in _OF_FILES)}
     stated = {role: token for role, token in roles.items() if replaced or kept.get(role) is None}
@@ -245,7 +266,7 @@ def tokenizer_config(old: JsonObject, roles: Mapping[str, str], *, replaced: boo
 
 
 def token_text(token: Any) -> Any:
-    """Return the text of a token that is stated as a text, a dictionary with `content`, or an `AddedToken`.
+    """Return the text of a token that is stated as a text, as a dictionary with `content`, or as an `AddedToken`.
 
     Any other value, such as `None`, is returned unchanged.
     """

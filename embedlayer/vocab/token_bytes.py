@@ -17,7 +17,9 @@ from tokenizers import Tokenizer
 
 from embedlayer.data.tokenizer import as_tokenizer, byte_level_alphabet, component_types, table_size, without_truncation
 from embedlayer.errors import VocabularyError
-from embedlayer.vocab.token_selection import Token
+
+Token = str | int
+"""A token, by its text or its ID."""
 
 WordPosition = Literal["start", "inside", "end"]
 """Where in a word a token occurs."""
@@ -27,15 +29,21 @@ _IDEOGRAPH = re.compile("[\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U00
 
 
 class TokenBytes:
-    """Find the tokens of a tokenizer by the bytes that they encode.
+    """Find the tokens of a tokenizer by the bytes of text that they encode.
+
+    A byte string that a token can add to a text is called a reading of the token: ` dog` for GPT-2's `Ġdog`.
 
     Args:
-        tokenizer: A `tokenizers.Tokenizer`, or a fast tokenizer of transformers.
+        tokenizer: A `tokenizers.Tokenizer`, or a fast tokenizer of transformers. It is not changed.
 
     Attributes:
-        convention: `"byte-level"`, `"sentencepiece"`, `"wordpiece"` or `"word"`.
-        vocabulary: ID of each token by its name in the vocabulary, added tokens included.
-        entries: Name of each token in the vocabulary, by its ID.
+        tokenizer: The same tokenizer without truncation.
+        convention: How tokens write spaces and bytes: `"byte-level"` (`Ġdog`), `"sentencepiece"` (`▁dog`, `<0x0A>`),
+            `"wordpiece"` (`##dog`) or `"word"` (whole words).
+        prefix: Prefix of tokens that continue a word, such as `##`, or "".
+        suffix: Suffix of tokens that end a word, such as `</w>`, or "".
+        vocabulary: From the name of each token in the vocabulary to its ID, added tokens included.
+        entries: From the ID of each token to its name in the vocabulary.
         added: IDs of the added tokens, special or not.
         special: IDs of the special tokens.
 
@@ -58,12 +66,13 @@ class TokenBytes:
         self.special = frozenset(i for i, t in self.tokenizer.get_added_tokens_decoder().items() if t.special)
 
     def readings(self, token_id: int) -> tuple[bytes, ...]:
-        """Return the byte strings that a token may add to a text, the most likely first.
+        """Return the byte strings that a token can add to a text, the most likely first.
 
-        Only tokens of whole words have two: with and without a space before the word, which these tokens do not encode.
+        Most tokens have one. Tokens that start a word in a WordPiece or word vocabulary have two, with and without a
+        space before the word, because such a vocabulary does not encode spaces: `b" dog"` and `b"dog"` for `dog`.
 
         Raises:
-            KeyError: There is no such token.
+            KeyError: There is no token with this ID.
         """
         entry = self.entries[token_id]
         if token_id in self.added:
@@ -84,18 +93,21 @@ class TokenBytes:
         return (after_space, without) if spaced else (without, after_space)
 
     def _continues_word(self, entry: str) -> bool:
-        """Return whether a vocabulary entry starts with the prefix that continues a word, such as `##`."""
+        """Return whether a vocabulary entry continues a word: a prefix such as `##` and more characters."""
         return self.prefix != "" and entry.startswith(self.prefix) and entry != self.prefix
 
     def word_position(self, token_id: int) -> WordPosition | None:
-        """Return whether a token is at the `"start"`, `"inside"` or at the `"end"` of a word, or `None` if unknown.
+        """Return where in a word a token occurs: `"start"`, `"inside"` or `"end"`; `None` if that is unknown.
 
         - Start: `Ġdog`, `▁dog`, and `dog` in a vocabulary with `##dog`.
         - Inside: `##dog`, and `dog` in a vocabulary with `Ġdog`.
         - End: `dog</w>`, which may also be the whole word.
 
-        Added tokens, punctuation and ideographs have no position. In a vocabulary with `##`, punctuation and ideographs
-        have one too.
+        Added tokens have no position. Punctuation and ideographs have one only in a vocabulary with a prefix such as
+        `##`.
+
+        Raises:
+            KeyError: There is no token with this ID.
         """
         if token_id in self.added:
             return None
@@ -112,11 +124,17 @@ class TokenBytes:
 
     @cached_property
     def by_bytes(self) -> dict[bytes, int]:
-        """Return a dictionary from bytes to the ID of the token that has these bytes as a reading; see `readings`.
+        """Return a dictionary from byte strings to the ID of the token that has the byte string as a reading.
 
-        Several tokens may have the same reading. Ordinary tokens with it as their first reading win. Then come byte
-        tokens of SentencePiece, added tokens, and second readings; within each kind, the lowest ID wins. Special
-        tokens are left out.
+        `readings` explains readings. If several tokens have the same one, the first of these kinds is in the
+        dictionary:
+
+        1. ordinary tokens whose first reading it is;
+        2. byte tokens of SentencePiece, such as `<0x0A>`;
+        3. added tokens that are not special;
+        4. ordinary tokens whose second reading it is.
+
+        Within a kind it is the token with the lowest ID. Special tokens are not in the dictionary.
         """
         found: dict[bytes, int] = {}
         ids = sorted(self.entries.keys() - self.added)
@@ -130,15 +148,15 @@ class TokenBytes:
         return found
 
     def is_byte(self, token_id: int) -> bool:
-        """Return whether a token is a single byte of SentencePiece, such as `<0x0A>`."""
+        """Return whether a token ID is that of a SentencePiece token for a single byte, such as `<0x0A>`."""
         return self.convention == "sentencepiece" and _BYTE.fullmatch(self.entries[token_id]) is not None
 
     @property
     def single_bytes(self) -> frozenset[int]:
-        """Return the IDs of the tokens that stand for one byte each; a full set of them can encode any text.
+        """Return the IDs of the tokens that encode a single byte; a tokenizer with all 256 can encode any text.
 
-        The result includes the tokens for a byte at the end of a word (CLIP). It is empty for a tokenizer without
-        such tokens.
+        The tokens for a byte that continues or ends a word are included (`a</w>` of CLIP). The set is empty for
+        WordPiece and word tokenizers, and may be incomplete for others.
         """
         names = [f"<0x{byte:02X}>" for byte in range(256)] if self.convention == "sentencepiece" else []
         if self.convention == "byte-level":
@@ -151,7 +169,7 @@ class TokenBytes:
         return frozenset(self.vocabulary[name] for name in names if name in self.vocabulary)
 
     def find(self, token: Token) -> int:
-        """Return the ID of a token, which may be an ID, a vocabulary entry (`Ġdog`), or the token's text (` dog`).
+        """Return the ID of a token that is named by its ID, its vocabulary entry (`Ġdog`), or its text (` dog`).
 
         Raises:
             VocabularyError: There is no such token.
@@ -173,9 +191,9 @@ class TokenBytes:
         return token_id
 
     def encode(self, content: bytes) -> tuple[int, ...]:
-        """Return the IDs with which the tokenizer encodes `content`, without special tokens.
+        """Return the IDs with which the tokenizer encodes a byte string; special tokens are left out.
 
-        If `content` is not UTF-8, each byte is encoded alone, and bytes without a token are left out.
+        If `content` is not valid UTF-8, each byte is encoded by itself, and bytes without a token are left out.
         """
         try:
             text = content.decode()
@@ -194,11 +212,10 @@ class TokenBytes:
 
 
 def spell(tokenizer: object, tokens: Sequence[str]) -> list[tuple[int, ...]]:
-    """Return, for each text, the IDs of the tokens that the tokenizer encodes the text with.
+    """Return for each text the IDs of the tokens with which the tokenizer encodes it; special tokens are left out.
 
-    For a new token these are its present subwords.
-
-    A text that is a token already usually has the ID of that token. The tokenizer is not changed.
+    For a text that is to become a token, these are the subwords that encode it until then. A text that already is a
+    token usually has only the ID of that token.
 
     Example:
         >>> tokenizer = train_tokenizer("I love dogs, I love cats", vocab_size=270)
@@ -210,7 +227,10 @@ def spell(tokenizer: object, tokens: Sequence[str]) -> list[tuple[int, ...]]:
 
 
 def _convention(tokenizer: Tokenizer) -> str:
-    """Return the name of a tokenizer's way to write spaces and bytes; see `TokenBytes.convention`."""
+    """Return how a tokenizer writes spaces and bytes: `"byte-level"`, `"sentencepiece"`, `"wordpiece"` or `"word"`.
+
+    A tokenizer that is none of the other three counts as `"sentencepiece"`.
+    """
     steps = component_types(tokenizer.decoder) | component_types(tokenizer.pre_tokenizer)
     kind = type(tokenizer.model).__name__
     if "ByteLevel" in steps:

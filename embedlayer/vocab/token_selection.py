@@ -1,41 +1,17 @@
 """Which tokens a vocabulary has after an edit, and in which order; with and without a tokenizer."""
 
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
 
 import numpy as np
 
 from embedlayer.errors import VocabularyError
-
-Token = str | int
-"""A token, by its text or its ID."""
+from embedlayer.vocab.token_bytes import Token, TokenBytes
 
 SHOWN = 5
 
 
-@runtime_checkable
-class TokenNames(Protocol):
-    """Interface of a vocabulary that finds tokens by ID or text; `TokenBytes` and `NumberedTokens` implement it.
-
-    Attributes:
-        entries: Name of each token, by ID.
-        vocabulary: ID of each token, by name.
-    """
-
-    entries: dict[int, str]
-    vocabulary: dict[str, int]
-
-    def find(self, token: Token) -> int:
-        """Return the ID of a token that is named by its ID or, where there is a tokenizer, by its text.
-
-        Raises:
-            VocabularyError: There is no such token.
-        """
-
-
 class NumberedTokens:
-    """Name the tokens of a model without a tokenizer `#0`, `#1` and so on; they are found by ID only.
+    """Vocabulary of a model without a tokenizer: its tokens are named `#0`, `#1` and so on, and are found by ID only.
 
     Args:
         size: Number of tokens.
@@ -73,23 +49,8 @@ def require_ids(tokens: Iterable[object]) -> None:
         )
 
 
-@dataclass(frozen=True)
-class TokenSelection:
-    """List the tokens of an edited vocabulary.
-
-    Attributes:
-        names: Name of each token after the edit, in the order of the new IDs.
-        sources: Old ID of each token after the edit; -1 for a new token.
-        merged: New ID of the token that replaces each merged token, by the old ID of the merged token.
-    """
-
-    names: list[str]
-    sources: list[int]
-    merged: dict[int, int]
-
-
 def select_tokens(
-    old: TokenNames,
+    old: TokenBytes | NumberedTokens,
     new: Iterable[str] = (),
     *,
     remove: Iterable[Token] = (),
@@ -99,20 +60,26 @@ def select_tokens(
     required: Mapping[int, str] | None = None,
     with_parts: Callable[[set[int]], set[int]] = set,
     unreachable: Callable[[set[int]], set[int]] = lambda removed: set(),
-) -> TokenSelection:
+) -> tuple[list[str], list[int], dict[int, int]]:
     """Return the tokens after an edit: the kept old ones in the order of their IDs, then the new ones.
 
     Args:
         old: The old vocabulary.
         new: Names of the new tokens.
         remove: Tokens to remove.
-        keep: Remove all tokens but these; not together with `remove`.
+        keep: Remove all old tokens but these; not together with `remove`.
         order: All tokens of the result, in the order of their new IDs; `None` for the order above.
-        merge: From each token to remove, to the old or new token that replaces it.
-        required: Old IDs that cannot be removed, each with the reason.
-        with_parts: Function from kept IDs to these IDs and all that must be kept with them; used for `keep`.
-        unreachable: Function from removed IDs to the other IDs that no text is then encoded with. These are removed
-            too, unless they are required.
+        merge: From each token to remove to the old or new token that replaces it in stored IDs.
+        required: Old IDs that cannot be removed, each with the reason as a clause for the error.
+        with_parts: Function from the old IDs to keep to a set of these IDs and all that must be kept with them. It is
+            called only with `keep`.
+        unreachable: Function from removed old IDs to the other old IDs that no text is encoded with after the removal.
+            These are removed too, unless they are required.
+
+    Returns:
+        1. The name of each token, in the order of the new IDs.
+        2. The old ID of each token in the same order; -1 for a new token.
+        3. A dictionary from the old ID of each merged token to the new ID of the token that replaces it.
 
     Raises:
         VocabularyError: A token is unknown or named twice, a required token would be removed, or the options
@@ -147,19 +114,16 @@ def select_tokens(
     if order is not None:
         names = _ordered(names, [_new_name(new, token) or old.entries[old.find(token)] for token in order])
     ids = {name: new_id for new_id, name in enumerate(names)}
-    return TokenSelection(
-        names=names,
-        sources=[old.vocabulary.get(name, -1) for name in names],
-        merged={token_id: ids[name] for token_id, name in merged.items()},
-    )
+    sources = [old.vocabulary.get(name, -1) for name in names]
+    return names, sources, {token_id: ids[name] for token_id, name in merged.items()}
 
 
 def _listed(tokens: Iterable[Token], option: str) -> list[Token]:
-    """Return tokens as a list.
+    """Return tokens as a list; a single text is refused, because its letters would be read as tokens.
 
     Args:
         tokens: The tokens.
-        option: Name of the option that lists them, for the error.
+        option: Name of the option that lists the tokens, for the error.
 
     Raises:
         VocabularyError: `tokens` is one text instead of a list.
@@ -169,7 +133,7 @@ def _listed(tokens: Iterable[Token], option: str) -> list[Token]:
     return list(tokens)
 
 
-def _ids(old: TokenNames, tokens: Iterable[Token], option: str) -> dict[int, Token]:
+def _ids(old: TokenBytes | NumberedTokens, tokens: Iterable[Token], option: str) -> dict[int, Token]:
     """Return a dictionary from the ID of each token to the token as it was passed.
 
     Args:
@@ -192,13 +156,24 @@ def _ids(old: TokenNames, tokens: Iterable[Token], option: str) -> dict[int, Tok
 
 
 def _new_name(new: Container[str], token: Token) -> str | None:
-    """Return the name in `new` that equals the text `token`, if needed with "▁" for spaces; else `None`."""
+    """Return the name in `new` that a caller means by `token`, or `None` if there is none.
+
+    The name equals the text, or the text with "▁" for each space, as SentencePiece writes it. An ID never names a new
+    token.
+    """
     names = (token, token.replace(" ", "▁")) if isinstance(token, str) else ()
     return next((name for name in names if name in new), None)
 
 
-def _merge_targets(old: TokenNames, merge: Mapping[Token, Token], new: Container[str]) -> dict[int, str]:
+def _merge_targets(
+    old: TokenBytes | NumberedTokens, merge: Mapping[Token, Token], new: Container[str]
+) -> dict[int, str]:
     """Return a dictionary from the old ID of each merged token to the name of the token that replaces it.
+
+    Args:
+        old: The old vocabulary.
+        merge: From each token to remove to the old or new token that replaces it.
+        new: Names of the new tokens.
 
     Raises:
         VocabularyError: A token is unknown, is merged twice, or is merged into itself.
@@ -213,10 +188,14 @@ def _merge_targets(old: TokenNames, merge: Mapping[Token, Token], new: Container
 
 
 def _ordered(names: Sequence[str], wanted: list[str]) -> list[str]:
-    """Check that `wanted`, the order after an edit, names the tokens `names` once each, and return `wanted`.
+    """Check that `wanted`, the requested order, names each token of the result once, and return `wanted` unchanged.
+
+    Args:
+        names: Names of all tokens after the edit.
+        wanted: The same names in the requested order.
 
     Raises:
-        VocabularyError: `wanted` does not name each of `names` exactly once.
+        VocabularyError: `wanted` lacks one of `names`, repeats one, or contains another name.
     """
     known = set(names)
     extra, missing = [name for name in wanted if name not in known], sorted(known - set(wanted), key=names.index)
@@ -229,9 +208,9 @@ def _ordered(names: Sequence[str], wanted: list[str]) -> list[str]:
 
 
 def shown_names(what: str, names: Sequence[str]) -> str:
-    """Return `what` and the first `SHOWN` of `names` for a message, with the number of further names.
+    """Return a list of names for a message: `shown_names("missing:", names)` is "missing: 'a', 'b' and 3 more".
 
-    The result is "" if `names` is empty.
+    At most `SHOWN` names are listed. The result is "" if `names` is empty.
     """
     more = f" and {len(names) - SHOWN:,} more" if len(names) > SHOWN else ""
     return f"{what} {', '.join(map(repr, names[:SHOWN]))}{more}" if names else ""

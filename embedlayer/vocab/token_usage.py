@@ -29,30 +29,32 @@ _LONGEST_UNCUT = 1 << 14
 
 
 def used_tokens(tokenizer: object, corpus: Corpus, *, min_count: int = 1, keep_special: bool = True) -> set[int]:
-    """Return all IDs that must be kept so that a corpus is encoded as the same tokens.
+    """Return the IDs of all tokens that must be kept so that a corpus is still encoded as the same tokens.
 
     The result can be passed as `edit_tokenizer(tokenizer, keep=...)`. It contains the tokens that occur, and:
 
-    - the tokens that BPE builds these tokens from;
+    - the shorter tokens from which BPE merges build these tokens;
     - the tokens that WordPiece tries in words that it cannot encode;
     - the token with the lowest score of a Unigram model, which determines the score of the unknown token;
-    - the tokens that the tokenizer needs;
-    - single bytes, so that every other text can still be encoded.
+    - the tokens that the tokenizer itself uses: the unknown token, the padding token, and those of its post-processor;
+    - the tokens of single bytes, so that every other text can still be encoded; without these and without an unknown
+      token, those of single characters.
 
-    A `TokenCorpus`, its files and their text return the same set. Memory does not grow with the corpus.
+    A `TokenCorpus`, the files that it was built from, and their text give the same set. Memory use does not grow with
+    the size of the corpus.
 
     Args:
         tokenizer: A `tokenizers.Tokenizer`, or a fast tokenizer of transformers.
-        corpus: A `TokenCorpus`, texts (`str`), files and folders (`Path`), or a mixture of texts and files. An
-            iterator is consumed: it is read once.
-        min_count: How often a token must occur to be kept for its own sake. Above 1, texts with rarer tokens are
-            encoded differently afterwards.
+        corpus: A `TokenCorpus`, texts (`str`), files and folders (`Path`), or a mixture of texts and paths. An
+            iterator is consumed.
+        min_count: A token that occurs less often is kept only if another reason above applies. Above 1, texts with
+            such rare tokens are encoded differently afterwards.
         keep_special: Keep all special and added tokens, even if they do not occur.
 
     Raises:
         VocabularyError: The corpus contains none of the tokens, or a `TokenCorpus` was built with another tokenizer.
             Or a `TokenCorpus` contains words that WordPiece cannot encode: only a text shows the tokens that it tries.
-        TextError: An item is neither a text nor a path, or is a path as a `str`.
+        TextError: An item is neither a text nor a path, or the first text looks like the path of a file.
         FileError: A file cannot be read.
 
     Example:
@@ -77,9 +79,9 @@ def used_tokens(tokenizer: object, corpus: Corpus, *, min_count: int = 1, keep_s
 
 
 def with_required_tokens(tokenizer: object, ids: Iterable[int], *, keep_special: bool = True) -> set[int]:
-    """Return the given IDs and all IDs that must be kept together with them; see `used_tokens` for the reasons.
+    """Return the given token IDs and all IDs that must be kept with them; `used_tokens` lists the reasons.
 
-    The tokens that WordPiece tries in words that it cannot encode are not included: only a text shows these tokens.
+    One reason is missing: the tokens that WordPiece tries in words that it cannot encode. Only a text shows these.
 
     Args:
         tokenizer: A `tokenizers.Tokenizer`, or a fast tokenizer of transformers.
@@ -91,13 +93,20 @@ def with_required_tokens(tokenizer: object, ids: Iterable[int], *, keep_special:
 
 
 def _with_required(ids: set[int], old: TokenBytes, data: Data, *, keep_special: bool) -> set[int]:
-    """Return `ids` and all IDs that must be kept together with them; see `used_tokens`."""
+    """Return `ids` and all token IDs that must be kept with them; see `with_required_tokens`.
+
+    Args:
+        ids: The IDs to keep.
+        old: The tokenizer.
+        data: The content of the same tokenizer's `tokenizer.json`.
+        keep_special: Keep all special and added tokens.
+    """
     needed = required_tokens(data, old).keys() | old.single_bytes | _letters(old, data)
     return with_parts(ids | needed | (old.added if keep_special else set()), old, data)
 
 
 def _letters(old: TokenBytes, data: Data) -> set[int]:
-    """Return the IDs of all one-character tokens if some text could not be encoded without them; else an empty set.
+    """Return the IDs of all one-character tokens if only they allow every text to be encoded; else an empty set.
 
     That is so for BPE and Unigram models that have neither an unknown token nor tokens of single bytes.
     """
@@ -111,19 +120,17 @@ def _letters(old: TokenBytes, data: Data) -> set[int]:
 
 
 def _counts_of_ids(corpus: TokenCorpus, tokenizer: Tokenizer, data: Data, unknown: int | None) -> IdArray:
-    """Return how often each ID occurs in a corpus of token IDs, `(V,)`.
-
-    A WordPiece corpus with the unknown token is refused. Only its text shows which subwords were tried for
-    such words, and these must be kept too.
+    """Return how often each token ID occurs in a corpus of token IDs, `(V,)`.
 
     Args:
         corpus: The corpus.
         tokenizer: The tokenizer that the corpus must have been built with.
-        data: The tokenizer's JSON.
+        data: The content of the tokenizer's `tokenizer.json`.
         unknown: ID of the unknown token, or `None`.
 
     Raises:
-        VocabularyError: The corpus is of another tokenizer, or contains words that WordPiece cannot encode.
+        VocabularyError: The corpus was built with another tokenizer, or contains words that WordPiece could not encode.
+            The subwords that WordPiece tried for such words must be kept, and only the text shows which these are.
     """
     if corpus.tokenizer_fingerprint != fingerprint(tokenizer):
         raise VocabularyError("The corpus was built with another tokenizer: build it again with this one.")
@@ -141,9 +148,20 @@ def _counts_of_ids(corpus: TokenCorpus, tokenizer: Tokenizer, data: Data, unknow
 def _counts_of_texts(
     texts: Path | str | Iterable[str | Path], old: TokenBytes, data: Data, unknown: int | None
 ) -> tuple[IdArray, set[str]]:
-    """Return how often each ID occurs in texts, `(V,)`, and the subwords that WordPiece tries in vain.
+    """Encode texts, and return how often each token ID occurs, `(V,)`, and the subwords that WordPiece tries in vain.
 
-    These are the names of the subwords that match the start of a word which WordPiece cannot encode.
+    The latter are the names of the subwords that match the start of a word which WordPiece then cannot encode. For
+    other models the set is empty.
+
+    Args:
+        texts: The texts, files and folders; see `Corpus`.
+        old: The tokenizer.
+        data: The content of the same tokenizer's `tokenizer.json`.
+        unknown: ID of the unknown token, or `None`.
+
+    Raises:
+        TextError: An item is neither a text nor a path, or the first text looks like the path of a file.
+        FileError: A file cannot be read.
     """
     tokenizer, tried = old.tokenizer, set[str]()
     counts = np.zeros(table_size(tokenizer), dtype=np.int64)
@@ -161,13 +179,19 @@ def _counts_of_texts(
 def _encoded(
     texts: Path | str | Iterable[str | Path], tokenizer: Tokenizer, counts: IdArray
 ) -> Iterator[tuple[str, IdArray]]:
-    """Yield each chunk of the texts with its IDs.
+    """Yield `(text, token IDs)` for each chunk of the texts and files, and count the separators between files.
 
-    The consumer must add the IDs to `counts` before asking for the next chunk: that shows which files have tokens. At
-    the end, one end-of-text ID between each two files is added to `counts` in place.
+    The caller must add the yielded IDs to `counts` before it asks for the next chunk. `counts` then shows which files
+    have tokens. At the end this function adds one end-of-text token between each two of these files to `counts`, as in
+    a `TokenCorpus` built from them.
+
+    Args:
+        texts: The texts, files and folders; see `Corpus`.
+        tokenizer: The tokenizer, without truncation.
+        counts: How often each ID occurred so far, `(V,)`; changed in place.
 
     Raises:
-        TextError: An item is neither a text nor a path, or is a path as a `str`.
+        TextError: An item is neither a text nor a path, or the first text looks like the path of a file.
         FileError: A file cannot be read.
     """
     given: Any = [texts] if isinstance(texts, str | Path | bytes) or not isinstance(texts, Iterable) else texts
@@ -195,7 +219,12 @@ def _encoded(
 
 
 def _tried(word: str, model: Data) -> list[str]:
-    """Return the subwords that WordPiece finds from the start of a word before it fails to encode the rest."""
+    """Return the subwords that WordPiece finds from the start of a word before it fails to encode the rest.
+
+    Args:
+        word: The word, normalized. The result is empty if it is too long for WordPiece.
+        model: The `model` of the `tokenizer.json`.
+    """
     prefix, subwords, start = model["continuing_subword_prefix"], [], 0
     if len(word) > model["max_input_chars_per_word"]:
         return []

@@ -18,8 +18,8 @@ from embedlayer.data.tokenizer import as_tokenizer, table_size, without_truncati
 from embedlayer.errors import EmbedLayerWarning, TokenizerError, VocabularyError
 from embedlayer.short_repr import short_repr
 from embedlayer.vocab.bpe_merges import BPEMerges
-from embedlayer.vocab.token_bytes import TokenBytes
-from embedlayer.vocab.token_selection import Token, select_tokens, shown_names
+from embedlayer.vocab.token_bytes import Token, TokenBytes
+from embedlayer.vocab.token_selection import select_tokens, shown_names
 
 Data = dict[str, Any]
 
@@ -32,9 +32,10 @@ class TokenizerEdit:
 
     Attributes:
         tokenizer: The new tokenizer; its IDs are 0..n-1 without gaps.
-        sources: The old ID of each new ID; `None` for a new token.
-        dropped: Removed old IDs, ascending; gaps between the old IDs are among them.
-        merged: New ID of the token that replaces each merged token, by the old ID of the merged token.
+        sources: Old ID of each token, in the order of the new IDs; `None` for a new token.
+        dropped: Old IDs that were removed and not merged, ascending. If the old IDs had gaps, the IDs in the gaps are
+            included.
+        merged: From the old ID of each merged token, which is removed too, to the new ID of the token that replaces it.
     """
 
     __repr__ = short_repr
@@ -57,21 +58,24 @@ def edit_tokenizer(
 ) -> TokenizerEdit:
     """Return a new tokenizer with the old tokens that are kept, in their order, and then the new ones.
 
-    An old token is named by its ID, as written in the vocabulary (`Ġdog`), or by its text (` dog`).
+    The old tokenizer is not changed. An old token is named by its ID, by its entry in the vocabulary (`Ġdog`), or by
+    its text (` dog`).
 
     The kind of tokenizer decides the details:
 
     - **BPE finds a new token wherever its text occurs**, inside words too, as the tokenizers library finds added
       tokens. A word in running text includes the space before it: add `" dog"`. Some normalizers put a space before the
-      text (LLaMA-2, llama2.c), and put one after an added token too. The new tokenizer's decoder removes that space,
-      and its token stays among the IDs. `AddedToken(" dog", rstrip=True)` includes the following space instead.
-    - **Other kinds get an ordinary entry for a new word.** WordPiece and word tokenizers find it where a word (or, with
-      `##`, the rest of one) is that text. Unigram (`" dog"` here too) finds it where its subwords were found. A text of
-      more than one word, or a special token, is found wherever it occurs.
-    - **BPE tokens that are built from a removed token are removed too**, if no text contains them any more. `keep` also
-      keeps the tokens that the kept tokens are built from.
-    - **Tokens that the tokenizer needs are kept**: the unknown token, the tokens of the post-processor, the padding
-      token of a tokenizer that pads, and the 256 bytes of a byte-level one. `keep` includes these.
+      text (LLaMA-2, llama2.c), and put one after an added token too. The new tokenizer's decoder removes that space
+      from decoded text; the space's token stays among the IDs. `AddedToken(" dog", rstrip=True)` includes the following
+      space instead.
+    - **Other kinds get an ordinary entry for a new word.** WordPiece and word tokenizers find it where a whole word
+      (or, with `##`, the rest of a word) is that text. Unigram finds it where the text was encoded as its subwords
+      before; add `" dog"` here too. A new token of more than one word, or a special token, is found wherever its text
+      occurs.
+    - **BPE tokens that are built from a removed token are removed too**, if no text is encoded with them any more.
+      `keep` also keeps the shorter tokens that the kept tokens are built from.
+    - **Tokens that the tokenizer needs cannot be removed**: the unknown token, the tokens of the post-processor, the
+      padding token of a tokenizer that pads, and the 256 bytes of a byte-level one. `keep` includes these.
 
     Args:
         tokenizer: A `tokenizers.Tokenizer`, or a fast tokenizer of transformers.
@@ -80,13 +84,14 @@ def edit_tokenizer(
         keep: Remove all tokens but these; not together with `remove`.
         order: All tokens of the result, in the order of their new IDs. An added token before one of the model's tokens
             becomes an entry of the model too.
-        merge: Token to remove, to the token, old or new, that replaces its ID. Its own text is encoded as other tokens.
-        special: New special tokens, which decoding may skip; those that are also in `add` keep their place there.
+        merge: From each token to remove to the old or new token whose ID replaces it in stored IDs. A text with the
+            removed token is encoded as other tokens, not as the replacement.
+        special: New special tokens, which decoding may skip. A token that is also in `add` keeps its position there.
 
     Raises:
         VocabularyError: A token is unknown, is named twice, exists already, or is needed by the tokenizer; the order
             does not name all tokens; or no text would ever be encoded with a new token.
-        TokenizerError: The tokenizer cannot be written as a file.
+        TokenizerError: The tokenizer cannot be written as a `tokenizer.json`.
 
     Warns:
         EmbedLayerWarning: Text around a new token is decoded differently than before.
@@ -104,7 +109,7 @@ def edit_tokenizer(
     data = tokenizer_data(tokenizer)
     old = TokenBytes(tokenizer)
     new = _new_tokens(old, add, special)
-    selected = select_tokens(
+    names, sources, merged = select_tokens(
         old,
         new,
         remove=remove,
@@ -115,14 +120,14 @@ def edit_tokenizer(
         with_parts=lambda kept: with_parts(kept, old, data),
         unreachable=lambda removed: _unreachable_without(removed, old, data),
     )
-    edited = _built(data, selected.names, new, old)
+    edited = _built(data, names, new, old)
     _check_reached(edited, new)
     warn_of_other_texts(tokenizer, edited, [text for text in add if isinstance(text, str) and text not in special])
     return TokenizerEdit(
         tokenizer=edited,
-        sources=tuple(None if source < 0 else source for source in selected.sources),
-        dropped=tuple(sorted({*range(table_size(tokenizer))} - {*selected.sources} - selected.merged.keys())),
-        merged=selected.merged,
+        sources=tuple(None if source < 0 else source for source in sources),
+        dropped=tuple(sorted({*range(table_size(tokenizer))} - {*sources} - merged.keys())),
+        merged=merged,
     )
 
 
@@ -132,7 +137,7 @@ def edit_tokenizer(
 def _new_tokens(
     old: TokenBytes, add: Iterable[str | AddedToken], special: Iterable[str | AddedToken]
 ) -> dict[str, AddedToken | None]:
-    """Return, by the name of each new token, the `AddedToken` that says how a tokenizer finds it in a text.
+    """Decide for each new token whether it becomes an entry of the model's vocabulary or an added token.
 
     Args:
         old: The old tokenizer.
@@ -140,10 +145,12 @@ def _new_tokens(
         special: New special tokens.
 
     Returns:
-        A dictionary from name to `AddedToken`, or to `None` if the token becomes an entry of the model's vocabulary.
+        A dictionary from the name of each new token, in the order of the new IDs, to its `AddedToken`, which says how
+        it is found in a text; or to `None` if the token becomes an entry of the model's vocabulary.
 
     Raises:
-        VocabularyError: A token exists already, is empty or is named twice, or `add` or `special` is one text.
+        VocabularyError: A token exists already, is empty, is named twice or contains the tokenizer's mark for a space;
+            or `add` or `special` is one text.
     """
     if isinstance(add, str) or isinstance(special, str):
         raise VocabularyError(f"Give a list of tokens, not the text {add or special!r}: its letters would be added.")
@@ -174,10 +181,14 @@ def _new_tokens(
 
 
 def _check_spelled_out(old: TokenBytes, token: str | AddedToken) -> None:
-    """Check that a new token is written with spaces, not with the mark for a space in the tokenizer's file.
+    """Check that a new token is written with spaces, not with the mark by which a tokenizer's file writes a space.
+
+    Args:
+        old: The old tokenizer.
+        token: The new token; an `AddedToken` is not checked.
 
     Raises:
-        VocabularyError: The token contains that mark ("Ġ" or "▁"), so it would never be found in a text.
+        VocabularyError: The token contains the mark ("Ġ" or "▁"), so no text would ever be encoded with it.
     """
     mark = {"byte-level": "Ġ", "sentencepiece": "▁"}.get(old.convention)
     if isinstance(token, str) and mark is not None and mark in token:
@@ -188,12 +199,12 @@ def _check_spelled_out(old: TokenBytes, token: str | AddedToken) -> None:
 
 
 def _rules(old: TokenBytes, token: str | AddedToken, *, word: bool, special: bool) -> AddedToken:
-    """Return the `AddedToken` of a new token that is no entry of the model's vocabulary.
+    """Return the `AddedToken` for a new token that does not become an entry of the model's vocabulary.
 
     Args:
         old: The old tokenizer.
-        token: The text; or an `AddedToken`, which keeps its own settings.
-        word: Whether the text is one word, so that it is not found inside longer words.
+        token: The text; or an `AddedToken`, whose settings are kept.
+        word: Whether the text is one word. WordPiece and word tokenizers then do not find it inside longer words.
         special: Whether the token is special.
     """
     if isinstance(token, AddedToken):
@@ -204,10 +215,10 @@ def _rules(old: TokenBytes, token: str | AddedToken, *, word: bool, special: boo
 
 
 def _entry(old: TokenBytes, text: str) -> str | None:
-    """Return the vocabulary entry with which the model itself finds a new token, or `None` if it cannot.
+    """Return the vocabulary entry with which the model itself would find a new token, or `None` if it cannot find it.
 
-    WordPiece and word tokenizers find words; Unigram finds text that its pre-tokenizer does not split. For BPE the
-    result is always `None`.
+    WordPiece and word tokenizers can find one word; Unigram can find a text that its pre-tokenizer does not split. The
+    entry is the text, for Unigram with "▁" for each space. For BPE the result is always `None`.
     """
     model, steps = old.tokenizer.model, old.tokenizer.pre_tokenizer
     kind = type(model).__name__
@@ -227,8 +238,12 @@ def _entry(old: TokenBytes, text: str) -> str | None:
 def _by_text(tokens: Iterable[str | AddedToken], option: str) -> dict[str, str | AddedToken]:
     """Return a dictionary from the text of each new token to the token as it was passed.
 
+    Args:
+        tokens: The new tokens.
+        option: Name of the option that lists them, for the error.
+
     Raises:
-        VocabularyError: `tokens`, which the option `option` lists, contain a text twice.
+        VocabularyError: `tokens` contains a text twice.
     """
     named: dict[str, str | AddedToken] = {}
     for token in tokens:
@@ -243,7 +258,9 @@ def _by_text(tokens: Iterable[str | AddedToken], option: str) -> dict[str, str |
 
 
 def required_tokens(data: Data, old: TokenBytes) -> dict[int, str]:
-    """Return the IDs of the tokens that the tokenizer needs, each with the reason as a clause for a message.
+    """Return a dictionary from the ID of each token that the tokenizer itself uses to the reason.
+
+    These tokens cannot be removed. The reason is a clause for an error message, such as "the tokenizer pads with it".
 
     Args:
         data: The content of the tokenizer's `tokenizer.json`.
@@ -261,13 +278,24 @@ def required_tokens(data: Data, old: TokenBytes) -> dict[int, str]:
 
 
 def unknown_token(data: Data, old: TokenBytes) -> int | None:
-    """Return the ID of the token that replaces text which the model cannot encode, or `None`."""
+    """Return the ID of the unknown token, which replaces text that the model cannot encode, or `None` if there is none.
+
+    Args:
+        data: The content of the tokenizer's `tokenizer.json`.
+        old: The same tokenizer.
+    """
     model = data["model"]
     return model["unk_id"] if model["type"] == "Unigram" else old.vocabulary.get(model.get("unk_token"))
 
 
 def _template_ids(processor: Data | None) -> Iterator[int]:
-    """Yield the token IDs that a post-processor puts around a text or a pair of texts, some of them repeatedly."""
+    """Yield the IDs of the tokens that a post-processor puts around a text or a pair of texts.
+
+    An ID may be yielded several times. `None`, which means no post-processor, yields nothing.
+
+    Args:
+        processor: The `post_processor` of a `tokenizer.json`.
+    """
     kind = processor and processor["type"]
     if not processor:
         return
@@ -282,16 +310,21 @@ def _template_ids(processor: Data | None) -> Iterator[int]:
 
 
 def _names_in_template(processor: Data) -> set[str]:
-    """Return the names of the special tokens that a template post-processor puts around a text or a pair."""
+    """Return the names of the special tokens that a `TemplateProcessing` puts around a text or a pair."""
     parts = [*processor["single"], *processor["pair"]]
     return {part["SpecialToken"]["id"] for part in parts if "SpecialToken" in part}
 
 
 def with_parts(kept: set[int], old: TokenBytes, data: Data) -> set[int]:
-    """Return the IDs `kept` and the IDs of the tokens without which the kept ones could not be encoded.
+    """Return `kept` and the IDs of all tokens without which a kept token would no longer be encoded as before.
 
-    For BPE these are the tokens that the kept ones are merged from. For Unigram it is the token with the lowest score,
-    which determines the score of unknown text. `kept` is not changed.
+    For BPE these are the shorter tokens that the kept ones are merged from. For Unigram it is the token with the lowest
+    score, which determines the score of unknown text. For other models the result equals `kept`.
+
+    Args:
+        kept: IDs of the tokens to keep; the set is not changed.
+        old: The tokenizer.
+        data: The content of the same tokenizer's `tokenizer.json`.
     """
     model = data["model"]
     if model["type"] == "BPE":
@@ -303,9 +336,15 @@ def with_parts(kept: set[int], old: TokenBytes, data: Data) -> set[int]:
 
 
 def _unreachable_without(removed: set[int], old: TokenBytes, data: Data) -> set[int]:
-    """Return the IDs of the other BPE tokens that no text is encoded with once the IDs `removed` are gone.
+    """Return the IDs of the other BPE tokens that no text is encoded with after the tokens `removed` are removed.
 
-    Added tokens are not in the result. For other models it is empty.
+    These are the tokens that merges can build only from a removed token. Added tokens are not in the result. For models
+    other than BPE the result is empty.
+
+    Args:
+        removed: IDs of the removed tokens.
+        old: The tokenizer before the removal.
+        data: The content of the same tokenizer's `tokenizer.json`.
     """
     if data["model"]["type"] != "BPE" or not removed:
         return set()
@@ -320,12 +359,12 @@ def _unreachable_without(removed: set[int], old: TokenBytes, data: Data) -> set[
 
 
 def _built(data: Data, names: list[str], new: Mapping[str, AddedToken | None], old: TokenBytes) -> Tokenizer:
-    """Return the tokenizer after an edit, in which the token of ID i is `names[i]`.
+    """Build the tokenizer after an edit, in which the token of ID i is `names[i]`.
 
     Args:
         data: The content of the old `tokenizer.json`; it is changed in place.
         names: Name of each token in the order of the new IDs.
-        new: The new tokens, as `_new_tokens` returns them.
+        new: The new tokens by name, as `_new_tokens` returns them.
         old: The old tokenizer.
 
     Raises:
@@ -372,9 +411,12 @@ def _built(data: Data, names: list[str], new: Mapping[str, AddedToken | None], o
 
 
 def _puts_space_before_each_part(normalizer: Data | None) -> bool:
-    """Return whether the normalizer puts a space before a text, as in LLaMA-2.
+    """Return whether a normalizer has a `Prepend` step, which puts a space before a text, as in LLaMA-2.
 
-    Such a normalizer also puts one before each part of the text after an added token.
+    Such a normalizer also puts a space before each part of a text that follows an added token.
+
+    Args:
+        normalizer: The `normalizer` of a `tokenizer.json`, or `None`.
     """
     steps = [] if normalizer is None else normalizer.get("normalizers", [normalizer])
     return any(step["type"] == "Prepend" for step in steps)
@@ -383,14 +425,18 @@ def _puts_space_before_each_part(normalizer: Data | None) -> bool:
 def _with_glue(decoder: Data | None, new: Sequence[str], ids: Mapping[str, int]) -> Data | None:
     """Return a copy of a decoder that removes the space which the normalizer puts after an added token.
 
-    Two steps before the others mark where these tokens begin and end. Steps after `Fuse` remove the marks and the space
-    after each token; at the start of a text they insert the space that the decoder strips there. Earlier edits may have
-    made such steps: tokens that no longer exist are removed from them.
+    The copy has two more steps at the start, which mark where the listed tokens begin and end. After the step `Fuse`,
+    which joins all tokens, further steps remove each mark and the space behind the token. If the decoder strips a space
+    at the start of a text, a step inserts that space again before a listed token.
+
+    If an earlier edit has put such steps into the decoder, they are replaced: the tokens that they list and that still
+    exist are listed again.
 
     Args:
-        decoder: The old decoder; returned unchanged if it has no step `Fuse`, or is `None`.
-        new: Texts of the new tokens to treat like this.
-        ids: New ID of each token of the new vocabulary, by name.
+        decoder: The `decoder` of the old `tokenizer.json`. It is returned unchanged if it is `None` or has no step
+            `Fuse`.
+        new: Texts of the new tokens to list.
+        ids: From the name of each token after the edit to its new ID.
     """
     steps = list((decoder or {}).get("decoders", []))
     if decoder is None or not any(step["type"] == "Fuse" for step in steps):
@@ -420,7 +466,8 @@ def _replace(pattern: str, content: str) -> Data:
 def warn_of_other_texts(old: Tokenizer, new: Tokenizer, terms: Sequence[str]) -> None:
     """Warn if a text with a new token is no longer decoded exactly, although the old tokenizer did so.
 
-    Each term is tried alone, between words and, if tokens include spaces, between letters without spaces.
+    Each term is tried alone, between words and, if the tokenizer's tokens include spaces, between letters without
+    spaces.
 
     Args:
         old: The tokenizer before the edit.
@@ -457,16 +504,27 @@ _GLUED = re.compile(r"\(\?<=\\A\(\?:(.+)\)\)\\z", re.DOTALL)
 
 
 def _score(entry: str, tokenizer: Tokenizer, scores: Mapping[str, float]) -> float:
-    """Return a Unigram score just above the sum of the subwords' scores, so that the new token is preferred."""
+    """Return a Unigram score for a new token, just above the sum of its subwords' scores, so that the model prefers it.
+
+    Args:
+        entry: The new token as an entry of the vocabulary.
+        tokenizer: The old tokenizer.
+        scores: From the name of each old token to its score (a log probability). A subword without a score makes the
+            result minus infinity.
+    """
     subwords = [token.value for token in tokenizer.model.tokenize(entry)]
     return round(sum(scores.get(subword, -math.inf) for subword in subwords) + _ABOVE_ITS_SUBWORDS, 10)
 
 
 def _renumber_template(processor: Data | None, new_id_of: Mapping[int, int]) -> None:
-    """Replace old token IDs by new ones in a post-processor, in place; `None` is ignored.
+    """Replace the old token IDs in a post-processor by the new ones, in place; `None` is ignored.
 
-    A template may list special tokens that it never puts around a text. Those of them that are removed from the
-    vocabulary are deleted from the list.
+    A `TemplateProcessing` may list special tokens that it never puts around a text. Those of them that are removed from
+    the vocabulary are deleted from the list.
+
+    Args:
+        processor: The `post_processor` of a `tokenizer.json`.
+        new_id_of: From the old ID of each kept token to its new ID.
     """
     if not processor:
         return
@@ -489,8 +547,12 @@ def _renumber_template(processor: Data | None, new_id_of: Mapping[int, int]) -> 
 def _check_reached(tokenizer: Tokenizer, new: Mapping[str, AddedToken | None]) -> None:
     """Check that the edited tokenizer encodes the text of each new added token as that token.
 
+    Args:
+        tokenizer: The edited tokenizer.
+        new: The new tokens by name, as `_new_tokens` returns them; those with `None` are not checked.
+
     Raises:
-        VocabularyError: Another token always matches a part of a new token first.
+        VocabularyError: Another token always matches a part of the new token's text first.
     """
     bare = without_truncation(tokenizer)
     for text in [text for text, rules in new.items() if rules is not None]:
@@ -509,7 +571,7 @@ def parse_tokenizer(text: str) -> Tokenizer:
     """Build a tokenizer from the text of a `tokenizer.json`.
 
     Raises:
-        TokenizerError: The text is not valid.
+        TokenizerError: The tokenizers library cannot read the text.
     """
     try:
         tokenizer: Tokenizer = Tokenizer.from_str(text)
@@ -519,7 +581,7 @@ def parse_tokenizer(text: str) -> Tokenizer:
 
 
 def tokenizer_data(tokenizer: Tokenizer) -> Data:
-    """Return a tokenizer as the parsed content of a `tokenizer.json`: a new dictionary, which may be changed.
+    """Return the content of the `tokenizer.json` of a tokenizer, as a new dictionary, which the caller may change.
 
     Raises:
         TokenizerError: The tokenizer has parts written in Python, which cannot be stored in a file.
@@ -534,10 +596,10 @@ def tokenizer_data(tokenizer: Tokenizer) -> Data:
 
 
 def _has_added_ids(old: TokenBytes) -> bool:
-    """Return whether some added token is no entry of the model's own vocabulary."""
+    """Return whether at least one added token has an ID that is not in the model's own vocabulary."""
     return not old.added <= {*old.tokenizer.get_vocab(with_added_tokens=False).values()}
 
 
 def normalized(tokenizer: Tokenizer, text: str) -> str:
-    """Return the text after the tokenizer's normalizer; unchanged if the tokenizer has none."""
+    """Return a text as the tokenizer's normalizer changes it; unchanged if the tokenizer has no normalizer."""
     return text if tokenizer.normalizer is None else tokenizer.normalizer.normalize_str(text)

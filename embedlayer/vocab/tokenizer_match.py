@@ -15,13 +15,19 @@ _NAMES_BY_ROLE = tuple(
 
 
 def match_tokenizers(old: object, new: object) -> tuple[int | None, ...]:
-    """Return for each ID of the new tokenizer the old ID of the same token; `None` where the old one has no such token.
+    """Return for each ID of the new tokenizer the old tokenizer's ID of the same token, or `None`.
 
-    Tokens are the same if they are the same bytes of a text, whatever the convention: GPT-2's `Ġdog`, SentencePiece's
-    `▁dog` and BERT's `dog` are " dog", `Ċ` and `<0x0A>` a line feed. A token that continues a word (`##dog`) never
-    matches one that starts a word (`dog`). A token that ends a word (`dog</w>`) matches only where the other tokenizer
-    marks ends too. Between two tokenizers of one convention equal names match first. A special token matches by its
-    name, or else by its role.
+    Two tokens are the same if they encode the same bytes of a text, however a tokenizer writes them. GPT-2's `Ġdog`,
+    SentencePiece's `▁dog` and BERT's `dog` all encode " dog"; `Ċ` and `<0x0A>` encode a line feed.
+
+    - A token that continues a word (`##dog`) never matches one that starts a word (`dog`).
+    - A token that ends a word (`dog</w>`) matches only in a tokenizer that also marks the ends of words.
+    - If both tokenizers write spaces in the same way, tokens with equal names match first.
+    - A special token matches the one with the same name, or else the one with the same role, such as the end of a text.
+
+    Args:
+        old: A `tokenizers.Tokenizer`, or a fast tokenizer of transformers.
+        new: The same, for the new tokenizer.
 
     Example:
         >>> text = "I love dogs, I love cats"
@@ -43,14 +49,14 @@ def match_tokenizers(old: object, new: object) -> tuple[int | None, ...]:
 
 
 def spell_new_tokens(old: object, new: object, ids: Iterable[int]) -> list[NewToken]:
-    """Return the tokens of the new tokenizer with the given IDs, each with the old tokenizer's IDs of its text.
+    """Return tokens of the new tokenizer, each with the IDs with which the old tokenizer encodes its text.
 
-    Special tokens have no old IDs. The order is that of `ids`.
+    Special tokens get no old IDs. The order is that of `ids`.
 
     Args:
         old: The old tokenizer.
         new: The new tokenizer.
-        ids: IDs of the new tokenizer.
+        ids: IDs of the new tokenizer, one for each token to return.
 
     Example:
         >>> text = "I love dogs, I love cats"
@@ -64,9 +70,10 @@ def spell_new_tokens(old: object, new: object, ids: Iterable[int]) -> list[NewTo
 
 
 def _equal_names(old: TokenBytes, new: TokenBytes) -> dict[int, int]:
-    """Match tokens with equal names; an added token matches only an added token.
+    """Match the tokens of two tokenizers by their names in the vocabulary.
 
-    If the tokenizers have different conventions, only added tokens are matched.
+    An added token matches only an added token. If the tokenizers write spaces in different ways
+    (`TokenBytes.convention`), only added tokens are matched.
 
     Returns:
         A dictionary from new ID to old ID.
@@ -82,7 +89,9 @@ def _equal_names(old: TokenBytes, new: TokenBytes) -> dict[int, int]:
 
 
 def _equal_roles(old: TokenBytes, new: TokenBytes, taken: set[int]) -> dict[int, int]:
-    """Match special tokens with the same role, such as the end of a text; the role follows from the usual names.
+    """Match special tokens with the same role, such as the end of a text, whatever their names.
+
+    The role of a token follows from the usual names: `</s>` and `<|endoftext|>` both end a text.
 
     Args:
         old: The old tokenizer.

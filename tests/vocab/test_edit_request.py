@@ -75,11 +75,11 @@ def test_subwords_of_a_new_token_are_those_of_the_old_tokenizer() -> None:
 
 
 def test_merged_ids_become_the_id_of_the_token_that_is_kept() -> None:
-    selected = select_tokens(NumberedTokens(6), merge={1: 4}, remove=[0])
-    assert selected.sources == [2, 3, 4, 5]
-    assert selected.merged == {1: 2}
-    tokens = TokenMap(tuple(selected.sources), 6, selected.merged)
+    _, sources, merged = select_tokens(NumberedTokens(6), merge={1: 4}, remove=[0])
+    assert sources == [2, 3, 4, 5]
+    assert merged == {1: 2}
+    tokens = TokenMap(tuple(sources), 6, merged)
     row_map = tokens.row_map(6)
     assert row_map.dropped.tolist() == [0, 1]
     assert tokens.dropped == {0: "#0"}
-    assert row_map.token_ids(selected.merged).tolist() == [-1, 2, 0, 1, 2, 3]
+    assert row_map.token_ids(merged).tolist() == [-1, 2, 0, 1, 2, 3]
