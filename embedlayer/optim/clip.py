@@ -19,10 +19,12 @@ def clip_grad_norm_(
     error_if_nonfinite: bool = False,
     foreach: bool | None = None,
 ) -> Tensor:
-    """Scale all gradients by `min(1, max_norm / (norm + 1e-6))`, where `norm` is taken over all of them together.
+    """Scale all gradients in place by `min(1, max_norm / (norm + 1e-6))`, where `norm` is taken over all of them
+    together.
 
-    The squares of the rows of a sharded table (`embedlayer.distributed.ShardedTable`) are summed over the ranks. The
-    gradients of all other parameters must be the same on every process, as with `DistributedDataParallel`, or DTensors.
+    The rows of a sharded table (`embedlayer.distributed.ShardedTable`) count on all ranks: with such a table every rank
+    must call this function. The gradients of all other parameters must be the same on every process, as with
+    `DistributedDataParallel`, or DTensors.
 
     Args:
         parameters: Parameters; those without a gradient are skipped.
@@ -75,7 +77,16 @@ def total_norm(
     device: Any,
     foreach: bool | None,
 ) -> Tensor:
-    """Return the norm of the gradients of replicated (or DTensor) and of sharded parameters together, a scalar."""
+    """Return the norm of the gradients of all parameters together, over all ranks, a scalar. All ranks must call it.
+
+    Args:
+        replicated: Parameters whose gradients are the same on every rank, or DTensors of `fully_shard`.
+        sharded: Rows of sharded tables that this rank stores.
+        norm_type: Order of the norm, such as 2 or infinity.
+        collectives: Reduces the norm of the sharded rows over the ranks.
+        device: Device of the result.
+        foreach: As in torch.
+    """
     whole = [parameter for parameter in replicated if not hasattr(parameter.grad, "full_tensor")]
     of_fsdp = [parameter for parameter in replicated if hasattr(parameter.grad, "full_tensor")]
     grads = ([each.grad for each in part if each.grad is not None] for part in (whole, of_fsdp, sharded))
@@ -90,7 +101,11 @@ def total_norm(
 
 
 def _local(parameter: Tensor) -> Tensor:
-    """Return a tensor with the local shard of a `fully_shard` gradient as `grad`; other parameters unchanged."""
+    """Return a tensor whose `grad` is this rank's part of the gradient, for a parameter with a DTensor gradient.
+
+    The part shares memory with the gradient, so clipping it in place clips the gradient. Any other parameter is
+    returned unchanged.
+    """
     if not hasattr(parameter.grad, "to_local"):
         return parameter
     shard: Tensor = parameter.grad.to_local()  # type: ignore[union-attr]

@@ -46,7 +46,7 @@ TINY = 1e-300
 
 
 class Betas(NamedTuple):
-    """The options of AdamW that determine how moments decay."""
+    """The options of AdamW that determine how a row without gradient moves: both decay rates and `eps`."""
 
     beta1: float
     beta2: float
@@ -54,12 +54,15 @@ class Betas(NamedTuple):
 
 
 class SkippedSteps(NamedTuple):
-    """Skipped steps of G rows: `p -> p * decay - m * sum_q weights[q] / (sqrt(v) + nodes[q])`.
+    """The effect of skipped AdamW steps on G rows, which had no gradient in them.
+
+    A row with values p and moments m and v becomes `p * decay - m * sum_q weights[q] / (sqrt(v) + nodes[q])`. The sum
+    is a quadrature, which replaces one term for each skipped step by Q terms.
 
     Attributes:
-        decay: Factor of the weight decay, `(G,)`.
+        decay: Product of the weight-decay factors of the skipped steps, `(G,)`.
         nodes: Nodes of the quadrature, `(Q, G)`.
-        weights: Weights of the quadrature, `(Q, G)`.
+        weights: Weights of the quadrature, which contain the learning rates, `(Q, G)`.
     """
 
     decay: Float[np.ndarray, " G"]
@@ -74,7 +77,9 @@ def replay(
     decays: Sequence[float],
     betas: Betas,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Apply AdamW's update with a zero gradient once for each skipped step: the definition.
+    """Apply AdamW's update with a zero gradient once for each skipped step of a row.
+
+    This is the slow definition, with which tests compare `StepHistory.skipped_steps`.
 
     Args:
         row: Values, first and second moments `(p, m, v)` after step `at`.
@@ -95,14 +100,15 @@ def replay(
 
 
 class StepHistory:
-    """Record each optimizer step after `start`, as far as it matters for rows without a gradient.
+    """Record what each optimizer step does to rows without a gradient, so that rows can take many skipped steps at
+    once.
 
     Args:
         start: Number of the step before the first recorded one.
         betas: `beta1`, `beta2` and `eps` of all recorded steps.
 
     Raises:
-        SizeError: As in `check_betas`.
+        SizeError: `beta1 >= sqrt(beta2)`, or a value is outside AdamW's range.
     """
 
     def __init__(self, start: int, betas: Betas) -> None:
@@ -120,16 +126,20 @@ class StepHistory:
 
     @property
     def step(self) -> int:
-        """Return the last recorded step."""
+        """Return the number of the last recorded step; `start` if none was recorded."""
         return self.start + self.size
 
     @property
     def lines(self) -> Float[np.ndarray, "3 N"]:
-        """Return what is recorded, a column for each step: with `start` and `betas` enough to resume."""
+        """Return a copy of the record, with a column for each of the N recorded steps, for a checkpoint.
+
+        Row 0 is `lr * sqrt(bc2) / bc1` with the bias corrections `bc = 1 - beta^step`, and row 1 is `eps * sqrt(bc2)`.
+        Row 2 is the logarithm of the weight-decay factors of all steps up to this one.
+        """
         return self._lines[:, : self.size].copy()
 
     def load(self, lines: Float[np.ndarray, "3 N"]) -> None:
-        """Restore what `lines` returned."""
+        """Restore a record that `lines` returned, for the same `start` and `betas`. It replaces the present record."""
         self.size = lines.shape[1]
         self._lines = np.concatenate([lines, np.zeros((3, 64))], axis=1)
         self._sums = np.zeros((SUMS, self.size + 64))
@@ -142,7 +152,11 @@ class StepHistory:
             self._sums[:, at] = sums_of(nodes[:, :1], nodes, weights).sum(2)
 
     def record(self, lr: float, weight_decay: float) -> int:
-        """Record the next step, and return its number; the first one is `start + 1`.
+        """Record the next optimizer step, and return its number; the first one is `start + 1`.
+
+        Args:
+            lr: Learning rate of the step.
+            weight_decay: Weight decay of the step.
 
         Raises:
             SizeError: `lr` is negative, or `lr * weight_decay` is not below 1.
@@ -164,7 +178,11 @@ class StepHistory:
         return t
 
     def _add_term(self) -> None:
-        """Add the term of the last step to the sums of every earlier step."""
+        """Add the effect of the step recorded last to the stored sums of every earlier step that it still concerns.
+
+        These sums, one column for each step after which a row may have been updated last, save `skipped_steps` from
+        summing.
+        """
         now = self.size - 1
         low = max(0, self.size - self._reach)
         recent = slice(low - self.size, None)  # steps whose terms are not negligible
@@ -178,11 +196,16 @@ class StepHistory:
 
     @property
     def decays(self) -> bool:
-        """Return whether any recorded step had weight decay."""
+        """Return whether any recorded step had weight decay and a learning rate above 0."""
         return bool(self.size and self._lines[2, self.size - 1])
 
     def decay(self, at: Int[np.ndarray, " G"]) -> Float[np.ndarray, " G"]:
-        """Return the product of the weight-decay factors of all steps after each step of `at`."""
+        """Return for each step in `at` the product of the weight-decay factors `1 - lr * weight_decay` of all later
+        steps.
+
+        Args:
+            at: Step numbers from `start` to `step`, `(G,)`.
+        """
         if not self.decays:
             return np.ones(at.shape)
         logs = self._lines[2]
@@ -191,11 +214,12 @@ class StepHistory:
         return left
 
     def skipped_steps(self, at: Int[np.ndarray, " G"], *, tolerance: float) -> SkippedSteps:
-        """Return the skipped steps of rows that were last updated at steps `at`.
+        """Return the combined effect of all steps after step `at[g]` on a row without gradient, for each of G rows.
 
         Args:
-            at: Steps up to `step`, which may repeat, `(G,)`.
-            tolerance: Largest relative error of the sum, for every `s >= 0`. It determines the number of nodes.
+            at: Step at which each row was last updated, from `start` to `step`, `(G,)`. Numbers may repeat.
+            tolerance: Largest relative error of the sum in `SkippedSteps`, for any second moments. It determines the
+                number of terms Q.
         """
         if not self.size:
             return SkippedSteps(np.ones(len(at)), np.ones((1, len(at))), np.zeros((1, len(at))))
@@ -216,7 +240,16 @@ class StepHistory:
     def _more_nodes(
         self, at: Int[np.ndarray, " G"], tolerance: float
     ) -> tuple[Float[np.ndarray, "G Q"], Float[np.ndarray, "G Q"]]:
-        """Return nodes and weights for distinct steps, `(G, Q)` each, with more than two nodes."""
+        """Return quadratures for steps at which two nodes are not accurate: with 4 to 16 nodes, or else one for each
+        term.
+
+        Args:
+            at: Distinct steps at which rows were last updated, `(G,)`.
+            tolerance: Largest relative error of the sum.
+
+        Returns:
+            Nodes and weights, `(G, Q)` each. Shorter quadratures are filled up with terms of weight 0.
+        """
         nodes, weights = self.terms(at, tolerance=tolerance)
         lags = self.step - at
         parts = []
@@ -242,9 +275,18 @@ class StepHistory:
     def terms(
         self, at: Int[np.ndarray, " G"], *, tolerance: float
     ) -> tuple[Float[np.ndarray, "G J"], Float[np.ndarray, "G J"]]:
-        """Return nodes `e_j` and weights `w_j` of the sum in the module's docstring, `(G, J)` each.
+        """Return the exact sum for rows last updated at steps `at`: one term for each skipped step, with its node and
+        its weight.
 
-        A row of the result belongs to a step of `at`. Terms after the last step have weight 0.
+        The sum is `sum_j w_j / (sqrt(v) + e_j)` of the module's docstring. Terms that are negligible at this tolerance
+        are left out.
+
+        Args:
+            at: Steps, `(G,)`.
+            tolerance: Relative error that is allowed.
+
+        Returns:
+            Nodes `e_j` and weights `w_j`, `(G, J)` each. Row g belongs to step `at[g]`; unused terms have weight 0.
         """
         nodes, weights, places = self._undecayed_terms(at, tolerance)
         if self.decays:
@@ -254,7 +296,15 @@ class StepHistory:
     def _undecayed_terms(
         self, at: Int[np.ndarray, " G"], tolerance: float
     ) -> tuple[Float[np.ndarray, "G J"], Float[np.ndarray, "G J"], Int[np.ndarray, "G J"]]:
-        """Return nodes, weights without weight decay, and the index of each term's step in `_lines`, `(G, J)` each."""
+        """Return the terms of `terms`, with weights that leave out the weight decay.
+
+        Args:
+            at: Steps at which rows were last updated, `(G,)`.
+            tolerance: As in `terms`.
+
+        Returns:
+            Nodes, weights, and the index in the record of each term's step (step number - `start` - 1), `(G, J)` each.
+        """
         lags = self.step - at
         most = int(lags.max())
         if self._weak_decay:
@@ -272,10 +322,16 @@ SUMS = 4 + len(SAMPLES)
 def sums_of(
     first: Float[np.ndarray, "*#terms"], nodes: Float[np.ndarray, "*terms"], weights: Float[np.ndarray, "*#terms"]
 ) -> Float[np.ndarray, "S *terms"]:
-    """Return what each term adds to the sums from which a rule of two nodes is computed and checked.
+    """Return what each term of a sum adds to the S sums from which a rule of two nodes is computed and checked.
 
-    These are four moments of `u = e_1 / (e + e_1)`, taken from 1/2, its value at the first term; and the terms of
-    `sum_j w_j / (s + e_j)` at the values `SAMPLES * e_1` of `s`.
+    A term is `weight / (s + node)`, as a function of s, the root of the second moment. The first four sums are moments
+    of `u = first / (node + first)` around 1/2, its value at the first term. The others are the values of the term at `s
+    = SAMPLES * first`.
+
+    Args:
+        first: First node `e_1` of the sum to which a term belongs.
+        nodes: Nodes of the terms.
+        weights: Weights of the terms.
     """
     off = first / (nodes + first) - 0.5
     sums = np.empty((SUMS, *nodes.shape))
@@ -290,7 +346,17 @@ def sums_of(
 def two_nodes(
     first: Float[np.ndarray, " G"], sums: Float[np.ndarray, "S G"]
 ) -> tuple[Float[np.ndarray, "2 G"], Float[np.ndarray, "2 G"]]:
-    """Compute the Gauss rule of two nodes in closed form, from mean, variance and skewness of the measure."""
+    """Compute for G sums the Gauss rule of two nodes, in closed form from mean, variance and skewness of the terms.
+
+    The rule `sum_q weights[q] / (s + nodes[q])` is close to the whole sum for every `s >= 0`.
+
+    Args:
+        first: First node `e_1` of each sum, `(G,)`.
+        sums: Sums over the terms of what `sums_of` returns, `(S, G)`.
+
+    Returns:
+        Nodes and weights, `(2, G)` each.
+    """
     total = np.maximum(sums[0], TINY)
     mean, second, third = sums[1:4] / total
     variance = np.maximum(second - mean * mean, 1e-15 * second + TINY)  # smaller values are rounding errors
@@ -305,10 +371,18 @@ def two_nodes(
 def compress(
     nodes: Float[np.ndarray, "G J"], weights: Float[np.ndarray, "G J"], count: int
 ) -> tuple[Float[np.ndarray, "G Q"], Float[np.ndarray, "G Q"]]:
-    """Compute a Gauss rule of `count` nodes with nearly the same `sum_j weights / (s + nodes)` for every `s >= 0`.
+    """Replace sums of J terms by Gauss rules of `count` terms that have nearly the same value for every `s >= 0`.
 
-    The rule is computed in `u = e_1 / (e + e_1)`. This variable is between 0 and 1 however far the nodes spread, and
-    the rule is most accurate around `s = e_1`.
+    Both have the form `sum_j weights[j] / (s + nodes[j])`. The rule is computed in `u = nodes[0] / (nodes + nodes[0])`.
+    This variable is between 0 and 1 however far the nodes spread, and the rule is most accurate around `s = nodes[0]`.
+
+    Args:
+        nodes: Nodes of G sums, `(G, J)`.
+        weights: Their weights, `(G, J)`, at least 0.
+        count: Number of terms of a rule, Q.
+
+    Returns:
+        Nodes and weights of the rules, `(G, Q)` each.
     """
     first = nodes[:, :1]
     u = first / (nodes + first)
@@ -320,7 +394,19 @@ def compress(
 def lanczos(
     u: Float[np.ndarray, "G J"], weights: Float[np.ndarray, "G J"], count: int
 ) -> tuple[Float[np.ndarray, "G Q"], Float[np.ndarray, "G Q"]]:
-    """Compute a Gauss rule of `count` nodes: the eigenvalues of the Jacobi matrix, and their share of the mass."""
+    """Compute G Gauss rules with `count` nodes for measures of J points, by the Lanczos iteration.
+
+    The nodes are the eigenvalues of the Jacobi matrix. The weights are the squares of the first components of its
+    eigenvectors, times the sum of `weights`.
+
+    Args:
+        u: Points of G measures, `(G, J)`.
+        weights: Mass at each point, `(G, J)`, at least 0.
+        count: Number of nodes, Q.
+
+    Returns:
+        Nodes and weights of the rules, `(G, Q)` each.
+    """
     total = weights.sum(1, keepdims=True)
     basis = np.zeros((len(u), count, u.shape[1]))
     basis[:, 0] = np.sqrt(weights / np.maximum(total, TINY))
@@ -346,14 +432,15 @@ def error_at_samples(
     weights: Float[np.ndarray, "Q G"],
     exact: Float[np.ndarray, "S G"],
 ) -> Float[np.ndarray, " G"]:
-    """Return the largest relative error of quadratures of the sum `sum_j w_j / (s + e_j)`, for each of G steps.
+    """Return for each of G sums the largest relative error of its quadrature, over the values `s = SAMPLES * first`.
+
+    The quadrature is `sum_q weights[q] / (s + nodes[q])`.
 
     Args:
-        first: The first node `e_1` of each exact sum.
-        nodes: Nodes of the quadratures.
-        weights: Weights of the quadratures.
-        exact: The exact sums, at the values `s = SAMPLES * e_1`, at which the quadratures are compared with
-        them.
+        first: First node `e_1` of each exact sum, `(G,)`.
+        nodes: Nodes of the quadratures, `(Q, G)`.
+        weights: Weights of the quadratures, `(Q, G)`.
+        exact: Exact sums at these values of s, `(S, G)`.
     """
     samples = np.array(SAMPLES)[:, None, None] * first
     found = (weights / (nodes + samples)).sum(1)
@@ -362,10 +449,10 @@ def error_at_samples(
 
 
 def check_betas(betas: Betas) -> None:
-    """Check that the steps of a row without gradient become smaller.
+    """Check that AdamW's steps of a row without gradient become smaller from step to step.
 
     Raises:
-        SizeError: `beta1 >= sqrt(beta2)`, or a value is outside AdamW's range.
+        SizeError: `beta1 >= sqrt(beta2)`, or a beta or `eps` is outside AdamW's range.
     """
     beta1, beta2, eps = betas
     if not (0 <= beta1 < 1 and 0 < beta2 < 1):
