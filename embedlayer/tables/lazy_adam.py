@@ -116,7 +116,7 @@ class StepHistory:
         self.start = start
         self.betas = betas
         self.size = 0
-        self._lines = np.zeros((3, 64))  # lr * sqrt(bc2) / bc1; eps * sqrt(bc2); log decay since the start
+        self._lines = np.zeros((3, 64))  # a column of zeros for step `start`, then the columns of `lines`
         self._sums = np.zeros((SUMS, 64))  # `sums_of` the terms of each t0, with decay(t0, i) for decay(i, n)
         self._weak_decay = True
         self._ratio = ratio = betas.beta1 / math.sqrt(betas.beta2)
@@ -136,19 +136,19 @@ class StepHistory:
         Row 0 is `lr * sqrt(bc2) / bc1` with the bias corrections `bc = 1 - beta^step`, and row 1 is `eps * sqrt(bc2)`.
         Row 2 is the logarithm of the weight-decay factors of all steps up to this one.
         """
-        return self._lines[:, : self.size].copy()
+        return self._lines[:, 1 : self.size + 1].copy()
 
     def load(self, lines: Float[np.ndarray, "3 N"]) -> None:
         """Restore a record that `lines` returned, for the same `start` and `betas`. It replaces the present record."""
         self.size = lines.shape[1]
-        self._lines = np.concatenate([lines, np.zeros((3, 64))], axis=1)
-        self._sums = np.zeros((SUMS, self.size + 64))
-        logs = np.concatenate([[0.0], lines[2]])
-        self._weak_decay = bool((logs[1:] - logs[:-1] >= STRONG_DECAY).all())
+        self._lines = np.pad(lines, ((0, 0), (1, 64)))
+        self._sums = np.zeros((SUMS, self._lines.shape[1]))
+        logs = self._lines[2]
+        self._weak_decay = bool((np.diff(logs[: self.size + 1]) >= STRONG_DECAY).all())
         for low in range(0, self.size if self._weak_decay else 0, 1024):
             at = np.arange(low, min(low + 1024, self.size))
             nodes, weights, places = self._undecayed_terms(self.start + at, 100 * NEGLIGIBLE)
-            weights *= np.exp(logs[at][:, None] - logs[places + 1])
+            weights *= np.exp(logs[at][:, None] - logs[places])
             self._sums[:, at] = sums_of(nodes[:, :1], nodes, weights).sum(2)
 
     def record(self, lr: float, weight_decay: float) -> int:
@@ -163,16 +163,17 @@ class StepHistory:
         """
         if lr < 0 or not lr * weight_decay < 1:
             raise SizeError(f"lr {lr:g} must be at least 0, and lr * weight_decay {lr * weight_decay:g} below 1.")
-        if self.size + 1 == self._lines.shape[1]:  # rows without skipped steps need a column of zeros
+        if self.size + 1 == self._lines.shape[1]:
             self._lines = np.concatenate([self._lines, np.zeros_like(self._lines)], axis=1)
             self._sums = np.concatenate([self._sums, np.zeros_like(self._sums)], axis=1)
         beta1, beta2, eps = self.betas
         t = self.step + 1
         root = math.sqrt(-math.expm1(t * math.log(beta2)))
-        before = self._lines[2, self.size - 1] if self.size else 0.0
-        self._lines[:, self.size] = (lr * root / (1 - beta1**t), eps * root, before + math.log1p(-lr * weight_decay))
+        log_decay = math.log1p(-lr * weight_decay)
+        logs = self._lines[2, self.size] + log_decay
         self.size += 1
-        self._weak_decay &= math.log1p(-lr * weight_decay) >= STRONG_DECAY
+        self._lines[:, self.size] = (lr * root / (1 - beta1**t), eps * root, logs)
+        self._weak_decay &= log_decay >= STRONG_DECAY
         if self._weak_decay:
             self._add_term()
         return t
@@ -183,21 +184,13 @@ class StepHistory:
         These sums, one column for each step after which a row may have been updated last, save `skipped_steps` from
         summing.
         """
-        now = self.size - 1
         low = max(0, self.size - self._reach)
         recent = slice(low - self.size, None)  # steps whose terms are not negligible
-        rate, node, log_decay = self._lines[:, now]
+        rate, node, log_decay = self._lines[:, self.size]
         nodes, weights = node * self._spreading[recent], rate * self._fading[recent]
-        if self.decays:
-            logs = self._lines[2, max(low - 1, 0) : now]
-            weights = weights * np.exp((logs if low else np.concatenate([[0.0], logs])) - log_decay)
-        first = self._lines[1, low : self.size] * self._spreading[-1]
+        weights *= np.exp(self._lines[2, low : self.size] - log_decay)
+        first = self._lines[1, low + 1 : self.size + 1] * self._spreading[-1]
         self._sums[:, low : self.size] += sums_of(first, nodes, weights)
-
-    @property
-    def decays(self) -> bool:
-        """Return whether any recorded step had weight decay and a learning rate above 0."""
-        return bool(self.size and self._lines[2, self.size - 1])
 
     def decay(self, at: Int[np.ndarray, " G"]) -> Float[np.ndarray, " G"]:
         """Return for each step in `at` the product of the weight-decay factors `1 - lr * weight_decay` of all later
@@ -206,11 +199,8 @@ class StepHistory:
         Args:
             at: Step numbers from `start` to `step`, `(G,)`.
         """
-        if not self.decays:
-            return np.ones(at.shape)
         logs = self._lines[2]
-        since = np.where(at > self.start, logs[np.maximum(at - self.start - 1, 0)], 0.0)
-        left: Float[np.ndarray, " G"] = np.exp(logs[self.size - 1] - since)
+        left: Float[np.ndarray, " G"] = np.exp(logs[self.size] - logs[at - self.start])
         return left
 
     def skipped_steps(self, at: Int[np.ndarray, " G"], *, tolerance: float) -> SkippedSteps:
@@ -224,7 +214,7 @@ class StepHistory:
         if not self.size:
             return SkippedSteps(np.ones(len(at)), np.ones((1, len(at))), np.zeros((1, len(at))))
         decay, places = self.decay(at), at - self.start
-        first = self._lines[1][np.minimum(places, self.size - 1)] / math.sqrt(self.betas.beta2)
+        first = self._lines[1][np.minimum(places + 1, self.size)] / math.sqrt(self.betas.beta2)
         sums = self._sums.take(places, axis=1)
         nodes, weights = two_nodes(first, sums)
         missed = error_at_samples(first, nodes, weights, sums[4:]) > tolerance if self._weak_decay else at < self.step
@@ -240,8 +230,9 @@ class StepHistory:
     def _more_nodes(
         self, at: Int[np.ndarray, " G"], tolerance: float
     ) -> tuple[Float[np.ndarray, "G Q"], Float[np.ndarray, "G Q"]]:
-        """Return quadratures for steps at which two nodes are not accurate: with 4 to 16 nodes, or else one for each
-        term.
+        """Return quadratures with more than two nodes for steps at which two are not accurate enough.
+
+        They have 4 to 16 nodes, or one node for each skipped step where these are not enough.
 
         Args:
             at: Distinct steps at which rows were last updated, `(G,)`.
@@ -250,10 +241,12 @@ class StepHistory:
         Returns:
             Nodes and weights, `(G, Q)` each. Shorter quadratures are filled up with terms of weight 0.
         """
-        nodes, weights = self.terms(at, tolerance=tolerance)
+        nodes, weights, steps = self._undecayed_terms(at, tolerance)
+        weights *= np.exp(self._lines[2, self.size] - self._lines[2][steps])
         lags = self.step - at
-        parts = []
-        left = np.arange(len(at))
+        all_nodes = np.ones((len(at), max(2, nodes.shape[1])))
+        all_weights = np.zeros_like(all_nodes)
+        left, most = np.arange(len(at)), 2
         for count in NODES:
             if count >= nodes.shape[1] or not len(left):
                 break
@@ -262,55 +255,38 @@ class StepHistory:
             few, their = np.where(short, nodes[:, :count], few), np.where(short, weights[:, :count], their)
             exact = sums_of(nodes[:, :1], nodes, weights)[4:].sum(2)
             good = error_at_samples(nodes[:, 0], few.T, their.T, exact) <= tolerance
-            parts.append((left[good], few[good], their[good]))
+            all_nodes[left[good], :count], all_weights[left[good], :count] = few[good], their[good]
+            if good.any():
+                most = count
             left, lags, nodes, weights = left[~good], lags[~good], nodes[~good], weights[~good]
-        parts.append((left, nodes, weights))
-        most = max([2, *(few.shape[1] for places, few, _ in parts if len(places))])
-        all_nodes, all_weights = np.ones((len(at), most)), np.zeros((len(at), most))
-        for places, few, their in parts:
-            if len(places):
-                all_nodes[places, : few.shape[1]], all_weights[places, : few.shape[1]] = few, their
-        return all_nodes, all_weights
+        if len(left):
+            most = max(2, nodes.shape[1])
+            all_nodes[left, : nodes.shape[1]], all_weights[left, : nodes.shape[1]] = nodes, weights
+        return all_nodes[:, :most], all_weights[:, :most]
 
-    def terms(
-        self, at: Int[np.ndarray, " G"], *, tolerance: float
-    ) -> tuple[Float[np.ndarray, "G J"], Float[np.ndarray, "G J"]]:
-        """Return the exact sum for rows last updated at steps `at`: one term for each skipped step, with its node and
-        its weight.
+    def _undecayed_terms(
+        self, at: Int[np.ndarray, " G"], tolerance: float
+    ) -> tuple[Float[np.ndarray, "G J"], Float[np.ndarray, "G J"], Int[np.ndarray, "G J"]]:
+        """Return the terms of the exact sum for rows last updated at steps `at`: one for each skipped step, without
+        weight decay.
 
-        The sum is `sum_j w_j / (sqrt(v) + e_j)` of the module's docstring. Terms that are negligible at this tolerance
-        are left out.
+        The sum is `sum_j w_j / (sqrt(v) + e_j)` of the module's docstring, here with `decay = 1`. Terms that are
+        negligible at this tolerance are left out.
 
         Args:
             at: Steps, `(G,)`.
             tolerance: Relative error that is allowed.
 
         Returns:
-            Nodes `e_j` and weights `w_j`, `(G, J)` each. Row g belongs to step `at[g]`; unused terms have weight 0.
-        """
-        nodes, weights, places = self._undecayed_terms(at, tolerance)
-        if self.decays:
-            weights *= np.exp(self._lines[2, self.size - 1] - self._lines[2][places])
-        return nodes, weights
-
-    def _undecayed_terms(
-        self, at: Int[np.ndarray, " G"], tolerance: float
-    ) -> tuple[Float[np.ndarray, "G J"], Float[np.ndarray, "G J"], Int[np.ndarray, "G J"]]:
-        """Return the terms of `terms`, with weights that leave out the weight decay.
-
-        Args:
-            at: Steps at which rows were last updated, `(G,)`.
-            tolerance: As in `terms`.
-
-        Returns:
-            Nodes, weights, and the index in the record of each term's step (step number - `start` - 1), `(G, J)` each.
+            Nodes `e_j`, weights `w_j`, and the column of `_lines` of each term's step (step number - `start`), `(G, J)`
+            each. Row g belongs to step `at[g]`; unused terms have weight 0.
         """
         lags = self.step - at
         most = int(lags.max())
         if self._weak_decay:
             most = min(most, math.ceil(self._reach * math.log(tolerance / 100) / math.log(NEGLIGIBLE)))
         j = np.arange(1, max(1, most) + 1)
-        places = np.minimum(at[:, None] - self.start + j - 1, self.size - 1)
+        places = np.minimum(at[:, None] - self.start + j, self.size)
         weights = self._lines[0][places] * self._ratio**j
         weights[j > lags[:, None]] = 0
         return self._lines[1][places] * self.betas.beta2 ** (-0.5 * j), weights, places
