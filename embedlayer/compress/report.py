@@ -190,19 +190,14 @@ def _spread(table: TokenTable, counts: Tensor | None) -> Tensor:
     return tokens[places]
 
 
-def _tensors(table: TokenTable) -> list[tuple[str, Tensor]]:
-    """Return `(name, tensor)` for each entry of the table's `state_dict()`."""
-    return list(table.state_dict().items())
-
-
 def _bytes(table: TokenTable) -> int:
     """Return the number of bytes that the tensors of a table take in memory."""
-    return sum(tensor.nbytes for _, tensor in _tensors(table))
+    return sum(tensor.nbytes for tensor in table.state_dict().values())
 
 
 def _file_bytes(table: TokenTable) -> int:
     """Return the size in bytes of the safetensors file of a table, as `save_pretrained` writes it: header and data."""
-    tensors = sorted(_tensors(table), key=lambda item: (-item[1].element_size(), item[0]))
+    tensors = sorted(table.state_dict().items(), key=lambda item: (-item[1].element_size(), item[0]))
     entries = {name: (tensor.dtype, tensor.shape, tensor.nbytes) for name, tensor in tensors}
     return len(encode_header(entries, {"format": "pt"})) + _bytes(table)
 

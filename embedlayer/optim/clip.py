@@ -2,12 +2,11 @@
 
 import math
 from collections.abc import Iterable
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from embedlayer.collectives import Collectives, ProcessGroup
+from embedlayer.collectives import ProcessGroup
 from embedlayer.tables.sparse_gradient import coalesced, with_torch_functions
 
 
@@ -50,6 +49,7 @@ def clip_grad_norm_(
     """
     parameters = [parameters] if isinstance(parameters, Tensor) else list(parameters)
     replicated: list[Tensor] = []
+    of_fsdp: list[Tensor] = []
     sharded: list[Tensor] = []
     group, device = None, None
     for parameter in parameters:
@@ -59,44 +59,28 @@ def clip_grad_norm_(
             continue
         if parameter.grad.layout is torch.sparse_coo:
             parameter.grad = with_torch_functions(coalesced(parameter.grad))
-        (sharded if hasattr(parameter, "shard_group") else replicated).append(parameter)
+        is_sharded, is_of_fsdp = hasattr(parameter, "shard_group"), hasattr(parameter.grad, "full_tensor")
+        (sharded if is_sharded else of_fsdp if is_of_fsdp else replicated).append(parameter)
     if group is None:
-        return torch.nn.utils.clip_grad_norm_(replicated, max_norm, norm_type, error_if_nonfinite, foreach)
-    total = total_norm(replicated, sharded, norm_type, ProcessGroup(group), device, foreach)
+        return torch.nn.utils.clip_grad_norm_(parameters, max_norm, norm_type, error_if_nonfinite, foreach)
+
+    def norm_of(some: list[Tensor]) -> Tensor:
+        """Return the norm of the gradients of some parameters; of sharded ones, the norm of this rank's rows."""
+        grads = [parameter.grad for parameter in some if parameter.grad is not None]
+        norm = torch.nn.utils.get_total_norm(grads, norm_type, foreach=foreach)
+        whole: Tensor = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
+        return whole.to(device)  # without gradients the norm is a scalar on the CPU
+
+    first, second, rows = norm_of(replicated), norm_of(of_fsdp), norm_of(sharded)
+    all_reduce = ProcessGroup(group).all_reduce
+    if math.isinf(norm_type):
+        total = torch.maximum(torch.maximum(first, second), all_reduce(rows, "max"))
+    else:
+        total = (first**norm_type + second**norm_type + all_reduce(rows**norm_type)) ** (1 / norm_type)
     if error_if_nonfinite and not bool(total.isfinite()):
         raise RuntimeError(f"The norm of the gradients is {float(total)}, so they cannot be clipped to {max_norm:g}.")
-    torch.nn.utils.clip_grads_with_norm_([_local(each) for each in replicated + sharded], max_norm, total, foreach)
-    return total
-
-
-def total_norm(
-    replicated: list[Tensor],
-    sharded: list[Tensor],
-    norm_type: float,
-    collectives: Collectives,
-    device: Any,
-    foreach: bool | None,
-) -> Tensor:
-    """Return the norm of the gradients of all parameters together, over all ranks, a scalar. All ranks must call it.
-
-    Args:
-        replicated: Parameters whose gradients are the same on every rank, or DTensors of `fully_shard`.
-        sharded: Rows of sharded tables that this rank stores.
-        norm_type: Order of the norm, such as 2 or infinity.
-        collectives: Reduces the norm of the sharded rows over the ranks.
-        device: Device of the result.
-        foreach: As in torch.
-    """
-    whole = [parameter for parameter in replicated if not hasattr(parameter.grad, "full_tensor")]
-    of_fsdp = [parameter for parameter in replicated if hasattr(parameter.grad, "full_tensor")]
-    grads = ([each.grad for each in part if each.grad is not None] for part in (whole, of_fsdp, sharded))
-    norms = [torch.nn.utils.get_total_norm(each, norm_type, foreach=foreach) for each in grads]
-    totals = (norm.full_tensor() if hasattr(norm, "full_tensor") else norm for norm in norms)
-    first, second, part = (norm.to(device) for norm in totals)  # without gradients the norm is a scalar on the CPU
-    if math.isinf(norm_type):
-        return torch.maximum(torch.maximum(first, second), collectives.all_reduce(part, "max"))
-    power = collectives.all_reduce(part**norm_type)
-    total: Tensor = (first**norm_type + second**norm_type + power) ** (1 / norm_type)
+    every = [_local(parameter) for parameter in replicated + of_fsdp + sharded]
+    torch.nn.utils.clip_grads_with_norm_(every, max_norm, total, foreach)
     return total
 
 

@@ -1,7 +1,7 @@
 """A frozen table with a few trained rows, for fine-tuning new or selected tokens."""
 
 import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TypeVar
 
@@ -14,7 +14,7 @@ from embedlayer.computed_buffers import ComputedBuffers
 from embedlayer.errors import CheckpointError, ShapeError, SizeError, TokenIdError
 from embedlayer.initialization import init_normal_
 from embedlayer.io.files import JsonObject, create_folder, read_json, write_json
-from embedlayer.io.safetensors_files import load_tensors, save_tensors
+from embedlayer.io.safetensors_files import byte_chunks, load_tensors, save_tensors
 from embedlayer.kinds import kind_of
 from embedlayer.pretrained import FORMAT_VERSION, describe
 from embedlayer.shapes import Ids, Vectors
@@ -23,7 +23,6 @@ from embedlayer.tables.table import TokenTable
 from embedlayer.tracing import fusible
 
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
-BYTES_AT_ONCE = 16 * 2**20
 
 Delta = TypeVar("Delta", bound="DeltaEmbedding")
 
@@ -316,8 +315,8 @@ def fingerprint(table: TokenTable) -> str:
     found = hashlib.sha256()
     for name, tensor in sorted(table.state_dict().items()):
         found.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
-        for chunk in _chunks(tensor.detach()):
-            found.update(chunk)
+        for chunk in byte_chunks(tensor):
+            found.update(chunk.numpy())
     return found.hexdigest()
 
 
@@ -382,10 +381,3 @@ def _check_identity(expected: object, base: TokenTable, *, source: Path) -> None
                 f"The adapter in {source} was trained on another table: on one with {shown}.\n"
                 f"Load it onto the table that it was trained on, in the same dtype and before any other change."
             )
-
-
-def _chunks(tensor: Tensor) -> Iterator[memoryview]:
-    """Yield the bytes of a tensor in row-major order, at most `BYTES_AT_ONCE` at a time, copied to the CPU."""
-    flat = tensor.flatten() if tensor.is_contiguous() else tensor.contiguous().flatten()
-    for part in flat.split(max(1, BYTES_AT_ONCE // tensor.element_size())):
-        yield part.cpu().view(torch.uint8).numpy().data

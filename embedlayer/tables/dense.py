@@ -599,22 +599,6 @@ def with_zero_padding(rows: Float[Tensor, "N D"], start: int, padding_idx: int |
     return rows.index_fill(0, torch.tensor([padding_idx - start], device=rows.device), 0)
 
 
-def require_rows(rows: Tensor) -> None:
-    """Check that `rows` is a `(V, D)` tensor of floats.
-
-    Raises:
-        ShapeError: `rows` has another number of dimensions, or does not hold floats.
-    """
-    if rows.ndim != 2:
-        raise ShapeError(f"A table must have shape (V, D), not {tuple(rows.shape)}.")
-    if not rows.is_floating_point():
-        raise ShapeError(
-            f"Rows must be floats, not {str(rows.dtype).removeprefix('torch.')}: convert them to float32. Quantised "
-            f"codes have no meaning without their scales: dequantise them first, then "
-            f"QuantizedEmbedding.from_table(rows, bits=8) stores them in 8 bits again."
-        )
-
-
 def _rows_of(source: object) -> Tensor:
     """Return the `(V, D)` tensor or array `source` as a tensor of floats in the same memory, detached from autograd.
 
@@ -635,7 +619,14 @@ def _rows_of(source: object) -> Tensor:
         )
     rows = as_rows(source)
     assert isinstance(rows, Tensor)
-    require_rows(rows)
+    if rows.ndim != 2:
+        raise ShapeError(f"A table must have shape (V, D), not {tuple(rows.shape)}.")
+    if not rows.is_floating_point():
+        raise ShapeError(
+            f"Rows must be floats, not {str(rows.dtype).removeprefix('torch.')}: convert them to float32. Quantised "
+            f"codes have no meaning without their scales: dequantise them first, then "
+            f"QuantizedEmbedding.from_table(rows, bits=8) stores them in 8 bits again."
+        )
     return rows.detach()
 
 

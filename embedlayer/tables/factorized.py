@@ -204,14 +204,11 @@ class FactorizedEmbedding(TokenTable):
 
         If another module replaced the projection, as PEFT does, its output for the unit vectors is used as E2.
         """
-        plain = type(self.projection) is NormalLinear
-        like = self.inner.weight
-        factor = (  # for a projection that PEFT has wrapped, its output for the unit vectors
-            self.projection.weight.T
-            if plain
-            else self.projection(torch.eye(self.rank, dtype=like.dtype, device=like.device))
-        )
-        return F.linear(hidden, factor), like
+        narrow = self.inner.weight
+        if type(self.projection) is NormalLinear:
+            return F.linear(hidden, self.projection.weight.T), narrow
+        unit_vectors = torch.eye(self.rank, dtype=narrow.dtype, device=narrow.device)
+        return F.linear(hidden, self.projection(unit_vectors)), narrow
 
     def extra_repr(self) -> str:
         """Return the number of tokens, the width and the rank, for `print`: `"30000, 768, rank=128"`."""

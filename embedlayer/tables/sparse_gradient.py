@@ -84,9 +84,8 @@ def coalesced(grad: Tensor, *, drop: int | None = None) -> Tensor:
         values = grad.index_select(0, rows)
     else:
         rows, values = grad._indices()[0], grad._values()
-        if not (
-            rows[1:] > rows[:-1]
-        ).all():  # not `is_coalesced()`: autograd forgets that flag when it stores a gradient
+        # not `is_coalesced()`: autograd forgets that flag when it stores a gradient
+        if not (rows[1:] > rows[:-1]).all():
             ids, order = torch.sort(rows, stable=True)
             rows, counts = torch.unique_consecutive(ids, return_counts=True)
             values = F.embedding_bag(order, values, counts.cumsum(0) - counts, mode="sum")

@@ -28,6 +28,18 @@ class EmbeddingArguments(TypedDict, total=False):
     sparse: bool
 
 
+UNSUPPORTED = {
+    "max_norm": "is not supported: a look-up would write to the weight, which a tied head reads.\n"
+    "Clip the rows after optimizer.step(): table.weight.data.copy_(table.weight.data.renorm(2, 0, max_norm)), or keep "
+    "torch.nn.Embedding.",
+    "scale_grad_by_freq": "is not supported: a row's gradient is the sum over its occurrences, also through a tied "
+    "head. Leave it out, or keep torch.nn.Embedding.",
+    "sparse": "is written row_sparse=True here: TokenEmbedding(vocab_size, embed_dim, row_sparse=True), trained by "
+    "RowAdamW, which gives dense AdamW's result from the looked-up rows.",
+}
+"""Arguments of `torch.nn.Embedding` that are refused if they are set, with the rest of the error message."""
+
+
 def resolve_sizes(vocab_size: int | None, embed_dim: int | None, arguments: EmbeddingArguments) -> tuple[int, int]:
     """Return `(vocab_size, embed_dim)`, each from our argument or from torch's name for it in `arguments`.
 
@@ -60,19 +72,7 @@ def refuse_unsupported(arguments: EmbeddingArguments) -> None:
     unknown = arguments.keys() - EmbeddingArguments.__annotations__.keys()
     if unknown:
         raise TypeError(f"TokenEmbedding has no argument {', '.join(sorted(unknown))}")
-    if arguments.get("max_norm") is not None:
-        raise SizeError(
-            f"max_norm={arguments['max_norm']} is not supported: a look-up would write to the weight, which a tied "
-            f"head reads.\nClip the rows after optimizer.step(): "
-            f"table.weight.data.copy_(table.weight.data.renorm(2, 0, max_norm)), or keep torch.nn.Embedding."
-        )
-    if arguments.get("scale_grad_by_freq"):
-        raise SizeError(
-            "scale_grad_by_freq=True is not supported: a row's gradient is the sum over its occurrences, also through "
-            "a tied head. Leave it out, or keep torch.nn.Embedding."
-        )
-    if arguments.get("sparse"):
-        raise SizeError(
-            "sparse=True is written row_sparse=True here: TokenEmbedding(vocab_size, embed_dim, row_sparse=True), "
-            "trained by RowAdamW, which gives dense AdamW's result from the looked-up rows."
-        )
+    for name, message in UNSUPPORTED.items():
+        value = arguments.get(name)
+        if value is not None and (value or name == "max_norm"):
+            raise SizeError(f"{name}={value} {message}")
