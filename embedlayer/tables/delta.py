@@ -187,11 +187,8 @@ class DeltaEmbedding(TokenTable, ComputedBuffers):
             return products
         ours = F.linear(hidden, self.delta[first:last].to(hidden.dtype)).to(products.dtype)
         columns = self.token_tensor[first:last] - start
-        return (
-            products.index_copy_(-1, columns, ours)
-            if fusible(products, ours)
-            else products.index_copy(-1, columns, ours)
-        )
+        insert = products.index_copy_ if fusible(products, ours) else products.index_copy
+        return insert(-1, columns, ours)
 
     def merge(self) -> TokenTable:
         """Write the trained rows into the base in place, rounded to its dtype, and return the base, which stays frozen.
@@ -316,7 +313,7 @@ def fingerprint(table: TokenTable) -> str:
     for name, tensor in sorted(table.state_dict().items()):
         found.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
         for chunk in byte_chunks(tensor):
-            found.update(chunk.numpy())
+            found.update(chunk.numpy().data)
     return found.hexdigest()
 
 

@@ -68,9 +68,8 @@ class TokenEmbedding(TokenTable, nn.Embedding, ComputedBuffers):
         tensor(55.5000, dtype=torch.bfloat16)
 
     Reference: torch/nn/modules/sparse.py. We differ: torch initialises with a standard deviation of 1 and this table
-        with
-    0.02, because under a tied head 1 makes the first loss far larger than ln V; the error of a bad ID names the ID and
-    its position; and the padding row stays zero also under a tied head.
+    with 0.02, because under a tied head 1 makes the first loss far larger than ln V; the error of a bad ID names the ID
+    and its position; and the padding row stays zero also under a tied head.
     """
 
     pending_updates: PendingUpdates | None = None

@@ -177,7 +177,6 @@ class FactorizedEmbedding(TokenTable):
     @property
     def config(self) -> JsonObject:
         """Return the constructor's arguments as JSON."""
-        inner = self.inner.config
         return {
             "vocab_size": self.vocab_size,
             "embed_dim": self.embed_dim,
@@ -185,7 +184,7 @@ class FactorizedEmbedding(TokenTable):
             "padding_idx": self.padding_idx,
             "scale": self.scale,
             "init_std": self.init_std,
-            "pad_to_multiple_of": inner["pad_to_multiple_of"],
+            "pad_to_multiple_of": self.inner.config["pad_to_multiple_of"],
         }
 
     def look_up(self, ids: Ids) -> Vectors:

@@ -217,7 +217,7 @@ class PendingUpdates:
         """
         if self.history is None:
             return
-        self.check_size(weight)
+        self.check_size(weight, self.exp_avg)
         self.check_for_writes(weight)
         if not self.has_pending:
             return
@@ -356,7 +356,7 @@ class PendingUpdates:
         self.check_for_writes(weight)
         if not self.has_pending and not moments:
             return
-        self.check_size(weight)
+        self.check_size(weight, self.exp_avg)
         stop = len(weight) if stop is None else min(stop, len(weight))
         for low in range(start, stop, ROWS_AT_ONCE):
             high = min(low + ROWS_AT_ONCE, stop)
@@ -412,17 +412,16 @@ class PendingUpdates:
         self.moment_steps.copy_(tensors["moment_steps"])
         self.applied_step = int(self.value_steps.min())
 
-    def check_size(self, weight: Tensor, moments: Tensor | None = None) -> None:
+    def check_size(self, weight: Tensor, moments: Tensor) -> None:
         """Check that the weight has the same shape as the optimizer's moments.
 
         Args:
             weight: The weight that this object watches.
-            moments: First moments to compare with; `None` for those of the attached optimizer.
+            moments: The optimizer's first or second moments.
 
         Raises:
             ShapeError: The weight and the moments have different shapes.
         """
-        moments = self.exp_avg if moments is None else moments
         if moments.shape != weight.shape:
             raise ShapeError(
                 f"The table is {tuple(weight.shape)} and the optimizer's state for it {tuple(moments.shape)}: the "

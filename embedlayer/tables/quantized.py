@@ -26,8 +26,7 @@ from embedlayer.tracing import is_transformed, plain_operators_only
 HEADER = {8: torch.float32, 4: torch.float16}
 """Data type of the step and the offset of a group, by the bits of a code."""
 
-DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in (torch.float32, torch.bfloat16, torch.float16)}
-DTYPES["float64"] = torch.float64
+DTYPES = {name: getattr(torch, name) for name in ("float32", "bfloat16", "float16", "float64")}
 """Data types of vectors, by name."""
 
 NUMBERS_AT_ONCE = {"cpu": 1 << 18, "cuda": 1 << 24}
@@ -217,8 +216,7 @@ class QuantizedEmbedding(TokenTable, ComputedBuffers):
             rows = with_zero_padding(rows, start, quantised.padding_idx)
             packed, row_scale = quantise(rows, quantised.row_format, symmetric=symmetric, clip=clip)
             quantised.packed[start:stop] = packed
-            if quantised.row_scale is not None:
-                assert row_scale is not None
+            if quantised.row_scale is not None and row_scale is not None:
                 quantised.row_scale[start:stop] = row_scale
         return quantised
 

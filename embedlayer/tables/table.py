@@ -156,14 +156,9 @@ def loss_of_logits(
         options: See `LossOptions`. Options of `LogitOptions` are applied to the result of `logits`, so leave out those
             that `logits` applies itself.
     """
-
-    def products(part: Tensor, start: int, stop: int) -> Tensor:
-        """Return columns `start` to `stop - 1` of `logits(part)`, for hidden states `part`."""
-        return logits(part)[..., start:stop]
-
     return cross_entropy_over_rows(
         hidden,
-        products,
+        lambda part, start, stop: logits(part)[..., start:stop],
         targets,
         vocab_size=vocab_size,
         rows_at_once=vocab_size,
