@@ -21,8 +21,9 @@ _KIND = re.compile(r"int(?P<bits>8|4)(-g(?P<group>\d+))?|rank=(?P<rank>\d+)")
 
 
 def compress_table(table: TokenTable | nn.Embedding, to: str, *, counts: Tensor | None = None) -> TokenTable:
-    """Convert `table` to the kind of table that `to` names, with the same scale and padding row. `table` is not
-    changed.
+    """Convert `table` to the kind of table that `to` names, with the same scale and padding row.
+
+    The original is not changed.
 
     Args:
         table: A table of any kind, or a plain `nn.Embedding`.

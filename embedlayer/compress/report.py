@@ -203,8 +203,9 @@ def _file_bytes(table: TokenTable) -> int:
 
 
 def _trimmed(table: TokenTable, whole: CompressionResult, kept: int) -> CompressionResult:
-    """Estimate the result of a trim of a table to `kept` tokens. The rows that remain do not change, so their error is
-    0.
+    """Estimate the result of a trim of a table to `kept` tokens.
+
+    The rows that remain do not change, so their error is 0.
 
     Args:
         table: The table.

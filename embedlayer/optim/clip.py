@@ -18,8 +18,7 @@ def clip_grad_norm_(
     error_if_nonfinite: bool = False,
     foreach: bool | None = None,
 ) -> Tensor:
-    """Scale all gradients in place by `min(1, max_norm / (norm + 1e-6))`, where `norm` is taken over all of them
-    together.
+    """Scale all gradients in place by `min(1, max_norm / (norm + 1e-6))`, where `norm` is that of all of them.
 
     The rows of a sharded table (`embedlayer.distributed.ShardedTable`) count on all ranks: with such a table every rank
     must call this function. The gradients of all other parameters must be the same on every process, as with

@@ -24,8 +24,7 @@ State = dict[str, Any]
 
 
 class RowAdamW(torch.optim.Optimizer):
-    """AdamW whose step on a `row_sparse=True` table costs the rows of the batch, with the results of
-    `torch.optim.AdamW`.
+    """AdamW that updates only the rows of the batch in `row_sparse=True` tables, with the results of dense AdamW.
 
     The rows of a table become those of dense AdamW: at every step, for all rows,
     `p -= lr * wd * p`, then `p -= lr * (m / bc1) / (sqrt(v / bc2) + eps)` with `bc = 1 - beta^t`. Updates of rows
@@ -212,8 +211,7 @@ class RowAdamW(torch.optim.Optimizer):
                     )
 
     def moments(self, parameter: Tensor) -> State:
-        """Return the state of a parameter, a dict with `step`, `exp_avg` and `exp_avg_sq`; before its first step,
-        create zeros.
+        """Return `step`, `exp_avg` and `exp_avg_sq` of a parameter in a dict, created as zeros before its first step.
 
         The tensors are the optimizer's own, and are written in place by each step.
         """
@@ -271,8 +269,7 @@ class RowAdamW(torch.optim.Optimizer):
         )
 
     def _step_rows(self, parameter: Any, group: dict[str, Any]) -> None:
-        """Make a step on those rows of a row-sparse table that have a gradient; for the other rows the step stays
-        pending.
+        """Make a step on the rows of a table that have a gradient; for the other rows it stays pending.
 
         Args:
             parameter: Weight of the table. Its gradient is coalesced in place.

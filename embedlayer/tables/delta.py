@@ -28,8 +28,7 @@ Delta = TypeVar("Delta", bound="DeltaEmbedding")
 
 
 class DeltaEmbedding(TokenTable, ComputedBuffers):
-    """A frozen table of which N rows are trained: `out[..., :] = scale * (delta[n] if ids == token_ids[n] else
-    base[ids])`.
+    """A frozen table with N trained rows: `out[..., :] = scale * (delta[n] if ids == token_ids[n] else base[ids])`.
 
     Only `delta`, `(N, D)`, has a gradient and optimizer state. A look-up reads the rows of the base and replaces those
     of `token_ids`; `logits` and `loss` replace columns in the same way. No `(V, D)` tensor is copied. The base may be a
@@ -170,8 +169,7 @@ class DeltaEmbedding(TokenTable, ComputedBuffers):
     def raw_logits(
         self, hidden: Float[Tensor, "*batch D"], start: int = 0, stop: int | None = None
     ) -> Float[Tensor, "*batch N"]:
-        """Return the base's `hidden @ rows(start, stop).T`, with the columns of trained tokens replaced by `hidden @
-        delta.T`.
+        """Return `hidden @ rows(start, stop).T`: raw logits of the base, with the columns of trained tokens replaced.
 
         Args:
             hidden: Output of the last block, `(..., D)`.
@@ -228,8 +226,7 @@ class DeltaEmbedding(TokenTable, ComputedBuffers):
     def from_pretrained(
         cls: type[Delta], directory: Path | str, *, device: torch.device | str = "cpu", base: TokenTable | None = None
     ) -> Delta:
-        """Read a folder that `save_pretrained` wrote or, if `base` is passed, one that `save_adapter` wrote, bit for
-        bit.
+        """Read a folder that `save_pretrained` wrote or, with `base`, one that `save_adapter` wrote, bit for bit.
 
         Args:
             directory: Folder to read.
@@ -341,8 +338,9 @@ def check_token_ids(token_ids: list[int], base: TokenTable) -> None:
 
 
 def _identity(base: TokenTable) -> JsonObject:
-    """Return what an adapter file records about its base: `kind`, `vocab_size`, `embed_dim`, `dtypes` and
-    `fingerprint`.
+    """Return what an adapter file records about its base.
+
+    The keys are `kind`, `vocab_size`, `embed_dim`, `dtypes` and `fingerprint`.
 
     The fingerprint decides whether a table is the same base; the other entries explain a difference in an error
     message.

@@ -198,8 +198,8 @@ class TokenEmbedding(TokenTable, nn.Embedding, ComputedBuffers):
     def reset_parameters(self) -> None:
         """Draw all rows from N(0, init_std^2) in place, then set the padding row and the spare rows to zero.
 
-        Pending updates of a row-sparse table are applied first, so that no later read changes the new rows. A shard of
-        a table keeps its rows of the draw of the whole table.
+        Pending updates of a row-sparse table are applied first, so that no later read changes the new rows. A shard
+        draws the rows of the whole table and keeps its own, so sharding does not change the result.
         """
         self.apply_pending_updates()  # later they would change the new rows
         if self.whole_rows is None:
@@ -283,8 +283,9 @@ class TokenEmbedding(TokenTable, nn.Embedding, ComputedBuffers):
         return self.index_check
 
     def apply_pending_updates(self, start: int = 0, stop: int | None = None) -> None:
-        """Apply the AdamW steps that `RowAdamW` has delayed for rows `start` to `stop - 1`, so that they equal dense
-        AdamW's.
+        """Apply the AdamW steps that `RowAdamW` has delayed for rows `start` to `stop - 1`, in place.
+
+        Afterwards these rows are those of dense AdamW.
 
         Torch functions that read `weight` do this themselves. Without effect on tables that are not row-sparse, and
         inside a compiled function.
@@ -297,8 +298,9 @@ class TokenEmbedding(TokenTable, nn.Embedding, ComputedBuffers):
             pending.apply_all(self.weight, start, stop)
 
     def _current_weight(self) -> Tensor:
-        """Return the whole `weight` after applying all pending updates; in a compiled function of a row-sparse table, a
-        copy.
+        """Return the whole `weight` after applying all pending updates.
+
+        In a compiled function of a row-sparse table the result is a copy.
 
         Raises:
             ShapeError: A compiled function reads a row-sparse table with gradients on, so every row would get a
@@ -554,7 +556,7 @@ def as_rows(table: TableLike) -> LookupTable | Tensor:
         table or an `nn.Embedding` becomes a `LookupTable`, as in `as_lookup_table`.
 
     Raises:
-        SizeError: As in `as_lookup_table`.
+        SizeError: `table` is none of these kinds, or an `nn.Embedding` that `TokenEmbedding.from_embedding` refuses.
         ShapeError: An array does not hold numbers.
     """
     if isinstance(table, np.ndarray):
@@ -577,7 +579,7 @@ def source_of_rows(
 
     Raises:
         ShapeError: Plain rows are not `(V, D)`, or are not floats.
-        SizeError: As in `as_lookup_table`.
+        SizeError: `table` is none of these kinds, or an `nn.Embedding` that `TokenEmbedding.from_embedding` refuses.
     """
     rows = as_rows(table)
     if isinstance(rows, Tensor):
@@ -643,8 +645,7 @@ def resolve_scale(scale: float | str | None, embed_dim: int) -> float | None:
 
 
 def resolve_init_std(init_std: float | str, embed_dim: int) -> float:
-    """Return a table's `init_std`, the standard deviation of its initialisation, as a number: 1/sqrt(D) for
-    `"1/sqrt_dim"`.
+    """Return the standard deviation `init_std` of a table as a number: 1/sqrt(D) for `"1/sqrt_dim"`.
 
     Raises:
         SizeError: `init_std` is negative or another string.

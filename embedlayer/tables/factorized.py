@@ -198,8 +198,9 @@ class FactorizedEmbedding(TokenTable):
         return rows
 
     def as_linear(self, hidden: Float[Tensor, "*batch D"]) -> tuple[Tensor, Tensor]:
-        """Return `(hidden @ E2.T, E1)`, `(..., R)` and `(num_rows, R)`; `x @ E1.T` of these is the raw logits of all
-        rows.
+        """Return `(hidden @ E2.T, E1)`: their product `(hidden @ E2.T) @ E1.T` is the raw logits of all rows.
+
+        The shapes are `(..., R)` and `(num_rows, R)`.
 
         If another module replaced the projection, as PEFT does, its output for the unit vectors is used as E2.
         """

@@ -46,7 +46,7 @@ TINY = 1e-300
 
 
 class Betas(NamedTuple):
-    """The options of AdamW that determine how a row without gradient moves: both decay rates and `eps`."""
+    """The options `(beta1, beta2, eps)` of AdamW, which determine how a row without gradient moves."""
 
     beta1: float
     beta2: float
@@ -100,8 +100,9 @@ def replay(
 
 
 class StepHistory:
-    """Record what each optimizer step does to rows without a gradient, so that rows can take many skipped steps at
-    once.
+    """Record what each optimizer step does to rows without a gradient.
+
+    From the record, a row can take many skipped steps at once (`skipped_steps`).
 
     Args:
         start: Number of the step before the first recorded one.
@@ -193,8 +194,9 @@ class StepHistory:
         self._sums[:, low : self.size] += sums_of(first, nodes, weights)
 
     def decay(self, at: Int[np.ndarray, " G"]) -> Float[np.ndarray, " G"]:
-        """Return for each step in `at` the product of the weight-decay factors `1 - lr * weight_decay` of all later
-        steps.
+        """Return for each step in `at` the product of the weight-decay factors of all later steps, `(G,)`.
+
+        The factor of a step is `1 - lr * weight_decay`.
 
         Args:
             at: Step numbers from `start` to `step`, `(G,)`.
@@ -267,8 +269,7 @@ class StepHistory:
     def _undecayed_terms(
         self, at: Int[np.ndarray, " G"], tolerance: float
     ) -> tuple[Float[np.ndarray, "G J"], Float[np.ndarray, "G J"], Int[np.ndarray, "G J"]]:
-        """Return the terms of the exact sum for rows last updated at steps `at`: one for each skipped step, without
-        weight decay.
+        """Return the terms of the exact sum over skipped steps, one for each step, without weight decay.
 
         The sum is `sum_j w_j / (sqrt(v) + e_j)` of the module's docstring, here with `decay = 1`. Terms that are
         negligible at this tolerance are left out.

@@ -38,8 +38,7 @@ _by_handle: WeakValueDictionary[int, "PendingUpdates"] = WeakValueDictionary()  
 
 
 class CachedRows(NamedTuple):
-    """Values and moments of U rows that a look-up brought up to date, kept so that the next optimizer step need not
-    read them.
+    """Values and moments of U rows that a look-up updated, so that the next optimizer step need not read them.
 
     Attributes:
         rows: Row numbers, distinct and in ascending order, `(U,)`.
@@ -93,8 +92,9 @@ class PendingUpdates:
         return PendingUpdates, (self.padding_idx,)  # a copied table has all updates applied, and no optimizer
 
     def watch(self, weight: nn.Parameter) -> None:
-        """Attach this object to `weight`, in place: it becomes a `RowSparseParameter` with the attribute
-        `pending_updates`.
+        """Attach this object to `weight` in place.
+
+        The weight becomes a `RowSparseParameter` with the attribute `pending_updates`.
 
         From then on its gradients are coalesced, and reading it applies pending updates. Without effect if this object
         is attached to `weight` already.
@@ -105,8 +105,7 @@ class PendingUpdates:
         wanted = weight.requires_grad
 
         def coalesce(grad: Tensor) -> Tensor:
-            """Gradient hook: return the gradient with equal rows summed and without the padding row; never the same
-            memory.
+            """Gradient hook: return the gradient with equal rows summed and without the padding row, in new memory.
 
             Raises:
                 ShapeError: The gradient is dense.
@@ -117,8 +116,9 @@ class PendingUpdates:
             return result
 
         def accept_clipping(parameter: Tensor) -> None:
-            """Post-accumulate hook: turn `parameter.grad` into a `RowSparseGradient` in place, which torch's clipping
-            accepts.
+            """Turn `parameter.grad` into a `RowSparseGradient` in place, which torch's clipping accepts.
+
+            This is a post-accumulate-grad hook.
 
             The gradient of a sharded table is left as it is.
             """
@@ -281,8 +281,7 @@ class PendingUpdates:
         return self._moment_decays(now - moment_steps)
 
     def end_step(self, weight: Tensor, rows: Tensor, values: list[Tensor]) -> None:
-        """Write the new values and moments of `rows` that the optimizer computed to the weight and its moments, in
-        place.
+        """Write the new values and moments of `rows` that the optimizer computed, in place.
 
         Inside a `pending_updates_applied` block the pending updates of all other rows are applied too.
 
@@ -325,8 +324,7 @@ class PendingUpdates:
         )
 
     def _moment_decays(self, steps: Tensor) -> list[Tensor]:
-        """Return the factors by which both moments decay in steps without gradient: `beta1 ** steps` and `beta2 **
-        steps`.
+        """Return the factors `beta1 ** steps` and `beta2 ** steps` by which moments decay in steps without gradient.
 
         Args:
             steps: Number of steps for each of U rows, `(U,)`.
@@ -369,8 +367,7 @@ class PendingUpdates:
             self.applied_step = self.step
 
     def state(self) -> tuple[dict[str, Tensor], JsonObject]:
-        """Return which steps each row has taken and the history of steps, for a checkpoint of a table with pending
-        updates.
+        """Return which steps each row has taken, and the history of steps, for a checkpoint.
 
         No pending update is applied. The weight and the optimizer's moments are not included. Before the first
         optimizer step both results are empty.
@@ -391,8 +388,9 @@ class PendingUpdates:
     def load_state(
         self, weight: Tensor, moments: tuple[Tensor, Tensor], tensors: dict[str, Tensor], rest: JsonObject
     ) -> None:
-        """Restore the result of `state()`, for a weight and moments that were saved at the same time, without applying
-        updates.
+        """Restore the result of `state()` without applying updates.
+
+        The weight and the moments must have been saved at the same time.
 
         Args:
             weight: The weight that this object watches.
@@ -508,8 +506,7 @@ class RowSparseParameter(nn.Parameter):
     def __torch_function__(
         cls, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Apply the pending updates of the weights among the arguments, as far as `func` reads them, and then call
-        `func`.
+        """Apply those pending updates of weights among the arguments that `func` would miss, and then call `func`.
 
         Results are plain tensors. Inside a compiled function no updates are applied.
         """
@@ -542,8 +539,7 @@ READS_NO_ROWS = frozenset(
 
 
 def weights_among(values: Any) -> Iterator[RowSparseParameter]:
-    """Yield the weights of row-sparse tables among the arguments of a torch function, also inside lists, tuples and
-    mappings.
+    """Yield the weights of row-sparse tables among the arguments of a torch function, also in nested containers.
 
     Args:
         values: A value of any type, such as `(args, kwargs)`.

@@ -251,11 +251,10 @@ class QuantizedEmbedding(TokenTable, ComputedBuffers):
         }
 
     def buffer_values(self) -> dict[str, Tensor]:
-        """Return the buffers that are not saved: `example`, an empty tensor, and with `round_scale` the scalar
-        `embed_scale`.
+        """Return the buffers that are not saved: `example` and, with `round_scale`, the scalar `embed_scale`.
 
-        Both have the dtype of the vectors. `example` exists only so that `.to(dtype)` has a floating-point tensor to
-        cast.
+        Both have the dtype of the vectors. `example` is empty and exists only so that `.to(dtype)` has a floating-point
+        tensor to cast.
         """
         tensors = {"example": torch.empty(0, dtype=self.dtype)}
         if self.round_scale:
@@ -458,8 +457,7 @@ class _Grid(NamedTuple):
         return torch.addcmul(self.offset, self.codes(x), self.step).sub_(x).square_().sum(dim=1, keepdim=True)
 
     def where(self, chosen: Tensor, other: "_Grid") -> "_Grid":
-        """Return a grid with the levels of this grid for the groups where `chosen` is true, and those of `other`
-        elsewhere.
+        """Return a grid with the levels of this grid where `chosen` is true, and those of `other` elsewhere.
 
         Args:
             chosen: Boolean, `(N, 1)`.
@@ -670,8 +668,9 @@ def row_format_of(bits: int, embed_dim: int, group_size: int | None) -> RowForma
 
 
 def _dtype_of(dtype: torch.dtype | str | None) -> torch.dtype:
-    """Return the dtype of vectors for an argument `dtype`: a dtype, a name such as `"bfloat16"`, or `None` for torch's
-    default.
+    """Return the dtype of vectors that the constructor's argument `dtype` means.
+
+    A name such as `"bfloat16"` gives that dtype, and `None` gives torch's default.
 
     Raises:
         SizeError: `dtype` is not one of `DTYPES`, the floating-point types that vectors may have.

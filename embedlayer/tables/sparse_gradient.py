@@ -54,8 +54,7 @@ class RowSparseGradient(Tensor):
 
 
 def row_gradient(parameter: Tensor, grad: Tensor, *, drop: int | None = None) -> Tensor:
-    """Return the gradient of a table's weight in the form to store in `parameter.grad`: each row once, in ascending
-    order.
+    """Return a weight's gradient as stored in `parameter.grad`: sparse, each row once, in ascending order.
 
     The result is `coalesced(grad)` as a `RowSparseGradient`, which torch's clipping accepts. The gradient of a sharded
     table stays a plain sparse tensor. Torch's clipping refuses that, because it would clip by the norm of this rank
